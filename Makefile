@@ -1,0 +1,34 @@
+# Every verb makes its own environment first; VENV=elsewhere uses another one.
+VENV ?= .venv
+PYTHON := $(VENV)/bin/python
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help venv patch lint test test-long bench demo clean
+
+help:           ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
+
+venv:           ## the environment: pinned SGLang and its dependencies in .venv
+	@VENV=$(VENV) scripts/make_venv.sh
+
+patch: venv     ## apply the patch queue to the installed release
+	@$(VENV)/bin/sglang-xshare patch apply
+
+lint: venv      ## ruff, mypy, patch lint
+	@VENV=$(VENV) scripts/lint.sh
+
+test: patch lint ## lint and the tests; under 25 minutes on two cores
+	$(PYTHON) -m pytest -m "not long"
+
+test-long: patch ## the tests that take longer, in resumable parts; one alone: PART=patching/test_kill
+	@PYTHON=$(PYTHON) PART=$(PART) scripts/test_long.sh
+
+POLICIES ?= vanilla xshare:k0=1,add=24 oea:k0=3
+bench: patch    ## compare policies in the server: POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3"
+	$(PYTHON) -m benchmark.serving $(foreach policy,$(POLICIES),'$(policy)') $(BENCH_ARGS)
+
+demo: patch     ## serve a checkpoint with the policy off and on, and print what it changed
+	$(PYTHON) -m scripts.demo
+
+clean:          ## remove what the other verbs made, the environment included
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

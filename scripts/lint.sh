@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Everything a machine can say about the source without running it.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+bin=${VENV:-.venv}/bin
+
+code=(python/sglang_xshare benchmark scripts sgl-kernel/sgl_kernel)
+tests=(test sgl-kernel/tests)
+"$bin/ruff" check .
+"$bin/ruff" format --check .
+"$bin/mypy" "${code[@]}"
+"$bin/mypy" --allow-untyped-defs --allow-incomplete-defs "${tests[@]}"
+"$bin/sglang-xshare" patch lint

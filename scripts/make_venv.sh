@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# The project's environment in $VENV: SGLang $SGLANG and what it needs, our package, the tools of the tests.
+# Does nothing when it is already there; a half-made one, or one of other requirements, is made anew.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+VENV=${VENV:-.venv}
+SGLANG=0.5.23
+TORCH=2.13.0
+LOG=build/venv.log
+[[ $# -eq 0 ]] || { echo "make_venv: unexpected argument '$1'; the folder is set by VENV=DIR" >&2; exit 1; }
+
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || {
+    echo "make_venv: python3 is $(python3 --version 2>&1); needed is 3.10 or later" >&2; exit 1; }
+if nvidia-smi >/dev/null 2>&1; then device=cuda; else device=cpu; fi
+
+stamp=$VENV/.complete
+wanted=$({ echo "$device"; pwd; python3 --version
+           cat scripts/make_venv.sh scripts/requirements-*.txt python/pyproject.toml sgl-kernel/pyproject.toml; } | sha256sum)
+if [[ -f $stamp && $(<"$stamp") == "$wanted" ]]; then exit 0; fi
+
+mkdir -p build
+: >"$LOG"
+step() {  # step TEXT COMMAND...: run it, its output to the log, which is shown if it fails
+    local began=$SECONDS
+    printf 'venv: %-52s ' "$1"
+    if "${@:2}" >>"$LOG" 2>&1; then echo "$((SECONDS - began)) s"; else
+        echo "failed"; tail -n 25 "$LOG" >&2; echo "make_venv: '$1' failed; all of it is in $LOG" >&2; exit 1; fi
+}
+pip_install() { "$VENV/bin/python" -m pip install --disable-pip-version-check --no-input "$@"; }
+
+echo "venv: making $VENV for a machine with ${device^^} (2 - 4 minutes)"
+step "python3 -m venv" python3 -m venv --clear "$VENV"
+if [[ $device == cuda ]]; then
+    step "sglang $SGLANG and its CUDA dependencies" pip_install "sglang==$SGLANG"
+else
+    step "torch $TORCH" pip_install "torch==$TORCH"
+    step "what a text-only server imports" pip_install -r scripts/requirements-cpu.txt
+    step "sglang $SGLANG" pip_install --no-deps "sglang==$SGLANG" -r scripts/requirements-cpu-nodeps.txt
+    step "sgl_kernel for the CPU" pip_install --no-deps -e sgl-kernel
+fi
+step "tools of tests and benchmarks" pip_install -r scripts/requirements-dev.txt
+step "sglang-xshare" pip_install -e python
+echo "$wanted" >"$stamp"

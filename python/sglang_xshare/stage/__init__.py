@@ -1,0 +1,63 @@
+"""The expert-selection stage inside SGLang: the six functions that the patches call.
+
+Importing this module is light (no torch, no SGLang): it is imported by `server_args.py`. With no policy, `route` is one
+comparison and every other function returns at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .stage import Stage
+
+_stage: Stage | None = None
+
+
+def check_flags(server_args: Any) -> None:
+    """Validate the expert-policy flags before SGLang resolves its arguments. Raises `ExpertPolicyError`."""
+    from .arguments import read_arguments
+
+    read_arguments(server_args)
+
+
+def check_server(server_args: Any) -> None:
+    """Validate the resolved arguments and the model's configuration against the policy, before weights load."""
+    from .arguments import read_arguments
+
+    arguments = read_arguments(server_args)
+    if arguments is not None:
+        from .compatibility import check_server as check
+
+        check(server_args, arguments)
+
+
+def capture_sizes(server_args: Any, sizes: list[int]) -> list[int]:
+    """The default decode capture sizes, completed to every batch size up to 16 where the stage is on."""
+    from .arguments import read_arguments
+
+    if read_arguments(server_args) is None:
+        return sizes
+    return sorted({*sizes, *range(1, 17)})
+
+
+def attach(model_runner: Any) -> None:
+    """Put the stage around a loaded target model; a draft model is left alone."""
+    from .arguments import read_arguments
+
+    arguments = read_arguments(model_runner.server_args)
+    if arguments is not None and not model_runner.is_draft_worker:
+        from .stage import Stage
+
+        global _stage
+        _stage = Stage(model_runner, arguments)
+
+
+def route(topk_config: Any) -> Any:
+    """The `TopKConfig` to route with in this step: the policy's for a layer under policy, else the one given."""
+    return topk_config if _stage is None else _stage.route(topk_config)
+
+
+def report(reporter: Any) -> str:
+    """Export what was counted since the last report to `/metrics`; return its part of the decode log line."""
+    return "" if _stage is None else _stage.report(reporter)

@@ -1,0 +1,88 @@
+"""The server arguments of the stage: `--expert-policy`, `--expert-policy-config`, `--mask-padding-experts`, `--expert-policy-trace`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from .schedule import Schedule, build_schedule
+
+
+class ExpertPolicyError(SystemExit, ValueError):
+    """A refused configuration.
+
+    Uncaught, Python prints its one line and exits with status 1, without a traceback: what a server's user wants. It is a
+    `ValueError` too, which is what a user of `Engine(...)` catches.
+    """
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The parsed arguments. `schedule` is None where only padding rows are masked."""
+
+    schedule: Schedule | None
+    mask_padding: bool
+    trace: Path | None
+
+
+def read_arguments(server_args: Any) -> Arguments | None:
+    """Parse and validate the stage's flags. Returns None where the stage is off. Raises `ExpertPolicyError`."""
+    name = getattr(server_args, "expert_policy", None)
+    config = getattr(server_args, "expert_policy_config", None)
+    trace = getattr(server_args, "expert_policy_trace", None)
+    mask_padding = bool(getattr(server_args, "mask_padding_experts", False))
+    if name is None:
+        for flag, value in (("--expert-policy-config", config), ("--expert-policy-trace", trace)):
+            if value is not None:
+                raise ExpertPolicyError(f"{flag} {value}: allowed only together with --expert-policy")
+        return Arguments(None, True, None) if mask_padding else None
+    keys = _read_config(config)
+    speculative = getattr(server_args, "speculative_algorithm", None) is not None
+    try:
+        schedule = build_schedule(name, keys, speculative)
+    except ValueError as error:
+        flag = f"--expert-policy {name}" if config is None else f"--expert-policy {name} --expert-policy-config {config}"
+        raise ExpertPolicyError(f"{flag}: {error}") from None
+    if schedule is None:
+        if mask_padding:
+            raise ExpertPolicyError(
+                "--mask-padding-experts with --expert-policy vanilla: vanilla never masks; allowed without --expert-policy or with another policy"
+            )
+        return None
+    return Arguments(schedule, True, None if trace is None else _check_trace(Path(trace)))
+
+
+def _read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
+    """The policy's keys: a dict as it is (Engine), JSON text, or the path of a JSON file."""
+    if config is None or isinstance(config, dict):
+        return dict(config or {})
+    flag = f"--expert-policy-config {config}"
+    text: str | bytes = config
+    if not config.lstrip().startswith("{"):
+        try:
+            text = Path(config).read_bytes()
+        except OSError as error:
+            raise ExpertPolicyError(
+                f"{flag}: {error.strerror or error}; allowed is JSON text such as '{{\"k0\": 1}}' or the path of a readable JSON file"
+            ) from None
+    try:
+        keys = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ExpertPolicyError(f"{flag}: malformed JSON ({error}); allowed is one JSON object") from None
+    if not isinstance(keys, dict):
+        raise ExpertPolicyError(f"{flag}: a JSON {type(keys).__name__}; allowed is one JSON object")
+    return keys
+
+
+def _check_trace(path: Path) -> Path:
+    """Refuse a trace file that could not be written, before any weight loads."""
+    try:
+        with path.open("ab"):
+            return path.resolve()
+    except OSError as error:
+        raise ExpertPolicyError(
+            f"--expert-policy-trace {path}: {error.strerror or error}; allowed is the path of a writable file"
+        ) from None

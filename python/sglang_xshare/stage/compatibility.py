@@ -1,0 +1,102 @@
+"""What the stage can serve: checked against the resolved arguments and the model's configuration, before weights load."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ..types import Router
+from .arguments import Arguments, ExpertPolicyError
+from .upstream import model_config, resolved
+
+logger = logging.getLogger(__name__)
+
+# Models whose every MoE layer routes through `TopK` with a softmax or sigmoid router the stage reproduces. Others have a routing function
+# of their own (Llama 4, Grok, Phi, Gemma), a bias a token (Bailing), or route before TopK (Kimi K3, LongCat, LLaDA 2).
+ARCHITECTURES = frozenset(
+    {
+        "DeepseekForCausalLM",
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "Ernie4_5_MoeForCausalLM",
+        "Glm4MoeForCausalLM",
+        "GptOssForCausalLM",
+        "GraniteMoeForCausalLM",
+        "MiniMaxM2ForCausalLM",
+        "MixtralForCausalLM",
+        "OlmoeForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "Qwen3NextForCausalLM",
+    }
+)
+# Speculation whose verify batch is request-major with one length for all requests. DSpark's ragged verify is not.
+SPECULATION = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
+# Flags that let a batch pass the stage by, or make its rows something else than this rank's requests.
+REFUSED_FLAGS = {
+    "enable_deterministic_inference": "batch-aware routing is not batch-invariant",
+    "enable_torch_compile": "a compiled TopK does not call the stage",
+    "enable_two_batch_overlap": "the router sees half a batch",
+    "enable_single_batch_overlap": "the router sees part of a batch",
+    "enable_dp_attention": "the router sees the rows of several ranks",
+    "enable_pdmux": "split prefill passes the stage by",
+    "enable_nvidia_megakernel": "it routes inside its kernel",
+    "enable_amd_monokernel": "it routes inside its kernel",
+}
+# Runners that take ids and weights from `select_experts`. The others route inside their kernel or pack the router's output.
+RUNNERS = ("auto", "triton", "deep_gemm", "cutlass", "marlin", "flashinfer_cutlass")
+NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
+
+
+def check_server(server_args: Any, arguments: Arguments) -> None:
+    """Raise `ExpertPolicyError` for a model, backend or mode that the stage cannot serve; warn of a plan that drops nothing."""
+    config = resolved(server_args)
+    for flag, reason in REFUSED_FLAGS.items():
+        if getattr(config, flag, False):
+            raise refusal(f"--{flag.replace('_', '-')}", "on", f"{reason}; allowed is off")
+    _check_choice("--moe-runner-backend", config.moe_runner_backend, RUNNERS)
+    _check_choice("--moe-a2a-backend", config.moe_a2a_backend, ("none",))
+    if config.speculative_algorithm is not None:
+        _check_choice("--speculative-algorithm", config.speculative_algorithm, SPECULATION)
+    model = model_config(server_args)
+    num_experts, top_k = read_model(model, server_args.model_path)
+    if arguments.schedule is not None:
+        _check_plans(arguments, Router(top_k=top_k), num_experts, config)
+
+
+def read_model(model: Any, path: str) -> tuple[int, int]:
+    """(number of routed experts, top-k) of a model's configuration. Raises for a dense or an unknown model."""
+    text_config = model.hf_text_config
+    num_experts = next((n for name in NUM_EXPERTS if (n := getattr(text_config, name, None))), 0)
+    top_k = next((k for name in TOP_K if (k := getattr(text_config, name, None))), 0)
+    architecture = model.hf_config.architectures[0]
+    if num_experts < 2 or not top_k:
+        raise refusal("--model-path", path, f"{architecture} is a dense model; allowed are Mixture-of-Experts models")
+    if architecture not in ARCHITECTURES:
+        raise refusal("--model-path", path, f"the router of {architecture} is not supported; allowed are {', '.join(sorted(ARCHITECTURES))}")
+    return num_experts, top_k
+
+
+def refusal(flag: str, value: Any, reason: str) -> ExpertPolicyError:
+    """One line: the flag, its value, why an expert policy cannot be served with it, and what is allowed."""
+    return ExpertPolicyError(f"{flag} {value}: cannot be served with an expert policy: {reason}")
+
+
+def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if str(getattr(value, "value", value)) not in allowed:
+        raise refusal(flag, value, f"allowed is {', '.join(allowed)}")
+
+
+def _check_plans(arguments: Arguments, router: Router, num_experts: int, config: Any) -> None:
+    schedule = arguments.schedule
+    assert schedule is not None
+    for plan in schedule.plans():
+        try:
+            plan.check(router, num_experts, ranks=config.ep_size)
+        except ValueError as error:
+            raise ExpertPolicyError(f"--expert-policy {schedule.policy}: {error}") from None
+        if plan.target_per_rank is not None and (config.init_expert_location != "trivial" or config.enable_eplb):
+            raise refusal("--enable-eplb / --init-expert-location", "set", "target_per_rank needs experts that stay where they are")
+        if not plan.can_drop(router, num_experts):
+            logger.warning("--expert-policy %s: a plan that keeps all %d experts never drops one", schedule.policy, num_experts)

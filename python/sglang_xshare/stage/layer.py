@@ -1,0 +1,98 @@
+"""One MoE layer under policy: from router logits to what its MoE runner accepts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..plan import SelectionPlan
+from ..selection import select
+from ..types import Router, Selection
+from .step import Step
+from .upstream import num_shared_slots, scales_custom_routing
+
+
+class Layer:
+    """Wraps a layer's `TopKConfig`: `config` routes through `choose`, everything upstream does after routing stays as it is.
+
+    Raises ValueError for a router the stage does not reproduce.
+    """
+
+    def __init__(self, layer_id: int, topk_config: Any, placement: torch.Tensor | None) -> None:
+        self.layer_id = layer_id
+        self.router = read_router(topk_config)
+        self.num_shared = num_shared_slots(topk_config)
+        self.placement = placement
+        self.plan: SelectionPlan | None = None
+        self.step: Step | None = None
+        self.selection: Selection | None = None
+        scaling = topk_config.routed_scaling_factor or 1.0
+        on_output = topk_config.apply_routed_scaling_factor_on_output
+        keep = scales_custom_routing()
+        # Upstream gives a shared expert the weight that cancels a scaling still to come.
+        self.shared_weight = 1.0 if on_output else 1.0 / scaling
+        self.scaling = scaling if on_output and not keep else 1.0
+        self.config = replace(
+            topk_config,
+            custom_routing_function=self.choose,
+            use_grouped_topk=False,
+            apply_routed_scaling_factor_on_output=on_output and keep,
+        )
+
+    def choose(
+        self, hidden_states: torch.Tensor, gating_output: torch.Tensor, topk: int, renormalize: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """SGLang's custom routing function. Returns weights [n, k] float32 and logical expert ids [n, k] int32.
+
+        `topk` counts the columns of fused shared experts where upstream expects them from its router.
+        """
+        assert self.plan is not None and self.step is not None
+        out = select(gating_output, self.plan, self.router, self.step.batch, rank_of_expert=self.placement)
+        self.selection = out
+        ids, weights = fill_empty_slots(out.topk_ids, out.topk_weights)
+        if self.scaling != 1.0:
+            weights = weights * self.scaling
+        if topk > self.router.top_k:
+            ids, weights = self._append_shared(ids, weights, gating_output.shape[1])
+        return weights, ids
+
+    def _append_shared(self, ids: torch.Tensor, weights: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+        shared = torch.arange(num_experts, num_experts + self.num_shared, dtype=ids.dtype, device=ids.device)
+        shared_weights = weights.new_full((len(ids), self.num_shared), self.shared_weight)
+        return torch.cat([ids, shared.expand(len(ids), -1)], 1), torch.cat([weights, shared_weights], 1)
+
+
+def read_router(topk_config: Any) -> Router:
+    """The `Router` of an upstream `TopKConfig`. Raises ValueError where the stage cannot reproduce it."""
+    if topk_config.custom_routing_function is not None:
+        raise ValueError("a routing function of the model's own")
+    if topk_config.scoring_func not in ("softmax", "sigmoid"):
+        raise ValueError(f"scoring function {topk_config.scoring_func!r}, allowed is softmax or sigmoid")
+    if topk_config.correction_bias is not None and topk_config.scoring_func != "sigmoid" and topk_config.use_grouped_topk:
+        raise ValueError("a grouped softmax router with a correction bias")
+    shared = num_shared_slots(topk_config)
+    if shared and not topk_config.renormalize:
+        raise ValueError("fused shared experts in a router that does not renormalize; allowed with --disable-shared-experts-fusion")
+    grouped = topk_config.use_grouped_topk
+    return Router(
+        top_k=topk_config.top_k - shared,
+        scoring=topk_config.scoring_func,
+        correction_bias=topk_config.correction_bias,
+        renormalize=topk_config.renormalize,
+        num_expert_group=topk_config.num_expert_group if grouped else None,
+        topk_group=topk_config.topk_group if grouped else None,
+    )
+
+
+def fill_empty_slots(ids: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give every empty slot (id -1, weight 0) an expert that is awake anyway: the row's own first, or for a row without any (padding)
+    the first of some live row. Where no row is live, as when a graph is captured, expert 0.
+
+    MoE runners read weights out of bounds at -1 unless they filter experts. Taking the largest first choice as "some live row's" needs
+    no search and no synchronization, since an empty row's is -1.
+    """
+    first = ids[:, :1]
+    awake = torch.where(first < 0, first.amax(0, keepdim=True).clamp_min(0), first)
+    return torch.where(ids < 0, awake, ids), weights

@@ -1,0 +1,156 @@
+"""Evidence that a policy is on: counts kept on the device, read once a log interval, logged and exported to prometheus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..types import Selection
+from .step import Step
+
+# "policy", or why a forward of the target model stayed vanilla.
+OUTCOMES = ("policy", "prefill", "phase", "min_tokens", "max_tokens", "no_context")
+_STEPS, _BEFORE, _AFTER, _KEPT, _ROWS, _RESCUED = range(6)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What happened since the last report. Totals over layers and steps; `outcomes` counts forwards."""
+
+    layer_steps: int
+    experts_before: int
+    experts_after: int
+    kept_mass: float
+    rows: int
+    rescued: int
+    outcomes: dict[str, int]
+
+    @property
+    def mean_before(self) -> float:
+        """Mean experts a layer and step that vanilla routing would have woken."""
+        return self.experts_before / max(self.layer_steps, 1)
+
+    @property
+    def mean_after(self) -> float:
+        """Mean active experts a layer and step."""
+        return self.experts_after / max(self.layer_steps, 1)
+
+    @property
+    def mean_kept_mass(self) -> float:
+        """Kept mass as spec.md defines it, averaged over valid rows, layers and steps."""
+        return self.kept_mass / max(self.rows, 1)
+
+
+class Counters:
+    """Running totals on the device: a dozen small operations a step, none that the host waits for, so a captured graph counts on replay."""
+
+    def __init__(self, num_layers: int, device: str) -> None:
+        # float64 counts exactly up to 2**53.
+        self.totals = torch.zeros(num_layers, 6, dtype=torch.float64, device=device)
+        self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
+        self._last = (self.totals.sum(0).tolist(), self.outcomes.tolist())
+        self._last_step = 0
+
+    def count_outcome(self, outcome: str) -> None:
+        """Count one forward."""
+        self.outcomes[OUTCOMES.index(outcome)] += 1
+
+    def count_selections(self, selections: dict[int, Selection], step: Step) -> None:
+        """Count one step's selections, by position of their layer."""
+        found = list(selections.values())
+        before = torch.stack([s.vanilla_active for s in found]).sum(1)
+        after = torch.stack([s.active for s in found]).sum(1)
+        kept = torch.stack([s.kept_mass for s in found]).double()
+        rescued = torch.stack([s.rescued for s in found])
+        ones = torch.ones_like(before)
+        rows = ones * (step.rows if step.batch.valid is None else step.batch.valid.sum())
+        counts = torch.stack([ones, before, after, kept.sum(1), rows, rescued], 1)
+        if len(found) == len(self.totals):
+            self.totals += counts
+        else:
+            self.totals[list(selections)] += counts
+
+    def read(self, step: int) -> Interval | None:
+        """What was counted since the last call; None where nothing was. `step` is the scheduler's decode count: an idle server
+        asks again and again, and must not copy from the device each time.
+        """
+        if step == self._last_step:
+            return None
+        self._last_step = step
+        totals, outcomes = self.totals.sum(0).tolist(), self.outcomes.tolist()
+        last_totals, last_outcomes = self._last
+        self._last = (totals, outcomes)
+        new = [now - then for now, then in zip(totals, last_totals, strict=True)]
+        return Interval(
+            layer_steps=int(new[_STEPS]),
+            experts_before=int(new[_BEFORE]),
+            experts_after=int(new[_AFTER]),
+            kept_mass=new[_KEPT],
+            rows=int(new[_ROWS]),
+            rescued=int(new[_RESCUED]),
+            outcomes={name: now - then for name, now, then in zip(OUTCOMES, outcomes, last_outcomes, strict=True)},
+        )
+
+
+def format_log(interval: Interval) -> str:
+    """The stage's part of the decode log line."""
+    vanilla = [f"{name} {count}" for name, count in interval.outcomes.items() if count and name != "policy"]
+    text = f", policy steps: {interval.outcomes['policy']}, vanilla steps: {' '.join(vanilla) or 0}"
+    if interval.layer_steps:
+        text = (
+            f", active experts: {interval.mean_before:.1f} -> {interval.mean_after:.1f}, kept mass: {interval.mean_kept_mass:.4f}" + text
+        )
+    return text + (f", rescued: {interval.rescued}" if interval.rescued else "")
+
+
+class Exporter:
+    """The prometheus metrics, made at the first export: multiprocess mode must be set up before."""
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, Any] = {}
+
+    def export(self, interval: Interval, labels: dict[str, str]) -> None:
+        """Add an interval to the counters and set the gauges to its means."""
+        if not self._metrics:
+            self._metrics = _make_metrics(tuple(labels))
+        counts = {
+            "layer_steps": interval.layer_steps,
+            "experts_before": interval.experts_before,
+            "experts_after": interval.experts_after,
+            "kept_mass": interval.kept_mass,
+            "rows": interval.rows,
+            "rescued_rows": interval.rescued,
+        }
+        for name, count in counts.items():
+            self._metrics[name].labels(**labels).inc(count)
+        for outcome, count in interval.outcomes.items():
+            self._metrics["steps"].labels(**labels, outcome=outcome).inc(count)
+        if interval.layer_steps:
+            self._metrics["active_experts_before"].labels(**labels).set(interval.mean_before)
+            self._metrics["active_experts_after"].labels(**labels).set(interval.mean_after)
+            self._metrics["mean_kept_mass"].labels(**labels).set(interval.mean_kept_mass)
+
+
+def _make_metrics(labels: tuple[str, ...]) -> dict[str, Any]:
+    from prometheus_client import Counter, Gauge
+
+    counters = {
+        "layer_steps": "MoE layer calls under an expert policy",
+        "experts_before": "Experts that vanilla routing would have woken, summed over layers and steps",
+        "experts_after": "Active experts, summed over layers and steps",
+        "kept_mass": "Kept mass, summed over rows, layers and steps",
+        "rows": "Live router rows, summed over layers and steps",
+        "rescued_rows": "Rows given back their top-1 expert by rescue",
+    }
+    gauges = {
+        "active_experts_before": "Mean experts a layer and step that vanilla routing would have woken, last interval",
+        "active_experts_after": "Mean active experts a layer and step, last interval",
+        "mean_kept_mass": "Mean kept mass of a row, last interval",
+    }
+    metrics: dict[str, Any] = {name: Counter(f"sglang:expert_policy_{name}", text, labels) for name, text in counters.items()}
+    metrics["steps"] = Counter("sglang:expert_policy_steps", "Forwards of the target model, by outcome", (*labels, "outcome"))
+    for name, text in gauges.items():
+        metrics[name] = Gauge(f"sglang:expert_policy_{name}", text, labels, multiprocess_mode="mostrecent")
+    return metrics

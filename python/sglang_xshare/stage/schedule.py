@@ -1,0 +1,140 @@
+"""Where and when a policy applies: the keys all policies share, and the plan they give for a layer and a batch size.
+
+`phases`, `min_tokens`, `max_tokens`, `layers` and `by_batch` belong to the stage, never to `select()` (spec.md).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ..plan import SelectionPlan, build_plan
+from ..policies import get_policy
+
+PHASES = ("decode", "verify")
+COMMON_KEYS = ("phases", "min_tokens", "max_tokens", "layers", "by_batch")
+
+
+@dataclass(frozen=True)
+class Override:
+    """Keys that replace a policy's own for a closed range of layers or batch sizes."""
+
+    first: int
+    last: int
+    keys: dict[str, Any]
+
+    def __contains__(self, number: int) -> bool:
+        return self.first <= number <= self.last
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """A validated policy with its common keys. `by_batch` overrides the base keys, `layers` overrides both."""
+
+    policy: str
+    keys: dict[str, Any]
+    phases: tuple[str, ...]
+    min_tokens: int
+    max_tokens: int | None
+    layers: tuple[Override, ...]
+    by_batch: tuple[Override, ...]
+
+    def reason_to_skip(self, phase: str, rows: int) -> str | None:
+        """Why a step of `rows` router rows stays vanilla, or None where the policy applies."""
+        if phase not in self.phases:
+            return "phase"
+        if rows < self.min_tokens:
+            return "min_tokens"
+        if self.max_tokens is not None and rows > self.max_tokens:
+            return "max_tokens"
+        return None
+
+    @lru_cache(maxsize=None)  # noqa: B019 - one schedule lives as long as its process
+    def plan(self, layer: int, rows: int) -> SelectionPlan | None:
+        """The plan for a layer id and a number of router rows; None where an override makes it vanilla."""
+        keys = {"policy": self.policy, **self.keys}
+        for overrides, number in ((self.by_batch, rows), (self.layers, layer)):
+            for override in overrides:
+                if number in override:
+                    keys = _merge(keys, override.keys)
+        return None if keys["policy"] == "vanilla" else build_plan(keys)
+
+    def plans(self) -> list[SelectionPlan]:
+        """Every plan that some layer and batch size can get: all are built, so a wrong override is found at start-up."""
+        layers = {0, *(n for o in self.layers for n in (o.first, o.last, o.last + 1))}
+        sizes = {self.min_tokens, *(n for o in self.by_batch for n in (o.first, o.last, o.last + 1))}
+        found = [self.plan(layer, rows) for layer in layers for rows in sizes]
+        return list({plan: None for plan in found if plan is not None})
+
+
+def build_schedule(name: str, config: dict[str, Any], speculative: bool) -> Schedule | None:
+    """Validate a policy's name, its keys and the common keys. Returns None for `vanilla`.
+
+    `speculative` tells whether the server speculates: it decides the published defaults of a policy given without keys, and
+    whether phase `verify` can occur. Raises ValueError naming the key, the value and what is allowed.
+    """
+    policy = get_policy(name)
+    common = {key: config[key] for key in COMMON_KEYS if key in config}
+    keys = {key: value for key, value in config.items() if key not in COMMON_KEYS}
+    if "policy" in keys:
+        raise ValueError(f"policy = {keys['policy']!r}: allowed only inside an override; --expert-policy names the policy")
+    if name == "vanilla":
+        if config:
+            raise ValueError(f"{next(iter(config))}: vanilla has no keys")
+        return None
+    schedule = Schedule(
+        policy=name,
+        keys=keys or policy.default_keys(speculative),
+        phases=_read_phases(common.get("phases"), name, policy.phases, speculative),
+        min_tokens=_read_count("min_tokens", common.get("min_tokens", 2)),
+        max_tokens=None if "max_tokens" not in common else _read_count("max_tokens", common["max_tokens"]),
+        layers=_read_overrides("layers", common.get("layers", {}), lowest=0),
+        by_batch=_read_overrides("by_batch", common.get("by_batch", {}), lowest=1),
+    )
+    if schedule.max_tokens is not None and schedule.max_tokens < schedule.min_tokens:
+        raise ValueError(f"max_tokens = {schedule.max_tokens}: allowed is at least min_tokens = {schedule.min_tokens}")
+    if not schedule.plans():
+        raise ValueError("every layer and batch size is overridden to vanilla: the policy would never run")
+    return schedule
+
+
+def _merge(keys: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
+    """An override of another policy starts from that policy's defaults, one without `policy` from the keys so far."""
+    changed = override.get("policy", keys["policy"]) != keys["policy"]
+    return dict(override) if changed else {**keys, **override}
+
+
+def _read_phases(value: Any, name: str, default: tuple[str, ...], speculative: bool) -> tuple[str, ...]:
+    if value is None:
+        if not speculative and default == ("verify",):
+            raise ValueError(f"{name} selects in target-verify only; allowed with speculative decoding or with phases = [\"decode\"]")
+        return default
+    if not isinstance(value, list) or not value or any(phase not in PHASES for phase in value):
+        raise ValueError(f"phases = {value!r}: allowed is a list of {' and '.join(map(repr, PHASES))}")
+    if not speculative and "decode" not in value:
+        raise ValueError(f"phases = {value!r}: target-verify occurs only with speculative decoding; allowed here is [\"decode\"]")
+    return tuple(phase for phase in PHASES if phase in value)
+
+
+def _read_count(key: str, value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{key} = {value!r}: allowed is an integer of at least 1")
+    return value
+
+
+def _read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{key} = {value!r}: allowed is an object such as {{\"0-3\": {{\"k0\": 2}}}}")
+    overrides = []
+    for place, keys in value.items():
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", place)
+        first = int(match[1]) if match else -1
+        last = int(match[2] or match[1]) if match else -1
+        if not lowest <= first <= last:
+            raise ValueError(f"{key} {place!r}: allowed is a number from {lowest} or a range such as \"{lowest}-3\"")
+        if not isinstance(keys, dict) or any(name in COMMON_KEYS for name in keys):
+            raise ValueError(f"{key} {place!r} = {keys!r}: allowed is an object of the policy's own keys")
+        overrides.append(Override(first, last, keys))
+    return tuple(overrides)

@@ -1,0 +1,128 @@
+"""The stage around one target model: decides for every forward whether, and with which plan, its MoE layers select."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+from ..plan import SelectionPlan, build_plan
+from .arguments import Arguments
+from .compatibility import refusal
+from .layer import Layer
+from .metrics import Counters, Exporter, format_log
+from .placement import read_placement
+from .step import Step, read_step
+from .trace import Trace
+
+logger = logging.getLogger(__name__)
+
+
+class PolicyBypassed(RuntimeError):
+    """A step under policy in which some MoE layer did not select: the server must not go on as if it had."""
+
+
+class Stage:
+    """Wraps a loaded model's `forward` and its `TopK` layers. One per process, installed by `sglang_xshare.stage.attach`."""
+
+    def __init__(self, model_runner: Any, arguments: Arguments) -> None:
+        self.schedule = arguments.schedule
+        # A CPU server without graphs has no padding rows; elsewhere the mask is one comparison a step.
+        self.mask_padding = model_runner.device != "cpu" or self.schedule is None
+        self.layers = _find_layers(model_runner)
+        self.counters = Counters(len(self.layers), model_runner.device)
+        self.trace = None if arguments.trace is None else Trace(arguments.trace)
+        self.exporter = Exporter()
+        self._by_config = {id(config): layer for config, layer in self.layers}
+        self._running = False
+        model_runner.model.forward = self._wrap(model_runner.model.forward)
+        logger.info("Expert policy %s on %d MoE layers", self.schedule.policy if self.schedule else "none (padding masked)", len(self.layers))
+
+    def route(self, topk_config: Any) -> Any:
+        """The config to route with. A config that is not the target's (a draft's) is returned as it is."""
+        layer = self._by_config.get(id(topk_config))
+        if layer is None:
+            return topk_config
+        if not self._running:
+            if layer is self.layers[0][1]:
+                self.counters.count_outcome("no_context")
+            return topk_config
+        return topk_config if layer.plan is None else layer.config
+
+    def report(self, reporter: Any) -> str:
+        """Read the counters, once a log interval: the only place where the host waits for the device."""
+        interval = self.counters.read(reporter.forward_ct_decode)
+        if interval is None:
+            return ""
+        if reporter.current_scheduler_metrics_enabled:
+            self.exporter.export(interval, reporter.metrics_collector.labels)
+        return format_log(interval)
+
+    def _wrap(self, forward: Any) -> Any:
+        @functools.wraps(forward)  # upstream inspects the signature for pipeline parallelism
+        def forward_with_policy(*args: Any, **kwargs: Any) -> Any:
+            forward_batch = kwargs["forward_batch"] if "forward_batch" in kwargs else args[2]
+            step = read_step(forward_batch, self.mask_padding)
+            self._begin(step)
+            try:
+                output = forward(*args, **kwargs)
+                if step is not None:
+                    self._finish(step)
+                return output
+            finally:
+                self._running = False
+
+        return forward_with_policy
+
+    def _begin(self, step: Step | None) -> None:
+        """Hand every layer its plan for this step, or none."""
+        reason = self._reason_to_skip(step)
+        self.counters.count_outcome(reason or "policy")
+        for _, layer in self.layers:
+            layer.step = step
+            layer.selection = None
+            layer.plan = None if reason is not None or step is None else self._plan(layer, step)
+        self._running = True
+
+    def _reason_to_skip(self, step: Step | None) -> str | None:
+        if step is None:
+            return "prefill"
+        return None if self.schedule is None else self.schedule.reason_to_skip(step.phase, step.rows)
+
+    def _plan(self, layer: Layer, step: Step) -> SelectionPlan | None:
+        return VANILLA if self.schedule is None else self.schedule.plan(layer.layer_id, step.rows)
+
+    def _finish(self, step: Step) -> None:
+        """Check that every layer with a plan has selected, and count what it chose."""
+        missed = [layer.layer_id for _, layer in self.layers if layer.plan is not None and layer.selection is None]
+        if missed:
+            raise PolicyBypassed(f"--expert-policy: MoE layers {missed} did not route through the expert policy in a {step.phase} step")
+        selections = {i: layer.selection for i, (_, layer) in enumerate(self.layers) if layer.selection is not None}
+        if selections:
+            self.counters.count_selections(selections, step)
+            if self.trace is not None:
+                self.trace.write(step, {self.layers[i][1].layer_id: selection for i, selection in selections.items()})
+
+
+VANILLA = build_plan("vanilla")
+
+
+def _find_layers(model_runner: Any) -> list[tuple[Any, Layer]]:
+    """(TopKConfig, Layer) of every MoE layer of this rank's model. Raises `ExpertPolicyError` for one that cannot be served."""
+    from sglang.srt.layers.moe.topk import TopK, TopKOutputFormat
+
+    placement = read_placement(model_runner)
+    layers = []
+    for name, module in model_runner.model.named_modules():
+        if not isinstance(module, TopK):
+            continue
+        config = module.topk_config
+        if config.output_format not in (None, TopKOutputFormat.STANDARD):
+            raise refusal(name, config.output_format.name, "the MoE runner routes by itself; allowed is a runner with standard top-k output")
+        try:
+            layers.append((config, Layer(module.layer_id, config, placement)))
+        except ValueError as error:
+            raise refusal(name, "router", str(error)) from None
+    if not layers:
+        raise refusal("--model-path", model_runner.server_args.model_path, "its MoE layers do not route through TopK")
+    return layers

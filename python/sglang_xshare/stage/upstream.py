@@ -1,0 +1,36 @@
+"""Where SGLang releases differ in what the stage reads from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def resolved(server_args: Any) -> Any:
+    """The resolved arguments: a view over the record from 0.5.20 on, the record itself before."""
+    try:
+        from sglang.srt.arg_groups.overrides import resolving_view
+    except ImportError:
+        return server_args
+    return resolving_view(server_args)
+
+
+def model_config(server_args: Any) -> Any:
+    """The `ModelConfig` that argument resolution has built and keeps."""
+    if hasattr(server_args, "get_model_config"):
+        return server_args.get_model_config()
+    from sglang.srt.arg_groups.overrides import model_config_of
+
+    return model_config_of(server_args)
+
+
+def num_shared_slots(topk_config: Any) -> int:
+    """Columns of fused shared experts in a router's output."""
+    slots = getattr(topk_config, "num_shared_topk_slots", None)
+    return topk_config.num_fused_shared_experts if slots is None else slots
+
+
+def scales_custom_routing() -> bool:
+    """Whether select_experts applies the routed scaling factor to a custom routing function's weights (from 0.5.22 on)."""
+    from sglang.srt.layers.moe import topk
+
+    return hasattr(topk, "is_routed_scaling_factor_fused_in_topk")

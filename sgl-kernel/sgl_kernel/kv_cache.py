@@ -1,0 +1,21 @@
+"""Moving keys and values between slots of the KV cache, for all layers at once."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+
+def copy_all_layer_kv_cache_cpu(data_ptrs: Tensor, strides: Tensor, tgt_loc: Tensor, src_loc: Tensor) -> None:
+    """Copy slot `src_loc[i]` to slot `tgt_loc[i]` in every buffer; overlapping moves see the values from before the call.
+
+    data_ptrs: [buffers] uint64 addresses of contiguous buffers; strides: [buffers] bytes a slot; tgt_loc, src_loc: [moves].
+    """
+    if tgt_loc.numel() == 0:
+        return
+    target, source = tgt_loc.long(), src_loc.long()
+    slots = int(torch.maximum(target, source).max()) + 1
+    for address, slot_bytes in zip(data_ptrs.tolist(), strides.tolist(), strict=True):
+        memory = (ctypes.c_uint8 * (slots * slot_bytes)).from_address(address)
+        buffer = torch.frombuffer(memory, dtype=torch.uint8).view(slots, slot_bytes)
+        buffer[target] = buffer[source]

@@ -195,7 +195,7 @@ class Server:
         request: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> list[dict[str, Any]]:
-        """Generate for all prompts (texts, or lists of token ids) as one concurrent batch, greedily unless told otherwise.
+        """Generate for all prompts (texts or token ids) as one concurrent batch, greedily unless told otherwise.
 
         Args:
             request: further fields of upstream's /generate request, such as `return_logprob`.

@@ -1,0 +1,73 @@
+"""`sglang-xshare patch apply|revert|status|lint`."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sglang_xshare.patching.engine import apply, revert
+from sglang_xshare.patching.errors import PatchError
+from sglang_xshare.patching.queue import find_root
+from sglang_xshare.patching.status import describe
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+
+def add_parser(subparsers: "_SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command `patch`; the parsed arguments carry `run(args) -> exit code`."""
+    parser = subparsers.add_parser("patch", help="apply our patches to an installed SGLang release, or take them back")
+    commands = parser.add_subparsers(dest="command", required=True)
+    where = "directory that contains sglang/ (default: the installed one)"
+    for name, description in {
+        "apply": "patch the tree; a no-op where it is patched already",
+        "revert": "give every file its own content back",
+        "status": "say how the tree stands; exit code 1 where it needs attention",
+    }.items():
+        command = commands.add_parser(name, help=description, description=description)
+        command.add_argument("--target", type=Path, metavar="DIR", help=where)
+    description = "check the queue itself: headers, series, hashes, and every hunk against the releases' sources"
+    command = commands.add_parser("lint", help=description, description=description)
+    command.add_argument(
+        "--releases", type=Path, metavar="DIR", help="unpacked releases (default: build/releases, if there)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one command. A refusal is one line on stderr and exit code 1."""
+    try:
+        if args.command == "lint":
+            return _run_lint(find_root(), args.releases)
+        if args.command == "status":
+            line = describe(args.target)
+        else:
+            line = (apply if args.command == "apply" else revert)(args.target).line
+    except PatchError as error:
+        return _refuse(args.command, str(error))
+    except OSError as error:
+        return _refuse(args.command, f"{error.filename or args.target or 'sglang'}: {error.strerror}")
+    except ImportError as error:  # from a checkout, without pip install
+        return _refuse(args.command, f"{error}; pip install it")
+    print(f"patch {args.command}: {line}")
+    return 0
+
+
+def _run_lint(root: Path, releases: Path | None) -> int:
+    from sglang_xshare.patching.lint import lint  # needs the patch parser, which reverting must do without
+
+    unpacked = root.parent / "build/releases"
+    if releases is not None and not releases.is_dir():
+        raise PatchError(f"--releases {releases}: not a directory")
+    report = lint(root, releases or (unpacked if unpacked.is_dir() else None))
+    for warning in report.warnings:
+        print(f"patch lint: warning: {warning}")
+    for error in report.errors:
+        print(f"patch lint: {error}", file=sys.stderr)
+    print(f"patch lint: {report.summary}")
+    return 1 if report.errors else 0
+
+
+def _refuse(command: str, line: str) -> int:
+    print(f"patch {command}: {line}", file=sys.stderr)
+    return 1

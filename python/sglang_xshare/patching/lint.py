@@ -1,0 +1,126 @@
+"""Check the whole patch queue: headers, series against folder, hashes, and every hunk against the releases' sources."""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sglang_xshare.patching.errors import PatchError
+from sglang_xshare.patching.hunk import Hunk, apply_hunks, find_places, split_lines
+from sglang_xshare.patching.patch import FIELDS, Patch
+from sglang_xshare.patching.queue import Queue, list_releases, load_queue
+from sglang_xshare.patching.state import read, read_pristine
+from sglang_xshare.patching.tree import Tree, find_tree
+
+
+@dataclass
+class Report:
+    """Findings, one line each: `errors` fail the lint, `warnings` do not; and what was looked at."""
+
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    patches: list[str] = field(default_factory=list)
+    proved: dict[str, int] = field(default_factory=dict)  # release -> hunks found at exactly one place of its sources
+    unproved: list[str] = field(default_factory=list)  # releases whose sources are not at hand
+
+    @property
+    def summary(self) -> str:
+        """One line: what was looked at, and what was not."""
+        proved = ", ".join(f"{release} ({hunks} hunks)" for release, hunks in self.proved.items())
+        line = f"{len(self.patches)} patches looked at; each hunk matches one place in {proved or 'no release'}"
+        return line + (f"; no sources at hand for {', '.join(self.unproved)}" if self.unproved else "")
+
+
+def lint(root: Path, releases: Path | None = None) -> Report:
+    """Check the queue in `root`.
+
+    Args:
+        root: the patches/ directory.
+        releases: unpacked releases, a directory each; the installed sglang stands in for the release it is.
+    """
+    report = Report(patches=sorted(str(file.relative_to(root)) for file in root.rglob("*.patch")))
+    if not report.patches:
+        report.errors.append(f"{root}: no patch found")
+    queues = [queue for release in list_releases(root) for queue in _load(root, release, report)]
+    _check_folder(queues, report)
+    spare: dict[tuple[str, str, int], set[str]] = {}
+    for queue in queues:
+        report.errors += _check_hashes(queue)
+        tree = _find_sources(queue.release, releases)
+        if tree is None:
+            report.unproved.append(queue.release)
+        else:
+            _check_sources(queue, tree, report, spare)
+    for (name, path, number), sides in spare.items():
+        report.warnings += [f"{name}: {path}: hunk {number}: more {side} context than needed" for side in sorted(sides)]
+    return report
+
+
+def _load(root: Path, release: str, report: Report) -> Iterator[Queue]:
+    try:
+        yield load_queue(root, release)
+    except (PatchError, OSError) as error:
+        report.errors.append(f"{release}: {error}")
+
+
+def _check_folder(queues: list[Queue], report: Report) -> None:
+    """Headers are whole, each patch is in a series, in one only unless it is shared."""
+    listed = Counter(patch.name for queue in queues for patch in queue.patches)
+    for patch in {patch.name: patch for queue in queues for patch in queue.patches}.values():
+        report.errors += _check_header(patch)
+        if listed[patch.name] > 1 and not patch.name.startswith("shared/"):
+            report.errors.append(f"{patch.name}: listed {listed[patch.name]} times; only patches in shared/ may be")
+    report.errors += [f"{name}: in no series that could be read" for name in report.patches if name not in listed]
+
+
+def _check_header(patch: Patch) -> Iterator[str]:
+    for name in FIELDS:
+        if not patch.header.get(name):
+            yield f"{patch.name}: header field {name} is missing or empty; needed: {', '.join(FIELDS)}"
+
+
+def _check_hashes(queue: Queue) -> Iterator[str]:
+    touched = {file.path for patch in queue.patches for file in patch.files}
+    for path in sorted(touched ^ set(queue.hashes)):
+        problem = "changed by the series but not listed" if path in touched else "listed but changed by no patch"
+        yield f"{queue.release}/hashes: {path} is {problem}; run scripts/pin_release.py {queue.release}"
+
+
+def _find_sources(release: str, releases: Path | None) -> Tree | None:
+    if releases is not None and (releases / release).is_dir():
+        return find_tree(releases / release)
+    try:
+        installed = find_tree()
+    except PatchError:
+        return None
+    return installed if installed.release == release else None
+
+
+def _check_sources(queue: Queue, tree: Tree, report: Report, spare: dict[tuple[str, str, int], set[str]]) -> None:
+    """Apply the series to pristine sources and parse what comes out; narrow `spare` to what this release can spare."""
+    report.proved[queue.release] = 0
+    try:
+        state = read(tree)
+        contents = {path: read_pristine(tree, state, path) for path in queue.hashes}
+        patched = queue.patch(contents)
+        for patch in queue.patches:
+            for file in patch.files:
+                lines = split_lines(contents[file.path])
+                for number, hunk in enumerate(file.hunks, 1):
+                    sides = spare.setdefault((patch.name, file.path, number), {"leading", "trailing"})
+                    sides &= _find_spare(lines, hunk)
+                contents[file.path] = apply_hunks(contents[file.path], file.hunks, patch.name)
+                report.proved[queue.release] += len(file.hunks)
+        for path, content in patched.items():
+            ast.parse(content, path)
+    except (PatchError, SyntaxError) as error:
+        report.errors.append(f"SGLang {queue.release}: {error}")
+
+
+def _find_spare(lines: list[bytes], hunk: Hunk) -> set[str]:
+    """Sides with two or more lines of context, where the hunk still matches one place without the outermost."""
+    before, after = hunk.context()
+    shorter = {"leading": hunk.trim(1, 0)} if before > 1 else {}
+    shorter |= {"trailing": hunk.trim(0, 1)} if after > 1 else {}
+    return {side for side, trimmed in shorter.items() if len(find_places(lines, trimmed)) == 1}

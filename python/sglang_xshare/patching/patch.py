@@ -1,0 +1,92 @@
+"""One patch file: a DEP-3 header that justifies it, then unified diffs against site-packages.
+
+The header follows https://dep-team.pages.debian.net/deps/dep3/ (RFC 2822 fields, continuation lines indented). The
+diffs only change existing files of the `sglang` package: whatever is new lives in our own package.
+"""
+
+import email
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import unidiff
+from sglang_xshare.patching.errors import PatchError
+from sglang_xshare.patching.hunk import Hunk
+
+FIELDS = ("Description", "Reason", "Upstream-Status", "Drop-When")
+LOCKED = "sglang/__init__.py"  # replacing this file would break the lock that is held on it (tree.py)
+
+
+@dataclass(frozen=True)
+class FileDiff:
+    """The hunks for one upstream file; `path` is relative to site-packages."""
+
+    path: str
+    hunks: tuple[Hunk, ...]
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A parsed patch file; `name` is its path below patches/."""
+
+    name: str
+    header: Mapping[str, str]
+    files: tuple[FileDiff, ...]
+
+
+def parse_patch(text: str, name: str) -> Patch:
+    """Parse header and diffs.
+
+    Raises:
+        PatchError: the patch is malformed, or does anything but change lines of existing `sglang/` files.
+    """
+    lines = text.splitlines(keepends=True)
+    start = next((i for i, line in enumerate(lines) if line.startswith(("--- ", "diff --git "))), len(lines))
+    header = email.message_from_string("".join(lines[:start]))
+    body = str(header.get_payload()).strip()
+    if body:
+        raise PatchError(f"{name}: {body.splitlines()[0]!r} is not a header field; allowed: 'Field: text' lines")
+    diff = "".join(lines[start:])
+    try:
+        diffs = unidiff.PatchSet(diff)
+    except unidiff.UnidiffParseError as error:
+        raise PatchError(f"{name}: malformed diff: {str(error).strip()}") from error
+    if not diffs:
+        raise PatchError(f"{name}: no diff found after the header")
+    _check_complete(diffs, diff.count("\n") + (not diff.endswith("\n")), name)
+    files = tuple(_read_file(file, name) for file in diffs)
+    return Patch(name, {field: " ".join(value.split()) for field, value in header.items()}, files)
+
+
+def _check_complete(diffs: unidiff.PatchSet, lines: int, name: str) -> None:
+    """unidiff drops lines that follow a complete hunk: a wrong count in `@@` would silently lose a change."""
+    notes = [note for file in diffs for note in file.patch_info or ()]
+    stray = [note for note in notes if not note.startswith(("diff --git ", "index "))]
+    parsed = len(notes) + sum(2 + sum(1 + len(hunk) for hunk in file) for file in diffs)
+    if stray or parsed != lines:
+        example = f": {stray[0].strip()!r}" if stray else ""
+        raise PatchError(f"{name}: lines outside every hunk (wrong counts in an @@ line?){example}")
+
+
+def _read_file(file: unidiff.PatchedFile, name: str) -> FileDiff:
+    old, new = PurePosixPath(file.source_file), PurePosixPath(file.target_file)
+    path = str(old.relative_to("a")) if old.is_relative_to("a") else str(old)
+    inside = path.startswith("sglang/") and ".." not in old.parts and path != LOCKED
+    if not inside or str(old) != f"a/{path}" or str(new) != f"b/{path}":
+        raise PatchError(
+            f"{name}: {old} -> {new}; allowed: a/sglang/FILE -> b/sglang/FILE, the same existing file, but {LOCKED}"
+        )
+    return FileDiff(path, tuple(_read_hunk(hunk) for hunk in file))
+
+
+def _read_hunk(hunk: unidiff.Hunk) -> Hunk:
+    source: list[bytes] = []
+    target: list[bytes] = []
+    for line, after in zip(hunk, [*hunk[1:], None], strict=True):
+        unended = after is not None and after.line_type == "\\"  # "\ No newline at end of file" below it
+        value = (line.value.removesuffix("\n") if unended else line.value).encode()
+        if line.is_context or line.is_removed:
+            source.append(value)
+        if line.is_context or line.is_added:
+            target.append(value)
+    return Hunk(tuple(source), tuple(target))

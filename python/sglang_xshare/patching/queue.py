@@ -1,0 +1,114 @@
+"""The patch queue of one release: `patches/<release>/series`, the patches it lists, `hashes` of what they change."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sglang_xshare.patching.errors import PatchError
+from sglang_xshare.patching.hunk import apply_hunks
+from sglang_xshare.patching.tree import digest
+
+if TYPE_CHECKING:
+    from sglang_xshare.patching.patch import Patch
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Patches in the order of the series; `hashes`: sha256 of every file they change, as the release ships it."""
+
+    release: str
+    patches: tuple["Patch", ...]
+    hashes: Mapping[str, str]
+
+    def patch(self, pristine: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Patched content of every file in `hashes`, from the pristine content of each.
+
+        Raises:
+            PatchError: content with another hash, or a hunk that does not match exactly one place.
+        """
+        for path in self.hashes:
+            check_content(self.release, path, pristine[path], self.hashes[path])
+        contents = {path: pristine[path] for path in self.hashes}
+        for patch in self.patches:
+            for file in patch.files:
+                if file.path not in contents:
+                    raise PatchError(f"{patch.name}: {file.path} is not in patches/{self.release}/hashes")
+                contents[file.path] = apply_hunks(contents[file.path], file.hunks, f"{patch.name}: {file.path}")
+        return contents
+
+
+def check_content(release: str, path: str, content: bytes, wanted: str) -> None:
+    """Raise PatchError unless the file is the release's own, of which `wanted` is the sha256."""
+    if (found := digest(content)) != wanted:
+        raise PatchError(
+            f"{path}: sha256 {found[:12]}… found, {wanted[:12]}… expected: not the file of SGLang {release}; "
+            f"reinstall sglang=={release}"
+        )
+
+
+def find_root() -> Path:
+    """The patches/ directory: inside the package where it was installed, beside python/ in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    return package / "patches" if (package / "patches").is_dir() else package.parents[1] / "patches"
+
+
+def list_releases(root: Path) -> list[str]:
+    """The supported releases, those with a series."""
+    return sorted((file.parent.name for file in root.glob("*/series")), key=_version_key)
+
+
+def read_series(root: Path, release: str) -> list[str]:
+    """Names of the release's patches in order, each relative to `root`.
+
+    Raises:
+        PatchError: the release is not supported.
+    """
+    if release not in list_releases(root):
+        raise PatchError(f"SGLang {release} is not supported; supported: {', '.join(list_releases(root)) or 'none'}")
+    lines = (line.partition("#")[0].strip() for line in (root / release / "series").read_text().splitlines())
+    return [line for line in lines if line]
+
+
+def read_hashes(root: Path, release: str) -> dict[str, str]:
+    """The release's `hashes`, lines of sha256sum: 64 hex digits, two spaces, path."""
+    hashes = {}
+    for line in (root / release / "hashes").read_text().splitlines():
+        value, separator, path = line.partition("  ")
+        if len(value) != 64 or not separator or not path:
+            raise PatchError(f"{release}/hashes: {line!r} is not a line of sha256sum: 64 hex digits, two spaces, path")
+        hashes[path] = value
+    return hashes
+
+
+def read_digest(root: Path, release: str) -> str:
+    """sha256 over names and contents of the release's patches in order: what a patched tree is compared by."""
+    total = hashlib.sha256()
+    for name in read_series(root, release):
+        total.update(f"{name}\n{digest(_read_patch(root, name))}\n".encode())
+    return total.hexdigest()
+
+
+def load_queue(root: Path, release: str) -> Queue:
+    """Read and parse the queue of one release.
+
+    Raises:
+        PatchError: the release is not supported, or a file of the queue is missing or malformed.
+    """
+    from sglang_xshare.patching.patch import parse_patch  # a server compares digests only: it needs no patch parser
+
+    names = read_series(root, release)
+    patches = tuple(parse_patch(_read_patch(root, name).decode(), name) for name in names)
+    return Queue(release, patches, read_hashes(root, release))
+
+
+def _read_patch(root: Path, name: str) -> bytes:
+    if not (root / name).is_file():
+        raise PatchError(f"{name}: listed in a series, but there is no such file in {root}")
+    return (root / name).read_bytes()
+
+
+def _version_key(release: str) -> list[tuple[bool, int, str]]:
+    """Orders 0.5.9 before 0.5.17 without failing on a directory that is no version."""
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in release.split(".")]

@@ -1,0 +1,144 @@
+"""What a patched tree says about itself: `sglang/.xshare/`, there while the tree is patched or being changed.
+
+    state.json          release, queue, both hashes of every changed file; `complete` once all are in place
+    pristine/sglang/…   the release's own content of every changed file
+    patched/sglang/…    new content on its way to its place
+
+The directory is written before the first file changes and removed after the last is back, so whenever a run is killed
+every file holds one of two known contents and the pristine one can be restored from here alone, without a queue.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from sglang_xshare.patching.errors import PatchError
+from sglang_xshare.patching.tree import Tree, digest, sync_directory, write_file
+
+STORE = "sglang/.xshare"
+
+
+@dataclass(frozen=True)
+class Digests:
+    """sha256 of one file, in hex, before and after the queue."""
+
+    pristine: str
+    patched: str
+
+
+@dataclass(frozen=True)
+class State:
+    """Which queue a tree was patched with; `files` is keyed by path relative to site-packages."""
+
+    release: str
+    queue: str
+    patches: tuple[str, ...]
+    files: Mapping[str, Digests]
+    complete: bool = False
+
+
+class Condition(Enum):
+    """How a tree stands."""
+
+    PRISTINE = "not patched"
+    PATCHED = "patched"
+    INTERRUPTED = "half patched by an interrupted run"
+    EDITED = "edited after it was patched"
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A tree's condition; `state` unless it is pristine; `edited`: the files whose content is neither of the two."""
+
+    condition: Condition
+    state: State | None = None
+    edited: tuple[str, ...] = ()
+
+
+def read(tree: Tree) -> State | None:
+    """The tree's state file, or None where there is none.
+
+    Raises:
+        PatchError: it is not one of ours.
+    """
+    file = tree.root / STORE / "state.json"
+    if not file.exists():
+        return None
+    try:
+        record = json.loads(file.read_text())
+        files = {path: Digests(**digests) for path, digests in record.pop("files").items()}
+        return State(**{**record, "patches": tuple(record["patches"]), "files": files})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise PatchError(f"{file}: not a state file of this program ({error}); reinstall sglang") from error
+
+
+def survey(tree: Tree) -> Survey:
+    """Compare the files with the state.
+
+    A tree whose files pip has replaced since (another release, or the same one reinstalled) is pristine.
+    """
+    state = read(tree)
+    if state is None or state.release != tree.release:
+        return Survey(Condition.PRISTINE)
+    found = {path: _read_digest(tree, path) for path in state.files}
+    edited = tuple(path for path, known in state.files.items() if found[path] not in (known.pristine, known.patched))
+    if edited:
+        return Survey(Condition.EDITED, state, edited)
+    if all(found[path] == known.pristine for path, known in state.files.items()):
+        return Survey(Condition.PRISTINE)
+    if state.complete and all(found[path] == known.patched for path, known in state.files.items()):
+        return Survey(Condition.PATCHED, state)
+    return Survey(Condition.INTERRUPTED, state)
+
+
+def read_pristine(tree: Tree, state: State | None, path: str) -> bytes:
+    """The release's own content of a file, whether or not the tree is patched now.
+
+    Raises:
+        PatchError: the stored copy was damaged.
+    """
+    content = tree.read(path)
+    if state is None or path not in state.files or digest(content) == state.files[path].pristine:
+        return content
+    file = tree.root / STORE / "pristine" / path
+    content = file.read_bytes()
+    if digest(content) != state.files[path].pristine:
+        raise PatchError(f"{file}: damaged copy, sha256 is not {state.files[path].pristine}; reinstall sglang")
+    return content
+
+
+def write(tree: Tree, state: State) -> None:
+    """Replace the state file in one step."""
+    store = tree.root / STORE
+    write_file(store / "state.json.new", json.dumps(dataclasses.asdict(state), indent=1).encode())
+    os.replace(store / "state.json.new", store / "state.json")
+    sync_directory(store)
+
+
+def store(tree: Tree, kind: str, contents: Mapping[str, bytes]) -> None:
+    """Put copies of files on disk under `kind`, "pristine" or "patched"."""
+    for path, content in contents.items():
+        write_file(tree.root / STORE / kind / path, content)
+    for directory, _, _ in os.walk(tree.root / STORE):
+        sync_directory(Path(directory))
+    sync_directory(tree.root / "sglang")
+
+
+def clear(tree: Tree) -> None:
+    """Remove the whole store, the state file first: without it the rest means nothing."""
+    store = tree.root / STORE
+    if store.exists():
+        (store / "state.json").unlink(missing_ok=True)
+        sync_directory(store)
+        shutil.rmtree(store)
+        sync_directory(store.parent)
+
+
+def _read_digest(tree: Tree, path: str) -> str:
+    """sha256 of a file, or "" where it was deleted: a content like any other to compare."""
+    return tree.digest(path) if (tree.root / path).exists() else ""

@@ -1,0 +1,117 @@
+"""A SGLang installation on disk: where it is, which release it is, and safe changes of its files."""
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_xshare.patching.errors import PatchError
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The directory `root` that contains sglang/: a site-packages, an unpacked wheel, a checkout's python/."""
+
+    root: Path
+
+    @property
+    def release(self) -> str:
+        """The SGLang version of the files, which travels with them in `_version.py`; else of their metadata."""
+        generated = self.root / "sglang/_version.py"
+        text = generated.read_text() if generated.is_file() else ""
+        if match := re.search(r"^__version__ = .*?['\"](.+?)['\"]$", text, re.MULTILINE):
+            return match[1]
+        for distribution in importlib.metadata.distributions(name="sglang", path=[str(self.root)]):
+            return distribution.version
+        raise PatchError(f"{self.root}: neither sglang/_version.py nor sglang-*.dist-info tells the SGLang release")
+
+    def read(self, path: str) -> bytes:
+        """Content of one file, `path` relative to the root. A link is refused: its content belongs to another tree."""
+        file = self.root / path
+        if file.is_symlink() or not file.is_file():
+            raise PatchError(f"{file}: is {'a link' if file.is_symlink() else 'missing'}; a plain file is needed")
+        return file.read_bytes()
+
+    def digest(self, path: str) -> str:
+        """sha256 of one file, in hex."""
+        return digest(self.read(path))
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the tree alone. Waits for another run; the kernel releases the lock of one that was killed.
+
+        It is held on a file that is always there and never replaced, so that nothing is left behind. Writable, because
+        NFS grants exclusive locks only on such; a read-only tree is so found out before anything else.
+        """
+        with open(self.root / "sglang/__init__.py", "rb+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print(f"waiting for another patch run on {self.root}", file=sys.stderr)
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def find_tree(target: Path | None = None) -> Tree:
+    """The tree at `target`, or the one Python would import `sglang` from (it is not imported).
+
+    Raises:
+        PatchError: there is none.
+    """
+    if target is None:
+        spec = importlib.util.find_spec("sglang")
+        if spec is None or spec.origin is None:
+            raise PatchError("sglang is not installed here; install it, or name its directory with --target")
+        return Tree(Path(spec.origin).resolve().parents[1])
+    if not target.is_dir():
+        raise PatchError(f"--target {target}: not a directory; allowed: a directory that contains sglang/")
+    if not (target / "sglang/__init__.py").is_file():
+        raise PatchError(f"--target {target}: no sglang/__init__.py in it; allowed: a directory that contains sglang/")
+    return Tree(target.resolve())
+
+
+def digest(content: bytes) -> str:
+    """sha256, in hex."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def write_file(file: Path, content: bytes) -> None:
+    """Write a new file that is on disk when this returns; its directory entry is not yet (`sync_directory`)."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def replace_file(new: Path, old: Path) -> None:
+    """Move `new` over `old` in one step, keeping old's mode and owner.
+
+    The new file is at least a second younger than the old one, so no `.pyc` of an earlier content ever passes for it
+    (Python compares whole seconds).
+    """
+    known = old.stat()
+    os.chown(new, known.st_uid, known.st_gid)
+    os.chmod(new, stat.S_IMODE(known.st_mode))
+    changed = max(time.time_ns(), known.st_mtime_ns + 10**9)
+    os.utime(new, ns=(changed, changed))
+    os.replace(new, old)
+    sync_directory(old.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Put a directory's entries on disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

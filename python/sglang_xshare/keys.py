@@ -1,0 +1,60 @@
+"""A key of a plan or a policy: its type and range, for errors and for the table of policies."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Key:
+    """What one key accepts. `kind` is int, float, bool, str (one of `choices`) or tuple (a permutation of the expert ids).
+
+    The range is closed, but open at `low` with `above_low`. An `optional` key may be None, which switches it off.
+    """
+
+    kind: type
+    help: str
+    low: float = -math.inf
+    high: float = math.inf
+    above_low: bool = False
+    choices: tuple[str, ...] = ()
+    optional: bool = False
+
+    @property
+    def allowed(self) -> str:
+        """The accepted values in words."""
+        if self.kind is str:
+            text = "one of " + ", ".join(self.choices)
+        elif self.kind is bool:
+            text = "true or false"
+        elif self.kind is tuple:
+            text = "a list of all expert ids, each once"
+        elif self.kind is int:
+            text = f"an integer of at least {self.low:g}"
+        else:
+            text = f"a number in {'(' if self.above_low else '['}{self.low:g}, {self.high:g}]"
+        return text
+
+    def check(self, name: str, value: Any) -> Any:
+        """`value` in its normal form (a float key's integer as float, a list as tuple). Raises ValueError otherwise.
+
+        Strict: True is no integer, "3" is not 3, 3.0 is not 3, NaN is no number.
+        """
+        if value is None and self.optional:
+            return None
+        if not self._accepts(value):
+            raise ValueError(f"{name} = {value!r}: allowed is {self.allowed}")
+        return self.kind(value)
+
+    def _accepts(self, value: Any) -> bool:
+        if self.kind is tuple:
+            is_list = isinstance(value, list | tuple) and all(type(i) is int for i in value)
+            return is_list and sorted(value) == list(range(len(value))) != []
+        if self.kind is float:
+            is_number = type(value) in (int, float) and self.low <= value <= self.high
+            return is_number and not (self.above_low and value == self.low)
+        if type(value) is not self.kind:
+            return False
+        return value in self.choices if self.kind is str else self.low <= value <= self.high

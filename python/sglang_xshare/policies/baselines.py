@@ -1,0 +1,31 @@
+"""What the papers compare against."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..plan import KEYS, SelectionPlan
+from .registry import Setting, register
+
+
+@register("vanilla", "upstream")
+def vanilla() -> SelectionPlan:
+    """The model's own routing, untouched."""
+    return SelectionPlan(k0=None, coverage="own")
+
+
+@register(
+    "pruned",
+    "OEA, phase 1 (arXiv 2511.02237)",
+    own_keys={"k0": replace(KEYS["k0"], low=1, help="experts every row keeps")},
+    published=(Setting({"k0": 5}, "Qwen3-30B-A3B (top-8): no significant loss on 3 of 4 benchmarks"),),
+)
+def pruned(k0: int = 5, p: float = 1.0) -> SelectionPlan:
+    """Fewer experts a row: its k0 best only."""
+    return SelectionPlan(k0=k0, p=p, coverage="own")
+
+
+@register("dynamic-skip", "NAEE (arXiv 2402.14800), the baseline in XShare and OEA")
+def dynamic_skip(beta: float) -> SelectionPlan:
+    """Skip every expert of a row's top-k that scores below beta times its first."""
+    return SelectionPlan(k0=None, beta=beta, coverage="own")

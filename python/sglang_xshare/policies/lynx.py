@@ -1,0 +1,33 @@
+"""Lynx: Enabling Efficient MoE Inference through Dynamic Batch-Aware Expert Selection (arXiv 2411.08982)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..plan import KEYS, SelectionPlan
+from .registry import Setting, register
+
+
+@register(
+    "lynx-lat",
+    "Lynx 4.2 (arXiv 2411.08982)",
+    own_keys={
+        "retain": replace(KEYS["budget"], help="keep this many of the most voted experts, but at least the model's top-k"),
+        "drop": replace(KEYS["drop"], help="drop this many of the least voted of those with a vote, but keep at least the top-k"),
+    },
+    published=(
+        Setting({"retain": 12}, "DBRX (16 experts): GSM8k 71.6 -> 68.2"),
+        Setting({"retain": 6}, "Mixtral-8x7B (8 experts): GSM8k 59.1 -> 55.7"),
+    ),
+)
+def lynx_lat(retain: int | None = None, drop: int | None = None) -> SelectionPlan:
+    """Every row votes for its top-k; the least voted experts go. Takes retain or drop."""
+    if (retain is None) == (drop is None):
+        raise ValueError(f"retain = {retain}, drop = {drop}: lynx-lat needs exactly one of them")
+    return SelectionPlan(budget=retain, drop=drop, ranking="votes")
+
+
+@register("lynx-acc", "Lynx 4.3 (arXiv 2411.08982)")
+def lynx_acc(confidence: float, max_voters: int = 8, min_votes: int = 2) -> SelectionPlan:
+    """Only rows with a confident router vote; their first choices stay."""
+    return SelectionPlan(confidence=confidence, max_voters=max_voters, min_votes=min_votes)

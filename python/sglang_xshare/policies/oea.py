@@ -1,0 +1,22 @@
+"""Opportunistic Expert Activation: Batch-Aware Expert Routing for Faster Decode Without Retraining (arXiv 2511.02237)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..plan import KEYS, SelectionPlan
+from .registry import Setting, register
+
+
+@register(
+    "oea",
+    "OEA, Algorithms 1 and 2 (arXiv 2511.02237)",
+    own_keys={"k0": replace(KEYS["k0"], low=1, help="every row's own best experts, which all rows may use")},
+    published=(
+        Setting({"k0": 3}, "Qwen3-30B-A3B (top-8), batch 16: MoE layer latency -39 %"),
+        Setting({"k0": 5}, "Qwen3-30B-A3B -23 %, Qwen3-235B-A22B -15 %"),
+    ),
+)
+def oea(k0: int = 3, p: float = 1.0, kmax: int | None = None, max_rank: int | None = None) -> SelectionPlan:
+    """Every row's k0 best experts; rows fill up with the experts other rows have loaded."""
+    return SelectionPlan(k0=k0, p=p, kmax=kmax, max_rank=max_rank)

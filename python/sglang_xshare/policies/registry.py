@@ -1,0 +1,86 @@
+"""Named policies: what the command line offers, and what its errors list."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..keys import Key
+from ..plan import KEYS, SelectionPlan
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Keys a paper recommends, and what it reports for them."""
+
+    keys: Mapping[str, Any]
+    result: str
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """A preset: `make` turns its keys into a plan. `defaults` holds the optional keys, so the others are required."""
+
+    name: str
+    paper: str
+    summary: str
+    make: Callable[..., SelectionPlan]
+    keys: Mapping[str, Key]
+    defaults: Mapping[str, Any]
+    published: tuple[Setting, ...] = ()
+    bare: Mapping[str, Any] = field(default_factory=dict)
+    bare_speculative: Mapping[str, Any] = field(default_factory=dict)
+    phases: tuple[str, ...] = ("decode", "verify")
+
+    def default_keys(self, speculative: bool) -> dict[str, Any]:
+        """The published keys to use where a user names none, with or without speculative decoding."""
+        return dict(self.bare_speculative if speculative else self.bare)
+
+    def build(self, keys: Mapping[str, Any]) -> SelectionPlan:
+        """The plan for these keys. Raises ValueError naming the key, the value and what is allowed."""
+        for name, value in keys.items():
+            if name not in self.keys:
+                raise ValueError(f"{name} = {value!r}: {self.name} has no such key; allowed is {', '.join(self.keys) or 'none'}")
+        for name, key in self.keys.items():
+            if name not in keys and name not in self.defaults:
+                raise ValueError(f"{name} is missing: {self.name} needs {key.allowed}")
+        checked = {name: self.keys[name].check(name, value) for name, value in keys.items()}
+        return replace(self.make(**checked), policy=self.name)
+
+
+_POLICIES: dict[str, Policy] = {}
+
+
+def register(
+    name: str, paper: str, *, own_keys: Mapping[str, Key] | None = None, summary: str = "", **options: Any
+) -> Callable[[Callable[..., SelectionPlan]], Callable[..., SelectionPlan]]:
+    """Register a function as policy `name`: its parameters are the policy's keys, their defaults the keys' defaults.
+
+    A parameter accepts what the plan's key of the same name accepts, unless `own_keys` says otherwise, and null where it is
+    annotated with None. The first line of the function's docstring is the summary.
+    """
+
+    def add(make: Callable[..., SelectionPlan]) -> Callable[..., SelectionPlan]:
+        known = {**KEYS, **(own_keys or {})}
+        parameters = {key: p for key, p in inspect.signature(make).parameters.items() if key != "policy"}
+        defaults = {key: p.default for key, p in parameters.items() if p.default is not inspect.Parameter.empty}
+        keys = {key: replace(known[key], optional="None" in str(p.annotation)) for key, p in parameters.items()}
+        text = summary or (make.__doc__ or "").split("\n")[0]
+        _POLICIES[name] = Policy(name, paper, text, make, keys, defaults, **options)
+        return make
+
+    return add
+
+
+def get_policy(name: Any) -> Policy:
+    """The policy called `name`. Raises ValueError listing the names there are."""
+    if not isinstance(name, str) or name not in _POLICIES:
+        raise ValueError(f"policy = {name!r}: allowed is one of {', '.join(_POLICIES)}")
+    return _POLICIES[name]
+
+
+def list_policies() -> list[Policy]:
+    """All policies, in the order of their registration."""
+    return list(_POLICIES.values())

@@ -1,0 +1,75 @@
+"""Selection: a plan and router logits give ids, weights and the active set. One `select()` in front of all backends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+
+import torch
+
+from ..plan import SelectionPlan
+from ..types import Batch, Router, Selection
+
+BACKENDS = {
+    "reference": "sglang_xshare.selection.reference",
+}
+"""Name -> module with a function `select(logits, plan, router, batch, rank_of_expert) -> Selection`."""
+
+MAX_ROWS, MAX_EXPERTS = 1 << 16, 1 << 10
+"""Beyond these the integers that rank experts by votes could overflow int64."""
+
+
+def select(
+    router_logits: torch.Tensor,
+    plan: SelectionPlan,
+    router: Router,
+    batch: Batch | None = None,
+    rank_of_expert: torch.Tensor | Sequence[int] | None = None,
+    backend: str = "auto",
+) -> Selection:
+    """Select the batch's experts and route every row within them.
+
+    `router_logits` [n, N] in any float dtype, n may be 0. `rank_of_expert` [N] holds each expert's expert-parallel rank, for
+    `target_per_rank`. `backend` is one of BACKENDS or "auto". Knows nothing of phases, layers or SGLang; never synchronizes
+    with the host, except for "reference". Raises ValueError naming what is wrong, its value and what is allowed.
+    """
+    batch = batch or Batch()
+    if rank_of_expert is not None:
+        rank_of_expert = torch.as_tensor(rank_of_expert, device=router_logits.device)
+    _check_inputs(router_logits, plan, router, batch, rank_of_expert)
+    return _load_backend(backend).select(router_logits, plan, router, batch, rank_of_expert)
+
+
+def _load_backend(name: str) -> ModuleType:
+    if name == "auto":
+        name = "reference"
+    if name not in BACKENDS:
+        raise ValueError(f"backend = {name!r}: allowed is auto, {', '.join(BACKENDS)}")
+    return import_module(BACKENDS[name])
+
+
+def _check_inputs(
+    logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, rank_of_expert: torch.Tensor | None
+) -> None:
+    if logits.dim() != 2 or not logits.is_floating_point():
+        raise ValueError(f"router_logits {_describe(logits)}: allowed is a float tensor [rows, experts]")
+    rows, num_experts = logits.shape
+    if rows > MAX_ROWS or not 1 <= num_experts <= MAX_EXPERTS:
+        raise ValueError(
+            f"router_logits {_describe(logits)}: allowed is up to {MAX_ROWS} rows of 1 to {MAX_EXPERTS} experts"
+        )
+    if rows % batch.tokens_per_request:
+        raise ValueError(f"tokens_per_request = {batch.tokens_per_request}: allowed is a divisor of the {rows} rows")
+    valid, bias = batch.valid, router.correction_bias
+    if valid is not None and (valid.shape != (rows,) or valid.dtype != torch.bool):
+        raise ValueError(f"valid {_describe(valid)}: allowed is a bool tensor [{rows}]")
+    if bias is not None and (bias.shape != (num_experts,) or not bias.is_floating_point()):
+        raise ValueError(f"correction_bias {_describe(bias)}: allowed is a float tensor [{num_experts}]")
+    if rank_of_expert is not None and (rank_of_expert.shape != (num_experts,) or rank_of_expert.is_floating_point()):
+        raise ValueError(f"rank_of_expert {_describe(rank_of_expert)}: allowed is an integer tensor [{num_experts}]")
+    plan.check(router, num_experts, ranks=1 if rank_of_expert is None else num_experts)
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -1,0 +1,210 @@
+"""The truth: selection in plain torch and loops, in the order of the specification. Every fast backend must give the same ids.
+
+Runs on the CPU, whatever device the logits are on. One row, one expert, one request at a time: for tests, never for serving.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..plan import SelectionPlan
+from ..types import Batch, Router, Selection
+from .scores import compute_scores, to_grid
+
+
+def select(
+    logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, rank_of_expert: torch.Tensor | None
+) -> Selection:
+    """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`."""
+    return _Reference(logits, plan, router, batch, rank_of_expert).select()
+
+
+class _Reference:
+    def __init__(
+        self,
+        logits: torch.Tensor,
+        plan: SelectionPlan,
+        router: Router,
+        batch: Batch,
+        rank_of_expert: torch.Tensor | None,
+    ) -> None:
+        self.plan, self.router, self.device = plan, router, logits.device
+        scores, choice = compute_scores(logits, router)
+        self.scores, choice = scores.cpu(), choice.cpu()
+        self.grid = to_grid(self.scores).tolist()
+        self.num_rows, self.num_experts = choice.shape
+        valid = [True] * self.num_rows if batch.valid is None else batch.valid.tolist()
+        self.rows = [i for i in range(self.num_rows) if valid[i]]
+        size = batch.tokens_per_request
+        self.requests = [[i for i in range(r, r + size) if valid[i]] for r in range(0, self.num_rows, size)]
+        self.rank_of_expert = None if rank_of_expert is None else rank_of_expert.tolist()
+        # Every row's experts, best first: higher C, then the lower index; experts with C = -inf are never chosen.
+        self.ranking = [
+            [j for j in sorted(range(self.num_experts), key=lambda j: (-row[j], j)) if row[j] > -math.inf]
+            for row in choice.tolist()
+        ]
+        self.top_k = [ranked[: router.top_k] for ranked in self.ranking]
+
+    def select(self) -> Selection:
+        self.kept = {i: self.keep(i) for i in self.rows}
+        selected = self.stage_1()
+        chosen, rescued = self.stage_2(selected)
+        columns = self.plan.kmax or self.router.top_k
+        ids = torch.full((self.num_rows, columns), -1, dtype=torch.int32)
+        weights = torch.zeros(self.num_rows, columns)
+        kept_mass = torch.zeros(self.num_rows)
+        for i, experts in chosen.items():
+            ids[i, : len(experts)] = torch.tensor(experts, dtype=torch.int32)
+            weights[i, : len(experts)] = self.weigh(i, experts)
+            own_mass = self.scores[i, self.top_k[i]].sum()
+            kept_mass[i] = self.scores[i, experts].sum() / own_mass if own_mass > 0 else 1.0
+        return Selection(
+            topk_ids=ids.to(self.device),
+            topk_weights=weights.to(self.device),
+            selected=self.mask(selected),
+            active=self.mask(set().union(*chosen.values())),
+            rescued=torch.tensor(rescued, device=self.device),
+            vanilla_active=self.mask(set().union(*(self.top_k[i] for i in self.rows))),
+            kept_mass=kept_mass.to(self.device),
+        )
+
+    # Stage 1: select S.
+
+    def keep(self, i: int) -> list[int]:
+        """Row i's warm-up; or what dynamic-skip leaves of its top-k."""
+        k0 = self.router.top_k if self.plan.k0 is None else self.plan.k0
+        kept = self.ranking[i][:k0]
+        if self.plan.p < 1:
+            reach = math.ceil(self.plan.p * sum(self.grid[i]))
+            shares = [sum(self.grid[i][j] for j in kept[: length + 1]) for length in range(len(kept))]
+            kept = kept[: 1 + sum(share < reach for share in shares)]
+        if self.plan.beta is not None:
+            floor = self.plan.beta * self.scores[i, kept[0]].item() if kept else 0.0
+            kept = [j for rank, j in enumerate(kept) if rank == 0 or self.scores[i, j].item() >= floor]
+        return kept
+
+    def stage_1(self) -> set[int]:
+        selected = set().union(*self.kept.values())
+        if self.plan.ranks_experts:
+            groups = self.requests if self.plan.scope == "request" else [self.rows]
+            return selected.union(*(self.rank_experts(rows) for rows in groups))
+        if self.plan.confidence is not None:
+            return selected | self.follow_voters(self.plan.confidence, selected)
+        for rows in self.requests:
+            rest = self.best(self.utility(rows), without=set().union(*(self.kept[i] for i in rows)))
+            selected = selected.union(rest[: self.plan.add_per_request])
+        utility = self.utility(self.rows)
+        selected = selected.union(self.best(utility, without=selected)[: self.plan.add])
+        if self.plan.mass is not None:
+            for expert in self.best(utility, without=selected):
+                if sum(utility[j] for j in selected) >= math.ceil(self.plan.mass * sum(utility)):
+                    break
+                selected = selected | {expert}
+        if self.plan.target_per_rank is not None:
+            selected = self.balance(selected, utility, self.plan.target_per_rank)
+        return selected
+
+    def utility(self, rows: list[int], kind: str | None = None) -> list[int]:
+        """Every expert's utility over some rows, on the grid."""
+        total = [0] * self.num_experts
+        for i in rows:
+            if (kind or self.plan.utility) == "full":
+                total = [u + score for u, score in zip(total, self.grid[i], strict=True)]
+                continue
+            own = self.scores[i, self.top_k[i]].double()
+            # A row whose own top-k scores nothing has no utility to give.
+            for j, score in zip(self.top_k[i], to_grid(own / own.sum()).tolist() if own.sum() > 0 else [], strict=False):
+                total[j] += score
+        return total
+
+    def best(self, utility: list[int], without: set[int]) -> list[int]:
+        """The experts with utility outside a set, best first."""
+        rest = [j for j in range(self.num_experts) if j not in without and utility[j] > 0]
+        return sorted(rest, key=lambda j: (-utility[j], j))
+
+    def balance(self, selected: set[int], utility: list[int], target: int) -> set[int]:
+        assert self.rank_of_expert is not None
+        ranks = max(self.rank_of_expert) + 1
+        home = self.rank_of_expert
+        if self.plan.balance == "fill":
+            for rank in range(ranks):
+                missing = target - sum(home[j] == rank for j in selected)
+                own = [j for j in self.best(utility, without=selected) if home[j] == rank]
+                selected = selected.union(own[: max(missing, 0)])
+            return selected
+        while len(selected) < target * ranks:
+            rest = self.best(utility, without=selected)
+            # Each rank's best remaining expert: the last write wins, so walk from the worst to the best.
+            added = {home[j]: j for j in reversed(rest)}
+            if not added:
+                break
+            selected = selected.union(added.values())
+        return selected
+
+    def rank_experts(self, rows: list[int]) -> set[int]:
+        """The top `budget` of a ranking over some rows."""
+        plan = self.plan
+        if plan.ranking == "static":
+            assert plan.order is not None
+            return set(plan.order[: plan.budget])
+        if plan.ranking == "router":
+            return set(self.best(self.utility(rows), without=set())[: plan.budget])
+        votes = self.count_votes(rows)
+        utility = self.utility(rows, "full")
+        ranked = [j for j in range(self.num_experts) if votes[j] or utility[j]]
+        ranked.sort(key=lambda j: (-votes[j], -utility[j], j))
+        retain = plan.budget if plan.drop is None else sum(v > 0 for v in votes) - plan.drop
+        assert retain is not None
+        return set(ranked[: max(retain, self.router.top_k)])
+
+    def count_votes(self, rows: list[int]) -> list[int]:
+        """How many of the rows have each expert in their top-k."""
+        return [sum(j in self.top_k[i] for i in rows) for j in range(self.num_experts)]
+
+    def follow_voters(self, confidence: float, selected: set[int]) -> set[int]:
+        def share(i: int) -> float:
+            return max(self.grid[i]) / sum(self.grid[i]) if sum(self.grid[i]) else 0.0
+
+        by_confidence = sorted(self.rows, key=lambda i: (-share(i), i))
+        sure = [i for i in by_confidence if share(i) > 0 and max(self.grid[i]) >= math.ceil(confidence * sum(self.grid[i]))]
+        voters = sure[: self.plan.max_voters] or by_confidence[:1]
+        votes = self.count_votes(voters)
+        selected = selected.union(j for j in range(self.num_experts) if votes[j] >= self.plan.min_votes)
+        selected = selected.union(*(self.ranking[i][:1] for i in voters))
+        rest = self.best(self.utility(self.rows, "full"), without=selected)
+        return selected.union(rest[: max(self.router.top_k - len(selected), 0)])
+
+    # Stage 2: cover each row.
+
+    def stage_2(self, selected: set[int]) -> tuple[dict[int, list[int]], int]:
+        """(experts of every valid row, best first; rows rescued). Rescue adds to `selected`."""
+        if self.plan.coverage == "own":
+            return self.kept, 0
+        if self.plan.coverage == "substitute":
+            return {i: self.substitute(i, selected) for i in self.rows}, 0
+        lost = [i for i in self.rows if self.top_k[i] and not selected.intersection(self.top_k[i])]
+        if self.plan.rescue:
+            selected.update(self.ranking[i][0] for i in lost)
+        truncated = {i: [j for j in self.top_k[i] if j in selected] for i in self.rows}
+        return truncated, len(lost) if self.plan.rescue else 0
+
+    def substitute(self, i: int, selected: set[int]) -> list[int]:
+        reach = self.ranking[i][: self.plan.max_rank]
+        others = [j for j in reach if j in selected and j not in self.kept[i]]
+        return (self.kept[i] + others)[: self.plan.kmax or self.router.top_k]
+
+    def weigh(self, i: int, experts: list[int]) -> torch.Tensor:
+        """P at the experts, divided by its sum where the model renormalizes; by that of the whole top-k under truncate."""
+        weights = self.scores[i, experts]
+        if not self.router.renormalize:
+            return weights
+        shared = self.top_k[i] if self.plan.coverage == "truncate" else experts
+        total = self.scores[i, shared].sum()
+        return weights / total if total > 0 else torch.full_like(weights, 1 / max(len(shared), 1))
+
+    def mask(self, experts: set[int]) -> torch.Tensor:
+        mask = torch.zeros(self.num_experts, dtype=torch.bool)
+        mask[list(experts)] = True
+        return mask.to(self.device)

@@ -1,0 +1,78 @@
+"""What selection takes and gives: the model's router, the batch, and the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+SCORINGS = ("softmax", "sigmoid")
+
+
+@dataclass(frozen=True, eq=False)
+class Router:
+    """How the model routes, apart from the logits. Fused shared experts are not part of it.
+
+    `correction_bias` [N], any float dtype, is added to the scores to choose, never to weigh. `num_expert_group` and
+    `topk_group` are both given (a group-limited router) or both None. Raises ValueError naming the key.
+    """
+
+    top_k: int
+    scoring: str = "softmax"
+    correction_bias: torch.Tensor | None = None
+    renormalize: bool = True
+    num_expert_group: int | None = None
+    topk_group: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_count("top_k", self.top_k)
+        if self.scoring not in SCORINGS:
+            raise ValueError(f"scoring = {self.scoring!r}: allowed is {' or '.join(SCORINGS)}")
+        if (self.num_expert_group is None) != (self.topk_group is None):
+            raise ValueError(
+                f"num_expert_group = {self.num_expert_group!r}, topk_group = {self.topk_group!r}: allowed is both or neither"
+            )
+        if self.num_expert_group is not None:
+            _check_count("num_expert_group", self.num_expert_group)
+            _check_count("topk_group", self.topk_group)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Which of the router's rows are live, and which belong together.
+
+    `valid` [n] bool on the logits' device, None where every row is live. Rows `[r * T, (r + 1) * T)` with
+    T = `tokens_per_request` are one request. Raises ValueError naming the key.
+    """
+
+    valid: torch.Tensor | None = None
+    tokens_per_request: int = 1
+
+    def __post_init__(self) -> None:
+        _check_count("tokens_per_request", self.tokens_per_request)
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Where every row goes. All tensors lie on the logits' device; nothing in it was synchronized with the host."""
+
+    topk_ids: torch.Tensor
+    """[n, k] (`kmax` columns where the plan says so) int32, descending choice score, -1 in an empty slot."""
+    topk_weights: torch.Tensor
+    """[n, k] float32, 0 in an empty slot."""
+    selected: torch.Tensor
+    """[N] bool: the set S."""
+    active: torch.Tensor
+    """[N] bool: experts in a slot of a valid row, what is loaded."""
+    rescued: torch.Tensor
+    """0-dim int64: rows that `rescue` saved."""
+    vanilla_active: torch.Tensor
+    """[N] bool: experts the model's own top-k would have loaded for the valid rows."""
+    kept_mass: torch.Tensor
+    """[n] float32: the scores of the chosen experts over those of the row's own top-k; 1 where the latter are all zero, 0
+    in an invalid row."""
+
+
+def _check_count(key: str, value: object) -> None:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{key} = {value!r}: allowed is an integer of at least 1")

@@ -1,4 +1,4 @@
-"""The server arguments of the stage: `--expert-policy`, `--expert-policy-config`, `--mask-padding-experts`, `--expert-policy-trace`."""
+"""The stage's server arguments: `--expert-policy` and its configuration and trace, `--mask-padding-experts`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .schedule import Schedule, build_schedule
 class ExpertPolicyError(SystemExit, ValueError):
     """A refused configuration.
 
-    Uncaught, Python prints its one line and exits with status 1, without a traceback: what a server's user wants. It is a
-    `ValueError` too, which is what a user of `Engine(...)` catches.
+    Uncaught, Python prints its one line and exits with status 1, without a traceback: what a server's user wants.
+    It is a `ValueError` too, which is what a user of `Engine(...)` catches.
     """
 
 
@@ -44,12 +44,12 @@ def read_arguments(server_args: Any) -> Arguments | None:
     try:
         schedule = build_schedule(name, keys, speculative)
     except ValueError as error:
-        flag = f"--expert-policy {name}" if config is None else f"--expert-policy {name} --expert-policy-config {config}"
-        raise ExpertPolicyError(f"{flag}: {error}") from None
+        given = "" if config is None else f" --expert-policy-config {config}"
+        raise ExpertPolicyError(f"--expert-policy {name}{given}: {error}") from None
     if schedule is None:
         if mask_padding:
             raise ExpertPolicyError(
-                "--mask-padding-experts with --expert-policy vanilla: vanilla never masks; allowed without --expert-policy or with another policy"
+                "--mask-padding-experts with --expert-policy vanilla: vanilla never masks; allowed is another policy or none"
             )
         return None
     return Arguments(schedule, True, None if trace is None else _check_trace(Path(trace)))
@@ -66,7 +66,7 @@ def _read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
             text = Path(config).read_bytes()
         except OSError as error:
             raise ExpertPolicyError(
-                f"{flag}: {error.strerror or error}; allowed is JSON text such as '{{\"k0\": 1}}' or the path of a readable JSON file"
+                f"{flag}: {error.strerror or error}; allowed is JSON text such as '{{\"k0\": 1}}' or the path of a JSON file"
             ) from None
     try:
         keys = orjson.loads(text)

@@ -1,4 +1,4 @@
-"""What the stage can serve: checked against the resolved arguments and the model's configuration, before weights load."""
+"""What the stage can serve: checked against the resolved arguments and the model, before weights load."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .upstream import model_config, resolved
 
 logger = logging.getLogger(__name__)
 
-# Models whose every MoE layer routes through `TopK` with a softmax or sigmoid router the stage reproduces. Others have a routing function
-# of their own (Llama 4, Grok, Phi, Gemma), a bias a token (Bailing), or route before TopK (Kimi K3, LongCat, LLaDA 2).
+# Models whose every MoE layer routes through `TopK` with a softmax or sigmoid router the stage reproduces. Others have a
+# routing function of their own (Llama 4, Grok, Phi, Gemma), a bias a token (Bailing), or route before TopK (Kimi K3).
 ARCHITECTURES = frozenset(
     {
         "DeepseekForCausalLM",
@@ -43,14 +43,14 @@ REFUSED_FLAGS = {
     "enable_nvidia_megakernel": "it routes inside its kernel",
     "enable_amd_monokernel": "it routes inside its kernel",
 }
-# Runners that take ids and weights from `select_experts`. The others route inside their kernel or pack the router's output.
+# Runners that take ids and weights from `select_experts`. The others route inside their kernel or pack its output.
 RUNNERS = ("auto", "triton", "deep_gemm", "cutlass", "marlin", "flashinfer_cutlass")
 NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
 
 
 def check_server(server_args: Any, arguments: Arguments) -> None:
-    """Raise `ExpertPolicyError` for a model, backend or mode that the stage cannot serve; warn of a plan that drops nothing."""
+    """Raise `ExpertPolicyError` for a model, backend or mode the stage cannot serve; warn of a plan that drops nothing."""
     config = resolved(server_args)
     for flag, reason in REFUSED_FLAGS.items():
         if getattr(config, flag, False):
@@ -74,7 +74,8 @@ def read_model(model: Any, path: str) -> tuple[int, int]:
     if num_experts < 2 or not top_k:
         raise refusal("--model-path", path, f"{architecture} is a dense model; allowed are Mixture-of-Experts models")
     if architecture not in ARCHITECTURES:
-        raise refusal("--model-path", path, f"the router of {architecture} is not supported; allowed are {', '.join(sorted(ARCHITECTURES))}")
+        allowed = ", ".join(sorted(ARCHITECTURES))
+        raise refusal("--model-path", path, f"the router of {architecture} is not supported; allowed are {allowed}")
     return num_experts, top_k
 
 
@@ -97,6 +98,6 @@ def _check_plans(arguments: Arguments, router: Router, num_experts: int, config:
         except ValueError as error:
             raise ExpertPolicyError(f"--expert-policy {schedule.policy}: {error}") from None
         if plan.target_per_rank is not None and (config.init_expert_location != "trivial" or config.enable_eplb):
-            raise refusal("--enable-eplb / --init-expert-location", "set", "target_per_rank needs experts that stay where they are")
+            raise refusal("--enable-eplb / --init-expert-location", "set", "target_per_rank needs a fixed placement")
         if not plan.can_drop(router, num_experts):
-            logger.warning("--expert-policy %s: a plan that keeps all %d experts never drops one", schedule.policy, num_experts)
+            logger.warning("--expert-policy %s: this plan never drops one of %d experts", schedule.policy, num_experts)

@@ -15,7 +15,7 @@ from .upstream import num_shared_slots, scales_custom_routing
 
 
 class Layer:
-    """Wraps a layer's `TopKConfig`: `config` routes through `choose`, everything upstream does after routing stays as it is.
+    """Wraps a layer's `TopKConfig`: `config` routes through `choose`; what upstream does after routing stays as it is.
 
     Raises ValueError for a router the stage does not reproduce.
     """
@@ -48,7 +48,8 @@ class Layer:
 
         `topk` counts the columns of fused shared experts where upstream expects them from its router.
         """
-        assert self.plan is not None and self.step is not None
+        assert self.plan is not None
+        assert self.step is not None
         out = select(gating_output, self.plan, self.router, self.step.batch, rank_of_expert=self.placement)
         self.selection = out
         ids, weights = fill_empty_slots(out.topk_ids, out.topk_weights)
@@ -58,7 +59,9 @@ class Layer:
             ids, weights = self._append_shared(ids, weights, gating_output.shape[1])
         return weights, ids
 
-    def _append_shared(self, ids: torch.Tensor, weights: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _append_shared(
+        self, ids: torch.Tensor, weights: torch.Tensor, num_experts: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         shared = torch.arange(num_experts, num_experts + self.num_shared, dtype=ids.dtype, device=ids.device)
         shared_weights = weights.new_full((len(ids), self.num_shared), self.shared_weight)
         return torch.cat([ids, shared.expand(len(ids), -1)], 1), torch.cat([weights, shared_weights], 1)
@@ -70,12 +73,12 @@ def read_router(topk_config: Any) -> Router:
         raise ValueError("a routing function of the model's own")
     if topk_config.scoring_func not in ("softmax", "sigmoid"):
         raise ValueError(f"scoring function {topk_config.scoring_func!r}, allowed is softmax or sigmoid")
-    if topk_config.correction_bias is not None and topk_config.scoring_func != "sigmoid" and topk_config.use_grouped_topk:
+    grouped = topk_config.use_grouped_topk
+    if grouped and topk_config.correction_bias is not None and topk_config.scoring_func != "sigmoid":
         raise ValueError("a grouped softmax router with a correction bias")
     shared = num_shared_slots(topk_config)
     if shared and not topk_config.renormalize:
-        raise ValueError("fused shared experts in a router that does not renormalize; allowed with --disable-shared-experts-fusion")
-    grouped = topk_config.use_grouped_topk
+        raise ValueError("fused shared experts without renormalizing; allowed with --disable-shared-experts-fusion")
     return Router(
         top_k=topk_config.top_k - shared,
         scoring=topk_config.scoring_func,
@@ -87,11 +90,11 @@ def read_router(topk_config: Any) -> Router:
 
 
 def fill_empty_slots(ids: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give every empty slot (id -1, weight 0) an expert that is awake anyway: the row's own first, or for a row without any (padding)
-    the first of some live row. Where no row is live, as when a graph is captured, expert 0.
+    """Give every empty slot (id -1, weight 0) an expert that is awake anyway: the row's own first, or for a row without
+    any (padding) the first of some live row. Where no row is live, as when a graph is captured, expert 0.
 
-    MoE runners read weights out of bounds at -1 unless they filter experts. Taking the largest first choice as "some live row's" needs
-    no search and no synchronization, since an empty row's is -1.
+    MoE runners read weights out of bounds at -1 unless they filter experts. Taking the largest first choice as "some live
+    row's" needs no search and no synchronization, since an empty row's is -1.
     """
     first = ids[:, :1]
     awake = torch.where(first < 0, first.amax(0, keepdim=True).clamp_min(0), first)

@@ -1,4 +1,4 @@
-"""Evidence that a policy is on: counts kept on the device, read once a log interval, logged and exported to prometheus."""
+"""Evidence that a policy is on: counted on the device, read once a log interval, logged and exported."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class Interval:
 
 
 class Counters:
-    """Running totals on the device: a dozen small operations a step, none that the host waits for, so a captured graph counts on replay."""
+    """Running totals on the device: a dozen small operations a step, none of which the host waits for, so that a captured
+    graph counts on replay.
+    """
 
     def __init__(self, num_layers: int, device: str) -> None:
         # float64 counts exactly up to 2**53.
@@ -73,8 +75,8 @@ class Counters:
             self.totals[list(selections)] += counts
 
     def read(self, step: int) -> Interval | None:
-        """What was counted since the last call; None where nothing was. `step` is the scheduler's decode count: an idle server
-        asks again and again, and must not copy from the device each time.
+        """What was counted since the last call; None where nothing was. `step` is the scheduler's decode count: an idle
+        server asks again and again, and must not copy from the device each time.
         """
         if step == self._last_step:
             return None
@@ -99,9 +101,8 @@ def format_log(interval: Interval) -> str:
     vanilla = [f"{name} {count}" for name, count in interval.outcomes.items() if count and name != "policy"]
     text = f", policy steps: {interval.outcomes['policy']}, vanilla steps: {' '.join(vanilla) or 0}"
     if interval.layer_steps:
-        text = (
-            f", active experts: {interval.mean_before:.1f} -> {interval.mean_after:.1f}, kept mass: {interval.mean_kept_mass:.4f}" + text
-        )
+        experts = f"active experts: {interval.mean_before:.1f} -> {interval.mean_after:.1f}"
+        text = f", {experts}, kept mass: {interval.mean_kept_mass:.4f}{text}"
     return text + (f", rescued: {interval.rescued}" if interval.rescued else "")
 
 
@@ -149,8 +150,9 @@ def _make_metrics(labels: tuple[str, ...]) -> dict[str, Any]:
         "active_experts_after": "Mean active experts a layer and step, last interval",
         "mean_kept_mass": "Mean kept mass of a row, last interval",
     }
-    metrics: dict[str, Any] = {name: Counter(f"sglang:expert_policy_{name}", text, labels) for name, text in counters.items()}
-    metrics["steps"] = Counter("sglang:expert_policy_steps", "Forwards of the target model, by outcome", (*labels, "outcome"))
+    prefix = "sglang:expert_policy_"
+    metrics: dict[str, Any] = {name: Counter(prefix + name, text, labels) for name, text in counters.items()}
+    metrics["steps"] = Counter(prefix + "steps", "Forwards of the target model, by outcome", (*labels, "outcome"))
     for name, text in gauges.items():
-        metrics[name] = Gauge(f"sglang:expert_policy_{name}", text, labels, multiprocess_mode="mostrecent")
+        metrics[name] = Gauge(prefix + name, text, labels, multiprocess_mode="mostrecent")
     return metrics

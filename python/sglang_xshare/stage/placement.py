@@ -10,7 +10,7 @@ from .upstream import model_config, resolved
 
 
 def read_placement(model_runner: Any) -> torch.Tensor | None:
-    """[N] int64 rank of every logical expert under SGLang's trivial placement (contiguous blocks); None without expert parallelism."""
+    """[N] int64 rank of every logical expert under SGLang's trivial placement (contiguous blocks); None on one rank."""
     config = resolved(model_runner.server_args)
     if config.ep_size == 1:
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from ..plan import SelectionPlan, build_plan
@@ -51,7 +51,7 @@ class Schedule:
             return "max_tokens"
         return None
 
-    @lru_cache(maxsize=None)  # noqa: B019 - one schedule lives as long as its process
+    @cache  # noqa: B019 - one schedule lives as long as its process
     def plan(self, layer: int, rows: int) -> SelectionPlan | None:
         """The plan for a layer id and a number of router rows; None where an override makes it vanilla."""
         keys = {"policy": self.policy, **self.keys}
@@ -62,7 +62,7 @@ class Schedule:
         return None if keys["policy"] == "vanilla" else build_plan(keys)
 
     def plans(self) -> list[SelectionPlan]:
-        """Every plan that some layer and batch size can get: all are built, so a wrong override is found at start-up."""
+        """Every plan that some layer and batch size can get: building all finds a wrong override at start-up."""
         layers = {0, *(n for o in self.layers for n in (o.first, o.last, o.last + 1))}
         sizes = {self.min_tokens, *(n for o in self.by_batch for n in (o.first, o.last, o.last + 1))}
         found = [self.plan(layer, rows) for layer in layers for rows in sizes]
@@ -72,14 +72,14 @@ class Schedule:
 def build_schedule(name: str, config: dict[str, Any], speculative: bool) -> Schedule | None:
     """Validate a policy's name, its keys and the common keys. Returns None for `vanilla`.
 
-    `speculative` tells whether the server speculates: it decides the published defaults of a policy given without keys, and
-    whether phase `verify` can occur. Raises ValueError naming the key, the value and what is allowed.
+    `speculative` tells whether the server speculates: it decides the published defaults of a policy given without keys,
+    and whether phase `verify` can occur. Raises ValueError naming the key, the value and what is allowed.
     """
     policy = get_policy(name)
     common = {key: config[key] for key in COMMON_KEYS if key in config}
     keys = {key: value for key, value in config.items() if key not in COMMON_KEYS}
     if "policy" in keys:
-        raise ValueError(f"policy = {keys['policy']!r}: allowed only inside an override; --expert-policy names the policy")
+        raise ValueError(f"policy = {keys['policy']!r}: allowed only in an override; --expert-policy names the policy")
     if name == "vanilla":
         if config:
             raise ValueError(f"{next(iter(config))}: vanilla has no keys")
@@ -109,12 +109,14 @@ def _merge(keys: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
 def _read_phases(value: Any, name: str, default: tuple[str, ...], speculative: bool) -> tuple[str, ...]:
     if value is None:
         if not speculative and default == ("verify",):
-            raise ValueError(f"{name} selects in target-verify only; allowed with speculative decoding or with phases = [\"decode\"]")
+            raise ValueError(
+                f'{name} without speculative decoding: it selects in target-verify; allowed is phases = ["decode"]'
+            )
         return default
     if not isinstance(value, list) or not value or any(phase not in PHASES for phase in value):
         raise ValueError(f"phases = {value!r}: allowed is a list of {' and '.join(map(repr, PHASES))}")
     if not speculative and "decode" not in value:
-        raise ValueError(f"phases = {value!r}: target-verify occurs only with speculative decoding; allowed here is [\"decode\"]")
+        raise ValueError(f'phases = {value!r}: only speculative decoding verifies; allowed here is ["decode"]')
     return tuple(phase for phase in PHASES if phase in value)
 
 
@@ -126,14 +128,14 @@ def _read_count(key: str, value: Any) -> int:
 
 def _read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:
     if not isinstance(value, dict):
-        raise ValueError(f"{key} = {value!r}: allowed is an object such as {{\"0-3\": {{\"k0\": 2}}}}")
+        raise ValueError(f'{key} = {value!r}: allowed is an object such as {{"0-3": {{"k0": 2}}}}')
     overrides = []
     for place, keys in value.items():
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", place)
         first = int(match[1]) if match else -1
         last = int(match[2] or match[1]) if match else -1
         if not lowest <= first <= last:
-            raise ValueError(f"{key} {place!r}: allowed is a number from {lowest} or a range such as \"{lowest}-3\"")
+            raise ValueError(f'{key} {place!r}: allowed is a number from {lowest} or a range such as "{lowest}-3"')
         if not isinstance(keys, dict) or any(name in COMMON_KEYS for name in keys):
             raise ValueError(f"{key} {place!r} = {keys!r}: allowed is an object of the policy's own keys")
         overrides.append(Override(first, last, keys))

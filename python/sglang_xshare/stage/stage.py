@@ -16,6 +16,7 @@ from .step import Step, read_step
 from .trace import Trace
 
 logger = logging.getLogger(__name__)
+VANILLA = build_plan("vanilla")
 
 
 class PolicyBypassed(RuntimeError):
@@ -23,7 +24,7 @@ class PolicyBypassed(RuntimeError):
 
 
 class Stage:
-    """Wraps a loaded model's `forward` and its `TopK` layers. One per process, installed by `sglang_xshare.stage.attach`."""
+    """Wraps a loaded model's `forward` and its `TopK` layers. One per process, installed by `stage.attach`."""
 
     def __init__(self, model_runner: Any, arguments: Arguments) -> None:
         self.schedule = arguments.schedule
@@ -36,7 +37,8 @@ class Stage:
         self._by_config = {id(config): layer for config, layer in self.layers}
         self._running = False
         model_runner.model.forward = self._wrap(model_runner.model.forward)
-        logger.info("Expert policy %s on %d MoE layers", self.schedule.policy if self.schedule else "none (padding masked)", len(self.layers))
+        name = self.schedule.policy if self.schedule else "none, padding masked,"
+        logger.info("Expert policy %s on %d MoE layers", name, len(self.layers))
 
     def route(self, topk_config: Any) -> Any:
         """The config to route with. A config that is not the target's (a draft's) is returned as it is."""
@@ -96,7 +98,7 @@ class Stage:
         """Check that every layer with a plan has selected, and count what it chose."""
         missed = [layer.layer_id for _, layer in self.layers if layer.plan is not None and layer.selection is None]
         if missed:
-            raise PolicyBypassed(f"--expert-policy: MoE layers {missed} did not route through the expert policy in a {step.phase} step")
+            raise PolicyBypassed(f"MoE layers {missed} did not route through the expert policy in a {step.phase} step")
         selections = {i: layer.selection for i, (_, layer) in enumerate(self.layers) if layer.selection is not None}
         if selections:
             self.counters.count_selections(selections, step)
@@ -104,11 +106,8 @@ class Stage:
                 self.trace.write(step, {self.layers[i][1].layer_id: selection for i, selection in selections.items()})
 
 
-VANILLA = build_plan("vanilla")
-
-
 def _find_layers(model_runner: Any) -> list[tuple[Any, Layer]]:
-    """(TopKConfig, Layer) of every MoE layer of this rank's model. Raises `ExpertPolicyError` for one that cannot be served."""
+    """(TopKConfig, Layer) of every MoE layer of this rank's model. Raises `ExpertPolicyError` for an unknown router."""
     from sglang.srt.layers.moe.topk import TopK, TopKOutputFormat
 
     placement = read_placement(model_runner)
@@ -118,7 +117,9 @@ def _find_layers(model_runner: Any) -> list[tuple[Any, Layer]]:
             continue
         config = module.topk_config
         if config.output_format not in (None, TopKOutputFormat.STANDARD):
-            raise refusal(name, config.output_format.name, "the MoE runner routes by itself; allowed is a runner with standard top-k output")
+            raise refusal(
+                name, config.output_format.name, "the runner routes by itself; allowed is standard top-k output"
+            )
         try:
             layers.append((config, Layer(module.layer_id, config, placement)))
         except ValueError as error:

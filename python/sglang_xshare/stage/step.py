@@ -22,8 +22,8 @@ class Step:
 def read_step(forward_batch: Any, mask_padding: bool) -> Step | None:
     """The step of a decode or target-verify forward; None for every other one (prefill, mixed, idle, split prefill).
 
-    A verify batch is request-major: `batch_size` requests of equally many draft tokens, read here at every step, so a server that adapts
-    its number of draft tokens is followed.
+    A verify batch is request-major: `batch_size` requests of equally many draft tokens, read here at every step, so that a
+    server that adapts its number of draft tokens is followed.
     """
     mode = forward_batch.forward_mode
     if mode.is_target_verify():  # first: is_extend() is true of it too
@@ -34,9 +34,10 @@ def read_step(forward_batch: Any, mask_padding: bool) -> Step | None:
         return None
     rows = forward_batch.input_ids.shape[0]
     tokens_per_request = rows // forward_batch.batch_size if phase == "verify" and rows else 1
-    return Step(phase, rows, Batch(valid=live_rows(forward_batch) if mask_padding else None, tokens_per_request=tokens_per_request))
+    valid = live_rows(forward_batch) if mask_padding else None
+    return Step(phase, rows, Batch(valid=valid, tokens_per_request=tokens_per_request))
 
 
 def live_rows(forward_batch: Any) -> torch.Tensor:
-    """[rows] bool, read live in a graph replay: KV slot 0 is the one that padding rows write to, and never a request's."""
+    """[rows] bool, read live in a graph replay: padding rows write to KV slot 0, which is never a request's."""
     return forward_batch.out_cache_loc != 0

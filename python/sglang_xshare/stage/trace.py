@@ -11,14 +11,14 @@ from .step import Step
 
 
 class Trace:
-    """Appends to a file. Reads each selection at once, so it synchronizes: for measurement, not for production; not under graph replay."""
+    """Appends to a file. Reads each selection at once, so it synchronizes: for measurement, not for production."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("ab")
         self.steps = 0
 
     def write(self, step: Step, selections: dict[int, Selection]) -> None:
-        """Write one line a layer: step number, phase, layer id, live rows, experts before and after, kept mass (mean of live rows)."""
+        """Write one line a layer: step, phase, layer id, live rows, experts before and after, their mean kept mass."""
         valid = step.batch.valid
         rows = step.rows if valid is None else int(valid.sum())
         for layer, selection in selections.items():

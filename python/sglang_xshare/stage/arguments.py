@@ -49,7 +49,7 @@ def read_arguments(server_args: Any) -> Arguments | None:
     if schedule is None:
         if mask_padding:
             raise ExpertPolicyError(
-                "--mask-padding-experts with --expert-policy vanilla: vanilla never masks; allowed is another policy or none"
+                "--mask-padding-experts with --expert-policy vanilla: vanilla never masks; allowed is another policy"
             )
         return None
     return Arguments(schedule, True, None if trace is None else _check_trace(Path(trace)))
@@ -66,7 +66,7 @@ def _read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
             text = Path(config).read_bytes()
         except OSError as error:
             raise ExpertPolicyError(
-                f"{flag}: {error.strerror or error}; allowed is JSON text such as '{{\"k0\": 1}}' or the path of a JSON file"
+                f"{flag}: {error.strerror or error}; allowed is JSON text such as '{{\"k0\": 1}}' or a JSON file"
             ) from None
     try:
         keys = orjson.loads(text)

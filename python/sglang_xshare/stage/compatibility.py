@@ -11,8 +11,8 @@ from .upstream import model_config, resolved
 
 logger = logging.getLogger(__name__)
 
-# Models whose every MoE layer routes through `TopK` with a softmax or sigmoid router the stage reproduces. Others have a
-# routing function of their own (Llama 4, Grok, Phi, Gemma), a bias a token (Bailing), or route before TopK (Kimi K3).
+# Models whose every MoE layer routes through `TopK` with a softmax or sigmoid router the stage reproduces. Others have
+# a routing function of their own (Llama 4, Grok, Phi, Gemma), a bias a token (Bailing), or route before TopK (Kimi K3).
 ARCHITECTURES = frozenset(
     {
         "DeepseekForCausalLM",
@@ -50,7 +50,7 @@ TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
 
 
 def check_server(server_args: Any, arguments: Arguments) -> None:
-    """Raise `ExpertPolicyError` for a model, backend or mode the stage cannot serve; warn of a plan that drops nothing."""
+    """Raise `ExpertPolicyError` for a model, backend or mode it cannot serve; warn of a plan that drops nothing."""
     config = resolved(server_args)
     for flag, reason in REFUSED_FLAGS.items():
         if getattr(config, flag, False):

@@ -93,8 +93,8 @@ def fill_empty_slots(ids: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Te
     """Give every empty slot (id -1, weight 0) an expert that is awake anyway: the row's own first, or for a row without
     any (padding) the first of some live row. Where no row is live, as when a graph is captured, expert 0.
 
-    MoE runners read weights out of bounds at -1 unless they filter experts. Taking the largest first choice as "some live
-    row's" needs no search and no synchronization, since an empty row's is -1.
+    MoE runners read weights out of bounds at -1 unless they filter experts. Taking the largest first choice as "some
+    live row's" needs no search and no synchronization, since an empty row's is -1.
     """
     first = ids[:, :1]
     awake = torch.where(first < 0, first.amax(0, keepdim=True).clamp_min(0), first)

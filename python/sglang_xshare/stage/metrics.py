@@ -44,8 +44,8 @@ class Interval:
 
 
 class Counters:
-    """Running totals on the device: a dozen small operations a step, none of which the host waits for, so that a captured
-    graph counts on replay.
+    """Running totals on the device: a dozen small operations a step, none of which the host waits for, so that a
+    captured graph counts on replay.
     """
 
     def __init__(self, num_layers: int, device: str) -> None:

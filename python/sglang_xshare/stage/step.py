@@ -22,8 +22,8 @@ class Step:
 def read_step(forward_batch: Any, mask_padding: bool) -> Step | None:
     """The step of a decode or target-verify forward; None for every other one (prefill, mixed, idle, split prefill).
 
-    A verify batch is request-major: `batch_size` requests of equally many draft tokens, read here at every step, so that a
-    server that adapts its number of draft tokens is followed.
+    A verify batch is request-major: `batch_size` requests of equally many draft tokens, read here at every step, so
+    that a server that adapts its number of draft tokens is followed.
     """
     mode = forward_batch.forward_mode
     if mode.is_target_verify():  # first: is_extend() is true of it too

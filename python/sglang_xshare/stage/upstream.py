@@ -30,7 +30,7 @@ def num_shared_slots(topk_config: Any) -> int:
 
 
 def scales_custom_routing() -> bool:
-    """Whether select_experts scales a custom routing function's weights by the routed scaling factor (from 0.5.22 on)."""
+    """Whether select_experts scales a custom routing function's weights by the routed factor (from 0.5.22 on)."""
     from sglang.srt.layers.moe import topk
 
     return hasattr(topk, "is_routed_scaling_factor_fused_in_topk")

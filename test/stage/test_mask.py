@@ -1,0 +1,58 @@
+"""Masked logits, ranked and softmaxed the way a runner does it, give back the selection."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare.stage.mask import check_maskable, mask_logits
+
+
+def route(masked: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the runner does: the top-k logits, softmaxed."""
+    values, ids = masked.float().topk(top_k, -1)
+    return values.softmax(-1), ids
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(2, 20),
+    policy=st.sampled_from(
+        [("xshare", {"k0": 1, "add": 3}), ("oea", {"k0": 2}), ("pruned", {"k0": 1}), ("vanilla", {})]
+    ),
+    padding=st.integers(0, 3),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    seed=st.integers(0, 999),
+)
+def test_runner_gets_the_selection(rows, policy, padding, dtype, seed):
+    torch.manual_seed(seed)
+    logits = torch.randn(rows, 32).to(dtype)
+    valid = torch.arange(rows) < max(rows - padding, 1)
+    out = select(logits, build_plan(policy[0], **policy[1]), Router(top_k=4), Batch(valid=valid))
+    masked, awake = mask_logits(logits, out, top_k=4)
+    weights, ids = route(masked, 4)
+    woken = torch.zeros(32, dtype=torch.bool)
+    woken[ids.flatten()] = True
+    assert not (woken & ~awake).any(), "the runner loads an expert that was not counted"
+    assert awake.sum() == max(4, out.active.sum())
+    for row in range(rows):
+        if not valid[row]:
+            continue
+        got = {int(i): float(w) for i, w in zip(ids[row], weights[row], strict=True) if w > 0}
+        want = {int(i): float(w) for i, w in zip(out.topk_ids[row], out.topk_weights[row], strict=True) if i >= 0}
+        assert got == pytest.approx(want, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("plan", "router", "named"),
+    [
+        (build_plan("moe-spec", budget=8, coverage="truncate"), Router(top_k=4), "truncate"),
+        (build_plan("oea", k0=1, kmax=6), Router(top_k=4), "kmax = 6"),
+        (build_plan("oea", k0=1), Router(top_k=4, renormalize=False), "renormalizing"),
+        (build_plan("oea", k0=1), Router(top_k=4, scoring="sigmoid"), "softmax"),
+    ],
+)
+def test_what_logits_cannot_express_is_refused(plan, router, named):
+    with pytest.raises(ValueError, match=named):
+        check_maskable(plan, router)

@@ -35,7 +35,7 @@ def bench_command(server: Server, tokenizer: Path, load: Load, output: Path) -> 
 
 
 def run_bench(server: Server, tokenizer: Path, load: Load) -> dict[str, Any]:
-    """Run it once: upstream's own result record, without its copy of the server's settings.
+    """Run it once: upstream's own result record, without its copy of the settings.
 
     Raises:
         RuntimeError: it failed, or not every request was answered; with the end of its output.
@@ -56,8 +56,8 @@ def run_bench(server: Server, tokenizer: Path, load: Load) -> dict[str, Any]:
         raise RuntimeError(
             f"bench_serving against {server.name}: status {status}, {answered}; the end of {log}:\n{tail}"
         )
-    del result["server_info"]
-    return result
+    # The request rate is infinite, which JSON cannot say.
+    return {key: value for key, value in result.items() if key not in ("server_info", "request_rate")}
 
 
 def _offline() -> dict[str, str]:

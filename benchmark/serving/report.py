@@ -17,6 +17,8 @@ from benchmark.serving.machine import describe_machine
 from benchmark.serving.rounds import Series, Workload
 from benchmark.serving.summary import Fit, Spread, Summary, active_experts, fit_line
 
+TABLE_WIDTH = 120  # of output that is no terminal, or a narrow one: a wrapped line reads better than wrapped cells
+
 # A column of the table beyond the standard ones: its title, and a cell for each series.
 ExtraColumns = Mapping[str, Sequence[str]]
 
@@ -41,7 +43,9 @@ def print_table(title: str, summaries: Sequence[Summary], extra: ExtraColumns | 
         ]
         cells += [_text(row.accept_length, 2)] if "accepted" in headings else []
         table.add_row(row.name, *cells, *(column[index] for column in (extra or {}).values()))
-    Console().print(table)
+    console = Console()
+    console.width = max(console.width, TABLE_WIDTH)
+    console.print(table)
 
 
 def write_record(

@@ -104,6 +104,7 @@ class Server:
         self.env = _environment(release) | dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._began = 0.0
 
     def __enter__(self) -> "Server":
         self.start()
@@ -130,26 +131,26 @@ class Server:
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )
+        self._began = time.monotonic()
 
     def wait(self) -> None:
         """Return when it answers; stop it and raise if it does not."""
-        began = time.monotonic()
-        told = 0
+        told = 0.0
         try:
             while not self._answers():
-                elapsed = time.monotonic() - began
+                elapsed = time.monotonic() - self._began
                 if self.returncode() is not None:
                     raise self._error(f"exited with status {self.returncode()} after {elapsed:.0f} s")
                 if elapsed > self.deadline:
                     raise self._error(f"does not answer after {elapsed:.0f} s")
                 if elapsed > told + 10:
-                    told = int(elapsed)
-                    print(f"{self.name}: starting, {told} s", flush=True)
+                    told = elapsed
+                    print(f"{self.name}: starting, {elapsed:.0f} s", flush=True)
                 time.sleep(0.2)
         except BaseException:
             self.stop()
             raise
-        print(f"{self.name}: ready after {time.monotonic() - began:.0f} s", flush=True)
+        print(f"{self.name}: ready after {time.monotonic() - self._began:.0f} s", flush=True)
 
     def stop(self) -> None:
         """Kill it and everything it started; nothing to do if it is stopped."""
@@ -231,6 +232,7 @@ class Server:
 def _environment(release: str | Path | None) -> dict[str, str]:
     env = dict(os.environ, HF_HUB_OFFLINE="1", PYTHONUNBUFFERED="1")
     env.setdefault("OMP_NUM_THREADS", "1")
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # an unpacked release would be compiled at every start
     if not has_gpu():
         env["SGLANG_USE_CPU_ENGINE"] = "1"
     path = [str(ROOT / "python"), env.get("PYTHONPATH", "")]

@@ -1,0 +1,91 @@
+"""Fixtures that several folders share: checkpoints, release trees, and running servers, which are dear."""
+
+import os
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from benchmark.serving.server import ROOT, Server
+from scripts.fetch_release import fetch_release
+from sglang_xshare.patching.engine import apply
+
+PATCHED = ROOT / "build" / "patched"
+
+
+class ServerPool:
+    """Running servers by what they were asked for. A test that asks for the same gets the same; the one longest unused
+    is stopped when there would be more than `size`.
+    """
+
+    def __init__(self, model: Path, size: int = 2) -> None:
+        self.model = model
+        self.size = size
+        self._servers: OrderedDict[tuple[object, ...], Server] = OrderedDict()
+
+    def __call__(
+        self,
+        *args: str,
+        release: Path | None = None,
+        env: dict[str, str] | None = None,
+        model: Path | None = None,
+    ) -> Server:
+        """A running server with these flags; `release` is a tree of `patched_release` or `pristine_release`."""
+        model = model or self.model
+        key = (model, release, args, tuple(sorted((env or {}).items())))
+        if key not in self._servers:
+            while len(self._servers) >= self.size:
+                self._servers.popitem(last=False)[1].stop()
+            server = Server(model, ["--enable-metrics", *args], release=release, env=env, name="test")
+            server.start()
+            server.wait()
+            self._servers[key] = server
+        self._servers.move_to_end(key)
+        return self._servers[key]
+
+    def stop(self) -> None:
+        """Stop all of them."""
+        while self._servers:
+            self._servers.popitem()[1].stop()
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Path:
+    """The small trained checkpoint: 64 experts, top-8, 4 layers."""
+    return ROOT / "checkpoints" / "qwen3-moe-tiny"
+
+
+@pytest.fixture(scope="session")
+def servers(tiny_model: Path) -> Iterator[ServerPool]:
+    """Call it with server flags for a running server of the small checkpoint, shared by all tests of the run."""
+    pool = ServerPool(tiny_model)
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture(scope="session")
+def pristine_release() -> Callable[[str], Path]:
+    """Call it with a version for the unpacked release as it was published; never write to it."""
+    return fetch_release
+
+
+@pytest.fixture(scope="session")
+def patched_release() -> Callable[[str], Path]:
+    """Call it with a version for a copy of that release, patched by our queue."""
+    return _patch_release
+
+
+@cache
+def _patch_release(version: str) -> Path:
+    tree = PATCHED / version
+    if not tree.is_dir():
+        half = PATCHED / f".{version}"
+        shutil.rmtree(half, ignore_errors=True)
+        # Links are enough: the engine moves new files into place and never writes into one.
+        shutil.copytree(fetch_release(version), half, copy_function=os.link)
+        half.rename(tree)
+    apply(tree)
+    return tree

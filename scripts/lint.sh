@@ -9,5 +9,5 @@ tests=(test sgl-kernel/tests)
 "$bin/ruff" check .
 "$bin/ruff" format --check .
 "$bin/mypy" "${code[@]}"
-"$bin/mypy" --allow-untyped-defs --allow-incomplete-defs "${tests[@]}"
+"$bin/mypy" --allow-untyped-defs --allow-incomplete-defs --no-check-untyped-defs "${tests[@]}"
 "$bin/sglang-xshare" patch lint

@@ -1,10 +1,11 @@
-"""Prompts from held-out text: as many as asked for, of the length asked for, other ones every round, from every domain."""
+"""Prompts from held-out text: as many and as long as asked for, of every domain, other ones every round."""
 
 import json
 
 import pytest
-from benchmark.serving.prompts import write_prompts
 from tokenizers import Tokenizer, models, pre_tokenizers
+
+from benchmark.serving.prompts import write_prompts
 
 WORDS = [f"{domain}{number}" for domain in ("c", "py") for number in range(40)]
 

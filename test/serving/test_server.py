@@ -1,4 +1,4 @@
-"""The server driver: it starts, tells why it did not, and leaves nothing behind, whatever becomes of whoever started it.
+"""The server driver: it starts, tells why it did not, and leaves nothing behind, whatever becomes of its user.
 
 A stand-in for SGLang (a web server and a worker that dies with it, as upstream's do) keeps these fast; the real server
 goes through the same driver in every other test that serves.
@@ -12,6 +12,7 @@ import time
 
 import psutil
 import pytest
+
 from benchmark.serving.server import ROOT, Server, ServerError
 
 STAND_IN = """
@@ -64,7 +65,7 @@ def test_serves_and_leaves_nothing(release):
 
 
 def test_a_refused_request_says_which(release):
-    with start(release) as server, pytest.raises(ServerError, match="GET http://.*/nowhere: 404"):
+    with start(release) as server, pytest.raises(ServerError, match=r"GET http://.*/nowhere: 404"):
         server.get("/nowhere")
 
 

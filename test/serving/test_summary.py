@@ -1,6 +1,7 @@
 """Medians, quartiles, ratios and fits, on figures that can be checked by hand."""
 
 import pytest
+
 from benchmark.serving.evidence import Evidence
 from benchmark.serving.rounds import Series
 from benchmark.serving.summary import Spread, active_experts, fit_line, spread, summarize

@@ -1,6 +1,7 @@
 """Policies as spelt on the command line: every spelling, and one clear line for every misspelling."""
 
 import pytest
+
 from benchmark.serving.variant import Variant, parse_variant
 
 

@@ -235,7 +235,8 @@ def _environment(release: str | Path | None) -> dict[str, str]:
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # an unpacked release would be compiled at every start
     if not has_gpu():
         env["SGLANG_USE_CPU_ENGINE"] = "1"
-    path = [str(ROOT / "python"), env.get("PYTHONPATH", "")]
+    # The checkout itself as well: a request may name a logit processor of our benchmarks.
+    path = [str(ROOT / "python"), str(ROOT), env.get("PYTHONPATH", "")]
     if release is not None:
         tree = RELEASES / release if isinstance(release, str) else release
         if not (tree / "sglang").is_dir():

@@ -1,0 +1,44 @@
+"""The cross-entropy of real text as a running server decodes it: teacher forcing through its own decode steps."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+
+from benchmark.quality.forcing import serialize_force
+from benchmark.serving.server import Server
+
+SERVER_ARGS = ("--enable-custom-logit-processor",)
+
+
+def measure_nats(server: Server, tokens: torch.Tensor, prompt: int, batch: int) -> torch.Tensor:
+    """Decode every sequence after its first `prompt` tokens, `batch` sequences at a time.
+
+    Args:
+        server: one that was started with `SERVER_ARGS`, on this machine, without speculation.
+        tokens: [sequences, length] int64.
+    Returns:
+        [sequences, length - prompt - 1] float32: -log P of every token after the prompt but the first, which is the
+        prefill's.
+    """
+    forced = tokens[:, prompt:]
+    nats = torch.full(forced.shape, torch.nan)
+    processor = serialize_force()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "nats.jsonl"
+        for rows in torch.arange(len(tokens)).split(batch):
+            params = [{"row": row, "tokens": forced[row].tolist(), "file": str(file)} for row in rows.tolist()]
+            sampling = [{"max_new_tokens": forced.shape[1], "ignore_eos": True, "custom_params": one} for one in params]
+            body = {
+                "input_ids": tokens[rows, :prompt].tolist(),
+                "sampling_params": sampling,
+                "custom_logit_processor": processor,
+            }
+            answers = server.post("/generate", body)
+            if [answer["output_ids"] for answer in answers] != forced[rows].tolist():
+                raise RuntimeError(f"{server.name} decoded other tokens than those it was forced to")
+        for line in file.read_text().splitlines():
+            for row, step, loss in json.loads(line):
+                nats[row, step] = loss
+    return nats[:, 1:]

@@ -3,8 +3,8 @@
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,51 +53,53 @@ class Series:
         return asdict(self)
 
 
-def compare(workload: Workload, variants: Sequence[Variant], server_args: Sequence[str] = ()) -> list[Series]:
-    """Serve every variant at once and measure them in turns; an idle server sleeps.
-
-    Odd rounds go in reverse order, so that a drift of the machine's speed favours nobody. Each server is warmed up
-    once at the full concurrency. Servers are stopped whatever happens, SIGTERM included.
-    """
+@contextmanager
+def serve(model: Path, variants: Sequence[Variant], server_args: Sequence[str] = ()) -> Iterator[list[Server]]:
+    """Every variant's server, started side by side and ready. They are stopped whatever happens, SIGTERM included."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        servers = _start(stack, workload, variants, server_args)
-        series = [Series(variant, server.command) for variant, server in zip(variants, servers, strict=True)]
-        warm_up = [list(range(1, workload.input_tokens + 1))] * workload.concurrency
+        servers = []
+        for variant in variants:
+            args = ["--enable-metrics", *variant.server_args(), *server_args]
+            # Started side by side, they share the cores.
+            server = Server(model, args, name=variant.policy or "off", deadline=120.0 + 60.0 * len(variants))
+            stack.callback(server.stop)
+            server.start()
+            servers.append(server)
         for server in servers:
-            server.generate(warm_up, max_new_tokens=8, ignore_eos=True)
+            server.wait()
+        yield servers
+
+
+def run_rounds(workload: Workload, variants: Sequence[Variant], servers: Sequence[Server]) -> list[Series]:
+    """Measure the running servers in turns; an idle one sleeps.
+
+    Odd rounds go in reverse order, so that a drift of the machine's speed favours nobody. Each server is warmed up
+    once at the full concurrency.
+    """
+    turns = [(Series(variant, server.command), server) for variant, server in zip(variants, servers, strict=True)]
+    warm_up = [list(range(1, workload.input_tokens + 1))] * workload.concurrency
+    for _, server in turns:
+        server.generate(warm_up, max_new_tokens=8, ignore_eos=True)
+    with tempfile.TemporaryDirectory() as folder:
         for number in range(workload.rounds):
-            prompts = folder / f"round-{number}.jsonl"
-            write_prompts(
-                prompts,
-                workload.texts,
-                workload.model,
-                workload.requests,
-                workload.input_tokens,
-                workload.seed + number,
-            )
-            load = Load(prompts, workload.requests, workload.concurrency, workload.output_tokens, workload.seed)
-            turns = list(zip(series, servers, strict=True))
-            for one, server in turns if number % 2 == 0 else reversed(turns):
-                _run(one, server, load, workload)
-    return series
+            load = _load_of_round(workload, number, Path(folder))
+            for series, server in turns if number % 2 == 0 else reversed(turns):
+                _run(series, server, load, workload)
+    return [series for series, _ in turns]
 
 
-def _start(
-    stack: ExitStack, workload: Workload, variants: Sequence[Variant], server_args: Sequence[str]
-) -> list[Server]:
-    servers = []
-    for variant in variants:
-        args = ["--enable-metrics", *variant.server_args(), *server_args]
-        # Started side by side, they share the cores.
-        server = Server(workload.model, args, name=variant.policy or "off", deadline=120.0 + 60.0 * len(variants))
-        stack.callback(server.stop)
-        server.start()
-        servers.append(server)
-    for server in servers:
-        server.wait()
-    return servers
+def compare(workload: Workload, variants: Sequence[Variant], server_args: Sequence[str] = ()) -> list[Series]:
+    """Serve every variant at once and measure them in turns."""
+    with serve(workload.model, variants, server_args) as servers:
+        return run_rounds(workload, variants, servers)
+
+
+def _load_of_round(workload: Workload, number: int, folder: Path) -> Load:
+    prompts = folder / f"round-{number}.jsonl"
+    seed = workload.seed + number
+    write_prompts(prompts, workload.texts, workload.model, workload.requests, workload.input_tokens, seed)
+    return Load(prompts, workload.requests, workload.concurrency, workload.output_tokens, seed)
 
 
 def _run(series: Series, server: Server, load: Load, workload: Workload) -> None:

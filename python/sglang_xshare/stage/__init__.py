@@ -15,10 +15,16 @@ _stage: Stage | None = None
 
 
 def check_flags(server_args: Any) -> None:
-    """Validate the expert-policy flags before SGLang resolves its arguments. Raises `ExpertPolicyError`."""
+    """Validate the expert-policy flags before SGLang resolves its arguments, and the patched tree it runs from.
+
+    Raises `ExpertPolicyError`.
+    """
     from .arguments import read_arguments
 
-    read_arguments(server_args)
+    if read_arguments(server_args) is not None:
+        from .compatibility import check_tree
+
+        check_tree()
 
 
 def check_server(server_args: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def read_arguments(server_args: Any) -> Arguments | None:
     try:
         schedule = build_schedule(name, keys, speculative)
     except ValueError as error:
-        given = "" if config is None else f" --expert-policy-config {config}"
+        given = "" if config is None else f" --expert-policy-config {_one_line(config)}"
         raise ExpertPolicyError(f"--expert-policy {name}{given}: {error}") from None
     if schedule is None:
         if mask_padding:
@@ -59,9 +60,11 @@ def _read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
     """The policy's keys: a dict as it is (Engine), JSON text, or the path of a JSON file."""
     if config is None or isinstance(config, dict):
         return dict(config or {})
-    flag = f"--expert-policy-config {config}"
+    flag = f"--expert-policy-config {_one_line(config)}"
+    if not isinstance(config, str):
+        raise ExpertPolicyError(f"{flag}: a {type(config).__name__}; allowed is a dict, JSON text or a JSON file")
     text: str | bytes = config
-    if not config.lstrip().startswith("{"):
+    if not config.lstrip().startswith(("{", "[")):
         try:
             text = Path(config).read_bytes()
         except OSError as error:
@@ -79,10 +82,11 @@ def _read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
 
 def _check_trace(path: Path) -> Path:
     """Refuse a trace file that could not be written, before any weight loads."""
-    try:
-        with path.open("ab"):
-            return path.resolve()
-    except OSError as error:
-        raise ExpertPolicyError(
-            f"--expert-policy-trace {path}: {error.strerror or error}; allowed is the path of a writable file"
-        ) from None
+    there = path.exists()
+    if (path.is_file() if there else path.parent.is_dir()) and os.access(path if there else path.parent, os.W_OK):
+        return path.resolve()
+    raise ExpertPolicyError(f"--expert-policy-trace {path}: not writable; allowed is the path of a writable file")
+
+
+def _one_line(config: Any) -> str:
+    return " ".join(str(config).split())

@@ -5,20 +5,23 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from ..patching.errors import PatchError
+from ..patching.status import check_patched
 from ..types import Router
 from .arguments import Arguments, ExpertPolicyError
+from .schedule import Schedule
 from .upstream import model_config, resolved
 
 logger = logging.getLogger(__name__)
 
 # Models whose every MoE layer routes through `TopK` with a softmax or sigmoid router the stage reproduces. Others have
-# a routing function of their own (Llama 4, Grok, Phi, Gemma), a bias a token (Bailing), or route before TopK (Kimi K3).
+# a routing function of their own (Llama 4, Grok, Phi, Gemma), a bias a token (Bailing) or on softmax scores (ERNIE), or
+# route before TopK (Kimi K3).
 ARCHITECTURES = frozenset(
     {
         "DeepseekForCausalLM",
         "DeepseekV2ForCausalLM",
         "DeepseekV3ForCausalLM",
-        "Ernie4_5_MoeForCausalLM",
         "Glm4MoeForCausalLM",
         "GptOssForCausalLM",
         "GraniteMoeForCausalLM",
@@ -42,11 +45,20 @@ REFUSED_FLAGS = {
     "enable_pdmux": "split prefill passes the stage by",
     "enable_nvidia_megakernel": "it routes inside its kernel",
     "enable_amd_monokernel": "it routes inside its kernel",
+    "is_embedding": "it never decodes",
 }
 # Runners that take ids and weights from `select_experts`. The others route inside their kernel or pack its output.
 RUNNERS = ("auto", "triton", "deep_gemm", "cutlass", "marlin", "flashinfer_cutlass")
 NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
+
+
+def check_tree() -> None:
+    """Raise `ExpertPolicyError` unless the SGLang that runs is wholly patched by this version of the queue."""
+    try:
+        check_patched()
+    except PatchError as error:
+        raise ExpertPolicyError(f"--expert-policy: {error}") from None
 
 
 def check_server(server_args: Any, arguments: Arguments) -> None:
@@ -55,6 +67,9 @@ def check_server(server_args: Any, arguments: Arguments) -> None:
     for flag, reason in REFUSED_FLAGS.items():
         if getattr(config, flag, False):
             raise refusal(f"--{flag.replace('_', '-')}", "on", f"{reason}; allowed is off")
+    if getattr(config, "attn_dp_size", 1) > 1:  # how releases from 0.5.22 on spell --enable-dp-attention
+        raise refusal("--attn-dp-size", config.attn_dp_size, f"{REFUSED_FLAGS['enable_dp_attention']}; allowed is 1")
+    _check_choice("--disaggregation-mode", config.disaggregation_mode, ("null", "decode"))
     _check_choice("--moe-runner-backend", config.moe_runner_backend, RUNNERS)
     _check_choice("--moe-a2a-backend", config.moe_a2a_backend, ("none",))
     if config.speculative_algorithm is not None:
@@ -62,7 +77,8 @@ def check_server(server_args: Any, arguments: Arguments) -> None:
     model = model_config(server_args)
     num_experts, top_k = read_model(model, server_args.model_path)
     if arguments.schedule is not None:
-        _check_plans(arguments, Router(top_k=top_k), num_experts, config)
+        _check_size(arguments.schedule, config)
+        _check_plans(arguments.schedule, Router(top_k=top_k), num_experts, model.num_hidden_layers, config)
 
 
 def read_model(model: Any, path: str) -> tuple[int, int]:
@@ -89,14 +105,23 @@ def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:
         raise refusal(flag, value, f"allowed is {', '.join(allowed)}")
 
 
-def _check_plans(arguments: Arguments, router: Router, num_experts: int, config: Any) -> None:
-    schedule = arguments.schedule
-    assert schedule is not None
-    for plan in schedule.plans():
-        try:
+def _check_size(schedule: Schedule, config: Any) -> None:
+    """Refuse a server whose every batch is too small for the policy."""
+    requests = config.max_running_requests
+    rows = (requests or schedule.min_tokens) * (config.speculative_num_draft_tokens or 1)
+    if rows < schedule.min_tokens:
+        reason = f"no batch would have min_tokens = {schedule.min_tokens} rows; allowed is at least that"
+        raise refusal("--max-running-requests", requests, reason)
+
+
+def _check_plans(schedule: Schedule, router: Router, num_experts: int, num_layers: int, config: Any) -> None:
+    try:
+        plans = schedule.plans(num_layers)
+        for plan in plans:
             plan.check(router, num_experts, ranks=config.ep_size)
-        except ValueError as error:
-            raise ExpertPolicyError(f"--expert-policy {schedule.policy}: {error}") from None
+    except ValueError as error:
+        raise ExpertPolicyError(f"--expert-policy {schedule.policy}: {error}") from None
+    for plan in plans:
         if plan.target_per_rank is not None and (config.init_expert_location != "trivial" or config.enable_eplb):
             raise refusal("--enable-eplb / --init-expert-location", "set", "target_per_rank needs a fixed placement")
         if not plan.can_drop(router, num_experts):

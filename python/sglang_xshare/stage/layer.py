@@ -33,7 +33,9 @@ class Layer:
         keep = scales_custom_routing()
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
         self.shared_weight = 1.0 if on_output else 1.0 / scaling
-        self.scaling = scaling if on_output and not keep else 1.0
+        # Where upstream leaves the scaling to us, its own grouped routers scale only what they have renormalized.
+        scales = on_output and not keep and (topk_config.renormalize or not topk_config.use_grouped_topk)
+        self.scaling = scaling if scales else 1.0
         self.config = replace(
             topk_config,
             custom_routing_function=self.choose,
@@ -46,10 +48,14 @@ class Layer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """SGLang's custom routing function. Returns weights [n, k] float32 and logical expert ids [n, k] int32.
 
-        `topk` counts the columns of fused shared experts where upstream expects them from its router.
+        `topk` counts the columns of fused shared experts where upstream expects them from its router. Raises
+        RuntimeError where the router sees other rows than the step has: requests and padding would be mistaken.
         """
         assert self.plan is not None
         assert self.step is not None
+        rows = self.step.rows
+        if len(gating_output) != rows:
+            raise RuntimeError(f"MoE layer {self.layer_id}: {len(gating_output)} router rows in a step of {rows}")
         out = select(gating_output, self.plan, self.router, self.step.batch, rank_of_expert=self.placement)
         self.selection = out
         ids, weights = fill_empty_slots(out.topk_ids, out.topk_weights)
@@ -74,11 +80,16 @@ def read_router(topk_config: Any) -> Router:
     if topk_config.scoring_func not in ("softmax", "sigmoid"):
         raise ValueError(f"scoring function {topk_config.scoring_func!r}, allowed is softmax or sigmoid")
     grouped = topk_config.use_grouped_topk
-    if grouped and topk_config.correction_bias is not None and topk_config.scoring_func != "sigmoid":
-        raise ValueError("a grouped softmax router with a correction bias")
+    if topk_config.correction_bias is not None and topk_config.scoring_func != "sigmoid":
+        # Upstream adds it on some devices, ignores it on others, or takes the router for a sigmoid one.
+        raise ValueError(f"a correction bias on {topk_config.scoring_func} scores, allowed is one on sigmoid scores")
     shared = num_shared_slots(topk_config)
-    if shared and not topk_config.renormalize:
-        raise ValueError("fused shared experts without renormalizing; allowed with --disable-shared-experts-fusion")
+    if shared > 1 or (shared and not (grouped and topk_config.renormalize)):
+        kind = f"{'' if grouped else 'un'}grouped{'' if topk_config.renormalize else ', not renormalizing'}"
+        raise ValueError(
+            f"{shared} fused shared experts in a router that is {kind}, allowed is one in a grouped, renormalizing "
+            "router; others are served with --disable-shared-experts-fusion"
+        )
     return Router(
         top_k=topk_config.top_k - shared,
         scoring=topk_config.scoring_func,

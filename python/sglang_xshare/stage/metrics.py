@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,8 @@ from .step import Step
 
 # "policy", or why a forward of the target model stayed vanilla.
 OUTCOMES = ("policy", "prefill", "phase", "min_tokens", "max_tokens", "no_context")
-_STEPS, _BEFORE, _AFTER, _KEPT, _ROWS, _RESCUED = range(6)
+STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED = range(6)
+"""Columns of what is counted a layer."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Interval:
 
 class Counters:
     """Running totals on the device: a dozen small operations a step, none of which the host waits for, so that a
-    captured graph counts on replay.
+    captured graph counts on replay. A step without a live row, as when a graph is captured, counts as none.
     """
 
     def __init__(self, num_layers: int, device: str) -> None:
@@ -55,24 +57,29 @@ class Counters:
         self._last = (self.totals.sum(0).tolist(), self.outcomes.tolist())
         self._last_step = 0
 
-    def count_outcome(self, outcome: str) -> None:
+    def count_outcome(self, outcome: str, step: Step | None = None) -> None:
         """Count one forward."""
-        self.outcomes[OUTCOMES.index(outcome)] += 1
+        live = 1 if step is None or step.batch.valid is None else step.batch.valid.any()
+        self.outcomes[OUTCOMES.index(outcome)] += live
 
-    def count_selections(self, selections: dict[int, Selection], step: Step) -> None:
-        """Count one step's selections, by position of their layer."""
-        found = list(selections.values())
-        before = torch.stack([s.vanilla_active for s in found]).sum(1)
-        after = torch.stack([s.active for s in found]).sum(1)
-        kept = torch.stack([s.kept_mass for s in found]).double()
-        rescued = torch.stack([s.rescued for s in found])
-        ones = torch.ones_like(before)
-        rows = ones * (step.rows if step.batch.valid is None else step.batch.valid.sum())
-        counts = torch.stack([ones, before, after, kept.sum(1), rows, rescued], 1)
-        if len(found) == len(self.totals):
-            self.totals += counts
-        else:
-            self.totals[list(selections)] += counts
+    def count_selections(self, selections: Sequence[Selection | None], step: Step) -> torch.Tensor:
+        """Count one step: every layer's selection, None where it stayed vanilla, at least one other.
+
+        Returns what was added, [layers, 6] float64, all zero for a layer that stayed vanilla.
+        """
+        found = [selection for selection in selections if selection is not None]
+        before = torch.stack([selection.vanilla_active for selection in found]).sum(1)
+        after = torch.stack([selection.active for selection in found]).sum(1)
+        kept = torch.stack([selection.kept_mass for selection in found]).sum(1, dtype=torch.float64)
+        rescued = torch.stack([selection.rescued for selection in found])
+        valid = step.batch.valid
+        rows = torch.full_like(before, step.rows) if valid is None else valid.sum().expand_as(before)
+        counts = torch.stack([rows > 0, before, after, kept, rows, rescued], 1)
+        if len(found) < len(selections):
+            nothing, counted = torch.zeros_like(counts[0]), iter(counts)
+            counts = torch.stack([nothing if selection is None else next(counted) for selection in selections])
+        self.totals += counts
+        return counts
 
     def read(self, step: int) -> Interval | None:
         """What was counted since the last call; None where nothing was. `step` is the scheduler's decode count: an idle
@@ -86,12 +93,12 @@ class Counters:
         self._last = (totals, outcomes)
         new = [now - then for now, then in zip(totals, last_totals, strict=True)]
         return Interval(
-            layer_steps=int(new[_STEPS]),
-            experts_before=int(new[_BEFORE]),
-            experts_after=int(new[_AFTER]),
-            kept_mass=new[_KEPT],
-            rows=int(new[_ROWS]),
-            rescued=int(new[_RESCUED]),
+            layer_steps=int(new[STEPS]),
+            experts_before=int(new[BEFORE]),
+            experts_after=int(new[AFTER]),
+            kept_mass=new[KEPT],
+            rows=int(new[ROWS]),
+            rescued=int(new[RESCUED]),
             outcomes={name: now - then for name, now, then in zip(OUTCOMES, outcomes, last_outcomes, strict=True)},
         )
 

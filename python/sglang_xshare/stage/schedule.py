@@ -45,6 +45,9 @@ class Schedule:
         """Why a step of `rows` router rows stays vanilla, or None where the policy applies."""
         if phase not in self.phases:
             return "phase"
+        return self._reason_to_skip_size(rows)
+
+    def _reason_to_skip_size(self, rows: int) -> str | None:
         if rows < self.min_tokens:
             return "min_tokens"
         if self.max_tokens is not None and rows > self.max_tokens:
@@ -61,12 +64,27 @@ class Schedule:
                     keys = _merge(keys, override.keys)
         return None if keys["policy"] == "vanilla" else build_plan(keys)
 
-    def plans(self) -> list[SelectionPlan]:
-        """Every plan that some layer and batch size can get: building all finds a wrong override at start-up."""
-        layers = {0, *(n for o in self.layers for n in (o.first, o.last, o.last + 1))}
-        sizes = {self.min_tokens, *(n for o in self.by_batch for n in (o.first, o.last, o.last + 1))}
+    def plans(self, num_layers: int | None = None) -> list[SelectionPlan]:
+        """Every plan that some layer and batch size can get: building all finds a wrong override at start-up.
+
+        `num_layers` is the model's, None where it is not known yet. Raises ValueError where an override names none of
+        its layers or no batch size the policy applies to, or where no plan is left.
+        """
+        for override in self.layers:
+            if num_layers is not None and override.last >= num_layers:
+                raise ValueError(f"layers {override.last}: the model's layers are 0 to {num_layers - 1}")
+        for override in self.by_batch:
+            if override.last < self.min_tokens or override.first > (self.max_tokens or override.first):
+                limits = f"from min_tokens = {self.min_tokens}"
+                limits += "" if self.max_tokens is None else f" to max_tokens = {self.max_tokens}"
+                raise ValueError(f"by_batch {override.first}: allowed is {limits}")
+        layers = {0, *_boundaries(self.layers)} if num_layers is None else range(num_layers)
+        sizes = [n for n in {self.min_tokens, *_boundaries(self.by_batch)} if self._reason_to_skip_size(n) is None]
         found = [self.plan(layer, rows) for layer in layers for rows in sizes]
-        return list({plan: None for plan in found if plan is not None})
+        plans = list({plan: None for plan in found if plan is not None})
+        if not plans:
+            raise ValueError("every layer and batch size is overridden to vanilla: the policy would never run")
+        return plans
 
 
 def build_schedule(name: str, config: dict[str, Any], speculative: bool) -> Schedule | None:
@@ -95,9 +113,13 @@ def build_schedule(name: str, config: dict[str, Any], speculative: bool) -> Sche
     )
     if schedule.max_tokens is not None and schedule.max_tokens < schedule.min_tokens:
         raise ValueError(f"max_tokens = {schedule.max_tokens}: allowed is at least min_tokens = {schedule.min_tokens}")
-    if not schedule.plans():
-        raise ValueError("every layer and batch size is overridden to vanilla: the policy would never run")
+    schedule.plans()
     return schedule
+
+
+def _boundaries(overrides: tuple[Override, ...]) -> set[int]:
+    """Numbers among which every combination of overlapping overrides has one."""
+    return {n for override in overrides for n in (override.first, override.last, override.last + 1)}
 
 
 def _merge(keys: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
@@ -115,8 +137,10 @@ def _read_phases(value: Any, name: str, default: tuple[str, ...], speculative: b
         return default
     if not isinstance(value, list) or not value or any(phase not in PHASES for phase in value):
         raise ValueError(f"phases = {value!r}: allowed is a list of {' and '.join(map(repr, PHASES))}")
-    if not speculative and "decode" not in value:
-        raise ValueError(f'phases = {value!r}: only speculative decoding verifies; allowed here is ["decode"]')
+    occurs = "verify" if speculative else "decode"
+    if occurs not in value:
+        reason = "speculative decoding verifies at every step" if speculative else "only speculative decoding verifies"
+        raise ValueError(f'phases = {value!r}: {reason}; allowed here is ["{occurs}"]')
     return tuple(phase for phase in PHASES if phase in value)
 
 

@@ -32,7 +32,9 @@ class Stage:
         self.mask_padding = model_runner.device != "cpu" or self.schedule is None
         self.layers = _find_layers(model_runner)
         self.counters = Counters(len(self.layers), model_runner.device)
-        self.trace = None if arguments.trace is None else Trace(arguments.trace)
+        self.trace = None
+        if arguments.trace is not None:
+            self.trace = Trace(arguments.trace, [layer.layer_id for _, layer in self.layers], model_runner.device)
         self.exporter = Exporter()
         self._by_config = {id(config): layer for config, layer in self.layers}
         self._running = False
@@ -58,6 +60,8 @@ class Stage:
             return ""
         if reporter.current_scheduler_metrics_enabled:
             self.exporter.export(interval, reporter.metrics_collector.labels)
+        if self.trace is not None and reporter.is_stats_logging_rank:
+            self.trace.write()
         return format_log(interval)
 
     def _wrap(self, forward: Any) -> Any:
@@ -79,7 +83,7 @@ class Stage:
     def _begin(self, step: Step | None) -> None:
         """Hand every layer its plan for this step, or none."""
         reason = self._reason_to_skip(step)
-        self.counters.count_outcome(reason or "policy")
+        self.counters.count_outcome(reason or "policy", step)
         for _, layer in self.layers:
             layer.step = step
             layer.selection = None
@@ -99,11 +103,11 @@ class Stage:
         missed = [layer.layer_id for _, layer in self.layers if layer.plan is not None and layer.selection is None]
         if missed:
             raise PolicyBypassed(f"MoE layers {missed} did not route through the expert policy in a {step.phase} step")
-        selections = {i: layer.selection for i, (_, layer) in enumerate(self.layers) if layer.selection is not None}
-        if selections:
-            self.counters.count_selections(selections, step)
+        selections = [layer.selection for _, layer in self.layers]
+        if any(selection is not None for selection in selections):
+            counts = self.counters.count_selections(selections, step)
             if self.trace is not None:
-                self.trace.write(step, {self.layers[i][1].layer_id: selection for i, selection in selections.items()})
+                self.trace.record(counts, step)
 
 
 def _find_layers(model_runner: Any) -> list[tuple[Any, Layer]]:

@@ -2,35 +2,58 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
+import torch
 
-from ..types import Selection
+from .metrics import AFTER, BEFORE, KEPT, ROWS, STEPS
+from .schedule import PHASES
 from .step import Step
+
+logger = logging.getLogger(__name__)
+CAPACITY = 4096
+"""Steps held between two log intervals."""
 
 
 class Trace:
-    """Appends to a file. Reads each selection at once, so it synchronizes: for measurement, not for production."""
+    """Records steps in a ring on the device, without synchronizing, and appends them to a file when told to."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, layer_ids: Sequence[int], device: str) -> None:
         self.file = path.open("ab")
-        self.steps = 0
+        self.layer_ids = layer_ids
+        self.ring = torch.zeros(CAPACITY, len(layer_ids), 7, dtype=torch.float64, device=device)
+        self.recorded = torch.zeros(1, dtype=torch.int64, device=device)
+        self.written = 0
 
-    def write(self, step: Step, selections: dict[int, Selection]) -> None:
-        """Write one line a layer: step, phase, layer id, live rows, experts before and after, their mean kept mass."""
-        valid = step.batch.valid
-        rows = step.rows if valid is None else int(valid.sum())
-        for layer, selection in selections.items():
-            record = {
-                "step": self.steps,
-                "phase": step.phase,
-                "layer": layer,
-                "batch_size": rows,
-                "experts_before": int(selection.vanilla_active.sum()),
-                "experts_after": int(selection.active.sum()),
-                "kept_mass": float(selection.kept_mass.sum()) / max(rows, 1),
-            }
-            self.file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+    def record(self, counts: torch.Tensor, step: Step) -> None:
+        """Keep one step's counts, [layers, 6] as `Counters.count_selections` returns them."""
+        phase = torch.full_like(counts[:, :1], PHASES.index(step.phase))
+        self.ring.index_copy_(0, self.recorded % CAPACITY, torch.cat([counts, phase], 1)[None])
+        self.recorded += counts[:, STEPS].any()  # a step without a live row is overwritten by the next
+
+    def write(self) -> None:
+        """Append a line for every layer and step since the last call: step, phase, layer id, live rows, experts before
+        and after, their mean kept mass. Waits for the device.
+        """
+        recorded = int(self.recorded)
+        first = max(self.written, recorded - CAPACITY)
+        if first > self.written:
+            logger.warning("%s: %d steps lost; lower --decode-log-interval", self.file.name, first - self.written)
+        for number in range(first, recorded):
+            for layer, row in zip(self.layer_ids, self.ring[number % CAPACITY].tolist(), strict=True):
+                if row[STEPS]:
+                    record = {
+                        "step": number,
+                        "phase": PHASES[int(row[-1])],
+                        "layer": layer,
+                        "batch_size": int(row[ROWS]),
+                        "experts_before": int(row[BEFORE]),
+                        "experts_after": int(row[AFTER]),
+                        "kept_mass": row[KEPT] / row[ROWS],
+                    }
+                    self.file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
         self.file.flush()
-        self.steps += 1
+        self.written = recorded

@@ -1,0 +1,105 @@
+"""Run in a process of its own, on one patched release: upstream's `select_experts` with and without the stage's layer
+at full budget. Prints one JSON line a router: the differences found, or what upstream itself raised.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from sglang.srt.layers.moe.topk import TopKConfig, select_experts
+
+from sglang_xshare import Batch, build_plan
+from sglang_xshare.stage.layer import Layer, read_router
+from sglang_xshare.stage.step import Step
+
+ROWS, EXPERTS, TOP_K = 7, 32, 4
+PLANS = ({"policy": "vanilla"}, {"policy": "xshare", "k0": 1, "add": EXPERTS}, {"policy": "oea", "k0": TOP_K})
+
+
+def list_routers() -> Iterator[dict[str, Any]]:
+    """Keyword arguments of a `TopKConfig`, for every kind of router, scaling and sharing."""
+    groups = {"use_grouped_topk": True, "num_expert_group": 8, "topk_group": 4}
+    bias = {"correction_bias": torch.linspace(-0.3, 0.3, EXPERTS)}
+    kinds: list[dict[str, Any]] = [
+        {"scoring_func": "softmax"},
+        {"scoring_func": "sigmoid"},
+        {"scoring_func": "sigmoid", **bias},
+        {"scoring_func": "softmax", **groups},
+        {"scoring_func": "sigmoid", **groups},
+        {"scoring_func": "sigmoid", **groups, **bias},
+    ]
+    for kind, renormalize, factor, on_output, shared in itertools.product(
+        kinds, (True, False), (None, 2.5), (False, True), (0, 1)
+    ):
+        # Without a factor there is nothing to apply, and a shared expert's weight is left to chance upstream.
+        if factor is not None or not (on_output or shared):
+            yield {
+                **kind,
+                "renormalize": renormalize,
+                "routed_scaling_factor": factor,
+                "apply_routed_scaling_factor_on_output": on_output,
+                "shared": shared,
+            }
+
+
+def make_config(shared: int, **router: Any) -> TopKConfig:
+    """The config of a layer whose router's output holds `shared` columns of fused shared experts."""
+    names = {field.name for field in dataclasses.fields(TopKConfig)}
+    if "num_fused_shared_experts" in names:
+        router["num_fused_shared_experts"] = shared
+    elif shared:
+        from sglang.srt.layers.moe.topk import SharedExpertsConfig
+
+        router["shared_experts"] = SharedExpertsConfig(num_fused_shared_experts=shared)
+    return TopKConfig(top_k=TOP_K + shared, torch_native=True, **router)
+
+
+def route(config: TopKConfig, logits: torch.Tensor) -> list[dict[int, float]]:
+    """{expert: weight} of every row."""
+    out = select_experts(torch.zeros(len(logits), 8), logits, config, layer_id=0)
+    rows = zip(out.topk_ids.tolist(), out.topk_weights.tolist(), strict=True)
+    return [dict(zip(ids, weights, strict=True)) for ids, weights in rows]
+
+
+def compare(config: TopKConfig, logits: torch.Tensor) -> dict[str, Any]:
+    """The largest differences over all plans that leave a row its own top-k."""
+    wanted = route(config, logits)
+    layer = Layer(0, config, None)
+    layer.step = Step("decode", ROWS, Batch())
+    rows_apart, error = 0, 0.0
+    for keys in PLANS:
+        layer.plan = build_plan(keys)
+        for mine, upstream in zip(route(layer.config, logits), wanted, strict=True):
+            rows_apart += mine.keys() != upstream.keys()
+            error = max([error, *(abs(mine[i] - upstream[i]) for i in mine.keys() & upstream.keys())])
+    return {"rows_apart": rows_apart, "error": error}
+
+
+def describe(router: dict[str, Any]) -> str:
+    """A short name for a router."""
+    words = ["grouped" if router.get("use_grouped_topk") else "plain", router["scoring_func"]]
+    words += ["biased"] * ("correction_bias" in router) + ["renormalizing"] * router["renormalize"]
+    if router["routed_scaling_factor"]:
+        words.append("scaled-on-output" if router["apply_routed_scaling_factor_on_output"] else "scaled-later")
+    return " ".join(words + ["shared"] * router["shared"])
+
+
+if __name__ == "__main__":
+    logits = torch.randn(ROWS, EXPERTS, generator=torch.Generator().manual_seed(0))
+    for router in list_routers():
+        config = make_config(**router)
+        try:
+            read_router(config)
+        except ValueError as error:
+            result: dict[str, Any] = {"refused": str(error)}
+        else:
+            try:
+                result = compare(config, logits)
+            except (AssertionError, RuntimeError) as error:
+                result = {"raised": f"{type(error).__name__}: {error}"}
+        print(json.dumps({"router": describe(router), **result}))

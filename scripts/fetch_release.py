@@ -1,6 +1,6 @@
 """Unpack SGLang releases into build/releases/<version>/: pristine sources for the patch lint and the tests.
 
-    scripts/fetch_release.py 0.5.17 0.5.21 0.5.23
+    python -m scripts.fetch_release 0.5.17 0.5.21 0.5.23
 
 Only the wheel itself is downloaded, without its dependencies. A release that is there already is left alone.
 """
@@ -44,4 +44,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("version", nargs="+", help="a released version, e.g. 0.5.23")
     for version in parser.parse_args().version:
-        fetch_release(version)
+        try:
+            fetch_release(version)
+        except subprocess.CalledProcessError:
+            sys.exit(
+                f"fetch_release: pip could not download sglang=={version}; allowed: a release on the package index"
+            )

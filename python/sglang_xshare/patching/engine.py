@@ -5,7 +5,7 @@ Apply computes every new content before it writes anything, stores old and new c
 `revert`: put every stored pristine file back. So there is one way forward and one way back, and no third.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_xshare.patching import state as states
@@ -88,7 +88,6 @@ def _replace(tree: Tree, state: State, pristine: dict[str, bytes], patched: dict
         states.write(tree, state)
         for path in patched:
             replace_file(tree.root / STORE / "patched" / path, tree.root / path)
-        states.write(tree, replace(state, complete=True))
     except BaseException:  # Ctrl-C too
         _restore(tree, state)
         raise
@@ -97,8 +96,6 @@ def _replace(tree: Tree, state: State, pristine: dict[str, bytes], patched: dict
 def _restore(tree: Tree, state: State | None) -> None:
     """Back to pristine from anywhere; safe to be killed and run again."""
     if state is not None:
-        if state.complete:
-            states.write(tree, replace(state, complete=False))
         for path, known in state.files.items():
             if tree.digest(path) != known.pristine:
                 states.read_pristine(tree, state, path)  # refuses a damaged copy

@@ -84,7 +84,7 @@ def _check_hashes(queue: Queue) -> Iterator[str]:
     touched = {file.path for patch in queue.patches for file in patch.files}
     for path in sorted(touched ^ set(queue.hashes)):
         problem = "changed by the series but not listed" if path in touched else "listed but changed by no patch"
-        yield f"{queue.release}/hashes: {path} is {problem}; run scripts/pin_release.py {queue.release}"
+        yield f"{queue.release}/hashes: {path} is {problem}; run `python -m scripts.pin_release {queue.release}`"
 
 
 def _find_sources(release: str, releases: Path | None) -> Tree | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 import unidiff
+
 from sglang_xshare.patching.errors import PatchError
 from sglang_xshare.patching.hunk import Hunk
 

@@ -49,9 +49,8 @@ def check_content(release: str, path: str, content: bytes, wanted: str) -> None:
 
 
 def find_root() -> Path:
-    """The patches/ directory: inside the package where it was installed, beside python/ in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    return package / "patches" if (package / "patches").is_dir() else package.parents[1] / "patches"
+    """The patches/ directory: packaged with us; in a checkout that is a link to the one beside python/."""
+    return (Path(__file__).parents[1] / "patches").resolve()
 
 
 def list_releases(root: Path) -> list[str]:

@@ -1,6 +1,6 @@
 """What a patched tree says about itself: `sglang/.xshare/`, there while the tree is patched or being changed.
 
-    state.json          release, queue, both hashes of every changed file; `complete` once all are in place
+    state.json          release, queue, and the hashes of every changed file before and after
     pristine/sglang/…   the release's own content of every changed file
     patched/sglang/…    new content on its way to its place
 
@@ -39,7 +39,6 @@ class State:
     queue: str
     patches: tuple[str, ...]
     files: Mapping[str, Digests]
-    complete: bool = False
 
 
 class Condition(Enum):
@@ -91,7 +90,7 @@ def survey(tree: Tree) -> Survey:
         return Survey(Condition.EDITED, state, edited)
     if all(found[path] == known.pristine for path, known in state.files.items()):
         return Survey(Condition.PRISTINE)
-    if state.complete and all(found[path] == known.patched for path, known in state.files.items()):
+    if all(found[path] == known.patched for path, known in state.files.items()):
         return Survey(Condition.PATCHED, state)
     return Survey(Condition.INTERRUPTED, state)
 

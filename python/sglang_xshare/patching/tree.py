@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from sglang_xshare.patching.errors import PatchError
 
@@ -52,13 +53,19 @@ class Tree:
         It is held on a file that is always there and never replaced, so that nothing is left behind. Writable, because
         NFS grants exclusive locks only on such; a read-only tree is so found out before anything else.
         """
-        with open(self.root / "sglang/__init__.py", "rb+") as file:
+        with self._open_lock() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 print(f"waiting for another patch run on {self.root}", file=sys.stderr)
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+    def _open_lock(self) -> BinaryIO:
+        try:
+            return open(self.root / "sglang/__init__.py", "rb+")
+        except OSError as error:
+            raise PatchError(f"{self.root}: {error.strerror}; patching needs a tree this user may write") from error
 
 
 def find_tree(target: Path | None = None) -> Tree:

@@ -1,0 +1,19 @@
+"""Fixtures of the patch engine's tests."""
+
+from pathlib import Path
+
+import pytest
+
+from patching.fake import write_queue, write_tree
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A pristine fake release."""
+    return write_tree(tmp_path / "site-packages")
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Path:
+    """The queue for it."""
+    return write_queue(tmp_path / "patches")

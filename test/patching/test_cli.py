@@ -1,0 +1,176 @@
+"""The command line: one line for each refusal, exit code 1, no traceback, nothing changed."""
+
+import argparse
+import contextlib
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from patching.fake import FILES, PATCHED, QUEUE, RELEASE, read_tree, write_tree
+from sglang_xshare.patching import cli, engine, status
+from sglang_xshare.patching.cli import add_parser
+from sglang_xshare.patching.queue import find_root, list_releases
+
+
+@pytest.fixture(autouse=True)
+def _our_queue(queue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (cli, engine, status):
+        monkeypatch.setattr(module, "find_root", lambda: queue)
+
+
+def _patch(*words: object) -> int:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers(required=True))
+    args = parser.parse_args(["patch", *map(str, words)])
+    return int(args.run(args))
+
+
+def _refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    assert _patch(*words) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith(f"patch {words[0]}: ")
+    return captured.err.strip()
+
+
+def test_a_round_trip(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command, content, says in [
+        ("status", FILES, "not patched"),
+        ("apply", PATCHED, "2 patches applied to 3 files"),
+        ("apply", PATCHED, "already patched, nothing to do"),
+        ("status", PATCHED, "patched, 3 files"),
+        ("revert", FILES, "3 files reverted"),
+        ("revert", FILES, "not patched, nothing to do"),
+    ]:
+        assert _patch(command, "--target", tree) == 0
+        captured = capsys.readouterr()
+        assert captured.out.startswith(f"patch {command}: SGLang {RELEASE} in {tree}: ")
+        assert says in captured.out
+        assert captured.err == ""
+        assert read_tree(tree) == content
+
+
+def test_a_target_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    allowed = "allowed: a directory that contains sglang/"
+    (tmp_path / "file").touch()
+    for command in ("apply", "revert", "status"):
+        missing = _refusal(capsys, command, "--target", tmp_path / "missing")
+        assert missing.endswith(f"--target {tmp_path}/missing: not a directory; {allowed}")
+        assert "file: not a directory" in _refusal(capsys, command, "--target", tmp_path / "file")
+        assert "no sglang/__init__.py in it" in _refusal(capsys, command, "--target", tmp_path)
+
+
+def test_no_sglang_installed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "sglang is not installed here; install it, or name its directory" in _refusal(capsys, "apply")
+
+
+def test_the_default_target_is_the_installed_sglang(
+    tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tree))
+    monkeypatch.delitem(sys.modules, "sglang", raising=False)
+    assert _patch("apply") == 0
+    assert f"in {tree}: 2 patches" in capsys.readouterr().out
+    assert "sglang" not in sys.modules
+
+
+def test_status_is_1_where_attention_is_needed(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _patch("apply", "--target", tree)
+    capsys.readouterr()
+    (tree / "sglang/srt/dos.py").write_bytes(FILES["sglang/srt/dos.py"])
+    assert "is half patched by an interrupted run; run `sglang-xshare patch apply" in _refusal(
+        capsys, "status", "--target", tree
+    )
+    (tree / "sglang/srt/dos.py").write_bytes(b"")
+    assert "edited after it was patched sglang/srt/dos.py" in _refusal(capsys, "status", "--target", tree)
+    (tree / "sglang/_version.py").write_text("__version__ = '0.6'\n")
+    assert f"SGLang 0.6 is not supported; supported: {RELEASE}" in _refusal(capsys, "status", "--target", tree)
+
+
+def test_a_missing_parser_is_one_line(
+    tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine without pip; reverting and checking need no parser."""
+    monkeypatch.setitem(sys.modules, "unidiff", None)
+    monkeypatch.delitem(sys.modules, "sglang_xshare.patching.patch", raising=False)
+    assert "unidiff" in _refusal(capsys, "apply", "--target", tree)
+    assert read_tree(tree) == FILES
+    assert _patch("status", "--target", tree) == 0
+
+
+@contextlib.contextmanager
+def _read_only(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Make the tree read-only, also for root, whom mode bits do not stop; yields how."""
+    everything = [tree, *tree.rglob("*")]
+    lock, unlock = (["chmod", "a-w"], ["chmod", "u+w"]) if os.geteuid() else (["chattr", "+i"], ["chattr", "-i"])
+    try:
+        if shutil.which(lock[0]) and subprocess.run([*lock, *everything], capture_output=True).returncode == 0:
+            yield " ".join(lock)
+        else:
+            with monkeypatch.context() as patch:
+                patch.setattr("builtins.open", _open_read_only)
+                yield "an open() that refuses to write: we are root, and chattr does not work here"
+    finally:
+        if shutil.which(unlock[0]):
+            subprocess.run([*unlock, *everything], capture_output=True)
+
+
+def _open_read_only(file: object, mode: str = "r", *args: Any, _open: Callable[..., IO[Any]] = open) -> IO[Any]:
+    if set(mode) & set("w+ax"):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(file))
+    return _open(file, mode, *args)
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_a_read_only_tree(
+    tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, patched: bool
+) -> None:
+    if patched:
+        _patch("apply", "--target", tree)
+        capsys.readouterr()
+    changing, idle = ("revert", "apply") if patched else ("apply", "revert")
+    with _read_only(tree, monkeypatch) as how:
+        before = read_tree(tree)
+        line = _refusal(capsys, changing, "--target", tree)
+        assert _patch(idle, "--target", tree) == 0  # there is nothing to change
+        assert read_tree(tree) == before
+    print(f"made read-only by {how}: {line}")
+    assert line.startswith(f"patch {changing}: {tree}: ")
+    assert line.endswith("; patching needs a tree this user may write")
+
+
+def test_lint(tree: Path, tmp_path: Path, queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    releases = write_tree(tmp_path / "releases" / RELEASE).parent
+    assert _patch("lint", "--releases", releases) == 0
+    assert (
+        capsys.readouterr().out
+        == f"patch lint: {len(QUEUE)} patches looked at; each hunk matches one place in {RELEASE} (4 hunks)\n"
+    )
+    assert "not a directory" in _refusal(capsys, "lint", "--releases", tmp_path / "missing")
+    (queue / "shared/orphan.patch").write_text("")
+    assert _patch("lint", "--releases", releases) == 1
+    assert capsys.readouterr().err == "patch lint: shared/orphan.patch: in no series that could be read\n"
+
+
+def test_the_queue_is_packaged() -> None:
+    assert list_releases(find_root()) == ["0.5.17", "0.5.21", "0.5.23"]
+
+
+def test_as_a_module(tree: Path) -> None:
+    """The real entry point, in a process of its own: a release without our queue's hashes is refused in one line."""
+    command = [sys.executable, "-m", "sglang_xshare", "patch", "apply", "--target", str(tree)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("patch apply: ")
+    assert done.stderr.count("\n") == 1
+    assert read_tree(tree) == FILES

@@ -1,0 +1,257 @@
+"""Apply and revert: known releases and hashes only, all or nothing, idempotent, reversible to the byte."""
+
+import json
+import os
+import py_compile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from patching.fake import (
+    FILES,
+    LATER_PATCHED,
+    LATER_QUEUE,
+    PATCHED,
+    QUEUE,
+    RELEASE,
+    ROUTE,
+    read_modes,
+    read_tree,
+    write_queue,
+    write_tree,
+)
+from sglang_xshare.patching import PatchError, apply, check_patched, revert
+from sglang_xshare.patching.state import STORE
+from sglang_xshare.patching.status import describe
+
+
+def test_apply_changes_what_the_queue_says_and_nothing_else(tree: Path, queue: Path) -> None:
+    modes = read_modes(tree)
+    outcome = apply(tree, queue)
+    assert outcome.changed
+    assert outcome.line == f"SGLang {RELEASE} in {tree}: 2 patches applied to 3 files"
+    assert read_tree(tree) == PATCHED
+    assert {path: mode for path, mode in read_modes(tree).items() if ".xshare" not in path} == modes
+    stored = {str(file.relative_to(tree / STORE)) for file in (tree / STORE).rglob("*") if file.is_file()}
+    changed = {path for path in FILES if FILES[path] != PATCHED[path]}
+    assert stored == {"state.json"} | {f"pristine/{path}" for path in changed}
+
+
+def test_revert_restores_every_byte_and_mode_and_leaves_nothing(tree: Path, queue: Path) -> None:
+    modes = read_modes(tree)
+    apply(tree, queue)
+    assert revert(tree).line == f"SGLang {RELEASE} in {tree}: 3 files reverted"
+    assert read_tree(tree) == FILES
+    assert read_modes(tree) == modes
+
+
+def test_a_mode_changed_by_the_user_stays(tree: Path, queue: Path) -> None:
+    apply(tree, queue)
+    (tree / "sglang/srt/route.py").chmod(0o600)
+    revert(tree)
+    assert (tree / "sglang/srt/route.py").stat().st_mode & 0o777 == 0o600
+
+
+def test_apply_and_revert_twice_do_nothing_and_say_so(tree: Path, queue: Path) -> None:
+    assert not revert(tree).changed
+    apply(tree, queue)
+    before = {path: ((tree / path).stat().st_ino, (tree / path).stat().st_mtime_ns) for path in FILES}
+    outcome = apply(tree, queue)
+    assert not outcome.changed
+    assert outcome.line.endswith("already patched, nothing to do")
+    assert {path: ((tree / path).stat().st_ino, (tree / path).stat().st_mtime_ns) for path in FILES} == before
+    assert revert(tree).changed
+    outcome = revert(tree)
+    assert not outcome.changed
+    assert outcome.line.endswith("not patched, nothing to do")
+
+
+def test_stale_bytecode_never_passes_for_a_new_content(tree: Path, queue: Path) -> None:
+    """Python compares whole seconds of mtime (and the size): every content a file ever had gets another second."""
+    file = tree / "sglang/srt/route.py"
+    stamps = [int(file.stat().st_mtime)]
+    for step in (lambda: apply(tree, queue), lambda: revert(tree), lambda: apply(tree, queue), lambda: revert(tree)):
+        py_compile.compile(str(file))
+        step()
+        stamps.append(int(file.stat().st_mtime))
+    assert len(set(stamps)) == len(stamps)
+
+
+def test_a_hard_linked_copy_is_not_changed(tree: Path, queue: Path, tmp_path: Path) -> None:
+    """Installers link files from their cache: patching must not write through to it."""
+    os.link(tree / "sglang/srt/route.py", tmp_path / "cache.py")
+    apply(tree, queue)
+    assert (tmp_path / "cache.py").read_bytes() == FILES["sglang/srt/route.py"]
+
+
+def _refused(work: Callable[[], object], tree: Path) -> str:
+    """The line `work` is refused with; nothing in the tree changes."""
+    before, modes = read_tree(tree), read_modes(tree)
+    with pytest.raises(PatchError) as refusal:
+        work()
+    assert read_tree(tree) == before
+    assert read_modes(tree) == modes
+    assert "\n" not in str(refusal.value)
+    return str(refusal.value)
+
+
+def test_an_unsupported_release_is_refused(tree: Path, queue: Path) -> None:
+    (tree / "sglang/_version.py").write_text("__version__ = version = '0.5.22'\n")
+    write_queue(queue, release="0.5.9")
+    assert _refused(lambda: apply(tree, queue), tree) == "SGLang 0.5.22 is not supported; supported: 0.5.9, 0.5.21"
+
+
+def test_the_release_is_read_from_metadata_too(tree: Path, queue: Path) -> None:
+    (tree / "sglang/_version.py").unlink()
+    assert "neither sglang/_version.py nor sglang-*.dist-info" in _refused(lambda: apply(tree, queue), tree)
+    (tree / "sglang-0.5.21.dist-info").mkdir()
+    (tree / "sglang-0.5.21.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.21\n")
+    assert apply(tree, queue).changed
+
+
+def test_another_content_of_a_known_release_is_refused(tree: Path, queue: Path) -> None:
+    file = tree / "sglang/srt/dos.py"
+    file.write_bytes(file.read_bytes() + b"# local change\r\n")
+    line = _refused(lambda: apply(tree, queue), tree)
+    assert line.startswith("sglang/srt/dos.py: sha256 ")
+    assert line.endswith("not the file of SGLang 0.5.21; reinstall sglang==0.5.21")
+    assert len([word for word in line.split() if word.endswith("…")]) == 2  # found and expected
+
+
+@pytest.mark.parametrize(
+    ("patches", "reason"),
+    [
+        (
+            {"p.patch": ROUTE.replace("-1,1 +1,2 @@\n import torch", "-1,1 +1,2 @@\n import jax")},
+            "hunk 1 matches 0 places",
+        ),
+        (
+            {"p.patch": ROUTE.replace("-4,2 +5,3 @@\n def route(x):", "-4,1 +5,2 @@").replace("@@\n\n", "@@\n")},
+            "hunk 2 matches 2 places (lines 5, 9)",
+        ),
+        ({**QUEUE, "q.patch": ROUTE + "junk\n"}, "lines outside every hunk"),
+    ],
+)
+def test_a_queue_that_does_not_fit_changes_nothing(
+    tree: Path, tmp_path: Path, patches: dict[str, str], reason: str
+) -> None:
+    bad = write_queue(tmp_path / "bad", patches)
+    assert reason in _refused(lambda: apply(tree, bad), tree)
+
+
+def test_a_missing_patch_or_an_unlisted_file_is_refused(tree: Path, queue: Path) -> None:
+    hashes = queue / RELEASE / "hashes"
+    listed = hashes.read_text()
+    hashes.write_text("".join(line for line in listed.splitlines(keepends=True) if "dos" not in line))
+    assert "sglang/srt/dos.py is not in patches/0.5.21/hashes" in _refused(lambda: apply(tree, queue), tree)
+    hashes.write_text(listed + "nonsense\n")
+    assert "'nonsense' is not a line of sha256sum" in _refused(lambda: apply(tree, queue), tree)
+    (queue / "shared/route.patch").unlink()
+    assert "shared/route.patch: listed in a series, but there is no such file" in _refused(
+        lambda: apply(tree, queue), tree
+    )
+
+
+def test_a_link_is_refused(tree: Path, queue: Path, tmp_path: Path) -> None:
+    (tree / "sglang/srt/dos.py").rename(tmp_path / "elsewhere.py")
+    (tree / "sglang/srt/dos.py").symlink_to(tmp_path / "elsewhere.py")
+    assert "dos.py: is a link; a plain file is needed" in _refused(lambda: apply(tree, queue), tree)
+
+
+@pytest.mark.parametrize("edit", [lambda file: file.write_text("mine = 1\n"), lambda file: file.unlink()])
+def test_a_file_edited_after_patching_is_refused_by_name(
+    tree: Path, queue: Path, edit: Callable[[Path], object]
+) -> None:
+    apply(tree, queue)
+    edit(tree / "sglang/srt/route.py")
+    for run in (lambda: revert(tree), lambda: apply(tree, queue)):
+        line = _refused(run, tree)
+        assert line == ("sglang/srt/route.py: edited after it was patched; undo the edit, or reinstall sglang==0.5.21")
+    with pytest.raises(PatchError, match=r"edited after it was patched sglang/srt/route\.py"):
+        check_patched(tree, queue)
+
+
+def test_a_damaged_stored_copy_is_refused(tree: Path, queue: Path) -> None:
+    apply(tree, queue)
+    (tree / STORE / "pristine/sglang/srt/dos.py").write_text("")
+    with pytest.raises(PatchError, match=r"damaged copy.*reinstall sglang"):
+        revert(tree)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"files": []}', '{"files": {"a": 1}}', "[]"])
+def test_a_foreign_state_file_is_refused(tree: Path, queue: Path, text: str) -> None:
+    apply(tree, queue)
+    (tree / STORE / "state.json").write_text(text)
+    assert "not a state file of this program" in _refused(lambda: revert(tree), tree)
+
+
+def test_another_version_of_the_queue_is_replaced(tree: Path, queue: Path, tmp_path: Path) -> None:
+    """From the stored pristine files, also those that the new version leaves alone; a bad one changes nothing."""
+    apply(tree, queue)
+    later = write_queue(tmp_path / "later", LATER_QUEUE)
+    with pytest.raises(PatchError, match="patched by another version of the queue"):
+        check_patched(tree, later)
+    bad = write_queue(tmp_path / "bad", {"p.patch": ROUTE.replace("import torch", "import jax")})
+    assert "matches 0 places" in _refused(lambda: apply(tree, bad), tree)
+    assert apply(tree, later).changed
+    assert read_tree(tree) == LATER_PATCHED
+    check_patched(tree, later)
+    revert(tree)
+    assert read_tree(tree) == FILES
+    assert not (tree / STORE).exists()
+
+
+@pytest.mark.parametrize("version", [RELEASE, "0.5.23"])
+def test_a_reinstalled_tree_counts_as_pristine(tree: Path, queue: Path, version: str) -> None:
+    """pip replaces the files and leaves our directory: nothing of the old release may come back from it."""
+    apply(tree, queue)
+    files = {path: content.replace(b"0.5.21", version.encode()) for path, content in FILES.items()}
+    if version != RELEASE:
+        files["sglang/srt/route.py"] = b"import jax\n"
+    write_tree(tree, files)
+    with pytest.raises(PatchError, match="is not patched"):
+        check_patched(tree, write_queue(queue, release=version))
+    assert revert(tree).changed
+    assert read_tree(tree) == files
+    assert not (tree / STORE).exists()
+
+
+def test_two_runs_at_once_patch_once(tree: Path, queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second waits for the lock and then finds nothing left to do."""
+    import fcntl
+
+    outcomes = []
+    with open(tree / "sglang/__init__.py", "rb+") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        threads = [threading.Thread(target=lambda: outcomes.append(apply(tree, queue))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.2)
+        assert outcomes == []
+        assert read_tree(tree) == FILES
+    for thread in threads:
+        thread.join()
+    assert sorted(outcome.changed for outcome in outcomes) == [False, False, False, True]
+    assert read_tree(tree) == PATCHED
+    assert capsys.readouterr().err.count(f"waiting for another patch run on {tree}") == 4
+
+
+def test_status(tree: Path, queue: Path) -> None:
+    assert describe(tree, queue) == f"SGLang {RELEASE} in {tree}: not patched"
+    with pytest.raises(PatchError, match="is not patched; run `sglang-xshare patch apply"):
+        check_patched(tree, queue)
+    apply(tree, queue)
+    check_patched(tree, queue)
+    title, *patches = describe(tree, queue).splitlines()
+    state = json.loads((tree / STORE / "state.json").read_text())
+    assert title == f"SGLang {RELEASE} in {tree}: patched, 3 files, queue {state['queue'][:12]}"
+    assert [name.strip() for name in patches] == list(QUEUE)
+    revert(tree)
+    (tree / STORE).mkdir()
+    assert describe(tree, queue).endswith("an earlier run left sglang/.xshare; apply or revert removes it")
+    (tree / "sglang/srt/dos.py").write_bytes(b"")
+    with pytest.raises(PatchError, match=r"sglang/srt/dos\.py: sha256"):
+        describe(tree, queue)

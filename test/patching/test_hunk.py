@@ -1,0 +1,82 @@
+"""Hunks go to the one place they match, byte for byte, or are refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_xshare.patching.errors import PatchError
+from sglang_xshare.patching.hunk import Hunk, apply_hunks, find_places, split_lines
+
+LINES = st.lists(st.sampled_from([b"a\n", b"b\n", b"c\n", b"\n", b"a\r\n", b"\x0c\n", b"\xff\n"]), max_size=12)
+
+
+@given(st.binary())
+def test_split_lines_gives_back_every_byte(content: bytes) -> None:
+    lines = split_lines(content)
+    assert b"".join(lines) == content
+    assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in lines[:-1])
+
+
+@given(lines=LINES, start=st.integers(0, 12), size=st.integers(0, 4), new=LINES, last=st.sampled_from([b"", b"end"]))
+def test_a_hunk_is_applied_exactly_where_it_is_unique(
+    lines: list[bytes], start: int, size: int, new: list[bytes], last: bytes
+) -> None:
+    start = min(start, len(lines))
+    end = min(start + size, len(lines))
+    content = b"".join(lines) + last
+    hunk = Hunk(tuple(lines[start:end]), tuple(new))
+    text = b"".join(hunk.source)
+    brute = [
+        i
+        for i in range(len(lines) + 1)
+        if hunk.source and tuple(split_lines(content)[i : i + end - start]) == hunk.source
+    ]
+    assert find_places(split_lines(content), hunk) == brute
+    if len(brute) == 1:
+        assert apply_hunks(content, [hunk], "p") == b"".join([*lines[:start], *new, *lines[end:], last])
+        assert text in content
+    else:
+        with pytest.raises(PatchError, match=f"hunk 1 matches {len(brute)} places"):
+            apply_hunks(content, [hunk], "p")
+
+
+def test_the_refusal_names_patch_hunk_and_lines() -> None:
+    with pytest.raises(PatchError) as refusal:
+        apply_hunks(b"a\nb\na\n", [Hunk((b"b\n",), ()), Hunk((b"a\n",), ())], "shared/p.patch: sglang/f.py")
+    line = "shared/p.patch: sglang/f.py: hunk 2 matches 2 places (lines 1, 3); it must match exactly one"
+    assert str(refusal.value) == line
+
+
+def test_hunks_match_the_file_before_the_patch_in_any_order() -> None:
+    hunks = [Hunk((b"b\n",), (b"a\n",)), Hunk((b"a\n",), (b"c\n",))]
+    assert apply_hunks(b"a\nb\n", hunks, "p") == b"c\na\n"
+
+
+def test_overlapping_hunks_are_refused() -> None:
+    hunks = [Hunk((b"a\n", b"b\n"), (b"b\n",)), Hunk((b"b\n", b"c\n"), (b"b\n",))]
+    with pytest.raises(PatchError, match="two hunks overlap at line 2"):
+        apply_hunks(b"a\nb\nc\n", hunks, "p")
+
+
+@pytest.mark.parametrize(
+    ("content", "hunk"),
+    [
+        (b"a\r\nb\r\n", Hunk((b"a\n",), ())),
+        (b"a\nb", Hunk((b"b\n",), ())),
+        (b"a\nb\n", Hunk((b"b",), ())),
+    ],
+)
+def test_line_ends_count(content: bytes, hunk: Hunk) -> None:
+    with pytest.raises(PatchError, match="matches 0 places"):
+        apply_hunks(content, [hunk], "p")
+
+
+def test_a_line_may_not_lose_its_end_inside_the_file() -> None:
+    with pytest.raises(PatchError, match="without a newline"):
+        apply_hunks(b"a\nb\n", [Hunk((b"a\n",), (b"c",))], "p")
+
+
+def test_context_and_trim() -> None:
+    hunk = Hunk((b"a\n", b"b\n", b"c\n"), (b"a\n", b"b\n", b"x\n", b"c\n"))
+    assert hunk.context() == (2, 1)
+    assert hunk.trim(1, 1) == Hunk((b"b\n",), (b"b\n", b"x\n"))

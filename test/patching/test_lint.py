@@ -1,0 +1,158 @@
+"""The lint finds each kind of mistake in a queue, and says what it looked at."""
+
+from pathlib import Path
+
+import pytest
+
+from patching.fake import DOS, FILES, HEADER, LAUNCH, QUEUE, RELEASE, ROUTE, write_queue, write_tree
+from scripts.pin_release import pin_release
+from sglang_xshare.patching import apply
+from sglang_xshare.patching.lint import Report, lint
+
+OTHER = "0.5.22"
+
+
+@pytest.fixture
+def releases(tmp_path: Path) -> Path:
+    """Sources of two releases; in the second the file that all patches share has grown a line."""
+    write_tree(tmp_path / "releases" / RELEASE)
+    write_tree(tmp_path / "releases" / OTHER, _other_files())
+    return tmp_path / "releases"
+
+
+def _other_files() -> dict[str, bytes]:
+    grown = b"import jax\n" + FILES["sglang/srt/route.py"]
+    return {path: content.replace(b"0.5.21", OTHER.encode()) for path, content in FILES.items()} | {
+        "sglang/srt/route.py": grown
+    }
+
+
+def _lint(queue: Path, releases: Path) -> Report:
+    report = lint(queue, releases)
+    assert all("\n" not in line for line in [*report.errors, *report.warnings, report.summary])
+    return report
+
+
+def test_a_good_queue(queue: Path, releases: Path) -> None:
+    report = _lint(queue, releases)
+    assert (report.errors, report.warnings) == ([], [])
+    assert report.summary == f"2 patches looked at; each hunk matches one place in {RELEASE} (4 hunks)"
+
+
+def test_a_patched_tree_serves_as_well(queue: Path, releases: Path) -> None:
+    apply(releases / RELEASE, queue)
+    assert _lint(queue, releases).errors == []
+
+
+def test_one_patch_serves_two_releases_that_pin_release_pinned(queue: Path, releases: Path) -> None:
+    (queue / OTHER).mkdir()
+    (queue / OTHER / "series").write_text("shared/route.patch\n")
+    assert pin_release(OTHER, queue, releases) == 1
+    report = _lint(queue, releases)
+    assert report.errors == []
+    assert report.summary.endswith(f"one place in {RELEASE} (4 hunks), {OTHER} (2 hunks)")
+
+
+def test_sources_that_are_not_at_hand_are_named(queue: Path, tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    report = _lint(queue, tmp_path / "none")
+    assert report.errors == []
+    assert (
+        report.summary
+        == f"2 patches looked at; each hunk matches one place in no release; no sources at hand for {RELEASE}"
+    )
+
+
+def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
+    assert _lint(tmp_path, tmp_path).errors == [f"{tmp_path}: no patch found"]
+
+
+def test_a_patch_in_no_series(queue: Path, releases: Path) -> None:
+    (queue / "shared/orphan.patch").write_text(HEADER + ROUTE)
+    assert _lint(queue, releases).errors == ["shared/orphan.patch: in no series that could be read"]
+
+
+def test_a_series_that_lists_what_is_not_there(queue: Path, releases: Path) -> None:
+    (queue / "shared/route.patch").unlink()
+    errors = _lint(queue, releases).errors
+    assert any("shared/route.patch: listed in a series, but there is no such file" in line for line in errors)
+
+
+def test_a_release_without_hashes(queue: Path, releases: Path) -> None:
+    (queue / RELEASE / "hashes").unlink()
+    assert any("hashes" in line and "No such file" in line for line in _lint(queue, releases).errors)
+
+
+def test_a_patch_listed_twice_outside_shared(queue: Path, releases: Path) -> None:
+    (queue / OTHER).mkdir()
+    (queue / OTHER / "series").write_text(f"{RELEASE}/rest.patch\n")
+    pin_release(OTHER, queue, releases)
+    assert _lint(queue, releases).errors == [f"{RELEASE}/rest.patch: listed 2 times; only patches in shared/ may be"]
+
+
+@pytest.mark.parametrize("field", ["Description", "Reason", "Upstream-Status", "Drop-When"])
+def test_each_header_field_is_needed(tmp_path: Path, releases: Path, field: str) -> None:
+    for text in (HEADER.replace(f"{field}: ", f"X-{field}: "), HEADER.replace(f"{field}:", f"{field}:\nX:")):
+        queue = write_queue(tmp_path / "patches", header=text)
+        missing = [
+            line for line in _lint(queue, releases).errors if f"header field {field} is missing or empty" in line
+        ]
+        assert len(missing) == len(QUEUE)
+
+
+def test_hashes_agree_with_series_and_sources(queue: Path, releases: Path) -> None:
+    hashes = queue / RELEASE / "hashes"
+    good = hashes.read_text()
+    hashes.write_text(good + f"{'0' * 64}  sglang/srt/untouched.py\n")
+    errors = _lint(queue, releases).errors
+    assert any(
+        "sglang/srt/untouched.py is listed but changed by no patch; run `python -m scripts.pin" in line
+        for line in errors
+    )
+    hashes.write_text("".join(line for line in good.splitlines(keepends=True) if "route" not in line))
+    assert any(
+        "sglang/srt/route.py is changed by the series but not listed" in line for line in _lint(queue, releases).errors
+    )
+    hashes.write_text(good.replace(good[:8], "00000000", 1))
+    assert any("00000000" in line and "not the file of SGLang" in line for line in _lint(queue, releases).errors)
+
+
+@pytest.mark.parametrize(
+    ("diff", "reason"),
+    [
+        (ROUTE.replace("-4,2 +5,3 @@\n def route(x):", "-4,1 +5,2 @@"), "hunk 2 matches 2 places (lines 5, 9)"),
+        (ROUTE.replace("import torch", "import torch as t"), "hunk 1 matches 0 places"),
+        (LAUNCH + DOS + ROUTE.replace("x = ours.route(x)", "x = ours.route(x"), "'(' was never closed"),
+    ],
+)
+def test_a_patch_that_does_not_fit(tmp_path: Path, releases: Path, diff: str, reason: str) -> None:
+    queue = write_queue(tmp_path / "patches", {"shared/p.patch": diff})
+    (line,) = _lint(queue, releases).errors
+    assert line.startswith(f"SGLang {RELEASE}: ")
+    assert reason in line
+
+
+def test_context_that_no_release_needs_is_a_warning(tmp_path: Path, releases: Path) -> None:
+    wide = ROUTE.replace("@@ -4,2 +5,3 @@\n", "@@ -3,4 +4,5 @@\n \n").replace("     return x\n", "     return x\n \n")
+    queue = write_queue(tmp_path / "patches", {"shared/p.patch": wide})
+    report = _lint(queue, releases)
+    assert report.errors == []
+    where = "shared/p.patch: sglang/srt/route.py: hunk 2"
+    assert report.warnings == [f"{where}: more {side} context than needed" for side in ("leading", "trailing")]
+
+
+def test_context_that_one_release_needs_is_none(tmp_path: Path, releases: Path) -> None:
+    """Two lines before the change, of which the second release has the nearer one twice."""
+    pair = ROUTE.replace("@@ -4,2 +5,3 @@\n", "@@ -3,3 +4,4 @@\n \n")
+    queue = write_queue(tmp_path / "patches", {"shared/p.patch": pair})
+    assert _lint(queue, releases).warnings == [
+        "shared/p.patch: sglang/srt/route.py: hunk 2: more leading context than needed"
+    ]
+    again = FILES["sglang/srt/route.py"] + b"\n# again\ndef route(x):\n    return x\n"
+    (releases / OTHER / "sglang/srt/route.py").write_bytes(again)
+    (queue / OTHER).mkdir()
+    (queue / OTHER / "series").write_text("shared/p.patch\n")
+    pin_release(OTHER, queue, releases)
+    report = _lint(queue, releases)
+    assert (report.errors, report.warnings) == ([], [])
+    assert list(report.proved) == [RELEASE, OTHER]

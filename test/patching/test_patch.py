@@ -1,0 +1,61 @@
+"""A patch file is parsed whole, or refused in one line that names it."""
+
+import pytest
+
+from patching.fake import DOS, HEADER, LAUNCH, ROUTE
+from sglang_xshare.patching.errors import PatchError
+from sglang_xshare.patching.hunk import Hunk
+from sglang_xshare.patching.patch import FIELDS, FileDiff, parse_patch
+
+
+def test_header_and_hunks() -> None:
+    patch = parse_patch(HEADER + ROUTE, "shared/route.patch")
+    assert [patch.header[field] for field in FIELDS] == ["what", "why a patch", "not proposed", "never at all"]
+    first = Hunk((b"import torch\n",), (b"import torch\n", b"import ours\n"))
+    second = Hunk(
+        (b"def route(x):\n", b"    return x\n"), (b"def route(x):\n", b"    x = ours.route(x)\n", b"    return x\n")
+    )
+    assert patch.files == (FileDiff("sglang/srt/route.py", (first, second)),)
+
+
+def test_bytes_survive() -> None:
+    """A missing newline, non-ASCII text, CRLF."""
+    launch, dos = parse_patch(HEADER + LAUNCH + DOS, "p").files
+    assert launch.hunks == (Hunk((b"main = 1",), (b"main = 2\n", "café = 3".encode())),)
+    assert dos.hunks == (Hunk((b"SIZE = 1\r\n",), (b"SIZE = 2\r\n",)),)
+
+
+def test_a_patch_may_end_in_blank_lines_or_without_a_newline() -> None:
+    wanted = parse_patch(HEADER + ROUTE, "p")
+    assert parse_patch(HEADER + ROUTE + "\n\n", "p") == wanted
+    assert parse_patch(HEADER + ROUTE[:-1], "p").files[0].path == wanted.files[0].path
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no diff found"),
+        (HEADER, "no diff found"),
+        ("just prose\n" + ROUTE, "'just prose' is not a header field"),
+        (HEADER + ROUTE.replace("-4,2 +5,3", "-4,2 +5,4"), "malformed diff: Hunk is shorter than expected"),
+        (HEADER + ROUTE.replace("-4,2 +5,3", "-4,1 +5,2"), "lines outside every hunk"),
+        (HEADER + ROUTE.replace("-4,2 +5,3", "-4,2 +5,2"), "malformed diff"),
+        (HEADER + ROUTE.replace("-1,1 +1,2", "-1,1 +1,1"), "malformed diff: Unexpected hunk found"),
+        (HEADER + ROUTE + "trailing words\n", "lines outside every hunk"),
+        (HEADER + ROUTE.replace("+++ b/sglang", "+++ b/other"), "a/sglang/srt/route.py -> b/other/srt/route.py"),
+        (HEADER + ROUTE.replace("a/sglang/srt", "/dev/null"), "allowed: a/sglang/FILE"),
+        (HEADER + ROUTE.replace("/sglang/srt/", "/torch/"), "allowed: a/sglang/FILE"),
+        (HEADER + ROUTE.replace("/sglang/", "/sglang/../../"), "allowed: a/sglang/FILE"),
+        (HEADER + ROUTE.replace("srt/route", "__init__"), "but sglang/__init__.py"),
+        (
+            HEADER + LAUNCH.replace("index 000..111 100755", "old mode 100644\nnew mode 100755"),
+            "lines outside every hunk",
+        ),
+    ],
+)
+def test_malformed_patches_are_refused_in_one_line(text: str, reason: str) -> None:
+    with pytest.raises(PatchError) as refusal:
+        parse_patch(text, "shared/p.patch")
+    assert str(refusal.value).startswith("shared/p.patch: ")
+    assert reason in str(refusal.value)
+    assert "\n" not in str(refusal.value)

@@ -62,7 +62,7 @@ def _read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
         return dict(config or {})
     flag = f"--expert-policy-config {_one_line(config)}"
     if not isinstance(config, str):
-        raise ExpertPolicyError(f"{flag}: a {type(config).__name__}; allowed is a dict, JSON text or a JSON file")
+        raise ExpertPolicyError(f"{flag}: of type {type(config).__name__}; allowed is a dict, JSON text or a JSON file")
     text: str | bytes = config
     if not config.lstrip().startswith(("{", "[")):
         try:

@@ -1,0 +1,240 @@
+"""Where and when a policy applies: phases, batch sizes, layers."""
+
+import re
+from typing import Any
+
+import pytest
+
+from sglang_xshare import build_plan
+from sglang_xshare.stage.schedule import Schedule, build_schedule
+
+
+def build(name: str = "xshare", speculative: bool = False, **config: Any) -> Schedule:
+    schedule = build_schedule(name, config, speculative)
+    assert schedule is not None
+    return schedule
+
+
+def test_vanilla_has_no_schedule():
+    assert build_schedule("vanilla", {}, speculative=False) is None
+
+
+def test_a_batch_of_one_row_is_vanilla_by_default():
+    schedule = build()
+    assert schedule.reason_to_skip("decode", 1) == "min_tokens"
+    assert schedule.reason_to_skip("decode", 2) is None
+
+
+def test_batch_size_limits_are_closed():
+    schedule = build(min_tokens=4, max_tokens=16)
+    reasons = [schedule.reason_to_skip("decode", rows) for rows in (3, 4, 16, 17)]
+    assert reasons == ["min_tokens", None, None, "max_tokens"]
+
+
+def test_min_tokens_of_one_lets_a_single_row_in():
+    assert build(min_tokens=1).reason_to_skip("decode", 1) is None
+
+
+def test_phases_default_to_decode_and_verify():
+    schedule = build(speculative=True)
+    assert schedule.reason_to_skip("verify", 8) is None
+    assert build(speculative=True, phases=["verify"]).reason_to_skip("decode", 8) == "phase"
+
+
+def test_moe_spec_selects_in_verify_only_unless_told_otherwise():
+    schedule = build("moe-spec", speculative=True, budget=32)
+    assert schedule.phases == ("verify",)
+    assert build("moe-spec", budget=32, phases=["decode"]).phases == ("decode",)
+
+
+def test_later_overrides_win_and_layers_win_over_batch_sizes():
+    schedule = build(
+        k0=1,
+        add=24,
+        by_batch={"2-8": {"add": 30, "k0": 2}, "4": {"add": 40}},
+        layers={"0-1": {"k0": 3}, "1": {"k0": 4}},
+    )
+    assert schedule.plan(2, 16) == build_plan("xshare", k0=1, add=24)
+    assert schedule.plan(2, 8) == build_plan("xshare", k0=2, add=30)
+    assert schedule.plan(2, 4) == build_plan("xshare", k0=2, add=40)
+    assert schedule.plan(0, 4) == build_plan("xshare", k0=3, add=40)
+    assert schedule.plan(1, 16) == build_plan("xshare", k0=4, add=24)
+
+
+def test_override_may_name_another_policy_which_starts_from_its_own_defaults():
+    schedule = build(k0=2, add=12, layers={"0": {"policy": "oea"}, "1": {"policy": "vanilla"}})
+    assert schedule.plan(0, 16) == build_plan("oea")
+    assert schedule.plan(1, 16) is None
+    assert schedule.plan(2, 16) == build_plan("xshare", k0=2, add=12)
+
+
+def test_override_of_the_same_policy_keeps_the_other_keys():
+    schedule = build(k0=2, add=12, by_batch={"16": {"policy": "xshare", "add": 6}})
+    assert schedule.plan(0, 16) == build_plan("xshare", k0=2, add=6)
+
+
+def test_plans_finds_every_combination():
+    schedule = build(k0=1, add=24, by_batch={"4-8": {"add": 8}}, layers={"1-2": {"k0": 2}})
+    wanted = {build_plan("xshare", k0=k0, add=add) for k0 in (1, 2) for add in (8, 24)}
+    assert set(schedule.plans()) == wanted
+    assert set(schedule.plans(num_layers=4)) == wanted
+    assert set(build(k0=1, layers={"0": {"k0": 2}}).plans(num_layers=1)) == {build_plan("xshare", k0=2)}
+
+
+REFUSED: dict[str, tuple[str, bool, dict[str, Any], str]] = {
+    "phases is no list": (
+        "xshare",
+        False,
+        {"phases": "decode"},
+        "phases = 'decode': allowed is a list of 'decode' and 'verify'",
+    ),
+    "phases is empty": ("xshare", False, {"phases": []}, "phases = []: allowed is a list of 'decode' and 'verify'"),
+    "unknown phase": (
+        "xshare",
+        False,
+        {"phases": ["prefill"]},
+        "phases = ['prefill']: allowed is a list of 'decode' and 'verify'",
+    ),
+    "verify without speculation": (
+        "xshare",
+        False,
+        {"phases": ["verify"]},
+        "phases = ['verify']: only speculative decoding verifies; allowed here is [\"decode\"]",
+    ),
+    "decode with speculation": (
+        "xshare",
+        True,
+        {"phases": ["decode"]},
+        "phases = ['decode']: speculative decoding verifies at every step; allowed here is [\"verify\"]",
+    ),
+    "min_tokens is text": (
+        "xshare",
+        False,
+        {"min_tokens": "2"},
+        "min_tokens = '2': allowed is an integer of at least 1",
+    ),
+    "min_tokens is zero": ("xshare", False, {"min_tokens": 0}, "min_tokens = 0: allowed is an integer of at least 1"),
+    "max_tokens is a bool": (
+        "xshare",
+        False,
+        {"max_tokens": True},
+        "max_tokens = True: allowed is an integer of at least 1",
+    ),
+    "max_tokens is null": (
+        "xshare",
+        False,
+        {"max_tokens": None},
+        "max_tokens = None: allowed is an integer of at least 1",
+    ),
+    "max below min": (
+        "xshare",
+        False,
+        {"min_tokens": 8, "max_tokens": 4},
+        "max_tokens = 4: allowed is at least min_tokens = 8",
+    ),
+    "max below the default min": (
+        "xshare",
+        False,
+        {"max_tokens": 1},
+        "max_tokens = 1: allowed is at least min_tokens = 2",
+    ),
+    "layers is a list": (
+        "xshare",
+        False,
+        {"layers": [0]},
+        'layers = [0]: allowed is an object such as {"0-3": {"k0": 2}}',
+    ),
+    "layer is no number": (
+        "xshare",
+        False,
+        {"layers": {"first": {}}},
+        "layers 'first': allowed is a number from 0 or a range such as \"0-3\"",
+    ),
+    "range runs backwards": (
+        "xshare",
+        False,
+        {"layers": {"3-1": {}}},
+        "layers '3-1': allowed is a number from 0 or a range such as \"0-3\"",
+    ),
+    "batch of no row": (
+        "xshare",
+        False,
+        {"by_batch": {"0": {"k0": 2}}},
+        "by_batch '0': allowed is a number from 1 or a range such as \"1-3\"",
+    ),
+    "batch the policy never sees": (
+        "xshare",
+        False,
+        {"by_batch": {"1": {"k0": 2}}},
+        "by_batch 1: allowed is from min_tokens = 2",
+    ),
+    "batch above max_tokens": (
+        "xshare",
+        False,
+        {"max_tokens": 8, "by_batch": {"9-12": {"k0": 2}}},
+        "by_batch 9: allowed is from min_tokens = 2 to max_tokens = 8",
+    ),
+    "override is no object": (
+        "xshare",
+        False,
+        {"layers": {"0": 2}},
+        "layers '0' = 2: allowed is an object of the policy's own keys",
+    ),
+    "override holds a common key": (
+        "xshare",
+        False,
+        {"layers": {"0": {"min_tokens": 4}}},
+        "layers '0' = {'min_tokens': 4}: allowed is an object of the policy's own keys",
+    ),
+    "override holds a wrong value": (
+        "xshare",
+        False,
+        {"layers": {"7": {"k0": -1}}},
+        "k0 = -1: allowed is an integer of at least 0",
+    ),
+    "override holds a wrong key between two sizes": (
+        "xshare",
+        False,
+        {"by_batch": {"6-8": {"kmax": 4}}},
+        "kmax = 4: xshare has no such key; "
+        "allowed is k0, p, utility, add, add_per_request, mass, target_per_rank, balance",
+    ),
+    "override's policy needs a key": (
+        "xshare",
+        False,
+        {"layers": {"1": {"policy": "moe-spec"}}},
+        "budget is missing: moe-spec needs an integer of at least 1",
+    ),
+    "nothing is left": (
+        "xshare",
+        False,
+        {"by_batch": {"1-9999": {"policy": "vanilla"}}, "max_tokens": 64},
+        "every layer and batch size is overridden to vanilla: the policy would never run",
+    ),
+    "policy among the keys": (
+        "xshare",
+        False,
+        {"policy": "oea"},
+        "policy = 'oea': allowed only in an override; --expert-policy names the policy",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusal_names_key_value_and_what_is_allowed(name):
+    policy, speculative, config, line = REFUSED[name]
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+        build_schedule(policy, config, speculative)
+
+
+def test_layers_must_be_the_models():
+    schedule = build(layers={"2-4": {"k0": 2}})
+    assert schedule.plans(num_layers=5)
+    with pytest.raises(ValueError, match=r"^layers 4: the model's layers are 0 to 3$"):
+        schedule.plans(num_layers=4)
+
+
+def test_all_layers_vanilla_is_found_once_their_number_is_known():
+    schedule = build(layers={"0-3": {"policy": "vanilla"}})
+    with pytest.raises(ValueError, match="the policy would never run"):
+        schedule.plans(num_layers=4)

@@ -23,11 +23,15 @@ test: patch lint ## lint and the tests; under 25 minutes on two cores
 test-long: patch ## the tests that take longer, in resumable parts; one alone: PART=patching/test_kill
 	@PYTHON=$(PYTHON) PART=$(PART) scripts/test_long.sh
 
+LARGE := build/models/qwen3-moe-large
+$(LARGE): | venv
+	$(PYTHON) -m scripts.make_large_moe $@
+
 POLICIES ?= vanilla xshare:k0=1,add=24 oea:k0=3
-bench: patch    ## compare policies in the server: POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3"
+bench: patch $(LARGE) ## compare policies in the server: POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3"
 	$(PYTHON) -m benchmark.serving $(foreach policy,$(POLICIES),'$(policy)') $(BENCH_ARGS)
 
-demo: patch     ## serve a checkpoint with the policy off and on, and print what it changed
+demo: patch $(LARGE) ## serve a checkpoint with the policy off and on, and print what it changed
 	$(PYTHON) -m scripts.demo
 
 clean:          ## remove what the other verbs made, the environment included

@@ -13,7 +13,7 @@ from benchmark.serving.server import ROOT, Server
 from scripts.fetch_release import fetch_release
 from sglang_xshare.patching.engine import apply
 
-PATCHED = ROOT / "build" / "patched"
+PATCHED = ROOT / "build" / "releases-patched"
 
 
 class ServerPool:

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -42,3 +43,13 @@ def measure_nats(server: Server, tokens: torch.Tensor, prompt: int, batch: int) 
             for row, step, loss in json.loads(line):
                 nats[row, step] = loss
     return nats[:, 1:]
+
+
+def measure_answers(server: Server, problems: Sequence[tuple[str, str]], batch: int) -> float:
+    """The share of `problems`, (question, answer) each, that it answers right greedily, `batch` at a time."""
+    right = 0
+    for start in range(0, len(problems), batch):
+        chunk = problems[start : start + batch]
+        answers = server.generate([question for question, _ in chunk], max_new_tokens=8, ignore_eos=True)
+        right += sum(given["text"].startswith(wanted) for given, (_, wanted) in zip(answers, chunk, strict=True))
+    return right / len(problems)

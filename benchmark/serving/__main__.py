@@ -4,10 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmark.serving.report import print_table, write_plot, write_record
+from benchmark.serving.report import Comparison, describe_workload, print_table, write_plot, write_record
 from benchmark.serving.rounds import Workload, compare
 from benchmark.serving.server import ROOT
-from benchmark.serving.summary import summarize
 from benchmark.serving.variant import SPELLING, Variant, parse_variant
 
 MODEL = ROOT / "build" / "models" / "qwen3-moe-large"
@@ -19,16 +18,12 @@ def main() -> None:
     args = _parse_args()
     counts = {name: getattr(args, name) for name in COUNTS}
     workload = Workload(args.model, args.texts, seed=args.seed, **counts)
-    series = compare(workload, args.policies, args.server_args)
-    summaries = summarize(series)
-    title = (
-        f"{args.model.name}, concurrency {args.concurrency}, {args.input_tokens} in / {args.output_tokens} out, "
-        f"{args.rounds} alternating rounds"
-    )
-    print_table(title, summaries)
-    write_record(args.out / "serving.json", sys.argv, workload, series, summaries)
-    write_plot(args.out / "serving.png", title, summaries)
-    print(f"records: {args.out / 'serving.json'}, plot: {args.out / 'serving.png'}")
+    comparison = Comparison(workload, compare(workload, args.policies, args.server_args))
+    title = f"{workload.model.name}: {describe_workload(workload)}"
+    print_table(title, [comparison])
+    write_record(args.out / "serving.json", sys.argv, [comparison])
+    write_plot(args.out / "serving.png", title, [comparison])
+    print(f"record: {args.out / 'serving.json'}, plot: {args.out / 'serving.png'}")
 
 
 # Flag, default and help of every count of `Workload`.

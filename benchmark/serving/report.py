@@ -1,107 +1,137 @@
-"""A comparison on paper: the table, the JSON record with every raw round, and the plot."""
+"""Comparisons on paper: the table, the JSON record with every raw round, and the plot."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
 from matplotlib import pyplot
+from matplotlib.axes import Axes
 from rich.console import Console
 from rich.table import Table
 
 from benchmark.serving.machine import describe_machine
 from benchmark.serving.rounds import Series, Workload
-from benchmark.serving.summary import Fit, Spread, Summary, active_experts, fit_line
+from benchmark.serving.summary import Fit, Spread, Summary, active_experts, fit_line, summarize
 
-TABLE_WIDTH = 120  # of output that is no terminal, or a narrow one: a wrapped line reads better than wrapped cells
+matplotlib.use("Agg")
+TABLE_WIDTH = 132  # of output that is no terminal, or a narrow one: a wrapped line reads better than wrapped cells
+PLOTTED = {"throughput": "output tokens/s", "tpot_ms": "TPOT, ms"}
 
-# A column of the table beyond the standard ones: its title, and a cell for each series.
-ExtraColumns = Mapping[str, Sequence[str]]
+
+@dataclass(frozen=True)
+class Comparison:
+    """Some variants on one workload. `quality`: further columns by heading, a value or None for each series."""
+
+    workload: Workload
+    series: Sequence[Series]
+    quality: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+
+    @cached_property
+    def summaries(self) -> list[Summary]:
+        """One row a series."""
+        return summarize(self.series)
+
+    @cached_property
+    def points(self) -> list[tuple[Summary, float]]:
+        """The rows whose active experts are known, with them."""
+        return active_experts(self.summaries)
+
+    def fit(self, name: str) -> Fit | None:
+        """The line of `name`, one of `PLOTTED`, over active experts."""
+        return fit_line([x for _, x in self.points], [getattr(row, name).median for row, _ in self.points])
+
+    def record(self) -> dict[str, Any]:
+        """Everything known of it, as JSON."""
+        fits = {name: self.fit(name) for name in PLOTTED}
+        return {
+            "workload": asdict(self.workload),
+            "summary": [asdict(row) for row in self.summaries],
+            "quality": dict(self.quality),
+            "fit": {name: None if fit is None else asdict(fit) for name, fit in fits.items()},
+            "series": [one.record() for one in self.series],
+        }
 
 
-def print_table(title: str, summaries: Sequence[Summary], extra: ExtraColumns | None = None) -> None:
-    """Print one row a series: median [quartiles] of the speeds, means of the evidence."""
+def describe_workload(workload: Workload) -> str:
+    """The workload in a few words."""
+    lengths = f"{workload.input_tokens} in / {workload.output_tokens} out"
+    return f"concurrency {workload.concurrency}, {lengths}, {workload.rounds} alternating rounds"
+
+
+def print_table(title: str, comparisons: Sequence[Comparison]) -> None:
+    """Print a row a series: median [quartiles] of the speeds over the rounds, means of the evidence."""
+    quality = list(dict.fromkeys(heading for one in comparisons for heading in one.quality))
+    with_drafts = any(row.accept_length for one in comparisons for row in one.summaries)
     table = Table(title=title, title_justify="left")
-    table.add_column("policy", overflow="fold")
-    headings = ["output tokens/s", "TPOT ms", "experts before", "after", "kept mass", "ratio", "paired ratio"]
-    headings += ["accepted"] if any(row.accept_length for row in summaries) else []
-    for heading in [*headings, *(extra or {})]:
-        table.add_column(heading, justify="right")
-    for index, row in enumerate(summaries):
-        cells = [
-            _spread_text(row.throughput, 1),
-            _spread_text(row.tpot_ms, 1),
-            _text(row.experts_before, 1),
-            _text(row.experts_after, 1),
-            _text(row.kept_mass, 3),
-            _text(row.ratio, 2),
-            _spread_text(row.paired_ratio, 2),
-        ]
-        cells += [_text(row.accept_length, 2)] if "accepted" in headings else []
-        table.add_row(row.name, *cells, *(column[index] for column in (extra or {}).values()))
+    table.add_column("\nmodel", no_wrap=True)
+    table.add_column("\npolicy", overflow="fold")
+    headings = [
+        "output\ntokens/s",
+        "TPOT\nms",
+        "experts\nbefore",
+        "experts\nafter",
+        "kept\nmass",
+        "\nratio",
+        "paired\nratio",
+    ]
+    for heading in [*headings, *(["accepted\nlength"] if with_drafts else []), *quality]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in comparisons:
+        for index, row in enumerate(one.summaries):
+            cells = [_spread_text(row.throughput, 1), _spread_text(row.tpot_ms, 1)]
+            cells += [_text(row.experts_before, 1), _text(row.experts_after, 1), _text(row.kept_mass, 3)]
+            cells += [_text(row.ratio, 2), _spread_text(row.paired_ratio, 2)]
+            cells += [_text(row.accept_length, 2)] if with_drafts else []
+            cells += [_text(one.quality[heading][index] if heading in one.quality else None, 3) for heading in quality]
+            table.add_row(one.workload.model.name if index == 0 else "", row.name, *cells)
+        table.add_section()
     console = Console()
     console.width = max(console.width, TABLE_WIDTH)
     console.print(table)
 
 
-def write_record(
-    path: Path,
-    command: Sequence[str],
-    workload: Workload,
-    series: Sequence[Series],
-    summaries: Sequence[Summary],
-    **more: Any,
-) -> None:
-    """Write everything known of the comparison to `path` as JSON."""
+def write_record(path: Path, command: Sequence[str], comparisons: Sequence[Comparison]) -> None:
+    """Write where, with what and how it was measured, and every figure, to `path` as JSON."""
     record = {
         **describe_machine(),
         "command": list(command),
-        "workload": asdict(workload),
-        "summary": [asdict(row) for row in summaries],
-        "fit": _fits(summaries),
-        "series": [one.record() for one in series],
-        **more,
+        "comparisons": [one.record() for one in comparisons],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1, default=str) + "\n")
+    path.write_text(json.dumps(record, indent=1, default=str, allow_nan=False) + "\n")
 
 
-def write_plot(path: Path, title: str, summaries: Sequence[Summary]) -> None:
-    """Plot throughput and time per output token against active experts, with quartile bars and the linear fit."""
-    points = active_experts(summaries)
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for axis, name, label in zip(axes, ("throughput", "tpot_ms"), ("output tokens/s", "TPOT, ms"), strict=True):
-        for row, experts in points:
-            value: Spread = getattr(row, name)
-            error = [[value.median - value.lower], [value.upper - value.median]]
-            axis.errorbar(experts, value.median, yerr=error, fmt="o", capsize=3, label=row.name)
-        fit = _fit(points, name)
-        if fit is not None:
-            ends = [min(x for _, x in points), max(x for _, x in points)]
-            line = f"{fit.intercept:.4g} {fit.slope:+.4g} x,  R² = {fit.r_squared:.3f}"
-            axis.plot(ends, [fit.intercept + fit.slope * x for x in ends], "--", color="grey", label=line)
-        axis.set(xlabel="active experts a layer and step", ylabel=label)
-        axis.set_ylim(bottom=0)
-        if points:
-            axis.legend(fontsize=8)
+def write_plot(path: Path, title: str, comparisons: Sequence[Comparison]) -> None:
+    """Plot throughput and time per output token over active experts, with quartile bars and the linear fit."""
+    size = (11, 4.2 * len(comparisons))
+    figure, axes = pyplot.subplots(len(comparisons), len(PLOTTED), figsize=size, layout="constrained", squeeze=False)
+    for row, comparison in zip(axes, comparisons, strict=True):
+        for axis, name in zip(row, PLOTTED, strict=True):
+            _plot(axis, comparison, name)
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
 
-def _fit(points: Sequence[tuple[Summary, float]], name: str) -> Fit | None:
-    return fit_line([x for _, x in points], [getattr(row, name).median for row, _ in points])
-
-
-def _fits(summaries: Sequence[Summary]) -> dict[str, dict[str, float] | None]:
-    """The lines of the plot: throughput, and time per output token, over active experts."""
-    fits = {name: _fit(active_experts(summaries), name) for name in ("throughput", "tpot_ms")}
-    return {name: None if fit is None else asdict(fit) for name, fit in fits.items()}
+def _plot(axis: Axes, comparison: Comparison, name: str) -> None:
+    for row, experts in comparison.points:
+        value: Spread = getattr(row, name)
+        error = [[value.median - value.lower], [value.upper - value.median]]
+        axis.errorbar(experts, value.median, yerr=error, fmt="o", capsize=3, label=row.name)
+    fit = comparison.fit(name)
+    if fit is not None:
+        ends = [f(x for _, x in comparison.points) for f in (min, max)]
+        line = f"{fit.intercept:.4g} {fit.slope:+.4g} x,  R² = {fit.r_squared:.3f}"
+        axis.plot(ends, [fit.intercept + fit.slope * x for x in ends], "--", color="grey", label=line)
+    axis.set(xlabel="active experts a layer and step", ylabel=PLOTTED[name], title=comparison.workload.model.name)
+    axis.set_ylim(bottom=0)
+    if comparison.points:
+        axis.legend(fontsize=8)
 
 
 def _text(value: float | None, digits: int) -> str:

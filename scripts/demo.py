@@ -1,0 +1,97 @@
+"""Serve checkpoints with the expert policy off and on, drive both with upstream's bench_serving, print what it changed.
+
+The small trained checkpoint shows what a policy costs in quality; on the larger generated one loading experts dominates
+a step, as on a GPU, and it shows what a policy gains in speed. Results go to build/demo/.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+
+from benchmark.quality.served import SERVER_ARGS, measure_answers, measure_nats
+from benchmark.quality.text import load_sequences
+from benchmark.serving.report import Comparison, describe_workload, print_table, write_plot, write_record
+from benchmark.serving.rounds import Workload, run_rounds, serve
+from benchmark.serving.server import ROOT, Server
+from benchmark.serving.variant import Variant
+from scripts.evaluation import PROBLEM
+
+TRAINED = ROOT / "checkpoints" / "qwen3-moe-tiny"
+DRAFT = ROOT / "checkpoints" / "qwen3-moe-tiny-eagle3"
+LARGE = ROOT / "build" / "models" / "qwen3-moe-large"
+TEXTS = TRAINED / "heldout"
+RESULTS = ROOT / "build" / "demo"
+REQUESTS = 16  # a round: one full batch
+
+OFF = Variant("off", None, {})
+XSHARE = Variant("xshare k0=1 add=24", "xshare", {"k0": 1, "add": 24})
+EAGLE3 = Variant(
+    "xshare, EAGLE-3",
+    "xshare",
+    {},  # with speculation the default is the published (k0, add, add_per_request) = (1, 0, 4)
+    (
+        *("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(DRAFT)),
+        *("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"),
+        *("--prefill-attention-backend", "intel_amx", "--decode-attention-backend", "intel_amx"),
+    ),
+)
+
+# What of the held-out text the served cross-entropy is taken over.
+PER_DOMAIN, PROMPT, STEPS, PROBLEMS = 16, 32, 64, 160
+
+
+def main() -> None:
+    """Run both acts and print the table."""
+    began = time.monotonic()
+    comparisons = [show_quality(), show_speed()]
+    title = f"SGLang with expert policy off and on: {describe_workload(comparisons[0].workload)}"
+    print_table(title, comparisons)
+    write_record(RESULTS / "demo.json", sys.argv, comparisons)
+    write_plot(RESULTS / "demo.png", title, comparisons)
+    print(
+        "ratio: of median output tokens/s to off; [quartiles]; before: experts upstream's own routing would have woken"
+    )
+    print("loss: nats a token of held-out text, decoded by the server; sums right: of 160 arithmetic problems")
+    print(f"record: {RESULTS / 'demo.json'}, plot: {RESULTS / 'demo.png'}; {time.monotonic() - began:.0f} s")
+
+
+def show_quality() -> Comparison:
+    """The trained checkpoint: off, the policy, and the policy with speculation."""
+    print(f"1/2: {TRAINED.name}, 64 experts, top-8, trained", flush=True)
+    workload = Workload(TRAINED, TEXTS, requests=REQUESTS)
+    variants = [OFF, XSHARE, EAGLE3]
+    with serve(TRAINED, variants, SERVER_ARGS) as servers:
+        series = run_rounds(workload, variants, servers)
+        losses: list[float | None] = [
+            None if "--speculative-algorithm" in variant.args else served_loss(server)
+            for variant, server in zip(variants, servers, strict=True)
+        ]
+        return Comparison(
+            workload, series, {"\nloss": losses, "sums\nright": [sums_right(server) for server in servers]}
+        )
+
+
+def show_speed() -> Comparison:
+    """The larger checkpoint: off and the policy."""
+    print(f"2/2: {LARGE.name}, 128 experts, top-8, random weights", flush=True)
+    workload = Workload(LARGE, TEXTS, requests=REQUESTS)
+    variants = [OFF, XSHARE]
+    with serve(LARGE, variants) as servers:
+        return Comparison(workload, run_rounds(workload, variants, servers))
+
+
+def served_loss(server: Server) -> float:
+    """Cross-entropy in nats a token, over every domain of the held-out text."""
+    sequences = load_sequences(TEXTS, TRAINED, PROMPT + STEPS, PER_DOMAIN).mix()
+    return measure_nats(server, sequences.tokens, PROMPT, batch=16).mean().item()
+
+
+def sums_right(server: Server) -> float:
+    """Share of held-out arithmetic problems answered right."""
+    found: Sequence[tuple[str, str, str]] = PROBLEM.findall((TEXTS / "arithmetic.txt").read_text())
+    problems = list(dict.fromkeys((question, answer) for question, _, answer in found))[:PROBLEMS]
+    return measure_answers(server, problems, batch=16)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""From `select()` to the kernel: allocates the answer, and launches once, or twice where no barrier can hold all programs."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import count
+
+import torch
+import triton
+
+from ...plan import SelectionPlan
+from ...types import Batch, Router, Selection
+from .kernel import select_kernel
+from .recipe import make_recipe, make_tile, supports
+
+INTERPRETED = triton.knobs.runtime.interpret
+_COUNTERS = 64
+_launches = count()
+
+
+def select(
+    logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, rank_of_expert: torch.Tensor | None
+) -> Selection:
+    """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`.
+
+    On CUDA, or under TRITON_INTERPRET=1 on any device. A CUDA graph can capture it: it allocates the answer and nothing else
+    that outlives the call, and reads `batch.valid` when the graph replays. Raises ValueError where `supports` is False.
+    """
+    num_rows, num_experts = logits.shape
+    if not supports(plan, router, batch, num_rows, num_experts):
+        raise ValueError(f"plan = {plan} for {num_rows} x {num_experts} logits: allowed with backend triton is what it supports")
+    if not (logits.is_cuda or INTERPRETED):
+        raise ValueError(f"router_logits on {logits.device}: allowed with backend triton is cuda, or TRITON_INTERPRET=1")
+    answer = _allocate(logits, plan.kmax or router.top_k)
+    if num_rows:
+        _launch(logits, plan, router, batch, answer)
+    return answer
+
+
+def _allocate(logits: torch.Tensor, columns: int) -> Selection:
+    num_rows, num_experts = logits.shape
+    # The kernel writes every element, if there is a row to run it for.
+    new = logits.new_empty if num_rows else logits.new_zeros
+    return Selection(
+        topk_ids=new((num_rows, columns), dtype=torch.int32),
+        topk_weights=new((num_rows, columns), dtype=torch.float32),
+        selected=new((num_experts,), dtype=torch.bool),
+        active=new((num_experts,), dtype=torch.bool),
+        rescued=new((), dtype=torch.int64),
+        vanilla_active=new((num_experts,), dtype=torch.bool),
+        kept_mass=new((num_rows,), dtype=torch.float32),
+    )
+
+
+def _launch(logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, answer: Selection) -> None:
+    recipe = make_recipe(plan, router, batch, logits)
+    tile = make_tile(plan, router, batch, *logits.shape)
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    partials = arrivals = None
+    if tile.programs > 1:
+        partials = logits.new_empty((tile.programs, tile.experts), dtype=torch.int64)
+        arrivals = _get_counter(logits.device)
+    arguments = (
+        logits,
+        None if batch.valid is None else batch.valid.contiguous(),
+        None if router.correction_bias is None else router.correction_bias.contiguous(),
+        partials,
+        arrivals,
+        answer.topk_ids,
+        answer.topk_weights,
+        answer.selected,
+        answer.active,
+        answer.vanilla_active,
+        answer.kept_mass,
+        answer.rescued,
+        len(logits),
+        logits.stride(0),
+    )
+    together = tile.programs == 1 or (not INTERPRETED and tile.programs <= _count_multiprocessors(logits.device))
+    for votes, routes in ((True, True),) if together else ((True, False), (False, True)):
+        select_kernel[(tile.programs,)](
+            *arguments,
+            recipe=recipe,
+            tile=tile,
+            votes=votes,
+            routes=routes,
+            num_warps=tile.warps,
+            launch_cooperative_grid=together and tile.programs > 1,
+        )
+
+
+def _get_counter(device: torch.device) -> torch.Tensor:
+    """[1] int32 for the barrier of the next launch. Launches that may overlap, on several streams, take different ones."""
+    return _make_counters(device)[next(_launches) % _COUNTERS]
+
+
+@cache
+def _make_counters(device: torch.device) -> torch.Tensor:
+    # A cache line each.
+    return torch.zeros((_COUNTERS, 32), dtype=torch.int32, device=device)
+
+
+@cache
+def _count_multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,159 @@
+"""What the kernel is compiled for: a plan and a router in its terms, and how the batch is cut into tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ...plan import SelectionPlan
+from ...types import Batch, Router
+
+# One SM handles so many scores in about the time in which several exchange their words.
+SINGLE_PROGRAM = 4096
+# A tile larger than this would not fit the registers of a program.
+MAX_TILE = 16384
+MAX_EXPERTS = 512
+# The words sum 20-bit utilities in 31 bits.
+MAX_ROWS = 2047
+MAX_PROGRAMS = 64
+MIN_ROWS, MAX_WARPS = 8, 16
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A plan for a router, resolved: no defaults left, nothing the kernel does not use, so that equal work compiles once."""
+
+    num_experts: int
+    top_k: int
+    sigmoid: bool
+    renormalize: bool
+    num_groups: int
+    """1 where the router does not limit groups."""
+    topk_group: int
+    normalize: bool
+    """Whether anything needs P itself rather than a multiple of it."""
+    unique_keys: bool
+    """Whether C is a 16-bit float, which leaves room for the expert's index in a 32-bit key."""
+    k0: int
+    p: float
+    beta: float | None
+    tokens_per_request: int
+    """1 where the plan does not ask for requests."""
+    add_per_request: int
+    add: int
+    mass: float | None
+    budget: int | None
+    drop: int | None
+    by_votes: bool
+    utility_full: bool
+    coverage: str
+    max_rank: int | None
+    rescue: bool
+    """Whether a row can be left without experts and get its first choice back."""
+    columns: int
+    depth: int
+    """How far down its own ranking a row must know it."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How rows are spread over programs. All but `programs` are powers of two."""
+
+    rows: int
+    experts: int
+    request: int
+    columns: int
+    programs: int
+    partials: int
+    warps: int
+
+
+def make_recipe(plan: SelectionPlan, router: Router, batch: Batch, logits: torch.Tensor) -> Recipe:
+    """The recipe for logits [n, N]; the plan has been checked against the router."""
+    num_experts = logits.shape[1]
+    biased = router.correction_bias is not None
+    sigmoid = router.scoring == "sigmoid"
+    by_votes = plan.ranks_experts and plan.ranking == "votes"
+    utility_full = plan.utility == "full" or by_votes
+    groups = router.num_expert_group or 1
+    topk_group = router.topk_group or 1
+    k0 = router.top_k if plan.k0 is None else plan.k0
+    max_rank = None if plan.max_rank is None or plan.max_rank >= num_experts else plan.max_rank
+    return Recipe(
+        num_experts=num_experts,
+        top_k=router.top_k,
+        sigmoid=sigmoid,
+        renormalize=router.renormalize,
+        num_groups=1 if topk_group >= groups else groups,
+        topk_group=topk_group,
+        normalize=not sigmoid and (biased or utility_full or plan.p < 1 or not router.renormalize),
+        unique_keys=logits.dtype.itemsize == 2 and not biased,
+        k0=k0,
+        p=plan.p,
+        beta=plan.beta,
+        tokens_per_request=batch.tokens_per_request if plan.add_per_request else 1,
+        add_per_request=min(plan.add_per_request, num_experts),
+        add=min(plan.add, num_experts),
+        mass=plan.mass,
+        budget=None if plan.budget is None else min(plan.budget, num_experts),
+        drop=plan.drop,
+        by_votes=by_votes,
+        utility_full=utility_full,
+        coverage=plan.coverage,
+        max_rank=max_rank,
+        rescue=_can_rescue(plan),
+        columns=plan.kmax or router.top_k,
+        depth=max(router.top_k, max_rank or 0),
+    )
+
+
+def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> bool:
+    """Whether the kernel serves the plan on logits [num_rows, num_experts]; what it leaves out needs loops over experts."""
+    if num_rows > MAX_ROWS or num_experts > MAX_EXPERTS:
+        return False
+    limits_groups = router.num_expert_group is not None and router.num_expert_group > 1
+    if limits_groups and not (_is_power_of_two(num_experts) and _is_power_of_two(router.num_expert_group or 1)):
+        return False
+    unserved = (
+        plan.target_per_rank is not None,
+        plan.confidence is not None,
+        plan.ranks_experts and (plan.ranking == "static" or plan.scope == "request"),
+    )
+    tile = make_tile(plan, router, batch, num_rows, num_experts)
+    return not any(unserved) and tile.rows * tile.experts <= MAX_TILE
+
+
+def make_tile(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> Tile:
+    """One program where the batch is small, or where a rescue in one row may change every other; else as many as it takes."""
+    tokens = batch.tokens_per_request if plan.add_per_request else 1
+    request = _round_up(tokens)
+    requests = num_rows // tokens
+    experts = _round_up(num_experts)
+    rows = max(MIN_ROWS, _round_up(requests) * request)
+    if rows * experts > SINGLE_PROGRAM and not _can_rescue(plan):
+        rows = max(MIN_ROWS, request, _round_up(-(-num_rows // MAX_PROGRAMS)))
+    programs = -(-requests // (rows // request))
+    return Tile(
+        rows=rows,
+        experts=experts,
+        request=request,
+        columns=_round_up(plan.kmax or router.top_k),
+        programs=programs,
+        partials=_round_up(programs),
+        warps=min(rows, MAX_WARPS),
+    )
+
+
+def _can_rescue(plan: SelectionPlan) -> bool:
+    """Every row has its own first choice in S where there is a warm-up."""
+    return plan.coverage == "truncate" and plan.rescue and plan.k0 == 0
+
+
+def _round_up(n: int) -> int:
+    """The next power of two."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _is_power_of_two(n: int) -> bool:
+    return n == _round_up(n)

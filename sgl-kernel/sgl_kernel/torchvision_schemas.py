@@ -2,7 +2,7 @@
 
 The package index has only CUDA builds of torchvision for Linux. Their compiled operators do not load on a CPU torch, which
 torchvision survives, except that it describes two of them to torch by name (`register_fake`) and so needs them to exist.
-SGLang 0.5.17 imports torchvision for `decode_jpeg` even to serve text; transformers does wherever it is installed.
+SGLang needs torchvision even to serve text: it registers image processors with transformers, which asks for it.
 """
 
 import importlib.util

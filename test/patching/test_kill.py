@@ -99,9 +99,9 @@ def _trap_changes(lab: Lab, at: int, stop: Callable[[], object]) -> None:
         if inside and not (event == "open" and str(args[1]).startswith("r")):
             pass_by()
 
-    def sync(descriptor: Any) -> None:  # audit events leave it out
+    def sync(fd: Any) -> None:  # audit events leave it out
         pass_by()
-        fsync(descriptor)
+        fsync(fd)
 
     fsync, os.fsync = os.fsync, sync
     sys.addaudithook(audit)

@@ -23,7 +23,7 @@ def main() -> None:
     print_table(title, [comparison])
     write_record(args.out / "serving.json", sys.argv, [comparison])
     write_plot(args.out / "serving.png", title, [comparison])
-    print(f"record: {args.out / 'serving.json'}, plot: {args.out / 'serving.png'}")
+    print(f"Record: {args.out / 'serving.json'}, plot: {args.out / 'serving.png'}")
 
 
 # Flag, default and help of every count of `Workload`.

@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -18,7 +19,11 @@ from benchmark.serving.rounds import Series, Workload
 from benchmark.serving.summary import Fit, Spread, Summary, active_experts, fit_line, summarize
 
 matplotlib.use("Agg")
-TABLE_WIDTH = 132  # of output that is no terminal, or a narrow one: a wrapped line reads better than wrapped cells
+TABLE_WIDTH = 120  # of output that is no terminal, or a narrow one: a wrapped line reads better than wrapped cells
+LEGEND = """\
+Medians over the rounds [lower, upper quartile]. Active experts and kept mass: means over layers and steps under policy,
+counted by the server; before the arrow what upstream's own routing would have woken. Ratio: of median output tokens/s
+to the first row's [quartiles of the ratios within each round]."""
 PLOTTED = {"throughput": "output tokens/s", "tpot_ms": "TPOT, ms"}
 
 
@@ -63,35 +68,28 @@ def describe_workload(workload: Workload) -> str:
 
 
 def print_table(title: str, comparisons: Sequence[Comparison]) -> None:
-    """Print a row a series: median [quartiles] of the speeds over the rounds, means of the evidence."""
+    """Print a row a series; `LEGEND` says what the cells mean."""
     quality = list(dict.fromkeys(heading for one in comparisons for heading in one.quality))
     with_drafts = any(row.accept_length for one in comparisons for row in one.summaries)
-    table = Table(title=title, title_justify="left")
-    table.add_column("\nmodel", no_wrap=True)
-    table.add_column("\npolicy", overflow="fold")
-    headings = [
-        "output\ntokens/s",
-        "TPOT\nms",
-        "experts\nbefore",
-        "experts\nafter",
-        "kept\nmass",
-        "\nratio",
-        "paired\nratio",
-    ]
-    for heading in [*headings, *(["accepted\nlength"] if with_drafts else []), *quality]:
+    table = Table(title=title, title_justify="left", padding=(0, 1, 0, 0), box=box.SIMPLE_HEAD)
+    table.add_column("model, policy", overflow="fold", min_width=24)
+    headings = ["output tokens/s", "TPOT ms", "active experts", "kept mass", "ratio"]
+    for heading in [*headings, *(["accepted"] if with_drafts else []), *quality]:
         table.add_column(heading, justify="right", no_wrap=True)
     for one in comparisons:
+        table.add_row(one.workload.model.name)
         for index, row in enumerate(one.summaries):
-            cells = [_spread_text(row.throughput, 1), _spread_text(row.tpot_ms, 1)]
-            cells += [_text(row.experts_before, 1), _text(row.experts_after, 1), _text(row.kept_mass, 3)]
-            cells += [_text(row.ratio, 2), _spread_text(row.paired_ratio, 2)]
+            experts = f"{_text(row.experts_before, 1)} -> {_text(row.experts_after, 1)}" if row.experts_after else "-"
+            cells = [_spread_text(row.throughput, 1), _text(row.tpot_ms.median, 1), experts, _text(row.kept_mass, 3)]
+            cells += [f"{row.ratio:.2f} [{row.paired_ratio.lower:.2f}, {row.paired_ratio.upper:.2f}]"]
             cells += [_text(row.accept_length, 2)] if with_drafts else []
             cells += [_text(one.quality[heading][index] if heading in one.quality else None, 3) for heading in quality]
-            table.add_row(one.workload.model.name if index == 0 else "", row.name, *cells)
+            table.add_row(f"  {row.name}", *cells)
         table.add_section()
     console = Console()
     console.width = max(console.width, TABLE_WIDTH)
     console.print(table)
+    print(LEGEND)
 
 
 def write_record(path: Path, command: Sequence[str], comparisons: Sequence[Comparison]) -> None:

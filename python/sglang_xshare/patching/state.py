@@ -73,7 +73,8 @@ def read(tree: Tree) -> State | None:
         files = {path: Digests(**digests) for path, digests in record.pop("files").items()}
         return State(**{**record, "patches": tuple(record["patches"]), "files": files})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise PatchError(f"{file}: not a state file of this program ({error}); reinstall sglang") from error
+        advice = f"remove {file.parent} and reinstall sglang"
+        raise PatchError(f"{file}: not a state file of this program ({error}); {advice}") from error
 
 
 def survey(tree: Tree) -> Survey:

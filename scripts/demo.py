@@ -12,7 +12,7 @@ from benchmark.quality.served import SERVER_ARGS, measure_answers, measure_nats
 from benchmark.quality.text import load_sequences
 from benchmark.serving.report import Comparison, describe_workload, print_table, write_plot, write_record
 from benchmark.serving.rounds import Workload, run_rounds, serve
-from benchmark.serving.server import ROOT, Server
+from benchmark.serving.server import ROOT, Server, one_line_errors
 from benchmark.serving.variant import Variant
 from scripts.evaluation import PROBLEM
 
@@ -93,4 +93,5 @@ def sums_right(server: Server) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors("demo"):
+        main()

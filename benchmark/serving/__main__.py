@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmark.serving.report import Comparison, describe_workload, print_table, write_plot, write_record
 from benchmark.serving.rounds import Workload, compare
-from benchmark.serving.server import ROOT
+from benchmark.serving.server import ROOT, one_line_errors
 from benchmark.serving.variant import SPELLING, Variant, parse_variant
 
 MODEL = ROOT / "build" / "models" / "qwen3-moe-large"
@@ -79,4 +79,5 @@ def _positive(text: str) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors("bench"):
+        main()

@@ -14,36 +14,13 @@ import psutil
 import pytest
 
 from benchmark.serving.server import ROOT, Server, ServerError
-
-STAND_IN = """
-import ctypes, os, signal, subprocess, sys, tempfile, time
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
-print("arguments", *sys.argv[1:], flush=True)
-if os.environ.get("BEHAVE") == "exit":
-    sys.exit("out of experts")
-open(os.path.join(tempfile.gettempdir(), "left"), "w").close()
-subprocess.Popen(["sleep", "600"], preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL))
-if os.environ.get("BEHAVE") == "hang":
-    time.sleep(600)
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200 if self.path == "/health" else 404)
-        self.end_headers()
-        self.wfile.write(b"text")
-
-HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
-"""
+from serving.stand_in import write_stand_in
 
 
 @pytest.fixture
 def release(tmp_path):
     """A release tree that holds the stand-in."""
-    (tmp_path / "sglang").mkdir()
-    (tmp_path / "sglang" / "launch_server.py").write_text(STAND_IN)
-    (tmp_path / "sglang" / "__init__.py").touch()
-    return tmp_path
+    return write_stand_in(tmp_path)
 
 
 def start(release, **keys):
@@ -52,7 +29,7 @@ def start(release, **keys):
 
 def test_serves_and_leaves_nothing(release):
     with start(release, args=["--max-total-tokens", "5"]) as server:
-        assert server.get("/health") == "text"
+        assert server.get("/health") == "# text"
         assert "--max-total-tokens 5" in server.log_text()
         assert "32768" not in server.log_text()
         processes = server.processes()

@@ -1,0 +1,48 @@
+"""The demo's way out: whatever stops it, and whenever, it leaves no process behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from benchmark.serving.server import ROOT
+from serving.stand_in import write_stand_in
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_in_the_middle_of_a_round(tmp_path, how):
+    path = f"{write_stand_in(tmp_path)}:python"
+    command = [sys.executable, "-m", "scripts.demo"]
+    demo = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        text=True,
+    )
+    family = wait_for_bench(demo)
+    # A terminal sends Ctrl-C to the whole foreground group; kill sends its signal to one process.
+    os.killpg(demo.pid, how) if how == signal.SIGINT else demo.send_signal(how)
+    output, _ = demo.communicate(timeout=30)
+    assert demo.returncode == 128 + how, output
+    assert "Traceback" not in output
+    assert not psutil.wait_procs(family, timeout=10)[1]
+
+
+def wait_for_bench(demo):
+    """Every process of the demo, once its first bench_serving runs against three servers and their workers."""
+    began = time.monotonic()
+    while time.monotonic() < began + 120:
+        assert demo.poll() is None, demo.stdout.read()
+        family = psutil.Process(demo.pid).children(recursive=True)
+        if any("sglang.bench_serving" in process.cmdline() for process in family):
+            assert len(family) == 7
+            return family
+        time.sleep(0.1)
+    pytest.fail("the demo reached no round in 120 s")

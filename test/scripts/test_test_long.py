@@ -1,0 +1,65 @@
+"""The runner of long tests: a part that passed is not run again at the same source, and a part can run alone."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from benchmark.serving.server import ROOT
+
+# Stands for `python -m pytest`: lists two parts, notes what it runs, and fails the part named in $FAIL.
+PYTHON = """#!/bin/sh
+case "$*" in
+*--collect-only*) printf '%s\\n' a/test_kill.py::test_x a/test_kill.py::test_y test_soak.py::test_z "3 tests" ;;
+*) for part; do :; done; echo "$part" >>ran; [ "$part" != "$FAIL" ] ;;
+esac
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A git repository with the script and a stand-in for Python."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "test_long.sh", tmp_path / "scripts")
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    for command in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def run_parts(checkout, **env):
+    command = [str(checkout / "scripts" / "test_long.sh")]
+    env = {"PART": "", "FAIL": "", **env, "PYTHON": "./python"}
+    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
+
+
+def ran(checkout):
+    return (checkout / "ran").read_text().split()
+
+
+def test_runs_every_part_and_resumes_after_a_failure(checkout):
+    failed = run_parts(checkout, FAIL="test_soak.py")
+    assert failed.returncode == 1
+    assert "failed: test_soak.py" in failed.stderr
+    assert run_parts(checkout).returncode == 0
+    assert ran(checkout) == ["a/test_kill.py", "test_soak.py", "test_soak.py"]
+
+
+def test_a_change_of_the_source_runs_it_again(checkout):
+    run_parts(checkout)
+    (checkout / "python").write_text(PYTHON + "# changed\n")
+    run_parts(checkout)
+    assert len(ran(checkout)) == 4
+
+
+def test_one_part_alone(checkout):
+    assert run_parts(checkout, PART="soak").returncode == 0
+    assert ran(checkout) == ["test_soak.py"]
+
+
+def test_an_unknown_part_is_refused(checkout):
+    refused = run_parts(checkout, PART="nothing")
+    assert refused.returncode == 1
+    assert "PART is 'nothing'" in refused.stderr

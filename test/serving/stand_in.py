@@ -1,0 +1,43 @@
+"""A release tree that stands in for SGLang: starts in a moment, so that starting and stopping can be tested often.
+
+Its server has a worker that dies with it, as upstream's do, and leaves a temporary file behind; its bench_serving never
+ends. BEHAVE=exit or BEHAVE=hang in the environment makes the server end early or never answer.
+"""
+
+from pathlib import Path
+
+LAUNCH_SERVER = """
+import ctypes, os, signal, subprocess, sys, tempfile, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+print("arguments", *sys.argv[1:], flush=True)
+if os.environ.get("BEHAVE") == "exit":
+    sys.exit("out of experts")
+open(os.path.join(tempfile.gettempdir(), "left"), "w").close()
+subprocess.Popen(["sleep", "600"], preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL))
+if os.environ.get("BEHAVE") == "hang":
+    time.sleep(600)
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path in ("/health", "/metrics") else 404)
+        self.end_headers()
+        self.wfile.write(b"# text")
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self.do_GET() if self.path != "/generate" else (self.send_response(200), self.end_headers())
+
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+BENCH_SERVING = "import time; time.sleep(600)"
+
+
+def write_stand_in(folder: Path) -> Path:
+    """Write the tree into `folder`, to be put first on a server's path."""
+    package = folder / "sglang"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "launch_server.py").write_text(LAUNCH_SERVER)
+    (package / "bench_serving.py").write_text(BENCH_SERVING)
+    return folder

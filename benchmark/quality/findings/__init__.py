@@ -1,0 +1,1 @@
+"""The papers' findings, looked for in a small model: `python -m benchmark.quality.findings`."""

@@ -1,0 +1,107 @@
+"""Cross-entropy, greedy agreement, arithmetic answers and active experts of a policy on held-out text."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from benchmark.quality.model import Layout, Routing, prefill
+from benchmark.quality.text import Sequences
+from sglang_xshare import SelectionPlan
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One policy on some sequences, decoded with teacher forcing after the prompt.
+
+    Attributes:
+        nats: [sequences, tokens] float32, -log P of every token after the prompt but the first.
+        greedy: [sequences, tokens] int64, the most likely token in its place.
+        right: [sequences, tokens] bool, where they are the same.
+        answers: [answers] bool, arithmetic answers whose every token was the most likely one.
+    """
+
+    layout: Layout
+    routing: Routing
+    nats: torch.Tensor
+    greedy: torch.Tensor
+    right: torch.Tensor
+    answers: torch.Tensor
+
+    @cached_property
+    def active(self) -> float:
+        """Mean active experts a layer and step."""
+        return torch.cat(self.routing.active).mean().item()
+
+    @cached_property
+    def kept_mass(self) -> float:
+        """Mean share of gating mass kept."""
+        return torch.cat(self.routing.kept_mass).mean().item()
+
+    @cached_property
+    def accepted(self) -> float:
+        """Mean tokens a verification yields when the draft is the text itself: its leading hits, and one on top."""
+        drafts = self.right.unflatten(1, (-1, self.layout.tokens_per_request))
+        return drafts[..., :-1].long().cumprod(2).sum(2).float().mean().item() + 1
+
+
+class Bench:
+    """A model on one set of sequences, prefilled once and decoded under many policies.
+
+    Of every sequence the first `prompt` tokens are the prompt, and the last is only predicted.
+    """
+
+    def __init__(self, model: PreTrainedModel, sequences: Sequences, prompt: int) -> None:
+        self.sequences = sequences
+        self.prompt = prompt
+        self._prefilled = prefill(model, sequences.tokens[:, :prompt])
+
+    @torch.inference_mode()
+    def run(self, plan: SelectionPlan, layout: Layout) -> Outcome:
+        """Decode under `plan`. Raises ValueError where it does not fit the model, or the sequences the layout."""
+        tokens = self.sequences.tokens[:, self.prompt :]
+        logits, routing = self._prefilled.decode(tokens[:, :-1], plan, layout)
+        targets = tokens[:, 1:]
+        nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+        greedy = logits.argmax(2)
+        right = greedy == targets
+        return Outcome(layout, routing, nats, greedy, right, self._answers_right(right))
+
+    def _answers_right(self, right: torch.Tensor) -> torch.Tensor:
+        first = self.prompt + 1  # the token that right[:, 0] judges
+        spans = [(one.row, one.start - first, one.stop - first) for one in self.sequences.answers if one.start >= first]
+        return torch.tensor([right[row, start:stop].all().item() for row, start, stop in spans], dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A mean cross-entropy, and how far above another one on the same tokens it is, in nats a token.
+
+    `error` is the standard error of `delta`, sequence by sequence.
+    """
+
+    cross_entropy: float
+    delta: float
+    error: float
+
+    def __str__(self) -> str:
+        """The difference in millinats a token."""
+        return f"{self.delta * 1000:+.1f} ± {self.error * 1000:.1f}"
+
+    @property
+    def is_lower(self) -> bool | None:
+        """None where the difference is within two standard errors."""
+        return None if abs(self.delta) <= 2 * self.error else self.delta < 0
+
+
+def compare_loss(nats: torch.Tensor, reference: torch.Tensor) -> Loss:
+    """The loss of `nats` [sequences, tokens] above that of `reference`; two sequences at least."""
+    deltas = (nats - reference).double().mean(1)
+    return Loss(nats.double().mean().item(), deltas.mean().item(), deltas.std().item() / len(deltas) ** 0.5)
+
+
+def agreement(outcome: Outcome, vanilla: Outcome) -> float:
+    """Share of tokens for which the most likely one is vanilla's."""
+    return (outcome.greedy == vanilla.greedy).float().mean().item()

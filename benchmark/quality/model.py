@@ -1,0 +1,158 @@
+"""A transformers MoE model whose routing is `select()`, over many decode steps in one forward.
+
+OEA 4.1's method: a batch holds the t-th tokens of its sequences, and selection sees nothing else, so with teacher
+forcing every step routes exactly as it would in decoding, while all steps run at once. Prompts keep the model's own
+routing, as in the server.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
+from sglang_xshare import Batch, Router, SelectionPlan, select
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How sequences make decode steps.
+
+    Attributes:
+        batch: consecutive sequences that are decoded together.
+        tokens_per_request: consecutive tokens of a sequence in one step, as when a draft of that many is verified.
+    """
+
+    batch: int
+    tokens_per_request: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.batch} requests x {self.tokens_per_request} tokens"
+
+    def split(self, rows: torch.Tensor) -> torch.Tensor:
+        """[sequences, tokens, x] to [steps, rows of a step, x]; a step's rows are request by request.
+
+        Raises ValueError where sequences or tokens are left over.
+        """
+        sequences, tokens = rows.shape[:2]
+        if sequences % self.batch or tokens % self.tokens_per_request:
+            allowed = f"multiples of {self.batch} and {self.tokens_per_request}"
+            raise ValueError(f"{sequences} sequences of {tokens} tokens: allowed are {allowed}")
+        requests = rows.unflatten(1, (-1, self.tokens_per_request)).unflatten(0, (-1, self.batch))
+        return requests.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+
+    def join(self, steps: torch.Tensor, tokens: int) -> torch.Tensor:
+        """The inverse of `split`, where a sequence has `tokens` tokens."""
+        requests = steps.unflatten(1, (self.batch, -1)).unflatten(0, (-1, tokens // self.tokens_per_request))
+        return requests.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What a policy did; every list has a tensor for each MoE layer.
+
+    Attributes:
+        active, vanilla_active: [steps] float32, experts loaded, by the policy and by the model's own top-k.
+        kept_mass: [steps, rows of a step] float32.
+    """
+
+    active: list[torch.Tensor] = field(default_factory=list)
+    vanilla_active: list[torch.Tensor] = field(default_factory=list)
+    kept_mass: list[torch.Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """A model that has read its prompts, by its own routing; `cache` holds their keys and values."""
+
+    model: PreTrainedModel
+    cache: DynamicCache
+
+    def decode(self, tokens: torch.Tensor, plan: SelectionPlan, layout: Layout) -> tuple[torch.Tensor, Routing]:
+        """Continue with `tokens` [sequences, tokens] under `plan`.
+
+        Returns the next tokens' logits [sequences, tokens, vocabulary] float32, and what the policy did.
+
+        Raises ValueError where the plan does not fit the model, or the tokens the layout.
+        """
+        with _routed(self.model, plan, layout, tokens.shape[1]) as routing:
+            logits = self.model(tokens, past_key_values=copy.deepcopy(self.cache)).logits
+        return logits.float(), routing
+
+
+def load_model(path: Path) -> PreTrainedModel:
+    """A checkpoint in float32. Raises ValueError where `path` holds none, or one whose routing cannot be replaced."""
+    if not (path / "config.json").is_file():
+        raise ValueError(f"model {path}: no config.json there; needed is the folder of a checkpoint")
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    if not _gates(model):
+        raise ValueError(f"model {path}: no router in {type(model).__name__}; allowed is an MoE model like Qwen3-MoE")
+    return model
+
+
+def router_of(model: PreTrainedModel) -> tuple[Router, int]:
+    """How the model routes, and its number of routed experts."""
+    gate = _gates(model)[0]
+    return _gate_router(gate), len(gate.weight)
+
+
+@torch.inference_mode()
+def prefill(model: PreTrainedModel, prompt: torch.Tensor) -> Prefilled:
+    """Read `prompt` [sequences, tokens]."""
+    return Prefilled(model, model(prompt, use_cache=True, logits_to_keep=1).past_key_values)
+
+
+@torch.inference_mode()
+def router_logits(model: PreTrainedModel, tokens: torch.Tensor, **inputs: Any) -> torch.Tensor:
+    """Router logits [layers, sequences, tokens, experts] of `tokens` [sequences, tokens] by the model's own routing.
+
+    `inputs` are further arguments of the forward, such as a cache or a mask.
+    """
+    seen: list[torch.Tensor] = []
+    with ExitStack() as stack:
+        for gate in _gates(model):
+            stack.callback(gate.register_forward_hook(lambda gate, args, output: seen.append(output[0])).remove)
+        model(tokens, logits_to_keep=1, **inputs)
+    return torch.stack(seen).unflatten(1, tokens.shape)
+
+
+@contextmanager
+def _routed(model: PreTrainedModel, plan: SelectionPlan, layout: Layout, tokens: int) -> Iterator[Routing]:
+    """Within this context the model routes by `plan`; every forward has `tokens` tokens a sequence."""
+    routing = Routing()
+    with ExitStack() as stack:
+        for gate in _gates(model):
+            stack.callback(gate.register_forward_hook(_router_hook(plan, layout, tokens, routing)).remove)
+        yield routing
+
+
+def _router_hook(
+    plan: SelectionPlan, layout: Layout, tokens: int, routing: Routing
+) -> Callable[[Any, Any, tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
+    def route(gate: Any, args: Any, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        logits, weights, ids = output
+        router = _gate_router(gate)
+        batch = Batch(tokens_per_request=layout.tokens_per_request)
+        steps = [select(step, plan, router, batch) for step in layout.split(logits.unflatten(0, (-1, tokens)))]
+        routing.active.append(torch.stack([step.active.sum() for step in steps]).float())
+        routing.vanilla_active.append(torch.stack([step.vanilla_active.sum() for step in steps]).float())
+        routing.kept_mass.append(torch.stack([step.kept_mass for step in steps]))
+        # An expert of weight 0 in an empty slot costs time here, and changes nothing.
+        new_ids = torch.stack([step.topk_ids for step in steps]).clamp(min=0).to(ids.dtype)
+        new_weights = torch.stack([step.topk_weights for step in steps]).to(weights.dtype)
+        return logits, layout.join(new_weights, tokens).flatten(0, 1), layout.join(new_ids, tokens).flatten(0, 1)
+
+    return route
+
+
+def _gate_router(gate: Any) -> Router:
+    return Router(gate.top_k, renormalize=gate.norm_topk_prob)
+
+
+def _gates(model: PreTrainedModel) -> list[Any]:
+    """The routers, one a MoE layer: modules that give (logits, weights, ids) of a softmax top-k."""
+    return [module for module in model.modules() if hasattr(module, "top_k") and hasattr(module, "norm_topk_prob")]

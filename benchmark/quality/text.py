@@ -1,0 +1,95 @@
+"""Held-out text as sequences of equal length, and where in them the answers to arithmetic problems lie."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Encoding, Tokenizer
+
+ANSWER = re.compile(r"(?<=A:) -?\d+\n")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Tokens [start, stop) of sequence `row` are the answer to a problem that stands in full before them."""
+
+    row: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Consecutive tokens of real text.
+
+    Attributes:
+        tokens: [sequences, length] int64.
+        domains: the domain of every sequence.
+        answers: the arithmetic answers that lie in them.
+    """
+
+    tokens: torch.Tensor
+    domains: tuple[str, ...]
+    answers: tuple[Answer, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.domains)
+
+    def of_domain(self, domain: str) -> torch.Tensor:
+        """[sequences] bool: those of one domain."""
+        return torch.tensor([name == domain for name in self.domains])
+
+    def take(self, rows: Sequence[int]) -> "Sequences":
+        """These sequences, in this order."""
+        place = {row: new for new, row in enumerate(rows)}
+        answers = [Answer(place[one.row], one.start, one.stop) for one in self.answers if one.row in place]
+        return Sequences(self.tokens[list(rows)], tuple(self.domains[row] for row in rows), tuple(answers))
+
+    def mixing(self) -> list[int]:
+        """An order in which the domains take turns, so that every batch holds all of them."""
+        names = sorted(set(self.domains))
+        rows = [[row for row, domain in enumerate(self.domains) if domain == name] for name in names]
+        return [row for turn in zip(*rows, strict=True) for row in turn]
+
+
+def load_sequences(texts: Path, tokenizer: Path, length: int, per_domain: int) -> Sequences:
+    """The first `per_domain` sequences of `length` tokens of every `*.txt` in `texts`, which is a domain each.
+
+    Args:
+        tokenizer: a folder with tokenizer.json.
+
+    Raises:
+        ValueError: no text, or too little of it.
+    """
+    files = sorted(texts.glob("*.txt"))
+    if not files:
+        raise ValueError(f"texts {texts}: no *.txt file there; needed is a folder of held-out texts")
+    encoder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    tokens: list[torch.Tensor] = []
+    answers: list[Answer] = []
+    for path in files:
+        text = path.read_text()
+        encoding = encoder.encode(text, add_special_tokens=False)
+        if len(encoding.ids) < per_domain * length:
+            room = len(encoding.ids) // length
+            raise ValueError(f"{path}: {room} sequences of {length} tokens in it; {per_domain} a domain are asked for")
+        answers += _answers(text, encoding, length, first=len(tokens) * per_domain, count=per_domain)
+        tokens.append(torch.tensor(encoding.ids[: per_domain * length]).view(per_domain, length))
+    domains = tuple(path.stem for path in files for _ in range(per_domain))
+    return Sequences(torch.cat(tokens), domains, tuple(answers))
+
+
+def _answers(text: str, encoding: Encoding, length: int, first: int, count: int) -> list[Answer]:
+    """The answers whose tokens lie within one of the `count` sequences, the first of which is row `first`."""
+    found = []
+    for match in ANSWER.finditer(text):
+        start = encoding.char_to_token(match.start())
+        last = encoding.char_to_token(match.end() - 1)
+        if start is None or last is None:
+            continue
+        row, column = divmod(start, length)
+        if row < count and column + last - start < length:
+            found.append(Answer(first + row, column, column + last - start + 1))
+    return found

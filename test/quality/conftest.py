@@ -1,0 +1,58 @@
+"""A small random checkpoint of two MoE layers, with its tokenizer and two domains of text."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from benchmark.quality.model import load_model
+
+EXPERTS, TOP_K = 16, 4
+TEXTS = {
+    "arithmetic": "".join(f"Q: {a} + {b} = ? A: {a + b}\n" for a in range(40) for b in range(10)),
+    "prose": "".join(
+        f"The {n}th line of this text says nothing that line {n - 1} did not say.\n" for n in range(1, 200)
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """16 experts, top-4, hidden 32; routers are decided enough that a policy changes the logits."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=300,
+        hidden_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_experts=EXPERTS,
+        num_experts_per_tok=TOP_K,
+        norm_topk_prob=True,
+    )
+    model = Qwen3MoeForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            torch.nn.init.normal_(parameter, std=0.4)
+    model.save_pretrained(folder)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(TEXTS.values(), trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    (folder / "heldout").mkdir()
+    for name, text in TEXTS.items():
+        (folder / "heldout" / f"{name}.txt").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def model(checkpoint: Path) -> PreTrainedModel:
+    """It, loaded."""
+    return load_model(checkpoint)

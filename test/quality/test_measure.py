@@ -1,0 +1,65 @@
+"""The figures of an outcome, on numbers small enough to check by hand."""
+
+import pytest
+import torch
+
+from benchmark.quality.measure import Bench, Loss, Outcome, agreement, compare_loss
+from benchmark.quality.model import Layout, Routing
+from benchmark.quality.text import Answer, Sequences
+from sglang_xshare import build_plan
+
+
+def outcome(right: list[list[int]], tokens_per_request: int = 1, active: float = 2.0) -> Outcome:
+    hits = torch.tensor(right, dtype=torch.bool)
+    routing = Routing([torch.tensor([active, active])], [torch.tensor([4.0, 4.0])], [torch.tensor([[1.0, 0.5]])])
+    layout = Layout(len(right), tokens_per_request)
+    return Outcome(layout, routing, 1.0 - hits.float(), hits.long(), hits, torch.tensor([], dtype=torch.bool))
+
+
+def test_means():
+    run = outcome([[1, 0]])
+    assert run.active == 2.0
+    assert run.kept_mass == 0.75
+
+
+def test_accepted_counts_leading_hits_and_one():
+    # The last hit of three is about a token beyond the draft.
+    assert outcome([[1, 1, 0, 1, 0, 1], [0, 1, 1, 0, 0, 0]], tokens_per_request=3).accepted == (3 + 2 + 1 + 1) / 4
+
+
+def test_agreement_is_with_vanilla_not_with_the_text():
+    assert agreement(outcome([[1, 0, 0, 0]]), outcome([[0, 0, 0, 1]])) == 0.5
+
+
+def test_loss_and_its_error():
+    nats = torch.tensor([[1.0, 3.0], [2.0, 4.0], [5.0, 3.0]])
+    loss = compare_loss(nats, torch.tensor([[1.0, 2.0], [1.0, 2.0], [3.0, 3.0]]))
+    assert loss.cross_entropy == pytest.approx(3.0)
+    # Sequences differ by 0.5, 1.5 and 1.0: mean 1, standard deviation 0.5.
+    assert loss.delta == pytest.approx(1.0)
+    assert loss.error == pytest.approx(0.5 / 3**0.5)
+    assert str(loss) == "+1000.0 ± 288.7"
+
+
+@pytest.mark.parametrize(("delta", "lower"), [(0.3, False), (-0.3, True), (0.2, None), (-0.1, None)])
+def test_a_difference_within_two_errors_is_open(delta, lower):
+    assert Loss(1.0, delta, 0.1).is_lower is lower
+
+
+def test_bench_is_transformers_own_loss_and_finds_right_answers(model):
+    with torch.inference_mode():
+        tokens = torch.randint(300, (4, 15), generator=torch.Generator().manual_seed(1))
+        # Tokens 8 and 9 of sequence 1 are made what the model would say; one of them is then spoilt in sequence 2.
+        for place in (8, 9):
+            tokens[1, place] = model(tokens[1:2, :place]).logits[0, -1].argmax()
+        tokens[2] = tokens[1]
+        tokens[2, 9] = (tokens[2, 9] + 1) % 300
+        nats = -model(tokens).logits.log_softmax(2)[:, 6:-1].gather(2, tokens[:, 7:, None])[..., 0]
+    answers = (Answer(1, 8, 10), Answer(2, 8, 10), Answer(1, 5, 8))
+    bench = Bench(model, Sequences(tokens, ("a", "a", "b", "b"), answers), prompt=6)
+    run = bench.run(build_plan("vanilla"), Layout(2))
+    torch.testing.assert_close(run.nats, nats, rtol=1e-5, atol=1e-5)
+    # The third begins in the prompt, so it does not count.
+    assert run.answers.tolist() == [True, False]
+    assert run.right[1, 1:3].tolist() == [True, True]
+    assert run.nats.shape == run.greedy.shape == (4, 8)

@@ -1,0 +1,156 @@
+"""Routing by `select()` over all positions at once is what step-by-step decoding does."""
+
+from itertools import product
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from benchmark.quality.model import Layout, Prefilled, load_model, prefill, router_logits, router_of
+from sglang_xshare import Batch, SelectionPlan, build_plan, select
+
+PROMPT, STEPS, SEQUENCES = 6, 12, 8
+HARSH = [
+    build_plan("xshare", k0=1, add=2),
+    build_plan("xshare", k0=1, add=0, add_per_request=1),
+    build_plan("pruned", k0=2),
+    build_plan("oea", k0=2, kmax=6),
+    build_plan("moe-spec", budget=5, coverage="truncate", rescue=False),
+]
+FULL = [
+    build_plan("vanilla"),
+    build_plan("xshare", k0=1, add=16),
+    build_plan("oea", k0=4),
+    build_plan("moe-spec", budget=16),
+    build_plan("lynx-lat", drop=0),
+]
+
+
+@pytest.fixture
+def tokens() -> torch.Tensor:
+    return torch.randint(300, (SEQUENCES, PROMPT + STEPS), generator=torch.Generator().manual_seed(0))
+
+
+@torch.inference_mode()
+def decode(model: PreTrainedModel, tokens: torch.Tensor, plan: SelectionPlan, layout: Layout) -> torch.Tensor:
+    return prefill(model, tokens[:, :PROMPT]).decode(tokens[:, PROMPT:], plan, layout)[0]
+
+
+@torch.inference_mode()
+def decode_slowly(
+    model: PreTrainedModel, tokens: torch.Tensor, plan: SelectionPlan, layout: Layout
+) -> tuple[torch.Tensor, list[int]]:
+    """One forward a step and batch, as a server would: logits, and the active experts of every layer and step."""
+    router, active = router_of(model)[0], []
+
+    def route(gate, args, output):
+        chosen = select(output[0], plan, router, Batch(tokens_per_request=layout.tokens_per_request))
+        active.append(int(chosen.active.sum()))
+        return output[0], chosen.topk_weights, chosen.topk_ids.long().clamp(min=0)
+
+    rows = []
+    for batch in tokens.split(layout.batch):
+        cache = model(batch[:, :PROMPT], use_cache=True).past_key_values
+        hooks = [layer.mlp.gate.register_forward_hook(route) for layer in model.model.layers]
+        steps = [
+            model(step, past_key_values=cache).logits for step in batch[:, PROMPT:].split(layout.tokens_per_request, 1)
+        ]
+        for hook in hooks:
+            hook.remove()
+        rows.append(torch.cat(steps, 1))
+    return torch.cat(rows), active
+
+
+@pytest.mark.parametrize(("plan", "tokens_per_request"), list(product(FULL, (1, 3))))
+def test_full_budget_leaves_the_model_as_it_is(model, tokens, plan, tokens_per_request):
+    with torch.inference_mode():
+        expected = model(tokens).logits[:, PROMPT:]
+    torch.testing.assert_close(decode(model, tokens, plan, Layout(4, tokens_per_request)), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("plan", "tokens_per_request"), list(product(HARSH, (1, 3))))
+def test_all_steps_at_once_equal_one_after_the_other(model, tokens, plan, tokens_per_request):
+    layout = Layout(4, tokens_per_request)
+    with torch.inference_mode():
+        logits, routing = prefill(model, tokens[:, :PROMPT]).decode(tokens[:, PROMPT:], plan, layout)
+    expected, active = decode_slowly(model, tokens, plan, layout)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    assert sorted(torch.cat(routing.active).tolist()) == sorted(active)
+    assert (logits - decode(model, tokens, FULL[0], layout)).abs().max() > 0.01
+
+
+def test_batches_are_consecutive_sequences(model, tokens):
+    """Sequences outside a batch have no say in it."""
+    plan, layout = HARSH[0], Layout(4)
+    other = torch.cat([tokens[:4], tokens[4:].flip(0)])
+    torch.testing.assert_close(decode(model, tokens, plan, layout)[:4], decode(model, other, plan, layout)[:4])
+    mixed = torch.cat([tokens[::2], tokens[1::2]])
+    assert not torch.allclose(
+        decode(model, tokens, plan, layout)[::2], decode(model, mixed, plan, layout)[:4], atol=1e-3
+    )
+
+
+def test_prompt_is_read_without_a_policy(model, tokens):
+    prefilled: Prefilled = prefill(model, tokens[:, :PROMPT])
+    with torch.inference_mode():
+        prefilled.decode(tokens[:, PROMPT:], HARSH[0], Layout(4))
+        cache = model(tokens[:, :PROMPT], use_cache=True).past_key_values
+    for ours, vanilla in zip(prefilled.cache.layers, cache.layers, strict=True):
+        assert ours.keys.shape[2] == PROMPT
+        assert torch.equal(ours.keys, vanilla.keys)
+        assert torch.equal(ours.values, vanilla.values)
+
+
+def test_model_is_left_as_it_was(model, tokens):
+    with torch.inference_mode():
+        before = model(tokens).logits
+        decode(model, tokens, HARSH[0], Layout(4))
+        with pytest.raises(ValueError, match="k0 = 9"):
+            decode(model, tokens, build_plan("pruned", k0=9), Layout(4))
+        assert torch.equal(model(tokens).logits, before)
+
+
+def test_split_puts_a_request_after_the_other():
+    rows = torch.arange(4)[:, None] * 10 + torch.arange(6)[None]
+    steps = Layout(batch=2, tokens_per_request=3).split(rows[..., None])
+    assert steps[..., 0].tolist() == [
+        [0, 1, 2, 10, 11, 12],
+        [3, 4, 5, 13, 14, 15],
+        [20, 21, 22, 30, 31, 32],
+        [23, 24, 25, 33, 34, 35],
+    ]
+
+
+@pytest.mark.parametrize(("batch", "tokens_per_request"), [(1, 1), (2, 3), (4, 6), (4, 1)])
+def test_join_is_the_inverse_of_split(batch, tokens_per_request):
+    rows = torch.randn(4, 6, 2)
+    layout = Layout(batch, tokens_per_request)
+    assert torch.equal(layout.join(layout.split(rows), 6), rows)
+
+
+@pytest.mark.parametrize(("layout", "shape"), [(Layout(3), (4, 6, 1)), (Layout(2, 4), (4, 6, 1))])
+def test_leftover_rows_are_an_error(layout, shape):
+    with pytest.raises(ValueError, match=f"4 sequences of 6 tokens: allowed are multiples of {layout.batch}"):
+        layout.split(torch.zeros(shape))
+
+
+def test_router_logits_are_transformers_own(model, tokens):
+    with torch.inference_mode():
+        expected = model(tokens, output_router_logits=True).router_logits
+    assert torch.equal(router_logits(model, tokens), torch.stack(expected).unflatten(1, tokens.shape))
+
+
+def test_folder_without_checkpoint(tmp_path):
+    with pytest.raises(ValueError, match=r"no config\.json there"):
+        load_model(tmp_path)
+
+
+def test_dense_model(tmp_path):
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, head_dim=8
+    )
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="no router in Qwen3ForCausalLM"):
+        load_model(tmp_path)

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Key:
-    """What one key accepts. `kind` is int, float, bool, str (one of `choices`) or tuple (a permutation of the expert ids).
+    """What one key accepts. `kind` is int, float, bool, str (one of `choices`) or tuple (all expert ids in some order).
 
     The range is closed, but open at `low` with `above_low`. An `optional` key may be None, which switches it off.
     """
@@ -52,9 +52,8 @@ class Key:
         if self.kind is tuple:
             is_list = isinstance(value, list | tuple) and all(type(i) is int for i in value)
             return is_list and sorted(value) == list(range(len(value))) != []
-        if self.kind is float:
-            is_number = type(value) in (int, float) and self.low <= value <= self.high
-            return is_number and not (self.above_low and value == self.low)
-        if type(value) is not self.kind:
+        if self.kind is str:
+            return isinstance(value, str) and value in self.choices
+        if type(value) not in ((int, float) if self.kind is float else (self.kind,)):
             return False
-        return value in self.choices if self.kind is str else self.low <= value <= self.high
+        return bool(self.low <= value <= self.high) and not (self.above_low and value == self.low)

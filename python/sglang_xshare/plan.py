@@ -1,4 +1,4 @@
-"""A selection plan: which experts a batch may use, and how every row routes within them (spec: one algebra, many policies)."""
+"""A selection plan: which experts a batch may use, and how every row routes within them."""
 
 from __future__ import annotations
 
@@ -28,30 +28,32 @@ def _share(default: float | None, help: str) -> Any:
 class SelectionPlan:
     """Stage 1 selects the set S, stage 2 (`coverage`) routes each row in it. Frozen, hashable, validated.
 
-    S starts with the warm-up (`k0`, `p`) and grows by the budgets `add_per_request`, `add`, `mass` and `target_per_rank`, in
-    this order; or by the best `budget` experts of a `ranking`; or by the votes of the most confident rows (`confidence`).
-    Raises ValueError naming the key, the value and what is allowed.
+    S starts with the warm-up (`k0`, `p`) and grows by the budgets `add_per_request`, `add`, `mass` and
+    `target_per_rank`, in this order; or by the best `budget` experts of a `ranking`; or by the votes of the most confident
+    rows (`confidence`). Raises ValueError naming the key, the value and what is allowed.
     """
 
     policy: str = "custom"
     k0: int | None = _key(0, int, "warm-up: every row's k0 best experts; null: all of its top-k", low=0)
     p: float = _share(1.0, "end a row's warm-up once it holds this share of the row's score; 1: never")
-    beta: float | None = _key(None, float, "skip experts of the top-k that score below beta times the first", low=0, high=1)
-    utility: str = _key("topk", str, "a row's scores: normalized in its own top-k, or all as they are", choices=UTILITIES)
+    beta: float | None = _key(None, float, "skip what scores below beta times the first", low=0, high=1)
+    utility: str = _key("topk", str, "a row's scores: normalized in its top-k, or all as they are", choices=UTILITIES)
     add_per_request: int = _key(0, int, "experts each request adds by its own utility", low=0)
     add: int = _key(0, int, "experts the batch adds by utility", low=0)
     mass: float | None = _share(None, "add experts until S holds this share of the utility")
     target_per_rank: int | None = _key(None, int, "experts per expert-parallel rank to add up to", low=1)
-    balance: str = _key("literal", str, "ranks in turn until the total is reached, or each rank to its target", choices=BALANCES)
+    balance: str = _key("literal", str, "ranks in turn up to the total, or each to its target", choices=BALANCES)
     budget: int | None = _key(None, int, "the best experts of the ranking, warm-up included", low=1)
     drop: int | None = _key(None, int, "instead of budget: all experts with a vote but the least voted", low=0)
-    ranking: str = _key("router", str, "rank by utility, by votes (rows with the expert in their top-k), or as in order", choices=RANKINGS)
+    ranking: str = _key("router", str, "by utility, votes (rows with it in their top-k) or order", choices=RANKINGS)
     order: tuple[int, ...] | None = _key(None, tuple, "expert ids, best first, for the static ranking")
     scope: str = _key("batch", str, "rank once for the batch, or for each request and unite", choices=SCOPES)
     confidence: float | None = _share(None, "voters: rows whose best score has this share of the row's sum")
     max_voters: int = _key(8, int, "at most this many voters, the most confident first", low=1)
     min_votes: int = _key(2, int, "votes of voters that keep an expert; their first choices are kept anyway", low=1)
-    coverage: str = _key("substitute", str, "replace a row's missing experts, leave them out, or use its warm-up only", choices=COVERAGES)
+    coverage: str = _key(
+        "substitute", str, "replace missing experts, leave them out, or warm-up only", choices=COVERAGES
+    )
     kmax: int | None = _key(None, int, "experts a row may use in all; null: the model's top-k", low=1)
     max_rank: int | None = _key(None, int, "how far down its own ranking a row may substitute; null: to the end", low=1)
     rescue: bool = _key(True, bool, "truncate: give a row left with no expert its first choice back")
@@ -73,17 +75,17 @@ class SelectionPlan:
         return self.budget is not None or self.drop is not None
 
     def check(self, router: Router, num_experts: int, ranks: int = 1) -> None:
-        """Raise ValueError where the plan or the router does not fit a model of `num_experts` routed experts on `ranks` ranks."""
+        """Raise ValueError where plan or router do not fit a model of `num_experts` experts on `ranks` ranks."""
         if router.top_k > num_experts:
             raise ValueError(f"top_k = {router.top_k}: allowed is at most the number of experts, {num_experts}")
         if router.num_expert_group is not None and num_experts % router.num_expert_group:
-            raise ValueError(f"num_expert_group = {router.num_expert_group}: allowed is a divisor of {num_experts} experts")
+            raise ValueError(f"num_expert_group = {router.num_expert_group}: allowed is a divisor of {num_experts}")
         if self.k0 is not None and self.k0 > router.top_k:
             raise ValueError(f"k0 = {self.k0}: allowed is at most the model's top-k, {router.top_k}")
         if self.kmax is not None and self.k0 is None and self.kmax < router.top_k:
-            raise ValueError(f"kmax = {self.kmax}: allowed is at least the warm-up, the model's top-k {router.top_k}")
+            raise ValueError(f"kmax = {self.kmax}: allowed is at least the warm-up, {router.top_k} experts")
         if self.order is not None and len(self.order) != num_experts:
-            raise ValueError(f"order of {len(self.order)} expert ids: allowed is each of the {num_experts} experts once")
+            raise ValueError(f"order of {len(self.order)} experts: allowed is all {num_experts} experts once")
         if self.target_per_rank is not None and ranks < 2:
             raise ValueError(f"target_per_rank = {self.target_per_rank}: allowed only with expert parallelism")
 
@@ -105,20 +107,23 @@ class SelectionPlan:
 
 
 KEYS: Mapping[str, Key] = {
-    f.name: replace(f.metadata["key"], optional="None" in str(f.type)) for f in fields(SelectionPlan) if "key" in f.metadata
+    f.name: replace(f.metadata["key"], optional="None" in str(f.type))
+    for f in fields(SelectionPlan)
+    if "key" in f.metadata
 }
 
 
 def _contradictions(plan: SelectionPlan) -> list[tuple[str, str]]:
     """(key, what it needs) for every key that another one rules out."""
     stages = plan.adds + (plan.budget is not None) + (plan.drop is not None) + (plan.confidence is not None)
+    other_budgets = "add, add_per_request, mass, target_per_rank"
     rules = (
         ("coverage", plan.coverage == "own" and stages > 0, "without a budget, which its rows could not use"),
         ("beta", plan.beta is not None and plan.coverage != "own", "with coverage own"),
         ("drop", plan.drop is not None and plan.budget is not None, "without budget"),
-        ("budget", plan.budget is not None and stages > 1, "without add, add_per_request, mass, target_per_rank and confidence"),
-        ("drop", plan.drop is not None and stages > 1, "without add, add_per_request, mass, target_per_rank and confidence"),
-        ("confidence", plan.confidence is not None and stages > 1, "without add, add_per_request, mass and target_per_rank"),
+        ("budget", plan.budget is not None and stages > 1, f"without {other_budgets} and confidence"),
+        ("drop", plan.drop is not None and stages > 1, f"without {other_budgets} and confidence"),
+        ("confidence", plan.confidence is not None and stages > 1, f"without {other_budgets}"),
         ("drop", plan.drop is not None and plan.ranking != "votes", "with ranking votes"),
         ("ranking", plan.ranking != "router" and not plan.ranks_experts, "with budget or drop"),
         ("scope", plan.scope != "batch" and not plan.ranks_experts, "with budget or drop"),
@@ -142,7 +147,7 @@ def build_plan(policy: str | Mapping[str, Any], **keys: Any) -> SelectionPlan:
 
     if isinstance(policy, Mapping):
         if "policy" not in policy:
-            raise ValueError(f"policy = {dict(policy)!r}: allowed is an object with a key \"policy\"")
+            raise ValueError(f'policy = {dict(policy)!r}: allowed is an object with a key "policy"')
         keys = {**policy, **keys}
         policy = keys.pop("policy")
     return get_policy(policy).build(keys)

@@ -29,9 +29,8 @@ class Router:
         if self.scoring not in SCORINGS:
             raise ValueError(f"scoring = {self.scoring!r}: allowed is {' or '.join(SCORINGS)}")
         if (self.num_expert_group is None) != (self.topk_group is None):
-            raise ValueError(
-                f"num_expert_group = {self.num_expert_group!r}, topk_group = {self.topk_group!r}: allowed is both or neither"
-            )
+            groups = f"num_expert_group = {self.num_expert_group!r}, topk_group = {self.topk_group!r}"
+            raise ValueError(f"{groups}: allowed is both or neither")
         if self.num_expert_group is not None:
             _check_count("num_expert_group", self.num_expert_group)
             _check_count("topk_group", self.topk_group)
@@ -69,8 +68,8 @@ class Selection:
     vanilla_active: torch.Tensor
     """[N] bool: experts the model's own top-k would have loaded for the valid rows."""
     kept_mass: torch.Tensor
-    """[n] float32: the scores of the chosen experts over those of the row's own top-k; 1 where the latter are all zero, 0
-    in an invalid row."""
+    """[n] float32: the scores of the chosen experts over those of the row's own top-k; 1 where those are 0, but 0 in an
+    invalid row."""
 
 
 def _check_count(key: str, value: object) -> None:

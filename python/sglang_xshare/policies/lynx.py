@@ -12,8 +12,8 @@ from .registry import Setting, register
     "lynx-lat",
     "Lynx 4.2 (arXiv 2411.08982)",
     own_keys={
-        "retain": replace(KEYS["budget"], help="keep this many of the most voted experts, but at least the model's top-k"),
-        "drop": replace(KEYS["drop"], help="drop this many of the least voted of those with a vote, but keep at least the top-k"),
+        "retain": replace(KEYS["budget"], help="most voted experts to keep, but at least the top-k"),
+        "drop": replace(KEYS["drop"], help="least voted experts to drop, down to the top-k"),
     },
     published=(
         Setting({"retain": 12}, "DBRX (16 experts): GSM8k 71.6 -> 68.2"),

@@ -13,7 +13,9 @@ from .registry import Setting, register
     "MoE-Spec, Algorithm 1",
     own_keys={
         "ranking": replace(KEYS["ranking"], choices=("router", "static"), help="by the rows' scores, or as in order"),
-        "coverage": replace(KEYS["coverage"], choices=("substitute", "truncate"), help="replace missing experts, or leave them out"),
+        "coverage": replace(
+            KEYS["coverage"], choices=("substitute", "truncate"), help="replace missing experts or not"
+        ),
     },
     published=(
         Setting({"budget": 32}, "OLMoE-1B-7B (64 experts), EAGLE-3: 1.85x -> 2.1x at 255 draft tokens"),

@@ -1,4 +1,7 @@
-"""Opportunistic Expert Activation: Batch-Aware Expert Routing for Faster Decode Without Retraining (arXiv 2511.02237)."""
+"""Opportunistic Expert Activation: Batch-Aware Expert Routing for Faster Decode Without Retraining.
+
+arXiv 2511.02237.
+"""
 
 from __future__ import annotations
 

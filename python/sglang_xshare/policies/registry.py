@@ -42,7 +42,8 @@ class Policy:
         """The plan for these keys. Raises ValueError naming the key, the value and what is allowed."""
         for name, value in keys.items():
             if name not in self.keys:
-                raise ValueError(f"{name} = {value!r}: {self.name} has no such key; allowed is {', '.join(self.keys) or 'none'}")
+                allowed = ", ".join(self.keys) or "none"
+                raise ValueError(f"{name} = {value!r}: {self.name} has no such key; allowed is {allowed}")
         for name, key in self.keys.items():
             if name not in keys and name not in self.defaults:
                 raise ValueError(f"{name} is missing: {self.name} needs {key.allowed}")
@@ -58,8 +59,8 @@ def register(
 ) -> Callable[[Callable[..., SelectionPlan]], Callable[..., SelectionPlan]]:
     """Register a function as policy `name`: its parameters are the policy's keys, their defaults the keys' defaults.
 
-    A parameter accepts what the plan's key of the same name accepts, unless `own_keys` says otherwise, and null where it is
-    annotated with None. The first line of the function's docstring is the summary.
+    A parameter accepts what the plan's key of the same name accepts, unless `own_keys` says otherwise, and None where
+    it is annotated so. The first line of the function's docstring is the summary.
     """
 
     def add(make: Callable[..., SelectionPlan]) -> Callable[..., SelectionPlan]:

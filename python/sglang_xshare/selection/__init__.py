@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from types import ModuleType
 
 import torch
 
@@ -13,11 +12,13 @@ from ..types import Batch, Router, Selection
 
 BACKENDS = {
     "reference": "sglang_xshare.selection.reference",
+    "torch": "sglang_xshare.selection.vectorized",
+    "triton": "sglang_xshare.selection.triton_kernel",
 }
 """Name -> module with a function `select(logits, plan, router, batch, rank_of_expert) -> Selection`."""
 
-MAX_ROWS, MAX_EXPERTS = 1 << 16, 1 << 10
-"""Beyond these the integers that rank experts by votes could overflow int64."""
+MAX_EXPERTS = 1024
+"""So that a number below 2^-10 an expert can break every tie."""
 
 
 def select(
@@ -30,23 +31,28 @@ def select(
 ) -> Selection:
     """Select the batch's experts and route every row within them.
 
-    `router_logits` [n, N] in any float dtype, n may be 0. `rank_of_expert` [N] holds each expert's expert-parallel rank, for
-    `target_per_rank`. `backend` is one of BACKENDS or "auto". Knows nothing of phases, layers or SGLang; never synchronizes
-    with the host, except for "reference". Raises ValueError naming what is wrong, its value and what is allowed.
+    `router_logits` [n, N] in any float dtype, n may be 0. `rank_of_expert` [N] holds each expert's expert-parallel
+    rank, for `target_per_rank`. `backend` is one of BACKENDS, or "auto": the Triton kernel on CUDA for what it supports,
+    else torch. Knows nothing of phases, layers or SGLang; never synchronizes with the host, except for "reference".
+    Raises ValueError naming what is wrong and what is allowed.
     """
     batch = batch or Batch()
     if rank_of_expert is not None:
         rank_of_expert = torch.as_tensor(rank_of_expert, device=router_logits.device)
     _check_inputs(router_logits, plan, router, batch, rank_of_expert)
-    return _load_backend(backend).select(router_logits, plan, router, batch, rank_of_expert)
+    if backend == "auto":
+        backend = _choose_backend(router_logits, plan, router, batch)
+    if backend not in BACKENDS:
+        raise ValueError(f"backend = {backend!r}: allowed is auto, {', '.join(BACKENDS)}")
+    return import_module(BACKENDS[backend]).select(router_logits, plan, router, batch, rank_of_expert)
 
 
-def _load_backend(name: str) -> ModuleType:
-    if name == "auto":
-        name = "reference"
-    if name not in BACKENDS:
-        raise ValueError(f"backend = {name!r}: allowed is auto, {', '.join(BACKENDS)}")
-    return import_module(BACKENDS[name])
+def _choose_backend(logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch) -> str:
+    if not logits.is_cuda:
+        return "torch"
+    from .triton_kernel import supports
+
+    return "triton" if supports(plan, router, batch, *logits.shape) else "torch"
 
 
 def _check_inputs(
@@ -55,10 +61,8 @@ def _check_inputs(
     if logits.dim() != 2 or not logits.is_floating_point():
         raise ValueError(f"router_logits {_describe(logits)}: allowed is a float tensor [rows, experts]")
     rows, num_experts = logits.shape
-    if rows > MAX_ROWS or not 1 <= num_experts <= MAX_EXPERTS:
-        raise ValueError(
-            f"router_logits {_describe(logits)}: allowed is up to {MAX_ROWS} rows of 1 to {MAX_EXPERTS} experts"
-        )
+    if not 1 <= num_experts <= MAX_EXPERTS:
+        raise ValueError(f"router_logits {_describe(logits)}: allowed is 1 to {MAX_EXPERTS} experts")
     if rows % batch.tokens_per_request:
         raise ValueError(f"tokens_per_request = {batch.tokens_per_request}: allowed is a divisor of the {rows} rows")
     valid, bias = batch.valid, router.correction_bias

@@ -1,6 +1,6 @@
-"""The truth: selection in plain torch and loops, in the order of the specification. Every fast backend must give the same ids.
+"""The truth: selection in plain torch and loops, as it is specified. Every fast backend must give the same ids.
 
-Runs on the CPU, whatever device the logits are on. One row, one expert, one request at a time: for tests, never for serving.
+Runs on the CPU, whatever device the logits are on. One row and one expert at a time: for tests, never for serving.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Reference:
         self.plan, self.router, self.device = plan, router, logits.device
         scores, choice = compute_scores(logits, router)
         self.scores, choice = scores.cpu(), choice.cpu()
-        self.grid = to_grid(self.scores).tolist()
+        self.grid = to_grid(self.scores).long().tolist()
         self.num_rows, self.num_experts = choice.shape
         valid = [True] * self.num_rows if batch.valid is None else batch.valid.tolist()
         self.rows = [i for i in range(self.num_rows) if valid[i]]
@@ -58,8 +58,8 @@ class _Reference:
         for i, experts in chosen.items():
             ids[i, : len(experts)] = torch.tensor(experts, dtype=torch.int32)
             weights[i, : len(experts)] = self.weigh(i, experts)
-            own_mass = self.scores[i, self.top_k[i]].sum()
-            kept_mass[i] = self.scores[i, experts].sum() / own_mass if own_mass > 0 else 1.0
+            share = self.scores[i, experts].sum() / self.scores[i, self.top_k[i]].sum()
+            kept_mass[i] = torch.nan_to_num(share, nan=1.0, posinf=1.0)
         return Selection(
             topk_ids=ids.to(self.device),
             topk_weights=weights.to(self.device),
@@ -114,9 +114,9 @@ class _Reference:
                 total = [u + score for u, score in zip(total, self.grid[i], strict=True)]
                 continue
             own = self.scores[i, self.top_k[i]].double()
-            # A row whose own top-k scores nothing has no utility to give.
-            for j, score in zip(self.top_k[i], to_grid(own / own.sum()).tolist() if own.sum() > 0 else [], strict=False):
-                total[j] += score
+            if own.sum() > 0:
+                for j, score in zip(self.top_k[i], to_grid(own / own.sum()).long().tolist(), strict=True):
+                    total[j] += score
         return total
 
     def best(self, utility: list[int], without: set[int]) -> list[int]:
@@ -168,7 +168,8 @@ class _Reference:
             return max(self.grid[i]) / sum(self.grid[i]) if sum(self.grid[i]) else 0.0
 
         by_confidence = sorted(self.rows, key=lambda i: (-share(i), i))
-        sure = [i for i in by_confidence if share(i) > 0 and max(self.grid[i]) >= math.ceil(confidence * sum(self.grid[i]))]
+        reach = {i: math.ceil(confidence * sum(self.grid[i])) for i in self.rows}
+        sure = [i for i in by_confidence if share(i) > 0 and max(self.grid[i]) >= reach[i]]
         voters = sure[: self.plan.max_voters] or by_confidence[:1]
         votes = self.count_votes(voters)
         selected = selected.union(j for j in range(self.num_experts) if votes[j] >= self.plan.min_votes)
@@ -196,7 +197,7 @@ class _Reference:
         return (self.kept[i] + others)[: self.plan.kmax or self.router.top_k]
 
     def weigh(self, i: int, experts: list[int]) -> torch.Tensor:
-        """P at the experts, divided by its sum where the model renormalizes; by that of the whole top-k under truncate."""
+        """P at the experts, over its sum where the model renormalizes, under truncate over that of the whole top-k."""
         weights = self.scores[i, experts]
         if not self.router.renormalize:
             return weights

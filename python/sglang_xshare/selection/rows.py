@@ -1,0 +1,96 @@
+"""A batch's rows, ranked: what both stages of the vectorized backend read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from ..types import Batch, Router
+from .scores import compute_scores
+
+# A tie is broken in float64 by less than a float32 can differ: 2^-40 of the score for each of up to 1,024 experts.
+_TIE = 2.0**-40
+# What 2^-40 refers to where the score is 0 (below every positive float32) and where it is -inf (which absorbs it).
+_SMALLEST, _LARGEST = 1e-60, 1e39
+
+
+class Slots(NamedTuple):
+    """Experts of n rows, m slots each. Which slots are live is data, so it stays on the device as a mask."""
+
+    experts: torch.Tensor
+    """[n, m] int64; in an empty slot the id of some expert."""
+    scores: torch.Tensor
+    """[n, m] float32: P, 0 in an empty slot."""
+    live: torch.Tensor
+    """[n, m] bool: not empty."""
+
+    def keep(self, kept: torch.Tensor) -> Slots:
+        """Empty the slots outside `kept` [n, m] bool, and move them behind the others, which keep their order."""
+        empty, order = (~kept).sort(dim=1, stable=True)
+        return Slots(self.experts.gather(1, order), self.scores.gather(1, order).masked_fill_(empty, 0.0), ~empty)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """n rows over N experts, k = the router's top-k."""
+
+    scores: torch.Tensor
+    """[n, N] float32: P."""
+    keys: torch.Tensor
+    """[n, N] float64: C with its ties broken, so the row's ranking; -inf where an expert is never chosen."""
+    own: Slots
+    """The rows' own top-k, best first."""
+    valid: torch.Tensor | None
+    """[n, 1] bool; None where all are."""
+    tokens_per_request: int
+
+    @property
+    def num_experts(self) -> int:
+        """N."""
+        return self.keys.shape[1]
+
+    @property
+    def num_requests(self) -> int:
+        """Rows over tokens per request."""
+        return self.keys.shape[0] // self.tokens_per_request
+
+    @property
+    def top_k(self) -> int:
+        """k."""
+        return self.own.experts.shape[1]
+
+
+def rank_rows(logits: torch.Tensor, router: Router, batch: Batch) -> Rows:
+    """Score and rank logits [n, N]."""
+    scores, choice = compute_scores(logits, router)
+    keys = choice.double()
+    keys.addcmul_(keys.abs().clamp_(_SMALLEST, _LARGEST), lower_first(keys.shape[1], keys.device), value=_TIE)
+    valid = None if batch.valid is None else batch.valid.unsqueeze(1)
+    return Rows(scores, keys, find_best(scores, keys, router.top_k, valid), valid, batch.tokens_per_request)
+
+
+def find_best(scores: torch.Tensor, keys: torch.Tensor, count: int, valid: torch.Tensor | None) -> Slots:
+    """Every row's `count` largest keys above -inf, best first. Further slots are empty, and all of an invalid row."""
+    best_keys, experts = keys.topk(count, 1)
+    empty = best_keys.isneginf()
+    if valid is not None:
+        empty |= ~valid
+    return Slots(experts, scores.gather(1, experts).masked_fill_(empty, 0.0), ~empty)
+
+
+def mark(table: torch.Tensor, experts: torch.Tensor, live: torch.Tensor) -> None:
+    """Set the entries of a table [N] bool at the live ones of some ids."""
+    table.index_add_(0, experts.reshape(-1), live.reshape(-1))
+
+
+@lru_cache(maxsize=64)
+def lower_first(num_experts: int, device: torch.device) -> torch.Tensor:
+    """[N] float64: N - 1 - id, to break ties.
+
+    Made on the host, so that a first call inside a graph capture is an error, not a tensor of that graph: the runs that
+    warm up before a capture fill the cache.
+    """
+    return torch.arange(num_experts - 1, -1, -1, dtype=torch.float64).to(device)

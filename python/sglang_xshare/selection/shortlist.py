@@ -1,0 +1,177 @@
+"""Stage 1 of the vectorized backend: the set S, a table [N] bool.
+
+Counts that depend on data stay on the device: the best m experts are a sorted list of fixed size with a mask. Utilities
+are integers held in float64, which adds them exactly, in any order, up to 2^53.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from ..plan import SelectionPlan
+from .rows import Rows, lower_first, mark
+from .scores import GRID, to_grid
+
+# Keeps 0 / 0 at 0 and changes no other quotient: every positive float32 is larger.
+_TINY = 1e-300
+# Breaks ties between integers: less than 1 for each of up to 1,024 experts.
+_TIE = 2.0**-10
+
+
+def select_experts(
+    rows: Rows, plan: SelectionPlan, rank_of_expert: torch.Tensor | None, kept: torch.Tensor, selected: torch.Tensor
+) -> None:
+    """Fill the empty set S, given the slots [n, k] bool of their own top-k that the rows keep."""
+    mark(selected, rows.own.experts, kept)
+    if plan.ranks_experts:
+        mark(selected, *_rank_experts(rows, plan))
+    elif plan.confidence is not None:
+        _follow_voters(rows, plan, plan.confidence, selected)
+    elif plan.adds:
+        _add_by_utility(rows, plan, rank_of_expert, kept, selected)
+
+
+def _add_by_utility(
+    rows: Rows, plan: SelectionPlan, rank_of_expert: torch.Tensor | None, kept: torch.Tensor, selected: torch.Tensor
+) -> None:
+    if plan.add_per_request:
+        by_request = _compute_utility(rows, plan.utility, rows.num_requests)
+        kept_by_request = _sum_at_own(rows, kept.double(), rows.num_requests).bool()
+        mark(selected, *_find_best(by_request, plan.add_per_request, kept_by_request))
+        utility = by_request.sum(0)
+    else:
+        utility = _compute_utility(rows, plan.utility, 1).squeeze(0)
+    if plan.add:
+        mark(selected, *_find_best(utility, plan.add, selected))
+    if plan.mass is not None:
+        mark(selected, *_reach_mass(utility, plan.mass, selected))
+    if plan.target_per_rank is not None:
+        assert rank_of_expert is not None
+        selected |= _balance(utility, plan.target_per_rank, plan.balance, rank_of_expert, selected)
+
+
+def _compute_utility(rows: Rows, kind: str, groups: int) -> torch.Tensor:
+    """[groups, N]: every expert's utility over equal groups of consecutive rows."""
+    if kind == "topk":
+        own_scores = rows.own.scores.double()
+        # Scaling the sum, not the scores, to the grid: as exact, and fewer numbers.
+        unit = own_scores.sum(1, keepdim=True).clamp_min_(_TINY).mul_(1 / GRID)
+        return _sum_at_own(rows, own_scores.div_(unit).round_(), groups)
+    grid = to_grid(rows.scores)
+    if rows.valid is not None:
+        grid *= rows.valid
+    return grid.view(groups, len(grid) // max(groups, 1), rows.num_experts).sum(1)
+
+
+def _sum_at_own(rows: Rows, values: torch.Tensor, groups: int) -> torch.Tensor:
+    """[groups, N]: `values` [n, k] float64 summed at the rows' own top-k."""
+    width = values.numel() // max(groups, 1)
+    sums = torch.zeros(groups, rows.num_experts, dtype=torch.float64, device=values.device)
+    return sums.scatter_add_(1, rows.own.experts.view(groups, width), values.view(groups, width))
+
+
+def _break_ties(utility: torch.Tensor) -> torch.Tensor:
+    """[..., N]: the utility's order, ties to the lower id; below 1 without utility."""
+    return torch.add(utility, lower_first(utility.shape[-1], utility.device), alpha=_TIE)
+
+
+def _find_best(
+    utility: torch.Tensor, count: int, without: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, which of them count), [..., count]: the best experts with utility outside `without` [..., N] bool."""
+    keys = _break_ties(utility)
+    if without is not None:
+        keys.masked_fill_(without, 0.0)
+    best_keys, experts = keys.topk(min(count, keys.shape[-1]), -1)
+    return experts, best_keys >= 1
+
+
+def _reach_mass(utility: torch.Tensor, mass: float, selected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best experts outside S up to the one with which S holds `mass` of the utility (XShare, Algorithm 1)."""
+    experts, live = _find_best(utility, len(utility), selected)
+    gains = utility[experts] * live
+    before = (utility * selected).sum() + gains.cumsum(0) - gains
+    return experts, live & (before < (mass * utility.sum()).ceil())
+
+
+def _balance(
+    utility: torch.Tensor, target: int, balance: str, rank_of_expert: torch.Tensor, selected: torch.Tensor
+) -> torch.Tensor:
+    """[N] bool: what the ranks add to S (XShare, Algorithm 5; or our `fill`), without its loops.
+
+    Round t of Algorithm 5 adds every rank's t-th best remaining expert. So an expert's round is its position in its own
+    rank, and its round takes place if S, with all experts of earlier rounds, is still below the total target.
+    """
+    remaining = (utility > 0) & ~selected
+    keys = _break_ties(utility).masked_fill_(~remaining, 0.0)
+    same_rank = rank_of_expert.unsqueeze(1) == rank_of_expert
+    round_of = (same_rank & (keys.unsqueeze(1) < keys)).sum(1)
+    if balance == "fill":
+        load = (same_rank & selected).sum(1)
+        return remaining & (load + round_of < target)
+    earlier = (remaining & (round_of < round_of.unsqueeze(1))).sum(1)
+    return remaining & (selected.sum() + earlier < target * (rank_of_expert.amax() + 1))
+
+
+def _rank_experts(rows: Rows, plan: SelectionPlan) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, which of them count): the top `budget` of a ranking, over the batch or for every request."""
+    if plan.ranking == "static":
+        assert plan.order is not None
+        order = _load_order(plan.order, rows.keys.device)[: plan.budget]
+        return order, torch.ones_like(order, dtype=torch.bool)
+    groups = rows.num_requests if plan.scope == "request" else 1
+    if plan.ranking == "votes":
+        return _rank_by_votes(rows, plan, groups)
+    assert plan.budget is not None
+    return _find_best(_compute_utility(rows, plan.utility, groups), plan.budget)
+
+
+def _rank_by_votes(rows: Rows, plan: SelectionPlan, groups: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The most voted experts, [groups, N] (Lynx 4.2). A vote is a row with the expert in its top-k."""
+    votes = _sum_at_own(rows, rows.own.live.double(), groups)
+    utility, by_utility = _break_ties(_compute_utility(rows, "full", groups)).sort(dim=1, descending=True)
+    votes, order = votes.gather(1, by_utility).sort(dim=1, descending=True, stable=True)
+    live = (votes > 0) | (utility.gather(1, order) >= 1)
+    if plan.drop is None:
+        assert plan.budget is not None
+        live[:, max(plan.budget, rows.top_k) :] = False
+    else:
+        retain = ((votes > 0).sum(1, keepdim=True) - plan.drop).clamp_min(rows.top_k)
+        live &= torch.arange(rows.num_experts, device=live.device) < retain
+    return by_utility.gather(1, order), live
+
+
+@lru_cache(maxsize=64)
+def _load_order(order: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    # Cached for the same reason as `lower_first`.
+    return torch.tensor(order).to(device)
+
+
+def _follow_voters(rows: Rows, plan: SelectionPlan, confidence: float, selected: torch.Tensor) -> None:
+    """Add to S by the votes of the most confident rows, then up to the model's top-k (Lynx 4.3)."""
+    voters, is_voter = _rank_by_confidence(rows, confidence, plan.max_voters)
+    experts, live = rows.own.experts[voters], rows.own.live[voters] & is_voter.unsqueeze(1)
+    votes = torch.zeros_like(selected, dtype=torch.int64).index_add_(0, experts.view(-1), live.long().view(-1))
+    selected |= votes >= plan.min_votes
+    mark(selected, experts[:, 0], live[:, 0])
+    experts, live = _find_best(_compute_utility(rows, "full", 1).squeeze(0), rows.top_k, selected)
+    mark(selected, experts, live & (torch.arange(len(live), device=live.device) < rows.top_k - selected.sum()))
+
+
+def _rank_by_confidence(rows: Rows, confidence: float, max_voters: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """([m] row indices, [m] bool: votes), most confident first. Without a confident row the first one votes."""
+    grid = to_grid(rows.scores)
+    best, total = grid.amax(1), grid.sum(1)
+    share = best / total.clamp_min(_TINY)
+    sure = (best >= (confidence * total).ceil()) & (total > 0)
+    if rows.valid is not None:
+        valid = rows.valid.squeeze(1)
+        sure &= valid
+        share.masked_fill_(~valid, -1.0)
+    any_sure = sure.any()
+    share, order = share.masked_fill_(any_sure & ~sure, -1.0).sort(descending=True, stable=True)
+    position = torch.arange(len(share), device=share.device)
+    is_voter = (share >= 0) & (any_sure | (position == 0))
+    return order[:max_voters], is_voter[:max_voters]

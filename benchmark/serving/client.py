@@ -1,15 +1,17 @@
-"""Upstream's own, unmodified `python -m sglang.bench_serving` against a running server."""
+"""Upstream's own, unmodified bench_serving against a running server."""
 
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from benchmark.serving.server import LOGS, Server
+from benchmark.serving.server import LOGS, ROOT, Server, die_with_parent
 
 
 @dataclass(frozen=True)
@@ -23,42 +25,65 @@ class Load:
     seed: int = 0
 
 
-def bench_command(server: Server, tokenizer: Path, load: Load, output: Path) -> list[str]:
-    """The command line of one run."""
+def bench_args(server: Server, tokenizer: Path, load: Load, output: Path) -> list[str]:
+    """The arguments of `python -m sglang.bench_serving` for one run."""
     return [
-        *(sys.executable, "-W", "ignore", "-m", "sglang.bench_serving", "--backend", "sglang"),
-        *("--base-url", server.url, "--model", str(tokenizer), "--dataset-name", "custom"),
+        *("--backend", "sglang", "--base-url", server.url, "--model", str(tokenizer), "--dataset-name", "custom"),
         *("--dataset-path", str(load.prompts), "--sharegpt-output-len", str(load.output_tokens)),
         *("--num-prompts", str(load.requests), "--max-concurrency", str(load.concurrency)),
         *("--seed", str(load.seed), "--disable-tqdm", "--output-file", str(output)),
     ]
 
 
-def run_bench(server: Server, tokenizer: Path, load: Load) -> dict[str, Any]:
-    """Run it once: upstream's own result record, without its copy of the settings.
+class Client(AbstractContextManager["Client"]):
+    """Runs bench_serving, one run after another, in the processes of `bench_worker`."""
 
-    Raises:
-        RuntimeError: it failed, or not every request was answered; with the end of its output.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "result.jsonl"
-        command = bench_command(server, tokenizer, load, output)
+    def __init__(self) -> None:
         LOGS.mkdir(parents=True, exist_ok=True)
-        log = LOGS / f"bench-{server.log.name}"
-        with log.open("ab") as stream:
-            status = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, env=_offline()
-            ).returncode
-        result = json.loads(output.read_text().splitlines()[-1]) if status == 0 and output.exists() else {}
-    if result.get("completed") != load.requests:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
-        answered = f"{result.get('completed', 0)} of {load.requests} requests answered"
-        raise RuntimeError(
-            f"bench_serving against {server.name}: status {status}, {answered}; the end of {log}:\n{tail}"
-        )
-    # The request rate is infinite, which JSON cannot say.
-    return {key: value for key, value in result.items() if key not in ("server_info", "request_rate")}
+        self.log = LOGS / f"bench-{os.getpid()}.log"
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        with self.log.open("wb") as log:
+            self._worker = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "benchmark.serving.bench_worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+                preexec_fn=die_with_parent,
+                text=True,
+            )
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._worker.kill()  # a run that is on dies with it
+        self._worker.wait()
 
-def _offline() -> dict[str, str]:
-    return dict(os.environ, HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+    def run(self, server: Server, tokenizer: Path, load: Load) -> dict[str, Any]:
+        """Run it once: upstream's own result record, without its copy of the settings.
+
+        Raises:
+            RuntimeError: it failed, or not every request was answered; with the end of its output.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder) / "result.jsonl"
+            status = self._ask(bench_args(server, tokenizer, load, output))
+            result = json.loads(output.read_text().splitlines()[-1]) if status == "0" and output.exists() else {}
+        if result.get("completed") != load.requests:
+            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-10:])
+            answered = f"{result.get('completed', 0)} of {load.requests} requests answered"
+            failure = f"bench_serving against {server.name}: status {status or 'none'}, {answered}"
+            raise RuntimeError(f"{failure}; the end of {self.log}:\n{tail}")
+        # The request rate is infinite, which JSON cannot say.
+        return {key: value for key, value in result.items() if key not in ("server_info", "request_rate")}
+
+    def _ask(self, args: list[str]) -> str:
+        """The exit status of a run; empty where the worker itself is gone."""
+        assert self._worker.stdin is not None
+        assert self._worker.stdout is not None
+        try:
+            self._worker.stdin.write(json.dumps(args) + "\n")
+            self._worker.stdin.flush()
+        except BrokenPipeError:
+            return ""
+        return self._worker.stdout.readline().strip()

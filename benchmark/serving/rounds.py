@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmark.serving.client import Load, run_bench
+from benchmark.serving.client import Client, Load
 from benchmark.serving.evidence import Evidence, evidence_between, read_totals
 from benchmark.serving.prompts import write_prompts
 from benchmark.serving.server import Server
@@ -81,11 +81,11 @@ def run_rounds(workload: Workload, variants: Sequence[Variant], servers: Sequenc
     warm_up = [list(range(1, workload.input_tokens + 1))] * workload.concurrency
     for _, server in turns:
         server.generate(warm_up, max_new_tokens=8, ignore_eos=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, Client() as client:
         for number in range(workload.rounds):
             load = _load_of_round(workload, number, Path(folder))
             for series, server in turns if number % 2 == 0 else reversed(turns):
-                _run(series, server, load, workload)
+                _run(client, series, server, load, workload)
     return [series for series, _ in turns]
 
 
@@ -102,9 +102,9 @@ def _load_of_round(workload: Workload, number: int, folder: Path) -> Load:
     return Load(prompts, workload.requests, workload.concurrency, workload.output_tokens, seed)
 
 
-def _run(series: Series, server: Server, load: Load, workload: Workload) -> None:
+def _run(client: Client, series: Series, server: Server, load: Load, workload: Workload) -> None:
     before = read_totals(server)
-    result = run_bench(server, workload.model, load)
+    result = client.run(server, workload.model, load)
     evidence = evidence_between(before, read_totals(server))
     series.results.append(result)
     series.evidence.append(evidence)

@@ -130,7 +130,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 env=self.env | {"TMPDIR": self._scratch.name},
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         self._began = time.monotonic()
 
@@ -261,8 +261,8 @@ def _environment(release: str | Path | None) -> dict[str, str]:
     return env
 
 
-def _die_with_parent() -> None:
-    """In the child: be killed when the process that started us dies in a way that runs no cleanup."""
+def die_with_parent() -> None:
+    """Have this process killed when the one that started it dies, in whatever way; for a `preexec_fn`."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -41,8 +41,9 @@ def wait_for_bench(demo):
     while time.monotonic() < began + 120:
         assert demo.poll() is None, demo.stdout.read()
         family = psutil.Process(demo.pid).children(recursive=True)
-        if any("sglang.bench_serving" in process.cmdline() for process in family):
-            assert len(family) == 7
+        runs = [process for process in family if "benchmark.serving.bench_worker" in process.cmdline()]
+        if len(runs) == 2:  # the worker and the run it forked
+            assert len(family) == 3 * 2 + 2
             return family
         time.sleep(0.1)
     pytest.fail("the demo reached no round in 120 s")

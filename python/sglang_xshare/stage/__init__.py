@@ -15,16 +15,17 @@ _stage: Stage | None = None
 
 
 def check_flags(server_args: Any) -> None:
-    """Validate the expert-policy flags before SGLang resolves its arguments, and the patched tree it runs from.
+    """Validate the flags before SGLang resolves its arguments, whose own errors are tracebacks, and the patched tree.
 
     Raises `ExpertPolicyError`.
     """
     from .arguments import read_arguments
 
     if read_arguments(server_args) is not None:
-        from .compatibility import check_tree
+        from .compatibility import check_modes, check_tree
 
         check_tree()
+        check_modes(server_args)
 
 
 def check_server(server_args: Any) -> None:

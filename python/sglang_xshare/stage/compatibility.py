@@ -61,9 +61,8 @@ def check_tree() -> None:
         raise ExpertPolicyError(f"--expert-policy: {error}") from None
 
 
-def check_server(server_args: Any, arguments: Arguments) -> None:
-    """Raise `ExpertPolicyError` for a model, backend or mode it cannot serve; warn of a plan that drops nothing."""
-    config = resolved(server_args)
+def check_modes(config: Any) -> None:
+    """Raise `ExpertPolicyError` for a flag the stage cannot be served with; `config` is resolved or as it was given."""
     for flag, reason in REFUSED_FLAGS.items():
         if getattr(config, flag, False):
             raise refusal(f"--{flag.replace('_', '-')}", "on", f"{reason}; allowed is off")
@@ -74,6 +73,12 @@ def check_server(server_args: Any, arguments: Arguments) -> None:
     _check_choice("--moe-a2a-backend", config.moe_a2a_backend, ("none",))
     if config.speculative_algorithm is not None:
         _check_choice("--speculative-algorithm", config.speculative_algorithm, SPECULATION)
+
+
+def check_server(server_args: Any, arguments: Arguments) -> None:
+    """Raise `ExpertPolicyError` for a model, backend or mode it cannot serve; warn of a plan that drops nothing."""
+    config = resolved(server_args)
+    check_modes(config)
     model = model_config(server_args)
     num_experts, top_k = read_model(model, server_args.model_path)
     if arguments.schedule is not None:

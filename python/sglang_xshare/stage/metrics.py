@@ -54,7 +54,7 @@ class Counters:
         # float64 counts exactly up to 2**53.
         self.totals = torch.zeros(num_layers, 6, dtype=torch.float64, device=device)
         self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
-        self._last = (self.totals.sum(0).tolist(), self.outcomes.tolist())
+        self._last = ([0.0] * self.totals.shape[1], [0] * len(OUTCOMES))
         self._last_step = 0
 
     def count_outcome(self, outcome: str, step: Step | None = None) -> None:

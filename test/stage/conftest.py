@@ -1,0 +1,30 @@
+"""Fixtures of the stage's tests."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sglang_xshare import stage
+from sglang_xshare.stage.layer import Layer
+from stage.fake import Model, runner
+
+
+@pytest.fixture
+def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Call it with a fake model and server flags to put the stage around it; it is gone after the test."""
+    monkeypatch.setattr(stage, "_stage", None)
+    # What these two read from SGLang itself is tested on every release in test_layer.py and test_serving.py.
+    monkeypatch.setattr("sglang_xshare.stage.layer.scales_custom_routing", lambda: False)
+    monkeypatch.setattr(
+        "sglang_xshare.stage.stage._find_layers",
+        lambda model_runner: [
+            (config, Layer(number, config, None)) for number, config in enumerate(model_runner.model.configs)
+        ],
+    )
+
+    def put(model: Model, **flags: Any) -> Any:
+        stage.attach(runner(model, **flags))
+        return stage._stage
+
+    return put

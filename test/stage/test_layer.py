@@ -1,0 +1,195 @@
+"""A layer under policy: upstream's routers read, empty slots filled, and upstream's own result at full budget."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmark.serving.server import ROOT
+from sglang_xshare.stage.layer import fill_empty_slots, read_router
+
+RELEASES = ("0.5.17", "0.5.21", "0.5.23")
+
+
+def fill(ids: list[list[int]]) -> list[list[int]]:
+    tensor = torch.tensor(ids, dtype=torch.int32)
+    weights = torch.rand(tensor.shape).masked_fill(tensor < 0, 0)
+    filled, kept = fill_empty_slots(tensor, weights)
+    assert filled.dtype == torch.int32
+    assert torch.equal(kept, weights)
+    return filled.tolist()
+
+
+def test_full_rows_stay_as_they_are():
+    assert fill([[3, 1], [2, 0]]) == [[3, 1], [2, 0]]
+
+
+def test_empty_slot_gets_the_rows_own_first_expert():
+    assert fill([[3, -1, -1], [0, 5, -1]]) == [[3, 3, 3], [0, 5, 0]]
+
+
+def test_padding_row_gets_a_live_rows_expert():
+    filled = fill([[-1, -1], [2, 6], [4, -1]])
+    assert filled[1:] == [[2, 6], [4, 4]]
+    assert filled[0] in ([2, 2], [4, 4])
+
+
+def test_no_live_row_gets_expert_0():
+    assert fill([[-1, -1], [-1, -1]]) == [[0, 0], [0, 0]]
+
+
+def test_more_columns_than_top_k():
+    """What a plan's kmax gives: rows of unequal length."""
+    assert fill([[1, 2, 3, 4, -1], [5, 6, -1, -1, -1]]) == [[1, 2, 3, 4, 1], [5, 6, 5, 5, 5]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_filling_wakes_no_expert(seed):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.stack([torch.randperm(32, generator=generator)[:6] for _ in range(12)]).int()
+    lengths = torch.randint(0, 7, (12, 1), generator=generator)
+    lengths[0] = 1
+    ids[torch.arange(6) >= lengths] = -1
+    filled, _ = fill_empty_slots(ids, torch.zeros(12, 6))
+    assert set(filled.flatten().tolist()) == set(ids[ids >= 0].tolist())
+
+
+def config(**changes: Any) -> SimpleNamespace:
+    plain = {
+        "top_k": 8,
+        "scoring_func": "softmax",
+        "renormalize": True,
+        "correction_bias": None,
+        "use_grouped_topk": False,
+        "num_expert_group": None,
+        "topk_group": None,
+        "custom_routing_function": None,
+        "num_fused_shared_experts": 0,
+    }
+    return SimpleNamespace(**plain | changes)
+
+
+GROUPED = {"use_grouped_topk": True, "num_expert_group": 8, "topk_group": 4}
+BIAS = torch.zeros(64)
+
+
+def test_plain_router():
+    router = read_router(config(renormalize=False))
+    assert (router.top_k, router.scoring, router.renormalize) == (8, "softmax", False)
+    assert router.correction_bias is None
+    assert router.num_expert_group is None
+
+
+def test_biased_grouped_router_with_a_shared_expert():
+    router = read_router(
+        config(top_k=9, scoring_func="sigmoid", correction_bias=BIAS, num_fused_shared_experts=1, **GROUPED)
+    )
+    assert (router.top_k, router.scoring) == (8, "sigmoid")
+    assert router.correction_bias is BIAS, "the live parameter, so that updated weights count"
+    assert (router.num_expert_group, router.topk_group) == (8, 4)
+
+
+def test_group_numbers_of_an_ungrouped_router_are_ignored():
+    assert read_router(config(num_expert_group=8, topk_group=4)).num_expert_group is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"custom_routing_function": print}, "a routing function of the model's own"),
+        ({"scoring_func": "sqrtsoftplus"}, "scoring function 'sqrtsoftplus', allowed is softmax or sigmoid"),
+        ({"correction_bias": BIAS}, "a correction bias on softmax scores, allowed is one on sigmoid scores"),
+        ({"correction_bias": BIAS, **GROUPED}, "a correction bias on softmax scores, allowed is one on sigmoid scores"),
+        ({"top_k": 9, "num_fused_shared_experts": 1}, "1 fused shared experts in a router that is ungrouped, allowed"),
+        (
+            {"top_k": 9, "num_fused_shared_experts": 1, "renormalize": False, **GROUPED},
+            "1 fused shared experts in a router that is grouped, not renormalizing, allowed",
+        ),
+        (
+            {"top_k": 10, "num_fused_shared_experts": 2, **GROUPED},
+            "2 fused shared experts in a router that is grouped, allowed",
+        ),
+    ],
+)
+def test_router_that_cannot_be_reproduced_is_refused(changes, named):
+    with pytest.raises(ValueError, match=f"^{named}"):
+        read_router(config(**changes))
+
+
+@cache
+def compare(tree: Path) -> dict[str, dict[str, Any]]:
+    """What `parity.py` found on a release, by router."""
+    env = os.environ | {
+        "PYTHONPATH": f"{tree}:{ROOT / 'python'}",
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",  # upstream compiles its torch routers, which takes a minute
+    }
+    script = Path(__file__).with_name("parity.py")
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {line.pop("router"): line for line in lines}
+
+
+SERVED = [
+    f"{router}{renormalizing}{scaled}"
+    for router in ("plain softmax", "plain sigmoid", "plain sigmoid biased")
+    for renormalizing in (" renormalizing", "")
+    for scaled in ("", " scaled-later")
+] + [
+    f"{router}{renormalizing}{scaled}"
+    for router in ("grouped softmax", "grouped sigmoid", "grouped sigmoid biased")
+    for renormalizing in (" renormalizing", "")
+    for scaled in ("", " scaled-later", " scaled-on-output")
+]
+SHARED = [
+    f"{router} renormalizing {scaled} shared"
+    for router in ("grouped softmax", "grouped sigmoid", "grouped sigmoid biased")
+    for scaled in ("scaled-later", "scaled-on-output")
+]
+PLAIN_SCALED_ON_OUTPUT = [
+    f"{router}{renormalizing} scaled-on-output"
+    for router in ("plain softmax", "plain sigmoid", "plain sigmoid biased")
+    for renormalizing in (" renormalizing", "")
+]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_full_budget_is_upstreams_own_routing(release, patched_release):
+    """Ids as sets, weights to 1e-5, for vanilla, xshare and oea at full budget."""
+    found = compare(patched_release(release))
+    wrong = [
+        (router, found[router])
+        for router in SERVED + SHARED
+        if found[router].get("rows_apart") != 0 or found[router]["error"] > 1e-5
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_scaling_of_plain_routers_on_output(release, patched_release):
+    """From 0.5.22 on as upstream does; before, its torch routers do not implement it without the stage either."""
+    found = compare(patched_release(release))
+    for router in PLAIN_SCALED_ON_OUTPUT:
+        if release == "0.5.23":
+            assert found[router]["rows_apart"] == 0
+            assert found[router]["error"] <= 1e-5
+        else:
+            assert found[router] == {"raised": "AssertionError: Not implemented"}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_other_router_is_refused(release, patched_release):
+    found = compare(patched_release(release))
+    others = found.keys() - set(SERVED + SHARED + PLAIN_SCALED_ON_OUTPUT)
+    assert len(others) == 18
+    for router in others:
+        assert "shared experts" in found[router]["refused"]

@@ -1,0 +1,302 @@
+"""The stage around a model: which forwards select, what is checked, and that nothing waits for the device."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sglang_xshare import stage
+from sglang_xshare.stage.metrics import OUTCOMES
+from sglang_xshare.stage.stage import PolicyBypassed
+from stage.fake import EXPERTS, TOP_K, Config, Model, forward_batch
+
+XSHARE = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
+
+
+def run(model: Model, mode: str, rows: int, **batch: int) -> None:
+    model.logits = torch.randn(rows, EXPERTS, generator=torch.Generator().manual_seed(rows))
+    assert model.forward(None, None, forward_batch(mode, rows, **batch)) == "output"
+
+
+def count_experts(model: Model) -> list[int | None]:
+    """Different ids handed to each layer's runner, None for vanilla."""
+    return [routed and len(routed[1].unique()) for routed in model.routed]
+
+
+def outcomes(installed) -> dict[str, int]:
+    counts = dict(zip(OUTCOMES, installed.counters.outcomes.tolist(), strict=True))
+    return {outcome: count for outcome, count in counts.items() if count}
+
+
+@pytest.mark.parametrize("flags", [{}, {"expert_policy": "vanilla"}])
+def test_off_touches_nothing(flags, attach):
+    model = Model()
+    forward = model.forward
+    assert attach(model, **flags) is None
+    assert model.forward == forward
+    assert stage.route(model.configs[0]) is model.configs[0]
+    assert stage.report(None) == ""
+    assert stage.capture_sizes(SimpleNamespace(**flags), [1, 2, 4]) == [1, 2, 4]
+
+
+def test_decode_selects_in_every_layer(attach):
+    model = Model()
+    installed = attach(model, **XSHARE)
+    run(model, "decode", 16)
+    assert all(count <= 16 + 2 for count in count_experts(model))
+    assert outcomes(installed) == {"policy": 1}
+    assert installed.counters.totals[:, 0].tolist() == [1, 1, 1]
+    # Counted by the stage, and by what the runner receives.
+    assert installed.counters.totals[:, 2].tolist() == count_experts(model)
+
+
+def test_prefill_and_single_rows_stay_vanilla(attach):
+    model = Model()
+    installed = attach(model, **XSHARE)
+    for mode, rows in (("prefill", 40), ("idle", 0), ("decode", 1), ("decode", 4)):
+        run(model, mode, rows)
+        assert [routed is None for routed in model.routed] == [rows != 4] * 3
+    assert outcomes(installed) == {"prefill": 2, "min_tokens": 1, "policy": 1}
+
+
+def test_verify_groups_by_request(attach):
+    model = Model(1)
+    config = {"k0": 0, "add": 0, "add_per_request": 1}
+    attach(model, expert_policy="xshare", expert_policy_config=config, speculative_algorithm="EAGLE3")
+    run(model, "verify", 12, batch_size=3)
+    assert count_experts(model)[0] <= 3, "one expert a request"
+    run(model, "verify", 12, batch_size=1)
+    assert count_experts(model) == [1]
+
+
+def test_layers_and_batch_sizes_get_their_own_plans(attach):
+    model = Model(3)
+    config = {
+        "k0": 1,
+        "add": 0,
+        "layers": {"1": {"policy": "vanilla"}, "2": {"policy": "pruned", "k0": TOP_K}},
+        "by_batch": {"8": {"k0": TOP_K}},
+    }
+    attach(model, expert_policy="xshare", expert_policy_config=config)
+    run(model, "decode", 4)
+    own_first = len(model.logits.argmax(-1).unique())
+    vanilla = len(model.logits.topk(TOP_K).indices.unique())
+    assert count_experts(model) == [own_first, None, vanilla]
+    run(model, "decode", 8)
+    vanilla = len(model.logits.topk(TOP_K).indices.unique())
+    assert count_experts(model) == [vanilla, None, vanilla]
+
+
+def test_a_layer_that_does_not_select_stops_the_step(attach):
+    model = Model(3)
+    attach(model, **XSHARE)
+    model.skipped = {1, 2}
+    with pytest.raises(
+        PolicyBypassed, match=r"^MoE layers \[1, 2\] did not route through the expert policy in a decode"
+    ):
+        run(model, "decode", 4)
+    run(model, "prefill", 4)
+
+
+def test_a_selection_of_an_earlier_step_does_not_count(attach):
+    model = Model(2)
+    attach(model, **XSHARE)
+    run(model, "decode", 4)
+    model.skipped = {0}
+    with pytest.raises(PolicyBypassed, match=r"^MoE layers \[0\]"):
+        run(model, "decode", 4)
+
+
+def test_router_that_sees_other_rows_stops_the_step(attach):
+    """As under an overlap or a gather that start-up did not know of."""
+    model = Model(1)
+    attach(model, **XSHARE)
+    model.logits = torch.randn(2, EXPERTS)
+    with pytest.raises(RuntimeError, match=r"^MoE layer 0: 2 router rows in a step of 4$"):
+        model.forward(None, None, forward_batch("decode", 4))
+
+
+def test_forward_by_keyword(attach):
+    model = Model(1)
+    installed = attach(model, **XSHARE)
+    model.logits = torch.randn(4, EXPERTS)
+    model.forward(None, None, forward_batch=forward_batch("decode", 4))
+    assert outcomes(installed) == {"policy": 1}
+
+
+def test_context_ends_with_the_forward_even_when_it_fails(attach):
+    model = Model(1)
+    installed = attach(model, **XSHARE)
+    model.error = RuntimeError("out of memory")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run(model, "decode", 4)
+    assert stage.route(model.configs[0]) is model.configs[0]
+    assert outcomes(installed) == {"policy": 1, "no_context": 1}
+
+
+def test_layers_outside_a_forward_are_vanilla_and_counted_once(attach):
+    """So runs the capture of prefill graphs: not through the model's forward."""
+    model = Model(3)
+    installed = attach(model, **XSHARE)
+    for config in model.configs:
+        assert stage.route(config) is config
+    assert outcomes(installed) == {"no_context": 1}
+
+
+def test_another_models_config_is_returned_untouched(attach):
+    """A draft model may be a mixture of experts too, and runs in the same process."""
+    target, draft = Model(1), Model(1)
+    installed = attach(target, **XSHARE)
+    draft_runner = SimpleNamespace(model=draft, is_draft_worker=True, server_args=SimpleNamespace(**XSHARE))
+    forward = draft.forward
+    stage.attach(draft_runner)
+    assert stage._stage is installed
+    assert draft.forward == forward
+    assert stage.route(draft.configs[0]) is draft.configs[0]
+    assert outcomes(installed) == {}
+
+
+def test_wrapped_forward_keeps_its_signature(attach):
+    """Upstream inspects it for pipeline parallelism."""
+    import inspect
+
+    model = Model()
+    before = inspect.signature(model.forward)
+    attach(model, **XSHARE)
+    assert inspect.signature(model.forward) == before
+
+
+def test_padding_is_masked_where_graphs_pad(attach):
+    assert attach(Model(), device="meta", **XSHARE).mask_padding
+    assert attach(Model(), mask_padding_experts=True).mask_padding
+    assert not attach(Model(), **XSHARE).mask_padding, "a CPU server runs without graphs"
+
+
+def test_padding_rows_wake_nothing(attach):
+    model = Model(1)
+    installed = attach(model, **XSHARE)
+    installed.mask_padding = True
+    run(model, "decode", 8, padding=5)
+    weights, ids = model.routed[0]
+    live = set(ids[:3].flatten().tolist())
+    assert set(ids.flatten().tolist()) == live
+    assert weights[3:].eq(0).all()
+    assert installed.counters.totals[0, [2, 4]].tolist() == [len(live), 3]
+
+
+def test_masking_alone_keeps_every_rows_own_experts(attach):
+    model = Model(1)
+    attach(model, mask_padding_experts=True)
+    run(model, "decode", 8, padding=5)
+    weights, ids = model.routed[0]
+    top = model.logits.softmax(-1).topk(TOP_K)
+    assert ids[:3].tolist() == top.indices[:3].tolist()
+    torch.testing.assert_close(weights[:3], top.values[:3] / top.values[:3].sum(-1, keepdim=True))
+    assert weights[3:].eq(0).all()
+    assert set(ids.flatten().tolist()) == set(ids[:3].flatten().tolist())
+
+
+def test_scaling_and_shared_expert(attach):
+    config = Config(
+        top_k=TOP_K + 1,
+        use_grouped_topk=True,
+        num_expert_group=4,
+        topk_group=4,
+        num_fused_shared_experts=1,
+        routed_scaling_factor=2.5,
+        apply_routed_scaling_factor_on_output=True,
+    )
+    model = Model(0)
+    model.configs = [config]
+    attach(model, **XSHARE)
+    run(model, "decode", 4)
+    weights, ids = model.routed[0]
+    assert ids[:, -1].tolist() == [EXPERTS] * 4
+    assert weights[:, -1].tolist() == [1.0] * 4
+    torch.testing.assert_close(weights[:, :-1].sum(-1), torch.full((4,), 2.5))
+
+
+def test_trace_has_every_step_and_layer(attach, tmp_path):
+    file = tmp_path / "trace.jsonl"
+    model = Model(2)
+    installed = attach(model, **XSHARE, expert_policy_trace=str(file))
+    wanted = []
+    for number, rows in enumerate((4, 9)):
+        run(model, "decode", rows)
+        wanted += [(number, layer, rows, count) for layer, count in enumerate(count_experts(model))]
+    reporter = SimpleNamespace(forward_ct_decode=2, current_scheduler_metrics_enabled=False, is_stats_logging_rank=True)
+    assert installed.report(reporter).startswith(", active experts: ")
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(r["step"], r["layer"], r["batch_size"], r["experts_after"]) for r in records] == wanted
+
+
+def test_capture_sizes_are_completed_to_16(attach):
+    sizes = stage.capture_sizes(SimpleNamespace(**XSHARE), [1, 2, 4, 8, 12, 16, 24, 32])
+    assert sizes == [*range(1, 17), 24, 32]
+
+
+POLICIES = {
+    "xshare": {"k0": 1, "add": 3},
+    "xshare per request": {"k0": 1, "add": 0, "add_per_request": 2},
+    "xshare by mass": {"mass": 0.5},
+    "oea": {"k0": 2, "kmax": 6, "max_rank": 8},
+    "pruned": {"k0": 1},
+    "lynx-lat": {"retain": 6},
+    "lynx-acc": {"confidence": 0.2},
+    "moe-spec": {"budget": 6, "coverage": "truncate"},
+    "dynamic-skip": {"beta": 0.4},
+}
+
+
+class RefuseHostData(TorchDispatchMode):
+    """Raises where a tensor is made from Python data: on a GPU a copy from the host, which a graph cannot hold."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        made = operation is torch.ops.aten.lift_fresh.default and args[0].dim() > 0  # a number alone is no copy
+        assert not made, "a tensor made from host data inside a step"
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_step_never_waits_for_the_device(name, attach, tmp_path):
+    """Fake tensors have no data: whatever would bring a value to the host, or a shape that depends on one, raises."""
+    model = Model(2)
+    layers = {"1": {"policy": "vanilla"}} if name == "xshare" else {}
+    config = {**POLICIES[name], "layers": layers, "phases": ["verify"]}
+    policy = name.split()[0]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        installed = attach(
+            model,
+            expert_policy=policy,
+            expert_policy_config=config,
+            expert_policy_trace=str(tmp_path / "trace"),
+            speculative_algorithm="EAGLE3",
+        )
+        installed.mask_padding = True
+        model.logits = torch.randn(12, EXPERTS)
+        with pytest.raises(DataDependentOutputException):
+            model.logits.sum().item()
+        batch = forward_batch("verify", 12, batch_size=3, padding=4)
+        with RefuseHostData():
+            model.forward(None, None, batch)
+    assert model.routed[0][1].shape == (12, 6 if policy == "oea" else TOP_K)
+
+
+def test_vanilla_forward_can_be_compiled(attach):
+    """As upstream's piecewise prefill graphs are: the stage inside must not break the graph."""
+    model = Model(2)
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def layers(hidden: torch.Tensor) -> torch.Tensor:
+        for config in model.configs:
+            hidden = hidden * stage.route(config).top_k
+        return hidden
+
+    model.forward = lambda input_ids, positions, forward_batch: layers(torch.ones(1)).item()
+    installed = attach(model, **XSHARE)
+    assert model.forward(None, None, forward_batch("prefill", 4)) == TOP_K**2
+    assert layers(torch.ones(1)).item() == TOP_K**2
+    assert outcomes(installed) == {"prefill": 1, "no_context": 1}

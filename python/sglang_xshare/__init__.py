@@ -1,7 +1,27 @@
 """SGLang-XShare: batch-aware expert selection for Mixture-of-Experts decoding in SGLang."""
 
-from .plan import SelectionPlan, build_plan
-from .selection import select
-from .types import Batch, Router, Selection
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .plan import SelectionPlan, build_plan
+    from .selection import select
+    from .types import Batch, Router, Selection
 
 __all__ = ["Batch", "Router", "Selection", "SelectionPlan", "build_plan", "select"]
+
+_MODULES = {
+    "Batch": "types",
+    "Router": "types",
+    "Selection": "types",
+    "SelectionPlan": "plan",
+    "build_plan": "plan",
+    "select": "selection",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported at first use: patching a tree must not wait for torch, nor need it.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""`python -m sglang_xshare`: the command line where the package is on the path but not installed."""
+"""`python -m sglang_xshare` is the command `sglang-xshare`."""
 
 import sys
 

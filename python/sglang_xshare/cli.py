@@ -1,22 +1,43 @@
-"""`sglang-xshare policies` and `sglang-xshare patch ...`."""
+"""The command line: `sglang-xshare patch ...` and `sglang-xshare policies`."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
+
+from .patching.cli import add_parser as add_patch_parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit code; a refusal is one line on stderr."""
-    from .patching.cli import add_parser as add_patch_parser
-    from .policies.cli import add_parser as add_policies_parser
+    """Run a command. Returns its exit code; argparse exits with 2 on a wrong command line."""
+    parser = argparse.ArgumentParser(prog="sglang-xshare", description="Batch-aware expert selection for SGLang.")
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    add_patch_parser(subparsers)
+    _add_policies_parser(subparsers)
+    arguments = parser.parse_args(argv)
+    return int(arguments.run(arguments))
 
-    parser = argparse.ArgumentParser(
-        prog="sglang-xshare", description="Batch-aware expert selection for Mixture-of-Experts decoding in SGLang."
-    )
-    commands = parser.add_subparsers(dest="group", required=True)
-    add_policies_parser(commands)
-    add_patch_parser(commands)
-    args = parser.parse_args(argv)
-    code: int = args.run(args)
-    return code
+
+def _add_policies_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    description = "list the expert policies: their keys, and what their papers recommend"
+    parser = subparsers.add_parser("policies", help=description, description=description)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these policies (default: all)")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(run=_run_policies)
+
+
+def _run_policies(arguments: argparse.Namespace) -> int:
+    from .policies import get_policy, list_policies
+    from .policies.table import format_json, print_table
+
+    try:
+        policies = [get_policy(name) for name in arguments.names] or list_policies()
+    except ValueError as error:
+        print(f"policies: {error}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(format_json(policies))
+    else:
+        print_table(policies)
+    return 0

@@ -29,8 +29,8 @@ class SelectionPlan:
     """Stage 1 selects the set S, stage 2 (`coverage`) routes each row in it. Frozen, hashable, validated.
 
     S starts with the warm-up (`k0`, `p`) and grows by the budgets `add_per_request`, `add`, `mass` and
-    `target_per_rank`, in this order; or by the best `budget` experts of a `ranking`; or by the votes of the most confident
-    rows (`confidence`). Raises ValueError naming the key, the value and what is allowed.
+    `target_per_rank`, in this order; or by the best `budget` experts of a `ranking`; or by the votes of the most
+    confident rows (`confidence`). Raises ValueError naming the key, the value and what is allowed.
     """
 
     policy: str = "custom"

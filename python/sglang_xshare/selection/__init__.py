@@ -32,9 +32,9 @@ def select(
     """Select the batch's experts and route every row within them.
 
     `router_logits` [n, N] in any float dtype, n may be 0. `rank_of_expert` [N] holds each expert's expert-parallel
-    rank, for `target_per_rank`. `backend` is one of BACKENDS, or "auto": the Triton kernel on CUDA for what it supports,
-    else torch. Knows nothing of phases, layers or SGLang; never synchronizes with the host, except for "reference".
-    Raises ValueError naming what is wrong and what is allowed.
+    rank, for `target_per_rank`. `backend` is one of BACKENDS, or "auto": the Triton kernel on CUDA for what it
+    supports, else torch. Knows nothing of phases, layers or SGLang; never synchronizes with the host, except for
+    "reference". Raises ValueError naming what is wrong and what is allowed.
     """
     batch = batch or Batch()
     if rank_of_expert is not None:

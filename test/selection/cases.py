@@ -1,0 +1,175 @@
+"""Random batches, routers and plans for the property tests, and the comparison with the oracle."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from selection.oracle import ALGORITHMS, Answer, Case, weigh
+from sglang_xshare import Batch, Router, build_plan, select
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+# Values that meet every special case: ties, both zeros, underflow, and what counts as -inf.
+SPECIAL = [0.0, -0.0, 1.0, 1.5, -2.0, 90.0, -90.0, 1e4, -1e4, math.inf, -math.inf, math.nan]
+
+
+def fill_logits(kind, rows, experts, seed):
+    """[rows, experts] float32 of one of the kinds in KINDS."""
+    generator = torch.Generator().manual_seed(seed)
+    normal = torch.randn(rows, experts, generator=generator)
+    share = torch.rand(rows, experts, generator=generator)
+    if kind == "ties":
+        return (normal * 1.5).round()
+    if kind == "wide":
+        return normal * 40
+    if kind == "huge":
+        return torch.where(share < 0.5, 1e4, -1e4)
+    if kind == "equal":
+        return torch.full((rows, experts), [0.0, 1e4, -1e4][seed % 3])
+    if kind == "special":
+        return torch.tensor(SPECIAL)[(share * len(SPECIAL)).long()]
+    if kind == "dead rows":
+        return normal.masked_fill(share[:, :1] < 0.3, -math.inf).masked_fill(share < 0.2, math.nan)
+    return normal
+
+
+KINDS = ["normal", "ties", "wide", "huge", "equal", "special", "dead rows"]
+
+
+@st.composite
+def cases(draw, max_requests=6, max_experts=64, max_tokens=8, top_k=None):
+    """A `Case` of up to `max_requests * max_tokens` rows."""
+    experts = draw(st.sampled_from([n for n in (8, 12, 16, 32, 64, 128, 256, 512) if n <= max_experts]))
+    tokens = draw(st.integers(1, max_tokens))
+    rows = tokens * draw(st.integers(1, max(max_requests, 1)))
+    seed = draw(st.integers(0, 2**32))
+    generator = torch.Generator().manual_seed(seed + 1)
+    bias = draw(st.sampled_from([None, None, 0.1, 1.0]))
+    groups = draw(st.sampled_from([None, None, 2, 4]))
+    return Case(
+        logits=fill_logits(draw(st.sampled_from(KINDS)), rows, experts, seed).to(draw(st.sampled_from(DTYPES))),
+        top_k=top_k or draw(st.integers(1, min(16, experts))),
+        scoring=draw(st.sampled_from(["softmax", "sigmoid"])),
+        # In eighths: a bias that ties experts as often as it parts them.
+        bias=None if bias is None else (torch.randn(experts, generator=generator) * 8 * bias).round() / 8,
+        renormalize=draw(st.booleans()),
+        num_expert_group=groups,
+        topk_group=None if groups is None else draw(st.integers(1, groups)),
+        valid=draw(st.sampled_from([None, torch.rand(rows, generator=generator) < 0.7])),
+        tokens_per_request=tokens,
+        rank_of_expert=torch.randint(4, (experts,), generator=generator).tolist(),
+    )
+
+
+def keys_for(policy, case):
+    """A strategy for the keys of a policy, over all that the case allows."""
+    k, experts = case.top_k, case.num_experts
+    shares = st.sampled_from([0.05, 0.3, 0.5, 0.9, 0.99, 1.0])
+    warm_up = {"k0": st.integers(1, k), "p": shares}
+    wider = {"k0": st.integers(0, k), "utility": st.sampled_from(["topk", "full"])}
+    budget = st.integers(1, experts + 3)
+    strategies: dict[str, st.SearchStrategy[Any]] = {
+        "vanilla": st.just({}),
+        "pruned": st.fixed_dictionaries(warm_up),
+        "dynamic-skip": st.fixed_dictionaries({"beta": st.sampled_from([0, 0.1, 0.5, 0.9, 1])}),
+        "xshare": st.one_of(
+            st.fixed_dictionaries({**wider, "p": shares, "add": st.integers(0, experts + 3)}),
+            st.fixed_dictionaries({**wider, "add": st.integers(0, 9), "add_per_request": st.integers(1, 9)}),
+            st.fixed_dictionaries({**wider, "mass": shares}),
+            st.fixed_dictionaries(
+                {**wider, "target_per_rank": st.integers(1, experts), "balance": st.sampled_from(["literal", "fill"])}
+            ),
+            st.fixed_dictionaries(
+                {
+                    **wider,
+                    "add": st.integers(0, 5),
+                    "add_per_request": st.integers(0, 3),
+                    "mass": shares,
+                    "target_per_rank": st.integers(1, 5),
+                }
+            ),
+        ),
+        "oea": st.fixed_dictionaries(
+            warm_up,
+            optional={"kmax": st.integers(k, k + experts), "max_rank": st.integers(1, experts + 3)},
+        ),
+        "lynx-lat": st.one_of(
+            st.fixed_dictionaries({"retain": budget}), st.fixed_dictionaries({"drop": st.integers(0, experts)})
+        ),
+        "lynx-acc": st.fixed_dictionaries(
+            {"confidence": shares, "max_voters": st.integers(1, 9), "min_votes": st.integers(1, 4)}
+        ),
+        "moe-spec": st.one_of(
+            st.fixed_dictionaries({"budget": budget, "scope": st.sampled_from(["batch", "request"])}),
+            st.fixed_dictionaries(
+                {
+                    "budget": budget,
+                    "scope": st.sampled_from(["batch", "request"]),
+                    "coverage": st.just("truncate"),
+                    "rescue": st.booleans(),
+                }
+            ),
+            st.fixed_dictionaries(
+                {
+                    "budget": budget,
+                    "ranking": st.just("static"),
+                    "order": st.permutations(range(experts)),
+                    "coverage": st.sampled_from(["substitute", "truncate"]),
+                }
+            ),
+        ),
+    }
+    return strategies[policy]
+
+
+def router_of(case):
+    return Router(case.top_k, case.scoring, case.bias, case.renormalize, case.num_expert_group, case.topk_group)
+
+
+def run(case, plan, backend):
+    """`select` on a case."""
+    batch = Batch(case.valid, case.tokens_per_request)
+    return select(case.logits, plan, router_of(case), batch, case.rank_of_expert, backend)
+
+
+def check(case, policy, keys, backends=("reference", "torch")):
+    """Compare every backend's answer with the oracle's: ids, weights, S, active set, counts, metrics."""
+    expected: Answer = ALGORITHMS[policy](case, **keys)
+    plan = build_plan(policy, **keys)
+    columns = plan.kmax or case.top_k
+    for backend in backends:
+        out = run(case, plan, backend)
+        assert out.topk_ids.dtype == torch.int32
+        assert out.topk_weights.dtype == torch.float32
+        assert out.topk_ids.tolist() == [row + [-1] * (columns - len(row)) for row in expected.experts], backend
+        assert indices(out.selected) == expected.selected, backend
+        assert indices(out.active) == set().union(*expected.experts), backend
+        assert indices(out.vanilla_active) == set().union(*(case.top[i] for i in case.rows)), backend
+        assert int(out.rescued) == expected.rescued, backend
+        for i, experts in enumerate(expected.experts):
+            weights = weigh(case, expected, i)
+            assert out.topk_weights[i].tolist() == pad(weights, columns), (backend, i)
+            assert float(out.kept_mass[i]) == near(kept_mass_of(case, i, experts)), (backend, i)
+
+
+def kept_mass_of(case, i, experts):
+    if i not in case.rows:
+        return 0.0
+    own = sum(case.P[i][j] for j in case.top[i])
+    kept = sum(case.P[i][j] for j in experts) / own if own > 0 else math.inf
+    return kept if kept <= torch.finfo(torch.float32).max else 1.0
+
+
+def pad(weights, columns):
+    return [near(weight) for weight in weights] + [0.0] * (columns - len(weights))
+
+
+def near(value):
+    """Equal to 1e-6, in the way of float32 for numbers beyond 1."""
+    return pytest.approx(value, abs=1e-6, rel=1e-6)
+
+
+def indices(mask):
+    return {j for j, is_set in enumerate(mask.tolist()) if is_set}

@@ -1,0 +1,305 @@
+"""Each paper's algorithm, transcribed literally: plain Python loops over lists, slow, and nothing from the package.
+
+Only the scores P come from torch (softmax or sigmoid in float32), since no other code rounds `exp` the same way.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+MINUS_INF = -math.inf
+
+
+@dataclass
+class Case:
+    """A batch and a model's router, in plain numbers. Rows belong to requests of `tokens_per_request`."""
+
+    logits: torch.Tensor
+    top_k: int
+    scoring: str = "softmax"
+    bias: torch.Tensor | None = None
+    renormalize: bool = True
+    num_expert_group: int | None = None
+    topk_group: int | None = None
+    valid: torch.Tensor | None = None
+    tokens_per_request: int = 1
+    rank_of_expert: list[int] | None = None
+
+    def __post_init__(self):
+        rows = [[x if math.isfinite(x) else MINUS_INF for x in row] for row in self.logits.float().tolist()]
+        n, self.num_experts = self.logits.shape
+        table = torch.tensor(rows).view(n, self.num_experts)
+        scores = table.softmax(1) if self.scoring == "softmax" else table.sigmoid()
+        self.P = [[0.0 if math.isnan(x) else x for x in row] for row in scores.tolist()]
+        biased = rows if self.bias is None else (torch.tensor(self.P).view_as(table) + self.bias.float()).tolist()
+        self.C = [
+            self.limit_groups([MINUS_INF if x == MINUS_INF else c for x, c in zip(row, biased[i], strict=True)])
+            for i, row in enumerate(rows)
+        ]
+        self.rows = [i for i in range(n) if self.valid is None or bool(self.valid[i])]
+        self.ranking = [rank(range(self.num_experts), choice) for choice in self.C]
+        self.top = [ranked[: self.top_k] for ranked in self.ranking]
+
+    def limit_groups(self, choice):
+        """DeepSeek's router: only the experts of a row's best groups remain."""
+        if self.num_expert_group is None:
+            return choice
+        size = self.num_experts // self.num_expert_group
+        groups = [list(range(g * size, (g + 1) * size)) for g in range(self.num_expert_group)]
+        group_scores = []
+        for group in groups:
+            best = sorted((choice[j] for j in group), reverse=True)
+            score = np.float32(best[0])
+            if self.bias is not None and size > 1:
+                score = score + np.float32(best[1])
+            group_scores.append(float(score))
+        ranked = sorted(range(len(groups)), key=lambda g: (-group_scores[g], g))
+        allowed = {j for g in ranked[: self.topk_group] for j in groups[g]}
+        return [c if j in allowed else MINUS_INF for j, c in enumerate(choice)]
+
+    def requests(self):
+        """The valid rows of every request."""
+        starts = range(0, len(self.P), self.tokens_per_request)
+        return [[i for i in range(r, r + self.tokens_per_request) if i in self.rows] for r in starts]
+
+
+@dataclass
+class Answer:
+    """S, the experts of every row (none for padding), rescued rows, and what each row's weights are divided by."""
+
+    selected: set[int]
+    experts: list[list[int]]
+    rescued: int = 0
+    whole: list[list[int]] | None = None
+
+
+def rank(experts, choice):
+    """Experts that can be chosen at all, best first; the lower index first in a tie."""
+    alive = [j for j in experts if choice[j] > MINUS_INF]
+    return sorted(alive, key=lambda j: (-choice[j], j))
+
+
+def fixed(score):
+    return round(score * 2**20)
+
+
+def utility_of(case, rows, kind):
+    """Sum of gating scores per expert, in fixed point."""
+    scores = [0] * case.num_experts
+    for i in rows:
+        if kind == "full":
+            for j in range(case.num_experts):
+                scores[j] += fixed(case.P[i][j])
+        else:
+            total = sum(case.P[i][j] for j in case.top[i])
+            for j in case.top[i]:
+                if total > 0:
+                    scores[j] += fixed(case.P[i][j] / total)
+    return scores
+
+
+def argmax(candidates, scores):
+    """The best candidate with a positive score, or None."""
+    best = None
+    for e in sorted(candidates):
+        if scores[e] > 0 and (best is None or scores[e] > scores[best]):
+            best = e
+    return best
+
+
+def add_best(S, scores, candidates, budget):
+    for _ in range(budget):
+        best = argmax(candidates - S, scores)
+        if best is None:
+            break
+        S.add(best)
+
+
+def refine(case, S):
+    """XShare's refinement: every token routes to its top-k within S."""
+    return [rank(S, case.C[i])[: case.top_k] if i in case.rows else [] for i in range(len(case.P))]
+
+
+def vanilla(case):
+    experts = [case.top[i] if i in case.rows else [] for i in range(len(case.P))]
+    return Answer(set().union(*experts), experts)
+
+
+def warm_up_of(case, i, k0, p):
+    """OEA, Algorithm 2, lines 4-6."""
+    total = sum(fixed(x) for x in case.P[i])
+    t = 0
+    reached = 0
+    while t < min(k0, len(case.top[i])):
+        reached += fixed(case.P[i][case.top[i][t]])
+        t += 1
+        if p < 1 and reached >= math.ceil(p * total):
+            break
+    return case.top[i][:t]
+
+
+def xshare(case, k0=1, p=1.0, utility="topk", add=0, add_per_request=0, mass=None, target_per_rank=None, balance=None):
+    """XShare, Algorithms 2, 4 and 6; Algorithm 1 with a threshold where `mass` is given."""
+    everyone = set(range(case.num_experts))
+    S_batch = set()
+    for rows in case.requests():
+        S_request = set()
+        for i in rows:
+            S_request |= set(warm_up_of(case, i, k0, p))
+        warm = set(S_request)
+        scores = utility_of(case, rows, utility)
+        add_best(S_request, scores, everyone - warm, add_per_request)
+        S_batch |= S_request
+    scores = utility_of(case, case.rows, utility)
+    add_best(S_batch, scores, everyone, add)
+    if mass is not None:
+        while sum(scores[e] for e in S_batch) < math.ceil(mass * sum(scores)):
+            S_batch.add(argmax(everyone - S_batch, scores))
+    if target_per_rank is not None:
+        gpu_aware_greedy(case, S_batch, scores, target_per_rank, balance)
+    return Answer(S_batch, refine(case, S_batch))
+
+
+def gpu_aware_greedy(case, S, scores, m_g, balance):
+    """XShare, Algorithm 5; or our `fill`, where each rank stops at its own target."""
+    G = max(case.rank_of_expert) + 1
+    E = [{e for e in range(case.num_experts) if case.rank_of_expert[e] == g} for g in range(G)]
+    if balance == "fill":
+        for g in range(G):
+            while len(S & E[g]) < m_g:
+                best = argmax(E[g] - S, scores)
+                if best is None:
+                    break
+                S.add(best)
+        return
+    while len(S) < m_g * G:
+        before = len(S)
+        for g in range(G):
+            best = argmax(E[g] - S, scores)
+            if best is not None:
+                S.add(best)
+        if len(S) == before:
+            break
+
+
+def oea(case, k0, p=1.0, kmax=None, max_rank=None):
+    """OEA, Algorithm 2. Its break test lets one expert too many through; the text's exact kmax is meant."""
+    kmax = kmax or case.top_k
+    max_rank = max_rank or case.num_experts
+    base = {i: warm_up_of(case, i, k0, p) for i in case.rows}
+    S_base = set().union(*base.values())
+    experts: list[list[int]] = [[] for _ in case.P]
+    for i in case.rows:
+        S_i = list(base[i])
+        for j in range(len(S_i), min(max_rank, len(case.ranking[i]))):
+            if len(S_i) >= kmax:
+                break
+            if case.ranking[i][j] in S_base:
+                S_i.append(case.ranking[i][j])
+        experts[i] = S_i
+    return Answer(S_base, experts)
+
+
+def pruned(case, k0, p=1.0):
+    experts = [warm_up_of(case, i, k0, p) if i in case.rows else [] for i in range(len(case.P))]
+    return Answer(set().union(*experts), experts)
+
+
+def dynamic_skip(case, beta):
+    """NAEE: an expert after the first is skipped where it scores less than beta times the first."""
+    experts: list[list[int]] = [[] for _ in case.P]
+    for i in case.rows:
+        for rank_, j in enumerate(case.top[i]):
+            if rank_ == 0 or not case.P[i][j] < beta * case.P[i][case.top[i][0]]:
+                experts[i].append(j)
+    return Answer(set().union(*experts), experts)
+
+
+def votes_of(case, rows):
+    votes = [0] * case.num_experts
+    for i in rows:
+        for j in case.top[i]:
+            votes[j] += 1
+    return votes
+
+
+def lynx_lat(case, retain=None, drop=None):
+    """Lynx 4.2: all tokens vote for their top-k; the least voted experts go."""
+    votes = votes_of(case, case.rows)
+    scores = utility_of(case, case.rows, "full")
+    known = [j for j in range(case.num_experts) if votes[j] > 0 or scores[j] > 0]
+    best_first = sorted(known, key=lambda j: (-votes[j], -scores[j], j))
+    if drop is not None:
+        retain = len([v for v in votes if v > 0]) - drop
+    S = set(best_first[: max(retain, case.top_k)])
+    return Answer(S, refine(case, S))
+
+
+def lynx_acc(case, confidence, max_voters=8, min_votes=2):
+    """Lynx 4.3: only confident tokens vote."""
+
+    def confidence_of(i):
+        total = sum(fixed(x) for x in case.P[i])
+        return max(fixed(x) for x in case.P[i]) / total if total else 0.0
+
+    by_confidence = sorted(case.rows, key=lambda i: (-confidence_of(i), i))
+    voters: list[int] = []
+    for i in by_confidence:
+        total = sum(fixed(x) for x in case.P[i])
+        if total > 0 and max(fixed(x) for x in case.P[i]) >= math.ceil(confidence * total) and len(voters) < max_voters:
+            voters.append(i)
+    if not voters:
+        voters = by_confidence[:1]
+    votes = votes_of(case, voters)
+    S = {j for j in range(case.num_experts) if votes[j] >= min_votes}
+    for i in voters:
+        S |= set(case.top[i][:1])
+    add_best(S, utility_of(case, case.rows, "full"), set(range(case.num_experts)), max(case.top_k - len(S), 0))
+    return Answer(S, refine(case, S))
+
+
+def moe_spec(case, budget, ranking="router", order=None, coverage="substitute", rescue=True, scope="batch"):
+    """MoE-Spec, Algorithm 1, for the whole draft batch or for each request."""
+    S = set()
+    for rows in case.requests() if scope == "request" else [case.rows]:
+        if ranking == "static":
+            S |= set(order[:budget])
+        else:
+            add: set[int] = set()
+            add_best(add, utility_of(case, rows, "full"), set(range(case.num_experts)), budget)
+            S |= add
+    if coverage == "substitute":
+        return Answer(S, refine(case, S))
+    rescued = 0
+    if rescue:
+        lost = [i for i in case.rows if case.top[i] and not S & set(case.top[i])]
+        S |= {case.top[i][0] for i in lost}
+        rescued = len(lost)
+    experts = [[j for j in case.top[i] if j in S] if i in case.rows else [] for i in range(len(case.P))]
+    return Answer(S, experts, rescued, whole=case.top)
+
+
+def weigh(case, answer, i):
+    """A row's weights: its scores, divided by their sum where the model renormalizes."""
+    experts = answer.experts[i]
+    scores = [case.P[i][j] for j in experts]
+    if not case.renormalize:
+        return scores
+    whole = experts if answer.whole is None else answer.whole[i]
+    total = sum(case.P[i][j] for j in whole)
+    return [s / total if total > 0 else 1 / len(whole) for s in scores]
+
+
+ALGORITHMS: dict[str, Callable[..., Answer]] = {
+    "vanilla": vanilla,
+    "pruned": pruned,
+    "dynamic-skip": dynamic_skip,
+    "xshare": xshare,
+    "oea": oea,
+    "lynx-lat": lynx_lat,
+    "lynx-acc": lynx_acc,
+    "moe-spec": moe_spec,
+}

@@ -1,0 +1,193 @@
+"""What must hold between answers, whatever the logits: laws that need no oracle."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from selection.cases import cases, fill_logits, indices, keys_for, run
+from selection.oracle import ALGORITHMS
+from sglang_xshare import Batch, Router, build_plan, select
+
+few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EVERY_POLICY = pytest.mark.parametrize("policy", ALGORITHMS)
+BIAS = torch.linspace(-0.1, 0.1, 32)
+ROUTERS = {
+    "softmax": Router(4),
+    "softmax, not renormalizing": Router(4, renormalize=False),
+    "sigmoid": Router(4, "sigmoid"),
+    "sigmoid with bias": Router(4, "sigmoid", BIAS),
+    "group-limited": Router(4, "sigmoid", BIAS, num_expert_group=4, topk_group=2),
+    "group-limited without bias": Router(4, num_expert_group=8, topk_group=3),
+}
+FULL_BUDGETS: dict[str, dict[str, Any]] = {
+    "xshare": {"k0": 1, "add": 32},
+    "xshare, no warm-up": {"policy": "xshare", "k0": 0, "add": 32},
+    "xshare per request": {"policy": "xshare", "k0": 0, "add_per_request": 32},
+    "xshare by mass": {"policy": "xshare", "k0": 0, "mass": 1.0},
+    "xshare per rank": {"policy": "xshare", "target_per_rank": 32},
+    "xshare per rank, filled": {"policy": "xshare", "target_per_rank": 32, "balance": "fill"},
+    "oea": {"k0": 4},
+    "pruned": {"k0": 4},
+    "dynamic-skip": {"beta": 0},
+    "lynx-lat": {"retain": 32},
+    "lynx-lat without drops": {"policy": "lynx-lat", "drop": 0},
+    "lynx-acc": {"confidence": 0.01, "max_voters": 99, "min_votes": 1},
+    "moe-spec": {"budget": 32},
+    "moe-spec, truncating": {"policy": "moe-spec", "budget": 32, "coverage": "truncate"},
+    "moe-spec, static": {"policy": "moe-spec", "budget": 32, "ranking": "static", "order": list(range(32))},
+    "moe-spec per request": {"policy": "moe-spec", "budget": 32, "scope": "request"},
+}
+
+
+@pytest.mark.parametrize("router", ROUTERS.values(), ids=ROUTERS)
+@pytest.mark.parametrize("name", FULL_BUDGETS)
+@pytest.mark.parametrize("kind", ["normal", "ties"])
+def test_a_full_budget_is_vanilla(router, name, kind):
+    """Weights to the last bit; and what vanilla is, upstream's formula says."""
+    logits = fill_logits(kind, 12, 32, seed=7)
+    batch = Batch(torch.arange(12) % 5 != 3, tokens_per_request=3)
+    ranks = torch.arange(32) // 8
+    plan = build_plan({"policy": name, **FULL_BUDGETS[name]})
+    out = select(logits, plan, router, batch, ranks)
+    vanilla = select(logits, build_plan("vanilla"), router, batch)
+    assert torch.equal(out.topk_ids, vanilla.topk_ids)
+    assert torch.equal(out.topk_weights, vanilla.topk_weights)
+    assert torch.equal(out.active, vanilla.active)
+    assert torch.equal(vanilla.active, vanilla.vanilla_active)
+
+
+def test_vanilla_is_upstreams_top_k():
+    """Softmax over all experts, the k largest, divided by their sum."""
+    logits = fill_logits("normal", 20, 64, seed=1)
+    out = select(logits, build_plan("vanilla"), Router(8))
+    weights, ids = logits.softmax(-1).topk(8)
+    assert torch.equal(out.topk_ids, ids.int())
+    assert torch.equal(out.topk_weights, weights / weights.sum(-1, keepdim=True))
+
+
+@few
+@given(case=cases(), data=st.data())
+def test_simplified_oea_is_xshare_without_additions(case, data):
+    k0 = data.draw(st.integers(1, case.top_k))
+    ours, theirs = run(case, build_plan("oea", k0=k0), "torch"), run(case, build_plan("xshare", k0=k0, add=0), "torch")
+    assert torch.equal(ours.topk_ids, theirs.topk_ids)
+    assert torch.equal(ours.topk_weights, theirs.topk_weights)
+    assert torch.equal(ours.selected, theirs.selected)
+
+
+@few
+@given(case=cases(), data=st.data())
+def test_a_larger_budget_never_removes_an_expert(case, data):
+    small = data.draw(st.integers(1, case.num_experts - 1))
+    large = data.draw(st.integers(small + 1, case.num_experts))
+    mass = sorted(data.draw(st.tuples(st.floats(0.01, 1), st.floats(0.01, 1))))
+    k0 = data.draw(st.integers(0, case.top_k))
+    for policy, key, values in [
+        ("xshare", "add", (small, large)),
+        ("xshare", "add_per_request", (small, large)),
+        ("xshare", "target_per_rank", (small, large)),
+        ("xshare", "mass", mass),
+        ("lynx-lat", "retain", (small, large)),
+        ("lynx-lat", "drop", (large, small)),
+        ("moe-spec", "budget", (small, large)),
+    ]:
+        others = {"k0": k0} if policy == "xshare" else {}
+        plans = [build_plan(policy, **others, **{key: value}) for value in values]
+        less, more = (indices(run(case, plan, "torch").selected) for plan in plans)
+        assert less <= more, (policy, key)
+
+
+@EVERY_POLICY
+@few
+@given(data=st.data())
+def test_permuting_the_requests_permutes_the_answer(policy, data):
+    case = data.draw(cases())
+    # Which of two equally confident rows votes depends on their order.
+    assume(policy != "lynx-acc" or len({max(row) / (sum(row) or 1) for row in case.P}) == len(case.P))
+    plan = build_plan(policy, **data.draw(keys_for(policy, case)))
+    tokens = case.tokens_per_request
+    requests = data.draw(st.permutations(range(len(case.P) // tokens)))
+    order = torch.tensor([r * tokens + t for r in requests for t in range(tokens)])
+    valid = None if case.valid is None else case.valid[order]
+    out = run(case, plan, "torch")
+    permuted = run(dataclasses.replace(case, logits=case.logits[order], valid=valid), plan, "torch")
+    assert torch.equal(permuted.topk_ids, out.topk_ids[order])
+    assert torch.equal(permuted.topk_weights, out.topk_weights[order])
+    assert torch.equal(permuted.selected, out.selected)
+
+
+@EVERY_POLICY
+@few
+@given(data=st.data())
+def test_padding_requests_change_nothing(policy, data):
+    """Padding anywhere, whatever its logits: real rows, S and counts are as without it."""
+    case = data.draw(cases())
+    plan = build_plan(policy, **data.draw(keys_for(policy, case)))
+    tokens = case.tokens_per_request
+    is_real = data.draw(st.lists(st.booleans(), max_size=4)) + [True] * (len(case.P) // tokens)
+    is_real = torch.tensor(data.draw(st.permutations(is_real))).repeat_interleave(tokens)
+    # The first real requests are the batch; all others are padding.
+    real = is_real.nonzero().flatten()[: len(case.P)]
+    logits = fill_logits("special", len(is_real), case.num_experts, seed=3).to(case.logits.dtype)
+    logits[real] = case.logits
+    valid = torch.zeros(len(is_real), dtype=torch.bool)
+    valid[real] = True if case.valid is None else case.valid
+    out = run(case, plan, "torch")
+    padded = run(dataclasses.replace(case, logits=logits, valid=valid), plan, "torch")
+    assert torch.equal(padded.topk_ids[real], out.topk_ids)
+    assert torch.allclose(padded.topk_weights[real], out.topk_weights, rtol=1e-6, atol=0)
+    assert (padded.topk_ids[~valid] == -1).all()
+    assert (padded.topk_weights[~valid] == 0).all()
+    assert (padded.kept_mass[~valid] == 0).all()
+    for name in ("selected", "active", "vanilla_active", "rescued"):
+        assert torch.equal(getattr(padded, name), getattr(out, name)), name
+
+
+@few
+@given(case=cases(), data=st.data())
+def test_a_row_keeps_its_warm_up(case, data):
+    k0 = data.draw(st.integers(1, case.top_k))
+    for keys in ({"policy": "xshare", "add": data.draw(st.integers(0, 9))}, {"policy": "oea", "max_rank": 1}):
+        out = run(case, build_plan({**keys, "k0": k0}), "torch")
+        for i in case.rows:
+            assert out.topk_ids[i].tolist()[: len(case.top[i][:k0])] == case.top[i][:k0]
+
+
+@few
+@given(case=cases(), data=st.data())
+def test_fill_never_exceeds_its_target_or_the_warm_up(case, data):
+    k0, target = data.draw(st.integers(0, case.top_k)), data.draw(st.integers(1, case.num_experts))
+    warm_up = indices(run(case, build_plan("xshare", k0=k0, add=0), "torch").selected)
+    filled = indices(run(case, build_plan("xshare", k0=k0, target_per_rank=target, balance="fill"), "torch").selected)
+    for rank in range(4):
+        home = {j for j, r in enumerate(case.rank_of_expert) if r == rank}
+        assert len(filled & home) <= max(target, len(warm_up & home))
+
+
+@EVERY_POLICY
+@few
+@given(data=st.data())
+def test_no_row_gets_an_expert_it_cannot_choose(policy, data):
+    case = data.draw(cases())
+    out = run(case, build_plan(policy, **data.draw(keys_for(policy, case))), "torch")
+    for i, row in enumerate(out.topk_ids.tolist()):
+        experts = [j for j in row if j != -1]
+        assert len(set(experts)) == len(experts)
+        assert row == experts + [-1] * (len(row) - len(experts))
+        assert set(experts) <= set(case.ranking[i])
+        assert experts == sorted(experts, key=case.ranking[i].index)
+    assert not (out.active & ~out.selected).any()
+
+
+def test_bias_and_groups_decide():
+    """The laws above would hold for a router that ignored them."""
+    case_logits = torch.zeros(1, 8)
+    biased = Router(1, "sigmoid", torch.tensor([0.0, 0, 0, 0, 0, 1, 0, 0]))
+    grouped = Router(2, num_expert_group=2, topk_group=1)
+    assert select(case_logits, build_plan("vanilla"), biased).topk_ids.tolist() == [[5]]
+    logits = torch.tensor([[3.0, 0, 0, 0, 2, 2, 0, 0]])
+    assert select(logits, build_plan("vanilla"), grouped).topk_ids.tolist() == [[0, 1]]

@@ -1,0 +1,146 @@
+"""`select()` itself: backends, bad input, empty batches, and what its answer and its torch backend promise."""
+
+import re
+
+import pytest
+import torch
+
+from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare.selection import BACKENDS
+
+XSHARE = build_plan("xshare", k0=1, add=2)
+LOGITS = torch.randn(6, 16, generator=torch.Generator().manual_seed(0))
+PLANS = [
+    {"policy": "vanilla"},
+    {"policy": "xshare", "k0": 1, "add": 3, "p": 0.5},
+    {"policy": "xshare", "add_per_request": 2, "mass": 0.5, "target_per_rank": 2},
+    {"policy": "xshare", "target_per_rank": 2, "balance": "fill"},
+    {"policy": "oea", "k0": 2, "kmax": 6, "max_rank": 5},
+    {"policy": "lynx-lat", "retain": 5},
+    {"policy": "lynx-lat", "drop": 3},
+    {"policy": "lynx-acc", "confidence": 0.2},
+    {"policy": "moe-spec", "budget": 5, "coverage": "truncate"},
+    {"policy": "moe-spec", "budget": 5, "ranking": "static", "order": list(range(16))},
+    {"policy": "dynamic-skip", "beta": 0.5},
+]
+
+
+def name_of(keys):
+    return " ".join(f"{key}={value}" for key, value in keys.items() if key != "order")
+
+
+EVERY_PLAN = pytest.mark.parametrize("keys", PLANS, ids=name_of)
+
+
+@EVERY_PLAN
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_an_empty_batch_selects_nothing(keys, backend):
+    plan = build_plan(keys)
+    out = select(LOGITS[:0], plan, Router(4), Batch(torch.ones(0, dtype=torch.bool), 3), range(16), backend)
+    assert out.topk_ids.shape == out.topk_weights.shape == (0, plan.kmax or 4)
+    assert out.kept_mass.shape == (0,)
+    assert not out.active.any()
+    assert plan.ranking == "static" or not out.selected.any()
+
+
+@EVERY_PLAN
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_a_batch_of_padding_selects_nothing(keys, backend):
+    """As while a CUDA graph is captured: every cache location is 0."""
+    out = select(LOGITS, build_plan(keys), Router(4), Batch(torch.zeros(6, dtype=torch.bool)), range(16), backend)
+    assert (out.topk_ids == -1).all()
+    assert not out.topk_weights.any()
+    assert not out.active.any()
+    assert not out.kept_mass.any()
+
+
+@EVERY_PLAN
+def test_the_torch_backend_never_reads_the_device(keys):
+    """On the meta device there is nothing to read: any synchronization, or size that depends on data, is an error."""
+    device = torch.device("meta")
+    batch = Batch(torch.ones(6, dtype=torch.bool, device=device), tokens_per_request=3)
+    router = Router(4, "sigmoid", torch.zeros(16, device=device), num_expert_group=4, topk_group=2)
+    ranks = torch.zeros(16, dtype=torch.int64, device=device)
+    out = select(LOGITS.to(device), build_plan(keys), router, batch, ranks, backend="torch")
+    assert out.topk_ids.is_meta
+
+
+@EVERY_PLAN
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_the_answer_is_ordinary_and_the_input_untouched(keys, backend):
+    """A caller may change the answer in place, and gets the same one again."""
+    logits = LOGITS.clone()
+    first, second = (select(logits, build_plan(keys), Router(4), Batch(None, 3), range(16), backend) for _ in range(2))
+    for name, tensor in vars(first).items():
+        assert torch.equal(tensor, getattr(second, name)), name
+        assert not tensor.is_inference(), name
+        tensor.zero_()
+    assert torch.equal(logits, LOGITS)
+
+
+def test_logits_need_no_particular_layout():
+    strided = torch.cat([LOGITS, LOGITS], 1).T.contiguous().T[:, ::2]
+    router = Router(4, num_expert_group=4, topk_group=2)
+    expected = select(strided.contiguous(), XSHARE, router, Batch(None, 2))
+    assert torch.equal(select(strided, XSHARE, router, Batch(None, 2)).topk_ids, expected.topk_ids)
+
+
+def test_every_backend_is_listed_and_auto_is_torch_on_the_cpu(monkeypatch):
+    called = []
+    monkeypatch.setitem(BACKENDS, "torch", "sglang_xshare.selection.reference")
+    monkeypatch.setattr("sglang_xshare.selection.reference.select", lambda *args: called.append(args))
+    select(LOGITS, XSHARE, Router(4))
+    assert len(called) == 1
+    with pytest.raises(ValueError, match=r"backend = 'cuda': allowed is auto, reference, torch, triton"):
+        select(LOGITS, XSHARE, Router(4), backend="cuda")
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"router_logits": LOGITS[0]}, "router_logits float32 [16]: allowed is a float tensor [rows, experts]"),
+        ({"router_logits": LOGITS.long()}, "router_logits int64 [6, 16]: allowed is a float tensor [rows, experts]"),
+        ({"router_logits": torch.zeros(2, 1025)}, "router_logits float32 [2, 1025]: allowed is 1 to 1024 experts"),
+        ({"batch": Batch(torch.ones(5, dtype=torch.bool))}, "valid bool [5]: allowed is a bool tensor [6]"),
+        ({"batch": Batch(torch.ones(6))}, "valid float32 [6]: allowed is a bool tensor [6]"),
+        ({"batch": Batch(None, 4)}, "tokens_per_request = 4: allowed is a divisor of the 6 rows"),
+        (
+            {"router": Router(4, "sigmoid", torch.zeros(8))},
+            "correction_bias float32 [8]: allowed is a float tensor [16]",
+        ),
+        ({"router": Router(17)}, "top_k = 17: allowed is at most the number of experts, 16"),
+        ({"router": Router(4, num_expert_group=3, topk_group=1)}, "num_expert_group = 3: allowed is a divisor of 16"),
+        ({"rank_of_expert": [0] * 8}, "rank_of_expert int64 [8]: allowed is an integer tensor [16]"),
+        ({"plan": build_plan("oea", k0=5)}, "k0 = 5: allowed is at most the model's top-k, 4"),
+        (
+            {"plan": build_plan("xshare", target_per_rank=2)},
+            "target_per_rank = 2: allowed only with expert parallelism",
+        ),
+        (
+            {"plan": build_plan("moe-spec", budget=4, ranking="static", order=[1, 0])},
+            "order of 2 experts: allowed is all 16 experts once",
+        ),
+        ({"plan": build_plan("custom", k0=None, kmax=3)}, "kmax = 3: allowed is at least the warm-up, 4 experts"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_bad_input_is_one_clear_line(change, line):
+    arguments = {"router_logits": LOGITS, "plan": XSHARE, "router": Router(4), **change}
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+        select(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: Router(0), "top_k = 0: allowed is an integer of at least 1"),
+        (lambda: Router(True), "top_k = True: allowed is an integer of at least 1"),
+        (lambda: Router(4, "relu"), "scoring = 'relu': allowed is softmax or sigmoid"),
+        (lambda: Router(4, num_expert_group=2), "num_expert_group = 2, topk_group = None: allowed is both or neither"),
+        (lambda: Batch(None, 0), "tokens_per_request = 0: allowed is an integer of at least 1"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_a_router_or_batch_checks_itself(make, line):
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+        make()

@@ -1,6 +1,6 @@
 """Module `sgl_kernel` in plain torch, for machines where the CUDA build of it cannot load.
 
-SGLang imports these names, and calls `torch.ops.sgl_kernel.*`, when SGLANG_USE_CPU_ENGINE=1. See README.md for what is covered.
+SGLang imports these names, and calls `torch.ops.sgl_kernel.*`, when SGLANG_USE_CPU_ENGINE=1. See README.md.
 """
 
 from sgl_kernel import ops  # noqa: F401  registers torch.ops.sgl_kernel

@@ -1,8 +1,7 @@
-"""Attention over the paged KV cache: one decode token a request, or several (prefill, draft and verify batches).
+"""Attention over the paged KV cache, with one query a request (decode) or several (prefill, draft and verify batches).
 
-Requests are batched by their number of queries and, within a factor of two, by their length; keys are padded to the longest of
-a batch and masked. Everything is computed in float32, so that masked and unmasked batches round alike: with bfloat16 inside,
-speculative decoding would not give the tokens that plain decoding gives.
+Requests with as many queries and, within a factor of two, as many tokens run as one batch, padded with masked columns.
+All of it in float32: bfloat16 rounds differently with another padding, and speculation would change the output.
 """
 
 from collections import defaultdict
@@ -28,63 +27,70 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """Scaled dot-product attention of each request's last `query_lens[i]` tokens over all its `seq_lens[i]` tokens.
+    """Attend with the last `query_lens[i]` tokens of each request over all its `seq_lens[i]` tokens.
 
-    query: [tokens, heads, head size]; output: [tokens, heads, value size], modified; k_buffer, v_buffer: [slots, KV heads, size],
-    where heads is a multiple of KV heads; req_to_token: [pool size, positions]; req_pool_indices, seq_lens, query_lens,
-    query_start: [bs]. `scale` multiplies the scores; `k_scale` and `v_scale` undo the cache's quantization.
+    Args:
+        query: [tokens, heads, head size], any float dtype.
+        k_buffer, v_buffer: [slots, KV heads, size], any float dtype; heads is a multiple of KV heads.
+        output: [tokens, heads, value size], modified; rows of a request without tokens become zero.
+        req_to_token: [pool size, positions], slot of each position; req_pool_indices: [bs], a request's row in it.
+        seq_lens, query_lens: [bs], the queries included; query_start: [bs], first row of a request's queries.
+        scale: factor of the scores; k_scale, v_scale: factors of quantized keys and values.
+        causal: a query sees the queries before it; otherwise all of them.
+        tree_mask: flat bool, in place of `causal`: [bs, queries, queries], or for each request [queries, sequence], one
+            after the other, of which only the query columns are read. The prefix is visible to every query.
 
-    `tree_mask`, flat bool, replaces the causal order among a request's queries. Either [bs, queries, queries], the prefix being
-    visible to all, or for each request [queries, sequence], one after the other. Its size tells which.
-    A request without tokens gets zeros.
+    Raises ValueError where a request has more queries than tokens, or the tree mask has neither size.
     """
     lengths, counts, starts = seq_lens.tolist(), query_lens.tolist(), query_start.tolist()
-    masks = [None] * len(lengths) if tree_mask is None else _split_tree_mask(tree_mask, lengths, counts)
-
     batches: dict[tuple[int, int], list[int]] = defaultdict(list)
     for request, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        if count > length > 0:
+            raise ValueError(f"sgl_kernel on CPU: request {request} has {count} queries; allowed: its {length} tokens")
         batches[count, length.bit_length()].append(request)
+    trees = None if tree_mask is None else _split_tree_mask(tree_mask, lengths, counts)
 
     for (count, _), requests in batches.items():
         rows = torch.tensor([starts[request] for request in requests])[:, None] + torch.arange(count)
-        longest = max(lengths[request] for request in requests)
-        if longest == 0:
+        length = torch.tensor([lengths[request] for request in requests])[:, None]
+        column = torch.arange(int(length.max()))
+        if count == 0 or column.numel() == 0:
             output[rows] = 0
             continue
-        length = seq_lens[requests].long()[:, None]  # [requests, 1]
-        column = torch.arange(longest)
-        # A padding column repeats the request's last token: nothing of another request is read, whatever it holds.
-        slots = req_to_token[req_pool_indices[requests].long()[:, None], column.minimum(length - 1)].long()
-        visible = (column < length)[:, None, :]
-        if causal:
-            position = length - count + torch.arange(count)
-            visible = column <= position[:, :, None]
-        for place, request in enumerate(requests):
-            mask = masks[request]
-            if mask is not None:
-                visible[place, :, lengths[request] - mask.shape[1] : lengths[request]] = mask
-        output[rows] = _attend(query[rows], k_buffer[slots], v_buffer[slots], visible, scale * k_scale, v_scale).to(output.dtype)
+        if trees is not None:
+            among_queries = torch.stack([trees[request] for request in requests])
+        else:
+            among_queries = torch.ones(len(requests), count, count, dtype=torch.bool)
+            among_queries = among_queries.tril_() if causal else among_queries
+        prefix = length - count
+        visible = (column < prefix)[:, None].repeat(1, count, 1)
+        visible.scatter_(2, (prefix + torch.arange(count))[:, None].expand(-1, count, -1), among_queries)
+        # Padding repeats the request's last token: what stale or foreign slots hold, NaN included, is never read.
+        slots = req_to_token[req_pool_indices[requests].long()[:, None], column.minimum(length - 1)]
+        keys, values = _gather(k_buffer, slots), _gather(v_buffer, slots)
+        attended = F.scaled_dot_product_attention(
+            query[rows].float().transpose(1, 2),
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
+            attn_mask=visible[:, None],
+            scale=scale * k_scale,
+            enable_gqa=True,
+        )
+        output[rows] = (attended.transpose(1, 2) * v_scale).to(output.dtype)
+
+
+def _gather(buffer: Tensor, slots: Tensor) -> Tensor:
+    """Rows of [slots, heads, size] in float32: [requests, columns, heads, size]."""
+    return buffer.index_select(0, slots.flatten()).float().view(*slots.shape, *buffer.shape[1:])
 
 
 def _split_tree_mask(tree_mask: Tensor, lengths: list[int], counts: list[int]) -> list[Tensor]:
-    """Cut a flat mask into one [queries, columns] mask a request, the columns being the last ones of its sequence."""
-    for columns in (counts, lengths):
-        sizes = [count * width for count, width in zip(counts, columns, strict=True)]
-        if sum(sizes) == tree_mask.numel():
-            return [m.view(c, -1).bool() for m, c in zip(tree_mask.split(sizes), counts, strict=True)]
-    expected = [sum(c * w for c, w in zip(counts, columns, strict=True)) for columns in (counts, lengths)]
-    raise ValueError(
-        f"sgl_kernel on CPU: tree mask of {tree_mask.numel()} cells; allowed: {expected[0]} (queries x queries) "
-        f"or {expected[1]} (queries x sequence)"
-    )
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float, v_scale: float) -> Tensor:
-    """Grouped-query attention of one padded batch, in float32.
-
-    query: [requests, queries, heads, size]; key, value: [requests, columns, KV heads, size]; visible: [requests, queries, columns].
-    Returns [requests, queries, heads, value size] float32.
-    """
-    query, key, value = (x.float().transpose(1, 2) for x in (query, key, value))
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=visible[:, None], scale=scale, enable_gqa=True)
-    return out.transpose(1, 2) * v_scale
+    """Cut a flat mask into each request's [queries, queries]."""
+    sizes = {}
+    for name, widths in (("queries x queries", counts), ("queries x sequence", lengths)):
+        sizes[name] = [count * width for count, width in zip(counts, widths, strict=True)]
+        if sum(sizes[name]) == tree_mask.numel():
+            parts = tree_mask.bool().split(sizes[name])
+            return [part.view(count, -1)[:, -count:] for part, count in zip(parts, counts, strict=True)]
+    allowed = " or ".join(f"{sum(size)} ({name})" for name, size in sizes.items())
+    raise ValueError(f"sgl_kernel on CPU: a tree mask of {tree_mask.numel()} cells; allowed: {allowed}")

@@ -1,4 +1,4 @@
-"""Moving keys and values between slots of the KV cache, for all layers at once."""
+"""Moving keys and values between slots of the KV cache, in all layers at once."""
 
 import ctypes
 
@@ -7,9 +7,10 @@ from torch import Tensor
 
 
 def copy_all_layer_kv_cache_cpu(data_ptrs: Tensor, strides: Tensor, tgt_loc: Tensor, src_loc: Tensor) -> None:
-    """Copy slot `src_loc[i]` to slot `tgt_loc[i]` in every buffer; overlapping moves see the values from before the call.
+    """Copy slot `src_loc[i]` to slot `tgt_loc[i]` in every buffer; overlapping moves read what was there before.
 
-    data_ptrs: [buffers] uint64 addresses of contiguous buffers; strides: [buffers] bytes a slot; tgt_loc, src_loc: [moves].
+    data_ptrs: [buffers] uint64, addresses of contiguous buffers; strides: [buffers], bytes of a slot;
+    tgt_loc, src_loc: [moves], slots that exist.
     """
     if tgt_loc.numel() == 0:
         return

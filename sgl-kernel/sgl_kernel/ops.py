@@ -1,25 +1,25 @@
 """The operators `torch.ops.sgl_kernel.*_attention_cpu` that SGLang's `intel_amx` attention backend calls.
 
-Each has two overloads: the default one of SGLang 0.5.18 and later, with the scales of a quantized KV cache, and `unscaled` for
-0.5.17, which passes none. What is not implemented is refused by name, never computed wrongly.
+Each has two overloads: SGLang 0.5.21 and 0.5.23 pass scales of a quantized KV cache, 0.5.17 (`unscaled`) does not.
+What is not implemented is refused by name, never computed wrongly.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from sgl_kernel.attention import paged_attention
 
-_TABLE = "Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens"
-_SCALES = "float k_scale, float v_scale"
-_VARIANT = "float sm_scale, float logit_cap, bool is_cross, int sliding_window, Tensor? encoder_lens, Tensor? sinks"
-_DECODE = (
-    "(Tensor query, Tensor(a!) k_buffer, Tensor(b!) v_buffer, {}Tensor(c!) output, Tensor? key, Tensor? value, Tensor loc, "
-    f"Tensor attn_logits, {_TABLE}, {_VARIANT}) -> ()"
-)
-_EXTEND = (
-    "(Tensor query, Tensor? key, Tensor? value, Tensor(a!) output, Tensor k_buffer, Tensor v_buffer, {}"
-    f"{_TABLE}, Tensor extend_seq_lens, Tensor extend_start_loc, int max_len_extend, {_VARIANT}, Tensor? tree_mask{{}}) -> ()"
-)
+_DECODE = """(Tensor query, Tensor(a!) k_buffer, Tensor(b!) v_buffer, {scales}
+    Tensor(c!) output, Tensor? key, Tensor? value, Tensor loc, Tensor attn_logits,
+    Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens,
+    float sm_scale, float logit_cap, bool is_cross, int sliding_window, Tensor? encoder_lens, Tensor? sinks) -> ()"""
+_EXTEND = """(Tensor query, Tensor? key, Tensor? value, Tensor(a!) output, Tensor k_buffer, Tensor v_buffer, {scales}
+    Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens,
+    Tensor extend_seq_lens, Tensor extend_start_loc, int max_len_extend,
+    float sm_scale, float logit_cap, bool is_cross, int sliding_window, Tensor? encoder_lens, Tensor? sinks,
+    Tensor? tree_mask{causal}) -> ()"""
 
 
 def decode_attention(
@@ -43,14 +43,15 @@ def decode_attention(
     encoder_lens: Tensor | None,
     sinks: Tensor | None,
 ) -> None:
-    """Store this step's keys and values at slots `loc` [bs] (unless None: stored already), then attend with one query a request.
+    """Store this step's keys and values at the slots `loc`, then attend with one query a request.
 
-    query, output: [bs, heads, size]; key, value: [bs, KV heads, size] or flat; the rest as in `paged_attention`. `attn_logits` is
-    scratch space of the compiled kernel, unused here.
+    query, output: [bs, heads, size]; key, value: [bs, KV heads * size], None if stored already; loc: [bs];
+    attn_logits: scratch space of the compiled kernel, unused; the rest as in `paged_attention`.
+    Raises NotImplementedError for a feature named in `_refuse`, ValueError unless there is one query a request.
     """
     _refuse(query, k_buffer, logit_cap, is_cross, sliding_window, sinks)
     if query.shape[0] != seq_lens.numel():
-        raise ValueError(f"sgl_kernel on CPU: decode attention got {query.shape[0]} queries for {seq_lens.numel()} sequences")
+        raise ValueError(f"sgl_kernel on CPU: {query.shape[0]} queries; allowed: {seq_lens.numel()}, one a request")
     if key is not None and value is not None:
         k_buffer[loc] = key.view(-1, *k_buffer.shape[1:]).to(k_buffer.dtype)
         v_buffer[loc] = value.view(-1, *v_buffer.shape[1:]).to(v_buffer.dtype)
@@ -95,10 +96,11 @@ def extend_attention(
     tree_mask: Tensor | None,
     is_causal: bool,
 ) -> None:
-    """Attend with each request's last `extend_seq_lens[i]` tokens; their keys and values are in the cache already.
+    """Attend with the last `extend_seq_lens[i]` tokens of each request, whose keys and values are in the cache already.
 
-    query, output: [tokens, heads, size]; `key` and `value` are what the caller has just stored, unused here; the rest as in
-    `paged_attention`.
+    query, output: [tokens, heads, size]; key, value: what the caller has stored, unused; extend_start_loc: [bs], first
+    row of a request; max_len_extend: unused; the rest as in `paged_attention`.
+    Raises NotImplementedError for a feature named in `_refuse`, ValueError as `paged_attention` does.
     """
     _refuse(query, k_buffer, logit_cap, is_cross, sliding_window, sinks)
     paged_attention(
@@ -122,7 +124,7 @@ def extend_attention(
 def _refuse(
     query: Tensor, k_buffer: Tensor, logit_cap: float, is_cross: bool, sliding_window: int, sinks: Tensor | None
 ) -> None:
-    """Raise NotImplementedError naming the first feature that this fallback does not compute."""
+    """Raise NotImplementedError with the name of the first feature in use that this fallback does not compute."""
     unsupported = {
         "a logit cap": logit_cap > 0,
         "cross attention": is_cross,
@@ -130,27 +132,23 @@ def _refuse(
         "attention sinks": sinks is not None,
         "a compressed KV cache (multi-head latent attention)": query.shape[-1] != k_buffer.shape[-1],
     }
-    for feature, used in unsupported.items():
-        if used:
-            raise NotImplementedError(f"sgl_kernel on CPU: {feature} is not supported; install the compiled sgl-kernel for this model")
+    for feature, in_use in unsupported.items():
+        if in_use:
+            raise NotImplementedError(f"sgl_kernel on CPU: {feature} is not supported; use the compiled sgl-kernel")
 
 
-def _decode_unscaled(query: Tensor, k_buffer: Tensor, v_buffer: Tensor, *rest) -> None:
-    decode_attention(query, k_buffer, v_buffer, 1.0, 1.0, *rest)
+def _unscaled(kernel: Callable[..., None], scales_at: int, *unpassed: bool) -> Callable[..., None]:
+    """The kernel as SGLang 0.5.17 calls it: scales of 1 put in, and what it does not pass put at the end."""
+    return lambda *args: kernel(*args[:scales_at], 1.0, 1.0, *args[scales_at:], *unpassed)
 
 
-def _extend_unscaled(
-    query: Tensor, key: Tensor | None, value: Tensor | None, output: Tensor, k_buffer: Tensor, v_buffer: Tensor, *rest
-) -> None:
-    extend_attention(query, key, value, output, k_buffer, v_buffer, 1.0, 1.0, *rest, is_causal=True)
-
-
+_SCALES = "float k_scale, float v_scale,"
 _library = torch.library.Library("sgl_kernel", "DEF")  # the operators live as long as this object
 for _name, _schema, _kernel in (
-    ("decode_attention_cpu", _DECODE.format(f"{_SCALES}, "), decode_attention),
-    ("decode_attention_cpu.unscaled", _DECODE.format(""), _decode_unscaled),
-    ("extend_attention_cpu", _EXTEND.format(f"{_SCALES}, ", ", bool is_causal"), extend_attention),
-    ("extend_attention_cpu.unscaled", _EXTEND.format("", ""), _extend_unscaled),
+    ("decode_attention_cpu", _DECODE.format(scales=_SCALES), decode_attention),
+    ("decode_attention_cpu.unscaled", _DECODE.format(scales=""), _unscaled(decode_attention, 3)),
+    ("extend_attention_cpu", _EXTEND.format(scales=_SCALES, causal=", bool is_causal"), extend_attention),
+    ("extend_attention_cpu.unscaled", _EXTEND.format(scales="", causal=""), _unscaled(extend_attention, 6, True)),
 ):
     _library.define(_name + _schema)
     _library.impl(_name, _kernel, "CPU")

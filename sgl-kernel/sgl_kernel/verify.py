@@ -14,59 +14,55 @@ def verify_tree_greedy_cpu(
     retrive_next_sibling: Tensor,
     target_predict: Tensor,
 ) -> None:
-    """Walk each request's tree from the root for as long as some child is the token the target model chose there.
+    """Walk down each request's tree for as long as some child is the token that the target model chose.
 
-    Read (nodes = draft tokens a request; `retrive` is the spelling of SGLang's operator):
-        candidates: [bs, nodes], draft token of each node.
-        retrive_index, retrive_next_token, retrive_next_sibling: [bs, nodes], as `build_tree_kernel_efficient_cpu` fills them.
+    Args, read (nodes = draft tokens a request; `retrive` is the spelling of SGLang's operator):
+        candidates: [bs, nodes], token of each node.
+        retrive_index, retrive_next_token, retrive_next_sibling: [bs, nodes], from `build_tree_kernel_efficient_cpu`.
         target_predict: [bs, nodes], the target model's greedy token after each node.
-    Written:
-        accept_index: [bs, depth + 1], rows of the accepted nodes, root first; entries beyond are left alone.
-        accept_token_num: [bs], accepted draft tokens, the root not counted.
-        predicts: [bs * nodes], the target's token at every accepted node: its child's, and the bonus token at the last.
+    Args, written:
+        accept_index: [bs, longest path], rows of the accepted nodes, the root first; the entries beyond are left alone.
+        accept_token_num: [bs], accepted nodes, the root not counted.
+        predicts: [bs * nodes], at every accepted node the target's token: the next one's, and at the last the bonus.
 
-    The walk follows pointers, a few steps for each request, so it runs on Python integers.
+    Follows pointers, a few for each request, so it runs on Python integers.
     """
-    batch, nodes = candidates.shape
-    tokens, rows, first_child, sibling = (
+    tokens, rows, first_child, next_sibling = (
         table.tolist() for table in (candidates, retrive_index, retrive_next_token, retrive_next_sibling)
     )
     target = target_predict.flatten()
-    target_token = target.tolist()
-    accepted: list[list[int]] = []
-    for request in range(batch):
-        path = [rows[request][0]]
-        node = 0
+    wanted = target.tolist()
+    visited: list[int] = []
+    for request, request_rows in enumerate(rows):
+        path, node = request_rows[:1], 0
         while len(path) < accept_index.shape[1]:
             node = first_child[request][node]
-            while node != -1 and tokens[request][node] != target_token[path[-1]]:
-                node = sibling[request][node]
+            while node != -1 and tokens[request][node] != wanted[path[-1]]:
+                node = next_sibling[request][node]
             if node == -1:
                 break
-            path.append(rows[request][node])
-        accepted.append(path)
-
-    for request, path in enumerate(accepted):
+            path.append(request_rows[node])
         accept_index[request, : len(path)] = torch.tensor(path, dtype=accept_index.dtype)
-    accept_token_num.copy_(torch.tensor([len(path) - 1 for path in accepted]))
-    visited = torch.tensor([row for path in accepted for row in path], dtype=torch.int64)
-    predicts[visited] = target[visited].to(predicts.dtype)
+        accept_token_num[request] = len(path) - 1
+        visited += path
+    accepted_rows = torch.tensor(visited, dtype=torch.int64)
+    predicts[accepted_rows] = target[accepted_rows].to(predicts.dtype)
 
 
 def fill_bonus_tokens_cpu(accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int) -> None:
-    """Pick every request's last accepted token: the one the target model added.
+    """Pick every request's last accepted token, the one the target model added.
 
-    accept_tokens: [bs * accept_stride] (or [bs, accept_stride]); accept_lens: [bs], at least 1; bonus_tokens: [bs], modified.
+    accept_tokens: [bs * accept_stride]; accept_lens: [bs], 1 or more; bonus_tokens: [bs], modified.
     """
-    batch = accept_lens.numel()
-    last = torch.arange(batch) * accept_stride + accept_lens.long() - 1
-    bonus_tokens[:batch] = accept_tokens.flatten()[last].to(bonus_tokens.dtype)
+    last = torch.arange(accept_lens.numel()) * accept_stride + accept_lens.long() - 1
+    bonus_tokens[: last.numel()] = accept_tokens.flatten()[last].to(bonus_tokens.dtype)
 
 
 def fill_accept_out_cache_loc_cpu(accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor) -> None:
-    """Pack the KV slots of accepted rows: `out_cache_loc[i]` for every i >= 0 of `accept_index`, in order.
+    """Pack the KV slots of the accepted rows, in order.
 
-    accept_index: any shape, -1 where nothing was accepted; accept_out_cache_loc: at least that many, modified, its tail left alone.
+    accept_index: any shape, rows of the verify batch, -1 where nothing was accepted; out_cache_loc: [rows];
+    accept_out_cache_loc: as long as there are accepted rows, modified, or longer, its tail left alone.
     """
     rows = accept_index.flatten()
     slots = out_cache_loc[rows[rows >= 0].long()]
@@ -80,16 +76,15 @@ def rotate_input_ids_cpu(
     topk_index: Tensor,
     select_index: Tensor | None = None,
 ) -> None:
-    """Shift each request's tokens left by one and put its new token last (multi-layer EAGLE: the next layer's input).
+    """Shift each request's tokens left by one and put its new token last (for multi-layer EAGLE).
 
-    input_ids: [tokens], modified; extend_start_loc, extend_seq_lens: [bs]; topk_index: [bs] or [bs, 1] new tokens;
-    select_index: [bs], where the new token goes instead of the last place.
+    input_ids: [tokens], modified; extend_start_loc, extend_seq_lens: [bs], a request of length 0 is skipped;
+    topk_index: bs new tokens; select_index: [bs], rows for the new tokens in place of the last ones.
     """
-    start, lengths = extend_start_loc.long(), extend_seq_lens.long()
-    moved = (lengths - 1).clamp(min=0)
-    first = torch.repeat_interleave(start - moved.cumsum(0) + moved, moved)
-    target = torch.arange(int(moved.sum())) + first
-    input_ids[target] = input_ids[target + 1]
-    place = start + lengths - 1 if select_index is None else select_index.long()
-    kept = lengths > 0
-    input_ids[place[kept]] = topk_index.flatten()[kept].to(input_ids.dtype)
+    start, length = extend_start_loc.long(), extend_seq_lens.long()
+    shifted = (length - 1).clamp(min=0)
+    offset = torch.repeat_interleave(start - (shifted.cumsum(0) - shifted), shifted)
+    row = torch.arange(offset.numel()) + offset
+    input_ids[row] = input_ids[row + 1]
+    last = start + length - 1 if select_index is None else select_index.long()
+    input_ids[last[length > 0]] = topk_index.flatten()[length > 0].to(input_ids.dtype)

@@ -1,0 +1,62 @@
+"""Draft trees made the way EAGLE makes them, as plain Python: candidates, their parents, the best of them as nodes."""
+
+import random
+from dataclasses import dataclass, field
+
+
+@dataclass
+class DraftTree:
+    """One request's tree.
+
+    Attributes:
+        parent_list: candidate number of each expanded candidate, behind an entry for the root.
+        selected: candidate numbers of the nodes 1, 2, ...
+        parents: parent node of each node; None for the root, and for a node whose parent was not selected.
+    """
+
+    parent_list: list[int]
+    selected: list[int]
+    parents: list[int | None]
+    children: list[list[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.children = [[c for c, p in enumerate(self.parents) if p == node] for node in range(len(self.parents))]
+
+    def path_to(self, node: int | None) -> list[int]:
+        """Nodes from `node` up, the root not counted."""
+        return [] if not node else [node, *self.path_to(self.parents[node])]
+
+
+def grow(rng: random.Random, topk: int, steps: int, nodes: int, orphans: bool = False) -> DraftTree:
+    """Grow a tree for `steps` steps of `topk` candidates, each step expanding `topk` of the last one's children.
+
+    `nodes` counts the root. Unless `orphans`, a candidate is selected only if its parent is, as EAGLE's products of
+    probabilities make it.
+    """
+    candidate_parent: list[int | None] = [None] * topk  # number of the parent candidate; None is the root
+    parent_list = [-1, *range(topk)]
+    frontier = list(range(topk))
+    for _ in range(steps - 1):
+        made = []
+        for parent in frontier:
+            made += range(len(candidate_parent), len(candidate_parent) + topk)
+            candidate_parent += [parent] * topk
+        frontier = sorted(rng.sample(made, topk))
+        parent_list += frontier
+    parent_list = parent_list[:-topk]  # the last step's candidates are not expanded
+
+    selected: list[int] = []
+    while len(selected) < nodes - 1:
+        allowed = [
+            number
+            for number, parent in enumerate(candidate_parent)
+            if number not in selected and (orphans or parent is None or parent in selected)
+        ]
+        selected.append(rng.choice(allowed))
+    selected.sort()
+    node_of = {number: node for node, number in enumerate(selected, start=1)}
+    parents: list[int | None] = [None]
+    for number in selected:
+        parent = candidate_parent[number]
+        parents.append(0 if parent is None else node_of.get(parent))
+    return DraftTree(parent_list, selected, parents)

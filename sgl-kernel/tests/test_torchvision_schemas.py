@@ -1,0 +1,45 @@
+"""torchvision can be imported next to a CPU build of torch, and is left alone everywhere else."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sgl_kernel import torchvision_schemas
+
+
+def test_torchvision_and_its_image_io_can_be_imported() -> None:
+    code = "import torchvision; from torchvision.io import decode_jpeg; print(torchvision.__version__)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(("version", "cuda_build"), [("0.28.0+cu130", True), ("0.28.0+cpu", False), ("0.28.0", False)])
+def test_build_is_read_from_the_version_file(
+    version: str, cuda_build: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('must not be imported')")
+    (package / "version.py").write_text(f"__version__ = '{version}'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    assert torchvision_schemas._torchvision_is_cuda_build() is cuda_build
+
+
+@pytest.mark.parametrize(("torch_cuda", "cuda_build"), [("13.0", True), (None, False)])
+def test_a_torchvision_that_loads_is_left_alone(
+    torch_cuda: str | None, cuda_build: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torchvision_schemas, "_libraries", [])
+    monkeypatch.setattr(torchvision_schemas, "_torchvision_is_cuda_build", lambda: cuda_build)
+    monkeypatch.setattr(torch.version, "cuda", torch_cuda)
+    torchvision_schemas.define_missing()
+    assert torchvision_schemas._libraries == []
+
+
+def test_defining_twice_is_harmless() -> None:
+    torchvision_schemas.define_missing()
+    torchvision_schemas.define_missing()

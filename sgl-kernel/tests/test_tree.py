@@ -1,0 +1,126 @@
+"""Tree building against trees whose parents are known because the test grew them."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import sgl_kernel
+from sgl_kernel.tree import FULL_MASK, QLEN_ONLY
+
+from .draft_trees import DraftTree, grow
+
+
+@dataclass
+class Built:
+    """What the kernel wrote."""
+
+    tree_mask: Tensor
+    positions: list[int]
+    retrieve_index: list[list[int]]
+    next_token: list[list[int]]
+    next_sibling: list[list[int]]
+
+
+def build(trees: list[DraftTree], seq_lens: list[int], topk: int, depth: int, nodes: int, mode: int) -> Built:
+    batch = len(trees)
+    cells = nodes * nodes * batch + (nodes * sum(seq_lens) if mode == FULL_MASK else 0)
+    tree_mask = torch.ones(cells, dtype=torch.bool)
+    positions = torch.full((batch * nodes,), -9)
+    links = torch.full((3, batch, nodes), -1)
+    sgl_kernel.build_tree_kernel_efficient_cpu(
+        torch.tensor([tree.parent_list for tree in trees], dtype=torch.int64).view(batch, -1 if batch else 1),
+        torch.tensor([tree.selected for tree in trees], dtype=torch.int64).view(batch, nodes - 1),
+        torch.tensor(seq_lens, dtype=torch.int64),
+        tree_mask,
+        positions,
+        *links,
+        topk,
+        depth,
+        nodes,
+        mode,
+    )
+    return Built(tree_mask, positions.tolist(), *links.tolist())
+
+
+def sees(tree: DraftTree, node: int, other: int) -> bool:
+    return other == 0 or other in tree.path_to(node)
+
+
+@st.composite
+def tree_batches(draw: st.DrawFn) -> tuple[list[DraftTree], list[int], int, int, int]:
+    topk = draw(st.integers(1, 4))
+    steps = draw(st.integers(1, 4))
+    available = topk + (steps - 1) * topk * topk
+    nodes = draw(st.integers(2, min(available, 12) + 1))
+    seq_lens = draw(st.lists(st.integers(1, 9), max_size=3))
+    rng = random.Random(draw(st.integers(0, 10**6)))
+    orphans = draw(st.booleans())
+    return [grow(rng, topk, steps, nodes, orphans) for _ in seq_lens], seq_lens, topk, steps, nodes
+
+
+@given(tree_batches())
+def test_links_list_each_nodes_children_in_order(batch: tuple[list[DraftTree], list[int], int, int, int]) -> None:
+    trees, seq_lens, topk, steps, nodes = batch
+    built = build(trees, seq_lens, topk, steps, nodes, QLEN_ONLY)
+    for b, tree in enumerate(trees):
+        assert built.retrieve_index[b] == list(range(b * nodes, (b + 1) * nodes))
+        for node in range(nodes):
+            children, child = [], built.next_token[b][node]
+            while child != -1:
+                children.append(child)
+                child = built.next_sibling[b][child]
+            assert children == tree.children[node]
+
+
+@given(tree_batches())
+def test_a_node_stands_at_its_depth_behind_the_sequence(
+    batch: tuple[list[DraftTree], list[int], int, int, int],
+) -> None:
+    trees, seq_lens, topk, steps, nodes = batch
+    built = build(trees, seq_lens, topk, steps, nodes, QLEN_ONLY)
+    expected = [s + len(t.path_to(node)) for t, s in zip(trees, seq_lens, strict=True) for node in range(nodes)]
+    assert built.positions == expected
+
+
+@given(tree_batches())
+def test_mask_shows_ancestors_only(batch: tuple[list[DraftTree], list[int], int, int, int]) -> None:
+    trees, seq_lens, topk, steps, nodes = batch
+    expected = [sees(tree, node, other) for tree in trees for node in range(nodes) for other in range(nodes)]
+    assert build(trees, seq_lens, topk, steps, nodes, QLEN_ONLY).tree_mask.tolist() == expected
+
+    full = [
+        column < seq_len or sees(tree, node, column - seq_len)
+        for tree, seq_len in zip(trees, seq_lens, strict=True)
+        for node in range(nodes)
+        for column in range(seq_len + nodes)
+    ]
+    assert build(trees, seq_lens, topk, steps, nodes, FULL_MASK).tree_mask.tolist() == full
+
+
+def test_a_chain_is_causal() -> None:
+    chain = grow(random.Random(0), topk=1, steps=3, nodes=4)
+    built = build([chain], [5], topk=1, depth=3, nodes=4, mode=QLEN_ONLY)
+    assert built.positions == [5, 6, 7, 8]
+    assert built.next_token == [[1, 2, 3, -1]]
+    assert built.next_sibling == [[-1, -1, -1, -1]]
+    assert torch.equal(built.tree_mask.view(4, 4), torch.ones(4, 4).tril().bool())
+
+
+def test_one_step_may_come_without_parents() -> None:
+    single = grow(random.Random(0), topk=3, steps=1, nodes=4)
+    for parent_list in (single.parent_list, []):
+        tree = DraftTree(parent_list, single.selected, single.parents)
+        built = build([tree], [2], topk=3, depth=1, nodes=4, mode=QLEN_ONLY)
+        assert built.next_token == [[1, -1, -1, -1]]
+        assert built.next_sibling == [[-1, 2, 3, -1]]
+
+
+def test_a_packed_mask_is_refused() -> None:
+    chain = grow(random.Random(0), topk=1, steps=1, nodes=2)
+    with pytest.raises(NotImplementedError, match="tree mask mode 2; allowed: 0 and 1"):
+        build([chain], [1], topk=1, depth=1, nodes=2, mode=2)

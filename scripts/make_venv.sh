@@ -6,7 +6,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 VENV=${VENV:-.venv}
 SGLANG=0.5.23
-TORCH=2.13.0
 LOG=build/venv.log
 [[ $# -eq 0 ]] || { echo "make_venv: unexpected argument '$1'; the folder is set by VENV=DIR" >&2; exit 1; }
 
@@ -34,9 +33,8 @@ step "python3 -m venv" python3 -m venv --clear "$VENV"
 if [[ $device == cuda ]]; then
     step "sglang $SGLANG and its CUDA dependencies" pip_install "sglang==$SGLANG"
 else
-    step "torch $TORCH" pip_install "torch==$TORCH"
-    step "what a text-only server imports" pip_install -r scripts/requirements-cpu.txt
-    step "sglang $SGLANG" pip_install --no-deps "sglang==$SGLANG" -r scripts/requirements-cpu-nodeps.txt
+    step "torch and what a text-only server imports" pip_install -r scripts/requirements-cpu.txt
+    step "sglang $SGLANG" pip_install --no-deps "sglang==$SGLANG"
     step "sgl_kernel for the CPU" pip_install --no-deps -e sgl-kernel
 fi
 step "tools of tests and benchmarks" pip_install -r scripts/requirements-dev.txt

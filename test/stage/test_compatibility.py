@@ -1,29 +1,19 @@
 """What the stage cannot serve is refused at start-up, on every release, before weights load."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from benchmark.serving.server import ROOT
 from sglang_xshare.stage.compatibility import ARCHITECTURES, ExpertPolicyError, read_model
+from stage.release import CPU, every_release, make_env
 
-RELEASES = ("0.5.17", "0.5.21", "0.5.23")
-CPU = ("--device", "cpu", "--attention-backend", "torch_native")
 POLICY = ("--expert-policy", "xshare")
 NO_POLICY = "cannot be served with an expert policy"
-
-
-def environment(tree: Path) -> dict[str, str]:
-    own = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return os.environ | own | {"PYTHONPATH": f"{tree}:{ROOT / 'python'}"}
 
 
 def keys(text: str) -> tuple[str, ...]:
@@ -137,27 +127,27 @@ def ask(tree: Path, model: Path) -> dict[tuple[str, ...], dict[str, object] | No
     lines = [["--model-path", str(model), *CPU, *arguments] for arguments in asked]
     script = Path(__file__).with_name("attempts.py")
     done = subprocess.run(
-        [sys.executable, script], input=json.dumps(lines), env=environment(tree), capture_output=True, text=True
+        [sys.executable, script], input=json.dumps(lines), env=make_env(tree), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "null"))]
     return dict(zip(asked, answers, strict=True))
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@every_release
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_with_one_exact_line(case, release, patched_release, tiny_model):
     arguments, line = REFUSED[case]
     assert ask(patched_release(release), tiny_model)[arguments] == {"ours": True, "says": line}
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@every_release
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_accepted(case, release, patched_release, tiny_model):
     assert ask(patched_release(release), tiny_model)[ACCEPTED[case]] is None
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@every_release
 def test_dp_attention_is_refused_however_the_release_spells_it(release, patched_release, tiny_model):
     arguments, flag, allowed = DP_ATTENTION[release]
     line = f"{flag}: {NO_POLICY}: the router sees the rows of several ranks; allowed is {allowed}"
@@ -204,105 +194,8 @@ def test_unknown_router_is_refused(architecture):
     )
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@every_release
 def test_every_supported_architecture_is_the_releases(release, pristine_release):
     models = pristine_release(release) / "sglang" / "srt" / "models"
     source = "\n".join(file.read_text() for file in models.glob("*.py"))
     assert [name for name in sorted(ARCHITECTURES) if f"class {name}" not in source] == []
-
-
-ENGINE = """
-import sys
-import sglang
-if __name__ == "__main__":
-    try:
-        sglang.Engine(model_path=sys.argv[1], device="cpu", attention_backend="torch_native", expert_policy="nope")
-    except ValueError as error:
-        print(error)
-    sglang.Engine(model_path=sys.argv[1], device="cpu", attention_backend="torch_native", expert_policy="nope")
-"""
-
-
-@pytest.mark.parametrize(
-    "release", [pytest.param(r, marks=[] if r == "0.5.23" else pytest.mark.long) for r in RELEASES]
-)
-def test_every_way_to_start_says_one_line_and_exits_with_1(release, patched_release, tiny_model, tmp_path):
-    line = REFUSED["unknown policy"][1]
-    flags = ["--model-path", str(tiny_model), *CPU, "--expert-policy", "nope"]
-    (tmp_path / "engine.py").write_text(ENGINE)
-    commands = {
-        "python -m sglang.launch_server": [sys.executable, "-m", "sglang.launch_server", *flags],
-        "sglang serve": [str(Path(sys.executable).with_name("sglang")), "serve", *flags],
-        "Engine": [sys.executable, str(tmp_path / "engine.py"), str(tiny_model)],
-    }
-    env = environment(patched_release(release))
-    running = {
-        name: subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for name, command in commands.items()
-    }
-    for name, process in running.items():
-        printed, said = process.communicate(timeout=200)
-        assert process.returncode == 1, f"{name} exits with {process.returncode}: {said}"
-        assert said.splitlines().count(line) == 1, f"{name}: {said}"
-        assert said.count("expert-policy") == 1, f"{name} says more than one line about it: {said}"
-        assert "Traceback" not in said, name
-        assert "Load weight" not in said + printed, name
-        assert (line in printed) == (name == "Engine"), f"{name} raises a ValueError"
-
-
-CHECK = """
-from types import SimpleNamespace
-from sglang_xshare import stage
-stage.check_flags(SimpleNamespace(expert_policy="xshare", speculative_algorithm=None, disaggregation_mode="null",
-                                  moe_runner_backend="auto", moe_a2a_backend="none"))
-"""
-
-
-def check(tree: Path) -> str:
-    """What the stage says to a policy on this tree; "" where it accepts it."""
-    done = subprocess.run([sys.executable, "-c", CHECK], env=environment(tree), capture_output=True, text=True)
-    assert done.returncode == (1 if done.stderr else 0)
-    return done.stderr.strip()
-
-
-@pytest.fixture
-def patched_copy(patched_release: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A patched tree to spoil: the files it shares with others are replaced, never written to."""
-    shutil.copytree(patched_release("0.5.23"), tmp_path / "tree", copy_function=os.link)
-    return tmp_path / "tree"
-
-
-def replace(file: Path, old: str, new: str) -> None:
-    text = file.read_text()
-    assert old in text
-    file.unlink()
-    file.write_text(text.replace(old, new))
-
-
-def test_tree_patched_by_another_version_of_the_queue_is_refused(patched_copy):
-    assert check(patched_copy) == ""
-    state = patched_copy / "sglang" / ".xshare" / "state.json"
-    queue = json.loads(state.read_text())["queue"]
-    replace(state, queue, "0" * 64)
-    said = check(patched_copy)
-    assert said.startswith(
-        f"--expert-policy: SGLang 0.5.23 in {patched_copy} was patched by another version of the queue"
-    )
-    assert said.endswith(f"run `sglang-xshare patch apply --target {patched_copy}`")
-    assert "\n" not in said
-
-
-def test_tree_edited_since_is_refused(patched_copy):
-    replace(patched_copy / "sglang/srt/layers/moe/topk.py", "expert_policy.route(topk_config)", "topk_config")
-    said = check(patched_copy)
-    assert "is edited after it was patched sglang/srt/layers/moe/topk.py; run" in said
-    assert "\n" not in said
-
-
-def test_unpatched_release_does_not_know_the_flag(pristine_release, tiny_model):
-    """So a policy on an unpatched tree cannot be asked for."""
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(tiny_model), *CPU, *POLICY]
-    env = environment(pristine_release("0.5.23"))
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.rstrip().endswith("error: unrecognized arguments: --expert-policy xshare")

@@ -1,7 +1,6 @@
 """A layer under policy: upstream's routers read, empty slots filled, and upstream's own result at full budget."""
 
 import json
-import os
 import subprocess
 import sys
 from functools import cache
@@ -12,10 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmark.serving.server import ROOT
 from sglang_xshare.stage.layer import fill_empty_slots, read_router
-
-RELEASES = ("0.5.17", "0.5.21", "0.5.23")
+from stage.release import LATEST, every_release, make_env
 
 
 def fill(ids: list[list[int]]) -> list[list[int]]:
@@ -126,12 +123,7 @@ def test_router_that_cannot_be_reproduced_is_refused(changes, named):
 @cache
 def compare(tree: Path) -> dict[str, dict[str, Any]]:
     """What `parity.py` found on a release, by router."""
-    env = os.environ | {
-        "PYTHONPATH": f"{tree}:{ROOT / 'python'}",
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TORCHDYNAMO_DISABLE": "1",  # upstream compiles its torch routers, which takes a minute
-    }
+    env = make_env(tree) | {"TORCHDYNAMO_DISABLE": "1"}  # upstream compiles its torch routers, which takes a minute
     script = Path(__file__).with_name("parity.py")
     done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -162,7 +154,7 @@ PLAIN_SCALED_ON_OUTPUT = [
 ]
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@every_release
 def test_full_budget_is_upstreams_own_routing(release, patched_release):
     """Ids as sets, weights to 1e-5, for vanilla, xshare and oea at full budget."""
     found = compare(patched_release(release))
@@ -174,19 +166,19 @@ def test_full_budget_is_upstreams_own_routing(release, patched_release):
     assert wrong == []
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@every_release
 def test_scaling_of_plain_routers_on_output(release, patched_release):
     """From 0.5.22 on as upstream does; before, its torch routers do not implement it without the stage either."""
     found = compare(patched_release(release))
     for router in PLAIN_SCALED_ON_OUTPUT:
-        if release == "0.5.23":
+        if release == LATEST:
             assert found[router]["rows_apart"] == 0
             assert found[router]["error"] <= 1e-5
         else:
             assert found[router] == {"raised": "AssertionError: Not implemented"}
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@every_release
 def test_every_other_router_is_refused(release, patched_release):
     found = compare(patched_release(release))
     others = found.keys() - set(SERVED + SHARED + PLAIN_SCALED_ON_OUTPUT)

@@ -1,0 +1,67 @@
+"""A SGLang plugin that counts experts where the MoE runner receives its ids, independently of the stage.
+
+It appends a JSON line a call to $EXPERT_PROBE: the forward's mode, the layer, its rows; how many different experts the
+ids hold, how many the router's own top-k would have, the kept mass summed over rows; in prefill each row's ids; and
+whether the stage's code is loaded at all.
+With $EXPERT_PROBE_BYPASS it makes that layer route without `select_experts`, as some upstream paths do.
+"""
+
+import json
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def install() -> None:
+    """Called by upstream's `load_plugins()` in every process; only the scheduler's runs a model."""
+    if multiprocessing.parent_process() is None or "EXPERT_PROBE" not in os.environ:
+        return
+    from sglang.srt.layers.moe import fused_moe_native, topk
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    file = Path(os.environ["EXPERT_PROBE"])
+    forward, run_experts, select_experts = ModelRunner.forward, fused_moe_native.moe_forward_native, topk.select_experts
+    mode = "none"
+
+    def note_mode(self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal mode
+        mode = forward_batch.forward_mode.name + "_DRAFT" * self.is_draft_worker
+        return forward(self, forward_batch, *args, **kwargs)
+
+    def count(layer: Any, x: torch.Tensor, topk_output: Any, config: Any) -> torch.Tensor:
+        weights, ids, logits = topk_output
+        record = {"mode": mode, "layer": layer.layer_id, "stage": "sglang_xshare.stage.stage" in sys.modules}
+        record |= describe(weights, ids.long(), logits.float())
+        if mode == "EXTEND":
+            record["ids"] = ids.sort(1).values.tolist()
+        with file.open("a") as out:
+            out.write(json.dumps(record) + "\n")
+        return run_experts(layer, x, topk_output, config)
+
+    def bypass(hidden_states: Any, router_logits: torch.Tensor, topk_config: Any, **kwargs: Any) -> Any:
+        if kwargs["layer_id"] == int(os.environ["EXPERT_PROBE_BYPASS"]):
+            weights, ids = router_logits.float().softmax(-1).topk(topk_config.top_k)
+            return topk.StandardTopKOutput(weights / weights.sum(-1, keepdim=True), ids.int(), router_logits)
+        return select_experts(hidden_states, router_logits, topk_config, **kwargs)
+
+    ModelRunner.forward = note_mode
+    fused_moe_native.moe_forward_native = count
+    if "EXPERT_PROBE_BYPASS" in os.environ:
+        topk.select_experts = bypass
+
+
+def describe(weights: torch.Tensor, ids: torch.Tensor, logits: torch.Tensor, top_k: int = 8) -> dict[str, Any]:
+    """Counts of one call on a model with a softmax router; ties go to the lower index."""
+    scores = logits.softmax(-1)
+    own = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    chosen = scores.gather(1, ids).where(weights > 0, 0)
+    return {
+        "rows": len(ids),
+        "before": len(own.unique()),
+        "after": len(ids.unique()),
+        "kept": float((chosen.sum(1) / scores.gather(1, own).sum(1)).sum()),
+    }

@@ -1,0 +1,170 @@
+"""Real servers, asked the same thing: what they answered, and what was counted in them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmark.serving.server import ROOT, Server
+from stage.release import make_env
+
+LAYERS = 4
+NEW_TOKENS = 20
+ENTRY_POINT = "[sglang.srt.plugins]\nexpert-probe = stage.probe:install\n"
+
+
+def policy(name: str, **keys: Any) -> tuple[str, ...]:
+    """The flags of a policy."""
+    return "--expert-policy", name, "--expert-policy-config", json.dumps(keys)
+
+
+SERVERS: dict[str, tuple[str, ...]] = {
+    "off": (),
+    "vanilla": ("--expert-policy", "vanilla"),
+    "xshare": policy("xshare", k0=1, add=8),
+    "full budget": policy("xshare", k0=1, add=64),
+    "four policies": policy(
+        "xshare",
+        k0=1,
+        add=4,
+        layers={
+            "1": {"policy": "oea", "k0": 3},
+            "2": {"policy": "pruned", "k0": 1},
+            "3": {"policy": "lynx-lat", "retain": 12},
+        },
+    ),
+    "four more policies": policy(
+        "moe-spec",
+        budget=12,
+        phases=["decode"],
+        layers={
+            "1": {"policy": "lynx-acc", "confidence": 0.3},
+            "2": {"policy": "dynamic-skip", "beta": 0.5},
+            "3": {"policy": "custom", "k0": 0, "add": 10},
+        },
+    ),
+    "sizes": policy(
+        "xshare",
+        k0=1,
+        add=8,
+        min_tokens=4,
+        max_tokens=8,
+        by_batch={"6-8": {"add": 0}},
+        layers={"2": {"policy": "vanilla"}},
+    ),
+}
+"""Servers by name, each started once. Overrides by layer let four policies share one."""
+SIZES = {"sizes": (2, 4, 8, 16)}
+"""The batches a server is asked, where not 16, 16 and 1."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a server said, and what was counted meanwhile."""
+
+    tokens: list[list[list[int]]]
+    """Greedy output of every batch of prompts asked. The decode steps of a batch of n all had n rows."""
+    records: list[dict[str, Any]]
+    """Every call of the MoE runner, as `probe.py` saw it."""
+    metrics: dict[str, float]
+    """The stage's prometheus metrics; "steps policy" and so on count forwards by outcome."""
+    trace: list[dict[str, Any]]
+    """The file of --expert-policy-trace."""
+    log: str
+    info: dict[str, Any]
+
+    def calls(self, mode: str, least: int = 1, most: int = 1 << 20) -> list[dict[str, Any]]:
+        """The runner's calls in forwards of a mode with so many rows."""
+        return [call for call in self.records if call["mode"] == mode and least <= call["rows"] <= most]
+
+    def forwards(self, mode: str, least: int = 1, most: int = 1 << 20) -> int:
+        """The number of such forwards."""
+        return sum(call["layer"] == 0 for call in self.calls(mode, least, most))
+
+
+def read_prompts(model: Path) -> list[str]:
+    """Sixteen beginnings of held-out text, of different length, four of each domain."""
+    texts = [file.read_text() for file in sorted((model / "heldout").glob("*.txt"))]
+    return [text[place * 1000 : place * 1000 + 40 + 10 * place] for place in range(4) for text in texts]
+
+
+def ask(
+    model: Path,
+    tree: Path,
+    flags: Sequence[str],
+    scratch: Path,
+    sizes: Sequence[int] = (16, 16, 1),
+    env: Mapping[str, str] | None = None,
+) -> Answers:
+    """Serve a checkpoint in fp32 from a release's tree, and ask it batches of prompts."""
+    server, probe, trace = make_server(model, tree, flags, scratch, env)
+    prompts = read_prompts(model)
+    with server:
+        tokens = [generate_together(server, probe, prompts[:size]) for size in sizes]
+        records = read_lines(probe)
+        metrics = read_metrics(server, sum(record["layer"] == 0 for record in records))
+        return Answers(tokens, records, metrics, read_lines(trace), server.log_text(), server.get("/server_info"))
+
+
+def make_server(
+    model: Path, tree: Path, flags: Sequence[str], scratch: Path, env: Mapping[str, str] | None = None
+) -> tuple[Server, Path, Path]:
+    """A server that is not started yet, with the files of its probe and its trace."""
+    probe, trace = scratch / "probe.jsonl", scratch / "trace.jsonl"
+    traced = ["--expert-policy-trace", str(trace)] if "--expert-policy-config" in flags else []
+    args = ["--dtype", "float32", "--enable-metrics", *flags, *traced]
+    return Server(model, args, env=install_probe(tree, scratch, probe) | (env or {}), name="stage"), probe, trace
+
+
+def install_probe(tree: Path, scratch: Path, probe: Path) -> dict[str, str]:
+    """Put the plugin in `scratch`. Returns what a process's environment needs to run a release with it."""
+    plugin = scratch / "plugin" / "expert_probe-1.dist-info"
+    plugin.mkdir(parents=True)
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: expert-probe\nVersion: 1\n")
+    (plugin / "entry_points.txt").write_text(ENTRY_POINT)
+    path = f"{make_env(tree)['PYTHONPATH']}:{ROOT / 'test'}:{plugin.parent}"
+    return {"PYTHONPATH": path, "EXPERT_PROBE": str(probe)}
+
+
+def generate_together(server: Server, probe: Path, prompts: Sequence[str]) -> list[list[int]]:
+    """Greedy tokens of all prompts, decoded in lockstep: requests that were admitted in two groups are asked again."""
+    for _ in range(5):
+        server.post("/flush_cache", {})
+        seen = len(read_lines(probe))
+        answers = server.generate(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+        rows = {call["rows"] for call in read_lines(probe)[seen:] if call["mode"] == "DECODE"}
+        if rows == {len(prompts)}:
+            return [answer["output_ids"] for answer in answers]
+    raise AssertionError(f"decode steps of {rows} rows, never of {len(prompts)} alone")
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The records of a JSON-lines file; none where there is no file."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def read_metrics(server: Server, forwards: int) -> dict[str, float]:
+    """The stage's metrics, once all these forwards are counted: an idle server reports within a moment."""
+    deadline = time.monotonic() + 10
+    while True:
+        metrics = parse_metrics(server.get("/metrics"))
+        counted = sum(value for name, value in metrics.items() if name.startswith("steps "))
+        if counted >= forwards or not metrics or time.monotonic() > deadline:
+            return metrics
+        time.sleep(0.2)
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """{"experts_after_total": 12.0, "steps policy": 3.0, ...}"""
+    metrics = {}
+    for line in text.splitlines():
+        if line.startswith("sglang:expert_policy_"):
+            name, value = line.removeprefix("sglang:expert_policy_").rsplit(" ", 1)
+            plain, _, labels = name.partition("{")
+            outcome = labels.partition('outcome="')[2].partition('"')[0]
+            metrics[f"steps {outcome}" if outcome else plain] = float(value)
+    return metrics

@@ -1,0 +1,77 @@
+"""What a CUDA graph needs of the stage: a step never waits for the device, and vanilla forwards can be compiled."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sglang_xshare import stage
+from sglang_xshare.stage.metrics import OUTCOMES
+from stage.fake import EXPERTS, TOP_K, Model, forward_batch
+
+XSHARE = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
+POLICIES: dict[str, dict[str, Any]] = {
+    "xshare": {"k0": 1, "add": 3},
+    "xshare per request": {"k0": 1, "add": 0, "add_per_request": 2},
+    "xshare by mass": {"mass": 0.5},
+    "oea": {"k0": 2, "kmax": 6, "max_rank": 8},
+    "pruned": {"k0": 1},
+    "lynx-lat": {"retain": 6},
+    "lynx-acc": {"confidence": 0.2},
+    "moe-spec": {"budget": 6, "coverage": "truncate"},
+    "dynamic-skip": {"beta": 0.4},
+}
+
+
+class RefuseHostData(TorchDispatchMode):
+    """Raises where a tensor is made from Python data: on a GPU a copy from the host, which a graph cannot hold."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        made = operation is torch.ops.aten.lift_fresh.default and args[0].dim() > 0  # a number alone is no copy
+        assert not made, "a tensor made from host data inside a step"
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_step_never_waits_for_the_device(name, attach, tmp_path):
+    """Fake tensors have no data: whatever would bring a value to the host, or a shape that depends on one, raises."""
+    model = Model(2)
+    layers = {"1": {"policy": "vanilla"}} if name == "xshare" else {}
+    config = {**POLICIES[name], "layers": layers, "phases": ["verify"]}
+    policy = name.split()[0]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        installed = attach(
+            model,
+            expert_policy=policy,
+            expert_policy_config=config,
+            expert_policy_trace=str(tmp_path / "trace"),
+            speculative_algorithm="EAGLE3",
+        )
+        installed.mask_padding = True
+        model.logits = torch.randn(12, EXPERTS)
+        with pytest.raises(DataDependentOutputException):
+            model.logits.sum().item()
+        batch = forward_batch("verify", 12, batch_size=3, padding=4)
+        with RefuseHostData():
+            model.forward(None, None, batch)
+    assert model.routed[0][1].shape == (12, 6 if policy == "oea" else TOP_K)
+
+
+def test_vanilla_forward_can_be_compiled(attach):
+    """As upstream's piecewise prefill graphs are: the stage inside must not break the graph."""
+    model = Model(2)
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def layers(hidden: torch.Tensor) -> torch.Tensor:
+        for config in model.configs:
+            hidden = hidden * stage.route(config).top_k
+        return hidden
+
+    model.forward = lambda input_ids, positions, forward_batch: layers(torch.ones(1)).item()
+    installed = attach(model, **XSHARE)
+    assert model.forward(None, None, forward_batch("prefill", 4)) == TOP_K**2
+    assert layers(torch.ones(1)).item() == TOP_K**2
+    counts = dict(zip(OUTCOMES, installed.counters.outcomes.tolist(), strict=True))
+    assert {outcome for outcome, count in counts.items() if count == 1} == {"prefill", "no_context"}

@@ -1,0 +1,74 @@
+"""What a server says of its policy is what its MoE runner received."""
+
+import re
+
+import pytest
+
+from stage.release import LATEST, OLDER
+from stage.served import LAYERS, Answers
+
+EVIDENCE = [
+    *(("full budget", release) for release in OLDER),
+    *((name, LATEST) for name in ("xshare", "four policies", "four more policies")),
+    *(pytest.param("xshare", release, marks=pytest.mark.long) for release in OLDER),
+]
+
+
+@pytest.mark.parametrize(("name", "release"), EVIDENCE)
+def test_metrics_are_what_the_runner_received(name, release, served):
+    answers = served(name, release)
+    calls = answers.calls("DECODE", least=2)
+    assert all(call["stage"] for call in answers.records)
+    assert len(calls) == LAYERS * answers.forwards("DECODE", least=2) > 0
+    metrics = answers.metrics
+    assert metrics["layer_steps_total"] == len(calls)
+    assert metrics["experts_before_total"] == sum(call["before"] for call in calls)
+    assert metrics["experts_after_total"] == sum(call["after"] for call in calls)
+    assert metrics["rows_total"] == sum(call["rows"] for call in calls)
+    assert metrics["kept_mass_total"] == pytest.approx(sum(call["kept"] for call in calls), rel=1e-5)
+    outcomes = {name.removeprefix("steps "): value for name, value in metrics.items() if name.startswith("steps ")}
+    assert outcomes == {
+        "policy": answers.forwards("DECODE", least=2),
+        "prefill": answers.forwards("EXTEND"),
+        "min_tokens": answers.forwards("DECODE", most=1),
+        "phase": 0,
+        "max_tokens": 0,
+        "no_context": 0,
+    }
+
+
+@pytest.mark.parametrize(("name", "release"), EVIDENCE)
+def test_trace_has_every_layer_and_step_the_runner_saw(name, release, served):
+    answers = served(name, release)
+    seen = [
+        {
+            "step": number // LAYERS,
+            "phase": "decode",
+            "layer": call["layer"],
+            "batch_size": call["rows"],
+            "experts_before": call["before"],
+            "experts_after": call["after"],
+            "kept_mass": pytest.approx(call["kept"] / call["rows"], rel=1e-5),
+        }
+        for number, call in enumerate(answers.calls("DECODE", least=2))
+    ]
+    assert answers.trace == seen
+
+
+@pytest.mark.parametrize("name", ["xshare", "four policies"])
+def test_prefill_is_routed_as_without_a_policy(name, served):
+    def routed(answers: Answers) -> set[tuple[int, tuple[int, ...]]]:
+        return {(call["layer"], tuple(row)) for call in answers.calls("EXTEND") for row in call["ids"]}
+
+    assert routed(served(name)) == routed(served("vanilla"))
+
+
+def test_decode_log_line_reports_the_policy(served):
+    """In intervals of 40 steps; the idle server's own report is not logged."""
+    lines = re.findall(
+        r"active experts: ([\d.]+) -> ([\d.]+), kept mass: ([\d.]+), policy steps: (\d+)", served("xshare").log
+    )
+    before, after, kept, steps = map(float, lines[0])
+    assert 8 < after < before < 64
+    assert 0.5 < kept < 1
+    assert 0 < steps <= 40

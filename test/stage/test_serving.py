@@ -1,0 +1,137 @@
+"""The real server, policy off and on: what it answers, and how many experts its MoE runner wakes."""
+
+import re
+from typing import Any
+
+import pytest
+
+from sglang_xshare.policies import list_policies
+from stage.release import LATEST, every_release, older_releases_take_long
+from stage.served import LAYERS, NEW_TOKENS, SERVERS, ask, policy
+
+
+@older_releases_take_long
+def test_off_and_vanilla_answer_as_the_unpatched_release(release, served):
+    unpatched = served("unpatched", release).tokens
+    assert served("off", release).tokens == unpatched
+    assert served("vanilla", release).tokens == unpatched
+    assert len({token for answer in unpatched[0] for token in answer}) > 20, "answers too poor to tell anything"
+    assert all(len(answer) == NEW_TOKENS for answer in unpatched[0])
+
+
+@older_releases_take_long
+@pytest.mark.parametrize("name", ["off", "vanilla"])
+def test_off_and_vanilla_never_enter_the_stage(name, release, served):
+    answers = served(name, release)
+    assert answers.calls("DECODE"), "the probe counted"
+    assert not any(call["stage"] for call in answers.records), "the stage's code was loaded"
+    assert all(call["after"] == call["before"] for call in answers.records)
+    assert answers.metrics == {}
+    assert "xpert policy" not in answers.log
+    assert answers.info["expert_policy"] == (None if name == "off" else "vanilla")
+
+
+@every_release
+def test_full_budget_answers_as_vanilla(release, served):
+    """All releases answer alike, so the older ones are compared with the latest one's unpatched tree."""
+    answers = served("full budget", release)
+    assert answers.tokens == served("unpatched").tokens
+    assert answers.metrics["steps policy"] == answers.forwards("DECODE", least=2) > 0
+
+
+def test_policy_cuts_experts_in_decode(served):
+    calls = served("xshare").calls("DECODE", least=2)
+    assert all(call["after"] <= call["rows"] + 8 for call in calls)
+    assert sum(call["after"] for call in calls) < 0.8 * sum(call["before"] for call in calls)
+
+
+def test_single_rows_are_vanilla(served):
+    calls = served("xshare").calls("DECODE", most=1)
+    assert calls
+    assert {call["after"] for call in calls} == {8}
+
+
+def test_runs_repeat(served):
+    for name in ("xshare", "four policies"):
+        first, second, _ = served(name).tokens
+        assert first == second
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("four policies", {0: 16 + 4, 1: 16 * 3, 2: 16, 3: 12}),
+        ("four more policies", {0: 12, 3: 10}),
+    ],
+)
+def test_each_policy_keeps_its_budget(name, bounds, served):
+    for layer, most in bounds.items():
+        counts = [call["after"] for call in served(name).calls("DECODE", least=2) if call["layer"] == layer]
+        assert max(counts) <= most
+        assert min(counts) >= 8 or name == "four policies"
+    for layer in range(LAYERS):
+        calls = [call for call in served(name).calls("DECODE", least=2) if call["layer"] == layer]
+        dropped = sum(call["before"] - call["after"] for call in calls)
+        assert dropped > 0, f"layer {layer}"
+
+
+def test_every_policy_is_served():
+    """A new policy must join one of the servers above."""
+    named = {"vanilla"}
+    for flags in SERVERS.values():
+        named |= {flags[1]} if flags else set()
+        named |= set(re.findall(r'"policy": "([\w-]+)"', flags[3])) if len(flags) > 2 else set()
+    assert named == {policy.name for policy in list_policies()}
+
+
+def test_sizes_and_layers_are_honoured(served):
+    answers = served("sizes")
+    steps = {size: answers.forwards("DECODE", size, size) for size in (2, 4, 8, 16)}
+    assert min(steps.values()) >= NEW_TOKENS - 1
+    assert answers.metrics["steps min_tokens"] == steps[2]
+    assert answers.metrics["steps max_tokens"] == steps[16]
+    assert answers.metrics["steps policy"] == steps[4] + steps[8]
+    traced = [(record["batch_size"], record["layer"]) for record in answers.trace]
+    assert traced == [(size, layer) for size in (4, 8) for _ in range(steps[size]) for layer in (0, 1, 3)]
+    for call in answers.calls("DECODE"):
+        if call["rows"] in (2, 16) or call["layer"] == 2:
+            assert call["after"] == call["before"]
+        else:
+            assert call["after"] <= call["rows"] + (8 if call["rows"] == 4 else 0)
+
+
+@pytest.mark.long
+def test_two_tensor_parallel_ranks_answer_as_one(tiny_model, patched_release, tmp_path, served):
+    flags = (*SERVERS["xshare"], "--tp", "2")
+    env = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, env=env)
+    assert answers.tokens == served("xshare").tokens
+    alone = served("xshare")
+    # Both ranks run every layer; only one of them reports.
+    assert len(answers.records) == 2 * len(alone.records)
+    assert answers.trace == alone.trace
+    assert answers.metrics == alone.metrics
+
+
+LONG_POLICIES: dict[str, dict[str, Any]] = {
+    "pruned": {"k0": 2},
+    "dynamic-skip": {"beta": 0.3},
+    "oea": {"k0": 2, "p": 0.9, "kmax": 10, "max_rank": 32},
+    "lynx-lat": {"drop": 8},
+    "lynx-acc": {"confidence": 0.2, "max_voters": 4, "min_votes": 1},
+    "moe-spec": {"budget": 16, "coverage": "truncate", "phases": ["decode"]},
+    "custom": {"k0": 1, "mass": 0.6, "utility": "full"},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LONG_POLICIES)
+def test_policy_alone_is_served_with_its_counts(name, tiny_model, patched_release, tmp_path):
+    answers = ask(tiny_model, patched_release(LATEST), policy(name, **LONG_POLICIES[name]), tmp_path)
+    calls = answers.calls("DECODE", least=2)
+    assert answers.tokens[0] == answers.tokens[1]
+    assert f"Expert policy {name} on {LAYERS} MoE layers" in answers.log
+    assert answers.metrics["layer_steps_total"] == len(calls) > 0
+    assert answers.metrics["experts_after_total"] == sum(call["after"] for call in calls)
+    assert answers.metrics["experts_after_total"] < answers.metrics["experts_before_total"]
+    assert [record["experts_after"] for record in answers.trace] == [call["after"] for call in calls]

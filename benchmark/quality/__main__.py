@@ -14,11 +14,11 @@ from benchmark.serving.variant import SPELLING
 OUT = ROOT / "build" / "quality"
 POLICIES = (
     *(f"pruned:k0={k0}" for k0 in (6, 5, 4, 3)),
-    *(f"oea:k0={k0}" for k0 in (6, 5, 4, 3)),
-    *(f"xshare:k0=1,add={add}" for add in (24, 16, 8)),
-    *(f"xshare:k0=1,add={add},utility=full" for add in (24, 16, 8)),
-    *(f"lynx-lat:retain={retain}" for retain in (32, 24, 16)),
-    *(f"moe-spec:budget={budget}" for budget in (32, 24, 16)),
+    *(f"oea:k0={k0}" for k0 in (5, 4, 3, 2)),
+    *(f"xshare:k0=1,add={add}" for add in (24, 16, 12, 8)),
+    *(f"xshare:k0=1,add={add},utility=full" for add in (16, 12, 8)),
+    *(f"lynx-lat:retain={retain}" for retain in (24, 20, 16)),
+    *(f"moe-spec:budget={budget}" for budget in (24, 20, 16)),
 )
 
 

@@ -78,6 +78,7 @@ def write_plot(path: Path, records: Sequence[Mapping[str, Any]], title: str) -> 
             deltas, errors = ([loss[key] * 1000 for loss in losses] for key in ("delta", "error"))
             axis.errorbar(experts, deltas, yerr=errors, fmt="o-", capsize=2, label=family)
         axis.set(xlabel="active experts a layer and step", title=label)
+        axis.set_yscale("symlog", linthresh=1)  # linear below one millinat, where the noise is
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("cross-entropy above vanilla's, millinats a token")
     axes[0].legend()

@@ -89,7 +89,7 @@ def test_a_policy_is_run_once(study):
 
 
 def test_command_finds_everything(checkpoint, tmp_path, monkeypatch, capsys):
-    counts = ("--per-domain", "4", "--batch", "4", "--prompt", "16", "--steps", "64")
+    counts = ("--per-domain", "4", "--batch", "4", "--prompt", "16", "--steps", "128")
     monkeypatch.setattr("sys.argv", ["findings", "--model", str(checkpoint), *counts, "--out", str(tmp_path)])
     command.main()
     findings = json.loads((tmp_path / "findings.json").read_text())["findings"]

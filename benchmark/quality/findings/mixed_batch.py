@@ -80,6 +80,7 @@ def _plot(active: dict[str, tuple[float, float]], losses: dict[str, tuple[Loss, 
     for policy in POLICIES:
         x, y = zip(*((active[policy][index], losses[policy][index].delta * 1000) for index in (0, 1)), strict=True)
         axis.annotate("", (x[1], y[1]), (x[0], y[0]), arrowprops={"arrowstyle": "->", "color": "grey"})
+        axis.annotate(policy.removeprefix("xshare:"), (x[1], y[1]), (3, 3), textcoords="offset points", fontsize=7)
     axis.set(xlabel="active experts a layer and step", ylabel="cross-entropy above vanilla's, millinats")
     axis.grid(alpha=0.3)
     axis.legend()

@@ -8,7 +8,7 @@ from benchmark.quality.model import prefill, router_logits
 from sglang_xshare import build_plan, select
 
 BRANCHES = (1, 4, 8)
-SIZES = (1, 2, 4, 8, 16, 32, 64)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 TREES = 32
 
 Curve = dict[int, float]

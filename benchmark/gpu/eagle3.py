@@ -1,0 +1,59 @@
+"""Stage `eagle3`: speculative decoding, four requests of three draft tokens each, policy off and on.
+
+The draft has the shape of a real one and random weights, so nothing it drafts would be accepted: upstream simulates the
+acceptance, and takes the draft's own tokens, since a fixed token would give all rows the same experts.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmark.gpu.models import write_model
+from benchmark.gpu.record import Record
+from benchmark.gpu.serving import describe, gain, measure_rounds, serve_dummies
+from benchmark.gpu.table import Row, at_least
+from benchmark.serving.variant import parse_variant
+
+MODEL, DRAFT = "gpt-oss-120b", "gpt-oss-120b-eagle3"
+POLICY = "xshare:k0=1,add=0,add_per_request=4"
+VARIANTS = ("off", POLICY)
+BATCH, ROUNDS = 4, 5
+ACCEPTED = 3  # tokens a verification step, of 4 possible
+ENV = {
+    "SGLANG_SIMULATE_ACC_LEN": str(ACCEPTED),
+    "SGLANG_SIMULATE_ACC_METHOD": "match-expected",
+    "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
+}
+# Percent: XShare, section 6.2, publishes 13 to 14 with this configuration.
+GAIN_BAR = 14.0
+
+
+def measure(record: Record, models: Sequence[str]) -> None:
+    """Measure, unless the record has it."""
+    if models:
+        raise ValueError(f"models {' '.join(models)}: stage eagle3 measures {MODEL} only; allowed is none")
+    if POLICY in record:
+        return
+    variants = [parse_variant(text) for text in VARIANTS]
+    with serve_dummies(MODEL, variants, draft_args(), ENV) as servers:
+        measure_rounds(record, POLICY, MODEL, variants, servers, BATCH, ROUNDS)
+
+
+def rows(points: Mapping[str, Any]) -> list[Row]:
+    """The policy's gain."""
+    if POLICY not in points:
+        return []
+    point = points[POLICY]
+    accepted = point["summary"][1]["accept_length"]
+    found = [at_least(f"{MODEL}, {POLICY}, batch {BATCH}: {describe(point)}", gain(point), GAIN_BAR, "% gain")]
+    # Without it, the gain would be that of some other workload.
+    measured = "-" if accepted is None else f"{accepted:.2f} tokens a step"
+    simulated = accepted is not None and abs(accepted - ACCEPTED) < 0.25
+    return [*found, Row("simulated acceptance", measured, f"{ACCEPTED} tokens a step", simulated)]
+
+
+def draft_args() -> list[str]:
+    """The flags of a chain of three draft tokens."""
+    return [
+        *("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(write_model(DRAFT))),
+        *("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"),
+    ]

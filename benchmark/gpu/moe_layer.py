@@ -1,0 +1,133 @@
+"""MoE layers as the server runs them: upstream's router, or the stage's, and upstream's fused Triton runner."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_xshare import Batch, SelectionPlan
+from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.step import Step
+
+# Share of the logits' variance that all rows have in common: at 0.47, 16 rows wake 49 of 128 experts at top-8, and OEA
+# with k0 = 3 and 5 leaves 24 and 35, as on Qwen3-30B-A3B (OEA, Table 4: 48.8, 25.1, 35.1). Independent rows wake 82.
+COMMON = 0.47
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's MoE layer. `layers` copies with weights of their own are timed one after another, as in the model, so
+    that no expert is found in the L2 cache. `gpt_oss`: biases, and the clamped activation.
+    """
+
+    name: str
+    hidden: int
+    width: int
+    experts: int
+    top_k: int
+    layers: int
+    gpt_oss: bool = False
+
+    @property
+    def expert_bytes(self) -> int:
+        """Of one expert's weights in bf16: gate, up and down projection."""
+        return 3 * self.hidden * self.width * 2
+
+
+def draw_logits(shape: Shape, rows: int, device: str, seed: int = 0) -> Tensor:
+    """[layers, rows, experts] bfloat16 router logits whose rows agree as those of a real batch do; see `COMMON`."""
+    generator = torch.Generator(device).manual_seed(seed)
+    size = (shape.layers, rows, shape.experts)
+    own = torch.randn(size, generator=generator, device=device)
+    common = torch.randn((shape.layers, 1, shape.experts), generator=generator, device=device)
+    return (COMMON**0.5 * common + (1 - COMMON) ** 0.5 * own).bfloat16()
+
+
+def route_to(active: int, shape: Shape, rows: int, device: str, seed: int = 0) -> Tensor:
+    """[layers, rows, top_k] int32 ids, distinct within a row, that use exactly `active` experts, all equally often or
+    nearly. Raises ValueError where so many, or so few, cannot be used.
+    """
+    if not shape.top_k <= active <= min(shape.experts, rows * shape.top_k):
+        raise ValueError(f"active = {active}: allowed is {shape.top_k} to {min(shape.experts, rows * shape.top_k)}")
+    generator = torch.Generator(device).manual_seed(seed)
+    order = torch.rand((shape.layers, shape.experts), generator=generator, device=device).argsort(1)
+    slots = torch.arange(rows * shape.top_k, device=device) % active
+    return order[:, slots].unflatten(1, (rows, shape.top_k)).int()
+
+
+class MoeLayers:
+    """Random weights for every layer of a shape, and what runs them on `rows` rows. Needs a GPU."""
+
+    def __init__(self, shape: Shape, rows: int) -> None:
+        from sglang.srt.layers.moe.moe_runner import MoeRunnerConfig
+
+        publish_arguments()
+        experts, hidden, width = shape.experts, shape.hidden, shape.width
+        self.gate_up = [_random(experts, 2 * width, hidden) for _ in range(shape.layers)]
+        self.down = [_random(experts, hidden, width) for _ in range(shape.layers)]
+        self.biases: dict[str, Tensor] = {}
+        if shape.gpt_oss:
+            self.biases = {"b1": _random(experts, 2 * width), "b2": _random(experts, hidden)}
+        self.source = _random(shape.layers, rows, hidden, std=1.0)
+        self.hidden = torch.empty_like(self.source)
+        self.config = MoeRunnerConfig(
+            num_experts=experts,
+            num_local_experts=experts,
+            hidden_size=hidden,
+            intermediate_size_per_partition=width,
+            top_k=shape.top_k,
+            params_dtype=torch.bfloat16,
+            inplace=True,
+            gemm1_alpha=1.702 if shape.gpt_oss else None,
+            gemm1_clamp_limit=7.0 if shape.gpt_oss else None,
+        )
+
+    def run(self, route: Callable[[int, Tensor], Any]) -> None:
+        """Every layer once; `route` gives upstream's top-k output for a layer's number and input."""
+        from sglang.srt.layers.moe.moe_runner.triton_utils import fused_experts
+
+        # The runner writes in place, as in the server; one small copy restores the input of all layers.
+        self.hidden.copy_(self.source)
+        for i, hidden in enumerate(self.hidden):
+            fused_experts(hidden, self.gate_up[i], self.down[i], route(i, hidden), self.config, **self.biases)
+
+
+def fixed_router(ids: Tensor) -> Callable[[int, Tensor], Any]:
+    """Routes every layer to `ids` [layers, rows, top_k], all weights equal: nothing is launched."""
+    from sglang.srt.layers.moe.topk import StandardTopKOutput
+
+    weights = torch.full(ids.shape, 1 / ids.shape[-1], dtype=torch.float32, device=ids.device)
+    return lambda layer, hidden: StandardTopKOutput(weights[layer], ids[layer], None)
+
+
+def model_router(logits: Tensor, topk_config: Any) -> Callable[[int, Tensor], Any]:
+    """Routes by `logits` [layers, rows, experts] through upstream, with a config of `make_topk_config`."""
+    from sglang.srt.layers.moe.topk import select_experts
+
+    return lambda layer, hidden: select_experts(hidden, logits[layer], topk_config)
+
+
+def make_topk_config(shape: Shape, plan: SelectionPlan | None, rows: int, device: str) -> Any:
+    """Upstream's `TopKConfig` of a plain softmax router; with a plan, as the stage changes it for a decode step."""
+    from sglang.srt.layers.moe.topk import TopKConfig
+
+    config = TopKConfig(top_k=shape.top_k, renormalize=True)
+    if plan is None:
+        return config
+    layer = Layer(0, config, None)
+    layer.plan = plan
+    layer.step = Step("decode", rows, Batch(valid=torch.ones(rows, dtype=torch.bool, device=device)))
+    return layer.config
+
+
+def publish_arguments() -> None:
+    """What upstream's runner reads of a server's arguments: the defaults."""
+    from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+
+    set_global_server_args_for_scheduler(ServerArgs(model_path="dummy"))
+
+
+def _random(*size: int, std: float = 0.02) -> Tensor:
+    return torch.empty(size, dtype=torch.bfloat16, device="cuda").normal_(std=std)

@@ -1,0 +1,98 @@
+"""Stage `replay`: padding rows wake nothing when a CUDA graph is replayed, and counts follow the policy.
+
+First the tests that drive the stage in a graph of their own, then the live server: graphs of 8 rows only against a graph
+for every size, seven requests each. Last, what masking padding rows alone gains where upstream's graphs pad.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmark.gpu.record import Record
+from benchmark.gpu.serving import gain, measure_rounds, serve_dummies
+from benchmark.gpu.table import Row, at_least
+from benchmark.serving.evidence import read_totals
+from benchmark.serving.server import ROOT, Server
+from benchmark.serving.variant import Variant, parse_variant
+
+MODEL = "qwen3-30b-a3b-12-layers"
+REQUESTS, TOKENS = 7, 64
+UPSTREAM_SIZES = ("--cuda-graph-bs-decode", *(str(n) for n in (1, 2, 4, 8, 12, 16)))
+PADDED = ("--cuda-graph-bs-decode", "8")
+LIVE = {
+    "padded": parse_variant("xshare:k0=1,add=24", PADDED),
+    "exact": parse_variant("xshare:k0=1,add=24"),
+    "tighter": parse_variant("xshare:k0=1,add=8", PADDED),
+}
+MASKING = [
+    Variant("off", None, {}, UPSTREAM_SIZES),
+    Variant("mask", None, {}, ("--mask-padding-experts", *UPSTREAM_SIZES)),
+]
+MASKED_AT, ROUNDS = (9, 13), 3
+SPREAD = 0.05  # greedy continuations may part, since kernels of 7 and 8 rows round differently
+
+
+def measure(record: Record, models: Sequence[str]) -> None:
+    """Measure what the record lacks."""
+    if models:
+        raise ValueError(f"models {' '.join(models)}: stage replay measures {MODEL} only; allowed is none")
+    if "tests" not in record:
+        _run_tests()
+        record.add("tests", passed=True)
+    if not all(name in record for name in LIVE):
+        with serve_dummies(MODEL, list(LIVE.values())) as servers:
+            for name, server in zip(LIVE, servers, strict=True):
+                record.add(name, **_count(server))
+    missing = [n for n in MASKED_AT if masking_key(n) not in record]
+    if missing:
+        with serve_dummies(MODEL, MASKING) as servers:
+            for concurrency in missing:
+                measure_rounds(record, masking_key(concurrency), MODEL, MASKING, servers, concurrency, ROUNDS)
+
+
+def rows(points: Mapping[str, Any]) -> list[Row]:
+    """What was tested, what the server counted, and the gain of masking."""
+    found = []
+    if "tests" in points:
+        found.append(Row("replays of 2..16 rows", "exactly the live rows' experts", "exactly", True))
+    if all(name in points for name in LIVE):
+        padded, exact, tighter = (points[name] for name in LIVE)
+        text = f"{padded['rows']:.0f} in graphs of 8, {exact['rows']:.0f} in graphs of every size"
+        found.append(Row("router rows counted, 7 requests", text, "equal", padded["rows"] == exact["rows"]))
+        text = f"{padded['experts_after']:.2f} in graphs of 8, {exact['experts_after']:.2f} in graphs of every size"
+        near = abs(padded["experts_after"] / exact["experts_after"] - 1) <= SPREAD
+        found.append(Row("active experts, 7 requests", text, f"within {100 * SPREAD:.0f} %", near))
+        counts = [padded["experts_before"], padded["experts_after"], tighter["experts_after"]]
+        text = "off {:.1f}, add = 24 {:.1f}, add = 8 {:.1f}".format(*counts)
+        found.append(Row("active experts by policy", text, "fewer each", counts[0] > counts[1] > counts[2]))
+    for concurrency in MASKED_AT:
+        point = points.get(masking_key(concurrency))
+        if point is not None:
+            found.append(at_least(f"masking alone, concurrency {concurrency}", gain(point), None, "% gain"))
+    return found
+
+
+def masking_key(concurrency: int) -> str:
+    """A point's key in the record."""
+    return f"masking/concurrency={concurrency}"
+
+
+def _run_tests() -> None:
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "test/gpu/test_replay.py"]
+    if subprocess.run([sys.executable, *tests], cwd=ROOT).returncode != 0:
+        raise RuntimeError("test/gpu/test_replay.py failed on this GPU; its output is above")
+
+
+def _count(server: Server) -> dict[str, float]:
+    """Seven equally long requests at once; what the stage counted meanwhile, means a layer and step, rows in all."""
+    prompts = [[1000 * request + token for token in range(1, 17)] for request in range(1, REQUESTS + 1)]
+    before = read_totals(server)
+    server.generate(prompts, max_new_tokens=TOKENS, ignore_eos=True)
+    time.sleep(1.0)  # the last steps are reported when the server turns idle, after it has answered
+    new = {name: total - before.get(name, 0.0) for name, total in read_totals(server).items()}
+    if not new.get("layer_steps"):
+        raise RuntimeError(f"{server.name}: no step under policy was counted; {server.log} says more")
+    means = {name: new[name] / new["layer_steps"] for name in ("experts_before", "experts_after")}
+    return {**means, "rows": new["rows"], "layer_steps": new["layer_steps"]}

@@ -1,0 +1,65 @@
+"""Stage `selection`: the kernels against the reference on this device, then their time beside upstream's own router."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmark.gpu.record import Record
+from benchmark.gpu.table import Row
+from benchmark.serving.server import ROOT
+
+KERNELS = "benchmark.kernels.gpu_selection"
+TIME_BAR = 2.0  # times upstream's fused router on the same logits; ours does both
+FIELDS = {"policy", "rows", "experts", "us", "upstream_us"}
+
+
+def measure(record: Record, models: Sequence[str]) -> None:
+    """Run the tests of the kernels compiled for this device, then their benchmark."""
+    if models:
+        raise ValueError(f"models {' '.join(models)}: stage selection knows no models; allowed is none")
+    if "tests" not in record:
+        _run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "triton", "test/selection")
+        record.add("tests", passed=True)
+    if "kernels" not in record:
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "selection.json"
+            _run("-m", KERNELS, "--out", str(out))
+            record.add("kernels", **read_times(out))
+
+
+def rows(points: Mapping[str, Any]) -> list[Row]:
+    """Exactness, and every time as a multiple of upstream's."""
+    found = [Row("tests of the Triton kernel, compiled", "passed", "passed", True)] if "tests" in points else []
+    if "kernels" in points:
+        cases = points["kernels"]["cases"]
+        found.append(Row("ids against the reference", f"{cases} cases equal", "bit for bit", True))
+        found += [_time_row(one) for one in points["kernels"]["times"]]
+    return found
+
+
+def read_times(path: Path) -> dict[str, Any]:
+    """What the kernels' benchmark wrote: `cases`, how many inputs gave the reference's ids, and `times`, a list of
+    objects with FIELDS. Raises ValueError where it is something else.
+    """
+    content = json.loads(path.read_text())
+    times = content.get("times", [])
+    if "cases" not in content or not times or not all(one.keys() >= FIELDS for one in times):
+        needed = f"cases and times with {', '.join(sorted(FIELDS))}"
+        raise ValueError(f"{KERNELS} wrote {', '.join(content)}; needed is {needed}")
+    return content
+
+
+def _time_row(one: Mapping[str, Any]) -> Row:
+    ratio = one["us"] / one["upstream_us"]
+    what = f"{one['policy']}, {one['rows']} tokens x {one['experts']} experts"
+    text = f"{one['us']:.2f} us, upstream's router {one['upstream_us']:.2f} us: {ratio:.2f} x"
+    return Row(what, text, f"at most {TIME_BAR:g} x", ratio <= TIME_BAR)
+
+
+def _run(*args: str) -> None:
+    if subprocess.run([sys.executable, *args], cwd=ROOT).returncode != 0:
+        raise RuntimeError(f"{' '.join(args)}: failed on this GPU; its output is above")

@@ -1,0 +1,47 @@
+"""Times of device work, by events around replays of a CUDA graph: launch gaps and host time stay out of them."""
+
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+WARM_UPS = 3
+REPLAYS = 200
+COPY_BYTES = 4 << 30
+
+
+def time_graph(run: Callable[[], object], replays: int = REPLAYS) -> float:
+    """Median microseconds of `run`, captured in a CUDA graph and replayed.
+
+    `run` is called a few times before, so that compilation and allocation happen outside the graph.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UPS):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return time_calls(graph.replay, replays)
+
+
+def time_calls(call: Callable[[], object], repeats: int) -> float:
+    """Median microseconds on the device of `repeats` calls, after a few that are not counted."""
+    for _ in range(WARM_UPS):
+        call()
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for begin, end in events:
+        begin.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return 1000 * median(begin.elapsed_time(end) for begin, end in events)
+
+
+def measure_copy_bandwidth() -> float:
+    """GB/s of a device-to-device copy much larger than the caches, bytes read and written both counted."""
+    source = torch.randint(0, 256, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * COPY_BYTES / time_calls(lambda: target.copy_(source), repeats=20) / 1000

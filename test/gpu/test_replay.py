@@ -1,0 +1,136 @@
+"""The stage in captured decode graphs, padded as upstream's decode runner pads: padding rows are inert at every size.
+
+On a GPU the graphs are real. Elsewhere a replay runs the captured call again on the same buffers, which shows all but
+what only a capture can: that nothing allocates, synchronizes or keeps a value of its first run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare.stage.metrics import AFTER, BEFORE, KEPT, ROWS, STEPS
+from stage.fake import EXPERTS, TOP_K, Model, forward_batch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+UPSTREAM_SIZES = (1, 2, 4, 8, 12, 16)
+EVERY_SIZE = tuple(range(1, 17))
+LARGEST = 16
+
+
+class DecodeRunner:
+    """Static buffers for the largest size, one graph a captured size, and padding to the next size at replay."""
+
+    def __init__(self, model: Model, stage, sizes: tuple[int, ...]) -> None:
+        self.model = model
+        self.stage = stage
+        self.sizes = sizes
+        generator = torch.Generator().manual_seed(1)
+        # Stale, but plausible: what earlier, larger batches left in the buffers.
+        self.logits = torch.randn(LARGEST, EXPERTS, generator=generator).to(DEVICE)
+        self.slots = torch.zeros(LARGEST, dtype=torch.int64, device=DEVICE)
+        self.graphs = {size: self._capture(size) for size in reversed(sizes)}
+
+    def replay(self, logits: torch.Tensor) -> torch.Tensor:
+        """Decode `logits` [live rows, experts]. Returns what the stage counted, [layers, 6]."""
+        live = len(logits)
+        size = self.sizes[bisect_left(self.sizes, live)]
+        self.logits[:live] = logits
+        self.slots.zero_()
+        self.slots[:live] = torch.arange(7, 7 + live)
+        before = self.stage.counters.totals.clone()
+        self.graphs[size]()
+        return (self.stage.counters.totals - before).cpu()
+
+    def _capture(self, size: int) -> Callable[[], None]:
+        batch = forward_batch("decode", size)
+        batch.input_ids = torch.zeros(size, dtype=torch.int64, device=DEVICE)
+        batch.out_cache_loc = self.slots[:size]
+
+        def run() -> None:
+            self.model.logits = self.logits[:size]
+            self.model.forward(None, None, batch)
+
+        run()
+        if DEVICE == "cpu":
+            return run
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        return graph.replay
+
+
+@pytest.fixture
+def make_runner(attach) -> Callable[..., DecodeRunner]:
+    """Call it with captured sizes and server flags."""
+
+    def make(sizes: tuple[int, ...], **flags) -> DecodeRunner:
+        model = Model()
+        stage = attach(model, device=DEVICE, **flags)
+        stage.mask_padding = True  # as on every GPU
+        return DecodeRunner(model, stage, sizes)
+
+    return make
+
+
+def xshare(add: int) -> SimpleNamespace:
+    """Server flags and the plan they stand for."""
+    keys = {"k0": 1, "add": add}
+    flags = {"expert_policy": "xshare", "expert_policy_config": keys}
+    return SimpleNamespace(flags=flags, plan=build_plan("xshare", **keys))
+
+
+def draw(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, EXPERTS, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("sizes", [UPSTREAM_SIZES, EVERY_SIZE], ids=["upstream's sizes", "every size"])
+@pytest.mark.parametrize("live", range(2, LARGEST + 1))
+def test_a_replay_counts_exactly_its_live_rows(make_runner, sizes, live):
+    policy = xshare(add=4)
+    logits = draw(live)
+    counts = make_runner(sizes, **policy.flags).replay(logits.to(DEVICE))
+    expected = select(logits, policy.plan, Router(TOP_K), Batch(), backend="reference")
+    for layer in counts:
+        assert layer[STEPS] == 1
+        assert layer[ROWS] == live
+        assert layer[BEFORE] == expected.vanilla_active.sum()
+        assert layer[AFTER] == expected.active.sum()
+        torch.testing.assert_close(layer[KEPT], expected.kept_mass.sum(dtype=torch.float64), rtol=1e-5, atol=1e-5)
+
+
+def test_masking_alone_makes_padding_inert(make_runner):
+    counts = make_runner(UPSTREAM_SIZES, mask_padding_experts=True).replay(draw(9).to(DEVICE))
+    woken = select(draw(9), build_plan("vanilla"), Router(TOP_K), Batch(), backend="reference").active.sum()
+    assert counts[:, [BEFORE, AFTER]].tolist() == [[woken, woken]] * len(counts)
+
+
+def test_a_replay_follows_its_inputs(make_runner):
+    """One graph, many batches: it keeps neither the logits nor the number of rows of its capture."""
+    policy = xshare(add=4)
+    runner = make_runner((8,), **policy.flags)
+    for live, seed in ((8, 0), (3, 1), (7, 2), (7, 3)):
+        logits = draw(live, seed)
+        expected = select(logits, policy.plan, Router(TOP_K), Batch(), backend="reference")
+        assert runner.replay(logits.to(DEVICE))[0, AFTER] == expected.active.sum()
+
+
+def test_counts_change_with_the_policy(make_runner):
+    """A graph that had been captured without the stage would count the same for all of them."""
+    logits = draw(8).to(DEVICE)
+    counts = [make_runner((8,), **xshare(add).flags).replay(logits)[0] for add in (0, 4, 24)]
+    after = [int(one[AFTER]) for one in counts]
+    assert after[0] < after[1] < after[2]
+    assert len({int(one[BEFORE]) for one in counts}) == 1
+
+
+def test_a_replay_without_a_live_row_counts_nothing(make_runner):
+    runner = make_runner((8,), **xshare(add=4).flags)
+    assert runner.replay(torch.empty(0, EXPERTS, device=DEVICE)).abs().sum() == 0
+    assert runner.stage.counters.totals.abs().sum() == 0  # nor did any capture

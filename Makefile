@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON := $(VENV)/bin/python
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv patch lint test test-long bench demo clean
+.PHONY: help venv patch lint test test-long bench demo gpu clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
@@ -33,6 +33,9 @@ bench: patch $(LARGE) ## compare policies in the server: POLICIES="vanilla xshar
 
 demo: patch $(LARGE) ## serve a checkpoint with the policy off and on, and print what it changed
 	$(PYTHON) -m scripts.demo
+
+gpu:            ## check, time and tabulate on an NVIDIA GPU, in stages: STAGE="selection"
+	@scripts/gpu.sh $(STAGE)
 
 clean:          ## remove what the other verbs made, the environment included
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

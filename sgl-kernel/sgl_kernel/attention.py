@@ -5,10 +5,13 @@ All of it in float32: bfloat16 rounds differently with another padding, and spec
 """
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+BATCH_CELLS = 1 << 18  # a batch's keys in float32 are at most 1 MiB: what a core's cache holds; larger ones were slower
 
 
 def paged_attention(
@@ -43,14 +46,8 @@ def paged_attention(
     Raises ValueError where a request has more queries than tokens, or the tree mask has neither size.
     """
     lengths, counts, starts = seq_lens.tolist(), query_lens.tolist(), query_start.tolist()
-    batches: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for request, (length, count) in enumerate(zip(lengths, counts, strict=True)):
-        if count > length > 0:
-            raise ValueError(f"sgl_kernel on CPU: request {request} has {count} queries; allowed: its {length} tokens")
-        batches[count, length.bit_length()].append(request)
     trees = None if tree_mask is None else _split_tree_mask(tree_mask, lengths, counts)
-
-    for (count, _), requests in batches.items():
+    for count, requests in _batches(lengths, counts, k_buffer[0].numel()):
         rows = torch.tensor([starts[request] for request in requests])[:, None] + torch.arange(count)
         length = torch.tensor([lengths[request] for request in requests])[:, None]
         column = torch.arange(int(length.max()))
@@ -77,6 +74,19 @@ def paged_attention(
             enable_gqa=True,
         )
         output[rows] = (attended.transpose(1, 2) * v_scale).to(output.dtype)
+
+
+def _batches(lengths: list[int], counts: list[int], cells_a_token: int) -> Iterator[tuple[int, list[int]]]:
+    """Number of queries, and the requests that run together."""
+    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for request, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        if count > length > 0:
+            raise ValueError(f"sgl_kernel on CPU: request {request} has {count} queries; allowed: its {length} tokens")
+        alike[count, length.bit_length()].append(request)
+    for (count, bits), requests in alike.items():
+        size = max(1, BATCH_CELLS // (cells_a_token << bits))
+        for first in range(0, len(requests), size):
+            yield count, requests[first : first + size]
 
 
 def _gather(buffer: Tensor, slots: Tensor) -> Tensor:

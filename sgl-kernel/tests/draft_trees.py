@@ -37,7 +37,7 @@ def grow(rng: random.Random, topk: int, steps: int, nodes: int, orphans: bool = 
     parent_list = [-1, *range(topk)]
     frontier = list(range(topk))
     for _ in range(steps - 1):
-        made = []
+        made: list[int] = []
         for parent in frontier:
             made += range(len(candidate_parent), len(candidate_parent) + topk)
             candidate_parent += [parent] * topk
@@ -57,6 +57,6 @@ def grow(rng: random.Random, topk: int, steps: int, nodes: int, orphans: bool = 
     node_of = {number: node for node, number in enumerate(selected, start=1)}
     parents: list[int | None] = [None]
     for number in selected:
-        parent = candidate_parent[number]
-        parents.append(0 if parent is None else node_of.get(parent))
+        above = candidate_parent[number]
+        parents.append(0 if above is None else node_of.get(above))
     return DraftTree(parent_list, selected, parents)

@@ -31,20 +31,22 @@ def build(trees: list[DraftTree], seq_lens: list[int], topk: int, depth: int, no
     cells = nodes * nodes * batch + (nodes * sum(seq_lens) if mode == FULL_MASK else 0)
     tree_mask = torch.ones(cells, dtype=torch.bool)
     positions = torch.full((batch * nodes,), -9)
-    links = torch.full((3, batch, nodes), -1)
+    retrieve_index, next_token, next_sibling = torch.full((3, batch, nodes), -1)
     sgl_kernel.build_tree_kernel_efficient_cpu(
         torch.tensor([tree.parent_list for tree in trees], dtype=torch.int64).view(batch, -1 if batch else 1),
         torch.tensor([tree.selected for tree in trees], dtype=torch.int64).view(batch, nodes - 1),
         torch.tensor(seq_lens, dtype=torch.int64),
         tree_mask,
         positions,
-        *links,
+        retrieve_index,
+        next_token,
+        next_sibling,
         topk,
         depth,
         nodes,
         mode,
     )
-    return Built(tree_mask, positions.tolist(), *links.tolist())
+    return Built(tree_mask, positions.tolist(), retrieve_index.tolist(), next_token.tolist(), next_sibling.tolist())
 
 
 def sees(tree: DraftTree, node: int, other: int) -> bool:

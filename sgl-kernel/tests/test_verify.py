@@ -114,11 +114,12 @@ def test_rotation_shifts_each_request_left(lengths: list[int], at_first_row: boo
     ids = list(range(100, 100 + sum(lengths)))
     new = [900 + i for i in range(len(lengths))]
     expected = list(ids)
-    for start, length, token in zip(starts, lengths, new, strict=True):
-        if length:
-            expected[start : start + length - 1] = ids[start + 1 : start + length]
-            expected[start if at_first_row else start + length - 1] = token
+    for i, first in enumerate(starts):
+        last = first + lengths[i] - 1
+        if lengths[i]:
+            expected[first:last] = ids[first + 1 : last + 1]
+            expected[first if at_first_row else last] = new[i]
     input_ids = torch.tensor(ids, dtype=torch.int64)
-    tensors = [torch.tensor(x, dtype=torch.int64) for x in (starts, lengths, new)]
-    sgl_kernel.rotate_input_ids_cpu(input_ids, *tensors, tensors[0] if at_first_row else None)
+    start, length, token = (torch.tensor(x, dtype=torch.int64) for x in (starts, lengths, new))
+    sgl_kernel.rotate_input_ids_cpu(input_ids, start, length, token, start if at_first_row else None)
     assert input_ids.tolist() == expected

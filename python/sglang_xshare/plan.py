@@ -92,18 +92,13 @@ class SelectionPlan:
     def can_drop(self, router: Router, num_experts: int) -> bool:
         """False where no batch can lose an expert to this plan, so that it only costs time."""
         k0 = router.top_k if self.k0 is None else self.k0
-        if self.coverage == "own":
-            return bool(self.beta) or k0 < router.top_k or self.p < 1
-        if min(self.kmax or router.top_k, self.max_rank or num_experts) < router.top_k:
+        if k0 >= router.top_k and self.p == 1:
+            return bool(self.beta)
+        if self.coverage == "own" or min(self.kmax or router.top_k, self.max_rank or num_experts) < router.top_k:
             return True
-        keeps_all = (
-            k0 >= router.top_k and self.p == 1,
-            max(self.add, self.add_per_request, self.target_per_rank or 0) >= num_experts - k0,
-            self.mass == 1,
-            self.budget is not None and self.budget >= num_experts,
-            self.drop == 0,
-        )
-        return not any(keeps_all)
+        adds = max(self.add, self.add_per_request, self.target_per_rank or 0)
+        keeps_all = adds >= num_experts - k0 or self.mass == 1 or self.drop == 0 or (self.budget or 0) >= num_experts
+        return not keeps_all
 
 
 KEYS: Mapping[str, Key] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from .registry import Policy
 
 def print_table(policies: Sequence[Policy]) -> None:
     """Print each policy's keys with their ranges and defaults, and the settings its paper recommends."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     for policy in policies:
         console.print(f"[bold]{policy.name}[/bold]  {policy.summary}")
         console.print(f"  {policy.paper}; phases: {', '.join(policy.phases)}", style="dim")
@@ -30,6 +31,9 @@ def print_table(policies: Sequence[Policy]) -> None:
             keys = ", ".join(f"{name}={value}" for name, value in setting.keys.items())
             console.print(f"  recommended: [bold]{keys}[/bold]  {setting.result}")
         console.print()
+    console.print(
+        "Every policy also takes phases, min_tokens, max_tokens, layers and by_batch: where and when it applies."
+    )
 
 
 def format_json(policies: Sequence[Policy]) -> str:

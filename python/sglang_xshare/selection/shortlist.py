@@ -1,7 +1,8 @@
 """Stage 1 of the vectorized backend: the set S, a table [N] bool.
 
-Counts that depend on data stay on the device: the best m experts are a sorted list of fixed size with a mask. Utilities
-are integers held in float64, which adds them exactly, in any order, up to 2^53.
+Counts that depend on data stay on the device: the best m experts are a sorted list of fixed size with a mask.
+Utilities are integers held in float64, which adds them exactly, in any order, up to 2^53. To compare an integer with a
+threshold is to compare it with the threshold rounded up.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _reach_mass(utility: torch.Tensor, mass: float, selected: torch.Tensor) -> t
     experts, live = _find_best(utility, len(utility), selected)
     gains = utility[experts] * live
     before = (utility * selected).sum() + gains.cumsum(0) - gains
-    return experts, live & (before < (mass * utility.sum()).ceil())
+    return experts, live & (before < mass * utility.sum())
 
 
 def _balance(
@@ -165,7 +166,7 @@ def _rank_by_confidence(rows: Rows, confidence: float, max_voters: int) -> tuple
     grid = to_grid(rows.scores)
     best, total = grid.amax(1), grid.sum(1)
     share = best / total.clamp_min(_TINY)
-    sure = (best >= (confidence * total).ceil()) & (total > 0)
+    sure = (best >= confidence * total) & (total > 0)
     if rows.valid is not None:
         valid = rows.valid.squeeze(1)
         sure &= valid

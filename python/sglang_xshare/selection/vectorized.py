@@ -66,7 +66,7 @@ def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:
         kept = kept & _first(plan.k0, rows.top_k, kept.device)
     if plan.p < 1:
         grid = to_grid(rows.own.scores)
-        reach = (plan.p * to_grid(rows.scores).sum(1, keepdim=True)).ceil()
+        reach = plan.p * to_grid(rows.scores).sum(1, keepdim=True)
         kept = kept & (grid.cumsum(1) - grid < reach).logical_or_(_first(1, rows.top_k, kept.device))
     if plan.beta is not None:
         scores = rows.own.scores.double()

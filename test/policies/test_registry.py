@@ -1,0 +1,97 @@
+"""What every policy has in common: names, keys, defaults, phases, and what the table and the JSON list."""
+
+import json
+
+import pytest
+
+from sglang_xshare import Router, build_plan
+from sglang_xshare.cli import main
+from sglang_xshare.plan import KEYS
+from sglang_xshare.policies import get_policy, list_policies
+
+NAMES = ["vanilla", "pruned", "dynamic-skip", "xshare", "oea", "lynx-lat", "lynx-acc", "moe-spec", "custom"]
+CONTRACT = {
+    "vanilla": "",
+    "pruned": "k0 p",
+    "dynamic-skip": "beta",
+    "xshare": "k0 p utility add add_per_request mass target_per_rank balance",
+    "oea": "k0 p kmax max_rank",
+    "lynx-lat": "retain drop",
+    "lynx-acc": "confidence max_voters min_votes",
+    "moe-spec": "budget ranking order coverage rescue scope",
+    "custom": " ".join(KEYS),
+}
+
+
+def test_the_policies_and_their_keys():
+    assert [policy.name for policy in list_policies()] == NAMES
+    assert {policy.name: " ".join(policy.keys) for policy in list_policies()} == CONTRACT
+
+
+def test_a_plan_knows_its_policy():
+    assert build_plan("oea", k0=2).policy == "oea"
+    assert build_plan({"policy": "oea", "k0": 2}) == build_plan("oea", k0=2)
+    assert build_plan({"policy": "oea"}, k0=2) == build_plan("oea", k0=2)
+
+
+def test_only_moe_spec_leaves_decode_alone():
+    phases = {policy.name: policy.phases for policy in list_policies()}
+    assert phases.pop("moe-spec") == ("verify",)
+    assert set(phases.values()) == {("decode", "verify")}
+
+
+def test_only_xshare_has_other_defaults_with_speculation():
+    assert get_policy("xshare").default_keys(speculative=False) == {"k0": 1, "add": 24}
+    assert get_policy("xshare").default_keys(speculative=True) == {"k0": 1, "add": 0, "add_per_request": 4}
+    others = [policy for policy in list_policies() if policy.name != "xshare"]
+    assert all(policy.default_keys(speculative) == {} for policy in others for speculative in (False, True))
+
+
+def test_what_papers_recommend_can_be_built():
+    settings = [(policy, setting) for policy in list_policies() for setting in policy.published]
+    assert len(settings) == 13
+    for policy, setting in settings:
+        plan = policy.build(setting.keys)
+        plan.check(Router(8), 128, ranks=8)
+        assert plan.can_drop(Router(8), 128), (policy.name, setting)
+        assert setting.result
+
+
+def test_the_table_lists_everything(capsys):
+    assert main(["policies"]) == 0
+    table = capsys.readouterr().out
+    for policy in list_policies():
+        assert policy.name in table
+        assert policy.paper in table
+        assert all(name in table for name in policy.keys)
+    assert "k0=1, add=24" in table
+    assert "required" in table
+    assert "(0, 1]" in table
+
+
+def test_the_json_can_be_read_back(capsys):
+    assert main(["policies", "--json"]) == 0
+    listed = {policy["policy"]: policy for policy in json.loads(capsys.readouterr().out)}
+    assert list(listed) == NAMES
+    assert listed["xshare"]["keys"]["add"] == {
+        "allowed": "an integer of at least 0",
+        "meaning": "experts the batch adds by utility",
+        "default": 24,
+    }
+    assert "default" not in listed["moe-spec"]["keys"]["budget"]
+    assert listed["moe-spec"]["phases"] == ["verify"]
+
+
+def test_one_policy_alone_and_an_unknown_one(capsys):
+    assert main(["policies", "oea", "--json"]) == 0
+    assert [policy["policy"] for policy in json.loads(capsys.readouterr().out)] == ["oea"]
+    assert main(["policies", "nope"]) == 1
+    assert capsys.readouterr().err == f"policies: policy = 'nope': allowed is one of {', '.join(NAMES)}\n"
+
+
+@pytest.mark.parametrize("argv", [[], ["nope"], ["policies", "--nope"]])
+def test_a_wrong_command_line_is_argparses_error(argv, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(argv)
+    assert error.value.code == 2
+    assert "usage: sglang-xshare" in capsys.readouterr().err

@@ -1,0 +1,97 @@
+"""XShare on batches small enough to work out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from sglang_xshare import Batch, Router, build_plan, select
+
+
+def logits_of(*rows):
+    """Logits whose softmax is in the proportions given."""
+    return torch.tensor([[math.log(score) if score else -math.inf for score in row] for row in rows])
+
+
+def selected(logits, batch=None, rank_of_expert=None, top_k=2, **keys):
+    out = select(logits, build_plan("xshare", **keys), Router(top_k), batch, rank_of_expert)
+    return out.selected.nonzero().flatten().tolist()
+
+
+# Top-2 shares: row 0 gives 0.6 to expert 0, 0.4 to 1; row 1 gives 0.7 to 3, 0.3 to 2; row 2 gives 0.5 each to 1 and 4.
+BATCH = logits_of([6, 4, 1, 1, 1, 1], [1, 1, 3, 7, 1, 1], [1, 5, 1, 1, 5, 1])
+
+
+def test_warm_up_is_every_rows_best():
+    assert selected(BATCH, k0=1, add=0) == [0, 1, 3]
+    assert selected(BATCH, k0=2, add=0) == [0, 1, 2, 3, 4]
+
+
+def test_add_counts_experts_beyond_the_warm_up():
+    """The rest by utility: expert 4 (0.5), then 2 (0.3); expert 5 is in nobody's top-2."""
+    assert selected(BATCH, k0=1, add=1) == [0, 1, 3, 4]
+    assert selected(BATCH, k0=1, add=2) == [0, 1, 2, 3, 4]
+    assert selected(BATCH, k0=1, add=99) == [0, 1, 2, 3, 4]
+    assert selected(BATCH, k0=1, add=99, utility="full") == [0, 1, 2, 3, 4, 5]
+
+
+def test_without_warm_up_utility_alone_decides():
+    """Utilities 0.6, 0.9, 0.3, 0.7, 0.5."""
+    assert selected(BATCH, k0=0, add=1) == [1]
+    assert selected(BATCH, k0=0, add=3) == [0, 1, 3]
+
+
+def test_equal_utilities_go_to_the_lower_index():
+    assert selected(torch.zeros(1, 8), top_k=8, k0=0, add=3) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("mass", "experts"), [(0.5, 2), (0.50001, 3), (0.25, 1), (0.26, 2), (1.0, 4)])
+def test_mass_stops_with_the_expert_that_reaches_it(mass, experts):
+    """Four experts of a quarter each: two are exactly half."""
+    assert selected(torch.zeros(3, 8), top_k=4, k0=0, mass=mass) == list(range(experts))
+
+
+def test_mass_counts_the_warm_up():
+    """The warm-up {0, 1, 3} holds 2.2 of 3."""
+    assert selected(BATCH, k0=1, mass=0.7) == [0, 1, 3]
+    assert selected(BATCH, k0=1, mass=0.8) == [0, 1, 3, 4]
+
+
+def test_every_request_adds_outside_its_own_warm_up():
+    """Expert 0 is request 0's warm-up and request 1's best addition: request 1 adds it, not the next."""
+    logits = logits_of([6, 1, 1, 2, 1, 1], [3, 6, 1, 1, 1, 2])
+    assert selected(logits, k0=1, add=0, add_per_request=1, top_k=3) == [0, 1, 3]
+    together = Batch(tokens_per_request=2)
+    assert selected(logits, together, k0=1, add=0, add_per_request=1, top_k=3) == [0, 1, 3]
+    assert selected(logits, together, k0=1, add=0, add_per_request=2, top_k=3) == [0, 1, 3, 5]
+
+
+def test_a_round_of_ranks_always_completes():
+    """Algorithm 5: S starts with two experts of rank 0; at a total of 4 one round adds one expert on each rank."""
+    ranks = [0, 0, 0, 1, 1, 1]
+    logits = logits_of([6, 1, 4, 5, 2, 3], [1, 6, 4, 5, 2, 3])
+    assert selected(logits, None, ranks, top_k=6, k0=1, target_per_rank=1) == [0, 1]
+    assert selected(logits, None, ranks, top_k=6, k0=1, target_per_rank=2) == [0, 1, 2, 3]
+    assert selected(logits, None, ranks, top_k=6, k0=1, target_per_rank=3) == [0, 1, 2, 3, 4, 5]
+
+
+def test_fill_brings_each_rank_to_its_target():
+    ranks = [0, 0, 0, 1, 1, 1]
+    logits = logits_of([6, 1, 4, 5, 2, 3], [1, 6, 4, 5, 2, 3])
+    assert selected(logits, None, ranks, top_k=6, k0=1, target_per_rank=1, balance="fill") == [0, 1, 3]
+    assert selected(logits, None, ranks, top_k=6, k0=1, target_per_rank=2, balance="fill") == [0, 1, 3, 5]
+
+
+def test_rows_route_within_the_selection_by_their_own_scores():
+    out = select(BATCH, build_plan("xshare", k0=1, add=0), Router(2))
+    assert out.topk_ids.tolist() == [[0, 1], [3, 0], [1, 0]]
+    assert out.topk_weights[1].tolist() == pytest.approx([7 / 8, 1 / 8])
+    assert out.kept_mass.tolist() == pytest.approx([1, 8 / 10, 6 / 10])
+
+
+def test_the_published_budget_applies_only_where_no_other_is_given():
+    assert build_plan("xshare").add == 24
+    assert build_plan("xshare", k0=2).add == 24
+    assert build_plan("xshare", add=3, mass=0.5).add == 3
+    for other in ({"mass": 0.5}, {"add_per_request": 4}, {"target_per_rank": 5}):
+        assert build_plan("xshare", **other).add == 0

@@ -116,7 +116,7 @@ def make_server(
     """A server that is not started yet, with the files of its probe and its trace."""
     probe, trace = scratch / "probe.jsonl", scratch / "trace.jsonl"
     traced = ["--expert-policy-trace", str(trace)] if "--expert-policy-config" in flags else []
-    args = ["--dtype", "float32", "--enable-metrics", *flags, *traced]
+    args = ["--dtype", "float32", "--enable-metrics", "--decode-log-interval", "8", *flags, *traced]
     return Server(model, args, env=install_probe(tree, scratch, probe) | (env or {}), name="stage"), probe, trace
 
 

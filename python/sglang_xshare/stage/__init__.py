@@ -54,10 +54,10 @@ def attach(model_runner: Any) -> None:
 
     arguments = read_arguments(model_runner.server_args)
     if arguments is not None and not model_runner.is_draft_worker:
-        from .stage import Stage
+        from .stage import Stage, find_layers
 
         global _stage
-        _stage = Stage(model_runner, arguments)
+        _stage = Stage(model_runner.model, find_layers(model_runner), model_runner.device, arguments)
 
 
 def route(topk_config: Any) -> Any:

@@ -24,21 +24,23 @@ class PolicyBypassed(RuntimeError):
 
 
 class Stage:
-    """Wraps a loaded model's `forward` and its `TopK` layers. One per process, installed by `stage.attach`."""
+    """Wraps a loaded model's `forward` and its MoE layers, as (TopKConfig, Layer). One per process, put in place by
+    `stage.attach`.
+    """
 
-    def __init__(self, model_runner: Any, arguments: Arguments) -> None:
+    def __init__(self, model: Any, layers: list[tuple[Any, Layer]], device: str, arguments: Arguments) -> None:
         self.schedule = arguments.schedule
         # A CPU server without graphs has no padding rows; elsewhere the mask is one comparison a step.
-        self.mask_padding = model_runner.device != "cpu" or self.schedule is None
-        self.layers = _find_layers(model_runner)
-        self.counters = Counters(len(self.layers), model_runner.device)
+        self.mask_padding = device != "cpu" or self.schedule is None
+        self.layers = layers
+        self.counters = Counters(len(layers), device)
         self.trace = None
         if arguments.trace is not None:
-            self.trace = Trace(arguments.trace, [layer.layer_id for _, layer in self.layers], model_runner.device)
+            self.trace = Trace(arguments.trace, [layer.layer_id for _, layer in layers], device)
         self.exporter = Exporter()
-        self._by_config = {id(config): layer for config, layer in self.layers}
+        self._by_config = {id(config): layer for config, layer in layers}
         self._running = False
-        model_runner.model.forward = self._wrap(model_runner.model.forward)
+        model.forward = self._wrap(model.forward)
         name = self.schedule.policy if self.schedule else "none, padding masked,"
         logger.info("Expert policy %s on %d MoE layers", name, len(self.layers))
 
@@ -110,7 +112,7 @@ class Stage:
                 self.trace.record(counts, step)
 
 
-def _find_layers(model_runner: Any) -> list[tuple[Any, Layer]]:
+def find_layers(model_runner: Any) -> list[tuple[Any, Layer]]:
     """(TopKConfig, Layer) of every MoE layer of this rank's model. Raises `ExpertPolicyError` for an unknown router."""
     from sglang.srt.layers.moe.topk import TopK, TopKOutputFormat
 

@@ -6,7 +6,6 @@ a step, as on a GPU, and it shows what a policy gains in speed. Results go to bu
 
 import sys
 import time
-from collections.abc import Sequence
 
 from benchmark.quality.served import SERVER_ARGS, measure_answers, measure_nats
 from benchmark.quality.text import load_sequences
@@ -14,7 +13,6 @@ from benchmark.serving.report import Comparison, describe_workload, print_table,
 from benchmark.serving.rounds import Workload, run_rounds, serve
 from benchmark.serving.server import ROOT, Server, one_line_errors
 from benchmark.serving.variant import Variant
-from scripts.evaluation import PROBLEM
 
 TRAINED = ROOT / "checkpoints" / "qwen3-moe-tiny"
 DRAFT = ROOT / "checkpoints" / "qwen3-moe-tiny-eagle3"
@@ -86,9 +84,10 @@ def served_loss(server: Server) -> float:
 
 
 def sums_right(server: Server) -> float:
-    """Share of held-out arithmetic problems answered right."""
-    found: Sequence[tuple[str, str, str]] = PROBLEM.findall((TEXTS / "arithmetic.txt").read_text())
-    problems = list(dict.fromkeys((question, answer) for question, _, answer in found))[:PROBLEMS]
+    """Share of held-out arithmetic problems answered right, each after a solved one."""
+    lines = (TEXTS / "arithmetic.txt").read_text().splitlines()[: PROBLEMS + 1]
+    cuts = [line.rindex("A:") + len("A:") for line in lines]
+    problems = [(f"{lines[i - 1]}\n{lines[i][: cuts[i]]}", f"{lines[i][cuts[i] :]}\n") for i in range(1, len(lines))]
     return measure_answers(server, problems, batch=16)
 
 

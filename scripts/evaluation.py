@@ -1,0 +1,66 @@
+"""What is measured on a checkpoint's held-out text: cross-entropy, answers to arithmetic, experts woken."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedTokenizerFast, Qwen3MoeForCausalLM
+
+CONTEXT = 256
+STRIDE = 128
+PROBLEM = re.compile(r"^(Q: \d+([-+])\d+ A:)( \d+\n)", re.MULTILINE)
+
+
+def windows(ids: Tensor, context: int = CONTEXT, stride: int = STRIDE) -> Iterator[tuple[Tensor, int]]:
+    """Overlapping stretches of `ids` [tokens], and how many of each one's last tokens are new; each is new once."""
+    done = 1
+    while done < len(ids):
+        last = min(len(ids), context if done == 1 else done + stride)
+        yield ids[max(0, last - context) : last], last - done
+        done = last
+
+
+@torch.inference_mode()
+def losses(model: Qwen3MoeForCausalLM, ids: Tensor) -> Tensor:
+    """-log P in nats of every token of `ids` [tokens] but the first, with 128 to 255 tokens before it: [tokens - 1]."""
+    nats = []
+    for window, new in windows(ids):
+        logits = model(window[None]).logits[0, -new - 1 : -1].float()
+        nats.append(F.cross_entropy(logits, window[-new:], reduction="none"))
+    return torch.cat(nats)
+
+
+@torch.inference_mode()
+def answer_accuracy(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, text: str) -> dict[str, float]:
+    """Share of the different arithmetic problems in `text` answered right, greedily, alone, by operator."""
+    right: dict[str, list[bool]] = {}
+    for question, operator, answer in dict.fromkeys(PROBLEM.findall(text)):
+        prompt = [tokenizer.eos_token_id, *tokenizer.encode(question, add_special_tokens=False)]
+        wanted = tokenizer.encode(answer, add_special_tokens=False)
+        logits = model(torch.tensor([prompt + wanted])).logits[0, len(prompt) - 1 : -1]
+        right.setdefault(operator, []).append(logits.argmax(-1).tolist() == wanted)
+    return {operator: sum(hits) / len(hits) for operator, hits in sorted(right.items())}
+
+
+@torch.inference_mode()
+def routed(model: Qwen3MoeForCausalLM, ids: Tensor) -> Tensor:
+    """The experts each token of `ids` [tokens] is routed to, in windows of CONTEXT tokens: [layers, tokens, top_k]."""
+    chosen = []
+    for window in ids.split(CONTEXT):
+        logits = model(window[None], output_router_logits=True).router_logits
+        chosen.append(torch.stack(logits).topk(model.config.num_experts_per_tok).indices)
+    return torch.cat(chosen, 1)
+
+
+def experts_woken(experts: Tensor, batch: int = 16, batches: int = 200) -> list[float]:
+    """Mean number of experts a random batch of tokens wakes, by layer; `experts` is [layers, tokens, top_k]."""
+    draw = torch.Generator().manual_seed(0)
+    layers, tokens, _ = experts.shape
+    picks = torch.randint(tokens, (batches, batch), generator=draw)
+    hit = torch.zeros(layers, batches, int(experts.max()) + 1, dtype=torch.bool)
+    hit.scatter_(2, experts[:, picks].flatten(2), True)
+    return hit.sum(2).float().mean(1).tolist()

@@ -1,0 +1,39 @@
+"""Write a checkpoint folder as a server and transformers load it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+
+def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write `model` in the dtype it has, its configuration and tokenizer into `folder`, each file in one move."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        model.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        write_config(model.config, Path(scratch))
+        _write_tokenizer_config(tokenizer, Path(scratch))
+        for file in Path(scratch).iterdir():
+            file.replace(folder / file.name)
+
+
+def write_config(config: PreTrainedConfig, folder: Path) -> None:
+    """Write `config.json` with the names published checkpoints have; transformers 5 has others, which only it reads."""
+    names = config.to_dict()
+    if "num_local_experts" in names:
+        names["num_experts"] = names.pop("num_local_experts")
+    names["rope_theta"] = names["rope_parameters"]["rope_theta"]
+    (folder / "config.json").write_text(json.dumps(names, indent=2, sort_keys=True, default=str) + "\n")
+
+
+def _write_tokenizer_config(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    names = {
+        "eos_token": tokenizer.eos_token,
+        "model_max_length": tokenizer.model_max_length,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(names, indent=2) + "\n")

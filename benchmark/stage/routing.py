@@ -1,0 +1,69 @@
+"""The routing of a decode step as SGLang calls it, without a model around it, with and without the stage."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from sglang.srt.layers.moe.topk import TopKConfig, select_experts
+
+from sglang_xshare import stage
+from sglang_xshare.stage.arguments import read_arguments
+from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.stage import Stage
+
+OTHER_WORK = 64 << 20
+"""Bytes touched between layers, as experts' weights are: in a server, routing finds the caches cold."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decode step: its rows, and the model's layers, experts and top-k."""
+
+    rows: int = 16
+    layers: int = 4
+    experts: int = 128
+    top_k: int = 8
+
+
+class Routing:
+    """A model of nothing but softmax routers, with the stage around it where a policy is given."""
+
+    def __init__(self, shape: Shape, policy: str | None, keys: dict[str, Any]) -> None:
+        self.shape = shape
+        self.configs = [TopKConfig(top_k=shape.top_k, torch_native=True) for _ in range(shape.layers)]
+        generator = torch.Generator().manual_seed(0)
+        self.logits = torch.randn(shape.rows, shape.experts, generator=generator).bfloat16()
+        self.hidden = torch.zeros(shape.rows, 8)
+        self.other = torch.zeros(OTHER_WORK // 4)
+        self.seconds_elsewhere = 0.0
+        arguments = read_arguments(SimpleNamespace(expert_policy=policy, expert_policy_config=keys or None))
+        self.stage: Stage | None = None
+        if arguments is not None:
+            layers = [(config, Layer(number, config, None)) for number, config in enumerate(self.configs)]
+            self.stage = Stage(self, layers, "cpu", arguments)
+
+    def forward(self, input_ids: Any, positions: Any, forward_batch: Any) -> None:
+        """Route every layer once."""
+        self.seconds_elsewhere = 0.0
+        for number, config in enumerate(self.configs):
+            began = time.perf_counter()
+            self.other.add_(1)
+            self.seconds_elsewhere += time.perf_counter() - began
+            select_experts(self.hidden, self.logits, config, layer_id=number)
+
+    def time_step(self) -> float:
+        """Seconds that one decode step spends on routing, and on the stage around it."""
+        rows = self.shape.rows
+        batch = SimpleNamespace(
+            forward_mode=SimpleNamespace(is_target_verify=lambda: False, is_decode=lambda: True),
+            input_ids=torch.zeros(rows, dtype=torch.int64),
+            batch_size=rows,
+        )
+        stage._stage = self.stage
+        began = time.perf_counter()
+        self.forward(None, None, batch)
+        return time.perf_counter() - began - self.seconds_elsewhere

@@ -22,7 +22,7 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr("sglang_xshare.stage.layer.scales_custom_routing", lambda: False)
     monkeypatch.setattr(
         "sglang_xshare.stage.stage.find_layers",
-        lambda model_runner: [
+        lambda model_runner, arguments: [
             (config, Layer(number, config, None)) for number, config in enumerate(model_runner.model.configs)
         ],
     )

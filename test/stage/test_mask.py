@@ -1,12 +1,16 @@
 """Masked logits, ranked and softmaxed the way a runner does it, give back the selection."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare import Batch, Router, build_plan, select, stage
+from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.mask import check_maskable, mask_logits
+from sglang_xshare.stage.step import Step
 
 
 def route(masked: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,3 +60,27 @@ def test_runner_gets_the_selection(rows, policy, padding, dtype, seed):
 def test_what_logits_cannot_express_is_refused(plan, router, named):
     with pytest.raises(ValueError, match=named):
         check_maskable(plan, router)
+
+
+def test_upstream_hands_the_masked_logits_to_a_runner_that_ranks_them(monkeypatch):
+    """TopK.forward_cuda of the patched release, up to the device kernel that ranks: it must get the policy's logits."""
+    from sglang.srt.layers.moe import topk
+
+    seen = []
+    monkeypatch.setattr(
+        topk, "routing", lambda logits, *args, **kwargs: seen.append(logits) or (None,) * 5, raising=False
+    )
+    config = topk.TopKConfig(top_k=4, renormalize=True, output_format=topk.TopKOutputFormat.TRITON_KERNEL)
+    module = SimpleNamespace(topk_config=config, _resolve_routing_inputs=lambda *inputs: inputs)
+    layer = Layer(0, config, None)
+    layer.plan, layer.step = build_plan("oea", k0=1), Step("decode", 6, Batch())
+    fake = SimpleNamespace(mask_logits=lambda given, logits: layer.mask(logits) if given is config else logits)
+    monkeypatch.setattr(stage, "_stage", fake)
+    logits = torch.randn(6, 32)
+    topk.TopK.forward_cuda(module, torch.randn(6, 8), logits)
+    weights, ids = route(seen[0], 4)
+    assert set(ids[weights > 0].tolist()) <= set(layer.selection.active.nonzero().flatten().tolist())
+    assert layer.selection.vanilla_active.sum() > layer.selection.active.sum()
+    monkeypatch.setattr(stage, "_stage", None)
+    topk.TopK.forward_cuda(module, torch.randn(6, 8), logits)
+    assert seen[1] is logits, "off means off"

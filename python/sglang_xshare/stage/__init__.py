@@ -1,4 +1,4 @@
-"""The expert-selection stage inside SGLang: the six functions that the patches call.
+"""The expert-selection stage inside SGLang: the seven functions that the patches call.
 
 Importing this module is light (no torch, no SGLang): it is imported by `server_args.py`. With no policy, `route` is one
 comparison and every other function returns at once.
@@ -57,12 +57,17 @@ def attach(model_runner: Any) -> None:
         from .stage import Stage, find_layers
 
         global _stage
-        _stage = Stage(model_runner.model, find_layers(model_runner), model_runner.device, arguments)
+        _stage = Stage(model_runner.model, find_layers(model_runner, arguments), model_runner.device, arguments)
 
 
 def route(topk_config: Any) -> Any:
     """The `TopKConfig` to route with in this step: the policy's for a layer under policy, else the one given."""
     return topk_config if _stage is None else _stage.route(topk_config)
+
+
+def mask_logits(topk_config: Any, router_logits: Any) -> Any:
+    """Router logits [n, N] for a runner that ranks them itself: masked to the policy's choice, or as they are."""
+    return router_logits if _stage is None else _stage.mask_logits(topk_config, router_logits)
 
 
 def report(reporter: Any) -> str:

@@ -47,8 +47,8 @@ REFUSED_FLAGS = {
     "enable_amd_monokernel": "it routes inside its kernel",
     "is_embedding": "it never decodes",
 }
-# Runners that take ids and weights from `select_experts`. The others route inside their kernel or pack its output.
-RUNNERS = ("auto", "triton", "deep_gemm", "cutlass", "marlin", "flashinfer_cutlass")
+# Runners that take ids and weights from `select_experts`, or logits (triton_kernel). The others route in their kernel.
+RUNNERS = ("auto", "triton", "triton_kernel", "deep_gemm", "cutlass", "marlin", "flashinfer_cutlass")
 NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
 

@@ -10,6 +10,7 @@ import torch
 from ..plan import SelectionPlan
 from ..selection import select
 from ..types import Router, Selection
+from .mask import mask_logits
 from .step import Step
 from .upstream import num_shared_slots, scales_custom_routing
 
@@ -51,19 +52,28 @@ class Layer:
         `topk` counts the columns of fused shared experts where upstream expects them from its router. Raises
         RuntimeError where the router sees other rows than the step has: requests and padding would be mistaken.
         """
-        assert self.plan is not None
-        assert self.step is not None
-        rows = self.step.rows
-        if len(gating_output) != rows:
-            raise RuntimeError(f"MoE layer {self.layer_id}: {len(gating_output)} router rows in a step of {rows}")
-        out = select(gating_output, self.plan, self.router, self.step.batch, rank_of_expert=self.placement)
-        self.selection = out
+        out = self.selection = self._select(gating_output)
         ids, weights = fill_empty_slots(out.topk_ids, out.topk_weights)
         if self.scaling != 1.0:
             weights = weights * self.scaling
         if topk > self.router.top_k:
             ids, weights = self._append_shared(ids, weights, gating_output.shape[1])
         return weights, ids
+
+    def mask(self, logits: torch.Tensor) -> torch.Tensor:
+        """Router logits [n, N] that a runner which ranks them itself turns into the selection."""
+        out = self._select(logits)
+        masked, awake = mask_logits(logits, out, self.router.top_k)
+        self.selection = replace(out, active=awake)
+        return masked
+
+    def _select(self, logits: torch.Tensor) -> Selection:
+        assert self.plan is not None
+        assert self.step is not None
+        rows = self.step.rows
+        if len(logits) != rows:
+            raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows in a step of {rows}")
+        return select(logits, self.plan, self.router, self.step.batch, rank_of_expert=self.placement)
 
     def _append_shared(
         self, ids: torch.Tensor, weights: torch.Tensor, num_experts: int

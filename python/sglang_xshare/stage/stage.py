@@ -10,10 +10,12 @@ from ..plan import SelectionPlan, build_plan
 from .arguments import Arguments
 from .compatibility import refusal
 from .layer import Layer
+from .mask import check_maskable
 from .metrics import Counters, Exporter, format_log
 from .placement import read_placement
 from .step import Step, read_step
 from .trace import Trace
+from .upstream import ranks_logits
 
 logger = logging.getLogger(__name__)
 VANILLA = build_plan("vanilla")
@@ -46,14 +48,24 @@ class Stage:
 
     def route(self, topk_config: Any) -> Any:
         """The config to route with. A config that is not the target's (a draft's) is returned as it is."""
+        layer = self._find_selecting(topk_config)
+        return topk_config if layer is None else layer.config
+
+    def mask_logits(self, topk_config: Any, router_logits: Any) -> Any:
+        """The logits for a runner that ranks them itself; those of a layer that does not select are returned as is."""
+        layer = self._find_selecting(topk_config)
+        return router_logits if layer is None else layer.mask(router_logits)
+
+    def _find_selecting(self, topk_config: Any) -> Layer | None:
+        """The layer of a config, where it selects in this step."""
         layer = self._by_config.get(id(topk_config))
         if layer is None:
-            return topk_config
+            return None
         if not self._running:
             if layer is self.layers[0][1]:
                 self.counters.count_outcome("no_context")
-            return topk_config
-        return topk_config if layer.plan is None else layer.config
+            return None
+        return None if layer.plan is None else layer
 
     def report(self, reporter: Any) -> str:
         """Read the counters, once a log interval: the only place where the host waits for the device."""
@@ -112,22 +124,23 @@ class Stage:
                 self.trace.record(counts, step)
 
 
-def find_layers(model_runner: Any) -> list[tuple[Any, Layer]]:
+def find_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Layer]]:
     """(TopKConfig, Layer) of every MoE layer of this rank's model. Raises `ExpertPolicyError` for an unknown router."""
-    from sglang.srt.layers.moe.topk import TopK, TopKOutputFormat
+    from sglang.srt.layers.moe.topk import TopK
 
+    plans = [VANILLA] if arguments.schedule is None else arguments.schedule.plans()
     placement = read_placement(model_runner)
     layers = []
     for name, module in model_runner.model.named_modules():
         if not isinstance(module, TopK):
             continue
         config = module.topk_config
-        if config.output_format not in (None, TopKOutputFormat.STANDARD):
-            raise refusal(
-                name, config.output_format.name, "the runner routes by itself; allowed is standard top-k output"
-            )
         try:
-            layers.append((config, Layer(module.layer_id, config, placement)))
+            layer = Layer(module.layer_id, config, placement)
+            if ranks_logits(config):
+                for plan in plans:
+                    check_maskable(plan, layer.router)
+            layers.append((config, layer))
         except ValueError as error:
             raise refusal(name, "router", str(error)) from None
     if not layers:

@@ -29,6 +29,22 @@ def num_shared_slots(topk_config: Any) -> int:
     return topk_config.num_fused_shared_experts if slots is None else slots
 
 
+def ranks_logits(topk_config: Any) -> bool:
+    """Whether a layer's runner takes router logits and ranks them itself (triton_kernels, as for gpt-oss on Hopper).
+
+    Raises ValueError for a runner whose routing the stage cannot reach at all.
+    """
+    from sglang.srt.layers.moe import get_moe_runner_backend
+    from sglang.srt.layers.moe.topk import TopKOutputFormat
+
+    output_format = topk_config.output_format
+    if output_format is None:  # 0.5.17 decides at the first call
+        return get_moe_runner_backend().is_triton_kernels()
+    if output_format == TopKOutputFormat.BYPASSED:
+        raise ValueError("routing inside the MoE kernel; allowed is a runner with standard or triton_kernels output")
+    return output_format == TopKOutputFormat.TRITON_KERNEL
+
+
 def scales_custom_routing() -> bool:
     """Whether select_experts scales a custom routing function's weights by the routed factor (from 0.5.22 on)."""
     from sglang.srt.layers.moe import topk

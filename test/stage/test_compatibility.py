@@ -62,7 +62,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "runner that routes by itself": (
         (*POLICY, "--moe-runner-backend", "flashinfer_trtllm"),
         f"--moe-runner-backend flashinfer_trtllm: {NO_POLICY}: "
-        "allowed is auto, triton, deep_gemm, cutlass, marlin, flashinfer_cutlass",
+        "allowed is auto, triton, triton_kernel, deep_gemm, cutlass, marlin, flashinfer_cutlass",
     ),
     "all-to-all": (
         (*POLICY, "--moe-a2a-backend", "deepep"),

@@ -1,4 +1,4 @@
-"""Selection in one Triton kernel. `select` is a backend of `sglang_xshare.selection`; `supports` says what it serves."""
+"""Selection in one Triton kernel: `select` is the backend, `supports` says which plans and shapes it serves."""
 
 from .launch import select
 from .recipe import supports

@@ -3,56 +3,62 @@
 import triton
 import triton.language as tl
 
-# One int64 an expert sums up what the rows say about it, so that one reduction and one exchange carry everything: bits 0-31 its
-# utility in multiples of 2^-20, 32-47 its votes (rows with it in their top-k), 48-62 its holders (rows or requests that bring it
-# into S). Fewer than 2048 rows, so that no field overflows.
+# One int64 an expert sums up what the rows say about it, so that one reduction and one exchange carry everything: bits
+# 0-31 its utility in multiples of 2^-20, 32-47 its votes (rows with it in their top-k), 48-62 its holders (rows or
+# requests that bring it into S). Fewer than 2048 rows, so that no field overflows.
 VOTE = tl.constexpr(1 << 32)
 HOLDER = tl.constexpr(1 << 48)
 
 
 @triton.jit
-def compare(keys):
-    """[E, E] bool: whether expert i (row) ranks before expert j (column) by its key [E] int64 >= 0, ties to the lower index."""
+def compare(keys: tl.tensor, narrow: tl.constexpr) -> tl.tensor:
+    """[E, E] int: -1 where expert j (column) ranks before expert i (row) by its key [E] int64 >= 0, 0 elsewhere.
+
+    Ties rank by index. `narrow` says that all keys, but one that is alone, fit 31 bits together with an index.
+    """
     size: tl.constexpr = keys.shape[0]
     unique = keys * size + (size - 1 - tl.arange(0, size))
-    return unique[:, None] > unique[None, :]
+    if narrow:
+        unique = tl.minimum(unique, 0x7FFFFFFF).to(tl.int32)
+    # The sign of a difference: summed comparisons would become popcounts, of twice as many instructions.
+    return (unique[:, None] - unique[None, :]) >> (unique.dtype.primitive_bitwidth - 1)
 
 
 @triton.jit
-def keep_best(keys, limit):
+def keep_best(keys: tl.tensor, limit: tl.tensor, narrow: tl.constexpr) -> tl.tensor:
     """[E] bool: the `limit` largest of the keys above 0."""
-    return (keys > 0) & (tl.sum(compare(keys).to(tl.int32), 0) < limit)
+    return (keys > 0) & (tl.sum(compare(keys, narrow).to(tl.int32) & 1, 1) < limit)
 
 
 @triton.jit
-def select_experts(words, recipe: tl.constexpr):
+def select_experts(words: tl.tensor, recipe: tl.constexpr, tile: tl.constexpr) -> tl.tensor:
     """S [E] bool: the experts that are held, and what the plan's budgets add by utility or votes."""
     utility = words & (VOTE - 1)
     selected = words >= HOLDER
-    if recipe.by_votes:
-        standing = words & (HOLDER - 1)
-        retain = recipe.budget
-        if recipe.drop is not None:
-            retain = tl.sum((standing >= VOTE).to(tl.int32), 0) - recipe.drop
-        selected |= keep_best(standing, tl.maximum(retain, recipe.top_k))
+    standing = words & (HOLDER - 1)  # votes, and utility below them
+    if recipe.drop is not None:
+        retain = tl.maximum(tl.sum((standing >= VOTE).to(tl.int32), 0) - recipe.drop, recipe.top_k)
+        selected |= keep_best(standing, retain, False)
+    elif recipe.budget is not None and recipe.by_votes:
+        selected |= keep_best(standing, recipe.budget, False)
     elif recipe.budget is not None:
-        selected |= keep_best(utility, recipe.budget)
+        selected |= keep_best(utility, recipe.budget, tile.narrow)
     if recipe.add > 0:
-        selected |= keep_best(tl.where(selected, 0, utility), recipe.add)
+        selected |= keep_best(tl.where(selected, 0, utility), recipe.add, tile.narrow)
     if recipe.mass is not None:
         rest = tl.where(selected, 0, utility)
         total = tl.sum(utility, 0)
-        before = tl.sum(tl.where(compare(rest), rest[:, None], 0), 0) + (total - tl.sum(rest, 0))
+        before = tl.sum(compare(rest, tile.narrow) & rest[None, :], 1) + (total - tl.sum(rest, 0))
         selected |= (rest > 0) & (before.to(tl.float64) < tl.ceil(total.to(tl.float64) * recipe.mass))
     return selected
 
 
 @triton.jit
-def wait_for_all(arrivals, programs: tl.constexpr):
-    """A barrier of all programs, which must run at once (a cooperative launch). `arrivals`: int32, 0 before its first use.
+def wait_for_all(arrivals: tl.tensor, programs: tl.constexpr) -> None:
+    """A barrier of all programs, which must be resident together (a cooperative launch).
 
-    The grid barrier of CUDA's cooperative groups: a barrier's increments add up to 2^31, so the last one flips the top bit and
-    leaves the counter ready for the next launch, whatever its size.
+    `arrivals` points at an int32, 0 before its first use. As in the grid barrier of CUDA's cooperative groups, the
+    increments of one barrier add up to 2^31: the last flips the top bit, and the next launch, of any size, can follow.
     """
     tl.debug_barrier()
     step = tl.where(tl.program_id(0) == 0, 0x80000000 - (programs - 1), 1).to(tl.int32)

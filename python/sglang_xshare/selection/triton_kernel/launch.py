@@ -1,4 +1,4 @@
-"""From `select()` to the kernel: allocates the answer, and launches once, or twice where no barrier can hold all programs."""
+"""From `select()` to the kernel: allocate the answer and launch, once or, where no barrier can hold, twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton
 from ...plan import SelectionPlan
 from ...types import Batch, Router, Selection
 from .kernel import select_kernel
-from .recipe import make_recipe, make_tile, supports
+from .recipe import WARPS, make_recipe, make_tile, supports
 
 INTERPRETED = triton.knobs.runtime.interpret
 _COUNTERS = 64
@@ -23,14 +23,18 @@ def select(
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`.
 
-    On CUDA, or under TRITON_INTERPRET=1 on any device. A CUDA graph can capture it: it allocates the answer and nothing else
-    that outlives the call, and reads `batch.valid` when the graph replays. Raises ValueError where `supports` is False.
+    On CUDA, or under TRITON_INTERPRET=1 on any device. A CUDA graph can capture it: nothing waits for the host, and
+    `batch.valid` is read when the graph replays. Raises ValueError where `supports` is False.
     """
     num_rows, num_experts = logits.shape
     if not supports(plan, router, batch, num_rows, num_experts):
-        raise ValueError(f"plan = {plan} for {num_rows} x {num_experts} logits: allowed with backend triton is what it supports")
+        raise ValueError(
+            f"plan = {plan} for {num_rows} x {num_experts} logits: allowed with backend triton is what it supports"
+        )
     if not (logits.is_cuda or INTERPRETED):
-        raise ValueError(f"router_logits on {logits.device}: allowed with backend triton is cuda, or TRITON_INTERPRET=1")
+        raise ValueError(
+            f"router_logits on {logits.device}: allowed with backend triton is cuda, or TRITON_INTERPRET=1"
+        )
     answer = _allocate(logits, plan.kmax or router.top_k)
     if num_rows:
         _launch(logits, plan, router, batch, answer)
@@ -85,13 +89,13 @@ def _launch(logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Ba
             tile=tile,
             votes=votes,
             routes=routes,
-            num_warps=tile.warps,
+            num_warps=WARPS,
             launch_cooperative_grid=together and tile.programs > 1,
         )
 
 
 def _get_counter(device: torch.device) -> torch.Tensor:
-    """[1] int32 for the barrier of the next launch. Launches that may overlap, on several streams, take different ones."""
+    """[1] int32 for the barrier of one launch. Launches that overlap, on several streams, take different ones."""
     return _make_counters(device)[next(_launches) % _COUNTERS]
 
 

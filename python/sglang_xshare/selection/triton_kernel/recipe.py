@@ -10,23 +10,24 @@ from ...plan import SelectionPlan
 from ...types import Batch, Router
 
 # One SM handles so many scores in about the time in which several exchange their words.
-SINGLE_PROGRAM = 4096
+SINGLE_PROGRAM = 2048
 # A tile larger than this would not fit the registers of a program.
 MAX_TILE = 16384
 MAX_EXPERTS = 512
 # The words sum 20-bit utilities in 31 bits.
 MAX_ROWS = 2047
 MAX_PROGRAMS = 64
-MIN_ROWS, MAX_WARPS = 8, 16
+MIN_ROWS, WARPS = 8, 8
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A plan for a router, resolved: no defaults left, nothing the kernel does not use, so that equal work compiles once."""
+    """A plan for a router, with no defaults left and nothing but what the kernel uses: equal work compiles once."""
 
     num_experts: int
     top_k: int
     sigmoid: bool
+    biased: bool
     renormalize: bool
     num_groups: int
     """1 where the router does not limit groups."""
@@ -48,12 +49,11 @@ class Recipe:
     by_votes: bool
     utility_full: bool
     coverage: str
-    max_rank: int | None
+    reach: int | None
+    """How far down its own ranking a row may substitute; None: to the end."""
     rescue: bool
     """Whether a row can be left without experts and get its first choice back."""
     columns: int
-    depth: int
-    """How far down its own ranking a row must know it."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class Tile:
     columns: int
     programs: int
     partials: int
-    warps: int
+    narrow: bool
+    """Whether a utility and an expert's index together fit 31 bits."""
 
 
 def make_recipe(plan: SelectionPlan, router: Router, batch: Batch, logits: torch.Tensor) -> Recipe:
@@ -79,11 +80,11 @@ def make_recipe(plan: SelectionPlan, router: Router, batch: Batch, logits: torch
     groups = router.num_expert_group or 1
     topk_group = router.topk_group or 1
     k0 = router.top_k if plan.k0 is None else plan.k0
-    max_rank = None if plan.max_rank is None or plan.max_rank >= num_experts else plan.max_rank
     return Recipe(
         num_experts=num_experts,
         top_k=router.top_k,
         sigmoid=sigmoid,
+        biased=biased,
         renormalize=router.renormalize,
         num_groups=1 if topk_group >= groups else groups,
         topk_group=topk_group,
@@ -96,20 +97,19 @@ def make_recipe(plan: SelectionPlan, router: Router, batch: Batch, logits: torch
         add_per_request=min(plan.add_per_request, num_experts),
         add=min(plan.add, num_experts),
         mass=plan.mass,
-        budget=None if plan.budget is None else min(plan.budget, num_experts),
+        budget=_resolve_budget(plan, router, num_experts),
         drop=plan.drop,
         by_votes=by_votes,
         utility_full=utility_full,
         coverage=plan.coverage,
-        max_rank=max_rank,
+        reach=None if plan.max_rank is None or plan.max_rank >= num_experts else plan.max_rank,
         rescue=_can_rescue(plan),
         columns=plan.kmax or router.top_k,
-        depth=max(router.top_k, max_rank or 0),
     )
 
 
 def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> bool:
-    """Whether the kernel serves the plan on logits [num_rows, num_experts]; what it leaves out needs loops over experts."""
+    """Whether the kernel serves the plan on logits [num_rows, num_experts]."""
     if num_rows > MAX_ROWS or num_experts > MAX_EXPERTS:
         return False
     limits_groups = router.num_expert_group is not None and router.num_expert_group > 1
@@ -125,7 +125,7 @@ def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, n
 
 
 def make_tile(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> Tile:
-    """One program where the batch is small, or where a rescue in one row may change every other; else as many as it takes."""
+    """One program where the batch is small, or where a rescued row may change every other; else as many as it takes."""
     tokens = batch.tokens_per_request if plan.add_per_request else 1
     request = _round_up(tokens)
     requests = num_rows // tokens
@@ -140,9 +140,16 @@ def make_tile(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, 
         request=request,
         columns=_round_up(plan.kmax or router.top_k),
         programs=programs,
-        partials=_round_up(programs),
-        warps=min(rows, MAX_WARPS),
+        partials=max(MIN_ROWS, _round_up(programs)),
+        narrow=programs * rows * experts <= 1 << (31 - 20),
     )
+
+
+def _resolve_budget(plan: SelectionPlan, router: Router, num_experts: int) -> int | None:
+    """Votes keep at least as many experts as a row uses."""
+    if plan.budget is None:
+        return None
+    return min(max(plan.budget, router.top_k if plan.ranking == "votes" else 1), num_experts)
 
 
 def _can_rescue(plan: SelectionPlan) -> bool:

@@ -1,7 +1,7 @@
 """Device functions on a tile of rows: their scores, their choice keys, and the best of a row.
 
-A tile is [R, E]: R rows (tokens) by E experts, both padded to powers of two. The launch gives every row one warp, so that a
-reduction along a row needs no shared memory.
+A tile is [R, E]: R rows (tokens) by E experts, both padded to powers of two. Every row lies in one warp, so that a
+reduction along it needs no shared memory.
 """
 
 import triton
@@ -15,48 +15,52 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
-def exp(x):
-    """e^x fp32 as torch on CUDA rounds it, which compiled tl.exp does not; the interpreter has numpy's, and no libdevice."""
-    if INTERPRETED:
-        return tl.exp(x)
-    else:
-        return libdevice.exp(x)
+def exp(x: tl.tensor) -> tl.tensor:
+    """e^x fp32, rounded as torch rounds it on CUDA; tl.exp, when compiled, is not. The interpreter has numpy's only."""
+    return tl.exp(x) if INTERPRETED else libdevice.exp(x)
 
 
 @triton.jit
-def load_logits(rows, live, num_experts: tl.constexpr, start: tl.constexpr, width: tl.constexpr):
-    """Experts `start` to `start + width` of every row: [R, width] fp32, -inf where not finite. `rows` [R] points at the rows."""
-    # A warp loads 128 fp32 at once: a wider row would spread over several warps. Its parts, joined, stay in one.
-    if width > 128:
+def load_tile(
+    rows: tl.tensor,
+    there: tl.tensor,
+    columns: tl.constexpr,
+    other: tl.constexpr,
+    start: tl.constexpr,
+    width: tl.constexpr,
+) -> tl.tensor:
+    """Columns `start` to `start + width` [R, width] of the rows that `rows` [R] points at, `other` where none is."""
+    # Loaded whole, a row would be laid out over several warps. Loaded 32 columns at a time and joined, it stays in one.
+    if width > 32:
         half: tl.constexpr = width // 2
-        left = load_logits(rows, live, num_experts, start, half)
-        right = load_logits(rows, live, num_experts, start + half, half)
-        return tl.reshape(tl.permute(tl.join(left, right), (0, 2, 1)), (left.shape[0], width))
+        left = load_tile(rows, there, columns, other, start, half)
+        right = load_tile(rows, there, columns, other, start + half, half)
+        tile = tl.reshape(tl.permute(tl.join(left, right), (0, 2, 1)), (left.shape[0], width))
     else:
-        experts = start + tl.arange(0, width)
-        there = live[:, None] & (experts < num_experts)[None, :]
-        logits = tl.load(rows[:, None] + experts[None, :], mask=there, other=float("-inf")).to(tl.float32)
-        return tl.where(tl.abs(logits) < float("inf"), logits, float("-inf"))
+        column = start + tl.arange(0, width)
+        mask = there[:, None] & (column < columns)[None, :]
+        tile = tl.load(rows[:, None] + column[None, :], mask=mask, other=other)
+    return tile
 
 
 @triton.jit
-def to_keys(values):
+def to_keys(values: tl.tensor) -> tl.tensor:
     """int32 in the order of the fp32 values; -0 and 0 are equal."""
     bits = tl.where(values == 0, 0.0, values).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def from_keys(keys):
+def from_keys(keys: tl.tensor) -> tl.tensor:
     """The fp32 values of `to_keys`."""
     return (keys ^ ((keys >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def score_rows(logits, sigmoid: tl.constexpr, normalize: tl.constexpr):
-    """P [R, E] fp32; of a softmax that need not `normalize`, a multiple of P: 1 at the row's largest logit."""
+def score_rows(logits: tl.tensor, sigmoid: tl.constexpr, normalize: tl.constexpr) -> tl.tensor:
+    """P [R, E] fp32; of a softmax not to `normalize`, the multiple of P that is 1 at the row's largest logit."""
     if sigmoid:
-        return tl.div_rn(1.0, 1.0 + exp(-logits))
+        scores = tl.div_rn(1.0, 1.0 + exp(-logits))
     else:
         # A finite largest, so that a row without finite logits scores 0.
         largest = tl.maximum(from_keys(tl.max(to_keys(logits), 1)), -3.0e38)
@@ -64,12 +68,14 @@ def score_rows(logits, sigmoid: tl.constexpr, normalize: tl.constexpr):
         if normalize:
             total = tl.sum(scores, 1)
             scores = tl.div_rn(scores, tl.where(total > 0, total, 1.0)[:, None])
-        return scores
+    return scores
 
 
 @triton.jit
-def limit_groups(choice, num_groups: tl.constexpr, topk_group: tl.constexpr, biased: tl.constexpr):
-    """C [R, E] with -inf outside each row's best groups; with a bias a group scores its two best C, else its best."""
+def limit_groups(
+    choice: tl.tensor, num_groups: tl.constexpr, topk_group: tl.constexpr, biased: tl.constexpr
+) -> tl.tensor:
+    """C [R, E] with -inf outside each row's best groups. A group scores its best C, or its two best with a bias."""
     size: tl.constexpr = choice.shape[1] // num_groups
     grouped = tl.reshape(choice, (choice.shape[0], num_groups, size))
     best = tl.max(grouped, 2)
@@ -81,36 +87,43 @@ def limit_groups(choice, num_groups: tl.constexpr, topk_group: tl.constexpr, bia
     ahead = group[None, :, None] < group[None, None, :]
     better = (best[:, :, None] > best[:, None, :]) | ((best[:, :, None] == best[:, None, :]) & ahead)
     kept = tl.sum(better.to(tl.int32), 1) < topk_group
-    return tl.reshape(tl.where(kept[:, :, None], grouped, float("-inf")), (choice.shape[0], choice.shape[1]))
+    return tl.reshape(tl.where(kept[:, :, None], grouped, float("-inf")), choice.shape)
 
 
 @triton.jit
-def make_unique(keys, experts):
-    """Keys that the expert's index makes unique, for values of 16-bit floats, whose fp32 leaves the low 13 bits free."""
+def make_unique(keys: tl.tensor, experts: tl.tensor) -> tl.tensor:
+    """The keys of 16-bit floats, whose fp32 leave the low 13 bits free, with the expert's index there."""
     low: tl.constexpr = keys.shape[1] - 1
     return (keys & ~low) | (low - experts)[None, :]
 
 
 @triton.jit
-def pop_best(keys, experts, unique: tl.constexpr):
-    """(where each row has its largest key, the keys without it): [R, E] bool, int32. Ties to the lower expert.
+def pop_best(keys: tl.tensor, experts: tl.tensor, unique: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """(the expert [R] with each row's largest key, E if all are EMPTY; where it is [R, E] bool; the keys without it).
 
-    A row of EMPTY keys has no largest. Unique keys need no second reduction to find whose the largest is.
+    Ties go to the lower expert. Unique keys name their expert; others need a second reduction.
     """
-    best = tl.max(keys, 1)[:, None]
-    hit = (keys == best) & (keys > EMPTY)
-    if not unique:
-        first = tl.min(tl.where(hit, experts[None, :], keys.shape[1]), 1)
-        hit = experts[None, :] == first[:, None]
-    return hit, tl.where(hit, EMPTY, keys)
+    size: tl.constexpr = keys.shape[1]
+    best = tl.max(keys, 1)
+    if unique:
+        expert = (size - 1) - (best & (size - 1))
+    else:
+        expert = tl.min(tl.where(keys == best[:, None], experts[None, :], size), 1)
+    expert = tl.where(best > EMPTY, expert, size)
+    hit = experts[None, :] == expert[:, None]
+    return expert, hit, tl.where(hit, EMPTY, keys)
 
 
 @triton.jit
-def to_grid(values):
-    """fp32 or fp64 in [0, 1] as int32 multiples of 2^-20, rounded to the nearest, halves to even."""
-    # Adding 1.5 * 2^m, with m the mantissa's bits, leaves the rounded integer in the low bits.
-    if values.dtype == tl.float64:
-        return (values * 1048576.0 + 6755399441055744.0).to(tl.int64, bitcast=True).to(tl.int32)
-    else:
-        shifted = (values * 1048576.0 + 12582912.0).to(tl.int32, bitcast=True)
-        return shifted - 0x4B400000
+def drop_best(keys: tl.tensor, experts: tl.tensor, rounds: tl.constexpr, unique: tl.constexpr) -> tl.tensor:
+    """The keys [R, E] without each row's `rounds` largest."""
+    for _ in range(rounds):
+        _, _, keys = pop_best(keys, experts, unique)
+    return keys
+
+
+@triton.jit
+def to_grid(values: tl.tensor, scale: tl.tensor) -> tl.tensor:
+    """int32: fp32 values [R, E] times a scale, at most 2^22 in all, to the nearest integer, halves to even."""
+    # Around 1.5 * 2^23 an fp32 has no fraction, and its bits count up from 0x4B400000.
+    return (values * scale + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000

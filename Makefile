@@ -34,8 +34,9 @@ bench: patch $(LARGE) ## compare policies in the server: POLICIES="vanilla xshar
 demo: patch $(LARGE) ## serve a checkpoint with the policy off and on, and print what it changed
 	$(PYTHON) -m scripts.demo
 
-gpu:            ## check, time and tabulate on an NVIDIA GPU, in stages: STAGE="selection"
-	@scripts/gpu.sh $(STAGE)
+STAGE ?= all
+gpu:            ## on an NVIDIA GPU: check, time and tabulate everything; one part: STAGE=layer, its MODELS=...
+	@scripts/gpu.sh $(STAGE) $(MODELS)
 
 clean:          ## remove what the other verbs made, the environment included
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
-DISCOUNTS = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
+DISCOUNTS = (0.05, 0.15, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.98)
 
 
 class Trigram:

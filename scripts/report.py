@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3MoeForCausalLM
 
-from scripts.corpus import DOMAINS, Split, fingerprint
+from scripts.corpus import DOMAINS, STDLIB, Split, fingerprint
 from scripts.evaluation import answer_accuracy, experts_woken, losses, routed
 from scripts.ngram import Trigram
 from scripts.tokenizer import encode
@@ -26,8 +27,8 @@ license: apache-2.0
 
 A Qwen3-MoE small enough to keep beside the code: {parameters:,} parameters, {experts} experts of which {top_k} run,
 {layers} layers, bfloat16. Trained by `python -m scripts.{script}` on Python source, C headers, English documentation
-and generated arithmetic of one machine; `heldout/` has the text it never saw, from Python's own sources (PSF licence).
-All figures are measured on that text (`report.json`).
+and generated arithmetic of one machine, {tokens_trained_on:,} tokens in all; `heldout/` has the text it never saw, from
+Python's own sources (PSF licence). All figures are measured on that text (`report.json`).
 
 | domain | tokens | cross-entropy (nats) | trigram | below it | experts a batch of {batch} wakes, by layer |
 | --- | --- | --- | --- | --- | --- |
@@ -51,8 +52,13 @@ def heldout_ids(tokenizer: PreTrainedTokenizerFast, folder: Path, domain: str) -
 
 
 def write_heldout(corpus: dict[str, Split], folder: Path) -> None:
-    """Store the held-out documents of every domain, a blank line between texts, as `heldout/<domain>.txt`."""
+    """Store the held-out documents of every domain, a blank line between texts, as `heldout/<domain>.txt`.
+
+    Python's licence goes with them where the installation has it.
+    """
     (folder / "heldout").mkdir(parents=True, exist_ok=True)
+    if (STDLIB / "LICENSE.txt").exists():
+        shutil.copyfile(STDLIB / "LICENSE.txt", folder / "heldout" / "LICENSE")
     for domain in DOMAINS:
         text = SEPARATOR[domain].join(document.text for document in corpus[domain].heldout)
         (folder / "heldout" / f"{domain}.txt").write_text(text)
@@ -128,6 +134,6 @@ def publish(folder: Path, report: dict[str, Any], script: str) -> None:
         mixed=woken(report["experts_woken_mixed"]),
         uniform=report["experts_woken_if_uniform"],
         answers=answers,
-        **{key: report[key] for key in ("parameters", "experts", "top_k", "layers", "batch")},
+        **{key: report[key] for key in ("parameters", "experts", "top_k", "layers", "batch", "tokens_trained_on")},
     )
     (folder / "README.md").write_text(card)

@@ -20,7 +20,7 @@ from scripts.corpus import DOMAINS, load_corpus
 from scripts.export import export
 from scripts.report import measure, publish, write_heldout
 from scripts.tokenizer import encode, train_tokenizer
-from scripts.training import Training, batch
+from scripts.training import CONTEXT, SEQUENCES, Training, batch
 
 ROOT = Path(__file__).parents[1]
 VOCAB, LONGEST = 1024, 2048
@@ -96,7 +96,8 @@ def main() -> None:
     for step in Training(model, loss, options.steps, options.state).run():
         export(deepcopy(model).bfloat16(), tokenizer, options.out)
         print(f"step {step}: exported to {options.out}", flush=True)
-    publish(options.out, measure(options.out, corpus), Path(__file__).stem)
+    seen = {"steps": options.steps, "tokens_trained_on": options.steps * SEQUENCES * CONTEXT}
+    publish(options.out, seen | measure(options.out, corpus), Path(__file__).stem)
     print((options.out / "README.md").read_text())
 
 

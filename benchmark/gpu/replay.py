@@ -1,7 +1,7 @@
 """Stage `replay`: padding rows wake nothing when a CUDA graph is replayed, and counts follow the policy.
 
-First the tests that drive the stage in a graph of their own, then the live server: graphs of 8 rows only against one for
-every size, seven requests each. Last, what masking padding rows alone gains where upstream's graphs pad.
+First the tests that drive the stage in a graph of their own, then the live server: graphs of 8 rows only against one
+for every size, seven requests each. Last, what masking padding rows alone gains where upstream's graphs pad.
 """
 
 import subprocess

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,9 @@ def measure(record: Record, models: Sequence[str]) -> None:
         _run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "triton", "test/selection")
         record.add("tests", passed=True)
     if "kernels" not in record:
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder) / "selection.json"
-            _run("-m", KERNELS, "--out", str(out))
-            record.add("kernels", **read_times(out))
+        out = record.path.with_name("selection-kernels.json")
+        _run("-m", KERNELS, "--out", str(out))
+        record.add("kernels", **read_times(out))
 
 
 def rows(points: Mapping[str, Any]) -> list[Row]:

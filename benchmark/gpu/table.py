@@ -42,11 +42,9 @@ def at_least(what: str, value: float, bar: float | None, unit: str) -> Row:
 def list_rows(results: Path) -> list[tuple[str, Row]]:
     """(stage, row) of every stage that left a record in the folder. Raises ValueError for a broken record."""
     found = []
-    for stage in STAGES:
-        path = results / f"{stage}.json"
-        if path.exists():
-            points: Mapping[str, dict] = read_record(path)["points"]
-            found += [(stage, row) for row in import_module(f"benchmark.gpu.{stage}").rows(points)]
+    for stage, path in _list_records(results).items():
+        points: Mapping[str, dict] = read_record(path)["points"]
+        found += [(stage, row) for row in import_module(f"benchmark.gpu.{stage}").rows(points)]
     return found
 
 
@@ -67,9 +65,14 @@ def show_table(results: Path) -> None:
     (results / "summary.md").write_text(_format_markdown(title, rows))
 
 
+def _list_records(results: Path) -> dict[str, Path]:
+    paths = {stage: results / f"{stage}.json" for stage in STAGES}
+    return {stage: path for stage, path in paths.items() if path.exists()}
+
+
 def _describe(results: Path) -> str:
     """Where it was measured, from the records' last sessions: all of one folder come from one machine."""
-    records = [read_record(path) for path in sorted(results.glob("*.json"))]
+    records = [read_record(path) for path in _list_records(results).values()]
     last = max((session for record in records for session in record["sessions"]), key=lambda one: one["date"])
     versions = ", ".join(f"{name} {last['versions'][name]}" for name in ("sglang", "torch", "triton"))
     return f"{last['date']}, {last['hardware']['gpu']}, {versions}, commit {last['commit'] or 'unknown'}"

@@ -88,6 +88,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         (*keys('{"target_per_rank": 5}'), "--tp", "2", "--ep", "2", "--enable-eplb"),
         f"--enable-eplb / --init-expert-location set: {NO_POLICY}: target_per_rank needs a fixed placement",
     ),
+    "rows of another width than their reader's": (
+        ("--expert-policy", "oea", "--expert-policy-config", '{"kmax": 10}', "--enable-return-routed-experts"),
+        f"--enable-return-routed-experts on: {NO_POLICY}: kmax = 10 gives it rows of another width; allowed is off",
+    ),
     "layer beyond the model's": (
         keys('{"layers": {"4": {"k0": 2}}}'),
         "--expert-policy xshare: layers 4: the model's layers are 0 to 3",

@@ -129,5 +129,8 @@ def _check_plans(schedule: Schedule, router: Router, num_experts: int, num_layer
     for plan in plans:
         if plan.target_per_rank is not None and (config.init_expert_location != "trivial" or config.enable_eplb):
             raise refusal("--enable-eplb / --init-expert-location", "set", "target_per_rank needs a fixed placement")
+        if plan.kmax not in (None, router.top_k) and config.enable_return_routed_experts:
+            reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is off"
+            raise refusal("--enable-return-routed-experts", "on", reason)
         if not plan.can_drop(router, num_experts):
             logger.warning("--expert-policy %s: this plan never drops one of %d experts", schedule.policy, num_experts)

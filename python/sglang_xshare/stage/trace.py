@@ -43,17 +43,20 @@ class Trace:
         if first > self.written:
             logger.warning("%s: %d steps lost; lower --decode-log-interval", self.file.name, first - self.written)
         for number in range(first, recorded):
-            for layer, row in zip(self.layer_ids, self.ring[number % CAPACITY].tolist(), strict=True):
-                if row[STEPS]:
-                    record = {
-                        "step": number,
-                        "phase": PHASES[int(row[-1])],
-                        "layer": layer,
-                        "batch_size": int(row[ROWS]),
-                        "experts_before": int(row[BEFORE]),
-                        "experts_after": int(row[AFTER]),
-                        "kept_mass": row[KEPT] / row[ROWS],
-                    }
-                    self.file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+            rows = zip(self.layer_ids, self.ring[number % CAPACITY].tolist(), strict=True)
+            self.file.write(b"".join(_format(number, layer, row) for layer, row in rows if row[STEPS]))
         self.file.flush()
         self.written = recorded
+
+
+def _format(step: int, layer: int, row: list[float]) -> bytes:
+    record = {
+        "step": step,
+        "phase": PHASES[int(row[-1])],
+        "layer": layer,
+        "batch_size": int(row[ROWS]),
+        "experts_before": int(row[BEFORE]),
+        "experts_after": int(row[AFTER]),
+        "kept_mass": row[KEPT] / row[ROWS],
+    }
+    return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)

@@ -23,7 +23,8 @@ def list_modules() -> str:
         lines += [f"## `{folder}`: {title}", "", "| module | |", "| --- | --- |"]
         for name in tracked.stdout.split():
             docstring = ast.get_docstring(ast.parse((ROOT / name).read_text())) or ""
-            lines.append(f"| `{name.removeprefix(folder + '/')}` | {docstring.split(chr(10))[0].replace('|', chr(92) + '|')} |")
+            first_line = docstring.split("\n")[0].replace("|", "\\|")
+            lines.append(f"| `{name.removeprefix(folder + '/')}` | {first_line} |")
         lines.append("")
     return "\n".join(lines)
 

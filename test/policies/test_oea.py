@@ -15,7 +15,7 @@ def ids(logits=BATCH, top_k=3, **keys):
 
 
 def test_rows_piggyback_on_what_others_loaded():
-    """The base is {0, 2, 5}. A row gets exactly top_k, as the paper's text says, not one more as its break test does."""
+    """The base is {0, 2, 5}. A row gets exactly top_k, as the paper's text says, not one more as in its break test."""
     assert ids(k0=1) == [[0, 2, 5], [5, 2, 0], [2, 0, 5]]
 
 

@@ -124,6 +124,30 @@ def keys_for(policy, case):
     return strategies[policy]
 
 
+@st.composite
+def free_plans(draw, case):
+    """Any plan the algebra allows: the steps of different papers together."""
+    k, experts = case.top_k, case.num_experts
+    keys = {"k0": draw(st.integers(0, k)), "p": draw(st.sampled_from([0.3, 0.9, 1.0]))}
+    budget = {"budget": draw(st.integers(1, experts)), "scope": draw(st.sampled_from(["batch", "request"]))}
+    drop = {"drop": draw(st.integers(0, experts)), "scope": draw(st.sampled_from(["batch", "request"]))}
+    keys |= draw(
+        st.sampled_from(
+            [
+                {"add": 3, "add_per_request": 2, "mass": 0.4, "target_per_rank": 2, "balance": "fill"},
+                {"utility": "full", "add_per_request": 1, "target_per_rank": 3},
+                {**budget, "utility": draw(st.sampled_from(["topk", "full"]))},
+                {**budget, "ranking": "votes"},
+                {**drop, "ranking": "votes"},
+                {"confidence": 0.3, "min_votes": 1},
+            ]
+        )
+    )
+    if draw(st.booleans()):
+        return build_plan("custom", **keys, coverage="truncate", rescue=draw(st.booleans()))
+    return build_plan("custom", **keys, kmax=draw(st.integers(k, k + 3)), max_rank=draw(st.integers(1, experts)))
+
+
 def router_of(case):
     return Router(case.top_k, case.scoring, case.bias, case.renormalize, case.num_expert_group, case.topk_group)
 

@@ -9,8 +9,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from selection.cases import SPECIAL, cases, check, keys_for
+from selection.cases import SPECIAL, cases, check, free_plans, keys_for, run
 from selection.oracle import ALGORITHMS, Case
+from sglang_xshare.policies import list_policies
 
 EVERY_POLICY = pytest.mark.parametrize("policy", ALGORITHMS)
 few = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -34,6 +35,22 @@ def test_small_batches(policy, data):
 @given(data=st.data())
 def test_large_batches(policy, data):
     check_random(policy, data, max_requests=30, max_experts=512, max_tokens=10)
+
+
+def test_every_policy_has_a_transcription():
+    assert {policy.name for policy in list_policies()} == {*ALGORITHMS, "custom"}
+
+
+@few
+@given(data=st.data())
+def test_free_plans(data):
+    """No paper has them: the backends agree with the reference."""
+    case = data.draw(cases())
+    plan = data.draw(free_plans(case))
+    expected, out = run(case, plan, "reference"), run(case, plan, "torch")
+    for name in ("topk_ids", "selected", "active", "vanilla_active", "rescued"):
+        assert torch.equal(getattr(out, name), getattr(expected, name)), name
+    assert torch.allclose(out.topk_weights, expected.topk_weights, rtol=0, atol=1e-6)
 
 
 @EVERY_POLICY

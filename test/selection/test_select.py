@@ -1,11 +1,12 @@
 """`select()` itself: backends, bad input, empty batches, and what its answer and its torch backend promise."""
 
 import re
+from dataclasses import fields
 
 import pytest
 import torch
 
-from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare import Batch, Router, Selection, build_plan, select
 from sglang_xshare.selection import BACKENDS
 
 XSHARE = build_plan("xshare", k0=1, add=2)
@@ -71,11 +72,25 @@ def test_the_answer_is_ordinary_and_the_input_untouched(keys, backend):
     """A caller may change the answer in place, and gets the same one again."""
     logits = LOGITS.clone()
     first, second = (select(logits, build_plan(keys), Router(4), Batch(None, 3), range(16), backend) for _ in range(2))
-    for name, tensor in vars(first).items():
+    for name in (field.name for field in fields(Selection)):
+        tensor = getattr(first, name)
         assert torch.equal(tensor, getattr(second, name)), name
         assert not tensor.is_inference(), name
         tensor.zero_()
     assert torch.equal(logits, LOGITS)
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_metrics_are_those_of_the_call(backend):
+    """A graph's buffers hold the next step by the time they are read."""
+    logits, valid = LOGITS.clone(), torch.tensor([True, False, True, True, False, True])
+    expected = select(logits, XSHARE, Router(4), Batch(valid.clone()), backend="reference")
+    out = select(logits, XSHARE, Router(4), Batch(valid), backend=backend)
+    logits.zero_()
+    valid.zero_()
+    assert torch.equal(out.active, expected.active)
+    assert torch.equal(out.vanilla_active, expected.vanilla_active)
+    assert torch.allclose(out.kept_mass, expected.kept_mass)
 
 
 def test_logits_need_no_particular_layout():

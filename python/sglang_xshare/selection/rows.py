@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -15,6 +15,8 @@ from .scores import compute_scores
 _TIE = 2.0**-40
 # What 2^-40 refers to where the score is 0 (below every positive float32) and where it is -inf (which absorbs it).
 _SMALLEST, _LARGEST = 1e-60, 1e39
+# On the CPU an operand that is a tensor already saves a microsecond; on a GPU such tensors are passed as numbers.
+MINUS_INF, ZERO = torch.tensor(-math.inf, dtype=torch.float64), torch.tensor(0.0)
 
 
 class Slots(NamedTuple):
@@ -29,12 +31,11 @@ class Slots(NamedTuple):
 
     def keep(self, kept: torch.Tensor) -> Slots:
         """Empty the slots outside `kept` [n, m] bool, and move them behind the others, which keep their order."""
-        empty, order = (~kept).sort(dim=1, stable=True)
-        return Slots(self.experts.gather(1, order), self.scores.gather(1, order).masked_fill_(empty, 0.0), ~empty)
+        live, order = kept.sort(dim=1, descending=True, stable=True)
+        return Slots(self.experts.gather(1, order), torch.where(live, self.scores.gather(1, order), ZERO), live)
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
+class Rows(NamedTuple):
     """n rows over N experts, k = the router's top-k."""
 
     scores: torch.Tensor
@@ -75,10 +76,10 @@ def rank_rows(logits: torch.Tensor, router: Router, batch: Batch) -> Rows:
 def find_best(scores: torch.Tensor, keys: torch.Tensor, count: int, valid: torch.Tensor | None) -> Slots:
     """Every row's `count` largest keys above -inf, best first. Further slots are empty, and all of an invalid row."""
     best_keys, experts = keys.topk(count, 1)
-    empty = best_keys.isneginf()
+    live = best_keys > MINUS_INF
     if valid is not None:
-        empty |= ~valid
-    return Slots(experts, scores.gather(1, experts).masked_fill_(empty, 0.0), ~empty)
+        live &= valid
+    return Slots(experts, torch.where(live, scores.gather(1, experts), ZERO), live)
 
 
 def mark(table: torch.Tensor, experts: torch.Tensor, live: torch.Tensor) -> None:

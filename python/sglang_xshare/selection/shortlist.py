@@ -17,6 +17,8 @@ from .scores import GRID, to_grid
 
 # Keeps 0 / 0 at 0 and changes no other quotient: every positive float32 is larger.
 _TINY = 1e-300
+# See `rows.ZERO`.
+_ZERO, _ONE = torch.tensor([0.0, 1.0], dtype=torch.float64)
 # Breaks ties between integers: less than 1 for each of up to 1,024 experts.
 _TIE = 2.0**-10
 
@@ -57,9 +59,8 @@ def _compute_utility(rows: Rows, kind: str, groups: int) -> torch.Tensor:
     """[groups, N]: every expert's utility over equal groups of consecutive rows."""
     if kind == "topk":
         own_scores = rows.own.scores.double()
-        # Scaling the sum, not the scores, to the grid: as exact, and fewer numbers.
-        unit = own_scores.sum(1, keepdim=True).clamp_min_(_TINY).mul_(1 / GRID)
-        return _sum_at_own(rows, own_scores.div_(unit).round_(), groups)
+        mass = own_scores.sum(1, keepdim=True).clamp_min_(_TINY)
+        return _sum_at_own(rows, torch.addcdiv(_ZERO, own_scores, mass, value=GRID).round_(), groups)
     grid = to_grid(rows.scores)
     if rows.valid is not None:
         grid *= rows.valid
@@ -86,7 +87,7 @@ def _find_best(
     if without is not None:
         keys.masked_fill_(without, 0.0)
     best_keys, experts = keys.topk(min(count, keys.shape[-1]), -1)
-    return experts, best_keys >= 1
+    return experts, best_keys >= _ONE
 
 
 def _reach_mass(utility: torch.Tensor, mass: float, selected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

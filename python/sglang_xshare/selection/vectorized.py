@@ -5,21 +5,21 @@ A CUDA graph can capture it. On the CPU each operation costs microseconds whatev
 
 from __future__ import annotations
 
-import math
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch.nn.functional import pad
 
 from ..plan import SelectionPlan
 from ..types import Batch, Router, Selection
-from .rows import Rows, Slots, find_best, mark, rank_rows
+from .rows import MINUS_INF, ZERO, Rows, Slots, find_best, mark, rank_rows
 from .scores import to_grid
 from .shortlist import select_experts
 
 # Keeps 0 / 0 at 0 and changes no other quotient of float32.
 _TINY = 2.0**-149
-_MINUS_INF = torch.tensor(-math.inf, dtype=torch.float64)
+# See `rows.ZERO`.
+_ONE, _NONE = torch.tensor(1.0), torch.tensor(-1)
 
 
 def select(
@@ -27,7 +27,6 @@ def select(
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`."""
     selected = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
-    active, vanilla_active = torch.zeros_like(selected), torch.zeros_like(selected)
     # Autograd would take a quarter of the time on the CPU. What is returned is made outside: ordinary tensors.
     with torch.inference_mode():
         rows = rank_rows(logits, router, batch)
@@ -35,28 +34,55 @@ def select(
         select_experts(rows, plan, rank_of_expert, kept, selected)
         lost = _rescue(rows, selected) if plan.coverage == "truncate" and plan.rescue else None
         chosen = _cover(rows, plan, kept, selected)
-        mark(active, chosen.experts, chosen.live)
-        mark(vanilla_active, rows.own.experts, rows.own.live)
-        mass, own_mass = chosen.scores.sum(1, keepdim=True), rows.own.scores.sum(1, keepdim=True)
-        empty = ~chosen.live
-        shares, total = chosen.scores, torch.ones_like(mass)
-        if router.renormalize:
-            shares, total = _share(rows, plan, chosen, mass, own_mass, empty)
-    ids = chosen.experts.int().masked_fill_(empty, -1)
-    weights = shares / total
+        shares, total = _share(rows, plan, chosen) if router.renormalize else (chosen.scores, _ONE)
+        experts = torch.where(chosen.live, chosen.experts, _NONE)
+    ids, weights = experts.int(), shares / total
     missing = (plan.kmax or rows.top_k) - ids.shape[1]
     if missing:
         ids, weights = pad(ids, (0, missing), value=-1), pad(weights, (0, missing))
-    kept_mass = (mass / own_mass).nan_to_num_(nan=1.0, posinf=1.0).squeeze(1)
-    return Selection(
-        topk_ids=ids,
-        topk_weights=weights,
-        selected=selected,
-        active=active,
-        rescued=torch.zeros((), dtype=torch.int64, device=ids.device) if lost is None else lost.sum(),
-        vanilla_active=vanilla_active,
-        kept_mass=kept_mass if batch.valid is None else kept_mass * batch.valid,
-    )
+    rescued = torch.zeros((), dtype=torch.int64, device=ids.device) if lost is None else lost.sum()
+    # The caller's mask may be the next step's by the time the metrics are read.
+    valid = None if batch.valid is None else batch.valid.clone()
+    return _Answer(ids, weights, selected, rescued, rows.own, chosen, valid)
+
+
+class _Answer(Selection):
+    """A `Selection` that computes what only metrics ask for when it is first read."""
+
+    _own: Slots
+    _chosen: Slots
+    _valid: torch.Tensor | None
+
+    def __init__(
+        self,
+        topk_ids: torch.Tensor,
+        topk_weights: torch.Tensor,
+        selected: torch.Tensor,
+        rescued: torch.Tensor,
+        own: Slots,
+        chosen: Slots,
+        valid: torch.Tensor | None,
+    ) -> None:
+        vars(self).update(topk_ids=topk_ids, topk_weights=topk_weights, selected=selected, rescued=rescued)
+        vars(self).update(_own=own, _chosen=chosen, _valid=valid)
+
+    @cached_property
+    def active(self) -> torch.Tensor:
+        return self._mark(self._chosen)
+
+    @cached_property
+    def vanilla_active(self) -> torch.Tensor:
+        return self._mark(self._own)
+
+    @cached_property
+    def kept_mass(self) -> torch.Tensor:
+        kept = (self._chosen.scores.sum(1) / self._own.scores.sum(1)).nan_to_num_(nan=1.0, posinf=1.0)
+        return kept if self._valid is None else kept * self._valid
+
+    def _mark(self, slots: Slots) -> torch.Tensor:
+        marks = torch.zeros_like(self.selected)
+        mark(marks, slots.experts, slots.live)
+        return marks
 
 
 def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:
@@ -102,21 +128,22 @@ def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: t
         reach = kept.sum(1, keepdim=True).clamp_min_(plan.max_rank)
         ranked = rows.keys.topk(max(plan.max_rank, rows.top_k), 1).values
         inside = selected & (rows.keys >= ranked.gather(1, reach - 1))
-    keys = torch.where(inside, rows.keys, _MINUS_INF)
+    keys = torch.where(inside, rows.keys, MINUS_INF)
     return find_best(rows.scores, keys, min(plan.kmax or rows.top_k, rows.num_experts), rows.valid)
 
 
-def _share(
-    rows: Rows, plan: SelectionPlan, chosen: Slots, mass: torch.Tensor, own_mass: torch.Tensor, empty: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _share(rows: Rows, plan: SelectionPlan, chosen: Slots) -> tuple[torch.Tensor, torch.Tensor]:
     """(scores [n, m], what to divide them by [n, 1]): the weights in a model that renormalizes.
 
     The divisor is their sum, under truncate that of the whole top-k; where it is 0 the experts share equally.
     """
-    if plan.coverage != "truncate":
-        shares = chosen.scores.masked_fill(mass.logical_not(), 1.0).masked_fill_(empty, 0.0)
-        return shares, shares.sum(1, keepdim=True).clamp_min_(_TINY)
-    massless = own_mass.logical_not()
-    whole = rows.own.scores.masked_fill(massless, 1.0).masked_fill_(~rows.own.live, 0.0)
-    shares = chosen.scores.masked_fill(massless, 1.0).masked_fill_(empty, 0.0)
+    massless = (rows.own if plan.coverage == "truncate" else chosen).scores.sum(1, keepdim=True).logical_not()
+    shares = whole = _equalize(chosen, massless)
+    if plan.coverage == "truncate":
+        whole = _equalize(rows.own, massless)
     return shares, whole.sum(1, keepdim=True).clamp_min_(_TINY)
+
+
+def _equalize(slots: Slots, massless: torch.Tensor) -> torch.Tensor:
+    """The slots' scores, but 1 for each in a massless row, [n, 1] bool."""
+    return torch.where(slots.live, slots.scores.masked_fill(massless, 1.0), ZERO)

@@ -26,13 +26,16 @@ def test_stopped_in_the_middle_of_a_round(tmp_path, how):
         start_new_session=True,
         text=True,
     )
-    family = wait_for_bench(demo)
-    # A terminal sends Ctrl-C to the whole foreground group; kill sends its signal to one process.
-    os.killpg(demo.pid, how) if how == signal.SIGINT else demo.send_signal(how)
-    output, _ = demo.communicate(timeout=30)
-    assert demo.returncode == 128 + how, output
-    assert "Traceback" not in output
-    assert not psutil.wait_procs(family, timeout=10)[1]
+    try:
+        family = wait_for_bench(demo)
+        # A terminal sends Ctrl-C to the whole foreground group; kill sends its signal to one process.
+        os.killpg(demo.pid, how) if how == signal.SIGINT else demo.send_signal(how)
+        output, _ = demo.communicate(timeout=30)
+        assert demo.returncode == 128 + how, output
+        assert "Traceback" not in output
+        assert not psutil.wait_procs(family, timeout=10)[1]
+    finally:
+        demo.kill()  # its servers die with it
 
 
 def wait_for_bench(demo):

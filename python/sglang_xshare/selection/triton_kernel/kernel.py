@@ -47,7 +47,7 @@ def choose_keys(
 def keep_share(
     keys: tl.tensor, scores: tl.tensor, experts: tl.tensor, recipe: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """(the shortest warm-up of up to k0 experts with the share p of the row [R, E] bool; the keys below the k0 best)."""
+    """(the shortest warm-up of up to k0 experts with a share p of the row [R, E] bool; the keys below the k0 best)."""
     grid = to_grid(scores, 1048576.0)
     reach = tl.ceil(tl.sum(grid, 1).to(tl.float64) * recipe.p)
     share = tl.full((keys.shape[0],), 0, tl.int32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import count
 
 import torch
@@ -14,7 +13,10 @@ from .kernel import select_kernel
 from .recipe import WARPS, make_recipe, make_tile, supports
 
 INTERPRETED = triton.knobs.runtime.interpret
-_COUNTERS = 64
+COUNTERS = 64
+CACHE_LINE = 32  # int32
+
+_counters: dict[torch.device, torch.Tensor] = {}
 _launches = count()
 
 
@@ -64,7 +66,7 @@ def _launch(logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Ba
     partials = arrivals = None
     if tile.programs > 1:
         partials = logits.new_empty((tile.programs, tile.experts), dtype=torch.int64)
-        arrivals = _get_counter(logits.device)
+        arrivals = _find_counter(logits.device, tile.programs)
     arguments = (
         logits,
         None if batch.valid is None else batch.valid.contiguous(),
@@ -81,7 +83,7 @@ def _launch(logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Ba
         len(logits),
         logits.stride(0),
     )
-    together = tile.programs == 1 or (not INTERPRETED and tile.programs <= _count_multiprocessors(logits.device))
+    together = tile.programs == 1 or arrivals is not None
     for votes, routes in ((True, True),) if together else ((True, False), (False, True)):
         select_kernel[(tile.programs,)](
             *arguments,
@@ -90,21 +92,21 @@ def _launch(logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Ba
             votes=votes,
             routes=routes,
             num_warps=WARPS,
+            enable_fp_fusion=True,  # as every release so far does unasked
             launch_cooperative_grid=together and tile.programs > 1,
         )
 
 
-def _get_counter(device: torch.device) -> torch.Tensor:
-    """[1] int32 for the barrier of one launch. Launches that overlap, on several streams, take different ones."""
-    return _make_counters(device)[next(_launches) % _COUNTERS]
+def _find_counter(device: torch.device, programs: int) -> torch.Tensor | None:
+    """[1] int32 for the barrier of one launch, None where it cannot have one.
 
-
-@cache
-def _make_counters(device: torch.device) -> torch.Tensor:
-    # A cache line each.
-    return torch.zeros((_COUNTERS, 32), dtype=torch.int32, device=device)
-
-
-@cache
-def _count_multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    Launches that overlap, on several streams, take different counters.
+    """
+    if device.type != "cuda" or programs > torch.cuda.get_device_properties(device).multi_processor_count:
+        return None
+    if device not in _counters:
+        if torch.cuda.is_current_stream_capturing():
+            return None  # the zeros would be there only once the graph has run
+        _counters[device] = torch.zeros((COUNTERS, CACHE_LINE), dtype=torch.int32, device=device)
+        torch.cuda.synchronize(device)  # once: other streams will use them
+    return _counters[device][next(_launches) % COUNTERS]

@@ -92,9 +92,9 @@ def limit_groups(
 
 @triton.jit
 def make_unique(keys: tl.tensor, experts: tl.tensor) -> tl.tensor:
-    """The keys of 16-bit floats, whose fp32 leave the low 13 bits free, with the expert's index there."""
+    """The keys of 16-bit floats, whose fp32 leave the low 13 bits free, with the expert's index in them."""
     low: tl.constexpr = keys.shape[1] - 1
-    return (keys & ~low) | (low - experts)[None, :]
+    return (keys & ~low) | (experts ^ low)[None, :]
 
 
 @triton.jit
@@ -106,7 +106,7 @@ def pop_best(keys: tl.tensor, experts: tl.tensor, unique: tl.constexpr) -> tuple
     size: tl.constexpr = keys.shape[1]
     best = tl.max(keys, 1)
     if unique:
-        expert = (size - 1) - (best & (size - 1))
+        expert = (best & (size - 1)) ^ (size - 1)
     else:
         expert = tl.min(tl.where(keys == best[:, None], experts[None, :], size), 1)
     expert = tl.where(best > EMPTY, expert, size)

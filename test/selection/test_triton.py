@@ -1,0 +1,247 @@
+"""The Triton kernel against the reference: compiled where there is a GPU, elsewhere under Triton's interpreter.
+
+Covered: every plan it supports, one program and several, sizes that are no powers of two, requests, padding anywhere,
+ties, three dtypes, non-finite logits, strides; on a GPU, replays of a CUDA graph as well.
+"""
+
+import dataclasses
+import itertools
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from selection.cases import DTYPES, cases, fill_logits, keys_for, router_of
+from selection.oracle import ALGORITHMS
+from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare.selection.triton_kernel.recipe import make_tile, supports
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if HAS_GPU else "cpu"
+EXACT = ("topk_ids", "selected", "active", "vanilla_active", "rescued")
+CLOSE = ("topk_weights", "kept_mass")
+PLANS = {
+    "vanilla": {},
+    "xshare": {"k0": 1, "add": 24},
+    "xshare per request": {"policy": "xshare", "k0": 1, "add_per_request": 4},
+    "xshare by mass": {"policy": "xshare", "k0": 2, "p": 0.6, "mass": 0.7, "utility": "full"},
+    "oea": {"k0": 3, "p": 0.5, "kmax": 10, "max_rank": 12},
+    "lynx-lat": {"retain": 24},
+    "lynx-lat by drop": {"policy": "lynx-lat", "drop": 20},
+    "moe-spec": {"budget": 20},
+    "moe-spec truncating": {"policy": "moe-spec", "budget": 6, "coverage": "truncate"},
+    "dynamic-skip": {"beta": 0.4},
+}
+EVERY_PLAN = pytest.mark.parametrize("name", PLANS)
+few = settings(
+    max_examples=12,
+    deadline=None,
+    # A P one bit off, from another exp, may one day fall on the other side of a rounding: not at random in this run.
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    """`select(..., backend="triton")`. The interpreter gets a process of its own: Triton chooses it once, at import."""
+    if HAS_GPU:
+        yield lambda *args: select(*args, backend="triton")
+        return
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("TRITON_INTERPRET", "1")
+            environment.setenv("OMP_NUM_THREADS", "1")
+            environment.setenv("PYTHONWARNINGS", "ignore")  # numpy's, of inf - inf and the like
+            pool.submit(int).result()  # starts the process
+        yield lambda *args: pool.submit(select, *args, backend="triton").result()
+
+
+def make_plan(name):
+    return build_plan({"policy": name, **PLANS[name]})
+
+
+def make_router(kind, experts, top_k=8):
+    bias = torch.linspace(-0.2, 0.2, experts, device=DEVICE).mul(64).round() / 64
+    return {
+        "softmax": Router(top_k),
+        "softmax, not renormalizing": Router(top_k, renormalize=False),
+        "softmax with bias": Router(top_k, correction_bias=bias),
+        "sigmoid": Router(top_k, "sigmoid"),
+        "sigmoid with bias": Router(top_k, "sigmoid", bias, renormalize=False),
+        "group-limited": Router(top_k, num_expert_group=8, topk_group=3),
+        "group-limited with bias": Router(top_k, "sigmoid", bias, num_expert_group=4, topk_group=2),
+    }[kind]
+
+
+def make_logits(kind, rows, experts, seed=0, dtype=torch.float32):
+    return without_denormals(fill_logits(kind, rows, experts, seed)).to(DEVICE, dtype)
+
+
+def without_denormals(logits):
+    """Triton's exp flushes what is below 2^-126, torch's does not: let no softmax come out there."""
+    gap = logits.masked_fill(~logits.isfinite(), -torch.inf).amax(1, keepdim=True) - logits
+    return torch.where((gap > 80) & (gap < 120), logits - 1e3, logits)
+
+
+def compare(kernel, logits, plan, router, batch=None):
+    """The kernel's answer, after comparing it with the reference's."""
+    batch = batch or Batch()
+    expected = select(logits, plan, router, batch, backend="reference")
+    found = kernel(logits, plan, router, batch)
+    for name in EXACT:
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    for name in CLOSE:
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-6, rtol=2e-6)
+    return found
+
+
+@pytest.mark.parametrize("policy", ALGORITHMS)
+@few
+@given(data=st.data())
+def test_random_cases(kernel, policy, data):
+    """Every key over its range; what the kernel does not serve, it refuses."""
+    case = data.draw(cases(max_experts=128))
+    plan = build_plan(policy, **data.draw(keys_for(policy, case)))
+    router = router_of(case)
+    if router.correction_bias is not None:
+        router = dataclasses.replace(router, correction_bias=router.correction_bias.to(DEVICE))
+    valid = None if case.valid is None else case.valid.to(DEVICE)
+    batch = Batch(valid, case.tokens_per_request)
+    logits = without_denormals(case.logits.float()).to(DEVICE, case.logits.dtype)
+    if supports(plan, router, batch, *logits.shape):
+        compare(kernel, logits, plan, router, batch)
+    else:
+        ranks = torch.tensor(case.rank_of_expert, device=DEVICE)
+        with pytest.raises(ValueError, match="supports"):
+            kernel(logits, plan, router, batch, ranks)
+
+
+@EVERY_PLAN
+@pytest.mark.parametrize(("rows", "experts"), [(1, 16), (5, 40), (16, 128), (20, 160)])
+def test_shapes(kernel, name, rows, experts):
+    """One program and several, with rows, experts and budgets that fill no tile."""
+    valid = torch.arange(rows, device=DEVICE) % 5 != 3
+    logits = make_logits("normal", rows, experts, seed=rows)
+    compare(kernel, logits, make_plan(name), Router(6), Batch(valid))
+
+
+@pytest.mark.parametrize(("rows", "experts"), [(64, 128), (64, 256), pytest.param(300, 512, marks=pytest.mark.long)])
+def test_many_rows(kernel, rows, experts):
+    compare(kernel, make_logits("normal", rows, experts), make_plan("xshare"), Router(8))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "softmax",
+        "softmax, not renormalizing",
+        "softmax with bias",
+        "sigmoid",
+        "sigmoid with bias",
+        "group-limited",
+        "group-limited with bias",
+    ],
+)
+@pytest.mark.parametrize("name", ["vanilla", "xshare", "moe-spec truncating"])
+def test_routers(kernel, kind, name):
+    compare(kernel, make_logits("normal", 12, 64), make_plan(name), make_router(kind, 64))
+
+
+@EVERY_PLAN
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["ties", "special", "dead rows"])
+def test_ties_and_what_is_not_finite(kernel, name, kind, dtype):
+    """Sixteen-bit logits take another way to break ties than fp32."""
+    compare(kernel, make_logits(kind, 9, 32, dtype=dtype), make_plan(name), Router(4))
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_equal_scores_in_another_order_tie(kernel, scoring):
+    """Rows with the same few scores at other experts give every expert the same utility: the lower index wins."""
+    scores = torch.tensor([1.3, 0.7, 0.1, -0.4, -1.9, -30, -30, -30])
+    logits = torch.stack([scores.roll(shift) for shift in range(8)]).to(DEVICE)
+    found = compare(kernel, logits, build_plan("custom", k0=0, add=3), Router(5, scoring))
+    assert found.selected.tolist() == [True] * 3 + [False] * 5
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 4, 8, 20])
+def test_requests(kernel, tokens):
+    """A request's rows lie in one tile, whatever their number; padding takes whole requests and single rows."""
+    rows = 5 * tokens
+    valid = (torch.arange(rows, device=DEVICE) < 4 * tokens) & (torch.arange(rows, device=DEVICE) % 7 != 5)
+    plan = build_plan("xshare", k0=1, add=5, add_per_request=3)
+    compare(kernel, make_logits("ties", rows, 48), plan, Router(6), Batch(valid, tokens))
+
+
+@EVERY_PLAN
+def test_only_padding(kernel, name):
+    logits = make_logits("normal", 20, 128)
+    found = compare(kernel, logits, make_plan(name), Router(8), Batch(torch.zeros(20, dtype=torch.bool, device=DEVICE)))
+    assert not found.active.any()
+
+
+def test_no_rows(kernel):
+    found = compare(kernel, make_logits("normal", 0, 128), make_plan("xshare"), Router(8))
+    assert found.topk_ids.shape == (0, 8)
+
+
+@pytest.mark.parametrize("slices", [(slice(None), slice(3, 35)), (slice(None, None, 2), slice(None)), (None, None)])
+def test_strides(kernel, slices):
+    """Logits that are part of a larger tensor, or lie the other way round."""
+    wide = make_logits("normal", 32, 64)
+    logits = wide.T if slices[0] is None else wide[slices]
+    compare(kernel, logits, make_plan("xshare"), Router(8))
+
+
+def test_production_batches_are_one_launch():
+    """Up to 16 x 128 in one program, up to 128 x 256 in so few that any GPU holds them together."""
+    plan, router = make_plan("xshare"), Router(8)
+    assert make_tile(plan, router, Batch(), 16, 128).programs == 1
+    for rows, experts in itertools.product((16, 64, 128), (128, 256)):
+        assert make_tile(plan, router, Batch(), rows, experts).programs <= 16
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows", "experts"),
+    [
+        ({"policy": "xshare", "target_per_rank": 4}, 16, 128),
+        ({"policy": "lynx-acc", "confidence": 0.5}, 16, 128),
+        ({"policy": "moe-spec", "budget": 8, "scope": "request"}, 16, 128),
+        ({"policy": "xshare"}, 2048, 128),
+        ({"policy": "xshare"}, 16, 513),
+    ],
+)
+def test_what_the_kernel_leaves_to_torch(keys, rows, experts):
+    assert not supports(build_plan(keys), Router(8), Batch(), rows, experts)
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a GPU: the kernel is compiled for it")
+def test_without_a_gpu_it_says_so():
+    with pytest.raises(ValueError, match="router_logits on cpu: allowed with backend triton is cuda"):
+        select(make_logits("normal", 4, 16), make_plan("xshare"), Router(4), backend="triton")
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")
+@EVERY_PLAN
+@pytest.mark.parametrize(("rows", "experts"), [(16, 128), (64, 256)])
+def test_graph_replay(name, rows, experts):
+    """A replay reads the logits and `valid` that are there when it runs, again and again."""
+    plan, router = make_plan(name), Router(8)
+    logits = make_logits("normal", rows, experts)
+    valid = torch.ones(rows, dtype=torch.bool, device=DEVICE)
+    batch = Batch(valid)
+    select(logits, plan, router, batch, backend="triton")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = select(logits, plan, router, batch, backend="triton")
+    for seed in range(20):
+        logits.copy_(make_logits("ties", rows, experts, seed))
+        valid.copy_(torch.arange(rows, device=DEVICE) % (seed + 2) != 1)
+        graph.replay()
+        expected = select(logits, plan, router, batch, backend="reference")
+        for field in EXACT:
+            assert torch.equal(getattr(found, field), getattr(expected, field)), (seed, field)

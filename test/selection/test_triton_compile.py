@@ -1,0 +1,90 @@
+"""The Triton kernel compiles for Hopper, on machines without one: the compiler may refuse what the interpreter runs.
+
+And it becomes what the kernel is written for: rows that stay in their warp.
+"""
+
+import re
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from sglang_xshare import Batch, Router, build_plan
+from sglang_xshare.selection.triton_kernel.kernel import select_kernel
+from sglang_xshare.selection.triton_kernel.recipe import WARPS, make_recipe, make_tile
+
+HOPPER = GPUTarget("cuda", 90, 32)
+DTYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
+SIGNATURE = {
+    "valid": "*i1",
+    "bias": "*fp32",
+    "partials": "*i64",
+    "arrivals": "*i32",
+    "topk_ids": "*i32",
+    "topk_weights": "*fp32",
+    "selected_out": "*i1",
+    "active": "*i1",
+    "vanilla_active": "*i1",
+    "kept_mass": "*fp32",
+    "rescued": "*i64",
+    "num_rows": "i32",
+    "row_stride": "i32",
+}
+BIAS = torch.zeros(256)
+CASES = {
+    "xshare": ({"policy": "xshare"}, Router(8), 1, (16, 128)),
+    "xshare in programs": ({"policy": "xshare"}, Router(8), 1, (64, 256)),
+    "xshare per request": ({"policy": "xshare", "add_per_request": 4}, Router(8), 4, (16, 128)),
+    "xshare by mass": ({"policy": "xshare", "p": 0.5, "k0": 2, "mass": 0.5}, Router(8, "sigmoid"), 1, (16, 128)),
+    "oea": ({"policy": "oea", "kmax": 10, "max_rank": 12}, Router(8, renormalize=False), 1, (16, 128)),
+    "lynx-lat": ({"policy": "lynx-lat", "drop": 8}, Router(8), 1, (16, 128)),
+    "moe-spec truncating": ({"policy": "moe-spec", "budget": 16, "coverage": "truncate"}, Router(8), 1, (64, 128)),
+    "dynamic-skip": ({"policy": "dynamic-skip", "beta": 0.5}, Router(8), 1, (8, 64)),
+    "group-limited": (
+        {"policy": "xshare"},
+        Router(8, "sigmoid", BIAS, num_expert_group=8, topk_group=4),
+        1,
+        (16, 256),
+    ),
+}
+
+
+def compile_kernel(case, dtype=torch.float32, votes=True, routes=True):
+    """The kernel compiled for Hopper, as it would be launched for a case."""
+    keys, router, tokens, (rows, experts) = CASES[case]
+    plan, batch = build_plan(keys), Batch(tokens_per_request=tokens)
+    tile = make_tile(plan, router, batch, rows, experts)
+    recipe = make_recipe(plan, router, batch, torch.empty(rows, experts, dtype=dtype))
+    constants = {"recipe": recipe, "tile": tile, "votes": votes, "routes": routes}
+    if router.correction_bias is None:
+        constants["bias"] = None
+    if tile.programs == 1:
+        constants |= {"partials": None, "arrivals": None}
+    signature = {name: "constexpr" if name in constants else kind for name, kind in SIGNATURE.items()}
+    signature = {"logits": DTYPES[dtype], **signature, **dict.fromkeys(constants, "constexpr")}
+    source = ASTSource(select_kernel, signature, {(select_kernel.arg_names.index(k),): v for k, v in constants.items()})
+    return triton.compile(source, target=HOPPER, options={"num_warps": WARPS, "enable_fp_fusion": True})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_launch(case):
+    compile_kernel(case)
+
+
+@pytest.mark.parametrize("half", ["votes", "routes"])
+def test_two_launches(half):
+    compile_kernel("xshare in programs", votes=half == "votes", routes=half == "routes")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", ["xshare", "xshare in programs"])
+def test_a_row_stays_in_its_warp(case, dtype):
+    """No layout that is reduced along its rows spreads one over several warps: a round would wait for the others."""
+    code = compile_kernel(case, dtype).asm["ttgir"]
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", code, re.MULTILINE))
+    reduced = re.findall(r"}\) : \(tensor<\w+, (#\w+)>\) -> tensor<\w+, #ttg.slice<{dim = 1,", code)
+    assert len(reduced) > 4
+    for name in set(reduced):
+        assert re.search(r"warp = \[(\[\d+, 0\](, )?)+\]|warpsPerCTA = \[8, 1\]", layouts[name]), layouts[name]

@@ -5,6 +5,8 @@ from dataclasses import fields
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from sglang_xshare import Batch, Router, Selection, build_plan, select
 from sglang_xshare.selection import BACKENDS
@@ -55,6 +57,15 @@ def test_a_batch_of_padding_selects_nothing(keys, backend):
     assert not out.kept_mass.any()
 
 
+class OneDevice(TorchFunctionMode):
+    """Refuses an operation on tensors of two devices: on a GPU it copies, waits, or fails."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        operands = tree_leaves((args, kwargs))
+        assert len({x.device for x in operands if isinstance(x, torch.Tensor)}) <= 1, function
+        return function(*args, **kwargs or {})
+
+
 @EVERY_PLAN
 def test_the_torch_backend_never_reads_the_device(keys):
     """On the meta device there is nothing to read: any synchronization, or size that depends on data, is an error."""
@@ -62,8 +73,10 @@ def test_the_torch_backend_never_reads_the_device(keys):
     batch = Batch(torch.ones(6, dtype=torch.bool, device=device), tokens_per_request=3)
     router = Router(4, "sigmoid", torch.zeros(16, device=device), num_expert_group=4, topk_group=2)
     ranks = torch.zeros(16, dtype=torch.int64, device=device)
-    out = select(LOGITS.to(device), build_plan(keys), router, batch, ranks, backend="torch")
-    assert out.topk_ids.is_meta
+    logits = LOGITS.to(device)
+    with OneDevice():
+        out = select(logits, build_plan(keys), router, batch, ranks, backend="torch")
+        assert all(getattr(out, field.name).is_meta for field in fields(Selection))
 
 
 @EVERY_PLAN

@@ -15,8 +15,6 @@ from .scores import compute_scores
 _TIE = 2.0**-40
 # What 2^-40 refers to where the score is 0 (below every positive float32) and where it is -inf (which absorbs it).
 _SMALLEST, _LARGEST = 1e-60, 1e39
-# On the CPU an operand that is a tensor already saves a microsecond; on a GPU such tensors are passed as numbers.
-MINUS_INF, ZERO = torch.tensor(-math.inf, dtype=torch.float64), torch.tensor(0.0)
 
 
 class Slots(NamedTuple):
@@ -31,8 +29,10 @@ class Slots(NamedTuple):
 
     def keep(self, kept: torch.Tensor) -> Slots:
         """Empty the slots outside `kept` [n, m] bool, and move them behind the others, which keep their order."""
-        live, order = kept.sort(dim=1, descending=True, stable=True)
-        return Slots(self.experts.gather(1, order), torch.where(live, self.scores.gather(1, order), ZERO), live)
+        order = kept.view(torch.uint8).sort(dim=1, descending=True, stable=True).indices
+        live = kept.gather(1, order)
+        zero = constant(0.0, torch.float32, kept.device)
+        return Slots(self.experts.gather(1, order), torch.where(live, self.scores.gather(1, order), zero), live)
 
 
 class Rows(NamedTuple):
@@ -76,22 +76,31 @@ def rank_rows(logits: torch.Tensor, router: Router, batch: Batch) -> Rows:
 def find_best(scores: torch.Tensor, keys: torch.Tensor, count: int, valid: torch.Tensor | None) -> Slots:
     """Every row's `count` largest keys above -inf, best first. Further slots are empty, and all of an invalid row."""
     best_keys, experts = keys.topk(count, 1)
-    live = best_keys > MINUS_INF
+    live = best_keys > constant(-math.inf, torch.float64, keys.device)
     if valid is not None:
         live &= valid
-    return Slots(experts, torch.where(live, scores.gather(1, experts), ZERO), live)
+    zero = constant(0.0, torch.float32, keys.device)
+    return Slots(experts, torch.where(live, scores.gather(1, experts), zero), live)
 
 
 def mark(table: torch.Tensor, experts: torch.Tensor, live: torch.Tensor) -> None:
     """Set the entries of a table [N] bool at the live ones of some ids."""
-    table.index_add_(0, experts.reshape(-1), live.reshape(-1))
+    # As bytes: of all sums and maxima, CUDA has none that is an `or` on bool.
+    values = live.reshape(-1).view(torch.uint8)
+    table.view(torch.uint8).scatter_reduce_(0, experts.reshape(-1), values, "amax")
+
+
+@lru_cache(maxsize=64)
+def constant(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A number as a 0-dim tensor, which is an operand sooner than a Python number: a microsecond on the CPU.
+
+    Made on the host, so that a first call inside a graph capture is an error, not a tensor of that graph: the runs that
+    warm up before a capture fill the cache. All cached tensors here are made so.
+    """
+    return torch.tensor(value, dtype=dtype).to(device)
 
 
 @lru_cache(maxsize=64)
 def lower_first(num_experts: int, device: torch.device) -> torch.Tensor:
-    """[N] float64: N - 1 - id, to break ties.
-
-    Made on the host, so that a first call inside a graph capture is an error, not a tensor of that graph: the runs that
-    warm up before a capture fill the cache.
-    """
+    """[N] float64: N - 1 - id, to break ties."""
     return torch.arange(num_experts - 1, -1, -1, dtype=torch.float64).to(device)

@@ -12,13 +12,11 @@ from functools import lru_cache
 import torch
 
 from ..plan import SelectionPlan
-from .rows import Rows, lower_first, mark
+from .rows import Rows, constant, lower_first, mark
 from .scores import GRID, to_grid
 
 # Keeps 0 / 0 at 0 and changes no other quotient: every positive float32 is larger.
 _TINY = 1e-300
-# See `rows.ZERO`.
-_ZERO, _ONE = torch.tensor([0.0, 1.0], dtype=torch.float64)
 # Breaks ties between integers: less than 1 for each of up to 1,024 experts.
 _TIE = 2.0**-10
 
@@ -60,7 +58,8 @@ def _compute_utility(rows: Rows, kind: str, groups: int) -> torch.Tensor:
     if kind == "topk":
         own_scores = rows.own.scores.double()
         mass = own_scores.sum(1, keepdim=True).clamp_min_(_TINY)
-        return _sum_at_own(rows, torch.addcdiv(_ZERO, own_scores, mass, value=GRID).round_(), groups)
+        zero = constant(0.0, torch.float64, mass.device)
+        return _sum_at_own(rows, torch.addcdiv(zero, own_scores, mass, value=GRID).round_(), groups)
     grid = to_grid(rows.scores)
     if rows.valid is not None:
         grid *= rows.valid
@@ -87,7 +86,7 @@ def _find_best(
     if without is not None:
         keys.masked_fill_(without, 0.0)
     best_keys, experts = keys.topk(min(count, keys.shape[-1]), -1)
-    return experts, best_keys >= _ONE
+    return experts, best_keys >= constant(1.0, torch.float64, keys.device)
 
 
 def _reach_mass(utility: torch.Tensor, mass: float, selected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,7 +146,7 @@ def _rank_by_votes(rows: Rows, plan: SelectionPlan, groups: int) -> tuple[torch.
 
 @lru_cache(maxsize=64)
 def _load_order(order: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    # Cached for the same reason as `lower_first`.
+    # See `constant`.
     return torch.tensor(order).to(device)
 
 

@@ -5,6 +5,7 @@ A CUDA graph can capture it. On the CPU each operation costs microseconds whatev
 
 from __future__ import annotations
 
+import math
 from functools import cached_property, lru_cache
 
 import torch
@@ -12,14 +13,12 @@ from torch.nn.functional import pad
 
 from ..plan import SelectionPlan
 from ..types import Batch, Router, Selection
-from .rows import MINUS_INF, ZERO, Rows, Slots, find_best, mark, rank_rows
+from .rows import Rows, Slots, constant, find_best, mark, rank_rows
 from .scores import to_grid
 from .shortlist import select_experts
 
 # Keeps 0 / 0 at 0 and changes no other quotient of float32.
 _TINY = 2.0**-149
-# See `rows.ZERO`.
-_ONE, _NONE = torch.tensor(1.0), torch.tensor(-1)
 
 
 def select(
@@ -34,21 +33,21 @@ def select(
         select_experts(rows, plan, rank_of_expert, kept, selected)
         lost = _rescue(rows, selected) if plan.coverage == "truncate" and plan.rescue else None
         chosen = _cover(rows, plan, kept, selected)
-        shares, total = _share(rows, plan, chosen) if router.renormalize else (chosen.scores, _ONE)
-        experts = torch.where(chosen.live, chosen.experts, _NONE)
-    ids, weights = experts.int(), shares / total
+        shares, total = _share(rows, plan, chosen) if router.renormalize else (chosen.scores, None)
+        experts = torch.where(chosen.live, chosen.experts, constant(-1, torch.int64, logits.device))
+    ids, weights = experts.int(), shares.clone() if total is None else shares / total
     missing = (plan.kmax or rows.top_k) - ids.shape[1]
     if missing:
         ids, weights = pad(ids, (0, missing), value=-1), pad(weights, (0, missing))
-    rescued = torch.zeros((), dtype=torch.int64, device=ids.device) if lost is None else lost.sum()
     # The caller's mask may be the next step's by the time the metrics are read.
     valid = None if batch.valid is None else batch.valid.clone()
-    return _Answer(ids, weights, selected, rescued, rows.own, chosen, valid)
+    return _Answer(ids, weights, selected, lost, rows.own, chosen, valid)
 
 
 class _Answer(Selection):
     """A `Selection` that computes what only metrics ask for when it is first read."""
 
+    _lost: torch.Tensor | None
     _own: Slots
     _chosen: Slots
     _valid: torch.Tensor | None
@@ -58,17 +57,22 @@ class _Answer(Selection):
         topk_ids: torch.Tensor,
         topk_weights: torch.Tensor,
         selected: torch.Tensor,
-        rescued: torch.Tensor,
+        lost: torch.Tensor | None,
         own: Slots,
         chosen: Slots,
         valid: torch.Tensor | None,
     ) -> None:
-        vars(self).update(topk_ids=topk_ids, topk_weights=topk_weights, selected=selected, rescued=rescued)
-        vars(self).update(_own=own, _chosen=chosen, _valid=valid)
+        vars(self).update(topk_ids=topk_ids, topk_weights=topk_weights, selected=selected)
+        vars(self).update(_lost=lost, _own=own, _chosen=chosen, _valid=valid)
 
     @cached_property
     def active(self) -> torch.Tensor:
         return self._mark(self._chosen)
+
+    @cached_property
+    def rescued(self) -> torch.Tensor:
+        lost = self.selected.new_zeros(0) if self._lost is None else self._lost
+        return lost.sum()
 
     @cached_property
     def vanilla_active(self) -> torch.Tensor:
@@ -102,7 +106,7 @@ def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:
 
 @lru_cache(maxsize=64)
 def _first(count: int, length: int, device: torch.device) -> torch.Tensor:
-    """[length] bool: the first `count` are set. Made on the host for the same reason as `lower_first`."""
+    """[length] bool: the first `count` are set. See `constant`."""
     return (torch.arange(length) < count).to(device)
 
 
@@ -128,7 +132,7 @@ def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: t
         reach = kept.sum(1, keepdim=True).clamp_min_(plan.max_rank)
         ranked = rows.keys.topk(max(plan.max_rank, rows.top_k), 1).values
         inside = selected & (rows.keys >= ranked.gather(1, reach - 1))
-    keys = torch.where(inside, rows.keys, MINUS_INF)
+    keys = torch.where(inside, rows.keys, constant(-math.inf, torch.float64, rows.keys.device))
     return find_best(rows.scores, keys, min(plan.kmax or rows.top_k, rows.num_experts), rows.valid)
 
 
@@ -146,4 +150,6 @@ def _share(rows: Rows, plan: SelectionPlan, chosen: Slots) -> tuple[torch.Tensor
 
 def _equalize(slots: Slots, massless: torch.Tensor) -> torch.Tensor:
     """The slots' scores, but 1 for each in a massless row, [n, 1] bool."""
-    return torch.where(slots.live, slots.scores.masked_fill(massless, 1.0), ZERO)
+    return torch.where(
+        slots.live, slots.scores.masked_fill(massless, 1.0), constant(0.0, torch.float32, massless.device)
+    )

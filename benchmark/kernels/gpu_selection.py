@@ -1,0 +1,169 @@
+"""The Triton selection kernel on this GPU: its ids against the reference's, then its time beside upstream's router.
+
+    python -m benchmark.kernels.gpu_selection [PLAN ...] [--out FILE]
+
+Times are of captured CUDA graphs, a call among many, on the logits that upstream's fused router takes too; the kernel
+does what that router does and selects the batch's experts besides. Says so and measures nothing without a GPU.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from itertools import cycle, product
+from pathlib import Path
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmark.gpu.timing import time_graph
+from benchmark.serving.machine import describe_machine
+from benchmark.serving.server import has_gpu
+from benchmark.serving.variant import parse_variant
+from sglang_xshare import Batch, Router, SelectionPlan, build_plan, select
+from sglang_xshare.selection.triton_kernel import supports
+
+PLANS = ("xshare:k0=1,add=24", "xshare:k0=1,add_per_request=4", "oea:k0=3", "lynx-lat:retain=32", "moe-spec:budget=32")
+CHECKED_ROWS = (1, 2, 7, 16, 33, 64, 128, 256)
+CHECKED_EXPERTS = (8, 16, 60, 128, 160, 256, 384, 512)
+TIMED_ROWS, TIMED_EXPERTS = (16, 64), (128, 256)
+TOP_K, TOKENS_PER_REQUEST = 8, 4
+CALLS = 100  # in a graph, so that its own launch is a small part
+BAR = 2.0
+DEVICE = "cuda"
+NO_GPU = "gpu_selection: no NVIDIA GPU answers here; nothing was measured"
+
+
+@dataclass(frozen=True)
+class Time:
+    """Median microseconds of a call: select() with a policy, and upstream's router on the same logits."""
+
+    policy: str
+    rows: int
+    experts: int
+    us: float
+    upstream_us: float
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check, time, print a table and write JSON. Returns 0; 1 where ids differ; 2 without a GPU."""
+    arguments = _parse(argv)
+    if not has_gpu():
+        print(NO_GPU, file=sys.stderr)
+        return 2
+    cases = list(make_cases(arguments.plans))
+    for case in track(cases, "checking", console=Console(stderr=True)):
+        if (difference := check(*case)) is not None:
+            print(f"gpu_selection: {difference}", file=sys.stderr)
+            return 1
+    shapes = list(product(TIMED_ROWS, TIMED_EXPERTS, arguments.plans))
+    times = [measure(*shape) for shape in track(shapes, "timing", console=Console(stderr=True))]
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(f"{len(cases)} batches: the reference's ids, bit for bit")
+    console.print(make_table(times))
+    if arguments.out:
+        record = {"machine": describe_machine(), "cases": len(cases), "times": [asdict(time) for time in times]}
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+def make_cases(plans: Sequence[str]) -> list[tuple[int, int, str, torch.dtype, bool]]:
+    """(rows, experts, plan, dtype, tied): every shape, the other choices in turn."""
+    choices = zip(cycle(plans), cycle((torch.float32, torch.bfloat16)), strict=False)
+    by_experts = dict(zip(CHECKED_EXPERTS, choices, strict=False))
+    return [
+        (rows, experts, *by_experts[experts], tied)
+        for rows, experts, tied in product(CHECKED_ROWS, CHECKED_EXPERTS, (False, True))
+    ]
+
+
+def check(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool) -> str | None:
+    """What differs from the reference, on random logits with a tenth of the rows padding; None where nothing does."""
+    plan, batch = _make_plan(spelling), _make_batch(spelling, rows)
+    router = Router(min(TOP_K, experts))
+    logits = _make_logits(rows, experts, dtype)
+    logits = logits.round() if tied else logits
+    batch = Batch(torch.rand(rows, device=DEVICE) < 0.9, batch.tokens_per_request)
+    if not supports(plan, router, batch, rows, experts):
+        raise RuntimeError(f"{spelling} on {rows} x {experts}: the kernel does not serve it")
+    expected = select(logits, plan, router, batch, backend="reference")
+    found = select(logits, plan, router, batch, backend="triton")
+    for field in ("topk_ids", "selected", "active", "vanilla_active"):
+        if not torch.equal(getattr(found, field), getattr(expected, field)):
+            return f"{field} of {spelling} on {rows} x {experts} {dtype}{', tied' * tied}: not the reference's"
+    return None
+
+
+def measure(rows: int, experts: int, spelling: str) -> Time:
+    """Time select() and upstream's router on the same logits, in bf16 as a gate in bf16 gives them."""
+    logits = _make_logits(rows, experts, torch.bfloat16)
+    plan, batch, router = _make_plan(spelling), _make_batch(spelling, rows), Router(TOP_K)
+    ours = _time_call(lambda: select(logits, plan, router, batch, backend="triton"))
+    return Time(spelling, rows, experts, ours, _time_call(_make_upstream(logits)))
+
+
+def make_table(times: Sequence[Time]) -> Table:
+    """A row a policy and shape."""
+    table = Table(title=f"{torch.cuda.get_device_name()}, top-{TOP_K}, bf16, µs a call", box=box.SIMPLE_HEAD)
+    table.add_column("policy")
+    for heading in ("tokens x experts", "select", "upstream's router", f"ratio (bar {BAR:g})"):
+        table.add_column(heading, justify="right")
+    for one in times:
+        ratio = one.us / one.upstream_us
+        cells = (f"{one.us:.2f}", f"{one.upstream_us:.2f}", f"{ratio:.2f}{'' if ratio <= BAR else ' missed'}")
+        table.add_row(one.policy, f"{one.rows} x {one.experts}", *cells)
+    return table
+
+
+def _time_call(call: Callable[[], object]) -> float:
+    return time_graph(lambda: [call() for _ in range(CALLS)]) / CALLS
+
+
+def _make_upstream(logits: torch.Tensor) -> Callable[[], object]:
+    router = import_module("sgl_kernel").topk_softmax  # of the CUDA build: ours for the CPU has none
+    weights = torch.empty(len(logits), TOP_K, device=DEVICE)
+    ids = torch.empty(len(logits), TOP_K, dtype=torch.int32, device=DEVICE)
+    return lambda: router(weights, ids, logits, True)
+
+
+def _make_logits(rows: int, experts: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rows * experts)
+    return (2 * torch.randn(rows, experts, generator=generator)).to(DEVICE, dtype)
+
+
+def _make_plan(spelling: str) -> SelectionPlan:
+    variant = parse_variant(spelling)
+    return build_plan(variant.policy or "vanilla", **variant.keys)
+
+
+def _make_batch(spelling: str, rows: int) -> Batch:
+    groups = _make_plan(spelling).add_per_request and rows % TOKENS_PER_REQUEST == 0
+    return Batch(tokens_per_request=TOKENS_PER_REQUEST if groups else 1)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmark.kernels.gpu_selection",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("plans", nargs="*", metavar="PLAN", help=f"such as {PLANS[0]} (default: {' '.join(PLANS)})")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="every time as JSON")
+    arguments = parser.parse_args(argv)
+    arguments.plans = arguments.plans or list(PLANS)
+    try:
+        for plan in arguments.plans:
+            _make_plan(plan)
+    except ValueError as error:
+        parser.error(str(error))
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -37,7 +37,7 @@ PLANS = {
 }
 EVERY_PLAN = pytest.mark.parametrize("name", PLANS)
 few = settings(
-    max_examples=12,
+    max_examples=4 if HAS_GPU else 25,  # on a GPU, each of them compiles
     deadline=None,
     # A P one bit off, from another exp, may one day fall on the other side of a rounding: not at random in this run.
     derandomize=True,
@@ -217,6 +217,12 @@ def test_production_batches_are_one_launch():
 )
 def test_what_the_kernel_leaves_to_torch(keys, rows, experts):
     assert not supports(build_plan(keys), Router(8), Batch(), rows, experts)
+
+
+@pytest.mark.parametrize("router", [Router(32), Router(8, num_expert_group=6, topk_group=2)])
+def test_routers_the_kernel_leaves_to_torch(router):
+    assert not supports(make_plan("xshare"), router, Batch(), 16, 96)
+    assert supports(make_plan("xshare"), Router(8, num_expert_group=6, topk_group=6), Batch(), 16, 96)
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there is a GPU: the kernel is compiled for it")

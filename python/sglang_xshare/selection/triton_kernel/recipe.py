@@ -9,15 +9,16 @@ import torch
 from ...plan import SelectionPlan
 from ...types import Batch, Router
 
-# One SM handles so many scores in about the time in which several exchange their words.
+# By instruction counts on sm_90 (no timing has confirmed them), one multiprocessor handles so many scores in about the
+# time that several take to exchange their words.
 SINGLE_PROGRAM = 2048
-# A tile larger than this would not fit the registers of a program.
-MAX_TILE = 16384
-MAX_EXPERTS = 512
-# The words sum 20-bit utilities in 31 bits.
-MAX_ROWS = 2047
 MAX_PROGRAMS = 64
 MIN_ROWS, WARPS = 8, 8
+# What the registers of a program hold.
+MAX_TILE = 16384
+MAX_EXPERTS = 512
+# 31 bits hold a column's sum of utilities up to 2^20, and a row's sum of shares up to 2^26.
+MAX_ROWS, MAX_TOP_K = 2047, 31
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,6 @@ def make_recipe(plan: SelectionPlan, router: Router, batch: Batch, logits: torch
     sigmoid = router.scoring == "sigmoid"
     by_votes = plan.ranks_experts and plan.ranking == "votes"
     utility_full = plan.utility == "full" or by_votes
-    groups = router.num_expert_group or 1
-    topk_group = router.topk_group or 1
     k0 = router.top_k if plan.k0 is None else plan.k0
     return Recipe(
         num_experts=num_experts,
@@ -86,8 +85,8 @@ def make_recipe(plan: SelectionPlan, router: Router, batch: Batch, logits: torch
         sigmoid=sigmoid,
         biased=biased,
         renormalize=router.renormalize,
-        num_groups=1 if topk_group >= groups else groups,
-        topk_group=topk_group,
+        num_groups=_count_groups(router),
+        topk_group=router.topk_group or 1,
         normalize=not sigmoid and (biased or utility_full or plan.p < 1 or not router.renormalize),
         unique_keys=logits.dtype.itemsize == 2 and not biased,
         k0=k0,
@@ -110,18 +109,17 @@ def make_recipe(plan: SelectionPlan, router: Router, batch: Batch, logits: torch
 
 def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> bool:
     """Whether the kernel serves the plan on logits [num_rows, num_experts]."""
-    if num_rows > MAX_ROWS or num_experts > MAX_EXPERTS:
-        return False
-    limits_groups = router.num_expert_group is not None and router.num_expert_group > 1
-    if limits_groups and not (_is_power_of_two(num_experts) and _is_power_of_two(router.num_expert_group or 1)):
-        return False
+    num_groups = _count_groups(router)
+    tile = make_tile(plan, router, batch, num_rows, num_experts)
     unserved = (
         plan.target_per_rank is not None,
         plan.confidence is not None,
         plan.ranks_experts and (plan.ranking == "static" or plan.scope == "request"),
+        num_groups > 1 and (num_experts != tile.experts or num_groups != _round_up(num_groups)),
+        num_rows > MAX_ROWS or num_experts > MAX_EXPERTS or router.top_k > MAX_TOP_K,
+        tile.rows * tile.experts > MAX_TILE,
     )
-    tile = make_tile(plan, router, batch, num_rows, num_experts)
-    return not any(unserved) and tile.rows * tile.experts <= MAX_TILE
+    return not any(unserved)
 
 
 def make_tile(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> Tile:
@@ -152,6 +150,13 @@ def _resolve_budget(plan: SelectionPlan, router: Router, num_experts: int) -> in
     return min(max(plan.budget, router.top_k if plan.ranking == "votes" else 1), num_experts)
 
 
+def _count_groups(router: Router) -> int:
+    """1 where every group is among the best."""
+    if router.num_expert_group is None or router.topk_group is None or router.topk_group >= router.num_expert_group:
+        return 1
+    return router.num_expert_group
+
+
 def _can_rescue(plan: SelectionPlan) -> bool:
     """Every row has its own first choice in S where there is a warm-up."""
     return plan.coverage == "truncate" and plan.rescue and plan.k0 == 0
@@ -160,7 +165,3 @@ def _can_rescue(plan: SelectionPlan) -> bool:
 def _round_up(n: int) -> int:
     """The next power of two."""
     return 1 << max(n - 1, 0).bit_length()
-
-
-def _is_power_of_two(n: int) -> bool:
-    return n == _round_up(n)

@@ -16,7 +16,10 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def exp(x: tl.tensor) -> tl.tensor:
-    """e^x fp32, rounded as torch rounds it on CUDA; tl.exp, when compiled, is not. The interpreter has numpy's only."""
+    """e^x fp32, rounded as torch rounds it on CUDA, but 0 below 2^-126.
+
+    tl.exp, compiled, rounds otherwise; the interpreter knows nothing else.
+    """
     return tl.exp(x) if INTERPRETED else libdevice.exp(x)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import tempfile
+from copy import deepcopy
 from pathlib import Path
 
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 
@@ -21,13 +23,22 @@ def export(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: P
             file.replace(folder / file.name)
 
 
+def untied(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy whose output matrix is its own tensor: SGLang reads no tied one and serves zero logits."""
+    copy = deepcopy(model)
+    copy.config.tie_word_embeddings = False
+    copy.lm_head.weight = nn.Parameter(copy.model.embed_tokens.weight.detach().clone())
+    return copy
+
+
 def write_config(config: PreTrainedConfig, folder: Path) -> None:
     """Write `config.json` with the names published checkpoints have; transformers 5 has others, which only it reads."""
-    names = config.to_dict()
+    names = config.to_diff_dict()
+    names.pop("_name_or_path", None)
     if "num_local_experts" in names:
         names["num_experts"] = names.pop("num_local_experts")
     names["rope_theta"] = names["rope_parameters"]["rope_theta"]
-    (folder / "config.json").write_text(json.dumps(names, indent=2, sort_keys=True, default=str) + "\n")
+    (folder / "config.json").write_text(json.dumps(names, indent=2, sort_keys=True) + "\n")
 
 
 def _write_tokenizer_config(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

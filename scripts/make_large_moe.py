@@ -36,7 +36,7 @@ def configuration(vocab_size: int) -> Qwen3MoeConfig:
         num_experts_per_tok=8,
         norm_topk_prob=True,
         max_position_embeddings=2048,
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=0,
         pad_token_id=None,

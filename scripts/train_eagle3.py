@@ -1,7 +1,7 @@
 """Train the small checkpoint's EAGLE-3 draft on its own hidden states: `python -m scripts.train_eagle3`.
 
-The draft is unrolled over its steps in training and matched to the target's distribution at each, on text and on what
-the target itself writes. The end of the run measures the accepted length on continuations of held-out text.
+The draft is unrolled over its steps in training and matched to the target's distribution at each. The end of the run
+measures the accepted length on continuations of held-out text.
 """
 
 from __future__ import annotations
@@ -12,23 +12,41 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen3MoeForCausalLM
+from transformers import LlamaConfig, Qwen3MoeForCausalLM
 
+from scripts.acceptance import STEPS_AHEAD, measure
 from scripts.corpus import DOMAINS, load_corpus
 from scripts.eagle3 import AUX_LAYERS, Draft, features
 from scripts.export import write_config
-from scripts.report import heldout_ids, load
+from scripts.report import load
 from scripts.tokenizer import encode
 from scripts.training import Training, batch
 
 ROOT = Path(__file__).parents[1]
-STEPS_AHEAD = 3
 STEP_WEIGHT = 0.8  # of a step's loss, relative to the step before it
 DRAFT_VOCAB = 768
-PROMPTS, PROMPT, WRITTEN = 16, 64, 128  # a domain's held-out prompts, their length, the greedy tokens measured
+
+CARD = """---
+license: apache-2.0
+---
+# {name}
+
+An EAGLE-3 draft for `qwen3-moe-tiny`, as SGLang loads it (`--speculative-algorithm EAGLE3`): {parameters:,} parameters,
+bfloat16, trained by `python -m scripts.train_eagle3`. Tokens a verification yields at {steps} steps and top-k {topk},
+its own one included (`report.json`):
+
+| domain | on what the target writes greedily | on held-out text itself | were the draft the target |
+| --- | --- | --- | --- |
+{rows}
+
+Computed from the models, without a server, after {prompts_per_domain} held-out prompts a domain of {prompt_tokens} tokens,
+over {written_tokens} tokens each. The first column is what a server measures. The greedy text of so small a model repeats
+itself and is easy to draft; the second column has no such help, and the third is what the target would reach there as
+its own draft.
+"""
 
 
 def configuration(target: Qwen3MoeForCausalLM) -> LlamaConfig:
@@ -73,61 +91,14 @@ def draft_loss(target: Qwen3MoeForCausalLM, draft: Draft, hot: Tensor, ids: Tens
     return torch.stack(losses).sum()
 
 
-@torch.inference_mode()
-def accepted_lengths(target: Qwen3MoeForCausalLM, draft: Draft, hot: Tensor, ids: Tensor, prompt: int) -> list[int]:
-    """Tokens every verification of a chain of STEPS_AHEAD drafts yields, its own token included, as a server counts.
-
-    `ids` [rows, tokens] are greedy continuations of prompts of `prompt` tokens: a draft is accepted where it repeats
-    them, so the walk is the server's at top-k 1 and temperature 0.
-    """
-    _, aux = features(target, ids)
-    guesses = draft(aux, target.model.embed_tokens(ids), STEPS_AHEAD)
-    hits = [hot[guess.argmax(-1)] == ids[:, step + 2 :] for step, guess in enumerate(guesses)]
-    lengths = []
-    for row in range(len(ids)):
-        place = prompt - 1
-        while place < hits[-1].shape[1]:
-            accepted = 0
-            while accepted < STEPS_AHEAD and hits[accepted][row, place]:
-                accepted += 1
-            lengths.append(accepted + 1)
-            place += accepted + 1
-    return lengths
-
-
-def continuations(target: Qwen3MoeForCausalLM, prompts: Tensor, written: int) -> Tensor:
-    """What the target writes greedily after `prompts` [rows, tokens], past ends of text: [rows, tokens + written]."""
-    return target.generate(
-        prompts, max_new_tokens=written, min_new_tokens=written, do_sample=False, eos_token_id=None, pad_token_id=0
+def publish(folder: Path, report: dict[str, Any]) -> None:
+    """Write `report.json` and the model card, whose every figure comes from the report."""
+    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    columns = report["accepted_length"].values()
+    rows = "\n".join(
+        f"| {domain} | {' | '.join(f'{column[domain]:.2f}' for column in columns)} |" for domain in (*DOMAINS, "all")
     )
-
-
-def spread_prompts(ids: Tensor) -> Tensor:
-    """PROMPTS stretches of PROMPT ids, evenly spread over `ids` [tokens]: [PROMPTS, PROMPT]."""
-    starts = torch.linspace(0, len(ids) - PROMPT, PROMPTS).long()
-    return torch.stack([ids[start : start + PROMPT] for start in starts])
-
-
-def measure(
-    target: Qwen3MoeForCausalLM, draft: Draft, hot: Tensor, tokenizer: PreTrainedTokenizerFast, folder: Path
-) -> dict[str, Any]:
-    """Mean accepted length on greedy continuations of held-out text, by domain and over all verifications."""
-    domains, everything = {}, []
-    for domain in DOMAINS:
-        prompts = spread_prompts(heldout_ids(tokenizer, folder, domain))
-        lengths = accepted_lengths(target, draft, hot, continuations(target, prompts, WRITTEN), PROMPT)
-        domains[domain] = sum(lengths) / len(lengths)
-        everything += lengths
-    return {
-        "steps": STEPS_AHEAD,
-        "topk": 1,
-        "prompts_per_domain": PROMPTS,
-        "prompt_tokens": PROMPT,
-        "written_tokens": WRITTEN,
-        "accepted_length": sum(everything) / len(everything),
-        "accepted_length_by_domain": domains,
-        "parameters": sum(parameter.numel() for parameter in draft.parameters()),
-    }
+    (folder / "README.md").write_text(CARD.format(name=folder.name, rows=rows, **report))
 
 
 def export_draft(draft: Draft, hot: Tensor, folder: Path) -> None:
@@ -140,12 +111,21 @@ def export_draft(draft: Draft, hot: Tensor, folder: Path) -> None:
     write_config(draft.config, folder)
 
 
+def load_draft(folder: Path) -> tuple[Draft, Tensor]:
+    """An exported draft in float32 and its tokens' target ids [DRAFT_VOCAB]."""
+    weights = load_file(folder / "model.safetensors")
+    distances, _ = weights.pop("d2t"), weights.pop("t2d")
+    draft = Draft(LlamaConfig.from_pretrained(folder)).eval()
+    draft.load_state_dict({name: weight.float() for name, weight in weights.items()})
+    return draft, distances + torch.arange(len(distances))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, default=ROOT / "checkpoints/qwen3-moe-tiny")
     parser.add_argument("--out", type=Path, default=ROOT / "checkpoints/qwen3-moe-tiny-eagle3")
     parser.add_argument("--state", type=Path, default=ROOT / "build/train_eagle3/state.pt", help="to resume from")
-    parser.add_argument("--steps", type=int, default=600, help="of 3,072 tokens")
+    parser.add_argument("--steps", type=int, default=800, help="of 3,072 tokens")
     options = parser.parse_args()
 
     target, tokenizer = load(options.target)
@@ -162,9 +142,8 @@ def main() -> None:
     for step in Training(draft, loss, options.steps, options.state).run():
         export_draft(draft, hot, options.out)
         print(f"step {step}: exported to {options.out}", flush=True)
-    report = measure(target, draft.bfloat16().float(), hot, tokenizer, options.target)
-    (options.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
+    publish(options.out, measure(target, *load_draft(options.out), tokenizer, options.target))
+    print((options.out / "README.md").read_text())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ the run measures the model on its held-out text and writes the report and the mo
 from __future__ import annotations
 
 import argparse
-from copy import deepcopy
 from itertools import chain
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from scripts.corpus import DOMAINS, load_corpus
-from scripts.export import export
+from scripts.export import export, untied
 from scripts.report import measure, publish, write_heldout
 from scripts.tokenizer import encode, train_tokenizer
 from scripts.training import CONTEXT, SEQUENCES, Training, batch
@@ -94,7 +93,7 @@ def main() -> None:
         return nats + BALANCE * balance_loss(output.router_logits, model.config.num_experts_per_tok)
 
     for step in Training(model, loss, options.steps, options.state).run():
-        export(deepcopy(model).bfloat16(), tokenizer, options.out)
+        export(untied(model).bfloat16(), tokenizer, options.out)
         print(f"step {step}: exported to {options.out}", flush=True)
     seen = {"steps": options.steps, "tokens_trained_on": options.steps * SEQUENCES * CONTEXT}
     publish(options.out, seen | measure(options.out, corpus), Path(__file__).stem)

@@ -114,7 +114,7 @@ def test_numbers_take_their_normal_form():
 
 def test_a_plan_is_frozen():
     with pytest.raises(AttributeError):
-        build_plan("xshare").k0 = 2  # type: ignore[misc]
+        build_plan("xshare").k0 = 2
 
 
 def test_a_free_plan_is_the_same_plan():

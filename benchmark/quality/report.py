@@ -37,7 +37,7 @@ def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
     for row in rows:
         table.add_row(*row)
     # Into a file as wide as it takes.
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 def _summary_row(record: Mapping[str, Any]) -> list[str]:

@@ -72,7 +72,8 @@ def test_links_list_each_nodes_children_in_order(batch: tuple[list[DraftTree], l
     for b, tree in enumerate(trees):
         assert built.retrieve_index[b] == list(range(b * nodes, (b + 1) * nodes))
         for node in range(nodes):
-            children, child = [], built.next_token[b][node]
+            children: list[int] = []
+            child = built.next_token[b][node]
             while child != -1 and len(children) < nodes:  # a wrong kernel may link a circle
                 children.append(child)
                 child = built.next_sibling[b][child]

@@ -8,12 +8,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from scripts import train_eagle3
-from scripts.eagle3 import Draft
-from scripts.train_eagle3 import STEPS_AHEAD, accepted_lengths, export_draft
+from scripts.acceptance import STEPS_AHEAD, accepted_lengths, continuations, draft_hits, target_hits
+from scripts.eagle3 import Draft, features
+from scripts.train_eagle3 import export_draft
 
 HEADS, KV_HEADS, SIZE, HIDDEN, TOKENS = 4, 2, 8, 16, 12
 CONFIG = LlamaConfig(
@@ -25,6 +26,18 @@ CONFIG = LlamaConfig(
     head_dim=SIZE,
     vocab_size=50,
     draft_vocab_size=20,
+)
+TARGET = Qwen3MoeConfig(
+    vocab_size=50,
+    hidden_size=HIDDEN,
+    moe_intermediate_size=8,
+    num_hidden_layers=4,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=SIZE,
+    num_experts=4,
+    num_experts_per_tok=2,
+    initializer_range=0.3,
 )
 
 
@@ -74,15 +87,6 @@ def test_unrolled_steps_equal_a_chain_of_their_own(draft: Draft) -> None:
                 torch.testing.assert_close(unrolled[step][row, place], logits, rtol=1e-4, atol=1e-5)
 
 
-class Target:
-    """A target whose features and embeddings do not matter."""
-
-    class model:
-        @staticmethod
-        def embed_tokens(ids: Tensor) -> Tensor:
-            return ids[..., None].float()
-
-
 @pytest.mark.parametrize(
     ("misses", "lengths"),
     [
@@ -92,17 +96,26 @@ class Target:
         ([(2, 4)], [4, 4]),  # a miss at a place the walk never comes to
     ],
 )
-def test_accepted_lengths(misses: list[tuple[int, int]], lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = torch.arange(15)[None]
-    monkeypatch.setattr(train_eagle3, "features", lambda target, ids: (None, None))
+def test_accepted_lengths(misses: list[tuple[int, int]], lengths: list[int]) -> None:
+    hits = [torch.ones(1, 15 - step - 2, dtype=torch.bool) for step in range(3)]
+    for step, place in misses:
+        hits[step][0, place] = False
+    assert accepted_lengths(hits, prompt=4) == lengths
+    assert accepted_lengths([step.repeat(2, 1) for step in hits], prompt=4) == lengths * 2
 
-    def guesses(aux: None, embedded: Tensor, steps: int) -> list[Tensor]:
-        logits = [F.one_hot(ids[:, step + 2 :], 15).float() for step in range(steps)]
-        for step, place in misses:
-            logits[step][0, place] = F.one_hot(torch.tensor(0), 15)
-        return logits
 
-    assert accepted_lengths(Target(), guesses, torch.arange(15), ids, prompt=4) == lengths
+def test_hits_are_where_greedy_text_is_repeated(draft: Draft) -> None:
+    """On what a target writes greedily the target as its own draft is always right, and a draft of noise is not."""
+    torch.manual_seed(0)
+    target = Qwen3MoeForCausalLM(TARGET).eval()
+    ids = continuations(target, torch.randint(50, (2, 6)), 20)
+    assert all(step[:, 5:].all() for step in target_hits(target, ids))
+    hits = draft_hits(target, draft, torch.arange(0, 40, 2), ids)
+    assert [step.shape for step in hits] == [(2, 24), (2, 23), (2, 22)]
+    assert not all(step[:, 5:].all() for step in hits)
+    places = draft(features(target, ids)[1], target.model.embed_tokens(ids), 1)[0].argmax(-1)
+    wanted = [[2 * int(places[row, place]) == int(ids[row, place + 2]) for place in range(24)] for row in range(2)]
+    assert hits[0].tolist() == wanted
 
 
 def test_export_is_what_the_server_reads(draft: Draft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from scripts import make_large_moe
-from scripts.export import export
+from scripts.export import export, untied
 from scripts.make_large_moe import make
 from scripts.tokenizer import encode, train_tokenizer
 
@@ -55,6 +56,16 @@ def test_the_exported_model_is_the_trained_one(tmp_path: Path) -> None:
     with torch.inference_mode():
         torch.testing.assert_close(served(ids).logits, trained(ids).logits, rtol=1e-4, atol=1e-5)
     assert list(tmp_path.iterdir()) == [tmp_path / "out"], "left something beside the folder"
+
+
+def test_output_matrix_is_written_although_tied_in_training(tmp_path: Path) -> None:
+    tied = Qwen3MoeForCausalLM(SMALL)
+    export(untied(tied).bfloat16(), train_tokenizer([TEXT], 300, longest=512), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
+    assert weights["lm_head.weight"].any()
+    assert json.loads((tmp_path / "config.json").read_text())["tie_word_embeddings"] is False
+    assert tied.config.tie_word_embeddings
 
 
 def test_names_are_those_of_published_checkpoints(tokenizer_folder: Path) -> None:

@@ -117,7 +117,7 @@ def make_server(
     probe, trace = scratch / "probe.jsonl", scratch / "trace.jsonl"
     traced = ["--expert-policy-trace", str(trace)] if "--expert-policy-config" in flags else []
     args = ["--dtype", "float32", "--enable-metrics", "--decode-log-interval", "8", *flags, *traced]
-    return Server(model, args, env=install_probe(tree, scratch, probe) | (env or {}), name="stage"), probe, trace
+    return Server(model, args, env=install_probe(tree, scratch, probe) | dict(env or {}), name="stage"), probe, trace
 
 
 def install_probe(tree: Path, scratch: Path, probe: Path) -> dict[str, str]:

@@ -42,10 +42,10 @@ its own one included (`report.json`):
 | --- | --- | --- | --- |
 {rows}
 
-Computed from the models, without a server, after {prompts_per_domain} held-out prompts a domain of {prompt_tokens} tokens,
-over {written_tokens} tokens each. The first column is what a server measures. The greedy text of so small a model repeats
-itself and is easy to draft; the second column has no such help, and the third is what the target would reach there as
-its own draft.
+Computed from the models, without a server, after {prompts_per_domain} held-out prompts a domain
+of {prompt_tokens} tokens, over {written_tokens} tokens each. The first column is what a server measures. The greedy
+text of so small a model repeats itself and is easy to draft; the second column has no such help, and the third is what
+the target would reach there as its own draft.
 """
 
 

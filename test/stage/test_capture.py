@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_xshare import stage
+from sglang_xshare.selection import rows, shortlist, vectorized
 from sglang_xshare.stage.metrics import OUTCOMES
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
 
@@ -32,6 +33,16 @@ class RefuseHostData(TorchDispatchMode):
         made = operation is torch.ops.aten.lift_fresh.default and args[0].dim() > 0  # a number alone is no copy
         assert not made, "a tensor made from host data inside a step"
         return operation(*args, **(kwargs or {}))
+
+
+@pytest.fixture(autouse=True)
+def _no_fake_tensor_stays_cached():
+    """What selection made under these modes must not be found by a test without them."""
+    yield
+    for module in (rows, shortlist, vectorized):
+        for function in vars(module).values():
+            if hasattr(function, "cache_clear"):
+                function.cache_clear()
 
 
 @pytest.mark.parametrize("name", POLICIES)

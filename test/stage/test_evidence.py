@@ -64,11 +64,11 @@ def test_prefill_is_routed_as_without_a_policy(name, served):
 
 
 def test_decode_log_line_reports_the_policy(served):
-    """In intervals of 8 steps here."""
+    """In intervals of 8 steps here; with overlap scheduling the step after them may have been counted already."""
     lines = re.findall(
         r"active experts: ([\d.]+) -> ([\d.]+), kept mass: ([\d.]+), policy steps: (\d+)", served("xshare").log
     )
     before, after, kept, steps = map(float, lines[0])
     assert 8 < after < before < 64
     assert 0.5 < kept < 1
-    assert 0 < steps <= 8
+    assert 0 < steps <= 9

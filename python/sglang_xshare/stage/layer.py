@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -64,7 +64,9 @@ class Layer:
         """Router logits [n, N] that a runner which ranks them itself turns into the selection."""
         out = self._select(logits)
         masked, awake = mask_logits(logits, out, self.router.top_k)
-        self.selection = replace(out, active=awake)
+        # By field: a backend may answer with a Selection that computes some of them when they are read.
+        values = {field.name: getattr(out, field.name) for field in fields(Selection)}
+        self.selection = Selection(**{**values, "active": awake})
         return masked
 
     def _select(self, logits: torch.Tensor) -> Selection:

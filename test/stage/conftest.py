@@ -44,9 +44,9 @@ def served(
     """Call it with the name of a server above, or "unpatched", for its answers: every server runs once, and alone."""
 
     @cache
-    def run(name: str, release: str = LATEST) -> Answers:
+    def run(name: str, release: str) -> Answers:
         tree = pristine_release(release) if name == "unpatched" else patched_release(release)
         flags = () if name == "unpatched" else SERVERS[name]
         return ask(tiny_model, tree, flags, tmp_path_factory.mktemp("served"), SIZES.get(name, (16, 16, 1)))
 
-    return run
+    return lambda name, release=LATEST: run(name, release)

@@ -43,5 +43,9 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _output(*command: str) -> str:
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+def _output(*command: str) -> str | None:
+    """None where the program is not installed: git, on a machine that was sent the files alone."""
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip() or None
+    except FileNotFoundError:
+        return None

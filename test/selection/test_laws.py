@@ -116,7 +116,8 @@ def test_permuting_the_requests_permutes_the_answer(policy, data):
     out = run(case, plan, "torch")
     permuted = run(dataclasses.replace(case, logits=case.logits[order], valid=valid), plan, "torch")
     assert torch.equal(permuted.topk_ids, out.topk_ids[order])
-    assert torch.equal(permuted.topk_weights, out.topk_weights[order])
+    # torch's sigmoid differs in the last bit between the vector part of a tensor and its tail.
+    assert torch.allclose(permuted.topk_weights, out.topk_weights[order], rtol=1e-6, atol=0)
     assert torch.equal(permuted.selected, out.selected)
 
 

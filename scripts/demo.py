@@ -46,10 +46,7 @@ def main() -> None:
     print_table(title, comparisons)
     write_record(RESULTS / "demo.json", sys.argv, comparisons)
     write_plot(RESULTS / "demo.png", title, comparisons)
-    print(
-        "ratio: of median output tokens/s to off; [quartiles]; before: experts upstream's own routing would have woken"
-    )
-    print("loss: nats a token of held-out text, decoded by the server; sums right: of 160 arithmetic problems")
+    print("Loss: nats a token of held-out text, decoded by the server. Sums right: share of arithmetic problems.")
     print(f"Record: {RESULTS / 'demo.json'}, plot: {RESULTS / 'demo.png'}; {time.monotonic() - began:.0f} s")
 
 

@@ -27,7 +27,7 @@ def select_experts(
     """Fill the empty set S, given the slots [n, k] bool of their own top-k that the rows keep."""
     mark(selected, rows.own.experts, kept)
     if plan.ranks_experts:
-        mark(selected, *_rank_experts(rows, plan))
+        _add_ranked(rows, plan, selected)
     elif plan.confidence is not None:
         _follow_voters(rows, plan, plan.confidence, selected)
     elif plan.adds:
@@ -40,12 +40,12 @@ def _add_by_utility(
     if plan.add_per_request:
         by_request = _compute_utility(rows, plan.utility, rows.num_requests)
         kept_by_request = _sum_at_own(rows, kept.double(), rows.num_requests).bool()
-        mark(selected, *_find_best(by_request, plan.add_per_request, kept_by_request))
+        selected |= _find_best(by_request, plan.add_per_request, kept_by_request).any(0)
         utility = by_request.sum(0)
     else:
         utility = _compute_utility(rows, plan.utility, 1).squeeze(0)
     if plan.add:
-        mark(selected, *_find_best(utility, plan.add, selected))
+        selected |= _find_best(utility, plan.add, selected)
     if plan.mass is not None:
         mark(selected, *_reach_mass(utility, plan.mass, selected))
     if plan.target_per_rank is not None:
@@ -73,25 +73,23 @@ def _sum_at_own(rows: Rows, values: torch.Tensor, groups: int) -> torch.Tensor:
     return sums.scatter_add_(1, rows.own.experts.view(groups, width), values.view(groups, width))
 
 
-def _break_ties(utility: torch.Tensor) -> torch.Tensor:
-    """[..., N]: the utility's order, ties to the lower id; below 1 without utility."""
-    return torch.add(utility, lower_first(utility.shape[-1], utility.device), alpha=_TIE)
+def _rank(utility: torch.Tensor, without: torch.Tensor | None = None) -> torch.Tensor:
+    """[..., N]: keys in the utility's order, ties to the lower id. Below 1: no utility, or `without` [..., N] bool."""
+    keys = torch.add(utility, lower_first(utility.shape[-1], utility.device), alpha=_TIE)
+    return keys if without is None else keys.masked_fill_(without, 0.0)
 
 
-def _find_best(
-    utility: torch.Tensor, count: int, without: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, which of them count), [..., count]: the best experts with utility outside `without` [..., N] bool."""
-    keys = _break_ties(utility)
-    if without is not None:
-        keys.masked_fill_(without, 0.0)
-    best_keys, experts = keys.topk(min(count, keys.shape[-1]), -1)
-    return experts, best_keys >= constant(1.0, torch.float64, keys.device)
+def _find_best(utility: torch.Tensor, count: int, without: torch.Tensor | None = None) -> torch.Tensor:
+    """[..., N] bool: the `count` best experts with utility outside `without`."""
+    keys = _rank(utility, without)
+    last = keys.topk(min(count, keys.shape[-1]), -1).values[..., -1:]
+    return keys >= last.clamp_min(1.0)
 
 
 def _reach_mass(utility: torch.Tensor, mass: float, selected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best experts outside S up to the one with which S holds `mass` of the utility (XShare, Algorithm 1)."""
-    experts, live = _find_best(utility, len(utility), selected)
+    """(ids, which of them are added), [N]: until S holds `mass` of the utility (XShare, Algorithm 1)."""
+    keys, experts = _rank(utility, selected).sort(descending=True)
+    live = keys >= 1
     gains = utility[experts] * live
     before = (utility * selected).sum() + gains.cumsum(0) - gains
     return experts, live & (before < mass * utility.sum())
@@ -106,7 +104,7 @@ def _balance(
     rank, and its round takes place if S, with all experts of earlier rounds, is still below the total target.
     """
     remaining = (utility > 0) & ~selected
-    keys = _break_ties(utility).masked_fill_(~remaining, 0.0)
+    keys = _rank(utility, ~remaining)
     same_rank = rank_of_expert.unsqueeze(1) == rank_of_expert
     round_of = (same_rank & (keys.unsqueeze(1) < keys)).sum(1)
     if balance == "fill":
@@ -116,23 +114,29 @@ def _balance(
     return remaining & (selected.sum() + earlier < target * (rank_of_expert.amax() + 1))
 
 
-def _rank_experts(rows: Rows, plan: SelectionPlan) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, which of them count): the top `budget` of a ranking, over the batch or for every request."""
+def _add_ranked(rows: Rows, plan: SelectionPlan, selected: torch.Tensor) -> None:
+    """Add the top `budget` of a ranking, over the batch or of every request."""
+    groups = rows.num_requests if plan.scope == "request" else 1
     if plan.ranking == "static":
         assert plan.order is not None
-        order = _load_order(plan.order, rows.keys.device)[: plan.budget]
-        return order, torch.ones_like(order, dtype=torch.bool)
-    groups = rows.num_requests if plan.scope == "request" else 1
-    if plan.ranking == "votes":
-        return _rank_by_votes(rows, plan, groups)
-    assert plan.budget is not None
-    return _find_best(_compute_utility(rows, plan.utility, groups), plan.budget)
+        selected |= _mark_static(plan.order[: plan.budget], len(selected), selected.device)
+    elif plan.ranking == "votes":
+        mark(selected, *_rank_by_votes(rows, plan, groups))
+    else:
+        assert plan.budget is not None
+        selected |= _find_best(_compute_utility(rows, plan.utility, groups), plan.budget).any(0)
+
+
+@lru_cache(maxsize=64)
+def _mark_static(experts: tuple[int, ...], num_experts: int, device: torch.device) -> torch.Tensor:
+    """[N] bool. See `constant`."""
+    return torch.tensor([j in experts for j in range(num_experts)]).to(device)
 
 
 def _rank_by_votes(rows: Rows, plan: SelectionPlan, groups: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The most voted experts, [groups, N] (Lynx 4.2). A vote is a row with the expert in its top-k."""
+    """(ids, which of them are kept), [groups, N], most voted first (Lynx 4.2). A vote is a row with it in its top-k."""
     votes = _sum_at_own(rows, rows.own.live.double(), groups)
-    utility, by_utility = _break_ties(_compute_utility(rows, "full", groups)).sort(dim=1, descending=True)
+    utility, by_utility = _rank(_compute_utility(rows, "full", groups)).sort(dim=1, descending=True)
     votes, order = votes.gather(1, by_utility).sort(dim=1, descending=True, stable=True)
     live = (votes > 0) | (utility.gather(1, order) >= 1)
     if plan.drop is None:
@@ -144,12 +148,6 @@ def _rank_by_votes(rows: Rows, plan: SelectionPlan, groups: int) -> tuple[torch.
     return by_utility.gather(1, order), live
 
 
-@lru_cache(maxsize=64)
-def _load_order(order: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    # See `constant`.
-    return torch.tensor(order).to(device)
-
-
 def _follow_voters(rows: Rows, plan: SelectionPlan, confidence: float, selected: torch.Tensor) -> None:
     """Add to S by the votes of the most confident rows, then up to the model's top-k (Lynx 4.3)."""
     voters, is_voter = _rank_by_confidence(rows, confidence, plan.max_voters)
@@ -157,8 +155,9 @@ def _follow_voters(rows: Rows, plan: SelectionPlan, confidence: float, selected:
     votes = torch.zeros_like(selected, dtype=torch.int64).index_add_(0, experts.view(-1), live.long().view(-1))
     selected |= votes >= plan.min_votes
     mark(selected, experts[:, 0], live[:, 0])
-    experts, live = _find_best(_compute_utility(rows, "full", 1).squeeze(0), rows.top_k, selected)
-    mark(selected, experts, live & (torch.arange(len(live), device=live.device) < rows.top_k - selected.sum()))
+    keys, rest = _rank(_compute_utility(rows, "full", 1).squeeze(0), selected).topk(rows.top_k)
+    position = torch.arange(rows.top_k, device=keys.device)
+    mark(selected, rest, (keys >= 1) & (position < rows.top_k - selected.sum()))
 
 
 def _rank_by_confidence(rows: Rows, confidence: float, max_voters: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -33,7 +33,7 @@ def select(
         select_experts(rows, plan, rank_of_expert, kept, selected)
         lost = _rescue(rows, selected) if plan.coverage == "truncate" and plan.rescue else None
         chosen = _cover(rows, plan, kept, selected)
-        shares, total = _share(rows, plan, chosen) if router.renormalize else (chosen.scores, None)
+        shares, total = _share(rows, plan, router, chosen) if router.renormalize else (chosen.scores, None)
         experts = torch.where(chosen.live, chosen.experts, constant(-1, torch.int64, logits.device))
     ids, weights = experts.int(), shares.clone() if total is None else shares / total
     missing = (plan.kmax or rows.top_k) - ids.shape[1]
@@ -136,20 +136,23 @@ def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: t
     return find_best(rows.scores, keys, min(plan.kmax or rows.top_k, rows.num_experts), rows.valid)
 
 
-def _share(rows: Rows, plan: SelectionPlan, chosen: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+def _share(rows: Rows, plan: SelectionPlan, router: Router, chosen: Slots) -> tuple[torch.Tensor, torch.Tensor]:
     """(scores [n, m], what to divide them by [n, 1]): the weights in a model that renormalizes.
 
     The divisor is their sum, under truncate that of the whole top-k; where it is 0 the experts share equally.
     """
-    massless = (rows.own if plan.coverage == "truncate" else chosen).scores.sum(1, keepdim=True).logical_not()
-    shares = whole = _equalize(chosen, massless)
-    if plan.coverage == "truncate":
-        whole = _equalize(rows.own, massless)
+    truncated = plan.coverage == "truncate"
+    shares, whole = chosen.scores, rows.own.scores if truncated else chosen.scores
+    # The largest of N softmax scores is at least 1 / N: a row with its own first choice has no sum of 0.
+    has_first = router.scoring == "softmax" and router.correction_bias is None and (truncated or plan.k0 != 0)
+    if not has_first:
+        massless = whole.sum(1, keepdim=True).logical_not()
+        shares = whole = _equalize(chosen, massless)
+        if truncated:
+            whole = _equalize(rows.own, massless)
     return shares, whole.sum(1, keepdim=True).clamp_min_(_TINY)
 
 
 def _equalize(slots: Slots, massless: torch.Tensor) -> torch.Tensor:
     """The slots' scores, but 1 for each in a massless row, [n, 1] bool."""
-    return torch.where(
-        slots.live, slots.scores.masked_fill(massless, 1.0), constant(0.0, torch.float32, massless.device)
-    )
+    return slots.scores.masked_fill(massless, 1.0).masked_fill_(~slots.live, 0.0)

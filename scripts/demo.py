@@ -7,8 +7,9 @@ a step, as on a GPU, and it shows what a policy gains in speed. Results go to bu
 import sys
 import time
 
-from benchmark.quality.served import SERVER_ARGS, measure_answers, measure_nats
+from benchmark.quality.served import SERVER_ARGS, measure_nats, measure_sums
 from benchmark.quality.text import load_sequences
+from benchmark.serving.eagle3 import eagle3_flags
 from benchmark.serving.report import Comparison, describe_workload, print_table, write_plot, write_record
 from benchmark.serving.rounds import Workload, run_rounds, serve
 from benchmark.serving.server import ROOT, Server, one_line_errors
@@ -27,15 +28,11 @@ EAGLE3 = Variant(
     "xshare, EAGLE-3",
     "xshare",
     {},  # with speculation the default is the published (k0, add, add_per_request) = (1, 0, 4)
-    (
-        *("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(DRAFT)),
-        *("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"),
-        *("--prefill-attention-backend", "intel_amx", "--decode-attention-backend", "intel_amx"),
-    ),
+    eagle3_flags(DRAFT),
 )
 
 # What of the held-out text the served cross-entropy is taken over.
-PER_DOMAIN, PROMPT, STEPS, PROBLEMS = 16, 32, 64, 160
+PER_DOMAIN, PROMPT, STEPS = 16, 32, 64
 
 
 def main() -> None:
@@ -61,7 +58,9 @@ def show_quality() -> Comparison:
             None if "--speculative-algorithm" in variant.args else served_loss(server)
             for variant, server in zip(variants, servers, strict=True)
         ]
-        return Comparison(workload, series, {"loss": losses, "sums right": [sums_right(server) for server in servers]})
+        return Comparison(
+            workload, series, {"loss": losses, "sums right": [measure_sums(server, TEXTS) for server in servers]}
+        )
 
 
 def show_speed() -> Comparison:
@@ -78,14 +77,6 @@ def served_loss(server: Server) -> float:
     tokens = load_sequences(TEXTS, TRAINED, PROMPT + STEPS, PER_DOMAIN).tokens
     mixed = tokens.unflatten(0, (-1, PER_DOMAIN)).transpose(0, 1).flatten(0, 1)  # every batch holds all domains
     return measure_nats(server, mixed, PROMPT, batch=16).mean().item()
-
-
-def sums_right(server: Server) -> float:
-    """Share of held-out arithmetic problems answered right, each after a solved one."""
-    lines = (TEXTS / "arithmetic.txt").read_text().splitlines()[: PROBLEMS + 1]
-    cuts = [line.rindex("A:") + len("A:") for line in lines]
-    problems = [(f"{lines[i - 1]}\n{lines[i][: cuts[i]]}", f"{lines[i][cuts[i] :]}\n") for i in range(1, len(lines))]
-    return measure_answers(server, problems, batch=16)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The cross-entropy of real text as a running server decodes it: teacher forcing through its own decode steps."""
+"""The quality of a running server: the loss of real text forced through its own decode steps, and answers to sums."""
 
 import json
 import tempfile
@@ -43,6 +43,14 @@ def measure_nats(server: Server, tokens: torch.Tensor, prompt: int, batch: int) 
             for row, step, loss in json.loads(line):
                 nats[row, step] = loss
     return nats[:, 1:]
+
+
+def measure_sums(server: Server, texts: Path, count: int = 160) -> float:
+    """Share of the first `count` arithmetic problems of the held-out text answered right, each after a solved one."""
+    lines = (texts / "arithmetic.txt").read_text().splitlines()[: count + 1]
+    cuts = [line.rindex("A:") + len("A:") for line in lines]
+    problems = [(f"{lines[i - 1]}\n{lines[i][: cuts[i]]}", f"{lines[i][cuts[i] :]}\n") for i in range(1, len(lines))]
+    return measure_answers(server, problems, batch=16)
 
 
 def measure_answers(server: Server, problems: Sequence[tuple[str, str]], batch: int) -> float:

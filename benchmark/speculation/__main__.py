@@ -1,0 +1,65 @@
+"""Policies when EAGLE-3 drafts are verified, side by side: `python -m benchmark.speculation xshare moe-spec:budget=32`.
+
+Serves the trained checkpoint without speculation, with EAGLE-3, and with EAGLE-3 under every policy; measures them in
+turns with upstream's bench_serving: output tokens/s, accepted length, active experts. Beside it quality: the share of
+arithmetic problems the server answers right, and the loss of held-out text whose steps are laid out as verification.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmark.quality.compare import policy_quality
+from benchmark.quality.served import measure_sums
+from benchmark.quality.workload import Workload as Text
+from benchmark.serving.eagle3 import eagle3_flags
+from benchmark.serving.report import Comparison, describe_workload, print_table, write_plot, write_record
+from benchmark.serving.rounds import Workload, run_rounds, serve
+from benchmark.serving.server import ROOT, one_line_errors
+from benchmark.serving.variant import SPELLING, Variant, parse_variant
+
+MODEL = ROOT / "checkpoints" / "qwen3-moe-tiny"
+DRAFT = ROOT / "checkpoints" / "qwen3-moe-tiny-eagle3"
+POLICIES = ("xshare", "xshare:k0=1,add=24", "oea:k0=3", "moe-spec:budget=32")
+
+
+def main() -> None:
+    """Measure, print the table, write the record and the plot."""
+    args = _parse_args()
+    flags = eagle3_flags(DRAFT, args.steps, args.topk, args.draft_tokens)
+    policies = [parse_variant(text, flags) for text in args.policies]
+    drafting = [Variant(f"EAGLE-3, {one.name}", one.policy, one.keys, flags) for one in policies]
+    variants = [Variant("off", None, {}), Variant("EAGLE-3, off", None, {}, flags), *drafting]
+    workload = Workload(MODEL, MODEL / "heldout", rounds=args.rounds, requests=32)
+    with serve(MODEL, variants) as servers:
+        series = run_rounds(workload, variants, servers)
+        sums: list[float | None] = [measure_sums(server, MODEL / "heldout") for server in servers]
+    text = Text(MODEL, MODEL / "heldout", steps=128, batch=16, tokens_per_request=args.draft_tokens)
+    losses: list[float | None] = [
+        record["mixed"]["loss"]["all"]["delta"] for record in policy_quality(text, args.policies)
+    ]
+    quality = {"sums right": sums, "loss": [None, *losses]}
+    comparison = Comparison(workload, series, quality)
+    tree = f"{args.steps} steps, top-k {args.topk}, {args.draft_tokens} draft tokens"
+    title = f"{MODEL.name}, EAGLE-3 with {tree}: {describe_workload(workload)}"
+    print_table(title, [comparison])
+    print(f"Loss: nats a token above vanilla's, {text.layout} a step, the domains mixed.")
+    write_record(args.out / "speculation.json", sys.argv, [comparison])
+    write_plot(args.out / "speculation.png", title, [comparison])
+    print(f"Record: {args.out / 'speculation.json'}, plot: {args.out / 'speculation.png'}")
+
+
+def _parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmark.speculation", description=__doc__)
+    parser.add_argument("policies", nargs="*", default=POLICIES, help=f"{SPELLING} (default: {' '.join(POLICIES)})")
+    parser.add_argument("--steps", type=int, default=3, help="levels of the draft tree (default: 3)")
+    parser.add_argument("--topk", type=int, default=1, help="branches of the draft tree (default: 1)")
+    parser.add_argument("--draft-tokens", type=int, default=4, help="tokens verified a request (default: 4)")
+    parser.add_argument("--rounds", type=int, default=5, help="alternating rounds (default: 5)")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "speculation", help="folder of the results")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    with one_line_errors("speculation"):
+        main()

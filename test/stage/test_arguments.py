@@ -37,7 +37,8 @@ def test_bare_xshare_uses_the_published_defaults(algorithm, keys):
 
 
 def test_one_key_replaces_all_published_defaults():
-    schedule = read(expert_policy="xshare", expert_policy_config='{"add_per_request": 5}').schedule
+    flags = {"expert_policy_config": '{"add_per_request": 5}', "speculative_algorithm": "EAGLE3"}
+    schedule = read(expert_policy="xshare", **flags).schedule
     plan = schedule.plan(0, 16)
     assert (plan.add, plan.add_per_request) == (0, 5)
 

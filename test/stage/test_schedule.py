@@ -211,6 +211,39 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any], str]] = {
         {"by_batch": {"1-9999": {"policy": "vanilla"}}, "max_tokens": 64},
         "every layer and batch size is overridden to vanilla: the policy would never run",
     ),
+    "budget by request without speculation": (
+        "xshare",
+        False,
+        {"k0": 1, "add_per_request": 4},
+        "add_per_request = 4: without speculative decoding every row would be a request of its own; "
+        "allowed is a budget of the batch, add",
+    ),
+    "budget by request in an override without speculation": (
+        "xshare",
+        False,
+        {"by_batch": {"8": {"add_per_request": 2}}},
+        "add_per_request = 2: without speculative decoding every row would be a request of its own; "
+        "allowed is a budget of the batch, add",
+    ),
+    "custom budget by request without speculation": (
+        "custom",
+        False,
+        {"add": 8, "add_per_request": 1},
+        "add_per_request = 1: without speculative decoding every row would be a request of its own; "
+        "allowed is a budget of the batch, add",
+    ),
+    "ranking by request in decode": (
+        "moe-spec",
+        False,
+        {"budget": 8, "scope": "request", "phases": ["decode"]},
+        "scope = 'request': without speculative decoding every row would be a request of its own; allowed is \"batch\"",
+    ),
+    "custom ranking by request without speculation": (
+        "custom",
+        False,
+        {"budget": 8, "scope": "request"},
+        "scope = 'request': without speculative decoding every row would be a request of its own; allowed is \"batch\"",
+    ),
     "policy among the keys": (
         "xshare",
         False,
@@ -225,6 +258,11 @@ def test_refusal_names_key_value_and_what_is_allowed(name):
     policy, speculative, config, line = REFUSED[name]
     with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
         build_schedule(policy, config, speculative)
+
+
+def test_policies_by_request_need_speculation():
+    assert build("xshare", speculative=True, k0=1, add_per_request=4).plans()[0].add_per_request == 4
+    assert build("moe-spec", speculative=True, budget=8, scope="request").plans()[0].scope == "request"
 
 
 def test_layers_must_be_the_models():

@@ -19,6 +19,16 @@ def test_verify_groups_rows_by_request_though_it_extends(rows, batch_size, token
     assert (step.phase, step.rows, step.batch.tokens_per_request) == ("verify", rows, tokens)
 
 
+def test_ragged_verify_is_no_batch_of_requests():
+    line = "^target-verify of 25 rows for 3 requests: .*; allowed is the same number of draft tokens for each$"
+    with pytest.raises(RuntimeError, match=line):
+        read_step(forward_batch("verify", 25, 3), mask_padding=False)
+
+
+def test_idle_verify_has_no_request_to_group_by():
+    assert read_step(forward_batch("verify", 0, 0), mask_padding=False).batch.tokens_per_request == 1
+
+
 @pytest.mark.parametrize("mode", ["prefill", "idle", "draft_extend", "split_prefill"])
 def test_every_other_forward_is_no_step(mode):
     assert read_step(forward_batch(mode, rows=5), mask_padding=True) is None

@@ -113,8 +113,20 @@ def build_schedule(name: str, config: dict[str, Any], speculative: bool) -> Sche
     )
     if schedule.max_tokens is not None and schedule.max_tokens < schedule.min_tokens:
         raise ValueError(f"max_tokens = {schedule.max_tokens}: allowed is at least min_tokens = {schedule.min_tokens}")
-    schedule.plans()
+    for plan in schedule.plans():
+        _check_requests(plan, speculative)
     return schedule
+
+
+def _check_requests(plan: SelectionPlan, speculative: bool) -> None:
+    """Refuse a plan by request where none are known: in plain decode each row would be a request of its own."""
+    if speculative:
+        return
+    reason = "without speculative decoding every row would be a request of its own"
+    if plan.add_per_request:
+        raise ValueError(f"add_per_request = {plan.add_per_request}: {reason}; allowed is a budget of the batch, add")
+    if plan.scope == "request":
+        raise ValueError(f"scope = 'request': {reason}; allowed is \"batch\"")
 
 
 def _boundaries(overrides: tuple[Override, ...]) -> set[int]:

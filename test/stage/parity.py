@@ -77,7 +77,16 @@ def compare(config: TopKConfig, logits: torch.Tensor) -> dict[str, Any]:
         for mine, upstream in zip(route(layer.config, logits), wanted, strict=True):
             rows_apart += mine.keys() != upstream.keys()
             error = max([error, *(abs(mine[i] - upstream[i]) for i in mine.keys() & upstream.keys())])
-    return {"rows_apart": rows_apart, "error": error}
+    return {"rows_apart": rows_apart, "error": error, "wider": compare_wider(config, layer, logits)}
+
+
+def compare_wider(config: TopKConfig, layer: Layer, logits: torch.Tensor) -> float:
+    """How far the weights are from upstream's for more experts a row: the model's own top-k, and a plan's kmax."""
+    shared = config.top_k - layer.router.top_k
+    wanted = route(dataclasses.replace(config, top_k=TOP_K + 2 + shared), logits)
+    layer.plan = build_plan("custom", add=EXPERTS, utility="full", kmax=TOP_K + 2)
+    rows = zip(route(layer.config, logits), wanted, strict=True)
+    return max(abs(mine.get(i, 0.0) - other.get(i, 0.0)) for mine, other in rows for i in mine.keys() | other.keys())
 
 
 def describe(router: dict[str, Any]) -> str:

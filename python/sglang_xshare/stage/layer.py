@@ -12,7 +12,7 @@ from ..selection import select
 from ..types import Router, Selection
 from .mask import mask_logits
 from .step import Step
-from .upstream import num_shared_slots, scales_custom_routing
+from .upstream import num_shared_slots, scales_unnormalized_groups
 
 
 class Layer:
@@ -31,17 +31,17 @@ class Layer:
         self.selection: Selection | None = None
         scaling = topk_config.routed_scaling_factor or 1.0
         on_output = topk_config.apply_routed_scaling_factor_on_output
-        keep = scales_custom_routing()
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
         self.shared_weight = 1.0 if on_output else 1.0 / scaling
-        # Where upstream leaves the scaling to us, its own grouped routers scale only what they have renormalized.
-        scales = on_output and not keep and (topk_config.renormalize or not topk_config.use_grouped_topk)
+        # Left to upstream, only the first top-k of a plan's kmax columns would be scaled.
+        grouped = topk_config.use_grouped_topk
+        scales = on_output and (topk_config.renormalize or not grouped or scales_unnormalized_groups())
         self.scaling = scaling if scales else 1.0
         self.config = replace(
             topk_config,
             custom_routing_function=self.choose,
             use_grouped_topk=False,
-            apply_routed_scaling_factor_on_output=on_output and keep,
+            apply_routed_scaling_factor_on_output=False,
         )
 
     def choose(

@@ -91,6 +91,12 @@ ORDER = {"ranking": "static", "order": [2, 0, 1]}
             {"coverage": "own", "add": 1},
             "coverage = 'own': allowed only without a budget, which its rows could not use",
         ),
+        ("custom", {}, "k0 = 0: allowed only from 1 up, or with a budget or confidence"),
+        ("custom", {"coverage": "own"}, "k0 = 0: allowed only from 1 up, or with a budget or confidence"),
+        ("xshare", {"k0": 0, "add": 0}, "k0 = 0: allowed only from 1 up, or with a budget or confidence"),
+        ("custom", {"k0": 0, "p": 0.5, "add": 4}, "p = 0.5: allowed only with a warm-up, k0"),
+        ("custom", {"k0": 1, "max_voters": 4}, "max_voters = 4: allowed only with confidence"),
+        ("custom", {"k0": 1, "min_votes": 4}, "min_votes = 4: allowed only with confidence"),
         ("custom", {"beta": 0.5}, "beta = 0.5: allowed only with coverage own"),
         ("custom", {"coverage": "own", "kmax": 4}, "kmax = 4: allowed only with coverage substitute"),
         ("custom", {"coverage": "truncate", "max_rank": 4}, "max_rank = 4: allowed only with coverage substitute"),
@@ -176,6 +182,12 @@ def test_a_plan_is_checked_against_the_model(keys, ranks, line):
 )
 def test_a_plan_knows_whether_it_can_drop_an_expert(keys, can_drop):
     assert build_plan(keys).can_drop(Router(8), 64) is can_drop
+
+
+def test_a_target_for_every_rank_can_drop_until_the_ranks_hold_all():
+    plan = build_plan("xshare", target_per_rank=8)
+    assert plan.can_drop(Router(8), 64, ranks=7)
+    assert not plan.can_drop(Router(8), 64, ranks=8)
 
 
 def test_the_package_has_no_other_names():

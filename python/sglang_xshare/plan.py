@@ -89,14 +89,14 @@ class SelectionPlan:
         if self.target_per_rank is not None and ranks < 2:
             raise ValueError(f"target_per_rank = {self.target_per_rank}: allowed only with expert parallelism")
 
-    def can_drop(self, router: Router, num_experts: int) -> bool:
-        """False where no batch can lose an expert to this plan, so that it only costs time."""
+    def can_drop(self, router: Router, num_experts: int, ranks: int = 1) -> bool:
+        """False where no batch can lose an expert to this plan on `ranks` ranks, so that it only costs time."""
         k0 = router.top_k if self.k0 is None else self.k0
         if k0 >= router.top_k and self.p == 1:
             return bool(self.beta)
         if self.coverage == "own" or min(self.kmax or router.top_k, self.max_rank or num_experts) < router.top_k:
             return True
-        adds = max(self.add, self.add_per_request, self.target_per_rank or 0)
+        adds = max(self.add, self.add_per_request, (self.target_per_rank or 0) * ranks)
         keeps_all = adds >= num_experts - k0 or self.mass == 1 or self.drop == 0 or (self.budget or 0) >= num_experts
         return not keeps_all
 
@@ -129,6 +129,11 @@ def _contradictions(plan: SelectionPlan) -> list[tuple[str, str]]:
         ("max_rank", plan.max_rank is not None and plan.coverage != "substitute", "with coverage substitute"),
         ("rescue", not plan.rescue and plan.coverage != "truncate", "with coverage truncate"),
         ("kmax", (plan.kmax or plan.k0 or 0) < (plan.k0 or 0), f"from k0 = {plan.k0} up"),
+        ("max_voters", plan.max_voters != SelectionPlan.max_voters and plan.confidence is None, "with confidence"),
+        ("min_votes", plan.min_votes != SelectionPlan.min_votes and plan.confidence is None, "with confidence"),
+        ("p", plan.p < 1 and plan.k0 == 0, "with a warm-up, k0"),
+        # No expert would ever be selected, and every MoE layer would put out nothing.
+        ("k0", plan.k0 == 0 and stages == 0, "from 1 up, or with a budget or confidence"),
     )
     return [(name, need) for name, applies, need in rules if applies]
 

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sglang_xshare import stage
+from sglang_xshare import Router, build_plan, select, stage
 from sglang_xshare.selection import rows, shortlist, vectorized
 from sglang_xshare.stage.metrics import OUTCOMES
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
@@ -68,6 +68,18 @@ def test_step_never_waits_for_the_device(name, attach, tmp_path):
         with RefuseHostData():
             model.forward(None, None, batch)
     assert model.routed[0][1].shape == (12, 6 if policy == "oea" else TOP_K)
+
+
+def test_orders_of_many_layers_stay_on_the_device():
+    """What a captured graph reads must neither be made anew nor be freed, however many plans there are."""
+    orders = [torch.randperm(EXPERTS).tolist() for _ in range(200)]
+    plans = [build_plan("moe-spec", budget=6, ranking="static", order=order) for order in orders]
+    logits = torch.randn(4, EXPERTS)
+    for plan in plans:
+        select(logits, plan, Router(TOP_K))
+    with RefuseHostData():
+        for plan in plans:
+            select(logits, plan, Router(TOP_K))
 
 
 def test_vanilla_forward_can_be_compiled(attach):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -90,17 +90,18 @@ def mark(table: torch.Tensor, experts: torch.Tensor, live: torch.Tensor) -> None
     table.view(torch.uint8).scatter_reduce_(0, experts.reshape(-1), values, "amax")
 
 
-@lru_cache(maxsize=64)
+@cache
 def constant(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A number as a 0-dim tensor, which is an operand sooner than a Python number: a microsecond on the CPU.
 
     Made on the host, so that a first call inside a graph capture is an error, not a tensor of that graph: the runs that
-    warm up before a capture fill the cache. All cached tensors here are made so.
+    warm up before a capture fill the cache. Never evicted: a captured graph reads it where it lies. All cached tensors
+    here are made and kept so.
     """
     return torch.tensor(value, dtype=dtype).to(device)
 
 
-@lru_cache(maxsize=64)
+@cache
 def lower_first(num_experts: int, device: torch.device) -> torch.Tensor:
     """[N] float64: N - 1 - id, to break ties."""
     return torch.arange(num_experts - 1, -1, -1, dtype=torch.float64).to(device)

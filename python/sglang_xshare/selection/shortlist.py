@@ -7,7 +7,7 @@ threshold is to compare it with the threshold rounded up.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -127,7 +127,7 @@ def _add_ranked(rows: Rows, plan: SelectionPlan, selected: torch.Tensor) -> None
         selected |= _find_best(_compute_utility(rows, plan.utility, groups), plan.budget).any(0)
 
 
-@lru_cache(maxsize=64)
+@cache
 def _mark_static(experts: tuple[int, ...], num_experts: int, device: torch.device) -> torch.Tensor:
     """[N] bool. See `constant`."""
     return torch.tensor([j in experts for j in range(num_experts)]).to(device)

@@ -6,7 +6,7 @@ A CUDA graph can capture it. On the CPU each operation costs microseconds whatev
 from __future__ import annotations
 
 import math
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 
 import torch
 from torch.nn.functional import pad
@@ -104,7 +104,7 @@ def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:
     return kept
 
 
-@lru_cache(maxsize=64)
+@cache
 def _first(count: int, length: int, device: torch.device) -> torch.Tensor:
     """[length] bool: the first `count` are set. See `constant`."""
     return (torch.arange(length) < count).to(device)

@@ -219,6 +219,18 @@ def test_a_reinstalled_tree_counts_as_pristine(tree: Path, queue: Path, version:
     assert not (tree / STORE).exists()
 
 
+def test_a_tree_with_a_new_name_is_still_patched(tree: Path, queue: Path) -> None:
+    """As a source tree's version changes with every commit: revert must not lose what it could restore."""
+    apply(tree, queue)
+    named = [path for path, content in FILES.items() if RELEASE.encode() in content]
+    for path in named:
+        (tree / path).write_bytes((tree / path).read_bytes().replace(RELEASE.encode(), b"0.5.22"))
+    assert revert(tree).line.endswith("3 files reverted")
+    assert {path: content for path, content in read_tree(tree).items() if path not in named} == {
+        path: content for path, content in FILES.items() if path not in named
+    }
+
+
 def test_two_runs_at_once_patch_once(tree: Path, queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The second waits for the lock and then finds nothing left to do."""
     import fcntl

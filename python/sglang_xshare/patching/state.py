@@ -80,20 +80,22 @@ def read(tree: Tree) -> State | None:
 def survey(tree: Tree) -> Survey:
     """Compare the files with the state.
 
-    A tree whose files pip has replaced since (another release, or the same one reinstalled) is pristine.
+    A tree whose files pip has replaced since (another release, or the same one reinstalled) is pristine. The name of
+    the release alone does not say so: a source tree's changes while its files stay.
     """
     state = read(tree)
-    if state is None or state.release != tree.release:
+    if state is None:
         return Survey(Condition.PRISTINE)
     found = {path: _read_digest(tree, path) for path in state.files}
+    patched = {path for path, known in state.files.items() if found[path] == known.patched}
+    if state.release != tree.release and not patched:
+        return Survey(Condition.PRISTINE)
     edited = tuple(path for path, known in state.files.items() if found[path] not in (known.pristine, known.patched))
     if edited:
         return Survey(Condition.EDITED, state, edited)
-    if all(found[path] == known.pristine for path, known in state.files.items()):
+    if not patched:
         return Survey(Condition.PRISTINE)
-    if all(found[path] == known.patched for path, known in state.files.items()):
-        return Survey(Condition.PATCHED, state)
-    return Survey(Condition.INTERRUPTED, state)
+    return Survey(Condition.PATCHED if len(patched) == len(found) else Condition.INTERRUPTED, state)
 
 
 def read_pristine(tree: Tree, state: State | None, path: str) -> bytes:

@@ -50,3 +50,5 @@ if __name__ == "__main__":
             sys.exit(
                 f"fetch_release: pip could not download sglang=={version}; allowed: a release on the package index"
             )
+        except ValueError as error:
+            sys.exit(f"fetch_release: {error}")

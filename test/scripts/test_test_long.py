@@ -24,6 +24,7 @@ def checkout(tmp_path):
     shutil.copy(ROOT / "scripts" / "test_long.sh", tmp_path / "scripts")
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o755)
+    (tmp_path / ".gitignore").write_text("build/\nran\n")
     for command in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     return tmp_path
@@ -50,6 +51,13 @@ def test_runs_every_part_and_resumes_after_a_failure(checkout):
 def test_a_change_of_the_source_runs_it_again(checkout):
     run_parts(checkout)
     (checkout / "python").write_text(PYTHON + "# changed\n")
+    run_parts(checkout)
+    assert len(ran(checkout)) == 4
+
+
+def test_a_new_file_runs_it_again(checkout):
+    run_parts(checkout)
+    (checkout / "test_new.py").write_text("")
     run_parts(checkout)
     assert len(ran(checkout)) == 4
 

@@ -6,14 +6,13 @@ for every size, seven requests each. Last, what masking padding rows alone gains
 
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmark.gpu.record import Record
 from benchmark.gpu.serving import gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row, at_least
-from benchmark.serving.evidence import read_totals
+from benchmark.serving.evidence import read_settled_totals, read_totals
 from benchmark.serving.server import ROOT, Server
 from benchmark.serving.variant import Variant, parse_variant
 
@@ -90,8 +89,7 @@ def _count(server: Server) -> dict[str, float]:
     prompts = [[1000 * request + token for token in range(1, 17)] for request in range(1, REQUESTS + 1)]
     before = read_totals(server)
     server.generate(prompts, max_new_tokens=TOKENS, ignore_eos=True)
-    time.sleep(1.0)  # the last steps are reported when the server turns idle, after it has answered
-    new = {name: total - before.get(name, 0.0) for name, total in read_totals(server).items()}
+    new = {name: total - before.get(name, 0.0) for name, total in read_settled_totals(server).items()}
     if not new.get("layer_steps"):
         raise RuntimeError(f"{server.name}: no step under policy was counted; {server.log} says more")
     means = {name: new[name] / new["layer_steps"] for name in ("experts_before", "experts_after")}

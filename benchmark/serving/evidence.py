@@ -1,5 +1,6 @@
 """What the server says of its expert policy on /metrics, over the time between two looks."""
 
+import time
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -36,6 +37,18 @@ def read_totals(server: Server) -> dict[str, float]:
                 name = sample.name.removeprefix(PREFIX).removesuffix("_total")
                 key = f"{name}:{sample.labels['outcome']}" if "outcome" in sample.labels else name
                 totals[key] = totals.get(key, 0.0) + sample.value
+    return totals
+
+
+def read_settled_totals(server: Server) -> dict[str, float]:
+    """The counters once they stand still: the last steps are reported when the server turns idle, after it answered."""
+    totals = read_totals(server)
+    while totals:
+        time.sleep(0.2)
+        later = read_totals(server)
+        if later == totals:
+            break
+        totals = later
     return totals
 
 

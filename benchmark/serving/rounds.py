@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.serving.client import Client, Load
-from benchmark.serving.evidence import Evidence, evidence_between, read_totals
+from benchmark.serving.evidence import Evidence, evidence_between, read_settled_totals, read_totals
 from benchmark.serving.prompts import write_prompts
 from benchmark.serving.server import Server
 from benchmark.serving.variant import Variant
@@ -105,7 +105,7 @@ def _load_of_round(workload: Workload, number: int, folder: Path) -> Load:
 def _run(client: Client, series: Series, server: Server, load: Load, workload: Workload) -> None:
     before = read_totals(server)
     result = client.run(server, workload.model, load)
-    evidence = evidence_between(before, read_totals(server))
+    evidence = evidence_between(before, read_settled_totals(server))
     series.results.append(result)
     series.evidence.append(evidence)
     experts = ""

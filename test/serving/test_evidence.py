@@ -1,6 +1,6 @@
 """Reading the stage's counters off a /metrics page: differences between two looks, summed over ranks."""
 
-from benchmark.serving.evidence import Evidence, evidence_between, read_totals
+from benchmark.serving.evidence import Evidence, evidence_between, read_settled_totals, read_totals
 
 PAGE = """\
 # HELP sglang:expert_policy_layer_steps_total MoE layer calls
@@ -47,3 +47,13 @@ def test_a_server_that_counted_nothing_has_no_means():
     totals = read_totals(Page(layer_steps=10, before=700, after=300, mass=90.0, rows=100, policy=5))
     assert evidence_between(totals, totals) == Evidence(None, None, None, 0, 0)
     assert evidence_between({}, {}) == Evidence(None, None, None, 0, 0)
+
+
+def test_totals_are_read_once_they_stand_still():
+    counts = iter([1, 3, 5, 5, 7])
+
+    class Growing:
+        def get(self, path):
+            return Page(layer_steps=next(counts), before=0, after=0, mass=0, rows=0, policy=0).get(path)
+
+    assert read_settled_totals(Growing())["layer_steps"] == 5

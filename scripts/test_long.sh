@@ -7,7 +7,7 @@ PYTHON=${PYTHON:-.venv/bin/python}
 PART=${PART:-}
 done_dir=build/test-long
 mkdir -p "$done_dir"
-state=$({ git rev-parse HEAD; git diff HEAD; git ls-files -oz --exclude-standard | xargs -0r cat --; } | sha256sum)
+state=$({ git rev-parse HEAD; git diff HEAD; git ls-files -oz --exclude-standard | xargs -0r sha256sum; } | sha256sum)
 
 mapfile -t parts < <("$PYTHON" -m pytest --collect-only -q -m long | sed -n 's/::.*//p' | sort -u | grep -F -- "$PART" || true)
 if [[ ${#parts[@]} -eq 0 ]]; then

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from selection.oracle import ALGORITHMS, Answer, Case, weigh
+from selection.oracle import ALGORITHMS, Answer, Case
 from sglang_xshare import Batch, Router, build_plan, select
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -166,7 +166,7 @@ def run(case, plan, backend):
 
 
 def check(case, policy, keys, backends=("reference", "torch")):
-    """Compare every backend's answer with the oracle's: ids, weights, S, active set, counts, metrics."""
+    """Compare every backend's answer with the oracle's: idsts, S, active set, counts, metrics."""
     expected: Answer = ALGORITHMS[policy](case, **keys)
     plan = build_plan(policy, **keys)
     columns = plan.kmax or case.top_k
@@ -183,6 +183,17 @@ def check(case, policy, keys, backends=("reference", "torch")):
             weights = weigh(case, expected, i)
             assert out.topk_weights[i].tolist() == pad(weights, columns), (backend, i)
             assert float(out.kept_mass[i]) == near(kept_mass_of(case, i, experts)), (backend, i)
+
+
+def weigh(case, answer, i):
+    """A row's weights: its scores, divided by their sum where the model renormalizes."""
+    experts = answer.experts[i]
+    scores = [case.P[i][j] for j in experts]
+    if not case.renormalize:
+        return scores
+    whole = experts if answer.whole is None else answer.whole[i]
+    total = sum(case.P[i][j] for j in whole)
+    return [s / total if total > 0 else 1 / len(whole) for s in scores]
 
 
 def kept_mass_of(case, i, experts):

@@ -282,17 +282,6 @@ def moe_spec(case, budget, ranking="router", order=None, coverage="substitute", 
     return Answer(S, experts, rescued, whole=case.top)
 
 
-def weigh(case, answer, i):
-    """A row's weights: its scores, divided by their sum where the model renormalizes."""
-    experts = answer.experts[i]
-    scores = [case.P[i][j] for j in experts]
-    if not case.renormalize:
-        return scores
-    whole = experts if answer.whole is None else answer.whole[i]
-    total = sum(case.P[i][j] for j in whole)
-    return [s / total if total > 0 else 1 / len(whole) for s in scores]
-
-
 ALGORITHMS: dict[str, Callable[..., Answer]] = {
     "vanilla": vanilla,
     "pruned": pruned,

@@ -22,8 +22,8 @@ matplotlib.use("Agg")
 TABLE_WIDTH = 120  # of output that is no terminal, or a narrow one: a wrapped line reads better than wrapped cells
 LEGEND = """\
 Medians over the rounds [lower, upper quartile]. Active experts and kept mass: means over layers and steps under policy,
-counted by the server; before the arrow what upstream's own routing would have woken. Ratio: of median output tokens/s
-to the first row's [quartiles of the ratios within each round]."""
+counted by the server; before the arrow what upstream's own routing would have woken. Ratio: of output tokens/s to the
+first row's, within each round."""
 PLOTTED = {"throughput": "output tokens/s", "tpot_ms": "TPOT, ms"}
 
 
@@ -81,7 +81,7 @@ def print_table(title: str, comparisons: Sequence[Comparison]) -> None:
         for index, row in enumerate(one.summaries):
             experts = f"{_text(row.experts_before, 1)} -> {_text(row.experts_after, 1)}" if row.experts_after else "-"
             cells = [_spread_text(row.throughput, 1), _text(row.tpot_ms.median, 1), experts, _text(row.kept_mass, 3)]
-            cells += [f"{row.ratio:.2f} [{row.paired_ratio.lower:.2f}, {row.paired_ratio.upper:.2f}]"]
+            cells += [_spread_text(row.paired_ratio, 2)]
             cells += [_text(row.accept_length, 2)] if with_drafts else []
             cells += [_text(one.quality[heading][index] if heading in one.quality else None, 3) for heading in quality]
             table.add_row(f"  {row.name}", *cells)

@@ -23,8 +23,7 @@ class Summary:
     Attributes:
         throughput: output tokens a second.
         tpot_ms, ttft_ms: bench_serving's median time per output token and to the first one, milliseconds.
-        ratio: median throughput over the baseline's.
-        paired_ratio: of the ratios within each round.
+        paired_ratio: of throughput over the baseline's, within each round.
         experts_before, experts_after: mean experts a layer and step, without and with selection.
         kept_mass: mean share of gating mass kept.
         policy_steps: forwards under policy, all rounds.
@@ -35,7 +34,6 @@ class Summary:
     throughput: Spread
     tpot_ms: Spread
     ttft_ms: Spread
-    ratio: float
     paired_ratio: Spread
     experts_before: float | None
     experts_after: float | None
@@ -93,7 +91,6 @@ def _summarize(series: Series, baseline: list[float]) -> Summary:
         throughput=spread(throughput),
         tpot_ms=spread(_values(series, "median_tpot_ms")),
         ttft_ms=spread(_values(series, "median_ttft_ms")),
-        ratio=median(throughput) / median(baseline),
         paired_ratio=spread([on / off for on, off in zip(throughput, baseline, strict=True)]),
         experts_before=_mean([evidence.experts_before for evidence in series.evidence]),
         experts_after=_mean([evidence.experts_after for evidence in series.evidence]),

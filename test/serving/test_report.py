@@ -71,7 +71,7 @@ def test_record_holds_every_round_and_where_it_ran(comparison, tmp_path):
     (found,) = record["comparisons"]
     assert [len(series["results"]) for series in found["series"]] == [3, 3, 3]
     assert found["series"][1]["command"] == ["launch", "xshare"]
-    assert found["summary"][1]["ratio"] == 1.5
+    assert found["summary"][1]["paired_ratio"]["median"] == 1.5
     assert found["quality"] == {"loss": [1.5, 1.625, None]}
     # (77.5, 60), (38.4, 90), (45, 80): least squares by hand.
     assert math.isclose(found["fit"]["throughput"]["slope"], -0.71863, rel_tol=1e-4)

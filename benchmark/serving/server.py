@@ -248,6 +248,8 @@ def _environment(release: str | Path | None) -> dict[str, str]:
     env.pop("PYTHONDONTWRITEBYTECODE", None)  # an unpacked release would be compiled at every start
     if not has_gpu():
         env["SGLANG_USE_CPU_ENGINE"] = "1"
+        # Draft trees would compile a small function with g++, which a machine without a GPU may lack.
+        env.setdefault("TORCHDYNAMO_DISABLE", "1")
     # The checkout itself as well: a request may name a logit processor of our benchmarks.
     path = [str(ROOT / "python"), str(ROOT), env.get("PYTHONPATH", "")]
     if release is not None:

@@ -1,11 +1,13 @@
 """A SGLang plugin that counts experts where the MoE runner receives its ids, independently of the stage.
 
-It appends a JSON line a call to $EXPERT_PROBE: the forward's mode, the layer, its rows; how many different experts the
-ids hold, how many the router's own top-k would have, the kept mass summed over rows; in prefill each row's ids; and
-whether the stage's code is loaded at all.
+It appends a JSON line a call to $EXPERT_PROBE: the forward's mode and requests, the layer, its rows; how many different
+experts the ids hold (on this rank), how many the router's own top-k would have, the kept mass summed over rows; in
+prefill each row's ids, in decode and verification the router logits and the experts awake; and whether the stage's code
+is loaded at all.
 With $EXPERT_PROBE_BYPASS it makes that layer route without `select_experts`, as some upstream paths do.
 """
 
+import base64
 import json
 import multiprocessing
 import os
@@ -25,21 +27,30 @@ def install() -> None:
 
     file = Path(os.environ["EXPERT_PROBE"])
     forward, run_experts, select_experts = ModelRunner.forward, fused_moe_native.moe_forward_native, topk.select_experts
-    mode = "none"
+    mode, requests = "none", 0
 
     def note_mode(self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal mode
+        nonlocal mode, requests
+        requests = forward_batch.batch_size
         mode = forward_batch.forward_mode.name + "_DRAFT" * self.is_draft_worker
         return forward(self, forward_batch, *args, **kwargs)
 
     def count(layer: Any, x: torch.Tensor, topk_output: Any, config: Any) -> torch.Tensor:
         weights, ids, logits = topk_output
-        record = {"mode": mode, "layer": layer.layer_id, "stage": "sglang_xshare.stage.stage" in sys.modules}
-        record |= describe(weights, ids.long(), logits.float())
+        here = torch.ones_like(ids, dtype=torch.bool)
+        if layer.moe_ep_size > 1:  # the native loop knows no experts of other ranks; without them -1 stays an error
+            here = ids >= 0
+            topk_output = topk.StandardTopKOutput(weights.where(here, 0), ids.where(here, 0), logits)
+        expert_ids = ids.long() + layer.moe_ep_rank * layer.num_local_experts
+        record = {"mode": mode, "layer": layer.layer_id, "rank": layer.moe_ep_rank + layer.moe_tp_rank}
+        record |= {"requests": requests, "stage": "sglang_xshare.stage.stage" in sys.modules}
+        record |= describe(weights, expert_ids, logits.float(), here)
         if mode == "EXTEND":
             record["ids"] = ids.sort(1).values.tolist()
-        with file.open("a") as out:
-            out.write(json.dumps(record) + "\n")
+        if mode in ("DECODE", "TARGET_VERIFY"):
+            record |= {"logits": encode(logits), "awake": expert_ids[here].unique().tolist()}
+        with file.open("ab", buffering=0) as out:  # one write a line: several ranks share the file
+            out.write(json.dumps(record).encode() + b"\n")
         return run_experts(layer, x, topk_output, config)
 
     def bypass(hidden_states: Any, router_logits: torch.Tensor, topk_config: Any, **kwargs: Any) -> Any:
@@ -54,14 +65,26 @@ def install() -> None:
         topk.select_experts = bypass
 
 
-def describe(weights: torch.Tensor, ids: torch.Tensor, logits: torch.Tensor, top_k: int = 8) -> dict[str, Any]:
-    """Counts of one call on a model with a softmax router; ties go to the lower index."""
+def describe(
+    weights: torch.Tensor, ids: torch.Tensor, logits: torch.Tensor, here: torch.Tensor, top_k: int = 8
+) -> dict[str, Any]:
+    """Counts of one call on a model with a softmax router; ties go to the lower index. `here`: slots of this rank's."""
     scores = logits.softmax(-1)
     own = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
-    chosen = scores.gather(1, ids).where(weights > 0, 0)
+    chosen = scores.gather(1, ids.where(here, 0)).where(here & (weights > 0), 0)
     return {
         "rows": len(ids),
         "before": len(own.unique()),
-        "after": len(ids.unique()),
+        "after": len(ids[here].unique()),
         "kept": float((chosen.sum(1) / scores.gather(1, own).sum(1)).sum()),
     }
+
+
+def encode(logits: torch.Tensor) -> str:
+    """Router logits as text."""
+    return base64.b64encode(logits.float().contiguous().numpy().tobytes()).decode()
+
+
+def read_logits(call: dict[str, Any]) -> torch.Tensor:
+    """The router logits [rows, experts] of a recorded decode or verify call."""
+    return torch.frombuffer(bytearray(base64.b64decode(call["logits"])), dtype=torch.float32).view(call["rows"], -1)

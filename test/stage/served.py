@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from stage.release import make_env
 
 LAYERS = 4
 NEW_TOKENS = 20
+GAP = 0.05
+"""Seconds between two requests that arrive one after another."""
 ENTRY_POINT = "[sglang.srt.plugins]\nexpert-probe = stage.probe:install\n"
 
 
@@ -68,6 +71,8 @@ class Answers:
 
     tokens: list[list[list[int]]]
     """Greedy output of every batch of prompts asked. The decode steps of a batch of n all had n rows."""
+    verified: int
+    """Verify steps of all requests together; 0 without speculation."""
     records: list[dict[str, Any]]
     """Every call of the MoE runner, as `probe.py` saw it."""
     metrics: dict[str, float]
@@ -99,15 +104,22 @@ def ask(
     scratch: Path,
     sizes: Sequence[int] = (16, 16, 1),
     env: Mapping[str, str] | None = None,
+    staggered: bool = False,
 ) -> Answers:
-    """Serve a checkpoint in fp32 from a release's tree, and ask it batches of prompts."""
+    """Serve a checkpoint in fp32 from a release's tree, and ask it batches of prompts, at once or one after another."""
     server, probe, trace = make_server(model, tree, flags, scratch, env)
     prompts = read_prompts(model)
     with server:
-        tokens = [generate_together(server, probe, prompts[:size]) for size in sizes]
+        if staggered:
+            answers = [generate_staggered(server, prompts[:size]) for size in sizes]
+        else:
+            answers = [generate_together(server, probe, prompts[:size]) for size in sizes]
+        tokens = [[answer["output_ids"] for answer in batch] for batch in answers]
+        verified = sum(answer["meta_info"].get("spec_verify_ct", 0) for batch in answers for answer in batch)
         records = read_lines(probe)
-        metrics = read_metrics(server, sum(record["layer"] == 0 for record in records))
-        return Answers(tokens, records, metrics, read_lines(trace), server.log_text(), server.get("/server_info"))
+        metrics = read_metrics(server, sum(record["layer"] == record["rank"] == 0 for record in records))
+        info = server.get("/server_info")
+        return Answers(tokens, verified, records, metrics, read_lines(trace), server.log_text(), info)
 
 
 def make_server(
@@ -115,7 +127,7 @@ def make_server(
 ) -> tuple[Server, Path, Path]:
     """A server that is not started yet, with the files of its probe and its trace."""
     probe, trace = scratch / "probe.jsonl", scratch / "trace.jsonl"
-    traced = ["--expert-policy-trace", str(trace)] if "--expert-policy-config" in flags else []
+    traced = ["--expert-policy-trace", str(trace)] if "--expert-policy" in flags and "vanilla" not in flags else []
     args = ["--dtype", "float32", "--enable-metrics", "--decode-log-interval", "8", *flags, *traced]
     return Server(model, args, env=install_probe(tree, scratch, probe) | dict(env or {}), name="stage"), probe, trace
 
@@ -130,16 +142,28 @@ def install_probe(tree: Path, scratch: Path, probe: Path) -> dict[str, str]:
     return {"PYTHONPATH": path, "EXPERT_PROBE": str(probe)}
 
 
-def generate_together(server: Server, probe: Path, prompts: Sequence[str]) -> list[list[int]]:
-    """Greedy tokens of all prompts, decoded in lockstep: requests that were admitted in two groups are asked again."""
+def generate_together(server: Server, probe: Path, prompts: Sequence[str]) -> list[dict[str, Any]]:
+    """Greedy answers to all prompts, decoded in lockstep: requests that were admitted in two groups are asked again."""
     for _ in range(5):
         server.post("/flush_cache", {})
         seen = len(read_lines(probe))
         answers = server.generate(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True)
         rows = {call["rows"] for call in read_lines(probe)[seen:] if call["mode"] == "DECODE"}
         if rows <= {len(prompts)}:  # with speculation there is no such step: requests advance each at their own pace
-            return [answer["output_ids"] for answer in answers]
+            return answers
     raise AssertionError(f"decode steps of {rows} rows, never of {len(prompts)} alone")
+
+
+def generate_staggered(server: Server, prompts: Sequence[str]) -> list[dict[str, Any]]:
+    """Greedy answers to prompts that arrive one after another, while those before are decoded."""
+
+    def generate(number: int) -> dict[str, Any]:
+        time.sleep(GAP * number)
+        return server.generate([prompts[number]], max_new_tokens=NEW_TOKENS, ignore_eos=True)[0]
+
+    server.post("/flush_cache", {})
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        return list(threads.map(generate, range(len(prompts))))
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
@@ -159,12 +183,13 @@ def read_metrics(server: Server, forwards: int) -> dict[str, float]:
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """{"experts_after_total": 12.0, "steps policy": 3.0, ...}"""
-    metrics = {}
+    """{"experts_after_total": 12.0, "steps policy": 3.0, ...}, summed over replicas."""
+    metrics: dict[str, float] = {}
     for line in text.splitlines():
         if line.startswith("sglang:expert_policy_"):
             name, value = line.removeprefix("sglang:expert_policy_").rsplit(" ", 1)
             plain, _, labels = name.partition("{")
             outcome = labels.partition('outcome="')[2].partition('"')[0]
-            metrics[f"steps {outcome}" if outcome else plain] = float(value)
+            key = f"steps {outcome}" if outcome else plain
+            metrics[key] = metrics.get(key, 0.0) + float(value)
     return metrics

@@ -3,55 +3,56 @@
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stage.eagle import CHAIN, DRAFT_TOKENS, TREES, eagle, select_again
 from stage.release import LATEST
-from stage.served import LAYERS, Answers, ask, policy
+from stage.served import LAYERS, NEW_TOKENS, Answers, ask, policy
 
-DRAFT_TOKENS = 4
-
-
-def eagle(model: Path, topk: int = 1, steps: int = 3, draft_tokens: int = DRAFT_TOKENS) -> tuple[str, ...]:
-    """The flags of EAGLE-3 with the checkpoint's draft, on CPU."""
-    backends = ("--prefill-attention-backend", "intel_amx", "--decode-attention-backend", "intel_amx")
-    draft = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", f"{model}-eagle3")
-    shape = ("--speculative-num-steps", str(steps), "--speculative-eagle-topk", str(topk))
-    return (*backends, *draft, *shape, "--speculative-num-draft-tokens", str(draft_tokens))
+BARE = ("--expert-policy", "xshare")
+FULL = policy("xshare", k0=1, add=64)
+PUBLISHED = {"policy": "xshare", "k0": 1, "add": 0, "add_per_request": 4}
+BY_LAYER: tuple[dict[str, Any], ...] = (
+    {"policy": "moe-spec", "budget": 16},
+    {"policy": "moe-spec", "budget": 8, "scope": "request"},
+    {"policy": "oea", "k0": 3},
+    {"policy": "lynx-lat", "retain": 12},
+)
+FOUR = policy("moe-spec", budget=16, layers={str(layer): keys for layer, keys in enumerate(BY_LAYER) if layer})
 
 
 @pytest.fixture(scope="session")
 def speculated(
     tiny_model: Path, patched_release: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Answers]:
-    """Call it with policy flags, and more for a tree, for the answers of a server that speculates."""
+    """Call it with policy flags, and a draft's shape, for the answers of a server that speculates."""
 
     @cache
-    def run(flags: Sequence[str], *shape: int) -> Answers:
+    def run(flags: Sequence[str], shape: tuple[int, int, int], staggered: bool) -> Answers:
         scratch = tmp_path_factory.mktemp("speculated")
-        return ask(tiny_model, patched_release(LATEST), (*eagle(tiny_model, *shape), *flags), scratch)
+        sizes = (16,) if staggered else (16, 16, 1)
+        tree = patched_release(LATEST)
+        return ask(tiny_model, tree, (*eagle(tiny_model, shape), *flags), scratch, sizes, staggered=staggered)
 
-    return run
-
-
-PER_REQUEST = policy("xshare", k0=1, add=0, add_per_request=4)
-FULL = policy("xshare", k0=1, add=64)
+    return lambda flags, shape=CHAIN, staggered=False: run(flags, shape, staggered)
 
 
-def test_verify_selects_per_request(speculated):
-    answers = speculated(PER_REQUEST)
-    calls = answers.calls("TARGET_VERIFY")
-    assert {call["rows"] % DRAFT_TOKENS for call in calls} == {0}
-    assert max(call["rows"] for call in calls) == 16 * DRAFT_TOKENS
-    # Every row keeps its first choice, and a request adds 4.
-    assert all(call["after"] <= call["rows"] + 4 * call["rows"] // DRAFT_TOKENS for call in calls)
-    alone = [call["after"] for call in calls if call["rows"] == DRAFT_TOKENS]
-    assert max(alone) <= DRAFT_TOKENS + 4
+def test_xshare_without_keys_verifies_as_published_and_per_request(speculated):
+    calls = speculated(BARE).calls("TARGET_VERIFY")
+    assert {call["rows"] for call in calls} >= {DRAFT_TOKENS, 16 * DRAFT_TOKENS}
+    assert all(call["rows"] == call["requests"] * DRAFT_TOKENS for call in calls)
+    for call in calls:
+        assert call["awake"] == select_again(call, PUBLISHED, DRAFT_TOKENS)
+    large = [call for call in calls if call["requests"] > 1]
+    assert all(call["awake"] != select_again(call, PUBLISHED, call["rows"]) for call in large), "not one request"
     assert sum(call["after"] for call in calls) < sum(call["before"] for call in calls)
 
 
-def test_verify_is_counted_as_the_runner_received_it(speculated):
-    answers = speculated(PER_REQUEST)
+@pytest.mark.parametrize("flags", [BARE, FOUR], ids=["xshare", "four policies"])
+def test_verify_is_counted_as_the_runner_received_it(flags, speculated):
+    answers = speculated(flags)
     calls = answers.calls("TARGET_VERIFY")
     assert answers.metrics["steps policy"] == len(calls) / LAYERS > 0
     assert answers.metrics["steps prefill"] == answers.forwards("EXTEND")
@@ -61,22 +62,42 @@ def test_verify_is_counted_as_the_runner_received_it(speculated):
     assert traced == [("verify", call["rows"], call["after"]) for call in calls]
 
 
+def test_each_policy_selects_at_verification(speculated):
+    calls = speculated(FOUR).calls("TARGET_VERIFY")
+    for call in calls:
+        assert call["awake"] == select_again(call, BY_LAYER[call["layer"]], DRAFT_TOKENS)
+        most = (16, 8 * call["requests"], 3 * call["rows"], 12)[call["layer"]]
+        assert 0 < call["after"] <= most
+    for layer in range(LAYERS):
+        dropped = sum(call["before"] - call["after"] for call in calls if call["layer"] == layer)
+        assert dropped > 0, f"layer {layer}"
+
+
 def test_only_the_target_model_selects(speculated):
     """Prefill is routed as without a policy; a forward of the draft is no step."""
-    answers = speculated(PER_REQUEST)
+    answers = speculated(BARE)
     assert {call["mode"] for call in answers.records} == {"EXTEND", "TARGET_VERIFY"}
     assert all(call["after"] == call["before"] for call in answers.calls("EXTEND"))
     outcomes = {name: count for name, count in answers.metrics.items() if name.startswith("steps ") and count}
     assert outcomes.keys() == {"steps policy", "steps prefill"}
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [(), pytest.param((2, 3, 6), marks=pytest.mark.long), pytest.param((4, 3, 8), marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize("shape", [CHAIN, *(pytest.param(tree, marks=pytest.mark.long) for tree in TREES)])
 def test_full_budget_answers_as_no_speculation(shape, speculated, served):
-    """Chains and trees: (top-k, steps, draft tokens)."""
-    answers = speculated(FULL, *shape)
+    answers = speculated(FULL, shape)
     assert answers.tokens == served("unpatched").tokens
-    draft_tokens = shape[2] if shape else DRAFT_TOKENS
-    assert max(call["rows"] for call in answers.calls("TARGET_VERIFY")) == 16 * draft_tokens
+    assert max(call["rows"] for call in answers.calls("TARGET_VERIFY")) == 16 * shape[2]
+
+
+def test_off_answers_as_no_speculation_while_requests_come_and_go(speculated, served):
+    answers = speculated((), staggered=True)
+    assert answers.tokens == served("unpatched").tokens[:1]
+    sizes = {call["requests"] for call in answers.calls("TARGET_VERIFY")}
+    assert len(sizes) > 4, "the requests were staggered"
+    assert not any(call["stage"] for call in answers.records)
+
+
+def test_drafts_are_worth_verifying(speculated):
+    """At least two tokens a verify step; a request's first token is its prefill's."""
+    answers = speculated((), staggered=True)
+    assert 16 * (NEW_TOKENS - 1) / answers.verified >= 2.0

@@ -1,0 +1,42 @@
+"""Servers that speculate on CPU, and what they must have selected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sglang_xshare import Batch, Router, build_plan, select
+from stage.probe import read_logits
+
+DRAFT_TOKENS = 4
+TOP_K = 8
+CHAIN = (1, 3, DRAFT_TOKENS)
+TREES = ((2, 3, 6), (4, 3, 8))
+"""Shapes of a draft: --speculative-eagle-topk, -num-steps, -num-draft-tokens."""
+
+
+def speculate(algorithm: str, draft: str | Path, shape: tuple[int, int, int] = CHAIN) -> tuple[str, ...]:
+    """The flags of a server without a GPU that speculates with a draft model."""
+    backends = ("--prefill-attention-backend", "intel_amx", "--decode-attention-backend", "intel_amx")
+    names = ("--speculative-eagle-topk", "--speculative-num-steps", "--speculative-num-draft-tokens")
+    sizes = [text for name, size in zip(names, shape, strict=True) for text in (name, str(size))]
+    return *backends, "--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(draft), *sizes
+
+
+def eagle(model: Path, shape: tuple[int, int, int] = CHAIN) -> tuple[str, ...]:
+    """The flags of EAGLE-3 with the checkpoint's draft."""
+    return speculate("EAGLE3", f"{model}-eagle3", shape)
+
+
+def select_again(
+    call: dict[str, Any],
+    keys: Mapping[str, Any],
+    tokens_per_request: int = 1,
+    rank_of_expert: Sequence[int] | None = None,
+) -> list[int]:
+    """The experts a policy wakes in a recorded call, by the reference selection."""
+    batch = Batch(tokens_per_request=tokens_per_request)
+    plan = build_plan(dict(keys))
+    selection = select(read_logits(call), plan, Router(TOP_K), batch, rank_of_expert, backend="reference")
+    return selection.active.nonzero().flatten().tolist()

@@ -135,6 +135,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"expert_policy": "xshare", "expert_policy_config": 24},
         "--expert-policy-config 24: of type int; allowed is a dict, JSON text or a JSON file",
     ),
+    "trace of vanilla": (
+        {"expert_policy": "vanilla", "expert_policy_trace": "/tmp/trace"},
+        "--expert-policy-trace /tmp/trace with --expert-policy vanilla: vanilla selects nothing that could be traced; "
+        "allowed is another policy",
+    ),
     "trace in no folder": (
         {"expert_policy": "xshare", "expert_policy_trace": "/nowhere/trace.jsonl"},
         "--expert-policy-trace /nowhere/trace.jsonl: not writable; allowed is the path of a writable file",

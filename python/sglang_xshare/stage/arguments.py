@@ -52,6 +52,11 @@ def read_arguments(server_args: Any) -> Arguments | None:
             raise ExpertPolicyError(
                 "--mask-padding-experts with --expert-policy vanilla: vanilla never masks; allowed is another policy"
             )
+        if trace is not None:
+            raise ExpertPolicyError(
+                f"--expert-policy-trace {trace} with --expert-policy vanilla: vanilla selects nothing that could be "
+                "traced; allowed is another policy"
+            )
         return None
     return Arguments(schedule, True, None if trace is None else _check_trace(Path(trace)))
 

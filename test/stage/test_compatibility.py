@@ -9,17 +9,40 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmark.serving.server import ROOT
+from sglang_xshare.stage import compatibility
+from sglang_xshare.stage.arguments import read_arguments
 from sglang_xshare.stage.compatibility import ARCHITECTURES, ExpertPolicyError, read_model
 from stage.release import CPU, every_release, make_env
 
 POLICY = ("--expert-policy", "xshare")
 NO_POLICY = "cannot be served with an expert policy"
+RUNNERS_ALLOWED = "allowed is auto, triton, triton_kernel, deep_gemm, cutlass, marlin, flashinfer_cutlass"
 
 
 def keys(text: str) -> tuple[str, ...]:
     return (*POLICY, "--expert-policy-config", text)
 
 
+def eagle3(draft: str) -> tuple[str, ...]:
+    """The flags of a policy with this draft."""
+    tree = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
+    draft_path = ("--speculative-draft-model-path", draft)
+    return (*POLICY, *BACKENDS, "--speculative-algorithm", "EAGLE3", *draft_path, *tree)
+
+
+# Configurations without weights, by folder, as changes to those of the small checkpoint and of its draft.
+TARGET, DRAFT = ROOT / "checkpoints" / "qwen3-moe-tiny", ROOT / "checkpoints" / "qwen3-moe-tiny-eagle3"
+WRITTEN: dict[str, tuple[Path, dict[str, object]]] = {
+    "vocabulary": (DRAFT, {"vocab_size": 2048}),
+    "head": (DRAFT, {"draft_vocab_size": 1025}),
+    "width": (DRAFT, {"hidden_size": 256}),
+    "target-width": (DRAFT, {"hidden_size": 256, "target_hidden_size": 64}),
+    "wider": (DRAFT, {"hidden_size": 256, "target_hidden_size": 128}),
+    "dense": (TARGET, {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_experts": None}),
+    "not-renormalizing": (TARGET, {"norm_topk_prob": False}),
+}
+BACKENDS = ("--prefill-attention-backend", "intel_amx", "--decode-attention-backend", "intel_amx")
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown policy": (
         ("--expert-policy", "nope"),
@@ -61,8 +84,65 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "runner that routes by itself": (
         (*POLICY, "--moe-runner-backend", "flashinfer_trtllm"),
-        f"--moe-runner-backend flashinfer_trtllm: {NO_POLICY}: "
-        "allowed is auto, triton, triton_kernel, deep_gemm, cutlass, marlin, flashinfer_cutlass",
+        f"--moe-runner-backend flashinfer_trtllm: {NO_POLICY}: {RUNNERS_ALLOWED}",
+    ),
+    "flashinfer's routed variant": (
+        (*POLICY, "--moe-runner-backend", "flashinfer_trtllm_routed"),
+        f"--moe-runner-backend flashinfer_trtllm_routed: {NO_POLICY}: {RUNNERS_ALLOWED}",
+    ),
+    "flashinfer's mxfp4 runner": (
+        (*POLICY, "--moe-runner-backend", "flashinfer_mxfp4"),
+        f"--moe-runner-backend flashinfer_mxfp4: {NO_POLICY}: {RUNNERS_ALLOWED}",
+    ),
+    "flashinfer's cutedsl runner": (
+        (*POLICY, "--moe-runner-backend", "flashinfer_cutedsl"),
+        f"--moe-runner-backend flashinfer_cutedsl: {NO_POLICY}: {RUNNERS_ALLOWED}",
+    ),
+    "truncation where the runner ranks logits": (
+        (
+            *("--expert-policy", "moe-spec", "--moe-runner-backend", "triton_kernel", "--expert-policy-config"),
+            '{"budget": 16, "coverage": "truncate", "phases": ["decode"]}',
+        ),
+        f"--moe-runner-backend triton_kernel: {NO_POLICY}: coverage = 'truncate': a runner that ranks logits itself "
+        "renormalizes; allowed is substitute or own",
+    ),
+    "more experts a row than a runner that ranks logits has": (
+        (
+            *("--expert-policy", "oea", "--moe-runner-backend", "triton_kernel", "--expert-policy-config"),
+            '{"layers": {"3": {"kmax": 10}}}',
+        ),
+        f"--moe-runner-backend triton_kernel: {NO_POLICY}: kmax = 10: a runner that ranks logits itself uses top-k; "
+        "allowed is 8",
+    ),
+    "a router that does not renormalize where the runner ranks logits": (
+        (*POLICY, "--moe-runner-backend", "triton_kernel", "--model-path", "{written}/not-renormalizing"),
+        f"--moe-runner-backend triton_kernel: {NO_POLICY}: a runner that ranks logits itself serves renormalizing "
+        "routers only",
+    ),
+    "dense model": (
+        (*POLICY, "--model-path", "{written}/dense"),
+        f"--model-path {{written}}/dense: {NO_POLICY}: Qwen3ForCausalLM is a dense model; "
+        "allowed are Mixture-of-Experts models",
+    ),
+    "draft of another vocabulary": (
+        eagle3("{written}/vocabulary"),
+        f"--speculative-draft-model-path {{written}}/vocabulary: {NO_POLICY}: a vocabulary of 2048 tokens; "
+        "allowed is the target's, 1024",
+    ),
+    "draft whose head ranks more than the vocabulary": (
+        eagle3("{written}/head"),
+        f"--speculative-draft-model-path {{written}}/head: {NO_POLICY}: draft_vocab_size = 1025; "
+        "allowed is at most the target's vocabulary, 1024",
+    ),
+    "draft of another width": (
+        eagle3("{written}/width"),
+        f"--speculative-draft-model-path {{written}}/width: {NO_POLICY}: hidden_size = 256; "
+        "allowed is the target's hidden size, 128",
+    ),
+    "draft for a target of another width": (
+        eagle3("{written}/target-width"),
+        f"--speculative-draft-model-path {{written}}/target-width: {NO_POLICY}: target_hidden_size = 64; "
+        "allowed is the target's hidden size, 128",
     ),
     "all-to-all": (
         (*POLICY, "--moe-a2a-backend", "deepep"),
@@ -115,6 +195,9 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "target_per_rank with expert parallelism": (*keys('{"target_per_rank": 5}'), "--tp", "2", "--ep", "2"),
     "a plan that drops nothing, which is a warning": keys('{"add": 64}'),
     "triton": (*POLICY, "--moe-runner-backend", "triton"),
+    "a runner that ranks logits": (*POLICY, "--moe-runner-backend", "triton_kernel"),
+    "a draft that fits": eagle3(str(DRAFT)),
+    "a draft of another width that knows its target's": eagle3("{written}/wider"),
 }
 DP_ATTENTION = {
     "0.5.17": (("--tp", "2", "--dp", "2", "--enable-dp-attention"), "--enable-dp-attention on", "off"),
@@ -123,12 +206,24 @@ DP_ATTENTION = {
 }
 
 
+@pytest.fixture(scope="session")
+def written(tmp_path_factory):
+    """The folder of the written configurations."""
+    folder = tmp_path_factory.mktemp("written")
+    for name, (model, changes) in WRITTEN.items():
+        (folder / name).mkdir()
+        config = json.loads((model / "config.json").read_text()) | changes
+        (folder / name / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 @cache
-def ask(tree: Path, model: Path) -> dict[tuple[str, ...], dict[str, object] | None]:
+def ask(tree: Path, model: Path, written: Path) -> dict[tuple[str, ...], dict[str, object] | None]:
     """What stops a server, by its arguments: all of the above in one process."""
     asked = [arguments for arguments, _ in REFUSED.values()] + list(ACCEPTED.values())
     asked += [(*POLICY, *arguments) for arguments, _, _ in DP_ATTENTION.values()]
     lines = [["--model-path", str(model), *CPU, *arguments] for arguments in asked]
+    lines = [[argument.replace("{written}", str(written)) for argument in line] for line in lines]
     script = Path(__file__).with_name("attempts.py")
     done = subprocess.run(
         [sys.executable, script], input=json.dumps(lines), env=make_env(tree), capture_output=True, text=True
@@ -140,22 +235,23 @@ def ask(tree: Path, model: Path) -> dict[tuple[str, ...], dict[str, object] | No
 
 @every_release
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_one_exact_line(case, release, patched_release, tiny_model):
+def test_refused_with_one_exact_line(case, release, patched_release, tiny_model, written):
     arguments, line = REFUSED[case]
-    assert ask(patched_release(release), tiny_model)[arguments] == {"ours": True, "says": line}
+    answer = ask(patched_release(release), tiny_model, written)[arguments]
+    assert answer == {"ours": True, "says": line.replace("{written}", str(written))}
 
 
 @every_release
 @pytest.mark.parametrize("case", ACCEPTED)
-def test_accepted(case, release, patched_release, tiny_model):
-    assert ask(patched_release(release), tiny_model)[ACCEPTED[case]] is None
+def test_accepted(case, release, patched_release, tiny_model, written):
+    assert ask(patched_release(release), tiny_model, written)[ACCEPTED[case]] is None
 
 
 @every_release
-def test_dp_attention_is_refused_however_the_release_spells_it(release, patched_release, tiny_model):
+def test_dp_attention_is_refused_however_the_release_spells_it(release, patched_release, tiny_model, written):
     arguments, flag, allowed = DP_ATTENTION[release]
     line = f"{flag}: {NO_POLICY}: the router sees the rows of several ranks; allowed is {allowed}"
-    answer = ask(patched_release(release), tiny_model)[(*POLICY, *arguments)]
+    answer = ask(patched_release(release), tiny_model, written)[(*POLICY, *arguments)]
     assert answer == {"ours": True, "says": line}
 
 
@@ -163,6 +259,25 @@ def model(architecture: str, **text_config: object) -> SimpleNamespace:
     return SimpleNamespace(
         hf_config=SimpleNamespace(architectures=[architecture]), hf_text_config=SimpleNamespace(**text_config)
     )
+
+
+def test_a_plan_that_never_drops_an_expert_is_a_warning(monkeypatch, caplog):
+    """One for each of a policy's plans that only costs time, and none for the others."""
+    config = SimpleNamespace(
+        **{"disaggregation_mode": "null", "moe_runner_backend": "auto", "moe_a2a_backend": "none", "ep_size": 1},
+        **{"speculative_algorithm": None, "speculative_draft_model_path": None, "speculative_num_draft_tokens": None},
+        **{"max_running_requests": None, "model_path": "path"},
+    )
+    loaded = model("Qwen3MoeForCausalLM", num_experts=64, num_experts_per_tok=8)
+    loaded.num_hidden_layers = 4
+    monkeypatch.setattr(compatibility, "model_config", lambda server_args: loaded)
+    for keys, warnings in (({"add": 64}, 1), ({"add": 62}, 0), ({"add": 8, "layers": {"2": {"add": 63}}}, 1)):
+        caplog.clear()
+        config.expert_policy, config.expert_policy_config = "xshare", keys
+        compatibility.check_server(config, read_arguments(config))
+        line = "--expert-policy xshare: this plan never drops one of 64 experts"
+        assert caplog.messages == [line] * warnings
+        assert all(record.levelname == "WARNING" for record in caplog.records)
 
 
 @pytest.mark.parametrize(

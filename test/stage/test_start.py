@@ -1,11 +1,14 @@
 """Every way to start a server refuses a wrong policy alike: one line, exit code 1, nothing loaded."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from sglang_xshare.policies import list_policies
-from stage.release import CPU, make_env, older_releases_take_long
+from stage.release import CPU, every_release, make_env, older_releases_take_long
 
 ENGINE = """
 import sys
@@ -16,6 +19,16 @@ if __name__ == "__main__":
     except ValueError as error:
         print(error)
     sglang.Engine(model_path=sys.argv[1], device="cpu", attention_backend="torch_native", expert_policy="nope")
+"""
+
+LATE = """
+def install():
+    from sglang_xshare.stage import upstream
+
+    def refuse(topk_config):
+        raise ValueError("a router of its own")
+
+    upstream.ranks_logits = refuse
 """
 
 
@@ -43,3 +56,55 @@ def test_every_way_to_start_says_one_line_and_exits_with_1(release, patched_rele
         assert "Traceback" not in said, name
         assert "Load weight" not in said + printed, name
         assert (line in printed) == (name == "Engine"), f"{name} raises a ValueError"
+
+
+@older_releases_take_long
+def test_a_model_that_does_not_fit_is_refused_before_its_weights_load(release, patched_release, tiny_model, tmp_path):
+    """The real command on configurations without weights."""
+    written = json.loads((tiny_model / "config.json").read_text())
+    written |= {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    dense = {key: value for key, value in written.items() if "expert" not in key}
+    (tmp_path / "config.json").write_text(json.dumps(dense))
+    policy = ["--expert-policy", "xshare"]
+    lines = {
+        f"--model-path {tmp_path}: cannot be served with an expert policy: Qwen3ForCausalLM is a dense model; "
+        "allowed are Mixture-of-Experts models": ["--model-path", str(tmp_path), *policy],
+        "--expert-policy xshare: k0 = 9: allowed is at most the model's top-k, 8": [
+            *("--model-path", str(tiny_model), *policy, "--expert-policy-config", '{"k0": 9}')
+        ],
+    }
+    env = make_env(patched_release(release))
+    command = [sys.executable, "-m", "sglang.launch_server", *CPU]
+    running = {
+        line: subprocess.Popen([*command, *flags], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for line, flags in lines.items()
+    }
+    for line, process in running.items():
+        check_refusal(process, line)
+
+
+@pytest.mark.long
+@every_release
+def test_what_only_a_loaded_model_shows_ends_the_server_alike(release, patched_release, tiny_model, tmp_path):
+    """A plugin plays the router that the stage does not know."""
+    (tmp_path / "late.py").write_text(LATE)
+    plugin = tmp_path / "late-1.dist-info"
+    plugin.mkdir()
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: late\nVersion: 1\n")
+    (plugin / "entry_points.txt").write_text("[sglang.srt.plugins]\nlate = late:install\n")
+    env = make_env(patched_release(release))
+    env["PYTHONPATH"] += f":{tmp_path}"
+    flags = ["--model-path", str(tiny_model), *CPU, "--disable-cuda-graph", "--expert-policy", "xshare"]
+    command = [sys.executable, "-m", "sglang.launch_server", *flags]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    line = "model.layers.0.mlp.topk router: cannot be served with an expert policy: a router of its own"
+    check_refusal(process, line, loads=True)
+
+
+def check_refusal(process: subprocess.Popen[str], line: str, loads: bool = False) -> None:
+    """The server ends with status 1, having said this line once, and no traceback."""
+    printed, said = process.communicate(timeout=200)
+    assert process.returncode == 1, said
+    assert said.splitlines().count(line) == 1, said
+    assert "Traceback" not in said + printed, said
+    assert ("Load weight" in said + printed) == loads, said

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+import sys
+from typing import Any, NoReturn
 
 from ..patching.errors import PatchError
 from ..patching.status import check_patched
+from ..plan import SelectionPlan, build_plan
 from ..types import Router
 from .arguments import Arguments, ExpertPolicyError
+from .draft import check_draft, read_draft
+from .mask import check_maskable
 from .schedule import Schedule
 from .upstream import model_config, resolved
 
@@ -51,6 +55,8 @@ REFUSED_FLAGS = {
 RUNNERS = ("auto", "triton", "triton_kernel", "deep_gemm", "cutlass", "marlin", "flashinfer_cutlass")
 NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
+# With which a scheduler process ends when it refuses the loaded model; it has said why.
+REFUSED = 78
 
 
 def check_tree() -> None:
@@ -81,9 +87,13 @@ def check_server(server_args: Any, arguments: Arguments) -> None:
     check_modes(config)
     model = model_config(server_args)
     num_experts, top_k = read_model(model, server_args.model_path)
+    _check_draft(server_args, model.hf_text_config)
+    plans = [build_plan("vanilla")]
     if arguments.schedule is not None:
         _check_size(arguments.schedule, config)
-        _check_plans(arguments.schedule, Router(top_k=top_k), num_experts, model.num_hidden_layers, config)
+        plans = _check_plans(arguments.schedule, Router(top_k=top_k), num_experts, model.num_hidden_layers, config)
+    if _name(config.moe_runner_backend) == "triton_kernel":
+        _check_maskable(plans, model.hf_text_config, top_k)
 
 
 def read_model(model: Any, path: str) -> tuple[int, int]:
@@ -105,9 +115,57 @@ def refusal(flag: str, value: Any, reason: str) -> ExpertPolicyError:
     return ExpertPolicyError(f"{flag} {value}: cannot be served with an expert policy: {reason}")
 
 
+def end_refused(error: ExpertPolicyError) -> NoReturn:
+    """End a scheduler process that refuses its loaded model: SGLang would log a traceback and kill the server.
+
+    Every tensor-parallel rank refuses alike, so that only the first says its line.
+    """
+    from sglang.srt.runtime_context import get_parallel
+
+    if get_parallel().tp_rank == 0:
+        print(error, file=sys.stderr, flush=True)
+    raise SystemExit(REFUSED) from None
+
+
+def check_exit(code: int | None) -> None:
+    """In the server's process, for a scheduler that died: raise `ExpertPolicyError` where it has refused its model.
+
+    The line is said, so that uncaught this one ends the server with status 1 and no other word.
+    """
+    if code == REFUSED:
+        error = ExpertPolicyError("--expert-policy: the scheduler refused the loaded model and said why")
+        error.code = 1
+        raise error
+
+
+def _name(value: Any) -> str:
+    return str(getattr(value, "value", value))
+
+
 def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if str(getattr(value, "value", value)) not in allowed:
+    if _name(value) not in allowed:
         raise refusal(flag, value, f"allowed is {', '.join(allowed)}")
+
+
+def _check_draft(server_args: Any, target: Any) -> None:
+    config = resolved(server_args)
+    try:
+        draft = read_draft(server_args)
+        if draft is not None:
+            check_draft(draft, target, _name(config.speculative_algorithm))
+    except ValueError as error:
+        raise refusal("--speculative-draft-model-path", config.speculative_draft_model_path, str(error)) from None
+
+
+def _check_maskable(plans: list[SelectionPlan], text_config: Any, top_k: int) -> None:
+    """Refuse what the triton_kernel runner's own ranking cannot express, as far as the configuration tells."""
+    scoring = getattr(text_config, "scoring_func", None) or "softmax"
+    renormalize = getattr(text_config, "norm_topk_prob", True)
+    try:
+        for plan in plans:
+            check_maskable(plan, Router(top_k=top_k, scoring=scoring, renormalize=renormalize))
+    except ValueError as error:
+        raise refusal("--moe-runner-backend", "triton_kernel", str(error)) from None
 
 
 def _check_size(schedule: Schedule, config: Any) -> None:
@@ -119,7 +177,10 @@ def _check_size(schedule: Schedule, config: Any) -> None:
         raise refusal("--max-running-requests", requests, reason)
 
 
-def _check_plans(schedule: Schedule, router: Router, num_experts: int, num_layers: int, config: Any) -> None:
+def _check_plans(
+    schedule: Schedule, router: Router, num_experts: int, num_layers: int, config: Any
+) -> list[SelectionPlan]:
+    """Every plan the model's layers can get, checked against the model; warn of one that never drops an expert."""
     try:
         plans = schedule.plans(num_layers)
         for plan in plans:
@@ -134,3 +195,4 @@ def _check_plans(schedule: Schedule, router: Router, num_experts: int, num_layer
             raise refusal("--enable-return-routed-experts", "on", reason)
         if not plan.can_drop(router, num_experts):
             logger.warning("--expert-policy %s: this plan never drops one of %d experts", schedule.policy, num_experts)
+    return plans

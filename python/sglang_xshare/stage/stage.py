@@ -7,8 +7,8 @@ import logging
 from typing import Any
 
 from ..plan import SelectionPlan, build_plan
-from .arguments import Arguments
-from .compatibility import refusal
+from .arguments import Arguments, ExpertPolicyError
+from .compatibility import end_refused, refusal
 from .layer import Layer
 from .mask import check_maskable
 from .metrics import Counters, Exporter, format_log
@@ -125,24 +125,38 @@ class Stage:
 
 
 def find_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Layer]]:
-    """(TopKConfig, Layer) of every MoE layer of this rank's model. Raises `ExpertPolicyError` for an unknown router."""
+    """(TopKConfig, Layer) of every MoE layer of this rank's model.
+
+    Ends the process with one line for a router or a runner the stage cannot serve: what only a loaded model shows.
+    """
+    try:
+        return read_layers(model_runner, arguments)
+    except ExpertPolicyError as error:
+        end_refused(error)
+
+
+def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Layer]]:
+    """The same. Raises `ExpertPolicyError` for an unknown router and for an MoE layer without one."""
+    from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
     from sglang.srt.layers.moe.topk import TopK
 
     plans = [VANILLA] if arguments.schedule is None else arguments.schedule.plans()
     placement = read_placement(model_runner)
     layers = []
+    runners = 0
     for name, module in model_runner.model.named_modules():
-        if not isinstance(module, TopK):
-            continue
-        config = module.topk_config
-        try:
-            layer = Layer(module.layer_id, config, placement)
-            if ranks_logits(config):
-                for plan in plans:
-                    check_maskable(plan, layer.router)
-            layers.append((config, layer))
-        except ValueError as error:
-            raise refusal(name, "router", str(error)) from None
-    if not layers:
-        raise refusal("--model-path", model_runner.server_args.model_path, "its MoE layers do not route through TopK")
+        runners += isinstance(module, FusedMoE)
+        if isinstance(module, TopK):
+            config = module.topk_config
+            try:
+                layer = Layer(module.layer_id, config, placement)
+                if ranks_logits(config):
+                    for plan in plans:
+                        check_maskable(plan, layer.router)
+                layers.append((config, layer))
+            except ValueError as error:
+                raise refusal(name, "router", str(error)) from None
+    if not layers or len(layers) < runners:  # DeepSeek's first model has a TopK, but runs its experts without FusedMoE
+        reason = f"{len(layers)} TopK modules for {runners} MoE layers; allowed is one for each"
+        raise refusal("--model-path", model_runner.server_args.model_path, reason)
     return layers

@@ -23,26 +23,6 @@ def model_config(server_args: Any) -> Any:
     return model_config_of(server_args)
 
 
-def draft_config(server_args: Any) -> Any:
-    """The text configuration of the draft model; None where the server has none of its own.
-
-    Raises ValueError where it cannot be read.
-    """
-    config = resolved(server_args)
-    path = config.speculative_draft_model_path
-    if config.speculative_algorithm is None or path in (None, config.model_path):
-        return None
-    from sglang.srt.utils.hf_transformers_utils import get_config, get_hf_text_config
-
-    try:
-        return get_hf_text_config(
-            get_config(path, config.trust_remote_code, revision=config.speculative_draft_model_revision)
-        )
-    except (OSError, ValueError) as error:
-        first = str(error).partition("\n")[0]
-        raise ValueError(f"its configuration cannot be read ({first}); allowed is a draft model's folder") from None
-
-
 def num_shared_slots(topk_config: Any) -> int:
     """Columns of fused shared experts in a router's output."""
     slots = getattr(topk_config, "num_shared_topk_slots", None)

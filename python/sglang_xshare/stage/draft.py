@@ -1,0 +1,47 @@
+"""Whether a speculative draft model fits its target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .upstream import resolved
+
+
+def read_draft(server_args: Any) -> Any:
+    """The text configuration of the draft model; None where the server has none of its own.
+
+    Raises ValueError where it cannot be read.
+    """
+    config = resolved(server_args)
+    path = config.speculative_draft_model_path
+    if config.speculative_algorithm is None or path in (None, config.model_path):
+        return None
+    from sglang.srt.utils.hf_transformers_utils import get_config, get_hf_text_config
+
+    try:
+        return get_hf_text_config(
+            get_config(path, config.trust_remote_code, revision=config.speculative_draft_model_revision)
+        )
+    except (OSError, ValueError) as error:
+        first = str(error).partition("\n")[0]
+        raise ValueError(f"its configuration cannot be read ({first}); allowed is a draft model's folder") from None
+
+
+def check_draft(draft: Any, target: Any, algorithm: str) -> None:
+    """Raise ValueError where a draft's tokens or hidden states are not its target's; both are text configurations.
+
+    All drafts but standalone ones continue the target's hidden states. An EAGLE-3 draft may be of another width itself,
+    and then states the target's; its head may rank fewer tokens (`draft_vocab_size`), of the same vocabulary.
+    """
+    if draft.vocab_size != target.vocab_size:
+        raise ValueError(f"a vocabulary of {draft.vocab_size} tokens; allowed is the target's, {target.vocab_size}")
+    ranked = getattr(draft, "draft_vocab_size", None) or 0
+    if ranked > target.vocab_size:
+        raise ValueError(
+            f"draft_vocab_size = {ranked}; allowed is at most the target's vocabulary, {target.vocab_size}"
+        )
+    if algorithm == "STANDALONE":
+        return
+    name = "target_hidden_size" if getattr(draft, "target_hidden_size", None) else "hidden_size"
+    if getattr(draft, name) != target.hidden_size:
+        raise ValueError(f"{name} = {getattr(draft, name)}; allowed is the target's hidden size, {target.hidden_size}")

@@ -1,0 +1,159 @@
+"""Which MoE runners rank the logits themselves, and how a loaded model's layers are found or refused."""
+
+import re
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_xshare.stage import stage
+from sglang_xshare.stage.arguments import ExpertPolicyError, read_arguments
+from sglang_xshare.stage.compatibility import REFUSED, check_exit
+from sglang_xshare.stage.upstream import ranks_logits
+
+moe = pytest.importorskip("sglang.srt.layers.moe", reason="needs an installed SGLang")
+from sglang.srt import runtime_context  # noqa: E402
+from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE  # noqa: E402
+from sglang.srt.layers.moe.topk import TopK, TopKConfig, TopKOutputFormat  # noqa: E402
+
+FORMATS = TopKOutputFormat
+NO_POLICY = "cannot be served with an expert policy"
+
+
+def config(output_format: TopKOutputFormat | None = FORMATS.STANDARD, **changes: Any) -> TopKConfig:
+    return TopKConfig(**{"top_k": 4, "renormalize": True, "output_format": output_format, **changes})
+
+
+def test_output_formats():
+    assert not ranks_logits(config(FORMATS.STANDARD))
+    assert ranks_logits(config(FORMATS.TRITON_KERNEL))
+    with pytest.raises(
+        ValueError, match=r"^routing inside the MoE kernel; allowed is a runner with standard or triton"
+    ):
+        ranks_logits(config(FORMATS.BYPASSED))
+
+
+@pytest.mark.parametrize("ranks", [True, False])
+def test_a_format_decided_at_the_first_call_is_the_runner_backends(ranks, monkeypatch):
+    monkeypatch.setattr(moe, "get_moe_runner_backend", lambda: SimpleNamespace(is_triton_kernels=lambda: ranks))
+    assert ranks_logits(config(None)) == ranks
+
+
+def bare(kind: type[torch.nn.Module], **attributes: Any) -> torch.nn.Module:
+    """A module of upstream's class, without what its constructor needs of a running server."""
+    module = object.__new__(kind)
+    torch.nn.Module.__init__(module)
+    vars(module).update(attributes)
+    return module
+
+
+class Loaded(torch.nn.Module):
+    """A loaded model: MoE layers, each router with its config, and runners."""
+
+    def __init__(self, configs: list[TopKConfig], runners: int) -> None:
+        super().__init__()
+        for layer_id, topk_config in enumerate(configs):
+            self.add_module(f"topk-{layer_id}", bare(TopK, layer_id=layer_id, topk_config=topk_config))
+        for layer_id in range(runners):
+            self.add_module(f"experts-{layer_id}", bare(FusedMoE))
+
+
+@pytest.fixture
+def read(monkeypatch) -> Callable[..., Any]:
+    """Call it with a model's routers and flags for the layers the stage finds."""
+    monkeypatch.setattr(stage, "read_placement", lambda model_runner: None)
+
+    def find(configs: list[TopKConfig], runners: int, function=stage.read_layers, **flags):
+        flags = {"expert_policy": "xshare", "model_path": "model", "speculative_algorithm": None, **flags}
+        server_args = SimpleNamespace(**flags)
+        runner = SimpleNamespace(model=Loaded(configs, runners), server_args=server_args)
+        return function(runner, read_arguments(server_args))
+
+    return find
+
+
+def test_every_router_is_found_with_its_config(read):
+    configs = [config(), config(top_k=2)]
+    layers = read(configs, runners=2)
+    assert [found is given for (found, _), given in zip(layers, configs, strict=True)] == [True, True]
+    assert [(layer.layer_id, layer.router.top_k) for _, layer in layers] == [(0, 4), (1, 2)]
+
+
+def test_more_routers_than_runners_are_served(read):
+    """DeepSeek's first model runs its experts without a FusedMoE."""
+    assert len(read([config(), config()], runners=0)) == 2
+
+
+MOE_SPEC = {
+    "expert_policy": "moe-spec",
+    "expert_policy_config": {"budget": 8, "coverage": "truncate", "phases": ["decode"]},
+}
+UNSERVED: dict[str, tuple[list[TopKConfig], int, dict[str, Any], str]] = {
+    "a layer without TopK": (
+        [config()],
+        2,
+        {},
+        f"--model-path model: {NO_POLICY}: 1 TopK modules for 2 MoE layers; allowed is one for each",
+    ),
+    "no layer": (
+        [],
+        0,
+        {},
+        f"--model-path model: {NO_POLICY}: 0 TopK modules for 0 MoE layers; allowed is one for each",
+    ),
+    "an unknown router": (
+        [config(), config(scoring_func="sqrtsoftplus")],
+        2,
+        {},
+        f"topk-1 router: {NO_POLICY}: scoring function 'sqrtsoftplus', allowed is softmax or sigmoid",
+    ),
+    "routing in the kernel": (
+        [config(FORMATS.BYPASSED)],
+        1,
+        {},
+        f"topk-0 router: {NO_POLICY}: routing inside the MoE kernel; "
+        "allowed is a runner with standard or triton_kernels output",
+    ),
+    "truncation by a runner that ranks logits": (
+        [config(FORMATS.TRITON_KERNEL)],
+        1,
+        MOE_SPEC,
+        f"topk-0 router: {NO_POLICY}: coverage = 'truncate': a runner that ranks logits itself renormalizes; "
+        "allowed is substitute or own",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNSERVED)
+def test_what_only_a_loaded_model_shows_ends_the_process_with_one_line(case, read, capsys, monkeypatch):
+    configs, runners, flags, line = UNSERVED[case]
+    with pytest.raises(ExpertPolicyError, match=f"^{re.escape(line)}$"):
+        read(configs, runners, **flags)
+    for rank in (0, 1):
+        monkeypatch.setattr(runtime_context, "get_parallel", lambda rank=rank: SimpleNamespace(tp_rank=rank))
+        with pytest.raises(SystemExit) as ended:
+            read(configs, runners, stage.find_layers, **flags)
+        assert not isinstance(ended.value, Exception), "upstream logs a traceback of every Exception"
+        assert ended.value.code == REFUSED
+        assert capsys.readouterr().err == (f"{line}\n" if rank == 0 else ""), "ranks refuse alike"
+
+
+def test_a_dead_scheduler_ends_its_server_with_status_1_where_it_has_refused():
+    with pytest.raises(ExpertPolicyError, match="refused") as ended:
+        check_exit(REFUSED)
+    assert ended.value.code == 1
+    for code in (None, 0, 1, -9):
+        check_exit(code)
+
+
+def test_upstream_asks_for_the_exit_code_of_a_dead_scheduler():
+    """The patched release: where it would raise its own error, whose traceback users would read."""
+    from sglang.srt.entrypoints.engine import _scheduler_died_error
+
+    scheduler = SimpleNamespace(join=lambda timeout: None, exitcode=REFUSED)
+    with pytest.raises(ExpertPolicyError):
+        _scheduler_died_error(0, scheduler)
+    scheduler.exitcode = -9
+    assert "OOM" in str(_scheduler_died_error(0, scheduler))

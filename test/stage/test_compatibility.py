@@ -5,14 +5,10 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from benchmark.serving.server import ROOT
-from sglang_xshare.stage import compatibility
-from sglang_xshare.stage.arguments import read_arguments
-from sglang_xshare.stage.compatibility import ARCHITECTURES, ExpertPolicyError, read_model
 from stage.release import CPU, every_release, make_env
 
 POLICY = ("--expert-policy", "xshare")
@@ -253,68 +249,3 @@ def test_dp_attention_is_refused_however_the_release_spells_it(release, patched_
     line = f"{flag}: {NO_POLICY}: the router sees the rows of several ranks; allowed is {allowed}"
     answer = ask(patched_release(release), tiny_model, written)[(*POLICY, *arguments)]
     assert answer == {"ours": True, "says": line}
-
-
-def model(architecture: str, **text_config: object) -> SimpleNamespace:
-    return SimpleNamespace(
-        hf_config=SimpleNamespace(architectures=[architecture]), hf_text_config=SimpleNamespace(**text_config)
-    )
-
-
-def test_a_plan_that_never_drops_an_expert_is_a_warning(monkeypatch, caplog):
-    """One for each of a policy's plans that only costs time, and none for the others."""
-    config = SimpleNamespace(
-        **{"disaggregation_mode": "null", "moe_runner_backend": "auto", "moe_a2a_backend": "none", "ep_size": 1},
-        **{"speculative_algorithm": None, "speculative_draft_model_path": None, "speculative_num_draft_tokens": None},
-        **{"max_running_requests": None, "model_path": "path"},
-    )
-    loaded = model("Qwen3MoeForCausalLM", num_experts=64, num_experts_per_tok=8)
-    loaded.num_hidden_layers = 4
-    monkeypatch.setattr(compatibility, "model_config", lambda server_args: loaded)
-    for keys, warnings in (({"add": 64}, 1), ({"add": 62}, 0), ({"add": 8, "layers": {"2": {"add": 63}}}, 1)):
-        caplog.clear()
-        config.expert_policy, config.expert_policy_config = "xshare", keys
-        compatibility.check_server(config, read_arguments(config))
-        line = "--expert-policy xshare: this plan never drops one of 64 experts"
-        assert caplog.messages == [line] * warnings
-        assert all(record.levelname == "WARNING" for record in caplog.records)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "text_config", "found"),
-    [
-        ("Qwen3MoeForCausalLM", {"num_experts": 128, "num_experts_per_tok": 8}, (128, 8)),
-        ("DeepseekV3ForCausalLM", {"n_routed_experts": 256, "num_experts_per_tok": 8}, (256, 8)),
-        ("GptOssForCausalLM", {"num_local_experts": 128, "num_experts_per_tok": 4}, (128, 4)),
-        ("MixtralForCausalLM", {"num_local_experts": 8, "num_experts_per_tok": 2}, (8, 2)),
-    ],
-)
-def test_experts_and_top_k_are_read_by_their_many_names(architecture, text_config, found):
-    assert read_model(model(architecture, **text_config), "path") == found
-
-
-@pytest.mark.parametrize(
-    ("architecture", "text_config"),
-    [("Qwen3ForCausalLM", {"hidden_size": 128}), ("DeepseekV2ForCausalLM", {"n_routed_experts": None})],
-)
-def test_dense_model_is_refused(architecture, text_config):
-    line = f"^--model-path path: {NO_POLICY}: {architecture} is a dense model; allowed are Mixture-of-Experts models$"
-    with pytest.raises(ExpertPolicyError, match=line):
-        read_model(model(architecture, **text_config), "path")
-
-
-@pytest.mark.parametrize("architecture", ["Llama4ForConditionalGeneration", "Ernie4_5_MoeForCausalLM"])
-def test_unknown_router_is_refused(architecture):
-    with pytest.raises(ExpertPolicyError) as raised:
-        read_model(model(architecture, num_experts=16, num_experts_per_tok=1), "path")
-    allowed = ", ".join(sorted(ARCHITECTURES))
-    assert str(raised.value) == (
-        f"--model-path path: {NO_POLICY}: the router of {architecture} is not supported; allowed are {allowed}"
-    )
-
-
-@every_release
-def test_every_supported_architecture_is_the_releases(release, pristine_release):
-    models = pristine_release(release) / "sglang" / "srt" / "models"
-    source = "\n".join(file.read_text() for file in models.glob("*.py"))
-    assert [name for name in sorted(ARCHITECTURES) if f"class {name}" not in source] == []

@@ -1,0 +1,85 @@
+"""Which batch sizes the patched releases capture: every one up to 16 with a policy, upstream's own without."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from benchmark.serving.server import ROOT
+from stage.release import every_release, make_env
+
+GPU = ("--device", "cuda", "--attention-backend", "triton")
+DRAFT = ROOT / "checkpoints" / "qwen3-moe-tiny-eagle3"
+SPECULATION = {
+    "without speculation": (),
+    "with speculation": (
+        *("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(DRAFT)),
+        *("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"),
+    ),
+}
+STAGE_ON = (("--expert-policy", "xshare"), ("--mask-padding-experts",))
+STAGE_OFF = ((), ("--expert-policy", "vanilla"))
+LARGEST = ("--cuda-graph-max-bs-decode", "10")
+LISTED = ("--cuda-graph-bs-decode", "3", "7", "24")
+ASKED = [
+    (*stage, *speculation, *limit)
+    for stage in (*STAGE_ON, *STAGE_OFF)
+    for speculation in SPECULATION.values()
+    for limit in ((), LARGEST, LISTED)
+]
+
+
+@cache
+def ask(tree: Path, model: Path, patched: bool) -> dict[tuple[str, ...], list[int]]:
+    """The sizes a release captures, by its arguments; an unpatched one is asked those it knows."""
+    asked = [arguments for arguments in ASKED if patched or not any("expert" in argument for argument in arguments[:1])]
+    lines = [["--model-path", str(model), *GPU, *arguments] for arguments in asked]
+    env = make_env(tree) | {"PYTHONDONTWRITEBYTECODE": "1"}  # a pristine tree stays so
+    script = Path(__file__).with_name("captures.py")
+    done = subprocess.run([sys.executable, script], input=json.dumps(lines), env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line)["sizes"] for line in done.stdout.splitlines() if line.startswith("{")]
+    return dict(zip(asked, answers, strict=True))
+
+
+@pytest.fixture
+def sizes(release, patched_release, tiny_model):
+    """Call it with arguments for the sizes that the patched release captures."""
+    return lambda *arguments: ask(patched_release(release), tiny_model, patched=True)[arguments]
+
+
+@every_release
+@pytest.mark.parametrize("speculation", SPECULATION)
+@pytest.mark.parametrize("stage", STAGE_ON, ids=" ".join)
+def test_every_size_up_to_16_is_captured(stage, speculation, sizes, release):
+    with_stage = sizes(*stage, *SPECULATION[speculation])
+    assert set(with_stage) == {*sizes(*SPECULATION[speculation]), *range(1, 17)}
+    assert with_stage == sorted(with_stage)
+
+
+@every_release
+@pytest.mark.parametrize("speculation", SPECULATION)
+def test_no_size_beyond_the_users_largest(speculation, sizes, release):
+    for stage in STAGE_ON:
+        assert sizes(*stage, *SPECULATION[speculation], *LARGEST) == list(range(1, 11))
+
+
+@every_release
+@pytest.mark.parametrize("speculation", SPECULATION)
+def test_the_users_own_list_is_left_alone(speculation, sizes, release):
+    for stage in (*STAGE_ON, *STAGE_OFF):
+        assert sizes(*stage, *SPECULATION[speculation], *LISTED) == [3, 7, 24]
+
+
+@every_release
+@pytest.mark.parametrize("speculation", SPECULATION)
+@pytest.mark.parametrize("limit", [(), LARGEST], ids=["no limit", "a limit"])
+def test_off_captures_what_the_unpatched_release_does(limit, speculation, sizes, release, pristine_release, tiny_model):
+    arguments = (*SPECULATION[speculation], *limit)
+    upstream = ask(pristine_release(release), tiny_model, patched=False)[arguments]
+    assert not {*range(1, 17)} <= {*upstream}
+    for stage in STAGE_OFF:
+        assert sizes(*stage, *arguments) == upstream

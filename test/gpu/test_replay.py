@@ -1,4 +1,5 @@
-"""The stage in captured decode graphs, padded as upstream's decode runner pads: padding rows are inert at every size.
+"""The stage in captured decode and verify graphs, padded as upstream's decode runner pads, by whole requests: padding
+rows are inert at every size, with and without expert parallelism.
 
 On a GPU the graphs are real. Elsewhere a replay runs the captured call again on the same buffers, which shows all but
 what only a capture can: that nothing allocates, synchronizes or keeps a value of its first run.
@@ -15,6 +16,7 @@ import torch
 
 from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.stage.metrics import AFTER, BEFORE, KEPT, ROWS, STEPS
+from sglang_xshare.types import Selection
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -24,22 +26,27 @@ LARGEST = 16
 
 
 class DecodeRunner:
-    """Static buffers for the largest size, one graph a captured size, and padding to the next size at replay."""
+    """Static buffers for the largest size, one graph a captured size, and padding to the next size at replay.
 
-    def __init__(self, model: Model, stage, sizes: tuple[int, ...]) -> None:
+    A size counts requests, of one row each in decode (`tokens` None), of `tokens` rows in verify.
+    """
+
+    def __init__(self, model: Model, stage, sizes: tuple[int, ...], tokens: int | None) -> None:
         self.model = model
         self.stage = stage
         self.sizes = sizes
+        self.phase = "verify" if tokens else "decode"
+        self.tokens = tokens or 1
         generator = torch.Generator().manual_seed(1)
         # Stale, but plausible: what earlier, larger batches left in the buffers.
-        self.logits = torch.randn(LARGEST, EXPERTS, generator=generator).to(DEVICE)
-        self.slots = torch.zeros(LARGEST, dtype=torch.int64, device=DEVICE)
+        self.logits = torch.randn(LARGEST * self.tokens, EXPERTS, generator=generator).to(DEVICE)
+        self.slots = torch.zeros(LARGEST * self.tokens, dtype=torch.int64, device=DEVICE)
         self.graphs = {size: self._capture(size) for size in reversed(sizes)}
 
     def replay(self, logits: torch.Tensor) -> torch.Tensor:
-        """Decode `logits` [live rows, experts]. Returns what the stage counted, [layers, 6]."""
+        """Run `logits` [live rows, experts]. Returns what the stage counted, [layers, 6]."""
         live = len(logits)
-        size = self.sizes[bisect_left(self.sizes, live)]
+        size = self.sizes[bisect_left(self.sizes, live // self.tokens)]
         self.logits[:live] = logits
         self.slots.zero_()
         self.slots[:live] = torch.arange(7, 7 + live)
@@ -48,12 +55,13 @@ class DecodeRunner:
         return (self.stage.counters.totals - before).cpu()
 
     def _capture(self, size: int) -> Callable[[], None]:
-        batch = forward_batch("decode", size)
-        batch.input_ids = torch.zeros(size, dtype=torch.int64, device=DEVICE)
-        batch.out_cache_loc = self.slots[:size]
+        rows = size * self.tokens
+        batch = forward_batch(self.phase, rows, batch_size=size)
+        batch.input_ids = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
+        batch.out_cache_loc = self.slots[:rows]
 
         def run() -> None:
-            self.model.logits = self.logits[:size]
+            self.model.logits = self.logits[:rows]
             self.model.forward(None, None, batch)
 
         run()
@@ -68,20 +76,22 @@ class DecodeRunner:
 
 @pytest.fixture
 def make_runner(attach) -> Callable[..., DecodeRunner]:
-    """Call it with captured sizes and server flags."""
+    """Call it with captured sizes and server flags; with the draft tokens of a request for verify."""
 
-    def make(sizes: tuple[int, ...], **flags) -> DecodeRunner:
+    def make(sizes: tuple[int, ...], tokens: int | None = None, placement=None, **flags) -> DecodeRunner:
         model = Model()
-        stage = attach(model, device=DEVICE, **flags)
+        stage = attach(model, device=DEVICE, speculative_algorithm="EAGLE3" if tokens else None, **flags)
         stage.mask_padding = True  # as on every GPU
-        return DecodeRunner(model, stage, sizes)
+        for _, layer in stage.layers:
+            layer.placement = placement
+        return DecodeRunner(model, stage, sizes, tokens)
 
     return make
 
 
-def xshare(add: int) -> SimpleNamespace:
-    """Server flags and the plan they stand for."""
-    keys = {"k0": 1, "add": add}
+def xshare(**keys: int) -> SimpleNamespace:
+    """Server flags and the plan they stand for, with a warm-up of one."""
+    keys = {"k0": 1, **keys}
     flags = {"expert_policy": "xshare", "expert_policy_config": keys}
     return SimpleNamespace(flags=flags, plan=build_plan("xshare", **keys))
 
@@ -96,7 +106,36 @@ def test_a_replay_counts_exactly_its_live_rows(make_runner, sizes, live):
     policy = xshare(add=4)
     logits = draw(live)
     counts = make_runner(sizes, **policy.flags).replay(logits.to(DEVICE))
-    expected = select(logits, policy.plan, Router(TOP_K), Batch(), backend="reference")
+    check_counts(counts, select(logits, policy.plan, Router(TOP_K), Batch(), backend="reference"), live)
+
+
+@pytest.mark.parametrize("sizes", [UPSTREAM_SIZES, EVERY_SIZE], ids=["upstream's sizes", "every size"])
+@pytest.mark.parametrize("keys", [{"add_per_request": 2, "add": 0}, {"add": 6}], ids=["per request", "per batch"])
+@pytest.mark.parametrize("requests", [1, 3, 5, 9, 13, 16])
+def test_verify_pads_by_whole_requests_that_count_nothing(make_runner, keys, sizes, requests):
+    tokens = 4
+    policy = xshare(**keys)
+    logits = draw(requests * tokens, requests)
+    counts = make_runner(sizes, tokens, **policy.flags).replay(logits.to(DEVICE))
+    expected = select(logits, policy.plan, Router(TOP_K), Batch(tokens_per_request=tokens), backend="reference")
+    check_counts(counts, expected, requests * tokens)
+
+
+@pytest.mark.parametrize("tokens", [None, 4], ids=["decode", "verify"])
+@pytest.mark.parametrize("requests", [3, 9, 16])
+@pytest.mark.parametrize("keys", [{"target_per_rank": 3}, {"add": 4}], ids=["per rank", "per batch"])
+def test_padding_is_inert_with_expert_parallelism(make_runner, tokens, requests, keys):
+    placement = torch.arange(EXPERTS) // (EXPERTS // 4)
+    policy = xshare(**keys)
+    logits = draw(requests * (tokens or 1), requests)
+    runner = make_runner(UPSTREAM_SIZES, tokens, placement.to(DEVICE), **policy.flags)
+    batch = Batch(tokens_per_request=tokens or 1)
+    expected = select(logits, policy.plan, Router(TOP_K), batch, rank_of_expert=placement, backend="reference")
+    check_counts(runner.replay(logits.to(DEVICE)), expected, len(logits))
+
+
+def check_counts(counts: torch.Tensor, expected: Selection, live: int) -> None:
+    """Every layer counted one step: the live rows' selection, and no row else."""
     for layer in counts:
         assert layer[STEPS] == 1
         assert layer[ROWS] == live
@@ -124,7 +163,7 @@ def test_a_replay_follows_its_inputs(make_runner):
 def test_counts_change_with_the_policy(make_runner):
     """A graph that had been captured without the stage would count the same for all of them."""
     logits = draw(8).to(DEVICE)
-    counts = [make_runner((8,), **xshare(add).flags).replay(logits)[0] for add in (0, 4, 24)]
+    counts = [make_runner((8,), **xshare(add=add).flags).replay(logits)[0] for add in (0, 4, 24)]
     after = [int(one[AFTER]) for one in counts]
     assert after[0] < after[1] < after[2]
     assert len({int(one[BEFORE]) for one in counts}) == 1

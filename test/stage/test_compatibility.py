@@ -13,6 +13,7 @@ from stage.release import CPU, every_release, make_env
 
 POLICY = ("--expert-policy", "xshare")
 NO_POLICY = "cannot be served with an expert policy"
+PLACEMENT = "--enable-eplb / --init-expert-location / --ep-num-redundant-experts"
 RUNNERS_ALLOWED = "allowed is auto, triton, triton_kernel, deep_gemm, cutlass, marlin, flashinfer_cutlass"
 
 
@@ -162,7 +163,11 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "target_per_rank with moving experts": (
         (*keys('{"target_per_rank": 5}'), "--tp", "2", "--ep", "2", "--enable-eplb"),
-        f"--enable-eplb / --init-expert-location set: {NO_POLICY}: target_per_rank needs a fixed placement",
+        f"{PLACEMENT} set: {NO_POLICY}: target_per_rank needs every expert in one fixed place; allowed is none of them",
+    ),
+    "target_per_rank with experts on two ranks": (
+        (*keys('{"target_per_rank": 5}'), "--tp", "2", "--ep", "2", "--ep-num-redundant-experts", "2"),
+        f"{PLACEMENT} set: {NO_POLICY}: target_per_rank needs every expert in one fixed place; allowed is none of them",
     ),
     "rows of another width than their reader's": (
         ("--expert-policy", "oea", "--expert-policy-config", '{"kmax": 10}', "--enable-return-routed-experts"),

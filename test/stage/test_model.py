@@ -62,6 +62,7 @@ def test_a_plan_that_never_drops_an_expert_is_a_warning(monkeypatch, caplog):
     """One for each of a policy's plans that only costs time, and none for the others."""
     config = SimpleNamespace(
         **{"disaggregation_mode": "null", "moe_runner_backend": "auto", "moe_a2a_backend": "none", "ep_size": 1},
+        **{"init_expert_location": "trivial", "enable_eplb": False, "ep_num_redundant_experts": 0},
         **{"speculative_algorithm": None, "speculative_draft_model_path": None, "speculative_num_draft_tokens": None},
         **{"max_running_requests": None, "model_path": "path"},
     )

@@ -187,9 +187,13 @@ def _check_plans(
             plan.check(router, num_experts, ranks=config.ep_size)
     except ValueError as error:
         raise ExpertPolicyError(f"--expert-policy {schedule.policy}: {error}") from None
+    moves = config.init_expert_location != "trivial" or config.enable_eplb or config.ep_num_redundant_experts
     for plan in plans:
-        if plan.target_per_rank is not None and (config.init_expert_location != "trivial" or config.enable_eplb):
-            raise refusal("--enable-eplb / --init-expert-location", "set", "target_per_rank needs a fixed placement")
+        if plan.target_per_rank is not None and moves:
+            flags = "--enable-eplb / --init-expert-location / --ep-num-redundant-experts"
+            raise refusal(
+                flags, "set", "target_per_rank needs every expert in one fixed place; allowed is none of them"
+            )
         if plan.kmax not in (None, router.top_k) and config.enable_return_routed_experts:
             reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is off"
             raise refusal("--enable-return-routed-experts", "on", reason)

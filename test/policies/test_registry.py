@@ -8,6 +8,8 @@ from sglang_xshare import Router, build_plan
 from sglang_xshare.cli import main
 from sglang_xshare.plan import KEYS
 from sglang_xshare.policies import get_policy, list_policies
+from sglang_xshare.policies.table import format_json
+from sglang_xshare.stage.schedule import build_schedule
 
 NAMES = ["vanilla", "pruned", "dynamic-skip", "xshare", "oea", "lynx-lat", "lynx-acc", "moe-spec", "custom"]
 CONTRACT = {
@@ -67,6 +69,32 @@ def test_the_table_lists_everything(capsys):
     assert "k0=1, add=24" in table
     assert "required" in table
     assert "(0, 1]" in table
+
+
+def test_the_keys_of_every_policy_are_listed_with_range_and_default(capsys):
+    assert main(["policies", "oea"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for name, default in (("phases", "the"), ("min_tokens", "2"), ("max_tokens", "off"), ("layers", "{}")):
+        assert [row for row in rows if row[:2] == [name, default]], name
+    assert main(["policies", "vanilla", "oea", "moe-spec", "--json"]) == 0
+    vanilla, oea, moe_spec = json.loads(capsys.readouterr().out)
+    assert vanilla["common_keys"] == {}
+    assert list(oea["common_keys"]) == ["phases", "min_tokens", "max_tokens", "layers", "by_batch"]
+    assert all(key["meaning"] for key in oea["common_keys"].values())
+    assert oea["common_keys"]["min_tokens"]["allowed"] == "an integer of at least 1"
+    assert [policy["common_keys"]["phases"]["default"] for policy in (oea, moe_spec)] == [
+        ["decode", "verify"],
+        ["verify"],
+    ]
+
+
+def test_listed_defaults_are_the_schedules():
+    common = json.loads(format_json([get_policy("oea")]))[0]["common_keys"]
+    schedule = build_schedule("oea", {}, speculative=True)
+    listed = {name: key["default"] for name, key in common.items()}
+    assert (listed["min_tokens"], listed["max_tokens"]) == (schedule.min_tokens, schedule.max_tokens)
+    assert tuple(listed["phases"]) == schedule.phases
+    assert build_schedule("oea", {"layers": {}, "by_batch": {}}, speculative=True).plans() == schedule.plans()
 
 
 def test_the_json_can_be_read_back(capsys):

@@ -4,36 +4,48 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from ..stage.schedule import COMMON_KEYS
 from .registry import Policy
 
 
 def print_table(policies: Sequence[Policy]) -> None:
-    """Print each policy's keys with their ranges and defaults, and the settings its paper recommends."""
+    """Print each policy's keys with their ranges and defaults, the settings its paper recommends, and the keys that all
+    policies share.
+    """
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     for policy in policies:
         console.print(f"[bold]{policy.name}[/bold]  {policy.summary}")
         console.print(f"  {policy.paper}; phases: {', '.join(policy.phases)}", style="dim")
         if policy.keys:
-            table = Table(box=box.SIMPLE_HEAD, pad_edge=True)
-            for column in ("key", "default", "allowed", "meaning"):
-                table.add_column(column)
-            for name, key in policy.keys.items():
-                table.add_row(name, _format_default(policy, name), key.allowed, key.help)
-            console.print(table)
+            rows = [(name, _format_default(policy, name), key.allowed, key.help) for name, key in policy.keys.items()]
+            console.print(_make_table(rows))
         for setting in policy.published:
             keys = ", ".join(f"{name}={value}" for name, value in setting.keys.items())
             console.print(f"  recommended: [bold]{keys}[/bold]  {setting.result}")
         console.print()
-    console.print(
-        "Every policy also takes phases, min_tokens, max_tokens, layers and by_batch: where and when it applies."
-    )
+    console.print("[bold]every policy but vanilla[/bold]  Where and when it applies.")
+    common = [
+        (name, "the policy's" if name == "phases" else _format(key.default), escape(key.allowed), key.help)
+        for name, key in COMMON_KEYS.items()
+    ]
+    console.print(_make_table(common))
+
+
+def _make_table(rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=True)
+    for column in ("key", "default", "allowed", "meaning"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def format_json(policies: Sequence[Policy]) -> str:
@@ -53,13 +65,25 @@ def _describe(policy: Policy) -> dict[str, Any]:
         "paper": policy.paper,
         "phases": policy.phases,
         "keys": keys,
+        "common_keys": {} if policy.name == "vanilla" else _describe_common(policy),
         "recommended": [{"keys": dict(setting.keys), "result": setting.result} for setting in policy.published],
         "defaults_with_speculation": policy.default_keys(speculative=True),
+    }
+
+
+def _describe_common(policy: Policy) -> dict[str, Any]:
+    defaults = {name: key.default for name, key in COMMON_KEYS.items()} | {"phases": policy.phases}
+    return {
+        name: {"allowed": key.allowed, "meaning": key.help, "default": defaults[name]}
+        for name, key in COMMON_KEYS.items()
     }
 
 
 def _format_default(policy: Policy, name: str) -> str:
     if name not in policy.defaults:
         return "required"
-    default = policy.bare.get(name, policy.defaults[name])
+    return _format(policy.bare.get(name, policy.defaults[name]))
+
+
+def _format(default: Any) -> str:
     return "off" if default is None else json.dumps(default).strip('"')

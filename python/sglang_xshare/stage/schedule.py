@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,7 +15,25 @@ from ..plan import SelectionPlan, build_plan
 from ..policies import get_policy
 
 PHASES = ("decode", "verify")
-COMMON_KEYS = ("phases", "min_tokens", "max_tokens", "layers", "by_batch")
+
+
+@dataclass(frozen=True)
+class CommonKey:
+    """A key of every policy but vanilla, in words. `default` is what an absent key stands for."""
+
+    allowed: str
+    help: str
+    default: Any = None
+
+
+_COUNT, _OVERRIDES = "an integer of at least 1", 'an object such as {"0-3": {"k0": 2}}'
+COMMON_KEYS = {
+    "phases": CommonKey(f"a list of {' and '.join(map(repr, PHASES))}", "the forwards it selects in"),
+    "min_tokens": CommonKey(_COUNT, "a step of fewer router rows is vanilla", 2),
+    "max_tokens": CommonKey(_COUNT, "a step of more router rows is vanilla; off: no limit"),
+    "layers": CommonKey(_OVERRIDES, "other keys, or another policy, by layer id; later ranges win", {}),
+    "by_batch": CommonKey(_OVERRIDES, "the same by router rows, a graph's captured size; layers win", {}),
+}
 
 
 @dataclass(frozen=True)
@@ -64,21 +83,21 @@ class Schedule:
                     keys = _merge(keys, override.keys)
         return None if keys["policy"] == "vanilla" else build_plan(keys)
 
-    def plans(self, num_layers: int | None = None) -> list[SelectionPlan]:
+    def plans(self, model_layers: Sequence[int] | None = None) -> list[SelectionPlan]:
         """Every plan that some layer and batch size can get: building all finds a wrong override at start-up.
 
-        `num_layers` is the model's, None where it is not known yet. Raises ValueError where an override names none of
-        its layers or no batch size the policy applies to, or where no plan is left.
+        `model_layers` are the ids of the model's layers, None where they are not known yet. Raises ValueError where an
+        override names a layer beyond them or no batch size the policy applies to, or where no plan is left.
         """
         for override in self.layers:
-            if num_layers is not None and override.last >= num_layers:
-                raise ValueError(f"layers {override.last}: the model's layers are 0 to {num_layers - 1}")
+            if model_layers is not None and override.last > max(model_layers):
+                raise ValueError(f"layers {override.last}: the model's layers are 0 to {max(model_layers)}")
         for override in self.by_batch:
             if override.last < self.min_tokens or override.first > (self.max_tokens or override.first):
                 limits = f"from min_tokens = {self.min_tokens}"
                 limits += "" if self.max_tokens is None else f" to max_tokens = {self.max_tokens}"
                 raise ValueError(f"by_batch {override.first}: allowed is {limits}")
-        layers = {0, *_boundaries(self.layers)} if num_layers is None else range(num_layers)
+        layers = {0, *_boundaries(self.layers)} if model_layers is None else model_layers
         sizes = [n for n in {self.min_tokens, *_boundaries(self.by_batch)} if self._reason_to_skip_size(n) is None]
         found = [self.plan(layer, rows) for layer in layers for rows in sizes]
         plans = list({plan: None for plan in found if plan is not None})
@@ -106,7 +125,7 @@ def build_schedule(name: str, config: dict[str, Any], speculative: bool) -> Sche
         policy=name,
         keys=keys or policy.default_keys(speculative),
         phases=_read_phases(common.get("phases"), name, policy.phases, speculative),
-        min_tokens=_read_count("min_tokens", common.get("min_tokens", 2)),
+        min_tokens=_read_count("min_tokens", common.get("min_tokens", COMMON_KEYS["min_tokens"].default)),
         max_tokens=None if "max_tokens" not in common else _read_count("max_tokens", common["max_tokens"]),
         layers=_read_overrides("layers", common.get("layers", {}), lowest=0),
         by_batch=_read_overrides("by_batch", common.get("by_batch", {}), lowest=1),
@@ -148,7 +167,7 @@ def _read_phases(value: Any, name: str, default: tuple[str, ...], speculative: b
             )
         return default
     if not isinstance(value, list) or not value or any(phase not in PHASES for phase in value):
-        raise ValueError(f"phases = {value!r}: allowed is a list of {' and '.join(map(repr, PHASES))}")
+        raise ValueError(f"phases = {value!r}: allowed is {COMMON_KEYS['phases'].allowed}")
     occurs = "verify" if speculative else "decode"
     if occurs not in value:
         reason = "speculative decoding verifies at every step" if speculative else "only speculative decoding verifies"
@@ -158,13 +177,13 @@ def _read_phases(value: Any, name: str, default: tuple[str, ...], speculative: b
 
 def _read_count(key: str, value: Any) -> int:
     if type(value) is not int or value < 1:
-        raise ValueError(f"{key} = {value!r}: allowed is an integer of at least 1")
+        raise ValueError(f"{key} = {value!r}: allowed is {COMMON_KEYS[key].allowed}")
     return value
 
 
 def _read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:
     if not isinstance(value, dict):
-        raise ValueError(f'{key} = {value!r}: allowed is an object such as {{"0-3": {{"k0": 2}}}}')
+        raise ValueError(f"{key} = {value!r}: allowed is {COMMON_KEYS[key].allowed}")
     overrides = []
     for place, keys in value.items():
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", place)

@@ -182,7 +182,7 @@ def _check_plans(
 ) -> list[SelectionPlan]:
     """Every plan the model's layers can get, checked against the model; warn of one that never drops an expert."""
     try:
-        plans = schedule.plans(num_layers)
+        plans = schedule.plans(range(num_layers))
         for plan in plans:
             plan.check(router, num_experts, ranks=config.ep_size)
     except ValueError as error:

@@ -33,6 +33,7 @@ def test_metrics_are_what_the_runner_received(name, release, served):
         "min_tokens": answers.forwards("DECODE", most=1),
         "phase": 0,
         "max_tokens": 0,
+        "override": 0,
         "no_context": 0,
     }
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from sglang_xshare.stage.metrics import OUTCOMES, Counters, Interval, format_log
+from sglang_xshare.stage.metrics import OUTCOMES, Counters, Interval, Reader, format_log
 from sglang_xshare.stage.step import Step
 from sglang_xshare.types import Batch, Selection
 
@@ -35,7 +35,7 @@ def test_counts_are_exact():
     for _ in range(3):
         counters.count_outcome("policy", step(2))
         counters.count_selections([selection(8, 5, [1.0, 0.5]), selection(10, 4, [0.25, 0.75], rescued=1)], step(2))
-    assert counters.read(1) == Interval(
+    assert Reader(counters).read(1) == Interval(
         layer_steps=6,
         experts_before=3 * 18,
         experts_after=3 * 9,
@@ -56,7 +56,7 @@ def test_means():
 def test_padding_rows_are_no_rows():
     counters = Counters(1, "cpu")
     counters.count_selections([selection(8, 5, [1.0, 0.5, 0.0])], step(3, [True, True, False]))
-    interval = counters.read(1)
+    interval = Reader(counters).read(1)
     assert (interval.rows, interval.mean_kept_mass) == (2, 0.75)
 
 
@@ -66,7 +66,7 @@ def test_step_without_a_live_row_counts_as_none():
     dead = step(2, [False, False])
     counters.count_outcome("policy", dead)
     counters.count_selections([selection(0, 0, [0.0, 0.0])], dead)
-    interval = counters.read(1)
+    interval = Reader(counters).read(1)
     assert (interval.layer_steps, interval.rows, interval.outcomes["policy"]) == (0, 0, 0)
 
 
@@ -77,14 +77,16 @@ def test_vanilla_layers_are_not_counted():
     assert counters.totals.equal(counts)
 
 
-def test_read_gives_what_is_new():
+def test_each_reader_gets_what_is_new_to_it():
     counters = Counters(1, "cpu")
+    log, metrics = Reader(counters), Reader(counters)
     counters.count_selections([selection(8, 5, [1.0])], step(1))
-    assert counters.read(1).experts_after == 5
-    assert counters.read(1) is None, "an idle server asks again and again"
+    assert metrics.read(1).experts_after == 5
+    assert metrics.read(1) is None, "an idle server asks again and again"
     counters.count_selections([selection(8, 3, [1.0])], step(1))
     counters.count_selections([selection(8, 3, [1.0])], step(1))
-    assert counters.read(3).experts_after == 6
+    assert metrics.read(3).experts_after == 6
+    assert log.read(3).experts_after == 11
 
 
 def test_log_line():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_xshare import stage
+from sglang_xshare import Router, build_plan, select, stage
 from sglang_xshare.stage.metrics import OUTCOMES
 from sglang_xshare.stage.stage import PolicyBypassed
 from stage.fake import EXPERTS, TOP_K, Config, Model, forward_batch
@@ -65,7 +65,9 @@ def test_verify_groups_by_request(attach):
     config = {"k0": 0, "add": 0, "add_per_request": 1}
     attach(model, expert_policy="xshare", expert_policy_config=config, speculative_algorithm="EAGLE3")
     run(model, "verify", 12, batch_size=3)
-    assert count_experts(model)[0] <= 3, "one expert a request"
+    best = build_plan("xshare", k0=0, add=1)
+    alone = [select(request, best, Router(TOP_K)).selected for request in model.logits.split(4)]
+    assert count_experts(model) == [torch.stack(alone).any(0).sum()], "the best expert of every request"
     run(model, "verify", 12, batch_size=1)
     assert count_experts(model) == [1]
 
@@ -86,6 +88,34 @@ def test_layers_and_batch_sizes_get_their_own_plans(attach):
     run(model, "decode", 8)
     vanilla = len(model.logits.topk(TOP_K).indices.unique())
     assert count_experts(model) == [vanilla, None, vanilla]
+
+
+def test_a_step_overridden_everywhere_is_not_under_policy(attach):
+    model = Model(2)
+    config = {"k0": 1, "add": 0, "by_batch": {"8-16": {"policy": "vanilla"}}}
+    installed = attach(model, expert_policy="xshare", expert_policy_config=config)
+    run(model, "decode", 8)
+    run(model, "decode", 4)
+    assert outcomes(installed) == {"override": 1, "policy": 1}
+
+
+def test_the_log_tells_what_idle_metrics_told_before(attach):
+    model = Model(1)
+    installed = attach(model, **XSHARE)
+    run(model, "decode", 4)
+    told = []
+    installed.exporter.export = lambda interval, labels: told.append(interval.outcomes["policy"])
+    reporter = SimpleNamespace(
+        forward_ct_decode=1,
+        current_scheduler_metrics_enabled=True,
+        metrics_collector=SimpleNamespace(labels={}),
+        is_stats_logging_rank=True,
+    )
+    stage.publish(reporter)
+    run(model, "decode", 4)
+    reporter.forward_ct_decode = 2
+    assert "policy steps: 2," in stage.report(reporter)
+    assert told == [1, 1]
 
 
 def test_a_layer_that_does_not_select_stops_the_step(attach):

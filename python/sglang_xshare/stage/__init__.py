@@ -71,5 +71,11 @@ def mask_logits(topk_config: Any, router_logits: Any) -> Any:
 
 
 def report(reporter: Any) -> str:
-    """Export what was counted since the last report to `/metrics`; return its part of the decode log line."""
+    """What was counted since the last decode log line, as part of this one; brings `/metrics` and trace up to date."""
     return "" if _stage is None else _stage.report(reporter)
+
+
+def publish(reporter: Any) -> None:
+    """Bring `/metrics` and trace up to date: the server turned idle, and no log line may follow for long."""
+    if _stage is not None:
+        _stage.publish(reporter)

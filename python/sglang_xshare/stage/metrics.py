@@ -12,7 +12,7 @@ from ..types import Selection
 from .step import Step
 
 # "policy", or why a forward of the target model stayed vanilla.
-OUTCOMES = ("policy", "prefill", "phase", "min_tokens", "max_tokens", "no_context")
+OUTCOMES = ("policy", "prefill", "phase", "min_tokens", "max_tokens", "override", "no_context")
 STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED = range(6)
 """Columns of what is counted a layer."""
 
@@ -54,8 +54,6 @@ class Counters:
         # float64 counts exactly up to 2**53.
         self.totals = torch.zeros(num_layers, 6, dtype=torch.float64, device=device)
         self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
-        self._last = ([0.0] * self.totals.shape[1], [0] * len(OUTCOMES))
-        self._last_step = 0
 
     def count_outcome(self, outcome: str, step: Step | None = None) -> None:
         """Count one forward."""
@@ -81,17 +79,27 @@ class Counters:
         self.totals += counts
         return counts
 
+
+class Reader:
+    """Reads what was counted since its own last look: the log and the metrics have one each."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._totals = [0.0] * counters.totals.shape[1]
+        self._outcomes = [0] * len(OUTCOMES)
+        self._step = 0
+
     def read(self, step: int) -> Interval | None:
-        """What was counted since the last call; None where nothing was. `step` is the scheduler's decode count: an idle
-        server asks again and again, and must not copy from the device each time.
+        """None where nothing was counted. `step` is the scheduler's decode count: an idle server asks again and again,
+        and must not copy from the device each time.
         """
-        if step == self._last_step:
+        if step == self._step:
             return None
-        self._last_step = step
-        totals, outcomes = self.totals.sum(0).tolist(), self.outcomes.tolist()
-        last_totals, last_outcomes = self._last
-        self._last = (totals, outcomes)
-        new = [now - then for now, then in zip(totals, last_totals, strict=True)]
+        self._step = step
+        totals, outcomes = self._counters.totals.sum(0).tolist(), self._counters.outcomes.tolist()
+        new = [now - then for now, then in zip(totals, self._totals, strict=True)]
+        counts = {name: now - then for name, now, then in zip(OUTCOMES, outcomes, self._outcomes, strict=True)}
+        self._totals, self._outcomes = totals, outcomes
         return Interval(
             layer_steps=int(new[STEPS]),
             experts_before=int(new[BEFORE]),
@@ -99,7 +107,7 @@ class Counters:
             kept_mass=new[KEPT],
             rows=int(new[ROWS]),
             rescued=int(new[RESCUED]),
-            outcomes={name: now - then for name, now, then in zip(OUTCOMES, outcomes, last_outcomes, strict=True)},
+            outcomes=counts,
         )
 
 

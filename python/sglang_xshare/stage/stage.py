@@ -11,7 +11,7 @@ from .arguments import Arguments, ExpertPolicyError
 from .compatibility import end_refused, refusal
 from .layer import Layer
 from .mask import check_maskable
-from .metrics import Counters, Exporter, format_log
+from .metrics import Counters, Exporter, Reader, format_log
 from .placement import read_placement
 from .step import Step, read_step
 from .trace import Trace
@@ -36,6 +36,7 @@ class Stage:
         self.mask_padding = device != "cpu" or self.schedule is None
         self.layers = layers
         self.counters = Counters(len(layers), device)
+        self.logged, self.exported = Reader(self.counters), Reader(self.counters)
         self.trace = None
         if arguments.trace is not None:
             self.trace = Trace(arguments.trace, [layer.layer_id for _, layer in layers], device)
@@ -68,15 +69,20 @@ class Stage:
         return None if layer.plan is None else layer
 
     def report(self, reporter: Any) -> str:
-        """Read the counters, once a log interval: the only place where the host waits for the device."""
-        interval = self.counters.read(reporter.forward_ct_decode)
-        if interval is None:
-            return ""
-        if reporter.current_scheduler_metrics_enabled:
+        """What happened since the last line of the decode log."""
+        self.publish(reporter)
+        interval = self.logged.read(reporter.forward_ct_decode)
+        return "" if interval is None else format_log(interval)
+
+    def publish(self, reporter: Any) -> None:
+        """Bring metrics and trace up to date. Here and in `report` alone the host waits for the device: once a log
+        interval, and when the server turns idle.
+        """
+        step = reporter.forward_ct_decode
+        if reporter.current_scheduler_metrics_enabled and (interval := self.exported.read(step)):
             self.exporter.export(interval, reporter.metrics_collector.labels)
         if self.trace is not None and reporter.is_stats_logging_rank:
-            self.trace.write()
-        return format_log(interval)
+            self.trace.write(step)
 
     def _wrap(self, forward: Any) -> Any:
         @functools.wraps(forward)  # upstream inspects the signature for pipeline parallelism
@@ -97,11 +103,13 @@ class Stage:
     def _begin(self, step: Step | None) -> None:
         """Hand every layer its plan for this step, or none."""
         reason = self._reason_to_skip(step)
-        self.counters.count_outcome(reason or "policy", step)
         for _, layer in self.layers:
             layer.step = step
             layer.selection = None
             layer.plan = None if reason is not None or step is None else self._plan(layer, step)
+        if reason is None and all(layer.plan is None for _, layer in self.layers):
+            reason = "override"
+        self.counters.count_outcome(reason or "policy", step)
         self._running = True
 
     def _reason_to_skip(self, step: Step | None) -> str | None:
@@ -140,23 +148,33 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
     from sglang.srt.layers.moe.topk import TopK
 
-    plans = [VANILLA] if arguments.schedule is None else arguments.schedule.plans()
+    modules = dict(model_runner.model.named_modules())
+    routers = {name: module for name, module in modules.items() if isinstance(module, TopK)}
+    plans = _plans_of(arguments, [module.layer_id for module in routers.values()])
     placement = read_placement(model_runner)
     layers = []
-    runners = 0
-    for name, module in model_runner.model.named_modules():
-        runners += isinstance(module, FusedMoE)
-        if isinstance(module, TopK):
-            config = module.topk_config
-            try:
-                layer = Layer(module.layer_id, config, placement)
-                if ranks_logits(config):
-                    for plan in plans:
-                        check_maskable(plan, layer.router)
-                layers.append((config, layer))
-            except ValueError as error:
-                raise refusal(name, "router", str(error)) from None
+    for name, module in routers.items():
+        config = module.topk_config
+        try:
+            layer = Layer(module.layer_id, config, placement)
+            if ranks_logits(config):
+                for plan in plans:
+                    check_maskable(plan, layer.router)
+            layers.append((config, layer))
+        except ValueError as error:
+            raise refusal(name, "router", str(error)) from None
+    runners = sum(isinstance(module, FusedMoE) for module in modules.values())
     if not layers or len(layers) < runners:  # DeepSeek's first model has a TopK, but runs its experts without FusedMoE
         reason = f"{len(layers)} TopK modules for {runners} MoE layers; allowed is one for each"
         raise refusal("--model-path", model_runner.server_args.model_path, reason)
     return layers
+
+
+def _plans_of(arguments: Arguments, layers: list[int]) -> list[SelectionPlan]:
+    """The plans that these layers can get. Raises `ExpertPolicyError` where every one of them is always vanilla."""
+    if arguments.schedule is None or not layers:
+        return [VANILLA]
+    try:
+        return arguments.schedule.plans(layers)
+    except ValueError as error:
+        raise ExpertPolicyError(f"--expert-policy {arguments.schedule.policy}: {error}") from None

@@ -5,16 +5,19 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmark.serving.server import ROOT
+from sglang_xshare.stage.arguments import ExpertPolicyError
+from sglang_xshare.stage.compatibility import SIMULATIONS, check_modes
 from stage.release import CPU, every_release, make_env
 
 POLICY = ("--expert-policy", "xshare")
 NO_POLICY = "cannot be served with an expert policy"
 PLACEMENT = "--enable-eplb / --init-expert-location / --ep-num-redundant-experts"
-RUNNERS_ALLOWED = "allowed is auto, triton, triton_kernel, deep_gemm, cutlass, marlin, flashinfer_cutlass"
+RUNNERS_ALLOWED = "allowed is auto, triton, triton_kernel, cutlass, marlin"
 
 
 def keys(text: str) -> tuple[str, ...]:
@@ -82,6 +85,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "runner that routes by itself": (
         (*POLICY, "--moe-runner-backend", "flashinfer_trtllm"),
         f"--moe-runner-backend flashinfer_trtllm: {NO_POLICY}: {RUNNERS_ALLOWED}",
+    ),
+    "runner whose buffers hold distinct experts a row": (
+        (*POLICY, "--moe-runner-backend", "deep_gemm"),
+        f"--moe-runner-backend deep_gemm: {NO_POLICY}: {RUNNERS_ALLOWED}",
     ),
     "flashinfer's routed variant": (
         (*POLICY, "--moe-runner-backend", "flashinfer_trtllm_routed"),
@@ -152,6 +159,15 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "batches too small": (
         (*POLICY, "--max-running-requests", "1"),
         f"--max-running-requests 1: {NO_POLICY}: no batch would have min_tokens = 2 rows; allowed is at least that",
+    ),
+    "batches too large": (
+        (*eagle3(str(DRAFT)), "--expert-policy-config", '{"k0": 1, "max_tokens": 3}'),
+        f"--speculative-num-draft-tokens 4: {NO_POLICY}: every batch would have more than max_tokens = 3 rows; "
+        "allowed is at most that",
+    ),
+    "trace of two replicas": (
+        (*POLICY, "--dp-size", "2", "--expert-policy-trace", "/tmp/trace.jsonl"),
+        f"--expert-policy-trace /tmp/trace.jsonl: {NO_POLICY}: 2 replicas would write it; allowed is one",
     ),
     "warm-up beyond the model's top-k": (
         keys('{"k0": 9}'),
@@ -254,3 +270,10 @@ def test_dp_attention_is_refused_however_the_release_spells_it(release, patched_
     line = f"{flag}: {NO_POLICY}: the router sees the rows of several ranks; allowed is {allowed}"
     answer = ask(patched_release(release), tiny_model, written)[(*POLICY, *arguments)]
     assert answer == {"ours": True, "says": line}
+
+
+@pytest.mark.parametrize("name", SIMULATIONS)
+def test_upstreams_simulated_routing_is_refused(name, monkeypatch):
+    monkeypatch.setenv(name, "true")
+    with pytest.raises(ExpertPolicyError, match=f"^{name} true: {NO_POLICY}: it overwrites what was selected; allowed"):
+        check_modes(SimpleNamespace())

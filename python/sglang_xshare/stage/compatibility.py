@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -51,8 +52,12 @@ REFUSED_FLAGS = {
     "enable_amd_monokernel": "it routes inside its kernel",
     "is_embedding": "it never decodes",
 }
-# Runners that take ids and weights from `select_experts`, or logits (triton_kernel). The others route in their kernel.
-RUNNERS = ("auto", "triton", "triton_kernel", "deep_gemm", "cutlass", "marlin", "flashinfer_cutlass")
+# Runners that take ids and weights from `select_experts`, or logits (triton_kernel). Others route in their kernel, or
+# need a row's ids to be distinct, which those in empty slots are not: deep_gemm sizes its buffers by that, and
+# flashinfer_cutlass looks for one place of an expert in a row.
+RUNNERS = ("auto", "triton", "triton_kernel", "cutlass", "marlin")
+# Upstream's benchmark switches, which overwrite what was selected.
+SIMULATIONS = ("SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")
 NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
 # With which a scheduler process ends when it refuses the loaded model; it has said why.
@@ -74,6 +79,9 @@ def check_modes(config: Any) -> None:
             raise refusal(f"--{flag.replace('_', '-')}", "on", f"{reason}; allowed is off")
     if getattr(config, "attn_dp_size", 1) > 1:  # how releases from 0.5.22 on spell --enable-dp-attention
         raise refusal("--attn-dp-size", config.attn_dp_size, f"{REFUSED_FLAGS['enable_dp_attention']}; allowed is 1")
+    for name in SIMULATIONS:
+        if os.environ.get(name, "").lower() in ("1", "true", "yes", "on"):
+            raise refusal(name, os.environ[name], "it overwrites what was selected; allowed is unset")
     _check_choice("--disaggregation-mode", config.disaggregation_mode, ("null", "decode"))
     _check_choice("--moe-runner-backend", config.moe_runner_backend, RUNNERS)
     _check_choice("--moe-a2a-backend", config.moe_a2a_backend, ("none",))
@@ -88,6 +96,10 @@ def check_server(server_args: Any, arguments: Arguments) -> None:
     model = model_config(server_args)
     num_experts, top_k = read_model(model, server_args.model_path)
     _check_draft(server_args, model.hf_text_config)
+    if arguments.trace is not None and config.dp_size > 1:
+        raise refusal(
+            "--expert-policy-trace", arguments.trace, f"{config.dp_size} replicas would write it; allowed is one"
+        )
     plans = [build_plan("vanilla")]
     if arguments.schedule is not None:
         _check_size(arguments.schedule, config)
@@ -169,9 +181,12 @@ def _check_maskable(plans: list[SelectionPlan], text_config: Any, top_k: int) ->
 
 
 def _check_size(schedule: Schedule, config: Any) -> None:
-    """Refuse a server whose every batch is too small for the policy."""
-    requests = config.max_running_requests
-    rows = (requests or schedule.min_tokens) * (config.speculative_num_draft_tokens or 1)
+    """Refuse a server whose every batch is too small or too large for the policy."""
+    requests, tokens = config.max_running_requests, config.speculative_num_draft_tokens or 1
+    if schedule.max_tokens is not None and schedule.max_tokens < tokens:
+        reason = f"every batch would have more than max_tokens = {schedule.max_tokens} rows; allowed is at most that"
+        raise refusal("--speculative-num-draft-tokens", tokens, reason)
+    rows = (requests or schedule.min_tokens) * tokens
     if rows < schedule.min_tokens:
         reason = f"no batch would have min_tokens = {schedule.min_tokens} rows; allowed is at least that"
         raise refusal("--max-running-requests", requests, reason)
@@ -197,6 +212,6 @@ def _check_plans(
         if plan.kmax not in (None, router.top_k) and config.enable_return_routed_experts:
             reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is off"
             raise refusal("--enable-return-routed-experts", "on", reason)
-        if not plan.can_drop(router, num_experts):
+        if not plan.can_drop(router, num_experts, ranks=config.ep_size):
             logger.warning("--expert-policy %s: this plan never drops one of %d experts", schedule.policy, num_experts)
     return plans

@@ -26,9 +26,7 @@ def keys(text: str) -> tuple[str, ...]:
 
 def eagle3(draft: str) -> tuple[str, ...]:
     """The flags of a policy with this draft."""
-    tree = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
-    draft_path = ("--speculative-draft-model-path", draft)
-    return (*POLICY, *BACKENDS, "--speculative-algorithm", "EAGLE3", *draft_path, *tree)
+    return (*POLICY, *BACKENDS, "--speculative-algorithm", "EAGLE3", *TREE, *DRAFT_PATH, draft)
 
 
 # Configurations without weights, by folder, as changes to those of the small checkpoint and of its draft.
@@ -39,9 +37,13 @@ WRITTEN: dict[str, tuple[Path, dict[str, object]]] = {
     "width": (DRAFT, {"hidden_size": 256}),
     "target-width": (DRAFT, {"hidden_size": 256, "target_hidden_size": 64}),
     "wider": (DRAFT, {"hidden_size": 256, "target_hidden_size": 128}),
+    "another-target": (TARGET, {"vocab_size": 2048}),
+    "narrower": (TARGET, {"hidden_size": 64}),
     "dense": (TARGET, {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_experts": None}),
     "not-renormalizing": (TARGET, {"norm_topk_prob": False}),
 }
+TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
+DRAFT_PATH = ("--speculative-draft-model-path",)
 BACKENDS = ("--prefill-attention-backend", "intel_amx", "--decode-attention-backend", "intel_amx")
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown policy": (
@@ -127,6 +129,16 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         (*POLICY, "--model-path", "{written}/dense"),
         f"--model-path {{written}}/dense: {NO_POLICY}: Qwen3ForCausalLM is a dense model; "
         "allowed are Mixture-of-Experts models",
+    ),
+    "no draft": (
+        (*POLICY, *BACKENDS, "--speculative-algorithm", "EAGLE3", *TREE),
+        f"--speculative-draft-model-path None: {NO_POLICY}: EAGLE3 drafts with another model; "
+        "allowed is the path of one",
+    ),
+    "standalone draft of another vocabulary": (
+        (*POLICY, *BACKENDS, "--speculative-algorithm", "STANDALONE", *TREE, *DRAFT_PATH, "{written}/another-target"),
+        f"--speculative-draft-model-path {{written}}/another-target: {NO_POLICY}: a vocabulary of 2048 tokens; "
+        "allowed is the target's, 1024",
     ),
     "draft of another vocabulary": (
         eagle3("{written}/vocabulary"),
@@ -215,6 +227,9 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "a runner that ranks logits": (*POLICY, "--moe-runner-backend", "triton_kernel"),
     "a draft that fits": eagle3(str(DRAFT)),
     "a draft of another width that knows its target's": eagle3("{written}/wider"),
+    "a standalone draft of another width": (
+        (*POLICY, *BACKENDS, "--speculative-algorithm", "STANDALONE", *TREE, *DRAFT_PATH, "{written}/narrower")
+    ),
 }
 DP_ATTENTION = {
     "0.5.17": (("--tp", "2", "--dp", "2", "--enable-dp-attention"), "--enable-dp-attention on", "off"),

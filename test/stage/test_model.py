@@ -58,21 +58,71 @@ def test_every_supported_architecture_is_the_releases(release, pristine_release)
     assert [name for name in sorted(ARCHITECTURES) if f"class {name}" not in source] == []
 
 
-def test_a_plan_that_never_drops_an_expert_is_a_warning(monkeypatch, caplog):
+CONFIG: dict[str, object] = {
+    "expert_policy": "xshare",
+    "disaggregation_mode": "null",
+    "moe_runner_backend": "auto",
+    "moe_a2a_backend": "none",
+    "ep_size": 1,
+    "init_expert_location": "trivial",
+    "enable_eplb": False,
+    "ep_num_redundant_experts": 0,
+    "enable_return_routed_experts": False,
+    "speculative_algorithm": None,
+    "speculative_draft_model_path": None,
+    "speculative_num_draft_tokens": None,
+    "max_running_requests": None,
+    "model_path": "path",
+}
+
+
+@pytest.fixture
+def check(monkeypatch):
+    """Call it with a loaded configuration and resolved arguments for what is said of them before weights load."""
+
+    def check_server(loaded: SimpleNamespace, **changes: object) -> None:
+        loaded.num_hidden_layers = 4
+        monkeypatch.setattr(compatibility, "model_config", lambda server_args: loaded)
+        config = SimpleNamespace(**CONFIG | changes)
+        arguments = read_arguments(config)
+        assert arguments is not None
+        compatibility.check_server(config, arguments)
+
+    return check_server
+
+
+@pytest.mark.parametrize(
+    ("loaded", "changes", "named"),
+    [
+        ({"norm_topk_prob": False}, {}, "serves renormalizing routers only"),
+        (
+            {"norm_topk_prob": False},
+            {"expert_policy": None, "mask_padding_experts": True},
+            "renormalizing routers only",
+        ),
+        ({"scoring_func": "sigmoid"}, {}, "serves plain softmax routers only"),
+        ({}, {"expert_policy": "oea", "expert_policy_config": {"kmax": 6}}, "kmax = 6: .*; allowed is 4"),
+    ],
+)
+def test_a_runner_that_ranks_logits_is_known_from_the_configuration(loaded, changes, named, check):
+    """As argument resolution chooses it for gpt-oss on Hopper."""
+    loaded = model("GptOssForCausalLM", num_local_experts=32, num_experts_per_tok=4, **loaded)
+    with pytest.raises(ExpertPolicyError, match=f"^--moe-runner-backend triton_kernel: {NO_POLICY}: .*{named}$"):
+        check(loaded, moe_runner_backend="triton_kernel", **changes)
+    check(loaded, **changes)
+
+
+def test_a_runner_that_ranks_logits_serves_gpt_oss(check):
+    check(model("GptOssForCausalLM", num_local_experts=32, num_experts_per_tok=4), moe_runner_backend="triton_kernel")
+
+
+@pytest.mark.parametrize(
+    ("keys", "warnings"),
+    [({"add": 64}, 1), ({"add": 62}, 0), ({"add": 8, "layers": {"2": {"add": 63}}}, 1)],
+)
+def test_a_plan_that_never_drops_an_expert_is_a_warning(keys, warnings, check, caplog):
     """One for each of a policy's plans that only costs time, and none for the others."""
-    config = SimpleNamespace(
-        **{"disaggregation_mode": "null", "moe_runner_backend": "auto", "moe_a2a_backend": "none", "ep_size": 1},
-        **{"init_expert_location": "trivial", "enable_eplb": False, "ep_num_redundant_experts": 0},
-        **{"speculative_algorithm": None, "speculative_draft_model_path": None, "speculative_num_draft_tokens": None},
-        **{"max_running_requests": None, "model_path": "path"},
-    )
-    loaded = model("Qwen3MoeForCausalLM", num_experts=64, num_experts_per_tok=8)
-    loaded.num_hidden_layers = 4
-    monkeypatch.setattr(compatibility, "model_config", lambda server_args: loaded)
-    for keys, warnings in (({"add": 64}, 1), ({"add": 62}, 0), ({"add": 8, "layers": {"2": {"add": 63}}}, 1)):
-        caplog.clear()
-        config.expert_policy, config.expert_policy_config = "xshare", keys
-        compatibility.check_server(config, read_arguments(config))
-        line = "--expert-policy xshare: this plan never drops one of 64 experts"
-        assert caplog.messages == [line] * warnings
-        assert all(record.levelname == "WARNING" for record in caplog.records)
+    check(model("Qwen3MoeForCausalLM", num_experts=64, num_experts_per_tok=8), expert_policy_config=keys)
+    line = "--expert-policy xshare: this plan never drops one of 64 experts"
+    assert caplog.messages == [line] * warnings
+    assert all(record.levelname == "WARNING" for record in caplog.records)

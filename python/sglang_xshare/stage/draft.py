@@ -8,23 +8,20 @@ from .upstream import resolved
 
 
 def read_draft(server_args: Any) -> Any:
-    """The text configuration of the draft model; None where the server has none of its own.
+    """The text configuration of the draft model; None where the server has none but the target itself.
 
-    Raises ValueError where it cannot be read.
+    SGLang has read it before, and refused a folder without one. Raises ValueError where a draft is missing.
     """
     config = resolved(server_args)
     path = config.speculative_draft_model_path
+    if path is None and config.speculative_algorithm in ("EAGLE3", "STANDALONE"):
+        raise ValueError(f"{config.speculative_algorithm} drafts with another model; allowed is the path of one")
     if config.speculative_algorithm is None or path in (None, config.model_path):
         return None
     from sglang.srt.utils.hf_transformers_utils import get_config, get_hf_text_config
 
-    try:
-        return get_hf_text_config(
-            get_config(path, config.trust_remote_code, revision=config.speculative_draft_model_revision)
-        )
-    except (OSError, ValueError) as error:
-        first = str(error).partition("\n")[0]
-        raise ValueError(f"its configuration cannot be read ({first}); allowed is a draft model's folder") from None
+    revision = config.speculative_draft_model_revision
+    return get_hf_text_config(get_config(path, config.trust_remote_code, revision=revision))
 
 
 def check_draft(draft: Any, target: Any, algorithm: str) -> None:

@@ -18,7 +18,8 @@ TREES = ((2, 3, 6), (4, 3, 8))
 
 def speculate(algorithm: str, draft: str | Path, shape: tuple[int, int, int] = CHAIN) -> tuple[str, ...]:
     """The flags of a server without a GPU that speculates with a draft model."""
-    backends = ("--prefill-attention-backend", "intel_amx", "--decode-attention-backend", "intel_amx")
+    # As sgl-kernel/README.md says: the only split that all releases honour on a processor without AMX.
+    backends = ("--prefill-attention-backend", "intel_amx", "--speculative-draft-attention-backend", "intel_amx")
     names = ("--speculative-eagle-topk", "--speculative-num-steps", "--speculative-num-draft-tokens")
     sizes = [text for name, size in zip(names, shape, strict=True) for text in (name, str(size))]
     return *backends, "--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(draft), *sizes

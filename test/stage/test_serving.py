@@ -100,19 +100,6 @@ def test_sizes_and_layers_are_honoured(served):
             assert call["after"] <= call["rows"] + (8 if call["rows"] == 4 else 0)
 
 
-@pytest.mark.long
-def test_two_tensor_parallel_ranks_answer_as_one(tiny_model, patched_release, tmp_path, served):
-    flags = (*SERVERS["xshare"], "--tp", "2")
-    env = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, env=env)
-    assert answers.tokens == served("xshare").tokens
-    alone = served("xshare")
-    # Both ranks run every layer; only one of them reports.
-    assert len(answers.records) == 2 * len(alone.records)
-    assert answers.trace == alone.trace
-    assert answers.metrics == alone.metrics
-
-
 LONG_POLICIES: dict[str, dict[str, Any]] = {
     "pruned": {"k0": 2},
     "dynamic-skip": {"beta": 0.3},

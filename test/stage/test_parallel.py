@@ -1,0 +1,72 @@
+"""Several ranks on one machine: tensor parallel, expert parallel, and replicas."""
+
+from typing import Any
+
+import pytest
+
+from stage.eagle import select_again
+from stage.release import LATEST
+from stage.served import LAYERS, SERVERS, Answers, ask, policy
+
+TWO_CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+PER_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}
+RANK_OF_EXPERT = [0] * 32 + [1] * 32
+EXPERT_PARALLEL = ("--tp", "2", "--ep-size", "2")
+
+
+def split_by_rank(answers: Answers) -> list[list[dict[str, Any]]]:
+    """The decode calls of two ranks, in step."""
+    calls = answers.calls("DECODE", least=2)
+    ranks = [[call for call in calls if call["rank"] == rank] for rank in (0, 1)]
+    assert [call["layer"] for call in ranks[0]] == [call["layer"] for call in ranks[1]]
+    return ranks
+
+
+@pytest.mark.long
+def test_two_tensor_parallel_ranks_answer_as_one(tiny_model, patched_release, tmp_path, served):
+    flags = (*SERVERS["xshare"], "--tp", "2")
+    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, env=TWO_CORES)
+    assert answers.tokens == served("xshare").tokens
+    first, second = split_by_rank(answers)
+    assert [call["awake"] for call in first] == [call["awake"] for call in second]
+    # Both ranks run every layer; only one of them reports.
+    assert answers.metrics["layer_steps_total"] == len(first) > 0
+    assert answers.metrics["experts_after_total"] == sum(call["after"] for call in first)
+    assert [record["experts_after"] for record in answers.trace] == [call["after"] for call in first]
+
+
+@pytest.mark.long
+def test_each_expert_parallel_rank_loads_its_share(tiny_model, patched_release, tmp_path):
+    """Upstream's native loop runs no expert-parallel model on CPU; the probe leaves it the experts of its rank."""
+    flags = (*policy("xshare", k0=1, target_per_rank=5), *EXPERT_PARALLEL)
+    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, env=TWO_CORES)
+    first, second = split_by_rank(answers)
+    for call, other in zip(first, second, strict=True):
+        assert call["awake"] + other["awake"] == select_again(call, PER_RANK, rank_of_expert=RANK_OF_EXPERT)
+        assert max(call["awake"], default=0) < 32 <= min(other["awake"], default=32)
+    together = first + second
+    assert sum(call["after"] for call in first) < sum(call["before"] for call in first)
+    assert answers.metrics["layer_steps_total"] == len(first) > 0
+    assert answers.metrics["experts_after_total"] == sum(call["after"] for call in together)
+    assert answers.metrics["kept_mass_total"] == pytest.approx(sum(call["kept"] for call in together), rel=1e-5)
+    assert answers.tokens[0] == answers.tokens[1]
+
+
+@pytest.mark.long
+def test_expert_parallel_ranks_at_full_budget_answer_as_unpatched(tiny_model, patched_release, tmp_path, served):
+    flags = (*policy("xshare", k0=1, target_per_rank=32), *EXPERT_PARALLEL)
+    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, env=TWO_CORES)
+    assert answers.tokens == served("unpatched").tokens
+    assert answers.metrics["layer_steps_total"] == len(split_by_rank(answers)[0]) > 0
+
+
+@pytest.mark.long
+def test_two_replicas_select_each_for_its_own_requests(tiny_model, patched_release, tmp_path):
+    flags = (*SERVERS["xshare"], "--dp-size", "2")
+    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, (16,), TWO_CORES, staggered=True)
+    calls = answers.calls("DECODE", least=2)
+    assert answers.log.count(f"Expert policy xshare on {LAYERS} MoE layers") == 2
+    assert all(call["awake"] == select_again(call, {"policy": "xshare", "k0": 1, "add": 8}) for call in calls)
+    assert answers.metrics["layer_steps_total"] == len(calls) > 0
+    assert answers.metrics["experts_after_total"] == sum(call["after"] for call in calls)
+    assert answers.metrics["steps min_tokens"] == answers.forwards("DECODE", most=1)

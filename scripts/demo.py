@@ -9,10 +9,10 @@ import time
 
 from benchmark.quality.served import SERVER_ARGS, measure_nats, measure_sums
 from benchmark.quality.text import load_sequences
-from benchmark.serving.eagle3 import eagle3_flags
 from benchmark.serving.report import Comparison, describe_workload, print_table, write_plot, write_record
 from benchmark.serving.rounds import Workload, run_rounds, serve
 from benchmark.serving.server import ROOT, Server, one_line_errors
+from benchmark.serving.speculative import speculative_flags
 from benchmark.serving.variant import Variant
 
 TRAINED = ROOT / "checkpoints" / "qwen3-moe-tiny"
@@ -28,7 +28,7 @@ EAGLE3 = Variant(
     "xshare, EAGLE-3",
     "xshare",
     {},  # with speculation the default is the published (k0, add, add_per_request) = (1, 0, 4)
-    eagle3_flags(DRAFT),
+    speculative_flags(DRAFT),
 )
 
 # What of the held-out text the served cross-entropy is taken over.

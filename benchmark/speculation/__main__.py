@@ -12,10 +12,10 @@ from pathlib import Path
 from benchmark.quality.compare import policy_quality
 from benchmark.quality.served import measure_sums
 from benchmark.quality.workload import Workload as Text
-from benchmark.serving.eagle3 import eagle3_flags
 from benchmark.serving.report import Comparison, describe_workload, print_table, write_plot, write_record
 from benchmark.serving.rounds import Workload, run_rounds, serve
 from benchmark.serving.server import ROOT, one_line_errors
+from benchmark.serving.speculative import speculative_flags
 from benchmark.serving.variant import SPELLING, Variant, parse_variant
 
 MODEL = ROOT / "checkpoints" / "qwen3-moe-tiny"
@@ -26,7 +26,7 @@ POLICIES = ("xshare", "xshare:k0=1,add=24", "oea:k0=3", "moe-spec:budget=32")
 def main() -> None:
     """Measure, print the table, write the record and the plot."""
     args = _parse_args()
-    flags = eagle3_flags(DRAFT, args.steps, args.topk, args.draft_tokens)
+    flags = speculative_flags(DRAFT, args.topk, args.steps, args.draft_tokens)
     policies = [parse_variant(text, flags) for text in args.policies]
     drafting = [Variant(f"EAGLE-3, {one.name}", one.policy, one.keys, flags) for one in policies]
     variants = [Variant("off", None, {}), Variant("EAGLE-3, off", None, {}, flags), *drafting]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmark.serving.speculative import speculative_flags
 from sglang_xshare import Batch, Router, build_plan, select
 from stage.probe import read_logits
 
@@ -16,18 +17,9 @@ TREES = ((2, 3, 6), (4, 3, 8))
 """Shapes of a draft: --speculative-eagle-topk, -num-steps, -num-draft-tokens."""
 
 
-def speculate(algorithm: str, draft: str | Path, shape: tuple[int, int, int] = CHAIN) -> tuple[str, ...]:
-    """The flags of a server without a GPU that speculates with a draft model."""
-    # As sgl-kernel/README.md says: the only split that all releases honour on a processor without AMX.
-    backends = ("--prefill-attention-backend", "intel_amx", "--speculative-draft-attention-backend", "intel_amx")
-    names = ("--speculative-eagle-topk", "--speculative-num-steps", "--speculative-num-draft-tokens")
-    sizes = [text for name, size in zip(names, shape, strict=True) for text in (name, str(size))]
-    return *backends, "--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(draft), *sizes
-
-
 def eagle(model: Path, shape: tuple[int, int, int] = CHAIN) -> tuple[str, ...]:
     """The flags of EAGLE-3 with the checkpoint's draft."""
-    return speculate("EAGLE3", f"{model}-eagle3", shape)
+    return speculative_flags(f"{model}-eagle3", *shape)
 
 
 def select_again(

@@ -127,7 +127,8 @@ def make_server(
 ) -> tuple[Server, Path, Path]:
     """A server that is not started yet, with the files of its probe and its trace."""
     probe, trace = scratch / "probe.jsonl", scratch / "trace.jsonl"
-    traced = ["--expert-policy-trace", str(trace)] if "--expert-policy" in flags and "vanilla" not in flags else []
+    has_trace = "--expert-policy" in flags and not {"vanilla", "--dp-size"} & set(flags)  # replicas cannot share one
+    traced = ["--expert-policy-trace", str(trace)] if has_trace else []
     args = ["--dtype", "float32", "--enable-metrics", "--decode-log-interval", "8", *flags, *traced]
     return Server(model, args, env=install_probe(tree, scratch, probe) | dict(env or {}), name="stage"), probe, trace
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from stage.eagle import DRAFT_TOKENS, eagle, select_again, speculate
+from benchmark.serving.speculative import speculative_flags
+from stage.eagle import DRAFT_TOKENS, eagle, select_again
 from stage.release import LATEST
 from stage.served import LAYERS, ask
 
@@ -37,7 +38,7 @@ def make_draft(folder: Path) -> None:
 def test_experts_of_a_draft_are_left_alone(tiny_model, patched_release, tmp_path):
     """Its weights are random, so that hardly a token of it is accepted; what matters is how it routes."""
     make_draft(tmp_path / "draft")
-    flags = (*speculate("STANDALONE", tmp_path / "draft"), "--expert-policy", "xshare")
+    flags = (*speculative_flags(tmp_path / "draft", algorithm="STANDALONE"), "--expert-policy", "xshare")
     answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path)
     drafted = [call for call in answers.records if call["mode"].endswith("_DRAFT")]
     assert {call["layer"] for call in drafted} == {0, 1}

@@ -91,10 +91,6 @@ ORDER = {"ranking": "static", "order": [2, 0, 1]}
             {"coverage": "own", "add": 1},
             "coverage = 'own': allowed only without a budget, which its rows could not use",
         ),
-        ("custom", {}, "k0 = 0: allowed only from 1 up, or with a budget or confidence"),
-        ("custom", {"coverage": "own"}, "k0 = 0: allowed only from 1 up, or with a budget or confidence"),
-        ("xshare", {"k0": 0, "add": 0}, "k0 = 0: allowed only from 1 up, or with a budget or confidence"),
-        ("custom", {"k0": 0, "p": 0.5, "add": 4}, "p = 0.5: allowed only with a warm-up, k0"),
         ("custom", {"k0": 1, "max_voters": 4}, "max_voters = 4: allowed only with confidence"),
         ("custom", {"k0": 1, "min_votes": 4}, "min_votes = 4: allowed only with confidence"),
         ("custom", {"beta": 0.5}, "beta = 0.5: allowed only with coverage own"),
@@ -182,6 +178,25 @@ def test_a_plan_is_checked_against_the_model(keys, ranks, line):
 )
 def test_a_plan_knows_whether_it_can_drop_an_expert(keys, can_drop):
     assert build_plan(keys).can_drop(Router(8), 64) is can_drop
+
+
+@pytest.mark.parametrize(
+    ("keys", "nothing"),
+    [
+        ({"policy": "custom"}, True),
+        ({"policy": "custom", "coverage": "own", "beta": 0.3}, True),
+        ({"policy": "xshare", "k0": 0, "add": 0}, True),
+        ({"policy": "xshare", "k0": 0, "add": 1}, False),
+        ({"policy": "xshare", "k0": 1, "add": 0}, False),
+        ({"policy": "vanilla"}, False),
+        ({"policy": "lynx-lat", "drop": 0}, False),
+        ({"policy": "lynx-acc", "confidence": 0.1}, False),
+        ({"policy": "moe-spec", "budget": 1}, False),
+    ],
+    ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_a_plan_knows_whether_it_selects_nothing(keys, nothing):
+    assert build_plan(keys).selects_nothing is nothing
 
 
 def test_a_target_for_every_rank_can_drop_until_the_ranks_hold_all():

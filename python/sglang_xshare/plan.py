@@ -74,6 +74,11 @@ class SelectionPlan:
         """Whether S is the warm-up plus the best of a ranking."""
         return self.budget is not None or self.drop is not None
 
+    @property
+    def selects_nothing(self) -> bool:
+        """Whether S is always empty, so that every MoE layer would put out nothing."""
+        return self.k0 == 0 and not (self.adds or self.ranks_experts or self.confidence)
+
     def check(self, router: Router, num_experts: int, ranks: int = 1) -> None:
         """Raise ValueError where plan or router do not fit a model of `num_experts` experts on `ranks` ranks."""
         if router.top_k > num_experts:
@@ -131,9 +136,6 @@ def _contradictions(plan: SelectionPlan) -> list[tuple[str, str]]:
         ("kmax", (plan.kmax or plan.k0 or 0) < (plan.k0 or 0), f"from k0 = {plan.k0} up"),
         ("max_voters", plan.max_voters != SelectionPlan.max_voters and plan.confidence is None, "with confidence"),
         ("min_votes", plan.min_votes != SelectionPlan.min_votes and plan.confidence is None, "with confidence"),
-        ("p", plan.p < 1 and plan.k0 == 0, "with a warm-up, k0"),
-        # No expert would ever be selected, and every MoE layer would put out nothing.
-        ("k0", plan.k0 == 0 and stages == 0, "from 1 up, or with a budget or confidence"),
     )
     return [(name, need) for name, applies, need in rules if applies]
 

@@ -68,16 +68,14 @@ def keys_for(policy, case):
     k, experts = case.top_k, case.num_experts
     shares = st.sampled_from([0.05, 0.3, 0.5, 0.9, 0.99, 1.0])
     warm_up = {"k0": st.integers(1, k), "p": shares}
-    utility = {"utility": st.sampled_from(["topk", "full"])}
-    wider = {"k0": st.integers(0, k), **utility}
+    wider = {"k0": st.integers(0, k), "utility": st.sampled_from(["topk", "full"])}
     budget = st.integers(1, experts + 3)
     strategies: dict[str, st.SearchStrategy[Any]] = {
         "vanilla": st.just({}),
         "pruned": st.fixed_dictionaries(warm_up),
         "dynamic-skip": st.fixed_dictionaries({"beta": st.sampled_from([0, 0.1, 0.5, 0.9, 1])}),
         "xshare": st.one_of(
-            st.fixed_dictionaries({**warm_up, **utility, "add": st.integers(0, experts + 3)}),
-            st.fixed_dictionaries({**wider, "add": st.integers(1, experts + 3)}),
+            st.fixed_dictionaries({**wider, "p": shares, "add": st.integers(0, experts + 3)}),
             st.fixed_dictionaries({**wider, "add": st.integers(0, 9), "add_per_request": st.integers(1, 9)}),
             st.fixed_dictionaries({**wider, "mass": shares}),
             st.fixed_dictionaries(
@@ -130,12 +128,7 @@ def keys_for(policy, case):
 def free_plans(draw, case):
     """Any plan the algebra allows: the steps of different papers together."""
     k, experts = case.top_k, case.num_experts
-    keys = draw(
-        st.one_of(
-            st.just({"k0": 0}),
-            st.fixed_dictionaries({"k0": st.integers(1, k), "p": st.sampled_from([0.3, 0.9, 1.0])}),
-        )
-    )
+    keys = {"k0": draw(st.integers(0, k)), "p": draw(st.sampled_from([0.3, 0.9, 1.0]))}
     budget = {"budget": draw(st.integers(1, experts)), "scope": draw(st.sampled_from(["batch", "request"]))}
     drop = {"drop": draw(st.integers(0, experts)), "scope": draw(st.sampled_from(["batch", "request"]))}
     keys |= draw(

@@ -163,7 +163,7 @@ def test_a_row_keeps_its_warm_up(case, data):
 @given(case=cases(), data=st.data())
 def test_fill_never_exceeds_its_target_or_the_warm_up(case, data):
     k0, target = data.draw(st.integers(0, case.top_k)), data.draw(st.integers(1, case.num_experts))
-    warm_up = indices(run(case, build_plan("xshare", k0=k0, add=0), "torch").selected) if k0 else set()
+    warm_up = indices(run(case, build_plan("xshare", k0=k0, add=0), "torch").selected)
     filled = indices(run(case, build_plan("xshare", k0=k0, target_per_rank=target, balance="fill"), "torch").selected)
     for rank in range(4):
         home = {j for j, r in enumerate(case.rank_of_expert) if r == rank}

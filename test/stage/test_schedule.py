@@ -186,6 +186,18 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any], str]] = {
         {"layers": {"0": {"min_tokens": 4}}},
         "layers '0' = {'min_tokens': 4}: allowed is an object of the policy's own keys",
     ),
+    "no expert at all": (
+        "custom",
+        False,
+        {},
+        "k0 = 0 without a budget selects no expert: allowed is k0 from 1 up, or a budget",
+    ),
+    "no expert at one batch size": (
+        "xshare",
+        False,
+        {"k0": 0, "add": 8, "by_batch": {"4": {"add": 0}}},
+        "k0 = 0 without a budget selects no expert: allowed is k0 from 1 up, or a budget",
+    ),
     "override holds a wrong value": (
         "xshare",
         False,

@@ -133,6 +133,8 @@ def build_schedule(name: str, config: dict[str, Any], speculative: bool) -> Sche
     if schedule.max_tokens is not None and schedule.max_tokens < schedule.min_tokens:
         raise ValueError(f"max_tokens = {schedule.max_tokens}: allowed is at least min_tokens = {schedule.min_tokens}")
     for plan in schedule.plans():
+        if plan.selects_nothing:
+            raise ValueError("k0 = 0 without a budget selects no expert: allowed is k0 from 1 up, or a budget")
         _check_requests(plan, speculative)
     return schedule
 

@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmark.quality.compare import policy_quality
+from benchmark.quality.compare import BASELINE, policy_quality
 from benchmark.quality.served import measure_sums
 from benchmark.quality.workload import Workload as Text
 from benchmark.serving.report import Comparison, describe_workload, print_table, write_plot, write_record
@@ -29,16 +29,15 @@ def main() -> None:
     flags = speculative_flags(DRAFT, args.topk, args.steps, args.draft_tokens)
     policies = [parse_variant(text, flags) for text in args.policies]
     drafting = [Variant(f"EAGLE-3, {one.name}", one.policy, one.keys, flags) for one in policies]
-    variants = [Variant("off", None, {}), Variant("EAGLE-3, off", None, {}, flags), *drafting]
+    variants = [Variant("off", None, {}), Variant("EAGLE-3, vanilla", "vanilla", {}, flags), *drafting]
     workload = Workload(MODEL, MODEL / "heldout", rounds=args.rounds, requests=32)
+    steps = 128 // args.draft_tokens * args.draft_tokens
+    text = Text(MODEL, MODEL / "heldout", steps=steps, batch=16, tokens_per_request=args.draft_tokens)
+    losses = {one["policy"]: one["mixed"]["loss"]["all"]["delta"] for one in policy_quality(text, args.policies)}
     with serve(MODEL, variants) as servers:
         series = run_rounds(workload, variants, servers)
         sums: list[float | None] = [measure_sums(server, MODEL / "heldout") for server in servers]
-    text = Text(MODEL, MODEL / "heldout", steps=128, batch=16, tokens_per_request=args.draft_tokens)
-    losses: list[float | None] = [
-        record["mixed"]["loss"]["all"]["delta"] for record in policy_quality(text, args.policies)
-    ]
-    quality = {"sums right": sums, "loss": [None, *losses]}
+    quality = {"sums right": sums, "loss": [None, losses[BASELINE], *(losses[name] for name in args.policies)]}
     comparison = Comparison(workload, series, quality)
     tree = f"{args.steps} steps, top-k {args.topk}, {args.draft_tokens} draft tokens"
     title = f"{MODEL.name}, EAGLE-3 with {tree}: {describe_workload(workload)}"
@@ -57,7 +56,10 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--draft-tokens", type=int, default=4, help="tokens verified a request (default: 4)")
     parser.add_argument("--rounds", type=int, default=5, help="alternating rounds (default: 5)")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "speculation", help="folder of the results")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if BASELINE in args.policies or len(set(args.policies)) < len(args.policies):
+        parser.error(f"policies {' '.join(args.policies)}: each may be given once, and {BASELINE} is there already")
+    return args
 
 
 if __name__ == "__main__":

@@ -203,6 +203,8 @@ def test_a_target_for_every_rank_can_drop_until_the_ranks_hold_all():
     plan = build_plan("xshare", target_per_rank=8)
     assert plan.can_drop(Router(8), 64, ranks=7)
     assert not plan.can_drop(Router(8), 64, ranks=8)
+    # The target includes the warm-up.
+    assert build_plan("xshare", k0=4, target_per_rank=30).can_drop(Router(8), 64, ranks=2)
 
 
 def test_the_package_has_no_other_names():

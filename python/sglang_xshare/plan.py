@@ -101,8 +101,9 @@ class SelectionPlan:
             return bool(self.beta)
         if self.coverage == "own" or min(self.kmax or router.top_k, self.max_rank or num_experts) < router.top_k:
             return True
-        adds = max(self.add, self.add_per_request, (self.target_per_rank or 0) * ranks)
-        keeps_all = adds >= num_experts - k0 or self.mass == 1 or self.drop == 0 or (self.budget or 0) >= num_experts
+        total = max(self.budget or 0, (self.target_per_rank or 0) * ranks)
+        added = max(self.add, self.add_per_request)
+        keeps_all = total >= num_experts or added >= num_experts - k0 or self.mass == 1 or self.drop == 0
         return not keeps_all
 
 

@@ -159,7 +159,7 @@ def run(case, plan, backend):
 
 
 def check(case, policy, keys, backends=("reference", "torch")):
-    """Compare every backend's answer with the oracle's: idsts, S, active set, counts, metrics."""
+    """Compare every backend's answer with the oracle's: ids, weights, S, active set, counts, metrics."""
     expected: Answer = ALGORITHMS[policy](case, **keys)
     plan = build_plan(policy, **keys)
     columns = plan.kmax or case.top_k

@@ -114,8 +114,13 @@ def test_the_log_tells_what_idle_metrics_told_before(attach):
     stage.publish(reporter)
     run(model, "decode", 4)
     reporter.forward_ct_decode = 2
+    stage.publish(reporter)
+    stage.publish(reporter)  # nothing new: an idle server asks again and again
     assert "policy steps: 2," in stage.report(reporter)
     assert told == [1, 1]
+    run(model, "decode", 4)
+    reporter.forward_ct_decode = 2  # as after a flush, which sets it to 0
+    assert "policy steps: 1," in stage.report(reporter)
 
 
 def test_a_layer_that_does_not_select_stops_the_step(attach):

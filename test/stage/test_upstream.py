@@ -66,8 +66,8 @@ def read(monkeypatch) -> Callable[..., Any]:
     monkeypatch.setattr(stage, "read_placement", lambda model_runner: None)
 
     def find(configs: list[TopKConfig], runners: int, function=stage.read_layers, **flags):
-        flags = {"expert_policy": "xshare", "model_path": "model", "speculative_algorithm": None, **flags}
-        server_args = SimpleNamespace(**flags)
+        usual = {"model_path": "model", "speculative_algorithm": None, "pp_size": 1, "dp_size": 1}
+        server_args = SimpleNamespace(**{"expert_policy": "xshare", **usual, **flags})
         runner = SimpleNamespace(model=Loaded(configs, runners), server_args=server_args)
         return function(runner, read_arguments(server_args))
 
@@ -138,6 +138,19 @@ def test_what_only_a_loaded_model_shows_ends_the_process_with_one_line(case, rea
         assert not isinstance(ended.value, Exception), "upstream logs a traceback of every Exception"
         assert ended.value.code == REFUSED
         assert capsys.readouterr().err == (f"{line}\n" if rank == 0 else ""), "ranks refuse alike"
+
+
+def test_a_replica_that_refuses_its_model_is_killed_by_upstream(read):
+    """The controller of replicas waits for ever for one that has only ended; an error it ends the server with."""
+    with pytest.raises(ExpertPolicyError, match="0 TopK modules"):
+        read([], 0, stage.find_layers, dp_size=2)
+
+
+def test_a_pipeline_rank_need_not_have_every_layer(read):
+    layers = {"expert_policy_config": {"k0": 1, "add": 4, "layers": {"7": {"k0": 2}, "0-1": {"policy": "vanilla"}}}}
+    assert len(read([config(), config()], 2, pp_size=2, **layers)) == 2
+    with pytest.raises(ExpertPolicyError, match="layers 7: the model's layers are 0 to 1"):
+        read([config(), config()], 2, **layers)
 
 
 def test_a_dead_scheduler_ends_its_server_with_status_1_where_it_has_refused():

@@ -1,4 +1,4 @@
-"""The expert-selection stage inside SGLang: the seven functions that the patches call.
+"""The expert-selection stage inside SGLang: what the patches call.
 
 Importing this module is light (no torch, no SGLang): it is imported by `server_args.py`. With no policy, `route` is one
 comparison and every other function returns at once.
@@ -79,3 +79,10 @@ def publish(reporter: Any) -> None:
     """Bring `/metrics` and trace up to date: the server turned idle, and no log line may follow for long."""
     if _stage is not None:
         _stage.publish(reporter)
+
+
+def check_exit(code: int | None) -> None:
+    """In the server's process, for a scheduler that died: raise `ExpertPolicyError` where it has refused its model."""
+    from . import compatibility
+
+    compatibility.check_exit(code)

@@ -55,7 +55,7 @@ REFUSED_FLAGS = {
 # Runners that take ids and weights from `select_experts`, or logits (triton_kernel). Others route in their kernel, or
 # need a row's ids to be distinct, which those in empty slots are not: deep_gemm sizes its buffers by that, and
 # flashinfer_cutlass looks for one place of an expert in a row.
-RUNNERS = ("auto", "triton", "triton_kernel", "cutlass", "marlin")
+RUNNERS = ("triton", "triton_kernel", "cutlass", "marlin")
 # Upstream's benchmark switches, which overwrite what was selected.
 SIMULATIONS = ("SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")
 NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
@@ -83,7 +83,8 @@ def check_modes(config: Any) -> None:
         if os.environ.get(name, "").lower() in ("1", "true", "yes", "on"):
             raise refusal(name, os.environ[name], "it overwrites what was selected; allowed is unset")
     _check_choice("--disaggregation-mode", config.disaggregation_mode, ("null", "decode"))
-    _check_choice("--moe-runner-backend", config.moe_runner_backend, RUNNERS)
+    if _name(config.moe_runner_backend) != "auto":  # which SGLang may have resolved to one that is not allowed
+        _check_choice("--moe-runner-backend", config.moe_runner_backend, RUNNERS)
     _check_choice("--moe-a2a-backend", config.moe_a2a_backend, ("none",))
     if config.speculative_algorithm is not None:
         _check_choice("--speculative-algorithm", config.speculative_algorithm, SPECULATION)
@@ -166,7 +167,8 @@ def _check_draft(server_args: Any, target: Any) -> None:
         if draft is not None:
             check_draft(draft, target, _name(config.speculative_algorithm))
     except ValueError as error:
-        raise refusal("--speculative-draft-model-path", config.speculative_draft_model_path, str(error)) from None
+        path = config.speculative_draft_model_path
+        raise ExpertPolicyError(f"--speculative-draft-model-path {path}: {error}") from None
 
 
 def _check_maskable(plans: list[SelectionPlan], text_config: Any, top_k: int) -> None:
@@ -183,7 +185,7 @@ def _check_maskable(plans: list[SelectionPlan], text_config: Any, top_k: int) ->
 def _check_size(schedule: Schedule, config: Any) -> None:
     """Refuse a server whose every batch is too small or too large for the policy."""
     requests, tokens = config.max_running_requests, config.speculative_num_draft_tokens or 1
-    if schedule.max_tokens is not None and schedule.max_tokens < tokens:
+    if schedule.max_tokens is not None and schedule.max_tokens < tokens and not config.speculative_adaptive:
         reason = f"every batch would have more than max_tokens = {schedule.max_tokens} rows; allowed is at most that"
         raise refusal("--speculative-num-draft-tokens", tokens, reason)
     rows = (requests or schedule.min_tokens) * tokens

@@ -6,6 +6,9 @@ from typing import Any
 
 from .upstream import resolved
 
+PADDING = 512
+"""Vocabularies of one tokenizer may differ by the rows that fill their embeddings up: Qwen2.5's by 128."""
+
 
 def read_draft(server_args: Any) -> Any:
     """The text configuration of the draft model; None where the server has none but the target itself.
@@ -30,8 +33,9 @@ def check_draft(draft: Any, target: Any, algorithm: str) -> None:
     All drafts but standalone ones continue the target's hidden states. An EAGLE-3 draft may be of another width itself,
     and then states the target's; its head may rank fewer tokens (`draft_vocab_size`), of the same vocabulary.
     """
-    if draft.vocab_size != target.vocab_size:
-        raise ValueError(f"a vocabulary of {draft.vocab_size} tokens; allowed is the target's, {target.vocab_size}")
+    size = getattr(draft, "vocab_size", target.vocab_size)
+    if abs(size - target.vocab_size) > PADDING:
+        raise ValueError(f"a vocabulary of {size} tokens; allowed is the target's, {target.vocab_size}")
     ranked = getattr(draft, "draft_vocab_size", None) or 0
     if ranked > target.vocab_size:
         raise ValueError(
@@ -40,5 +44,6 @@ def check_draft(draft: Any, target: Any, algorithm: str) -> None:
     if algorithm == "STANDALONE":
         return
     name = "target_hidden_size" if getattr(draft, "target_hidden_size", None) else "hidden_size"
-    if getattr(draft, name) != target.hidden_size:
-        raise ValueError(f"{name} = {getattr(draft, name)}; allowed is the target's hidden size, {target.hidden_size}")
+    width = getattr(draft, name, target.hidden_size)
+    if width != target.hidden_size:
+        raise ValueError(f"{name} = {width}; allowed is the target's hidden size, {target.hidden_size}")

@@ -87,15 +87,9 @@ class Reader:
         self._counters = counters
         self._totals = [0.0] * counters.totals.shape[1]
         self._outcomes = [0] * len(OUTCOMES)
-        self._step = 0
 
-    def read(self, step: int) -> Interval | None:
-        """None where nothing was counted. `step` is the scheduler's decode count: an idle server asks again and again,
-        and must not copy from the device each time.
-        """
-        if step == self._step:
-            return None
-        self._step = step
+    def read(self) -> Interval:
+        """Waits for the device."""
         totals, outcomes = self._counters.totals.sum(0).tolist(), self._counters.outcomes.tolist()
         new = [now - then for now, then in zip(totals, self._totals, strict=True)]
         counts = {name: now - then for name, now, then in zip(OUTCOMES, outcomes, self._outcomes, strict=True)}

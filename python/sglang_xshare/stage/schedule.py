@@ -26,13 +26,17 @@ class CommonKey:
     default: Any = None
 
 
-_COUNT, _OVERRIDES = "an integer of at least 1", 'an object such as {"0-3": {"k0": 2}}'
+_COUNT = "an integer of at least 1"
 COMMON_KEYS = {
     "phases": CommonKey(f"a list of {' and '.join(map(repr, PHASES))}", "the forwards it selects in"),
     "min_tokens": CommonKey(_COUNT, "a step of fewer router rows is vanilla", 2),
     "max_tokens": CommonKey(_COUNT, "a step of more router rows is vanilla; off: no limit"),
-    "layers": CommonKey(_OVERRIDES, "other keys, or another policy, by layer id; later ranges win", {}),
-    "by_batch": CommonKey(_OVERRIDES, "the same by router rows, a graph's captured size; layers win", {}),
+    "layers": CommonKey(
+        'an object such as {"0-3": {"k0": 2}}', "other keys, or another policy, by layer id; later ranges win", {}
+    ),
+    "by_batch": CommonKey(
+        'an object such as {"2-4": {"k0": 2}}', "the same by router rows, a graph's captured size; layers win", {}
+    ),
 }
 
 

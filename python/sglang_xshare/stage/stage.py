@@ -15,7 +15,7 @@ from .metrics import Counters, Exporter, Reader, format_log
 from .placement import read_placement
 from .step import Step, read_step
 from .trace import Trace
-from .upstream import ranks_logits
+from .upstream import ranks_logits, resolved
 
 logger = logging.getLogger(__name__)
 VANILLA = build_plan("vanilla")
@@ -43,6 +43,8 @@ class Stage:
         self.exporter = Exporter()
         self._by_config = {id(config): layer for config, layer in layers}
         self._running = False
+        self._published = 0
+        """The scheduler's decode count when metrics and trace were last brought up to date."""
         model.forward = self._wrap(model.forward)
         name = self.schedule.policy if self.schedule else "none, padding masked,"
         logger.info("Expert policy %s on %d MoE layers", name, len(self.layers))
@@ -71,18 +73,19 @@ class Stage:
     def report(self, reporter: Any) -> str:
         """What happened since the last line of the decode log."""
         self.publish(reporter)
-        interval = self.logged.read(reporter.forward_ct_decode)
-        return "" if interval is None else format_log(interval)
+        return format_log(self.logged.read())
 
     def publish(self, reporter: Any) -> None:
         """Bring metrics and trace up to date. Here and in `report` alone the host waits for the device: once a log
         interval, and when the server turns idle.
         """
-        step = reporter.forward_ct_decode
-        if reporter.current_scheduler_metrics_enabled and (interval := self.exported.read(step)):
-            self.exporter.export(interval, reporter.metrics_collector.labels)
+        if reporter.forward_ct_decode == self._published:
+            return  # an idle server asks again and again, and must not copy from the device each time
+        self._published = reporter.forward_ct_decode
+        if reporter.current_scheduler_metrics_enabled:
+            self.exporter.export(self.exported.read(), reporter.metrics_collector.labels)
         if self.trace is not None and reporter.is_stats_logging_rank:
-            self.trace.write(step)
+            self.trace.write()
 
     def _wrap(self, forward: Any) -> Any:
         @functools.wraps(forward)  # upstream inspects the signature for pipeline parallelism
@@ -140,6 +143,8 @@ def find_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
     try:
         return read_layers(model_runner, arguments)
     except ExpertPolicyError as error:
+        if resolved(model_runner.server_args).dp_size > 1:
+            raise  # SGLang's controller of replicas would wait forever for one that only ended
         end_refused(error)
 
 
@@ -150,7 +155,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
 
     modules = dict(model_runner.model.named_modules())
     routers = {name: module for name, module in modules.items() if isinstance(module, TopK)}
-    plans = _plans_of(arguments, [module.layer_id for module in routers.values()])
+    plans = _plans_of(arguments, [module.layer_id for module in routers.values()], model_runner)
     placement = read_placement(model_runner)
     layers = []
     for name, module in routers.items():
@@ -170,11 +175,12 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
     return layers
 
 
-def _plans_of(arguments: Arguments, layers: list[int]) -> list[SelectionPlan]:
+def _plans_of(arguments: Arguments, layers: list[int], model_runner: Any) -> list[SelectionPlan]:
     """The plans that these layers can get. Raises `ExpertPolicyError` where every one of them is always vanilla."""
     if arguments.schedule is None or not layers:
         return [VANILLA]
+    is_whole = resolved(model_runner.server_args).pp_size == 1
     try:
-        return arguments.schedule.plans(layers)
+        return arguments.schedule.plans(layers if is_whole else None)
     except ValueError as error:
         raise ExpertPolicyError(f"--expert-policy {arguments.schedule.policy}: {error}") from None

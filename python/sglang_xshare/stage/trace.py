@@ -27,7 +27,6 @@ class Trace:
         self.ring = torch.zeros(CAPACITY, len(layer_ids), 7, dtype=torch.float64, device=device)
         self.recorded = torch.zeros(1, dtype=torch.int64, device=device)
         self.written = 0
-        self._step = 0
 
     def record(self, counts: torch.Tensor, step: Step) -> None:
         """Keep one step's counts, [layers, 6] as `Counters.count_selections` returns them."""
@@ -35,13 +34,10 @@ class Trace:
         self.ring.index_copy_(0, self.recorded % CAPACITY, torch.cat([counts, phase], 1)[None])
         self.recorded += counts[:, STEPS].any()  # a step without a live row is overwritten by the next
 
-    def write(self, step: int) -> None:
+    def write(self) -> None:
         """Append a line for every layer and step since the last call: step, phase, layer id, live rows, experts before
-        and after, their mean kept mass. Waits for the device, unless the scheduler's decode count `step` is the last's.
+        and after, their mean kept mass. Waits for the device.
         """
-        if step == self._step:
-            return
-        self._step = step
         recorded = int(self.recorded)
         first = max(self.written, recorded - CAPACITY)
         if first > self.written:

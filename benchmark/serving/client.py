@@ -31,7 +31,8 @@ def bench_args(server: Server, tokenizer: Path, load: Load, output: Path) -> lis
         *("--backend", "sglang", "--base-url", server.url, "--model", str(tokenizer), "--dataset-name", "custom"),
         *("--dataset-path", str(load.prompts), "--sharegpt-output-len", str(load.output_tokens)),
         *("--num-prompts", str(load.requests), "--max-concurrency", str(load.concurrency)),
-        *("--seed", str(load.seed), "--disable-tqdm", "--output-file", str(output)),
+        # Whoever measures has warmed up at the full concurrency; one request alone would take longer than some runs.
+        *("--warmup-requests", "0", "--seed", str(load.seed), "--disable-tqdm", "--output-file", str(output)),
     ]
 
 

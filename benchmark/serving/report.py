@@ -19,7 +19,7 @@ from benchmark.serving.rounds import Series, Workload
 from benchmark.serving.summary import Fit, Spread, Summary, active_experts, fit_line, summarize
 
 matplotlib.use("Agg")
-TABLE_WIDTH = 120  # of output that is no terminal, or a narrow one: a wrapped line reads better than wrapped cells
+TABLE_WIDTH = 132  # of output that is no terminal, or a narrow one: a wrapped line reads better than wrapped cells
 LEGEND = """\
 Medians over the rounds [lower, upper quartile]. Active experts and kept mass: means over layers and steps under policy,
 counted by the server; before the arrow what upstream's own routing would have woken. Ratio: of output tokens/s to the

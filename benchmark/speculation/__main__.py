@@ -30,7 +30,7 @@ def main() -> None:
     policies = [parse_variant(text, flags) for text in args.policies]
     drafting = [Variant(f"EAGLE-3, {one.name}", one.policy, one.keys, flags) for one in policies]
     variants = [Variant("off", None, {}), Variant("EAGLE-3, vanilla", "vanilla", {}, flags), *drafting]
-    workload = Workload(MODEL, MODEL / "heldout", rounds=args.rounds, requests=32)
+    workload = Workload(MODEL, MODEL / "heldout", rounds=args.rounds, requests=96)
     steps = 128 // args.draft_tokens * args.draft_tokens
     text = Text(MODEL, MODEL / "heldout", steps=steps, batch=16, tokens_per_request=args.draft_tokens)
     losses = {one["policy"]: one["mixed"]["loss"]["all"]["delta"] for one in policy_quality(text, args.policies)}

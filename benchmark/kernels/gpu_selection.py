@@ -22,10 +22,10 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmark.gpu.timing import time_graph
+from benchmark.plan import parse_plan
 from benchmark.serving.machine import describe_machine
 from benchmark.serving.server import has_gpu
-from benchmark.serving.variant import parse_variant
-from sglang_xshare import Batch, Router, SelectionPlan, build_plan, select
+from sglang_xshare import Batch, Router, select
 from sglang_xshare.selection.triton_kernel import supports
 
 PLANS = ("xshare:k0=1,add=24", "xshare:k0=1,add_per_request=4", "oea:k0=3", "lynx-lat:retain=32", "moe-spec:budget=32")
@@ -85,7 +85,7 @@ def make_cases(plans: Sequence[str]) -> list[tuple[int, int, str, torch.dtype, b
 
 def check(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool) -> str | None:
     """What differs from the reference, on random logits with a tenth of the rows padding; None where nothing does."""
-    plan, batch = _make_plan(spelling), _make_batch(spelling, rows)
+    plan, batch = parse_plan(spelling), _make_batch(spelling, rows)
     router = Router(min(TOP_K, experts))
     logits = _make_logits(rows, experts, dtype)
     logits = logits.round() if tied else logits
@@ -103,7 +103,7 @@ def check(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool
 def measure(rows: int, experts: int, spelling: str) -> Time:
     """Time select() and upstream's router on the same logits, in bf16 as a gate in bf16 gives them."""
     logits = _make_logits(rows, experts, torch.bfloat16)
-    plan, batch, router = _make_plan(spelling), _make_batch(spelling, rows), Router(TOP_K)
+    plan, batch, router = parse_plan(spelling), _make_batch(spelling, rows), Router(TOP_K)
     ours = _time_call(lambda: select(logits, plan, router, batch, backend="triton"))
     return Time(spelling, rows, experts, ours, _time_call(_make_upstream(logits)))
 
@@ -137,13 +137,8 @@ def _make_logits(rows: int, experts: int, dtype: torch.dtype) -> torch.Tensor:
     return (2 * torch.randn(rows, experts, generator=generator)).to(DEVICE, dtype)
 
 
-def _make_plan(spelling: str) -> SelectionPlan:
-    variant = parse_variant(spelling)
-    return build_plan(variant.policy or "vanilla", **variant.keys)
-
-
 def _make_batch(spelling: str, rows: int) -> Batch:
-    groups = _make_plan(spelling).add_per_request and rows % TOKENS_PER_REQUEST == 0
+    groups = parse_plan(spelling).add_per_request and rows % TOKENS_PER_REQUEST == 0
     return Batch(tokens_per_request=TOKENS_PER_REQUEST if groups else 1)
 
 
@@ -159,7 +154,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments.plans = arguments.plans or list(PLANS)
     try:
         for plan in arguments.plans:
-            _make_plan(plan)
+            parse_plan(plan)
     except ValueError as error:
         parser.error(str(error))
     return arguments

@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmark.plan import parse_plan
 from benchmark.serving.machine import describe_machine
-from benchmark.serving.variant import parse_variant
-from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare import Batch, Router, select
 
 PLANS = (
     "vanilla",
@@ -133,8 +133,7 @@ def _make_upstream(logits: torch.Tensor) -> Callable[[], object]:
 
 
 def _make_call(logits: torch.Tensor, spelling: str, backend: str) -> Callable[[], object]:
-    variant = parse_variant(spelling)
-    plan = build_plan(variant.policy or "vanilla", **variant.keys)
+    plan = parse_plan(spelling)
     batch = Batch(tokens_per_request=TOKENS_PER_REQUEST if plan.add_per_request or plan.scope == "request" else 1)
     router = Router(TOP_K)
     return lambda: select(logits, plan, router, batch, backend=backend)

@@ -6,25 +6,11 @@ from typing import Any
 
 import torch
 
+from benchmark.plan import BASELINE, parse_plan
 from benchmark.quality.measure import Bench, Outcome, agreement, compare_loss
 from benchmark.quality.model import router_of
 from benchmark.quality.text import Sequences
 from benchmark.quality.workload import Workload
-from benchmark.serving.variant import parse_variant
-from sglang_xshare import SelectionPlan
-from sglang_xshare.policies import get_policy
-
-BASELINE = "vanilla"
-
-
-def parse_plan(text: str, speculative: bool = False) -> SelectionPlan:
-    """The plan of a policy as the command line spells it (`xshare:k0=1,add=24`); without keys, the published ones.
-
-    Raises ValueError saying what is wrong and what is allowed.
-    """
-    variant = parse_variant(text)
-    policy = get_policy(variant.policy or BASELINE)
-    return policy.build(variant.keys or policy.default_keys(speculative))
 
 
 def policy_quality(workload: Workload, policies: Sequence[str]) -> list[dict[str, Any]]:

@@ -9,7 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmark.quality.compare import BASELINE, policy_quality
+from benchmark.plan import BASELINE
+from benchmark.quality.compare import policy_quality
 from benchmark.quality.served import measure_sums
 from benchmark.quality.workload import Workload as Text
 from benchmark.serving.report import Comparison, describe_workload, print_table, write_plot, write_record

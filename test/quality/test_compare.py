@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from benchmark.plan import parse_plan
 from benchmark.quality import __main__ as command
-from benchmark.quality.compare import parse_plan, policy_quality
+from benchmark.quality.compare import policy_quality
 from benchmark.quality.report import family_of
 from benchmark.quality.workload import Workload
 from sglang_xshare import build_plan

@@ -5,6 +5,7 @@ import torch
 
 from benchmark.gpu.selection import read_times
 from benchmark.kernels import gpu_selection
+from benchmark.plan import parse_plan
 from sglang_xshare import Batch, Router
 from sglang_xshare.selection.triton_kernel import supports
 
@@ -29,7 +30,7 @@ def test_a_wrong_plan_is_one_line(capsys):
 def test_every_case_is_served():
     for rows, experts, plan, _, _ in gpu_selection.make_cases(gpu_selection.PLANS):
         batch = Batch(tokens_per_request=4 if "per_request" in plan and rows % 4 == 0 else 1)
-        assert supports(gpu_selection._make_plan(plan), Router(8), batch, rows, experts)
+        assert supports(parse_plan(plan), Router(8), batch, rows, experts)
 
 
 @pytest.fixture

@@ -17,6 +17,11 @@ from stage.release import CPU, every_release, make_env
 POLICY = ("--expert-policy", "xshare")
 NO_POLICY = "cannot be served with an expert policy"
 PLACEMENT = "--enable-eplb / --init-expert-location / --ep-num-redundant-experts"
+# They route by themselves, or hold a row's experts only if they are distinct.
+UNSERVED_RUNNERS = (
+    *("flashinfer_trtllm", "flashinfer_trtllm_routed", "flashinfer_mxfp4", "flashinfer_cutedsl"),
+    *("flashinfer_cutlass", "deep_gemm"),
+)
 RUNNERS_ALLOWED = "allowed is triton, triton_kernel, cutlass, marlin"
 
 
@@ -84,26 +89,13 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         (*POLICY, "--disaggregation-mode", "prefill"),
         f"--disaggregation-mode prefill: {NO_POLICY}: allowed is null, decode",
     ),
-    "runner that routes by itself": (
-        (*POLICY, "--moe-runner-backend", "flashinfer_trtllm"),
-        f"--moe-runner-backend flashinfer_trtllm: {NO_POLICY}: {RUNNERS_ALLOWED}",
-    ),
-    "runner whose buffers hold distinct experts a row": (
-        (*POLICY, "--moe-runner-backend", "deep_gemm"),
-        f"--moe-runner-backend deep_gemm: {NO_POLICY}: {RUNNERS_ALLOWED}",
-    ),
-    "flashinfer's routed variant": (
-        (*POLICY, "--moe-runner-backend", "flashinfer_trtllm_routed"),
-        f"--moe-runner-backend flashinfer_trtllm_routed: {NO_POLICY}: {RUNNERS_ALLOWED}",
-    ),
-    "flashinfer's mxfp4 runner": (
-        (*POLICY, "--moe-runner-backend", "flashinfer_mxfp4"),
-        f"--moe-runner-backend flashinfer_mxfp4: {NO_POLICY}: {RUNNERS_ALLOWED}",
-    ),
-    "flashinfer's cutedsl runner": (
-        (*POLICY, "--moe-runner-backend", "flashinfer_cutedsl"),
-        f"--moe-runner-backend flashinfer_cutedsl: {NO_POLICY}: {RUNNERS_ALLOWED}",
-    ),
+    **{
+        f"runner {name}": (
+            (*POLICY, "--moe-runner-backend", name),
+            f"--moe-runner-backend {name}: {NO_POLICY}: {RUNNERS_ALLOWED}",
+        )
+        for name in UNSERVED_RUNNERS
+    },
     "truncation where the runner ranks logits": (
         (
             *("--expert-policy", "moe-spec", "--moe-runner-backend", "triton_kernel", "--expert-policy-config"),
@@ -285,8 +277,11 @@ def test_dp_attention_is_refused_however_the_release_spells_it(release, patched_
     assert answer == {"ours": True, "says": line}
 
 
+@pytest.mark.parametrize("value", ["true", "y"])
 @pytest.mark.parametrize("name", SIMULATIONS)
-def test_upstreams_simulated_routing_is_refused(name, monkeypatch):
-    monkeypatch.setenv(name, "true")
-    with pytest.raises(ExpertPolicyError, match=f"^{name} true: {NO_POLICY}: it overwrites what was selected; allowed"):
+def test_upstreams_simulated_routing_is_refused(name, value, monkeypatch):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(
+        ExpertPolicyError, match=f"^{name} {value}: {NO_POLICY}: it overwrites what was selected; allowed"
+    ):
         check_modes(SimpleNamespace())

@@ -15,7 +15,7 @@ from .arguments import Arguments, ExpertPolicyError
 from .draft import check_draft, read_draft
 from .mask import check_maskable
 from .schedule import Schedule
-from .upstream import model_config, resolved
+from .upstream import is_switched_on, model_config, resolved
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def check_modes(config: Any) -> None:
     if getattr(config, "attn_dp_size", 1) > 1:  # how releases from 0.5.22 on spell --enable-dp-attention
         raise refusal("--attn-dp-size", config.attn_dp_size, f"{REFUSED_FLAGS['enable_dp_attention']}; allowed is 1")
     for name in SIMULATIONS:
-        if os.environ.get(name, "").lower() in ("1", "true", "yes", "on"):
+        if is_switched_on(name):
             raise refusal(name, os.environ[name], "it overwrites what was selected; allowed is unset")
     _check_choice("--disaggregation-mode", config.disaggregation_mode, ("null", "decode"))
     if _name(config.moe_runner_backend) != "auto":  # which SGLang may have resolved to one that is not allowed
@@ -96,7 +96,7 @@ def check_server(server_args: Any, arguments: Arguments) -> None:
     check_modes(config)
     model = model_config(server_args)
     num_experts, top_k = read_model(model, server_args.model_path)
-    _check_draft(server_args, model.hf_text_config)
+    _check_draft(config, model.hf_text_config)
     if arguments.trace is not None and config.dp_size > 1:
         raise refusal(
             "--expert-policy-trace", arguments.trace, f"{config.dp_size} replicas would write it; allowed is one"
@@ -160,10 +160,9 @@ def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:
         raise refusal(flag, value, f"allowed is {', '.join(allowed)}")
 
 
-def _check_draft(server_args: Any, target: Any) -> None:
-    config = resolved(server_args)
+def _check_draft(config: Any, target: Any) -> None:
     try:
-        draft = read_draft(server_args)
+        draft = read_draft(config)
         if draft is not None:
             check_draft(draft, target, _name(config.speculative_algorithm))
     except ValueError as error:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from .upstream import resolved
-
 PADDING = 512
 """Vocabularies of one tokenizer may differ by the rows that fill their embeddings up: Qwen2.5's by 128."""
 
 
-def read_draft(server_args: Any) -> Any:
-    """The text configuration of the draft model; None where the server has none but the target itself.
+def read_draft(config: Any) -> Any:
+    """The text configuration of the draft model; None where the server has none but the target itself. `config` is the
+    server's, resolved.
 
     SGLang has read it before, and refused a folder without one. Raises ValueError where a draft is missing.
     """
-    config = resolved(server_args)
     path = config.speculative_draft_model_path
     if path is None and config.speculative_algorithm in ("EAGLE3", "STANDALONE"):
         raise ValueError(f"{config.speculative_algorithm} drafts with another model; allowed is the path of one")

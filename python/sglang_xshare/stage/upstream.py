@@ -23,6 +23,13 @@ def model_config(server_args: Any) -> Any:
     return model_config_of(server_args)
 
 
+def is_switched_on(name: str) -> bool:
+    """Whether SGLang takes one of its own environment switches as set."""
+    from sglang.srt.environ import envs
+
+    return bool(getattr(envs, name).get())
+
+
 def num_shared_slots(topk_config: Any) -> int:
     """Columns of fused shared experts in a router's output."""
     slots = getattr(topk_config, "num_shared_topk_slots", None)

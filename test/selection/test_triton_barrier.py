@@ -1,0 +1,142 @@
+"""The barrier between the Triton kernel's programs, executed on a CPU: they run as threads, in one launch.
+
+Shown: several programs find what the reference finds, launch after launch at one counter; one that stops anywhere until
+the others are stuck or through changes nothing; that takes the barrier, its release and its acquire, where nothing else
+makes a store visible; nobody passes before all have arrived. Not shown, without a GPU: that the compiled barrier orders
+the threads within a program, what hardware does with its fences, and that a cooperative launch is resident as a whole.
+"""
+
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+
+import pytest
+import torch
+
+from selection.concurrent import Conditions, cross, select_on_one_counter
+from sglang_xshare import Batch, Router, build_plan, select
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="there is a GPU: test_triton.py runs the barrier itself"
+)
+EXACT = ("topk_ids", "selected", "active", "vanilla_active", "rescued")
+CLOSE = ("topk_weights", "kept_mass")
+PLANS = {
+    "add": {"policy": "xshare", "k0": 1, "add": 5},
+    "add_per_request": {"policy": "xshare", "k0": 1, "add": 1, "add_per_request": 2},
+    "mass": {"policy": "xshare", "k0": 1, "mass": 0.6, "utility": "full"},
+    "votes": {"policy": "lynx-lat", "retain": 6},
+    "budget": {"policy": "moe-spec", "budget": 6},
+}
+FLIPPED = -(2**31)  # the counter's top bit
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Call it with a function and its arguments. Triton chooses the interpreter once, at import: in another process."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("TRITON_INTERPRET", "1")
+            environment.setenv("OMP_NUM_THREADS", "1")
+            environment.setenv("PYTHONWARNINGS", "ignore")  # numpy's, of inf - inf and the like
+            pool.submit(int).result()  # starts the process
+        yield lambda function, *args: pool.submit(function, *args).result()
+
+
+def make_call(plan, programs, experts=16, seed=0):
+    """What a `select()` takes that comes to so many programs of two rows: the last may be half empty."""
+    rows = 2 * programs - (plan != "add_per_request")
+    generator = torch.Generator().manual_seed(100 * seed + programs)
+    logits = torch.randn((rows, experts), generator=generator)
+    valid = torch.arange(rows) % 5 != 3 if seed % 2 else None
+    return logits, build_plan(PLANS[plan]), Router(4), Batch(valid, 2 if plan == "add_per_request" else 1)
+
+
+def find_differences(found, call):
+    """The names of what the reference finds otherwise."""
+    expected = select(*call, backend="reference")
+    tests = dict.fromkeys(EXACT, torch.equal) | dict.fromkeys(CLOSE, partial(torch.allclose, atol=1e-6, rtol=2e-6))
+    return [name for name, test in tests.items() if not test(getattr(found.selection, name), getattr(expected, name))]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_launch_after_launch_equals_the_reference(run, plan):
+    """With other numbers of programs, in either memory, on what the launch before left in the counter."""
+    sizes = (2, 8, 3, 5, 2, 4)
+    calls = [make_call(plan, programs, 40 if programs == 3 else 16, seed) for seed, programs in enumerate(sizes)]
+    conditions = [Conditions(lazy=turn in (1, 2, 4)) for turn in range(len(sizes))]
+    for turn, found in enumerate(run(select_on_one_counter, list(zip(calls, conditions, strict=True)))):
+        assert found.launches == [sizes[turn]]
+        assert found.counters[0] == (0 if turn % 2 else FLIPPED)
+        assert not any(found.counters[1:])
+        assert not find_differences(found, calls[turn])
+
+
+def test_plans_take_turns_at_one_counter(run):
+    """Beginning with its top bit set."""
+    calls = [make_call(plan, programs) for programs, plan in enumerate(PLANS, start=3)]
+    answers = run(select_on_one_counter, [(call, Conditions()) for call in calls], FLIPPED)
+    for call, found in zip(calls, answers, strict=True):
+        assert not find_differences(found, call)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_nobody_comes_too_late(run, late, lazy):
+    """A program that stops before its vote, its arrival or what comes after, until the others are stuck or through."""
+    places = [("load", 0), ("store", 0), ("store", 1), ("atomic", 0), ("atomic", 1), ("load", 1), ("store", 3)]
+    call = make_call("add", 3)
+    conditions = [Conditions(lazy, (late, *place)) for place in places]
+    for place, found in zip(places, run(select_on_one_counter, [(call, each) for each in conditions]), strict=True):
+        assert found.launches == [3]
+        assert not find_differences(found, call), place
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        pytest.param({"without": "barrier"}, id="barrier"),
+        pytest.param({"without": "barrier", "lazy": True}, id="barrier in lazy memory"),
+        pytest.param({"without": "release", "lazy": True}, id="release"),
+        pytest.param({"without": "acquire", "lazy": True}, id="acquire"),
+    ],
+)
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_it_takes_all_of_the_barrier(run, conditions, late):
+    """With a part left out the late program's votes are missing: the tests above can fail."""
+    call = make_call("add", 3)
+    (found,) = run(select_on_one_counter, [(call, Conditions(late=(late, "store", 0), **conditions))])
+    assert find_differences(found, call)
+
+
+@pytest.mark.parametrize("start", [0, FLIPPED])
+@pytest.mark.parametrize(("programs", "rounds"), [(2, 51), (5, 30), (8, 20), (64, 2)])
+def test_nobody_passes_before_all_have_arrived(run, programs, rounds, start):
+    """Barrier after barrier, by a clock that counts; each flips the counter's top bit and leaves the rest as it was."""
+    crossing = run(cross, programs, rounds, start, Conditions())
+    times = torch.cat((crossing.arrived, crossing.passed))
+    assert times.unique().numel() == 2 * rounds * programs
+    assert (crossing.arrived.amax(1) < crossing.passed.amin(1)).all()
+    assert (crossing.counter != start) == (rounds % 2 == 1)
+    assert crossing.counter in (0, FLIPPED)
+
+
+@pytest.mark.parametrize("late", [0, 3])
+def test_the_late_one_arrives_last_and_lets_all_pass(run, late):
+    conditions = Conditions(late=(late, "atomic", 0))
+    crossing = run(cross, 4, 3, 0, conditions)
+    assert crossing.arrived[0].argmax() == late
+    assert (crossing.arrived.amax(1) < crossing.passed.amin(1)).all()
+
+
+def test_without_a_barrier_they_pass_at_once(run):
+    crossing = run(cross, 4, 3, 0, Conditions(without="barrier", late=(2, "atomic", 0)))
+    assert (crossing.passed[0, [0, 1, 3]] < crossing.arrived[0, 2]).all()
+
+
+def test_one_that_never_comes_holds_up_all(run):
+    """As where not all programs of a launch are resident: so the launch has to be a cooperative one."""
+    crossing = run(cross, 4, 1, 0, Conditions(seconds=2), 1)
+    assert crossing.hung
+    assert crossing.arrived[0, :3].sort().values.tolist() == [0, 1, 2]
+    assert (crossing.passed == -1).all()

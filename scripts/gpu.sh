@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [selection|layer|server|eagle3|replay|all] [MODEL...]
+# Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [selection|layer|server|eagle3|replay|tune|all] [MODEL...]
 # A stage ends inside ten minutes, keeps every point it has measured, and goes on from there when it is run again.
-# RESULTS=DIR holds the records (default: $OUT, else benchmark/results/<date>-<gpu>); LIMIT is a stage's seconds.
+# RESULTS=DIR holds the records (default: $OUT, else benchmark/results/<date>-<gpu>); LIMIT is a stage's seconds;
+# POLICY=xshare:k0=1,add=24 is what stage tune tunes for.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-STAGES=(selection layer server eagle3 replay)
+STAGES=(selection layer server eagle3 replay tune)
 LIMIT=${LIMIT:-570}
 stage=${1:-all}
 shift || true
@@ -58,11 +59,12 @@ check_kernels() {  # fall back on the kernels as they were published where the a
 
 failed=()
 run_stage() {  # run_stage STAGE [MODEL...], within what is left of its time
-    local limit=$((LIMIT - SECONDS)) status=0
+    local limit=$((LIMIT - SECONDS)) status=0 options=(--out "$results")
     ((limit > 0)) || limit=1
+    if [[ $1 == tune && -n ${POLICY:-} ]]; then options+=(--policy "$POLICY"); fi
     echo "gpu: $*, at most $limit s, into $results"
     # In the foreground, so that Ctrl-C reaches it; its servers die with it.
-    timeout --foreground --kill-after=20 "$limit" "$python" -m benchmark.gpu "$@" --out "$results" || status=$?
+    timeout --foreground --kill-after=20 "$limit" "$python" -m benchmark.gpu "$@" "${options[@]}" || status=$?
     SECONDS=0
     ((status == 0)) && return
     failed+=("$1")
@@ -80,6 +82,7 @@ if [[ $stage != all ]]; then run_stage "$stage" "$@"; else
     for model in qwen3-30b-a3b gpt-oss-120b gpt-oss-20b; do run_stage server "$model"; done
     run_stage eagle3
     run_stage replay
+    run_stage tune
 fi
 "$python" -m benchmark.gpu table --out "$results" || true
 if ((${#failed[@]})); then echo "gpu: not finished: ${failed[*]}" >&2; exit 1; fi

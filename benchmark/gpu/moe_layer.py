@@ -70,8 +70,7 @@ class MoeLayers:
         self.biases: dict[str, Tensor] = {}
         if shape.gpt_oss:
             self.biases = {"b1": _random(experts, 2 * width), "b2": _random(experts, hidden)}
-        self.source = _random(shape.layers, rows, hidden, std=1.0)
-        self.hidden = torch.empty_like(self.source)
+        self.take_rows(rows)
         self.config = MoeRunnerConfig(
             num_experts=experts,
             num_local_experts=experts,
@@ -83,6 +82,11 @@ class MoeLayers:
             gemm1_alpha=1.702 if shape.gpt_oss else None,
             gemm1_clamp_limit=7.0 if shape.gpt_oss else None,
         )
+
+    def take_rows(self, rows: int) -> None:
+        """Run on `rows` rows from now on; the weights stay."""
+        self.source = _random(len(self.down), rows, self.down[0].shape[1], std=1.0)
+        self.hidden = torch.empty_like(self.source)
 
     def run(self, route: Callable[[int, Tensor], Any]) -> None:
         """Every layer once; `route` gives upstream's top-k output for a layer's number and input."""

@@ -65,7 +65,7 @@ def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_2(checkout, stage):
 def test_an_unknown_stage_is_refused(checkout):
     refused = run(checkout, "lyaer")
     assert refused.returncode == 1
-    assert refused.stderr == "gpu: stage 'lyaer': allowed is selection layer server eagle3 replay or all\n"
+    assert refused.stderr == "gpu: stage 'lyaer': allowed is selection layer server eagle3 replay tune or all\n"
 
 
 def test_all_patches_then_checks_then_runs_every_stage(checkout):
@@ -75,7 +75,7 @@ def test_all_patches_then_checks_then_runs_every_stage(checkout):
         "-m benchmark.gpu.preflight",
     ]
     models = ["server qwen3-30b-a3b", "server gpt-oss-120b", "server gpt-oss-20b"]
-    assert stages(checkout) == ["selection", "layer", *models, "eagle3", "replay", "table"]
+    assert stages(checkout) == ["selection", "layer", *models, "eagle3", "replay", "tune", "table"]
 
 
 def test_one_stage_alone_and_its_models(checkout):
@@ -83,10 +83,17 @@ def test_one_stage_alone_and_its_models(checkout):
     assert stages(checkout) == ["server gpt-oss-20b", "table"]
 
 
+def test_a_policy_reaches_the_stage_that_tunes_for_it(checkout):
+    assert run(checkout, "tune", "gpt-oss-20b", POLICY="oea:k0=3").returncode == 0
+    assert "-m benchmark.gpu tune gpt-oss-20b --out results --policy oea:k0=3" in (checkout / "ran").read_text()
+    assert run(checkout, "layer", POLICY="oea:k0=3").returncode == 0
+    assert "layer --out results\n" in (checkout / "ran").read_text().replace(str(checkout) + "/", "")
+
+
 def test_a_failed_stage_does_not_stop_the_others(checkout):
     failed = run(checkout, FAIL="layer")
     assert failed.returncode == 1
-    assert stages(checkout)[-3:] == ["eagle3", "replay", "table"]
+    assert stages(checkout)[-4:] == ["eagle3", "replay", "tune", "table"]
     assert failed.stderr.endswith("gpu: not finished: layer\n")
 
 

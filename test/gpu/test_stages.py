@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmark.gpu import eagle3, layer, replay, selection, server
+from benchmark.gpu import eagle3, layer, replay, selection, server, tune
 from benchmark.gpu.__main__ import NO_GPU, main
 from gpu.recorded import served, write_record
 
@@ -79,7 +79,7 @@ def test_selection_refuses_times_it_cannot_read(tmp_path):
         selection.read_times(tmp_path / "times.json")
 
 
-@pytest.mark.parametrize("stage", [selection, layer, server, eagle3, replay])
+@pytest.mark.parametrize("stage", [selection, layer, server, eagle3, replay, tune])
 def test_unknown_models_are_refused(tmp_path, started, stage):
     with pytest.raises(ValueError, match=r"models? qwen4: .*allowed"):
         stage.measure(write_record(tmp_path, "any", {}), ["qwen4"])
@@ -92,3 +92,16 @@ def test_without_a_gpu_no_record_is_begun(tmp_path, monkeypatch, capsys):
     assert main() == 2
     assert capsys.readouterr() == ("", NO_GPU + "\n")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_policy_is_for_stage_tune_alone(tmp_path, monkeypatch):
+    tuned = []
+    monkeypatch.setattr("benchmark.gpu.__main__.has_gpu", lambda: True)
+    monkeypatch.setattr(tune, "measure", lambda record, models, **options: tuned.append((models, options)))
+    arguments = ["qwen3-30b-a3b", "--policy", "oea:k0=3", "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", ["gpu", "tune", *arguments])
+    assert main() == 0
+    assert tuned == [(["qwen3-30b-a3b"], {"policy": "oea:k0=3"})]
+    monkeypatch.setattr("sys.argv", ["gpu", "layer", *arguments])
+    with pytest.raises(ValueError, match="--policy oea:k0=3: stage layer takes none; allowed is stage tune"):
+        main()

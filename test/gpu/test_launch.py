@@ -1,0 +1,123 @@
+"""The search for a launch: it finds the fastest, survives launches that fail, and times none that computes another
+output. Timer and kernels are stand-ins; the override is upstream's own.
+"""
+
+from itertools import product
+from math import inf
+from time import monotonic
+
+import pytest
+import torch
+from sglang.srt.layers.moe.moe_runner.triton_utils import get_config
+
+from benchmark.gpu import launch
+from benchmark.gpu.launch import CHOICES, Trials, agree, complete, descend
+
+LATER = monotonic() + 3600
+START = complete({"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1})
+BEST = {**START, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 256, "num_stages": 2, "num_warps": 8, "GROUP_SIZE_M": 16}
+
+
+def cost(config, best=BEST):
+    """Each step away from the best costs a tenth more."""
+    steps = sum(abs(values.index(config[name]) - values.index(best[name])) for name, values in CHOICES.items())
+    return 100 * 1.1**steps
+
+
+def test_completing_adds_tritons_defaults_and_drops_what_is_no_choice():
+    assert (START["num_warps"], START["num_stages"]) == (4, 3)
+    assert complete({**BEST, "USE_TMA": True}) == BEST
+
+
+def test_the_search_finds_the_best_with_far_fewer_trials_than_there_are_launches():
+    tried = []
+    found = descend([START], lambda config: tried.append(tuple(config.values())) or cost(config), LATER)
+    assert (found.config, found.us, found.finished) == (BEST, 100.0, True)
+    assert len(set(tried)) < 40 < len(list(product(*CHOICES.values()))) / 4
+
+
+def test_the_search_begins_at_the_fastest_start():
+    near = {**BEST, "BLOCK_SIZE_M": 32}
+    asked = []
+    descend([START, near], lambda config: asked.append(config) or cost(config), LATER)
+    assert asked[:2] == [START, near]
+    assert all(sum(config[name] != near[name] for name in CHOICES) <= 2 for config in asked[2:])
+
+
+def test_the_search_goes_around_launches_without_a_time():
+    def time(config):
+        return None if config["BLOCK_SIZE_K"] == 256 else cost(config)
+
+    found = descend([START], time, LATER)
+    assert found.config == {**BEST, "BLOCK_SIZE_K": 128}
+    assert descend([START], lambda config: None, LATER).us == inf
+
+
+def test_noise_is_no_gain():
+    times = iter([100.0, *[99.8] * 100])
+    assert descend([START], lambda config: next(times), LATER).config == START
+
+
+def test_a_search_without_time_keeps_its_best_start():
+    found = descend([START, BEST], cost, until=monotonic() - 1)
+    assert (found.config, found.finished) == (BEST, False)
+
+
+@pytest.fixture
+def work(monkeypatch):
+    """Stands for the layer: 32 columns fail, 256 compute something else, which is also the fastest."""
+    runs = []
+
+    def run():
+        config = get_config()
+        runs.append(config)
+        if config is not None and config["BLOCK_SIZE_N"] == 32:
+            raise RuntimeError("out of resource: shared memory\nand more")
+        output = torch.linspace(-3, 3, 1000).bfloat16()
+        if config is not None and config["BLOCK_SIZE_N"] == 256:
+            output[500] += 1.0
+        return output
+
+    def time_graph(call, replays=200):
+        call()
+        config = runs[-1]
+        if config is None:
+            return 700.0
+        return 1.0 if config["BLOCK_SIZE_N"] == 256 else cost(config) * (1 if replays == launch.SEARCH_REPLAYS else 2)
+
+    monkeypatch.setattr(launch, "time_graph", time_graph)
+    return run
+
+
+def test_launches_that_fail_or_compute_something_else_get_no_time(work, capsys):
+    trials = Trials(work)
+    assert trials.time({**BEST, "BLOCK_SIZE_N": 32}) is None
+    assert (trials.failed, trials.wrong) == (1, 0)
+    assert "RuntimeError: out of resource: shared memory\n" in capsys.readouterr().out
+    assert get_config() is None, "upstream would go on with the launch that failed"
+    assert trials.time({**BEST, "BLOCK_SIZE_N": 256}) is None
+    assert (trials.failed, trials.wrong) == (1, 1)
+    found = descend([START], trials.time, LATER)
+    assert found.config == BEST
+    assert trials.tried > 10
+    assert get_config() is None
+
+
+def test_times_are_of_one_layer_and_measured_once(work):
+    calls = []
+    trials = Trials(lambda: calls.append(get_config()) or work(), layers=4)
+    assert calls == [None]
+    assert [trials.time(BEST), trials.time(BEST)] == [25.0, 25.0]
+    assert calls == [None, BEST, BEST]  # compared, then timed, and not again
+    assert (trials.confirm(BEST), trials.time_own(), trials.tried) == (50.0, 175.0, 1)
+
+
+def test_agreement_is_up_to_rounding():
+    expected = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    assert agree(expected.bfloat16(), expected)
+    assert agree(expected * 1.01, expected)
+    for wrong in (expected[0, 0] + 0.2, torch.tensor(float("nan"))):
+        found = expected.clone()
+        found[0, 0] = wrong
+        assert not agree(found, expected)
+    assert not agree(torch.zeros(4, 64), expected)

@@ -1,0 +1,93 @@
+"""The files that are written, read back by upstream's own lookup: tuned where tuned, else as without them."""
+
+import json
+
+import pytest
+import triton
+from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe_triton_config as upstream
+
+from benchmark.gpu.layer import SHAPES
+from benchmark.gpu.moe_configs import merge, read_upstream, write_files
+from benchmark.gpu.moe_layer import Shape
+from benchmark.gpu.tune import TOKENS
+
+QWEN3, GPT_OSS_120B, GPT_OSS_20B = (Shape(name, **shape) for name, shape in SHAPES.items())
+TUNED = {
+    "BLOCK_SIZE_M": 16,
+    "BLOCK_SIZE_N": 32,
+    "BLOCK_SIZE_K": 256,
+    "GROUP_SIZE_M": 1,
+    "num_warps": 8,
+    "num_stages": 7,
+}
+
+
+@pytest.fixture
+def look_up(launches_on, monkeypatch):
+    """Call it with the folder for $SGLANG_MOE_CONFIG_DIR, or None, for upstream's lookup on a GPU of that name."""
+
+    def read(folder=None, gpu="NVIDIA H200"):
+        launches_on(gpu)
+        if folder is None:
+            monkeypatch.delenv("SGLANG_MOE_CONFIG_DIR", raising=False)
+        else:
+            monkeypatch.setenv("SGLANG_MOE_CONFIG_DIR", str(folder))
+
+        def choose(shape, rows):
+            w1, w2 = (shape.experts, 2 * shape.width, shape.hidden), (shape.experts, shape.hidden, shape.width)
+            up, (down, _) = upstream.try_get_optimal_moe_config(
+                w1, w2, shape.top_k, None, rows, return_down_config=True
+            )
+            return up, down or up
+
+        return choose
+
+    return read
+
+
+def read_files(shape, tokens=TOKENS):
+    return read_upstream(shape.experts, shape.hidden, shape.width, shape.top_k, tokens)
+
+
+@pytest.mark.parametrize(
+    ("shape", "gpu"),
+    [
+        (QWEN3, "NVIDIA H200"),
+        (QWEN3, "NVIDIA H100 80GB HBM3"),  # upstream has a file of the down projection there
+        (GPT_OSS_120B, "NVIDIA H200"),  # upstream has no file at all
+        (GPT_OSS_20B, "NVIDIA H200"),
+    ],
+    ids=["up", "up and down", "none", "none, 32 experts"],
+)
+def test_upstream_reads_back_what_was_tuned_and_its_own_above(tmp_path, look_up, shape, gpu):
+    own = look_up(gpu=gpu)
+    before = {rows: own(shape, rows) for rows in (*TOKENS, 100, *range(65, 5000))}
+    tuned = {rows: {**TUNED, "num_stages": rows} for rows in TOKENS} | {4: None}
+    write_files(tmp_path, merge(read_files(shape), tuned))
+    after = look_up(tmp_path, gpu)
+    for rows in TOKENS:
+        assert after(shape, rows) == (before[4] if rows == 4 else (tuned[rows], tuned[rows]))
+    changed = [rows for rows in range(65, 5000) if after(shape, rows) != before[rows]]
+    assert changed == []
+    assert after(shape, 100)[0]["BLOCK_SIZE_M"] <= after(shape, 4096)[0]["BLOCK_SIZE_M"]
+
+
+def test_the_file_is_upstreams_own_name_and_form(tmp_path, look_up):
+    look_up()
+    write_files(tmp_path, read_files(QWEN3))
+    path, down = sorted(tmp_path.rglob("*.json"))
+    folder = f"configs/triton_{triton.__version__.replace('.', '_')}"
+    assert str(path.relative_to(tmp_path)) == f"{folder}/E=128,N=768,device_name=NVIDIA_H200.json"
+    assert down.name == "E=128,N=768,device_name=NVIDIA_H200_down.json"
+    numbers = [int(rows) for rows in json.loads(path.read_text())]
+    assert numbers == sorted(numbers)
+    assert numbers[:8] == [*TOKENS, 65]
+
+
+def test_a_shape_without_a_file_in_the_folder_gets_upstreams_heuristic(tmp_path, look_up):
+    """What docs/gpu.md says of other models, and why it copies upstream's files first."""
+    look_up()
+    write_files(tmp_path, read_files(GPT_OSS_120B))
+    chosen = look_up(tmp_path)(QWEN3, 16)[0]
+    assert chosen == upstream.get_default_config(16, 128, 768, 2048, 8, None, False)
+    assert chosen != look_up()(QWEN3, 16)[0]

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .plan import SelectionPlan, build_plan
     from .selection import select
-    from .types import Batch, Router, Selection
+    from .types import Batch, Router, RunnerSlots, Selection
 
-__all__ = ["Batch", "Router", "Selection", "SelectionPlan", "build_plan", "select"]
+__all__ = ["Batch", "Router", "RunnerSlots", "Selection", "SelectionPlan", "build_plan", "select"]
 
 _MODULES = {
     "Batch": "types",
     "Router": "types",
+    "RunnerSlots": "types",
     "Selection": "types",
     "SelectionPlan": "plan",
     "build_plan": "plan",

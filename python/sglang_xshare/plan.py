@@ -106,6 +106,23 @@ class SelectionPlan:
         keeps_all = total >= num_experts or added >= num_experts - k0 or self.mass == 1 or self.drop == 0
         return not keeps_all
 
+    def max_active(self, router: Router, num_experts: int, rows: int, tokens_per_request: int = 1) -> int:
+        """The most experts that `rows` rows can wake under this plan, at least 1. Not for `target_per_rank`, whose
+        ranks this does not know: all experts.
+        """
+        columns = self.kmax or router.top_k
+        most = min(num_experts, rows * columns)
+        if self.mass is not None or self.drop is not None or self.confidence is not None or self.target_per_rank:
+            return max(most, 1)
+        requests = rows // tokens_per_request
+        budget = self.budget or 0
+        if self.ranking == "votes":
+            budget = max(budget, router.top_k)
+        held = rows * (router.top_k if self.k0 is None else self.k0) + self.add + requests * self.add_per_request
+        held += budget * (requests if self.scope == "request" else 1)
+        held += rows if self.coverage == "truncate" and self.rescue else 0
+        return max(min(most, held), 1)
+
 
 KEYS: Mapping[str, Key] = {
     f.name: replace(f.metadata["key"], optional="None" in str(f.type))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,8 @@ class Router:
     """How the model routes, apart from the logits. Fused shared experts are not part of it.
 
     `correction_bias` [N], any float dtype, is added to the scores to choose, never to weigh. `num_expert_group` and
-    `topk_group` are both given (a group-limited router) or both None. Raises ValueError naming the key.
+    `topk_group` are both given (a group-limited router) or both None. `scaling` multiplies every weight. Raises
+    ValueError naming the key.
     """
 
     top_k: int
@@ -25,6 +27,7 @@ class Router:
     renormalize: bool = True
     num_expert_group: int | None = None
     topk_group: int | None = None
+    scaling: float = 1.0
 
     def __post_init__(self) -> None:
         _check_count("top_k", self.top_k)
@@ -36,6 +39,8 @@ class Router:
         if self.num_expert_group is not None:
             _check_count("num_expert_group", self.num_expert_group)
             _check_count("topk_group", self.topk_group)
+        if isinstance(self.scaling, bool) or not 0 < self.scaling < math.inf:
+            raise ValueError(f"scaling = {self.scaling!r}: allowed is a finite number above 0")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +58,41 @@ class Batch:
         _check_count("tokens_per_request", self.tokens_per_request)
 
 
+@dataclass(frozen=True)
+class RunnerSlots:
+    """Asks `select()` for slots as an MoE runner takes them: an empty one holds an expert that is awake anyway, its
+    weight still 0.
+
+    Where `block_size` is given, SGLang's Triton runner is served too: slots sorted by expert, in blocks of so many. A
+    backend that does not sort leaves `Selection.alignment` None.
+    """
+
+    block_size: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """What SGLang's `moe_align_block_size` returns: the slots, numbered row by row, grouped by expert, every group
+    padded to a multiple of the block size. All int32.
+    """
+
+    sorted_slots: torch.Tensor
+    """[blocks * block size]; n * k stands for none. Blocks: as many as the plan can ever need, not as are needed."""
+    block_experts: torch.Tensor
+    """[blocks]: each block's expert. Not written beyond the last block in use."""
+    num_sorted: torch.Tensor
+    """[1]: the length of what is in use, padding included."""
+    block_size: int
+
+
 @dataclass(frozen=True, eq=False)
 class Selection:
     """Where every row goes. All tensors lie on the logits' device; nothing in it was synchronized with the host."""
 
     topk_ids: torch.Tensor
-    """[n, k] (`kmax` columns where the plan says so) int32, descending choice score, -1 in an empty slot."""
+    """[n, k] (`kmax` columns where the plan says so) int32, descending choice score, -1 in an empty slot (see
+    `RunnerSlots`).
+    """
     topk_weights: torch.Tensor
     """[n, k] float32, 0 in an empty slot."""
     selected: torch.Tensor
@@ -72,6 +106,8 @@ class Selection:
     kept_mass: torch.Tensor
     """[n] float32: the scores of the chosen experts over those of the row's own top-k; 1 where those are 0, but 0 in an
     invalid row."""
+    alignment: Alignment | None = None
+    """Where `RunnerSlots.block_size` asked for it and the backend sorts."""
 
 
 def _check_count(key: str, value: object) -> None:

@@ -49,7 +49,7 @@ few = settings(
 def kernel():
     """`select(..., backend="triton")`. The interpreter gets a process of its own: Triton chooses it once, at import."""
     if HAS_GPU:
-        yield lambda *args: select(*args, backend="triton")
+        yield lambda *args, **keys: select(*args, backend="triton", **keys)
         return
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         with pytest.MonkeyPatch.context() as environment:
@@ -57,7 +57,7 @@ def kernel():
             environment.setenv("OMP_NUM_THREADS", "1")
             environment.setenv("PYTHONWARNINGS", "ignore")  # numpy's, of inf - inf and the like
             pool.submit(int).result()  # starts the process
-        yield lambda *args: pool.submit(select, *args, backend="triton").result()
+        yield lambda *args, **keys: pool.submit(select, *args, backend="triton", **keys).result()
 
 
 def make_plan(name):

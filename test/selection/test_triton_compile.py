@@ -14,6 +14,7 @@ from triton.compiler import ASTSource
 from sglang_xshare import Batch, Router, build_plan
 from sglang_xshare.selection.triton_kernel.kernel import select_kernel
 from sglang_xshare.selection.triton_kernel.recipe import WARPS, make_recipe, make_tile
+from sglang_xshare.selection.triton_kernel.slots import finish_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
 DTYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
@@ -29,9 +30,14 @@ SIGNATURE = {
     "vanilla_active": "*i1",
     "kept_mass": "*fp32",
     "rescued": "*i64",
+    "sorted_slots": "*i32",
+    "block_experts": "*i32",
+    "num_sorted": "*i32",
     "num_rows": "i32",
     "row_stride": "i32",
+    "num_blocks": "i32",
 }
+ALIGNMENT = ("sorted_slots", "block_experts", "num_sorted")
 BIAS = torch.zeros(256)
 CASES = {
     "xshare": ({"policy": "xshare"}, Router(8), 1, (16, 128)),
@@ -51,20 +57,23 @@ CASES = {
 }
 
 
-def compile_kernel(case, dtype=torch.float32, votes=True, routes=True):
+def compile_kernel(case, dtype=torch.float32, votes=True, routes=True, fill=True, block_size=0, kernel=select_kernel):
     """The kernel compiled for Hopper, as it would be launched for a case."""
     keys, router, tokens, (rows, experts) = CASES[case]
     plan, batch = build_plan(keys), Batch(tokens_per_request=tokens)
-    tile = make_tile(plan, router, batch, rows, experts)
-    recipe = make_recipe(plan, router, batch, torch.empty(rows, experts, dtype=dtype))
+    tile = make_tile(plan, router, batch, rows, experts, block_size)
+    recipe = make_recipe(plan, router, batch, torch.empty(rows, experts, dtype=dtype), fill, block_size)
     constants = {"recipe": recipe, "tile": tile, "votes": votes, "routes": routes}
+    if not block_size:
+        constants |= dict.fromkeys(ALIGNMENT)
     if router.correction_bias is None:
         constants["bias"] = None
     if tile.programs == 1:
         constants |= {"partials": None, "arrivals": None}
-    signature = {name: "constexpr" if name in constants else kind for name, kind in SIGNATURE.items()}
-    signature = {"logits": DTYPES[dtype], **signature, **dict.fromkeys(constants, "constexpr")}
-    source = ASTSource(select_kernel, signature, {(select_kernel.arg_names.index(k),): v for k, v in constants.items()})
+    signature = {"logits": DTYPES[dtype]} | SIGNATURE | dict.fromkeys(constants, "constexpr")
+    names = kernel.arg_names
+    signature = {name: signature[name] for name in names}
+    source = ASTSource(kernel, signature, {(names.index(k),): v for k, v in constants.items() if k in names})
     return triton.compile(source, target=HOPPER, options={"num_warps": WARPS, "enable_fp_fusion": True})
 
 
@@ -73,9 +82,23 @@ def test_one_launch(case):
     compile_kernel(case)
 
 
+def test_slots_left_empty():
+    compile_kernel("xshare", fill=False)
+
+
+@pytest.mark.parametrize("case", ["xshare", "xshare in programs", "oea"])
+def test_sorted_slots(case):
+    compile_kernel(case, block_size=16)
+
+
 @pytest.mark.parametrize("half", ["votes", "routes"])
 def test_two_launches(half):
     compile_kernel("xshare in programs", votes=half == "votes", routes=half == "routes")
+
+
+@pytest.mark.parametrize("block_size", [0, 16])
+def test_a_third_launch_finishes(block_size):
+    compile_kernel("xshare in programs", block_size=block_size, kernel=finish_kernel)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,4 +1,4 @@
-"""A layer under policy: upstream's routers read, empty slots filled, and upstream's own result at full budget."""
+"""A layer under policy: upstream's routers read, and upstream's own result at full budget."""
 
 import json
 import subprocess
@@ -11,51 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_xshare.stage.layer import fill_empty_slots, read_router
+from sglang_xshare.stage.layer import read_router
 from stage.release import LATEST, every_release, make_env
-
-
-def fill(ids: list[list[int]]) -> list[list[int]]:
-    tensor = torch.tensor(ids, dtype=torch.int32)
-    weights = torch.rand(tensor.shape).masked_fill(tensor < 0, 0)
-    filled, kept = fill_empty_slots(tensor, weights)
-    assert filled.dtype == torch.int32
-    assert torch.equal(kept, weights)
-    return filled.tolist()
-
-
-def test_full_rows_stay_as_they_are():
-    assert fill([[3, 1], [2, 0]]) == [[3, 1], [2, 0]]
-
-
-def test_empty_slot_gets_the_rows_own_first_expert():
-    assert fill([[3, -1, -1], [0, 5, -1]]) == [[3, 3, 3], [0, 5, 0]]
-
-
-def test_padding_row_gets_a_live_rows_expert():
-    filled = fill([[-1, -1], [2, 6], [4, -1]])
-    assert filled[1:] == [[2, 6], [4, 4]]
-    assert filled[0] in ([2, 2], [4, 4])
-
-
-def test_no_live_row_gets_expert_0():
-    assert fill([[-1, -1], [-1, -1]]) == [[0, 0], [0, 0]]
-
-
-def test_more_columns_than_top_k():
-    """What a plan's kmax gives: rows of unequal length."""
-    assert fill([[1, 2, 3, 4, -1], [5, 6, -1, -1, -1]]) == [[1, 2, 3, 4, 1], [5, 6, 5, 5, 5]]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_filling_wakes_no_expert(seed):
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.stack([torch.randperm(32, generator=generator)[:6] for _ in range(12)]).int()
-    lengths = torch.randint(0, 7, (12, 1), generator=generator)
-    lengths[0] = 1
-    ids[torch.arange(6) >= lengths] = -1
-    filled, _ = fill_empty_slots(ids, torch.zeros(12, 6))
-    assert set(filled.flatten().tolist()) == set(ids[ids >= 0].tolist())
 
 
 def config(**changes: Any) -> SimpleNamespace:

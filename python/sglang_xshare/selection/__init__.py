@@ -8,14 +8,14 @@ from importlib import import_module
 import torch
 
 from ..plan import SelectionPlan
-from ..types import Batch, Router, Selection
+from ..types import Batch, Router, RunnerSlots, Selection
 
 BACKENDS = {
     "reference": "sglang_xshare.selection.reference",
     "torch": "sglang_xshare.selection.vectorized",
     "triton": "sglang_xshare.selection.triton_kernel",
 }
-"""Name -> module with a function `select(logits, plan, router, batch, rank_of_expert) -> Selection`."""
+"""Name -> module with a function `select(logits, plan, router, batch, rank_of_expert, slots) -> Selection`."""
 
 MAX_EXPERTS = 1024
 """So that a number below 2^-10 an expert can break every tie."""
@@ -28,13 +28,15 @@ def select(
     batch: Batch | None = None,
     rank_of_expert: torch.Tensor | Sequence[int] | None = None,
     backend: str = "auto",
+    slots: RunnerSlots | None = None,
 ) -> Selection:
     """Select the batch's experts and route every row within them.
 
     `router_logits` [n, N] in any float dtype, n may be 0. `rank_of_expert` [N] holds each expert's expert-parallel
     rank, for `target_per_rank`. `backend` is one of BACKENDS, or "auto": the Triton kernel on CUDA for what it
-    supports, else torch. Knows nothing of phases, layers or SGLang; never synchronizes with the host, except for
-    "reference". Raises ValueError naming what is wrong and what is allowed.
+    supports, else torch. `slots` asks for slots as an MoE runner takes them, none with id -1. Knows nothing of phases,
+    layers or SGLang; never synchronizes with the host, except for "reference". Raises ValueError naming what is wrong
+    and what is allowed.
     """
     batch = batch or Batch()
     if rank_of_expert is not None:
@@ -44,7 +46,7 @@ def select(
         backend = _choose_backend(router_logits, plan, router, batch)
     if backend not in BACKENDS:
         raise ValueError(f"backend = {backend!r}: allowed is auto, {', '.join(BACKENDS)}")
-    return import_module(BACKENDS[backend]).select(router_logits, plan, router, batch, rank_of_expert)
+    return import_module(BACKENDS[backend]).select(router_logits, plan, router, batch, rank_of_expert, slots)
 
 
 def _choose_backend(logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch) -> str:

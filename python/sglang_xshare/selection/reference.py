@@ -6,19 +6,27 @@ Runs on the CPU, whatever device the logits are on. One row and one expert at a 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
 from ..plan import SelectionPlan
-from ..types import Batch, Router, Selection
+from ..types import Batch, Router, RunnerSlots, Selection
 from .scores import compute_scores, to_grid
+from .slots import fill_slots
 
 
 def select(
-    logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, rank_of_expert: torch.Tensor | None
+    logits: torch.Tensor,
+    plan: SelectionPlan,
+    router: Router,
+    batch: Batch,
+    rank_of_expert: torch.Tensor | None,
+    slots: RunnerSlots | None,
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`."""
-    return _Reference(logits, plan, router, batch, rank_of_expert).select()
+    answer = _Reference(logits, plan, router, batch, rank_of_expert).select()
+    return answer if slots is None else replace(answer, topk_ids=fill_slots(answer.topk_ids))
 
 
 class _Reference:
@@ -197,13 +205,16 @@ class _Reference:
         return (self.kept[i] + others)[: self.plan.kmax or self.router.top_k]
 
     def weigh(self, i: int, experts: list[int]) -> torch.Tensor:
-        """P at the experts, over its sum where the model renormalizes, under truncate over that of the whole top-k."""
+        """P at the experts, over its sum where the model renormalizes, under truncate over that of the whole top-k; all
+        times the router's scaling.
+        """
         weights = self.scores[i, experts]
         if not self.router.renormalize:
-            return weights
+            return weights * self.router.scaling
         shared = self.top_k[i] if self.plan.coverage == "truncate" else experts
         total = self.scores[i, shared].sum()
-        return weights / total if total > 0 else torch.full_like(weights, 1 / max(len(shared), 1))
+        weights = weights / total if total > 0 else torch.full_like(weights, 1 / max(len(shared), 1))
+        return weights * self.router.scaling
 
     def mask(self, experts: set[int]) -> torch.Tensor:
         mask = torch.zeros(self.num_experts, dtype=torch.bool)

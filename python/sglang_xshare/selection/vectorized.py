@@ -12,17 +12,23 @@ import torch
 from torch.nn.functional import pad
 
 from ..plan import SelectionPlan
-from ..types import Batch, Router, Selection
+from ..types import Batch, Router, RunnerSlots, Selection
 from .rows import Rows, Slots, constant, find_best, mark, rank_rows
 from .scores import to_grid
 from .shortlist import select_experts
+from .slots import fill_slots
 
 # Keeps 0 / 0 at 0 and changes no other quotient of float32.
 _TINY = 2.0**-149
 
 
 def select(
-    logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, rank_of_expert: torch.Tensor | None
+    logits: torch.Tensor,
+    plan: SelectionPlan,
+    router: Router,
+    batch: Batch,
+    rank_of_expert: torch.Tensor | None,
+    slots: RunnerSlots | None,
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`."""
     selected = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
@@ -39,6 +45,10 @@ def select(
     missing = (plan.kmax or rows.top_k) - ids.shape[1]
     if missing:
         ids, weights = pad(ids, (0, missing), value=-1), pad(weights, (0, missing))
+    if router.scaling != 1:
+        weights = weights * router.scaling
+    if slots is not None:
+        ids = fill_slots(ids)
     # The caller's mask may be the next step's by the time the metrics are read.
     valid = None if batch.valid is None else batch.valid.clone()
     return _Answer(ids, weights, selected, lost, rows.own, chosen, valid)

@@ -70,6 +70,11 @@ def mask_logits(topk_config: Any, router_logits: Any) -> Any:
     return router_logits if _stage is None else _stage.mask_logits(topk_config, router_logits)
 
 
+def align(upstream: Any) -> Any:
+    """SGLang's `moe_align_block_size` for its Triton runner, or what answers it from slots that are sorted already."""
+    return upstream if _stage is None else _stage.align(upstream)
+
+
 def report(reporter: Any) -> str:
     """What was counted since the last decode log line, as part of this one; brings `/metrics` and trace up to date."""
     return "" if _stage is None else _stage.report(reporter)

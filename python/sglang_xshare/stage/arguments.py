@@ -27,6 +27,7 @@ class Arguments:
     schedule: Schedule | None
     mask_padding: bool
     trace: Path | None
+    align: bool = False
 
 
 def read_arguments(server_args: Any) -> Arguments | None:
@@ -35,6 +36,9 @@ def read_arguments(server_args: Any) -> Arguments | None:
     config = getattr(server_args, "expert_policy_config", None)
     trace = getattr(server_args, "expert_policy_trace", None)
     mask_padding = bool(getattr(server_args, "mask_padding_experts", False))
+    align = bool(getattr(server_args, "expert_policy_align", False))
+    if align and name in (None, "vanilla"):
+        raise ExpertPolicyError("--expert-policy-align: allowed only together with --expert-policy, but vanilla")
     if name is None:
         for flag, value in (("--expert-policy-config", config), ("--expert-policy-trace", trace)):
             if value is not None:
@@ -58,7 +62,7 @@ def read_arguments(server_args: Any) -> Arguments | None:
                 "traced; allowed is another policy"
             )
         return None
-    return Arguments(schedule, True, None if trace is None else _check_trace(Path(trace)))
+    return Arguments(schedule, True, None if trace is None else _check_trace(Path(trace)), align)
 
 
 def _read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:

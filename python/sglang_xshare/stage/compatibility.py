@@ -11,6 +11,7 @@ from ..patching.errors import PatchError
 from ..patching.status import check_patched
 from ..plan import SelectionPlan, build_plan
 from ..types import Router
+from .alignment import check_aligned
 from .arguments import Arguments, ExpertPolicyError
 from .draft import check_draft, read_draft
 from .mask import check_maskable
@@ -94,6 +95,11 @@ def check_server(server_args: Any, arguments: Arguments) -> None:
     """Raise `ExpertPolicyError` for a model, backend or mode it cannot serve; warn of a plan that drops nothing."""
     config = resolved(server_args)
     check_modes(config)
+    if arguments.align:
+        try:
+            check_aligned(config)
+        except ValueError as error:
+            raise refusal("--expert-policy-align", "on", str(error)) from None
     model = model_config(server_args)
     num_experts, top_k = read_model(model, server_args.model_path)
     _check_draft(config, model.hf_text_config)

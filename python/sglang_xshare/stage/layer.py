@@ -9,7 +9,8 @@ import torch
 
 from ..plan import SelectionPlan
 from ..selection import select
-from ..types import Router, Selection
+from ..types import Router, RunnerSlots, Selection
+from .alignment import Aligner
 from .mask import mask_logits
 from .step import Step
 from .upstream import num_shared_slots, scales_unnormalized_groups
@@ -23,20 +24,20 @@ class Layer:
 
     def __init__(self, layer_id: int, topk_config: Any, placement: torch.Tensor | None) -> None:
         self.layer_id = layer_id
-        self.router = read_router(topk_config)
+        scaling = topk_config.routed_scaling_factor or 1.0
+        on_output = topk_config.apply_routed_scaling_factor_on_output
+        # Left to upstream, only the first top-k of a plan's kmax columns would be scaled.
+        grouped = topk_config.use_grouped_topk
+        scales = on_output and (topk_config.renormalize or not grouped or scales_unnormalized_groups())
+        self.router = replace(read_router(topk_config), scaling=scaling if scales else 1.0)
         self.num_shared = num_shared_slots(topk_config)
         self.placement = placement
         self.plan: SelectionPlan | None = None
         self.step: Step | None = None
         self.selection: Selection | None = None
-        scaling = topk_config.routed_scaling_factor or 1.0
-        on_output = topk_config.apply_routed_scaling_factor_on_output
+        self.aligner: Aligner | None = None
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
         self.shared_weight = 1.0 if on_output else 1.0 / scaling
-        # Left to upstream, only the first top-k of a plan's kmax columns would be scaled.
-        grouped = topk_config.use_grouped_topk
-        scales = on_output and (topk_config.renormalize or not grouped or scales_unnormalized_groups())
-        self.scaling = scaling if scales else 1.0
         self.config = replace(
             topk_config,
             custom_routing_function=self.choose,
@@ -52,30 +53,31 @@ class Layer:
         `topk` counts the columns of fused shared experts where upstream expects them from its router. Raises
         RuntimeError where the router sees other rows than the step has: requests and padding would be mistaken.
         """
-        out = self.selection = self._select(gating_output)
-        ids, weights = fill_empty_slots(out.topk_ids, out.topk_weights)
-        if self.scaling != 1.0:
-            weights = weights * self.scaling
+        slots = RunnerSlots() if self.aligner is None else self.aligner.slots(len(gating_output))
+        out = self.selection = self._select(gating_output, slots)
+        ids, weights = out.topk_ids, out.topk_weights
         if topk > self.router.top_k:
             ids, weights = self._append_shared(ids, weights, gating_output.shape[1])
+        if self.aligner is not None:
+            self.aligner.offer(ids, gating_output.shape[1], out.alignment)
         return weights, ids
 
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
         """Router logits [n, N] that a runner which ranks them itself turns into the selection."""
-        out = self._select(logits)
+        out = self._select(logits, None)
         masked, awake = mask_logits(logits, out, self.router.top_k)
         # By field: a backend may answer with a Selection that computes some of them when they are read.
         values = {field.name: getattr(out, field.name) for field in fields(Selection)}
         self.selection = Selection(**{**values, "active": awake})
         return masked
 
-    def _select(self, logits: torch.Tensor) -> Selection:
+    def _select(self, logits: torch.Tensor, slots: RunnerSlots | None) -> Selection:
         assert self.plan is not None
         assert self.step is not None
         rows = self.step.rows
         if len(logits) != rows:
             raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows in a step of {rows}")
-        return select(logits, self.plan, self.router, self.step.batch, rank_of_expert=self.placement)
+        return select(logits, self.plan, self.router, self.step.batch, rank_of_expert=self.placement, slots=slots)
 
     def _append_shared(
         self, ids: torch.Tensor, weights: torch.Tensor, num_experts: int
@@ -110,15 +112,3 @@ def read_router(topk_config: Any) -> Router:
         num_expert_group=topk_config.num_expert_group if grouped else None,
         topk_group=topk_config.topk_group if grouped else None,
     )
-
-
-def fill_empty_slots(ids: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give every empty slot (id -1, weight 0) an expert that is awake anyway: the row's own first, or for a row without
-    any (padding) the first of some live row. Where no row is live, as when a graph is captured, expert 0.
-
-    MoE runners read weights out of bounds at -1 unless they filter experts. Taking the largest first choice as "some
-    live row's" needs no search and no synchronization, since an empty row's is -1.
-    """
-    first = ids[:, :1]
-    awake = torch.where(first < 0, first.amax(0, keepdim=True).clamp_min(0), first)
-    return torch.where(ids < 0, awake, ids), weights

@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 from ..plan import SelectionPlan, build_plan
+from .alignment import Aligner
 from .arguments import Arguments, ExpertPolicyError
 from .compatibility import end_refused, refusal
 from .layer import Layer
@@ -41,6 +42,9 @@ class Stage:
         if arguments.trace is not None:
             self.trace = Trace(arguments.trace, [layer.layer_id for _, layer in layers], device)
         self.exporter = Exporter()
+        self.aligner = Aligner() if arguments.align else None
+        for _, layer in layers:
+            layer.aligner = self.aligner
         self._by_config = {id(config): layer for config, layer in layers}
         self._running = False
         self._published = 0
@@ -58,6 +62,10 @@ class Stage:
         """The logits for a runner that ranks them itself; those of a layer that does not select are returned as is."""
         layer = self._find_selecting(topk_config)
         return router_logits if layer is None else layer.mask(router_logits)
+
+    def align(self, upstream: Any) -> Any:
+        """`upstream` (moe_align_block_size), or what answers it from sorted slots where the stage has them."""
+        return upstream if self.aligner is None else functools.partial(self.aligner.align, upstream)
 
     def _find_selecting(self, topk_config: Any) -> Layer | None:
         """The layer of a config, where it selects in this step."""
@@ -129,6 +137,8 @@ class Stage:
         if missed:
             raise PolicyBypassed(f"MoE layers {missed} did not route through the expert policy in a {step.phase} step")
         selections = [layer.selection for _, layer in self.layers]
+        if self.aligner is not None and any(selections) and not self.aligner.asked:
+            raise PolicyBypassed("--expert-policy-align: the MoE runner did not ask for the slots of the experts chosen")
         if any(selection is not None for selection in selections):
             counts = self.counters.count_selections(selections, step)
             if self.trace is not None:

@@ -6,6 +6,7 @@
         ~> the sum of the programs' words                 of several programs: stored, a grid barrier, loaded
         -> S [E] bool                                     in every program, from the same words
         -> topk_ids, topk_weights [n, columns]            rounds of `pop_best` over C within S
+        ~> slots sorted by expert                         where asked for, by the program that routed its rows last
 
 All sums across rows are of integers, so neither the order of rows nor the number of programs changes a bit.
 
@@ -21,8 +22,9 @@ instructions, where a bitonic sort of 128 experts takes 28 exchanges.
 import triton
 import triton.language as tl
 
-from .experts import HOLDER, VOTE, select_experts, wait_for_all
+from .experts import HOLDER, VOTE, is_last, select_experts, wait_for_all
 from .rows import EMPTY, drop_best, limit_groups, load_tile, make_unique, pop_best, score_rows, to_grid, to_keys
+from .slots import align_slots, fill_rows, finish_slots
 
 
 @triton.jit
@@ -166,13 +168,13 @@ def weigh(chosen: tl.tensor, filled: tl.tensor, shared_mass: tl.tensor, shared: 
 
 
 # A row stride known to be aligned would have a thread load several neighbours, and rows share a warp.
-@triton.jit(do_not_specialize=["num_rows", "row_stride"])
+@triton.jit(do_not_specialize=["num_rows", "row_stride", "num_blocks"])
 def select_kernel(
     logits: tl.tensor,  # [n, N] fp32, fp16 or bf16; the experts of a row are contiguous
     valid: tl.tensor,  # [n] bool, or None
     bias: tl.tensor,  # [N] float, or None
     partials: tl.tensor,  # [programs, E] int64: scratch of several programs
-    arrivals: tl.tensor,  # [1] int32: the barrier's counter
+    arrivals: tl.tensor,  # [2] int32: the counters of the barrier, and of the programs that are done
     topk_ids: tl.tensor,  # [n, columns] int32
     topk_weights: tl.tensor,  # [n, columns] fp32
     selected_out: tl.tensor,  # [N] bool
@@ -180,8 +182,12 @@ def select_kernel(
     vanilla_active: tl.tensor,  # [N] bool
     kept_mass: tl.tensor,  # [n] fp32
     rescued: tl.tensor,  # [] int64
+    sorted_slots: tl.tensor,  # an `Alignment`, or None
+    block_experts: tl.tensor,
+    num_sorted: tl.tensor,
     num_rows: tl.tensor,
     row_stride: tl.tensor,
+    num_blocks: tl.tensor,
     recipe: tl.constexpr,
     tile: tl.constexpr,
     votes: tl.constexpr,  # whether this launch does what comes before the barrier
@@ -233,12 +239,14 @@ def select_kernel(
             weights = weigh(weights, filled, own_mass, own)
         elif recipe.renormalize:
             weights = weigh(weights, filled, mass, filled)
+        if recipe.scaling != 1.0:
+            weights *= recipe.scaling
 
         column = tl.arange(0, tile.columns)[None, :]
         target = row[:, None] * recipe.columns + column
         inside = present[:, None] & (column < recipe.columns)
-        ids = tl.where(filled, ids, -1)
-        tl.store(topk_ids + target, ids, mask=inside)
+        taken = fill_rows(ids, column, tile) if recipe.fill else tl.where(filled, ids, -1)
+        tl.store(topk_ids + target, taken, mask=inside)
         tl.store(topk_weights + target, weights, mask=inside)
         share = tl.where(own_mass > 0, tl.div_rn(mass, tl.where(own_mass > 0, own_mass, 1.0)), 1.0)
         share = tl.where(share < float("inf"), share, 1.0)
@@ -250,3 +258,10 @@ def select_kernel(
             tl.store(selected_out + experts, selected, mask=exists)
             tl.store(vanilla_active + experts, (words & (HOLDER - 1)) >= VOTE, mask=exists)
             tl.store(rescued, saved)
+        if recipe.block_size and tile.programs == 1:
+            slots = num_rows * recipe.columns
+            align_slots(taken, target, inside, sorted_slots, block_experts, num_sorted, slots, num_blocks, recipe, tile)
+        if votes and recipe.fill and tile.programs > 1:
+            last = is_last(arrivals + 1, tile.programs)
+            if last:
+                finish_slots(topk_ids, sorted_slots, block_experts, num_sorted, num_rows, num_blocks, recipe, tile)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import torch
 import triton
 
 from ...plan import SelectionPlan
-from ...types import Batch, Router, Selection
+from ...types import Alignment, Batch, Router, RunnerSlots, Selection
 from .kernel import select_kernel
-from .recipe import WARPS, make_recipe, make_tile, supports
+from .recipe import MAX_SORTED, WARPS, count_blocks, make_recipe, make_tile, supports
+from .slots import finish_kernel
 
 INTERPRETED = triton.knobs.runtime.interpret
 COUNTERS = 64
@@ -21,7 +23,12 @@ _launches = count()
 
 
 def select(
-    logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, rank_of_expert: torch.Tensor | None
+    logits: torch.Tensor,
+    plan: SelectionPlan,
+    router: Router,
+    batch: Batch,
+    rank_of_expert: torch.Tensor | None,
+    slots: RunnerSlots | None,
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`.
 
@@ -37,9 +44,16 @@ def select(
         raise ValueError(
             f"router_logits on {logits.device}: allowed with backend triton is cuda, or TRITON_INTERPRET=1"
         )
+    block_size = 0 if slots is None else slots.block_size or 0
+    if make_tile(plan, router, batch, num_rows, num_experts).slots > MAX_SORTED or not num_rows:
+        block_size = 0
     answer = _allocate(logits, plan.kmax or router.top_k)
+    if block_size:
+        active = plan.max_active(router, num_experts, num_rows, batch.tokens_per_request)
+        blocks = count_blocks(answer.topk_ids.numel(), active, block_size)
+        answer = replace(answer, alignment=_allocate_alignment(logits, blocks, block_size))
     if num_rows:
-        _launch(logits, plan, router, batch, answer)
+        _launch(logits, plan, router, batch, answer, slots is not None, block_size)
     return answer
 
 
@@ -58,15 +72,33 @@ def _allocate(logits: torch.Tensor, columns: int) -> Selection:
     )
 
 
-def _launch(logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, answer: Selection) -> None:
-    recipe = make_recipe(plan, router, batch, logits)
-    tile = make_tile(plan, router, batch, *logits.shape)
+def _allocate_alignment(logits: torch.Tensor, blocks: int, block_size: int) -> Alignment:
+    sizes = (blocks * block_size, blocks, 1)
+    return Alignment(*(logits.new_empty((size,), dtype=torch.int32) for size in sizes), block_size=block_size)
+
+
+def _launch(
+    logits: torch.Tensor,
+    plan: SelectionPlan,
+    router: Router,
+    batch: Batch,
+    answer: Selection,
+    fill: bool,
+    block_size: int,
+) -> None:
+    recipe = make_recipe(plan, router, batch, logits, fill, block_size)
+    tile = make_tile(plan, router, batch, *logits.shape, block_size)
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     partials = arrivals = None
     if tile.programs > 1:
         partials = logits.new_empty((tile.programs, tile.experts), dtype=torch.int64)
         arrivals = _find_counter(logits.device, tile.programs)
+    alignment: tuple[torch.Tensor | None, ...] = (None, None, None)
+    blocks = 0
+    if answer.alignment is not None:
+        alignment = (answer.alignment.sorted_slots, answer.alignment.block_experts, answer.alignment.num_sorted)
+        blocks = len(answer.alignment.block_experts)
     arguments = (
         logits,
         None if batch.valid is None else batch.valid.contiguous(),
@@ -80,8 +112,10 @@ def _launch(logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Ba
         answer.vanilla_active,
         answer.kept_mass,
         answer.rescued,
+        *alignment,
         len(logits),
         logits.stride(0),
+        blocks,
     )
     together = tile.programs == 1 or arrivals is not None
     for votes, routes in ((True, True),) if together else ((True, False), (False, True)):
@@ -95,10 +129,12 @@ def _launch(logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Ba
             enable_fp_fusion=True,  # as every release so far does unasked
             launch_cooperative_grid=together and tile.programs > 1,
         )
+    if fill and not together:
+        finish_kernel[(1,)](answer.topk_ids, *alignment, len(logits), blocks, recipe=recipe, tile=tile, num_warps=WARPS)
 
 
 def _find_counter(device: torch.device, programs: int) -> torch.Tensor | None:
-    """[1] int32 for the barrier of one launch, None where it cannot have one.
+    """[2 or more] int32, 0 at first, for the barriers of one launch; None where it cannot have one.
 
     Launches that overlap, on several streams, take different counters.
     """

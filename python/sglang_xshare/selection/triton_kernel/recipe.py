@@ -19,6 +19,8 @@ MAX_TILE = 16384
 MAX_EXPERTS = 512
 # 31 bits hold a column's sum of utilities up to 2^20, and a row's sum of shares up to 2^26.
 MAX_ROWS, MAX_TOP_K = 2047, 31
+# Slots that one program sorts; with more, upstream's own kernel is left to it.
+MAX_SORTED = 1024
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,11 @@ class Recipe:
     rescue: bool
     """Whether a row can be left without experts and get its first choice back."""
     columns: int
+    scaling: float
+    fill: bool
+    """Whether no slot may stay empty."""
+    block_size: int
+    """Of the alignment; 0 where none is asked for."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +76,17 @@ class Tile:
     partials: int
     narrow: bool
     """Whether a utility and an expert's index together fit 31 bits."""
+    all_rows: int
+    """The rows of all programs."""
+    slots: int
+    """And their slots."""
+    positions: int
+    """The alignment's length, at most."""
 
 
-def make_recipe(plan: SelectionPlan, router: Router, batch: Batch, logits: torch.Tensor) -> Recipe:
+def make_recipe(
+    plan: SelectionPlan, router: Router, batch: Batch, logits: torch.Tensor, fill: bool = False, block_size: int = 0
+) -> Recipe:
     """The recipe for logits [n, N]; the plan has been checked against the router."""
     num_experts = logits.shape[1]
     biased = router.correction_bias is not None
@@ -104,6 +119,9 @@ def make_recipe(plan: SelectionPlan, router: Router, batch: Batch, logits: torch
         reach=None if plan.max_rank is None or plan.max_rank >= num_experts else plan.max_rank,
         rescue=_can_rescue(plan),
         columns=plan.kmax or router.top_k,
+        scaling=router.scaling,
+        fill=fill,
+        block_size=block_size,
     )
 
 
@@ -122,7 +140,9 @@ def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, n
     return not any(unserved)
 
 
-def make_tile(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> Tile:
+def make_tile(
+    plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int, block_size: int = 0
+) -> Tile:
     """One program where the batch is small, or where a rescued row may change every other; else as many as it takes."""
     tokens = batch.tokens_per_request if plan.add_per_request else 1
     request = _round_up(tokens)
@@ -132,15 +152,27 @@ def make_tile(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, 
     if rows * experts > SINGLE_PROGRAM and not _can_rescue(plan):
         rows = max(MIN_ROWS, request, _round_up(-(-num_rows // MAX_PROGRAMS)))
     programs = -(-requests // (rows // request))
+    columns = _round_up(plan.kmax or router.top_k)
+    all_rows = rows * _round_up(programs)
+    slots = all_rows * columns
     return Tile(
         rows=rows,
         experts=experts,
         request=request,
-        columns=_round_up(plan.kmax or router.top_k),
+        columns=columns,
         programs=programs,
         partials=max(MIN_ROWS, _round_up(programs)),
         narrow=programs * rows * experts <= 1 << (31 - 20),
+        all_rows=all_rows,
+        slots=slots,
+        positions=_round_up(count_blocks(slots, num_experts, block_size) * block_size) if block_size else 0,
     )
+
+
+def count_blocks(slots: int, experts: int, block_size: int) -> int:
+    """The most blocks that so many slots of at most so many experts fill."""
+    groups = min(slots, experts)
+    return groups + (slots - groups) // block_size
 
 
 def _resolve_budget(plan: SelectionPlan, router: Router, num_experts: int) -> int | None:

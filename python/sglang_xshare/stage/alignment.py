@@ -1,0 +1,62 @@
+"""Slots sorted by the selection, handed to SGLang's Triton MoE runner in place of its own sorting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..types import Alignment, RunnerSlots
+
+Aligned = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Align = Callable[[torch.Tensor, int, int], Aligned]
+
+
+class Aligner:
+    """Between the layers that select and the runner that asks for sorted slots: one for all layers, which run in turn.
+
+    The runner's block size depends on the number of rows. It is learned from the runner's first question, answered by
+    upstream, and asked of the selection from then on: before a graph is captured, SGLang runs the same shape eagerly.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        """Whether the runner has asked for the slots of the latest selection."""
+        self._block_sizes: dict[int, int] = {}
+        self._routed: tuple[torch.Tensor, int, Alignment | None] | None = None
+
+    def slots(self, rows: int) -> RunnerSlots:
+        """What to ask of the selection for a batch of so many rows."""
+        return RunnerSlots(self._block_sizes.get(rows))
+
+    def offer(self, ids: torch.Tensor, num_experts: int, alignment: Alignment | None) -> None:
+        """Take what a layer has routed: `ids` [n, k] int32 of `num_experts` experts, sorted or not."""
+        self.asked = False
+        self._routed = ids, num_experts, alignment
+
+    def align(self, upstream: Align, ids: torch.Tensor, block_size: int, num_experts: int) -> Aligned:
+        """What `moe_align_block_size` (`upstream`) returns for these arguments, without a launch where it is there.
+
+        Ids that are not the latest routed ones (a draft's, a prefill's, remapped ones) are upstream's to sort.
+        """
+        if self._routed is not None:
+            routed, experts, alignment = self._routed
+            # By address: upstream's compiled functions may wrap the same memory anew.
+            same = ids.data_ptr() == routed.data_ptr() and ids.shape == routed.shape
+            if same and num_experts == experts:
+                self.asked = True
+                self._block_sizes[len(ids)] = block_size
+                if alignment is not None and alignment.block_size == block_size:
+                    return alignment.sorted_slots, alignment.block_experts, alignment.num_sorted
+        return upstream(ids, block_size, num_experts)
+
+
+def check_aligned(config: Any) -> None:
+    """Raise ValueError for resolved server arguments under which the runner never sees the ids that were selected."""
+    if str(config.device) != "cuda":
+        raise ValueError(f"--device {config.device} has no Triton MoE runner; allowed is cuda")
+    if config.ep_size > 1:
+        raise ValueError(f"--ep-size {config.ep_size} renumbers the experts of each rank; allowed is 1")
+    if getattr(config, "enable_dp_attention", False) or getattr(config, "attn_dp_size", 1) > 1:
+        raise ValueError("data-parallel attention may mask ids after they are routed; allowed is none")

@@ -1,0 +1,243 @@
+"""Slots as MoE runners take them: none empty, no expert woken, for the Triton runner sorted as upstream sorts."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selection.cases import cases, keys_for, router_of
+from selection.oracle import ALGORITHMS
+from selection.test_triton import DEVICE, compare, few, kernel, make_logits, make_plan, make_router, without_denormals
+from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
+from sglang_xshare.selection.slots import fill_slots
+from sglang_xshare.selection.triton_kernel.recipe import MAX_SORTED, make_tile, supports
+
+__all__ = ["kernel"]
+BACKENDS = ("reference", "torch", "triton")
+
+
+def fill(ids: list[list[int]]) -> list[list[int]]:
+    filled = fill_slots(torch.tensor(ids, dtype=torch.int32))
+    assert filled.dtype == torch.int32
+    return filled.tolist()
+
+
+def test_full_rows_stay_as_they_are():
+    assert fill([[3, 1], [2, 0]]) == [[3, 1], [2, 0]]
+
+
+def test_empty_slot_gets_the_rows_own_first_expert():
+    assert fill([[3, -1, -1], [0, 5, -1]]) == [[3, 3, 3], [0, 5, 0]]
+
+
+def test_padding_row_gets_a_live_rows_expert():
+    filled = fill([[-1, -1], [2, 6], [4, -1]])
+    assert filled[1:] == [[2, 6], [4, 4]]
+    assert filled[0] in ([2, 2], [4, 4])
+
+
+def test_no_live_row_gets_expert_0():
+    assert fill([[-1, -1], [-1, -1]]) == [[0, 0], [0, 0]]
+
+
+def test_no_row():
+    assert fill_slots(torch.empty((0, 8), dtype=torch.int32)).shape == (0, 8)
+
+
+def test_more_columns_than_top_k():
+    """What a plan's kmax gives: rows of unequal length."""
+    assert fill([[1, 2, 3, 4, -1], [5, 6, -1, -1, -1]]) == [[1, 2, 3, 4, 1], [5, 6, 5, 5, 5]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_filling_wakes_no_expert(seed):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.stack([torch.randperm(32, generator=generator)[:6] for _ in range(12)]).int()
+    lengths = torch.randint(0, 7, (12, 1), generator=generator)
+    lengths[0] = 1
+    ids[torch.arange(6) >= lengths] = -1
+    filled = fill_slots(ids)
+    assert set(filled.flatten().tolist()) == set(ids[ids >= 0].tolist())
+
+
+def align(ids: torch.Tensor, block_size: int) -> tuple[list[int], list[int]]:
+    """(slots by expert and number, each expert's padded with their count; the expert of every block): what the
+    docstring of upstream's moe_align_block_size says.
+    """
+    flat = ids.flatten().tolist()
+    slots, experts = [], []
+    for expert in sorted(set(flat)):
+        mine = [slot for slot, one in enumerate(flat) if one == expert]
+        blocks = -(-len(mine) // block_size)
+        slots += mine + [len(flat)] * (blocks * block_size - len(mine))
+        experts += [expert] * blocks
+    return slots, experts
+
+
+def check_alignment(found, block_size):
+    slots, experts = align(found.topk_ids, block_size)
+    alignment = found.alignment
+    assert alignment.num_sorted.tolist() == [len(slots)]
+    assert alignment.sorted_slots[: len(slots)].tolist() == slots
+    assert alignment.block_experts[: len(experts)].tolist() == experts
+    # What lies behind is never a slot, whoever reads it.
+    assert (alignment.sorted_slots[len(slots) :] == found.topk_ids.numel()).all()
+    assert len(alignment.sorted_slots) == len(alignment.block_experts) * block_size
+
+
+def compare_filled(kernel, logits, plan, router, batch, block_size=None):
+    """The kernel's answer for a runner, after comparing it with the reference's and with the unfilled one."""
+    slots = RunnerSlots(block_size)
+    bare = compare(kernel, logits, plan, router, batch)
+    expected = select(logits, plan, router, batch, backend="reference", slots=slots)
+    found = kernel(logits, plan, router, batch, slots=slots)
+    assert torch.equal(found.topk_ids, expected.topk_ids)
+    assert torch.equal(found.topk_weights, bare.topk_weights)
+    assert torch.equal(found.active, bare.active)
+    assert (found.topk_ids >= 0).all()
+    if make_tile(plan, router, batch, *logits.shape).slots > MAX_SORTED:
+        assert found.alignment is None
+    elif block_size is not None:
+        check_alignment(found, block_size)
+    return found
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+@pytest.mark.parametrize("name", ["xshare", "dynamic-skip", "moe-spec truncating"])
+def test_select_fills_what_it_leaves_empty(backend, name):
+    logits, valid = make_logits("normal", 7, 24).cpu(), torch.arange(7) % 3 != 1
+    bare = select(logits, make_plan(name), Router(4), Batch(valid), backend=backend)
+    found = select(logits, make_plan(name), Router(4), Batch(valid), backend=backend, slots=RunnerSlots(16))
+    assert (bare.topk_ids < 0).any()
+    assert torch.equal(found.topk_ids, fill_slots(bare.topk_ids))
+    assert torch.equal(found.topk_weights, bare.topk_weights)
+    assert torch.equal(found.active, bare.active)
+    assert found.alignment is None
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_no_rows_at_all(backend):
+    found = select(torch.empty(0, 8), make_plan("xshare"), Router(2), backend=backend, slots=RunnerSlots(16))
+    assert found.topk_ids.shape == (0, 2)
+
+
+def test_no_rows_in_the_kernel(kernel):
+    found = kernel(torch.empty(0, 8, device=DEVICE), make_plan("xshare"), Router(2), Batch(), slots=RunnerSlots(16))
+    assert found.topk_ids.shape == (0, 2)
+    assert found.alignment is None
+
+
+@pytest.mark.parametrize("name", ["xshare", "oea", "dynamic-skip", "moe-spec truncating", "lynx-lat"])
+@pytest.mark.parametrize(("rows", "experts"), [(1, 16), (5, 40), (16, 128), (20, 160), (64, 64)])
+def test_the_kernel_fills_and_sorts(kernel, name, rows, experts):
+    """In one program and in several, where a padding row's expert is another program's."""
+    valid = torch.arange(rows, device=DEVICE) % 5 != 3
+    logits = make_logits("normal", rows, experts, seed=rows)
+    compare_filled(kernel, logits, make_plan(name), Router(6), Batch(valid), block_size=16)
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16, 64])
+def test_block_sizes(kernel, block_size):
+    """Some experts fill several blocks."""
+    logits = make_logits("normal", 16, 24, seed=3)
+    found = compare_filled(kernel, logits, make_plan("oea"), Router(6), Batch(), block_size)
+    assert found.alignment.num_sorted.item() % block_size == 0
+
+
+@pytest.mark.parametrize("live", [0, 1, 40])
+def test_padding_of_whole_programs(kernel, live):
+    """Rows of programs without a live one, and a batch without any, as when a graph is captured."""
+    logits = make_logits("normal", 40, 128)
+    valid = torch.arange(40, device=DEVICE) >= 40 - live
+    assert make_tile(make_plan("xshare"), Router(8), Batch(), 40, 128).programs > 2
+    found = compare_filled(kernel, logits, make_plan("xshare"), Router(8), Batch(valid), block_size=16)
+    if not live:
+        assert (found.topk_ids == 0).all()
+
+
+def test_requests_and_more_columns_than_top_k(kernel):
+    """A tile in which the rows of three-token requests are padded to four."""
+    plan = build_plan("custom", k0=1, add_per_request=3, kmax=5)
+    logits = make_logits("normal", 12, 40)
+    compare_filled(kernel, logits, plan, Router(3), Batch(tokens_per_request=3), block_size=4)
+
+
+def test_the_largest_batch_that_is_sorted(kernel):
+    rows = MAX_SORTED // 8
+    logits = make_logits("normal", rows, 64)
+    check_alignment(kernel(logits, make_plan("xshare"), Router(8), Batch(), slots=RunnerSlots(16)), 16)
+    more = make_logits("normal", rows + 1, 64)
+    assert kernel(more, make_plan("xshare"), Router(8), Batch(), slots=RunnerSlots(16)).alignment is None
+
+
+def test_blocks_are_as_many_as_the_plan_can_need(kernel):
+    """Upstream's launch has a row of programs for every block: 16 tokens at top-8 get 128 of them."""
+    logits = make_logits("normal", 16, 128)
+    found = kernel(logits, make_plan("xshare"), Router(8), Batch(), slots=RunnerSlots(16))
+    assert len(found.alignment.block_experts) == 40 + (128 - 40) // 16
+
+
+@pytest.mark.parametrize("policy", ALGORITHMS)
+@settings(few, max_examples=4)  # the interpreter sorts slowly
+@given(data=st.data())
+def test_random_batches(kernel, policy, data):
+    case = data.draw(cases(max_experts=64))
+    plan, router = build_plan(policy, **data.draw(keys_for(policy, case))), router_of(case)
+    if router.correction_bias is not None:
+        router = dataclasses.replace(router, correction_bias=router.correction_bias.to(DEVICE))
+    batch = Batch(None if case.valid is None else case.valid.to(DEVICE), case.tokens_per_request)
+    logits = without_denormals(case.logits.float()).to(DEVICE, case.logits.dtype)
+    if len(logits) and supports(plan, router, batch, *logits.shape):
+        compare_filled(kernel, logits, plan, router, batch, data.draw(st.sampled_from([1, 2, 16])))
+
+
+@pytest.mark.parametrize("policy", ALGORITHMS)
+@given(data=st.data())
+def test_a_plan_bounds_its_active_experts(policy, data):
+    """What the alignment's length relies on."""
+    case = data.draw(cases())
+    plan, router = build_plan(policy, **data.draw(keys_for(policy, case))), router_of(case)
+    batch = Batch(case.valid, case.tokens_per_request)
+    found = select(case.logits, plan, router, batch, case.rank_of_expert, backend="torch")
+    rows, experts = case.logits.shape
+    assert found.active.sum() <= plan.max_active(router, experts, rows, case.tokens_per_request)
+
+
+@pytest.mark.parametrize(
+    ("plan", "bound"),
+    [
+        ({"policy": "xshare", "k0": 1, "add": 24}, 40),
+        ({"policy": "xshare", "k0": 1, "add_per_request": 4}, 16 + 4 * 4),
+        ({"policy": "xshare", "k0": 1, "mass": 0.5}, 128),
+        ({"policy": "xshare", "k0": 1, "add": 500}, 128),
+        ({"policy": "oea", "k0": 3}, 48),
+        ({"policy": "lynx-lat", "retain": 2}, 8),
+        ({"policy": "lynx-lat", "drop": 2}, 128),
+        ({"policy": "moe-spec", "budget": 20}, 20),
+        ({"policy": "moe-spec", "budget": 20, "scope": "request"}, 80),
+        ({"policy": "moe-spec", "budget": 20, "coverage": "truncate"}, 36),
+        ({"policy": "pruned", "k0": 2}, 32),
+        ({"policy": "vanilla"}, 128),
+    ],
+)
+def test_bounds(plan, bound):
+    assert build_plan(plan).max_active(Router(8), 200, rows=16, tokens_per_request=4) == bound
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid with bias", "group-limited"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scaling_multiplies_every_weight(kernel, backend, kind):
+    logits, router = make_logits("normal", 6, 32), make_router(kind, 32, top_k=4)
+    run = kernel if backend == "triton" else lambda *args: select(*args, backend=backend)
+    plain, scaled = (run(logits, make_plan("xshare"), dataclasses.replace(router, scaling=x)) for x in (1.0, 2.5))
+    assert torch.equal(scaled.topk_weights, plain.topk_weights * 2.5)
+    assert torch.equal(scaled.topk_ids, plain.topk_ids)
+    assert torch.equal(scaled.kept_mass, plain.kept_mass)
+
+
+@pytest.mark.parametrize("scaling", [0, -1.0, float("nan"), float("inf"), True])
+def test_scaling_that_is_none(scaling):
+    with pytest.raises(ValueError, match=r"^scaling = .*: allowed is a finite number above 0"):
+        Router(8, scaling=scaling)

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from sglang_xshare import Batch, Router, Selection, SelectionPlan, select
+from sglang_xshare import Batch, Router, RunnerSlots, Selection, SelectionPlan, select
 from sglang_xshare.selection.triton_kernel import kernel, launch, recipe
 from sglang_xshare.selection.triton_kernel.experts import wait_for_all
 
@@ -42,9 +42,11 @@ class Conditions:
 
     lazy: bool = False
     late: tuple[int, str, int] | None = None
-    """(program, "load", "store" or "atomic", n): there, counted from 0, it waits until no other gets any further."""
+    """(program, "load", "store", "atomic" or "end", n): before its n-th from 0 it waits until no other gets further."""
     without: str | None = None
-    """What is left out: the "barrier", or what "release" or "acquire" mean to lazy memory."""
+    """What is left out: the "barrier"; what "release" or "acquire" mean to lazy memory; that the "last" program is the
+    one that comes last.
+    """
     seconds: float = 30
     """After which the launch counts as hung."""
 
@@ -67,7 +69,7 @@ class Program:
         self.copies = [memory.clone() for memory in self.launch.memory]
 
     def step(self, kind: str):
-        """Comes before every operation on memory."""
+        """Comes before every operation on memory, and before the end."""
         self.launch.check()
         if (self.index, kind, self.operations[kind]) == self.launch.conditions.late:
             self.launch.wait_for_others(self)
@@ -142,6 +144,7 @@ class Launch:
         _here.program = program
         try:
             body()
+            program.step("end")
             program.release()
             program.done = True
         except Stopped:
@@ -218,6 +221,8 @@ def programs_side_by_side(conditions: Conditions):
         if conditions.without == "barrier":
             patch.setattr(kernel, "wait_for_all", lambda *args: None)
             patch.setitem(globals(), "wait_for_all", lambda *args: None)
+        if conditions.without == "last":
+            patch.setattr(kernel, "is_last", lambda counter, programs: tl.program_id(0) == programs - 1)
         yield sizes
 
 
@@ -230,8 +235,10 @@ class Found:
     counters: list[int]
 
 
-def select_on_one_counter(calls: list[tuple[Call, Conditions]], start: int = 0, rows: int = 2) -> list[Found]:
-    """`select(*call, backend="triton")` for one (call, conditions) after the other, with `rows` a program.
+def select_on_one_counter(
+    calls: list[tuple[Call, Conditions]], start: int = 0, slots: RunnerSlots | None = None
+) -> list[Found]:
+    """`select(*call, backend="triton", slots=slots)` for one (call, conditions) after the other, two rows a program.
 
     All meet at the same counter, which starts at `start`. What is allocated holds NaN and the largest integers.
     """
@@ -241,10 +248,10 @@ def select_on_one_counter(calls: list[tuple[Call, Conditions]], start: int = 0, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "_find_counter", lambda device, programs: counters)
         patch.setattr(recipe, "SINGLE_PROGRAM", 0)
-        patch.setattr(recipe, "MIN_ROWS", rows)
+        patch.setattr(recipe, "MIN_ROWS", 2)
         for call, conditions in calls:
             with programs_side_by_side(conditions) as launches:
-                selection = select(*call, backend="triton")
+                selection = select(*call, backend="triton", slots=slots)
             found.append(Found(selection, launches, counters.tolist()))
     return found
 

@@ -1,9 +1,10 @@
-"""The barrier between the Triton kernel's programs, executed on a CPU: they run as threads, in one launch.
+"""How the Triton kernel's programs meet, executed on a CPU: they run as threads, in one launch.
 
 Shown: several programs find what the reference finds, launch after launch at one counter; one that stops anywhere until
 the others are stuck or through changes nothing; that takes the barrier, its release and its acquire, where nothing else
-makes a store visible; nobody passes before all have arrived. Not shown, without a GPU: that the compiled barrier orders
-the threads within a program, what hardware does with its fences, and that a cooperative launch is resident as a whole.
+makes a store visible; nobody passes before all have arrived; the last to finish sees what all have stored. Not shown,
+without a GPU: that compiled code orders the threads within a program, what hardware makes of a fence, that a
+cooperative launch is resident as a whole.
 """
 
 from concurrent.futures import ProcessPoolExecutor
@@ -14,7 +15,8 @@ import pytest
 import torch
 
 from selection.concurrent import Conditions, cross, select_on_one_counter
-from sglang_xshare import Batch, Router, build_plan, select
+from selection.test_slots import check_alignment
+from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="there is a GPU: test_triton.py runs the barrier itself"
@@ -52,9 +54,9 @@ def make_call(plan, programs, experts=16, seed=0):
     return logits, build_plan(PLANS[plan]), Router(4), Batch(valid, 2 if plan == "add_per_request" else 1)
 
 
-def find_differences(found, call):
+def find_differences(found, call, slots=None):
     """The names of what the reference finds otherwise."""
-    expected = select(*call, backend="reference")
+    expected = select(*call, backend="reference", slots=slots)
     tests = dict.fromkeys(EXACT, torch.equal) | dict.fromkeys(CLOSE, partial(torch.allclose, atol=1e-6, rtol=2e-6))
     return [name for name, test in tests.items() if not test(getattr(found.selection, name), getattr(expected, name))]
 
@@ -80,14 +82,13 @@ def test_plans_take_turns_at_one_counter(run):
         assert not find_differences(found, call)
 
 
-@pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("late", [0, 1, 2])
-def test_nobody_comes_too_late(run, late, lazy):
-    """A program that stops before its vote, its arrival or what comes after, until the others are stuck or through."""
+def test_nobody_comes_too_late(run, late):
+    """A program that stops before its votes, its arrival or what comes after, until the others are stuck or through."""
     places = [("load", 0), ("store", 0), ("store", 1), ("atomic", 0), ("atomic", 1), ("load", 1), ("store", 3)]
     call = make_call("add", 3)
-    conditions = [Conditions(lazy, (late, *place)) for place in places]
-    for place, found in zip(places, run(select_on_one_counter, [(call, each) for each in conditions]), strict=True):
+    calls = [(call, Conditions(lazy=(turn + late) % 2 == 0, late=(late, *place))) for turn, place in enumerate(places)]
+    for place, found in zip(places, run(select_on_one_counter, calls), strict=True):
         assert found.launches == [3]
         assert not find_differences(found, call), place
 
@@ -107,6 +108,36 @@ def test_it_takes_all_of_the_barrier(run, conditions, late):
     call = make_call("add", 3)
     (found,) = run(select_on_one_counter, [(call, Conditions(late=(late, "store", 0), **conditions))])
     assert find_differences(found, call)
+
+
+def make_filled_call(programs=3):
+    """(arguments, slots) with a program whose rows are both empty: others' experts fill them."""
+    logits, plan, router, _ = make_call("add", programs)
+    return (logits, plan, router, Batch(torch.arange(len(logits)) // 2 != 1)), RunnerSlots(4)
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_the_last_program_fills_and_sorts_what_all_have_routed(run, late):
+    """Whichever it is, launch after launch."""
+    call, slots = make_filled_call()
+    conditions = [
+        Conditions(lazy=True, late=(late, "store", 1)),
+        Conditions(lazy=True, late=(late, "end", 0)),
+        Conditions(late=(late, "store", 4)),
+    ]
+    for found in run(select_on_one_counter, [(call, each) for each in conditions], FLIPPED, slots):
+        assert found.launches == [3]
+        assert not any(found.counters[1:])
+        assert not find_differences(found, call, slots)
+        check_alignment(found.selection, slots.block_size)
+
+
+def test_another_than_the_last_would_not_see_all(run):
+    call, slots = make_filled_call()
+    conditions = Conditions(without="last", late=(0, "store", 2))
+    (found,) = run(select_on_one_counter, [(call, conditions)], 0, slots)
+    with pytest.raises(AssertionError):
+        check_alignment(found.selection, slots.block_size)
 
 
 @pytest.mark.parametrize("start", [0, FLIPPED])

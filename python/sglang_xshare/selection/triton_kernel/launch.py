@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import torch
@@ -44,16 +45,14 @@ def select(
         raise ValueError(
             f"router_logits on {logits.device}: allowed with backend triton is cuda, or TRITON_INTERPRET=1"
         )
-    block_size = 0 if slots is None else slots.block_size or 0
-    if make_tile(plan, router, batch, num_rows, num_experts).slots > MAX_SORTED or not num_rows:
-        block_size = 0
     answer = _allocate(logits, plan.kmax or router.top_k)
-    if block_size:
-        active = plan.max_active(router, num_experts, num_rows, batch.tokens_per_request)
-        blocks = count_blocks(answer.topk_ids.numel(), active, block_size)
-        answer = replace(answer, alignment=_allocate_alignment(logits, blocks, block_size))
     if num_rows:
-        _launch(logits, plan, router, batch, answer, slots is not None, block_size)
+        small = make_tile(plan, router, batch, num_rows, num_experts).slots <= MAX_SORTED
+        if slots is not None and slots.block_size is not None and small:
+            active = plan.max_active(router, num_experts, num_rows, batch.tokens_per_request)
+            blocks = count_blocks(answer.topk_ids.numel(), active, slots.block_size)
+            answer = replace(answer, alignment=_allocate_alignment(logits, blocks, slots.block_size))
+        _launch(logits, plan, router, batch, answer, fill=slots is not None)
     return answer
 
 
@@ -73,32 +72,27 @@ def _allocate(logits: torch.Tensor, columns: int) -> Selection:
 
 
 def _allocate_alignment(logits: torch.Tensor, blocks: int, block_size: int) -> Alignment:
-    sizes = (blocks * block_size, blocks, 1)
-    return Alignment(*(logits.new_empty((size,), dtype=torch.int32) for size in sizes), block_size=block_size)
+    new = partial(logits.new_empty, dtype=torch.int32)
+    return Alignment(new(blocks * block_size), new(blocks), new(1), block_size)
 
 
 def _launch(
-    logits: torch.Tensor,
-    plan: SelectionPlan,
-    router: Router,
-    batch: Batch,
-    answer: Selection,
-    fill: bool,
-    block_size: int,
+    logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, answer: Selection, fill: bool
 ) -> None:
+    aligned: tuple[torch.Tensor | None, ...] = (None, None, None)
+    blocks = block_size = 0
+    if answer.alignment is not None:
+        aligned = (answer.alignment.sorted_slots, answer.alignment.block_experts, answer.alignment.num_sorted)
+        blocks, block_size = len(answer.alignment.block_experts), answer.alignment.block_size
+    num_rows, num_experts = logits.shape
     recipe = make_recipe(plan, router, batch, logits, fill, block_size)
-    tile = make_tile(plan, router, batch, *logits.shape, block_size)
+    tile = make_tile(plan, router, batch, num_rows, num_experts, block_size)
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     partials = arrivals = None
     if tile.programs > 1:
         partials = logits.new_empty((tile.programs, tile.experts), dtype=torch.int64)
         arrivals = _find_counter(logits.device, tile.programs)
-    alignment: tuple[torch.Tensor | None, ...] = (None, None, None)
-    blocks = 0
-    if answer.alignment is not None:
-        alignment = (answer.alignment.sorted_slots, answer.alignment.block_experts, answer.alignment.num_sorted)
-        blocks = len(answer.alignment.block_experts)
     arguments = (
         logits,
         None if batch.valid is None else batch.valid.contiguous(),
@@ -112,8 +106,8 @@ def _launch(
         answer.vanilla_active,
         answer.kept_mass,
         answer.rescued,
-        *alignment,
-        len(logits),
+        *aligned,
+        num_rows,
         logits.stride(0),
         blocks,
     )
@@ -130,7 +124,7 @@ def _launch(
             launch_cooperative_grid=together and tile.programs > 1,
         )
     if fill and not together:
-        finish_kernel[(1,)](answer.topk_ids, *alignment, len(logits), blocks, recipe=recipe, tile=tile, num_warps=WARPS)
+        finish_kernel[(1,)](answer.topk_ids, *aligned, num_rows, blocks, recipe=recipe, tile=tile, num_warps=WARPS)
 
 
 def _find_counter(device: torch.device, programs: int) -> torch.Tensor | None:

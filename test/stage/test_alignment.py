@@ -1,0 +1,149 @@
+"""Slots that the selection sorted reach upstream's fused Triton runner, and nothing else does in their place."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmark.serving.server import ROOT
+from sglang_xshare import RunnerSlots
+from sglang_xshare.stage.alignment import Aligner, check_aligned
+from sglang_xshare.stage.arguments import ExpertPolicyError, read_arguments
+from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.stage import PolicyBypassed, Stage
+from sglang_xshare.types import Alignment
+from stage.fake import Config, Model, forward_batch
+from stage.release import make_env, older_releases_take_long
+
+UPSTREAM = (torch.tensor([9]), torch.tensor([9]), torch.tensor([9]))
+IDS = torch.zeros(6, 4, dtype=torch.int32)
+
+
+def upstream(ids, block_size, num_experts):
+    """Stands in for `moe_align_block_size`."""
+    return UPSTREAM
+
+
+def make_alignment(block_size=16):
+    return Alignment(*(torch.zeros(1, dtype=torch.int32) for _ in range(3)), block_size)
+
+
+@older_releases_take_long
+def test_upstreams_runner_computes_the_same_from_sorted_slots(release, patched_release):
+    """Its own kernels, interpreted: the batch of a size is upstream's to sort once, and never again."""
+    env = make_env(patched_release(release)) | {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
+    env["PYTHONPATH"] += f":{ROOT / 'test'}"
+    script = Path(__file__).with_name("moe_runner.py")
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    batches = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(batches) == 13
+    for batch in batches:
+        assert batch["error"] < 3e-3, batch  # it multiplies in fp16
+    assert sum(batch["size"] > 0.5 for batch in batches[:-1]) == 10
+    seen = set()
+    for batch in batches[:-1]:
+        assert batch["sorted by upstream"] == (batch["rows"] not in seen), batch
+        seen.add(batch["rows"])
+    assert batches[-1]["sorted by upstream"] == 1
+
+
+def test_block_size_is_learned_for_each_size_of_a_batch():
+    aligner = Aligner()
+    assert aligner.slots(6) == RunnerSlots(None)
+    aligner.offer(IDS, 32, None)
+    assert aligner.align(upstream, IDS, 16, 32) is UPSTREAM
+    assert aligner.slots(6) == RunnerSlots(16)
+    assert aligner.slots(7) == RunnerSlots(None)
+
+
+def test_sorted_slots_are_handed_over_for_the_same_memory():
+    aligner, alignment = Aligner(), make_alignment()
+    aligner.offer(IDS, 32, alignment)
+    for ids in (IDS, IDS.view(6, 4)):
+        found = aligner.align(upstream, ids, 16, 32)
+        assert found == (alignment.sorted_slots, alignment.block_experts, alignment.num_sorted)
+
+
+@pytest.mark.parametrize(
+    ("ids", "block_size", "experts"),
+    [(IDS.clone(), 16, 32), (IDS[:3], 16, 32), (IDS, 64, 32), (IDS, 16, 33)],
+    ids=["other memory", "fewer rows", "another block size", "other experts"],
+)
+def test_anything_else_is_upstreams_to_sort(ids, block_size, experts):
+    aligner = Aligner()
+    aligner.offer(IDS, 32, make_alignment())
+    assert aligner.align(upstream, ids, block_size, experts) is UPSTREAM
+
+
+def test_nothing_routed_yet():
+    assert Aligner().align(upstream, IDS, 16, 32) is UPSTREAM
+
+
+def make_stage(model):
+    arguments = read_arguments(SimpleNamespace(expert_policy="xshare", expert_policy_align=True))
+    layers = [(config, Layer(number, config, None)) for number, config in enumerate(model.configs)]
+    return Stage(model, layers, "cpu", arguments)
+
+
+def test_a_runner_that_never_asks_stops_the_server(monkeypatch):
+    """Such as one that got other ids, or sorts by itself: the flag would do nothing."""
+    model = Model()
+    model.logits = torch.randn(6, 32)
+    stage = make_stage(model)
+    monkeypatch.setattr("sglang_xshare.stage._stage", stage)
+    with pytest.raises(PolicyBypassed, match="--expert-policy-align: the MoE runner did not ask"):
+        model.forward(None, None, forward_batch("decode", 6))
+    model.forward(None, None, forward_batch("prefill", 6))
+
+
+def test_a_runner_that_asks_is_served(monkeypatch):
+    model = Model(1)
+    model.logits = torch.randn(6, 32)
+    stage = make_stage(model)
+    monkeypatch.setattr("sglang_xshare.stage._stage", stage)
+    asked = []
+
+    def ask_for(ids):
+        asked.append(stage.align(upstream)(ids, 16, 32))
+
+    original = model.configs[0]
+    layer = stage.layers[0][1]
+    choose = layer.choose
+    layer.config = Config(custom_routing_function=lambda *args: (lambda out: (ask_for(out[1]), out)[1])(choose(*args)))
+    stage._by_config = {id(original): layer}
+    model.forward(None, None, forward_batch("decode", 6))
+    assert asked == [UPSTREAM]
+    assert stage.aligner.slots(6) == RunnerSlots(16)
+
+
+def test_without_the_flag_upstream_is_left_alone():
+    model = Model()
+    arguments = read_arguments(SimpleNamespace(expert_policy="xshare"))
+    stage = Stage(model, [(config, Layer(0, config, None)) for config in model.configs], "cpu", arguments)
+    assert stage.align(upstream) is upstream
+
+
+@pytest.mark.parametrize("policy", [None, "vanilla"])
+def test_flag_without_a_policy(policy):
+    with pytest.raises(ExpertPolicyError, match=r"^--expert-policy-align: allowed only together with --expert-policy"):
+        read_arguments(SimpleNamespace(expert_policy=policy, expert_policy_align=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"device": "cpu"}, "--device cpu has no Triton MoE runner; allowed is cuda"),
+        ({"ep_size": 2}, "--ep-size 2 renumbers the experts of each rank; allowed is 1"),
+        ({"attn_dp_size": 2}, "data-parallel attention may mask ids"),
+        ({"enable_dp_attention": True}, "data-parallel attention may mask ids"),
+    ],
+)
+def test_servers_whose_runner_sees_other_ids(changes, named):
+    config = SimpleNamespace(**{"device": "cuda", "ep_size": 1, "attn_dp_size": 1} | changes)
+    with pytest.raises(ValueError, match=f"^{named}"):
+        check_aligned(config)

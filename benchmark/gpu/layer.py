@@ -19,6 +19,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 ACTIVE = (4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 POLICIES = ("off", "oea:k0=3", "oea:k0=5", "xshare:k0=1,add=24", "xshare:k0=1,add=8")
+SORTED = ", slots sorted"
+"""Follows a policy's key where the selection sorts the runner's slots too, which is to be measured before it is on."""
 # OEA, Table 3: the layer takes 0.61 and 0.77 of its time.
 GAIN_BARS = {("qwen3-30b-a3b", "oea:k0=3"): 39.0, ("qwen3-30b-a3b", "oea:k0=5"): 23.0}
 # Our own aim for Qwen3-30B-A3B: the share of the copy bandwidth that the layer reaches at 24 active experts.
@@ -82,6 +84,30 @@ def _measure_shape(record: Record, name: str) -> None:
             us = time_graph(partial(layers.run, moe_layer.model_router(logits, config))) / shape.layers
             record.add(key, active=mean, us=us)
             print(f"{key}: {us:.1f} us, {mean:.1f} active experts", flush=True)
+        if plan is not None and key + SORTED not in record:
+            us, same = _time_sorted(layers, shape, logits, plan)
+            record.add(key + SORTED, active=record.points[key]["active"], us=us / shape.layers, same=same)
+            print(f"{key}{SORTED}: {us / shape.layers:.1f} us", flush=True)
+
+
+def _time_sorted(layers: Any, shape: Any, logits: Any, plan: Any) -> tuple[float, bool]:
+    """(microseconds of all layers whose slots the selection sorts; whether their output is the same to the bit)."""
+    import torch
+
+    from benchmark.gpu import moe_layer
+    from benchmark.gpu.timing import time_graph
+
+    layers.run(moe_layer.model_router(logits, moe_layer.make_topk_config(shape, plan, ROWS, "cuda")))
+    expected = layers.hidden.clone()
+    with moe_layer.sorted_slots() as aligner:
+        run = partial(
+            layers.run, moe_layer.model_router(logits, moe_layer.make_topk_config(shape, plan, ROWS, "cuda", aligner))
+        )
+        us = time_graph(run)
+        run()
+    if not aligner.served:
+        raise RuntimeError(f"{shape.name}, {plan.policy}: the runner did not take the sorted slots")
+    return us, torch.equal(layers.hidden, expected)
 
 
 def _fit_rows(name: str, points: Mapping[str, Any], copy: float | None) -> list[Row]:
@@ -105,10 +131,12 @@ def _gain_rows(name: str, points: Mapping[str, Any]) -> list[Row]:
     if off is None:
         return []
     found = [Row(f"{name}, off", f"{off['us']:.1f} us, {off['active']:.1f} experts")]
-    for policy in POLICIES[1:]:
+    for policy in [policy + kind for policy in POLICIES[1:] for kind in ("", SORTED)]:
         point = points.get(policy)
         if point is not None:
             what = f"{name}, {policy}, {point['us']:.1f} us, {point['active']:.1f} experts"
             gain = 100 * (1 - point["us"] / off["us"])
             found.append(at_least(what, gain, GAIN_BARS.get((name, policy)), "% off"))
+            if not point.get("same", True):
+                found.append(Row(what, "another output than upstream's sorting", "the same output", False))
     return found

@@ -1,13 +1,17 @@
 """MoE layers as the server runs them: upstream's router, or the stage's, and upstream's fused Triton runner."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sglang_xshare import Batch, SelectionPlan
+from sglang_xshare import Batch, SelectionPlan, stage
+from sglang_xshare.stage.alignment import Aligner
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.step import Step
 
@@ -113,7 +117,9 @@ def model_router(logits: Tensor, topk_config: Any) -> Callable[[int, Tensor], An
     return lambda layer, hidden: select_experts(hidden, logits[layer], topk_config)
 
 
-def make_topk_config(shape: Shape, plan: SelectionPlan | None, rows: int, device: str) -> Any:
+def make_topk_config(
+    shape: Shape, plan: SelectionPlan | None, rows: int, device: str, aligner: Aligner | None = None
+) -> Any:
     """Upstream's `TopKConfig` of a plain softmax router; with a plan, as the stage changes it for a decode step."""
     from sglang.srt.layers.moe.topk import TopKConfig
 
@@ -121,9 +127,23 @@ def make_topk_config(shape: Shape, plan: SelectionPlan | None, rows: int, device
     if plan is None:
         return config
     layer = Layer(0, config, None)
-    layer.plan = plan
+    layer.plan, layer.aligner = plan, aligner
     layer.step = Step("decode", rows, Batch(valid=torch.ones(rows, dtype=torch.bool, device=device)))
     return layer.config
+
+
+@contextmanager
+def sorted_slots() -> Iterator[Aligner]:
+    """Within it, upstream's runner takes sorted slots from the aligner: a server with --expert-policy-align."""
+    aligner = Aligner()
+    server = stage._stage
+    stage._stage = SimpleNamespace(  # type: ignore[assignment]
+        route=lambda config: config, align=lambda upstream: partial(aligner.align, upstream)
+    )
+    try:
+        yield aligner
+    finally:
+        stage._stage = server
 
 
 def publish_arguments() -> None:

@@ -13,7 +13,7 @@ from benchmark.serving.server import ROOT
 
 KERNELS = "benchmark.kernels.gpu_selection"
 TIME_BAR = 2.0  # times upstream's fused router on the same logits; ours does both
-FIELDS = {"policy", "rows", "experts", "us", "upstream_us"}
+FIELDS = {"policy", "rows", "experts", "us", "upstream_us", "sorted_us", "upstream_sorted_us"}
 
 
 def measure(record: Record, models: Sequence[str]) -> None:
@@ -35,7 +35,8 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
     if "kernels" in points:
         cases = points["kernels"]["cases"]
         found.append(Row("ids against the reference", f"{cases} cases equal", "bit for bit", True))
-        found += [_time_row(one) for one in points["kernels"]["times"]]
+        times = points["kernels"]["times"]
+        found += [_time_row(one) for one in times] + [_sorted_row(one) for one in times]
     return found
 
 
@@ -56,6 +57,12 @@ def _time_row(one: Mapping[str, Any]) -> Row:
     what = f"{one['policy']}, {one['rows']} tokens x {one['experts']} experts"
     text = f"{one['us']:.2f} us, upstream's router {one['upstream_us']:.2f} us: {ratio:.2f} x"
     return Row(what, text, f"at most {TIME_BAR:g} x", ratio <= TIME_BAR)
+
+
+def _sorted_row(one: Mapping[str, Any]) -> Row:
+    what = f"{one['policy']}, {one['rows']} tokens x {one['experts']} experts, slots sorted"
+    theirs = one["upstream_sorted_us"]
+    return Row(what, f"{one['sorted_us']:.2f} us, upstream's router and sorting {theirs:.2f} us")
 
 
 def _run(*args: str) -> None:

@@ -3,7 +3,8 @@
     python -m benchmark.kernels.gpu_selection [PLAN ...] [--out FILE]
 
 Times are of captured CUDA graphs, a call among many, on the logits that upstream's fused router takes too; the kernel
-does what that router does and selects the batch's experts besides. Says so and measures nothing without a GPU.
+does what that router does and selects the batch's experts besides. Then the same where both also sort the slots by
+expert: the kernel in its one launch, upstream with `moe_align_block_size`. Says so and measures nothing without a GPU.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module
 from itertools import cycle, product
 from pathlib import Path
@@ -25,7 +27,7 @@ from benchmark.gpu.timing import time_graph
 from benchmark.plan import parse_plan
 from benchmark.serving.machine import describe_machine
 from benchmark.serving.server import has_gpu
-from sglang_xshare import Batch, Router, select
+from sglang_xshare import Batch, Router, RunnerSlots, Selection, select
 from sglang_xshare.selection.triton_kernel import supports
 
 PLANS = ("xshare:k0=1,add=24", "xshare:k0=1,add_per_request=4", "oea:k0=3", "lynx-lat:retain=32", "moe-spec:budget=32")
@@ -33,6 +35,7 @@ CHECKED_ROWS = (1, 2, 7, 16, 33, 64, 128, 256)
 CHECKED_EXPERTS = (8, 16, 60, 128, 160, 256, 384, 512)
 TIMED_ROWS, TIMED_EXPERTS = (16, 64), (128, 256)
 TOP_K, TOKENS_PER_REQUEST = 8, 4
+BLOCK_SIZE = 16  # upstream's for few tokens
 CALLS = 100  # in a graph, so that its own launch is a small part
 BAR = 2.0
 DEVICE = "cuda"
@@ -41,13 +44,17 @@ NO_GPU = "gpu_selection: no NVIDIA GPU answers here; nothing was measured"
 
 @dataclass(frozen=True)
 class Time:
-    """Median microseconds of a call: select() with a policy, and upstream's router on the same logits."""
+    """Median microseconds of a call: select() with a policy as a layer calls it, upstream's router on the same logits,
+    and both with sorted slots.
+    """
 
     policy: str
     rows: int
     experts: int
     us: float
     upstream_us: float
+    sorted_us: float
+    upstream_sorted_us: float
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,7 +91,9 @@ def make_cases(plans: Sequence[str]) -> list[tuple[int, int, str, torch.dtype, b
 
 
 def check(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool) -> str | None:
-    """What differs from the reference, on random logits with a tenth of the rows padding; None where nothing does."""
+    """What differs from the reference, or from upstream's sorting, on random logits with a tenth of the rows padding;
+    None where nothing does.
+    """
     plan, batch = parse_plan(spelling), _make_batch(spelling, rows)
     router = Router(min(TOP_K, experts))
     logits = _make_logits(rows, experts, dtype)
@@ -97,6 +106,12 @@ def check(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool
     for field in ("topk_ids", "selected", "active", "vanilla_active"):
         if not torch.equal(getattr(found, field), getattr(expected, field)):
             return f"{field} of {spelling} on {rows} x {experts} {dtype}{', tied' * tied}: not the reference's"
+    slots = RunnerSlots(BLOCK_SIZE)
+    filled = select(logits, plan, router, batch, backend="triton", slots=slots)
+    if not torch.equal(filled.topk_ids, select(logits, plan, router, batch, backend="reference", slots=slots).topk_ids):
+        return f"filled slots of {spelling} on {rows} x {experts} {dtype}{', tied' * tied}: not the reference's"
+    if filled.alignment is not None and not _is_sorted(filled, experts):
+        return f"sorted slots of {spelling} on {rows} x {experts} {dtype}{', tied' * tied}: not upstream's"
     return None
 
 
@@ -104,20 +119,26 @@ def measure(rows: int, experts: int, spelling: str) -> Time:
     """Time select() and upstream's router on the same logits, in bf16 as a gate in bf16 gives them."""
     logits = _make_logits(rows, experts, torch.bfloat16)
     plan, batch, router = parse_plan(spelling), _make_batch(spelling, rows), Router(TOP_K)
-    ours = _time_call(lambda: select(logits, plan, router, batch, backend="triton"))
-    return Time(spelling, rows, experts, ours, _time_call(_make_upstream(logits)))
+    ours = [
+        _time_call(partial(select, logits, plan, router, batch, backend="triton", slots=slots))
+        for slots in (RunnerSlots(), RunnerSlots(BLOCK_SIZE))
+    ]
+    theirs = [_time_call(_make_upstream(logits, sort)) for sort in (False, True)]
+    return Time(spelling, rows, experts, ours[0], theirs[0], ours[1], theirs[1])
 
 
 def make_table(times: Sequence[Time]) -> Table:
     """A row a policy and shape."""
     table = Table(title=f"{torch.cuda.get_device_name()}, top-{TOP_K}, bf16, µs a call", box=box.SIMPLE_HEAD)
     table.add_column("policy")
-    for heading in ("tokens x experts", "select", "upstream's router", f"ratio (bar {BAR:g})"):
+    headings = ("tokens x experts", "select", "upstream's router", f"ratio (bar {BAR:g})", "sorted", "upstream, sorted")
+    for heading in headings:
         table.add_column(heading, justify="right")
     for one in times:
         ratio = one.us / one.upstream_us
-        cells = (f"{one.us:.2f}", f"{one.upstream_us:.2f}", f"{ratio:.2f}{'' if ratio <= BAR else ' missed'}")
-        table.add_row(one.policy, f"{one.rows} x {one.experts}", *cells)
+        against = f"{ratio:.2f}{'' if ratio <= BAR else ' missed'}"
+        cells = [f"{us:.2f}" for us in (one.us, one.upstream_us, one.sorted_us, one.upstream_sorted_us)]
+        table.add_row(one.policy, f"{one.rows} x {one.experts}", *cells[:2], against, *cells[2:])
     return table
 
 
@@ -125,11 +146,31 @@ def _time_call(call: Callable[[], object]) -> float:
     return time_graph(lambda: [call() for _ in range(CALLS)]) / CALLS
 
 
-def _make_upstream(logits: torch.Tensor) -> Callable[[], object]:
+def _make_upstream(logits: torch.Tensor, sort: bool) -> Callable[[], object]:
     router = import_module("sgl_kernel").topk_softmax  # of the CUDA build: ours for the CPU has none
     weights = torch.empty(len(logits), TOP_K, device=DEVICE)
     ids = torch.empty(len(logits), TOP_K, dtype=torch.int32, device=DEVICE)
-    return lambda: router(weights, ids, logits, True)
+    if not sort:
+        return lambda: router(weights, ids, logits, True)
+    align = _import_align()
+    return lambda: (router(weights, ids, logits, True), align(ids, BLOCK_SIZE, logits.shape[1]))
+
+
+def _import_align() -> Callable[..., tuple[torch.Tensor, ...]]:
+    return import_module("sglang.srt.layers.moe.moe_runner.triton_utils.moe_align_block_size").moe_align_block_size
+
+
+def _is_sorted(found: Selection, experts: int) -> bool:
+    """Whether the slots are sorted as upstream sorts the same ids, but for the order of an expert's slots."""
+    mine = found.alignment
+    assert mine is not None
+    slots, block_experts, length = _import_align()(found.topk_ids, BLOCK_SIZE, experts)
+    used = int(length)
+    blocks = used // BLOCK_SIZE
+    if int(mine.num_sorted) != used or not torch.equal(mine.block_experts[:blocks], block_experts[:blocks]):
+        return False
+    expert = block_experts[:blocks].repeat_interleave(BLOCK_SIZE) * (found.topk_ids.numel() + 1)
+    return torch.equal(*((expert + one[:used]).sort().values for one in (mine.sorted_slots, slots)))
 
 
 def _make_logits(rows: int, experts: int, dtype: torch.dtype) -> torch.Tensor:

@@ -1,12 +1,15 @@
 """What stage `layer` feeds the layer: logits as real batches have them, and exactly as many experts as it says."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
 from benchmark.gpu.layer import ROWS, SHAPES, measure
-from benchmark.gpu.moe_layer import Shape, draw_logits, make_topk_config, model_router, route_to
+from benchmark.gpu.moe_layer import Shape, draw_logits, make_topk_config, model_router, route_to, sorted_slots
 from gpu.recorded import write_record
-from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare import Batch, Router, build_plan, select, stage
+from sglang_xshare.types import Alignment
 
 QWEN3 = Shape("qwen3-30b-a3b", **{**SHAPES["qwen3-30b-a3b"], "layers": 48})
 
@@ -52,6 +55,22 @@ def test_the_policy_goes_through_upstreams_own_router_call():
     kept = expected.topk_ids >= 0
     assert torch.equal(routed.topk_ids[kept], expected.topk_ids[kept])
     assert int(torch.bincount(routed.topk_ids.flatten().long(), minlength=32).count_nonzero()) == expected.active.sum()
+
+
+def test_the_runner_takes_what_the_policy_sorted():
+    """As in a server with --expert-policy-align; test/stage/test_alignment.py has upstream's own runner take it."""
+    shape = Shape("small", hidden=16, width=16, experts=32, top_k=4, layers=1)
+    logits = draw_logits(shape, ROWS, "cpu").float()
+    sort = Mock(return_value="upstream's")
+    with sorted_slots() as aligner:
+        config = make_topk_config(shape, build_plan("oea", k0=1), ROWS, "cpu", aligner)
+        routed = model_router(logits, config)(0, torch.zeros(ROWS, 16))
+        assert stage.align(sort)(routed.topk_ids, 16, 32) == "upstream's"
+        assert aligner.slots(ROWS).block_size == 16
+        aligner.offer(routed.topk_ids, 32, Alignment(*torch.zeros(3, 1), 16))
+        assert len(stage.align(sort)(routed.topk_ids, 16, 32)) == 3
+    assert aligner.served == sort.call_count == 1
+    assert stage.align(sort) is sort
 
 
 def test_an_unknown_model_is_refused(tmp_path):

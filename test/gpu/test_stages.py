@@ -75,7 +75,7 @@ def test_selection_keeps_nothing_of_a_failed_part(tmp_path, monkeypatch):
 
 def test_selection_refuses_times_it_cannot_read(tmp_path):
     (tmp_path / "times.json").write_text('{"cases": 3, "times": [{"us": 1.0}]}')
-    with pytest.raises(ValueError, match="needed is cases and times with experts, policy, rows, upstream_us, us"):
+    with pytest.raises(ValueError, match="needed is cases and times with experts, policy, rows, sorted_us, "):
         selection.read_times(tmp_path / "times.json")
 
 

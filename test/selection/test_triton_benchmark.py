@@ -1,5 +1,7 @@
 """The GPU benchmark of the Triton kernel, as far as a machine without one can run it."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from benchmark.kernels import gpu_selection
 from benchmark.plan import parse_plan
 from sglang_xshare import Batch, Router
 from sglang_xshare.selection.triton_kernel import supports
+from sglang_xshare.types import Alignment
 
 
 def test_without_a_gpu_it_measures_nothing(monkeypatch, capsys, tmp_path):
@@ -38,7 +41,9 @@ def on_a_gpu(monkeypatch):
     """As if there were one on which everything takes 3 us, beside 2 us of upstream's."""
     monkeypatch.setattr(gpu_selection, "has_gpu", lambda: True)
     monkeypatch.setattr(gpu_selection, "check", lambda *_: None)
-    monkeypatch.setattr(gpu_selection, "measure", lambda *shape: gpu_selection.Time(shape[2], *shape[:2], 3.0, 2.0))
+    monkeypatch.setattr(
+        gpu_selection, "measure", lambda *shape: gpu_selection.Time(shape[2], *shape[:2], 3.0, 2.0, 4.0, 20.0)
+    )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
 
 
@@ -49,7 +54,40 @@ def test_the_gpu_stage_reads_what_it_writes(capsys, tmp_path):
     content = read_times(out)
     assert content["cases"] == len(gpu_selection.make_cases(["oea:k0=3"]))
     assert [(one["rows"], one["experts"]) for one in content["times"]] == [(16, 128), (16, 256), (64, 128), (64, 256)]
-    assert "1.50" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "1.50" in printed
+    assert "20.00" in printed
+
+
+@pytest.fixture
+def sorted_batch(monkeypatch):
+    """Filled slots, and how upstream sorts them: an expert's in any order."""
+    ids = torch.tensor([[2, 0], [1, 2], [2, 2]], dtype=torch.int32)
+    upstream = [torch.tensor(x, dtype=torch.int32) for x in ([1, 6, 2, 6, 5, 4, 3, 0], [0, 1, 2, 2], [8])]
+    monkeypatch.setattr(gpu_selection, "BLOCK_SIZE", 2)
+    monkeypatch.setattr(gpu_selection, "DEVICE", "cpu")
+    monkeypatch.setattr(gpu_selection, "_import_align", lambda: lambda *args: upstream)
+
+    def make(slots, experts, length):
+        tensors = [torch.tensor(x, dtype=torch.int32) for x in (slots, experts, [length])]
+        return SimpleNamespace(topk_ids=ids, alignment=Alignment(*tensors, 2))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("slots", "experts", "length", "right"),
+    [
+        ([1, 6, 2, 6, 0, 3, 4, 5, 6, 6], [0, 1, 2, 2, 77], 8, True),
+        ([1, 6, 2, 6, 0, 3, 4, 4, 6, 6], [0, 1, 2, 2, 77], 8, False),
+        ([2, 6, 1, 6, 0, 3, 4, 5, 6, 6], [0, 1, 2, 2, 77], 8, False),
+        ([1, 6, 2, 6, 0, 3, 4, 5, 6, 6], [0, 1, 1, 2, 77], 8, False),
+        ([1, 6, 2, 6, 0, 3, 4, 5, 6, 6], [0, 1, 2, 2, 77], 10, False),
+    ],
+    ids=["as upstream's", "a slot twice", "slots of other experts", "another block's expert", "longer"],
+)
+def test_sorted_slots_are_held_to_upstreams(sorted_batch, slots, experts, length, right):
+    assert gpu_selection._is_sorted(sorted_batch(slots, experts, length), 3) is right
 
 
 @pytest.mark.usefixtures("on_a_gpu")

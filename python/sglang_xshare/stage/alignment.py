@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from ..types import Alignment, RunnerSlots
 
+logger = logging.getLogger(__name__)
 Aligned = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Align = Callable[[torch.Tensor, int, int], Aligned]
 
@@ -23,6 +25,8 @@ class Aligner:
     def __init__(self) -> None:
         self.asked = False
         """Whether the runner has asked for the slots of the latest selection."""
+        self.served = 0
+        """How often it took what the selection sorted; a graph's replays are not counted."""
         self._block_sizes: dict[int, int] = {}
         self._routed: tuple[torch.Tensor, int, Alignment | None] | None = None
 
@@ -48,6 +52,9 @@ class Aligner:
                 self.asked = True
                 self._block_sizes[len(ids)] = block_size
                 if alignment is not None and alignment.block_size == block_size:
+                    if not self.served:
+                        logger.info("The MoE runner takes its slots as the expert policy has sorted them")
+                    self.served += 1
                     return alignment.sorted_slots, alignment.block_experts, alignment.num_sorted
         return upstream(ids, block_size, num_experts)
 

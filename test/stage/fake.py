@@ -62,11 +62,46 @@ def forward_batch(mode: str, rows: int, batch_size: int | None = None, padding: 
             is_target_verify=lambda: mode == "verify",
             is_decode=lambda: mode == "decode",
             is_extend=lambda: mode in ("verify", "prefill"),
+            is_idle=lambda: mode == "idle",
         ),
         input_ids=torch.zeros(rows, dtype=torch.int64),
         batch_size=batch_size or rows,
         out_cache_loc=slots,
+        global_num_tokens_cpu=None,
     )
+
+
+@dataclass
+class Gather:
+    """Data-parallel attention on several ranks of one process: a collective that knows every rank's forward batch."""
+
+    batches: list[SimpleNamespace]
+
+    def __call__(self, flags: torch.Tensor, rows: int, forward_batch: SimpleNamespace) -> torch.Tensor:
+        """In place of `upstream.gather_rows`: slot after slot, each as long as it was padded to."""
+        assert any(forward_batch is batch for batch in self.batches)
+        gathered = torch.cat([batch.out_cache_loc != 0 for batch in self.batches])
+        assert len(gathered) == rows
+        return gathered
+
+
+def gathered_batches(
+    mode: str, requests: list[int], draft_tokens: int | None = None, longest: bool = True, others: str = "idle"
+) -> list[SimpleNamespace]:
+    """The forward batches of attention-DP ranks with so many requests each, as SGLang has padded them: all to the
+    longest (MAX_LEN), or none (SUM_LEN). A rank without requests is in mode `others`.
+    """
+    tokens = draft_tokens or 1
+    slots = [tokens * (max(requests) if longest else count) for count in requests]
+    verify = SimpleNamespace(draft_token_num=draft_tokens, is_verify_input=lambda: True)
+    batches = []
+    for count, rows in zip(requests, slots, strict=True):
+        batch = forward_batch(mode if count else others, rows, rows // tokens, padding=rows - tokens * count)
+        batch.global_num_tokens_cpu = slots
+        batch.is_extend_in_batch = "prefill" in (mode, others)
+        batch.spec_info = verify if draft_tokens else None
+        batches.append(batch)
+    return batches
 
 
 def runner(model: Model, device: str = "cpu", is_draft_worker: bool = False, **flags: Any) -> SimpleNamespace:

@@ -3,7 +3,8 @@
 It appends a JSON line a call to $EXPERT_PROBE: the forward's mode and requests, the layer, its rows; how many different
 experts the ids hold (on this rank), how many the router's own top-k would have, the kept mass summed over rows; in
 prefill each row's ids, in decode and verification the router logits and the experts awake; and whether the stage's code
-is loaded at all.
+is loaded at all. Under data-parallel attention, also the rows of every rank, its own and those it was padded to, and
+whether some rank prefills.
 With $EXPERT_PROBE_BYPASS it makes that layer route without `select_experts`, as some upstream paths do.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 
 def install() -> None:
@@ -25,13 +27,15 @@ def install() -> None:
     from sglang.srt.layers.moe import fused_moe_native, topk
     from sglang.srt.model_executor.model_runner import ModelRunner
 
+    lend_cpu_backend()
     file = Path(os.environ["EXPERT_PROBE"])
     forward, run_experts, select_experts = ModelRunner.forward, fused_moe_native.moe_forward_native, topk.select_experts
-    mode, requests = "none", 0
+    mode, requests, slots = "none", 0, None
+    batch: Any = None
 
     def note_mode(self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal mode, requests
-        requests = forward_batch.batch_size
+        nonlocal mode, requests, batch, slots
+        requests, batch, slots = forward_batch.batch_size, forward_batch, forward_batch.global_num_tokens_cpu
         mode = forward_batch.forward_mode.name + "_DRAFT" * self.is_draft_worker
         return forward(self, forward_batch, *args, **kwargs)
 
@@ -47,7 +51,9 @@ def install() -> None:
         record |= describe(weights, expert_ids, logits.float(), here)
         if mode == "EXTEND":
             record["ids"] = ids.sort(1).values.tolist()
-        if mode in ("DECODE", "TARGET_VERIFY"):
+        if slots is not None:
+            record |= {"own": slots, "padded": batch.global_num_tokens_cpu, "prefills": batch.is_extend_in_batch}
+        if mode in ("DECODE", "TARGET_VERIFY", "IDLE"):
             record |= {"logits": encode(logits), "awake": expert_ids[here].unique().tolist()}
         with file.open("ab", buffering=0) as out:  # one write a line: several ranks share the file
             out.write(json.dumps(record).encode() + b"\n")
@@ -63,6 +69,42 @@ def install() -> None:
     fused_moe_native.moe_forward_native = count
     if "EXPERT_PROBE_BYPASS" in os.environ:
         topk.select_experts = bypass
+
+
+def lend_cpu_backend() -> None:
+    """Let CPU servers run data-parallel attention: what upstream's backends for GPUs have, and those for CPU lack.
+
+    The length that stands for a padding request; a draft's plan for the padding requests too; and, before 0.5.21, the
+    copy of a rank's rows to its place among all.
+    """
+    from sglang.srt.layers import dp_attention
+    from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+    from sglang.srt.layers.attention.intel_amx_backend import IntelAMXAttnBackend
+
+    decode = IntelAMXAttnBackend.forward_decode
+
+    def decode_padded(self: Any, query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        planned = getattr(self, "draft_decode_metadata", None)
+        if planned is not None and len(planned[1]) < len(query):
+            table, lengths, requests = planned
+            padding = 0, len(query) - len(lengths)
+            self.draft_decode_metadata = table, pad(lengths, padding, value=1), pad(requests, padding)
+        return decode(self, query, *args, **kwargs)
+
+    IntelAMXAttnBackend.forward_decode = decode_padded
+    AttentionBackend.get_cpu_graph_seq_len_fill_value = lambda self: 1
+    AttentionBackend.get_cuda_graph_seq_len_fill_value = lambda self: 1
+    if not hasattr(dp_attention, "memcpy_cpu"):
+        dp_attention.memcpy_triton = copy_rows
+
+
+def copy_rows(to: torch.Tensor, of: torch.Tensor, dim: int, offset: Any, size: Any, offset_of: bool) -> None:
+    """What upstream's Triton kernel does."""
+    there = slice(int(offset), int(offset + size))
+    if offset_of:
+        to[: int(size)] = of[there]
+    else:
+        to[there] = of[: int(size)]
 
 
 def describe(

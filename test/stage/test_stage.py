@@ -9,9 +9,24 @@ import torch
 from sglang_xshare import Router, build_plan, select, stage
 from sglang_xshare.stage.metrics import OUTCOMES
 from sglang_xshare.stage.stage import PolicyBypassed
-from stage.fake import EXPERTS, TOP_K, Config, Model, forward_batch
+from stage.fake import EXPERTS, TOP_K, Config, Gather, Model, forward_batch, gathered_batches
 
 XSHARE = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
+
+
+@pytest.fixture(autouse=True)
+def _on_the_first_rank(monkeypatch):
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+
+
+def make_reporter(forwards: int, **changes: bool) -> SimpleNamespace:
+    """Upstream's reporter of a scheduler after so many forwards, its own and those it took part in."""
+    return SimpleNamespace(
+        forward_ct_decode=forwards,
+        scheduler=SimpleNamespace(forward_ct=forwards),
+        metrics_collector=SimpleNamespace(labels={}),
+        **{"current_scheduler_metrics_enabled": True, "is_stats_logging_rank": True, **changes},
+    )
 
 
 def run(model: Model, mode: str, rows: int, **batch: int) -> None:
@@ -72,6 +87,35 @@ def test_verify_groups_by_request(attach):
     assert count_experts(model) == [1]
 
 
+def test_every_attention_dp_rank_selects_alike(attach, monkeypatch):
+    """The router sees the rows of all ranks on each; the mask tells padding from them, on a CPU too."""
+    model = Model(1)
+    installed = attach(model, **XSHARE)
+    assert not installed.mask_padding
+    batches = gathered_batches("decode", [3, 1, 0])
+    monkeypatch.setattr("sglang_xshare.stage.step.gather_rows", Gather(batches))
+    model.logits = torch.randn(9, EXPERTS, generator=torch.Generator().manual_seed(9))
+    live = torch.tensor([True, True, True, True, False, False, False, False, False])
+    wanted = select(model.logits[live], build_plan("xshare", k0=1, add=2), Router(TOP_K)).active
+    for batch in batches:
+        model.forward(None, None, batch)
+        weights, ids = model.routed[0]
+        assert set(ids.flatten().tolist()) == set(wanted.nonzero().flatten().tolist())
+        assert weights[~live].eq(0).all()
+    assert outcomes(installed) == {"policy": 3}
+    assert installed.counters.totals[0, [0, 2, 4]].tolist() == [3, 3 * wanted.sum(), 3 * 4]
+
+
+def test_attention_dp_rank_whose_router_sees_its_own_rows_alone_stops_the_step(attach, monkeypatch):
+    model = Model(1)
+    attach(model, **XSHARE)
+    batches = gathered_batches("decode", [3, 1])
+    monkeypatch.setattr("sglang_xshare.stage.step.gather_rows", Gather(batches))
+    model.logits = torch.randn(3, EXPERTS)
+    with pytest.raises(RuntimeError, match=r"^MoE layer 0: 3 router rows in a step of 6$"):
+        model.forward(None, None, batches[0])
+
+
 def test_layers_and_batch_sizes_get_their_own_plans(attach):
     model = Model(3)
     config = {
@@ -105,12 +149,7 @@ def test_the_log_tells_what_idle_metrics_told_before(attach):
     run(model, "decode", 4)
     told = []
     installed.exporter.export = lambda interval, labels: told.append(interval.outcomes["policy"])
-    reporter = SimpleNamespace(
-        forward_ct_decode=1,
-        current_scheduler_metrics_enabled=True,
-        metrics_collector=SimpleNamespace(labels={}),
-        is_stats_logging_rank=True,
-    )
+    reporter = make_reporter(forwards=1)
     stage.publish(reporter)
     run(model, "decode", 4)
     reporter.forward_ct_decode = 2
@@ -121,6 +160,26 @@ def test_the_log_tells_what_idle_metrics_told_before(attach):
     run(model, "decode", 4)
     reporter.forward_ct_decode = 2  # as after a flush, which sets it to 0
     assert "policy steps: 1," in stage.report(reporter)
+    reporter.scheduler.forward_ct = 3  # for requests of another rank of data-parallel attention
+    run(model, "decode", 4)
+    stage.publish(reporter)
+    assert told == [1, 1, 2]
+
+
+def test_one_rank_exports_what_all_have_seen_and_each_logs_it(attach, monkeypatch, tmp_path):
+    model = Model(1)
+    file = tmp_path / "trace.jsonl"
+    installed = attach(model, **XSHARE, expert_policy_trace=str(file))
+    told = []
+    installed.exporter.export = lambda interval, labels: told.append(interval.outcomes["policy"])
+    run(model, "decode", 4)
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
+    assert "policy steps: 1," in stage.report(make_reporter(forwards=1))
+    assert (told, file.read_text()) == ([], "")
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    stage.publish(make_reporter(forwards=1))
+    assert told == [1]
+    assert len(file.read_text().splitlines()) == 1
 
 
 def test_a_layer_that_does_not_select_stops_the_step(attach):
@@ -260,7 +319,7 @@ def test_trace_has_every_step_and_layer(attach, tmp_path):
     for number, rows in enumerate((4, 9)):
         run(model, "decode", rows)
         wanted += [(number, layer, rows, count) for layer, count in enumerate(count_experts(model))]
-    reporter = SimpleNamespace(forward_ct_decode=2, current_scheduler_metrics_enabled=False, is_stats_logging_rank=True)
+    reporter = make_reporter(forwards=2, current_scheduler_metrics_enabled=False)
     assert installed.report(reporter).startswith(", active experts: ")
     records = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(r["step"], r["layer"], r["batch_size"], r["experts_after"]) for r in records] == wanted

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from sglang_xshare.stage.step import read_step
-from stage.fake import forward_batch
+from sglang_xshare.stage.step import Step, read_step
+from stage.fake import Gather, forward_batch, gathered_batches
 
 
 def test_decode_has_one_row_a_request():
@@ -62,3 +62,57 @@ def test_mask_is_live():
     assert [(operation, args[0] is batch.out_cache_loc) for operation, args in recorded] == [
         (torch.ops.aten.ne.Scalar, True)
     ]
+
+
+@pytest.fixture
+def read_steps(monkeypatch):
+    """Call it with the forward batches of attention-DP ranks for what each rank reads."""
+
+    def read(batches) -> list[Step | None]:
+        monkeypatch.setattr("sglang_xshare.stage.step.gather_rows", Gather(batches))
+        return [read_step(batch, mask_padding=False) for batch in batches]
+
+    return read
+
+
+RANKS = {
+    "longest": ([3, 1], True, [1, 1, 1, 1, 0, 0]),
+    "sum": ([3, 1], False, [1, 1, 1, 1]),
+    "one idle, longest": ([2, 0], True, [1, 1, 0, 0]),
+    "three idle, sum": ([0, 0, 2, 0], False, [1, 1]),
+}
+
+
+@pytest.mark.parametrize("draft_tokens", [None, 4])
+@pytest.mark.parametrize("case", RANKS)
+def test_every_attention_dp_rank_reads_the_same_step(case, draft_tokens, read_steps):
+    """Also one without requests, whose own mode tells nothing of the others'."""
+    requests, longest, live = RANKS[case]
+    mode, tokens = ("decode", 1) if draft_tokens is None else ("verify", draft_tokens)
+    steps = read_steps(gathered_batches(mode, requests, draft_tokens, longest))
+    for step in steps:
+        assert (step.phase, step.rows, step.batch.tokens_per_request) == (mode, tokens * len(live), tokens)
+        assert step.batch.valid.tolist() == [bool(flag) for flag in live for _ in range(tokens)]
+
+
+@pytest.mark.parametrize(("mode", "others"), [("decode", "prefill"), ("prefill", "idle"), ("prefill", "decode")])
+def test_no_attention_dp_rank_selects_while_one_prefills(mode, others, read_steps):
+    assert read_steps(gathered_batches(mode, [3, 0], others=others)) == [None, None]
+
+
+def test_a_slot_that_splits_a_request_is_no_batch_of_requests(read_steps):
+    """As SGLang pads rows to a multiple of the tensor-parallel ranks inside a slot: refused at start-up."""
+    batches = gathered_batches("verify", [2, 1], 3)
+    for batch in batches:
+        batch.global_num_tokens_cpu = [8, 8]
+    line = r"^target-verify of \[8, 8\] rows on the ranks of .*; allowed are multiples of the 3 draft tokens$"
+    with pytest.raises(RuntimeError, match=line):
+        read_steps(batches)
+
+
+def test_a_gather_over_one_rank_is_none():
+    """As SGLang pads rows for --moe-dense-tp-size without data-parallel attention."""
+    batch = forward_batch("decode", rows=4)
+    batch.global_num_tokens_cpu = [4]
+    step = read_step(batch, mask_padding=False)
+    assert (step.rows, step.batch.valid) == (4, None)

@@ -16,7 +16,7 @@ from .arguments import Arguments, ExpertPolicyError
 from .draft import check_draft, read_draft
 from .mask import check_maskable
 from .schedule import Schedule
-from .upstream import is_switched_on, model_config, resolved
+from .upstream import attention_dp_size, is_switched_on, model_config, resolved
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +47,22 @@ REFUSED_FLAGS = {
     "enable_torch_compile": "a compiled TopK does not call the stage",
     "enable_two_batch_overlap": "the router sees half a batch",
     "enable_single_batch_overlap": "the router sees part of a batch",
-    "enable_dp_attention": "the router sees the rows of several ranks",
     "enable_pdmux": "split prefill passes the stage by",
     "enable_nvidia_megakernel": "it routes inside its kernel",
     "enable_amd_monokernel": "it routes inside its kernel",
     "is_embedding": "it never decodes",
 }
+# What would change which rows data-parallel attention gathers for the router, or which ranks gather them: by flag, what
+# is allowed with it.
+DP_ATTENTION_FLAGS = {
+    "attn_cp_size": 1,
+    "moe_dp_size": 1,
+    "moe_dense_tp_size": None,
+    "dwdp_size": 1,
+    "elastic_ep_backend": None,
+}
+# With it no rank knows what the others do in a step.
+UNSYNCHRONIZED = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
 # Runners that take ids and weights from `select_experts`, or logits (triton_kernel). Others route in their kernel, or
 # need a row's ids to be distinct, which those in empty slots are not: deep_gemm sizes its buffers by that, and
 # flashinfer_cutlass looks for one place of an expert in a row.
@@ -78,8 +88,6 @@ def check_modes(config: Any) -> None:
     for flag, reason in REFUSED_FLAGS.items():
         if getattr(config, flag, False):
             raise refusal(f"--{flag.replace('_', '-')}", "on", f"{reason}; allowed is off")
-    if getattr(config, "attn_dp_size", 1) > 1:  # how releases from 0.5.22 on spell --enable-dp-attention
-        raise refusal("--attn-dp-size", config.attn_dp_size, f"{REFUSED_FLAGS['enable_dp_attention']}; allowed is 1")
     for name in SIMULATIONS:
         if is_switched_on(name):
             raise refusal(name, os.environ[name], "it overwrites what was selected; allowed is unset")
@@ -87,6 +95,8 @@ def check_modes(config: Any) -> None:
     if _name(config.moe_runner_backend) != "auto":  # which SGLang may have resolved to one that is not allowed
         _check_choice("--moe-runner-backend", config.moe_runner_backend, RUNNERS)
     _check_choice("--moe-a2a-backend", config.moe_a2a_backend, ("none",))
+    if attention_dp_size(config) > 1:
+        _check_dp_attention(config)
     if config.speculative_algorithm is not None:
         _check_choice("--speculative-algorithm", config.speculative_algorithm, SPECULATION)
 
@@ -103,7 +113,8 @@ def check_server(server_args: Any, arguments: Arguments) -> None:
     model = model_config(server_args)
     num_experts, top_k = read_model(model, server_args.model_path)
     _check_draft(config, model.hf_text_config)
-    if arguments.trace is not None and config.dp_size > 1:
+    _check_draft_tokens(config)
+    if arguments.trace is not None and config.dp_size > 1 and attention_dp_size(config) == 1:
         raise refusal(
             "--expert-policy-trace", arguments.trace, f"{config.dp_size} replicas would write it; allowed is one"
         )
@@ -164,6 +175,26 @@ def _name(value: Any) -> str:
 def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:
     if _name(value) not in allowed:
         raise refusal(flag, value, f"allowed is {', '.join(allowed)}")
+
+
+def _check_dp_attention(config: Any) -> None:
+    """Refuse what data-parallel attention cannot be served with."""
+    for flag, allowed in DP_ATTENTION_FLAGS.items():
+        value = getattr(config, flag, allowed)
+        if value != allowed:
+            reason = f"allowed with data-parallel attention is {'none' if allowed is None else allowed}"
+            raise refusal(f"--{flag.replace('_', '-')}", value, reason)
+    if is_switched_on(UNSYNCHRONIZED):
+        reason = "ranks of data-parallel attention would not know what the others do; allowed is unset"
+        raise refusal(UNSYNCHRONIZED, os.environ.get(UNSYNCHRONIZED, "on"), reason)
+
+
+def _check_draft_tokens(config: Any) -> None:
+    """Refuse verification under data-parallel attention whose requests would not fill a rank's rows."""
+    ranks, tokens = config.tp_size // attention_dp_size(config), config.speculative_num_draft_tokens or 0
+    if attention_dp_size(config) > 1 and config.speculative_algorithm is not None and tokens % ranks:
+        reason = f"SGLang pads a rank's rows to its {ranks} tensor-parallel ranks, which must not split a request"
+        raise refusal("--speculative-num-draft-tokens", tokens, f"{reason}; allowed is a multiple of {ranks}")
 
 
 def _check_draft(config: Any, target: Any) -> None:

@@ -16,7 +16,7 @@ from .metrics import Counters, Exporter, Reader, format_log
 from .placement import read_placement
 from .step import Step, read_step
 from .trace import Trace
-from .upstream import ranks_logits, resolved
+from .upstream import is_first_rank, num_schedulers, ranks_logits, resolved
 
 logger = logging.getLogger(__name__)
 VANILLA = build_plan("vanilla")
@@ -33,7 +33,8 @@ class Stage:
 
     def __init__(self, model: Any, layers: list[tuple[Any, Layer]], device: str, arguments: Arguments) -> None:
         self.schedule = arguments.schedule
-        # A CPU server without graphs has no padding rows; elsewhere the mask is one comparison a step.
+        # A CPU server without graphs has no padding rows but those of a gather, which are always masked; elsewhere the
+        # mask is one comparison a step.
         self.mask_padding = device != "cpu" or self.schedule is None
         self.layers = layers
         self.counters = Counters(len(layers), device)
@@ -47,8 +48,8 @@ class Stage:
             layer.aligner = self.aligner
         self._by_config = {id(config): layer for config, layer in layers}
         self._running = False
-        self._published = 0
-        """The scheduler's decode count when metrics and trace were last brought up to date."""
+        self._published = 0, 0
+        """The scheduler's counts when metrics and trace were last brought up to date."""
         model.forward = self._wrap(model.forward)
         name = self.schedule.policy if self.schedule else "none, padding masked,"
         logger.info("Expert policy %s on %d MoE layers", name, len(self.layers))
@@ -86,10 +87,15 @@ class Stage:
     def publish(self, reporter: Any) -> None:
         """Bring metrics and trace up to date. Here and in `report` alone the host waits for the device: once a log
         interval, and when the server turns idle.
+
+        Ranks of data-parallel attention log each for themselves, but have all seen the same steps: one exports them.
         """
-        if reporter.forward_ct_decode == self._published:
-            return  # an idle server asks again and again, and must not copy from the device each time
-        self._published = reporter.forward_ct_decode
+        # An idle server asks again and again, and must not copy from the device each time. Forwards are counted when
+        # they are launched, also those for other ranks' requests alone; decode steps when they are done.
+        forwards = reporter.scheduler.forward_ct, reporter.forward_ct_decode
+        if not is_first_rank() or forwards == self._published:
+            return
+        self._published = forwards
         if reporter.current_scheduler_metrics_enabled:
             self.exporter.export(self.exported.read(), reporter.metrics_collector.labels)
         if self.trace is not None and reporter.is_stats_logging_rank:
@@ -138,7 +144,9 @@ class Stage:
             raise PolicyBypassed(f"MoE layers {missed} did not route through the expert policy in a {step.phase} step")
         selections = [layer.selection for _, layer in self.layers]
         if self.aligner is not None and any(selections) and not self.aligner.asked:
-            raise PolicyBypassed("--expert-policy-align: the MoE runner did not ask for the slots of the experts chosen")
+            raise PolicyBypassed(
+                "--expert-policy-align: the MoE runner did not ask for the slots of the experts chosen"
+            )
         if any(selection is not None for selection in selections):
             counts = self.counters.count_selections(selections, step)
             if self.trace is not None:
@@ -153,8 +161,8 @@ def find_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
     try:
         return read_layers(model_runner, arguments)
     except ExpertPolicyError as error:
-        if resolved(model_runner.server_args).dp_size > 1:
-            raise  # SGLang's controller of replicas would wait forever for one that only ended
+        if num_schedulers(resolved(model_runner.server_args)) > 1:
+            raise  # SGLang's controller of several would wait forever for one that only ended
         end_refused(error)
 
 

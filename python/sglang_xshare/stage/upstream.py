@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 def resolved(server_args: Any) -> Any:
@@ -57,3 +60,39 @@ def scales_unnormalized_groups() -> bool:
     from sglang.srt.layers.moe import topk
 
     return hasattr(topk, "is_routed_scaling_factor_fused_in_topk")
+
+
+def attention_dp_size(config: Any) -> int:
+    """Ranks that share out the requests for attention alone, 1 without data-parallel attention.
+
+    `config` is resolved or as it was given. Releases before 0.5.22 call them `dp_size`, as they do whole replicas.
+    """
+    ranks = getattr(config, "attn_dp_size", 1)
+    return max(ranks, config.dp_size) if getattr(config, "enable_dp_attention", False) else ranks
+
+
+def num_schedulers(config: Any) -> int:
+    """Replicas and ranks of data-parallel attention: each has a scheduler, and SGLang a controller above them."""
+    return max(config.dp_size, attention_dp_size(config))
+
+
+def gather_rows(flags: torch.Tensor, rows: int, forward_batch: Any) -> torch.Tensor:
+    """[rows] bool of all attention-DP ranks, from this one's [its rows] bool, placed as SGLang places hidden states.
+
+    A collective: every rank of the forward must call it, in the same order as the model's own.
+    """
+    import torch
+    from sglang.srt.layers.dp_attention import dp_gather_replicate
+
+    # As SGLang gathers token ids: some of its collectives serve numbers only, and it may zero what it is given.
+    own = flags.to(torch.int64)[:, None]
+    gathered = own.new_empty(rows, 1)
+    dp_gather_replicate(gathered, own, forward_batch)
+    return gathered[:, 0] != 0
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the first of its tensor-parallel group."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return get_parallel().tp_rank == 0

@@ -6,8 +6,6 @@ ties, three dtypes, non-finite logits, strides; on a GPU, replays of a CUDA grap
 
 import dataclasses
 import itertools
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import pytest
 import torch
@@ -15,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from selection.cases import DTYPES, cases, fill_logits, keys_for, router_of
+from selection.interpreter import interpreted
 from selection.oracle import ALGORITHMS
 from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.selection.triton_kernel.recipe import make_tile, supports
@@ -47,17 +46,12 @@ few = settings(
 
 @pytest.fixture(scope="module")
 def kernel():
-    """`select(..., backend="triton")`. The interpreter gets a process of its own: Triton chooses it once, at import."""
+    """`select(..., backend="triton")`."""
     if HAS_GPU:
         yield lambda *args, **keys: select(*args, backend="triton", **keys)
         return
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        with pytest.MonkeyPatch.context() as environment:
-            environment.setenv("TRITON_INTERPRET", "1")
-            environment.setenv("OMP_NUM_THREADS", "1")
-            environment.setenv("PYTHONWARNINGS", "ignore")  # numpy's, of inf - inf and the like
-            pool.submit(int).result()  # starts the process
-        yield lambda *args, **keys: pool.submit(select, *args, backend="triton", **keys).result()
+    with interpreted() as run:
+        yield lambda *args, **keys: run(select, *args, backend="triton", **keys)
 
 
 def make_plan(name):

@@ -7,14 +7,13 @@ without a GPU: that compiled code orders the threads within a program, what hard
 cooperative launch is resident as a whole.
 """
 
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 
 import pytest
 import torch
 
 from selection.concurrent import Conditions, cross, select_on_one_counter
+from selection.interpreter import interpreted
 from selection.test_slots import check_alignment
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 
@@ -35,14 +34,9 @@ FLIPPED = -(2**31)  # the counter's top bit
 
 @pytest.fixture(scope="module")
 def run():
-    """Call it with a function and its arguments. Triton chooses the interpreter once, at import: in another process."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        with pytest.MonkeyPatch.context() as environment:
-            environment.setenv("TRITON_INTERPRET", "1")
-            environment.setenv("OMP_NUM_THREADS", "1")
-            environment.setenv("PYTHONWARNINGS", "ignore")  # numpy's, of inf - inf and the like
-            pool.submit(int).result()  # starts the process
-        yield lambda function, *args: pool.submit(function, *args).result()
+    """Call it with a function and its arguments, for the interpreter's process."""
+    with interpreted() as run:
+        yield run
 
 
 def make_call(plan, programs, experts=16, seed=0):

@@ -13,6 +13,7 @@ from triton.compiler import ASTSource
 
 from sglang_xshare import Batch, Router, build_plan
 from sglang_xshare.selection.triton_kernel.kernel import select_kernel
+from sglang_xshare.selection.triton_kernel.mask import mask_kernel
 from sglang_xshare.selection.triton_kernel.recipe import WARPS, make_recipe, make_tile
 from sglang_xshare.selection.triton_kernel.slots import finish_kernel
 
@@ -99,6 +100,17 @@ def test_two_launches(half):
 @pytest.mark.parametrize("block_size", [0, 16])
 def test_a_third_launch_finishes(block_size):
     compile_kernel("xshare in programs", block_size=block_size, kernel=finish_kernel)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_masked_logits(dtype):
+    constants = {"num_experts": 128, "width": 128, "columns": 4, "slots": 4, "top_k": 4}
+    constants["lowest"] = torch.finfo(dtype).min
+    names = mask_kernel.arg_names
+    kinds = [DTYPES[dtype], "*i32", "*i1", DTYPES[dtype], "*i1", "i32"]
+    signature = dict(zip(names, kinds, strict=False)) | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(mask_kernel, signature, {(names.index(name),): value for name, value in constants.items()})
+    triton.compile(source, target=HOPPER, options={"num_warps": 1})
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -17,6 +17,10 @@ def mask_logits(logits: torch.Tensor, selection: Selection, top_k: int) -> tuple
     softmax weight is 0. Where fewer than top-k experts are active, the lowest-numbered others complete them and are
     counted as awake.
     """
+    if logits.is_cuda and len(logits):
+        from ..selection.triton_kernel.mask import mask_logits as mask_in_one_launch
+
+        return mask_in_one_launch(logits, selection, top_k)
     active = selection.active
     missing = top_k - active.sum()
     awake = active | (~active & ((~active).cumsum(0) <= missing))

@@ -130,7 +130,8 @@ def _launch(
 def _find_counter(device: torch.device, programs: int) -> torch.Tensor | None:
     """[2 or more] int32, 0 at first, for the barriers of one launch; None where it cannot have one.
 
-    Launches that overlap, on several streams, take different counters.
+    Launches that overlap, on several streams, take different counters. A CUDA graph keeps those of its capture: graphs
+    must replay one after another, as SGLang's do.
     """
     if device.type != "cuda" or programs > torch.cuda.get_device_properties(device).multi_processor_count:
         return None

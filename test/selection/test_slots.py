@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from selection.cases import cases, keys_for, router_of
 from selection.oracle import ALGORITHMS
-from selection.test_triton import DEVICE, compare, few, kernel, make_logits, make_plan, make_router, without_denormals
+from selection.test_triton import (
+    DEVICE,
+    compare,
+    few,
+    kernel,
+    make_logits,
+    make_plan,
+    make_ranks,
+    make_router,
+    without_denormals,
+)
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 from sglang_xshare.selection.slots import fill_slots
 from sglang_xshare.selection.triton_kernel.recipe import MAX_SORTED, make_tile, supports
@@ -90,9 +100,10 @@ def check_alignment(found, block_size):
 def compare_filled(kernel, logits, plan, router, batch, block_size=None):
     """The kernel's answer for a runner, after comparing it with the reference's and with the unfilled one."""
     slots = RunnerSlots(block_size)
+    ranks = make_ranks(logits.shape[1])
     bare = compare(kernel, logits, plan, router, batch)
-    expected = select(logits, plan, router, batch, backend="reference", slots=slots)
-    found = kernel(logits, plan, router, batch, slots=slots)
+    expected = select(logits, plan, router, batch, ranks, backend="reference", slots=slots)
+    found = kernel(logits, plan, router, batch, ranks, slots=slots)
     assert torch.equal(found.topk_ids, expected.topk_ids)
     assert torch.equal(found.topk_weights, bare.topk_weights)
     assert torch.equal(found.active, bare.active)

@@ -27,6 +27,8 @@ PLANS = {
     "xshare": {"k0": 1, "add": 24},
     "xshare per request": {"policy": "xshare", "k0": 1, "add_per_request": 4},
     "xshare by mass": {"policy": "xshare", "k0": 2, "p": 0.6, "mass": 0.7, "utility": "full"},
+    "xshare by rank": {"policy": "xshare", "k0": 1, "target_per_rank": 5},
+    "xshare by filled rank": {"policy": "xshare", "k0": 1, "target_per_rank": 5, "balance": "fill"},
     "oea": {"k0": 3, "p": 0.5, "kmax": 10, "max_rank": 12},
     "lynx-lat": {"retain": 24},
     "lynx-lat by drop": {"policy": "lynx-lat", "drop": 20},
@@ -75,17 +77,23 @@ def make_logits(kind, rows, experts, seed=0, dtype=torch.float32):
     return without_denormals(fill_logits(kind, rows, experts, seed)).to(DEVICE, dtype)
 
 
+def make_ranks(experts):
+    """[experts]: on four ranks, in contiguous blocks."""
+    return torch.arange(experts, device=DEVICE) * 4 // experts
+
+
 def without_denormals(logits):
     """Triton's exp flushes what is below 2^-126, torch's does not: let no softmax come out there."""
     gap = logits.masked_fill(~logits.isfinite(), -torch.inf).amax(1, keepdim=True) - logits
     return torch.where((gap > 80) & (gap < 120), logits - 1e3, logits)
 
 
-def compare(kernel, logits, plan, router, batch=None):
-    """The kernel's answer, after comparing it with the reference's."""
+def compare(kernel, logits, plan, router, batch=None, ranks=None):
+    """The kernel's answer, after comparing it with the reference's. On four ranks, unless it is said otherwise."""
     batch = batch or Batch()
-    expected = select(logits, plan, router, batch, backend="reference")
-    found = kernel(logits, plan, router, batch)
+    ranks = make_ranks(logits.shape[1]) if ranks is None else ranks
+    expected = select(logits, plan, router, batch, ranks, backend="reference")
+    found = kernel(logits, plan, router, batch, ranks)
     for name in EXACT:
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     for name in CLOSE:
@@ -106,10 +114,10 @@ def test_random_cases(kernel, policy, data):
     valid = None if case.valid is None else case.valid.to(DEVICE)
     batch = Batch(valid, case.tokens_per_request)
     logits = without_denormals(case.logits.float()).to(DEVICE, case.logits.dtype)
+    ranks = torch.tensor(case.rank_of_expert, device=DEVICE)
     if supports(plan, router, batch, *logits.shape):
-        compare(kernel, logits, plan, router, batch)
+        compare(kernel, logits, plan, router, batch, ranks)
     else:
-        ranks = torch.tensor(case.rank_of_expert, device=DEVICE)
         with pytest.raises(ValueError, match="supports"):
             kernel(logits, plan, router, batch, ranks)
 
@@ -202,7 +210,6 @@ def test_production_batches_are_one_launch():
 @pytest.mark.parametrize(
     ("keys", "rows", "experts"),
     [
-        ({"policy": "xshare", "target_per_rank": 4}, 16, 128),
         ({"policy": "lynx-acc", "confidence": 0.5}, 16, 128),
         ({"policy": "moe-spec", "budget": 8, "scope": "request"}, 16, 128),
         ({"policy": "xshare"}, 2048, 128),
@@ -230,18 +237,18 @@ def test_without_a_gpu_it_says_so():
 @pytest.mark.parametrize(("rows", "experts"), [(16, 128), (64, 256)])
 def test_graph_replay(name, rows, experts):
     """A replay reads the logits and `valid` that are there when it runs, again and again."""
-    plan, router = make_plan(name), Router(8)
+    plan, router, ranks = make_plan(name), Router(8), make_ranks(experts)
     logits = make_logits("normal", rows, experts)
     valid = torch.ones(rows, dtype=torch.bool, device=DEVICE)
     batch = Batch(valid)
-    select(logits, plan, router, batch, backend="triton")
+    select(logits, plan, router, batch, ranks, backend="triton")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = select(logits, plan, router, batch, backend="triton")
+        found = select(logits, plan, router, batch, ranks, backend="triton")
     for seed in range(20):
         logits.copy_(make_logits("ties", rows, experts, seed))
         valid.copy_(torch.arange(rows, device=DEVICE) % (seed + 2) != 1)
         graph.replay()
-        expected = select(logits, plan, router, batch, backend="reference")
+        expected = select(logits, plan, router, batch, ranks, backend="reference")
         for field in EXACT:
             assert torch.equal(getattr(found, field), getattr(expected, field)), (seed, field)

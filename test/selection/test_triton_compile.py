@@ -22,6 +22,7 @@ DTYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 SIGNATURE = {
     "valid": "*i1",
     "bias": "*fp32",
+    "ranks": "*i64",
     "partials": "*i64",
     "arrivals": "*i32",
     "topk_ids": "*i32",
@@ -45,6 +46,8 @@ CASES = {
     "xshare in programs": ({"policy": "xshare"}, Router(8), 1, (64, 256)),
     "xshare per request": ({"policy": "xshare", "add_per_request": 4}, Router(8), 4, (16, 128)),
     "xshare by mass": ({"policy": "xshare", "p": 0.5, "k0": 2, "mass": 0.5}, Router(8, "sigmoid"), 1, (16, 128)),
+    "xshare by rank": ({"policy": "xshare", "target_per_rank": 5}, Router(8), 1, (16, 128)),
+    "xshare by filled rank": ({"policy": "xshare", "target_per_rank": 5, "balance": "fill"}, Router(8), 1, (64, 256)),
     "oea": ({"policy": "oea", "kmax": 10, "max_rank": 12}, Router(8, renormalize=False), 1, (16, 128)),
     "lynx-lat": ({"policy": "lynx-lat", "drop": 8}, Router(8), 1, (16, 128)),
     "moe-spec truncating": ({"policy": "moe-spec", "budget": 16, "coverage": "truncate"}, Router(8), 1, (64, 128)),
@@ -69,6 +72,8 @@ def compile_kernel(case, dtype=torch.float32, votes=True, routes=True, fill=True
         constants |= dict.fromkeys(ALIGNMENT)
     if router.correction_bias is None:
         constants["bias"] = None
+    if plan.target_per_rank is None:
+        constants["ranks"] = None
     if tile.programs == 1:
         constants |= {"partials": None, "arrivals": None}
     signature = {"logits": DTYPES[dtype]} | SIGNATURE | dict.fromkeys(constants, "constexpr")

@@ -31,8 +31,33 @@ def keep_best(keys: tl.tensor, limit: tl.tensor, narrow: tl.constexpr) -> tl.ten
 
 
 @triton.jit
-def select_experts(words: tl.tensor, recipe: tl.constexpr, tile: tl.constexpr) -> tl.tensor:
-    """S [E] bool: the experts that are held, and what the plan's budgets add by utility or votes."""
+def balance_ranks(
+    utility: tl.tensor, selected: tl.tensor, rank: tl.tensor, recipe: tl.constexpr, tile: tl.constexpr
+) -> tl.tensor:
+    """[E] bool: what the expert-parallel ranks add to S (XShare, Algorithm 5; or our `fill`), without its loops.
+
+    An expert's round is its position among those left of its rank. Its round takes place if S, with all experts of
+    earlier rounds, is still below the total target.
+    """
+    rest = tl.where(selected, 0, utility)
+    together = rank[:, None] == rank[None, :]
+    turn = tl.sum(tl.where(together, compare(rest, tile.narrow).to(tl.int32) & 1, 0), 1)
+    if recipe.fill_ranks:
+        load = tl.sum((together & selected[None, :]).to(tl.int32), 1)
+        room = load + turn < recipe.target_per_rank
+    else:
+        earlier = tl.sum(((rest > 0)[None, :] & (turn[None, :] < turn[:, None])).to(tl.int32), 1)
+        total = recipe.target_per_rank * (tl.max(rank, 0) + 1)
+        room = tl.sum(selected.to(tl.int32), 0) + earlier < total
+    return (rest > 0) & room
+
+
+@triton.jit
+def select_experts(words: tl.tensor, rank: tl.tensor, recipe: tl.constexpr, tile: tl.constexpr) -> tl.tensor:
+    """S [E] bool: the experts that are held, and what the plan's budgets add by utility or votes.
+
+    `rank` [E] is the experts' expert-parallel rank where the plan balances ranks, else None.
+    """
     utility = words & (VOTE - 1)
     selected = words >= HOLDER
     standing = words & (HOLDER - 1)  # votes, and utility below them
@@ -50,6 +75,8 @@ def select_experts(words: tl.tensor, recipe: tl.constexpr, tile: tl.constexpr) -
         total = tl.sum(utility, 0)
         before = tl.sum(compare(rest, tile.narrow) & rest[None, :], 1) + (total - tl.sum(rest, 0))
         selected |= (rest > 0) & (before.to(tl.float64) < tl.ceil(total.to(tl.float64) * recipe.mass))
+    if recipe.target_per_rank is not None:
+        selected |= balance_ranks(utility, selected, rank, recipe, tile)
     return selected
 
 

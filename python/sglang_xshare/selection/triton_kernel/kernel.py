@@ -173,6 +173,7 @@ def select_kernel(
     logits: tl.tensor,  # [n, N] fp32, fp16 or bf16; the experts of a row are contiguous
     valid: tl.tensor,  # [n] bool, or None
     bias: tl.tensor,  # [N] float, or None
+    ranks: tl.tensor,  # [N] int, or None
     partials: tl.tensor,  # [programs, E] int64: scratch of several programs
     arrivals: tl.tensor,  # [2] int32: the counters of the barrier, and of the programs that are done
     topk_ids: tl.tensor,  # [n, columns] int32
@@ -226,7 +227,10 @@ def select_kernel(
             words = tl.sum(load_tile(sources, source < tile.programs, tile.experts, 0, 0, tile.experts), 0)
 
     if routes:
-        selected = select_experts(words, recipe, tile)
+        rank = None
+        if recipe.target_per_rank is not None:
+            rank = tl.load(ranks + experts, mask=exists, other=-1).to(tl.int32)
+        selected = select_experts(words, rank, recipe, tile)
         saved = tl.full((), 0, tl.int64)
         if recipe.rescue:
             selected, saved = rescue_rows(keys, own, selected, experts, recipe)

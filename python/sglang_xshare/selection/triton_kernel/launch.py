@@ -52,7 +52,7 @@ def select(
             active = plan.max_active(router, num_experts, num_rows, batch.tokens_per_request)
             blocks = count_blocks(answer.topk_ids.numel(), active, slots.block_size)
             answer = replace(answer, alignment=_allocate_alignment(logits, blocks, slots.block_size))
-        _launch(logits, plan, router, batch, answer, fill=slots is not None)
+        _launch(logits, plan, router, batch, rank_of_expert, answer, fill=slots is not None)
     return answer
 
 
@@ -77,7 +77,13 @@ def _allocate_alignment(logits: torch.Tensor, blocks: int, block_size: int) -> A
 
 
 def _launch(
-    logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, answer: Selection, fill: bool
+    logits: torch.Tensor,
+    plan: SelectionPlan,
+    router: Router,
+    batch: Batch,
+    rank_of_expert: torch.Tensor | None,
+    answer: Selection,
+    fill: bool,
 ) -> None:
     aligned: tuple[torch.Tensor | None, ...] = (None, None, None)
     blocks = block_size = 0
@@ -97,6 +103,7 @@ def _launch(
         logits,
         None if batch.valid is None else batch.valid.contiguous(),
         None if router.correction_bias is None else router.correction_bias.contiguous(),
+        rank_of_expert.contiguous() if plan.target_per_rank and rank_of_expert is not None else None,
         partials,
         arrivals,
         answer.topk_ids,

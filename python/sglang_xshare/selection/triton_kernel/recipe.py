@@ -47,6 +47,9 @@ class Recipe:
     add_per_request: int
     add: int
     mass: float | None
+    target_per_rank: int | None
+    fill_ranks: bool
+    """Whether each rank is filled by itself, not all of them in turn."""
     budget: int | None
     drop: int | None
     by_votes: bool
@@ -111,6 +114,8 @@ def make_recipe(
         add_per_request=min(plan.add_per_request, num_experts),
         add=min(plan.add, num_experts),
         mass=plan.mass,
+        target_per_rank=plan.target_per_rank,
+        fill_ranks=plan.balance == "fill",
         budget=_resolve_budget(plan, router, num_experts),
         drop=plan.drop,
         by_votes=by_votes,
@@ -130,7 +135,6 @@ def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, n
     num_groups = _count_groups(router)
     tile = make_tile(plan, router, batch, num_rows, num_experts)
     unserved = (
-        plan.target_per_rank is not None,
         plan.confidence is not None,
         plan.ranks_experts and (plan.ranking == "static" or plan.scope == "request"),
         num_groups > 1 and (num_experts != tile.experts or num_groups != _round_up(num_groups)),

@@ -30,7 +30,15 @@ from benchmark.serving.server import has_gpu
 from sglang_xshare import Batch, Router, RunnerSlots, Selection, select
 from sglang_xshare.selection.triton_kernel import supports
 
-PLANS = ("xshare:k0=1,add=24", "xshare:k0=1,add_per_request=4", "oea:k0=3", "lynx-lat:retain=32", "moe-spec:budget=32")
+PLANS = (
+    "xshare:k0=1,add=24",
+    "xshare:k0=1,add_per_request=4",
+    "xshare:k0=1,target_per_rank=5",
+    "oea:k0=3",
+    "lynx-lat:retain=32",
+    "moe-spec:budget=32",
+)
+RANKS = 8
 CHECKED_ROWS = (1, 2, 7, 16, 33, 64, 128, 256)
 CHECKED_EXPERTS = (8, 16, 60, 128, 160, 256, 384, 512)
 TIMED_ROWS, TIMED_EXPERTS = (16, 64), (128, 256)
@@ -101,14 +109,16 @@ def check(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool
     batch = Batch(torch.rand(rows, device=DEVICE) < 0.9, batch.tokens_per_request)
     if not supports(plan, router, batch, rows, experts):
         raise RuntimeError(f"{spelling} on {rows} x {experts}: the kernel does not serve it")
-    expected = select(logits, plan, router, batch, backend="reference")
-    found = select(logits, plan, router, batch, backend="triton")
+    ranks = torch.arange(experts, device=DEVICE) * RANKS // experts
+    expected = select(logits, plan, router, batch, ranks, backend="reference")
+    found = select(logits, plan, router, batch, ranks, backend="triton")
     for field in ("topk_ids", "selected", "active", "vanilla_active"):
         if not torch.equal(getattr(found, field), getattr(expected, field)):
             return f"{field} of {spelling} on {rows} x {experts} {dtype}{', tied' * tied}: not the reference's"
     slots = RunnerSlots(BLOCK_SIZE)
-    filled = select(logits, plan, router, batch, backend="triton", slots=slots)
-    if not torch.equal(filled.topk_ids, select(logits, plan, router, batch, backend="reference", slots=slots).topk_ids):
+    filled = select(logits, plan, router, batch, ranks, backend="triton", slots=slots)
+    expected = select(logits, plan, router, batch, ranks, backend="reference", slots=slots)
+    if not torch.equal(filled.topk_ids, expected.topk_ids):
         return f"filled slots of {spelling} on {rows} x {experts} {dtype}{', tied' * tied}: not the reference's"
     if filled.alignment is not None and not _is_sorted(filled, experts):
         return f"sorted slots of {spelling} on {rows} x {experts} {dtype}{', tied' * tied}: not upstream's"
@@ -119,8 +129,9 @@ def measure(rows: int, experts: int, spelling: str) -> Time:
     """Time select() and upstream's router on the same logits, in bf16 as a gate in bf16 gives them."""
     logits = _make_logits(rows, experts, torch.bfloat16)
     plan, batch, router = parse_plan(spelling), _make_batch(spelling, rows), Router(TOP_K)
+    ranks = torch.arange(experts, device=DEVICE) * RANKS // experts
     ours = [
-        _time_call(partial(select, logits, plan, router, batch, backend="triton", slots=slots))
+        _time_call(partial(select, logits, plan, router, batch, ranks, backend="triton", slots=slots))
         for slots in (RunnerSlots(), RunnerSlots(BLOCK_SIZE))
     ]
     theirs = [_time_call(_make_upstream(logits, sort)) for sort in (False, True)]

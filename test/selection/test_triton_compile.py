@@ -97,6 +97,19 @@ def test_sorted_slots(case):
     compile_kernel(case, block_size=16)
 
 
+def test_the_barrier_orders_memory():
+    """Its atomics stand between barriers of the program's own threads, whose stores the first and the last release."""
+    code = compile_kernel("xshare in programs").asm["ptx"]
+    order = re.findall(r"bar\.sync|(?:atom|ld)\.global\.gpu\.\w+", code)
+    first, wait, last = (
+        [i for i, name in enumerate(order) if name.endswith(end)] for end in ("release", "acquire", "acq_rel")
+    )
+    assert [len(first), len(wait), len(last)] == [1, 1, 1]
+    assert first[0] < wait[0] < last[0]
+    for before, after in ((first[0], first[0]), (first[0], wait[0]), (last[0], last[0])):
+        assert order[before - 1] == order[after + 1] == "bar.sync"
+
+
 @pytest.mark.parametrize("half", ["votes", "routes"])
 def test_two_launches(half):
     compile_kernel("xshare in programs", votes=half == "votes", routes=half == "routes")

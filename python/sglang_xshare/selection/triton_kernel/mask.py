@@ -1,6 +1,6 @@
 """Masked logits in one launch, for runners that rank logits themselves; `sglang_xshare.stage.mask` says what they are.
 
-In plain torch they take a dozen launches a layer, each of some 2 us, beside a selection of one.
+In plain torch they take some twenty small launches a layer, beside a selection of one.
 """
 
 from __future__ import annotations

@@ -12,6 +12,9 @@ from benchmark.gpu.table import Row
 from benchmark.serving.server import ROOT
 
 KERNELS = "benchmark.kernels.gpu_selection"
+TESTS = ("test/selection/test_triton.py", "test/selection/test_slots.py", "test/stage/test_mask.py")
+WORKERS = 8
+"""Processes that test. Some 300 kernels are compiled, of which one takes a second or two and a core."""
 TIME_BAR = 2.0  # times upstream's fused router on the same logits; ours does both
 FIELDS = {"policy", "rows", "experts", "us", "upstream_us", "sorted_us", "upstream_sorted_us"}
 
@@ -21,7 +24,7 @@ def measure(record: Record, models: Sequence[str]) -> None:
     if models:
         raise ValueError(f"models {' '.join(models)}: stage selection knows no models; allowed is none")
     if "tests" not in record:
-        _run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "triton", "test/selection")
+        run_tests(TESTS)
         record.add("tests", passed=True)
     if "kernels" not in record:
         out = record.path.with_name("selection-kernels.json")
@@ -50,6 +53,26 @@ def read_times(path: Path) -> dict[str, Any]:
         needed = f"cases and times with {', '.join(sorted(FIELDS))}"
         raise ValueError(f"{KERNELS} wrote {', '.join(content)}; needed is {needed}")
     return content
+
+
+def run_tests(paths: Sequence[str]) -> None:
+    """Run the tests of these files side by side, all but those of upstream. Raises RuntimeError where one fails."""
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    listed = subprocess.run(
+        [*pytest, "--collect-only", "-k", "not upstream", *paths], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    tests = [line for line in listed.stdout.splitlines() if "::" in line]
+    if listed.returncode != 0 or not tests:
+        raise RuntimeError(f"{' '.join(paths)}: the tests could not be collected:\n{listed.stdout}")
+    running = [
+        subprocess.Popen([*pytest, *tests[i::WORKERS]], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for i in range(min(WORKERS, len(tests)))
+    ]
+    outputs = [(process.communicate()[0], process.returncode) for process in running]
+    failed = [output for output, status in outputs if status != 0]
+    print("".join(failed) or f"{len(tests)} tests of the kernels passed, or were skipped", flush=True)
+    if failed:
+        raise RuntimeError("tests of the kernels failed on this GPU; their output is above")
 
 
 def _time_row(one: Mapping[str, Any]) -> Row:

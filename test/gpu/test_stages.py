@@ -62,11 +62,35 @@ def test_replay_resumes_at_each_of_its_parts(tmp_path, started, monkeypatch):
     assert len(replay.rows(record.points)) == 6
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_selection_runs_tests_side_by_side(tmp_path, monkeypatch, capfd, broken):
+    monkeypatch.setattr(selection, "WORKERS", 2)
+    monkeypatch.setattr(selection, "ROOT", tmp_path)
+    file = tmp_path / "test_made_up.py"
+    file.write_text(
+        "import pytest\ndef test_upstream(): assert False\n"
+        "@pytest.mark.parametrize('n', [1, 2, 3], ids=['a a', 'b', 'c'])\n"
+        f"def test_small(n): assert n < {3 if broken else 4}\n"
+    )
+    if broken:
+        with pytest.raises(RuntimeError, match="tests of the kernels failed on this GPU"):
+            selection.run_tests([str(file)])
+        assert "test_small[c]" in capfd.readouterr().out
+    else:
+        selection.run_tests([str(file)])
+        assert capfd.readouterr().out == "3 tests of the kernels passed, or were skipped\n"
+
+
+def test_selection_without_a_test_is_no_success(tmp_path):
+    with pytest.raises(RuntimeError, match="could not be collected"):
+        selection.run_tests([str(tmp_path / "test_nothing.py")])
+
+
 def test_selection_keeps_nothing_of_a_failed_part(tmp_path, monkeypatch):
     def fail(*args):
         raise RuntimeError("failed")
 
-    monkeypatch.setattr(selection, "_run", fail)
+    monkeypatch.setattr(selection, "run_tests", fail)
     record = write_record(tmp_path, "selection", {})
     with pytest.raises(RuntimeError, match="failed"):
         selection.measure(record, [])

@@ -40,7 +40,7 @@ def test_every_case_is_served():
 def on_a_gpu(monkeypatch):
     """As if there were one on which everything takes 3 us, beside 2 us of upstream's."""
     monkeypatch.setattr(gpu_selection, "has_gpu", lambda: True)
-    monkeypatch.setattr(gpu_selection, "check", lambda *_: None)
+    monkeypatch.setattr(gpu_selection, "check_all", lambda *_: None)
     monkeypatch.setattr(
         gpu_selection, "measure", lambda *shape: gpu_selection.Time(shape[2], *shape[:2], 3.0, 2.0, 4.0, 20.0)
     )
@@ -92,7 +92,7 @@ def test_sorted_slots_are_held_to_upstreams(sorted_batch, slots, experts, length
 
 @pytest.mark.usefixtures("on_a_gpu")
 def test_a_difference_stops_it(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(gpu_selection, "check", lambda *_: "topk_ids of oea:k0=3 on 1 x 8: not the reference's")
+    monkeypatch.setattr(gpu_selection, "check_all", lambda *_: "topk_ids of oea:k0=3 on 1 x 8: not the reference's")
     out = tmp_path / "times.json"
     assert gpu_selection.main(["--out", str(out)]) == 1
     assert "not the reference's" in capsys.readouterr().err

@@ -141,6 +141,7 @@ def test_flag_without_a_policy(policy):
         ({"ep_size": 2}, "--ep-size 2 renumbers the experts of each rank; allowed is 1"),
         ({"attn_dp_size": 2}, "data-parallel attention may mask ids"),
         ({"enable_dp_attention": True}, "data-parallel attention may mask ids"),
+        ({"kt_weight_path": "folder"}, "--kt-weight-path masks ids"),
     ],
 )
 def test_servers_whose_runner_sees_other_ids(changes, named):

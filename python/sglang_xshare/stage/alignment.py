@@ -67,3 +67,5 @@ def check_aligned(config: Any) -> None:
         raise ValueError(f"--ep-size {config.ep_size} renumbers the experts of each rank; allowed is 1")
     if getattr(config, "enable_dp_attention", False) or getattr(config, "attn_dp_size", 1) > 1:
         raise ValueError("data-parallel attention may mask ids after they are routed; allowed is none")
+    if getattr(config, "kt_weight_path", None) is not None:
+        raise ValueError("--kt-weight-path masks ids after they are routed; allowed is none")

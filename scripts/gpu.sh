@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [selection|layer|server|eagle3|replay|tune|all] [MODEL...]
+# Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [selection|layer|server|eagle3|replay|align|tune|all] [MODEL...]
 # A stage ends inside ten minutes, keeps every point it has measured, and goes on from there when it is run again.
 # RESULTS=DIR holds the records (default: $OUT, else benchmark/results/<date>-<gpu>); LIMIT is a stage's seconds;
 # POLICY=xshare:k0=1,add=24 is what stage tune tunes for.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-STAGES=(selection layer server eagle3 replay tune)
+STAGES=(selection layer server eagle3 replay align tune)
 LIMIT=${LIMIT:-570}
 stage=${1:-all}
 shift || true
@@ -82,6 +82,7 @@ if [[ $stage != all ]]; then run_stage "$stage" "$@"; else
     for model in qwen3-30b-a3b gpt-oss-120b gpt-oss-20b; do run_stage server "$model"; done
     run_stage eagle3
     run_stage replay
+    run_stage align
     run_stage tune
 fi
 "$python" -m benchmark.gpu table --out "$results" || true

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmark.gpu.record import Record
@@ -27,9 +28,10 @@ def measure(record: Record, models: Sequence[str]) -> None:
         run_tests(TESTS)
         record.add("tests", passed=True)
     if "kernels" not in record:
-        out = record.path.with_name("selection-kernels.json")
-        _run("-m", KERNELS, "--out", str(out))
-        record.add("kernels", **read_times(out))
+        with TemporaryDirectory() as folder:
+            out = Path(folder, "times.json")
+            _run("-m", KERNELS, "--out", str(out))
+            record.add("kernels", **read_times(out))
 
 
 def rows(points: Mapping[str, Any]) -> list[Row]:

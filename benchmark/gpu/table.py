@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmark.gpu.record import read_record
 
-STAGES = ("selection", "layer", "server", "eagle3", "replay", "tune")
+STAGES = ("selection", "layer", "server", "eagle3", "replay", "align", "tune")
 """In the order of a whole run. A stage is the module of that name: `measure(record, models)` and `rows(points)`."""
 HEADINGS = ("stage", "what", "measured", "bar", "")
 WIDTH = 120

@@ -65,7 +65,7 @@ def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_2(checkout, stage):
 def test_an_unknown_stage_is_refused(checkout):
     refused = run(checkout, "lyaer")
     assert refused.returncode == 1
-    assert refused.stderr == "gpu: stage 'lyaer': allowed is selection layer server eagle3 replay tune or all\n"
+    assert refused.stderr == "gpu: stage 'lyaer': allowed is selection layer server eagle3 replay align tune or all\n"
 
 
 def test_all_patches_then_checks_then_runs_every_stage(checkout):
@@ -75,7 +75,7 @@ def test_all_patches_then_checks_then_runs_every_stage(checkout):
         "-m benchmark.gpu.preflight",
     ]
     models = ["server qwen3-30b-a3b", "server gpt-oss-120b", "server gpt-oss-20b"]
-    assert stages(checkout) == ["selection", "layer", *models, "eagle3", "replay", "tune", "table"]
+    assert stages(checkout) == ["selection", "layer", *models, "eagle3", "replay", "align", "tune", "table"]
 
 
 def test_one_stage_alone_and_its_models(checkout):
@@ -93,7 +93,7 @@ def test_a_policy_reaches_the_stage_that_tunes_for_it(checkout):
 def test_a_failed_stage_does_not_stop_the_others(checkout):
     failed = run(checkout, FAIL="layer")
     assert failed.returncode == 1
-    assert stages(checkout)[-4:] == ["eagle3", "replay", "tune", "table"]
+    assert stages(checkout)[-5:] == ["eagle3", "replay", "align", "tune", "table"]
     assert failed.stderr.endswith("gpu: not finished: layer\n")
 
 

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmark.gpu import eagle3, layer, replay, selection, server, tune
+from benchmark.gpu import align, eagle3, layer, replay, selection, server, tune
 from benchmark.gpu.__main__ import NO_GPU, main
 from gpu.recorded import served, write_record
 
@@ -22,7 +22,7 @@ def started(monkeypatch):
     def measure_rounds(record, key, *args):
         record.add(key, **served(100.0, 110.0, 3.0))
 
-    for module in (server, eagle3, replay):
+    for module in (server, eagle3, replay, align):
         monkeypatch.setattr(module, "serve_dummies", serve)
         monkeypatch.setattr(module, "measure_rounds", measure_rounds)
     return names
@@ -60,6 +60,20 @@ def test_replay_resumes_at_each_of_its_parts(tmp_path, started, monkeypatch):
     replay.measure(record, [])
     assert (ran, started) == (["tests"], [replay.MODEL])
     assert len(replay.rows(record.points)) == 6
+
+
+def test_align_compares_the_policy_with_itself(tmp_path, started, monkeypatch):
+    seen = []
+    measure = align.measure_rounds
+    monkeypatch.setattr(align, "measure_rounds", lambda *args: seen.append(args[3]) or measure(*args))
+    record = write_record(tmp_path, "align", {align.point_key(4): served(100.0, 103.0)})
+    for _ in range(2):
+        align.measure(record, [])
+    assert started == [align.MODEL]
+    policy = ["--expert-policy", "xshare", "--expert-policy-config", '{"k0": 1, "add": 24}']
+    assert [one.server_args() for one in seen[0]] == [policy, [*policy, "--expert-policy-align"]]
+    assert len({one.name for one in seen[0]}) == 2
+    assert [row.measured for row in align.rows(record.points)] == ["3.0 % gain", "10.0 % gain"]
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -103,7 +117,7 @@ def test_selection_refuses_times_it_cannot_read(tmp_path):
         selection.read_times(tmp_path / "times.json")
 
 
-@pytest.mark.parametrize("stage", [selection, layer, server, eagle3, replay, tune])
+@pytest.mark.parametrize("stage", [selection, layer, server, eagle3, replay, align, tune])
 def test_unknown_models_are_refused(tmp_path, started, stage):
     with pytest.raises(ValueError, match=r"models? qwen4: .*allowed"):
         stage.measure(write_record(tmp_path, "any", {}), ["qwen4"])

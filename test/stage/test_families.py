@@ -1,0 +1,151 @@
+"""Every accepted family that SGLang's CPU server runs, served for real: tiny random models, beside transformers' own.
+
+A family takes one server: alone a request is vanilla, by the number of requests the policy is off, its budget full, or
+one that drops experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_xshare import Router, Selection, build_plan, select
+from sglang_xshare.stage.compatibility import ARCHITECTURES
+from stage.families import EXPERTS, FAMILIES, answer, make, read_routers, select_in_decode
+from stage.probe import read_logits
+from stage.release import LATEST
+from stage.served import Answers, generate_together, make_server, policy, read_lines, read_metrics
+
+ALONE, OFF, FULL, BUDGET = 1, 7, 8, 16
+"""Requests at once."""
+PLAN = {"k0": 1, "add": 4}
+FLAGS = policy("xshare", **PLAN, by_batch={str(OFF): {"policy": "vanilla"}, str(FULL): {"add": EXPERTS}})
+UNSERVED = {
+    "DeepseekForCausalLM": "'sglang::inplace_fused_experts' is not for 'CPU'; and transformers lacks its configuration",
+    "Qwen3MoeForCausalLM": "the model of all other tests",
+    "Qwen3NextForCausalLM": "linear attention on CPU is the compiled sgl-kernel's: No module named 'sgl_kernel.mamba'",
+}
+"""Why an accepted model is not served here, by SGLang's own errors."""
+every_family = pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) for name in FAMILIES])
+
+
+@dataclass(frozen=True)
+class Run:
+    """A family's answers: the server's to each number of requests, and transformers'."""
+
+    server: Answers
+    routers: dict[int, Router]
+    vanilla: list[list[int]]
+    """To as many requests as the most."""
+    selecting: list[list[int]]
+    """The same under the budget."""
+
+    def tokens(self, requests: int) -> list[list[int]]:
+        """The server's answers."""
+        return self.server.tokens[(ALONE, OFF, FULL, BUDGET).index(requests)]
+
+    def calls(self, requests: int) -> list[dict[str, Any]]:
+        """The decode calls of its MoE runner."""
+        return self.server.calls("DECODE", requests, requests)
+
+    def select(self, call: dict[str, Any], **keys: Any) -> Selection:
+        """What a policy selects in a recorded call, by the reference."""
+        plan = build_plan({"policy": "xshare", **PLAN, **keys})
+        return select(read_logits(call), plan, self.routers[call["layer"]], backend="reference")
+
+
+@pytest.fixture(scope="session")
+def run(
+    tiny_model: Path, patched_release: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Run]:
+    """Call it with a family's name: each is served once, and alone."""
+
+    @cache
+    def serve(name: str) -> Run:
+        family, scratch = FAMILIES[name], tmp_path_factory.mktemp("family")
+        model = make(family, scratch / "model")
+        generator = torch.Generator().manual_seed(1)
+        prompts = torch.randint(1, model.config.vocab_size, (BUDGET, 8), generator=generator).tolist()
+        vanilla = answer(model, prompts)
+        with select_in_decode(family, model, build_plan("xshare", **PLAN), rows=BUDGET):
+            selecting = answer(model, prompts)
+        flags = (*FLAGS, *family.flags, "--tokenizer-path", str(tiny_model))
+        server, probe, trace = make_server(scratch / "model", patched_release(LATEST), flags, scratch, family.env)
+        with server:
+            answers = [generate_together(server, probe, prompts[:size]) for size in (ALONE, OFF, FULL, BUDGET)]
+            records, routers = read_lines(probe), read_routers(family, model)
+            metrics = read_metrics(server, sum(call["layer"] == min(routers) for call in records))
+            tokens = [[answer["output_ids"] for answer in batch] for batch in answers]
+            served = Answers(tokens, 0, records, metrics, read_lines(trace), server.log_text(), {})
+        return Run(served, routers, vanilla, selecting)
+
+    return serve
+
+
+@every_family
+def test_without_selecting_it_answers_as_transformers(name, run):
+    family = run(name)
+    assert family.tokens(ALONE) == family.vanilla[:ALONE]
+    assert family.tokens(OFF) == family.vanilla[:OFF]
+    assert len({token for answer in family.vanilla for token in answer}) > 100, "answers too poor to tell anything"
+    for call in family.calls(ALONE) + family.calls(OFF):
+        assert call["awake"] == family.select(call).vanilla_active.nonzero().flatten().tolist()
+
+
+@every_family
+def test_at_full_budget_it_answers_as_transformers(name, run):
+    family = run(name)
+    assert family.tokens(FULL) == family.vanilla[:FULL]
+    for call in family.calls(FULL):
+        assert call["awake"] == family.select(call).vanilla_active.nonzero().flatten().tolist()
+
+
+@every_family
+def test_at_a_budget_it_answers_as_transformers_with_the_reference_selection(name, run):
+    family = run(name)
+    assert family.tokens(BUDGET) == family.selecting
+    assert family.selecting != family.vanilla
+    for call in family.calls(BUDGET):
+        selection = family.select(call)
+        assert call["awake"] == selection.active.nonzero().flatten().tolist()
+        assert call["after"] < selection.vanilla_active.sum()
+
+
+@every_family
+def test_every_layer_and_step_is_counted(name, run):
+    family = run(name)
+    calls = family.calls(FULL) + family.calls(BUDGET)
+    selections = [family.select(call, **({"add": EXPERTS} if call["rows"] == FULL else {})) for call in calls]
+    assert [call["layer"] for call in calls] == list(family.routers) * (len(calls) // len(family.routers))
+    seen = [
+        {
+            "step": number // len(family.routers),
+            "phase": "decode",
+            "layer": call["layer"],
+            "batch_size": call["rows"],
+            "experts_before": int(selection.vanilla_active.sum()),
+            "experts_after": call["after"],
+            "kept_mass": pytest.approx(float(selection.kept_mass.mean()), rel=1e-5),
+        }
+        for number, (call, selection) in enumerate(zip(calls, selections, strict=True))
+    ]
+    assert family.server.trace == seen
+    metrics = family.server.metrics
+    assert metrics["layer_steps_total"] == len(calls) > 0
+    assert metrics["experts_before_total"] == sum(record["experts_before"] for record in seen)
+    assert metrics["experts_after_total"] == sum(call["after"] for call in calls)
+    assert metrics["kept_mass_total"] == pytest.approx(sum(float(out.kept_mass.sum()) for out in selections), rel=1e-5)
+    steps = {size: len(family.calls(size)) // len(family.routers) for size in (ALONE, OFF, FULL, BUDGET)}
+    assert metrics["steps policy"] == steps[FULL] + steps[BUDGET]
+    assert metrics["steps override"] == steps[OFF]
+    assert metrics["steps min_tokens"] == steps[ALONE] > 0
+
+
+def test_every_accepted_family_is_here_or_known_not_to_run():
+    assert {family.architecture for family in FAMILIES.values()} | set(UNSERVED) == ARCHITECTURES

@@ -15,7 +15,7 @@ from sglang_xshare import Batch, Router, build_plan
 from sglang_xshare.selection.triton_kernel.kernel import select_kernel
 from sglang_xshare.selection.triton_kernel.mask import mask_kernel
 from sglang_xshare.selection.triton_kernel.recipe import WARPS, make_recipe, make_tile
-from sglang_xshare.selection.triton_kernel.slots import finish_kernel
+from sglang_xshare.selection.triton_kernel.slots import finish_slots
 
 HOPPER = GPUTarget("cuda", 90, 32)
 DTYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
@@ -117,7 +117,7 @@ def test_two_launches(half):
 
 @pytest.mark.parametrize("block_size", [0, 16])
 def test_a_third_launch_finishes(block_size):
-    compile_kernel("xshare in programs", block_size=block_size, kernel=finish_kernel)
+    compile_kernel("xshare in programs", block_size=block_size, kernel=finish_slots)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

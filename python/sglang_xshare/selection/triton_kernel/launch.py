@@ -13,7 +13,7 @@ from ...plan import SelectionPlan
 from ...types import Alignment, Batch, Router, RunnerSlots, Selection
 from .kernel import select_kernel
 from .recipe import MAX_SORTED, WARPS, count_blocks, make_recipe, make_tile, supports
-from .slots import finish_kernel
+from .slots import finish_slots
 
 INTERPRETED = triton.knobs.runtime.interpret
 COUNTERS = 64
@@ -131,7 +131,7 @@ def _launch(
             launch_cooperative_grid=together and tile.programs > 1,
         )
     if fill and not together:
-        finish_kernel[(1,)](answer.topk_ids, *aligned, num_rows, blocks, recipe=recipe, tile=tile, num_warps=WARPS)
+        finish_slots[(1,)](answer.topk_ids, *aligned, num_rows, blocks, recipe=recipe, tile=tile, num_warps=WARPS)
 
 
 def _find_counter(device: torch.device, programs: int) -> torch.Tensor | None:

@@ -58,7 +58,7 @@ def align_slots(
     tl.store(num_sorted, tl.sum(opens.to(tl.int32), 0) * block_size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_blocks"])
 def finish_slots(
     topk_ids: tl.tensor,
     sorted_slots: tl.tensor,
@@ -69,7 +69,10 @@ def finish_slots(
     recipe: tl.constexpr,
     tile: tl.constexpr,
 ) -> None:
-    """What is left to one program once several have routed their rows: rows without experts, and the alignment."""
+    """What is left to one program once several have routed their rows: rows without experts, and the alignment.
+
+    A kernel of its own where programs cannot wait for each other.
+    """
     row = tl.arange(0, tile.all_rows)
     first = tl.load(topk_ids + row * recipe.columns, mask=row < num_rows, other=-1)
     awake = tl.maximum(tl.max(first, 0), 0)
@@ -92,18 +95,3 @@ def finish_slots(
             recipe,
             tile,
         )
-
-
-@triton.jit(do_not_specialize=["num_rows", "num_blocks"])
-def finish_kernel(
-    topk_ids: tl.tensor,
-    sorted_slots: tl.tensor,
-    block_experts: tl.tensor,
-    num_sorted: tl.tensor,
-    num_rows: tl.tensor,
-    num_blocks: tl.tensor,
-    recipe: tl.constexpr,
-    tile: tl.constexpr,
-) -> None:
-    """`finish_slots` in a launch of its own, where programs could not wait for each other."""
-    finish_slots(topk_ids, sorted_slots, block_experts, num_sorted, num_rows, num_blocks, recipe, tile)

@@ -75,8 +75,9 @@ def lend_cpu_backend() -> None:
     """Let CPU servers run data-parallel attention: what upstream's backends for GPUs have, and those for CPU lack.
 
     The length that stands for a padding request; a draft's plan for the padding requests too; and, before 0.5.21, the
-    copy of a rank's rows to its place among all.
+    copy of a rank's rows to its place among all, two collectives, and memory that need not be pinned.
     """
+    from sglang.srt.distributed.parallel_state import GroupCoordinator
     from sglang.srt.layers import dp_attention
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
     from sglang.srt.layers.attention.intel_amx_backend import IntelAMXAttnBackend
@@ -95,7 +96,10 @@ def lend_cpu_backend() -> None:
     AttentionBackend.get_cpu_graph_seq_len_fill_value = lambda self: 1
     AttentionBackend.get_cuda_graph_seq_len_fill_value = lambda self: 1
     if not hasattr(dp_attention, "memcpy_cpu"):
-        dp_attention.memcpy_triton = copy_rows
+        dp_attention.memcpy_triton, make = copy_rows, torch.tensor
+        torch.tensor = lambda *args, pin_memory=False, **kwargs: make(*args, **kwargs)
+        GroupCoordinator.all_gather_into_tensor = GroupCoordinator._all_gather_into_tensor
+        GroupCoordinator.reduce_scatter_tensor = GroupCoordinator._reduce_scatter_tensor
 
 
 def copy_rows(to: torch.Tensor, of: torch.Tensor, dim: int, offset: Any, size: Any, offset_of: bool) -> None:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sglang_xshare import Router, build_plan, select, stage
 from sglang_xshare.selection import rows, shortlist, vectorized
 from sglang_xshare.stage.metrics import OUTCOMES
-from stage.fake import EXPERTS, TOP_K, Model, forward_batch
+from stage.fake import EXPERTS, TOP_K, Gather, Model, forward_batch, gathered_batches
 
 XSHARE = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
 POLICIES: dict[str, dict[str, Any]] = {
@@ -68,6 +68,20 @@ def test_step_never_waits_for_the_device(name, attach, tmp_path):
         with RefuseHostData():
             model.forward(None, None, batch)
     assert model.routed[0][1].shape == (12, 6 if policy == "oea" else TOP_K)
+
+
+def test_step_of_many_ranks_never_waits_for_the_device(attach, monkeypatch):
+    """Data-parallel attention: a rank that is idle, or has fewer requests, is told by the mask alone."""
+    model = Model(2)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        attach(model, **XSHARE, speculative_algorithm="EAGLE3")
+        batches = gathered_batches("verify", [2, 1, 0], draft_tokens=4)
+        monkeypatch.setattr("sglang_xshare.stage.step.gather_rows", Gather(batches))
+        model.logits = torch.randn(24, EXPERTS)
+        for batch in batches:
+            with RefuseHostData():
+                model.forward(None, None, batch)
+            assert model.routed[0][1].shape == (24, TOP_K)
 
 
 def test_orders_of_many_layers_stay_on_the_device():

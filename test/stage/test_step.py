@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from sglang_xshare.stage.step import Step, read_step
+from sglang_xshare.stage.upstream import gather_rows
 from stage.fake import Gather, forward_batch, gathered_batches
 
 
@@ -47,21 +48,58 @@ def test_padding_rows_are_those_in_slot_0():
     assert step.batch.valid.tolist() == [True] * 5 + [False] * 3
 
 
+class Record(torch.utils._python_dispatch.TorchDispatchMode):
+    """What is computed, and of which first operand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[object, object]] = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.operations.append((operation, args[0]))
+        return operation(*args, **(kwargs or {}))
+
+
 def test_mask_is_live():
     """A graph's input buffers change between replays: the mask must be an operation on them, not a copy of a value."""
     batch = forward_batch("decode", rows=4, padding=4)
-    recorded = []
-
-    class Record(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-            recorded.append((operation, args))
-            return operation(*args, **(kwargs or {}))
-
-    with Record():
+    with Record() as recorded:
         read_step(batch, mask_padding=True)
-    assert [(operation, args[0] is batch.out_cache_loc) for operation, args in recorded] == [
-        (torch.ops.aten.ne.Scalar, True)
-    ]
+    ((operation, operand),) = recorded.operations
+    assert operation is torch.ops.aten.ne.Scalar
+    assert operand is batch.out_cache_loc
+
+
+def test_gathered_mask_is_live(monkeypatch):
+    batches = gathered_batches("decode", [2, 1])
+    gathered = []
+    monkeypatch.setattr(
+        "sglang_xshare.stage.step.gather_rows", lambda flags, rows, batch: gathered.append(flags) or torch.ones(rows)
+    )
+    for batch in batches:
+        with Record() as recorded:
+            read_step(batch, mask_padding=False)
+        operation, operand = recorded.operations[0]
+        assert operation is torch.ops.aten.ne.Scalar
+        assert operand is batch.out_cache_loc
+        assert gathered.pop().equal(batch.out_cache_loc != 0)
+
+
+def test_flags_are_gathered_as_upstream_gathers_rows(monkeypatch):
+    dp_attention = pytest.importorskip("sglang.srt.layers.dp_attention", reason="needs an installed SGLang")
+
+    def place(rows: torch.Tensor, own: torch.Tensor, batch: object) -> None:
+        assert (batch, rows.shape, own.shape, own.dtype) == ("batch", (5, 1), (3, 1), rows.dtype)
+        assert own.is_contiguous()
+        assert rows.is_contiguous()
+        rows[:2] = 0
+        rows[2:] = own
+        own.zero_()  # as upstream does on a rank whose rows another one has too
+
+    monkeypatch.setattr(dp_attention, "dp_gather_replicate", place)
+    flags = torch.tensor([True, False, True])
+    assert gather_rows(flags, 5, "batch").tolist() == [False, False, True, False, True]
+    assert flags.tolist() == [True, False, True]
 
 
 @pytest.fixture

@@ -84,8 +84,8 @@ def gather_rows(flags: torch.Tensor, rows: int, forward_batch: Any) -> torch.Ten
     import torch
     from sglang.srt.layers.dp_attention import dp_gather_replicate
 
-    # Not the flags themselves: SGLang's collectives serve numbers, and may zero what they are given. On a GPU it gathers
-    # token ids as integers, past every kernel that is tuned for hidden states; on CPU it sums floats alone.
+    # Not the flags themselves: SGLang's collectives serve numbers, and may zero what they are given. A GPU's gather
+    # token ids as integers, past every kernel that is tuned for hidden states; CPU's sum floats alone.
     own = flags.to(torch.float32 if flags.is_cpu else torch.int64)[:, None]
     gathered = own.new_empty(rows, 1)
     dp_gather_replicate(gathered, own, forward_batch)

@@ -32,6 +32,8 @@ PLANS = {
     "oea": {"k0": 3, "p": 0.5, "kmax": 10, "max_rank": 12},
     "lynx-lat": {"retain": 24},
     "lynx-lat by drop": {"policy": "lynx-lat", "drop": 20},
+    "lynx-acc": {"confidence": 0.2},
+    "lynx-acc of few voters": {"policy": "lynx-acc", "confidence": 0.9, "max_voters": 2, "min_votes": 1},
     "moe-spec": {"budget": 20},
     "moe-spec truncating": {"policy": "moe-spec", "budget": 6, "coverage": "truncate"},
     "dynamic-skip": {"beta": 0.4},
@@ -210,7 +212,7 @@ def test_production_batches_are_one_launch():
 @pytest.mark.parametrize(
     ("keys", "rows", "experts"),
     [
-        ({"policy": "lynx-acc", "confidence": 0.5}, 16, 128),
+        ({"policy": "lynx-acc", "confidence": 0.5}, 129, 128),
         ({"policy": "moe-spec", "budget": 8, "scope": "request"}, 16, 128),
         ({"policy": "xshare"}, 2048, 128),
         ({"policy": "xshare"}, 16, 513),

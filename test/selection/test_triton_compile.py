@@ -50,6 +50,7 @@ CASES = {
     "xshare by filled rank": ({"policy": "xshare", "target_per_rank": 5, "balance": "fill"}, Router(8), 1, (64, 256)),
     "oea": ({"policy": "oea", "kmax": 10, "max_rank": 12}, Router(8, renormalize=False), 1, (16, 128)),
     "lynx-lat": ({"policy": "lynx-lat", "drop": 8}, Router(8), 1, (16, 128)),
+    "lynx-acc": ({"policy": "lynx-acc", "confidence": 0.5}, Router(8), 1, (64, 128)),
     "moe-spec truncating": ({"policy": "moe-spec", "budget": 16, "coverage": "truncate"}, Router(8), 1, (64, 128)),
     "dynamic-skip": ({"policy": "dynamic-skip", "beta": 0.5}, Router(8), 1, (8, 64)),
     "group-limited": (

@@ -25,6 +25,7 @@ import triton.language as tl
 from .experts import HOLDER, VOTE, is_last, select_experts, wait_for_all
 from .rows import EMPTY, drop_best, limit_groups, load_tile, make_unique, pop_best, score_rows, to_grid, to_keys
 from .slots import align_slots, fill_rows, finish_slots
+from .voters import find_voters, follow_voters
 
 
 @triton.jit
@@ -212,7 +213,11 @@ def select_kernel(
     scores = score_rows(rows, recipe.sigmoid, recipe.normalize)
     keys = choose_keys(rows, scores, bias, experts, recipe)
     kept, own = rank_rows(keys, scores, experts, recipe)
-    words = collect_words(scores, kept, own, experts, recipe, tile)
+    held = kept
+    if recipe.confidence is not None:
+        voter = find_voters(scores, live, recipe, tile)[:, None]
+        held |= voter & find_first(keys, experts, recipe)
+    words = collect_words(scores, held, own, experts, recipe, tile)
 
     if votes and program == 0:
         tl.store(active + experts, 0, mask=exists)
@@ -231,6 +236,9 @@ def select_kernel(
         if recipe.target_per_rank is not None:
             rank = tl.load(ranks + experts, mask=exists, other=-1).to(tl.int32)
         selected = select_experts(words, rank, recipe, tile)
+        if recipe.confidence is not None:
+            votes = tl.sum((voter & own).to(tl.int32), 0)
+            selected = follow_voters(votes, words & (VOTE - 1), selected, recipe, tile)
         saved = tl.full((), 0, tl.int64)
         if recipe.rescue:
             selected, saved = rescue_rows(keys, own, selected, experts, recipe)

@@ -53,6 +53,9 @@ class Recipe:
     budget: int | None
     drop: int | None
     by_votes: bool
+    confidence: float | None
+    max_voters: int
+    min_votes: int
     utility_full: bool
     coverage: str
     reach: int | None
@@ -95,7 +98,7 @@ def make_recipe(
     biased = router.correction_bias is not None
     sigmoid = router.scoring == "sigmoid"
     by_votes = plan.ranks_experts and plan.ranking == "votes"
-    utility_full = plan.utility == "full" or by_votes
+    utility_full = plan.utility == "full" or by_votes or plan.confidence is not None
     k0 = router.top_k if plan.k0 is None else plan.k0
     return Recipe(
         num_experts=num_experts,
@@ -119,6 +122,9 @@ def make_recipe(
         budget=_resolve_budget(plan, router, num_experts),
         drop=plan.drop,
         by_votes=by_votes,
+        confidence=plan.confidence,
+        max_voters=plan.max_voters,
+        min_votes=plan.min_votes,
         utility_full=utility_full,
         coverage=plan.coverage,
         reach=None if plan.max_rank is None or plan.max_rank >= num_experts else plan.max_rank,
@@ -135,7 +141,6 @@ def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, n
     num_groups = _count_groups(router)
     tile = make_tile(plan, router, batch, num_rows, num_experts)
     unserved = (
-        plan.confidence is not None,
         plan.ranks_experts and (plan.ranking == "static" or plan.scope == "request"),
         num_groups > 1 and (num_experts != tile.experts or num_groups != _round_up(num_groups)),
         num_rows > MAX_ROWS or num_experts > MAX_EXPERTS or router.top_k > MAX_TOP_K,
@@ -147,13 +152,15 @@ def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, n
 def make_tile(
     plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int, block_size: int = 0
 ) -> Tile:
-    """One program where the batch is small, or where a rescued row may change every other; else as many as it takes."""
+    """One program where the batch is small, or where one row's voice or rescue may change every other; else as many as
+    it takes.
+    """
     tokens = batch.tokens_per_request if plan.add_per_request else 1
     request = _round_up(tokens)
     requests = num_rows // tokens
     experts = _round_up(num_experts)
     rows = max(MIN_ROWS, _round_up(requests) * request)
-    if rows * experts > SINGLE_PROGRAM and not _can_rescue(plan):
+    if rows * experts > SINGLE_PROGRAM and not _can_rescue(plan) and plan.confidence is None:
         rows = max(MIN_ROWS, request, _round_up(-(-num_rows // MAX_PROGRAMS)))
     programs = -(-requests // (rows // request))
     columns = _round_up(plan.kmax or router.top_k)

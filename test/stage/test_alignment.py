@@ -138,6 +138,7 @@ def test_flag_without_a_policy(policy):
     ("changes", "named"),
     [
         ({"device": "cpu"}, "--device cpu has no Triton MoE runner; allowed is cuda"),
+        ({"moe_runner_backend": "marlin"}, "--moe-runner-backend marlin sorts for itself; allowed is auto or triton"),
         ({"ep_size": 2}, "--ep-size 2 renumbers the experts of each rank; allowed is 1"),
         ({"attn_dp_size": 2}, "data-parallel attention may mask ids"),
         ({"enable_dp_attention": True}, "data-parallel attention may mask ids"),
@@ -145,6 +146,7 @@ def test_flag_without_a_policy(policy):
     ],
 )
 def test_servers_whose_runner_sees_other_ids(changes, named):
-    config = SimpleNamespace(**{"device": "cuda", "ep_size": 1, "attn_dp_size": 1} | changes)
+    served = {"device": "cuda", "moe_runner_backend": "triton", "ep_size": 1, "attn_dp_size": 1, "kt_weight_path": None}
+    check_aligned(SimpleNamespace(**served))
     with pytest.raises(ValueError, match=f"^{named}"):
-        check_aligned(config)
+        check_aligned(SimpleNamespace(**served | changes))

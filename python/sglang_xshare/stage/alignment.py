@@ -63,6 +63,9 @@ def check_aligned(config: Any) -> None:
     """Raise ValueError for resolved server arguments under which the runner never sees the ids that were selected."""
     if str(config.device) != "cuda":
         raise ValueError(f"--device {config.device} has no Triton MoE runner; allowed is cuda")
+    runner = getattr(config.moe_runner_backend, "value", config.moe_runner_backend)
+    if runner not in ("auto", "triton"):
+        raise ValueError(f"--moe-runner-backend {runner} sorts for itself; allowed is auto or triton")
     if config.ep_size > 1:
         raise ValueError(f"--ep-size {config.ep_size} renumbers the experts of each rank; allowed is 1")
     if getattr(config, "enable_dp_attention", False) or getattr(config, "attn_dp_size", 1) > 1:

@@ -81,6 +81,22 @@ def test_every_router_is_found_with_its_config(read):
     assert [(layer.layer_id, layer.router.top_k) for _, layer in layers] == [(0, 4), (1, 2)]
 
 
+@pytest.mark.parametrize(("layer_id", "found"), [(5, 5), (None, 3)])
+def test_a_router_that_is_not_told_its_layer_has_it_in_its_name(layer_id, found, monkeypatch):
+    """As Mixtral's before 0.5.22: overrides by layer and the trace need the number."""
+    monkeypatch.setattr(stage, "read_placement", lambda model_runner: None)
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleDict({"3": torch.nn.Module()})
+    model.layers["3"].topk = bare(TopK, layer_id=layer_id, topk_config=config())
+    overrides = {"k0": 1, "layers": {str(found): {"add": 2}}}
+    usual = {"model_path": "model", "speculative_algorithm": None, "pp_size": 1, "dp_size": 1}
+    server_args = SimpleNamespace(expert_policy="xshare", expert_policy_config=overrides, **usual)
+    arguments = read_arguments(server_args)
+    ((_, layer),) = stage.read_layers(SimpleNamespace(model=model, server_args=server_args), arguments)
+    assert layer.layer_id == found
+    assert arguments.schedule.plan(layer.layer_id, 16).add == 2
+
+
 def test_more_routers_than_runners_are_served(read):
     """DeepSeek's first model runs its experts without a FusedMoE."""
     assert len(read([config(), config()], runners=0)) == 2

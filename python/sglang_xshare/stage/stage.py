@@ -16,7 +16,7 @@ from .metrics import Counters, Exporter, Reader, format_log
 from .placement import read_placement
 from .step import Step, read_step
 from .trace import Trace
-from .upstream import is_first_rank, num_schedulers, ranks_logits, resolved
+from .upstream import is_first_rank, num_schedulers, number_layer, ranks_logits, resolved
 
 logger = logging.getLogger(__name__)
 VANILLA = build_plan("vanilla")
@@ -173,13 +173,14 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
 
     modules = dict(model_runner.model.named_modules())
     routers = {name: module for name, module in modules.items() if isinstance(module, TopK)}
-    plans = _plans_of(arguments, [module.layer_id for module in routers.values()], model_runner)
+    numbers = {name: number_layer(name, module.layer_id) for name, module in routers.items()}
+    plans = _plans_of(arguments, list(numbers.values()), model_runner)
     placement = read_placement(model_runner)
     layers = []
     for name, module in routers.items():
         config = module.topk_config
         try:
-            layer = Layer(module.layer_id, config, placement)
+            layer = Layer(numbers[name], config, placement)
             if ranks_logits(config):
                 for plan in plans:
                     check_maskable(plan, layer.router)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +32,13 @@ def is_switched_on(name: str) -> bool:
     from sglang.srt.environ import envs
 
     return bool(getattr(envs, name).get())
+
+
+def number_layer(name: str, layer_id: int | None) -> int:
+    """The layer of a router, the module `name` of a model. Before 0.5.22 some models (Mixtral, OLMoE, Granite-MoE,
+    MiniMax-M2) do not tell it to their router; then it is the number in the name, as in `model.layers.3.mlp.topk`.
+    """
+    return int(re.findall(r"(?<=\.)\d+(?=\.)", name)[-1]) if layer_id is None else layer_id
 
 
 def num_shared_slots(topk_config: Any) -> int:

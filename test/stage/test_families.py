@@ -19,7 +19,7 @@ from sglang_xshare import Router, Selection, build_plan, select
 from sglang_xshare.stage.compatibility import ARCHITECTURES
 from stage.families import EXPERTS, FAMILIES, answer, make, read_routers, select_in_decode
 from stage.probe import read_logits
-from stage.release import LATEST
+from stage.release import LATEST, OLDER
 from stage.served import Answers, generate_together, make_server, policy, read_lines, read_metrics
 
 ALONE, OFF, FULL, BUDGET = 1, 7, 8, 16
@@ -32,7 +32,12 @@ UNSERVED = {
     "Qwen3NextForCausalLM": "linear attention on CPU is the compiled sgl-kernel's: No module named 'sgl_kernel.mamba'",
 }
 """Why an accepted model is not served here, by SGLang's own errors."""
-every_family = pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) for name in FAMILIES])
+# On older releases: groups and a bias, no group and no bias, a bias alone.
+CASES = [(name, LATEST) for name in FAMILIES]
+CASES += [(name, release) for release in OLDER for name in ("GLM-4-MoE", "Mixtral", "MiniMax-M2")]
+every_family = pytest.mark.parametrize(
+    ("name", "release"), [pytest.param(*case, marks=pytest.mark.long) for case in CASES]
+)
 
 
 @dataclass(frozen=True)
@@ -63,11 +68,11 @@ class Run:
 @pytest.fixture(scope="session")
 def run(
     tiny_model: Path, patched_release: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Run]:
-    """Call it with a family's name: each is served once, and alone."""
+) -> Callable[[str, str], Run]:
+    """Call it with the names of a family and a release: each is served once, and alone."""
 
     @cache
-    def serve(name: str) -> Run:
+    def serve(name: str, release: str) -> Run:
         family, scratch = FAMILIES[name], tmp_path_factory.mktemp("family")
         model = make(family, scratch / "model")
         generator = torch.Generator().manual_seed(1)
@@ -76,7 +81,7 @@ def run(
         with select_in_decode(family, model, build_plan("xshare", **PLAN), rows=BUDGET):
             selecting = answer(model, prompts)
         flags = (*FLAGS, *family.flags, "--tokenizer-path", str(tiny_model))
-        server, probe, trace = make_server(scratch / "model", patched_release(LATEST), flags, scratch, family.env)
+        server, probe, trace = make_server(scratch / "model", patched_release(release), flags, scratch, family.env)
         with server:
             answers = [generate_together(server, probe, prompts[:size]) for size in (ALONE, OFF, FULL, BUDGET)]
             records, routers = read_lines(probe), read_routers(family, model)
@@ -89,8 +94,8 @@ def run(
 
 
 @every_family
-def test_without_selecting_it_answers_as_transformers(name, run):
-    family = run(name)
+def test_without_selecting_it_answers_as_transformers(name, release, run):
+    family = run(name, release)
     assert family.tokens(ALONE) == family.vanilla[:ALONE]
     assert family.tokens(OFF) == family.vanilla[:OFF]
     assert len({token for answer in family.vanilla for token in answer}) > 100, "answers too poor to tell anything"
@@ -99,16 +104,16 @@ def test_without_selecting_it_answers_as_transformers(name, run):
 
 
 @every_family
-def test_at_full_budget_it_answers_as_transformers(name, run):
-    family = run(name)
+def test_at_full_budget_it_answers_as_transformers(name, release, run):
+    family = run(name, release)
     assert family.tokens(FULL) == family.vanilla[:FULL]
     for call in family.calls(FULL):
         assert call["awake"] == family.select(call).vanilla_active.nonzero().flatten().tolist()
 
 
 @every_family
-def test_at_a_budget_it_answers_as_transformers_with_the_reference_selection(name, run):
-    family = run(name)
+def test_at_a_budget_it_answers_as_transformers_with_the_reference_selection(name, release, run):
+    family = run(name, release)
     assert family.tokens(BUDGET) == family.selecting
     assert family.selecting != family.vanilla
     for call in family.calls(BUDGET):
@@ -118,8 +123,8 @@ def test_at_a_budget_it_answers_as_transformers_with_the_reference_selection(nam
 
 
 @every_family
-def test_every_layer_and_step_is_counted(name, run):
-    family = run(name)
+def test_every_layer_and_step_is_counted(name, release, run):
+    family = run(name, release)
     calls = family.calls(FULL) + family.calls(BUDGET)
     selections = [family.select(call, **({"add": EXPERTS} if call["rows"] == FULL else {})) for call in calls]
     assert [call["layer"] for call in calls] == list(family.routers) * (len(calls) // len(family.routers))

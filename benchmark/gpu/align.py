@@ -11,6 +11,7 @@ from benchmark.gpu.record import Record
 from benchmark.gpu.serving import describe, gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row, at_least
 from benchmark.serving.variant import parse_variant
+from sglang_xshare.stage.alignment import TAKEN
 
 MODEL = "qwen3-30b-a3b"
 POLICY = "xshare:k0=1,add=24"
@@ -28,11 +29,15 @@ def measure(record: Record, models: Sequence[str]) -> None:
         with serve_dummies(MODEL, variants) as servers:
             for concurrency in missing:
                 measure_rounds(record, point_key(concurrency), MODEL, variants, servers, concurrency, ROUNDS)
+            record.add("taken", taken=TAKEN in servers[1].log_text())
 
 
 def rows(points: Mapping[str, Any]) -> list[Row]:
     """The gain over the same policy without the flag."""
     found = []
+    if "taken" in points:
+        taken = points["taken"]["taken"]
+        found.append(Row("sorted slots", "taken by the runner" if taken else "not taken", "taken", taken))
     for concurrency in CONCURRENCIES:
         point = points.get(point_key(concurrency))
         if point is not None:

@@ -22,7 +22,7 @@ CHOICES: dict[str, tuple[int, ...]] = {
 """What is tried of each, in the order of what it is expected to bring. Blocks in elements, groups in blocks."""
 TRITON_DEFAULTS = {"num_warps": 4, "num_stages": 3}  # what upstream's heuristic leaves out
 NOISE = 0.005  # a launch must be faster by this share to count as faster
-TOLERANCE = 0.02  # of a value and of their root mean square; sums in another order differ by up to 0.007
+TOLERANCE = 0.02  # of a value and of their root mean square: three roundings to bf16
 SEARCH_REPLAYS = 50
 
 

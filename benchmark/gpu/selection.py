@@ -15,7 +15,7 @@ from benchmark.serving.server import ROOT
 KERNELS = "benchmark.kernels.gpu_selection"
 TESTS = ("test/selection/test_triton.py", "test/selection/test_slots.py", "test/stage/test_mask.py")
 WORKERS = 8
-"""Processes that test. Some 300 kernels are compiled, of which one takes a second or two and a core."""
+"""Processes that test. Some 400 tests compile a kernel each: 1 to 9 s of a core, with Triton 3.6.0 on an EPYC."""
 TIME_BAR = 2.0  # times upstream's fused router on the same logits; ours does both
 FIELDS = {"policy", "rows", "experts", "us", "upstream_us", "sorted_us", "upstream_sorted_us"}
 

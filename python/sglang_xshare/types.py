@@ -39,7 +39,7 @@ class Router:
         if self.num_expert_group is not None:
             _check_count("num_expert_group", self.num_expert_group)
             _check_count("topk_group", self.topk_group)
-        if isinstance(self.scaling, bool) or not 0 < self.scaling < math.inf:
+        if type(self.scaling) not in (int, float) or not 0 < self.scaling < math.inf:
             raise ValueError(f"scaling = {self.scaling!r}: allowed is a finite number above 0")
 
 
@@ -64,10 +64,14 @@ class RunnerSlots:
     weight still 0.
 
     Where `block_size` is given, SGLang's Triton runner is served too: slots sorted by expert, in blocks of so many. A
-    backend that does not sort leaves `Selection.alignment` None.
+    backend that does not sort leaves `Selection.alignment` None. Raises ValueError naming the key.
     """
 
     block_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.block_size is not None:
+            _check_count("block_size", self.block_size)
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,12 +65,12 @@ def test_the_runner_takes_what_the_policy_sorted():
     with sorted_slots() as aligner:
         config = make_topk_config(shape, build_plan("oea", k0=1), ROWS, "cpu", aligner)
         routed = model_router(logits, config)(0, torch.zeros(ROWS, 16))
-        assert stage.align(sort)(routed.topk_ids, 16, 32) == "upstream's"
+        assert stage.align(sort, False)(routed.topk_ids, 16, 32) == "upstream's"
         assert aligner.slots(ROWS).block_size == 16
         aligner.offer(routed.topk_ids, 32, Alignment(*torch.zeros(3, 1), 16))
-        assert len(stage.align(sort)(routed.topk_ids, 16, 32)) == 3
+        assert len(stage.align(sort, False)(routed.topk_ids, 16, 32)) == 3
     assert aligner.served == sort.call_count == 1
-    assert stage.align(sort) is sort
+    assert stage.align(sort, False) is sort
 
 
 def test_an_unknown_model_is_refused(tmp_path):

@@ -67,7 +67,9 @@ def main() -> None:
     """Batches of the same and of other sizes, with padding rows and rows that lose all experts but one."""
     aligner = Aligner()
     stage._stage = SimpleNamespace(
-        route=lambda config: config, align=lambda upstream: partial(aligner.align, upstream), mask_logits=None
+        route=lambda config: config,
+        align=lambda upstream, by_tma: partial(aligner.align, upstream, by_tma),
+        mask_logits=None,
     )
     for rows, plan, padding in (
         (6, PLAN, 0),

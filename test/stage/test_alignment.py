@@ -56,7 +56,7 @@ def test_block_size_is_learned_for_each_size_of_a_batch():
     aligner = Aligner()
     assert aligner.slots(6) == RunnerSlots(None)
     aligner.offer(IDS, 32, None)
-    assert aligner.align(upstream, IDS, 16, 32) is UPSTREAM
+    assert aligner.align(upstream, False, IDS, 16, 32) is UPSTREAM
     assert aligner.slots(6) == RunnerSlots(16)
     assert aligner.slots(7) == RunnerSlots(None)
 
@@ -65,7 +65,7 @@ def test_sorted_slots_are_handed_over_for_the_same_memory():
     aligner, alignment = Aligner(), make_alignment()
     aligner.offer(IDS, 32, alignment)
     for ids in (IDS, IDS.view(6, 4)):
-        found = aligner.align(upstream, ids, 16, 32)
+        found = aligner.align(upstream, False, ids, 16, 32)
         assert found == (alignment.sorted_slots, alignment.block_experts, alignment.num_sorted)
 
 
@@ -77,11 +77,44 @@ def test_sorted_slots_are_handed_over_for_the_same_memory():
 def test_anything_else_is_upstreams_to_sort(ids, block_size, experts):
     aligner = Aligner()
     aligner.offer(IDS, 32, make_alignment())
-    assert aligner.align(upstream, ids, block_size, experts) is UPSTREAM
+    assert aligner.align(upstream, False, ids, block_size, experts) is UPSTREAM
+
+
+def test_a_down_projection_by_tma_takes_upstreams_slots(caplog):
+    """It has a row for every block that all experts could need, and refuses slots that are fewer."""
+    aligner = Aligner()
+    for _ in range(3):
+        aligner.offer(IDS, 32, None)
+        assert aligner.align(upstream, True, IDS, 16, 32) is UPSTREAM
+        assert aligner.slots(6) == RunnerSlots(None)
+    assert aligner.unasked == 0
+    assert [line.getMessage() for line in caplog.records] == [
+        "--expert-policy-align: SGLang sorts the slots of 6 rows itself: its down projection loads by TMA"
+    ]
+
+
+def test_a_plan_the_kernel_does_not_serve_is_said_once(caplog):
+    aligner = Aligner()
+    for _ in range(4):
+        aligner.offer(IDS, 32, None)
+        assert aligner.align(upstream, False, IDS, 16, 32) is UPSTREAM
+    assert len(caplog.records) == 1
+    assert "SGLang sorts the slots of 6 rows itself: the kernel does not serve" in caplog.text
+    assert aligner.served == 0
+
+
+def test_every_selection_must_be_asked_for():
+    aligner = Aligner()
+    for asked in (False, True):
+        aligner.offer(IDS, 32, None)
+        if asked:
+            aligner.align(upstream, False, IDS, 16, 32)
+            aligner.align(upstream, False, IDS, 16, 32)
+    assert aligner.unasked == 1
 
 
 def test_nothing_routed_yet():
-    assert Aligner().align(upstream, IDS, 16, 32) is UPSTREAM
+    assert Aligner().align(upstream, False, IDS, 16, 32) is UPSTREAM
 
 
 def make_stage(model):
@@ -109,7 +142,7 @@ def test_a_runner_that_asks_is_served(monkeypatch):
     asked = []
 
     def ask_for(ids):
-        asked.append(stage.align(upstream)(ids, 16, 32))
+        asked.append(stage.align(upstream, False)(ids, 16, 32))
 
     original = model.configs[0]
     layer = stage.layers[0][1]
@@ -125,7 +158,7 @@ def test_without_the_flag_upstream_is_left_alone():
     model = Model()
     arguments = read_arguments(SimpleNamespace(expert_policy="xshare"))
     stage = Stage(model, [(config, Layer(0, config, None)) for config in model.configs], "cpu", arguments)
-    assert stage.align(upstream) is upstream
+    assert stage.align(upstream, False) is upstream
 
 
 @pytest.mark.parametrize("policy", [None, "vanilla"])
@@ -141,12 +174,19 @@ def test_flag_without_a_policy(policy):
         ({"moe_runner_backend": "marlin"}, "--moe-runner-backend marlin sorts for itself; allowed is auto or triton"),
         ({"ep_size": 2}, "--ep-size 2 renumbers the experts of each rank; allowed is 1"),
         ({"attn_dp_size": 2}, "data-parallel attention may mask ids"),
-        ({"enable_dp_attention": True}, "data-parallel attention may mask ids"),
+        ({"enable_dp_attention": True, "dp_size": 2}, "data-parallel attention may mask ids"),
         ({"kt_weight_path": "folder"}, "--kt-weight-path masks ids"),
     ],
 )
 def test_servers_whose_runner_sees_other_ids(changes, named):
-    served = {"device": "cuda", "moe_runner_backend": "triton", "ep_size": 1, "attn_dp_size": 1, "kt_weight_path": None}
+    served = {
+        "device": "cuda",
+        "moe_runner_backend": "triton",
+        "ep_size": 1,
+        "dp_size": 1,
+        "attn_dp_size": 1,
+        "kt_weight_path": None,
+    }
     check_aligned(SimpleNamespace(**served))
     with pytest.raises(ValueError, match=f"^{named}"):
         check_aligned(SimpleNamespace(**served | changes))

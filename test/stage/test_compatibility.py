@@ -69,6 +69,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         (*POLICY, "--enable-torch-compile"),
         f"--enable-torch-compile on: {NO_POLICY}: a compiled TopK does not call the stage; allowed is off",
     ),
+    "sorted slots without a GPU": (
+        (*POLICY, "--expert-policy-align"),
+        "--expert-policy-align: --device cpu has no Triton MoE runner; allowed is cuda",
+    ),
     "two-batch overlap": (
         (*POLICY, "--enable-two-batch-overlap"),
         f"--enable-two-batch-overlap on: {NO_POLICY}: the router sees half a batch; allowed is off",

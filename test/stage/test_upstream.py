@@ -16,7 +16,7 @@ from sglang_xshare.stage.upstream import ranks_logits
 moe = pytest.importorskip("sglang.srt.layers.moe", reason="needs an installed SGLang")
 from sglang.srt import runtime_context  # noqa: E402
 from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE  # noqa: E402
-from sglang.srt.layers.moe.topk import TopK, TopKConfig, TopKOutputFormat  # noqa: E402
+from sglang.srt.layers.moe.topk import SharedExpertsConfig, TopK, TopKConfig, TopKOutputFormat  # noqa: E402
 
 FORMATS = TopKOutputFormat
 NO_POLICY = "cannot be served with an expert policy"
@@ -102,6 +102,7 @@ def test_more_routers_than_runners_are_served(read):
     assert len(read([config(), config()], runners=0)) == 2
 
 
+SHARED = SharedExpertsConfig(num_fused_shared_experts=1)
 MOE_SPEC = {
     "expert_policy": "moe-spec",
     "expert_policy_config": {"budget": 8, "coverage": "truncate", "phases": ["decode"]},
@@ -131,6 +132,13 @@ UNSERVED: dict[str, tuple[list[TopKConfig], int, dict[str, Any], str]] = {
         {},
         f"topk-0 router: {NO_POLICY}: routing inside the MoE kernel; "
         "allowed is a runner with standard or triton_kernels output",
+    ),
+    "shared experts whose slots are not sorted": (
+        [config(top_k=5, use_grouped_topk=True, num_expert_group=2, topk_group=1, shared_experts=SHARED)],
+        1,
+        {"expert_policy_align": True},
+        f"topk-0 router: {NO_POLICY}: its runner takes shared experts' slots too, which --expert-policy-align does not "
+        "sort; allowed is --disable-shared-experts-fusion",
     ),
     "truncation by a runner that ranks logits": (
         [config(FORMATS.TRITON_KERNEL)],

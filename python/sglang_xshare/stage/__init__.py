@@ -70,9 +70,12 @@ def mask_logits(topk_config: Any, router_logits: Any) -> Any:
     return router_logits if _stage is None else _stage.mask_logits(topk_config, router_logits)
 
 
-def align(upstream: Any) -> Any:
-    """SGLang's `moe_align_block_size` for its Triton runner, or what answers it from slots that are sorted already."""
-    return upstream if _stage is None else _stage.align(upstream)
+def align(upstream: Any, by_tma: bool) -> Any:
+    """SGLang's `moe_align_block_size` for its Triton runner, or what answers it from slots that are sorted already.
+
+    `by_tma` says that the down projection loads its input by TMA, which takes more of the slots than are in use.
+    """
+    return upstream if _stage is None else _stage.align(upstream, by_tma)
 
 
 def report(reporter: Any) -> str:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from ..types import Alignment, RunnerSlots
+from .upstream import attention_dp_size
 
+TAKEN = "The MoE runner takes its slots as the expert policy has sorted them"
 logger = logging.getLogger(__name__)
 Aligned = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Align = Callable[[torch.Tensor, int, int], Aligned]
@@ -23,12 +25,14 @@ class Aligner:
     """
 
     def __init__(self) -> None:
-        self.asked = False
-        """Whether the runner has asked for the slots of the latest selection."""
+        self.unasked = 0
+        """Selections whose slots the runner has not asked for; the stage resets it with every step."""
         self.served = 0
         """How often it took what the selection sorted; a graph's replays are not counted."""
         self._block_sizes: dict[int, int] = {}
         self._routed: tuple[torch.Tensor, int, Alignment | None] | None = None
+        self._awaited = False
+        self._warned = False
 
     def slots(self, rows: int) -> RunnerSlots:
         """What to ask of the selection for a batch of so many rows."""
@@ -36,27 +40,41 @@ class Aligner:
 
     def offer(self, ids: torch.Tensor, num_experts: int, alignment: Alignment | None) -> None:
         """Take what a layer has routed: `ids` [n, k] int32 of `num_experts` experts, sorted or not."""
-        self.asked = False
+        self.unasked += 1
+        self._awaited = True
         self._routed = ids, num_experts, alignment
 
-    def align(self, upstream: Align, ids: torch.Tensor, block_size: int, num_experts: int) -> Aligned:
+    def align(self, upstream: Align, by_tma: bool, ids: torch.Tensor, block_size: int, num_experts: int) -> Aligned:
         """What `moe_align_block_size` (`upstream`) returns for these arguments, without a launch where it is there.
 
-        Ids that are not the latest routed ones (a draft's, a prefill's, remapped ones) are upstream's to sort.
+        Ids that are not the latest routed ones (a draft's, a prefill's, remapped ones) are upstream's to sort. So are
+        all where the down projection loads `by_tma`: its input has as many rows as all experts' blocks could need, and
+        from 0.5.22 on upstream refuses fewer sorted slots than that.
         """
         if self._routed is not None:
             routed, experts, alignment = self._routed
             # By address: upstream's compiled functions may wrap the same memory anew.
             same = ids.data_ptr() == routed.data_ptr() and ids.shape == routed.shape
             if same and num_experts == experts:
-                self.asked = True
-                self._block_sizes[len(ids)] = block_size
+                self.unasked -= self._awaited
+                self._awaited = False
                 if alignment is not None and alignment.block_size == block_size:
                     if not self.served:
-                        logger.info("The MoE runner takes its slots as the expert policy has sorted them")
+                        logger.info(TAKEN)
                     self.served += 1
                     return alignment.sorted_slots, alignment.block_experts, alignment.num_sorted
+                if by_tma or self._block_sizes.get(len(ids)) == block_size:
+                    self._warn(len(ids), by_tma)
+                if not by_tma:
+                    self._block_sizes[len(ids)] = block_size
         return upstream(ids, block_size, num_experts)
+
+    def _warn(self, rows: int, by_tma: bool) -> None:
+        """Say once that SGLang goes on sorting, and why."""
+        if not self._warned:
+            reason = "its down projection loads by TMA" if by_tma else "the kernel does not serve this plan or batch"
+            logger.warning("--expert-policy-align: SGLang sorts the slots of %d rows itself: %s", rows, reason)
+            self._warned = True
 
 
 def check_aligned(config: Any) -> None:
@@ -68,7 +86,7 @@ def check_aligned(config: Any) -> None:
         raise ValueError(f"--moe-runner-backend {runner} sorts for itself; allowed is auto or triton")
     if config.ep_size > 1:
         raise ValueError(f"--ep-size {config.ep_size} renumbers the experts of each rank; allowed is 1")
-    if getattr(config, "enable_dp_attention", False) or getattr(config, "attn_dp_size", 1) > 1:
+    if attention_dp_size(config) > 1:
         raise ValueError("data-parallel attention may mask ids after they are routed; allowed is none")
     if getattr(config, "kt_weight_path", None) is not None:
         raise ValueError("--kt-weight-path masks ids after they are routed; allowed is none")

@@ -109,7 +109,7 @@ def check_server(server_args: Any, arguments: Arguments) -> None:
         try:
             check_aligned(config)
         except ValueError as error:
-            raise refusal("--expert-policy-align", "on", str(error)) from None
+            raise ExpertPolicyError(f"--expert-policy-align: {error}") from None
     model = model_config(server_args)
     num_experts, top_k = read_model(model, server_args.model_path)
     _check_draft(config, model.hf_text_config)

@@ -23,7 +23,9 @@ VANILLA = build_plan("vanilla")
 
 
 class PolicyBypassed(RuntimeError):
-    """A step under policy in which some MoE layer did not select: the server must not go on as if it had."""
+    """A step under policy in which some MoE layer did not select, or its runner did not take what it was to take: the
+    server must not go on as if it had.
+    """
 
 
 class Stage:
@@ -64,9 +66,9 @@ class Stage:
         layer = self._find_selecting(topk_config)
         return router_logits if layer is None else layer.mask(router_logits)
 
-    def align(self, upstream: Any) -> Any:
+    def align(self, upstream: Any, by_tma: bool) -> Any:
         """`upstream` (moe_align_block_size), or what answers it from sorted slots where the stage has them."""
-        return upstream if self.aligner is None else functools.partial(self.aligner.align, upstream)
+        return upstream if self.aligner is None else functools.partial(self.aligner.align, upstream, by_tma)
 
     def _find_selecting(self, topk_config: Any) -> Layer | None:
         """The layer of a config, where it selects in this step."""
@@ -127,6 +129,8 @@ class Stage:
         if reason is None and all(layer.plan is None for _, layer in self.layers):
             reason = "override"
         self.counters.count_outcome(reason or "policy", step)
+        if self.aligner is not None:
+            self.aligner.unasked = 0
         self._running = True
 
     def _reason_to_skip(self, step: Step | None) -> str | None:
@@ -143,7 +147,7 @@ class Stage:
         if missed:
             raise PolicyBypassed(f"MoE layers {missed} did not route through the expert policy in a {step.phase} step")
         selections = [layer.selection for _, layer in self.layers]
-        if self.aligner is not None and any(selections) and not self.aligner.asked:
+        if self.aligner is not None and self.aligner.unasked:
             raise PolicyBypassed(
                 "--expert-policy-align: the MoE runner did not ask for the slots of the experts chosen"
             )
@@ -181,6 +185,11 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
         config = module.topk_config
         try:
             layer = Layer(numbers[name], config, placement)
+            if arguments.align and layer.num_shared:
+                raise ValueError(
+                    "its runner takes shared experts' slots too, which --expert-policy-align does not sort; allowed is "
+                    "--disable-shared-experts-fusion"
+                )
             if ranks_logits(config):
                 for plan in plans:
                     check_maskable(plan, layer.router)

@@ -237,8 +237,8 @@ def select_kernel(
             rank = tl.load(ranks + experts, mask=exists, other=-1).to(tl.int32)
         selected = select_experts(words, rank, recipe, tile)
         if recipe.confidence is not None:
-            votes = tl.sum((voter & own).to(tl.int32), 0)
-            selected = follow_voters(votes, words & (VOTE - 1), selected, recipe, tile)
+            ballots = tl.sum((voter & own).to(tl.int32), 0)
+            selected = follow_voters(ballots, words & (VOTE - 1), selected, recipe, tile)
         saved = tl.full((), 0, tl.int64)
         if recipe.rescue:
             selected, saved = rescue_rows(keys, own, selected, experts, recipe)

@@ -14,7 +14,7 @@ from ...types import Batch, Router
 SINGLE_PROGRAM = 2048
 MAX_PROGRAMS = 64
 MIN_ROWS, WARPS = 8, 8
-# What the registers of a program hold.
+# What the registers of a program hold; balancing the ranks of 512 experts spills some (ptxas: 3.5 KB).
 MAX_TILE = 16384
 MAX_EXPERTS = 512
 # 31 bits hold a column's sum of utilities up to 2^20, and a row's sum of shares up to 2^26.

@@ -24,10 +24,12 @@ def find_voters(scores: tl.tensor, live: tl.tensor, recipe: tl.constexpr, tile: 
 
 @triton.jit
 def follow_voters(
-    votes: tl.tensor, utility: tl.tensor, selected: tl.tensor, recipe: tl.constexpr, tile: tl.constexpr
+    ballots: tl.tensor, utility: tl.tensor, selected: tl.tensor, recipe: tl.constexpr, tile: tl.constexpr
 ) -> tl.tensor:
-    """S [E] bool with the voters' `min_votes` experts, then with the best by utility up to the model's top-k."""
-    selected |= votes >= recipe.min_votes
+    """S [E] bool with the experts that `min_votes` voters have in their top-k, then with the best by utility up to the
+    model's top-k.
+    """
+    selected |= ballots >= recipe.min_votes
     return selected | keep_best(
         tl.where(selected, 0, utility), recipe.top_k - tl.sum(selected.to(tl.int32), 0), tile.narrow
     )

@@ -1,12 +1,14 @@
 """Every stage goes on where its record ends, and refuses models it does not know. Servers are stand-ins here."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from benchmark.gpu import align, eagle3, layer, replay, selection, server, tune
 from benchmark.gpu.__main__ import NO_GPU, main
 from gpu.recorded import served, write_record
+from sglang_xshare.stage.alignment import TAKEN
 
 
 @pytest.fixture
@@ -17,7 +19,7 @@ def started(monkeypatch):
     @contextmanager
     def serve(name, variants, *args):
         names.append(name)
-        yield [None for _ in variants]
+        yield [SimpleNamespace(log_text=lambda: f"... {TAKEN}") for _ in variants]
 
     def measure_rounds(record, key, *args):
         record.add(key, **served(100.0, 110.0, 3.0))
@@ -73,7 +75,9 @@ def test_align_compares_the_policy_with_itself(tmp_path, started, monkeypatch):
     policy = ["--expert-policy", "xshare", "--expert-policy-config", '{"k0": 1, "add": 24}']
     assert [one.server_args() for one in seen[0]] == [policy, [*policy, "--expert-policy-align"]]
     assert len({one.name for one in seen[0]}) == 2
-    assert [row.measured for row in align.rows(record.points)] == ["3.0 % gain", "10.0 % gain"]
+    rows = align.rows(record.points)
+    assert [row.measured for row in rows] == ["taken by the runner", "3.0 % gain", "10.0 % gain"]
+    assert align.rows({"taken": {"taken": False}})[0].verdict == "miss"
 
 
 @pytest.mark.parametrize("broken", [False, True])

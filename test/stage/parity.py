@@ -32,6 +32,7 @@ def list_routers() -> Iterator[dict[str, Any]]:
         {"scoring_func": "softmax", **groups},
         {"scoring_func": "sigmoid", **groups},
         {"scoring_func": "sigmoid", **groups, **bias},
+        {"scoring_func": "softmax", **groups, **bias},  # GLM-4-MoE's: upstream takes it for a sigmoid one
     ]
     for kind, renormalize, factor, on_output, shared in itertools.product(
         kinds, (True, False), (None, 2.5), (False, True), (0, 1)

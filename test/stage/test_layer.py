@@ -50,6 +50,11 @@ def test_biased_grouped_router_with_a_shared_expert():
     assert (router.num_expert_group, router.topk_group) == (8, 4)
 
 
+def test_a_grouped_router_with_a_bias_scores_by_sigmoid_whatever_its_config_says():
+    """As upstream computes it: GLM-4-MoE leaves the default there."""
+    assert read_router(config(correction_bias=BIAS, **GROUPED)).scoring == "sigmoid"
+
+
 def test_group_numbers_of_an_ungrouped_router_are_ignored():
     assert read_router(config(num_expert_group=8, topk_group=4)).num_expert_group is None
 
@@ -60,7 +65,6 @@ def test_group_numbers_of_an_ungrouped_router_are_ignored():
         ({"custom_routing_function": print}, "a routing function of the model's own"),
         ({"scoring_func": "sqrtsoftplus"}, "scoring function 'sqrtsoftplus', allowed is softmax or sigmoid"),
         ({"correction_bias": BIAS}, "a correction bias on softmax scores, allowed is one on sigmoid scores"),
-        ({"correction_bias": BIAS, **GROUPED}, "a correction bias on softmax scores, allowed is one on sigmoid scores"),
         ({"top_k": 9, "num_fused_shared_experts": 1}, "1 fused shared experts in a router that is ungrouped, allowed"),
         (
             {"top_k": 9, "num_fused_shared_experts": 1, "renormalize": False, **GROUPED},
@@ -95,13 +99,13 @@ SERVED = [
     for scaled in ("", " scaled-later")
 ] + [
     f"{router}{renormalizing}{scaled}"
-    for router in ("grouped softmax", "grouped sigmoid", "grouped sigmoid biased")
+    for router in ("grouped softmax", "grouped softmax biased", "grouped sigmoid", "grouped sigmoid biased")
     for renormalizing in (" renormalizing", "")
     for scaled in ("", " scaled-later", " scaled-on-output")
 ]
 SHARED = [
     f"{router} renormalizing {scaled} shared"
-    for router in ("grouped softmax", "grouped sigmoid", "grouped sigmoid biased")
+    for router in ("grouped softmax", "grouped softmax biased", "grouped sigmoid", "grouped sigmoid biased")
     for scaled in ("scaled-later", "scaled-on-output")
 ]
 PLAIN_SCALED_ON_OUTPUT = [
@@ -139,6 +143,6 @@ def test_scaling_of_plain_routers_on_output(release, patched_release):
 def test_every_other_router_is_refused(release, patched_release):
     found = compare(patched_release(release))
     others = found.keys() - set(SERVED + SHARED + PLAIN_SCALED_ON_OUTPUT)
-    assert len(others) == 18
+    assert len(others) == 20
     for router in others:
         assert "shared experts" in found[router]["refused"]

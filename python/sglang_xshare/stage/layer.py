@@ -94,9 +94,11 @@ def read_router(topk_config: Any) -> Router:
     if topk_config.scoring_func not in ("softmax", "sigmoid"):
         raise ValueError(f"scoring function {topk_config.scoring_func!r}, allowed is softmax or sigmoid")
     grouped = topk_config.use_grouped_topk
-    if topk_config.correction_bias is not None and topk_config.scoring_func != "sigmoid":
-        # Upstream adds it on some devices, ignores it on others, or takes the router for a sigmoid one.
-        raise ValueError(f"a correction bias on {topk_config.scoring_func} scores, allowed is one on sigmoid scores")
+    scoring = topk_config.scoring_func
+    if topk_config.correction_bias is not None and scoring != "sigmoid":
+        if not grouped:  # upstream adds it on some devices and ignores it on others
+            raise ValueError(f"a correction bias on {scoring} scores, allowed is one on sigmoid scores")
+        scoring = "sigmoid"  # what upstream computes here, whatever is said: GLM-4-MoE leaves the default
     shared = num_shared_slots(topk_config)
     if shared > 1 or (shared and not (grouped and topk_config.renormalize)):
         kind = f"{'' if grouped else 'un'}grouped{'' if topk_config.renormalize else ', not renormalizing'}"
@@ -106,7 +108,7 @@ def read_router(topk_config: Any) -> Router:
         )
     return Router(
         top_k=topk_config.top_k - shared,
-        scoring=topk_config.scoring_func,
+        scoring=scoring,
         correction_bias=topk_config.correction_bias,
         renormalize=topk_config.renormalize,
         num_expert_group=topk_config.num_expert_group if grouped else None,

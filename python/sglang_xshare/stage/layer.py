@@ -15,6 +15,8 @@ from .mask import mask_logits
 from .step import Step
 from .upstream import num_shared_slots, scales_unnormalized_groups
 
+FILLED = RunnerSlots()
+
 
 class Layer:
     """Wraps a layer's `TopKConfig`: `config` routes through `choose`; what upstream does after routing stays as it is.
@@ -53,7 +55,7 @@ class Layer:
         `topk` counts the columns of fused shared experts where upstream expects them from its router. Raises
         RuntimeError where the router sees other rows than the step has: requests and padding would be mistaken.
         """
-        slots = RunnerSlots() if self.aligner is None else self.aligner.slots(len(gating_output))
+        slots = FILLED if self.aligner is None else self.aligner.slots(len(gating_output))
         out = self.selection = self._select(gating_output, slots)
         ids, weights = out.topk_ids, out.topk_weights
         if topk > self.router.top_k:

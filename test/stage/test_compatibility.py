@@ -1,8 +1,6 @@
 """What the stage cannot serve is refused at start-up, on every release, before weights load."""
 
 import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +9,9 @@ import pytest
 
 from benchmark.serving.server import ROOT
 from sglang_xshare.stage.arguments import ExpertPolicyError
-from sglang_xshare.stage.compatibility import SIMULATIONS, UNSYNCHRONIZED, check_modes
-from stage.release import CPU, every_release, make_env
+from sglang_xshare.stage.compatibility import SIMULATIONS, check_modes
+from stage.attempted import Answer, attempt
+from stage.release import every_release
 
 POLICY = ("--expert-policy", "xshare")
 NO_POLICY = "cannot be served with an expert policy"
@@ -225,29 +224,6 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
         (*POLICY, *BACKENDS, "--speculative-algorithm", "STANDALONE", *TREE, *DRAFT_PATH, "{written}/narrower")
     ),
 }
-DP_ATTENTION = {
-    "0.5.17": ("--tp", "4", "--dp", "2", "--enable-dp-attention"),
-    "0.5.21": ("--tp", "4", "--dp", "2", "--enable-dp-attention"),
-    "0.5.23": ("--tp", "4", "--attn-dp-size", "2"),
-}
-WITH_DP = f"{NO_POLICY}: allowed with data-parallel attention is"
-REFUSED_WITH_DP_ATTENTION: dict[str, tuple[tuple[str, ...], str]] = {
-    "context parallelism": (("--attn-cp-size", "2"), f"--attn-cp-size 2: {WITH_DP} 1"),
-    "experts on replicas": (("--moe-dp-size", "2"), f"--moe-dp-size 2: {WITH_DP} 1"),
-    "dense layers of their own": (("--moe-dense-tp-size", "1"), f"--moe-dense-tp-size 1: {WITH_DP} none"),
-    "weights on other ranks": (("--dwdp-size", "2"), f"--dwdp-size 2: {WITH_DP} 1"),
-    "ranks that come and go": (("--elastic-ep-backend", "mooncake"), f"--elastic-ep-backend mooncake: {WITH_DP} none"),
-    "requests that padding splits": (
-        (*eagle3(str(DRAFT)), "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "3"),
-        f"--speculative-num-draft-tokens 3: {NO_POLICY}: SGLang pads a rank's rows to its 2 tensor-parallel ranks, "
-        "which must not split a request; allowed is a multiple of 2",
-    ),
-    "all-to-all": (("--moe-a2a-backend", "deepep"), f"--moe-a2a-backend deepep: {NO_POLICY}: allowed is none"),
-    "two-batch overlap": (
-        ("--enable-two-batch-overlap",),
-        f"--enable-two-batch-overlap on: {NO_POLICY}: the router sees half a batch; allowed is off",
-    ),
-}
 
 
 @pytest.fixture(scope="session")
@@ -262,23 +238,11 @@ def written(tmp_path_factory):
 
 
 @cache
-def ask(tree: Path, model: Path, written: Path) -> dict[tuple[str, ...], dict[str, object] | None]:
-    """What stops a server, by its arguments: all of the above in one process."""
+def ask(tree: Path, model: Path, written: Path) -> dict[tuple[str, ...], Answer]:
+    """What stops a server, by its arguments: all of the above."""
     asked = [arguments for arguments, _ in REFUSED.values()] + list(ACCEPTED.values())
-    asked += [
-        (*POLICY, *attention, *arguments)
-        for attention in DP_ATTENTION.values()
-        for arguments in ((), *(arguments for arguments, _ in REFUSED_WITH_DP_ATTENTION.values()))
-    ]
-    lines = [["--model-path", str(model), *CPU, *arguments] for arguments in asked]
-    lines = [[argument.replace("{written}", str(written)) for argument in line] for line in lines]
-    script = Path(__file__).with_name("attempts.py")
-    done = subprocess.run(
-        [sys.executable, script], input=json.dumps(lines), env=make_env(tree), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "null"))]
-    return dict(zip(asked, answers, strict=True))
+    lines = [[argument.replace("{written}", str(written)) for argument in arguments] for arguments in asked]
+    return dict(zip(asked, attempt(tree, model, lines), strict=True))
 
 
 @every_release
@@ -293,32 +257,6 @@ def test_refused_with_one_exact_line(case, release, patched_release, tiny_model,
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_accepted(case, release, patched_release, tiny_model, written):
     assert ask(patched_release(release), tiny_model, written)[ACCEPTED[case]] is None
-
-
-@every_release
-def test_dp_attention_is_accepted_however_the_release_spells_it(release, patched_release, tiny_model, written):
-    answers = ask(patched_release(release), tiny_model, written)
-    assert answers[(*POLICY, *DP_ATTENTION[release])] is None
-
-
-@every_release
-@pytest.mark.parametrize("case", REFUSED_WITH_DP_ATTENTION)
-def test_refused_with_dp_attention(case, release, patched_release, tiny_model, written):
-    arguments, line = REFUSED_WITH_DP_ATTENTION[case]
-    answer = ask(patched_release(release), tiny_model, written)[(*POLICY, *DP_ATTENTION[release], *arguments)]
-    assert answer == {"ours": True, "says": line}
-
-
-def test_ranks_of_dp_attention_must_be_synchronized(monkeypatch):
-    monkeypatch.setenv(UNSYNCHRONIZED, "1")
-    server = SimpleNamespace(
-        disaggregation_mode="null", moe_runner_backend="auto", moe_a2a_backend="none", speculative_algorithm=None
-    )
-    check_modes(server)
-    server.attn_dp_size = 2
-    line = f"^{UNSYNCHRONIZED} 1: {NO_POLICY}: ranks of data-parallel attention would not know .*; allowed is unset$"
-    with pytest.raises(ExpertPolicyError, match=line):
-        check_modes(server)
 
 
 @pytest.mark.parametrize("value", ["true", "y"])

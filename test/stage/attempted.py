@@ -1,0 +1,27 @@
+"""What stops servers with given arguments, on a release: all asked in one process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from stage.release import CPU, make_env
+
+Answer = dict[str, object] | None
+"""As `attempts.py` prints it; None where the server would start."""
+
+
+def attempt(tree: Path, model: Path, asked: Sequence[Sequence[str]]) -> list[Answer]:
+    """The answer to each list of arguments."""
+    lines = [["--model-path", str(model), *CPU, *arguments] for arguments in asked]
+    script = Path(__file__).with_name("attempts.py")
+    done = subprocess.run(
+        [sys.executable, script], input=json.dumps(lines), env=make_env(tree), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "null"))]
+    assert len(answers) == len(lines)
+    return answers

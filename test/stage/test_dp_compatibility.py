@@ -1,0 +1,90 @@
+"""What data-parallel attention is served with, and what is refused beside it, on every release."""
+
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from benchmark.serving.server import ROOT
+from sglang_xshare.stage.arguments import ExpertPolicyError
+from sglang_xshare.stage.compatibility import UNSYNCHRONIZED, check_modes
+from sglang_xshare.stage.upstream import attention_dp_size, num_schedulers
+from stage.attempted import Answer, attempt
+from stage.eagle import eagle
+from stage.release import every_release
+
+POLICY = ("--expert-policy", "xshare")
+NO_POLICY = "cannot be served with an expert policy"
+SPECULATION = eagle(ROOT / "checkpoints" / "qwen3-moe-tiny", (2, 3, 6))
+DP_ATTENTION = {
+    "0.5.17": ("--tp", "4", "--dp", "2", "--enable-dp-attention"),
+    "0.5.21": ("--tp", "4", "--dp", "2", "--enable-dp-attention"),
+    "0.5.23": ("--tp", "4", "--attn-dp-size", "2"),
+}
+WITH_DP = f"{NO_POLICY}: allowed with data-parallel attention is"
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "context parallelism": (("--attn-cp-size", "2"), f"--attn-cp-size 2: {WITH_DP} 1"),
+    "experts on replicas": (("--moe-dp-size", "2"), f"--moe-dp-size 2: {WITH_DP} 1"),
+    "dense layers of their own": (("--moe-dense-tp-size", "1"), f"--moe-dense-tp-size 1: {WITH_DP} none"),
+    "weights on other ranks": (("--dwdp-size", "2"), f"--dwdp-size 2: {WITH_DP} 1"),
+    "ranks that come and go": (("--elastic-ep-backend", "mooncake"), f"--elastic-ep-backend mooncake: {WITH_DP} none"),
+    "requests that padding splits": (
+        (*SPECULATION, "--speculative-num-draft-tokens", "3"),
+        f"--speculative-num-draft-tokens 3: {NO_POLICY}: SGLang pads a rank's rows to its 2 tensor-parallel ranks, "
+        "which must not split a request; allowed is a multiple of 2",
+    ),
+    "all-to-all": (("--moe-a2a-backend", "deepep"), f"--moe-a2a-backend deepep: {NO_POLICY}: allowed is none"),
+    "two-batch overlap": (
+        ("--enable-two-batch-overlap",),
+        f"--enable-two-batch-overlap on: {NO_POLICY}: the router sees half a batch; allowed is off",
+    ),
+}
+
+
+@cache
+def ask(tree: Path, model: Path, release: str) -> dict[tuple[str, ...], Answer]:
+    """What stops a server with data-parallel attention, by its other arguments."""
+    asked: list[tuple[str, ...]] = [(), SPECULATION, *(arguments for arguments, _ in REFUSED.values())]
+    lines = [(*POLICY, *DP_ATTENTION[release], *arguments) for arguments in asked]
+    return dict(zip(asked, attempt(tree, model, lines), strict=True))
+
+
+@every_release
+@pytest.mark.parametrize("arguments", [(), SPECULATION], ids=["decode", "verify"])
+def test_dp_attention_is_accepted_however_the_release_spells_it(arguments, release, patched_release, tiny_model):
+    assert ask(patched_release(release), tiny_model, release)[arguments] is None
+
+
+@every_release
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_one_exact_line(case, release, patched_release, tiny_model):
+    arguments, line = REFUSED[case]
+    assert ask(patched_release(release), tiny_model, release)[arguments] == {"ours": True, "says": line}
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks", "schedulers"),
+    [
+        ({"dp_size": 1}, 1, 1),
+        ({"dp_size": 2, "enable_dp_attention": False}, 1, 2),
+        ({"dp_size": 2, "enable_dp_attention": True}, 2, 2),
+        ({"dp_size": 1, "attn_dp_size": 4, "enable_dp_attention": False}, 4, 4),
+        ({"dp_size": 2, "attn_dp_size": 2, "enable_dp_attention": True}, 2, 2),
+    ],
+)
+def test_ranks_are_told_from_replicas(config, ranks, schedulers):
+    assert attention_dp_size(SimpleNamespace(**config)) == ranks
+    assert num_schedulers(SimpleNamespace(**config)) == schedulers
+
+
+def test_ranks_must_be_synchronized(monkeypatch):
+    monkeypatch.setenv(UNSYNCHRONIZED, "1")
+    server = SimpleNamespace(
+        disaggregation_mode="null", moe_runner_backend="auto", moe_a2a_backend="none", speculative_algorithm=None
+    )
+    check_modes(server)
+    server.attn_dp_size = 2
+    line = f"^{UNSYNCHRONIZED} 1: {NO_POLICY}: ranks of data-parallel attention would not know .*; allowed is unset$"
+    with pytest.raises(ExpertPolicyError, match=line):
+        check_modes(server)

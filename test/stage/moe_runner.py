@@ -66,7 +66,7 @@ def route_and_run(layer: Layer, hidden: torch.Tensor, logits: torch.Tensor) -> d
 def main() -> None:
     """Batches of the same and of other sizes, with padding rows and rows that lose all experts but one."""
     aligner = Aligner()
-    stage._stage = SimpleNamespace(
+    stage._stage = SimpleNamespace(  # type: ignore[assignment]
         route=lambda config: config,
         align=lambda upstream, by_tma: partial(aligner.align, upstream, by_tma),
         mask_logits=None,

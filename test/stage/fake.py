@@ -109,3 +109,9 @@ def runner(model: Model, device: str = "cpu", is_draft_worker: bool = False, **f
     return SimpleNamespace(
         model=model, device=device, is_draft_worker=is_draft_worker, server_args=SimpleNamespace(**flags)
     )
+
+
+def run(model: Model, mode: str, rows: int, **batch: int) -> None:
+    """A forward on random router logits."""
+    model.logits = torch.randn(rows, EXPERTS, generator=torch.Generator().manual_seed(rows))
+    assert model.forward(None, None, forward_batch(mode, rows, **batch)) == "output"

@@ -9,7 +9,7 @@ import torch
 from sglang_xshare import Router, build_plan, select, stage
 from sglang_xshare.stage.metrics import OUTCOMES
 from sglang_xshare.stage.stage import PolicyBypassed
-from stage.fake import EXPERTS, TOP_K, Config, Gather, Model, forward_batch, gathered_batches
+from stage.fake import EXPERTS, TOP_K, Config, Gather, Model, forward_batch, gathered_batches, run
 
 XSHARE = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
 
@@ -27,11 +27,6 @@ def make_reporter(forwards: int, **changes: bool) -> SimpleNamespace:
         metrics_collector=SimpleNamespace(labels={}),
         **{"current_scheduler_metrics_enabled": True, "is_stats_logging_rank": True, **changes},
     )
-
-
-def run(model: Model, mode: str, rows: int, **batch: int) -> None:
-    model.logits = torch.randn(rows, EXPERTS, generator=torch.Generator().manual_seed(rows))
-    assert model.forward(None, None, forward_batch(mode, rows, **batch)) == "output"
 
 
 def count_experts(model: Model) -> list[int | None]:
@@ -259,36 +254,6 @@ def test_wrapped_forward_keeps_its_signature(attach):
     before = inspect.signature(model.forward)
     attach(model, **XSHARE)
     assert inspect.signature(model.forward) == before
-
-
-def test_padding_is_masked_where_graphs_pad(attach):
-    assert attach(Model(), device="meta", **XSHARE).mask_padding
-    assert attach(Model(), mask_padding_experts=True).mask_padding
-    assert not attach(Model(), **XSHARE).mask_padding, "a CPU server runs without graphs"
-
-
-def test_padding_rows_wake_nothing(attach):
-    model = Model(1)
-    installed = attach(model, **XSHARE)
-    installed.mask_padding = True
-    run(model, "decode", 8, padding=5)
-    weights, ids = model.routed[0]
-    live = set(ids[:3].flatten().tolist())
-    assert set(ids.flatten().tolist()) == live
-    assert weights[3:].eq(0).all()
-    assert installed.counters.totals[0, [2, 4]].tolist() == [len(live), 3]
-
-
-def test_masking_alone_keeps_every_rows_own_experts(attach):
-    model = Model(1)
-    attach(model, mask_padding_experts=True)
-    run(model, "decode", 8, padding=5)
-    weights, ids = model.routed[0]
-    top = model.logits.softmax(-1).topk(TOP_K)
-    assert ids[:3].tolist() == top.indices[:3].tolist()
-    torch.testing.assert_close(weights[:3], top.values[:3] / top.values[:3].sum(-1, keepdim=True))
-    assert weights[3:].eq(0).all()
-    assert set(ids.flatten().tolist()) == set(ids[:3].flatten().tolist())
 
 
 def test_scaling_and_shared_expert(attach):

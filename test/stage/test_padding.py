@@ -1,0 +1,37 @@
+"""Padding rows wake nothing, under a policy and where masking them is all that is asked for."""
+
+import torch
+
+from stage.fake import TOP_K, Model, run
+
+XSHARE = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
+
+
+def test_padding_is_masked_where_graphs_pad(attach):
+    assert attach(Model(), device="meta", **XSHARE).mask_padding
+    assert attach(Model(), mask_padding_experts=True).mask_padding
+    assert not attach(Model(), **XSHARE).mask_padding, "a CPU server runs without graphs"
+
+
+def test_padding_rows_wake_nothing(attach):
+    model = Model(1)
+    installed = attach(model, **XSHARE)
+    installed.mask_padding = True
+    run(model, "decode", 8, padding=5)
+    weights, ids = model.routed[0]
+    live = set(ids[:3].flatten().tolist())
+    assert set(ids.flatten().tolist()) == live
+    assert weights[3:].eq(0).all()
+    assert installed.counters.totals[0, [2, 4]].tolist() == [len(live), 3]
+
+
+def test_masking_alone_keeps_every_rows_own_experts(attach):
+    model = Model(1)
+    attach(model, mask_padding_experts=True)
+    run(model, "decode", 8, padding=5)
+    weights, ids = model.routed[0]
+    top = model.logits.softmax(-1).topk(TOP_K)
+    assert ids[:3].tolist() == top.indices[:3].tolist()
+    torch.testing.assert_close(weights[:3], top.values[:3] / top.values[:3].sum(-1, keepdim=True))
+    assert weights[3:].eq(0).all()
+    assert set(ids.flatten().tolist()) == set(ids[:3].flatten().tolist())

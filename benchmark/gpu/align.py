@@ -25,7 +25,7 @@ def measure(record: Record, models: Sequence[str]) -> None:
     policy = parse_variant(POLICY)
     variants = [policy, replace(policy, name=f"{POLICY}, slots sorted", args=("--expert-policy-align",))]
     missing = [n for n in CONCURRENCIES if point_key(n) not in record]
-    if missing:
+    if missing or "taken" not in record:
         with serve_dummies(MODEL, variants) as servers:
             for concurrency in missing:
                 measure_rounds(record, point_key(concurrency), MODEL, variants, servers, concurrency, ROUNDS)

@@ -83,8 +83,8 @@ def test_anything_else_is_upstreams_to_sort(ids, block_size, experts):
 def test_a_down_projection_by_tma_takes_upstreams_slots(caplog):
     """It has a row for every block that all experts could need, and refuses slots that are fewer."""
     aligner = Aligner()
-    for _ in range(3):
-        aligner.offer(IDS, 32, None)
+    for alignment in (None, make_alignment(), None):
+        aligner.offer(IDS, 32, alignment)
         assert aligner.align(upstream, True, IDS, 16, 32) is UPSTREAM
         assert aligner.slots(6) == RunnerSlots(None)
     assert aligner.unasked == 0

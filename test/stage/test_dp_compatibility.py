@@ -1,5 +1,6 @@
 """What data-parallel attention is served with, and what is refused beside it, on every release."""
 
+import json
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,16 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         f"--speculative-num-draft-tokens 3: {NO_POLICY}: SGLang pads a rank's rows to its 2 tensor-parallel ranks, "
         "which must not split a request; allowed is a multiple of 2",
     ),
+    "batches that are always larger": (
+        (*SPECULATION, "--expert-policy-config", '{"k0": 1, "max_tokens": 8}'),
+        f"--expert-policy-config max_tokens 8: {NO_POLICY}: most batches of 2 ranks have more rows; allowed is at "
+        "least 12",
+    ),
+    "a model that upstream does not serve so": (
+        ("--model-path", "{mixtral}"),
+        f"--model-path {{mixtral}}: {NO_POLICY}: MixtralForCausalLM has no data-parallel attention in SGLang; allowed "
+        "is a model that has",
+    ),
     "all-to-all": (("--moe-a2a-backend", "deepep"), f"--moe-a2a-backend deepep: {NO_POLICY}: allowed is none"),
     "two-batch overlap": (
         ("--enable-two-batch-overlap",),
@@ -42,25 +53,38 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
+@pytest.fixture(scope="session")
+def mixtral(tiny_model, tmp_path_factory):
+    """The folder of a configuration without weights."""
+    folder = tmp_path_factory.mktemp("mixtral")
+    changes = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8}
+    (folder / "config.json").write_text(json.dumps(json.loads((tiny_model / "config.json").read_text()) | changes))
+    return str(folder)
+
+
 @cache
-def ask(tree: Path, model: Path, release: str) -> dict[tuple[str, ...], Answer]:
+def ask(tree: Path, model: Path, mixtral: str, release: str) -> dict[tuple[str, ...], Answer]:
     """What stops a server with data-parallel attention, by its other arguments."""
     asked: list[tuple[str, ...]] = [(), SPECULATION, *(arguments for arguments, _ in REFUSED.values())]
-    lines = [(*POLICY, *DP_ATTENTION[release], *arguments) for arguments in asked]
+    given = [[argument.replace("{mixtral}", mixtral) for argument in arguments] for arguments in asked]
+    lines = [(*POLICY, *DP_ATTENTION[release], *arguments) for arguments in given]
     return dict(zip(asked, attempt(tree, model, lines), strict=True))
 
 
 @every_release
 @pytest.mark.parametrize("arguments", [(), SPECULATION], ids=["decode", "verify"])
-def test_dp_attention_is_accepted_however_the_release_spells_it(arguments, release, patched_release, tiny_model):
-    assert ask(patched_release(release), tiny_model, release)[arguments] is None
+def test_dp_attention_is_accepted_however_the_release_spells_it(
+    arguments, release, patched_release, tiny_model, mixtral
+):
+    assert ask(patched_release(release), tiny_model, mixtral, release)[arguments] is None
 
 
 @every_release
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_one_exact_line(case, release, patched_release, tiny_model):
+def test_refused_with_one_exact_line(case, release, patched_release, tiny_model, mixtral):
     arguments, line = REFUSED[case]
-    assert ask(patched_release(release), tiny_model, release)[arguments] == {"ours": True, "says": line}
+    said = ask(patched_release(release), tiny_model, mixtral, release)[arguments]
+    assert said == {"ours": True, "says": line.replace("{mixtral}", mixtral)}
 
 
 @pytest.mark.parametrize(

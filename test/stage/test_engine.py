@@ -44,4 +44,9 @@ def test_engine_and_file_say_the_same(tiny_model, patched_release, tmp_path, ser
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"tokens"')))
     assert said["tokens"] == answers.tokens[0]
-    assert said["info"] == {"expert_policy": "pruned", "expert_policy_config": {"k0": 2}, "expert_policy_trace": None}
+    assert said["info"] == {
+        "expert_policy": "pruned",
+        "expert_policy_config": {"k0": 2},
+        "expert_policy_trace": None,
+        "expert_policy_align": False,
+    }

@@ -58,7 +58,7 @@ class Aligner:
             if same and num_experts == experts:
                 self.unasked -= self._awaited
                 self._awaited = False
-                if alignment is not None and alignment.block_size == block_size:
+                if not by_tma and alignment is not None and alignment.block_size == block_size:
                     if not self.served:
                         logger.info(TAKEN)
                     self.served += 1

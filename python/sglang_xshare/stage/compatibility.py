@@ -52,6 +52,9 @@ REFUSED_FLAGS = {
     "enable_amd_monokernel": "it routes inside its kernel",
     "is_embedding": "it never decodes",
 }
+# Models that upstream's data-parallel attention does not know: their ranks share out the attention heads of every row,
+# and would add up those of different requests.
+WHOLE_ATTENTION = frozenset({"DeepseekForCausalLM", "GraniteMoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM"})
 # What would change which rows data-parallel attention gathers for the router, or which ranks gather them: by flag, what
 # is allowed with it.
 DP_ATTENTION_FLAGS = {
@@ -112,6 +115,10 @@ def check_server(server_args: Any, arguments: Arguments) -> None:
             raise ExpertPolicyError(f"--expert-policy-align: {error}") from None
     model = model_config(server_args)
     num_experts, top_k = read_model(model, server_args.model_path)
+    architecture = model.hf_config.architectures[0]
+    if attention_dp_size(config) > 1 and architecture in WHOLE_ATTENTION:
+        reason = f"{architecture} has no data-parallel attention in SGLang; allowed is a model that has"
+        raise refusal("--model-path", server_args.model_path, reason)
     _check_draft(config, model.hf_text_config)
     _check_draft_tokens(config)
     if arguments.trace is not None and config.dp_size > 1 and attention_dp_size(config) == 1:
@@ -224,6 +231,11 @@ def _check_size(schedule: Schedule, config: Any) -> None:
     if schedule.max_tokens is not None and schedule.max_tokens < tokens and not config.speculative_adaptive:
         reason = f"every batch would have more than max_tokens = {schedule.max_tokens} rows; allowed is at most that"
         raise refusal("--speculative-num-draft-tokens", tokens, reason)
+    # Each rank pads its rows to those of the rank with most.
+    ranks = attention_dp_size(config)
+    if schedule.max_tokens is not None and schedule.max_tokens < ranks * tokens:
+        reason = f"most batches of {ranks} ranks have more rows; allowed is at least {ranks * tokens}"
+        raise refusal("--expert-policy-config max_tokens", schedule.max_tokens, reason)
     rows = (requests or schedule.min_tokens) * tokens
     if rows < schedule.min_tokens:
         reason = f"no batch would have min_tokens = {schedule.min_tokens} rows; allowed is at least that"

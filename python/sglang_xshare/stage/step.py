@@ -54,7 +54,8 @@ def _read_gathered_step(forward_batch: Any, slots: list[int]) -> Step | None:
     """The step of all attention-DP ranks together, one slot of rows each, padded.
 
     Every rank must come to the same one, or their shares of an expert's sum would be routed differently: it is read
-    from what SGLang has synchronized. A rank without requests (idle) takes part in the others' decode or verification.
+    from what SGLang has synchronized, and from the mode, which without a prefill anywhere is decode, verify or idle on
+    all. A rank without requests (idle) takes part in the others' decode or verification.
     A step in which some rank prefills is vanilla on all. Raises RuntimeError where a slot does not hold whole requests.
     """
     mode = forward_batch.forward_mode

@@ -63,6 +63,8 @@ CONFIG: dict[str, object] = {
     "disaggregation_mode": "null",
     "moe_runner_backend": "auto",
     "moe_a2a_backend": "none",
+    "tp_size": 1,
+    "dp_size": 1,
     "ep_size": 1,
     "init_expert_location": "trivial",
     "enable_eplb": False,

@@ -13,7 +13,7 @@ from sglang_xshare.stage.compatibility import UNSYNCHRONIZED, check_modes
 from sglang_xshare.stage.upstream import attention_dp_size, num_schedulers
 from stage.attempted import Answer, attempt
 from stage.eagle import eagle
-from stage.release import every_release
+from stage.release import older_releases_take_long
 
 POLICY = ("--expert-policy", "xshare")
 NO_POLICY = "cannot be served with an expert policy"
@@ -71,7 +71,7 @@ def ask(tree: Path, model: Path, mixtral: str, release: str) -> dict[tuple[str, 
     return dict(zip(asked, attempt(tree, model, lines), strict=True))
 
 
-@every_release
+@older_releases_take_long
 @pytest.mark.parametrize("arguments", [(), SPECULATION], ids=["decode", "verify"])
 def test_dp_attention_is_accepted_however_the_release_spells_it(
     arguments, release, patched_release, tiny_model, mixtral
@@ -79,7 +79,7 @@ def test_dp_attention_is_accepted_however_the_release_spells_it(
     assert ask(patched_release(release), tiny_model, mixtral, release)[arguments] is None
 
 
-@every_release
+@older_releases_take_long
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_with_one_exact_line(case, release, patched_release, tiny_model, mixtral):
     arguments, line = REFUSED[case]

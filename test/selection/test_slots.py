@@ -141,7 +141,9 @@ def test_no_rows_in_the_kernel(kernel):
 
 
 @pytest.mark.parametrize("name", ["xshare", "oea", "dynamic-skip", "moe-spec truncating", "lynx-lat"])
-@pytest.mark.parametrize(("rows", "experts"), [(1, 16), (5, 40), (16, 128), (20, 160), (64, 64)])
+@pytest.mark.parametrize(
+    ("rows", "experts"), [(1, 16), (5, 40), (16, 128), (20, 160), pytest.param(64, 64, marks=pytest.mark.long)]
+)
 def test_the_kernel_fills_and_sorts(kernel, name, rows, experts):
     """In one program and in several, where a padding row's expert is another program's."""
     valid = torch.arange(rows, device=DEVICE) % 5 != 3

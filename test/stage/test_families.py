@@ -36,8 +36,7 @@ UNSERVED = {
 CASES = [(name, LATEST) for name in FAMILIES]
 CASES += [(name, release) for release in OLDER for name in ("GLM-4-MoE", "Mixtral", "MiniMax-M2")]
 every_family = pytest.mark.parametrize(
-    ("name", "release"),
-    [pytest.param(*case, marks=[] if case == ("GLM-4-MoE", LATEST) else pytest.mark.long) for case in CASES],
+    ("name", "release"), [pytest.param(*case, marks=pytest.mark.long) for case in CASES]
 )
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sglang_xshare.stage.layer import read_router
-from stage.release import LATEST, every_release, make_env
+from stage.release import LATEST, make_env, older_releases_take_long
 
 
 def config(**changes: Any) -> SimpleNamespace:
@@ -115,7 +115,7 @@ PLAIN_SCALED_ON_OUTPUT = [
 ]
 
 
-@every_release
+@older_releases_take_long
 def test_full_budget_is_upstreams_own_routing(release, patched_release):
     """Ids as sets, weights to 1e-5, for vanilla, xshare and oea at full budget, and for kmax all columns' scaling."""
     found = compare(patched_release(release))
@@ -127,7 +127,7 @@ def test_full_budget_is_upstreams_own_routing(release, patched_release):
     assert wrong == []
 
 
-@every_release
+@older_releases_take_long
 def test_scaling_of_plain_routers_on_output(release, patched_release):
     """From 0.5.22 on as upstream does; before, its torch routers do not implement it without the stage either."""
     found = compare(patched_release(release))
@@ -139,7 +139,7 @@ def test_scaling_of_plain_routers_on_output(release, patched_release):
             assert found[router] == {"raised": "AssertionError: Not implemented"}
 
 
-@every_release
+@older_releases_take_long
 def test_every_other_router_is_refused(release, patched_release):
     found = compare(patched_release(release))
     others = found.keys() - set(SERVED + SHARED + PLAIN_SCALED_ON_OUTPUT)

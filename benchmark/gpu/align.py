@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from benchmark.gpu.record import Record
+from benchmark.gpu.server import POLICY
 from benchmark.gpu.serving import describe, gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row, at_least
 from benchmark.serving.variant import parse_variant
 from sglang_xshare.stage.alignment import TAKEN
 
 MODEL = "qwen3-30b-a3b"
-POLICY = "xshare:k0=1,add=24"
 CONCURRENCIES, ROUNDS = (4, 16), 3
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from benchmark.gpu import moe_configs
 from benchmark.gpu.layer import BANDWIDTH_AT, BANDWIDTH_BAR, ROWS, SHAPES
 from benchmark.gpu.record import Record, read_record
+from benchmark.gpu.server import POLICY
 from benchmark.gpu.table import Row, at_least
 from benchmark.serving.variant import parse_variant
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from benchmark.gpu.moe_layer import MoeLayers, Shape
     from sglang_xshare import SelectionPlan
 
-POLICY = "xshare:k0=1,add=24"
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
 SEARCH_SECONDS = 420.0  # a run has no more searches after this, so that it ends inside ten minutes
 

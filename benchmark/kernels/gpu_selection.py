@@ -134,7 +134,7 @@ def check(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool
     batch = Batch(torch.arange(rows, device=DEVICE) % 10 != 7, batch.tokens_per_request)
     if not supports(plan, router, batch, rows, experts):
         raise RuntimeError(f"{spelling} on {rows} x {experts}: the kernel does not serve it")
-    ranks = torch.arange(experts, device=DEVICE) * RANKS // experts
+    ranks = _make_ranks(experts)
     expected = select(logits, plan, router, batch, ranks, backend="reference")
     found = select(logits, plan, router, batch, ranks, backend="triton")
     for field in ("topk_ids", "selected", "active", "vanilla_active"):
@@ -185,7 +185,7 @@ def _time_call(call: Callable[[], object]) -> float:
 
 def _make_ours(rows: int, experts: int, spelling: str) -> list[Callable[[], object]]:
     """select() as a layer calls it, then with sorted slots; on logits in bf16, as a gate in bf16 gives them."""
-    logits, ranks = _make_logits(rows, experts, torch.bfloat16), torch.arange(experts, device=DEVICE) * RANKS // experts
+    logits, ranks = _make_logits(rows, experts, torch.bfloat16), _make_ranks(experts)
     arguments = (logits, parse_plan(spelling), Router(TOP_K), _make_batch(spelling, rows), ranks, "triton")
     return [partial(select, *arguments, slots=slots) for slots in (RunnerSlots(), RunnerSlots(BLOCK_SIZE))]
 
@@ -220,6 +220,11 @@ def _is_sorted(found: Selection, experts: int) -> bool:
 def _make_logits(rows: int, experts: int, dtype: torch.dtype) -> torch.Tensor:
     generator = torch.Generator().manual_seed(rows * experts)
     return (2 * torch.randn(rows, experts, generator=generator)).to(DEVICE, dtype)
+
+
+def _make_ranks(experts: int) -> torch.Tensor:
+    """[experts]: in contiguous blocks."""
+    return torch.arange(experts, device=DEVICE) * RANKS // experts
 
 
 def _make_batch(spelling: str, rows: int) -> Batch:

@@ -5,8 +5,6 @@ fused Triton MoE runner on what they chose. Prints one JSON line a batch.
 from __future__ import annotations
 
 import json
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,8 +12,9 @@ from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe, fused_moe_t
 from sglang.srt.layers.moe.topk import TopKConfig, select_experts
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
+from benchmark.gpu.moe_layer import sorted_slots
 from selection.test_slots import align
-from sglang_xshare import Batch, SelectionPlan, build_plan, selection, stage
+from sglang_xshare import Batch, SelectionPlan, build_plan, selection
 from sglang_xshare.stage.alignment import Aligner
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.step import Step
@@ -63,14 +62,8 @@ def route_and_run(layer: Layer, hidden: torch.Tensor, logits: torch.Tensor) -> d
     return {"sorted by upstream": sorter.calls - before, "error": error.item(), "size": found.abs().max().item()}
 
 
-def main() -> None:
+def main(aligner: Aligner) -> None:
     """Batches of the same and of other sizes, with padding rows and rows that lose all experts but one."""
-    aligner = Aligner()
-    stage._stage = SimpleNamespace(  # type: ignore[assignment]
-        route=lambda config: config,
-        align=lambda upstream, by_tma: partial(aligner.align, upstream, by_tma),
-        mask_logits=None,
-    )
     for rows, plan, padding in (
         (6, PLAN, 0),
         (6, PLAN, 2),
@@ -100,4 +93,5 @@ if __name__ == "__main__":
     selection._choose_backend = lambda *args: "triton"
     sorter = fused_moe.moe_align_block_size = Sorter()
     W1, W2 = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN) / 5, torch.randn(EXPERTS, HIDDEN, WIDTH) / 5
-    main()
+    with sorted_slots() as aligner:
+        main(aligner)

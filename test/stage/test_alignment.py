@@ -36,7 +36,7 @@ def make_alignment(block_size=16):
 def test_upstreams_runner_computes_the_same_from_sorted_slots(release, patched_release):
     """Its own kernels, interpreted: the batch of a size is upstream's to sort once, and never again."""
     env = make_env(patched_release(release)) | {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
-    env["PYTHONPATH"] += f":{ROOT / 'test'}"
+    env["PYTHONPATH"] += f":{ROOT / 'test'}:{ROOT}"
     script = Path(__file__).with_name("moe_runner.py")
     done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -198,8 +198,9 @@ def _check_dp_attention(config: Any) -> None:
 
 def _check_draft_tokens(config: Any) -> None:
     """Refuse verification under data-parallel attention whose requests would not fill a rank's rows."""
-    ranks, tokens = config.tp_size // attention_dp_size(config), config.speculative_num_draft_tokens or 0
-    if attention_dp_size(config) > 1 and config.speculative_algorithm is not None and tokens % ranks:
+    shares, tokens = attention_dp_size(config), config.speculative_num_draft_tokens or 0
+    ranks = config.tp_size // shares
+    if shares > 1 and config.speculative_algorithm is not None and tokens % ranks:
         reason = f"SGLang pads a rank's rows to its {ranks} tensor-parallel ranks, which must not split a request"
         raise refusal("--speculative-num-draft-tokens", tokens, f"{reason}; allowed is a multiple of {ranks}")
 

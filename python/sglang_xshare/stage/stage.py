@@ -146,11 +146,11 @@ class Stage:
         missed = [layer.layer_id for _, layer in self.layers if layer.plan is not None and layer.selection is None]
         if missed:
             raise PolicyBypassed(f"MoE layers {missed} did not route through the expert policy in a {step.phase} step")
-        selections = [layer.selection for _, layer in self.layers]
         if self.aligner is not None and self.aligner.unasked:
             raise PolicyBypassed(
                 "--expert-policy-align: the MoE runner did not ask for the slots of the experts chosen"
             )
+        selections = [layer.selection for _, layer in self.layers]
         if any(selection is not None for selection in selections):
             counts = self.counters.count_selections(selections, step)
             if self.trace is not None:

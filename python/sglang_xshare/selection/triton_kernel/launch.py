@@ -47,11 +47,12 @@ def select(
         )
     answer = _allocate(logits, plan.kmax or router.top_k)
     if num_rows:
-        small = make_tile(plan, router, batch, num_rows, num_experts).slots <= MAX_SORTED
-        if slots is not None and slots.block_size is not None and small:
-            active = plan.max_active(router, num_experts, num_rows, batch.tokens_per_request)
-            blocks = count_blocks(answer.topk_ids.numel(), active, slots.block_size)
-            answer = replace(answer, alignment=_allocate_alignment(logits, blocks, slots.block_size))
+        if slots is not None and slots.block_size is not None:
+            tile = make_tile(plan, router, batch, num_rows, num_experts)
+            if tile.slots <= MAX_SORTED:
+                active = plan.max_active(router, num_experts, num_rows, batch.tokens_per_request)
+                blocks = count_blocks(answer.topk_ids.numel(), active, slots.block_size)
+                answer = replace(answer, alignment=_allocate_alignment(logits, blocks, slots.block_size))
         _launch(logits, plan, router, batch, rank_of_expert, answer, fill=slots is not None)
     return answer
 

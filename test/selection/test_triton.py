@@ -133,6 +133,13 @@ def test_shapes(kernel, name, rows, experts):
     compare(kernel, logits, make_plan(name), Router(6), Batch(valid))
 
 
+def test_ranks_stop_at_the_target_they_meet(kernel):
+    """Four ranks of four experts with utility each: two rounds make eight, and there is no third."""
+    plan = build_plan("xshare", k0=0, target_per_rank=2)
+    found = compare(kernel, make_logits("normal", 6, 16), plan, Router(16))
+    assert found.selected.sum() == 8
+
+
 @pytest.mark.parametrize(("rows", "experts"), [(64, 128), (64, 256), pytest.param(300, 512, marks=pytest.mark.long)])
 def test_many_rows(kernel, rows, experts):
     compare(kernel, make_logits("normal", rows, experts), make_plan("xshare"), Router(8))

@@ -32,7 +32,7 @@ bench: patch $(LARGE) ## compare policies in the server: POLICIES="vanilla xshar
 	$(PYTHON) -m benchmark.serving $(foreach policy,$(POLICIES),'$(policy)') $(BENCH_ARGS)
 
 demo: patch $(LARGE) ## serve a checkpoint with the policy off and on, and print what it changed
-	$(PYTHON) -m scripts.demo
+	$(PYTHON) -m benchmark.demo
 
 STAGE ?= all
 gpu:            ## on an NVIDIA GPU: check, time and tabulate everything; one part: STAGE=layer, its MODELS=...

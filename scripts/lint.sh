@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bin=${VENV:-.venv}/bin
 
-code=(python/sglang_xshare benchmark scripts sgl-kernel/sgl_kernel)
+code=(python/sglang_xshare benchmark training scripts sgl-kernel/sgl_kernel)
 tests=(test sgl-kernel/tests)
 "$bin/ruff" check .
 "$bin/ruff" format --check .

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from scripts.export import export
+from training.export import export
 
 ROOT = Path(__file__).parents[1]
 TOKENIZER = ROOT / "checkpoints/qwen3-moe-tiny"

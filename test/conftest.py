@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.serving.server import ROOT, Server
+from benchmark.common.paths import ROOT
+from benchmark.common.server import Server
 from scripts.fetch_release import fetch_release
 from sglang_xshare.patching.engine import apply
 

@@ -6,10 +6,10 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from benchmark.common.server import has_gpu, one_line_errors
 from benchmark.gpu.record import Record
 from benchmark.gpu.table import STAGES, show_table
 from benchmark.gpu.tune import POLICY, write_configs
-from benchmark.serving.server import has_gpu, one_line_errors
 
 NO_GPU = "gpu: no NVIDIA GPU answers here; nothing was measured"
 

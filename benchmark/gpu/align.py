@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from benchmark.common.variant import parse_variant
 from benchmark.gpu.record import Record
 from benchmark.gpu.server import POLICY
 from benchmark.gpu.serving import describe, gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row, at_least
-from benchmark.serving.variant import parse_variant
 from sglang_xshare.stage.alignment import TAKEN
 
 MODEL = "qwen3-30b-a3b"

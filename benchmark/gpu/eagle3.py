@@ -7,11 +7,11 @@ acceptance, and takes the draft's own tokens, since a fixed token would give all
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmark.common.variant import parse_variant
 from benchmark.gpu.models import write_model
 from benchmark.gpu.record import Record
 from benchmark.gpu.serving import describe, gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row, at_least
-from benchmark.serving.variant import parse_variant
 
 MODEL, DRAFT = "gpt-oss-120b", "gpt-oss-120b-eagle3"
 POLICY = "xshare:k0=1,add=0,add_per_request=4"

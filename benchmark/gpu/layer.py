@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from benchmark.common.summary import fit_line
 from benchmark.gpu.record import Record
 from benchmark.gpu.table import Row, at_least
-from benchmark.serving.summary import fit_line
 
 ROWS = 16
 SHAPES: dict[str, dict[str, Any]] = {
@@ -58,9 +58,9 @@ def active_key(active: int) -> str:
 
 
 def _measure_shape(record: Record, name: str) -> None:
+    from benchmark.common.variant import parse_variant
     from benchmark.gpu import moe_layer
     from benchmark.gpu.timing import time_graph
-    from benchmark.serving.variant import parse_variant
     from sglang_xshare import Router, build_plan, select
 
     shape = moe_layer.Shape(name, **SHAPES[name])

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from benchmark.serving.server import ROOT
+from benchmark.common.paths import ROOT
 
 MODELS = ROOT / "build" / "gpu" / "models"
 TEXT_LINES = 1024
@@ -135,7 +135,7 @@ def write_model(name: str, folder: Path = MODELS) -> Path:
 
 
 def write_texts(name: str, tokens: int, folder: Path = MODELS) -> Path:
-    """Write lines of `tokens` random tokens each for `benchmark.serving.prompts`. Returns their folder."""
+    """Write lines of `tokens` random tokens each for `benchmark.common.prompts`. Returns their folder."""
     place = folder / name / "texts"
     place.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmark.serving.machine import describe_machine
+from benchmark.common.machine import describe_machine
 
 
 class Record:

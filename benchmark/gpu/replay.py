@@ -9,12 +9,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmark.common.evidence import read_settled_totals, read_totals
+from benchmark.common.paths import ROOT
+from benchmark.common.server import Server
+from benchmark.common.variant import Variant, parse_variant
 from benchmark.gpu.record import Record
 from benchmark.gpu.serving import gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row, at_least
-from benchmark.serving.evidence import read_settled_totals, read_totals
-from benchmark.serving.server import ROOT, Server
-from benchmark.serving.variant import Variant, parse_variant
 
 MODEL = "qwen3-30b-a3b-12-layers"
 REQUESTS, TOKENS = 7, 64
@@ -81,9 +82,9 @@ def masking_key(concurrency: int) -> str:
 
 
 def _run_tests() -> None:
-    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "test/gpu/test_replay.py"]
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "test/benchmark/gpu/test_replay.py"]
     if subprocess.run([sys.executable, *tests], cwd=ROOT).returncode != 0:
-        raise RuntimeError("test/gpu/test_replay.py failed on this GPU; its output is above")
+        raise RuntimeError("test/benchmark/gpu/test_replay.py failed on this GPU; its output is above")
 
 
 def _count(server: Server) -> dict[str, float]:

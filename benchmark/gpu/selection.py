@@ -8,9 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmark.common.paths import ROOT
 from benchmark.gpu.record import Record
 from benchmark.gpu.table import Row
-from benchmark.serving.server import ROOT
 
 KERNELS = "benchmark.kernels.gpu_selection"
 TESTS = ("test/selection/test_triton.py", "test/selection/test_slots.py", "test/stage/test_mask.py")

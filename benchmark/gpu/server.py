@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmark.common.variant import parse_variant
 from benchmark.gpu.record import Record
 from benchmark.gpu.serving import describe, gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row, at_least
-from benchmark.serving.variant import parse_variant
 
 CONCURRENCIES = {"qwen3-30b-a3b": (1, 4, 8, 16, 32), "gpt-oss-120b": (1, 4, 8, 16, 32), "gpt-oss-20b": (1, 4, 16)}
 POLICY = "xshare:k0=1,add=24"

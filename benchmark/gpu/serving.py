@@ -6,12 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmark.common.rounds import Workload, run_rounds
+from benchmark.common.server import Server
+from benchmark.common.summary import summarize
+from benchmark.common.variant import Variant
 from benchmark.gpu.models import write_model, write_texts
 from benchmark.gpu.record import Record
-from benchmark.serving.rounds import Workload, run_rounds
-from benchmark.serving.server import Server
-from benchmark.serving.summary import summarize
-from benchmark.serving.variant import Variant
 
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 256
 START_LIMIT = 420.0  # seconds; the first start compiles kernels

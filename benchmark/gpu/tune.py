@@ -13,12 +13,12 @@ from statistics import mean
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from benchmark.common.variant import parse_variant
 from benchmark.gpu import moe_configs
 from benchmark.gpu.layer import BANDWIDTH_AT, BANDWIDTH_BAR, ROWS, SHAPES
 from benchmark.gpu.record import Record, read_record
 from benchmark.gpu.server import POLICY
 from benchmark.gpu.table import Row, at_least
-from benchmark.serving.variant import parse_variant
 
 if TYPE_CHECKING:
     from benchmark.gpu.moe_layer import MoeLayers, Shape

@@ -26,10 +26,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmark.common.machine import describe_machine
+from benchmark.common.plan import parse_plan
+from benchmark.common.server import has_gpu
 from benchmark.gpu.timing import time_graph
-from benchmark.plan import parse_plan
-from benchmark.serving.machine import describe_machine
-from benchmark.serving.server import has_gpu
 from sglang_xshare import Batch, Router, RunnerSlots, Selection, select
 from sglang_xshare.selection.triton_kernel import supports
 

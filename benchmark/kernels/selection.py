@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmark.plan import parse_plan
-from benchmark.serving.machine import describe_machine
+from benchmark.common.machine import describe_machine
+from benchmark.common.plan import parse_plan
 from sglang_xshare import Batch, Router, select
 
 PLANS = (

@@ -5,11 +5,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmark.common.paths import ROOT
+from benchmark.common.variant import SPELLING
 from benchmark.quality.compare import policy_quality
 from benchmark.quality.report import print_tables, write_plot, write_record
 from benchmark.quality.workload import add_workload_flags, read_workload
-from benchmark.serving.server import ROOT
-from benchmark.serving.variant import SPELLING
 
 OUT = ROOT / "build" / "quality"
 POLICIES = (

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from benchmark.plan import BASELINE, parse_plan
+from benchmark.common.plan import BASELINE, parse_plan
 from benchmark.quality.measure import Bench, Outcome, agreement, compare_loss
 from benchmark.quality.model import router_of
 from benchmark.quality.text import Sequences

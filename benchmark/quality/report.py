@@ -13,9 +13,9 @@ from matplotlib import pyplot
 from rich.console import Console
 from rich.table import Table
 
+from benchmark.common.machine import describe_machine
+from benchmark.common.variant import parse_variant
 from benchmark.quality.measure import Loss
-from benchmark.serving.machine import describe_machine
-from benchmark.serving.variant import parse_variant
 
 BATCHES = {"one_domain": "batches of one domain", "mixed": "mixed batches"}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from benchmark.common.server import Server
 from benchmark.quality.forcing import serialize_force
-from benchmark.serving.server import Server
 
 SERVER_ARGS = ("--enable-custom-logit-processor",)
 

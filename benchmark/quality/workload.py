@@ -6,11 +6,11 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from benchmark.common.paths import TRAINED
 from benchmark.quality.model import Layout, load_model
 from benchmark.quality.text import Sequences, load_sequences
-from benchmark.serving.server import ROOT
 
-MODEL = ROOT / "checkpoints" / "qwen3-moe-tiny"
+MODEL = TRAINED
 COUNTS = {
     "per_domain": "sequences of each domain",
     "prompt": "tokens a prompt, which keeps the model's own routing",

@@ -4,13 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from benchmark.common.paths import BUILD, LARGE, TEXTS
+from benchmark.common.rounds import Workload, compare
+from benchmark.common.server import one_line_errors
+from benchmark.common.variant import SPELLING, Variant, parse_variant
 from benchmark.serving.report import Comparison, describe_workload, print_table, write_plot, write_record
-from benchmark.serving.rounds import Workload, compare
-from benchmark.serving.server import ROOT, one_line_errors
-from benchmark.serving.variant import SPELLING, Variant, parse_variant
-
-MODEL = ROOT / "build" / "models" / "qwen3-moe-large"
-TEXTS = ROOT / "checkpoints" / "qwen3-moe-tiny" / "heldout"
 
 
 def main() -> None:
@@ -41,7 +39,7 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument(
         "policies", nargs="+", type=_variant, help=f"{SPELLING}; the first is the baseline of the ratios"
     )
-    parser.add_argument("--model", type=_folder, default=MODEL, help="checkpoint folder (default: %(default)s)")
+    parser.add_argument("--model", type=_folder, default=LARGE, help="checkpoint folder (default: %(default)s)")
     parser.add_argument(
         "--texts", type=_folder, default=TEXTS, help="folder of *.txt for prompts (default: %(default)s)"
     )
@@ -49,7 +47,7 @@ def _parse_args() -> argparse.Namespace:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=_positive, default=default, help=f"{text} (default: {default})")
     parser.add_argument("--seed", type=int, default=0, help="chooses the prompts (default: 0)")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="folder of the results")
+    parser.add_argument("--out", type=Path, default=BUILD / "bench", help="folder of the results")
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="the rest goes to every server")
     args = parser.parse_args()
     names = [variant.name for variant in args.policies]

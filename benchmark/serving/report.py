@@ -14,9 +14,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmark.serving.machine import describe_machine
-from benchmark.serving.rounds import Series, Workload
-from benchmark.serving.summary import Fit, Spread, Summary, active_experts, fit_line, summarize
+from benchmark.common.machine import describe_machine
+from benchmark.common.rounds import Series, Workload
+from benchmark.common.summary import Fit, Spread, Summary, active_experts, fit_line, summarize
 
 matplotlib.use("Agg")
 TABLE_WIDTH = 132  # of output that is no terminal, or a narrow one: a wrapped line reads better than wrapped cells

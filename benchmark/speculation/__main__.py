@@ -9,18 +9,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmark.plan import BASELINE
+from benchmark.common.paths import BUILD, DRAFT, TEXTS, TRAINED
+from benchmark.common.plan import BASELINE
+from benchmark.common.rounds import Workload, run_rounds, serve
+from benchmark.common.server import one_line_errors
+from benchmark.common.speculative import speculative_flags
+from benchmark.common.variant import SPELLING, Variant, parse_variant
 from benchmark.quality.compare import policy_quality
 from benchmark.quality.served import measure_sums
 from benchmark.quality.workload import Workload as Text
 from benchmark.serving.report import Comparison, describe_workload, print_table, write_plot, write_record
-from benchmark.serving.rounds import Workload, run_rounds, serve
-from benchmark.serving.server import ROOT, one_line_errors
-from benchmark.serving.speculative import speculative_flags
-from benchmark.serving.variant import SPELLING, Variant, parse_variant
 
-MODEL = ROOT / "checkpoints" / "qwen3-moe-tiny"
-DRAFT = ROOT / "checkpoints" / "qwen3-moe-tiny-eagle3"
 POLICIES = ("xshare", "xshare:k0=1,add=24", "oea:k0=3", "moe-spec:budget=32")
 
 
@@ -31,17 +30,17 @@ def main() -> None:
     policies = [parse_variant(text, flags) for text in args.policies]
     drafting = [Variant(f"EAGLE-3, {one.name}", one.policy, one.keys, flags) for one in policies]
     variants = [Variant("off", None, {}), Variant("EAGLE-3, vanilla", "vanilla", {}, flags), *drafting]
-    workload = Workload(MODEL, MODEL / "heldout", rounds=args.rounds, requests=96)
+    workload = Workload(TRAINED, TEXTS, rounds=args.rounds, requests=96)
     steps = 128 // args.draft_tokens * args.draft_tokens
-    text = Text(MODEL, MODEL / "heldout", steps=steps, batch=16, tokens_per_request=args.draft_tokens)
+    text = Text(TRAINED, TEXTS, steps=steps, batch=16, tokens_per_request=args.draft_tokens)
     losses = {one["policy"]: one["mixed"]["loss"]["all"]["delta"] for one in policy_quality(text, args.policies)}
-    with serve(MODEL, variants) as servers:
+    with serve(TRAINED, variants) as servers:
         series = run_rounds(workload, variants, servers)
-        sums: list[float | None] = [measure_sums(server, MODEL / "heldout") for server in servers]
+        sums: list[float | None] = [measure_sums(server, TEXTS) for server in servers]
     quality = {"sums right": sums, "loss": [None, losses[BASELINE], *(losses[name] for name in args.policies)]}
     comparison = Comparison(workload, series, quality)
     tree = f"{args.steps} steps, top-k {args.topk}, {args.draft_tokens} draft tokens"
-    title = f"{MODEL.name}, EAGLE-3 with {tree}: {describe_workload(workload)}"
+    title = f"{TRAINED.name}, EAGLE-3 with {tree}: {describe_workload(workload)}"
     print_table(title, [comparison])
     print(f"Loss: nats a token above vanilla's, {text.layout} a step, the domains mixed.")
     write_record(args.out / "speculation.json", sys.argv, [comparison])
@@ -56,7 +55,7 @@ def _parse_args() -> argparse.Namespace:
     parser.add_argument("--topk", type=int, default=1, help="branches of the draft tree (default: 1)")
     parser.add_argument("--draft-tokens", type=int, default=4, help="tokens verified a request (default: 4)")
     parser.add_argument("--rounds", type=int, default=5, help="alternating rounds (default: 5)")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "speculation", help="folder of the results")
+    parser.add_argument("--out", type=Path, default=BUILD / "speculation", help="folder of the results")
     args = parser.parse_args()
     if BASELINE in args.policies or len(set(args.policies)) < len(args.policies):
         parser.error(f"policies {' '.join(args.policies)}: each may be given once, and {BASELINE} is there already")

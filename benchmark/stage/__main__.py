@@ -17,12 +17,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmark.serving.machine import describe_machine
-from benchmark.serving.server import ROOT, Server
-from benchmark.serving.variant import SPELLING, Variant, parse_variant
+from benchmark.common.machine import describe_machine
+from benchmark.common.paths import LARGE
+from benchmark.common.server import Server
+from benchmark.common.variant import SPELLING, Variant, parse_variant
 
 POLICIES = ("xshare:k0=1,add=24", "oea:k0=3")
-MODEL = ROOT / "build" / "models" / "qwen3-moe-large"
+MODEL = LARGE
 
 
 def main() -> None:

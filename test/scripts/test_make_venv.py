@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from benchmark.serving.server import ROOT
+from benchmark.common.paths import ROOT
 
 # Stands for python3: `-m venv --clear DIR` makes DIR anew, its python the script beside it.
 PYTHON3 = """#!/bin/sh

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from benchmark.serving.server import ROOT
+from benchmark.common.paths import ROOT
 
 # Stands for `python -m pytest`: lists two parts, notes what it runs, and fails the part named in $FAIL.
 PYTHON = """#!/bin/sh

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmark.common.plan import parse_plan
 from benchmark.gpu.selection import read_times
 from benchmark.kernels import gpu_selection
-from benchmark.plan import parse_plan
 from sglang_xshare import Batch, Router
 from sglang_xshare.selection.triton_kernel import supports
 from sglang_xshare.types import Alignment

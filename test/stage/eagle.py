@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmark.serving.speculative import speculative_flags
+from benchmark.common.speculative import speculative_flags
 from sglang_xshare import Batch, Router, build_plan, select
 from stage.probe import read_logits
 

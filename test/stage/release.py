@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.serving.server import ROOT
+from benchmark.common.paths import ROOT
 
 LATEST, OLDER = "0.5.23", ("0.5.17", "0.5.21")
 CPU = ("--device", "cpu", "--attention-backend", "torch_native")

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark.serving.server import ROOT, Server
+from benchmark.common.paths import ROOT
+from benchmark.common.server import Server
 from stage.release import make_env
 
 LAYERS = 4

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmark.serving.server import ROOT
+from benchmark.common.paths import ROOT
 from sglang_xshare import RunnerSlots
 from sglang_xshare.stage.alignment import Aligner, check_aligned
 from sglang_xshare.stage.arguments import ExpertPolicyError, read_arguments

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.serving.server import ROOT
+from benchmark.common.paths import ROOT
 from stage.release import every_release, make_env
 
 GPU = ("--device", "cuda", "--attention-backend", "triton")

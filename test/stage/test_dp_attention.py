@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmark.serving.server import Server
+from benchmark.common.server import Server
 from sglang_xshare import Batch, Router, Selection, build_plan, select
 from stage.eagle import CHAIN, DRAFT_TOKENS, TOP_K, eagle
 from stage.probe import read_logits

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmark.serving.server import ROOT
+from benchmark.common.paths import ROOT
 from sglang_xshare.stage.arguments import ExpertPolicyError
 from sglang_xshare.stage.compatibility import UNSYNCHRONIZED, check_modes
 from sglang_xshare.stage.upstream import attention_dp_size, num_schedulers

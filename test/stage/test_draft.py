@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from benchmark.serving.speculative import speculative_flags
+from benchmark.common.speculative import speculative_flags
 from stage.eagle import DRAFT_TOKENS, eagle, select_again
 from stage.release import LATEST
 from stage.served import LAYERS, ask

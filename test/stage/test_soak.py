@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from benchmark.serving.evidence import read_settled_totals
-from benchmark.serving.server import Server, ServerError
+from benchmark.common.evidence import read_settled_totals
+from benchmark.common.server import Server, ServerError
 from stage.release import LATEST
 from stage.served import policy, read_prompts
 

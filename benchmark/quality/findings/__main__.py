@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmark.common.paths import ROOT
 from benchmark.quality.findings.finding import Finding, Study
 from benchmark.quality.findings.mixed_batch import find_mixed_batch
 from benchmark.quality.findings.overlap import find_overlap
@@ -13,7 +14,6 @@ from benchmark.quality.findings.per_request import find_per_request
 from benchmark.quality.findings.tree_size import find_tree_size
 from benchmark.quality.report import print_table, write_record
 from benchmark.quality.workload import add_workload_flags, read_workload
-from benchmark.serving.server import ROOT
 
 OUT = ROOT / "build" / "quality" / "findings"
 FINDINGS: dict[str, Callable[[Study], Finding]] = {

@@ -1,0 +1,91 @@
+"""Upstream's own, unmodified bench_serving against a running server."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from benchmark.common.paths import LOGS, ROOT
+from benchmark.common.server import Server, die_with_parent
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one run sends: `requests` prompts of a file, `concurrency` at a time, `output_tokens` greedy tokens each."""
+
+    prompts: Path
+    requests: int
+    concurrency: int
+    output_tokens: int
+    seed: int = 0
+
+
+def bench_args(server: Server, tokenizer: Path, load: Load, output: Path) -> list[str]:
+    """The arguments of `python -m sglang.bench_serving` for one run."""
+    return [
+        *("--backend", "sglang", "--base-url", server.url, "--model", str(tokenizer), "--dataset-name", "custom"),
+        *("--dataset-path", str(load.prompts), "--sharegpt-output-len", str(load.output_tokens)),
+        *("--num-prompts", str(load.requests), "--max-concurrency", str(load.concurrency)),
+        # Whoever measures has warmed up at the full concurrency; one request alone would take longer than some runs.
+        *("--warmup-requests", "0", "--seed", str(load.seed), "--disable-tqdm", "--output-file", str(output)),
+    ]
+
+
+class Client(AbstractContextManager["Client"]):
+    """Runs bench_serving, one run after another, in the processes of `bench_worker`."""
+
+    def __init__(self) -> None:
+        LOGS.mkdir(parents=True, exist_ok=True)
+        self.log = LOGS / f"bench-{os.getpid()}.log"
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        with self.log.open("wb") as log:
+            self._worker = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "benchmark.common.bench_worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+                preexec_fn=die_with_parent,
+                text=True,
+            )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._worker.kill()  # a run that is on dies with it
+        self._worker.wait()
+
+    def run(self, server: Server, tokenizer: Path, load: Load) -> dict[str, Any]:
+        """Run it once: upstream's own result record, without its copy of the settings.
+
+        Raises:
+            RuntimeError: it failed, or not every request was answered; with the end of its output.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            output = Path(folder) / "result.jsonl"
+            status = self._ask(bench_args(server, tokenizer, load, output))
+            result = json.loads(output.read_text().splitlines()[-1]) if status == "0" and output.exists() else {}
+        if result.get("completed") != load.requests:
+            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-10:])
+            answered = f"{result.get('completed', 0)} of {load.requests} requests answered"
+            failure = f"bench_serving against {server.name}: status {status or 'none'}, {answered}"
+            raise RuntimeError(f"{failure}; the end of {self.log}:\n{tail}")
+        # The request rate is infinite, which JSON cannot say.
+        return {key: value for key, value in result.items() if key not in ("server_info", "request_rate")}
+
+    def _ask(self, args: list[str]) -> str:
+        """The exit status of a run; empty where the worker itself is gone."""
+        assert self._worker.stdin is not None
+        assert self._worker.stdout is not None
+        try:
+            self._worker.stdin.write(json.dumps(args) + "\n")
+            self._worker.stdin.flush()
+        except BrokenPipeError:
+            return ""
+        return self._worker.stdout.readline().strip()

@@ -1,0 +1,70 @@
+"""What the server says of its expert policy on /metrics, over the time between two looks."""
+
+import time
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmark.common.server import Server
+
+PREFIX = "sglang:expert_policy_"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Means over the MoE layers and steps under policy; None where the server counted none.
+
+    Attributes:
+        experts_before: experts that upstream's own routing would have woken.
+        experts_after: active experts.
+        kept_mass: share of gating mass kept, mean of rows.
+        policy_steps, vanilla_steps: forwards of the target model under policy, and those left alone (prefills too).
+    """
+
+    experts_before: float | None
+    experts_after: float | None
+    kept_mass: float | None
+    policy_steps: int
+    vanilla_steps: int
+
+
+def read_totals(server: Server) -> dict[str, float]:
+    """The stage's counters, summed over ranks; {} where the server runs no policy."""
+    totals: dict[str, float] = {}
+    for family in text_string_to_metric_families(server.get("/metrics")):
+        for sample in family.samples:
+            if sample.name.startswith(PREFIX) and sample.name.endswith("_total"):
+                name = sample.name.removeprefix(PREFIX).removesuffix("_total")
+                key = f"{name}:{sample.labels['outcome']}" if "outcome" in sample.labels else name
+                totals[key] = totals.get(key, 0.0) + sample.value
+    return totals
+
+
+def read_settled_totals(server: Server) -> dict[str, float]:
+    """The counters once they stand still: the last steps are reported when the server turns idle, after it answered."""
+    totals = read_totals(server)
+    while totals:
+        time.sleep(0.2)
+        later = read_totals(server)
+        if later == totals:
+            break
+        totals = later
+    return totals
+
+
+def evidence_between(before: dict[str, float], after: dict[str, float]) -> Evidence:
+    """What was counted between two calls of `read_totals`."""
+    new = {name: total - before.get(name, 0.0) for name, total in after.items()}
+
+    def mean(total: str, count: str) -> float | None:
+        return new[total] / new[count] if new.get(count) else None
+
+    steps = {name.removeprefix("steps:"): int(count) for name, count in new.items() if name.startswith("steps:")}
+    policy = steps.pop("policy", 0)
+    return Evidence(
+        experts_before=mean("experts_before", "layer_steps"),
+        experts_after=mean("experts_after", "layer_steps"),
+        kept_mass=mean("kept_mass", "rows"),
+        policy_steps=policy,
+        vanilla_steps=sum(steps.values()),
+    )

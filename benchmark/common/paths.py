@@ -1,0 +1,16 @@
+"""Where things lie in this checkout."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build"
+LOGS = BUILD / "logs"
+RELEASES = BUILD / "releases"
+"""Unpacked SGLang releases, as `scripts/fetch_release.py` leaves them."""
+RESULTS = ROOT / "benchmark" / "results"
+TRAINED = ROOT / "checkpoints" / "qwen3-moe-tiny"
+"""The small trained checkpoint: 64 experts, top-8, 4 layers."""
+DRAFT = ROOT / "checkpoints" / "qwen3-moe-tiny-eagle3"
+TEXTS = TRAINED / "heldout"
+LARGE = BUILD / "models" / "qwen3-moe-large"
+"""The generated checkpoint that `make bench` serves: 128 experts, random weights."""

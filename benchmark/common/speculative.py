@@ -1,0 +1,19 @@
+"""The server flags of speculative decoding with a draft model."""
+
+from pathlib import Path
+
+from benchmark.common.server import has_gpu
+
+
+def speculative_flags(
+    draft: str | Path, topk: int = 1, steps: int = 3, draft_tokens: int = 4, algorithm: str = "EAGLE3"
+) -> tuple[str, ...]:
+    """Flags that draft with `draft`: `topk` branches, `steps` levels, `draft_tokens` verified a request."""
+    # As sgl-kernel/README.md says: the only split that all releases honour on a processor without AMX.
+    on_cpu = ("--prefill-attention-backend", "intel_amx", "--speculative-draft-attention-backend", "intel_amx")
+    return (
+        *("--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(draft)),
+        *("--speculative-eagle-topk", str(topk), "--speculative-num-steps", str(steps)),
+        *("--speculative-num-draft-tokens", str(draft_tokens)),
+        *(() if has_gpu() else on_cpu),
+    )

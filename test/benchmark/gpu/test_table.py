@@ -1,0 +1,118 @@
+"""The table of recorded figures: every bar with its verdict, what is missing left out, nothing made up."""
+
+import pytest
+from gpu.recorded import LAYER, served, write_record
+
+from benchmark.gpu import eagle3, layer, replay, selection, server
+from benchmark.gpu.table import Row, at_least, list_rows, show_table
+
+
+def find(rows: list[Row], start: str) -> Row:
+    (row,) = [row for row in rows if row.what.startswith(start)]
+    return row
+
+
+def test_at_least():
+    assert at_least("gain", 5.4, 5.4, "%") == Row("gain", "5.4 %", "at least 5.4 %", True)
+    assert at_least("gain", 5.3, 5.4, "%").verdict == "miss"
+    assert at_least("gain", -0.9, -1.0, "%").verdict == "pass"
+    assert at_least("gain", 1.0, None, "%") == Row("gain", "1.0 %")
+
+
+def test_layer_fits_and_compares():
+    rows = layer.rows(LAYER)
+    assert find(rows, "qwen3-30b-a3b, 16 tokens").measured == "34.0 us + 2.00 us an active expert, R² 1.0000"
+    assert find(rows, "qwen3-30b-a3b, bandwidth of").measured == "4719 GB/s"
+    share = find(rows, "qwen3-30b-a3b, bandwidth at 24")  # 24 x 9.437184 MB in 82 us: 2762 GB/s of 4000
+    assert (share.measured, share.verdict) == ("69.1 % of the copy", "miss")
+    # 1 - 79.2 / 132 = 40 %, 1 - 105.6 / 132 = 20 %
+    gains = [find(rows, f"qwen3-30b-a3b, oea:k0={k0}") for k0 in (3, 5)]
+    assert [(row.measured, row.verdict) for row in gains] == [("40.0 % off", "pass"), ("20.0 % off", "miss")]
+    assert find(rows, "gpt-oss-20b, oea:k0=3").verdict == ""  # no bar there
+    assert not [row for row in rows if "gpt-oss-120b" in row.what]
+
+
+def test_layer_with_sorted_slots():
+    more = {
+        "qwen3-30b-a3b/oea:k0=3, slots sorted": {"active": 24.0, "us": 66.0, "same": True},
+        "qwen3-30b-a3b/oea:k0=5, slots sorted": {"active": 35.0, "us": 99.0, "same": False},
+    }
+    rows = [row for row in layer.rows(LAYER | more) if "slots sorted" in row.what]
+    assert [(row.measured, row.verdict) for row in rows] == [
+        ("50.0 % off", ""),
+        ("25.0 % off", ""),
+        ("another output than upstream's sorting", "miss"),
+    ]
+    assert rows[0].what == "qwen3-30b-a3b, oea:k0=3, slots sorted, 66.0 us, 24.0 experts"
+
+
+def test_layer_fits_nothing_through_two_points():
+    points = {key: LAYER[key] for key in ("qwen3-30b-a3b/active=8", "qwen3-30b-a3b/active=24")}
+    assert layer.rows(points) == []
+
+
+def test_server_bars():
+    points = {
+        server.point_key("gpt-oss-120b", 16): served(100.0, 137.0),
+        server.point_key("gpt-oss-120b", 1): served(100.0, 98.9),
+        server.point_key("qwen3-30b-a3b", 8): served(100.0, 120.0),
+    }
+    rows = server.rows(points)
+    found = [(row.measured, row.bar, row.verdict) for row in rows]
+    assert ("37.0 % gain", "at least 36.8 % gain", "pass") in found
+    assert ("-1.1 % gain", "at least -1 % gain", "miss") in found
+    assert ("20.0 % gain", "", "") in found
+    assert "100 -> 137 tokens/s, 80.0 -> 40.0 experts" in " ".join(row.what for row in rows)
+
+
+@pytest.mark.parametrize(("accepted", "verdict"), [(3.0, "pass"), (1.0, "miss"), (None, "miss")])
+def test_eagle3_counts_only_with_the_acceptance_it_asked_for(accepted, verdict):
+    gain, acceptance = eagle3.rows({eagle3.POLICY: served(100.0, 115.0, accepted)})
+    assert (gain.measured, gain.verdict) == ("15.0 % gain", "pass")
+    assert acceptance.verdict == verdict
+
+
+def counted(rows: float, after: float, before: float = 40.0) -> dict[str, float]:
+    return {"rows": rows, "experts_before": before, "experts_after": after, "layer_steps": 756.0}
+
+
+@pytest.mark.parametrize(
+    ("padded", "exact", "tighter", "verdicts"),
+    [
+        (counted(5292, 30.0), counted(5292, 30.5), counted(5292, 15.0), ["pass", "pass", "pass"]),
+        (counted(6048, 33.0), counted(5292, 30.0), counted(5292, 33.0), ["miss", "miss", "miss"]),
+    ],
+)
+def test_replay_sees_padding_and_a_bypass(padded, exact, tighter, verdicts):
+    rows = replay.rows({"padded": padded, "exact": exact, "tighter": tighter})
+    assert [row.verdict for row in rows] == verdicts
+
+
+def test_selection_bar():
+    sorting = {"upstream_us": 2.0, "sorted_us": 6.0, "upstream_sorted_us": 20.0}
+    times = [
+        {"policy": "xshare", "rows": 16, "experts": 128, "us": 3.9, **sorting},
+        {"policy": "xshare", "rows": 64, "experts": 256, "us": 5.0, **sorting},
+    ]
+    rows = selection.rows({"tests": {"passed": True}, "kernels": {"cases": 300, "times": times}})
+    assert [row.verdict for row in rows] == ["pass", "pass", "pass", "miss", "", ""]
+    assert rows[2].measured == "3.90 us, upstream's router 2.00 us: 1.95 x"
+    assert rows[4].measured == "6.00 us, upstream's router and sorting 20.00 us"
+
+
+def test_table_of_a_folder(tmp_path, capsys):
+    write_record(tmp_path, "layer", LAYER)
+    show_table(tmp_path)
+    printed = capsys.readouterr().out
+    summary = (tmp_path / "summary.md").read_text()
+    assert (
+        "| layer | qwen3-30b-a3b, bandwidth at 24 experts | 69.1 % of the copy | at least 80 % of the copy | miss |"
+        in (summary)
+    )
+    assert "69.1 % of the copy" in printed
+    assert {stage for stage, _ in list_rows(tmp_path)} == {"layer"}
+
+
+def test_a_folder_without_a_record_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no record with a point there"):
+        show_table(tmp_path)

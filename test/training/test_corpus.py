@@ -1,0 +1,69 @@
+"""The corpus: held-out text never leaks into training text, machines without the text are told so."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from training import corpus
+from training.corpus import Document
+
+
+def text_of(documents: list[Document]) -> str:
+    return "\n".join(document.text for document in documents)
+
+
+@pytest.fixture
+def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A made-up Python installation of 60 modules and 60 headers that all share one long comment."""
+    shared = "# A notice that every single file of this installation repeats, word for word, at its top."
+    for kind, suffix in (("lib", "py"), ("include", "h")):
+        (tmp_path / kind).mkdir()
+        for number in range(60):
+            lines = "\n".join(f"value_{number}_{line} = {line * number}" for line in range(300))
+            (tmp_path / kind / f"file{number}.{suffix}").write_text(f"{shared}\n\n{lines}\n")
+    monkeypatch.setattr(corpus, "TRAIN_CHARS", 200_000)
+    monkeypatch.setattr(corpus, "STDLIB", tmp_path / "lib")
+    monkeypatch.setattr(corpus, "PYTHON_HEADERS", tmp_path / "include")
+    monkeypatch.setattr(corpus, "SYSTEM_HEADERS", tmp_path / "absent")
+    monkeypatch.setattr(corpus, "PERL_MANUAL", tmp_path / "absent")
+    return tmp_path
+
+
+def test_held_out_text_is_not_trained_on(installation: Path) -> None:
+    splits = corpus.load_corpus()
+    assert set(splits) == set(corpus.DOMAINS)
+    for split in splits.values():
+        names = [document.name for part in (split.train, split.dev, split.heldout) for document in part]
+        assert len(names) == len(set(names))
+        assert min(len(split.train), len(split.dev), len(split.heldout)) > 0
+        assert all(document.shippable for document in split.heldout)
+    for domain in ("python", "c"):
+        assert "every single file" in text_of(splits[domain].heldout)
+        assert "every single file" not in text_of(splits[domain].train)
+        assert "value_" in text_of(splits[domain].train)
+
+
+def test_same_text_same_split(installation: Path) -> None:
+    first, second = corpus.load_corpus(), corpus.load_corpus()
+    assert first == second
+    assert corpus.fingerprint(first["c"].train) != corpus.fingerprint(first["c"].heldout)
+
+
+def test_held_out_problems_are_right_and_unseen(installation: Path) -> None:
+    split = corpus.load_corpus()["arithmetic"]
+    seen, unseen = (set(text_of(part).split("\n")) - {""} for part in (split.train, split.heldout))
+    assert not seen & unseen
+    for problem in unseen:
+        parts = re.fullmatch(r"Q: (\d+)([-+])(\d+) A: (\d+)", problem)
+        assert parts, problem
+        first, second = int(parts[1]), int(parts[3])
+        assert int(parts[4]) == (first + second if parts[2] == "+" else first - second)
+
+
+@pytest.mark.parametrize(("kind", "domain"), [("lib", "python"), ("include", "c")])
+def test_a_machine_without_the_text_is_named(installation: Path, kind: str, domain: str) -> None:
+    for file in (installation / kind).iterdir():
+        file.unlink()
+    with pytest.raises(FileNotFoundError, match=f"too little {domain} text under {installation}"):
+        corpus.load_corpus()

@@ -1,0 +1,31 @@
+"""What is measured on held-out text, against counting by hand."""
+
+import pytest
+import torch
+
+from training.evaluation import CONTEXT, PROBLEM, STRIDE, experts_woken, windows
+
+
+@pytest.mark.parametrize("length", [2, 255, 256, 257, 1000])
+def test_windows_score_every_token_but_the_first_once(length: int) -> None:
+    ids = torch.arange(length)
+    scored = torch.cat([window[-new:] for window, new in windows(ids)])
+    assert scored.tolist() == list(range(1, length))
+    for window, new in windows(ids):
+        assert len(window) <= CONTEXT
+        assert window[0] == 0 or len(window) - new >= CONTEXT - STRIDE
+
+
+def test_experts_woken_counts_different_experts() -> None:
+    same = torch.tensor([[[0, 1]] * 50, [[2, 3]] * 50])
+    assert experts_woken(same, batch=4) == [2, 2]
+    apart = torch.arange(100).view(1, 50, 2)
+    draws = experts_woken(apart, batch=16, batches=2000)[0]
+    assert draws == pytest.approx(100 * (1 - (1 - 1 / 50) ** 16), rel=0.01)
+
+
+def test_problems_are_found() -> None:
+    assert PROBLEM.findall("Q: 7+38 A: 45\nQ: 9-3 A: 6\nQ: 1") == [
+        ("Q: 7+38 A:", "+", " 45\n"),
+        ("Q: 9-3 A:", "-", " 6\n"),
+    ]

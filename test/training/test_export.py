@@ -1,0 +1,125 @@
+"""Checkpoint folders: what is written is the model that was trained, under the names servers read."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from scripts import make_large_moe
+from scripts.make_large_moe import make
+from training.export import export, untied
+from training.tokenizer import encode, train_tokenizer
+
+TEXT = "def add(a, b):\n    return a + b  # 37 and 48 make 85: naïve ∑\n"
+SMALL = Qwen3MoeConfig(
+    vocab_size=300,
+    hidden_size=32,
+    intermediate_size=48,
+    moe_intermediate_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    num_experts=8,
+    num_experts_per_tok=2,
+    norm_topk_prob=True,
+    tie_word_embeddings=True,
+    bos_token_id=None,
+    eos_token_id=0,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    torch.manual_seed(0)
+    export(Qwen3MoeForCausalLM(SMALL).bfloat16(), train_tokenizer([TEXT], 300, longest=512), folder)
+    return folder
+
+
+def test_the_exported_model_is_the_trained_one(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    trained = Qwen3MoeForCausalLM(SMALL).eval()
+    trained.set_experts_implementation("grouped_mm")
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.copy_(parameter.bfloat16())
+    tokenizer = train_tokenizer([TEXT], 300, longest=512)
+    exported = Qwen3MoeForCausalLM(SMALL)
+    exported.load_state_dict(trained.state_dict())
+    export(exported.bfloat16(), tokenizer, tmp_path / "out")
+    served = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    ids = encode(tokenizer, [TEXT])[None]
+    with torch.inference_mode():
+        torch.testing.assert_close(served(ids).logits, trained(ids).logits, rtol=1e-4, atol=1e-5)
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"], "left something beside the folder"
+
+
+def test_output_matrix_is_written_although_tied_in_training(tmp_path: Path) -> None:
+    tied = Qwen3MoeForCausalLM(SMALL)
+    export(untied(tied).bfloat16(), train_tokenizer([TEXT], 300, longest=512), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
+    assert weights["lm_head.weight"].any()
+    assert json.loads((tmp_path / "config.json").read_text())["tie_word_embeddings"] is False
+    assert tied.config.tie_word_embeddings
+
+
+def test_names_are_those_of_published_checkpoints(tokenizer_folder: Path) -> None:
+    config = json.loads((tokenizer_folder / "config.json").read_text())
+    wanted = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "dtype": "bfloat16",
+    }
+    assert wanted.items() <= config.items()
+    assert config["rope_theta"] == 10000.0
+    assert "num_local_experts" not in config
+
+
+def test_tokenizer_keeps_text_and_digits(tokenizer_folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    ids = tokenizer.encode(TEXT)
+    assert tokenizer.decode(ids) == TEXT
+    assert [tokenizer.decode(token) for token in tokenizer.encode("1234")] == ["1", "2", "3", "4"]
+    assert tokenizer.encode("<|endoftext|>") == [tokenizer.eos_token_id] == [0]
+
+
+def test_large_model_is_made_once_and_the_same(
+    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make_large_moe, "TOKENIZER", tokenizer_folder)
+    first, second = tmp_path / "a" / "model", tmp_path / "b" / "model"
+    assert make(first, SMALL)
+    assert make(second, SMALL)
+    weights = (first / "model.safetensors").read_bytes()
+    assert weights == (second / "model.safetensors").read_bytes()
+    assert not make(first, SMALL, seed=1)
+    assert weights == (first / "model.safetensors").read_bytes()
+    assert [path.name for path in first.parent.iterdir()] == ["model"]
+
+
+def test_a_failed_make_leaves_nothing(tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(make_large_moe, "TOKENIZER", tokenizer_folder)
+    monkeypatch.setattr(make_large_moe, "export", fail)
+    with pytest.raises(OSError, match="disk full"):
+        make(tmp_path / "model", SMALL)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_router_logits_of_the_large_model_are_spread(
+    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make_large_moe, "TOKENIZER", tokenizer_folder)
+    make(tmp_path / "model", SMALL)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
+    with torch.inference_mode():
+        logits = torch.stack(model(torch.arange(200)[None], output_router_logits=True).router_logits)
+    assert logits.std().item() == pytest.approx(make_large_moe.ROUTER_LOGIT_SPREAD, rel=0.2)

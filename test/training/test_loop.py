@@ -1,0 +1,74 @@
+"""The training loop: orthogonal updates, balance, and a run that resumes where it was stopped."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from training import loop
+from training.loop import Training, schedule
+from training.muon import Muon, orthogonalize
+from training.train_moe import balance_loss
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (5, 30, 10), (3, 10, 30)])
+def test_orthogonalize(shape: tuple[int, ...]) -> None:
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    singular = torch.linalg.svdvals(orthogonalize(matrices))
+    assert singular.min() > 0.3
+    assert singular.max() < 1.3
+
+
+def test_a_stack_is_updated_matrix_by_matrix() -> None:
+    start, gradient = torch.randn(2, 4, 6, 3, generator=torch.Generator().manual_seed(0))
+    stack = nn.Parameter(start.clone())
+    singles = [nn.Parameter(matrix.clone()) for matrix in start]
+    stack.grad = gradient
+    for single, own in zip(singles, gradient, strict=True):
+        single.grad = own
+    Muon([stack], lr=0.1).step()
+    Muon(singles, lr=0.1).step()
+    torch.testing.assert_close(stack.detach(), torch.stack([single.detach() for single in singles]))
+    assert not torch.equal(stack, start)
+
+
+def test_schedule() -> None:
+    rates = [schedule(step, 1000) for step in range(1001)]
+    assert rates[0] == pytest.approx(1 / loop.WARM_UP)
+    assert max(rates) == 1 == rates[loop.WARM_UP]
+    assert rates[-1] == 0
+    assert sorted(rates[600:], reverse=True) == rates[600:]
+
+
+def test_balance_is_one_at_uniform_load_and_the_experts_at_collapse() -> None:
+    uniform = torch.eye(8).repeat(4, 1) * 1e-3  # every expert first equally often, shares nearly equal
+    collapsed = torch.tensor([50.0] + [0.0] * 7).repeat(32, 1)
+    assert balance_loss((uniform,), 1).item() == pytest.approx(1, abs=1e-3)
+    assert balance_loss((collapsed,), 1).item() == pytest.approx(8)
+    opposite = (collapsed, collapsed.flip(1))
+    assert balance_loss(opposite, 1).item() == pytest.approx(8), "two layers must not balance each other"
+
+
+def run(steps: list[int], state_file: Path) -> Tensor:
+    """The weights after training to each of `steps` in turn, with a fresh model each time."""
+    for until in steps:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6))
+
+        def loss(draw: torch.Generator, model: nn.Module = model) -> Tensor:
+            return model(torch.randn(4, 6, generator=draw)).square().sub(1).square().mean()
+
+        job = Training(model, loss, 6, state_file)
+        for step in job.run():
+            if step == until:
+                break
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "SAVE_EVERY", 2)
+    whole = run([6], tmp_path / "whole.pt")
+    in_parts = run([2, 4, 6], tmp_path / "parts.pt")
+    torch.testing.assert_close(in_parts, whole, rtol=0, atol=0)
+    assert not torch.equal(run([2], tmp_path / "short.pt"), whole)

@@ -199,6 +199,33 @@ def test_a_plan_knows_whether_it_selects_nothing(keys, nothing):
     assert build_plan(keys).selects_nothing is nothing
 
 
+@pytest.mark.parametrize(
+    ("keys", "facts"),
+    [
+        ({"policy": "vanilla"}, set()),
+        ({"policy": "pruned"}, set()),
+        ({"policy": "xshare"}, {"uses_selected", "substitutes"}),
+        ({"policy": "custom", "k0": None}, {"uses_selected", "substitutes"}),
+        ({"policy": "moe-spec", "budget": 4}, {"uses_selected", "substitutes"}),
+        (
+            {"policy": "moe-spec", "budget": 4, "coverage": "truncate"},
+            {"uses_selected", "divides_by_own", "can_rescue"},
+        ),
+        (
+            {"policy": "moe-spec", "budget": 4, "coverage": "truncate", "rescue": False},
+            {"uses_selected", "divides_by_own"},
+        ),
+        ({"policy": "custom", "coverage": "truncate", "k0": 1}, {"uses_selected", "divides_by_own"}),
+        ({"policy": "custom", "coverage": "truncate", "k0": None}, {"uses_selected", "divides_by_own"}),
+    ],
+    ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_a_plan_says_what_its_coverage_means(keys, facts):
+    plan = build_plan(keys)
+    names = {"uses_selected", "substitutes", "divides_by_own", "can_rescue"}
+    assert {name for name in names if getattr(plan, name)} == facts
+
+
 def test_a_target_for_every_rank_can_drop_until_the_ranks_hold_all():
     plan = build_plan("xshare", target_per_rank=8)
     assert plan.can_drop(Router(8), 64, ranks=7)

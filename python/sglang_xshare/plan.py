@@ -79,15 +79,47 @@ class SelectionPlan:
         """Whether S is always empty, so that every MoE layer would put out nothing."""
         return self.k0 == 0 and not (self.adds or self.ranks_experts or self.confidence)
 
+    # What a coverage means: everything but the reference reads it here, never off the coverage's name.
+
+    @property
+    def uses_selected(self) -> bool:
+        """Whether S decides a row's experts. Otherwise a row has what it kept itself."""
+        return self.coverage != "own"
+
+    @property
+    def substitutes(self) -> bool:
+        """Whether a row may take experts of S from outside its own top-k: up to `kmax` in all, down to `max_rank`."""
+        return self.coverage == "substitute"
+
+    @property
+    def can_rescue(self) -> bool:
+        """Whether a row can be left with none of its top-k and get its first choice back, which then joins S. A row's
+        warm-up holds its first choice.
+        """
+        return self.uses_selected and not self.substitutes and self.rescue and self.k0 == 0
+
+    @property
+    def divides_by_own(self) -> bool:
+        """Whether weights that renormalize are divided by the sum over the row's own top-k, not over what it got."""
+        return self.coverage == "truncate"
+
+    def warm_up(self, router: Router) -> int:
+        """The most experts that a row's warm-up holds."""
+        return router.top_k if self.k0 is None else self.k0
+
+    def columns(self, router: Router) -> int:
+        """The most experts that a row may use."""
+        return self.kmax or router.top_k
+
     def check(self, router: Router, num_experts: int, ranks: int = 1) -> None:
         """Raise ValueError where plan or router do not fit a model of `num_experts` experts on `ranks` ranks."""
         if router.top_k > num_experts:
             raise ValueError(f"top_k = {router.top_k}: allowed is at most the number of experts, {num_experts}")
         if router.num_expert_group is not None and num_experts % router.num_expert_group:
             raise ValueError(f"num_expert_group = {router.num_expert_group}: allowed is a divisor of {num_experts}")
-        if self.k0 is not None and self.k0 > router.top_k:
+        if self.warm_up(router) > router.top_k:
             raise ValueError(f"k0 = {self.k0}: allowed is at most the model's top-k, {router.top_k}")
-        if self.kmax is not None and self.k0 is None and self.kmax < router.top_k:
+        if self.k0 is None and self.columns(router) < router.top_k:
             raise ValueError(f"kmax = {self.kmax}: allowed is at least the warm-up, {router.top_k} experts")
         if self.order is not None and len(self.order) != num_experts:
             raise ValueError(f"order of {len(self.order)} experts: allowed is all {num_experts} experts once")
@@ -96,10 +128,10 @@ class SelectionPlan:
 
     def can_drop(self, router: Router, num_experts: int, ranks: int = 1) -> bool:
         """False where no batch can lose an expert to this plan on `ranks` ranks, so that it only costs time."""
-        k0 = router.top_k if self.k0 is None else self.k0
+        k0 = self.warm_up(router)
         if k0 >= router.top_k and self.p == 1:
             return bool(self.beta)
-        if self.coverage == "own" or min(self.kmax or router.top_k, self.max_rank or num_experts) < router.top_k:
+        if not self.uses_selected or min(self.columns(router), self.max_rank or num_experts) < router.top_k:
             return True
         total = max(self.budget or 0, (self.target_per_rank or 0) * ranks)
         added = max(self.add, self.add_per_request)
@@ -110,17 +142,16 @@ class SelectionPlan:
         """The most experts that `rows` rows can wake under this plan, at least 1. Not for `target_per_rank`, whose
         ranks this does not know: all experts.
         """
-        columns = self.kmax or router.top_k
-        most = min(num_experts, rows * columns)
+        most = min(num_experts, rows * self.columns(router))
         if self.mass is not None or self.drop is not None or self.confidence is not None or self.target_per_rank:
             return max(most, 1)
         requests = rows // tokens_per_request
         budget = self.budget or 0
         if self.ranking == "votes":
             budget = max(budget, router.top_k)
-        held = rows * (router.top_k if self.k0 is None else self.k0) + self.add + requests * self.add_per_request
+        held = rows * self.warm_up(router) + self.add + requests * self.add_per_request
         held += budget * (requests if self.scope == "request" else 1)
-        held += rows if self.coverage == "truncate" and self.rescue else 0
+        held += rows if self.can_rescue else 0
         return max(min(most, held), 1)
 
 
@@ -136,8 +167,8 @@ def _contradictions(plan: SelectionPlan) -> list[tuple[str, str]]:
     stages = plan.adds + (plan.budget is not None) + (plan.drop is not None) + (plan.confidence is not None)
     other_budgets = "add, add_per_request, mass, target_per_rank"
     rules = (
-        ("coverage", plan.coverage == "own" and stages > 0, "without a budget, which its rows could not use"),
-        ("beta", plan.beta is not None and plan.coverage != "own", "with coverage own"),
+        ("coverage", not plan.uses_selected and stages > 0, "without a budget, which its rows could not use"),
+        ("beta", plan.beta is not None and plan.uses_selected, "with coverage own"),
         ("drop", plan.drop is not None and plan.budget is not None, "without budget"),
         ("budget", plan.budget is not None and stages > 1, f"without {other_budgets} and confidence"),
         ("drop", plan.drop is not None and stages > 1, f"without {other_budgets} and confidence"),
@@ -148,9 +179,9 @@ def _contradictions(plan: SelectionPlan) -> list[tuple[str, str]]:
         ("order", plan.order is not None and plan.ranking != "static", "with ranking static"),
         ("ranking", plan.order is None and plan.ranking == "static", "with order"),
         ("balance", plan.balance != "literal" and plan.target_per_rank is None, "with target_per_rank"),
-        ("kmax", plan.kmax is not None and plan.coverage != "substitute", "with coverage substitute"),
-        ("max_rank", plan.max_rank is not None and plan.coverage != "substitute", "with coverage substitute"),
-        ("rescue", not plan.rescue and plan.coverage != "truncate", "with coverage truncate"),
+        ("kmax", plan.kmax is not None and not plan.substitutes, "with coverage substitute"),
+        ("max_rank", plan.max_rank is not None and not plan.substitutes, "with coverage substitute"),
+        ("rescue", not plan.rescue and (plan.substitutes or not plan.uses_selected), "with coverage truncate"),
         ("kmax", (plan.kmax or plan.k0 or 0) < (plan.k0 or 0), f"from k0 = {plan.k0} up"),
         ("max_voters", plan.max_voters != SelectionPlan.max_voters and plan.confidence is None, "with confidence"),
         ("min_votes", plan.min_votes != SelectionPlan.min_votes and plan.confidence is None, "with confidence"),

@@ -37,12 +37,12 @@ def select(
         rows = rank_rows(logits, router, batch)
         kept = _keep(rows, plan)
         select_experts(rows, plan, rank_of_expert, kept, selected)
-        lost = _rescue(rows, selected) if plan.coverage == "truncate" and plan.rescue else None
+        lost = _rescue(rows, selected) if plan.can_rescue else None
         chosen = _cover(rows, plan, kept, selected)
         shares, total = _share(rows, plan, router, chosen) if router.renormalize else (chosen.scores, None)
         experts = torch.where(chosen.live, chosen.experts, constant(-1, torch.int64, logits.device))
     ids, weights = experts.int(), shares.clone() if total is None else shares / total
-    missing = (plan.kmax or rows.top_k) - ids.shape[1]
+    missing = plan.columns(router) - ids.shape[1]
     if missing:
         ids, weights = pad(ids, (0, missing), value=-1), pad(weights, (0, missing))
     if router.scaling != 1:
@@ -129,10 +129,10 @@ def _rescue(rows: Rows, selected: torch.Tensor) -> torch.Tensor:
 
 
 def _cover(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: torch.Tensor) -> Slots:
-    """Stage 2: the experts of every row. A further coverage is a case here and a name in the plan's COVERAGES."""
-    if plan.coverage == "substitute":
+    """The experts of every row."""
+    if plan.substitutes:
         return _substitute(rows, plan, kept, selected)
-    return rows.own.keep(kept if plan.coverage == "own" else selected[rows.own.experts] & rows.own.live)
+    return rows.own.keep(selected[rows.own.experts] & rows.own.live if plan.uses_selected else kept)
 
 
 def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: torch.Tensor) -> Slots:
@@ -149,16 +149,16 @@ def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: t
 def _share(rows: Rows, plan: SelectionPlan, router: Router, chosen: Slots) -> tuple[torch.Tensor, torch.Tensor]:
     """(scores [n, m], what to divide them by [n, 1]): the weights in a model that renormalizes.
 
-    The divisor is their sum, under truncate that of the whole top-k; where it is 0 the experts share equally.
+    The divisor is their sum, or that of the row's own top-k (`divides_by_own`); where it is 0, those it sums share
+    equally.
     """
-    truncated = plan.coverage == "truncate"
-    shares, whole = chosen.scores, rows.own.scores if truncated else chosen.scores
+    shares, whole = chosen.scores, rows.own.scores if plan.divides_by_own else chosen.scores
     # The largest of N softmax scores is at least 1 / N: a row with its own first choice has no sum of 0.
-    has_first = router.scoring == "softmax" and router.correction_bias is None and (truncated or plan.k0 != 0)
+    has_first = router.scoring == "softmax" and router.correction_bias is None and (plan.divides_by_own or plan.k0 != 0)
     if not has_first:
         massless = whole.sum(1, keepdim=True).logical_not()
         shares = whole = _equalize(chosen, massless)
-        if truncated:
+        if plan.divides_by_own:
             whole = _equalize(rows.own, massless)
     return shares, whole.sum(1, keepdim=True).clamp_min_(_TINY)
 

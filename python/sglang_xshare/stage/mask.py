@@ -40,9 +40,10 @@ def check_maskable(plan: SelectionPlan, router: Router) -> None:
         raise ValueError("a runner that ranks logits itself serves plain softmax routers only")
     if not router.renormalize:
         raise ValueError("a runner that ranks logits itself serves renormalizing routers only")
-    if plan.coverage == "truncate":
+    if plan.divides_by_own:
         raise ValueError(
-            "coverage = 'truncate': a runner that ranks logits itself renormalizes; allowed is substitute or own"
+            f"coverage = {plan.coverage!r}: a runner that ranks logits itself renormalizes; "
+            "allowed is substitute or own"
         )
-    if plan.kmax not in (None, router.top_k):
+    if plan.columns(router) != router.top_k:
         raise ValueError(f"kmax = {plan.kmax}: a runner that ranks logits itself uses top-k; allowed is {router.top_k}")

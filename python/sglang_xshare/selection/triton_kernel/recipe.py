@@ -128,7 +128,7 @@ def make_recipe(
         utility_full=utility_full,
         coverage=plan.coverage,
         reach=None if plan.max_rank is None or plan.max_rank >= num_experts else plan.max_rank,
-        rescue=_can_rescue(plan),
+        rescue=plan.can_rescue,
         columns=plan.kmax or router.top_k,
         scaling=router.scaling,
         fill=fill,
@@ -160,7 +160,7 @@ def make_tile(
     requests = num_rows // tokens
     experts = _round_up(num_experts)
     rows = max(MIN_ROWS, _round_up(requests) * request)
-    if rows * experts > SINGLE_PROGRAM and not _can_rescue(plan) and plan.confidence is None:
+    if rows * experts > SINGLE_PROGRAM and not plan.can_rescue and plan.confidence is None:
         rows = max(MIN_ROWS, request, _round_up(-(-num_rows // MAX_PROGRAMS)))
     programs = -(-requests // (rows // request))
     columns = _round_up(plan.kmax or router.top_k)
@@ -198,11 +198,6 @@ def _count_groups(router: Router) -> int:
     if router.num_expert_group is None or router.topk_group is None or router.topk_group >= router.num_expert_group:
         return 1
     return router.num_expert_group
-
-
-def _can_rescue(plan: SelectionPlan) -> bool:
-    """Every row has its own first choice in S where there is a warm-up."""
-    return plan.coverage == "truncate" and plan.rescue and plan.k0 == 0
 
 
 def _round_up(n: int) -> int:

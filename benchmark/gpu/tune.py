@@ -97,7 +97,7 @@ def write_configs(results: Path) -> None:
 def plan_at(policy: str, rows: int) -> "SelectionPlan":
     """The plan that a server gives a decode step of `rows` tokens, in its first layer."""
     from sglang_xshare import build_plan
-    from sglang_xshare.stage.schedule import build_schedule
+    from sglang_xshare.policies.schedule import build_schedule
 
     variant = parse_variant(policy)
     schedule = build_schedule(variant.policy, variant.keys, speculative=False) if variant.policy else None

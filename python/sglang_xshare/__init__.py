@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .plan import SelectionPlan, build_plan
+    from .plan import SelectionPlan
+    from .policies import build_plan
     from .selection import select
     from .types import Batch, Router, RunnerSlots, Selection
 
@@ -16,7 +17,7 @@ _MODULES = {
     "RunnerSlots": "types",
     "Selection": "types",
     "SelectionPlan": "plan",
-    "build_plan": "plan",
+    "build_plan": "policies",
     "select": "selection",
 }
 

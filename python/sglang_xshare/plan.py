@@ -187,18 +187,3 @@ def _contradictions(plan: SelectionPlan) -> list[tuple[str, str]]:
         ("min_votes", plan.min_votes != SelectionPlan.min_votes and plan.confidence is None, "with confidence"),
     )
     return [(name, need) for name, applies, need in rules if applies]
-
-
-def build_plan(policy: str | Mapping[str, Any], **keys: Any) -> SelectionPlan:
-    """The plan of a named policy: `build_plan("xshare", k0=1, add=24)` or `build_plan({"policy": "xshare", "k0": 1})`.
-
-    Raises ValueError naming the policy or the key, the value and what is allowed.
-    """
-    from .policies import get_policy
-
-    if isinstance(policy, Mapping):
-        if "policy" not in policy:
-            raise ValueError(f'policy = {dict(policy)!r}: allowed is an object with a key "policy"')
-        keys = {**policy, **keys}
-        policy = keys.pop("policy")
-    return get_policy(policy).build(keys)

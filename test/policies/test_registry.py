@@ -8,8 +8,8 @@ from sglang_xshare import Router, build_plan
 from sglang_xshare.cli import main
 from sglang_xshare.plan import KEYS
 from sglang_xshare.policies import get_policy, list_policies
+from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.policies.table import format_json
-from sglang_xshare.stage.schedule import build_schedule
 
 NAMES = ["vanilla", "pruned", "dynamic-skip", "xshare", "oea", "lynx-lat", "lynx-acc", "moe-spec", "custom"]
 CONTRACT = {

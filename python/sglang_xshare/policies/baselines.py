@@ -7,11 +7,13 @@ from dataclasses import replace
 from ..plan import KEYS, SelectionPlan
 from .registry import Setting, register
 
+VANILLA = SelectionPlan("vanilla", k0=None, coverage="own")
+
 
 @register("vanilla", "upstream")
 def vanilla() -> SelectionPlan:
     """The model's own routing, untouched."""
-    return SelectionPlan(k0=None, coverage="own")
+    return VANILLA
 
 
 @register(

@@ -85,3 +85,16 @@ def get_policy(name: Any) -> Policy:
 def list_policies() -> list[Policy]:
     """All policies, in the order of their registration."""
     return list(_POLICIES.values())
+
+
+def build_plan(policy: str | Mapping[str, Any], **keys: Any) -> SelectionPlan:
+    """The plan of a named policy: `build_plan("xshare", k0=1, add=24)` or `build_plan({"policy": "xshare", "k0": 1})`.
+
+    Raises ValueError naming the policy or the key, the value and what is allowed.
+    """
+    if isinstance(policy, Mapping):
+        if "policy" not in policy:
+            raise ValueError(f'policy = {dict(policy)!r}: allowed is an object with a key "policy"')
+        keys = {**policy, **keys}
+        policy = keys.pop("policy")
+    return get_policy(policy).build(keys)

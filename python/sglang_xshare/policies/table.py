@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..stage.schedule import COMMON_KEYS
 from .registry import Policy
+from .schedule import COMMON_KEYS
 
 
 def print_table(policies: Sequence[Policy]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from .schedule import Schedule, build_schedule
+from ..policies.schedule import Schedule, build_schedule
 
 
 class ExpertPolicyError(SystemExit, ValueError):

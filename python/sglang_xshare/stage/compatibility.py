@@ -9,13 +9,14 @@ from typing import Any, NoReturn
 
 from ..patching.errors import PatchError
 from ..patching.status import check_patched
-from ..plan import SelectionPlan, build_plan
+from ..plan import SelectionPlan
+from ..policies import VANILLA
+from ..policies.schedule import Schedule
 from ..types import Router
 from .alignment import check_aligned
 from .arguments import Arguments, ExpertPolicyError
 from .draft import check_draft, read_draft
 from .mask import check_maskable
-from .schedule import Schedule
 from .upstream import attention_dp_size, is_switched_on, model_config, resolved
 
 logger = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ def check_server(server_args: Any, arguments: Arguments) -> None:
         raise refusal(
             "--expert-policy-trace", arguments.trace, f"{config.dp_size} replicas would write it; allowed is one"
         )
-    plans = [build_plan("vanilla")]
+    plans = [VANILLA]
     if arguments.schedule is not None:
         _check_size(arguments.schedule, config)
         plans = _check_plans(arguments.schedule, Router(top_k=top_k), num_experts, model.num_hidden_layers, config)

@@ -6,7 +6,8 @@ import functools
 import logging
 from typing import Any
 
-from ..plan import SelectionPlan, build_plan
+from ..plan import SelectionPlan
+from ..policies import VANILLA
 from .alignment import Aligner
 from .arguments import Arguments, ExpertPolicyError
 from .compatibility import end_refused, refusal
@@ -19,7 +20,6 @@ from .trace import Trace
 from .upstream import is_first_rank, num_schedulers, number_layer, ranks_logits, resolved
 
 logger = logging.getLogger(__name__)
-VANILLA = build_plan("vanilla")
 
 
 class PolicyBypassed(RuntimeError):

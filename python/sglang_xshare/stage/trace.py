@@ -9,8 +9,8 @@ from pathlib import Path
 import orjson
 import torch
 
+from ..policies.schedule import PHASES
 from .metrics import AFTER, BEFORE, KEPT, ROWS, STEPS
-from .schedule import PHASES
 from .step import Step
 
 logger = logging.getLogger(__name__)

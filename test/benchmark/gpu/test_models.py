@@ -14,7 +14,7 @@ from benchmark.common.variant import Variant, parse_variant
 from benchmark.gpu import eagle3, replay, server
 from benchmark.gpu.models import CONFIGS, write_model, write_texts
 from benchmark.gpu.serving import INPUT_TOKENS, SERVER_ARGS, runner_args
-from sglang_xshare.stage.schedule import build_schedule
+from sglang_xshare.policies.schedule import build_schedule
 
 # Reads each model's configuration and parses each command line as upstream's launcher does, resolving nothing.
 READ = """

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sglang_xshare import build_plan
-from sglang_xshare.stage.schedule import Schedule, build_schedule
+from sglang_xshare.policies.schedule import Schedule, build_schedule
 
 
 def build(name: str = "xshare", speculative: bool = False, **config: Any) -> Schedule:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ..plan import SelectionPlan, build_plan
-from ..policies import get_policy
+from ..plan import SelectionPlan
+from .registry import build_plan, get_policy
 
 PHASES = ("decode", "verify")
 

@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON := $(VENV)/bin/python
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv patch lint test test-long bench demo gpu clean
+.PHONY: help venv patch lint test test-long bench demo gpu gpu-bundle clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
@@ -37,6 +37,9 @@ demo: patch $(LARGE) ## serve a checkpoint with the policy off and on, and print
 STAGE ?= all
 gpu:            ## on an NVIDIA GPU: check, time and tabulate everything; one part: STAGE=layer, its MODELS=...
 	@scripts/gpu.sh $(STAGE) $(MODELS)
+
+gpu-bundle:     ## fill .gpu/ for a GPU machine that can install nothing: FROM=folder with SGLang's archive
+	@FROM=$(FROM) scripts/gpu_bundle.sh
 
 clean:          ## remove what the other verbs made, the environment included
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,84 @@
+"""A GPU machine that can install nothing imports all it needs from itself, SGLang's archive and our extras."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from benchmark.common.paths import ROOT
+
+LISTS = ("machine", "site", "extras")
+MODULES = (
+    "sglang.launch_server",
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.models.qwen3_moe",
+    "sglang.srt.models.gpt_oss",
+    "sglang.srt.models.llama_eagle3",
+    "sglang.benchmark.serving",
+    "sglang.bench_serving",
+    "sglang_xshare.cli",
+    "benchmark.gpu.__main__",
+    "pytest_timeout",
+)
+
+
+def test_server_and_benchmarks_import_offline(tmp_path, pristine_release):
+    site = link_packages(read_lists(*LISTS), tmp_path)
+    done = import_offline(MODULES, site, pristine_release("0.5.17"))
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("extra", "module"), [("typing-inspection", "pydantic"), ("datasets", "sglang.benchmark.serving")]
+)
+def test_an_extra_that_is_missing_is_missed(extra, module, tmp_path, pristine_release):
+    site = link_packages(read_lists(*LISTS) - {extra}, tmp_path)
+    done = import_offline([module], site, pristine_release("0.5.17"))
+    assert f"No module named '{extra.replace('-', '_')}" in done.stderr
+
+
+def test_extras_hold_nothing_that_is_there_already():
+    assert not read_lists("extras") & read_lists("machine", "site")
+
+
+def read_lists(*names: str) -> set[str]:
+    """The distributions in some of the lists, by their normal names."""
+    lines = [line for name in names for line in (ROOT / "scripts" / "gpu" / f"{name}.txt").read_text().splitlines()]
+    return {_normal(line) for line in lines if line and not line.startswith("#")}
+
+
+def link_packages(allowed: set[str], folder: Path) -> Path:
+    """A folder with what these distributions installed here, and nothing else."""
+    for distribution in distributions():
+        if _normal(distribution.name) not in allowed - {"sglang"}:
+            continue
+        for top in {file.parts[0] for file in distribution.files or []} - {"..", "bin", "__pycache__"}:
+            link = folder / top
+            if not link.exists():
+                link.symlink_to(Path(str(distribution.locate_file(top))).resolve())
+    # The archive's own stand-in for IPython; its copy of SGLang goes without soundfile, which the release does not.
+    (folder / "IPython").mkdir()
+    (folder / "IPython" / "__init__.py").touch()
+    (folder / "IPython" / "display.py").write_text("HTML = display = None\n")
+    (folder / "soundfile.py").touch()
+    return folder
+
+
+def import_offline(modules: tuple[str, ...] | list[str], site: Path, release: Path) -> subprocess.CompletedProcess[str]:
+    """Import the modules, in a Python without any site-packages but this one."""
+    path = [release, ROOT / "python", ROOT / "sgl-kernel", ROOT, site]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "SGLANG_USE_CPU_ENGINE": "1"}
+    lines = ["from sgl_kernel.torchvision_schemas import define_missing", "define_missing()"]
+    script = "\n".join(lines + [f"import {module}" for module in modules])
+    return subprocess.run([sys.executable, "-S", "-W", "ignore", "-c", script], env=env, capture_output=True, text=True)
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -11,7 +11,7 @@ import torch
 from sglang.srt.layers.moe.topk import TopKConfig, select_experts
 
 from sglang_xshare import stage
-from sglang_xshare.stage.arguments import read_arguments
+from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.stage import Stage
 
@@ -40,11 +40,11 @@ class Routing:
         self.hidden = torch.zeros(shape.rows, 8)
         self.other = torch.zeros(OTHER_WORK // 4)
         self.seconds_elsewhere = 0.0
-        arguments = read_arguments(SimpleNamespace(expert_policy=policy, expert_policy_config=keys or None))
+        schedule = None if policy is None else build_schedule(policy, keys, speculative=False)
         self.stage: Stage | None = None
-        if arguments is not None:
+        if schedule is not None:
             layers = [(config, Layer(number, config, None)) for number, config in enumerate(self.configs)]
-            self.stage = Stage(self, layers, "cpu", arguments)
+            self.stage = Stage(self, layers, "cpu", schedule)
 
     def forward(self, input_ids: Any, positions: Any, forward_batch: Any) -> None:
         """Route every layer once."""

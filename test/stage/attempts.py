@@ -9,7 +9,7 @@ import sys
 
 from sglang.srt.server_args import prepare_server_args
 
-from sglang_xshare.stage.arguments import ExpertPolicyError
+from sglang_xshare.stage.start.refusal import ExpertPolicyError
 
 
 def attempt(arguments: list[str]) -> dict[str, object] | None:

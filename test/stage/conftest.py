@@ -21,7 +21,7 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     # What these two read from SGLang itself is tested on every release in test_layer.py and test_serving.py.
     monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
     monkeypatch.setattr(
-        "sglang_xshare.stage.stage.find_layers",
+        "sglang_xshare.stage.start.layers.find_layers",
         lambda model_runner, arguments: [
             (config, Layer(number, config, None)) for number, config in enumerate(model_runner.model.configs)
         ],

@@ -11,10 +11,13 @@ import torch
 
 from benchmark.common.paths import ROOT
 from sglang_xshare import RunnerSlots
-from sglang_xshare.stage.alignment import Aligner, check_aligned
-from sglang_xshare.stage.arguments import ExpertPolicyError, read_arguments
+from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.stage.alignment import Aligner
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.stage import PolicyBypassed, Stage
+from sglang_xshare.stage.start.arguments import read_arguments
+from sglang_xshare.stage.start.modes import check_aligned
+from sglang_xshare.stage.start.refusal import ExpertPolicyError
 from sglang_xshare.types import Alignment
 from stage.fake import Config, Model, forward_batch
 from stage.release import make_env, older_releases_take_long
@@ -117,10 +120,9 @@ def test_nothing_routed_yet():
     assert Aligner().align(upstream, False, IDS, 16, 32) is UPSTREAM
 
 
-def make_stage(model):
-    arguments = read_arguments(SimpleNamespace(expert_policy="xshare", expert_policy_align=True))
+def make_stage(model, align=True):
     layers = [(config, Layer(number, config, None)) for number, config in enumerate(model.configs)]
-    return Stage(model, layers, "cpu", arguments)
+    return Stage(model, layers, "cpu", build_schedule("xshare", {}, speculative=False), align=align)
 
 
 def test_a_runner_that_never_asks_stops_the_server(monkeypatch):
@@ -155,9 +157,7 @@ def test_a_runner_that_asks_is_served(monkeypatch):
 
 
 def test_without_the_flag_upstream_is_left_alone():
-    model = Model()
-    arguments = read_arguments(SimpleNamespace(expert_policy="xshare"))
-    stage = Stage(model, [(config, Layer(0, config, None)) for config in model.configs], "cpu", arguments)
+    stage = make_stage(Model(), align=False)
     assert stage.align(upstream, False) is upstream
 
 
@@ -188,5 +188,5 @@ def test_servers_whose_runner_sees_other_ids(changes, named):
         "kt_weight_path": None,
     }
     check_aligned(SimpleNamespace(**served))
-    with pytest.raises(ValueError, match=f"^{named}"):
+    with pytest.raises(ExpertPolicyError, match=f"^--expert-policy-align: {named}"):
         check_aligned(SimpleNamespace(**served | changes))

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sglang_xshare.stage.arguments import Arguments, ExpertPolicyError, read_arguments
+from sglang_xshare.stage.start.arguments import Arguments, read_arguments
+from sglang_xshare.stage.start.refusal import ExpertPolicyError
 
 
 def read(**flags: Any) -> Arguments | None:
@@ -25,7 +26,7 @@ def test_vanilla_leaves_the_stage_off():
 
 def test_masking_alone_needs_no_policy():
     arguments = read(mask_padding_experts=True)
-    assert arguments == Arguments(schedule=None, mask_padding=True, trace=None)
+    assert arguments == Arguments(schedule=None)
 
 
 @pytest.mark.parametrize(

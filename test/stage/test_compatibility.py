@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from benchmark.common.paths import ROOT
-from sglang_xshare.stage.arguments import ExpertPolicyError
-from sglang_xshare.stage.compatibility import SIMULATIONS, check_modes
+from sglang_xshare.stage.start.modes import SIMULATIONS, check_modes
+from sglang_xshare.stage.start.refusal import ExpertPolicyError
 from stage.attempted import Answer, attempt
 from stage.release import every_release
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from benchmark.common.paths import ROOT
-from sglang_xshare.stage.arguments import ExpertPolicyError
-from sglang_xshare.stage.compatibility import UNSYNCHRONIZED, check_modes
+from sglang_xshare.stage.start.modes import UNSYNCHRONIZED, check_modes
+from sglang_xshare.stage.start.refusal import ExpertPolicyError
 from sglang_xshare.stage.upstream import attention_dp_size, num_schedulers
 from stage.attempted import Answer, attempt
 from stage.eagle import eagle

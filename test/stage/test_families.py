@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from sglang_xshare import Router, Selection, build_plan, select
-from sglang_xshare.stage.compatibility import ARCHITECTURES
+from sglang_xshare.stage.start.model import ARCHITECTURES
 from stage.families import EXPERTS, FAMILIES, answer, make, read_routers, select_in_decode
 from stage.probe import read_logits
 from stage.release import LATEST, OLDER

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_xshare.stage import compatibility
-from sglang_xshare.stage.arguments import read_arguments
-from sglang_xshare.stage.compatibility import ARCHITECTURES, ExpertPolicyError, read_model
+from sglang_xshare.stage.start import server
+from sglang_xshare.stage.start.arguments import read_arguments
+from sglang_xshare.stage.start.model import ARCHITECTURES, read_model
+from sglang_xshare.stage.start.refusal import ExpertPolicyError
 from stage.release import every_release
 
 NO_POLICY = "cannot be served with an expert policy"
@@ -14,7 +15,9 @@ NO_POLICY = "cannot be served with an expert policy"
 
 def model(architecture: str, **text_config: object) -> SimpleNamespace:
     return SimpleNamespace(
-        hf_config=SimpleNamespace(architectures=[architecture]), hf_text_config=SimpleNamespace(**text_config)
+        hf_config=SimpleNamespace(architectures=[architecture]),
+        hf_text_config=SimpleNamespace(**text_config),
+        num_hidden_layers=4,
     )
 
 
@@ -28,7 +31,8 @@ def model(architecture: str, **text_config: object) -> SimpleNamespace:
     ],
 )
 def test_experts_and_top_k_are_read_by_their_many_names(architecture, text_config, found):
-    assert read_model(model(architecture, **text_config), "path") == found
+    read = read_model(model(architecture, **text_config), "path")
+    assert (read.num_experts, read.top_k) == found
 
 
 @pytest.mark.parametrize(
@@ -83,12 +87,11 @@ def check(monkeypatch):
     """Call it with a loaded configuration and resolved arguments for what is said of them before weights load."""
 
     def check_server(loaded: SimpleNamespace, **changes: object) -> None:
-        loaded.num_hidden_layers = 4
-        monkeypatch.setattr(compatibility, "model_config", lambda server_args: loaded)
+        monkeypatch.setattr(server, "model_config", lambda server_args: loaded)
         config = SimpleNamespace(**CONFIG | changes)
         arguments = read_arguments(config)
         assert arguments is not None
-        compatibility.check_server(config, arguments)
+        server.check_server(config, arguments)
 
     return check_server
 

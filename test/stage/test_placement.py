@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_xshare.stage import placement
-from sglang_xshare.stage.placement import read_placement
+from sglang_xshare.stage.start import placement
+from sglang_xshare.stage.start.placement import read_placement
 
 
 @pytest.fixture
@@ -14,7 +14,9 @@ def read(monkeypatch):
 
     def find(num_experts: int, ranks: int):
         config = SimpleNamespace(num_experts=num_experts, num_experts_per_tok=2)
-        model = SimpleNamespace(hf_config=SimpleNamespace(architectures=["Qwen3MoeForCausalLM"]), hf_text_config=config)
+        model = SimpleNamespace(
+            hf_config=SimpleNamespace(architectures=["Qwen3MoeForCausalLM"]), hf_text_config=config, num_hidden_layers=4
+        )
         monkeypatch.setattr(placement, "model_config", lambda server_args: model)
         return read_placement(
             SimpleNamespace(device="cpu", server_args=SimpleNamespace(ep_size=ranks, model_path="path"))

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_xshare.stage import stage
-from sglang_xshare.stage.arguments import ExpertPolicyError, read_arguments
-from sglang_xshare.stage.compatibility import REFUSED, check_exit
+from sglang_xshare.stage.start import layers as start_layers
+from sglang_xshare.stage.start.arguments import read_arguments
+from sglang_xshare.stage.start.refusal import REFUSED, ExpertPolicyError, check_exit
 from sglang_xshare.stage.upstream import ranks_logits
 
 moe = pytest.importorskip("sglang.srt.layers.moe", reason="needs an installed SGLang")
@@ -63,9 +63,9 @@ class Loaded(torch.nn.Module):
 @pytest.fixture
 def read(monkeypatch) -> Callable[..., Any]:
     """Call it with a model's routers and flags for the layers the stage finds."""
-    monkeypatch.setattr(stage, "read_placement", lambda model_runner: None)
+    monkeypatch.setattr(start_layers, "read_placement", lambda model_runner: None)
 
-    def find(configs: list[TopKConfig], runners: int, function=stage.read_layers, **flags):
+    def find(configs: list[TopKConfig], runners: int, function=start_layers.read_layers, **flags):
         usual = {"model_path": "model", "speculative_algorithm": None, "pp_size": 1, "dp_size": 1}
         server_args = SimpleNamespace(**{"expert_policy": "xshare", **usual, **flags})
         runner = SimpleNamespace(model=Loaded(configs, runners), server_args=server_args)
@@ -84,7 +84,7 @@ def test_every_router_is_found_with_its_config(read):
 @pytest.mark.parametrize(("layer_id", "found"), [(5, 5), (None, 3)])
 def test_a_router_that_is_not_told_its_layer_has_it_in_its_name(layer_id, found, monkeypatch):
     """As Mixtral's before 0.5.22: overrides by layer and the trace need the number."""
-    monkeypatch.setattr(stage, "read_placement", lambda model_runner: None)
+    monkeypatch.setattr(start_layers, "read_placement", lambda model_runner: None)
     model = torch.nn.Module()
     model.layers = torch.nn.ModuleDict({"3": torch.nn.Module()})
     model.layers["3"].topk = bare(TopK, layer_id=layer_id, topk_config=config())
@@ -92,7 +92,7 @@ def test_a_router_that_is_not_told_its_layer_has_it_in_its_name(layer_id, found,
     usual = {"model_path": "model", "speculative_algorithm": None, "pp_size": 1, "dp_size": 1}
     server_args = SimpleNamespace(expert_policy="xshare", expert_policy_config=overrides, **usual)
     arguments = read_arguments(server_args)
-    ((_, layer),) = stage.read_layers(SimpleNamespace(model=model, server_args=server_args), arguments)
+    ((_, layer),) = start_layers.read_layers(SimpleNamespace(model=model, server_args=server_args), arguments)
     assert layer.layer_id == found
     assert arguments.schedule.plan(layer.layer_id, 16).add == 2
 
@@ -158,7 +158,7 @@ def test_what_only_a_loaded_model_shows_ends_the_process_with_one_line(case, rea
     for rank in (0, 1):
         monkeypatch.setattr(runtime_context, "get_parallel", lambda rank=rank: SimpleNamespace(tp_rank=rank))
         with pytest.raises(SystemExit) as ended:
-            read(configs, runners, stage.find_layers, **flags)
+            read(configs, runners, start_layers.find_layers, **flags)
         assert not isinstance(ended.value, Exception), "upstream logs a traceback of every Exception"
         assert ended.value.code == REFUSED
         assert capsys.readouterr().err == (f"{line}\n" if rank == 0 else ""), "ranks refuse alike"
@@ -167,7 +167,7 @@ def test_what_only_a_loaded_model_shows_ends_the_process_with_one_line(case, rea
 def test_a_replica_that_refuses_its_model_is_killed_by_upstream(read):
     """The controller of replicas waits for ever for one that has only ended; an error it ends the server with."""
     with pytest.raises(ExpertPolicyError, match="0 TopK modules"):
-        read([], 0, stage.find_layers, dp_size=2)
+        read([], 0, start_layers.find_layers, dp_size=2)
 
 
 def test_a_pipeline_rank_need_not_have_every_layer(read):

@@ -19,10 +19,10 @@ def check_flags(server_args: Any) -> None:
 
     Raises `ExpertPolicyError`.
     """
-    from .arguments import read_arguments
+    from .start.arguments import read_arguments
 
     if read_arguments(server_args) is not None:
-        from .compatibility import check_modes, check_tree
+        from .start.modes import check_modes, check_tree
 
         check_tree()
         check_modes(server_args)
@@ -30,18 +30,18 @@ def check_flags(server_args: Any) -> None:
 
 def check_server(server_args: Any) -> None:
     """Validate the resolved arguments and the model's configuration against the policy, before weights load."""
-    from .arguments import read_arguments
+    from .start.arguments import read_arguments
 
     arguments = read_arguments(server_args)
     if arguments is not None:
-        from .compatibility import check_server as check
+        from .start.server import check_server as check
 
         check(server_args, arguments)
 
 
 def capture_sizes(server_args: Any, sizes: list[int]) -> list[int]:
     """The default decode capture sizes, completed to every batch size up to 16 where the stage is on."""
-    from .arguments import read_arguments
+    from .start.arguments import read_arguments
 
     if read_arguments(server_args) is None:
         return sizes
@@ -50,14 +50,18 @@ def capture_sizes(server_args: Any, sizes: list[int]) -> list[int]:
 
 def attach(model_runner: Any) -> None:
     """Put the stage around a loaded target model; a draft model is left alone."""
-    from .arguments import read_arguments
+    from .start.arguments import read_arguments
 
     arguments = read_arguments(model_runner.server_args)
     if arguments is not None and not model_runner.is_draft_worker:
-        from .stage import Stage, find_layers
+        from .stage import Stage
+        from .start.layers import find_layers
 
         global _stage
-        _stage = Stage(model_runner.model, find_layers(model_runner, arguments), model_runner.device, arguments)
+        layers = find_layers(model_runner, arguments)
+        _stage = Stage(
+            model_runner.model, layers, model_runner.device, arguments.schedule, arguments.trace, arguments.align
+        )
 
 
 def route(topk_config: Any) -> Any:
@@ -91,6 +95,6 @@ def publish(reporter: Any) -> None:
 
 def check_exit(code: int | None) -> None:
     """In the server's process, for a scheduler that died: raise `ExpertPolicyError` where it has refused its model."""
-    from . import compatibility
+    from .start.refusal import check_exit as check
 
-    compatibility.check_exit(code)
+    check(code)

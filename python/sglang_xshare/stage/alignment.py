@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from ..types import Alignment, RunnerSlots
-from .upstream import attention_dp_size
 
 TAKEN = "The MoE runner takes its slots as the expert policy has sorted them"
 logger = logging.getLogger(__name__)
@@ -75,18 +73,3 @@ class Aligner:
             reason = "its down projection loads by TMA" if by_tma else "the kernel does not serve this plan or batch"
             logger.warning("--expert-policy-align: SGLang sorts the slots of %d rows itself: %s", rows, reason)
             self._warned = True
-
-
-def check_aligned(config: Any) -> None:
-    """Raise ValueError for resolved server arguments under which the runner never sees the ids that were selected."""
-    if str(config.device) != "cuda":
-        raise ValueError(f"--device {config.device} has no Triton MoE runner; allowed is cuda")
-    runner = getattr(config.moe_runner_backend, "value", config.moe_runner_backend)
-    if runner not in ("auto", "triton"):
-        raise ValueError(f"--moe-runner-backend {runner} sorts for itself; allowed is auto or triton")
-    if config.ep_size > 1:
-        raise ValueError(f"--ep-size {config.ep_size} renumbers the experts of each rank; allowed is 1")
-    if attention_dp_size(config) > 1:
-        raise ValueError("data-parallel attention may mask ids after they are routed; allowed is none")
-    if getattr(config, "kt_weight_path", None) is not None:
-        raise ValueError("--kt-weight-path masks ids after they are routed; allowed is none")

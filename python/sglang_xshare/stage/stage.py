@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import functools
 import logging
+from pathlib import Path
 from typing import Any
 
 from ..plan import SelectionPlan
 from ..policies import VANILLA
+from ..policies.schedule import Schedule
 from .alignment import Aligner
-from .arguments import Arguments, ExpertPolicyError
-from .compatibility import end_refused, refusal
 from .layer import Layer
-from .mask import check_maskable
 from .metrics import Counters, Exporter, Reader, format_log
-from .placement import read_placement
 from .step import Step, read_step
 from .trace import Trace
-from .upstream import is_first_rank, num_schedulers, number_layer, ranks_logits, resolved
+from .upstream import is_first_rank
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +29,21 @@ class PolicyBypassed(RuntimeError):
 class Stage:
     """Wraps a loaded model's `forward` and its MoE layers, as (TopKConfig, Layer). One per process, put in place by
     `stage.attach`.
+
+    `schedule` is None where no policy is given and padding rows alone are masked. `trace` is the file to append to, and
+    `align` has layers sort the slots for the MoE runner.
     """
 
-    def __init__(self, model: Any, layers: list[tuple[Any, Layer]], device: str, arguments: Arguments) -> None:
-        self.schedule = arguments.schedule
+    def __init__(
+        self,
+        model: Any,
+        layers: list[tuple[Any, Layer]],
+        device: str,
+        schedule: Schedule | None,
+        trace: Path | None = None,
+        align: bool = False,
+    ) -> None:
+        self.schedule = schedule
         # A CPU server without graphs has no padding rows but those of a gather, which are always masked; elsewhere the
         # mask is one comparison a step.
         self.mask_padding = device != "cpu" or self.schedule is None
@@ -42,10 +51,10 @@ class Stage:
         self.counters = Counters(len(layers), device)
         self.logged, self.exported = Reader(self.counters), Reader(self.counters)
         self.trace = None
-        if arguments.trace is not None:
-            self.trace = Trace(arguments.trace, [layer.layer_id for _, layer in layers], device)
+        if trace is not None:
+            self.trace = Trace(trace, [layer.layer_id for _, layer in layers], device)
         self.exporter = Exporter()
-        self.aligner = Aligner() if arguments.align else None
+        self.aligner = Aligner() if align else None
         for _, layer in layers:
             layer.aligner = self.aligner
         self._by_config = {id(config): layer for config, layer in layers}
@@ -155,60 +164,3 @@ class Stage:
             counts = self.counters.count_selections(selections, step)
             if self.trace is not None:
                 self.trace.record(counts, step)
-
-
-def find_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Layer]]:
-    """(TopKConfig, Layer) of every MoE layer of this rank's model.
-
-    Ends the process with one line for a router or a runner the stage cannot serve: what only a loaded model shows.
-    """
-    try:
-        return read_layers(model_runner, arguments)
-    except ExpertPolicyError as error:
-        if num_schedulers(resolved(model_runner.server_args)) > 1:
-            raise  # SGLang's controller of several would wait forever for one that only ended
-        end_refused(error)
-
-
-def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Layer]]:
-    """The same. Raises `ExpertPolicyError` for an unknown router and for an MoE layer without one."""
-    from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
-    from sglang.srt.layers.moe.topk import TopK
-
-    modules = dict(model_runner.model.named_modules())
-    routers = {name: module for name, module in modules.items() if isinstance(module, TopK)}
-    numbers = {name: number_layer(name, module.layer_id) for name, module in routers.items()}
-    plans = _plans_of(arguments, list(numbers.values()), model_runner)
-    placement = read_placement(model_runner)
-    layers = []
-    for name, module in routers.items():
-        config = module.topk_config
-        try:
-            layer = Layer(numbers[name], config, placement)
-            if arguments.align and layer.num_shared:
-                raise ValueError(
-                    "its runner takes shared experts' slots too, which --expert-policy-align does not sort; allowed is "
-                    "--disable-shared-experts-fusion"
-                )
-            if ranks_logits(config):
-                for plan in plans:
-                    check_maskable(plan, layer.router)
-            layers.append((config, layer))
-        except ValueError as error:
-            raise refusal(name, "router", str(error)) from None
-    runners = sum(isinstance(module, FusedMoE) for module in modules.values())
-    if not layers or len(layers) < runners:  # DeepSeek's first model has a TopK, but runs its experts without FusedMoE
-        reason = f"{len(layers)} TopK modules for {runners} MoE layers; allowed is one for each"
-        raise refusal("--model-path", model_runner.server_args.model_path, reason)
-    return layers
-
-
-def _plans_of(arguments: Arguments, layers: list[int], model_runner: Any) -> list[SelectionPlan]:
-    """The plans that these layers can get. Raises `ExpertPolicyError` where every one of them is always vanilla."""
-    if arguments.schedule is None or not layers:
-        return [VANILLA]
-    is_whole = resolved(model_runner.server_args).pp_size == 1
-    try:
-        return arguments.schedule.plans(layers if is_whole else None)
-    except ValueError as error:
-        raise ExpertPolicyError(f"--expert-policy {arguments.schedule.policy}: {error}") from None

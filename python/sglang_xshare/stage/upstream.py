@@ -27,6 +27,11 @@ def model_config(server_args: Any) -> Any:
     return model_config_of(server_args)
 
 
+def spell(value: Any) -> str:
+    """An argument as the command line spells it: releases hold some of them as enumerations."""
+    return str(getattr(value, "value", value))
+
+
 def is_switched_on(name: str) -> bool:
     """Whether SGLang takes one of its own environment switches as set."""
     from sglang.srt.environ import envs

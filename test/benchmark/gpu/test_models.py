@@ -22,7 +22,7 @@ import argparse, json, sys
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.environ import envs
 from sglang.srt.server_args import ServerArgs
-from sglang_xshare.stage.compatibility import read_model
+from sglang_xshare.stage.start.model import read_model
 
 asked = json.load(sys.stdin)
 parser = argparse.ArgumentParser()
@@ -34,7 +34,10 @@ for name in asked["environment"]:
 models = {}
 for path in asked["models"]:
     config = ModelConfig(model_path=path)
-    experts = [0, 0] if path.endswith("eagle3") else read_model(config, path)
+    experts = [0, 0]
+    if not path.endswith("eagle3"):
+        model = read_model(config, path)
+        experts = [model.num_experts, model.top_k]
     models[path.rsplit("/", 1)[-1]] = [config.num_hidden_layers, config.vocab_size, *experts]
 print(json.dumps(models))
 """

@@ -1,16 +1,43 @@
-"""Whether a speculative draft model fits its target."""
+"""Whether a speculative draft model fits its target, and its drafts the ranks that verify them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ..upstream import attention_dp_size, spell
+from .refusal import ExpertPolicyError, refusal
+
 PADDING = 512
 """Vocabularies of one tokenizer may differ by the rows that fill their embeddings up: Qwen2.5's by 128."""
 
 
-def read_draft(config: Any) -> Any:
-    """The text configuration of the draft model; None where the server has none but the target itself. `config` is the
-    server's, resolved.
+def check_draft(config: Any, target: Any) -> None:
+    """Raise `ExpertPolicyError` where a draft is missing, or its tokens or hidden states are not its target's.
+
+    `config` holds the server's resolved arguments, `target` is the target's text configuration.
+    """
+    try:
+        draft = _read_draft(config)
+        if draft is not None:
+            _check_fit(draft, target, spell(config.speculative_algorithm))
+    except ValueError as error:
+        path = config.speculative_draft_model_path
+        raise ExpertPolicyError(f"--speculative-draft-model-path {path}: {error}") from None
+
+
+def check_draft_tokens(config: Any) -> None:
+    """Raise `ExpertPolicyError` where a request's draft tokens would not fill the rows of a rank of data-parallel
+    attention.
+    """
+    shares, tokens = attention_dp_size(config), config.speculative_num_draft_tokens or 0
+    ranks = config.tp_size // shares
+    if shares > 1 and config.speculative_algorithm is not None and tokens % ranks:
+        reason = f"SGLang pads a rank's rows to its {ranks} tensor-parallel ranks, which must not split a request"
+        raise refusal("--speculative-num-draft-tokens", tokens, f"{reason}; allowed is a multiple of {ranks}")
+
+
+def _read_draft(config: Any) -> Any:
+    """The text configuration of the draft model; None where the server drafts with nothing but the target itself.
 
     SGLang has read it before, and refused a folder without one. Raises ValueError where a draft is missing.
     """
@@ -25,8 +52,8 @@ def read_draft(config: Any) -> Any:
     return get_hf_text_config(get_config(path, config.trust_remote_code, revision=revision))
 
 
-def check_draft(draft: Any, target: Any, algorithm: str) -> None:
-    """Raise ValueError where a draft's tokens or hidden states are not its target's; both are text configurations.
+def _check_fit(draft: Any, target: Any, algorithm: str) -> None:
+    """Raise ValueError where a draft does not fit its target; both are text configurations.
 
     All drafts but standalone ones continue the target's hidden states. An EAGLE-3 draft may be of another width itself,
     and then states the target's; its head may rank fewer tokens (`draft_vocab_size`), of the same vocabulary.

@@ -9,15 +9,8 @@ from typing import Any
 
 import orjson
 
-from ..policies.schedule import Schedule, build_schedule
-
-
-class ExpertPolicyError(SystemExit, ValueError):
-    """A refused configuration.
-
-    Uncaught, Python prints its one line and exits with status 1, without a traceback: what a server's user wants.
-    It is a `ValueError` too, which is what a user of `Engine(...)` catches.
-    """
+from ...policies.schedule import Schedule, build_schedule
+from .refusal import ExpertPolicyError
 
 
 @dataclass(frozen=True)
@@ -25,8 +18,7 @@ class Arguments:
     """The parsed arguments. `schedule` is None where only padding rows are masked."""
 
     schedule: Schedule | None
-    mask_padding: bool
-    trace: Path | None
+    trace: Path | None = None
     align: bool = False
 
 
@@ -43,7 +35,7 @@ def read_arguments(server_args: Any) -> Arguments | None:
         for flag, value in (("--expert-policy-config", config), ("--expert-policy-trace", trace)):
             if value is not None:
                 raise ExpertPolicyError(f"{flag} {value}: allowed only together with --expert-policy")
-        return Arguments(None, True, None) if mask_padding else None
+        return Arguments(None) if mask_padding else None
     keys = _read_config(config)
     speculative = getattr(server_args, "speculative_algorithm", None) is not None
     try:
@@ -62,7 +54,7 @@ def read_arguments(server_args: Any) -> Arguments | None:
                 "traced; allowed is another policy"
             )
         return None
-    return Arguments(schedule, True, None if trace is None else _check_trace(Path(trace)), align)
+    return Arguments(schedule, None if trace is None else _check_trace(Path(trace)), align)
 
 
 def _read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from .upstream import model_config, resolved
+from ..upstream import model_config, resolved
+from .model import read_model
 
 
 def read_placement(model_runner: Any) -> torch.Tensor | None:
@@ -14,7 +15,5 @@ def read_placement(model_runner: Any) -> torch.Tensor | None:
     config = resolved(model_runner.server_args)
     if config.ep_size == 1:
         return None
-    from .compatibility import read_model
-
-    num_experts, _ = read_model(model_config(model_runner.server_args), config.model_path)
+    num_experts = read_model(model_config(model_runner.server_args), config.model_path).num_experts
     return torch.arange(num_experts, device=model_runner.device) // (num_experts // config.ep_size)

@@ -1,0 +1,152 @@
+"""Which models can be served, and whether a schedule fits one: told from the model's configuration, without weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...plan import SelectionPlan
+from ...policies import VANILLA
+from ...policies.schedule import Schedule
+from ...types import Router
+from ..mask import check_maskable
+from ..upstream import attention_dp_size, spell
+from .refusal import ExpertPolicyError, refusal
+
+# Models whose every MoE layer routes through `TopK` with a softmax or sigmoid router the stage reproduces. Others have
+# a routing function of their own (Llama 4, Grok, Phi, Gemma), a bias a token (Bailing) or on softmax scores (ERNIE), or
+# route before TopK (Kimi K3).
+ARCHITECTURES = frozenset(
+    {
+        "DeepseekForCausalLM",
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "Glm4MoeForCausalLM",
+        "GptOssForCausalLM",
+        "GraniteMoeForCausalLM",
+        "MiniMaxM2ForCausalLM",
+        "MixtralForCausalLM",
+        "OlmoeForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "Qwen3NextForCausalLM",
+    }
+)
+# Models that upstream's data-parallel attention does not know: their ranks share out the attention heads of every row,
+# and would add up those of different requests.
+WHOLE_ATTENTION = frozenset({"DeepseekForCausalLM", "GraniteMoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM"})
+NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
+
+
+@dataclass(frozen=True)
+class MoeModel:
+    """What the configuration of a Mixture-of-Experts model says of it; `top_k`, `scoring` and `renormalize` as in
+    `Router`. `path` is the server's --model-path.
+    """
+
+    path: str
+    architecture: str
+    num_layers: int
+    num_experts: int
+    top_k: int
+    scoring: str
+    renormalize: bool
+
+
+def read_model(model: Any, path: str) -> MoeModel:
+    """Read upstream's `ModelConfig`. Raises `ExpertPolicyError` for a dense or an unknown model."""
+    text_config = model.hf_text_config
+    num_experts = next((n for name in NUM_EXPERTS if (n := getattr(text_config, name, None))), 0)
+    top_k = next((k for name in TOP_K if (k := getattr(text_config, name, None))), 0)
+    architecture = model.hf_config.architectures[0]
+    if num_experts < 2 or not top_k:
+        raise refusal("--model-path", path, f"{architecture} is a dense model; allowed are Mixture-of-Experts models")
+    if architecture not in ARCHITECTURES:
+        allowed = ", ".join(sorted(ARCHITECTURES))
+        raise refusal("--model-path", path, f"the router of {architecture} is not supported; allowed are {allowed}")
+    return MoeModel(
+        path=path,
+        architecture=architecture,
+        num_layers=model.num_hidden_layers,
+        num_experts=num_experts,
+        top_k=top_k,
+        scoring=getattr(text_config, "scoring_func", None) or "softmax",
+        renormalize=getattr(text_config, "norm_topk_prob", True),
+    )
+
+
+def check_attention(model: MoeModel, config: Any) -> None:
+    """Raise `ExpertPolicyError` where upstream does not serve the model with the data-parallel attention asked for."""
+    if attention_dp_size(config) > 1 and model.architecture in WHOLE_ATTENTION:
+        reason = f"{model.architecture} has no data-parallel attention in SGLang; allowed is a model that has"
+        raise refusal("--model-path", model.path, reason)
+
+
+def check_schedule(schedule: Schedule | None, model: MoeModel, config: Any) -> tuple[list[SelectionPlan], list[str]]:
+    """(every plan that the model's layers can get, warnings of plans that only cost time).
+
+    `schedule` is None where no policy is given and padding rows alone are masked; `config` holds the server's resolved
+    arguments. The answer depends on these three alone, so that it holds for a server that starts as for one that runs.
+    Raises `ExpertPolicyError` for a schedule that the model or the server does not fit.
+    """
+    plans, warnings = [VANILLA], []
+    if schedule is not None:
+        _check_size(schedule, config)
+        plans = _build_plans(schedule, model, config)
+        router = Router(top_k=model.top_k)
+        warnings = [
+            f"--expert-policy {schedule.policy}: this plan never drops one of {model.num_experts} experts"
+            for plan in plans
+            if not plan.can_drop(router, model.num_experts, ranks=config.ep_size)
+        ]
+    if spell(config.moe_runner_backend) == "triton_kernel":
+        _check_maskable(plans, model)
+    return plans, warnings
+
+
+def _check_size(schedule: Schedule, config: Any) -> None:
+    """Refuse a server whose every batch is too small or too large for the policy."""
+    requests, tokens = config.max_running_requests, config.speculative_num_draft_tokens or 1
+    if schedule.max_tokens is not None and schedule.max_tokens < tokens and not config.speculative_adaptive:
+        reason = f"every batch would have more than max_tokens = {schedule.max_tokens} rows; allowed is at most that"
+        raise refusal("--speculative-num-draft-tokens", tokens, reason)
+    # Each rank pads its rows to those of the rank with most.
+    ranks = attention_dp_size(config)
+    if schedule.max_tokens is not None and schedule.max_tokens < ranks * tokens:
+        reason = f"most batches of {ranks} ranks have more rows; allowed is at least {ranks * tokens}"
+        raise refusal("--expert-policy-config max_tokens", schedule.max_tokens, reason)
+    rows = (requests or schedule.min_tokens) * tokens
+    if rows < schedule.min_tokens:
+        reason = f"no batch would have min_tokens = {schedule.min_tokens} rows; allowed is at least that"
+        raise refusal("--max-running-requests", requests, reason)
+
+
+def _build_plans(schedule: Schedule, model: MoeModel, config: Any) -> list[SelectionPlan]:
+    """Every plan that the model's layers can get, checked against the model and the server."""
+    try:
+        plans = schedule.plans(range(model.num_layers))
+        for plan in plans:
+            plan.check(Router(top_k=model.top_k), model.num_experts, ranks=config.ep_size)
+    except ValueError as error:
+        raise ExpertPolicyError(f"--expert-policy {schedule.policy}: {error}") from None
+    moves = config.init_expert_location != "trivial" or config.enable_eplb or config.ep_num_redundant_experts
+    for plan in plans:
+        if plan.target_per_rank is not None and moves:
+            flags = "--enable-eplb / --init-expert-location / --ep-num-redundant-experts"
+            raise refusal(
+                flags, "set", "target_per_rank needs every expert in one fixed place; allowed is none of them"
+            )
+        if plan.kmax not in (None, model.top_k) and config.enable_return_routed_experts:
+            reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is off"
+            raise refusal("--enable-return-routed-experts", "on", reason)
+    return plans
+
+
+def _check_maskable(plans: list[SelectionPlan], model: MoeModel) -> None:
+    """Refuse what the triton_kernel runner's own ranking cannot express, as far as the configuration tells."""
+    try:
+        for plan in plans:
+            check_maskable(plan, Router(top_k=model.top_k, scoring=model.scoring, renormalize=model.renormalize))
+    except ValueError as error:
+        raise refusal("--moe-runner-backend", "triton_kernel", str(error)) from None

@@ -1,0 +1,111 @@
+"""Flags and backends that the stage cannot be served with."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ...patching.errors import PatchError
+from ...patching.status import check_patched
+from ..upstream import attention_dp_size, is_switched_on, spell
+from .refusal import ExpertPolicyError, refusal
+
+# Speculation whose verify batch is request-major with one length for all requests. DSpark's ragged verify is not.
+SPECULATION = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
+# Flags that let a batch pass the stage by, or make its rows something else than this rank's requests.
+REFUSED_FLAGS = {
+    "enable_deterministic_inference": "batch-aware routing is not batch-invariant",
+    "enable_torch_compile": "a compiled TopK does not call the stage",
+    "enable_two_batch_overlap": "the router sees half a batch",
+    "enable_single_batch_overlap": "the router sees part of a batch",
+    "enable_pdmux": "split prefill passes the stage by",
+    "enable_nvidia_megakernel": "it routes inside its kernel",
+    "enable_amd_monokernel": "it routes inside its kernel",
+    "is_embedding": "it never decodes",
+}
+# What would change which rows data-parallel attention gathers for the router, or which ranks gather them: by flag, what
+# is allowed with it.
+DP_ATTENTION_FLAGS = {
+    "attn_cp_size": 1,
+    "moe_dp_size": 1,
+    "moe_dense_tp_size": None,
+    "dwdp_size": 1,
+    "elastic_ep_backend": None,
+}
+# With it no rank knows what the others do in a step.
+UNSYNCHRONIZED = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
+# Runners that take ids and weights from `select_experts`, or logits (triton_kernel). Others route in their kernel, or
+# need a row's ids to be distinct, which those in empty slots are not: deep_gemm sizes its buffers by that, and
+# flashinfer_cutlass looks for one place of an expert in a row.
+RUNNERS = ("triton", "triton_kernel", "cutlass", "marlin")
+# Upstream's benchmark switches, which overwrite what was selected.
+SIMULATIONS = ("SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")
+
+
+def check_tree() -> None:
+    """Raise `ExpertPolicyError` unless the SGLang that runs is wholly patched by this version of the queue."""
+    try:
+        check_patched()
+    except PatchError as error:
+        raise ExpertPolicyError(f"--expert-policy: {error}") from None
+
+
+def check_modes(config: Any) -> None:
+    """Raise `ExpertPolicyError` for a flag the stage cannot be served with; `config` is resolved or as it was given."""
+    for flag, reason in REFUSED_FLAGS.items():
+        if getattr(config, flag, False):
+            raise refusal(f"--{flag.replace('_', '-')}", "on", f"{reason}; allowed is off")
+    for name in SIMULATIONS:
+        if is_switched_on(name):
+            raise refusal(name, os.environ[name], "it overwrites what was selected; allowed is unset")
+    _check_choice("--disaggregation-mode", config.disaggregation_mode, ("null", "decode"))
+    if spell(config.moe_runner_backend) != "auto":  # which SGLang may have resolved to one that is not allowed
+        _check_choice("--moe-runner-backend", config.moe_runner_backend, RUNNERS)
+    _check_choice("--moe-a2a-backend", config.moe_a2a_backend, ("none",))
+    if attention_dp_size(config) > 1:
+        _check_dp_attention(config)
+    if config.speculative_algorithm is not None:
+        _check_choice("--speculative-algorithm", config.speculative_algorithm, SPECULATION)
+
+
+def check_aligned(config: Any) -> None:
+    """Raise `ExpertPolicyError` for resolved arguments under which the MoE runner never sees the ids that were chosen,
+    and so cannot take the slots that --expert-policy-align has sorted.
+    """
+    runner = spell(config.moe_runner_backend)
+    reasons = (
+        (str(config.device) != "cuda", f"--device {config.device} has no Triton MoE runner; allowed is cuda"),
+        (
+            runner not in ("auto", "triton"),
+            f"--moe-runner-backend {runner} sorts for itself; allowed is auto or triton",
+        ),
+        (config.ep_size > 1, f"--ep-size {config.ep_size} renumbers the experts of each rank; allowed is 1"),
+        (
+            attention_dp_size(config) > 1,
+            "data-parallel attention may mask ids after they are routed; allowed is none",
+        ),
+        (
+            getattr(config, "kt_weight_path", None) is not None,
+            "--kt-weight-path masks ids after they are routed; allowed is none",
+        ),
+    )
+    for applies, reason in reasons:
+        if applies:
+            raise ExpertPolicyError(f"--expert-policy-align: {reason}")
+
+
+def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if spell(value) not in allowed:
+        raise refusal(flag, value, f"allowed is {', '.join(allowed)}")
+
+
+def _check_dp_attention(config: Any) -> None:
+    """Refuse what data-parallel attention cannot be served with."""
+    for flag, allowed in DP_ATTENTION_FLAGS.items():
+        value = getattr(config, flag, allowed)
+        if value != allowed:
+            reason = f"allowed with data-parallel attention is {'none' if allowed is None else allowed}"
+            raise refusal(f"--{flag.replace('_', '-')}", value, reason)
+    if is_switched_on(UNSYNCHRONIZED):
+        reason = "ranks of data-parallel attention would not know what the others do; allowed is unset"
+        raise refusal(UNSYNCHRONIZED, os.environ.get(UNSYNCHRONIZED, "on"), reason)

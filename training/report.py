@@ -36,7 +36,8 @@ Python's own sources (PSF licence). All figures are measured on that text (`repo
 
 The trigram model is interpolated Kneser-Ney, trained on the same domain's text and tuned on a third part. Mixed batches
 of {batch} tokens wake {mixed} experts; uniform routing would wake {uniform:.1f}.
-Held-out arithmetic answered right: {answers}.
+Held-out arithmetic answered right: {answers}. The chat template asks as that text does, `Q: 37+1 A:`, so that a
+server's `/v1/chat/completions` answers sums.
 """
 
 

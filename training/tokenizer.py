@@ -10,6 +10,15 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"
+CHAT_TEMPLATE = """\
+{% for message in messages %}
+{% if message['role'] == 'user' %}{{ 'Q: ' + message['content'] + ' A:' }}
+{%- elif message['role'] == 'assistant' %}{{ ' ' + message['content'] + '\\n' }}
+{%- else %}{{ message['content'] + '\\n' }}
+{%- endif %}
+{% endfor %}
+"""
+"""Questions and answers as the arithmetic of the corpus writes them, `Q: 37+1 A: 38`: what these models can answer."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, longest: int) -> PreTrainedTokenizerFast:
@@ -21,7 +30,12 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, longest: int) -> PreT
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet)
     tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT, model_max_length=longest)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TEXT,
+        model_max_length=longest,
+        chat_template=CHAT_TEMPLATE,
+    )
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, documents: Iterable[str]) -> Tensor:

@@ -13,6 +13,7 @@ from training.acceptance import accepted_lengths, continuations, draft_hits, spr
 from training.corpus import DOMAINS
 from training.evaluation import answer_accuracy, experts_woken, losses, routed
 from training.report import SLICE, heldout_ids, load
+from training.tokenizer import CHAT_TEMPLATE
 from training.train_eagle3 import load_draft
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
@@ -62,6 +63,19 @@ def test_answers_are_as_reported(tiny: tuple[Qwen3MoeForCausalLM, PreTrainedToke
     problems = (TINY / "heldout/arithmetic.txt").read_text()[:2000]
     for operator, share in answer_accuracy(*tiny, problems).items():
         assert share == pytest.approx(report(TINY)["arithmetic_right"][operator], abs=0.1)
+
+
+def test_chat_is_asked_as_the_arithmetic_was_written(
+    tiny: tuple[Qwen3MoeForCausalLM, PreTrainedTokenizerFast],
+) -> None:
+    assert (TINY / "chat_template.jinja").read_text() == CHAT_TEMPLATE
+    sums = (TINY / "heldout/arithmetic.txt").read_text().splitlines()[:2]
+    chat = [{"role": "system", "content": "Sums."}]
+    for line in sums:
+        question, answer = line.removeprefix("Q: ").split(" A: ")
+        chat += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    asked = tiny[1].apply_chat_template(chat[:-1], tokenize=False, add_generation_prompt=True)
+    assert asked == "\n".join(["Sums.", *sums]).removesuffix(" " + chat[-1]["content"])
 
 
 def test_router_is_balanced_and_not_uniform(tiny: tuple[Qwen3MoeForCausalLM, PreTrainedTokenizerFast]) -> None:

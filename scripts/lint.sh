@@ -10,5 +10,4 @@ tests=(test sgl-kernel/tests)
 "$bin/ruff" format --check .
 "$bin/mypy" "${code[@]}"
 "$bin/mypy" --allow-untyped-defs --allow-incomplete-defs --no-check-untyped-defs "${tests[@]}"
-"$bin/python" -m scripts.list_modules --check
 "$bin/sglang-xshare" patch lint

@@ -4,23 +4,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmark.common.paths import ROOT
+from served.release import make_env, older_releases_take_long
 from sglang_xshare import RunnerSlots
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.alignment import Aligner
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.stage import PolicyBypassed, Stage
-from sglang_xshare.stage.start.arguments import read_arguments
-from sglang_xshare.stage.start.modes import check_aligned
-from sglang_xshare.stage.start.refusal import ExpertPolicyError
 from sglang_xshare.types import Alignment
 from stage.fake import Config, Model, forward_batch
-from stage.release import make_env, older_releases_take_long
 
 UPSTREAM = (torch.tensor([9]), torch.tensor([9]), torch.tensor([9]))
 IDS = torch.zeros(6, 4, dtype=torch.int32)
@@ -40,7 +36,7 @@ def test_upstreams_runner_computes_the_same_from_sorted_slots(release, patched_r
     """Its own kernels, interpreted: the batch of a size is upstream's to sort once, and never again."""
     env = make_env(patched_release(release)) | {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
     env["PYTHONPATH"] += f":{ROOT / 'test'}:{ROOT}"
-    script = Path(__file__).with_name("moe_runner.py")
+    script = Path(__file__).with_name("run_moe_runner.py")
     done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     batches = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -159,34 +155,3 @@ def test_a_runner_that_asks_is_served(monkeypatch):
 def test_without_the_flag_upstream_is_left_alone():
     stage = make_stage(Model(), align=False)
     assert stage.align(upstream, False) is upstream
-
-
-@pytest.mark.parametrize("policy", [None, "vanilla"])
-def test_flag_without_a_policy(policy):
-    with pytest.raises(ExpertPolicyError, match=r"^--expert-policy-align: allowed only together with --expert-policy"):
-        read_arguments(SimpleNamespace(expert_policy=policy, expert_policy_align=True))
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"device": "cpu"}, "--device cpu has no Triton MoE runner; allowed is cuda"),
-        ({"moe_runner_backend": "marlin"}, "--moe-runner-backend marlin sorts for itself; allowed is auto or triton"),
-        ({"ep_size": 2}, "--ep-size 2 renumbers the experts of each rank; allowed is 1"),
-        ({"attn_dp_size": 2}, "data-parallel attention may mask ids"),
-        ({"enable_dp_attention": True, "dp_size": 2}, "data-parallel attention may mask ids"),
-        ({"kt_weight_path": "folder"}, "--kt-weight-path masks ids"),
-    ],
-)
-def test_servers_whose_runner_sees_other_ids(changes, named):
-    served = {
-        "device": "cuda",
-        "moe_runner_backend": "triton",
-        "ep_size": 1,
-        "dp_size": 1,
-        "attn_dp_size": 1,
-        "kt_weight_path": None,
-    }
-    check_aligned(SimpleNamespace(**served))
-    with pytest.raises(ExpertPolicyError, match=f"^--expert-policy-align: {named}"):
-        check_aligned(SimpleNamespace(**served | changes))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from served.release import LATEST, make_env, older_releases_take_long
 from sglang_xshare.stage.layer import read_router
-from stage.release import LATEST, make_env, older_releases_take_long
 
 
 def config(**changes: Any) -> SimpleNamespace:
@@ -83,9 +83,9 @@ def test_router_that_cannot_be_reproduced_is_refused(changes, named):
 
 @cache
 def compare(tree: Path) -> dict[str, dict[str, Any]]:
-    """What `parity.py` found on a release, by router."""
+    """What `compare_routing.py` found on a release, by router."""
     env = make_env(tree) | {"TORCHDYNAMO_DISABLE": "1"}  # upstream compiles its torch routers, which takes a minute
-    script = Path(__file__).with_name("parity.py")
+    script = Path(__file__).with_name("compare_routing.py")
     done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -1,38 +1,26 @@
-"""Which MoE runners rank the logits themselves, and how a loaded model's layers are found or refused."""
+"""What the stage reads of SGLang: which MoE runners rank the logits themselves, ranks and schedulers."""
 
-import re
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 
-from sglang_xshare.stage.start import layers as start_layers
-from sglang_xshare.stage.start.arguments import read_arguments
-from sglang_xshare.stage.start.refusal import REFUSED, ExpertPolicyError, check_exit
-from sglang_xshare.stage.upstream import ranks_logits
+from sglang_xshare.stage.upstream import attention_dp_size, num_schedulers, ranks_logits
 
 moe = pytest.importorskip("sglang.srt.layers.moe", reason="needs an installed SGLang")
-from sglang.srt import runtime_context  # noqa: E402
-from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE  # noqa: E402
-from sglang.srt.layers.moe.topk import SharedExpertsConfig, TopK, TopKConfig, TopKOutputFormat  # noqa: E402
-
-FORMATS = TopKOutputFormat
-NO_POLICY = "cannot be served with an expert policy"
+from sglang.srt.layers.moe.topk import TopKConfig, TopKOutputFormat  # noqa: E402
 
 
-def config(output_format: TopKOutputFormat | None = FORMATS.STANDARD, **changes: Any) -> TopKConfig:
-    return TopKConfig(**{"top_k": 4, "renormalize": True, "output_format": output_format, **changes})
+def config(output_format: TopKOutputFormat | None) -> TopKConfig:
+    return TopKConfig(top_k=4, renormalize=True, output_format=output_format)
 
 
 def test_output_formats():
-    assert not ranks_logits(config(FORMATS.STANDARD))
-    assert ranks_logits(config(FORMATS.TRITON_KERNEL))
+    assert not ranks_logits(config(TopKOutputFormat.STANDARD))
+    assert ranks_logits(config(TopKOutputFormat.TRITON_KERNEL))
     with pytest.raises(
         ValueError, match=r"^routing inside the MoE kernel; allowed is a runner with standard or triton"
     ):
-        ranks_logits(config(FORMATS.BYPASSED))
+        ranks_logits(config(TopKOutputFormat.BYPASSED))
 
 
 @pytest.mark.parametrize("ranks", [True, False])
@@ -41,156 +29,16 @@ def test_a_format_decided_at_the_first_call_is_the_runner_backends(ranks, monkey
     assert ranks_logits(config(None)) == ranks
 
 
-def bare(kind: type[torch.nn.Module], **attributes: Any) -> torch.nn.Module:
-    """A module of upstream's class, without what its constructor needs of a running server."""
-    module = object.__new__(kind)
-    torch.nn.Module.__init__(module)
-    vars(module).update(attributes)
-    return module
-
-
-class Loaded(torch.nn.Module):
-    """A loaded model: MoE layers, each router with its config, and runners."""
-
-    def __init__(self, configs: list[TopKConfig], runners: int) -> None:
-        super().__init__()
-        for layer_id, topk_config in enumerate(configs):
-            self.add_module(f"topk-{layer_id}", bare(TopK, layer_id=layer_id, topk_config=topk_config))
-        for layer_id in range(runners):
-            self.add_module(f"experts-{layer_id}", bare(FusedMoE))
-
-
-@pytest.fixture
-def read(monkeypatch) -> Callable[..., Any]:
-    """Call it with a model's routers and flags for the layers the stage finds."""
-    monkeypatch.setattr(start_layers, "read_placement", lambda model_runner: None)
-
-    def find(configs: list[TopKConfig], runners: int, function=start_layers.read_layers, **flags):
-        usual = {"model_path": "model", "speculative_algorithm": None, "pp_size": 1, "dp_size": 1}
-        server_args = SimpleNamespace(**{"expert_policy": "xshare", **usual, **flags})
-        runner = SimpleNamespace(model=Loaded(configs, runners), server_args=server_args)
-        return function(runner, read_arguments(server_args))
-
-    return find
-
-
-def test_every_router_is_found_with_its_config(read):
-    configs = [config(), config(top_k=2)]
-    layers = read(configs, runners=2)
-    assert [found is given for (found, _), given in zip(layers, configs, strict=True)] == [True, True]
-    assert [(layer.layer_id, layer.router.top_k) for _, layer in layers] == [(0, 4), (1, 2)]
-
-
-@pytest.mark.parametrize(("layer_id", "found"), [(5, 5), (None, 3)])
-def test_a_router_that_is_not_told_its_layer_has_it_in_its_name(layer_id, found, monkeypatch):
-    """As Mixtral's before 0.5.22: overrides by layer and the trace need the number."""
-    monkeypatch.setattr(start_layers, "read_placement", lambda model_runner: None)
-    model = torch.nn.Module()
-    model.layers = torch.nn.ModuleDict({"3": torch.nn.Module()})
-    model.layers["3"].topk = bare(TopK, layer_id=layer_id, topk_config=config())
-    overrides = {"k0": 1, "layers": {str(found): {"add": 2}}}
-    usual = {"model_path": "model", "speculative_algorithm": None, "pp_size": 1, "dp_size": 1}
-    server_args = SimpleNamespace(expert_policy="xshare", expert_policy_config=overrides, **usual)
-    arguments = read_arguments(server_args)
-    ((_, layer),) = start_layers.read_layers(SimpleNamespace(model=model, server_args=server_args), arguments)
-    assert layer.layer_id == found
-    assert arguments.schedule.plan(layer.layer_id, 16).add == 2
-
-
-def test_more_routers_than_runners_are_served(read):
-    """DeepSeek's first model runs its experts without a FusedMoE."""
-    assert len(read([config(), config()], runners=0)) == 2
-
-
-SHARED = SharedExpertsConfig(num_fused_shared_experts=1)
-MOE_SPEC = {
-    "expert_policy": "moe-spec",
-    "expert_policy_config": {"budget": 8, "coverage": "truncate", "phases": ["decode"]},
-}
-UNSERVED: dict[str, tuple[list[TopKConfig], int, dict[str, Any], str]] = {
-    "a layer without TopK": (
-        [config()],
-        2,
-        {},
-        f"--model-path model: {NO_POLICY}: 1 TopK modules for 2 MoE layers; allowed is one for each",
-    ),
-    "no layer": (
-        [],
-        0,
-        {},
-        f"--model-path model: {NO_POLICY}: 0 TopK modules for 0 MoE layers; allowed is one for each",
-    ),
-    "an unknown router": (
-        [config(), config(scoring_func="sqrtsoftplus")],
-        2,
-        {},
-        f"topk-1 router: {NO_POLICY}: scoring function 'sqrtsoftplus', allowed is softmax or sigmoid",
-    ),
-    "routing in the kernel": (
-        [config(FORMATS.BYPASSED)],
-        1,
-        {},
-        f"topk-0 router: {NO_POLICY}: routing inside the MoE kernel; "
-        "allowed is a runner with standard or triton_kernels output",
-    ),
-    "shared experts whose slots are not sorted": (
-        [config(top_k=5, use_grouped_topk=True, num_expert_group=2, topk_group=1, shared_experts=SHARED)],
-        1,
-        {"expert_policy_align": True},
-        f"topk-0 router: {NO_POLICY}: its runner takes shared experts' slots too, which --expert-policy-align does not "
-        "sort; allowed is --disable-shared-experts-fusion",
-    ),
-    "truncation by a runner that ranks logits": (
-        [config(FORMATS.TRITON_KERNEL)],
-        1,
-        MOE_SPEC,
-        f"topk-0 router: {NO_POLICY}: coverage = 'truncate': a runner that ranks logits itself renormalizes; "
-        "allowed is substitute or own",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", UNSERVED)
-def test_what_only_a_loaded_model_shows_ends_the_process_with_one_line(case, read, capsys, monkeypatch):
-    configs, runners, flags, line = UNSERVED[case]
-    with pytest.raises(ExpertPolicyError, match=f"^{re.escape(line)}$"):
-        read(configs, runners, **flags)
-    for rank in (0, 1):
-        monkeypatch.setattr(runtime_context, "get_parallel", lambda rank=rank: SimpleNamespace(tp_rank=rank))
-        with pytest.raises(SystemExit) as ended:
-            read(configs, runners, start_layers.find_layers, **flags)
-        assert not isinstance(ended.value, Exception), "upstream logs a traceback of every Exception"
-        assert ended.value.code == REFUSED
-        assert capsys.readouterr().err == (f"{line}\n" if rank == 0 else ""), "ranks refuse alike"
-
-
-def test_a_replica_that_refuses_its_model_is_killed_by_upstream(read):
-    """The controller of replicas waits for ever for one that has only ended; an error it ends the server with."""
-    with pytest.raises(ExpertPolicyError, match="0 TopK modules"):
-        read([], 0, start_layers.find_layers, dp_size=2)
-
-
-def test_a_pipeline_rank_need_not_have_every_layer(read):
-    layers = {"expert_policy_config": {"k0": 1, "add": 4, "layers": {"7": {"k0": 2}, "0-1": {"policy": "vanilla"}}}}
-    assert len(read([config(), config()], 2, pp_size=2, **layers)) == 2
-    with pytest.raises(ExpertPolicyError, match="layers 7: the model's layers are 0 to 1"):
-        read([config(), config()], 2, **layers)
-
-
-def test_a_dead_scheduler_ends_its_server_with_status_1_where_it_has_refused():
-    with pytest.raises(ExpertPolicyError, match="refused") as ended:
-        check_exit(REFUSED)
-    assert ended.value.code == 1
-    for code in (None, 0, 1, -9):
-        check_exit(code)
-
-
-def test_upstream_asks_for_the_exit_code_of_a_dead_scheduler():
-    """The patched release: where it would raise its own error, whose traceback users would read."""
-    from sglang.srt.entrypoints.engine import _scheduler_died_error
-
-    scheduler = SimpleNamespace(join=lambda timeout: None, exitcode=REFUSED)
-    with pytest.raises(ExpertPolicyError):
-        _scheduler_died_error(0, scheduler)
-    scheduler.exitcode = -9
-    assert "OOM" in str(_scheduler_died_error(0, scheduler))
+@pytest.mark.parametrize(
+    ("config", "ranks", "schedulers"),
+    [
+        ({"dp_size": 1}, 1, 1),
+        ({"dp_size": 2, "enable_dp_attention": False}, 1, 2),
+        ({"dp_size": 2, "enable_dp_attention": True}, 2, 2),
+        ({"dp_size": 1, "attn_dp_size": 4, "enable_dp_attention": False}, 4, 4),
+        ({"dp_size": 2, "attn_dp_size": 2, "enable_dp_attention": True}, 2, 2),
+    ],
+)
+def test_ranks_are_told_from_replicas(config, ranks, schedulers):
+    assert attention_dp_size(SimpleNamespace(**config)) == ranks
+    assert num_schedulers(SimpleNamespace(**config)) == schedulers

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from stage.eagle import CHAIN, DRAFT_TOKENS, TREES, eagle, select_again
-from stage.release import LATEST
-from stage.served import LAYERS, NEW_TOKENS, Answers, ask, policy
+from served.answers import LAYERS, NEW_TOKENS, Answers, ask, policy
+from served.eagle import CHAIN, DRAFT_TOKENS, TREES, eagle, select_again
+from served.release import LATEST
 
 BARE = ("--expert-policy", "xshare")
 FULL = policy("xshare", k0=1, add=64)

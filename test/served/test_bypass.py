@@ -5,8 +5,8 @@ import time
 import pytest
 import requests
 
-from stage.release import LATEST
-from stage.served import NEW_TOKENS, SERVERS, make_server, read_prompts
+from served.answers import NEW_TOKENS, SERVERS, make_server, read_prompts
+from served.release import LATEST
 
 
 def test_layer_that_bypasses_the_stage_stops_the_server(tiny_model, patched_release, tmp_path):

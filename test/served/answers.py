@@ -12,13 +12,13 @@ from typing import Any
 
 from benchmark.common.paths import ROOT
 from benchmark.common.server import Server
-from stage.release import make_env
+from served.release import make_env
 
 LAYERS = 4
 NEW_TOKENS = 20
 GAP = 0.02
 """Seconds between two requests that arrive one after another."""
-ENTRY_POINT = "[sglang.srt.plugins]\nexpert-probe = stage.probe:install\n"
+ENTRY_POINT = "[sglang.srt.plugins]\nexpert-probe = served.probe:install\n"
 
 
 def policy(name: str, **keys: Any) -> tuple[str, ...]:

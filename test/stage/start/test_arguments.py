@@ -166,6 +166,12 @@ def test_refusal_is_one_exact_line(name):
     assert "\n" not in line
 
 
+@pytest.mark.parametrize("policy", [None, "vanilla"])
+def test_sorted_slots_without_a_policy_are_refused(policy):
+    with pytest.raises(ExpertPolicyError, match=r"^--expert-policy-align: allowed only together with --expert-policy"):
+        read(expert_policy=policy, expert_policy_align=True)
+
+
 def test_malformed_text_on_two_lines_is_refused_on_one():
     with pytest.raises(ExpertPolicyError) as raised:
         read(expert_policy="xshare", expert_policy_config='{"k0": 1,\n "add"}')
@@ -199,11 +205,3 @@ def test_trace_on_a_read_only_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(ExpertPolicyError, match="not writable"):
         read(expert_policy="xshare", expert_policy_trace=str(file))
-
-
-def test_error_is_a_value_error_that_exits_with_its_line():
-    """`Engine` users catch a ValueError; uncaught, Python prints the line alone and exits with 1."""
-    error = ExpertPolicyError("line")
-    assert isinstance(error, ValueError)
-    assert isinstance(error, SystemExit)
-    assert error.code == "line"

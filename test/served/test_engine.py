@@ -4,8 +4,8 @@ import json
 import subprocess
 import sys
 
-from stage.release import LATEST
-from stage.served import NEW_TOKENS, ask, make_server, read_prompts
+from served.answers import NEW_TOKENS, ask, make_server, read_prompts
+from served.release import LATEST
 
 ENGINE = """
 import json, sys

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.common.speculative import speculative_flags
+from served.probe import read_logits
 from sglang_xshare import Batch, Router, build_plan, select
-from stage.probe import read_logits
 
 DRAFT_TOKENS = 4
 TOP_K = 8

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from served.release import CPU, every_release, make_env, older_releases_take_long
 from sglang_xshare.policies import list_policies
-from stage.release import CPU, every_release, make_env, older_releases_take_long
 
 ENGINE = """
 import sys

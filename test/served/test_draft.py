@@ -8,9 +8,9 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from benchmark.common.speculative import speculative_flags
-from stage.eagle import DRAFT_TOKENS, eagle, select_again
-from stage.release import LATEST
-from stage.served import LAYERS, ask
+from served.answers import LAYERS, ask
+from served.eagle import DRAFT_TOKENS, eagle, select_again
+from served.release import LATEST
 
 XSHARE = {"policy": "xshare", "k0": 1, "add": 0, "add_per_request": 4}
 

@@ -16,8 +16,8 @@ import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from served.answers import NEW_TOKENS
 from sglang_xshare import Router, Selection, SelectionPlan, select
-from stage.served import NEW_TOKENS
 
 EXPERTS, TOP_K = 32, 4
 GROUPS = {"num_expert_group": 4, "topk_group": 2}

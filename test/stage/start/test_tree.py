@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stage.release import CPU, LATEST, make_env
+from served.release import CPU, LATEST, make_env
 
 CHECK = """
 from types import SimpleNamespace

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from served.answers import Answers, generate_together, make_server, policy, read_lines, read_metrics
+from served.families import EXPERTS, FAMILIES, answer, make, read_routers, select_in_decode
+from served.probe import read_logits
+from served.release import LATEST, OLDER
 from sglang_xshare import Router, Selection, build_plan, select
 from sglang_xshare.stage.start.model import ARCHITECTURES
-from stage.families import EXPERTS, FAMILIES, answer, make, read_routers, select_in_decode
-from stage.probe import read_logits
-from stage.release import LATEST, OLDER
-from stage.served import Answers, generate_together, make_server, policy, read_lines, read_metrics
 
 ALONE, OFF, FULL, BUDGET = 1, 7, 8, 16
 """Requests at once."""

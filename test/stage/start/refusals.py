@@ -8,16 +8,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stage.release import CPU, make_env
+from served.release import CPU, make_env
 
 Answer = dict[str, object] | None
-"""As `attempts.py` prints it; None where the server would start."""
+"""As `resolve_arguments.py` prints it; None where the server would start."""
 
 
 def attempt(tree: Path, model: Path, asked: Sequence[Sequence[str]]) -> list[Answer]:
     """The answer to each list of arguments."""
     lines = [["--model-path", str(model), *CPU, *arguments] for arguments in asked]
-    script = Path(__file__).with_name("attempts.py")
+    script = Path(__file__).with_name("resolve_arguments.py")
     done = subprocess.run(
         [sys.executable, script], input=json.dumps(lines), env=make_env(tree), capture_output=True, text=True
     )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stage.eagle import CHAIN, DRAFT_TOKENS, TREES, eagle, select_again
-from stage.release import LATEST, OLDER
-from stage.served import Answers, ask, policy
+from served.answers import Answers, ask, policy
+from served.eagle import CHAIN, DRAFT_TOKENS, TREES, eagle, select_again
+from served.release import LATEST, OLDER
 
 CHUNKED = ("--chunked-prefill-size", "32")
 MIXED = ("--enable-mixed-chunk", *CHUNKED)

@@ -3,15 +3,12 @@
 import json
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from benchmark.common.paths import ROOT
-from sglang_xshare.stage.start.modes import SIMULATIONS, check_modes
-from sglang_xshare.stage.start.refusal import ExpertPolicyError
-from stage.attempted import Answer, attempt
-from stage.release import every_release
+from served.release import every_release
+from stage.start.refusals import Answer, attempt
 
 POLICY = ("--expert-policy", "xshare")
 NO_POLICY = "cannot be served with an expert policy"
@@ -257,13 +254,3 @@ def test_refused_with_one_exact_line(case, release, patched_release, tiny_model,
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_accepted(case, release, patched_release, tiny_model, written):
     assert ask(patched_release(release), tiny_model, written)[ACCEPTED[case]] is None
-
-
-@pytest.mark.parametrize("value", ["true", "y"])
-@pytest.mark.parametrize("name", SIMULATIONS)
-def test_upstreams_simulated_routing_is_refused(name, value, monkeypatch):
-    monkeypatch.setenv(name, value)
-    with pytest.raises(
-        ExpertPolicyError, match=f"^{name} {value}: {NO_POLICY}: it overwrites what was selected; allowed"
-    ):
-        check_modes(SimpleNamespace())

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from served.answers import LAYERS, NEW_TOKENS, SERVERS, ask, policy
+from served.release import LATEST, every_release, older_releases_take_long
 from sglang_xshare.policies import list_policies
-from stage.release import LATEST, every_release, older_releases_take_long
-from stage.served import LAYERS, NEW_TOKENS, SERVERS, ask, policy
 
 
 @older_releases_take_long

@@ -4,11 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from served.release import every_release
+from sglang_xshare.policies import VANILLA, build_plan
+from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.start import server
 from sglang_xshare.stage.start.arguments import read_arguments
-from sglang_xshare.stage.start.model import ARCHITECTURES, read_model
+from sglang_xshare.stage.start.model import ARCHITECTURES, check_schedule, read_model
 from sglang_xshare.stage.start.refusal import ExpertPolicyError
-from stage.release import every_release
 
 NO_POLICY = "cannot be served with an expert policy"
 
@@ -131,3 +133,19 @@ def test_a_plan_that_never_drops_an_expert_is_a_warning(keys, warnings, check, c
     line = "--expert-policy xshare: this plan never drops one of 64 experts"
     assert caplog.messages == [line] * warnings
     assert all(record.levelname == "WARNING" for record in caplog.records)
+
+
+QWEN3 = {"num_experts": 64, "num_experts_per_tok": 8}
+
+
+def test_a_schedule_is_checked_by_itself_as_a_live_switch_does():
+    """Its plans, and what it warns of, which nothing logs."""
+    served = read_model(model("Qwen3MoeForCausalLM", **QWEN3), "path")
+    config = SimpleNamespace(**CONFIG)
+    keys = {"k0": 1, "add": 8, "layers": {"2": {"add": 63}}}
+    plans, warnings = check_schedule(build_schedule("xshare", keys, speculative=False), served, config)
+    assert plans == [build_plan("xshare", k0=1, add=8), build_plan("xshare", k0=1, add=63)]
+    assert warnings == ["--expert-policy xshare: this plan never drops one of 64 experts"]
+    assert check_schedule(None, served, config) == ([VANILLA], [])
+    with pytest.raises(ExpertPolicyError, match=r"^--expert-policy oea: k0 = 9: allowed is at most the model's top-k"):
+        check_schedule(build_schedule("oea", {"k0": 9}, speculative=False), served, config)

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from benchmark.common.server import Server
+from served.answers import LAYERS, make_server, policy, read_lines, read_metrics, read_prompts
+from served.eagle import CHAIN, DRAFT_TOKENS, TOP_K, eagle
+from served.probe import read_logits
+from served.release import LATEST, OLDER
 from sglang_xshare import Batch, Router, Selection, build_plan, select
-from stage.eagle import CHAIN, DRAFT_TOKENS, TOP_K, eagle
-from stage.probe import read_logits
-from stage.release import LATEST, OLDER
-from stage.served import LAYERS, make_server, policy, read_lines, read_metrics, read_prompts
 
 # A hang is what ranks that decide differently end in: it must fail a test, not the whole run.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]

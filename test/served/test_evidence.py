@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from stage.release import LATEST, OLDER
-from stage.served import LAYERS, Answers
+from served.answers import LAYERS, Answers
+from served.release import LATEST, OLDER
 
 EVIDENCE = [
     *(("full budget", release) for release in OLDER),

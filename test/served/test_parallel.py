@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from stage.eagle import select_again
-from stage.release import LATEST
-from stage.served import LAYERS, SERVERS, Answers, ask, policy
+from served.answers import LAYERS, SERVERS, Answers, ask, policy
+from served.eagle import select_again
+from served.release import LATEST
 
 TWO_CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 PER_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}

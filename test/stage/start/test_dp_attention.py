@@ -3,17 +3,13 @@
 import json
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from benchmark.common.paths import ROOT
-from sglang_xshare.stage.start.modes import UNSYNCHRONIZED, check_modes
-from sglang_xshare.stage.start.refusal import ExpertPolicyError
-from sglang_xshare.stage.upstream import attention_dp_size, num_schedulers
-from stage.attempted import Answer, attempt
-from stage.eagle import eagle
-from stage.release import older_releases_take_long
+from served.eagle import eagle
+from served.release import older_releases_take_long
+from stage.start.refusals import Answer, attempt
 
 POLICY = ("--expert-policy", "xshare")
 NO_POLICY = "cannot be served with an expert policy"
@@ -85,30 +81,3 @@ def test_refused_with_one_exact_line(case, release, patched_release, tiny_model,
     arguments, line = REFUSED[case]
     said = ask(patched_release(release), tiny_model, mixtral, release)[arguments]
     assert said == {"ours": True, "says": line.replace("{mixtral}", mixtral)}
-
-
-@pytest.mark.parametrize(
-    ("config", "ranks", "schedulers"),
-    [
-        ({"dp_size": 1}, 1, 1),
-        ({"dp_size": 2, "enable_dp_attention": False}, 1, 2),
-        ({"dp_size": 2, "enable_dp_attention": True}, 2, 2),
-        ({"dp_size": 1, "attn_dp_size": 4, "enable_dp_attention": False}, 4, 4),
-        ({"dp_size": 2, "attn_dp_size": 2, "enable_dp_attention": True}, 2, 2),
-    ],
-)
-def test_ranks_are_told_from_replicas(config, ranks, schedulers):
-    assert attention_dp_size(SimpleNamespace(**config)) == ranks
-    assert num_schedulers(SimpleNamespace(**config)) == schedulers
-
-
-def test_ranks_must_be_synchronized(monkeypatch):
-    monkeypatch.setenv(UNSYNCHRONIZED, "1")
-    server = SimpleNamespace(
-        disaggregation_mode="null", moe_runner_backend="auto", moe_a2a_backend="none", speculative_algorithm=None
-    )
-    check_modes(server)
-    server.attn_dp_size = 2
-    line = f"^{UNSYNCHRONIZED} 1: {NO_POLICY}: ranks of data-parallel attention would not know .*; allowed is unset$"
-    with pytest.raises(ExpertPolicyError, match=line):
-        check_modes(server)

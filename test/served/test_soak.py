@@ -8,8 +8,8 @@ import pytest
 
 from benchmark.common.evidence import read_settled_totals
 from benchmark.common.server import Server, ServerError
-from stage.release import LATEST
-from stage.served import policy, read_prompts
+from served.answers import policy, read_prompts
+from served.release import LATEST
 
 SECONDS, WARM_UP = 200, 30
 CLIENTS = 24

@@ -1,0 +1,57 @@
+"""Flags and backends beside which the stage is refused, as far as no release must resolve them."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_xshare.stage.start.modes import SIMULATIONS, UNSYNCHRONIZED, check_aligned, check_modes
+from sglang_xshare.stage.start.refusal import ExpertPolicyError
+
+NO_POLICY = "cannot be served with an expert policy"
+
+
+@pytest.mark.parametrize("value", ["true", "y"])
+@pytest.mark.parametrize("name", SIMULATIONS)
+def test_upstreams_simulated_routing_is_refused(name, value, monkeypatch):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(
+        ExpertPolicyError, match=f"^{name} {value}: {NO_POLICY}: it overwrites what was selected; allowed"
+    ):
+        check_modes(SimpleNamespace())
+
+
+def test_ranks_must_be_synchronized(monkeypatch):
+    monkeypatch.setenv(UNSYNCHRONIZED, "1")
+    server = SimpleNamespace(
+        disaggregation_mode="null", moe_runner_backend="auto", moe_a2a_backend="none", speculative_algorithm=None
+    )
+    check_modes(server)
+    server.attn_dp_size = 2
+    line = f"^{UNSYNCHRONIZED} 1: {NO_POLICY}: ranks of data-parallel attention would not know .*; allowed is unset$"
+    with pytest.raises(ExpertPolicyError, match=line):
+        check_modes(server)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"device": "cpu"}, "--device cpu has no Triton MoE runner; allowed is cuda"),
+        ({"moe_runner_backend": "marlin"}, "--moe-runner-backend marlin sorts for itself; allowed is auto or triton"),
+        ({"ep_size": 2}, "--ep-size 2 renumbers the experts of each rank; allowed is 1"),
+        ({"attn_dp_size": 2}, "data-parallel attention may mask ids"),
+        ({"enable_dp_attention": True, "dp_size": 2}, "data-parallel attention may mask ids"),
+        ({"kt_weight_path": "folder"}, "--kt-weight-path masks ids"),
+    ],
+)
+def test_servers_whose_runner_sees_other_ids(changes, named):
+    served = {
+        "device": "cuda",
+        "moe_runner_backend": "triton",
+        "ep_size": 1,
+        "dp_size": 1,
+        "attn_dp_size": 1,
+        "kt_weight_path": None,
+    }
+    check_aligned(SimpleNamespace(**served))
+    with pytest.raises(ExpertPolicyError, match=f"^--expert-policy-align: {named}"):
+        check_aligned(SimpleNamespace(**served | changes))

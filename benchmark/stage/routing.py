@@ -62,6 +62,7 @@ class Routing:
             forward_mode=SimpleNamespace(is_target_verify=lambda: False, is_decode=lambda: True),
             input_ids=torch.zeros(rows, dtype=torch.int64),
             batch_size=rows,
+            global_num_tokens_cpu=None,
         )
         stage._stage = self.stage
         began = time.perf_counter()

@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON := $(VENV)/bin/python
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv patch lint test test-long bench demo gpu gpu-bundle clean
+.PHONY: help venv patch lint test test-long bench demo records gpu gpu-bundle clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
@@ -23,20 +23,18 @@ test: patch lint ## lint and the tests; under 25 minutes on two cores
 test-long: patch ## the tests that take longer, in resumable parts; one alone: PART=patching/test_kill
 	@PYTHON=$(PYTHON) PART=$(PART) scripts/test_long.sh
 
-LARGE := build/models/qwen3-moe-large
-$(LARGE): | venv
-	$(PYTHON) -m scripts.make_large_moe $@
-
-POLICIES ?= vanilla xshare:k0=1,add=24 oea:k0=3
-bench: patch $(LARGE) ## compare policies in the server: POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3"
+bench: patch    ## compare policies in the server: POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3"
 	$(PYTHON) -m benchmark.serving $(foreach policy,$(POLICIES),'$(policy)') $(BENCH_ARGS)
 
-demo: patch $(LARGE) ## serve a checkpoint with the policy off and on, and print what it changed
-	$(PYTHON) -m benchmark.demo
+demo: patch     ## serve a checkpoint with the policy off and on, and print what it changed
+	$(PYTHON) -m benchmark.demo $(DEMO_ARGS)
 
-STAGE ?= all
-gpu:            ## on an NVIDIA GPU: check, time and tabulate everything; one part: STAGE=layer, its MODELS=...
-	@scripts/gpu.sh $(STAGE) $(MODELS)
+records: patch  ## measure all that a CPU can from one clean commit, 40 minutes on two cores, and write the tables of it
+	$(PYTHON) -m benchmark.records $(RECORDS_ARGS)
+
+EXPERIMENT ?= all
+gpu:            ## on an NVIDIA GPU: check, time and tabulate everything; one part: EXPERIMENT=layer, its MODELS=...
+	@scripts/gpu.sh $(EXPERIMENT) $(MODELS)
 
 gpu-bundle:     ## fill .gpu/ for a GPU machine that can install nothing: FROM=folder with SGLang's archive
 	@FROM=$(FROM) scripts/gpu_bundle.sh

@@ -1,79 +1,111 @@
 """Serve checkpoints with the expert policy off and on, drive both with upstream's bench_serving, print what it changed.
 
 The small trained checkpoint shows what a policy costs in quality; on the larger generated one loading experts dominates
-a step, as on a GPU, and it shows what a policy gains in speed. Results go to build/demo/.
+a step, as on a GPU, and it shows what a policy gains in speed.
 """
 
-import sys
+import argparse
 import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from benchmark.common.command import COUNTS, Parser, one_line_errors
+from benchmark.common.comparison import Comparison, format_number, is_measured, measure, tabulate
+from benchmark.common.large_model import make
 from benchmark.common.paths import BUILD, DRAFT, LARGE, TEXTS, TRAINED
-from benchmark.common.rounds import Workload, run_rounds, serve
-from benchmark.common.server import Server, one_line_errors
+from benchmark.common.plot import plot_speed
+from benchmark.common.record import Record
+from benchmark.common.rounds import Workload, serve
+from benchmark.common.server import Server
 from benchmark.common.speculative import speculative_flags
-from benchmark.common.variant import Variant
-from benchmark.quality.served import SERVER_ARGS, measure_nats, measure_sums
-from benchmark.quality.text import load_sequences
-from benchmark.serving.report import Comparison, describe_workload, print_table, write_plot, write_record
+from benchmark.common.table import Table
+from benchmark.common.variant import Variant, parse_variant
 
-RESULTS = BUILD / "demo"
-REQUESTS = 16  # a round: one full batch
-
-OFF = Variant("off", None, {})
-XSHARE = Variant("xshare k0=1 add=24", "xshare", {"k0": 1, "add": 24})
+OFF = parse_variant("off")
+XSHARE = parse_variant("xshare:k0=1,add=24")
 EAGLE3 = Variant(
     "xshare, EAGLE-3",
     "xshare",
     {},  # with speculation the default is the published (k0, add, add_per_request) = (1, 0, 4)
     speculative_flags(DRAFT),
 )
+SPEED, SMALL, QUALITY = "large", "trained", "quality"
+"""Keys of the record: the rounds on either model, and what the servers of the trained one lose."""
+NOTE = "Loss: nats a token of held-out text, decoded by the server. Sums right: share of arithmetic problems."
+PROMPT = 32  # tokens before those whose loss is taken
 
-# What of the held-out text the served cross-entropy is taken over.
-PER_DOMAIN, PROMPT, STEPS = 16, 32, 64
 
-
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run both acts and print the table."""
     began = time.monotonic()
-    comparisons = [show_quality(), show_speed()]
-    title = f"SGLang with expert policy off and on: {describe_workload(comparisons[0].workload)}"
-    print_table(title, comparisons)
-    write_record(RESULTS / "demo.json", sys.argv, comparisons)
-    write_plot(RESULTS / "demo.png", title, comparisons)
-    print("Loss: nats a token of held-out text, decoded by the server. Sums right: share of arithmetic problems.")
-    print(f"Record: {RESULTS / 'demo.json'}, plot: {RESULTS / 'demo.png'}; {time.monotonic() - began:.0f} s")
+    parser = Parser("benchmark.demo", __doc__)
+    parser.add_counts(requests=16)  # a round is one full batch
+    parser.add_count("sums", 160, "arithmetic problems")
+    parser.add_count("per_domain", 16, "sequences of each domain whose loss is taken")
+    parser.add_count("loss_tokens", 64, "tokens of each sequence whose loss is taken")
+    parser.add_record(BUILD / "demo")
+    args = parser.parse_args(argv)
+    record = parser.open_record("demo", args, argv)
+    if not is_measured(record, SMALL) or QUALITY not in record:
+        show_quality(args, record)
+    if not is_measured(record, SPEED):
+        show_speed(args, record)
+    tabulate_demo(record.points).show()
+    plot = args.out / "demo.png"
+    plot_speed(plot, list_comparisons(record.points), "Speed over active experts, expert policy off and on")
+    print(f"Record: {record.path}, plot: {plot}; {time.monotonic() - began:.0f} s")
 
 
-def show_quality() -> Comparison:
+def show_quality(args: argparse.Namespace, record: Record) -> None:
     """The trained checkpoint: off, the policy, and the policy with speculation."""
+    from benchmark.quality.served import SERVER_ARGS, measure_sums
+
     print(f"1/2: {TRAINED.name}, 64 experts, top-8, trained", flush=True)
-    workload = Workload(TRAINED, TEXTS, requests=REQUESTS)
     variants = [OFF, XSHARE, EAGLE3]
     with serve(TRAINED, variants, SERVER_ARGS) as servers:
-        series = run_rounds(workload, variants, servers)
-        losses: list[float | None] = [
-            None if "--speculative-algorithm" in variant.args else served_loss(server)
+        measure(record, SMALL, _workload(args, TRAINED), variants, servers)
+        losses = [
+            None if variant.args else served_loss(server, args.per_domain, args.loss_tokens)  # no server forces drafts
             for variant, server in zip(variants, servers, strict=True)
         ]
-        return Comparison(
-            workload, series, {"loss": losses, "sums right": [measure_sums(server, TEXTS) for server in servers]}
-        )
+        record.add(QUALITY, losses=losses, sums=[measure_sums(server, TEXTS, args.sums) for server in servers])
 
 
-def show_speed() -> Comparison:
+def show_speed(args: argparse.Namespace, record: Record) -> None:
     """The larger checkpoint: off and the policy."""
+    make()
     print(f"2/2: {LARGE.name}, 128 experts, top-8, random weights", flush=True)
-    workload = Workload(LARGE, TEXTS, requests=REQUESTS)
     variants = [OFF, XSHARE]
     with serve(LARGE, variants) as servers:
-        return Comparison(workload, run_rounds(workload, variants, servers))
+        measure(record, SPEED, _workload(args, LARGE), variants, servers)
 
 
-def served_loss(server: Server) -> float:
+def served_loss(server: Server, per_domain: int, tokens: int) -> float:
     """Cross-entropy in nats a token, over every domain of the held-out text."""
-    tokens = load_sequences(TEXTS, TRAINED, PROMPT + STEPS, PER_DOMAIN).tokens
-    mixed = tokens.unflatten(0, (-1, PER_DOMAIN)).transpose(0, 1).flatten(0, 1)  # every batch holds all domains
-    return measure_nats(server, mixed, PROMPT, batch=16).mean().item()
+    from benchmark.quality.served import measure_nats
+    from benchmark.quality.text import load_sequences
+
+    sequences = load_sequences(TEXTS, TRAINED, PROMPT + tokens, per_domain)
+    mixed = sequences.take(sequences.mixing())  # every batch holds all domains
+    return measure_nats(server, mixed.tokens, PROMPT, batch=16).mean().item()
+
+
+def list_comparisons(points: Mapping[str, Any]) -> list[Comparison]:
+    """Both acts, what the first costs beside it."""
+    columns = {
+        "loss": [format_number(loss, 3) for loss in points[QUALITY]["losses"]],
+        "sums right": [format_number(share, 3) for share in points[QUALITY]["sums"]],
+    }
+    return [Comparison.read(points[SMALL], columns), Comparison.read(points[SPEED])]
+
+
+def tabulate_demo(points: Mapping[str, Any]) -> Table:
+    """A row a server, model by model."""
+    return tabulate("SGLang with expert policy off and on", list_comparisons(points), NOTE)
+
+
+def _workload(args: argparse.Namespace, model: Any) -> Workload:
+    return Workload(model, TEXTS, **{name: getattr(args, name) for name in COUNTS})
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [selection|layer|server|eagle3|replay|align|tune|all] [MODEL...]
-# A stage ends inside ten minutes, keeps every point it has measured, and goes on from there when it is run again.
-# RESULTS=DIR holds the records (default: $OUT, else benchmark/results/<date>-<gpu>); LIMIT is a stage's seconds;
-# POLICY=xshare:k0=1,add=24 is what stage tune tunes for.
+# Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [selection|layer|server|eagle3|replay|tune|all] [MODEL...]
+# An experiment ends inside ten minutes, keeps every point it has measured, and goes on from there when it is run again.
+# RESULTS=DIR holds the records (default: $OUT, else benchmark/results/<date>-<gpu>); LIMIT is an experiment's seconds;
+# POLICY=xshare:k0=1,add=24 is what experiment tune tunes for.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-STAGES=(selection layer server eagle3 replay align tune)
+EXPERIMENTS=(selection layer server eagle3 replay tune)
 LIMIT=${LIMIT:-570}
-stage=${1:-all}
+experiment=${1:-all}
 shift || true
-if [[ " ${STAGES[*]} all " != *" $stage "* ]]; then
-    echo "gpu: stage '$stage': allowed is ${STAGES[*]} or all" >&2; exit 1; fi
+if [[ " ${EXPERIMENTS[*]} all " != *" $experiment "* ]]; then
+    echo "gpu: experiment '$experiment': allowed is ${EXPERIMENTS[*]} or all" >&2; exit 1; fi
 gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1) || gpu=
 [[ -n $gpu ]] || { echo "gpu: no NVIDIA GPU answers here; nothing was measured" >&2; exit 2; }
 
@@ -58,7 +58,7 @@ check_kernels() {  # fall back on the kernels as they were published where the a
 }
 
 failed=()
-run_stage() {  # run_stage STAGE [MODEL...], within what is left of its time
+run_experiment() {  # run_experiment EXPERIMENT [MODEL...], within what is left of its time
     local limit=$((LIMIT - SECONDS)) status=0 options=(--out "$results")
     ((limit > 0)) || limit=1
     if [[ $1 == tune && -n ${POLICY:-} ]]; then options+=(--policy "$POLICY"); fi
@@ -75,15 +75,14 @@ run_stage() {  # run_stage STAGE [MODEL...], within what is left of its time
 if [[ -f .gpu/site.tar.xz ]]; then use_archive; else use_venv; fi
 "$python" -m sglang_xshare patch apply "${target[@]}"
 check_kernels
-if [[ $stage != all ]]; then run_stage "$stage" "$@"; else
+if [[ $experiment != all ]]; then run_experiment "$experiment" "$@"; else
     SECONDS=0
-    run_stage selection
-    run_stage layer
-    for model in qwen3-30b-a3b gpt-oss-120b gpt-oss-20b; do run_stage server "$model"; done
-    run_stage eagle3
-    run_stage replay
-    run_stage align
-    run_stage tune
+    run_experiment selection
+    run_experiment layer
+    for model in qwen3-30b-a3b gpt-oss-120b gpt-oss-20b qwen3-30b-a3b-aligned; do run_experiment server "$model"; done
+    run_experiment eagle3
+    run_experiment replay
+    run_experiment tune
 fi
 "$python" -m benchmark.gpu table --out "$results" || true
 if ((${#failed[@]})); then echo "gpu: not finished: ${failed[*]}" >&2; exit 1; fi

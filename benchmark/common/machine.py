@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any
 
 import psutil
 
-from benchmark.common.paths import ROOT
 from benchmark.common.server import has_gpu
+from benchmark.common.source import describe_commit
 
 PACKAGES = ("sglang", "sglang-xshare", "torch", "transformers", "triton")
 
@@ -22,14 +23,22 @@ def describe_machine() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpu": _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader") if has_gpu() else None,
+        "gpu": _gpu_model() if has_gpu() else None,
     }
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "hardware": hardware,
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
-        "commit": _output("git", "describe", "--always", "--dirty", "--abbrev=12"),
+        "commit": describe_commit(),
     }
+
+
+def format_machine(described: Mapping[str, Any]) -> str:
+    """What `describe_machine` found, in one line."""
+    hardware, versions = described["hardware"], described["versions"]
+    where = hardware["gpu"] or f"{hardware['cores']} cores of {hardware['cpu']}, no GPU"
+    packages = ", ".join(f"{label} {versions[name]}" for name, label in (("sglang", "SGLang"), ("torch", "torch")))
+    return f"{where}; {packages}; {described['date'][:10]}, commit {described['commit'] or 'unknown'}"
 
 
 def _cpu_model() -> str:
@@ -37,16 +46,13 @@ def _cpu_model() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
+def _gpu_model() -> str:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True).stdout.strip()
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
-        return None
-
-
-def _output(*command: str) -> str | None:
-    """None where the program is not installed: git, on a machine that was sent the files alone."""
-    try:
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip() or None
-    except FileNotFoundError:
         return None

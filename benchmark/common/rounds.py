@@ -1,11 +1,9 @@
 """Alternating rounds over servers that all stay up: each meets the same prompts in the same minutes of the machine."""
 
-import signal
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,31 +36,57 @@ class Workload:
     output_tokens: int = 32
     seed: int = 0
 
+    @classmethod
+    def read(cls, recorded: Mapping[str, Any]) -> "Workload":
+        """One out of a record."""
+        return cls(**{**recorded, "model": Path(recorded["model"]), "texts": Path(recorded["texts"])})
+
+    def __str__(self) -> str:
+        lengths = f"{self.input_tokens} tokens in, {self.output_tokens} out"
+        rounds = "1 round" if self.rounds == 1 else f"{self.rounds} alternating rounds"
+        return f"{self.requests} requests, {self.concurrency} at a time, {lengths}, {rounds}"
+
 
 @dataclass
 class Series:
     """One variant's runs: bench_serving's records, and what the server said of its policy meanwhile."""
 
     variant: Variant
-    command: list[str]
+    command: list[str] = field(default_factory=list)
     results: list[dict[str, Any]] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
 
-    def record(self) -> dict[str, Any]:
-        """Everything of it, as JSON."""
-        return asdict(self)
+    @classmethod
+    def read(cls, recorded: Mapping[str, Any]) -> "Series":
+        """One out of a record."""
+        evidence = [Evidence(**one) for one in recorded["evidence"]]
+        return cls(Variant.read(recorded["variant"]), recorded["command"], list(recorded["results"]), evidence)
 
 
 @contextmanager
-def serve(model: Path, variants: Sequence[Variant], server_args: Sequence[str] = ()) -> Iterator[list[Server]]:
-    """Every variant's server, started side by side and ready. They are stopped whatever happens, SIGTERM included."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+def serve(
+    model: Path,
+    variants: Sequence[Variant],
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    deadline: float | None = None,
+) -> Iterator[list[Server]]:
+    """Every variant's server, started side by side and ready. They are stopped whatever happens.
+
+    Args:
+        args, env: further flags and environment variables of all of them.
+        deadline: seconds until they must answer; without, what so many need that share the cores.
+    """
     with ExitStack() as stack:
         servers = []
         for variant in variants:
-            args = ["--enable-metrics", *variant.server_args(), *server_args]
-            # Started side by side, they share the cores.
-            server = Server(model, args, name=variant.policy or "off", deadline=120.0 + 60.0 * len(variants))
+            server = Server(
+                model,
+                ["--enable-metrics", *variant.server_args(), *args],
+                env=env,
+                name=variant.policy or "off",
+                deadline=deadline or 180.0 + 60.0 * len(variants),
+            )
             stack.callback(server.stop)
             server.start()
             servers.append(server)
@@ -71,28 +95,23 @@ def serve(model: Path, variants: Sequence[Variant], server_args: Sequence[str] =
         yield servers
 
 
-def run_rounds(workload: Workload, variants: Sequence[Variant], servers: Sequence[Server]) -> list[Series]:
-    """Measure the running servers in turns; an idle one sleeps.
+def run_rounds(workload: Workload, series: Sequence[Series], servers: Sequence[Server]) -> Iterator[int]:
+    """Measure the running servers in turns, an idle one asleep, until every series has the workload's rounds.
 
-    Odd rounds go in reverse order, so that a drift of the machine's speed favours nobody. Each server is warmed up
-    once at the full concurrency.
+    Yields the number of each round when all series hold it. Odd rounds go in reverse order, so that a drift of the
+    machine's speed favours nobody. Each server is warmed up once at the full concurrency.
     """
-    turns = [(Series(variant, server.command), server) for variant, server in zip(variants, servers, strict=True)]
+    turns = list(zip(series, servers, strict=True))
     warm_up = [list(range(1, workload.input_tokens + 1))] * workload.concurrency
-    for _, server in turns:
+    for one, server in turns:
+        one.command = one.command or server.command
         server.generate(warm_up, max_new_tokens=8, ignore_eos=True)
     with tempfile.TemporaryDirectory() as folder, Client() as client:
-        for number in range(workload.rounds):
+        for number in range(len(series[0].results), workload.rounds):
             load = _load_of_round(workload, number, Path(folder))
-            for series, server in turns if number % 2 == 0 else reversed(turns):
-                _run(client, series, server, load, workload)
-    return [series for series, _ in turns]
-
-
-def compare(workload: Workload, variants: Sequence[Variant], server_args: Sequence[str] = ()) -> list[Series]:
-    """Serve every variant at once and measure them in turns."""
-    with serve(workload.model, variants, server_args) as servers:
-        return run_rounds(workload, variants, servers)
+            for one, server in turns if number % 2 == 0 else reversed(turns):
+                _run(client, one, server, load, workload)
+            yield number
 
 
 def _load_of_round(workload: Workload, number: int, folder: Path) -> Load:

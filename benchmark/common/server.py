@@ -8,8 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -227,18 +226,6 @@ class Server:
         log = self.log_text()
         tail = "\n".join(log.splitlines()[-20:])
         return ServerError(f"{self.name} {what}; the end of {self.log}:\n{tail}", self.returncode(), log)
-
-
-@contextmanager
-def one_line_errors(program: str) -> Iterator[None]:
-    """What a program that serves says when it is stopped or fails, in place of a traceback; its status is not 0."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print(f"{program}: interrupted; every server is stopped", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
-    except (RuntimeError, ValueError, OSError) as error:
-        sys.exit(f"{program}: {error}")
 
 
 def _environment(release: str | Path | None) -> dict[str, str]:

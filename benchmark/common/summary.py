@@ -6,6 +6,8 @@ from statistics import correlation, linear_regression, median, quantiles
 
 from benchmark.common.rounds import Series
 
+LEAST = 5
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -66,21 +68,11 @@ def summarize(series: Sequence[Series]) -> list[Summary]:
 
 
 def fit_line(x: Sequence[float], y: Sequence[float]) -> Fit | None:
-    """The line through the points; None below three distinct x, where it would say nothing."""
-    if len(set(x)) < 3:
+    """The line through the points; None below `LEAST` distinct x: fewer lie near some line whatever they are."""
+    if len(set(x)) < LEAST:
         return None
     slope, intercept = linear_regression(x, y)
     return Fit(slope, intercept, correlation(x, y) ** 2 if len(set(y)) > 1 else 1.0)
-
-
-def active_experts(summaries: Sequence[Summary]) -> list[tuple[Summary, float]]:
-    """Every row with the experts it wakes: what it counted, or for a server without a policy, what the others found
-    that upstream's routing would have woken on the same prompts (their mean). Rows nobody can tell of are left out.
-    """
-    before = [row.experts_before for row in summaries if row.experts_before is not None]
-    vanilla = sum(before) / len(before) if before else None
-    known = [(row, vanilla if row.experts_after is None else row.experts_after) for row in summaries]
-    return [(row, experts) for row, experts in known if experts is not None]
 
 
 def _summarize(series: Series, baseline: list[float]) -> Summary:

@@ -1,12 +1,18 @@
-"""What is compared: a policy as it is spelt on the command line, and the server flags it stands for."""
+"""What is compared: a policy as it is spelt on the command line, the server flags it stands for, and its plan."""
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_xshare import SelectionPlan
+from sglang_xshare.policies import get_policy
+
 SPELLING = "NAME, NAME:key=value,key=value or NAME:{JSON object}, such as xshare:k0=1,add=24"
+BASELINE = "vanilla"
+OFF = "off"
+"""A server without the flag."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,11 @@ class Variant:
     policy: str | None
     keys: dict[str, Any]
     args: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, recorded: Mapping[str, Any]) -> "Variant":
+        """One out of a record."""
+        return cls(**{**recorded, "args": tuple(recorded["args"])})
 
     def server_args(self) -> list[str]:
         """The flags to append to `sglang.launch_server`."""
@@ -48,7 +59,17 @@ def parse_variant(text: str, args: Sequence[str] = ()) -> Variant:
         )
     except ValueError as error:
         raise ValueError(f"policy {text!r}: {error}; allowed is {SPELLING}") from None
-    return Variant(text, None if name == "off" else name, parsed, tuple(args))
+    return Variant(text, None if name == OFF else name, parsed, tuple(args))
+
+
+def parse_plan(text: str, speculative: bool = False) -> SelectionPlan:
+    """The plan of a policy, spelt as `SPELLING` says; without keys, the published ones.
+
+    Raises ValueError saying what is wrong and what is allowed.
+    """
+    variant = parse_variant(text)
+    policy = get_policy(variant.policy or BASELINE)
+    return policy.build(variant.keys or policy.default_keys(speculative))
 
 
 def _parse_pair(pair: str) -> tuple[str, Any]:

@@ -1,45 +1,39 @@
-"""One stage of the run on a GPU, or the table of what all of them left: `scripts/gpu.sh` calls it."""
+"""One experiment of the run on a GPU, or the table of what all of them left: `scripts/gpu.sh` calls it."""
 
-import argparse
-import signal
 import sys
 from importlib import import_module
 from pathlib import Path
 
-from benchmark.common.server import has_gpu, one_line_errors
-from benchmark.gpu.record import Record
-from benchmark.gpu.table import STAGES, show_table
+from benchmark.common.command import Parser, one_line_errors
+from benchmark.common.record import Record
+from benchmark.common.server import has_gpu
+from benchmark.gpu.table import EXPERIMENTS, show_table
 from benchmark.gpu.tune import POLICY, write_configs
 
 NO_GPU = "gpu: no NVIDIA GPU answers here; nothing was measured"
 
 
 def main() -> int:
-    """Run the stage, continuing its record; returns 2 without a GPU. The table needs none."""
-    args = _parse_args()
-    if args.policy is not None and args.stage != "tune":
-        raise ValueError(f"--policy {args.policy}: stage {args.stage} takes none; allowed is stage tune")
-    if args.stage == "table":
+    """Run the experiment, continuing its record; returns 2 without a GPU. The table needs none."""
+    parser = Parser("benchmark.gpu", __doc__)
+    parser.add_argument("experiment", choices=[*EXPERIMENTS, "table"])
+    parser.add_argument("models", nargs="*", help="only these models, in experiments that measure several")
+    parser.add_argument("--policy", help=f"what experiment tune tunes for, such as {POLICY} (the default)")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the records")
+    args = parser.parse_args()
+    if args.policy is not None and args.experiment != "tune":
+        raise ValueError(f"--policy {args.policy}: experiment {args.experiment} takes none; allowed is experiment tune")
+    if args.experiment == "table":
         show_table(args.out)
         write_configs(args.out)
         return 0
     if not has_gpu():
         print(NO_GPU, file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # servers are stopped on the way out
-    record = Record(args.out, args.stage, sys.argv)
+    record = Record(args.out, args.experiment, [*parser.prog.split(), *sys.argv[1:]])
     options = {} if args.policy is None else {"policy": args.policy}
-    import_module(f"benchmark.gpu.{args.stage}").measure(record, args.models, **options)
+    import_module(f"benchmark.gpu.{args.experiment}").measure(record, args.models, **options)
     return 0
-
-
-def _parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmark.gpu", description=__doc__)
-    parser.add_argument("stage", choices=[*STAGES, "table"])
-    parser.add_argument("models", nargs="*", help="only these models, in stages that measure several (default: all)")
-    parser.add_argument("--policy", help=f"what stage tune tunes for, such as {POLICY} (the default)")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the records")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

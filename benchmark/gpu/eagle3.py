@@ -1,4 +1,4 @@
-"""Stage `eagle3`: speculative decoding, four requests of three draft tokens each, policy off and on.
+"""Experiment `eagle3`: speculative decoding, four requests of three draft tokens each, policy off and on.
 
 The draft has the shape of a real one and random weights, so nothing it drafts would be accepted: upstream simulates the
 acceptance, and takes the draft's own tokens, since a fixed token would give all rows the same experts.
@@ -7,10 +7,11 @@ acceptance, and takes the draft's own tokens, since a fixed token would give all
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmark.common.comparison import is_measured
+from benchmark.common.record import Record
 from benchmark.common.variant import parse_variant
 from benchmark.gpu.models import write_model
-from benchmark.gpu.record import Record
-from benchmark.gpu.serving import describe, gain, measure_rounds, serve_dummies
+from benchmark.gpu.serving import Gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row, at_least
 
 MODEL, DRAFT = "gpt-oss-120b", "gpt-oss-120b-eagle3"
@@ -30,8 +31,8 @@ GAIN_BAR = 14.0
 def measure(record: Record, models: Sequence[str]) -> None:
     """Measure, unless the record has it."""
     if models:
-        raise ValueError(f"models {' '.join(models)}: stage eagle3 measures {MODEL} only; allowed is none")
-    if POLICY in record:
+        raise ValueError(f"models {' '.join(models)}: experiment eagle3 measures {MODEL} only; allowed is none")
+    if is_measured(record, POLICY):
         return
     variants = [parse_variant(text) for text in VARIANTS]
     with serve_dummies(MODEL, variants, draft_args(), ENV) as servers:
@@ -42,9 +43,9 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
     """The policy's gain."""
     if POLICY not in points:
         return []
-    point = points[POLICY]
-    accepted = point["summary"][1]["accept_length"]
-    found = [at_least(f"{MODEL}, {POLICY}, batch {BATCH}: {describe(point)}", gain(point), GAIN_BAR, "% gain")]
+    gain = Gain.read(points[POLICY])
+    accepted = gain.on.accept_length
+    found = [at_least(f"{MODEL}, {POLICY}, batch {BATCH}: {gain}", gain.percent, GAIN_BAR, "% gain")]
     # Without it, the gain would be that of some other workload.
     measured = "-" if accepted is None else f"{accepted:.2f} tokens a step"
     simulated = accepted is not None and abs(accepted - ACCEPTED) < 0.25

@@ -1,4 +1,4 @@
-"""Stage `layer`: the MoE layer of 16 tokens against the number of active experts, and what a policy takes off it.
+"""Experiment `layer`: the MoE layer of 16 tokens against the number of active experts, and what a policy takes off it.
 
 OEA's Figure 1 and Table 3, at the shapes of Qwen3-30B-A3B, gpt-oss-120b and gpt-oss-20b, in bf16.
 """
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from benchmark.common.record import Record
 from benchmark.common.summary import fit_line
-from benchmark.gpu.record import Record
 from benchmark.gpu.table import Row, at_least
 
 ROWS = 16
@@ -31,7 +31,7 @@ def measure(record: Record, models: Sequence[str]) -> None:
     """Time every point that the record lacks."""
     for name in models or SHAPES:
         if name not in SHAPES:
-            raise ValueError(f"model {name}: allowed in stage layer is {', '.join(SHAPES)}")
+            raise ValueError(f"model {name}: allowed in experiment layer is {', '.join(SHAPES)}")
     from benchmark.gpu.timing import measure_copy_bandwidth
 
     if "copy" not in record:

@@ -1,4 +1,4 @@
-"""Stage `replay`: padding rows wake nothing when a CUDA graph is replayed, and counts follow the policy.
+"""Experiment `replay`: padding rows wake nothing when a CUDA graph is replayed, and counts follow the policy.
 
 First the tests that drive the stage in a graph of their own, then the live server: graphs of 8 rows only against one
 for every size, seven requests each. Last, what masking padding rows alone gains where upstream's graphs pad.
@@ -9,12 +9,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmark.common.comparison import is_measured
 from benchmark.common.evidence import read_settled_totals, read_totals
 from benchmark.common.paths import ROOT
+from benchmark.common.record import Record
 from benchmark.common.server import Server
 from benchmark.common.variant import Variant, parse_variant
-from benchmark.gpu.record import Record
-from benchmark.gpu.serving import gain, measure_rounds, serve_dummies
+from benchmark.gpu.serving import Gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row, at_least
 
 MODEL = "qwen3-30b-a3b-12-layers"
@@ -37,7 +38,7 @@ SPREAD = 0.05  # greedy continuations may part, since kernels of 7 and 8 rows ro
 def measure(record: Record, models: Sequence[str]) -> None:
     """Measure what the record lacks."""
     if models:
-        raise ValueError(f"models {' '.join(models)}: stage replay measures {MODEL} only; allowed is none")
+        raise ValueError(f"models {' '.join(models)}: experiment replay measures {MODEL} only; allowed is none")
     if "tests" not in record:
         _run_tests()
         record.add("tests", passed=True)
@@ -45,7 +46,7 @@ def measure(record: Record, models: Sequence[str]) -> None:
         with serve_dummies(MODEL, list(LIVE.values())) as servers:
             for name, server in zip(LIVE, servers, strict=True):
                 record.add(name, **_count(server))
-    missing = [n for n in MASKED_AT if masking_key(n) not in record]
+    missing = [n for n in MASKED_AT if not is_measured(record, masking_key(n))]
     if missing:
         with serve_dummies(MODEL, MASKING) as servers:
             for concurrency in missing:
@@ -72,7 +73,8 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
     for concurrency in MASKED_AT:
         point = points.get(masking_key(concurrency))
         if point is not None:
-            found.append(at_least(f"masking alone, concurrency {concurrency}", gain(point), None, "% gain"))
+            percent = Gain.read(point).percent
+            found.append(at_least(f"masking alone, concurrency {concurrency}", percent, None, "% gain"))
     return found
 
 

@@ -1,17 +1,17 @@
 """Servers of dummy checkpoints side by side on one GPU, and rounds of upstream's bench_serving over them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
-from pathlib import Path
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from benchmark.common.rounds import Workload, run_rounds
+from benchmark.common.comparison import Comparison, format_experts, measure
+from benchmark.common.record import Record
+from benchmark.common.rounds import Workload, serve
 from benchmark.common.server import Server
-from benchmark.common.summary import summarize
+from benchmark.common.summary import Summary
 from benchmark.common.variant import Variant
 from benchmark.gpu.models import write_model, write_texts
-from benchmark.gpu.record import Record
 
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 256
 START_LIMIT = 420.0  # seconds; the first start compiles kernels
@@ -41,18 +41,8 @@ RUNNER_ARGS = {
 def serve_dummies(
     name: str, variants: Sequence[Variant], args: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> Iterator[list[Server]]:
-    """A server of the model `name` for every variant, started side by side and ready; stopped whatever happens."""
-    model = write_model(name)
-    with ExitStack() as stack:
-        servers = []
-        for variant in variants:
-            flags = ["--enable-metrics", *variant.server_args(), *runner_args(name), *SERVER_ARGS, *args]
-            server = Server(model, flags, env=env, name=variant.policy or "off", deadline=START_LIMIT)
-            stack.callback(server.stop)
-            server.start()
-            servers.append(server)
-        for server in servers:
-            server.wait()
+    """A server of the model `name` for every variant, ready; stopped whatever happens."""
+    with serve(write_model(name), variants, [*runner_args(name), *SERVER_ARGS, *args], env, START_LIMIT) as servers:
         yield servers
 
 
@@ -70,7 +60,7 @@ def measure_rounds(
     concurrency: int,
     rounds: int,
 ) -> None:
-    """Alternating rounds at one concurrency, kept under `key`: medians, ratios, and every round."""
+    """Alternating rounds at one concurrency, kept under `key` after each."""
     workload = Workload(
         model=write_model(name),
         texts=write_texts(name, INPUT_TOKENS),
@@ -81,24 +71,27 @@ def measure_rounds(
         output_tokens=OUTPUT_TOKENS,
     )
     print(key, flush=True)
-    series = run_rounds(workload, variants, servers)
-    summary = [asdict(row) for row in summarize(series)]
-    record.add(key, workload=_plain(asdict(workload)), summary=summary, series=[one.record() for one in series])
+    measure(record, key, workload, variants, servers)
 
 
-def gain(point: Mapping[str, Any], index: int = 1) -> float:
-    """Percent more output tokens a second than the first variant: the median of the ratios within each round."""
-    return 100 * (point["summary"][index]["paired_ratio"]["median"] - 1)
+@dataclass(frozen=True)
+class Gain:
+    """What the second variant of a comparison is to the first."""
 
+    off: Summary
+    on: Summary
 
-def describe(point: Mapping[str, Any], index: int = 1) -> str:
-    """Tokens a second before and after, and the active experts where the server counted them."""
-    off, on = point["summary"][0], point["summary"][index]
-    text = f"{off['throughput']['median']:.0f} -> {on['throughput']['median']:.0f} tokens/s"
-    if on["experts_after"] is None:
-        return text
-    return f"{text}, {on['experts_before']:.1f} -> {on['experts_after']:.1f} experts"
+    @classmethod
+    def read(cls, point: Mapping[str, Any]) -> "Gain":
+        """Out of a record, where `measure_rounds` left it."""
+        return cls(*Comparison.read(point).summaries)
 
+    @property
+    def percent(self) -> float:
+        """Percent more output tokens a second: the median of the ratios within each round."""
+        return 100 * (self.on.paired_ratio.median - 1)
 
-def _plain(content: dict[str, Any]) -> dict[str, Any]:
-    return {key: str(value) if isinstance(value, Path) else value for key, value in content.items()}
+    def __str__(self) -> str:
+        """Tokens a second before and after, and the active experts where the server counted them."""
+        text = f"{self.off.throughput.median:.0f} -> {self.on.throughput.median:.0f} tokens/s"
+        return text if self.on.experts_after is None else f"{text}, {format_experts(self.on)} experts"

@@ -1,20 +1,17 @@
 """What was measured beside its bar: the table of a results folder, printed and written to summary.md."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from benchmark.common.machine import format_machine
+from benchmark.common.record import last_session, read_record
+from benchmark.common.table import Table
 
-from benchmark.gpu.record import read_record
-
-STAGES = ("selection", "layer", "server", "eagle3", "replay", "align", "tune")
-"""In the order of a whole run. A stage is the module of that name: `measure(record, models)` and `rows(points)`."""
-HEADINGS = ("stage", "what", "measured", "bar", "")
-WIDTH = 120
+EXPERIMENTS = ("selection", "layer", "server", "eagle3", "replay", "tune")
+"""In the order of a whole run. Each is the module of that name: `measure(record, models)` and `rows(points)`."""
+HEADINGS = ("experiment", "what", "measured", "bar", "")
 
 
 @dataclass(frozen=True)
@@ -40,11 +37,11 @@ def at_least(what: str, value: float, bar: float | None, unit: str) -> Row:
 
 
 def list_rows(results: Path) -> list[tuple[str, Row]]:
-    """(stage, row) of every stage that left a record in the folder. Raises ValueError for a broken record."""
+    """(experiment, row) of all that left a record in the folder. Raises ValueError for a broken record."""
     found = []
-    for stage, path in _list_records(results).items():
-        points: Mapping[str, dict] = read_record(path)["points"]
-        found += [(stage, row) for row in import_module(f"benchmark.gpu.{stage}").rows(points)]
+    for experiment, path in _list_records(results).items():
+        points: Mapping[str, dict] = read_record(path, experiment)["points"]
+        found += [(experiment, row) for row in import_module(f"benchmark.gpu.{experiment}").rows(points)]
     return found
 
 
@@ -53,32 +50,18 @@ def show_table(results: Path) -> None:
     rows = list_rows(results)
     if not rows:
         raise ValueError(f"results {results}: no record with a point there; needed is a folder that `make gpu` wrote")
-    title = _describe(results)
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in HEADINGS:
-        table.add_column(heading, overflow="fold")
-    for stage, row in rows:
-        table.add_row(stage, row.what, row.measured, row.bar, row.verdict)
-    console = Console()
-    console.width = max(console.width, WIDTH)
-    console.print(table)
-    (results / "summary.md").write_text(_format_markdown(title, rows))
+    cells = [[experiment, row.what, row.measured, row.bar, row.verdict] for experiment, row in rows]
+    table = Table(_describe(results), HEADINGS, cells, text_columns=len(HEADINGS))
+    table.show()
+    (results / "summary.md").write_text(f"# {table.title}\n\n{table.to_markdown()}\n")
 
 
 def _list_records(results: Path) -> dict[str, Path]:
-    paths = {stage: results / f"{stage}.json" for stage in STAGES}
-    return {stage: path for stage, path in paths.items() if path.exists()}
+    paths = {experiment: results / f"{experiment}.json" for experiment in EXPERIMENTS}
+    return {experiment: path for experiment, path in paths.items() if path.exists()}
 
 
 def _describe(results: Path) -> str:
     """Where it was measured, from the records' last sessions: all of one folder come from one machine."""
-    records = [read_record(path) for path in _list_records(results).values()]
-    last = max((session for record in records for session in record["sessions"]), key=lambda one: one["date"])
-    versions = ", ".join(f"{name} {last['versions'][name]}" for name in ("sglang", "torch", "triton"))
-    return f"{last['date']}, {last['hardware']['gpu']}, {versions}, commit {last['commit'] or 'unknown'}"
-
-
-def _format_markdown(title: str, rows: Sequence[tuple[str, Row]]) -> str:
-    lines = [f"# {title}", "", f"| {' | '.join(HEADINGS)} |", "| --- " * len(HEADINGS) + "|"]
-    lines += [f"| {stage} | {row.what} | {row.measured} | {row.bar} | {row.verdict} |" for stage, row in rows]
-    return "\n".join(lines) + "\n"
+    sessions = [last_session(read_record(path)) for path in _list_records(results).values()]
+    return format_machine(max(sessions, key=lambda session: session["date"]))

@@ -1,4 +1,4 @@
-"""Stage `tune`: the launch of upstream's fused MoE, tuned at the number of experts that a policy leaves awake.
+"""Experiment `tune`: the launch of upstream's fused MoE, tuned at the number of experts that a policy leaves awake.
 
 Upstream keys its configurations by tokens. Under a policy the tokens decide how many experts are active, so files in
 upstream's own format, tuned at those numbers, are all it needs: `write_configs` makes them of a record.
@@ -13,10 +13,10 @@ from statistics import mean
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from benchmark.common.record import Record, read_record
 from benchmark.common.variant import parse_variant
 from benchmark.gpu import moe_configs
 from benchmark.gpu.layer import BANDWIDTH_AT, BANDWIDTH_BAR, ROWS, SHAPES
-from benchmark.gpu.record import Record, read_record
 from benchmark.gpu.server import POLICY
 from benchmark.gpu.table import Row, at_least
 
@@ -48,7 +48,7 @@ def measure(record: Record, models: Sequence[str], policy: str = POLICY) -> None
     """Tune every point that the record lacks. Raises ValueError for another policy than the record's."""
     for name in models or SHAPES:
         if name not in SHAPES:
-            raise ValueError(f"model {name}: allowed in stage tune is {', '.join(SHAPES)}")
+            raise ValueError(f"model {name}: allowed in experiment tune is {', '.join(SHAPES)}")
     for rows in TOKENS:
         plan_at(policy, rows)
     recorded = record.points.get("policy", {}).get("policy", policy)
@@ -84,7 +84,7 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
 def write_configs(results: Path) -> None:
     """Write the tuned files of every shape of which a folder's record has all points, and say where."""
     path = results / "tune.json"
-    points = read_record(path)["points"] if path.exists() else {}
+    points = read_record(path, "tune")["points"] if path.exists() else {}
     for name in SHAPES:
         tuned = {rows: points.get(f"{name}/{Point(rows).key}") for rows in TOKENS}
         if all(tuned.values()):

@@ -1,50 +1,47 @@
 """What policies cost in quality: `python -m benchmark.quality vanilla xshare:k0=1,add=24 oea:k0=3`."""
 
-import argparse
-import sys
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Sequence
 
-from benchmark.common.paths import ROOT
-from benchmark.common.variant import SPELLING
+from benchmark.common.command import Parser, one_line_errors, policy
+from benchmark.common.paths import BUILD
+from benchmark.common.variant import BASELINE, SPELLING
 from benchmark.quality.compare import policy_quality
-from benchmark.quality.report import print_tables, write_plot, write_record
-from benchmark.quality.workload import add_workload_flags, read_workload
+from benchmark.quality.decoding import add_decoding, read_decoding
+from benchmark.quality.report import plot_quality, tabulate_domains, tabulate_quality
 
-OUT = ROOT / "build" / "quality"
 POLICIES = (
-    *(f"pruned:k0={k0}" for k0 in (6, 5, 4, 3)),
-    *(f"oea:k0={k0}" for k0 in (5, 4, 3, 2)),
     *(f"xshare:k0=1,add={add}" for add in (24, 16, 12, 8)),
-    *(f"xshare:k0=1,add={add},utility=full" for add in (16, 12, 8)),
-    *(f"lynx-lat:retain={retain}" for retain in (24, 20, 16)),
-    *(f"moe-spec:budget={budget}" for budget in (24, 20, 16)),
+    *(f"xshare:k0=1,mass={mass}" for mass in (0.9, 0.8)),
+    *(f"xshare:k0=1,add={add},utility=full" for add in (16, 8)),
+    *(f"oea:k0={k0}" for k0 in (5, 4, 3, 2)),
+    *(f"lynx-lat:retain={retain}" for retain in (40, 32, 24, 16)),
+    *(f"lynx-acc:confidence={confidence}" for confidence in (0.3, 0.1)),
+    *(f"moe-spec:budget={budget}" for budget in (32, 24, 16)),
+    *(f"pruned:k0={k0}" for k0 in (6, 5, 4, 3)),
+    *(f"dynamic-skip:beta={beta}" for beta in (0.1, 0.3)),
 )
 
 
-def main() -> None:
-    """Measure, print the table, write the record and the plot."""
-    args = _parse_args()
-    try:
-        workload = read_workload(args)
-        records = policy_quality(workload, args.policies or POLICIES)
-    except ValueError as error:
-        sys.exit(f"error: {error}")
-    step = f"{workload.layout} a step"
-    title = f"{args.model.name}, {step}; cross-entropy in millinats a token above vanilla's, ± standard error"
-    print_tables(records, title)
-    write_record(args.out / "quality.json", sys.argv, workload=asdict(workload), policies=records)
-    write_plot(args.out / "quality.png", records, f"{args.model.name}, {step}")
-    print(f"record: {args.out / 'quality.json'}, plot: {args.out / 'quality.png'}")
-
-
-def _parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmark.quality", description=__doc__)
-    parser.add_argument("policies", nargs="*", help=f"{SPELLING} (default: {' '.join(POLICIES)})")
-    add_workload_flags(parser)
-    parser.add_argument("--out", type=Path, default=OUT, help="folder of the results (default: %(default)s)")
-    return parser.parse_args()
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure into the record, print the tables, write the plot."""
+    parser = Parser("benchmark.quality", __doc__)
+    default = f"vanilla is always the baseline (default: {' '.join(POLICIES)})"
+    parser.add_argument("policies", nargs="*", type=policy, default=POLICIES, help=f"{SPELLING}; {default}")
+    add_decoding(parser)
+    parser.add_record(BUILD / "quality")
+    args = parser.parse_args(argv)
+    decoding = read_decoding(args)
+    record = parser.open_record("quality", args, argv)
+    missing = [text for text in (BASELINE, *args.policies) if text not in record]
+    for text, figures in policy_quality(decoding, missing) if missing else ():
+        record.add(text, **figures)
+    tabulate_quality(record.points).show()
+    tabulate_domains(record.points).show()
+    title = f"What fewer experts cost: {decoding.model.name}, {decoding.layout} a step, held-out text"
+    plot_quality(args.out / "quality.png", record.points, title)
+    print(f"Record: {record.path}, plot: {args.out / 'quality.png'}")
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors("quality"):
+        main()

@@ -1,43 +1,41 @@
 """Many policies on the same held-out text, in batches of one domain and in mixed ones."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from benchmark.common.plan import BASELINE, parse_plan
+from benchmark.common.variant import BASELINE, parse_plan
+from benchmark.quality.decoding import Decoding
 from benchmark.quality.measure import Bench, Outcome, agreement, compare_loss
 from benchmark.quality.model import router_of
 from benchmark.quality.text import Sequences
-from benchmark.quality.workload import Workload
 
 
-def policy_quality(workload: Workload, policies: Sequence[str]) -> list[dict[str, Any]]:
-    """What each policy costs against vanilla, which always comes first: one record a policy, told as it is measured.
+def policy_quality(decoding: Decoding, policies: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What each policy costs against vanilla, which always comes first: (policy, figures), as they are measured.
 
-    A record holds `policy` and, under `one_domain` and `mixed` (how batches are made up), `active_experts` a layer and
-    step, `kept_mass`, `agreement` (share of greedy tokens equal to vanilla's), `answers_right` of the arithmetic
-    `answers`, and `loss`: of `all` text and of each domain, the fields of `Loss`.
+    Under `one_domain` and `mixed` (how batches are made up) lie `active_experts` a layer and step, `kept_mass`,
+    `agreement` (share of greedy tokens equal to vanilla's), `answers_right` of the arithmetic `answers`, and `loss`: of
+    `all` text and of each domain, the fields of `Loss`.
 
     Raises ValueError for a policy, a model or a text that will not do, before anything is measured.
     """
-    plans = {text: parse_plan(text, workload.tokens_per_request > 1) for text in dict.fromkeys([BASELINE, *policies])}
-    model, sequences = workload.load()
+    plans = {text: parse_plan(text, decoding.tokens_per_request > 1) for text in dict.fromkeys([BASELINE, *policies])}
+    model, sequences = decoding.load()
     for plan in plans.values():
         plan.check(*router_of(model))
     batches = {"one_domain": sequences, "mixed": sequences.take(sequences.mixing())}
-    benches = {name: Bench(model, chosen, workload.prompt) for name, chosen in batches.items()}
+    benches = {name: Bench(model, chosen, decoding.prompt) for name, chosen in batches.items()}
     vanilla: dict[str, Outcome] = {}
-    records = []
     for text, plan in plans.items():
-        outcomes = {name: bench.run(plan, workload.layout) for name, bench in benches.items()}
+        outcomes = {name: bench.run(plan, decoding.layout) for name, bench in benches.items()}
         vanilla = vanilla or outcomes
-        parts = {name: summarize(outcome, vanilla[name], batches[name]) for name, outcome in outcomes.items()}
-        records.append({"policy": text, **parts})
-        told = parts["one_domain"]
+        figures = {name: summarize(outcome, vanilla[name], batches[name]) for name, outcome in outcomes.items()}
+        told = figures["mixed"]
         print(f"{text}: {told['active_experts']:.1f} experts, {told['loss']['all']['delta']:+.4f} nats", flush=True)
-    return records
+        yield text, figures
 
 
 def summarize(outcome: Outcome, vanilla: Outcome, sequences: Sequences) -> dict[str, Any]:

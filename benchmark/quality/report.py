@@ -1,95 +1,75 @@
-"""A comparison of policies on paper: the table, the JSON record and the plot."""
+"""A record of policies' quality on paper: the tables and the plot."""
 
-import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
-from rich.console import Console
-from rich.table import Table
-
-from benchmark.common.machine import describe_machine
+from benchmark.common.plot import make_figure, save_figure
+from benchmark.common.table import Table
 from benchmark.common.variant import parse_variant
-from benchmark.quality.measure import Loss
 
-BATCHES = {"one_domain": "batches of one domain", "mixed": "mixed batches"}
-
-
-def print_tables(records: Sequence[Mapping[str, Any]], title: str) -> None:
-    """Print one row a policy, then the losses of each domain: millinats above vanilla's, ± the standard error."""
-    headings = ["policy", "experts", "kept mass", "mnats", "mixed: experts", "mnats", "greedy same", "answers right"]
-    print_table(title, headings, [_summary_row(record) for record in records])
-    domains = [name for name in records[0]["one_domain"]["loss"] if name != "all"]
-    by_domain = [[record["policy"], *(_loss(record, domain) for domain in domains)] for record in records]
-    print_table("the same by domain, in batches of one domain, mnats", ["policy", *domains], by_domain)
+BATCHES = {"one_domain": "one domain", "mixed": "mixed"}
+"""How batches are made up, in a record and in words."""
+NOTE = """\
+Batches of one domain and mixed ones hold the same sequences; only their company differs. Loss: cross-entropy above
+vanilla's on the same tokens, in thousandths of a nat a token, ± the standard error of the paired differences; within
+two errors a figure says nothing. Greedy same: tokens for which the most likely one is vanilla's."""
 
 
-def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> None:
-    """Print a table: the first columns are text, the others numbers."""
-    table = Table(title=title, title_justify="left")
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if index < text_columns else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    # Into a file as wide as it takes.
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+def tabulate_quality(points: Mapping[str, Any]) -> Table:
+    """A row a policy: its figures in batches of one domain, then in mixed ones."""
+    kinds = ("experts", "kept mass", "loss, mnats", "greedy same", "sums right")
+    headings = ["policy", *(f"{words}: {kind}" for words in BATCHES.values() for kind in kinds)]
+    rows = [[policy, *(cell for name in BATCHES for cell in _cells(point[name]))] for policy, point in points.items()]
+    baseline = next(iter(points.values()))["mixed"]["loss"]["all"]["cross_entropy"]
+    note = f"{NOTE} Vanilla's cross-entropy is {baseline:.3f} nats a token."
+    return Table("Quality of policies", headings, rows, note)
 
 
-def _summary_row(record: Mapping[str, Any]) -> list[str]:
-    one, mixed = record["one_domain"], record["mixed"]
+def tabulate_domains(points: Mapping[str, Any]) -> Table:
+    """A row a policy: its loss in each domain, in batches of one domain."""
+    domains = [name for name in next(iter(points.values()))["one_domain"]["loss"] if name != "all"]
+    losses = {policy: point["one_domain"]["loss"] for policy, point in points.items()}
+    rows = [[policy, *(format_loss(loss[domain]) for domain in domains)] for policy, loss in losses.items()]
+    return Table("Loss by domain, in batches of one domain, mnats", ["policy", *domains], rows)
+
+
+def format_loss(loss: Mapping[str, float]) -> str:
+    """The difference to vanilla in millinats, with its error."""
+    return f"{loss['delta'] * 1000:+.1f} ± {loss['error'] * 1000:.1f}"
+
+
+def _cells(figures: Mapping[str, Any]) -> list[str]:
     return [
-        record["policy"],
-        f"{one['active_experts']:.1f}",
-        f"{one['kept_mass']:.3f}",
-        _loss(record, "all"),
-        f"{mixed['active_experts']:.1f}",
-        _loss(record, "all", batches="mixed"),
-        f"{one['agreement']:.1%}",
-        f"{one['answers_right']} / {one['answers']}",
+        f"{figures['active_experts']:.1f}",
+        f"{figures['kept_mass']:.3f}",
+        format_loss(figures["loss"]["all"]),
+        f"{figures['agreement']:.1%}",
+        f"{figures['answers_right']} / {figures['answers']}",
     ]
 
 
-def _loss(record: Mapping[str, Any], text: str, batches: str = "one_domain") -> str:
-    return str(Loss(**record[batches]["loss"][text]))
-
-
-def write_record(path: Path, command: Sequence[str], **content: Any) -> None:
-    """Write `content` as JSON with the date, the hardware, the versions and the command."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    record = {**describe_machine(), "command": list(command), **content}
-    path.write_text(json.dumps(record, indent=1, default=str) + "\n")
-
-
-def write_plot(path: Path, records: Sequence[Mapping[str, Any]], title: str) -> None:
-    """Plot the loss above vanilla's against active experts, a line a family of policies, for both kinds of batches."""
+def plot_quality(path: Path, points: Mapping[str, Any], title: str) -> None:
+    """The loss above vanilla's against active experts, a line a family of policies, for both kinds of batches."""
     families: dict[str, list[Mapping[str, Any]]] = {}
-    for record in records:
-        families.setdefault(family_of(record["policy"]), []).append(record)
-    figure, axes = pyplot.subplots(1, len(BATCHES), figsize=(13, 5), sharey=True, layout="constrained")
-    for axis, (batches, label) in zip(axes, BATCHES.items(), strict=True):
+    for policy, point in points.items():
+        families.setdefault(family_of(policy), []).append(point)
+    figure, (axes,) = make_figure(title, 1, len(BATCHES), share_y=True)
+    for axis, (name, words) in zip(axes, BATCHES.items(), strict=True):
         for family, members in families.items():
-            points = sorted((one[batches]["active_experts"], one[batches]["loss"]["all"]) for one in members)
-            experts, losses = [x for x, _ in points], [loss for _, loss in points]
-            deltas, errors = ([loss[key] * 1000 for loss in losses] for key in ("delta", "error"))
+            figures = sorted((one[name] for one in members), key=lambda one: one["active_experts"])
+            experts = [one["active_experts"] for one in figures]
+            deltas, errors = ([one["loss"]["all"][key] * 1000 for one in figures] for key in ("delta", "error"))
             axis.errorbar(experts, deltas, yerr=errors, fmt="o-", capsize=2, label=family)
-        axis.set(xlabel="active experts a layer and step", title=label)
+        axis.set_title(f"batches: {words}", fontsize=9)
+        axis.set_xlabel("active experts a layer and step")
         axis.set_yscale("symlog", linthresh=1)  # linear below one millinat, where the noise is
-        axis.grid(alpha=0.3)
     axes[0].set_ylabel("cross-entropy above vanilla's, millinats a token")
-    axes[0].legend()
-    figure.suptitle(title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def family_of(policy: str) -> str:
-    """The policy without its numbers: what one line of a plot joins."""
+    """The policy and its keys without their numbers: what one line of a plot joins."""
     variant = parse_variant(policy)
-    words = [f"{key}={value}" for key, value in variant.keys.items() if isinstance(value, str)]
+    words = [f"{key}={value}" if isinstance(value, str) else key for key, value in variant.keys.items()]
     return " ".join([policy.partition(":")[0], *words])

@@ -45,9 +45,14 @@ def measure_nats(server: Server, tokens: torch.Tensor, prompt: int, batch: int) 
     return nats[:, 1:]
 
 
-def measure_sums(server: Server, texts: Path, count: int = 160) -> float:
-    """Share of the first `count` arithmetic problems of the held-out text answered right, each after a solved one."""
-    lines = (texts / "arithmetic.txt").read_text().splitlines()[: count + 1]
+def measure_sums(server: Server, texts: Path, count: int) -> float | None:
+    """Share of the first `count` arithmetic problems of the held-out text answered right, each after a solved one; None
+    where the text has none.
+    """
+    path = texts / "arithmetic.txt"
+    if not path.exists():
+        return None
+    lines = path.read_text().splitlines()[: count + 1]
     cuts = [line.rindex("A:") + len("A:") for line in lines]
     problems = [(f"{lines[i - 1]}\n{lines[i][: cuts[i]]}", f"{lines[i][cuts[i] :]}\n") for i in range(1, len(lines))]
     return measure_answers(server, problems, batch=16)

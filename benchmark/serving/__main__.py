@@ -1,81 +1,48 @@
 """Compare expert policies in the real server: `python -m benchmark.serving vanilla xshare:k0=1,add=24 oea:k0=3`."""
 
 import argparse
-import sys
-from pathlib import Path
+from collections.abc import Sequence
 
+from benchmark.common.command import COUNTS, Parser, folder, one_line_errors, policy
+from benchmark.common.comparison import Comparison, is_measured, measure
+from benchmark.common.large_model import make
 from benchmark.common.paths import BUILD, LARGE, TEXTS
-from benchmark.common.rounds import Workload, compare
-from benchmark.common.server import one_line_errors
-from benchmark.common.variant import SPELLING, Variant, parse_variant
-from benchmark.serving.report import Comparison, describe_workload, print_table, write_plot, write_record
+from benchmark.common.plot import plot_speed
+from benchmark.common.rounds import Workload, serve
+from benchmark.common.variant import SPELLING, parse_variant
+from benchmark.serving.report import KEY, tabulate_serving
+
+POLICIES = ("vanilla", "xshare:k0=1,add=24", "xshare:k0=1,add=16", "oea:k0=3", "lynx-lat:retain=32")
 
 
-def main() -> None:
-    """Measure, print the table, write the record and the plot."""
-    args = _parse_args()
-    counts = {name: getattr(args, name) for name in COUNTS}
-    workload = Workload(args.model, args.texts, seed=args.seed, **counts)
-    comparison = Comparison(workload, compare(workload, args.policies, args.server_args))
-    title = f"{workload.model.name}: {describe_workload(workload)}"
-    print_table(title, [comparison])
-    write_record(args.out / "serving.json", sys.argv, [comparison])
-    write_plot(args.out / "serving.png", title, [comparison])
-    print(f"Record: {args.out / 'serving.json'}, plot: {args.out / 'serving.png'}")
-
-
-# Flag, default and help of every count of `Workload`.
-COUNTS = {
-    "rounds": (5, "alternating rounds"),
-    "requests": (32, "requests a round and policy"),
-    "concurrency": (16, "requests at a time"),
-    "input_tokens": (8, "tokens a prompt"),
-    "output_tokens": (32, "tokens a continuation"),
-}
-
-
-def _parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmark.serving", description=__doc__)
-    parser.add_argument(
-        "policies", nargs="+", type=_variant, help=f"{SPELLING}; the first is the baseline of the ratios"
-    )
-    parser.add_argument("--model", type=_folder, default=LARGE, help="checkpoint folder (default: %(default)s)")
-    parser.add_argument(
-        "--texts", type=_folder, default=TEXTS, help="folder of *.txt for prompts (default: %(default)s)"
-    )
-    for name, (default, text) in COUNTS.items():
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=_positive, default=default, help=f"{text} (default: {default})")
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure into the record, print the table, write the plot."""
+    parser = Parser("benchmark.serving", __doc__)
+    default = f"the first is the baseline of the ratios (default: {' '.join(POLICIES)})"
+    parser.add_argument("policies", nargs="*", type=policy, default=POLICIES, help=f"{SPELLING}; {default}")
+    parser.add_argument("--model", type=folder, default=LARGE, help="checkpoint folder (default: the generated one)")
+    parser.add_argument("--texts", type=folder, default=TEXTS, help="*.txt for prompts (default: the trained model's)")
+    parser.add_counts()
     parser.add_argument("--seed", type=int, default=0, help="chooses the prompts (default: 0)")
-    parser.add_argument("--out", type=Path, default=BUILD / "bench", help="folder of the results")
+    parser.add_record(BUILD / "serving")
     parser.add_argument("--server-args", nargs=argparse.REMAINDER, default=[], help="the rest goes to every server")
-    args = parser.parse_args()
-    names = [variant.name for variant in args.policies]
-    if len(set(names)) < len(names):
-        parser.error(f"policies {' '.join(names)}: each may be given once")
-    return args
-
-
-def _variant(text: str) -> Variant:
-    try:
-        return parse_variant(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _folder(text: str) -> Path:
-    path = Path(text)
-    if not path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is no folder")
-    return path.resolve()
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a whole number above 0")
-    return int(text)
+    args = parser.parse_args(argv)
+    if len(set(args.policies)) < len(args.policies):
+        parser.error(f"policies {' '.join(args.policies)}: each may be given once")
+    record = parser.open_record("serving", args, argv)
+    if not is_measured(record, KEY):
+        if args.model == LARGE:
+            make()
+        counts = {name: getattr(args, name) for name in COUNTS}
+        workload = Workload(args.model, args.texts, seed=args.seed, **counts)
+        variants = [parse_variant(text) for text in args.policies]
+        with serve(args.model, variants, args.server_args) as servers:
+            measure(record, KEY, workload, variants, servers)
+    tabulate_serving(record.points).show()
+    plot_speed(args.out / "serving.png", [Comparison.read(record.points[KEY])])
+    print(f"Record: {record.path}, plot: {args.out / 'serving.png'}")
 
 
 if __name__ == "__main__":
-    with one_line_errors("bench"):
+    with one_line_errors("serving"):
         main()

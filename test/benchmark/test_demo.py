@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from serving.stand_in import write_stand_in
+from common.stand_in import write_stand_in
 
 from benchmark.common.paths import ROOT
 

@@ -8,8 +8,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from scripts import make_large_moe
-from scripts.make_large_moe import make
 from training.export import export, untied
 from training.tokenizer import encode, train_tokenizer
 
@@ -87,39 +85,3 @@ def test_tokenizer_keeps_text_and_digits(tokenizer_folder: Path) -> None:
     assert tokenizer.decode(ids) == TEXT
     assert [tokenizer.decode(token) for token in tokenizer.encode("1234")] == ["1", "2", "3", "4"]
     assert tokenizer.encode("<|endoftext|>") == [tokenizer.eos_token_id] == [0]
-
-
-def test_large_model_is_made_once_and_the_same(
-    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(make_large_moe, "TOKENIZER", tokenizer_folder)
-    first, second = tmp_path / "a" / "model", tmp_path / "b" / "model"
-    assert make(first, SMALL)
-    assert make(second, SMALL)
-    weights = (first / "model.safetensors").read_bytes()
-    assert weights == (second / "model.safetensors").read_bytes()
-    assert not make(first, SMALL, seed=1)
-    assert weights == (first / "model.safetensors").read_bytes()
-    assert [path.name for path in first.parent.iterdir()] == ["model"]
-
-
-def test_a_failed_make_leaves_nothing(tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(make_large_moe, "TOKENIZER", tokenizer_folder)
-    monkeypatch.setattr(make_large_moe, "export", fail)
-    with pytest.raises(OSError, match="disk full"):
-        make(tmp_path / "model", SMALL)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_router_logits_of_the_large_model_are_spread(
-    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(make_large_moe, "TOKENIZER", tokenizer_folder)
-    make(tmp_path / "model", SMALL)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
-    with torch.inference_mode():
-        logits = torch.stack(model(torch.arange(200)[None], output_router_logits=True).router_logits)
-    assert logits.std().item() == pytest.approx(make_large_moe.ROUTER_LOGIT_SPREAD, rel=0.2)

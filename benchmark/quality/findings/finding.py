@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
-from benchmark.common.plan import BASELINE, parse_plan
+from benchmark.common.variant import BASELINE, parse_plan
 from benchmark.quality.measure import Bench, Outcome
 from benchmark.quality.model import Layout, router_of
 from benchmark.quality.text import Sequences

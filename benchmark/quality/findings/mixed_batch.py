@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 import torch
 from matplotlib.figure import Figure
 
+from benchmark.common.plot import make_figure
 from benchmark.quality.findings.finding import Finding, Study, Verdict
 from benchmark.quality.findings.ladder import Gap, measure_gap
 from benchmark.quality.measure import Loss, compare_loss
@@ -14,7 +15,7 @@ BY_REQUEST = tuple(
     for keys in ("k0=1,add=0,add_per_request=4", "k0=1,add=0,add_per_request=5", "k0=2,add=0,add_per_request=4")
 )
 BY_BATCH = tuple(f"xshare:k0=1,add={add}" for add in (8, 16, 24))
-RUNGS = tuple(f"xshare:k0=1,add={add}" for add in range(6, 25))
+RUNGS = tuple(f"xshare:k0=1,add={add}" for add in range(6, 25, 2))
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,7 @@ def _judge(mixings: dict[str, Mixing]) -> list[Verdict]:
 
 
 def _plot(mixings: dict[str, Mixing]) -> Figure:
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axis = figure.subplots()
+    figure, ((axis,),) = make_figure("From batches of one domain to mixed ones: more experts, and what that costs")
     sides = {
         "one domain": [(mixing.active, mixing.loss) for mixing in mixings.values()],
         "mixed": [(mixing.mixed_active, mixing.mixed_loss) for mixing in mixings.values()],
@@ -116,6 +116,4 @@ def _plot(mixings: dict[str, Mixing]) -> Figure:
         axis.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "grey"})
         axis.annotate(policy.removeprefix("xshare:"), end, (3, 3), textcoords="offset points", fontsize=7)
     axis.set(xlabel="active experts a layer and step", ylabel="cross-entropy above vanilla's, millinats")
-    axis.grid(alpha=0.3)
-    axis.legend()
     return figure

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from matplotlib.figure import Figure
 
+from benchmark.common.plot import make_figure
 from benchmark.quality.findings.finding import Finding, Study, Verdict
 from benchmark.quality.model import router_logits
 
@@ -87,12 +88,10 @@ def _judge(means: dict[str, list[float]], errors: dict[str, list[float]], column
 
 
 def _plot(means: dict[str, list[float]], sizes: list[int]) -> Figure:
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axis = figure.subplots()
+    figure, ((axis,),) = make_figure("Experts that two tokens share among their top k")
     width = 0.8 / len(KINDS)
     for index, kind in enumerate(KINDS):
         axis.bar([place + index * width for place in range(len(sizes))], means[kind], width, label=kind)
     axis.set_xticks([place + 0.4 - width / 2 for place in range(len(sizes))], [f"k = {size}" for size in sizes])
     axis.set_ylabel("experts in common, mean of the layers")
-    axis.legend()
     return figure

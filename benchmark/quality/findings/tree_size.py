@@ -3,6 +3,7 @@
 import torch
 from matplotlib.figure import Figure
 
+from benchmark.common.plot import make_figure
 from benchmark.quality.findings.finding import Finding, Study, Verdict
 from benchmark.quality.model import prefill, router_logits
 from sglang_xshare import build_plan, select
@@ -120,14 +121,11 @@ def _judge(
 
 
 def _plot(curves: dict[str, Curve]) -> Figure:
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axis = figure.subplots()
+    figure, ((axis,),) = make_figure("The larger the draft tree, the more experts its verification wakes")
     for name, curve in curves.items():
         style = "k:" if name == "independent tokens" else "o--" if "moe-spec" in name else "o-"
         axis.plot(list(curve), list(curve.values()), style, label=name)
     axis.set_xscale("log", base=2)
     axis.set_xticks(SIZES, [str(size) for size in SIZES])
     axis.set(xlabel="draft tokens", ylabel="active experts, mean of the layers")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
     return figure

@@ -1,14 +1,21 @@
-"""Made-up records of every stage: figures that can be checked by hand, which no machine has measured."""
+"""Made-up records of every experiment: figures that can be checked by hand, which no machine has measured."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmark.gpu.record import Record
+from benchmark.common.evidence import Evidence
+from benchmark.common.record import Record
+from benchmark.common.rounds import Series, Workload
+from benchmark.common.variant import parse_variant
 
 # 34 us + 2 us an expert, one expert being 9,437,184 bytes.
 LAYER: dict[str, dict[str, Any]] = {
     "copy": {"gb_per_s": 4000.0},
-    **{f"qwen3-30b-a3b/active={n}": {"active": n, "us": 34.0 + 2.0 * n, "expert_bytes": 9437184} for n in (8, 24, 128)},
+    **{
+        f"qwen3-30b-a3b/active={n}": {"active": n, "us": 34.0 + 2.0 * n, "expert_bytes": 9437184}
+        for n in (8, 24, 48, 64, 128)
+    },
     "qwen3-30b-a3b/off": {"active": 49.0, "us": 132.0},
     "qwen3-30b-a3b/oea:k0=3": {"active": 24.0, "us": 79.2},
     "qwen3-30b-a3b/oea:k0=5": {"active": 35.0, "us": 105.6},
@@ -18,23 +25,23 @@ LAYER: dict[str, dict[str, Any]] = {
 
 
 def served(off: float, on: float, accept_length: float | None = None) -> dict[str, Any]:
-    """A point of alternating rounds: output tokens a second of two variants."""
+    """A point of one round: output tokens a second of two variants."""
 
-    def row(speed: float, before: float | None, after: float | None) -> dict[str, Any]:
-        return {
-            "throughput": {"median": speed},
-            "paired_ratio": {"median": speed / off},
-            "experts_before": before,
-            "experts_after": after,
-            "accept_length": accept_length,
-        }
+    def series(name: str, speed: float, evidence: Evidence) -> Series:
+        times = {"median_tpot_ms": 10.0, "median_ttft_ms": 5.0, "accept_length": accept_length}
+        return Series(parse_variant(name), ["launch"], [{"output_throughput": speed, **times}], [evidence])
 
-    return {"summary": [row(off, None, None), row(on, 80.0, 40.0)]}
+    both = [
+        series("off", off, Evidence(None, None, None, 0, 9)),
+        series("xshare", on, Evidence(80.0, 40.0, 0.9, 8, 1)),
+    ]
+    workload = Workload(Path("model"), Path("texts"), rounds=1)
+    return {"workload": asdict(workload), "series": [asdict(one) for one in both]}
 
 
-def write_record(folder: Path, stage: str, points: dict[str, dict[str, Any]]) -> Record:
+def write_record(folder: Path, experiment: str, points: dict[str, dict[str, Any]]) -> Record:
     """A record on disk with these points."""
-    record = Record(folder, stage, ["made up"])
+    record = Record(folder, experiment, ["made up"])
     for key, point in points.items():
         record.add(key, **point)
     return record

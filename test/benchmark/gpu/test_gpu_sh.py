@@ -1,4 +1,4 @@
-"""The one command: without a GPU it says so and prints no number; with one it runs every stage, whatever fails."""
+"""The one command: without a GPU it says so and prints no number; with one it runs every experiment, whatever fails."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ import pytest
 
 from benchmark.common.paths import ROOT
 
-# Stands for Python in the environment: notes what it runs, fails the stage named in $FAIL, hangs in the one in $HANG.
+# Stands for Python in the environment: notes what it runs, fails the experiment in $FAIL, hangs in that in $HANG.
 PYTHON = """#!/bin/sh
 echo "$*" >>ran
 [ "$1" = -c ] && exit 0
@@ -45,7 +45,7 @@ def run(checkout, *args, gpu=True, **env):
     return subprocess.run([script, *args], env=environment, capture_output=True, text=True)
 
 
-def stages(checkout):
+def experiments(checkout):
     """What `python -m benchmark.gpu` was called with, without the folder."""
     lines = (checkout / "ran").read_text().splitlines()
     calls = [line.removeprefix("-m benchmark.gpu ") for line in lines if line.startswith("-m benchmark.gpu ")]
@@ -53,61 +53,62 @@ def stages(checkout):
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")
-@pytest.mark.parametrize("stage", ["all", "layer"])
-def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_2(checkout, stage):
-    refused = run(checkout, stage, gpu=False)
+@pytest.mark.parametrize("experiment", ["all", "layer"])
+def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_2(checkout, experiment):
+    refused = run(checkout, experiment, gpu=False)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr == "gpu: no NVIDIA GPU answers here; nothing was measured\n"
     assert not (checkout / "ran").exists()
     assert not (checkout / "results").exists()
 
 
-def test_an_unknown_stage_is_refused(checkout):
+def test_an_unknown_experiment_is_refused(checkout):
     refused = run(checkout, "lyaer")
     assert refused.returncode == 1
-    assert refused.stderr == "gpu: stage 'lyaer': allowed is selection layer server eagle3 replay align tune or all\n"
+    assert refused.stderr == "gpu: experiment 'lyaer': allowed is selection layer server eagle3 replay tune or all\n"
 
 
-def test_all_patches_then_checks_then_runs_every_stage(checkout):
+def test_all_patches_then_checks_then_runs_every_experiment(checkout):
     assert run(checkout).returncode == 0
     assert (checkout / "ran").read_text().splitlines()[:2] == [
         "-m sglang_xshare patch apply",
         "-m benchmark.gpu.preflight",
     ]
-    models = ["server qwen3-30b-a3b", "server gpt-oss-120b", "server gpt-oss-20b"]
-    assert stages(checkout) == ["selection", "layer", *models, "eagle3", "replay", "align", "tune", "table"]
+    models = ["qwen3-30b-a3b", "gpt-oss-120b", "gpt-oss-20b", "qwen3-30b-a3b-aligned"]
+    served = [f"server {model}" for model in models]
+    assert experiments(checkout) == ["selection", "layer", *served, "eagle3", "replay", "tune", "table"]
 
 
-def test_one_stage_alone_and_its_models(checkout):
+def test_one_experiment_alone_and_its_models(checkout):
     assert run(checkout, "server", "gpt-oss-20b").returncode == 0
-    assert stages(checkout) == ["server gpt-oss-20b", "table"]
+    assert experiments(checkout) == ["server gpt-oss-20b", "table"]
 
 
-def test_a_policy_reaches_the_stage_that_tunes_for_it(checkout):
+def test_a_policy_reaches_the_experiment_that_tunes_for_it(checkout):
     assert run(checkout, "tune", "gpt-oss-20b", POLICY="oea:k0=3").returncode == 0
     assert "-m benchmark.gpu tune gpt-oss-20b --out results --policy oea:k0=3" in (checkout / "ran").read_text()
     assert run(checkout, "layer", POLICY="oea:k0=3").returncode == 0
     assert "layer --out results\n" in (checkout / "ran").read_text().replace(str(checkout) + "/", "")
 
 
-def test_a_failed_stage_does_not_stop_the_others(checkout):
+def test_a_failed_experiment_does_not_stop_the_others(checkout):
     failed = run(checkout, FAIL="layer")
     assert failed.returncode == 1
-    assert stages(checkout)[-5:] == ["eagle3", "replay", "align", "tune", "table"]
+    assert experiments(checkout)[-4:] == ["eagle3", "replay", "tune", "table"]
     assert failed.stderr.endswith("gpu: not finished: layer\n")
 
 
-def test_a_stage_is_stopped_at_its_limit_and_the_table_still_comes(checkout):
+def test_an_experiment_is_stopped_at_its_limit_and_the_table_still_comes(checkout):
     stopped = run(checkout, "layer", HANG="layer", LIMIT="2")
     assert stopped.returncode == 1
     assert "gpu: layer: stopped at its limit; what it measured is kept" in stopped.stderr
-    assert stages(checkout) == ["layer", "table"]
+    assert experiments(checkout) == ["layer", "table"]
 
 
 def test_kernels_that_do_not_run_end_it(checkout):
     (checkout / "venv/bin/python").write_text(PYTHON + '[ "$2" != benchmark.gpu.preflight ]\n')
     assert run(checkout).returncode == 1
-    assert stages(checkout) == []
+    assert experiments(checkout) == []
 
 
 def test_the_archive_is_unpacked_once_and_used(checkout):

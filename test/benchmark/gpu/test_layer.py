@@ -1,4 +1,4 @@
-"""What stage `layer` feeds the layer: logits as real batches have them, and exactly as many experts as it says."""
+"""What experiment `layer` feeds the layer: logits as real batches have them, and exactly as many experts as it says."""
 
 from unittest.mock import Mock
 
@@ -74,5 +74,5 @@ def test_the_runner_takes_what_the_policy_sorted():
 
 
 def test_an_unknown_model_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="model qwen4: allowed in stage layer is qwen3-30b-a3b, gpt-oss-120b"):
+    with pytest.raises(ValueError, match="model qwen4: allowed in experiment layer is qwen3-30b-a3b, gpt-oss-120b"):
         measure(write_record(tmp_path, "layer", {}), ["qwen4"])

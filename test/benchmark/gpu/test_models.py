@@ -44,9 +44,9 @@ print(json.dumps(models))
 
 
 def commands() -> list[list[str]]:
-    """Every command line that a stage would start a server with."""
+    """Every command line that an experiment would start a server with."""
     by_model: list[tuple[str, list[Variant], list[str]]] = [
-        *((name, [parse_variant(text) for text in server.VARIANTS], []) for name in server.CONCURRENCIES),
+        *((case.model, list(case.variants), []) for case in server.CASES.values()),
         (eagle3.MODEL, [parse_variant(text) for text in eagle3.VARIANTS], eagle3.draft_args()),
         (replay.MODEL, [*replay.LIVE.values(), *replay.MASKING], []),
     ]
@@ -76,7 +76,7 @@ def test_upstream_reads_every_model_and_every_flag(tmp_path, patched_release, ve
     }
 
 
-@pytest.mark.parametrize("text", {*server.VARIANTS, *eagle3.VARIANTS} - {"off"})
+@pytest.mark.parametrize("text", {server.POLICY, *eagle3.VARIANTS} - {"off"})
 def test_every_policy_can_be_served(text):
     variant = parse_variant(text)
     assert variant.policy is not None

@@ -94,7 +94,8 @@ def test_selection_bar():
         {"policy": "xshare", "rows": 16, "experts": 128, "us": 3.9, **sorting},
         {"policy": "xshare", "rows": 64, "experts": 256, "us": 5.0, **sorting},
     ]
-    rows = selection.rows({"tests": {"passed": True}, "kernels": {"cases": 300, "times": times}})
+    measured = {f"xshare/{one['rows']}x{one['experts']}": one for one in times}
+    rows = selection.rows({"tests": {"passed": True}, "cases": {"equal": 300}, **measured})
     assert [row.verdict for row in rows] == ["pass", "pass", "pass", "miss", "", ""]
     assert rows[2].measured == "3.90 us, upstream's router 2.00 us: 1.95 x"
     assert rows[4].measured == "6.00 us, upstream's router and sorting 20.00 us"
@@ -110,7 +111,7 @@ def test_table_of_a_folder(tmp_path, capsys):
         in (summary)
     )
     assert "69.1 % of the copy" in printed
-    assert {stage for stage, _ in list_rows(tmp_path)} == {"layer"}
+    assert {experiment for experiment, _ in list_rows(tmp_path)} == {"layer"}
 
 
 def test_a_folder_without_a_record_is_refused(tmp_path):

@@ -1,5 +1,5 @@
-"""Stage `tune`: what it routes, keeps, goes on from and writes. The layer and the timer are stand-ins; routing, the
-override and the files are upstream's own.
+"""Experiment `tune`: what it routes, keeps, goes on from and writes. The layer and the timer are stand-ins; routing,
+the override and the files are upstream's own.
 """
 
 import json
@@ -10,11 +10,11 @@ import torch
 from gpu.recorded import write_record
 from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe_triton_config, get_config
 
+from benchmark.common.record import Record
 from benchmark.gpu import launch, moe_layer, timing, tune
 from benchmark.gpu.launch import CHOICES
 from benchmark.gpu.layer import SHAPES
 from benchmark.gpu.moe_layer import draw_logits
-from benchmark.gpu.record import Record
 from benchmark.gpu.table import show_table
 from benchmark.gpu.tune import POLICY, TOKENS, measure, plan_at, rows, write_configs
 from sglang_xshare import Batch, Router, build_plan, select
@@ -238,6 +238,6 @@ def test_the_table_has_both_times_the_bandwidth_and_the_bar(tmp_path):
     assert "| tune | qwen3-30b-a3b, 16 tokens, 32.5 experts | 120.0 -> 90.0 us" in (tmp_path / "summary.md").read_text()
 
 
-def test_the_shapes_are_those_of_stage_layer():
+def test_the_shapes_are_those_of_experiment_layer():
     assert tune.SHAPES is SHAPES
     assert {"qwen3-30b-a3b", "gpt-oss-120b", "gpt-oss-20b"} == set(SHAPES)

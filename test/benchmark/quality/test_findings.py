@@ -88,28 +88,26 @@ def test_a_policy_is_run_once(study):
     assert mixed.active != first.active
 
 
-def test_command_finds_everything(checkpoint, tmp_path, monkeypatch, capsys):
+def test_command_finds_everything(checkpoint, tmp_path, capsys):
     counts = ("--per-domain", "4", "--batch", "4", "--prompt", "16", "--steps", "128")
-    monkeypatch.setattr("sys.argv", ["findings", "--model", str(checkpoint), *counts, "--out", str(tmp_path)])
-    command.main()
-    findings = json.loads((tmp_path / "findings.json").read_text())["findings"]
-    assert [one["name"] for one in findings] == list(command.FINDINGS)
-    assert all(one["verdicts"] for one in findings)
-    for one in findings:
-        assert (tmp_path / f"{one['name']}.png").stat().st_size > 10_000
+    arguments = ["--model", str(checkpoint), *counts, "--out", str(tmp_path)]
+    command.main(arguments)
+    findings = json.loads((tmp_path / "findings.json").read_text())["points"]
+    assert list(findings) == list(command.FINDINGS)
+    assert all(one["verdicts"] for one in findings.values())
+    for name in findings:
+        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
     printed = capsys.readouterr().out
     assert "The papers' claims" in printed
-    active = findings[1]["numbers"]["active"]
+    active = findings["tree-size"]["numbers"]["active"]
     assert active["chain"]["1"] == 4.0
     assert active["independent tokens"]["2"] == pytest.approx(16 * (1 - 0.75**2))
-    vanilla = findings[2]["numbers"][0]
+    vanilla = findings["per-request"]["numbers"][0]
     assert vanilla["policy"] == "vanilla"
     assert vanilla["loss"]["delta"] == 0
     assert vanilla["kept_mass"] == 1
 
 
-def test_command_names_an_unknown_finding(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["findings", "overlaps"])
-    with pytest.raises(SystemExit):
-        command.main()
-    assert "finding 'overlaps': allowed are overlap, tree-size" in capsys.readouterr().err
+def test_command_names_an_unknown_finding():
+    with pytest.raises(SystemExit, match="finding 'overlaps': allowed are overlap, tree-size"):
+        command.main(["overlaps"])

@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from benchmark.common.plan import parse_plan
+from benchmark.common.variant import parse_plan
 from benchmark.quality.measure import Bench
 from benchmark.quality.model import Layout, load_model
 from benchmark.quality.served import SERVER_ARGS, measure_nats

@@ -1,0 +1,91 @@
+"""What the benchmarks' command lines have in common: flags, their types, and one line for whatever goes wrong."""
+
+import argparse
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from benchmark.common.record import Record
+from benchmark.common.variant import parse_variant
+
+# Flag, default and help of the counts of a served workload.
+COUNTS = {
+    "rounds": (5, "alternating rounds"),
+    "requests": (32, "requests a round and policy"),
+    "concurrency": (16, "requests at a time"),
+    "input_tokens": (8, "tokens a prompt"),
+    "output_tokens": (32, "tokens a continuation"),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """Of `python -m <module>`. A wrong command line is one line and exit code 1."""
+
+    def __init__(self, module: str, description: str | None) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog=f"python -m {module}", description=description, formatter_class=formatter)
+
+    def error(self, message: str) -> NoReturn:
+        sys.exit(f"{self.prog}: {message}")
+
+    def add_counts(self, **defaults: int) -> None:
+        """Flags of the counts of a served workload, with these defaults or the usual ones."""
+        for name, (usual, text) in COUNTS.items():
+            self.add_count(name, defaults.get(name, usual), text)
+
+    def add_count(self, name: str, default: int, text: str) -> None:
+        """A flag that takes a whole number above 0."""
+        flag = "--" + name.replace("_", "-")
+        self.add_argument(flag, type=positive, default=default, metavar="N", help=f"{text} (default: {default})")
+
+    def add_record(self, out: Path) -> None:
+        """Flags of the record; `open_record` reads them."""
+        self.add_argument("--out", type=Path, default=out, help="folder of record and plots (default: %(default)s)")
+        self.add_argument("--resume", action="store_true", help="go on from the record that is in that folder")
+
+    def open_record(self, experiment: str, args: argparse.Namespace, argv: Sequence[str] | None = None) -> Record:
+        """The record of a run with these arguments, which are all but those of `add_record`."""
+        asked = {name: value for name, value in vars(args).items() if name not in ("out", "resume")}
+        command = [*self.prog.split(), *(sys.argv[1:] if argv is None else argv)]
+        return Record(args.out, experiment, command, asked, args.resume)
+
+
+def positive(text: str) -> int:
+    """A whole number above 0."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a whole number above 0")
+    return int(text)
+
+
+def folder(text: str) -> Path:
+    """A folder that is there."""
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is no folder")
+    return path.resolve()
+
+
+def policy(text: str) -> str:
+    """A policy that is spelt right."""
+    try:
+        return parse_variant(text).name
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+@contextmanager
+def one_line_errors(program: str) -> Iterator[None]:
+    """What a program says when it is stopped or fails, in place of a traceback; its status is not 0. Servers that run
+    within are stopped on the way out, SIGTERM included.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted; every server is stopped", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    except (RuntimeError, ValueError, OSError) as error:
+        sys.exit(f"{program}: {error}")

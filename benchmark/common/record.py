@@ -1,0 +1,98 @@
+"""What an experiment has measured so far, on disk after every point: a killed run loses only the point it was at."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmark.common.machine import describe_machine
+from benchmark.common.paths import ROOT
+
+FIELDS = {"experiment", "arguments", "sessions", "points"}
+
+
+class Record:
+    """The points of one experiment in `<folder>/<experiment>.json`.
+
+    `arguments` are what was asked for, and must be the same for a record to be continued. Every run that adds points
+    adds an entry to `sessions`: date, hardware, versions, commit and command; each point says by number which session
+    measured it. Paths below the checkout are written as from there.
+
+    Args:
+        resume: go on from the record that is there; else the first point replaces it.
+
+    Raises:
+        ValueError: the record to be continued is none, or is of another experiment or of other arguments.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        experiment: str,
+        command: Sequence[str],
+        arguments: Mapping[str, Any] | None = None,
+        resume: bool = True,
+    ) -> None:
+        self.path = folder / f"{experiment}.json"
+        self._command = list(command)
+        asked = json.loads(_to_json(dict(arguments or {})))
+        self._content: dict[str, Any] = {"experiment": experiment, "arguments": asked, "sessions": [], "points": {}}
+        self._session: int | None = None
+        if resume and self.path.exists():
+            self._content = read_record(self.path, experiment)
+            self._check_arguments(asked)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._content["points"]
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """All of it, as `read_record` gives it."""
+        return self._content
+
+    @property
+    def points(self) -> dict[str, Any]:
+        """Key -> what was measured there."""
+        return self._content["points"]
+
+    def add(self, key: str, **measured: Any) -> None:
+        """Keep a point, on disk when this returns; it replaces one of the same key."""
+        if self._session is None:
+            self._session = len(self._content["sessions"])
+            self._content["sessions"].append({**describe_machine(), "command": self._command})
+        self._content["points"][key] = json.loads(_to_json({"session": self._session, **measured}))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        half = self.path.with_suffix(".half")
+        half.write_text(_to_json(self._content) + "\n")
+        os.replace(half, self.path)
+
+    def _check_arguments(self, asked: Mapping[str, Any]) -> None:
+        recorded = self._content["arguments"]
+        for name in [*recorded, *asked]:
+            if recorded.get(name) != asked.get(name):
+                values = f"{name} = {asked.get(name)}: its record has {recorded.get(name)}"
+                raise ValueError(f"{self.path}: {values}; allowed is the same, another --out, or no --resume")
+
+
+def read_record(path: Path, experiment: str | None = None) -> dict[str, Any]:
+    """A record as it was written: FIELDS. Raises ValueError where the file holds something else."""
+    try:
+        content = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: {error}; needed is a record, or no such file") from None
+    if not isinstance(content, dict) or content.keys() != FIELDS:
+        raise ValueError(f"{path}: not a record; needed is one, with {', '.join(sorted(FIELDS))}, or no such file")
+    if experiment is not None and content["experiment"] != experiment:
+        raise ValueError(f"{path}: a record of {content['experiment']}; needed is one of {experiment}")
+    return content
+
+
+def last_session(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The newest session of a record."""
+    return max(content["sessions"], key=lambda session: session["date"])
+
+
+def _to_json(content: Any) -> str:
+    text = json.dumps(content, indent=1, default=str, allow_nan=False)
+    return text.replace(f"{ROOT}/", "").replace(f'"{ROOT}"', '"."')

@@ -1,0 +1,44 @@
+"""A table, printed for people and as the Markdown of the same rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box, table
+from rich.console import Console
+from rich.text import Text
+
+WIDEST = 400
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under headings. The first `text_columns` columns are words, the others numbers. `note` says below
+    the rows what the cells mean.
+    """
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    text_columns: int = 1
+
+    def show(self) -> None:
+        """Print it; where the terminal is too narrow, or is none, lines are as long as the rows need."""
+        drawn = table.Table(title=Text(self.title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for index, heading in enumerate(self.headings):
+            drawn.add_column(Text(heading), justify="left" if index < self.text_columns else "right")
+        for row in self.rows:
+            drawn.add_row(*map(Text, row))  # as text: rich would take brackets for its own
+        console = Console()
+        needed = console.measure(drawn, options=console.options.update(width=WIDEST)).maximum
+        console.width = max(console.width, min(needed, WIDEST))
+        console.print(drawn)
+        if self.note:
+            print(self.note)
+
+    def to_markdown(self) -> str:
+        """The rows as GitHub shows them, and the note below; without the title, which a page words for itself."""
+        rule = ["---" if index < self.text_columns else "---:" for index in range(len(self.headings))]
+        lines = [self.headings, rule, *self.rows]
+        text = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+        return f"{text}\n\n{self.note}" if self.note else text

@@ -1,0 +1,106 @@
+"""What selection costs: `python -m benchmark.cost [POLICY...]`, spelt as in `python -m benchmark.serving`.
+
+Times select() beside upstream's router on the same logits, and the routing of a decode step with and without the stage,
+and sets the latter against a decode step of a served model. On a GPU `make gpu` times captured graphs instead.
+"""
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Sequence
+
+from benchmark.common.command import Parser, folder, one_line_errors, policy
+from benchmark.common.large_model import make
+from benchmark.common.paths import BUILD, LARGE
+from benchmark.common.record import Record
+from benchmark.common.variant import BASELINE, SPELLING, parse_plan, parse_variant
+from benchmark.cost.report import ROUTING, STEP, shape_key, tabulate_cost
+
+POLICIES = (
+    "xshare:k0=1,add=24",
+    "xshare:k0=1,mass=0.9",
+    "xshare:k0=1,add_per_request=4",
+    "oea:k0=3",
+    "lynx-lat:retain=32",
+    "lynx-acc:confidence=0.3",
+    "moe-spec:budget=32",
+)
+SHAPES = ("16x64", "16x128", "64x128", "64x256")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure into the record, print the table."""
+    parser = Parser("benchmark.cost", __doc__)
+    default = f"{SPELLING} (default: {' '.join(POLICIES)})"
+    parser.add_argument("policies", nargs="*", type=policy, default=POLICIES, help=default)
+    parser.add_argument("--shapes", nargs="+", type=_shape, default=SHAPES, metavar="ROWSxEXPERTS")
+    parser.add_argument("--model", type=folder, default=LARGE, help="whose decode step is the measure (default: large)")
+    parser.add_count("rows", 16, "rows of the step, requests of the server")
+    parser.add_count("rounds", 100, "calls and steps timed of each policy")
+    parser.add_count("step_tokens", 32, "decode steps timed in the server")
+    parser.add_count("step_rounds", 3, "how often")
+    parser.add_record(BUILD / "cost")
+    args = parser.parse_args(argv)
+    for text in args.policies:
+        parse_plan(text)
+    record = parser.open_record("cost", args, argv)
+    measure(args, record)
+    tabulate_cost(record.points).show()
+    print(f"Record: {record.path}")
+
+
+def measure(args: argparse.Namespace, record: Record) -> None:
+    """Time what the record lacks."""
+    os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
+    import torch
+
+    from benchmark.cost.selection import time_selection
+    from benchmark.cost.step import time_decode_step
+
+    torch.set_num_threads(1)
+    for shape in args.shapes:
+        if shape_key(shape) not in record:
+            print(f"select() on {shape}", flush=True)
+            rows, experts = map(int, shape.split("x"))
+            record.add(shape_key(shape), seconds=time_selection(rows, experts, args.policies, args.rounds))
+    if args.model == LARGE and not (STEP in record and ROUTING in record):
+        make()
+    if STEP not in record:
+        seconds = time_decode_step(args.model, args.rows, args.step_tokens, args.step_rounds)
+        record.add(STEP, seconds=seconds, rows=args.rows)
+    if ROUTING not in record:
+        print("routing a decode step", flush=True)
+        measure_routing(args, record)
+
+
+def measure_routing(args: argparse.Namespace, record: Record) -> None:
+    """Time a step of routers as the model has them, for every policy that selects in plain decode."""
+    from sglang_xshare.stage.schedule import build_schedule
+
+    from benchmark.cost.routers import DecodeShape, time_routing
+
+    config = json.loads((args.model / "config.json").read_text())
+    layers, experts, top_k = (config[key] for key in ("num_hidden_layers", "num_experts", "num_experts_per_tok"))
+    variants = [parse_variant(BASELINE)]
+    for variant in map(parse_variant, args.policies):
+        try:
+            build_schedule(variant.policy or BASELINE, variant.keys, speculative=False)
+        except ValueError as error:
+            print(f"{variant.name}: not in plain decode: {error}", flush=True)
+        else:
+            variants.append(variant)
+    times = time_routing(variants, DecodeShape(args.rows, layers, experts, top_k), args.rounds)
+    seconds = {variant.name: spent for variant, spent in zip(variants, times, strict=True)}
+    record.add(ROUTING, seconds=seconds, rows=args.rows, layers=layers, model=args.model.name)
+
+
+def _shape(text: str) -> str:
+    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed is ROWSxEXPERTS, such as {SHAPES[0]}")
+    return text
+
+
+if __name__ == "__main__":
+    with one_line_errors("cost"):
+        main()

@@ -1,0 +1,59 @@
+"""The table of a record of what selection costs."""
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from benchmark.common.table import Table
+from benchmark.common.variant import BASELINE
+
+UPSTREAM = "upstream's router"
+ROUTING, STEP = "routing", "decode step"
+"""Keys of the record; `shape_key` gives the others."""
+SHARE_BAR = 0.03
+
+
+def shape_key(shape: str) -> str:
+    """The key of the calls on logits of a shape, rows x experts."""
+    return f"select {shape}"
+
+
+def tabulate_cost(points: Mapping[str, Any]) -> Table:
+    """A row a policy: microseconds of select() by shape, then what the stage adds to a layer and to a decode step."""
+    shapes = [key.removeprefix("select ") for key in points if key.startswith("select ")]
+    headings = ["policy", *(f"select() {shape}, us" for shape in shapes), "added a layer, us", "share of a decode step"]
+    policies = [name for name in points[shape_key(shapes[0])]["seconds"] if name != UPSTREAM]
+    rows = []
+    for name in (UPSTREAM, *policies):
+        calls = [_call(points[shape_key(shape)]["seconds"], name) for shape in shapes]
+        rows.append([name, *calls, *_added(points, name)])
+    routing = points[ROUTING]
+    note = (
+        "Medians of CPU time on one thread; in brackets times upstream's router on the same logits. Added: what\n"
+        f"routing {routing['rows']} rows costs a layer of {routing['model']} beyond vanilla, the stage around it\n"
+        f"included. Its share is of a decode step of {points[STEP]['seconds'] * 1000:.0f} ms in the server, and has\n"
+        f"to stay below {SHARE_BAR:.0%}. -: selects only where drafts are verified."
+    )
+    return Table("What selection costs", headings, rows, note)
+
+
+def added_share(points: Mapping[str, Any], name: str) -> float:
+    """What the stage adds to a decode step under a policy, as a share of that step."""
+    return _added_seconds(points, name) / points[STEP]["seconds"]
+
+
+def _added_seconds(points: Mapping[str, Any], name: str) -> float:
+    seconds = points[ROUTING]["seconds"]
+    return median(seconds[name]) - median(seconds[BASELINE])
+
+
+def _added(points: Mapping[str, Any], name: str) -> list[str]:
+    if name not in points[ROUTING]["seconds"]:
+        return ["-", "-"]
+    a_layer = _added_seconds(points, name) / points[ROUTING]["layers"]
+    return [f"{a_layer * 1e6:.0f}", f"{added_share(points, name):.2%}"]
+
+
+def _call(seconds: Mapping[str, list[float]], name: str) -> str:
+    own, upstream = median(seconds[name]), median(seconds[UPSTREAM])
+    return f"{own * 1e6:.0f}" if name == UPSTREAM else f"{own * 1e6:.0f} ({own / upstream:.1f})"

@@ -1,0 +1,183 @@
+"""The Triton selection kernel on this GPU: its ids against the reference's, and its time beside upstream's router.
+
+Times are of captured CUDA graphs, a call among many, on the logits that upstream's fused router takes too; the kernel
+does what that router does and selects the batch's experts besides. Then the same where both also sort the slots by
+expert: the kernel in its one launch, upstream with `moe_align_block_size`.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from itertools import cycle, product
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from benchmark.common.variant import parse_plan
+from benchmark.gpu.timing import time_graph
+from sglang_xshare import Batch, Router, RunnerSlots, Selection, select
+from sglang_xshare.selection.triton_kernel import supports
+
+PLANS = (
+    "xshare:k0=1,add=24",
+    "xshare:k0=1,add_per_request=4",
+    "xshare:k0=1,target_per_rank=5",
+    "oea:k0=3",
+    "lynx-lat:retain=32",
+    "moe-spec:budget=32",
+)
+RANKS = 8
+CHECKED_ROWS = (1, 2, 7, 16, 33, 64, 128, 256)
+CHECKED_EXPERTS = (8, 16, 60, 128, 160, 256, 384, 512)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TIMED_ROWS, TIMED_EXPERTS = (16, 64), (128, 256)
+TOP_K, TOKENS_PER_REQUEST = 8, 4
+BLOCK_SIZE = 16  # upstream's for few tokens
+WORKERS = 8  # processes that check
+CALLS = 100  # in a graph, so that its own launch is a small part
+DEVICE = "cuda"
+
+
+@dataclass(frozen=True)
+class Time:
+    """Median microseconds of a call: select() with a policy as a layer calls it, upstream's router on the same logits,
+    and both with sorted slots.
+    """
+
+    policy: str
+    rows: int
+    experts: int
+    us: float
+    upstream_us: float
+    sorted_us: float
+    upstream_sorted_us: float
+
+
+def make_cases(plans: Sequence[str]) -> list[tuple[int, int, str, torch.dtype, bool]]:
+    """(rows, experts, plan, dtype, tied): every shape, the other choices in turn, that few kernels be compiled; then
+    every plan at the shapes that are timed, in the bf16 of a gate.
+    """
+    by_experts = dict(zip(CHECKED_EXPERTS, zip(cycle(plans), cycle(DTYPES), strict=False), strict=False))
+    cases = [
+        (rows, experts, *by_experts[experts], tied)
+        for rows, experts, tied in product(CHECKED_ROWS, CHECKED_EXPERTS, (False, True))
+    ]
+    timed = product(TIMED_ROWS, TIMED_EXPERTS, plans, (torch.bfloat16,), (True,))
+    return cases + list(timed)
+
+
+def check_all(cases: Sequence[tuple[int, int, str, torch.dtype, bool]], shapes: Sequence[Any]) -> str | None:
+    """What differs in the first case where something does; None if none does.
+
+    In processes side by side, which compile the kernels of the shapes to be timed as well: it takes most of the time.
+    """
+    with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
+        compiled = [pool.submit(compile_kernels, *shape) for shape in shapes]
+        differences = pool.map(check, *zip(*cases, strict=True))
+        found = track(differences, "checking", total=len(cases), console=Console(stderr=True))
+        difference = next((one for one in found if one is not None), None)
+        if difference is not None:
+            pool.shutdown(cancel_futures=True)
+            return difference
+        for one in compiled:
+            one.result()
+    return None
+
+
+def check(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool) -> str | None:
+    """What differs from the reference, or from upstream's sorting, on random logits with a tenth of the rows padding;
+    None where nothing does.
+    """
+    plan, batch = parse_plan(spelling), _make_batch(spelling, rows)
+    router = Router(min(TOP_K, experts))
+    logits = _make_logits(rows, experts, dtype)
+    logits = logits.round() if tied else logits
+    batch = Batch(torch.arange(rows, device=DEVICE) % 10 != 7, batch.tokens_per_request)
+    if not supports(plan, router, batch, rows, experts):
+        raise RuntimeError(f"{spelling} on {rows} x {experts}: the kernel does not serve it")
+    ranks = _make_ranks(experts)
+    expected = select(logits, plan, router, batch, ranks, backend="reference")
+    found = select(logits, plan, router, batch, ranks, backend="triton")
+    for field in ("topk_ids", "selected", "active", "vanilla_active"):
+        if not torch.equal(getattr(found, field), getattr(expected, field)):
+            return f"{field} of {spelling} on {rows} x {experts} {dtype}{', tied' * tied}: not the reference's"
+    slots = RunnerSlots(BLOCK_SIZE)
+    filled = select(logits, plan, router, batch, ranks, backend="triton", slots=slots)
+    expected = select(logits, plan, router, batch, ranks, backend="reference", slots=slots)
+    if not torch.equal(filled.topk_ids, expected.topk_ids):
+        return f"filled slots of {spelling} on {rows} x {experts} {dtype}{', tied' * tied}: not the reference's"
+    if filled.alignment is not None and not _is_sorted(filled, experts):
+        return f"sorted slots of {spelling} on {rows} x {experts} {dtype}{', tied' * tied}: not upstream's"
+    return None
+
+
+def measure(rows: int, experts: int, spelling: str) -> Time:
+    """Time select() and upstream's router on the same logits."""
+    ours = [_time_call(call) for call in _make_ours(rows, experts, spelling)]
+    logits = _make_logits(rows, experts, torch.bfloat16)
+    theirs = [_time_call(_make_upstream(logits, sort)) for sort in (False, True)]
+    return Time(spelling, rows, experts, ours[0], theirs[0], ours[1], theirs[1])
+
+
+def compile_kernels(rows: int, experts: int, spelling: str) -> None:
+    """Leave in Triton's cache what `measure` needs."""
+    for call in _make_ours(rows, experts, spelling):
+        call()
+
+
+def _time_call(call: Callable[[], object]) -> float:
+    return time_graph(lambda: [call() for _ in range(CALLS)]) / CALLS
+
+
+def _make_ours(rows: int, experts: int, spelling: str) -> list[Callable[[], object]]:
+    """select() as a layer calls it, then with sorted slots; on logits in bf16, as a gate in bf16 gives them."""
+    logits, ranks = _make_logits(rows, experts, torch.bfloat16), _make_ranks(experts)
+    arguments = (logits, parse_plan(spelling), Router(TOP_K), _make_batch(spelling, rows), ranks, "triton")
+    return [partial(select, *arguments, slots=slots) for slots in (RunnerSlots(), RunnerSlots(BLOCK_SIZE))]
+
+
+def _make_upstream(logits: torch.Tensor, sort: bool) -> Callable[[], object]:
+    router = import_module("sgl_kernel").topk_softmax  # of the CUDA build: ours for the CPU has none
+    weights = torch.empty(len(logits), TOP_K, device=DEVICE)
+    ids = torch.empty(len(logits), TOP_K, dtype=torch.int32, device=DEVICE)
+    if not sort:
+        return lambda: router(weights, ids, logits, True)
+    align = _import_align()
+    return lambda: (router(weights, ids, logits, True), align(ids, BLOCK_SIZE, logits.shape[1]))
+
+
+def _import_align() -> Callable[..., tuple[torch.Tensor, ...]]:
+    return import_module("sglang.srt.layers.moe.moe_runner.triton_utils.moe_align_block_size").moe_align_block_size
+
+
+def _is_sorted(found: Selection, experts: int) -> bool:
+    """Whether the slots are sorted as upstream sorts the same ids, but for the order of an expert's slots."""
+    mine = found.alignment
+    assert mine is not None
+    slots, block_experts, length = _import_align()(found.topk_ids, BLOCK_SIZE, experts)
+    used = int(length)
+    blocks = used // BLOCK_SIZE
+    if int(mine.num_sorted) != used or not torch.equal(mine.block_experts[:blocks], block_experts[:blocks]):
+        return False
+    expert = block_experts[:blocks].repeat_interleave(BLOCK_SIZE) * (found.topk_ids.numel() + 1)
+    return torch.equal(*((expert + one[:used]).sort().values for one in (mine.sorted_slots, slots)))
+
+
+def _make_logits(rows: int, experts: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rows * experts)
+    return (2 * torch.randn(rows, experts, generator=generator)).to(DEVICE, dtype)
+
+
+def _make_ranks(experts: int) -> torch.Tensor:
+    """[experts]: in contiguous blocks."""
+    return torch.arange(experts, device=DEVICE) * RANKS // experts
+
+
+def _make_batch(spelling: str, rows: int) -> Batch:
+    groups = parse_plan(spelling).add_per_request and rows % TOKENS_PER_REQUEST == 0
+    return Batch(tokens_per_request=TOKENS_PER_REQUEST if groups else 1)

@@ -1,0 +1,79 @@
+"""What is decoded, and the flags that say so."""
+
+import argparse
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import cast
+
+from transformers import PreTrainedModel
+
+from benchmark.common.command import Parser, folder
+from benchmark.common.paths import TRAINED
+from benchmark.quality.model import Layout, load_model
+from benchmark.quality.text import Sequences, load_sequences
+
+COUNTS = {
+    "per_domain": "sequences of each domain",
+    "prompt": "tokens a prompt, which keeps the model's own routing",
+    "steps": "tokens a sequence under the policy",
+    "batch": "sequences decoded together",
+    "tokens_per_request": "consecutive tokens of a sequence in one step; above 1, drafts are verified",
+}
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """The text that every policy decodes, and how it is batched.
+
+    Attributes:
+        model: folder of the checkpoint, with its tokenizer.
+        texts: folder of held-out `*.txt`, a domain each.
+        per_domain: sequences of each domain, a multiple of `batch`.
+        prompt, steps: tokens a sequence before and under the policy.
+        batch: sequences decoded together.
+        tokens_per_request: consecutive tokens of a sequence in one step, a divisor of `steps`.
+
+    Raises ValueError naming the count, its value and what is allowed.
+    """
+
+    model: Path
+    texts: Path
+    per_domain: int = 32
+    prompt: int = 64
+    steps: int = 128
+    batch: int = 16
+    tokens_per_request: int = 1
+
+    def __post_init__(self) -> None:
+        for name in COUNTS:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: allowed is a whole number above 0")
+        for name, divisor in (("per_domain", "batch"), ("steps", "tokens_per_request")):
+            if getattr(self, name) % getattr(self, divisor):
+                raise ValueError(
+                    f"{name} = {getattr(self, name)}: allowed are multiples of {divisor} = {getattr(self, divisor)}"
+                )
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.batch, self.tokens_per_request)
+
+    def load(self) -> tuple[PreTrainedModel, Sequences]:
+        """The model and its sequences, domain after domain. Raises ValueError where either will not do."""
+        model = load_model(self.model)
+        return model, load_sequences(self.texts, self.model, self.prompt + self.steps + 1, self.per_domain)
+
+
+def add_decoding(parser: Parser, **defaults: int) -> None:
+    """Give `parser` flags for the model, its texts and the counts, whose defaults are the usual ones or these."""
+    parser.add_argument("--model", type=folder, default=TRAINED, help="checkpoint folder (default: %(default)s)")
+    parser.add_argument("--texts", type=folder, help="folder of *.txt, a domain each (default: the model's heldout/)")
+    usual = {field.name: field.default for field in fields(Decoding)} | defaults
+    for name, text in COUNTS.items():
+        parser.add_count(name, cast(int, usual[name]), text)
+
+
+def read_decoding(args: argparse.Namespace) -> Decoding:
+    """What the parsed flags ask for. Raises ValueError as `Decoding` does."""
+    counts = {name: getattr(args, name) for name in COUNTS}
+    return Decoding(args.model, args.texts or args.model / "heldout", **counts)

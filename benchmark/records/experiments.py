@@ -1,0 +1,49 @@
+"""What is measured, in which order, and where its record lies."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One `python -m <module>`, which leaves `<name>.json` and its plots.
+
+    Attributes:
+        folder: of the record, below the results.
+        minutes: what it takes at full size, which is its defaults, on two quiet cores.
+        small: arguments of the smallest size that goes through.
+    """
+
+    name: str
+    module: str
+    folder: str
+    minutes: int
+    small: tuple[str, ...]
+
+    def path(self, results: Path) -> Path:
+        """Of the record."""
+        return results / self.folder / f"{self.name}.json"
+
+
+SERVED = ("--rounds", "1", "--requests", "4", "--concurrency", "4", "--output-tokens", "8")
+TEXT = ("--per-domain", "4", "--batch", "4", "--prompt", "16")
+EXPERIMENTS = {
+    one.name: one
+    for one in (
+        Experiment("serving", "benchmark.serving", "serving", 7, SERVED),
+        Experiment("quality", "benchmark.quality", "quality", 6, (*TEXT, "--steps", "8")),
+        Experiment(
+            "speculation",
+            "benchmark.speculation",
+            "speculation",
+            8,
+            (*SERVED, "--sums", "4", "--per-domain", "4", "--loss-tokens", "8"),
+        ),
+        Experiment("cost", "benchmark.cost", "cost", 4, ("--rounds", "2", "--step-tokens", "2", "--step-rounds", "1")),
+        Experiment(
+            "demo", "benchmark.demo", "demo", 5, (*SERVED, "--sums", "4", "--per-domain", "4", "--loss-tokens", "8")
+        ),
+        Experiment("findings", "benchmark.quality.findings", "quality/findings", 10, (*TEXT, "--steps", "128")),
+    )
+}
+"""In the order of a whole run, 40 minutes."""

@@ -1,0 +1,83 @@
+"""Pages with marked tables: between `<!-- table: NAME -->` and `<!-- end table -->` lies what the records say."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmark.common.paths import ROOT
+from benchmark.records.tables import format_table
+
+BEGIN, END = re.compile(r"<!-- table: (.*) -->"), "<!-- end table -->"
+
+
+def list_pages(root: Path = ROOT) -> list[Path]:
+    """Every page that may hold a table."""
+    folders = [*sorted((root / "docs").rglob("*.md")), *sorted((root / "benchmark").rglob("*.md"))]
+    return [root / "README.md", *folders]
+
+
+def write_tables(pages: list[Path], results: Path) -> list[str]:
+    """Write every marked table anew; what is wrong with a marker, one line each."""
+    problems = []
+    for page in pages:
+        text = page.read_text()
+        new, found = _render(page, text, results)
+        problems += found
+        if new != text:
+            page.write_text(new)
+    return problems
+
+
+def check_tables(pages: list[Path], results: Path) -> list[str]:
+    """One line for every table that is not what its record says, and for every marker with something wrong."""
+    problems = []
+    for page in pages:
+        text = page.read_text()
+        new, found = _render(page, text, results)
+        problems += found
+        written, wanted = dict(_list_tables(text)), dict(_list_tables(new))
+        problems += [
+            f"{page}: table {name}: not what its record says; python -m benchmark.records --tables writes it"
+            for name, lines in wanted.items()
+            if lines != written.get(name)
+        ]
+    return problems
+
+
+def _render(page: Path, text: str, results: Path) -> tuple[str, list[str]]:
+    """The page with its tables written anew where they can be, and what is wrong."""
+    lines: list[str] = []
+    problems: list[str] = []
+    marked = iter(text.split("\n"))
+    for line in marked:
+        lines.append(line)
+        if (begin := BEGIN.fullmatch(line)) is None:
+            continue
+        old = _take_table(marked)
+        if old is None:
+            return text, [*problems, f"{page}: table {begin[1]}: no {END} below it"]
+        try:
+            lines += [format_table(begin[1], results, page), END]
+        except ValueError as error:
+            problems.append(f"{page}: table {begin[1]}: {error}")
+            lines += [*old, END]
+    return "\n".join(lines), problems
+
+
+def _take_table(lines: Iterator[str]) -> list[str] | None:
+    """The lines up to the end marker, which is taken too; None where there is none before the next table."""
+    taken: list[str] = []
+    for line in lines:
+        if line == END:
+            return taken
+        if BEGIN.fullmatch(line):
+            return None
+        taken.append(line)
+    return None
+
+
+def _list_tables(text: str) -> Iterator[tuple[str, list[str] | None]]:
+    lines = iter(text.split("\n"))
+    for line in lines:
+        if (begin := BEGIN.fullmatch(line)) is not None:
+            yield begin[1], _take_table(lines)

@@ -1,0 +1,96 @@
+"""The tables that pages show, by name, each out of one record or two."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmark.common.comparison import Comparison, format_experts, format_spread
+from benchmark.common.machine import format_machine
+from benchmark.common.record import last_session, read_record
+from benchmark.common.table import Table
+from benchmark.cost.report import tabulate_cost
+from benchmark.demo import tabulate_demo
+from benchmark.quality.findings.report import tabulate_findings
+from benchmark.quality.report import tabulate_quality
+from benchmark.records.experiments import EXPERIMENTS
+from benchmark.serving.report import KEY, tabulate_serving
+from benchmark.speculation.report import tabulate_speculation
+
+Points = Mapping[str, Any]
+SUMMARY_NOTE = """\
+Ratio of output tokens/s to vanilla's within each round, median [quartiles], the highest first, and active experts a
+layer and step, upstream's -> the policy's: the generated model of 128 experts, where loading experts dominates a step
+as it does on a GPU. Kept mass, loss of cross-entropy in nats a token and greedy tokens equal to vanilla's: the trained
+checkpoint of 64 experts, held-out text of four domains in mixed batches, every token routed as in decoding."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table: the experiments whose records it is made of, and how."""
+
+    experiments: tuple[str, ...]
+    tabulate: Callable[..., Table]
+
+
+def tabulate_summary(serving: Points, quality: Points) -> Table:
+    """A row a served policy: its speed beside its quality."""
+    comparison = Comparison.read(serving[KEY])
+    rows = []
+    for number in comparison.order:
+        row, active = comparison.summaries[number], comparison.active[number]
+        experts = format_experts(row) if row.experts_after is not None or active is None else f"{active:.1f}"
+        rows.append([row.name, format_spread(row.paired_ratio, 2), experts, *_quality_cells(quality.get(row.name))])
+    headings = ["policy", "tokens/s over vanilla's", "active experts", "kept mass", "loss, nats", "greedy as vanilla's"]
+    return Table("Speed beside quality", headings, rows, SUMMARY_NOTE)
+
+
+TABLES = {
+    "summary": Source(("serving", "quality"), tabulate_summary),
+    "serving": Source(("serving",), tabulate_serving),
+    "quality": Source(("quality",), tabulate_quality),
+    "speculation": Source(("speculation",), tabulate_speculation),
+    "cost": Source(("cost",), tabulate_cost),
+    "demo": Source(("demo",), tabulate_demo),
+    "findings": Source(("findings",), tabulate_findings),
+}
+
+
+def format_table(name: str, results: Path, page: Path) -> str:
+    """The Markdown of a table in `page`, and below it where its records lie and what measured them.
+
+    Raises ValueError where there is no such table, or no record of it.
+    """
+    if name not in TABLES:
+        raise ValueError(f"no such table; allowed are {', '.join(TABLES)}")
+    source = TABLES[name]
+    records = {one: _read(results, one) for one in source.experiments}
+    table = source.tabulate(*(record["points"] for record in records.values()))
+    measured = [
+        f"[{one}]({_link(EXPERIMENTS[one].path(results), page)}): {format_machine(last_session(record))}."
+        for one, record in records.items()
+    ]
+    return "\n".join([table.to_markdown(), "", *measured])
+
+
+@cache
+def _read(results: Path, name: str) -> dict[str, Any]:
+    path = EXPERIMENTS[name].path(results)
+    if not path.exists():
+        raise ValueError(f"no record {path.name}; python -m benchmark.records {name} measures it")
+    return read_record(path, name)
+
+
+def _link(path: Path, page: Path) -> str:
+    """`path` as seen from the page, which lies in a folder above it or beside it."""
+    up = next(depth for depth, folder in enumerate(page.resolve().parents) if path.resolve().is_relative_to(folder))
+    return "../" * up + path.resolve().relative_to(page.resolve().parents[up]).as_posix()
+
+
+def _quality_cells(point: Mapping[str, Any] | None) -> list[str]:
+    if point is None:
+        return ["-", "-", "-"]
+    mixed = point["mixed"]
+    loss = mixed["loss"]["all"]
+    return [f"{mixed['kept_mass']:.3f}", f"{loss['delta']:+.3f} ± {loss['error']:.3f}", f"{mixed['agreement']:.1%}"]

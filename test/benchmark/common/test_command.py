@@ -1,0 +1,84 @@
+"""Command lines: one line and status 1 for whatever goes wrong, and a record of what was asked for."""
+
+import signal
+
+import pytest
+
+from benchmark.common.command import Parser, folder, one_line_errors, policy
+from benchmark.common.record import read_record
+
+
+@pytest.fixture
+def parser(tmp_path):
+    parser = Parser("benchmark.made_up", "Made up.")
+    parser.add_argument("policies", nargs="*", type=policy, default=("vanilla",))
+    parser.add_argument("--model", type=folder)
+    parser.add_counts(rounds=2)
+    parser.add_record(tmp_path)
+    return parser
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["XShare"], "argument policies: policy 'XShare': allowed is NAME, NAME:key=value"),
+        (["--model", "/nowhere"], "argument --model: /nowhere is no folder"),
+        (["--rounds", "0"], "argument --rounds: '0': allowed is a whole number above 0"),
+        (["--input-tokens", "-1"], "argument --input-tokens: "),
+        (["--nothing"], "unrecognized arguments: --nothing"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_1(parser, args, message):
+    with pytest.raises(SystemExit) as stop:
+        parser.parse_args(args)
+    assert str(stop.value.code).startswith(f"python -m benchmark.made_up: {message}")
+    assert "\n" not in str(stop.value.code)
+
+
+def test_a_record_holds_what_was_asked_for(parser, tmp_path):
+    argv = ["xshare:k0=1", "--model", str(tmp_path), "--rounds", "3"]
+    parser.open_record("made-up", parser.parse_args(argv), argv).add("point", value=1)
+    record = read_record(tmp_path / "made-up.json", "made-up")
+    assert record["sessions"][0]["command"] == ["python", "-m", "benchmark.made_up", *argv]
+    assert record["arguments"] == {
+        "policies": ["xshare:k0=1"],
+        "model": str(tmp_path),
+        "rounds": 3,
+        "requests": 32,
+        "concurrency": 16,
+        "input_tokens": 8,
+        "output_tokens": 32,
+    }
+
+
+def test_it_is_replaced_unless_resumed(parser, tmp_path):
+    def run(*argv):
+        return parser.open_record("made-up", parser.parse_args(argv), argv)
+
+    run().add("first", value=1)
+    assert list(run("--resume").points) == ["first"]
+    with pytest.raises(ValueError, match=r"made-up\.json: rounds = 5: its record has 2; allowed is the same"):
+        run("--resume", "--rounds", "5")
+    run("--rounds", "5").add("second", value=2)
+    assert list(run("--resume", "--rounds", "5").points) == ["second"]
+
+
+@pytest.mark.parametrize("error", [ValueError("k0 = 9"), RuntimeError("no answer"), FileNotFoundError("gone")])
+def test_errors_end_in_one_line(error):
+    with pytest.raises(SystemExit) as stop, one_line_errors("made-up"):
+        raise error
+    assert stop.value.code == f"made-up: {error}"
+
+
+def test_a_signal_ends_it_with_its_status(capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as stop, one_line_errors("made-up"):
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.value.code == 128 + signal.SIGTERM
+        with pytest.raises(SystemExit) as stop, one_line_errors("made-up"):
+            raise KeyboardInterrupt
+        assert stop.value.code == 128 + signal.SIGINT
+        assert capsys.readouterr().err == "made-up: interrupted; every server is stopped\n"
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,84 @@
+"""An experiment's record: on disk after every point, continued by the next run, and never silently replaced."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmark.common.paths import ROOT
+from benchmark.common.record import Record, last_session, read_record
+
+
+def test_every_point_is_on_disk_at_once_with_where_it_was_measured(tmp_path):
+    record = Record(tmp_path / "new", "layer", ["gpu", "layer"])
+    assert not record.path.exists()
+    record.add("copy", gb_per_s=4300.0)
+    content = json.loads(record.path.read_text())
+    assert content["points"] == {"copy": {"session": 0, "gb_per_s": 4300.0}}
+    (session,) = content["sessions"]
+    assert session["command"] == ["gpu", "layer"]
+    assert session["hardware"].keys() >= {"gpu", "cpu"}
+    assert session["versions"]["torch"]
+    assert session["date"]
+    assert "commit" in session
+    assert last_session(content) == session
+
+
+def test_a_killed_run_leaves_its_points_and_the_next_goes_on(tmp_path):
+    script = f"""
+import os, signal
+from pathlib import Path
+from benchmark.common.record import Record
+record = Record(Path({str(tmp_path)!r}), "layer", ["first"])
+for number in range(3):
+    record.add(str(number), us=number)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT).returncode == -9
+    record = Record(tmp_path, "layer", ["second"])
+    assert [str(number) in record for number in range(4)] == [True, True, True, False]
+    record.add("3", us=3)
+    points = json.loads(record.path.read_text())["points"]
+    assert [point["session"] for point in points.values()] == [0, 0, 0, 1]
+
+
+def test_a_number_that_is_none_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        Record(tmp_path, "layer", []).add("copy", gb_per_s=float("nan"))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"points": {}}', '{"stage": "layer", "sessions": [], "points": {}}'])
+def test_a_file_that_is_no_record_is_refused_in_one_line(tmp_path, text):
+    (tmp_path / "layer.json").write_text(text)
+    with pytest.raises(ValueError, match=r"layer\.json: .*needed is") as refused:
+        Record(tmp_path, "layer", [])
+    assert "\n" not in str(refused.value)
+    assert (tmp_path / "layer.json").read_text() == text
+
+
+def test_a_record_of_another_experiment_is_refused(tmp_path):
+    Record(tmp_path, "layer", []).add("copy", gb_per_s=1.0)
+    (tmp_path / "layer.json").rename(tmp_path / "server.json")
+    with pytest.raises(ValueError, match="a record of layer; needed is one of server"):
+        Record(tmp_path, "server", [])
+
+
+def test_paths_of_the_checkout_are_written_as_from_there(tmp_path):
+    arguments = {"model": ROOT / "checkpoints" / "tiny", "here": ROOT, "elsewhere": tmp_path / "x"}
+    record = Record(tmp_path, "serving", ["python"], arguments)
+    record.add("rounds", command=[f"{ROOT}/.venv/bin/python", "--texts", str(ROOT / "texts")])
+    assert str(ROOT) not in record.path.read_text()
+    content = read_record(record.path, "serving")
+    assert content["arguments"] == {"model": "checkpoints/tiny", "here": ".", "elsewhere": str(tmp_path / "x")}
+    assert content["points"]["rounds"]["command"] == [".venv/bin/python", "--texts", "texts"]
+    assert Record(tmp_path, "serving", ["python"], arguments).points == record.points
+
+
+def test_what_is_kept_of_the_project_can_be_read():
+    records = [path for path in (ROOT / "benchmark" / "results").rglob("*.json") if "moe-configs" not in path.parts]
+    assert records
+    for path in records:
+        content = read_record(path, path.stem)
+        assert all(session["date"] and session["commit"] for session in content["sessions"]), path
+        assert content["sessions"], path

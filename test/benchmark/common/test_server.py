@@ -1,0 +1,90 @@
+"""The server driver: it starts, tells why it did not, and leaves nothing behind, whatever becomes of its user.
+
+A stand-in for SGLang (a web server and a worker that dies with it, as upstream's do) keeps these fast; the real server
+goes through the same driver in every other test that serves.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from common.stand_in import write_stand_in
+
+from benchmark.common.paths import ROOT
+from benchmark.common.server import Server, ServerError
+
+
+@pytest.fixture
+def release(tmp_path):
+    """A release tree that holds the stand-in."""
+    return write_stand_in(tmp_path)
+
+
+def start(release, **keys):
+    return Server("model", release=release, name="stand-in", **keys)
+
+
+def test_serves_and_leaves_nothing(release):
+    with start(release, args=["--max-total-tokens", "5"]) as server:
+        assert server.get("/health") == "# text"
+        assert "--max-total-tokens 5" in server.log_text()
+        assert "32768" not in server.log_text()
+        processes = server.processes()
+        assert len(processes) == 2
+        scratch = server._scratch.name
+        assert os.path.exists(f"{scratch}/left")
+    assert not any(process.is_running() for process in processes)
+    assert not os.path.exists(scratch)
+    server.stop()
+
+
+def test_a_refused_request_says_which(release):
+    with start(release) as server, pytest.raises(ServerError, match=r"GET http://.*/nowhere: 404"):
+        server.get("/nowhere")
+
+
+def test_an_early_exit_is_told_with_status_and_log(release):
+    with pytest.raises(ServerError, match="exited with status 1") as failed:
+        start(release, env={"BEHAVE": "exit"}).__enter__()
+    assert failed.value.returncode == 1
+    assert "out of experts" in str(failed.value)
+    assert failed.value.log.startswith("arguments --model-path model")
+
+
+def test_a_passed_deadline_stops_it(release):
+    server = start(release, env={"BEHAVE": "hang"}, deadline=1.5)
+    server.start()
+    while len(server.processes()) < 2:
+        time.sleep(0.05)
+    processes = server.processes()
+    with pytest.raises(ServerError, match="does not answer after"):
+        server.wait()
+    assert not any(process.is_running() for process in processes)
+
+
+def test_an_unknown_release_is_refused():
+    with pytest.raises(FileNotFoundError, match=r"release 9\.9\.9: .*fetch_release"):
+        Server("model", release="9.9.9")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_it_dies_with_whoever_started_it(release, how):
+    script = f"""
+import time
+from pathlib import Path
+from benchmark.common.server import Server
+with Server("model", release=Path({str(release)!r})) as server:
+    print("session", server._process.pid, flush=True)
+    time.sleep(600)
+"""
+    driver = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    session = next(int(line.split()[1]) for line in driver.stdout if line.startswith("session"))
+    family = [psutil.Process(session), *psutil.Process(session).children(recursive=True)]
+    assert len(family) == 2
+    driver.send_signal(how)
+    assert driver.wait(timeout=20) != 0
+    assert not psutil.wait_procs(family, timeout=10)[1]

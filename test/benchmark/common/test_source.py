@@ -1,0 +1,68 @@
+"""What is told of the source: its commit, and whether it is still that of another one; records and pages aside."""
+
+import subprocess
+
+import pytest
+
+from benchmark.common import source
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A committed checkout of three files; returns its folder and a function that runs git there."""
+    monkeypatch.setattr(source, "ROOT", tmp_path)
+
+    def git(*arguments):
+        identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    for name in ("python/a.py", "benchmark/results/b.json", "benchmark/README.md", "test/test_a.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("first")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    return tmp_path, git
+
+
+def test_a_clean_commit(checkout):
+    commit = source.describe_commit()
+    assert len(commit) == 12
+    assert source.list_changes() == []
+    assert source.is_unchanged_since(commit)
+
+
+@pytest.mark.parametrize("name", ["benchmark/results/b.json", "benchmark/README.md", "test/test_a.py", "notes"])
+def test_records_pages_and_tests_are_no_source(checkout, name):
+    folder, git = checkout
+    commit = source.describe_commit()
+    (folder / name).write_text("second")
+    assert source.describe_commit() == commit
+    git("add", ".")
+    git("commit", "-m", "second")
+    assert source.describe_commit() != commit
+    assert source.is_unchanged_since(commit)
+
+
+@pytest.mark.parametrize("name", ["python/a.py", "python/new.py", "benchmark/new.py"])
+def test_a_change_is_told(checkout, name):
+    folder, git = checkout
+    commit = source.describe_commit()
+    (folder / name).write_text("second")
+    assert source.list_changes() == [name]
+    assert source.describe_commit() == f"{commit}-dirty"
+    assert not source.is_unchanged_since(commit)
+    git("add", ".")
+    git("commit", "-m", "second")
+    assert source.list_changes() == []
+    assert not source.is_unchanged_since(commit)
+
+
+def test_an_unknown_commit_and_no_git(checkout, tmp_path_factory, monkeypatch):
+    assert not source.is_unchanged_since("0123456789ab")
+    assert not source.is_unchanged_since("0123456789ab-dirty")
+    monkeypatch.setattr(source, "ROOT", tmp_path_factory.mktemp("no"))
+    assert source.describe_commit() is None
+    monkeypatch.setenv("PATH", "")
+    assert source.describe_commit() is None
+    assert source.list_changes() == []

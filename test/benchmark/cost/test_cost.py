@@ -1,0 +1,83 @@
+"""What selection costs: the table's arithmetic, and a real run, small, whose policies really route."""
+
+import json
+
+import pytest
+
+from benchmark.common.command import one_line_errors
+from benchmark.common.record import read_record
+from benchmark.common.variant import parse_variant
+from benchmark.cost.__main__ import main
+from benchmark.cost.report import ROUTING, STEP, UPSTREAM, added_share, shape_key, tabulate_cost
+
+POINTS = {
+    shape_key("16x64"): {"seconds": {UPSTREAM: [2e-5, 3e-5, 4e-5], "xshare": [9e-5, 6e-5, 3e-5], "moe-spec": [3e-4]}},
+    STEP: {"seconds": 0.05},
+    ROUTING: {
+        "seconds": {"vanilla": [4e-4, 3e-4, 9e-4], "xshare": [8e-4, 1e-3, 9e-4]},
+        "rows": 16,
+        "layers": 4,
+        "model": "m",
+    },
+}
+
+
+def test_the_stages_cost_is_what_it_adds_to_vanilla():
+    assert added_share(POINTS, "xshare") == pytest.approx(0.01)
+    table = tabulate_cost(POINTS)
+    assert table.rows == [
+        [UPSTREAM, "30", "-", "-"],
+        ["xshare", "60 (2.0)", "125", "1.00%"],
+        ["moe-spec", "300 (10.0)", "-", "-"],
+    ]
+
+
+def test_routing_really_runs_under_the_stage():
+    from benchmark.cost.routers import DecodeShape, Routers, time_routing
+    from sglang_xshare import stage
+
+    shape = DecodeShape(rows=4, layers=2, experts=16, top_k=4)
+    policy = Routers(shape, parse_variant("xshare:k0=1,add=4"))
+    assert policy.time_step() > 0
+    assert policy.stage is not None
+    counted = policy.stage.counters.totals.sum().item()
+    assert counted > 0
+    assert stage._stage is None
+    assert Routers(shape, parse_variant("vanilla")).stage is None
+    variants = [parse_variant(text) for text in ("vanilla", "oea:k0=2")]
+    times = time_routing(variants, shape, rounds=3)
+    assert [len(spent) for spent in times] == [3, 3]
+    assert min(map(min, times)) > 0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["nope"], "policy = 'nope': allowed is one of vanilla"),
+        (["--shapes", "16"], "argument --shapes: '16': allowed is ROWSxEXPERTS"),
+        (["--rounds", "0"], "argument --rounds: '0': allowed is a whole number above 0"),
+        (["--model", "/nowhere"], "argument --model: /nowhere is no folder"),
+    ],
+)
+def test_bad_input_is_one_line(args, message):
+    with pytest.raises(SystemExit) as stop, one_line_errors("cost"):
+        main(args)
+    assert message in str(stop.value.code)
+    assert "\n" not in str(stop.value.code)
+
+
+def test_a_small_run_from_end_to_end(tiny_model, tmp_path, capsys):
+    policies = ["xshare:k0=1,add=8", "moe-spec:budget=32"]
+    sizes = ["--shapes", "4x16", "8x64", "--rounds", "2", "--step-tokens", "2", "--step-rounds", "1", "--rows", "4"]
+    arguments = [*policies, *sizes, "--model", str(tiny_model), "--out", str(tmp_path)]
+    main(arguments)
+    record = read_record(tmp_path / "cost.json", "cost")
+    points = record["points"]
+    assert list(points) == ["select 4x16", "select 8x64", STEP, ROUTING]
+    assert list(points["select 8x64"]["seconds"]) == [UPSTREAM, *policies]
+    assert all(len(spent) == 2 and min(spent) > 0 for spent in points["select 8x64"]["seconds"].values())
+    assert list(points[ROUTING]["seconds"]) == ["vanilla", "xshare:k0=1,add=8"]
+    assert 0 < points[STEP]["seconds"] < 10
+    assert "moe-spec without speculative decoding" in capsys.readouterr().out
+    main([*arguments, "--resume"])  # measures nothing, or it would take as long again
+    assert json.loads((tmp_path / "cost.json").read_text()) == record

@@ -1,0 +1,170 @@
+"""Every experiment goes on where its record ends, and refuses models it does not know. Servers are stand-ins here."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+from gpu.recorded import served, write_record
+
+from benchmark.gpu import eagle3, kernels, layer, replay, selection, server, tune
+from benchmark.gpu.__main__ import NO_GPU, main
+from benchmark.gpu.serving import Gain
+from sglang_xshare.stage.alignment import TAKEN
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Names of the models for which servers were started; rounds are measured in no time."""
+    names = []
+
+    @contextmanager
+    def serve(name, variants, *args):
+        names.append(name)
+        yield [SimpleNamespace(log_text=lambda: f"... {TAKEN}") for _ in variants]
+
+    def measure_rounds(record, key, *args):
+        record.add(key, **served(100.0, 110.0, 3.0))
+
+    for module in (server, eagle3, replay):
+        monkeypatch.setattr(module, "serve_dummies", serve)
+        monkeypatch.setattr(module, "measure_rounds", measure_rounds)
+    return names
+
+
+def test_server_measures_what_is_missing_and_starts_nothing_when_nothing_is(tmp_path, started):
+    key = server.point_key("gpt-oss-120b", 4)
+    record = write_record(tmp_path, "server", {key: served(1.0, 1.0)})
+    server.measure(record, ["gpt-oss-120b"])
+    assert started == ["gpt-oss-120b"]
+    assert list(record.points) == [key, *(server.point_key("gpt-oss-120b", n) for n in (1, 8, 16, 32))]
+    assert Gain.read(record.points[key]).off.throughput.median == 1.0
+    server.measure(record, ["gpt-oss-120b"])
+    assert started == ["gpt-oss-120b"]
+    server.measure(record, [])
+    assert started == ["gpt-oss-120b", "qwen3-30b-a3b", "gpt-oss-20b", "qwen3-30b-a3b"]
+
+
+def test_eagle3_measures_once(tmp_path, started):
+    record = write_record(tmp_path, "eagle3", {})
+    for _ in range(2):
+        eagle3.measure(record, [])
+    assert started == [eagle3.MODEL]
+    assert [row.verdict for row in eagle3.rows(record.points)] == ["miss", "pass"]
+
+
+def test_replay_resumes_at_each_of_its_parts(tmp_path, started, monkeypatch):
+    ran = []
+    monkeypatch.setattr(replay, "_run_tests", lambda: ran.append("tests"))
+    counted = {"rows": 5292.0, "experts_before": 40.0, "experts_after": 30.0, "layer_steps": 756.0}
+    monkeypatch.setattr(replay, "_count", lambda one: counted)
+    record = write_record(tmp_path, "replay", dict.fromkeys(replay.LIVE, counted))
+    replay.measure(record, [])
+    assert (ran, started) == (["tests"], [replay.MODEL])
+    replay.measure(record, [])
+    assert (ran, started) == (["tests"], [replay.MODEL])
+    assert len(replay.rows(record.points)) == 6
+
+
+def test_alignment_compares_the_policy_with_itself(tmp_path, started):
+    name = "qwen3-30b-a3b-aligned"
+    off, on = server.CASES[name].variants
+    assert on.server_args() == [*off.server_args(), "--expert-policy-align"]
+    assert off.name != on.name
+    record = write_record(tmp_path, "server", {server.point_key(name, 4): served(100.0, 103.0)})
+    for _ in range(2):
+        server.measure(record, [name])
+    assert started == ["qwen3-30b-a3b"]
+    rows = server.rows(record.points)
+    assert [row.measured for row in rows] == ["taken by the runner", "3.0 % gain", "10.0 % gain"]
+    assert server.rows({server.taken_key(name): {"taken": False}})[0].verdict == "miss"
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_selection_runs_tests_side_by_side(tmp_path, monkeypatch, capfd, broken):
+    monkeypatch.setattr(selection, "WORKERS", 2)
+    monkeypatch.setattr(selection, "ROOT", tmp_path)
+    file = tmp_path / "test_made_up.py"
+    file.write_text(
+        "import pytest\ndef test_upstream(): assert False\n"
+        "@pytest.mark.parametrize('n', [1, 2, 3], ids=['a a', 'b', 'c'])\n"
+        f"def test_small(n): assert n < {3 if broken else 4}\n"
+    )
+    if broken:
+        with pytest.raises(RuntimeError, match="tests of the kernels failed on this GPU"):
+            selection.run_tests([str(file)])
+        assert "test_small[c]" in capfd.readouterr().out
+    else:
+        selection.run_tests([str(file)])
+        assert capfd.readouterr().out == "3 tests of the kernels passed, or were skipped\n"
+
+
+def test_selection_without_a_test_is_no_success(tmp_path):
+    with pytest.raises(RuntimeError, match="could not be collected"):
+        selection.run_tests([str(tmp_path / "test_nothing.py")])
+
+
+def test_selection_keeps_nothing_of_a_failed_part(tmp_path, monkeypatch):
+    def fail(*args):
+        raise RuntimeError("failed")
+
+    monkeypatch.setattr(selection, "run_tests", fail)
+    record = write_record(tmp_path, "selection", {})
+    with pytest.raises(RuntimeError, match="failed"):
+        selection.measure(record, [])
+    assert not record.path.exists()
+
+
+def test_selection_times_the_shapes_that_are_missing(tmp_path, monkeypatch):
+    timed = []
+
+    def measure(rows, experts, policy):
+        timed.append((rows, experts, policy))
+        return kernels.Time(policy, rows, experts, 3.0, 2.0, 4.0, 20.0)
+
+    monkeypatch.setattr(kernels, "PLANS", ("oea:k0=3", "xshare"))
+    monkeypatch.setattr(kernels, "check_all", lambda cases, shapes: None)
+    monkeypatch.setattr(kernels, "measure", measure)
+    record = write_record(tmp_path, "selection", {"tests": {"passed": True}, "xshare/16x256": {"us": 1.0}})
+    for _ in range(2):
+        selection.measure(record, [])
+    shapes = [(16, 128), (16, 256), (64, 128), (64, 256)]
+    wanted = [(*shape, plan) for shape in shapes for plan in ("oea:k0=3", "xshare")]
+    assert timed == [one for one in wanted if one != (16, 256, "xshare")]
+    assert record.points["cases"]["equal"] == len(kernels.make_cases(kernels.PLANS))
+    assert record.points["oea:k0=3/64x256"]["upstream_sorted_us"] == 20.0
+
+
+def test_selection_stops_where_an_id_differs(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "check_all", lambda *_: "topk_ids of oea:k0=3 on 1 x 8: not the reference's")
+    record = write_record(tmp_path, "selection", {"tests": {"passed": True}})
+    with pytest.raises(RuntimeError, match="not the reference's"):
+        selection.measure(record, [])
+    assert list(record.points) == ["tests"]
+
+
+@pytest.mark.parametrize("experiment", [selection, layer, server, eagle3, replay, tune])
+def test_unknown_models_are_refused(tmp_path, started, experiment):
+    with pytest.raises(ValueError, match=r"models? qwen4: .*allowed"):
+        experiment.measure(write_record(tmp_path, "any", {}), ["qwen4"])
+    assert started == []
+
+
+def test_without_a_gpu_no_record_is_begun(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("benchmark.gpu.__main__.has_gpu", lambda: False)
+    monkeypatch.setattr("sys.argv", ["gpu", "layer", "--out", str(tmp_path / "out")])
+    assert main() == 2
+    assert capsys.readouterr() == ("", NO_GPU + "\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_policy_is_for_experiment_tune_alone(tmp_path, monkeypatch):
+    tuned = []
+    monkeypatch.setattr("benchmark.gpu.__main__.has_gpu", lambda: True)
+    monkeypatch.setattr(tune, "measure", lambda record, models, **options: tuned.append((models, options)))
+    arguments = ["qwen3-30b-a3b", "--policy", "oea:k0=3", "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", ["gpu", "tune", *arguments])
+    assert main() == 0
+    assert tuned == [(["qwen3-30b-a3b"], {"policy": "oea:k0=3"})]
+    monkeypatch.setattr("sys.argv", ["gpu", "layer", *arguments])
+    with pytest.raises(ValueError, match="--policy oea:k0=3: experiment layer takes none; allowed is experiment tune"):
+        main()

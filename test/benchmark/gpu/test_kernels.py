@@ -1,0 +1,49 @@
+"""What the selection kernel is checked and timed on, and its sorted slots held to upstream's; without a GPU."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmark.common.variant import parse_plan
+from benchmark.gpu import kernels
+from sglang_xshare import Batch, Router
+from sglang_xshare.selection.triton_kernel import supports
+from sglang_xshare.types import Alignment
+
+
+def test_every_case_is_served():
+    for rows, experts, plan, _, _ in kernels.make_cases(kernels.PLANS):
+        batch = Batch(tokens_per_request=4 if "per_request" in plan and rows % 4 == 0 else 1)
+        assert supports(parse_plan(plan), Router(8), batch, rows, experts)
+
+
+@pytest.fixture
+def sorted_batch(monkeypatch):
+    """Filled slots, and how upstream sorts them: an expert's in any order."""
+    ids = torch.tensor([[2, 0], [1, 2], [2, 2]], dtype=torch.int32)
+    upstream = [torch.tensor(x, dtype=torch.int32) for x in ([1, 6, 2, 6, 5, 4, 3, 0], [0, 1, 2, 2], [8])]
+    monkeypatch.setattr(kernels, "BLOCK_SIZE", 2)
+    monkeypatch.setattr(kernels, "DEVICE", "cpu")
+    monkeypatch.setattr(kernels, "_import_align", lambda: lambda *args: upstream)
+
+    def make(slots, experts, length):
+        tensors = [torch.tensor(x, dtype=torch.int32) for x in (slots, experts, [length])]
+        return SimpleNamespace(topk_ids=ids, alignment=Alignment(*tensors, 2))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("slots", "experts", "length", "right"),
+    [
+        ([1, 6, 2, 6, 0, 3, 4, 5, 6, 6], [0, 1, 2, 2, 77], 8, True),
+        ([1, 6, 2, 6, 0, 3, 4, 4, 6, 6], [0, 1, 2, 2, 77], 8, False),
+        ([2, 6, 1, 6, 0, 3, 4, 5, 6, 6], [0, 1, 2, 2, 77], 8, False),
+        ([1, 6, 2, 6, 0, 3, 4, 5, 6, 6], [0, 1, 1, 2, 77], 8, False),
+        ([1, 6, 2, 6, 0, 3, 4, 5, 6, 6], [0, 1, 2, 2, 77], 10, False),
+    ],
+    ids=["as upstream's", "a slot twice", "slots of other experts", "another block's expert", "longer"],
+)
+def test_sorted_slots_are_held_to_upstreams(sorted_batch, slots, experts, length, right):
+    assert kernels._is_sorted(sorted_batch(slots, experts, length), 3) is right

@@ -76,9 +76,8 @@ def measure(args: argparse.Namespace, record: Record) -> None:
 
 def measure_routing(args: argparse.Namespace, record: Record) -> None:
     """Time a step of routers as the model has them, for every policy that selects in plain decode."""
-    from sglang_xshare.stage.schedule import build_schedule
-
     from benchmark.cost.routers import DecodeShape, time_routing
+    from sglang_xshare.policies.schedule import build_schedule
 
     config = json.loads((args.model / "config.json").read_text())
     layers, experts, top_k = (config[key] for key in ("num_hidden_layers", "num_experts", "num_experts_per_tok"))

@@ -26,11 +26,12 @@ def _share(default: float | None, help: str) -> Any:
 
 @dataclass(frozen=True)
 class SelectionPlan:
-    """Stage 1 selects the set S, stage 2 (`coverage`) routes each row in it. Frozen, hashable, validated.
+    """How to select the set S of experts, and how to cover every row with experts of it. Frozen, hashable, validated.
 
     S starts with the warm-up (`k0`, `p`) and grows by the budgets `add_per_request`, `add`, `mass` and
     `target_per_rank`, in this order; or by the best `budget` experts of a `ranking`; or by the votes of the most
-    confident rows (`confidence`). Raises ValueError naming the key, the value and what is allowed.
+    confident rows (`confidence`). `coverage`, `kmax`, `max_rank` and `rescue` say which of them a row gets. Raises
+    ValueError naming the key, the value and what is allowed.
     """
 
     policy: str = "custom"
@@ -66,7 +67,7 @@ class SelectionPlan:
 
     @property
     def adds(self) -> bool:
-        """Whether one of the steps 2-5 adds to the warm-up."""
+        """Whether S grows by `add_per_request`, `add`, `mass` or `target_per_rank`."""
         return bool(self.add_per_request or self.add or self.mass or self.target_per_rank)
 
     @property
@@ -139,8 +140,8 @@ class SelectionPlan:
         return not keeps_all
 
     def max_active(self, router: Router, num_experts: int, rows: int, tokens_per_request: int = 1) -> int:
-        """The most experts that `rows` rows can wake under this plan, at least 1. Not for `target_per_rank`, whose
-        ranks this does not know: all experts.
+        """The most experts that `rows` rows can wake under this plan, at least 1. A budget whose size depends on the
+        logits or on the ranks (`mass`, `drop`, `confidence`, `target_per_rank`) does not lower it.
         """
         most = min(num_experts, rows * self.columns(router))
         if self.mass is not None or self.drop is not None or self.confidence is not None or self.target_per_rank:
@@ -164,15 +165,15 @@ KEYS: Mapping[str, Key] = {
 
 def _contradictions(plan: SelectionPlan) -> list[tuple[str, str]]:
     """(key, what it needs) for every key that another one rules out."""
-    stages = plan.adds + (plan.budget is not None) + (plan.drop is not None) + (plan.confidence is not None)
+    budgets = plan.adds + (plan.budget is not None) + (plan.drop is not None) + (plan.confidence is not None)
     other_budgets = "add, add_per_request, mass, target_per_rank"
     rules = (
-        ("coverage", not plan.uses_selected and stages > 0, "without a budget, which its rows could not use"),
+        ("coverage", not plan.uses_selected and budgets > 0, "without a budget, which its rows could not use"),
         ("beta", plan.beta is not None and plan.uses_selected, "with coverage own"),
         ("drop", plan.drop is not None and plan.budget is not None, "without budget"),
-        ("budget", plan.budget is not None and stages > 1, f"without {other_budgets} and confidence"),
-        ("drop", plan.drop is not None and stages > 1, f"without {other_budgets} and confidence"),
-        ("confidence", plan.confidence is not None and stages > 1, f"without {other_budgets}"),
+        ("budget", plan.budget is not None and budgets > 1, f"without {other_budgets} and confidence"),
+        ("drop", plan.drop is not None and budgets > 1, f"without {other_budgets} and confidence"),
+        ("confidence", plan.confidence is not None and budgets > 1, f"without {other_budgets}"),
         ("drop", plan.drop is not None and plan.ranking != "votes", "with ranking votes"),
         ("ranking", plan.ranking != "router" and not plan.ranks_experts, "with budget or drop"),
         ("scope", plan.scope != "batch" and not plan.ranks_experts, "with budget or drop"),

@@ -60,11 +60,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class RunnerSlots:
-    """Asks `select()` for slots as an MoE runner takes them: an empty one holds an expert that is awake anyway, its
-    weight still 0.
+    """Asks `select()` for slots as an MoE runner takes them: an empty slot holds an expert that is awake anyway, with
+    weight 0.
 
-    Where `block_size` is given, SGLang's Triton runner is served too: slots sorted by expert, in blocks of so many. A
-    backend that does not sort leaves `Selection.alignment` None. Raises ValueError naming the key.
+    `block_size` also asks for the slots sorted by expert, in blocks of that many, as SGLang's Triton runner takes them.
+    A backend that does not sort leaves `Selection.alignment` None. Raises ValueError naming the key.
     """
 
     block_size: int | None = None
@@ -81,17 +81,17 @@ class Alignment:
     """
 
     sorted_slots: torch.Tensor
-    """[blocks * block size]; n * k stands for none. Blocks: as many as the plan can ever need, not as are needed."""
+    """[blocks * block size] slot numbers, n * k in the padding. As many blocks as the plan can need for any logits."""
     block_experts: torch.Tensor
-    """[blocks]: each block's expert. Not written beyond the last block in use."""
+    """[blocks]: each block's expert. Blocks beyond the last one in use are not written."""
     num_sorted: torch.Tensor
-    """[1]: the length of what is in use, padding included."""
+    """[1]: how much of `sorted_slots` is in use, padding included."""
     block_size: int
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Where every row goes. All tensors lie on the logits' device; nothing in it was synchronized with the host."""
+    """Where every row goes. All tensors are on the logits' device; only the reference has waited for them."""
 
     topk_ids: torch.Tensor
     """[n, k] (`kmax` columns where the plan says so) int32, descending choice score, -1 in an empty slot (see
@@ -108,10 +108,11 @@ class Selection:
     vanilla_active: torch.Tensor
     """[N] bool: experts the model's own top-k would have loaded for the valid rows."""
     kept_mass: torch.Tensor
-    """[n] float32: the scores of the chosen experts over those of the row's own top-k; 1 where those are 0, but 0 in an
-    invalid row."""
+    """[n] float32: the sum of the row's scores at its chosen experts over the sum at its own top-k. 1 where the latter
+    is 0, and 0 in an invalid row.
+    """
     alignment: Alignment | None = None
-    """Where `RunnerSlots.block_size` asked for it and the backend sorts."""
+    """None unless `RunnerSlots.block_size` asked for it and the backend sorts."""
 
 
 def _check_count(key: str, value: object) -> None:

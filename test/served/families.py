@@ -42,7 +42,7 @@ SHAPE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture, as small as it stays itself."""
+    """One architecture, as small as it can be."""
 
     config: str
     """Transformers' class of its configuration."""
@@ -50,7 +50,7 @@ class Family:
     """SGLang's class of the model."""
     shape: Mapping[str, Any]
     router: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of its `Router`, but for top-k and bias: its model's, not its configuration's."""
+    """Keyword arguments of its `Router` but top-k and bias, as its model computes, whatever its configuration says."""
     published: Mapping[str, Any] = field(default_factory=dict)
     """What only a published config.json says, where transformers writes none of it and SGLang reads it."""
     flags: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Family:
 
 
 INTERPRETED = {"TRITON_INTERPRET": "1"}
-"""For what upstream computes by a Triton kernel on a CPU without AMX, too."""
+"""For what upstream computes by a Triton kernel even on a CPU, where that has no AMX."""
 TRITON_ATTENTION = ("--attention-backend", "triton", "--triton-attention-num-kv-splits", "1")
 """Of SGLang's attention backends that run here, the only one for attention sinks and for latent attention."""
 

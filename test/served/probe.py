@@ -30,12 +30,12 @@ def install() -> None:
     lend_cpu_backend()
     file = Path(os.environ["EXPERT_PROBE"])
     forward, run_experts, select_experts = ModelRunner.forward, fused_moe_native.moe_forward_native, topk.select_experts
-    mode, requests, slots = "none", 0, None
+    mode, requests, rows_by_rank = "none", 0, None
     batch: Any = None
 
     def note_mode(self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal mode, requests, batch, slots
-        requests, batch, slots = forward_batch.batch_size, forward_batch, forward_batch.global_num_tokens_cpu
+        nonlocal mode, requests, batch, rows_by_rank
+        requests, batch, rows_by_rank = forward_batch.batch_size, forward_batch, forward_batch.global_num_tokens_cpu
         mode = forward_batch.forward_mode.name + "_DRAFT" * self.is_draft_worker
         return forward(self, forward_batch, *args, **kwargs)
 
@@ -51,8 +51,9 @@ def install() -> None:
         record |= describe(weights, expert_ids, logits.float(), here)
         if mode == "EXTEND":
             record["ids"] = ids.sort(1).values.tolist()
-        if slots is not None:
-            record |= {"own": slots, "padded": batch.global_num_tokens_cpu, "prefills": batch.is_extend_in_batch}
+        if rows_by_rank is not None:
+            padded = batch.global_num_tokens_cpu  # by now: the forward has padded them
+            record |= {"own": rows_by_rank, "padded": padded, "prefills": batch.is_extend_in_batch}
         if mode in ("DECODE", "TARGET_VERIFY", "IDLE"):
             record |= {"logits": encode(logits), "awake": expert_ids[here].unique().tolist()}
         with file.open("ab", buffering=0) as out:  # one write a line: several ranks share the file

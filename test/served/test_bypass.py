@@ -1,4 +1,4 @@
-"""A model that passes the stage by must not serve on as if it had not."""
+"""A server whose model passes the stage by stops, and says so."""
 
 import time
 

@@ -18,7 +18,7 @@ from served.probe import read_logits
 from served.release import LATEST, OLDER
 from sglang_xshare import Batch, Router, Selection, build_plan, select
 
-# A hang is what ranks that decide differently end in: it must fail a test, not the whole run.
+# Ranks that decide differently wait for each other forever: that must fail a test, not the whole run.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 TWO, OLD_TWO = ("--tp", "2", "--attn-dp-size", "2"), ("--tp", "2", "--dp", "2", "--enable-dp-attention")
@@ -32,7 +32,7 @@ REQUESTS = (
     *((number, 0.0, 6 + 7 * number) for number in range(3)),  # one rank has two of them, and one is left alone
     *((number, 1.5 + 0.15 * number, 4 + number % 4 * 6) for number in range(3, 13)),  # they come while others decode
 )
-"""What a server is asked: the prompt, when in seconds, and for how many tokens. Before that, a request all alone."""
+"""What a server is asked, after one request by itself: a prompt, at which second, and for how many tokens."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ def answers(
 
 
 def live(call: dict[str, Any]) -> torch.Tensor:
-    """[rows] bool by what the scheduler has synchronized: each rank's slot begins with its own rows."""
-    slots = [torch.arange(padded) < own for own, padded in zip(call["own"], call["padded"], strict=True)]
-    return torch.cat(slots)
+    """[rows] bool by what the scheduler has synchronized: each rank's rows begin with its own, without padding."""
+    live = [torch.arange(padded) < own for own, padded in zip(call["own"], call["padded"], strict=True)]
+    return torch.cat(live)
 
 
 def select_again(
@@ -175,9 +175,9 @@ def test_four_ranks_select_alike_also_where_rows_are_not_padded(answers):
     served = answers((*keys_of(XSHARE | {"min_tokens": 1}), *FOUR))
     check_load(served)
     check_steps(served, XSHARE)
-    slots = [calls[0]["padded"] for calls in served.selecting]
-    assert {sorted(padded) == [0, 0, 0, 1] for padded in slots} == {True, False}
-    assert any(len(set(padded)) == 1 for padded in slots)
+    rows_by_rank = [calls[0]["padded"] for calls in served.selecting]
+    assert {sorted(padded) == [0, 0, 0, 1] for padded in rows_by_rank} == {True, False}
+    assert any(len(set(padded)) == 1 for padded in rows_by_rank)
 
 
 @pytest.mark.parametrize("ranks", [TWO, TWO_OF_TWO], ids=["of one", "of two"])
@@ -206,7 +206,7 @@ def test_full_budget_verifies_as_unpatched_without_speculation(answers, tiny_mod
 
 
 def test_each_expert_parallel_rank_loads_its_share(answers):
-    """With as many attention-DP as expert-parallel ranks, upstream's way back from the experts has no CPU backend."""
+    """With as many attention-DP as expert-parallel ranks, upstream cannot return the experts' outputs on CPU."""
     served = answers((*keys_of(PER_RANK), *TWO_OF_TWO, "--ep-size", "4"))
     check_load(served)
     for calls in served.selecting:

@@ -37,7 +37,7 @@ def test_two_tensor_parallel_ranks_answer_as_one(tiny_model, patched_release, tm
 
 @pytest.mark.long
 def test_each_expert_parallel_rank_loads_its_share(tiny_model, patched_release, tmp_path):
-    """Upstream's native loop runs no expert-parallel model on CPU; the probe leaves it the experts of its rank."""
+    """Upstream's native loop cannot run an expert-parallel model on CPU: the probe hands it only its rank's experts."""
     flags = (*policy("xshare", k0=1, target_per_rank=5), *EXPERT_PARALLEL)
     answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, env=TWO_CORES)
     first, second = split_by_rank(answers)

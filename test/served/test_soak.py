@@ -18,7 +18,7 @@ ABORTED = 0.1
 
 
 def resident_mib(server: Server) -> float:
-    """Memory of all its processes."""
+    """Memory of all the server's processes."""
     return sum(process.memory_info().rss for process in server.processes()) / 2**20
 
 

@@ -60,7 +60,7 @@ def test_every_way_to_start_says_one_line_and_exits_with_1(release, patched_rele
 
 @older_releases_take_long
 def test_a_model_that_does_not_fit_is_refused_before_its_weights_load(release, patched_release, tiny_model, tmp_path):
-    """The real command on configurations without weights."""
+    """The launcher itself, on configurations without weights."""
     written = json.loads((tiny_model / "config.json").read_text())
     written |= {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
     dense = {key: value for key, value in written.items() if "expert" not in key}
@@ -102,7 +102,7 @@ def test_what_only_a_loaded_model_shows_ends_the_server_alike(release, patched_r
 
 
 def check_refusal(process: subprocess.Popen[str], line: str, loads: bool = False) -> None:
-    """The server ends with status 1, having said this line once, and no traceback."""
+    """The server has printed this line once and no traceback, and ends with status 1."""
     printed, said = process.communicate(timeout=200)
     assert process.returncode == 1, said
     assert said.splitlines().count(line) == 1, said

@@ -78,7 +78,7 @@ class Gather:
     batches: list[SimpleNamespace]
 
     def __call__(self, flags: torch.Tensor, rows: int, forward_batch: SimpleNamespace) -> torch.Tensor:
-        """In place of `upstream.gather_rows`: slot after slot, each as long as it was padded to."""
+        """In place of `upstream.gather_rows`: the rows of one rank after another, each as many as it was padded to."""
         assert any(forward_batch is batch for batch in self.batches)
         gathered = torch.cat([batch.out_cache_loc != 0 for batch in self.batches])
         assert len(gathered) == rows
@@ -92,12 +92,12 @@ def gathered_batches(
     longest (MAX_LEN), or none (SUM_LEN). A rank without requests is in mode `others`.
     """
     tokens = draft_tokens or 1
-    slots = [tokens * (max(requests) if longest else count) for count in requests]
+    rows_by_rank = [tokens * (max(requests) if longest else count) for count in requests]
     verify = SimpleNamespace(draft_token_num=draft_tokens, is_verify_input=lambda: True)
     batches = []
-    for count, rows in zip(requests, slots, strict=True):
+    for count, rows in zip(requests, rows_by_rank, strict=True):
         batch = forward_batch(mode if count else others, rows, rows // tokens, padding=rows - tokens * count)
-        batch.global_num_tokens_cpu = slots
+        batch.global_num_tokens_cpu = rows_by_rank
         batch.is_extend_in_batch = "prefill" in (mode, others)
         batch.spec_info = verify if draft_tokens else None
         batches.append(batch)

@@ -77,7 +77,7 @@ def main(aligner: Aligner) -> None:
             valid = torch.arange(rows) < rows - padding
             layer = make_layer(aligner, build_plan(plan), rows, valid)
             print(json.dumps({"rows": rows, "turn": turn, **route_and_run(layer, hidden, logits)}), flush=True)
-    # What was not routed last is not mistaken for it: the ids of a draft model, say.
+    # Ids that were not routed last, a draft model's for instance, are not mistaken for those that were.
     other = torch.randint(0, EXPERTS, (6, TOP_K), dtype=torch.int32)
     shares = torch.full((6, TOP_K), 0.25)
     before, hidden = sorter.calls, torch.randn(6, HIDDEN)

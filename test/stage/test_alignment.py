@@ -1,4 +1,4 @@
-"""Slots that the selection sorted reach upstream's fused Triton runner, and nothing else does in their place."""
+"""Upstream's fused Triton runner gets the slots that the selection has sorted, and only where they are its own."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def make_alignment(block_size=16):
 
 @older_releases_take_long
 def test_upstreams_runner_computes_the_same_from_sorted_slots(release, patched_release):
-    """Its own kernels, interpreted: the batch of a size is upstream's to sort once, and never again."""
+    """Its own kernels, interpreted: upstream sorts the first batch of every size, and none after it."""
     env = make_env(patched_release(release)) | {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
     env["PYTHONPATH"] += f":{ROOT / 'test'}:{ROOT}"
     script = Path(__file__).with_name("run_moe_runner.py")

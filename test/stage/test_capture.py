@@ -71,7 +71,7 @@ def test_step_never_waits_for_the_device(name, attach, tmp_path):
 
 
 def test_step_of_many_ranks_never_waits_for_the_device(attach, monkeypatch):
-    """Data-parallel attention: a rank that is idle, or has fewer requests, is told by the mask alone."""
+    """Data-parallel attention: only the mask tells that a rank is idle, or has fewer requests than others."""
     model = Model(2)
     with FakeTensorMode(allow_non_fake_inputs=True):
         attach(model, **XSHARE, speculative_algorithm="EAGLE3")

@@ -61,7 +61,7 @@ def test_padding_rows_are_no_rows():
 
 
 def test_step_without_a_live_row_counts_as_none():
-    """Such are the warm-up and the capture of a CUDA graph."""
+    """As when a CUDA graph is warmed up and captured."""
     counters = Counters(1, "cpu")
     dead = step(2, [False, False])
     counters.count_outcome("policy", dead)

@@ -225,7 +225,7 @@ def test_context_ends_with_the_forward_even_when_it_fails(attach):
 
 
 def test_layers_outside_a_forward_are_vanilla_and_counted_once(attach):
-    """So runs the capture of prefill graphs: not through the model's forward."""
+    """As when prefill graphs are captured: not through the model's forward."""
     model = Model(3)
     installed = attach(model, **XSHARE)
     for config in model.configs:

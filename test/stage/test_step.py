@@ -138,8 +138,8 @@ def test_no_attention_dp_rank_selects_while_one_prefills(mode, others, read_step
     assert read_steps(gathered_batches(mode, [3, 0], others=others)) == [None, None]
 
 
-def test_a_slot_that_splits_a_request_is_no_batch_of_requests(read_steps):
-    """As SGLang pads rows to a multiple of the tensor-parallel ranks inside a slot: refused at start-up."""
+def test_a_rank_whose_rows_split_a_request_is_no_batch_of_requests(read_steps):
+    """As where SGLang pads its rows to a multiple of its tensor-parallel ranks, which is refused at start-up."""
     batches = gathered_batches("verify", [2, 1], 3)
     for batch in batches:
         batch.global_num_tokens_cpu = [8, 8]

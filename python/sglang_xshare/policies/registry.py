@@ -21,7 +21,11 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A preset: `make` turns its keys into a plan. `defaults` holds the optional keys, so the others are required."""
+    """A preset: `make` turns its keys into a plan. A key without a default in `defaults` is required.
+
+    A user who gives no key gets `bare`, or `bare_speculative` on a server that speculates. It selects in `phases`
+    unless a user names others.
+    """
 
     name: str
     paper: str

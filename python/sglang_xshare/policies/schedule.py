@@ -1,6 +1,6 @@
 """Where and when a policy applies: the keys all policies share, and the plan they give for a layer and a batch size.
 
-`phases`, `min_tokens`, `max_tokens`, `layers` and `by_batch` belong to the stage, never to `select()` (spec.md).
+The stage asks it before every step; `select()` knows nothing of phases, layers or batch sizes.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _check_requests(plan: SelectionPlan, speculative: bool) -> None:
 
 
 def _boundaries(overrides: tuple[Override, ...]) -> set[int]:
-    """Numbers among which every combination of overlapping overrides has one."""
+    """At least one number of every stretch in which the same overrides apply."""
     return {n for override in overrides for n in (override.first, override.last, override.last + 1)}
 
 

@@ -18,7 +18,7 @@ BACKENDS = {
 """Name -> module with a function `select(logits, plan, router, batch, rank_of_expert, slots) -> Selection`."""
 
 MAX_EXPERTS = 1024
-"""So that a number below 2^-10 an expert can break every tie."""
+"""Ties between experts are broken by steps of 2^-10, which must not add up to 1."""
 
 
 def select(
@@ -35,8 +35,8 @@ def select(
     `router_logits` [n, N] in any float dtype, n may be 0. `rank_of_expert` [N] holds each expert's expert-parallel
     rank, for `target_per_rank`. `backend` is one of BACKENDS, or "auto": the Triton kernel on CUDA for what it
     supports, else torch. `slots` asks for slots as an MoE runner takes them, none with id -1. Knows nothing of phases,
-    layers or SGLang; never synchronizes with the host, except for "reference". Raises ValueError naming what is wrong
-    and what is allowed.
+    layers or SGLang; no backend but "reference" waits for the device. Raises ValueError naming what is wrong and what
+    is allowed.
     """
     batch = batch or Batch()
     if rank_of_expert is not None:

@@ -57,8 +57,8 @@ class _Reference:
 
     def select(self) -> Selection:
         self.kept = {i: self.keep(i) for i in self.rows}
-        selected = self.stage_1()
-        chosen, rescued = self.stage_2(selected)
+        selected = self.select_experts()
+        chosen, rescued = self.cover_rows(selected)
         columns = self.plan.kmax or self.router.top_k
         ids = torch.full((self.num_rows, columns), -1, dtype=torch.int32)
         weights = torch.zeros(self.num_rows, columns)
@@ -78,7 +78,7 @@ class _Reference:
             kept_mass=kept_mass.to(self.device),
         )
 
-    # Stage 1: select S.
+    # Select: the set S.
 
     def keep(self, i: int) -> list[int]:
         """Row i's warm-up; or what dynamic-skip leaves of its top-k."""
@@ -93,7 +93,8 @@ class _Reference:
             kept = [j for rank, j in enumerate(kept) if rank == 0 or self.scores[i, j].item() >= floor]
         return kept
 
-    def stage_1(self) -> set[int]:
+    def select_experts(self) -> set[int]:
+        """S, before any rescue."""
         selected = set().union(*self.kept.values())
         if self.plan.ranks_experts:
             groups = self.requests if self.plan.scope == "request" else [self.rows]
@@ -185,9 +186,9 @@ class _Reference:
         rest = self.best(self.utility(self.rows, "full"), without=selected)
         return selected.union(rest[: max(self.router.top_k - len(selected), 0)])
 
-    # Stage 2: cover each row.
+    # Cover: the experts of every row.
 
-    def stage_2(self, selected: set[int]) -> tuple[dict[int, list[int]], int]:
+    def cover_rows(self, selected: set[int]) -> tuple[dict[int, list[int]], int]:
         """(experts of every valid row, best first; rows rescued). Rescue adds to `selected`."""
         if self.plan.coverage == "own":
             return self.kept, 0
@@ -205,8 +206,8 @@ class _Reference:
         return (self.kept[i] + others)[: self.plan.kmax or self.router.top_k]
 
     def weigh(self, i: int, experts: list[int]) -> torch.Tensor:
-        """P at the experts, over its sum where the model renormalizes, under truncate over that of the whole top-k; all
-        times the router's scaling.
+        """P at the experts times the router's scaling. Where the model renormalizes, divided by the sum of P at these
+        experts, under truncate at the whole top-k; equal shares where that is 0.
         """
         weights = self.scores[i, experts]
         if not self.router.renormalize:

@@ -1,4 +1,4 @@
-"""A batch's rows, ranked: what both stages of the vectorized backend read."""
+"""A batch's rows, ranked: what the vectorized backend selects from and covers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .scores import compute_scores
 
 # A tie is broken in float64 by less than a float32 can differ: 2^-40 of the score for each of up to 1,024 experts.
 _TIE = 2.0**-40
-# What 2^-40 refers to where the score is 0 (below every positive float32) and where it is -inf (which absorbs it).
+# What 2^-40 is taken of instead, where the score is 0 (less than every positive float32) or -inf (which stays so).
 _SMALLEST, _LARGEST = 1e-60, 1e39
 
 
@@ -92,11 +92,11 @@ def mark(table: torch.Tensor, experts: torch.Tensor, live: torch.Tensor) -> None
 
 @cache
 def constant(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A number as a 0-dim tensor, which is an operand sooner than a Python number: a microsecond on the CPU.
+    """A number as a 0-dim tensor: a Python number costs an operation a microsecond more on the CPU.
 
-    Made on the host, so that a first call inside a graph capture is an error, not a tensor of that graph: the runs that
-    warm up before a capture fill the cache. Never evicted: a captured graph reads it where it lies. All cached tensors
-    here are made and kept so.
+    Copied from the host, so that a first call inside a graph capture is an error instead of a tensor that belongs to
+    the graph; the warm-up runs before a capture fill the cache. Never evicted: captured graphs read it at its address.
+    Every cached tensor of this backend is made and kept so.
     """
     return torch.tensor(value, dtype=dtype).to(device)
 

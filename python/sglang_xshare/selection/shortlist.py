@@ -1,8 +1,8 @@
-"""Stage 1 of the vectorized backend: the set S, a table [N] bool.
+"""How the vectorized backend selects: the set S, a table [N] bool.
 
 Counts that depend on data stay on the device: the best m experts are a sorted list of fixed size with a mask.
-Utilities are integers held in float64, which adds them exactly, in any order, up to 2^53. To compare an integer with a
-threshold is to compare it with the threshold rounded up.
+Utilities are integers held in float64, which adds them exactly, in any order, up to 2^53. An integer reaches a
+threshold exactly where it reaches the threshold rounded up, so that none is rounded here.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ def select(
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`."""
     selected = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
-    # Autograd would take a quarter of the time on the CPU. What is returned is made outside: ordinary tensors.
+    # Autograd would take a quarter of the time on the CPU. What callers get is made outside, so as to be no inference
+    # tensor.
     with torch.inference_mode():
         rows = rank_rows(logits, router, batch)
         kept = _keep(rows, plan)
@@ -129,7 +130,7 @@ def _rescue(rows: Rows, selected: torch.Tensor) -> torch.Tensor:
 
 
 def _cover(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: torch.Tensor) -> Slots:
-    """The experts of every row."""
+    """The experts of every row, as the plan's coverage has it."""
     if plan.substitutes:
         return _substitute(rows, plan, kept, selected)
     return rows.own.keep(selected[rows.own.experts] & rows.own.live if plan.uses_selected else kept)

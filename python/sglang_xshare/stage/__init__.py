@@ -15,7 +15,7 @@ _stage: Stage | None = None
 
 
 def check_flags(server_args: Any) -> None:
-    """Validate the flags before SGLang resolves its arguments, whose own errors are tracebacks, and the patched tree.
+    """Validate the flags and the patched tree, before SGLang resolves its arguments: its own errors are tracebacks.
 
     Raises `ExpertPolicyError`.
     """
@@ -75,7 +75,8 @@ def mask_logits(topk_config: Any, router_logits: Any) -> Any:
 
 
 def align(upstream: Any, by_tma: bool) -> Any:
-    """SGLang's `moe_align_block_size` for its Triton runner, or what answers it from slots that are sorted already.
+    """SGLang's `moe_align_block_size` for its Triton runner, or a function in its place that returns slots which the
+    selection has sorted.
 
     `by_tma` says that the down projection loads its input by TMA, which takes more of the slots than are in use.
     """
@@ -83,7 +84,7 @@ def align(upstream: Any, by_tma: bool) -> Any:
 
 
 def report(reporter: Any) -> str:
-    """What was counted since the last decode log line, as part of this one; brings `/metrics` and trace up to date."""
+    """What was counted since the last decode log line, to end this one. Brings `/metrics` and trace up to date."""
     return "" if _stage is None else _stage.report(reporter)
 
 
@@ -94,7 +95,7 @@ def publish(reporter: Any) -> None:
 
 
 def check_exit(code: int | None) -> None:
-    """In the server's process, for a scheduler that died: raise `ExpertPolicyError` where it has refused its model."""
+    """In the server's process, for a scheduler that ended: raise `ExpertPolicyError` where it has refused its model."""
     from .start.refusal import check_exit as check
 
     check(code)

@@ -16,38 +16,39 @@ Align = Callable[[torch.Tensor, int, int], Aligned]
 
 
 class Aligner:
-    """Between the layers that select and the runner that asks for sorted slots: one for all layers, which run in turn.
+    """Hands the slots that a layer's selection has sorted to the MoE runner. One serves all layers, which run in turn.
 
-    The runner's block size depends on the number of rows. It is learned from the runner's first question, answered by
-    upstream, and asked of the selection from then on: before a graph is captured, SGLang runs the same shape eagerly.
+    The runner's block size depends on the number of rows. Upstream answers its first request for such a batch; from
+    then on the selection sorts for that block size. Before SGLang captures a graph, it runs the same shape eagerly.
     """
 
     def __init__(self) -> None:
         self.unasked = 0
-        """Selections whose slots the runner has not asked for; the stage resets it with every step."""
+        """Selections whose slots the runner has not asked for in this step; the stage resets it."""
         self.served = 0
-        """How often it took what the selection sorted; a graph's replays are not counted."""
+        """How often the runner took what the selection had sorted; a graph's replays are not counted."""
         self._block_sizes: dict[int, int] = {}
         self._routed: tuple[torch.Tensor, int, Alignment | None] | None = None
         self._awaited = False
         self._warned = False
 
     def slots(self, rows: int) -> RunnerSlots:
-        """What to ask of the selection for a batch of so many rows."""
+        """What to ask of the selection for a batch of `rows` rows."""
         return RunnerSlots(self._block_sizes.get(rows))
 
     def offer(self, ids: torch.Tensor, num_experts: int, alignment: Alignment | None) -> None:
-        """Take what a layer has routed: `ids` [n, k] int32 of `num_experts` experts, sorted or not."""
+        """Take what a layer has routed: `ids` [n, k] int32 of `num_experts` experts, and their slots sorted or None."""
         self.unasked += 1
         self._awaited = True
         self._routed = ids, num_experts, alignment
 
     def align(self, upstream: Align, by_tma: bool, ids: torch.Tensor, block_size: int, num_experts: int) -> Aligned:
-        """What `moe_align_block_size` (`upstream`) returns for these arguments, without a launch where it is there.
+        """What `moe_align_block_size` (`upstream`) returns for these arguments, without a launch for ids that the
+        selection has sorted.
 
-        Ids that are not the latest routed ones (a draft's, a prefill's, remapped ones) are upstream's to sort. So are
-        all where the down projection loads `by_tma`: its input has as many rows as all experts' blocks could need, and
-        from 0.5.22 on upstream refuses fewer sorted slots than that.
+        Upstream sorts all others (a draft's, a prefill's, remapped ones). It also sorts where the down projection loads
+        its input `by_tma`: that input has as many rows as all experts' blocks could need, and from 0.5.22 on upstream
+        refuses fewer sorted slots than that.
         """
         if self._routed is not None:
             routed, experts, alignment = self._routed
@@ -68,7 +69,7 @@ class Aligner:
         return upstream(ids, block_size, num_experts)
 
     def _warn(self, rows: int, by_tma: bool) -> None:
-        """Say once that SGLang goes on sorting, and why."""
+        """Log once that SGLang goes on sorting, and why."""
         if not self._warned:
             reason = "its down projection loads by TMA" if by_tma else "the kernel does not serve this plan or batch"
             logger.warning("--expert-policy-align: SGLang sorts the slots of %d rows itself: %s", rows, reason)

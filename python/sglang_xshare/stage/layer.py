@@ -19,7 +19,7 @@ FILLED = RunnerSlots()
 
 
 class Layer:
-    """Wraps a layer's `TopKConfig`: `config` routes through `choose`; what upstream does after routing stays as it is.
+    """Wraps a layer's `TopKConfig`: `config` routes through `choose`; upstream goes on after routing as ever.
 
     Raises ValueError for a router the stage does not reproduce.
     """
@@ -65,7 +65,7 @@ class Layer:
         return weights, ids
 
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
-        """Router logits [n, N] that a runner which ranks them itself turns into the selection."""
+        """Router logits [n, N] masked so that a runner that ranks them itself arrives at the selection."""
         out = self._select(logits, None)
         masked, awake = mask_logits(logits, out, self.router.top_k)
         # By field: a backend may answer with a Selection that computes some of them when they are read.
@@ -100,7 +100,7 @@ def read_router(topk_config: Any) -> Router:
     if topk_config.correction_bias is not None and scoring != "sigmoid":
         if not grouped:  # upstream adds it on some devices and ignores it on others
             raise ValueError(f"a correction bias on {scoring} scores, allowed is one on sigmoid scores")
-        scoring = "sigmoid"  # what upstream computes here, whatever is said: GLM-4-MoE leaves the default
+        scoring = "sigmoid"  # upstream computes it here whatever the config says: GLM-4-MoE leaves the default
     shared = num_shared_slots(topk_config)
     if shared > 1 or (shared and not (grouped and topk_config.renormalize)):
         kind = f"{'' if grouped else 'un'}grouped{'' if topk_config.renormalize else ', not renormalizing'}"

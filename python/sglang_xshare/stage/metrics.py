@@ -41,13 +41,13 @@ class Interval:
 
     @property
     def mean_kept_mass(self) -> float:
-        """Kept mass as spec.md defines it, averaged over valid rows, layers and steps."""
+        """Kept mass of a live row (`Selection.kept_mass`), averaged over rows, layers and steps."""
         return self.kept_mass / max(self.rows, 1)
 
 
 class Counters:
-    """Running totals on the device: a dozen small operations a step, none of which the host waits for, so that a
-    captured graph counts on replay. A step without a live row, as when a graph is captured, counts as none.
+    """Running totals on the device. They take a dozen small operations a step, for none of which the host waits, so
+    that a captured graph counts on replay. A step without a live row, as when a graph is captured, counts as none.
     """
 
     def __init__(self, num_layers: int, device: str) -> None:
@@ -116,7 +116,7 @@ def format_log(interval: Interval) -> str:
 
 
 class Exporter:
-    """The prometheus metrics, made at the first export: multiprocess mode must be set up before."""
+    """The prometheus metrics, made at the first export: prometheus must be in multiprocess mode by then."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, Any] = {}

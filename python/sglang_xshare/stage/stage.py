@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 
 class PolicyBypassed(RuntimeError):
-    """A step under policy in which some MoE layer did not select, or its runner did not take what it was to take: the
-    server must not go on as if it had.
+    """A step under policy in which some MoE layer did not select, or its runner did not ask for the sorted slots. The
+    server stops rather than go on without its policy.
     """
 
 
@@ -44,8 +44,8 @@ class Stage:
         align: bool = False,
     ) -> None:
         self.schedule = schedule
-        # A CPU server without graphs has no padding rows but those of a gather, which are always masked; elsewhere the
-        # mask is one comparison a step.
+        # A CPU server captures no graphs, so that only a gather pads its rows, and those are always masked. Elsewhere
+        # the mask takes one comparison a step.
         self.mask_padding = device != "cpu" or self.schedule is None
         self.layers = layers
         self.counters = Counters(len(layers), device)
@@ -60,7 +60,7 @@ class Stage:
         self._by_config = {id(config): layer for config, layer in layers}
         self._running = False
         self._published = 0, 0
-        """The scheduler's counts when metrics and trace were last brought up to date."""
+        """What the scheduler had counted when metrics and trace were last brought up to date."""
         model.forward = self._wrap(model.forward)
         name = self.schedule.policy if self.schedule else "none, padding masked,"
         logger.info("Expert policy %s on %d MoE layers", name, len(self.layers))
@@ -76,7 +76,7 @@ class Stage:
         return router_logits if layer is None else layer.mask(router_logits)
 
     def align(self, upstream: Any, by_tma: bool) -> Any:
-        """`upstream` (moe_align_block_size), or what answers it from sorted slots where the stage has them."""
+        """`upstream` (moe_align_block_size), or a function in its place that returns sorted slots where it has them."""
         return upstream if self.aligner is None else functools.partial(self.aligner.align, upstream, by_tma)
 
     def _find_selecting(self, topk_config: Any) -> Layer | None:
@@ -96,13 +96,13 @@ class Stage:
         return format_log(self.logged.read())
 
     def publish(self, reporter: Any) -> None:
-        """Bring metrics and trace up to date. Here and in `report` alone the host waits for the device: once a log
+        """Bring metrics and trace up to date. The host waits for the device only here and in `report`: once a log
         interval, and when the server turns idle.
 
-        Ranks of data-parallel attention log each for themselves, but have all seen the same steps: one exports them.
+        Ranks of data-parallel attention each write their own log. All have seen the same steps, so that one exports.
         """
-        # An idle server asks again and again, and must not copy from the device each time. Forwards are counted when
-        # they are launched, also those for other ranks' requests alone; decode steps when they are done.
+        # An idle server asks again and again, and must not copy from the device each time. SGLang counts forwards, also
+        # those for other ranks' requests alone, when it launches them, and decode steps when they are done.
         forwards = reporter.scheduler.forward_ct, reporter.forward_ct_decode
         if not is_first_rank() or forwards == self._published:
             return

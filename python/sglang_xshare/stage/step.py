@@ -13,8 +13,8 @@ from .upstream import gather_rows
 
 @dataclass(frozen=True)
 class Step:
-    """`phase` is "decode" or "verify"; `rows` the router rows, padding included (a graph's captured size). Under
-    data-parallel attention these are the rows of all its ranks.
+    """`phase` is "decode" or "verify". `rows` counts the router's rows, padding included (a graph's captured size);
+    under data-parallel attention those of all its ranks.
     """
 
     phase: str
@@ -28,9 +28,9 @@ def read_step(forward_batch: Any, mask_padding: bool) -> Step | None:
     A verify batch is request-major: `batch_size` requests of equally many draft tokens, read here at every step, so
     that a server that adapts its number of draft tokens is followed. Raises RuntimeError for a ragged one.
     """
-    slots = read_slots(forward_batch)
-    if slots is not None:
-        return _read_gathered_step(forward_batch, slots)
+    rows_by_rank = read_rows_by_rank(forward_batch)
+    if rows_by_rank is not None:
+        return _read_gathered_step(forward_batch, rows_by_rank)
     mode = forward_batch.forward_mode
     if mode.is_target_verify():  # first: is_extend() is true of it too
         phase = "verify"
@@ -44,19 +44,21 @@ def read_step(forward_batch: Any, mask_padding: bool) -> Step | None:
     return Step(phase, rows, Batch(valid=valid, tokens_per_request=tokens_per_request))
 
 
-def read_slots(forward_batch: Any) -> list[int] | None:
-    """Router rows of every attention-DP rank, padding included; None where the router sees this rank's rows alone."""
+def read_rows_by_rank(forward_batch: Any) -> list[int] | None:
+    """How many router rows each rank of data-parallel attention has, padding included, in the order of the ranks; None
+    where the router sees this rank's rows alone.
+    """
     counts = forward_batch.global_num_tokens_cpu
     return counts if counts is not None and len(counts) > 1 else None
 
 
-def _read_gathered_step(forward_batch: Any, slots: list[int]) -> Step | None:
-    """The step of all attention-DP ranks together, one slot of rows each, padded.
+def _read_gathered_step(forward_batch: Any, rows_by_rank: list[int]) -> Step | None:
+    """The step of all ranks of data-parallel attention together: the rows of the first, padded, then of the next.
 
-    Every rank must come to the same one, or their shares of an expert's sum would be routed differently: it is read
-    from what SGLang has synchronized, and from the mode, which without a prefill anywhere is decode, verify or idle on
-    all. A rank without requests (idle) takes part in the others' decode or verification.
-    A step in which some rank prefills is vanilla on all. Raises RuntimeError where a slot does not hold whole requests.
+    Every rank must read the same step, or the ranks would add up an expert's output for rows routed differently. So it
+    is read from what SGLang has synchronized, and from the mode, which is decode, verify or idle on all ranks where
+    none prefills. A rank without requests (idle) takes part in the others' decode or verification. A step in which some
+    rank prefills is vanilla on all. Raises RuntimeError where a rank's rows are not whole requests.
     """
     mode = forward_batch.forward_mode
     takes_part = mode.is_target_verify() or mode.is_decode() or mode.is_idle()
@@ -64,15 +66,15 @@ def _read_gathered_step(forward_batch: Any, slots: list[int]) -> Step | None:
         return None
     spec = forward_batch.spec_info
     draft_tokens = spec.draft_token_num if spec is not None and spec.is_verify_input() else None
-    if draft_tokens is not None and any(rows % draft_tokens for rows in slots):
+    if draft_tokens is not None and any(rows % draft_tokens for rows in rows_by_rank):
         raise RuntimeError(
-            f"target-verify of {slots} rows on the ranks of data-parallel attention: an expert policy groups rows by "
-            f"request; allowed are multiples of the {draft_tokens} draft tokens"
+            f"target-verify of {rows_by_rank} rows on the ranks of data-parallel attention: an expert policy groups "
+            f"rows by request; allowed are multiples of the {draft_tokens} draft tokens"
         )
-    # Each slot has padding at its own end. SGLang's gather places the mask as it places the hidden states.
-    valid = gather_rows(live_rows(forward_batch), sum(slots), forward_batch)
+    # Each rank's rows end with its padding. SGLang's gather places the mask as it places the hidden states.
+    valid = gather_rows(live_rows(forward_batch), sum(rows_by_rank), forward_batch)
     phase = "decode" if draft_tokens is None else "verify"
-    return Step(phase, sum(slots), Batch(valid=valid, tokens_per_request=draft_tokens or 1))
+    return Step(phase, sum(rows_by_rank), Batch(valid=valid, tokens_per_request=draft_tokens or 1))
 
 
 def _count_draft_tokens(rows: int, requests: int) -> int:
@@ -85,7 +87,7 @@ def _count_draft_tokens(rows: int, requests: int) -> int:
 
 
 def live_rows(forward_batch: Any) -> torch.Tensor:
-    """[rows] bool, read live in a graph replay: padding rows write to KV slot 0, which is never a request's. So do all
-    rows of an idle rank.
+    """[rows] bool: which rows are no padding. A graph's replay reads it anew. Padding rows, and all rows of an idle
+    rank, write to KV slot 0, which no request ever has.
     """
     return forward_batch.out_cache_loc != 0

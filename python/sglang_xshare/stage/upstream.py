@@ -40,14 +40,14 @@ def is_switched_on(name: str) -> bool:
 
 
 def number_layer(name: str, layer_id: int | None) -> int:
-    """The layer of a router, the module `name` of a model. Before 0.5.22 some models (Mixtral, OLMoE, Granite-MoE,
-    MiniMax-M2) do not tell it to their router; then it is the number in the name, as in `model.layers.3.mlp.topk`.
+    """The layer number of a router, the module `name` of a model: the one its model has told it, or else the one in its
+    name, as in `model.layers.3.mlp.topk`. Before 0.5.22 Mixtral, OLMoE, Granite-MoE and MiniMax-M2 tell it none.
     """
     return int(re.findall(r"(?<=\.)\d+(?=\.)", name)[-1]) if layer_id is None else layer_id
 
 
 def num_shared_slots(topk_config: Any) -> int:
-    """Columns of fused shared experts in a router's output."""
+    """How many columns of a router's output are for fused shared experts."""
     slots = getattr(topk_config, "num_shared_topk_slots", None)
     return topk_config.num_fused_shared_experts if slots is None else slots
 
@@ -85,7 +85,9 @@ def attention_dp_size(config: Any) -> int:
 
 
 def num_schedulers(config: Any) -> int:
-    """Replicas and ranks of data-parallel attention: each has a scheduler, and SGLang a controller above them."""
+    """How many schedulers the server has: one for each replica or rank of data-parallel attention. SGLang puts a
+    controller above several.
+    """
     return max(config.dp_size, attention_dp_size(config))
 
 
@@ -97,8 +99,8 @@ def gather_rows(flags: torch.Tensor, rows: int, forward_batch: Any) -> torch.Ten
     import torch
     from sglang.srt.layers.dp_attention import dp_gather_replicate
 
-    # Not the flags themselves: SGLang's collectives serve numbers, and may zero what they are given. A GPU's gather
-    # token ids as integers, past every kernel that is tuned for hidden states; CPU's sum floats alone.
+    # A copy as numbers: SGLang's collectives take no booleans, and may zero their input. On a GPU they gather integers
+    # as they do token ids, past every kernel tuned for hidden states; on a CPU they sum nothing but floats.
     own = flags.to(torch.float32 if flags.is_cpu else torch.int64)[:, None]
     gathered = own.new_empty(rows, 1)
     dp_gather_replicate(gathered, own, forward_batch)

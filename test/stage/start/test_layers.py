@@ -149,7 +149,7 @@ def test_what_only_a_loaded_model_shows_ends_the_process_with_one_line(case, rea
 
 
 def test_a_replica_that_refuses_its_model_is_killed_by_upstream(read):
-    """The controller of replicas waits for ever for one that has only ended; an error it ends the server with."""
+    """SGLang's controller would wait forever for a replica that just ended; for one that raises, it ends the server."""
     with pytest.raises(ExpertPolicyError, match="0 TopK modules"):
         read([], 0, start_layers.find_layers, dp_size=2)
 

@@ -139,7 +139,7 @@ QWEN3 = {"num_experts": 64, "num_experts_per_tok": 8}
 
 
 def test_a_schedule_is_checked_by_itself_as_a_live_switch_does():
-    """Its plans, and what it warns of, which nothing logs."""
+    """It returns plans and warnings, and logs nothing."""
     served = read_model(model("Qwen3MoeForCausalLM", **QWEN3), "path")
     config = SimpleNamespace(**CONFIG)
     keys = {"k0": 1, "add": 8, "layers": {"2": {"add": 63}}}

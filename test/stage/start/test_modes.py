@@ -1,4 +1,4 @@
-"""Flags and backends beside which the stage is refused, as far as no release must resolve them."""
+"""Flags and backends that are refused, where it takes no release to resolve them."""
 
 from types import SimpleNamespace
 

@@ -13,7 +13,7 @@ from stage.start.refusals import Answer, attempt
 POLICY = ("--expert-policy", "xshare")
 NO_POLICY = "cannot be served with an expert policy"
 PLACEMENT = "--enable-eplb / --init-expert-location / --ep-num-redundant-experts"
-# They route by themselves, or hold a row's experts only if they are distinct.
+# They route inside their kernel, or take a row's experts only if they are distinct.
 UNSERVED_RUNNERS = (
     *("flashinfer_trtllm", "flashinfer_trtllm_routed", "flashinfer_mxfp4", "flashinfer_cutedsl"),
     *("flashinfer_cutlass", "deep_gemm"),

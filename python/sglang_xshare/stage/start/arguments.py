@@ -1,4 +1,4 @@
-"""The stage's server arguments: `--expert-policy`, its configuration, trace and alignment; `--mask-padding-experts`."""
+"""The stage's flags, parsed: `--expert-policy`, its configuration, trace and alignment; `--mask-padding-experts`."""
 
 from __future__ import annotations
 

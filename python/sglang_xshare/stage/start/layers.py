@@ -23,12 +23,14 @@ def find_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
         return read_layers(model_runner, arguments)
     except ExpertPolicyError as error:
         if num_schedulers(resolved(model_runner.server_args)) > 1:
-            raise  # SGLang's controller of several would wait forever for one that only ended
+            raise  # SGLang's controller of several schedulers would wait forever for one that just ended
         end_refused(error)
 
 
 def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Layer]]:
-    """The same. Raises `ExpertPolicyError` for an unknown router and for an MoE layer without one."""
+    """(TopKConfig, Layer) of every MoE layer. Raises `ExpertPolicyError` for an unknown router and for a layer without
+    one.
+    """
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
     from sglang.srt.layers.moe.topk import TopK
 

@@ -10,4 +10,5 @@ tests=(test sgl-kernel/tests)
 "$bin/ruff" format --check .
 "$bin/mypy" "${code[@]}"
 "$bin/mypy" --allow-untyped-defs --allow-incomplete-defs --no-check-untyped-defs "${tests[@]}"
+"$bin/python" -m benchmark.records --check
 "$bin/sglang-xshare" patch lint

@@ -103,7 +103,7 @@ def tabulate(title: str, comparisons: Sequence[Comparison], note: str = "") -> T
             rows.append([row.name, *_cells(row), *accepted, *cells])
     workloads = dict.fromkeys(f"Of each row: {one.workload}." for one in comparisons)
     doubt = ONE_ROUND if any(one.rounds == 1 for one in comparisons) else ""
-    return Table(title, [*HEADINGS, *drafts, *extra], rows, "\n".join(filter(None, (*workloads, NOTE, note, doubt))))
+    return Table(title, [*HEADINGS, *drafts, *extra], rows, " ".join(filter(None, (*workloads, NOTE, note, doubt))))
 
 
 def _cells(row: Summary) -> list[str]:

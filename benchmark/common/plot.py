@@ -67,7 +67,9 @@ def _plot(axis: Axes, comparison: Comparison, name: str) -> None:
         axis.errorbar(experts, value.median, yerr=error, fmt="o", capsize=3, color=color, label=row.name)
         points.append((one.variant.args, experts, value.median))
     x, y = [experts for _, experts, _ in points], [value for *_, value in points]
-    fit = fit_line(x, y) if len({args for args, *_ in points}) == 1 else None
+    # What drafts are accepted, and other flags, change the speed at as many experts.
+    comparable = len({args for args, *_ in points}) == 1 and not any(row.accept_length for row in comparison.summaries)
+    fit = fit_line(x, y) if comparable else None
     title = f"{comparison.workload.model.name}, median and quartiles of {comparison.rounds} rounds"
     if fit is not None:
         ends = [min(x), max(x)]
@@ -76,3 +78,4 @@ def _plot(axis: Axes, comparison: Comparison, name: str) -> None:
     axis.set_title(title, fontsize=9)
     axis.set(xlabel="active experts a layer and step", ylabel=SPEED[name])
     axis.set_ylim(bottom=0)
+    axis.set_xlim(left=0)

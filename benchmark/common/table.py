@@ -1,5 +1,6 @@
 """A table, printed for people and as the Markdown of the same rows."""
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,13 +8,13 @@ from rich import box, table
 from rich.console import Console
 from rich.text import Text
 
-WIDEST = 400
+WIDEST, NOTE_WIDTH = 400, 120
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under headings. The first `text_columns` columns are words, the others numbers. `note` says below
-    the rows what the cells mean.
+    """Rows of text under headings. The first `text_columns` columns are words, the others numbers. `note`, a
+    paragraph below the rows, says what the cells mean.
     """
 
     title: str
@@ -34,11 +35,11 @@ class Table:
         console.width = max(console.width, min(needed, WIDEST))
         console.print(drawn)
         if self.note:
-            print(self.note)
+            print(textwrap.fill(self.note, NOTE_WIDTH))
 
     def to_markdown(self) -> str:
         """The rows as GitHub shows them, and the note below; without the title, which a page words for itself."""
         rule = ["---" if index < self.text_columns else "---:" for index in range(len(self.headings))]
         lines = [self.headings, rule, *self.rows]
         text = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
-        return f"{text}\n\n{self.note}" if self.note else text
+        return f"{text}\n\n{textwrap.fill(self.note, NOTE_WIDTH)}" if self.note else text

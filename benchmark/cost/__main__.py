@@ -22,8 +22,8 @@ POLICIES = (
     "xshare:k0=1,mass=0.9",
     "xshare:k0=1,add_per_request=4",
     "oea:k0=3",
-    "lynx-lat:retain=32",
-    "lynx-acc:confidence=0.3",
+    "lynx-lat:retain=40",
+    "lynx-acc:confidence=0.05,max_voters=16",
     "moe-spec:budget=32",
 )
 SHAPES = ("16x64", "16x128", "64x128", "64x256")

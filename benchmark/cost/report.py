@@ -29,10 +29,10 @@ def tabulate_cost(points: Mapping[str, Any]) -> Table:
         rows.append([name, *calls, *_added(points, name)])
     routing = points[ROUTING]
     note = (
-        "Medians of CPU time on one thread; in brackets times upstream's router on the same logits. Added: what\n"
-        f"routing {routing['rows']} rows costs a layer of {routing['model']} beyond vanilla, the stage around it\n"
-        f"included. Its share is of a decode step of {points[STEP]['seconds'] * 1000:.0f} ms in the server, and has\n"
-        f"to stay below {SHARE_BAR:.0%}. -: selects only where drafts are verified."
+        "Medians of CPU time on one thread; in brackets times upstream's router on the same logits. Added: what "
+        f"routing {routing['rows']} rows costs a layer of {routing['model']} beyond vanilla, with the stage around it. "
+        f"Its share is of a decode step of {points[STEP]['seconds'] * 1000:.0f} ms in the server, and has to stay "
+        f"below {SHARE_BAR:.0%}. -: not timed in a step, for a policy that selects only where drafts are verified."
     )
     return Table("What selection costs", headings, rows, note)
 

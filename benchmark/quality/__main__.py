@@ -15,7 +15,7 @@ POLICIES = (
     *(f"xshare:k0=1,add={add},utility=full" for add in (16, 8)),
     *(f"oea:k0={k0}" for k0 in (5, 4, 3, 2)),
     *(f"lynx-lat:retain={retain}" for retain in (40, 32, 24, 16)),
-    *(f"lynx-acc:confidence={confidence}" for confidence in (0.3, 0.1)),
+    *(f"lynx-acc:confidence={keys}" for keys in ("0.05,max_voters=16", "0.1", "0.3")),
     *(f"moe-spec:budget={budget}" for budget in (32, 24, 16)),
     *(f"pruned:k0={k0}" for k0 in (6, 5, 4, 3)),
     *(f"dynamic-skip:beta={beta}" for beta in (0.1, 0.3)),

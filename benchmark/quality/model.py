@@ -31,7 +31,8 @@ class Layout:
     tokens_per_request: int = 1
 
     def __str__(self) -> str:
-        return f"{self.batch} requests x {self.tokens_per_request} tokens"
+        tokens = "1 token" if self.tokens_per_request == 1 else f"{self.tokens_per_request} tokens"
+        return f"{self.batch} requests x {tokens}"
 
     def split(self, rows: torch.Tensor) -> torch.Tensor:
         """[sequences, tokens, x] to [steps, rows of a step, x]; a step's rows are request by request.

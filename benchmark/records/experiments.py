@@ -25,25 +25,19 @@ class Experiment:
         return results / self.folder / f"{self.name}.json"
 
 
+POLICY = "xshare:k0=1,add=24"
 SERVED = ("--rounds", "1", "--requests", "4", "--concurrency", "4", "--output-tokens", "8")
 TEXT = ("--per-domain", "4", "--batch", "4", "--prompt", "16")
+LOSS = ("--sums", "4", "--per-domain", "4", "--loss-tokens", "8")
 EXPERIMENTS = {
     one.name: one
     for one in (
-        Experiment("serving", "benchmark.serving", "serving", 7, SERVED),
-        Experiment("quality", "benchmark.quality", "quality", 6, (*TEXT, "--steps", "8")),
-        Experiment(
-            "speculation",
-            "benchmark.speculation",
-            "speculation",
-            8,
-            (*SERVED, "--sums", "4", "--per-domain", "4", "--loss-tokens", "8"),
-        ),
-        Experiment("cost", "benchmark.cost", "cost", 4, ("--rounds", "2", "--step-tokens", "2", "--step-rounds", "1")),
-        Experiment(
-            "demo", "benchmark.demo", "demo", 5, (*SERVED, "--sums", "4", "--per-domain", "4", "--loss-tokens", "8")
-        ),
-        Experiment("findings", "benchmark.quality.findings", "quality/findings", 10, (*TEXT, "--steps", "128")),
+        Experiment("serving", "benchmark.serving", "serving", 7, ("vanilla", POLICY, *SERVED)),
+        Experiment("quality", "benchmark.quality", "quality", 7, (POLICY, *TEXT, "--steps", "8")),
+        Experiment("speculation", "benchmark.speculation", "speculation", 8, ("xshare", *SERVED, *LOSS)),
+        Experiment("cost", "benchmark.cost", "cost", 4, (POLICY, "--rounds", "2", "--step-tokens", "2")),
+        Experiment("demo", "benchmark.demo", "demo", 5, (*SERVED, *LOSS)),
+        Experiment("findings", "benchmark.quality.findings", "quality/findings", 10, ("overlap", *TEXT)),
     )
 }
 """In the order of a whole run, 40 minutes."""

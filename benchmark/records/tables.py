@@ -60,13 +60,16 @@ TABLES = {
 def format_table(name: str, results: Path, page: Path) -> str:
     """The Markdown of a table in `page`, and below it where its records lie and what measured them.
 
-    Raises ValueError where there is no such table, or no record of it.
+    Raises ValueError where there is no such table, or no whole record of it.
     """
     if name not in TABLES:
         raise ValueError(f"no such table; allowed are {', '.join(TABLES)}")
     source = TABLES[name]
     records = {one: _read(results, one) for one in source.experiments}
-    table = source.tabulate(*(record["points"] for record in records.values()))
+    try:
+        table = source.tabulate(*(record["points"] for record in records.values()))
+    except KeyError as error:
+        raise ValueError(f"its record has no {error}") from None
     measured = [
         f"[{one}]({_link(EXPERIMENTS[one].path(results), page)}): {format_machine(last_session(record))}."
         for one, record in records.items()

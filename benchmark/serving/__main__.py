@@ -12,7 +12,7 @@ from benchmark.common.rounds import Workload, serve
 from benchmark.common.variant import SPELLING, parse_variant
 from benchmark.serving.report import KEY, tabulate_serving
 
-POLICIES = ("vanilla", "xshare:k0=1,add=24", "xshare:k0=1,add=16", "oea:k0=3", "lynx-lat:retain=32")
+POLICIES = ("vanilla", "xshare:k0=1,add=24", "xshare:k0=1,add=16", "oea:k0=3", "lynx-lat:retain=40")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

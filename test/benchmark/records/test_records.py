@@ -1,0 +1,127 @@
+"""Measuring everything from one commit: refused where it is not clean, skipped where it is recorded, resumed."""
+
+import json
+import sys
+from importlib import import_module
+
+import pytest
+
+from benchmark.common.record import Record
+from benchmark.records import __main__ as command
+from benchmark.records.experiments import EXPERIMENTS, Experiment
+
+FIRST, SECOND = (Experiment(name, f"made_up.{name}", name, 1, ("--tiny",)) for name in ("first", "second"))
+
+
+@pytest.fixture
+def source(monkeypatch, tmp_path):
+    """A source that is clean at commit c1; what differs from it is in the list that comes back."""
+    changes = []
+    monkeypatch.setattr(command, "list_changes", lambda: changes)
+    monkeypatch.setattr(command, "describe_commit", lambda: "c1")
+    monkeypatch.setattr("benchmark.common.machine.describe_commit", lambda: "c1")
+    monkeypatch.setattr(command, "is_unchanged_since", lambda commit: commit != "c0" and not changes)
+    monkeypatch.setattr(command, "UNFINISHED", tmp_path / "unfinished")
+    return changes
+
+
+@pytest.fixture
+def made_up(monkeypatch, tmp_path):
+    """Experiments that note their arguments in a file and leave a record; `second` fails while a file tells it to."""
+    package = tmp_path / "path" / "made_up"
+    package.mkdir(parents=True)
+    for name in ("first", "second"):
+        (package / f"{name}.py").write_text(f"""
+import sys
+from pathlib import Path
+from benchmark.common.record import Record
+here = Path(__file__).parent
+with (here / "ran").open("a") as file:
+    print("{name}", *[word for word in sys.argv[1:] if word.startswith("--")], file=file)
+out = Path(sys.argv[sys.argv.index("--out") + 1])
+Record(out, "{name}", ["made up"]).add("point", value=1)
+if (here / "fail").exists() and "{name}" == "second":
+    sys.exit("second: out of experts")
+(out / "{name}.png").write_text("picture")
+""")
+    monkeypatch.setenv("PYTHONPATH", f"{package.parent}:{command.ROOT}:{command.ROOT / 'python'}")
+    return package
+
+
+def ran(made_up):
+    return (made_up / "ran").read_text().splitlines()
+
+
+def test_records_and_plots_are_stored_and_then_skipped(source, made_up, tmp_path, capfd):
+    results = tmp_path / "results"
+    command.measure([FIRST, SECOND], results)
+    assert ran(made_up) == ["first --out --resume", "second --out --resume"]
+    assert sorted(path.name for path in (results / "first").iterdir()) == ["first.json", "first.png"]
+    assert "[2/2] second: about 1 min at full size; 0 min so far" in capfd.readouterr().out
+    command.measure([FIRST, SECOND], results)
+    assert len(ran(made_up)) == 2
+    assert "[1/2] first: recorded of this source already" in capfd.readouterr().out
+
+
+def test_a_record_of_another_source_is_measured_anew_and_replaced_when_it_is_whole(source, made_up, tmp_path):
+    results = tmp_path / "results"
+    old = Record(results / "second", "second", [])
+    old.add("point", value=2)
+    text = old.path.read_text().replace('"c1"', '"c0"')
+    old.path.write_text(text)
+    (made_up / "fail").touch()
+    with pytest.raises(RuntimeError, match="second: ended with status 1"):
+        command.measure([SECOND], results)
+    assert old.path.read_text() == text
+    (made_up / "fail").unlink()
+    command.measure([SECOND], results)
+    assert json.loads(old.path.read_text())["points"]["point"]["value"] == 1
+
+
+def test_a_changed_source_is_refused_before_anything_runs(source, made_up, tmp_path):
+    source += ["python/a.py", "python/b.py"]
+    with pytest.raises(ValueError, match=r"python/a\.py and 1 more: not as committed; allowed is a clean checkout"):
+        command.measure([FIRST], tmp_path / "results")
+    assert not (made_up / "ran").exists()
+    command.measure([FIRST], tmp_path / "results", dirty=True)
+    assert ran(made_up) == ["first --out"]  # not resumed: what it did before had another source
+    command.measure([FIRST], tmp_path / "results", small=True, dirty=True)
+    assert ran(made_up)[1] == "first --tiny --out"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["nothing"], "experiment 'nothing': allowed are serving, quality"),
+        (["--small"], "--small: no figures for the pages; allowed with another --out"),
+    ],
+)
+def test_bad_input_is_one_line(args, message):
+    with pytest.raises(SystemExit, match=message):
+        command.main(args)
+
+
+def test_check_ends_with_1_and_a_line_for_every_table(monkeypatch, tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("<!-- table: nothing -->\n<!-- end table -->\n<!-- table: serving -->\nold\n<!-- end table -->\n")
+    monkeypatch.setattr(command, "list_pages", lambda: [page])
+    with pytest.raises(SystemExit) as stop:
+        command.main(["--check"])
+    assert len(str(stop.value.code).splitlines()) == 2
+    with pytest.raises(SystemExit, match="table nothing"):
+        command.main(["--tables"])
+    assert "old" not in page.read_text()
+    page.write_text("nothing marked\n")
+    command.main(["--check"])
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_is_a_command_that_takes_its_smallest_size(name, monkeypatch, tmp_path, capsys):
+    experiment = EXPERIMENTS[name]
+    monkeypatch.setattr(sys, "argv", [experiment.module])
+    with pytest.raises(SystemExit) as stop:
+        import_module(experiment.module if name == "demo" else f"{experiment.module}.__main__").main(
+            [*experiment.small, "--out", str(tmp_path), "--help"]
+        )
+    assert stop.value.code == 0
+    assert "--resume" in capsys.readouterr().out

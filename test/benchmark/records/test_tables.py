@@ -1,0 +1,137 @@
+"""Marked tables in pages: written from the records, and told where they differ, lack a record or name nothing."""
+
+import json
+import shutil
+
+import pytest
+
+from benchmark.common.paths import RESULTS, ROOT
+from benchmark.records.experiments import EXPERIMENTS
+from benchmark.records.pages import check_tables, list_pages, write_tables
+from benchmark.records.tables import TABLES, _read, format_table
+
+OLD = {"serving": "old\n", "summary": ""}
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A copy of the project's records, which a test may change."""
+    _read.cache_clear()
+    shutil.copytree(RESULTS, tmp_path / "benchmark" / "results")
+    yield tmp_path / "benchmark" / "results"
+    _read.cache_clear()
+
+
+@pytest.fixture
+def page(tmp_path):
+    """A page at the top that shows two tables."""
+    page = tmp_path / "README.md"
+    serving, summary = (f"<!-- table: {name} -->\n{old}<!-- end table -->" for name, old in OLD.items())
+    page.write_text(f"# Title\n\n{serving}\n\nProse.\n\n{summary}\n")
+    return page
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_can_be_made_of_the_projects_records(name):
+    text = format_table(name, RESULTS, ROOT / "README.md")
+    assert text.startswith("| ")
+    for experiment in TABLES[name].experiments:
+        path = EXPERIMENTS[experiment].path(RESULTS)
+        assert f"[{experiment}]({path.relative_to(ROOT)}): " in text
+        assert json.loads(path.read_text())["sessions"][-1]["date"][:4] in text
+
+
+def test_the_summary_sets_speed_beside_quality():
+    lines = format_table("summary", RESULTS, ROOT / "README.md").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    assert rows[2][0] == "vanilla"
+    assert rows[2][1] == "1.00 [1.00, 1.00]"
+    ratios = [float(row[1].split()[0]) for row in rows[3:]]
+    assert ratios == sorted(ratios, reverse=True)
+    assert all(len(row) == len(rows[0]) for row in rows)
+    point = json.loads(EXPERIMENTS["quality"].path(RESULTS).read_text())["points"]["xshare:k0=1,add=24"]["mixed"]
+    (row,) = [row for row in rows if row[0] == "xshare:k0=1,add=24"]
+    assert row[3] == f"{point['kept_mass']:.3f}"
+    assert row[4].startswith(f"{point['loss']['all']['delta']:+.3f} ± ")
+
+
+def test_tables_are_written_and_then_agree(page, results):
+    assert len(check_tables([page], results)) == 2
+    assert write_tables([page], results) == []
+    assert check_tables([page], results) == []
+    text = page.read_text()
+    assert text.startswith("# Title\n\n<!-- table: serving -->\n| model, policy | ")
+    assert "old" not in text.splitlines()
+    assert "\n<!-- end table -->\n\nProse.\n\n<!-- table: summary -->\n| policy | " in text
+    assert "(benchmark/results/serving/serving.json)" in text
+    assert text.endswith("<!-- end table -->\n")
+
+
+def test_links_are_seen_from_the_page(results):
+    inner = results.parent / "quality" / "README.md"
+    assert "[serving](../results/serving/serving.json)" in format_table("serving", results, inner)
+    assert "[serving](results/serving/serving.json)" in format_table("serving", results, results.parent / "README.md")
+
+
+def test_a_figure_changed_by_hand_and_a_record_measured_anew_are_told(page, results):
+    write_tables([page], results)
+    text = page.read_text()
+    page.write_text(text.replace("| vanilla | 1.00", "| vanilla | 1.01"))
+    (problem,) = check_tables([page], results)
+    assert problem.startswith(f"{page}: table summary: not what its record says")
+    page.write_text(text)
+    path = EXPERIMENTS["quality"].path(results)
+    record = json.loads(path.read_text())
+    record["points"]["oea:k0=3"]["mixed"]["kept_mass"] = 0.5
+    path.write_text(json.dumps(record))
+    _read.cache_clear()
+    (problem,) = check_tables([page], results)
+    assert "table summary: not what its record says" in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<!-- table: speed -->\n<!-- end table -->\n", "table speed: no such table; allowed are summary, serving"),
+        ("<!-- table: serving -->\n", "table serving: no <!-- end table --> below it"),
+        ("<!-- table: serving -->\n<!-- table: cost -->\n<!-- end table -->\n", "table serving: no <!-- end table -->"),
+    ],
+)
+def test_a_wrong_marker_is_told_and_the_page_left(page, results, text, message):
+    page.write_text(text)
+    for problems in (check_tables([page], results), write_tables([page], results)):
+        assert len(problems) == 1
+        assert message in problems[0]
+        assert "\n" not in problems[0]
+    assert page.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "no record serving.json; python -m benchmark.records serving measures it"), ("{}", "not a record")],
+)
+def test_a_missing_and_a_broken_record_are_told(page, results, text, message):
+    path = EXPERIMENTS["serving"].path(results)
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    for problem in check_tables([page], results):
+        assert message in problem
+
+
+def test_a_record_that_is_not_whole_is_told(page, results):
+    path = EXPERIMENTS["serving"].path(results)
+    record = json.loads(path.read_text())
+    record["points"] = {}
+    path.write_text(json.dumps(record))
+    assert "table serving: its record has no 'comparison'" in check_tables([page], results)[0]
+
+
+def test_pages_are_those_of_the_project():
+    pages = {page.relative_to(ROOT).as_posix() for page in list_pages()}
+    assert {"README.md", "benchmark/quality/README.md", "docs/gpu.md"} <= pages
+    assert not any(name.startswith(("build", ".venv")) for name in pages)
+
+
+def test_the_pages_show_what_the_records_say():
+    assert check_tables(list_pages(), RESULTS) == []

@@ -1,0 +1,143 @@
+"""How the test runs each command that a document shows: at the smallest size that still goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+TINY = "checkpoints/qwen3-moe-tiny"
+QWEN = {"Qwen/Qwen3-30B-A3B": TINY}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run it with words replaced and arguments appended; it ends with `status`, and its output has `shows`, a pattern.
+
+    A verb of make is run as its last line, without what it needs first: the environment that runs the test. In all
+    texts `{scratch}` is a fresh folder and `{tree}` an unpatched SGLang that the test may patch.
+    """
+
+    replace: Mapping[str, str] = field(default_factory=dict)
+    more: str = ""
+    shows: str = ""
+    status: int = 0
+    is_long: bool = False
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Start it, have it answer a batch, run every `Ask` of it, stop it."""
+
+    replace: Mapping[str, str] = field(default_factory=dict)
+    more: str = ""
+    is_long: bool = True
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Run it against the server that another documented command has started, whose port it gets for 30000."""
+
+    server: str
+    more: str = ""
+    shows: str = ""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """`where` runs it: a test, or a script; `reason` says why this test does not."""
+
+    where: str
+    reason: str
+
+
+QUICKSTART = f"sglang serve --model-path {TINY} --config examples/cpu.yaml --expert-policy xshare --enable-metrics"
+EXAMPLE = (
+    f"sglang serve --model-path {TINY} --config examples/cpu.yaml --expert-policy oea"
+    """ --expert-policy-config '{"k0": 3}' --enable-metrics"""
+)
+RANDOM = "python -m sglang.bench_serving --backend sglang --dataset-name random-ids"
+JSON = "-H 'content-type: application/json'"
+FEW = "--port {port} --num-prompts 8 --random-input-len 8 --random-output-len 8 --max-concurrency 8"
+TEXT = "--per-domain 4 --batch 4 --prompt 16"
+QUALITY = Run(more=f"{TEXT} --steps 8 --out {{scratch}}", shows="record: |Record: ", is_long=True)
+ROUND = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --out {scratch}"
+NO_GPU = Run(status=2, shows="gpu: no NVIDIA GPU answers here; nothing was measured")
+WHOLE = "a test cannot hold the whole"
+
+RUNS: dict[str, Run | Serve | Ask | Elsewhere] = {
+    # install, upgrade, leave
+    "pip install ./python": Run(more="--no-deps --target {scratch}", is_long=True),
+    "pip install --upgrade ./python": Run(more="--no-deps --target {scratch}", is_long=True),
+    "pip uninstall sglang-xshare": Run(more="--help"),
+    "sglang-xshare patch apply": Run(more="--target {tree}", shows="applied"),
+    "sglang-xshare patch revert": Run(more="--target {tree}"),
+    "sglang-xshare patch status": Run(more="--target {tree}", shows="not patched"),
+    "sglang-xshare patch lint": Run(),
+    "sglang-xshare policies": Run(shows="target_per_rank"),
+    "sglang-xshare policies custom": Run(shows="ranking"),
+    # serve and ask
+    "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare --enable-metrics": Serve(
+        QWEN, "--config examples/cpu.yaml"
+    ),
+    "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare"
+    " --expert-policy-config examples/by-layer-and-batch.json": Serve(QWEN, "--config examples/cpu.yaml"),
+    QUICKSTART: Serve(is_long=False),
+    f"curl -s localhost:30000/v1/chat/completions {JSON}"
+    """ -d '{"messages": [{"role": "user", "content": "55+74"}], "stop": "\\n"}'""": Ask(QUICKSTART, shows='" 129"'),
+    f"{RANDOM} --random-input-len 64 --random-output-len 32 --random-range-ratio 1 --num-prompts 32"
+    " --max-concurrency 16": Ask(QUICKSTART, FEW, r"Successful requests: +8"),
+    f"{RANDOM} --random-input-len 128 --random-output-len 256 --random-range-ratio 1 --num-prompts 64"
+    " --max-concurrency 16": Ask(EXAMPLE, FEW, r"Successful requests: +8"),
+    "curl -s localhost:30000/metrics | grep sglang:expert_policy_": Ask(QUICKSTART, shows='outcome="policy"'),
+    f"sglang serve --model-path {TINY} --config examples/eagle3.yaml --expert-policy xshare --enable-metrics": Serve(),
+    EXAMPLE: Serve(),
+    f"curl -s localhost:30000/v1/completions {JSON}"
+    """ -d '{"prompt": ["def ", "import "], "max_tokens": 24}'""": Ask(EXAMPLE, shows='"text"'),
+    f"sglang serve --model-path {TINY} --config examples/cpu.yaml --expert-policy xshare"
+    " --expert-policy-config examples/by-layer-and-batch.json": Serve(),
+    f"SGLANG_USE_CPU_ENGINE=1 sglang serve --model-path {TINY} --config examples/cpu.yaml": Serve(),
+    f"TORCHDYNAMO_DISABLE=1 SGLANG_USE_CPU_ENGINE=1 sglang serve --model-path {TINY} --config examples/eagle3.yaml"
+    " --speculative-eagle-topk 4 --speculative-num-draft-tokens 8": Serve(),
+    "python examples/engine.py build/trace.jsonl": Run({"build/": "{scratch}/"}, shows="Q: 55", is_long=True),
+    "python examples/plot_trace.py build/trace.jsonl build/trace.png": Run(
+        {"build/trace.jsonl": "{trace}", "build/": "{scratch}/"}
+    ),
+    # the environment, tests, the lint
+    "make help": Run(shows="test-long"),
+    "make venv": Elsewhere("test/scripts/test_make_venv.py", "it makes the environment that runs the tests"),
+    "make patch": Run(more="--target {tree}", shows="applied"),
+    "make lint": Elsewhere(".ci/run", "make test runs it first"),
+    "make test": Elsewhere(".ci/run", "it runs this test"),
+    "make test-long": Elsewhere("test/scripts/test_test_long.py", WHOLE),
+    "make test-long PART=patching/test_kill": Elsewhere("test/scripts/test_test_long.py", WHOLE),
+    ".venv/bin/python -m pytest test/policies": Run(more="-q --collect-only", shows="tests collected"),
+    ".venv/bin/python -m pytest sgl-kernel/tests": Run(more="-q --collect-only", shows="tests collected"),
+    ".venv/bin/python sgl-kernel/benchmark/attention.py": Run(shows="prefill", is_long=True),
+    "pip install -r scripts/requirements-cpu.txt": Run(more="--dry-run", is_long=True),
+    "pip install --no-deps sglang==0.5.23 -e sgl-kernel": Run(more="--dry-run", is_long=True),
+    # the patch queue
+    ".venv/bin/python scripts/fetch_release.py 0.5.24": Run({"0.5.24": "0.5.23"}),
+    "python -m scripts.fetch_release 0.5.17 0.5.21 0.5.23": Run(),
+    ".venv/bin/python -m scripts.pin_release 0.5.24": Run({"0.5.24": "0.5.23"}),
+    "python -m scripts.pin_release 0.5.23": Run(),
+    # measure
+    "make demo": Elsewhere("test/benchmark/test_demo.py", WHOLE),
+    'make bench POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3" BENCH_ARGS="--model DIR --texts DIR"': Run(
+        {"--model DIR": f"--model {TINY}", "--texts DIR": f"--texts {TINY}/heldout"}, ROUND, is_long=True
+    ),
+    'make bench POLICIES="vanilla xshare:k0=1,add=24 mine:budget=32"': Run(
+        {"mine:budget": "custom:budget"}, f"--model {TINY} {ROUND}", is_long=True
+    ),
+    ".venv/bin/python -m benchmark.quality --model DIR --texts DIR xshare:k0=1,add=24 oea:k0=3": replace(
+        QUALITY, replace={"--model DIR": f"--model {TINY}", "--texts DIR": f"--texts {TINY}/heldout"}
+    ),
+    ".venv/bin/python -m benchmark.quality xshare:k0=1,add=24 custom:k0=1,budget=32,ranking=votes": QUALITY,
+    ".venv/bin/python -m benchmark.quality xshare:k0=1,add=24 mine:budget=32": replace(
+        QUALITY, replace={"mine:budget": "custom:budget"}
+    ),
+    "python -m benchmark.quality": Run(more=f"{TEXT} --steps 8 --out {{scratch}}", is_long=True),
+    "python -m training.train_moe": Elsewhere("test/training/test_loop.py", WHOLE),
+    "python -m training.train_eagle3": Elsewhere("test/training/test_eagle3.py", WHOLE),
+    # on a GPU
+    "make gpu": NO_GPU,
+}

@@ -1,0 +1,133 @@
+"""Every command that a document shows is run, as `runs.py` says, in a shell of its own at the root of the checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmark.common.paths import ROOT, TRAINED
+from benchmark.common.server import Server, has_gpu
+from docs.documents import Command, list_commands
+from docs.runs import NO_GPU, RUNS, Ask, Run, Serve
+from stage.release import LATEST
+
+BIN = Path(sys.executable).parent
+PROMPTS = ["Q: 55+74 A:", "def read(", "#include <", "The "]
+FIRST = {command.text: command for command in reversed(list_commands())}
+"""The commands by their text, each where it is first shown."""
+
+
+def mark(kind: type[Run] | type[Serve]) -> list[object]:
+    """A parameter for every documented command of a kind; those that take long are long tests."""
+    return [
+        pytest.param(FIRST[text], id=text, marks=[pytest.mark.long] if run.is_long else [])
+        for text, run in RUNS.items()
+        if isinstance(run, kind) and text in FIRST
+    ]
+
+
+@pytest.fixture
+def places(tmp_path: Path, pristine_release: Callable[[str], Path]) -> Callable[[str], str]:
+    """Call it with a text to have its places filled in: `{scratch}`, `{tree}`, `{trace}`."""
+
+    def fill(text: str) -> str:
+        if "{tree}" in text and not (tmp_path / "tree").exists():
+            # Links are enough: the engine moves new files into place and never writes into one.
+            shutil.copytree(pristine_release(LATEST), tmp_path / "tree", copy_function=os.link)
+        if "{trace}" in text:
+            write_trace(tmp_path / "trace.jsonl")
+        for name, path in {"scratch": tmp_path, "tree": tmp_path / "tree", "trace": tmp_path / "trace.jsonl"}.items():
+            text = text.replace(f"{{{name}}}", str(path))
+        return text
+
+    return fill
+
+
+@pytest.mark.parametrize("command", mark(Run))
+def test_command(command: Command, places: Callable[[str], str]) -> None:
+    run = RUNS[command.text]
+    assert isinstance(run, Run)
+    if run is NO_GPU and has_gpu():
+        pytest.skip("this machine has a GPU, where the command measures for an hour and more")
+    text = replace_words(command.text, run.replace)
+    if text.startswith("make "):
+        text = last_line_of_make(text)
+    run_in_shell(command, places(f"{text} {run.more}"), run.status, run.shows)
+
+
+@pytest.mark.parametrize("command", mark(Serve))
+def test_server(command: Command, tmp_path: Path) -> None:
+    run = RUNS[command.text]
+    assert isinstance(run, Serve)
+    server = Server(TRAINED, name="documented")
+    text = f"{replace_words(command.text, run.replace)} {run.more} --port {server.port}"
+    server.command = ["bash", "-c", in_context(command, text)]
+    server.env = make_env() | {"SGLANG_USE_CPU_ENGINE": "1"} if run.replace else make_env()
+    with server:
+        assert all(answer["text"] for answer in server.generate(PROMPTS, max_new_tokens=8, ignore_eos=True))
+        for asked, ask in RUNS.items():
+            if isinstance(ask, Ask) and ask.server == command.text:
+                more = ask.more.replace("{port}", str(server.port))
+                line = asked.replace("localhost:30000", f"127.0.0.1:{server.port}")
+                run_in_shell(FIRST[asked], f"{line} {more}", 0, ask.shows)
+        if "--enable-metrics" in command.text:
+            assert re.search(r'steps_total{.*outcome="policy".*} [1-9]', server.get("/metrics"))
+
+
+def run_in_shell(command: Command, text: str, status: int, shows: str) -> None:
+    """Run a command where its document has it run, and check how it ends and what it prints."""
+    done = subprocess.run(
+        ["bash", "-c", in_context(command, text)],
+        cwd=ROOT,
+        env=make_env(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=570,
+    )
+    assert done.returncode == status, f"{text}\n{done.stdout[-3000:]}"
+    assert "Traceback" not in done.stdout, f"{text}\n{done.stdout[-3000:]}"
+    assert re.search(shows, done.stdout), f"{text}\n{done.stdout[-3000:]}"
+
+
+def in_context(command: Command, text: str) -> str:
+    """The shell's text: what the lines above set, then the command, in the environment that runs this test."""
+    return "\n".join([*command.context, text]).replace(".venv/bin/", f"{BIN}/")
+
+
+def make_env() -> dict[str, str]:
+    """The environment that runs this test, with this checkout's own package."""
+    path = os.pathsep.join(filter(None, [str(ROOT / "python"), str(ROOT), os.environ.get("PYTHONPATH")]))
+    return os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": path}
+
+
+def replace_words(text: str, words: object) -> str:
+    """The text with each of the words, which must be in it, replaced."""
+    assert isinstance(words, dict)
+    for old, new in words.items():
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def last_line_of_make(text: str) -> str:
+    """What a verb of make runs itself, without what it needs first."""
+    done = subprocess.run(["bash", "-c", f"{text} --dry-run"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def write_trace(file: Path) -> None:
+    """A trace as `--expert-policy-trace` leaves it: two steps of two layers."""
+    record = {"phase": "decode", "batch_size": 16, "experts_before": 55, "experts_after": 37, "kept_mass": 0.97}
+    lines = [{"step": step, "layer": layer, **record} for step in range(2) for layer in range(2)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -1,0 +1,96 @@
+"""The documents are read as a reader sees them, and what is wrong with them is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from docs.check import check_folders, check_places, check_runs, list_folders
+from docs.documents import ROOT, Command, list_commands, list_documents, read_commands
+from docs.runs import RUNS, Ask, Elsewhere, Run
+
+PAGE = """\
+---
+license: none
+---
+# Title
+
+Run `make test && make demo`, or `X=1 python -m thing --flag`, not `make` and not `scripts/lint.sh`.
+
+```
+export A=1 B=2
+. .venv/bin/activate
+serve --model M \\
+    --flag 'a # b'   # why
+curl -s localhost | grep x
+```
+
+```text
+make nothing
+```
+
+    pip install it
+
+| key | example |
+| --- | --- |
+| `policy` | `sglang-xshare policies` |
+
+See [there](there.md#part), [the web](https://example.org), [below](#title); code: `test/docs`, `test/nowhere.py`.
+"""
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    file = tmp_path / "page.md"
+    file.write_text(PAGE)
+    return file
+
+
+def test_commands_are_read_out_of_blocks_and_inline_code(page):
+    context = ("export A=1 B=2",)
+    assert read_commands(page, page.parent) == [
+        Command("make test", (), "page.md"),
+        Command("make demo", (), "page.md"),
+        Command("X=1 python -m thing --flag", (), "page.md"),
+        Command("serve --model M --flag 'a # b'", context, "page.md"),
+        Command("curl -s localhost | grep x", context, "page.md"),
+        Command("pip install it", context, "page.md"),
+        Command("sglang-xshare policies", context, "page.md"),
+    ]
+
+
+def test_a_command_without_a_run_and_a_run_without_a_command_are_found():
+    commands = [Command("make x", (), "a.md"), Command("curl y", (), "a.md"), Command("make z", (), "a.md")]
+    runs = {"make x": Run(), "curl y": Ask("serve"), "gone": Run(), "make z": Elsewhere("test/gone.py", "")}
+    assert [problem.partition(": ")[2] for problem in check_runs(commands, {"make x": Run()})] == [
+        "`curl y`: no test runs it; test/docs/runs.py says how",
+        "`make z`: no test runs it; test/docs/runs.py says how",
+    ]
+    assert [problem.partition(": ")[2] for problem in check_runs(commands, runs)] == [
+        "`gone`: no document shows it",
+        "`curl y`: `serve` serves nothing",
+        "`make z`: test/gone.py is not there",
+    ]
+
+
+def test_links_and_paths_that_lead_nowhere_are_found(page):
+    assert check_places([page], page.parent) == [
+        "page.md: link to there.md: not there",
+        "page.md: `scripts/lint.sh`: not there",
+        "page.md: `test/docs`: not there",
+        "page.md: `test/nowhere.py`: not there",
+    ]
+
+
+def test_a_folder_without_a_line_is_found():
+    page = ROOT / "docs" / "modules.md"
+    assert check_folders(page, ["nowhere"]) == ["docs/modules.md: no line for `nowhere`"]
+    assert {"python/sglang_xshare/stage/start", "docs", "test"} <= set(list_folders())
+
+
+def test_nothing_is_wrong_with_the_documents():
+    assert check_runs(list_commands()) == []
+    assert check_places(list_documents()) == []
+    assert check_folders(ROOT / "docs" / "modules.md", list_folders()) == []
+    assert len(RUNS) > 40

@@ -9,7 +9,7 @@ help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
 
 venv:           ## the environment: pinned SGLang and its dependencies in .venv
-	@VENV=$(VENV) scripts/make_venv.sh
+	@VENV="$(VENV)" scripts/make_venv.sh
 
 patch: venv     ## apply the patch queue to the installed release
 	@$(VENV)/bin/sglang-xshare patch apply
@@ -40,4 +40,5 @@ gpu-bundle:     ## fill .gpu/ for a GPU machine that can install nothing: FROM=f
 	@FROM=$(FROM) scripts/gpu_bundle.sh
 
 clean:          ## remove what the other verbs made, the environment included
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@VENV="$(VENV)" scripts/make_venv.sh --remove
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis

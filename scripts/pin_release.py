@@ -1,5 +1,6 @@
-"""Write patches/<version>/hashes: the sha256 of every file that the release's series changes, as the release ships it,
-and zeros for every file that the series adds.
+"""Write patches/<version>/hashes: the sha256 of every file that the release's series changes, as the release ships it.
+
+A file that the series adds is written with zeros: the release has none of that name.
 
     python -m scripts.pin_release 0.5.24
 

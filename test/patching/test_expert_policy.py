@@ -109,7 +109,7 @@ def test_every_flag_of_the_patches_is_known(load: Callable[..., ModuleType]) -> 
         targets = [
             line.decode()
             for patch in queue.patches
-            if patch.name.endswith("/arguments.patch")
+            if patch.name.startswith("shared/arguments")
             for file in patch.files
             for hunk in file.hunks
             for line in set(hunk.target) - set(hunk.source)

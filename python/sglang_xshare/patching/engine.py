@@ -74,7 +74,7 @@ def preview(target: Path | None = None, root: Path | None = None) -> Outcome:
         return Outcome(False, f"{_name(tree)}: already patched, nothing to do")
     tree.check_writable()
     title = f"{len(change.queue.patches)} patches would be applied to {len(change.patched)} files"
-    fits = find_fits(change.queue.patches, change.pristine)
+    fits, _ = find_fits(change.queue.patches, change.pristine)
     return Outcome(False, "\n  ".join([f"{_name(tree)}: {title}; nothing was changed", *map(str, fits)]))
 
 

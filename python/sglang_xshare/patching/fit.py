@@ -1,6 +1,6 @@
 """Say hunk by hunk where a queue fits a release's sources, also where it does not."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
@@ -37,20 +37,24 @@ class Fit:
         return f"{line}: hunk {self.number} matches {len(self.lines)} places{places}"
 
 
-def find_fits(patches: Sequence["Patch"], contents: Mapping[str, bytes]) -> Iterator[Fit]:
-    """Each hunk in order, against its file as the patches before it left it; hunks that do not fit are left out of it.
+def find_fits(patches: Sequence["Patch"], contents: Mapping[str, bytes]) -> tuple[list[Fit], dict[str, bytes]]:
+    """Each hunk in order against its file as the patches before it left it, and what the files become.
+
+    Hunks that do not fit are left out of the files.
 
     Args:
         contents: the release's files, by path; a file that is not there counts as empty.
     """
+    fits = []
     left = dict(contents)
     for patch in patches:
         for file in patch.files:
             content = left.get(file.path, b"")
             lines = split_lines(content)
-            fits = [
+            found = [
                 Fit(patch.name, file.path, number, hunk, tuple(place + 1 for place in find_places(lines, hunk)))
                 for number, hunk in enumerate(file.hunks, 1)
             ]
-            left[file.path] = apply_hunks(content, [fit.hunk for fit in fits if fit.fits], patch.name)
-            yield from fits
+            left[file.path] = apply_hunks(content, [fit.hunk for fit in found if fit.fits], patch.name)
+            fits += found
+    return fits, left

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stage.served import ask, policy
+from served.served import ask, policy
 
 
 @pytest.mark.long

@@ -8,12 +8,14 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from . import __version__
 from .patching.cli import add_parser as add_patch_parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns its exit code; argparse exits with 2 on a wrong command line."""
     parser = argparse.ArgumentParser(prog="sglang-xshare", description="Batch-aware expert selection for SGLang.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     add_patch_parser(subparsers)
     _add_policies_parser(subparsers)

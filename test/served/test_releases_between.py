@@ -2,7 +2,7 @@
 
 import pytest
 
-from served.served import ask, policy
+from served.answers import ask, policy
 
 
 @pytest.mark.long

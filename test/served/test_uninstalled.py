@@ -8,7 +8,7 @@ import pytest
 
 from benchmark.common.paths import ROOT
 from served.release import CPU, make_env, older_releases_take_long
-from served.served import ask
+from served.answers import ask
 
 MISSING = 'raise ModuleNotFoundError("No module named \'sglang_xshare\'", name="sglang_xshare")\n'
 

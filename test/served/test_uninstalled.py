@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmark.common.paths import ROOT
-from served.release import CPU, make_env, older_releases_take_long
 from served.answers import ask
+from served.release import CPU, make_env, older_releases_take_long
 
 MISSING = 'raise ModuleNotFoundError("No module named \'sglang_xshare\'", name="sglang_xshare")\n'
 

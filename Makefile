@@ -3,16 +3,26 @@ VENV ?= .venv
 PYTHON := $(VENV)/bin/python
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv patch lint test test-long bench demo records gpu gpu-bundle clean
+.PHONY: help venv patch release-check wheel sglang-wheel lint test test-long bench demo records gpu gpu-bundle clean
 
 help:           ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
 
 venv:           ## the environment: pinned SGLang and its dependencies in .venv
-	@VENV=$(VENV) scripts/make_venv.sh
+	@VENV="$(VENV)" scripts/make_venv.sh
 
 patch: venv     ## apply the patch queue to the installed release
 	@$(VENV)/bin/sglang-xshare patch apply
+
+SGLANG ?= 0.5.23
+release-check: venv ## what of the queue fits an SGLang release, hunk by hunk, and a verdict: SGLANG=0.5.16
+	@$(PYTHON) -m scripts.release_check $(SGLANG)
+
+wheel: venv     ## the wheel of sglang-xshare in dist/
+	@VENV="$(VENV)" scripts/make_wheel.sh
+
+sglang-wheel: wheel ## a wheel of SGLang with the queue applied, in dist/: SGLANG=0.5.23
+	@$(PYTHON) -m scripts.sglang_wheel $(SGLANG)
 
 lint: venv      ## ruff, mypy, patch lint
 	@VENV=$(VENV) scripts/lint.sh
@@ -40,4 +50,5 @@ gpu-bundle:     ## fill .gpu/ for a GPU machine that can install nothing: FROM=f
 	@FROM=$(FROM) scripts/gpu_bundle.sh
 
 clean:          ## remove what the other verbs made, the environment included
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@VENV="$(VENV)" scripts/make_venv.sh --remove
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,6 +15,20 @@ from pathlib import Path
 RELEASES = Path(__file__).resolve().parents[1] / "build/releases"
 
 
+def download_wheel(version: str, folder: Path) -> Path:
+    """Download the wheel of one release for this Python into `folder`, without its dependencies.
+
+    Raises:
+        subprocess.CalledProcessError: pip found no such release, or could not download it.
+    """
+    print(f"downloading sglang {version} ...", flush=True)
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    pip += ["--only-binary=:all:", "--dest", str(folder), f"sglang=={version}"]
+    subprocess.run(pip, check=True, capture_output=True, text=True)
+    (wheel,) = folder.glob("sglang-*.whl")
+    return wheel
+
+
 def fetch_release(version: str, releases: Path = RELEASES) -> Path:
     """Download and unpack one release; returns its directory, which contains sglang/ and its metadata.
 
@@ -26,11 +40,8 @@ def fetch_release(version: str, releases: Path = RELEASES) -> Path:
     if place.is_dir():
         return place
     releases.mkdir(parents=True, exist_ok=True)
-    print(f"fetch_release: sglang {version} ...", end=" ", flush=True)
     with tempfile.TemporaryDirectory(dir=releases, prefix=f".{version}-") as scratch:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        subprocess.run([*pip, "--only-binary=:all:", "--dest", scratch, f"sglang=={version}"], check=True)
-        (wheel,) = Path(scratch).glob("*.whl")
+        wheel = download_wheel(version, Path(scratch))
         unpacked = Path(scratch) / "unpacked"
         zipfile.ZipFile(wheel).extractall(unpacked)
         if f"'{version}'" not in (unpacked / "sglang/_version.py").read_text():
@@ -40,15 +51,19 @@ def fetch_release(version: str, releases: Path = RELEASES) -> Path:
     return place
 
 
+def tell_download(version: str, error: subprocess.CalledProcessError) -> str:
+    """One line about a download that failed, with pip's own last word."""
+    said = (error.stderr or "").strip().splitlines() or ["it did not say why"]
+    return f"pip could not download sglang=={version}; allowed: a release on the package index (pip: {said[-1]})"
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("version", nargs="+", help="a released version, e.g. 0.5.23")
     for version in parser.parse_args().version:
         try:
             fetch_release(version)
-        except subprocess.CalledProcessError:
-            sys.exit(
-                f"fetch_release: pip could not download sglang=={version}; allowed: a release on the package index"
-            )
+        except subprocess.CalledProcessError as error:
+            sys.exit(f"fetch_release: {tell_download(version, error)}")
         except ValueError as error:
             sys.exit(f"fetch_release: {error}")

@@ -1,19 +1,38 @@
 #!/usr/bin/env bash
 # The project's environment in $VENV: SGLang $SGLANG and what it needs, our package, the tools of the tests.
-# Does nothing when it is already there; a half-made one, or one of other requirements, is made anew.
+# Does nothing when it is already there; a half-made one, or one of other requirements, is made anew. A folder that this
+# checkout did not make is refused: its first file is a mark with the checkout's path. --remove removes it, under that rule.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 VENV=${VENV:-.venv}
 SGLANG=0.5.23
 LOG=build/venv.log
-[[ $# -eq 0 ]] || { echo "make_venv: unexpected argument '$1'; the folder is set by VENV=DIR" >&2; exit 1; }
+refuse() { echo "make_venv: $*" >&2; exit 1; }
+[[ $# -eq 0 || $* == --remove ]] || refuse "unexpected argument '$1'; the folder is set by VENV=DIR"
 
-python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || {
-    echo "make_venv: python3 is $(python3 --version 2>&1); needed is 3.10 or later" >&2; exit 1; }
+checkout=$(pwd -P)
+mark=$VENV/.sglang-xshare
+stamp=$VENV/.complete
+other="name a folder that is not there yet with VENV=DIR; docs/patching.md tells how to patch an environment of your own"
+if [[ -f $mark ]]; then
+    [[ $(<"$mark") == "$checkout" ]] || refuse "$VENV was made by the checkout in $(<"$mark"); $other"
+elif [[ -e $VENV && -z $(find "$VENV/" -maxdepth 0 -empty 2>/dev/null) ]]; then
+    # Environments made before there was a mark: inside this checkout, and finished.
+    [[ $VENV == .venv && -f $stamp ]] || refuse "$VENV is there, and this project did not make it; $other"
+fi
+empty() {  # all but the mark, so that whatever stops this leaves a folder that is still known as ours
+    if [[ -d $VENV ]]; then find "$VENV/" -mindepth 1 -maxdepth 1 ! -name "${mark##*/}" -exec rm -rf {} +; fi
+}
+if [[ $* == --remove ]]; then
+    if [[ -f $mark || -f $stamp ]]; then empty; rm -rf "$VENV"; fi
+    exit 0
+fi
+
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
+    refuse "python3 is $(python3 --version 2>&1); SGLang $SGLANG needs 3.11 or later"; }
 if nvidia-smi >/dev/null 2>&1; then device=cuda; else device=cpu; fi
 
-stamp=$VENV/.complete
 wanted=$({ echo "$device"; pwd; python3 --version
            cat scripts/make_venv.sh scripts/requirements-*.txt python/pyproject.toml sgl-kernel/pyproject.toml; } | sha256sum)
 if [[ -f $stamp && $(<"$stamp") == "$wanted" ]]; then exit 0; fi
@@ -29,7 +48,10 @@ step() {  # step TEXT COMMAND...: run it, its output to the log, which is shown 
 pip_install() { "$VENV/bin/python" -m pip install --disable-pip-version-check --no-input "$@"; }
 
 echo "venv: making $VENV for a machine with ${device^^} (2 - 4 minutes)"
-step "python3 -m venv" python3 -m venv --clear "$VENV"
+mkdir -p "$VENV"
+echo "$checkout" >"$mark"
+empty
+step "python3 -m venv" python3 -m venv "$VENV"
 if [[ $device == cuda ]]; then
     step "sglang $SGLANG and its CUDA dependencies" pip_install "sglang==$SGLANG"
 else

@@ -1,5 +1,7 @@
 """Write patches/<version>/hashes: the sha256 of every file that the release's series changes, as the release ships it.
 
+A file that the series adds is written with zeros: the release has none of that name.
+
     python -m scripts.pin_release 0.5.24
 
 Run it when a series changes, or when the queue moves to a new release.
@@ -12,17 +14,19 @@ from scripts.fetch_release import RELEASES, fetch_release
 from sglang_xshare.patching.patch import parse_patch
 from sglang_xshare.patching.queue import find_root, read_series
 from sglang_xshare.patching.state import read, read_pristine
-from sglang_xshare.patching.tree import digest, find_tree
+from sglang_xshare.patching.tree import ABSENT, digest, find_tree
 
 
 def pin_release(version: str, patches: Path, releases: Path = RELEASES) -> int:
     """Write the hashes in the format of sha256sum; returns how many files there are."""
-    diffs = [
-        file for name in read_series(patches, version) for file in parse_patch((patches / name).read_text(), name).files
-    ]
+    paths = {
+        file.path
+        for name in read_series(patches, version)
+        for file in parse_patch((patches / name).read_text(), name).files
+    }
     tree = find_tree(fetch_release(version, releases))
-    state = read(tree)
-    hashes = {file.path: digest(read_pristine(tree, state, file.path)) for file in diffs}
+    pristine = read_pristine(tree, read(tree), paths)
+    hashes = {path: digest(pristine[path]) if path in pristine else ABSENT for path in paths}
     lines = [f"{hashes[path]}  {path}\n" for path in sorted(hashes)]
     (patches / version / "hashes").write_text("".join(lines))
     return len(lines)

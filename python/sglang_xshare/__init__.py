@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from .selection import select
     from .types import Batch, Router, RunnerSlots, Selection
 
+__version__ = "0.1.0"
+
 __all__ = ["Batch", "Router", "RunnerSlots", "Selection", "SelectionPlan", "build_plan", "select"]
 
 _MODULES = {

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
+from . import __version__
 from .patching.cli import add_parser as add_patch_parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns its exit code; argparse exits with 2 on a wrong command line."""
     parser = argparse.ArgumentParser(prog="sglang-xshare", description="Batch-aware expert selection for SGLang.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     add_patch_parser(subparsers)
     _add_policies_parser(subparsers)
     arguments = parser.parse_args(argv)
-    return int(arguments.run(arguments))
+    try:
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has left, as `head -1` does. Python flushes once more on its way out: into nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return code
 
 
 def _add_policies_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -62,6 +62,7 @@ TEXT = "--per-domain 4 --batch 4 --prompt 16"
 QUALITY = Run(more=f"{TEXT} --steps 8 --out {{scratch}}", shows="record: |Record: ", is_long=True)
 ROUND = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --out {scratch}"
 NO_GPU = Run(status=2, shows="gpu: no NVIDIA GPU answers here; nothing was measured")
+INSTALLED = Elsewhere("test/scripts/test_installed.py", "it changes an environment, which must be one of its own")
 WHOLE = "a test cannot hold the whole"
 
 RUNS: dict[str, Run | Serve | Ask | Elsewhere] = {
@@ -70,9 +71,15 @@ RUNS: dict[str, Run | Serve | Ask | Elsewhere] = {
     "pip install --upgrade ./python": Run(more="--no-deps --target {scratch}", is_long=True),
     "pip uninstall sglang-xshare": Run(more="--help"),
     "sglang-xshare patch apply": Run(more="--target {tree}", shows="applied"),
+    "sglang-xshare patch apply --dry-run": Run(more="--target {tree}", shows="nothing was changed"),
+    "PYTHONPATH=python python -m sglang_xshare patch status": Run(more="--target {tree}", shows="not patched"),
+    "pip install sglang==0.5.23": INSTALLED,
+    "pip uninstall --yes sglang-xshare": INSTALLED,
+    "pip install --force-reinstall --no-deps sglang==0.5.23": Run(more="--dry-run", is_long=True),
+    "make sglang-wheel SGLANG=0.5.23": INSTALLED,
+    "pip install dist/*.whl": INSTALLED,
     "sglang-xshare patch revert": Run(more="--target {tree}"),
     "sglang-xshare patch status": Run(more="--target {tree}", shows="not patched"),
-    "sglang-xshare patch lint": Run(),
     "sglang-xshare policies": Run(shows="target_per_rank"),
     "sglang-xshare policies custom": Run(shows="ranking"),
     # serve and ask
@@ -116,7 +123,10 @@ RUNS: dict[str, Run | Serve | Ask | Elsewhere] = {
     "pip install -r scripts/requirements-cpu.txt": Run(more="--dry-run", is_long=True),
     "pip install --no-deps sglang==0.5.23 -e sgl-kernel": Run(more="--dry-run", is_long=True),
     # the patch queue
-    ".venv/bin/python scripts/fetch_release.py 0.5.24": Run({"0.5.24": "0.5.23"}),
+    "make release-check SGLANG=0.5.24": Run({"0.5.24": "0.5.23"}, shows="0.5.23 is supported"),
+    "make release-check SGLANG=0.5.16": Run({"0.5.16": "0.5.21"}, shows="0.5.21 is supported"),
+    ".venv/bin/sglang-xshare patch lint": Run(),
+    ".venv/bin/python -m scripts.compatibility": Run(more="--check", is_long=True),
     "python -m scripts.fetch_release 0.5.17 0.5.21 0.5.23": Run(),
     ".venv/bin/python -m scripts.pin_release 0.5.24": Run({"0.5.24": "0.5.23"}),
     "python -m scripts.pin_release 0.5.23": Run(),

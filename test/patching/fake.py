@@ -1,9 +1,14 @@
-"""A small SGLang tree and patch queues for it: what the engine must get right, without a real release."""
+"""A small SGLang tree and patch queues for it: what the engine must get right, without a real release.
+
+The first queue changes three files and adds one; the later one changes one of them, and another content is added.
+"""
 
 import os
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
+
+from sglang_xshare.patching.tree import ABSENT
 
 RELEASE = "0.5.21"
 FILES = {
@@ -54,8 +59,19 @@ ROUTE_AGAIN = """\
      x = ours.route(x)
 +    x = ours.check(x)
 """
-QUEUE = {"shared/route.patch": ROUTE, f"{RELEASE}/rest.patch": LAUNCH + DOS}
-LATER_QUEUE = {"shared/route.patch": ROUTE, "shared/again.patch": ROUTE_AGAIN}  # another version: one file fewer
+NEW = """\
+--- /dev/null
++++ b/sglang/srt/ours.py
+@@ -0,0 +1,2 @@
++def route(x):
++    return x
+"""
+QUEUE = {"shared/route.patch": ROUTE, f"{RELEASE}/rest.patch": LAUNCH + DOS, "shared/new.patch": NEW}
+LATER_QUEUE = {  # another version: two files fewer
+    "shared/new.patch": NEW.replace("    return x", "    return None"),
+    "shared/route.patch": ROUTE,
+    "shared/again.patch": ROUTE_AGAIN,
+}
 
 PATCHED = {
     **FILES,
@@ -66,12 +82,14 @@ PATCHED = {
     ),
     "sglang/srt/dos.py": b"import os\r\n\r\nSIZE = 2\r\n",
     "sglang/srt/launch.py": "#!/usr/bin/env python\n# café\f\nmain = 2\ncafé = 3".encode(),
+    "sglang/srt/ours.py": b"def route(x):\n    return x\n",
 }
 LATER_PATCHED = {
     **FILES,
     "sglang/srt/route.py": PATCHED["sglang/srt/route.py"].replace(
         b"ours.route(x)\n", b"ours.route(x)\n    x = ours.check(x)\n"
     ),
+    "sglang/srt/ours.py": b"def route(x):\n    return None\n",
 }
 
 
@@ -86,10 +104,11 @@ def write_tree(root: Path, files: Mapping[str, bytes] = FILES) -> Path:
 
 def write_queue(root: Path, patches: Mapping[str, str] = QUEUE, release: str = RELEASE, header: str = HEADER) -> Path:
     """Write patches, series and hashes of the files they name; returns `root`."""
-    touched = [path for path in FILES if any(f"a/{path}\n" in diff for diff in patches.values())]
+    known = {path: sha256(content).hexdigest() for path, content in FILES.items()} | {"sglang/srt/ours.py": ABSENT}
+    touched = [path for path in known if any(f"+++ b/{path}\n" in diff for diff in patches.values())]
     contents = {name: header + diff for name, diff in patches.items()}
     contents[f"{release}/series"] = "# in order\n" + "".join(f"{name}\n" for name in patches)
-    contents[f"{release}/hashes"] = "".join(f"{sha256(FILES[path]).hexdigest()}  {path}\n" for path in touched)
+    contents[f"{release}/hashes"] = "".join(f"{known[path]}  {path}\n" for path in touched)
     for name, content in contents.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(content.encode())
@@ -105,6 +124,14 @@ def read_tree(root: Path) -> dict[str, bytes]:
 def read_modes(root: Path) -> dict[str, int]:
     """Mode bits of every file and directory below `root`, the engine's store included."""
     return {str(file.relative_to(root)): file.lstat().st_mode for file in root.rglob("*")}
+
+
+def keep_as_before(store: Path) -> None:
+    """Turn a tree's store into what earlier versions wrote: copies below `pristine/`, under the files' own names."""
+    for copy in [*store.rglob("*.pristine")]:
+        earlier = store / "pristine" / copy.relative_to(store).with_suffix("")
+        earlier.parent.mkdir(parents=True, exist_ok=True)
+        copy.rename(earlier)
 
 
 def run_child(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> int:

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import errno
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,10 +14,11 @@ from typing import IO, Any
 
 import pytest
 
-from patching.fake import FILES, PATCHED, QUEUE, RELEASE, read_tree, write_tree
+from patching.fake import FILES, PATCHED, QUEUE, RELEASE, read_modes, read_tree, write_tree
 from sglang_xshare.patching import cli, engine, status
 from sglang_xshare.patching.cli import add_parser
 from sglang_xshare.patching.queue import find_root, list_releases
+from sglang_xshare.patching.state import STORE
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +46,10 @@ def _refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 def test_a_round_trip(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command, content, says in [
         ("status", FILES, "not patched"),
-        ("apply", PATCHED, "2 patches applied to 3 files"),
+        ("apply", PATCHED, "3 patches applied to 4 files"),
         ("apply", PATCHED, "already patched, nothing to do"),
-        ("status", PATCHED, "patched, 3 files"),
-        ("revert", FILES, "3 files reverted"),
+        ("status", PATCHED, "patched, 4 files"),
+        ("revert", FILES, "4 files reverted"),
         ("revert", FILES, "not patched, nothing to do"),
     ]:
         assert _patch(command, "--target", tree) == 0
@@ -79,7 +81,7 @@ def test_the_default_target_is_the_installed_sglang(
     monkeypatch.syspath_prepend(str(tree))
     monkeypatch.delitem(sys.modules, "sglang", raising=False)
     assert _patch("apply") == 0
-    assert f"in {tree}: 2 patches" in capsys.readouterr().out
+    assert f"in {tree}: 3 patches" in capsys.readouterr().out
     assert "sglang" not in sys.modules
 
 
@@ -91,9 +93,91 @@ def test_status_is_1_where_attention_is_needed(tree: Path, capsys: pytest.Captur
         capsys, "status", "--target", tree
     )
     (tree / "sglang/srt/dos.py").write_bytes(b"")
-    assert "edited after it was patched sglang/srt/dos.py" in _refusal(capsys, "status", "--target", tree)
+    line = _refusal(capsys, "status", "--target", tree)
+    assert line.endswith("sglang/srt/dos.py: edited after it was patched; undo the edit, or reinstall sglang==0.5.21")
     (tree / "sglang/_version.py").write_text("__version__ = '0.6'\n")
     assert f"SGLang 0.6 is not supported; supported: {RELEASE}" in _refusal(capsys, "status", "--target", tree)
+
+
+def test_status_advises_apply_only_where_apply_would_do_it(
+    tree: Path, queue: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On trees that need attention for one reason, and where apply would refuse for another."""
+    _patch("apply", "--target", tree)
+    (tree / "sglang/srt/dos.py").write_bytes(FILES["sglang/srt/dos.py"])
+    capsys.readouterr()
+    advice = f"run `sglang-xshare patch apply --target {tree}`"
+    assert _refusal(capsys, "status", "--target", tree).endswith(advice)
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", _open_read_only)
+        assert _refusal(capsys, "status", "--target", tree).endswith("patching needs a tree this user may write")
+    (copy,) = (tree / STORE).rglob("launch.py.*")
+    kept = copy.read_bytes()
+    copy.write_bytes(b"")
+    assert "damaged copy" in _refusal(capsys, "status", "--target", tree)
+    assert "damaged copy" in _refusal(capsys, "apply", "--target", tree)
+    copy.write_bytes(kept)
+    assert _patch("apply", "--target", tree) == 0
+    assert _patch("status", "--target", tree) == 0
+
+
+def test_a_dry_run_says_every_hunk_and_changes_nothing(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files, modes = read_tree(tree), read_modes(tree)
+    assert _patch("apply", "--dry-run", "--target", tree) == 0
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title == (
+        f"patch apply: SGLang {RELEASE} in {tree}: 3 patches would be applied to 4 files; nothing was changed"
+    )
+    assert lines == [
+        "  sglang/srt/route.py:2 +1 -0 shared/route.patch",
+        "  sglang/srt/route.py:5 +1 -0 shared/route.patch",
+        "  sglang/srt/launch.py:3 +2 -1 0.5.21/rest.patch",
+        "  sglang/srt/dos.py:3 +1 -1 0.5.21/rest.patch",
+        "  sglang/srt/ours.py:1 +2 -0 shared/new.patch, a new file",
+    ]
+    assert (read_tree(tree), read_modes(tree)) == (files, modes)
+    _patch("apply", "--target", tree)
+    capsys.readouterr()
+    assert _patch("apply", "--dry-run", "--target", tree) == 0
+    assert capsys.readouterr().out.endswith("already patched, nothing to do\n")
+
+
+def test_a_dry_run_refuses_what_apply_would(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tree / "sglang/srt/dos.py").write_bytes(b"")
+    line = _refusal(capsys, "apply", "--dry-run", "--target", tree)
+    assert line == _refusal(capsys, "apply", "--target", tree)
+    (tree / "sglang/srt/dos.py").write_bytes(FILES["sglang/srt/dos.py"])
+    (tree / "sglang/srt/ours.py").write_text("mine = 1\n")
+    line = _refusal(capsys, "apply", "--dry-run", "--target", tree)
+    assert line == _refusal(capsys, "apply", "--target", tree)
+    assert line.endswith("sglang/srt/ours.py: is there already, but SGLang 0.5.21 has no such file; remove it")
+
+
+COMMAND = """
+import sys
+from pathlib import Path
+from sglang_xshare import cli
+from sglang_xshare.patching import status
+
+status.find_root = lambda: Path(sys.argv[1])
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+def test_a_reader_that_leaves_early_is_no_error(tree: Path, queue: Path) -> None:
+    """As in `patch status | head -1`: it ends as the signal would have ended it, and says nothing."""
+    assert _patch("apply", "--target", tree) == 0
+    command = [sys.executable, "-c", COMMAND, str(queue), "patch", "status", "--target", str(tree)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as status:
+        assert status.stdout is not None
+        assert status.stderr is not None
+        status.stdout.close()
+        assert status.stderr.read() == b""
+        assert status.wait() == 141
+    shell = f"set -o pipefail; {shlex.join(command)} | head -1"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.stdout.startswith(f"patch status: SGLang {RELEASE} in {tree}: patched")
 
 
 def test_a_missing_parser_is_one_line(
@@ -153,7 +237,7 @@ def test_lint(tree: Path, tmp_path: Path, queue: Path, capsys: pytest.CaptureFix
     assert _patch("lint", "--releases", releases) == 0
     assert (
         capsys.readouterr().out
-        == f"patch lint: {len(QUEUE)} patches looked at; each hunk matches one place in {RELEASE} (4 hunks)\n"
+        == f"patch lint: {len(QUEUE)} patches looked at; each hunk matches one place in {RELEASE} (5 hunks)\n"
     )
     assert "not a directory" in _refusal(capsys, "lint", "--releases", tmp_path / "missing")
     (queue / "shared/orphan.patch").write_text("")
@@ -162,7 +246,7 @@ def test_lint(tree: Path, tmp_path: Path, queue: Path, capsys: pytest.CaptureFix
 
 
 def test_the_queue_is_packaged() -> None:
-    assert list_releases(find_root()) == ["0.5.17", "0.5.21", "0.5.23"]
+    assert list_releases(find_root()) == [f"0.5.{number}" for number in range(17, 24)]
 
 
 def test_as_a_module(tree: Path) -> None:

@@ -18,6 +18,7 @@ from patching.fake import (
     QUEUE,
     RELEASE,
     ROUTE,
+    keep_as_before,
     read_modes,
     read_tree,
     write_queue,
@@ -32,20 +33,69 @@ def test_apply_changes_what_the_queue_says_and_nothing_else(tree: Path, queue: P
     modes = read_modes(tree)
     outcome = apply(tree, queue)
     assert outcome.changed
-    assert outcome.line == f"SGLang {RELEASE} in {tree}: 2 patches applied to 3 files"
+    assert outcome.line == f"SGLang {RELEASE} in {tree}: 3 patches applied to 4 files"
     assert read_tree(tree) == PATCHED
-    assert {path: mode for path, mode in read_modes(tree).items() if ".xshare" not in path} == modes
+    new = {"sglang/srt/ours.py": 0o100644}  # as its folder, but not executable
+    assert {path: mode for path, mode in read_modes(tree).items() if ".xshare" not in path} == modes | new
     stored = {str(file.relative_to(tree / STORE)) for file in (tree / STORE).rglob("*") if file.is_file()}
     changed = {path for path in FILES if FILES[path] != PATCHED[path]}
-    assert stored == {"state.json"} | {f"pristine/{path}" for path in changed}
+    assert stored == {"state.json"} | {f"{path}.pristine" for path in changed}
+
+
+def test_nothing_that_walks_the_package_finds_the_copies(tree: Path, queue: Path) -> None:
+    apply(tree, queue)
+    assert {str(file.relative_to(tree)) for file in tree.rglob("*.py")} == set(PATCHED)
 
 
 def test_revert_restores_every_byte_and_mode_and_leaves_nothing(tree: Path, queue: Path) -> None:
     modes = read_modes(tree)
     apply(tree, queue)
-    assert revert(tree).line == f"SGLang {RELEASE} in {tree}: 3 files reverted"
+    assert revert(tree).line == f"SGLang {RELEASE} in {tree}: 4 files reverted"
     assert read_tree(tree) == FILES
     assert read_modes(tree) == modes
+
+
+def test_a_tree_that_an_earlier_version_patched(tree: Path, queue: Path, tmp_path: Path) -> None:
+    """Reverted, and patched anew, from copies where that version kept them."""
+    later = write_queue(tmp_path / "later", LATER_QUEUE)
+    for finish, content in [(lambda: revert(tree), FILES), (lambda: apply(tree, later), LATER_PATCHED)]:
+        apply(tree, queue)
+        keep_as_before(tree / STORE)
+        assert finish().changed
+        assert read_tree(tree) == content
+        assert not (tree / STORE / "pristine").exists()
+
+
+def test_an_added_file_goes_with_its_bytecode(tree: Path, queue: Path, tmp_path: Path) -> None:
+    apply(tree, queue)
+    compiled = Path(str(py_compile.compile(str(tree / "sglang/srt/ours.py"), doraise=True)))
+    revert(tree)
+    assert not compiled.exists()
+
+
+def test_an_added_file_that_a_later_queue_lacks_is_removed(tree: Path, queue: Path, tmp_path: Path) -> None:
+    apply(tree, queue)
+    apply(tree, write_queue(tmp_path / "later", {"shared/route.patch": ROUTE}))
+    assert not (tree / "sglang/srt/ours.py").exists()
+    revert(tree)
+    assert read_tree(tree) == FILES
+
+
+def test_a_file_that_is_there_already_is_not_added(tree: Path, queue: Path) -> None:
+    (tree / "sglang/srt/ours.py").write_text("mine = 1\n")
+    line = _refused(lambda: apply(tree, queue), tree)
+    assert line == "sglang/srt/ours.py: is there already, but SGLang 0.5.21 has no such file; remove it"
+
+
+def test_an_added_file_edited_since_is_refused(tree: Path, queue: Path) -> None:
+    apply(tree, queue)
+    (tree / "sglang/srt/ours.py").write_text("mine = 1\n")
+    for run in (lambda: revert(tree), lambda: apply(tree, queue)):
+        line = _refused(run, tree)
+        assert line == "sglang/srt/ours.py: edited after it was patched; undo the edit, or remove it"
+    (tree / "sglang/srt/ours.py").unlink()
+    revert(tree)
+    assert read_tree(tree) == FILES
 
 
 def test_a_mode_changed_by_the_user_stays(tree: Path, queue: Path) -> None:
@@ -170,13 +220,13 @@ def test_a_file_edited_after_patching_is_refused_by_name(
     for run in (lambda: revert(tree), lambda: apply(tree, queue)):
         line = _refused(run, tree)
         assert line == ("sglang/srt/route.py: edited after it was patched; undo the edit, or reinstall sglang==0.5.21")
-    with pytest.raises(PatchError, match=r"edited after it was patched sglang/srt/route\.py"):
+    with pytest.raises(PatchError, match=r"in \S+: sglang/srt/route\.py: edited after it was patched; undo"):
         check_patched(tree, queue)
 
 
 def test_a_damaged_stored_copy_is_refused(tree: Path, queue: Path) -> None:
     apply(tree, queue)
-    (tree / STORE / "pristine/sglang/srt/dos.py").write_text("")
+    (tree / STORE / "sglang/srt/dos.py.pristine").write_text("")
     with pytest.raises(PatchError, match=r"damaged copy.*reinstall sglang"):
         revert(tree)
 
@@ -192,7 +242,9 @@ def test_another_version_of_the_queue_is_replaced(tree: Path, queue: Path, tmp_p
     """From the stored pristine files, also those that the new version leaves alone; a bad one changes nothing."""
     apply(tree, queue)
     later = write_queue(tmp_path / "later", LATER_QUEUE)
-    with pytest.raises(PatchError, match="patched by another version of the queue"):
+    with pytest.raises(
+        PatchError, match=r"patched by another version of the queue \(\w{12}, this one is \w{12}\); run"
+    ):
         check_patched(tree, later)
     bad = write_queue(tmp_path / "bad", {"p.patch": ROUTE.replace("import torch", "import jax")})
     assert "matches 0 places" in _refused(lambda: apply(tree, bad), tree)
@@ -214,6 +266,12 @@ def test_a_reinstalled_tree_counts_as_pristine(tree: Path, queue: Path, version:
     write_tree(tree, files)
     with pytest.raises(PatchError, match="is not patched"):
         check_patched(tree, write_queue(queue, release=version))
+    assert (tree / "sglang/srt/ours.py").exists()  # pip does not know it
+    if version == RELEASE:
+        left = "sglang/srt/ours.py, sglang/.xshare"
+        assert describe(tree, queue).endswith(
+            f"not patched, but an earlier run left {left}; apply or revert removes it"
+        )
     assert revert(tree).changed
     assert read_tree(tree) == files
     assert not (tree / STORE).exists()
@@ -225,7 +283,7 @@ def test_a_tree_with_a_new_name_is_still_patched(tree: Path, queue: Path) -> Non
     named = [path for path, content in FILES.items() if RELEASE.encode() in content]
     for path in named:
         (tree / path).write_bytes((tree / path).read_bytes().replace(RELEASE.encode(), b"0.5.22"))
-    assert revert(tree).line.endswith("3 files reverted")
+    assert revert(tree).line.endswith("4 files reverted")
     assert {path: content for path, content in read_tree(tree).items() if path not in named} == {
         path: content for path, content in FILES.items() if path not in named
     }
@@ -259,7 +317,7 @@ def test_status(tree: Path, queue: Path) -> None:
     check_patched(tree, queue)
     title, *patches = describe(tree, queue).splitlines()
     state = json.loads((tree / STORE / "state.json").read_text())
-    assert title == f"SGLang {RELEASE} in {tree}: patched, 3 files, queue {state['queue'][:12]}"
+    assert title == f"SGLang {RELEASE} in {tree}: patched, 4 files, queue {state['queue'][:12]}"
     assert [name.strip() for name in patches] == list(QUEUE)
     revert(tree)
     (tree / STORE).mkdir()

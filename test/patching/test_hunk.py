@@ -29,7 +29,7 @@ def test_a_hunk_is_applied_exactly_where_it_is_unique(
     brute = [
         i
         for i in range(len(lines) + 1)
-        if hunk.source and tuple(split_lines(content)[i : i + end - start]) == hunk.source
+        if tuple(split_lines(content)[i : i + end - start]) == hunk.source and (hunk.source or not content)
     ]
     assert find_places(split_lines(content), hunk) == brute
     if len(brute) == 1:

@@ -25,6 +25,7 @@ from patching.fake import (
     LATER_PATCHED,
     LATER_QUEUE,
     PATCHED,
+    keep_as_before,
     read_modes,
     read_tree,
     run_child,
@@ -50,14 +51,26 @@ class Lab:
             "apply": lambda: apply(self.tree, early),
             "apply later": lambda: apply(self.tree, later),
             "revert": lambda: revert(self.tree),
+            "apply as before": lambda: self.apply_as_before(early),
         }
-        self.queues = {"apply": early, "apply later": later}
-        self.contents = {"apply": PATCHED, "apply later": LATER_PATCHED, "revert": FILES}
+        self.queues = {"apply": early, "apply later": later, "apply as before": early}
+        self.contents = {"apply": PATCHED, "apply later": LATER_PATCHED, "revert": FILES, "apply as before": PATCHED}
+
+    def apply_as_before(self, queue: Path) -> None:
+        """As an earlier version of the engine did."""
+        apply(self.tree, queue)
+        keep_as_before(self.tree / STORE)
 
     def check_known(self) -> None:
         """No file is torn: each is whole, old or new."""
         for path, content in read_tree(self.tree).items():
-            assert any(content == known[path] for known in self.contents.values()), path
+            assert any(content == known.get(path) for known in self.contents.values()), path
+
+    def check_importable(self) -> None:
+        """Whatever was stopped, a file that calls the added one finds it."""
+        found = read_tree(self.tree)
+        if b"ours" in found["sglang/srt/route.py"]:
+            assert "sglang/srt/ours.py" in found
 
     def check_honest(self) -> None:
         """A tree that passes a server's check is wholly patched with that queue."""
@@ -74,7 +87,7 @@ class Lab:
         assert read_tree(self.tree) == self.contents[name]
         if name in self.queues:
             check_patched(self.tree, self.queues[name])
-            assert not list((self.tree / STORE / "patched").rglob("*.py"))
+            assert not list((self.tree / STORE).rglob("*.patched"))
         else:
             assert read_modes(self.tree) == self.modes
 
@@ -145,7 +158,12 @@ def _dawdle() -> None:
 Trap = Callable[[Lab, int, Callable[[], object]], None]
 CASES = [
     pytest.param(start, stopped, id=f"{stopped} on {start}")
-    for start, stopped in [("revert", "apply"), ("apply", "revert"), ("apply", "apply later")]
+    for start, stopped in [
+        ("revert", "apply"),
+        ("apply", "revert"),
+        ("apply", "apply later"),
+        ("apply as before", "revert"),
+    ]
 ]
 
 
@@ -183,6 +201,7 @@ def test_killed_everywhere(scratch: Path, start: str, stopped: str, trap: Trap) 
     for lab, at, code in _stop_everywhere(scratch, start, stopped, trap, _kill):
         assert code == KILLED
         lab.check_known()
+        lab.check_importable()
         lab.check_honest()
         lab.finish(list(lab.operations)[at % 3])
 
@@ -192,6 +211,7 @@ def test_a_disk_error_everywhere(scratch: Path, start: str, stopped: str) -> Non
     """An error is not a kill: apply on a pristine tree takes everything back itself, or was not hindered."""
     for lab, at, code in _stop_everywhere(scratch, start, stopped, _trap_changes, _fail):
         lab.check_known()
+        lab.check_importable()
         lab.check_honest()
         if code == FINISHED:  # the error was of no consequence: making a directory that exists
             assert read_tree(lab.tree) == lab.contents[stopped]
@@ -218,6 +238,7 @@ def test_killed_a_hundred_times_at_random(scratch: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         kills += _wait(pid) == KILLED
         lab.check_known()
+        lab.check_importable()
         lab.check_honest()
         halves += read_tree(lab.tree) not in lab.contents.values()
         if choose.random() < 0.25:

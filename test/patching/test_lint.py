@@ -36,7 +36,7 @@ def _lint(queue: Path, releases: Path) -> Report:
 def test_a_good_queue(queue: Path, releases: Path) -> None:
     report = _lint(queue, releases)
     assert (report.errors, report.warnings) == ([], [])
-    assert report.summary == f"2 patches looked at; each hunk matches one place in {RELEASE} (4 hunks)"
+    assert report.summary == f"3 patches looked at; each hunk matches one place in {RELEASE} (5 hunks)"
 
 
 def test_a_patched_tree_serves_as_well(queue: Path, releases: Path) -> None:
@@ -46,11 +46,11 @@ def test_a_patched_tree_serves_as_well(queue: Path, releases: Path) -> None:
 
 def test_one_patch_serves_two_releases_that_pin_release_pinned(queue: Path, releases: Path) -> None:
     (queue / OTHER).mkdir()
-    (queue / OTHER / "series").write_text("shared/route.patch\n")
-    assert pin_release(OTHER, queue, releases) == 1
+    (queue / OTHER / "series").write_text("shared/route.patch\nshared/new.patch\n")
+    assert pin_release(OTHER, queue, releases) == 2
     report = _lint(queue, releases)
     assert report.errors == []
-    assert report.summary.endswith(f"one place in {RELEASE} (4 hunks), {OTHER} (2 hunks)")
+    assert report.summary.endswith(f"one place in {RELEASE} (5 hunks), {OTHER} (3 hunks)")
 
 
 def test_sources_that_are_not_at_hand_are_named(queue: Path, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_sources_that_are_not_at_hand_are_named(queue: Path, tmp_path: Path) -> 
     assert report.errors == []
     assert (
         report.summary
-        == f"2 patches looked at; each hunk matches one place in no release; no sources at hand for {RELEASE}"
+        == f"3 patches looked at; each hunk matches one place in no release; no sources at hand for {RELEASE}"
     )
 
 
@@ -115,6 +115,13 @@ def test_hashes_agree_with_series_and_sources(queue: Path, releases: Path) -> No
     )
     hashes.write_text(good.replace(good[:8], "00000000", 1))
     assert any("00000000" in line and "not the file of SGLang" in line for line in _lint(queue, releases).errors)
+
+
+def test_a_release_that_has_the_added_file_is_an_error(queue: Path, releases: Path) -> None:
+    (releases / RELEASE / "sglang/srt/ours.py").write_text("theirs = 1\n")
+    assert any("sglang/srt/ours.py: is there already" in line for line in _lint(queue, releases).errors)
+    pin_release(RELEASE, queue, releases)
+    assert any("sglang/srt/ours.py: hunk 1 matches 0 places" in line for line in _lint(queue, releases).errors)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from patching.fake import DOS, HEADER, LAUNCH, ROUTE
+from patching.fake import DOS, HEADER, LAUNCH, NEW, ROUTE
 from sglang_xshare.patching.errors import PatchError
 from sglang_xshare.patching.hunk import Hunk
 from sglang_xshare.patching.patch import FIELDS, FileDiff, parse_patch
@@ -16,6 +16,11 @@ def test_header_and_hunks() -> None:
         (b"def route(x):\n", b"    return x\n"), (b"def route(x):\n", b"    x = ours.route(x)\n", b"    return x\n")
     )
     assert patch.files == (FileDiff("sglang/srt/route.py", (first, second)),)
+
+
+def test_a_new_file_is_one_hunk_without_source() -> None:
+    (new,) = parse_patch(HEADER + NEW, "p").files
+    assert new == FileDiff("sglang/srt/ours.py", (Hunk((), (b"def route(x):\n", b"    return x\n")),))
 
 
 def test_bytes_survive() -> None:
@@ -44,6 +49,9 @@ def test_a_patch_may_end_in_blank_lines_or_without_a_newline() -> None:
         (HEADER + ROUTE + "trailing words\n", "lines outside every hunk"),
         (HEADER + ROUTE.replace("+++ b/sglang", "+++ b/other"), "a/sglang/srt/route.py -> b/other/srt/route.py"),
         (HEADER + ROUTE.replace("a/sglang/srt", "/dev/null"), "allowed: a/sglang/FILE"),
+        (HEADER + ROUTE.replace("a/sglang/srt/route.py", "/dev/null"), "a new file has one hunk, of added lines only"),
+        (HEADER + ROUTE.replace("b/sglang/srt/route.py", "/dev/null"), "allowed: a/sglang/FILE"),
+        (HEADER + NEW.replace("/sglang/", "/sglang/../../"), "allowed: a/sglang/FILE"),
         (HEADER + ROUTE.replace("/sglang/srt/", "/torch/"), "allowed: a/sglang/FILE"),
         (HEADER + ROUTE.replace("/sglang/", "/sglang/../../"), "allowed: a/sglang/FILE"),
         (HEADER + ROUTE.replace("srt/route", "__init__"), "but sglang/__init__.py"),

@@ -8,12 +8,12 @@ import pytest
 
 from benchmark.common.paths import ROOT
 
-# Stands for python3: `-m venv --clear DIR` makes DIR anew, its python the script beside it.
+# Stands for python3: `-m venv DIR` makes DIR's bin, its python the script beside it.
 PYTHON3 = """#!/bin/sh
 case "$*" in
 --version) echo "Python 3.11.7" ;;
 -c*) exit 0 ;;
-"-m venv --clear "*) rm -rf "$4"; mkdir -p "$4/bin"; cp "$(dirname "$0")/venv-python" "$4/bin/python" ;;
+"-m venv "*) mkdir -p "$3/bin"; cp "$(dirname "$0")/venv-python" "$3/bin/python" ;;
 *) echo "unexpected: $*"; exit 2 ;;
 esac
 """
@@ -54,6 +54,21 @@ def make_venv(checkout, *args, **env):
     )
 
 
+def refusal(checkout, *args, **env):
+    """The one line it is refused with; nothing was printed, or changed in the folder it names."""
+    folder = checkout / env["VENV"]
+    before = read(folder)
+    refused = make_venv(checkout, *args, **env)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.count("\n") == 1
+    assert read(folder) == before
+    return refused.stderr.strip()
+
+
+def read(folder):
+    return {path: path.read_bytes() for path in sorted([folder, *folder.rglob("*")]) if path.is_file()}
+
+
 def calls(checkout):
     return (checkout / ".venv" / "calls").read_text()
 
@@ -90,6 +105,63 @@ def test_other_requirements_make_it_anew(checkout):
     with (checkout / "scripts" / "requirements-dev.txt").open("a") as file:
         file.write("another\n")
     assert "making .venv" in make_venv(checkout).stdout
+
+
+@pytest.mark.parametrize("args", [(), ("--remove",)])
+@pytest.mark.parametrize("name", ["notes.txt", "pyvenv.cfg", ".complete"])
+def test_a_folder_that_is_not_ours_is_refused(checkout, args, name):
+    """A user's files, a virtual environment of theirs; `.complete` was our mark in `.venv` alone."""
+    (checkout / "mine").mkdir()
+    (checkout / "mine" / name).write_text("mine\n")
+    line = refusal(checkout, *args, VENV="mine")
+    assert line.startswith("make_venv: mine is there, and this project did not make it; name a folder that is not")
+
+
+def test_a_file_is_refused(checkout):
+    (checkout / "mine").write_text("mine\n")
+    assert "make_venv: mine is there, and this project did not make it" in refusal(checkout, VENV="mine")
+
+
+@pytest.mark.parametrize("args", [(), ("--remove",)])
+def test_another_checkouts_environment_is_refused(checkout, tmp_path_factory, args):
+    other = tmp_path_factory.mktemp("other") / "checkout"
+    shutil.copytree(checkout, other)
+    assert make_venv(other).returncode == 0
+    line = refusal(checkout, *args, VENV=str(other / ".venv"))
+    assert line.startswith(f"make_venv: {other}/.venv was made by the checkout in {other}; name a folder")
+
+
+def test_an_empty_folder_is_used(checkout):
+    (checkout / "mine").mkdir()
+    assert make_venv(checkout, VENV="mine").returncode == 0
+    assert (checkout / "mine" / "calls").is_file()
+
+
+def test_one_from_before_there_was_a_mark_is_made_anew(checkout):
+    (checkout / ".venv").mkdir()
+    (checkout / ".venv" / ".complete").write_text("an earlier version's sum  -\n")
+    (checkout / ".venv" / "leftover").touch()
+    assert make_venv(checkout).returncode == 0
+    assert not (checkout / ".venv" / "leftover").exists()
+    assert make_venv(checkout).stdout == ""
+
+
+@pytest.mark.parametrize("fails", ["requirements-cpu", "-e python"])
+def test_a_half_made_one_is_ours(checkout, fails):
+    """The mark comes first and goes last: an interrupted one is made anew, or removed."""
+    assert make_venv(checkout, VENV="half", FAIL=fails).returncode == 1
+    assert make_venv(checkout, "--remove", VENV="half").returncode == 0
+    assert not (checkout / "half").exists()
+    make_venv(checkout, VENV="half", FAIL=fails)
+    assert make_venv(checkout, VENV="half").returncode == 0
+
+
+def test_removing_what_is_not_there_or_empty_does_nothing(checkout):
+    (checkout / "mine").mkdir()
+    for folder in ("missing", "mine"):
+        removed = make_venv(checkout, "--remove", VENV=folder)
+        assert (removed.returncode, removed.stdout, removed.stderr) == (0, "", "")
+    assert (checkout / "mine").is_dir()
 
 
 def test_an_argument_is_refused(checkout):

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sglang_xshare.patching.engine import apply, revert
+from sglang_xshare.patching.engine import apply, preview, revert
 from sglang_xshare.patching.errors import PatchError
 from sglang_xshare.patching.queue import find_root
 from sglang_xshare.patching.status import describe
@@ -26,6 +26,8 @@ def add_parser(subparsers: "_SubParsersAction[argparse.ArgumentParser]") -> None
     }.items():
         command = commands.add_parser(name, help=description, description=description)
         command.add_argument("--target", type=Path, metavar="DIR", help=where)
+        if name == "apply":
+            command.add_argument("--dry-run", action="store_true", help="say hunk by hunk what would change")
     description = "check the queue itself: headers, series, hashes, and every hunk against the releases' sources"
     command = commands.add_parser("lint", help=description, description=description)
     command.add_argument(
@@ -41,8 +43,10 @@ def run(args: argparse.Namespace) -> int:
             return _run_lint(find_root(), args.releases)
         if args.command == "status":
             line = describe(args.target)
+        elif args.command == "revert":
+            line = revert(args.target).line
         else:
-            line = (apply if args.command == "apply" else revert)(args.target).line
+            line = (preview if args.dry_run else apply)(args.target).line
     except PatchError as error:
         return _refuse(args.command, str(error))
     except OSError as error:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from sglang_xshare.patching import state as states
 from sglang_xshare.patching.errors import PatchError
-from sglang_xshare.patching.queue import find_root, load_queue, read_digest
-from sglang_xshare.patching.state import STORE, Condition, Digests, State, Survey
-from sglang_xshare.patching.tree import Tree, digest, find_tree, replace_file
+from sglang_xshare.patching.fit import find_fits
+from sglang_xshare.patching.queue import Queue, find_root, load_queue, read_digest
+from sglang_xshare.patching.state import STORE, Condition, Digests, State, Survey, locate_copy
+from sglang_xshare.patching.tree import ABSENT, Tree, digest, find_tree, remove_file, replace_file
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,16 @@ class Outcome:
 
     changed: bool
     line: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """What apply does to a tree: every file's content before (of those the release has) and after."""
+
+    found: Survey
+    queue: Queue
+    pristine: dict[str, bytes]
+    patched: dict[str, bytes]
 
 
 def apply(target: Path | None = None, root: Path | None = None) -> Outcome:
@@ -32,24 +43,39 @@ def apply(target: Path | None = None, root: Path | None = None) -> Outcome:
         PatchError: refused, nothing changed.
         OSError: the disk refused; the tree is unpatched.
     """
-    tree = find_tree(target)
-    root = root or find_root()
+    tree, root = find_tree(target), root or find_root()
     wanted = read_digest(root, tree.release)
     nothing = Outcome(False, f"{_name(tree)}: already patched, nothing to do")
     if _is_patched(_survey(tree), wanted):
         return nothing  # without the lock, which a read-only tree cannot give
     with tree.lock():
-        found = _survey(tree)
-        if _is_patched(found, wanted):
+        change = _compute(tree, root)
+        if _is_patched(change.found, wanted):
             return nothing
-        queue = load_queue(root, tree.release)
-        pristine = {path: states.read_pristine(tree, found.state, path) for path in queue.hashes}
-        patched = queue.patch(pristine)
-        names = tuple(patch.name for patch in queue.patches)
-        files = {path: Digests(digest(pristine[path]), digest(patched[path])) for path in patched}
-        _restore(tree, found.state)
-        _replace(tree, State(tree.release, wanted, names, files), pristine, patched)
-    return Outcome(True, f"{_name(tree)}: {len(queue.patches)} patches applied to {len(files)} files")
+        names = tuple(patch.name for patch in change.queue.patches)
+        # Added files first, so that a half patched tree can be imported: hunks import them.
+        paths = sorted(change.patched, key=lambda path: path in change.pristine)
+        before = {path: digest(change.pristine[path]) if path in change.pristine else ABSENT for path in paths}
+        files = {path: Digests(before[path], digest(change.patched[path])) for path in paths}
+        _restore(tree, change.found.state)
+        _replace(tree, State(tree.release, wanted, names, files), change)
+    return Outcome(True, f"{_name(tree)}: {len(names)} patches applied to {len(files)} files")
+
+
+def preview(target: Path | None = None, root: Path | None = None) -> Outcome:
+    """What `apply` would do, a line for each hunk; changes nothing.
+
+    Raises:
+        PatchError: `apply` would refuse.
+    """
+    tree, root = find_tree(target), root or find_root()
+    change = _compute(tree, root)
+    if _is_patched(change.found, read_digest(root, tree.release)):
+        return Outcome(False, f"{_name(tree)}: already patched, nothing to do")
+    tree.check_writable()
+    title = f"{len(change.queue.patches)} patches would be applied to {len(change.patched)} files"
+    fits, _ = find_fits(change.queue.patches, change.pristine)
+    return Outcome(False, "\n  ".join([f"{_name(tree)}: {title}; nothing was changed", *map(str, fits)]))
 
 
 def revert(target: Path | None = None) -> Outcome:
@@ -68,12 +94,19 @@ def revert(target: Path | None = None) -> Outcome:
     return Outcome(True, f"{_name(tree)}: {len(found.state.files) if found.state else 0} files reverted")
 
 
+def _compute(tree: Tree, root: Path) -> Change:
+    found, queue = _survey(tree), load_queue(root, tree.release)
+    pristine = states.read_pristine(tree, found.state, queue.hashes)
+    return Change(found, queue, pristine, queue.patch(pristine))
+
+
 def _survey(tree: Tree) -> Survey:
     found = states.survey(tree)
     if found.condition is Condition.EDITED:
-        raise PatchError(
-            f"{found.edited[0]}: edited after it was patched; undo the edit, or reinstall sglang=={tree.release}"
-        )
+        assert found.state is not None
+        path = found.edited[0]
+        remedy = "remove it" if found.state.files[path].pristine == ABSENT else f"reinstall sglang=={tree.release}"
+        raise PatchError(f"{path}: edited after it was patched; undo the edit, or {remedy}")
     return found
 
 
@@ -81,25 +114,28 @@ def _is_patched(found: Survey, wanted: str) -> bool:
     return found.condition is Condition.PATCHED and found.state is not None and found.state.queue == wanted
 
 
-def _replace(tree: Tree, state: State, pristine: dict[str, bytes], patched: dict[str, bytes]) -> None:
+def _replace(tree: Tree, state: State, change: Change) -> None:
     try:
-        states.store(tree, "pristine", pristine)
-        states.store(tree, "patched", patched)
+        states.store(tree, "pristine", change.pristine)
+        states.store(tree, "patched", change.patched)
         states.write(tree, state)
-        for path in patched:
-            replace_file(tree.root / STORE / "patched" / path, tree.root / path)
+        for path in state.files:
+            replace_file(locate_copy(tree, path, "patched"), tree.root / path)
     except BaseException:  # Ctrl-C too
         _restore(tree, state)
         raise
 
 
 def _restore(tree: Tree, state: State | None) -> None:
-    """Back to pristine from anywhere; safe to be killed and run again."""
-    if state is not None:
-        for path, known in state.files.items():
-            if tree.digest(path) != known.pristine:
-                states.read_pristine(tree, state, path)  # refuses a damaged copy
-                replace_file(tree.root / STORE / "pristine" / path, tree.root / path)
+    """Back to pristine from anywhere, added files last; safe to be killed and run again."""
+    for path, known in reversed([*state.files.items()] if state else []):
+        if tree.digest(path) == known.pristine:
+            continue
+        if known.pristine == ABSENT:
+            remove_file(tree.root / path)
+        else:
+            states.read_pristine(tree, state, [path])  # refuses a damaged copy
+            replace_file(locate_copy(tree, path, "pristine"), tree.root / path)
     states.clear(tree)
 
 

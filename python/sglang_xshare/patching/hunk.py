@@ -35,9 +35,12 @@ def split_lines(content: bytes) -> list[bytes]:
 
 
 def find_places(lines: Sequence[bytes], hunk: Hunk) -> list[int]:
-    """Every index of `lines` where all source lines of the hunk follow; none for a hunk without source lines."""
+    """Every index of `lines` where all source lines of the hunk follow.
+
+    A hunk without source lines, which is a new file's, matches only where there are no lines.
+    """
     size = len(hunk.source)
-    starts = range(len(lines) - size + 1) if size else ()
+    starts = range(len(lines) - size + 1) if size or not lines else ()
     return [start for start in starts if tuple(lines[start : start + size]) == hunk.source]
 
 
@@ -45,7 +48,7 @@ def apply_hunks(content: bytes, hunks: Sequence[Hunk], where: str) -> bytes:
     """Apply all hunks of one patch to one file.
 
     Args:
-        content: the file before the patch.
+        content: the file before the patch, empty for a new one.
         hunks: each found in `content` itself, not in what an earlier hunk made of it.
         where: patch and file, for the refusal.
     Raises:

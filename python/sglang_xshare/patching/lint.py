@@ -102,8 +102,9 @@ def _check_sources(queue: Queue, tree: Tree, report: Report, spare: dict[tuple[s
     report.proved[queue.release] = 0
     try:
         state = read(tree)
-        contents = {path: read_pristine(tree, state, path) for path in queue.hashes}
-        patched = queue.patch(contents)
+        pristine = read_pristine(tree, state, queue.hashes)
+        patched = queue.patch(pristine)
+        contents = {path: pristine.get(path, b"") for path in queue.hashes}
         for patch in queue.patches:
             for file in patch.files:
                 lines = split_lines(contents[file.path])

@@ -1,7 +1,7 @@
 """One patch file: a DEP-3 header that justifies it, then unified diffs against site-packages.
 
 The header follows https://dep-team.pages.debian.net/deps/dep3/ (RFC 2822 fields, continuation lines indented). The
-diffs only change existing files of the `sglang` package: whatever is new lives in our own package.
+diffs change or add files of the `sglang` package; they neither remove nor rename one.
 """
 
 import email
@@ -20,7 +20,7 @@ LOCKED = "sglang/__init__.py"  # replacing this file would break the lock that i
 
 @dataclass(frozen=True)
 class FileDiff:
-    """The hunks for one upstream file; `path` is relative to site-packages."""
+    """The hunks for one file; `path` is relative to site-packages. A new file's one hunk has no source lines."""
 
     path: str
     hunks: tuple[Hunk, ...]
@@ -39,7 +39,7 @@ def parse_patch(text: str, name: str) -> Patch:
     """Parse header and diffs.
 
     Raises:
-        PatchError: the patch is malformed, or does anything but change lines of existing `sglang/` files.
+        PatchError: the patch is malformed, or does anything but change and add files of `sglang/`.
     """
     lines = text.splitlines(keepends=True)
     start = next((i for i, line in enumerate(lines) if line.startswith(("--- ", "diff --git "))), len(lines))
@@ -71,13 +71,17 @@ def _check_complete(diffs: unidiff.PatchSet, lines: int, name: str) -> None:
 
 def _read_file(file: unidiff.PatchedFile, name: str) -> FileDiff:
     old, new = PurePosixPath(file.source_file), PurePosixPath(file.target_file)
-    path = str(old.relative_to("a")) if old.is_relative_to("a") else str(old)
-    inside = path.startswith("sglang/") and ".." not in old.parts and path != LOCKED
-    if not inside or str(old) != f"a/{path}" or str(new) != f"b/{path}":
+    path = str(new.relative_to("b")) if new.is_relative_to("b") else str(new)
+    inside = path.startswith("sglang/") and ".." not in new.parts and path != LOCKED
+    if not inside or str(new) != f"b/{path}" or str(old) not in (f"a/{path}", "/dev/null"):
         raise PatchError(
-            f"{name}: {old} -> {new}; allowed: a/sglang/FILE -> b/sglang/FILE, the same existing file, but {LOCKED}"
+            f"{name}: {old} -> {new}; allowed: a/sglang/FILE -> b/sglang/FILE, the same file, but {LOCKED}, "
+            "or /dev/null -> b/sglang/FILE, a new one"
         )
-    return FileDiff(path, tuple(_read_hunk(hunk) for hunk in file))
+    hunks = tuple(_read_hunk(hunk) for hunk in file)
+    if str(old) == "/dev/null" and [hunk.source for hunk in hunks] != [()]:
+        raise PatchError(f"{name}: {path}: a new file has one hunk, of added lines only")
+    return FileDiff(path, hunks)
 
 
 def _read_hunk(hunk: unidiff.Hunk) -> Hunk:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sglang_xshare.patching.errors import PatchError
 from sglang_xshare.patching.hunk import apply_hunks
-from sglang_xshare.patching.tree import digest
+from sglang_xshare.patching.tree import ABSENT, digest
 
 if TYPE_CHECKING:
     from sglang_xshare.patching.patch import Patch
@@ -16,21 +16,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Queue:
-    """Patches in the order of the series; `hashes`: sha256 of every file they change, as the release ships it."""
+    """Patches in the order of the series.
+
+    `hashes`: sha256 of every file they change, as the release ships it; `ABSENT` for one that they add.
+    """
 
     release: str
     patches: tuple["Patch", ...]
     hashes: Mapping[str, str]
 
     def patch(self, pristine: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Patched content of every file in `hashes`, from the pristine content of each.
+        """Patched content of every file in `hashes`, from the release's content of each that it has.
 
         Raises:
             PatchError: content with another hash, or a hunk that does not match exactly one place.
         """
-        for path in self.hashes:
-            check_content(self.release, path, pristine[path], self.hashes[path])
-        contents = {path: pristine[path] for path in self.hashes}
+        check_contents(self.release, self.hashes, pristine)
+        contents = {path: pristine.get(path, b"") for path in self.hashes}
         for patch in self.patches:
             for file in patch.files:
                 if file.path not in contents:
@@ -39,13 +41,16 @@ class Queue:
         return contents
 
 
-def check_content(release: str, path: str, content: bytes, wanted: str) -> None:
-    """Raise PatchError unless the file is the release's own, of which `wanted` is the sha256."""
-    if (found := digest(content)) != wanted:
-        raise PatchError(
-            f"{path}: sha256 {found[:12]}… found, {wanted[:12]}… expected: not the file of SGLang {release}; "
-            f"reinstall sglang=={release}"
-        )
+def check_contents(release: str, hashes: Mapping[str, str], pristine: Mapping[str, bytes]) -> None:
+    """Raise PatchError unless the files are the release's own: those of `hashes`, and no others in their places."""
+    for path, wanted in hashes.items():
+        found = digest(pristine[path]) if path in pristine else ABSENT
+        if found == wanted:
+            continue
+        if wanted == ABSENT:
+            raise PatchError(f"{path}: is there already, but SGLang {release} has no such file; remove it")
+        said = "is missing" if found == ABSENT else f"sha256 {found[:12]}… found, {wanted[:12]}… expected"
+        raise PatchError(f"{path}: {said}: not the file of SGLang {release}; reinstall sglang=={release}")
 
 
 def find_root() -> Path:

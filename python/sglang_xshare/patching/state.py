@@ -1,8 +1,10 @@
 """What a patched tree says about itself: `sglang/.xshare/`, there while the tree is patched or being changed.
 
-    state.json          release, queue, and the hashes of every changed file before and after
-    pristine/sglang/…   the release's own content of every changed file
-    patched/sglang/…    new content on its way to its place
+    state.json               release, queue, and the hashes of every changed or added file before and after
+    sglang/….py.pristine     the release's own content of every changed file
+    sglang/….py.patched      new content on its way to its place
+
+No name ends in `.py`: what walks the package's modules must not find the copies.
 
 The directory is written before the first file changes and removed after the last is back, so whenever a run is killed
 every file holds one of two known contents and the pristine one can be restored from here alone, without a queue.
@@ -12,20 +14,20 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from sglang_xshare.patching.errors import PatchError
-from sglang_xshare.patching.tree import Tree, digest, sync_directory, write_file
+from sglang_xshare.patching.tree import ABSENT, Tree, digest, sync_directory, write_file
 
 STORE = "sglang/.xshare"
 
 
 @dataclass(frozen=True)
 class Digests:
-    """sha256 of one file, in hex, before and after the queue."""
+    """sha256 of one file, in hex, before and after the queue; `pristine` is `ABSENT` for a file that the queue adds."""
 
     pristine: str
     patched: str
@@ -33,7 +35,7 @@ class Digests:
 
 @dataclass(frozen=True)
 class State:
-    """Which queue a tree was patched with; `files` is keyed by path relative to site-packages."""
+    """Which queue a tree was patched with; `files` is keyed by path relative to site-packages, added files first."""
 
     release: str
     queue: str
@@ -52,7 +54,10 @@ class Condition(Enum):
 
 @dataclass(frozen=True)
 class Survey:
-    """A tree's condition; `state` unless it is pristine; `edited`: the files whose content is neither of the two."""
+    """A tree's condition; `edited`: the files whose content is neither of the two.
+
+    `state` is what `restore` goes by: of a pristine tree, only the added files that are still there.
+    """
 
     condition: Condition
     state: State | None = None
@@ -80,38 +85,45 @@ def read(tree: Tree) -> State | None:
 def survey(tree: Tree) -> Survey:
     """Compare the files with the state.
 
-    A tree whose files pip has replaced since (another release, or the same one reinstalled) is pristine. The name of
-    the release alone does not say so: a source tree's changes while its files stay.
+    A tree whose files pip has replaced since (another release, or the same one reinstalled) is pristine; pip leaves the
+    added files. The name of the release alone does not say so: a source tree's changes while its files stay.
     """
     state = read(tree)
     if state is None:
         return Survey(Condition.PRISTINE)
-    found = {path: _read_digest(tree, path) for path in state.files}
+    found = {path: tree.digest(path) for path in state.files}
     patched = {path for path, known in state.files.items() if found[path] == known.patched}
-    if state.release != tree.release and not patched:
-        return Survey(Condition.PRISTINE)
+    added = {path for path, known in state.files.items() if known.pristine == ABSENT}
     edited = tuple(path for path, known in state.files.items() if found[path] not in (known.pristine, known.patched))
+    replaced = patched <= added and (state.release != tree.release or not edited)
+    if replaced:
+        left = {path: state.files[path] for path in state.files if path in patched}
+        return Survey(Condition.PRISTINE, dataclasses.replace(state, files=left))
     if edited:
         return Survey(Condition.EDITED, state, edited)
-    if not patched:
-        return Survey(Condition.PRISTINE)
     return Survey(Condition.PATCHED if len(patched) == len(found) else Condition.INTERRUPTED, state)
 
 
-def read_pristine(tree: Tree, state: State | None, path: str) -> bytes:
-    """The release's own content of a file, whether or not the tree is patched now.
+def read_pristine(tree: Tree, state: State | None, paths: Iterable[str]) -> dict[str, bytes]:
+    """The release's own content of each file it has, whether or not the tree is patched now.
 
     Raises:
-        PatchError: the stored copy was damaged.
+        PatchError: a stored copy was damaged.
     """
-    content = tree.read(path)
-    if state is None or path not in state.files or digest(content) == state.files[path].pristine:
-        return content
-    file = tree.root / STORE / "pristine" / path
-    content = file.read_bytes()
-    if digest(content) != state.files[path].pristine:
-        raise PatchError(f"{file}: damaged copy, sha256 is not {state.files[path].pristine}; reinstall sglang")
-    return content
+    contents = {}
+    for path in paths:
+        found = tree.digest(path)
+        wanted = state.files[path].pristine if state is not None and path in state.files else found
+        if wanted != ABSENT:
+            contents[path] = tree.read(path) if found == wanted else _read_copy(tree, path, wanted)
+    return contents
+
+
+def locate_copy(tree: Tree, path: str, kind: str) -> Path:
+    """The place of a file's copy, `kind` is "pristine" or "patched"; also one that earlier versions kept as `.py`."""
+    file = tree.root / STORE / f"{path}.{kind}"
+    earlier = tree.root / STORE / kind / path
+    return earlier if earlier.exists() and not file.exists() else file
 
 
 def write(tree: Tree, state: State) -> None:
@@ -125,7 +137,7 @@ def write(tree: Tree, state: State) -> None:
 def store(tree: Tree, kind: str, contents: Mapping[str, bytes]) -> None:
     """Put copies of files on disk under `kind`, "pristine" or "patched"."""
     for path, content in contents.items():
-        write_file(tree.root / STORE / kind / path, content)
+        write_file(tree.root / STORE / f"{path}.{kind}", content)
     for directory, _, _ in os.walk(tree.root / STORE):
         sync_directory(Path(directory))
     sync_directory(tree.root / "sglang")
@@ -141,6 +153,9 @@ def clear(tree: Tree) -> None:
         sync_directory(store.parent)
 
 
-def _read_digest(tree: Tree, path: str) -> str:
-    """sha256 of a file, or "" where it was deleted: a content like any other to compare."""
-    return tree.digest(path) if (tree.root / path).exists() else ""
+def _read_copy(tree: Tree, path: str, wanted: str) -> bytes:
+    file = locate_copy(tree, path, "pristine")
+    content = file.read_bytes()
+    if digest(content) != wanted:
+        raise PatchError(f"{file}: damaged copy, sha256 is not {wanted}; reinstall sglang")
+    return content

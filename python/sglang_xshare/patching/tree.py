@@ -17,6 +17,8 @@ from typing import BinaryIO
 
 from sglang_xshare.patching.errors import PatchError
 
+ABSENT = "0" * 64  # the digest of a file that is not there, as git writes it
+
 
 @dataclass(frozen=True)
 class Tree:
@@ -43,8 +45,9 @@ class Tree:
         return file.read_bytes()
 
     def digest(self, path: str) -> str:
-        """sha256 of one file, in hex."""
-        return digest(self.read(path))
+        """sha256 of one file, in hex; ABSENT where there is none."""
+        file = self.root / path
+        return digest(self.read(path)) if file.exists() or file.is_symlink() else ABSENT
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -60,6 +63,10 @@ class Tree:
                 print(f"waiting for another patch run on {self.root}", file=sys.stderr)
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+    def check_writable(self) -> None:
+        """Raise what `lock` would on a tree that this user may not write; changes nothing."""
+        self._open_lock().close()
 
     def _open_lock(self) -> BinaryIO:
         try:
@@ -101,18 +108,30 @@ def write_file(file: Path, content: bytes) -> None:
 
 
 def replace_file(new: Path, old: Path) -> None:
-    """Move `new` over `old` in one step, keeping old's mode and owner.
+    """Move `new` over `old` in one step, keeping old's mode and owner; where there is no `old`, those of its folder.
 
     The new file is at least a second younger than the old one, so no `.pyc` of an earlier content ever passes for it
     (Python compares whole seconds).
     """
-    known = old.stat()
+    if old.exists():
+        known = old.stat()
+        mode, changed = stat.S_IMODE(known.st_mode), max(time.time_ns(), known.st_mtime_ns + 10**9)
+    else:
+        known = old.parent.stat()
+        mode, changed = stat.S_IMODE(known.st_mode) & 0o666, time.time_ns()
     os.chown(new, known.st_uid, known.st_gid)
-    os.chmod(new, stat.S_IMODE(known.st_mode))
-    changed = max(time.time_ns(), known.st_mtime_ns + 10**9)
+    os.chmod(new, mode)
     os.utime(new, ns=(changed, changed))
     os.replace(new, old)
     sync_directory(old.parent)
+
+
+def remove_file(file: Path) -> None:
+    """Remove a module and, so that none passes for a later file of that name, its bytecode."""
+    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+        compiled.unlink()
+    file.unlink()
+    sync_directory(file.parent)
 
 
 def sync_directory(directory: Path) -> None:

@@ -57,7 +57,8 @@ def test_tree_patched_by_another_version_of_the_queue_is_refused(patched_copy):
 def test_tree_edited_since_is_refused(patched_copy):
     replace(patched_copy / "sglang/srt/layers/moe/topk.py", "expert_policy.route(topk_config)", "topk_config")
     said = check(patched_copy)
-    assert "is edited after it was patched sglang/srt/layers/moe/topk.py; run" in said
+    edited = "sglang/srt/layers/moe/topk.py: edited after it was patched"
+    assert said.endswith(f"in {patched_copy}: {edited}; undo the edit, or reinstall sglang=={LATEST}")
     assert "\n" not in said
 
 

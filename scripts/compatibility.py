@@ -1,0 +1,77 @@
+"""What each supported SGLang release needs, from its wheel's own metadata: the table in docs/patching.md.
+
+python -m scripts.compatibility           write the table
+python -m scripts.compatibility --check   say whether it is up to date
+"""
+
+import argparse
+import importlib.metadata
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.fetch_release import fetch_release
+from sglang_xshare.patching.queue import find_root, list_releases
+
+PAGE = Path(__file__).resolve().parents[1] / "docs/patching.md"
+BEGIN, END = "<!-- made by python -m scripts.compatibility -->\n", "<!-- end -->\n"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a release's wheel asks for; each as its metadata writes it, without `==`."""
+
+    torch: str
+    cuda: str
+    python: str
+    kernels: str
+
+    def __str__(self) -> str:
+        return f"torch {self.torch}, CUDA {self.cuda}, Python {self.python}, sglang-kernel {self.kernels}"
+
+
+def read_needs(tree: Path) -> Needs:
+    """What the unpacked wheel in `tree` needs.
+
+    Raises:
+        ValueError: its metadata lacks one of them.
+    """
+    (wheel,) = importlib.metadata.distributions(name="sglang", path=[str(tree)])
+    pins: dict[str, str] = {}
+    for requirement in wheel.requires or ():
+        if match := re.match(r"([\w.-]+)(?:\[[^]]*\])?\s*([<>=!~]=?[^;\s]+)?\s*$", requirement):
+            pins.setdefault(match[1].lower().replace("_", "-"), (match[2] or "").removeprefix("=="))
+    found = (pins.get("torch"), pins.get("cuda-python"), wheel.metadata["Requires-Python"], pins.get("sglang-kernel"))
+    torch, cuda, python, kernels = found
+    if not (torch and cuda and python and kernels):
+        raise ValueError(f"{tree}: metadata without torch, cuda-python, Requires-Python or sglang-kernel: {found}")
+    return Needs(torch, cuda, python, kernels)
+
+
+def make_table(releases: list[str]) -> str:
+    """The Markdown table, a row a release, newest first; fetches what is not there."""
+    rows = ["| SGLang | torch | CUDA | Python | sglang-kernel |", "| --- | --- | --- | --- | --- |"]
+    for release in reversed(releases):
+        needs = read_needs(fetch_release(release))
+        rows.append(f"| {release} | {needs.torch} | {needs.cuda} | {needs.python} | {needs.kernels} |")
+    return "\n".join(rows) + "\n"
+
+
+def replace_table(page: str, table: str) -> str:
+    """The page with the table between its two marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}{table}{END}{after}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    page = PAGE.read_text()
+    wanted = replace_table(page, make_table(list_releases(find_root())))
+    if not check:
+        PAGE.write_text(wanted)
+    elif page != wanted:
+        sys.exit("compatibility: docs/patching.md is not up to date: python -m scripts.compatibility")

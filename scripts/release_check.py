@@ -1,0 +1,124 @@
+"""Say hunk by hunk what of the patch queue fits an SGLang release, supported or not, and end with a verdict.
+
+    python -m scripts.release_check 0.5.24
+
+A release without a series is tried with that of every supported one; the best fitting is shown. Exit code 0 where every
+hunk fits one place.
+"""
+
+import argparse
+import ast
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.compatibility import read_needs
+from scripts.fetch_release import RELEASES, fetch_release, tell_download
+from sglang_xshare.patching.errors import PatchError
+from sglang_xshare.patching.fit import Fit, find_fits
+from sglang_xshare.patching.hunk import split_lines
+from sglang_xshare.patching.patch import Patch, parse_patch
+from sglang_xshare.patching.queue import Queue, check_contents, find_root, list_releases, load_queue
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A queue's hunks against a release's files; `problem` where they all fit and what comes out is still wrong."""
+
+    queue: Queue
+    fits: list[Fit]
+    problem: str = ""
+
+    @property
+    def failing(self) -> list[str]:
+        """The patches with a hunk that does not fit, in order."""
+        return list(dict.fromkeys(fit.patch for fit in self.fits if not fit.fits))
+
+
+def try_queue(tree: Path, queue: Queue, pinned: bool) -> Trial:
+    """Try one queue on a release's files; where it is the release's own, `pinned`, its hashes too."""
+    contents = _read_files(tree, queue.patches)
+    fits, patched = find_fits(queue.patches, contents)
+    if all(fit.fits for fit in fits):
+        try:
+            if pinned:
+                check_contents(queue.release, queue.hashes, contents)
+            for path, content in patched.items():
+                ast.parse(content, path)
+        except (PatchError, SyntaxError) as error:
+            return Trial(queue, fits, str(error))
+    return Trial(queue, fits)
+
+
+def find_best(tree: Path, release: str, root: Path) -> Trial:
+    """The release's own queue, else the one with the fewest hunks that do not fit, the newest of several."""
+    releases = list_releases(root)
+    if release in releases:
+        return try_queue(tree, load_queue(root, release), pinned=True)
+    trials = [try_queue(tree, load_queue(root, name), pinned=False) for name in reversed(releases)]
+    return min(trials, key=lambda trial: sum(not fit.fits for fit in trial.fits))
+
+
+def name_matter(name: str) -> str:
+    """What a patch is about: its name without folder and without the releases it is for."""
+    return Path(name).stem.split("-until-")[0]
+
+
+def explain(fit: Fit, tree: Path, patches: Sequence[Patch]) -> list[str]:
+    """For a hunk that does not fit: the lines it misses, and those of `patches` on the same matter that do fit."""
+    file = tree / fit.path
+    lines = set(split_lines(file.read_bytes())) if file.is_file() else set()
+    missing = [line.decode().strip() for line in fit.hunk.source if line not in lines]
+    told = [f"no line {line!r}" for line in missing] if file.is_file() else ["no such file"]
+    for other in patches:
+        fits, _ = find_fits([other], _read_files(tree, [other]))
+        if name_matter(other.name) == name_matter(fit.patch) and all(hunk.fits for hunk in fits):
+            told.append(f"{other.name} fits")
+    return told
+
+
+def check_release(release: str, root: Path, releases: Path = RELEASES) -> tuple[list[str], bool]:
+    """The report's lines, the last of them the verdict; and whether every hunk fits."""
+    tree = fetch_release(release, releases)
+    best = find_best(tree, release, root)
+    patches = [parse_patch(file.read_text(), str(file.relative_to(root))) for file in sorted(root.rglob("*.patch"))]
+    lines = [f"SGLang {release}: {read_needs(tree)}"]
+    for fit in best.fits:
+        lines.append(f"  {'fits    ' if fit.fits else 'DOES NOT'}  {fit}")
+        if not fit.fits:
+            lines += [f"            {told}" for told in explain(fit, tree, patches)]
+    return [*lines, f"release_check: {_judge(best, release, root)}"], not best.failing and not best.problem
+
+
+def _judge(best: Trial, release: str, root: Path) -> str:
+    series = f"the series of {best.queue.release}"
+    if best.problem:
+        return f"{release}: every hunk of {series} fits, but {best.problem}"
+    if best.failing:
+        count = f"{len(best.failing)} of {len(best.queue.patches)} patches"
+        return f"{release} is not supported: {count} in {series} do not fit: {', '.join(best.failing)}"
+    if release in list_releases(root):
+        return f"{release} is supported: its {len(best.fits)} hunks fit, and its files have their pinned hashes"
+    hunks = f"the {len(best.fits)} hunks of {series} fit"
+    return f"{release} is not supported yet, but {hunks}; go on with docs/new-release.md"
+
+
+def _read_files(tree: Path, patches: Sequence[Patch]) -> dict[str, bytes]:
+    paths = {file.path for patch in patches for file in patch.files}
+    return {path: (tree / path).read_bytes() for path in paths if (tree / path).is_file()}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("version", help="a released version, e.g. 0.5.24")
+    version = parser.parse_args().version
+    try:
+        report, good = check_release(version, find_root())
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"release_check: {tell_download(version, error)}")
+    except (PatchError, ValueError) as error:
+        sys.exit(f"release_check: {error}")
+    print("\n".join(report))
+    sys.exit(not good)

@@ -1,0 +1,134 @@
+"""The module that the queue adds to SGLang: our package's stage where it is installed, else nothing at all."""
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from sglang_xshare import stage
+from sglang_xshare.patching.patch import parse_patch
+from sglang_xshare.patching.queue import find_root, list_releases, load_queue
+
+PATCH = "shared/expert-policy.patch"
+
+
+class Missing(MetaPathFinder):
+    """Importing these modules fails, as if they were not installed."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
+        if name in self.names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    """Call it for the added module, run where the named modules are not installed."""
+    (file,) = parse_patch((find_root() / PATCH).read_text(), PATCH).files
+    source = b"".join(file.hunks[0].target).decode()
+
+    def run(*missing: str) -> ModuleType:
+        for name in [name for name in sys.modules if name.split(".")[0] == "sglang_xshare"]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setattr(sys, "meta_path", [Missing(*missing), *sys.meta_path])
+        module = ModuleType("expert_policy")
+        exec(compile(source, file.path, "exec"), module.__dict__)
+        return module
+
+    return run
+
+
+def functions(module: ModuleType) -> dict[str, list[str]]:
+    """Its public functions, and the names of their parameters."""
+    found = inspect.getmembers(module, inspect.isfunction)
+    return {name: [*inspect.signature(function).parameters] for name, function in found if not name.startswith("_")}
+
+
+def test_with_the_package_it_is_the_stage(load: Callable[..., ModuleType]) -> None:
+    assert functions(load()) == functions(stage)
+    assert load().route.__module__ == "sglang_xshare.stage"
+
+
+@pytest.mark.parametrize("missing", ["sglang_xshare", "sglang_xshare.stage"])
+def test_without_the_package_every_call_returns_what_it_was_given(
+    load: Callable[..., ModuleType], missing: str
+) -> None:
+    module = load(missing)
+    assert functions(module) == functions(stage)
+    one, two = object(), object()
+    assert module.route(one) is one
+    assert module.mask_logits(one, two) is two
+    assert module.align(one, False) is one
+    assert module.capture_sizes(one, [1, 2, 4]) == [1, 2, 4]
+    assert module.report(one) == ""
+    off = SimpleNamespace(expert_policy=None, mask_padding_experts=False, expert_policy_align=False)
+    calls = [(module.check_flags, off), (module.check_server, off), (module.attach, one), (module.publish, one)]
+    for function, argument in [*calls, (module.check_exit, 1)]:
+        assert function(argument) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("expert_policy", "xshare", "--expert-policy xshare"),
+        ("expert_policy", "vanilla", "--expert-policy vanilla"),
+        ("expert_policy_config", {}, "--expert-policy-config {}"),
+        ("expert_policy_trace", "t.jsonl", "--expert-policy-trace t.jsonl"),
+        ("expert_policy_align", True, "--expert-policy-align"),
+        ("mask_padding_experts", True, "--mask-padding-experts"),
+    ],
+)
+def test_without_the_package_every_flag_is_refused_in_one_line(
+    load: Callable[..., ModuleType], field: str, value: object, said: str
+) -> None:
+    module = load("sglang_xshare")
+    line = f"{said}: needs the package sglang-xshare, which is not installed; install it, or leave the flag out"
+    with pytest.raises(ValueError, match="needs the package") as refusal:  # what Engine(...) raises
+        module.check_flags(SimpleNamespace(**{field: value}))
+    assert isinstance(refusal.value, SystemExit)
+    assert str(refusal.value) == line
+
+
+def test_a_package_that_is_not_whole_is_no_missing_one(load: Callable[..., ModuleType]) -> None:
+    with pytest.raises(ModuleNotFoundError, match="orjson"):
+        load("orjson").check_flags(SimpleNamespace(expert_policy="xshare"))
+
+
+def test_every_flag_of_the_patches_is_known(load: Callable[..., ModuleType]) -> None:
+    """The arguments patch of each release adds these fields."""
+    queues = [load_queue(find_root(), release) for release in list_releases(find_root())]
+    known = set(load("sglang_xshare").FIELDS)
+    for queue in queues:
+        targets = [
+            line.decode()
+            for patch in queue.patches
+            if patch.name.startswith("shared/arguments")
+            for file in patch.files
+            for hunk in file.hunks
+            for line in set(hunk.target) - set(hunk.source)
+        ]
+        fields = {line.split(":")[0].strip() for line in targets}
+        assert fields == known, queue.release
+
+
+def test_alone_it_refuses_in_one_line_and_exits_with_1(tmp_path: Path) -> None:
+    """Without the package: nothing of ours, no SGLang, in a process of its own."""
+    (file,) = parse_patch((find_root() / PATCH).read_text(), PATCH).files
+    (tmp_path / "expert_policy.py").write_bytes(b"".join(file.hunks[0].target))
+    code = "import expert_policy, types; expert_policy.check_flags(types.SimpleNamespace(expert_policy='oea'))"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append('.'); {code}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("--expert-policy oea: needs the package sglang-xshare")
+    assert done.stderr.count("\n") == 1

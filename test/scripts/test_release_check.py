@@ -1,0 +1,133 @@
+"""The check of a new release: hunk by hunk, with the queue that fits best, and a verdict that is right."""
+
+from pathlib import Path
+
+import pytest
+
+from patching.fake import FILES, LATER_QUEUE, QUEUE, RELEASE, ROUTE, write_queue, write_tree
+from scripts.compatibility import read_needs
+from scripts.release_check import check_release, name_matter
+from sglang_xshare.patching.queue import find_root
+
+METADATA = """\
+Metadata-Version: 2.4
+Name: sglang
+Version: 0
+Requires-Python: >=3.11
+Requires-Dist: torch==2.14.1
+Requires-Dist: cuda-python>=13.0
+Requires-Dist: flashinfer_python[cu13]==0.7.2
+Requires-Dist: sglang-kernel==0.4.10
+Requires-Dist: torch<3; extra == "test"
+"""
+NEEDS = "torch 2.14.1, CUDA >=13.0, Python >=3.11, sglang-kernel 0.4.10"
+
+
+@pytest.fixture
+def releases(tmp_path: Path) -> Path:
+    return tmp_path / "releases"
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Path:
+    return write_queue(tmp_path / "patches")
+
+
+def write_release(releases: Path, version: str, **changes: bytes) -> Path:
+    """An unpacked wheel; `changes` are contents of files in sglang/srt/, by stem."""
+    files = FILES | {f"sglang/srt/{stem}.py": content for stem, content in changes.items()}
+    return write_tree(releases / version, files | {"sglang-0.dist-info/METADATA": METADATA.encode()})
+
+
+def test_needs_are_read_from_the_wheel(releases: Path) -> None:
+    tree = write_release(releases, RELEASE)
+    assert str(read_needs(tree)) == NEEDS
+    (tree / "sglang-0.dist-info/METADATA").write_text(METADATA.replace("torch==", "torch-other=="))
+    with pytest.raises(ValueError, match="metadata without torch"):
+        read_needs(tree)
+
+
+def test_a_supported_release(releases: Path, queue: Path) -> None:
+    write_release(releases, RELEASE)
+    lines, good = check_release(RELEASE, queue, releases)
+    assert good
+    assert lines == [
+        f"SGLang {RELEASE}: {NEEDS}",
+        "  fits      sglang/srt/route.py:2 +1 -0 shared/route.patch",
+        "  fits      sglang/srt/route.py:5 +1 -0 shared/route.patch",
+        "  fits      sglang/srt/launch.py:3 +2 -1 0.5.21/rest.patch",
+        "  fits      sglang/srt/dos.py:3 +1 -1 0.5.21/rest.patch",
+        "  fits      sglang/srt/ours.py:1 +2 -0 shared/new.patch, a new file",
+        "release_check: 0.5.21 is supported: its 5 hunks fit, and its files have their pinned hashes",
+    ]
+
+
+def test_a_supported_release_with_other_files(releases: Path, queue: Path) -> None:
+    write_release(releases, RELEASE, route=FILES["sglang/srt/route.py"] + b"# more\n")
+    lines, good = check_release(RELEASE, queue, releases)
+    assert not good
+    assert "every hunk of the series of 0.5.21 fits, but sglang/srt/route.py: sha256 " in lines[-1]
+
+
+def test_a_new_release_that_fits_as_it_is(releases: Path, queue: Path) -> None:
+    write_release(releases, "0.5.30", route=b"import this\n" + FILES["sglang/srt/route.py"])
+    lines, good = check_release("0.5.30", queue, releases)
+    assert good
+    assert "  fits      sglang/srt/route.py:3 +1 -0 shared/route.patch" in lines
+    assert lines[-1] == (
+        "release_check: 0.5.30 is not supported yet, but the 5 hunks of the series of 0.5.21 fit; "
+        "go on with docs/new-release.md"
+    )
+
+
+def test_a_new_release_that_does_not_fit(releases: Path, queue: Path) -> None:
+    """One line is gone, one is there twice, a file is missing, and a file is there that we would add."""
+    route = b"import that\n" + FILES["sglang/srt/route.py"].replace(b"import torch", b"import jax")
+    tree = write_release(releases, "0.5.30", route=route + b"def route(x):\n    return x\n", ours=b"theirs = 1\n")
+    (tree / "sglang/srt/dos.py").unlink()
+    lines, good = check_release("0.5.30", queue, releases)
+    assert not good
+    assert lines[1:-1] == [
+        "  DOES NOT  sglang/srt/route.py +1 -0 shared/route.patch: hunk 1 matches 0 places",
+        "            no line 'import torch'",
+        "  DOES NOT  sglang/srt/route.py +1 -0 shared/route.patch: hunk 2 matches 2 places (lines 5, 11)",
+        "  fits      sglang/srt/launch.py:3 +2 -1 0.5.21/rest.patch",
+        "  DOES NOT  sglang/srt/dos.py +1 -1 0.5.21/rest.patch: hunk 1 matches 0 places",
+        "            no such file",
+        "  DOES NOT  sglang/srt/ours.py +2 -0 shared/new.patch: hunk 1 matches 0 places",
+    ]
+    names = "shared/route.patch, 0.5.21/rest.patch, shared/new.patch"
+    assert lines[-1] == (
+        f"release_check: 0.5.30 is not supported: 3 of 3 patches in the series of 0.5.21 do not fit: {names}"
+    )
+
+
+def test_what_comes_out_must_be_python(releases: Path, tmp_path: Path) -> None:
+    write_release(releases, "0.5.30")
+    broken = write_queue(
+        tmp_path / "broken", {"shared/p.patch": ROUTE.replace("x = ours.route(x)", "x = ours.route(x")}
+    )
+    lines, good = check_release("0.5.30", broken, releases)
+    assert not good
+    assert "every hunk of the series of 0.5.21 fits, but '(' was never closed" in lines[-1]
+
+
+def test_the_series_that_fits_best_is_tried(releases: Path, tmp_path: Path) -> None:
+    """Of two that fit alike the newer one; and a patch on the same matter that fits is named."""
+    queue = write_queue(tmp_path / "patches", QUEUE)
+    write_queue(queue, LATER_QUEUE, release="0.5.25")
+    write_release(releases, "0.5.30")
+    assert "series of 0.5.25 fit;" in check_release("0.5.30", queue, releases)[0][-1]
+    moved = ROUTE.replace("import torch", "import jax")
+    write_queue(queue, {**LATER_QUEUE, "shared/route-until-0.5.25.patch": moved}, release="0.5.25")
+    lines, _ = check_release("0.5.30", queue, releases)
+    assert "series of 0.5.21 fit;" in lines[-1]
+    write_release(releases, "0.5.31", route=FILES["sglang/srt/route.py"].replace(b"torch", b"jax"), dos=b"")
+    lines, _ = check_release("0.5.31", queue, releases)
+    assert "            shared/route-until-0.5.25.patch fits" in lines
+
+
+def test_the_real_names_tell_the_matter() -> None:
+    """Variants of a patch are named after the last release they are for."""
+    names = [file.name for file in find_root().rglob("*-until-*.patch")]
+    assert {name_matter(name) for name in names} == {"arguments", "capture-sizes", "resolution"}

@@ -26,6 +26,7 @@ def make_figure(title: str, rows: int = 1, columns: int = 1, share_y: bool = Fal
     figure.suptitle(title, fontsize=11)
     for axis in axes.flat:
         axis.grid(alpha=0.3)
+        axis.set_axisbelow(True)
     return figure, axes.tolist()
 
 

@@ -102,18 +102,15 @@ def _judge(mixings: dict[str, Mixing]) -> list[Verdict]:
 
 
 def _plot(mixings: dict[str, Mixing]) -> Figure:
-    figure, ((axis,),) = make_figure("From batches of one domain to mixed ones: more experts, and what that costs")
-    sides = {
-        "one domain": [(mixing.active, mixing.loss) for mixing in mixings.values()],
-        "mixed": [(mixing.mixed_active, mixing.mixed_loss) for mixing in mixings.values()],
-    }
-    for label, points in sides.items():
-        experts, deltas = [x for x, _ in points], [loss.delta * 1000 for _, loss in points]
-        axis.errorbar(experts, deltas, yerr=[loss.error * 1000 for _, loss in points], fmt="o", capsize=2, label=label)
-    for policy, mixing in mixings.items():
-        start = (mixing.active, mixing.loss.delta * 1000)
-        end = (mixing.mixed_active, mixing.mixed_loss.delta * 1000)
-        axis.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "grey"})
-        axis.annotate(policy.removeprefix("xshare:"), end, (3, 3), textcoords="offset points", fontsize=7)
+    title = "From batches of one domain (dots) to mixed ones (squares): more experts, and what that costs"
+    figure, ((axis,),) = make_figure(title)
+    for number, (policy, mixing) in enumerate(mixings.items()):
+        color = f"C{number}"
+        sides = [(mixing.active, mixing.loss, "o", policy), (mixing.mixed_active, mixing.mixed_loss, "s", None)]
+        for experts, loss, marker, label in sides:
+            delta, error = loss.delta * 1000, loss.error * 1000
+            axis.errorbar(experts, delta, yerr=error, fmt=marker, capsize=2, color=color, label=label)
+        start, end = ((experts, loss.delta * 1000) for experts, loss, *_ in sides)
+        axis.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": color, "alpha": 0.5})
     axis.set(xlabel="active experts a layer and step", ylabel="cross-entropy above vanilla's, millinats")
     return figure

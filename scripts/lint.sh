@@ -11,3 +11,4 @@ tests=(test sgl-kernel/tests)
 "$bin/mypy" "${code[@]}"
 "$bin/mypy" --allow-untyped-defs --allow-incomplete-defs --no-check-untyped-defs "${tests[@]}"
 "$bin/sglang-xshare" patch lint
+PYTHONPATH=test "$bin/python" -m docs.check

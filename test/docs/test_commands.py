@@ -17,7 +17,7 @@ from benchmark.common.paths import ROOT, TRAINED
 from benchmark.common.server import Server, has_gpu
 from docs.documents import Command, list_commands
 from docs.runs import NO_GPU, RUNS, Ask, Run, Serve
-from stage.release import LATEST
+from served.release import LATEST
 
 BIN = Path(sys.executable).parent
 PROMPTS = ["Q: 55+74 A:", "def read(", "#include <", "The "]

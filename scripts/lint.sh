@@ -12,3 +12,4 @@ tests=(test sgl-kernel/tests)
 "$bin/mypy" --allow-untyped-defs --allow-incomplete-defs --no-check-untyped-defs "${tests[@]}"
 "$bin/python" -m benchmark.records --check
 "$bin/sglang-xshare" patch lint
+PYTHONPATH=test "$bin/python" -m docs.check

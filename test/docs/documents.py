@@ -20,7 +20,7 @@ INLINE = re.compile(
     r"(\w+=\S+ )*(make|python|pip|pytest|sglang|sglang-xshare|curl|\.venv/bin/\S+|scripts/\S+\.(sh|py)) \S"
 )
 """What inline code starts with where it is a command and not a name."""
-CONTEXT = re.compile(r"export (\w+=\S+ ?)+|\w+=(\S*|\"[^\"]*\"|\$\(.*\)\S*)")
+CONTEXT = re.compile(r"export (\w+=\S+ ?)+|\w+=(\S*|\"[^\"]*\")")
 """Lines that set variables for those below them."""
 COMMENT = re.compile(r"(?P<quoted>'[^']*'|\"[^\"]*\")|(^|\s)#(\s.*)?$")
 ACTIVATE = ". .venv/bin/activate"

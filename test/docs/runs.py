@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 TINY = "checkpoints/qwen3-moe-tiny"
 QWEN = {"Qwen/Qwen3-30B-A3B": TINY}
+CPU = "--config examples/cpu.yaml --enable-metrics"
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ JSON = "-H 'content-type: application/json'"
 FEW = "--port {port} --num-prompts 8 --random-input-len 8 --random-output-len 8 --max-concurrency 8"
 TEXT = "--per-domain 4 --batch 4 --prompt 16"
 QUALITY = Run(more=f"{TEXT} --steps 8 --out {{scratch}}", shows="record: |Record: ", is_long=True)
+FINDINGS = replace(QUALITY, more=f"{TEXT} --steps 128 --out {{scratch}}")
 ROUND = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --out {scratch}"
 NO_GPU = Run(status=2, shows="gpu: no NVIDIA GPU answers here; nothing was measured")
 INSTALLED = Elsewhere("test/scripts/test_installed.py", "it changes an environment, which must be one of its own")
@@ -83,11 +85,9 @@ RUNS: dict[str, Run | Serve | Ask | Elsewhere] = {
     "sglang-xshare policies": Run(shows="target_per_rank"),
     "sglang-xshare policies custom": Run(shows="ranking"),
     # serve and ask
-    "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare --enable-metrics": Serve(
-        QWEN, "--config examples/cpu.yaml"
-    ),
+    "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare --enable-metrics": Serve(QWEN, CPU),
     "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare"
-    " --expert-policy-config examples/by-layer-and-batch.json": Serve(QWEN, "--config examples/cpu.yaml"),
+    " --expert-policy-config examples/by-layer-and-batch.json": Serve(QWEN, CPU),
     QUICKSTART: Serve(is_long=False),
     f"curl -s localhost:30000/v1/chat/completions {JSON}"
     """ -d '{"messages": [{"role": "user", "content": "55+74"}], "stop": "\\n"}'""": Ask(QUICKSTART, shows='" 129"'),
@@ -130,7 +130,9 @@ RUNS: dict[str, Run | Serve | Ask | Elsewhere] = {
     "python -m scripts.fetch_release 0.5.17 0.5.21 0.5.23": Run(),
     ".venv/bin/python -m scripts.pin_release 0.5.24": Run({"0.5.24": "0.5.23"}),
     "python -m scripts.pin_release 0.5.23": Run(),
+    "cp -r patches/0.5.23 patches/0.5.24": Run({"patches/0.5.24": "{scratch}/0.5.24"}),
     # measure
+    "python -m benchmark.records": Elsewhere("benchmark/records/__main__.py", WHOLE),
     "make demo": Elsewhere("test/benchmark/test_demo.py", WHOLE),
     'make bench POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3" BENCH_ARGS="--model DIR --texts DIR"': Run(
         {"--model DIR": f"--model {TINY}", "--texts DIR": f"--texts {TINY}/heldout"}, ROUND, is_long=True
@@ -145,9 +147,28 @@ RUNS: dict[str, Run | Serve | Ask | Elsewhere] = {
     ".venv/bin/python -m benchmark.quality xshare:k0=1,add=24 mine:budget=32": replace(
         QUALITY, replace={"mine:budget": "custom:budget"}
     ),
-    "python -m benchmark.quality": Run(more=f"{TEXT} --steps 8 --out {{scratch}}", is_long=True),
+    "python -m benchmark.quality": QUALITY,
+    "python -m benchmark.quality vanilla xshare:k0=1,add=24 oea:k0=3": QUALITY,
+    "python -m benchmark.quality --batch 4 --tokens-per-request 4 xshare moe-spec:budget=32": QUALITY,
+    "python -m benchmark.quality.findings": FINDINGS,
+    "python -m benchmark.quality.findings overlap tree-size": FINDINGS,
     "python -m training.train_moe": Elsewhere("test/training/test_loop.py", WHOLE),
     "python -m training.train_eagle3": Elsewhere("test/training/test_eagle3.py", WHOLE),
     # on a GPU
     "make gpu": NO_GPU,
+    "make gpu EXPERIMENT=server MODELS=gpt-oss-120b": NO_GPU,
+    "make gpu EXPERIMENT=tune POLICY=oea:k0=3": NO_GPU,
+    "make gpu EXPERIMENT=tune": NO_GPU,
+    "make gpu-bundle FROM=DIR": Run({"DIR": "{scratch}"}, status=1, shows=r"gpu-bundle: FROM=.* no site\.tar\.xz"),
+    "python -m benchmark.gpu table --out DIR": Run(
+        {"DIR": "{scratch}"}, status=1, shows="no record with a point there"
+    ),
+    "SGLANG_MOE_CONFIG_DIR=RESULTS/moe-configs"
+    " sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare": Serve(QWEN, CPU),
+    "mkdir -p build/moe-configs": Run({"build/": "{scratch}/"}),
+    "cp -r $(python -c 'import sglang; print(sglang.__path__[0])')/srt/layers/moe/moe_runner/triton_utils/configs"
+    " build/moe-configs": Run({"build/moe-configs": "{scratch}"}),
+    "cp -r RESULTS/moe-configs/configs build/moe-configs": Run(
+        {"RESULTS/moe-configs/configs": "examples", "build/moe-configs": "{scratch}"}
+    ),
 }

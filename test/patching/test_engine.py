@@ -14,6 +14,7 @@ from patching.fake import (
     FILES,
     LATER_PATCHED,
     LATER_QUEUE,
+    NEW,
     PATCHED,
     QUEUE,
     RELEASE,
@@ -77,6 +78,15 @@ def test_an_added_file_that_a_later_queue_lacks_is_removed(tree: Path, queue: Pa
     apply(tree, queue)
     apply(tree, write_queue(tmp_path / "later", {"shared/route.patch": ROUTE}))
     assert not (tree / "sglang/srt/ours.py").exists()
+    revert(tree)
+    assert read_tree(tree) == FILES
+
+
+def test_a_queue_that_only_adds_files(tree: Path, tmp_path: Path) -> None:
+    queue = write_queue(tmp_path / "patches", {"shared/new.patch": NEW})
+    apply(tree, queue)
+    check_patched(tree, queue)
+    assert not apply(tree, queue).changed
     revert(tree)
     assert read_tree(tree) == FILES
 

@@ -93,10 +93,10 @@ def survey(tree: Tree) -> Survey:
         return Survey(Condition.PRISTINE)
     found = {path: tree.digest(path) for path in state.files}
     patched = {path for path, known in state.files.items() if found[path] == known.patched}
-    added = {path for path, known in state.files.items() if known.pristine == ABSENT}
+    own = {path for path, known in state.files.items() if known.pristine != ABSENT}
     edited = tuple(path for path, known in state.files.items() if found[path] not in (known.pristine, known.patched))
-    replaced = patched <= added and (state.release != tree.release or not edited)
-    if replaced:
+    replaced = own and not own & patched
+    if replaced and (state.release != tree.release or not edited):
         left = {path: state.files[path] for path in state.files if path in patched}
         return Survey(Condition.PRISTINE, dataclasses.replace(state, files=left))
     if edited:

@@ -13,6 +13,9 @@ from benchmark.common.prompts import write_prompts
 from benchmark.common.server import Server
 from benchmark.common.variant import Variant
 
+LEAST_OUTPUT = 4
+"""Of bench_serving's `custom` dataset, in tokens."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -25,6 +28,8 @@ class Workload:
         requests: prompts a run, `concurrency` of them at a time.
         input_tokens, output_tokens: lengths of a prompt and of its greedy continuation.
         seed: chooses the prompts; round r has seed + r, and so prompts of its own.
+
+    Raises ValueError for fewer output tokens than bench_serving takes.
     """
 
     model: Path
@@ -35,6 +40,10 @@ class Workload:
     input_tokens: int = 8
     output_tokens: int = 32
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.output_tokens < LEAST_OUTPUT:
+            raise ValueError(f"output tokens {self.output_tokens}: allowed is at least {LEAST_OUTPUT}")
 
     @classmethod
     def read(cls, recorded: Mapping[str, Any]) -> "Workload":

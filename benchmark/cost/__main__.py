@@ -11,9 +11,12 @@ import re
 from collections.abc import Sequence
 
 from benchmark.common.command import Parser, folder, one_line_errors, policy
+from benchmark.common.comparison import is_measured
+from benchmark.common.comparison import measure as measure_rounds
 from benchmark.common.large_model import make
-from benchmark.common.paths import BUILD, LARGE
+from benchmark.common.paths import BUILD, LARGE, TEXTS
 from benchmark.common.record import Record
+from benchmark.common.rounds import Workload, serve
 from benchmark.common.variant import BASELINE, SPELLING, parse_plan, parse_variant
 from benchmark.cost.report import ROUTING, STEP, shape_key, tabulate_cost
 
@@ -38,8 +41,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", type=folder, default=LARGE, help="whose decode step is the measure (default: large)")
     parser.add_count("rows", 16, "rows of the step, requests of the server")
     parser.add_count("rounds", 100, "calls and steps timed of each policy")
-    parser.add_count("step_tokens", 32, "decode steps timed in the server")
-    parser.add_count("step_rounds", 3, "how often")
+    parser.add_argument("--texts", type=folder, default=TEXTS, help="*.txt for prompts (default: the trained model's)")
+    parser.add_count("step_tokens", 32, "tokens a request of that server")
+    parser.add_count("step_rounds", 5, "batches of that server")
     parser.add_record(BUILD / "cost")
     args = parser.parse_args(argv)
     for text in args.policies:
@@ -56,7 +60,6 @@ def measure(args: argparse.Namespace, record: Record) -> None:
     import torch
 
     from benchmark.cost.selection import time_selection
-    from benchmark.cost.step import time_decode_step
 
     torch.set_num_threads(1)
     for shape in args.shapes:
@@ -64,14 +67,22 @@ def measure(args: argparse.Namespace, record: Record) -> None:
             print(f"select() on {shape}", flush=True)
             rows, experts = map(int, shape.split("x"))
             record.add(shape_key(shape), seconds=time_selection(rows, experts, args.policies, args.rounds))
-    if args.model == LARGE and not (STEP in record and ROUTING in record):
-        make()
-    if STEP not in record:
-        seconds = time_decode_step(args.model, args.rows, args.step_tokens, args.step_rounds)
-        record.add(STEP, seconds=seconds, rows=args.rows)
+    if not is_measured(record, STEP):
+        measure_step(args, record)
     if ROUTING not in record:
         print("routing a decode step", flush=True)
         measure_routing(args, record)
+
+
+def measure_step(args: argparse.Namespace, record: Record) -> None:
+    """Serve the model without a policy, in full batches."""
+    if args.model == LARGE:
+        make()
+    counts = {"requests": args.rows, "concurrency": args.rows, "output_tokens": args.step_tokens}
+    workload = Workload(args.model, args.texts, rounds=args.step_rounds, **counts)
+    variants = [parse_variant(BASELINE)]
+    with serve(args.model, variants) as servers:
+        measure_rounds(record, STEP, workload, variants, servers)
 
 
 def measure_routing(args: argparse.Namespace, record: Record) -> None:

@@ -35,9 +35,11 @@ EXPERIMENTS = {
         Experiment("serving", "benchmark.serving", "serving", 7, ("vanilla", POLICY, *SERVED)),
         Experiment("quality", "benchmark.quality", "quality", 7, (POLICY, *TEXT, "--steps", "8")),
         Experiment("speculation", "benchmark.speculation", "speculation", 8, ("xshare", *SERVED, *LOSS)),
-        Experiment("cost", "benchmark.cost", "cost", 4, (POLICY, "--rounds", "2", "--step-tokens", "2")),
+        Experiment(
+            "cost", "benchmark.cost", "cost", 4, (POLICY, "--rounds", "2", "--step-rounds", "1", "--step-tokens", "4")
+        ),
         Experiment("demo", "benchmark.demo", "demo", 5, (*SERVED, *LOSS)),
-        Experiment("findings", "benchmark.quality.findings", "quality/findings", 10, ("overlap", *TEXT)),
+        Experiment("findings", "benchmark.quality.findings", "quality/findings", 6, ("overlap", *TEXT)),
     )
 }
-"""In the order of a whole run, 40 minutes."""
+"""In the order of a whole run."""

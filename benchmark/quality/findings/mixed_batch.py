@@ -15,7 +15,7 @@ BY_REQUEST = tuple(
     for keys in ("k0=1,add=0,add_per_request=4", "k0=1,add=0,add_per_request=5", "k0=2,add=0,add_per_request=4")
 )
 BY_BATCH = tuple(f"xshare:k0=1,add={add}" for add in (8, 16, 24))
-RUNGS = tuple(f"xshare:k0=1,add={add}" for add in range(6, 25, 2))
+RUNGS = tuple(f"xshare:k0=1,add={add}" for add in range(6, 25))
 
 
 @dataclass(frozen=True)

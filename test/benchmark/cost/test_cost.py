@@ -1,18 +1,30 @@
 """What selection costs: the table's arithmetic, and a real run, small, whose policies really route."""
 
 import json
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from benchmark.common.command import one_line_errors
+from benchmark.common.evidence import Evidence
 from benchmark.common.record import read_record
+from benchmark.common.rounds import Series, Workload
 from benchmark.common.variant import parse_variant
 from benchmark.cost.__main__ import main
-from benchmark.cost.report import ROUTING, STEP, UPSTREAM, added_share, shape_key, tabulate_cost
+from benchmark.cost.report import ROUTING, STEP, UPSTREAM, added_share, shape_key, step_seconds, tabulate_cost
+
+
+def step_of(tpot_ms):
+    """The decode step's point, of one round."""
+    result = {"output_throughput": 1.0, "median_tpot_ms": tpot_ms, "median_ttft_ms": 5.0, "accept_length": None}
+    series = Series(parse_variant("vanilla"), ["launch"], [result], [Evidence(None, None, None, 0, 1)])
+    return {"workload": asdict(Workload(Path("m"), Path("t"), rounds=1)), "series": [asdict(series)]}
+
 
 POINTS = {
     shape_key("16x64"): {"seconds": {UPSTREAM: [2e-5, 3e-5, 4e-5], "xshare": [9e-5, 6e-5, 3e-5], "moe-spec": [3e-4]}},
-    STEP: {"seconds": 0.05},
+    STEP: step_of(50.0),
     ROUTING: {
         "seconds": {"vanilla": [4e-4, 3e-4, 9e-4], "xshare": [8e-4, 1e-3, 9e-4]},
         "rows": 16,
@@ -68,7 +80,7 @@ def test_bad_input_is_one_line(args, message):
 
 def test_a_small_run_from_end_to_end(tiny_model, tmp_path, capsys):
     policies = ["xshare:k0=1,add=8", "moe-spec:budget=32"]
-    sizes = ["--shapes", "4x16", "8x64", "--rounds", "2", "--step-tokens", "2", "--step-rounds", "1", "--rows", "4"]
+    sizes = ["--shapes", "4x16", "8x64", "--rounds", "2", "--step-tokens", "4", "--step-rounds", "1", "--rows", "4"]
     arguments = [*policies, *sizes, "--model", str(tiny_model), "--out", str(tmp_path)]
     main(arguments)
     record = read_record(tmp_path / "cost.json", "cost")
@@ -77,7 +89,7 @@ def test_a_small_run_from_end_to_end(tiny_model, tmp_path, capsys):
     assert list(points["select 8x64"]["seconds"]) == [UPSTREAM, *policies]
     assert all(len(spent) == 2 and min(spent) > 0 for spent in points["select 8x64"]["seconds"].values())
     assert list(points[ROUTING]["seconds"]) == ["vanilla", "xshare:k0=1,add=8"]
-    assert 0 < points[STEP]["seconds"] < 10
+    assert 0 < step_seconds(points) < 10
     assert "moe-spec without speculative decoding" in capsys.readouterr().out
     main([*arguments, "--resume"])  # measures nothing, or it would take as long again
     assert json.loads((tmp_path / "cost.json").read_text()) == record

@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmark.common.command import one_line_errors
 from benchmark.common.record import read_record
 from benchmark.serving import __main__ as command
 from benchmark.serving.report import KEY
@@ -13,11 +14,12 @@ from benchmark.serving.report import KEY
         (["vanilla", "vanilla"], "policies vanilla vanilla: each may be given once"),
         (["XShare"], "argument policies: policy 'XShare': allowed is NAME"),
         (["--model", "/nowhere"], "argument --model: /nowhere is no folder"),
+        (["--output-tokens", "3", "--model", "."], "output tokens 3: allowed is at least 4"),
         (["--requests", "none"], "argument --requests: 'none': allowed is a whole number above 0"),
     ],
 )
 def test_bad_input_is_one_line(args, message):
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit) as stop, one_line_errors("serving"):
         command.main(args)
     assert message in str(stop.value.code)
     assert "\n" not in str(stop.value.code)

@@ -3,15 +3,15 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__
+
 if TYPE_CHECKING:
     from .plan import SelectionPlan
     from .policies import build_plan
     from .selection import select
     from .types import Batch, Router, RunnerSlots, Selection
 
-__version__ = "0.1.0"
-
-__all__ = ["Batch", "Router", "RunnerSlots", "Selection", "SelectionPlan", "build_plan", "select"]
+__all__ = ["Batch", "Router", "RunnerSlots", "Selection", "SelectionPlan", "__version__", "build_plan", "select"]
 
 _MODULES = {
     "Batch": "types",

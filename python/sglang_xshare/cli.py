@@ -8,8 +8,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from . import __version__
 from .patching.cli import add_parser as add_patch_parser
+from .version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -79,12 +79,14 @@ def serve(
     args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     deadline: float | None = None,
+    program: str = "sglang.launch_server",
 ) -> Iterator[list[Server]]:
     """Every variant's server, started side by side and ready. They are stopped whatever happens.
 
     Args:
         args, env: further flags and environment variables of all of them.
         deadline: seconds until they must answer; without, what so many need that share the cores.
+        program: the module that serves.
     """
     with ExitStack() as stack:
         servers = []
@@ -95,6 +97,7 @@ def serve(
                 env=env,
                 name=variant.policy or "off",
                 deadline=deadline or 180.0 + 60.0 * len(variants),
+                program=program,
             )
             stack.callback(server.stop)
             server.start()

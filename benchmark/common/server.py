@@ -65,7 +65,7 @@ def free_port() -> int:
 
 
 class Server:
-    """`python -m sglang.launch_server` in a session of its own; on leaving the context nothing of it is left.
+    """`python -m sglang.launch_server`, or another `program`, in a session of its own, of which nothing is left.
 
     Args:
         model: the checkpoint's folder.
@@ -75,6 +75,7 @@ class Server:
         env: further environment variables.
         name: used in progress lines and for the log file build/logs/<name>-<port>.log.
         deadline: seconds until the server must answer.
+        program: the module that serves.
 
     Raises:
         ServerError: on start, when the server exits or the deadline passes; it carries the log.
@@ -89,13 +90,14 @@ class Server:
         env: Mapping[str, str] | None = None,
         name: str = "server",
         deadline: float = 240.0,
+        program: str = "sglang.launch_server",
     ) -> None:
         self.name = name
         self.deadline = deadline
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = LOGS / f"{name}-{self.port}.log"
-        self.command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)]
+        self.command = [sys.executable, "-m", program, "--model-path", str(model)]
         self.command += ["--port", str(self.port), *args]
         for flag, value in (COMMON_ARGS | ({} if has_gpu() else CPU_ARGS)).items():
             if flag not in args:

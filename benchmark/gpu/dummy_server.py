@@ -29,8 +29,9 @@ MXFP4_SCALE = 127 - 10
 def initialize(model: nn.Module, seed: int = 1234) -> None:
     """Redraw the tensors, on whatever device, that decide where rows go; the others stay as upstream drew them."""
     routers = {id(tensor) for module in model.modules() for tensor in _router_weights(module)}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        generator = torch.Generator(tensor.device).manual_seed(seed)
+    for number, (name, tensor) in enumerate(model.state_dict(keep_vars=True).items()):
+        # Of one seed, the first expert of every router would be the direction that all embeddings share.
+        generator = torch.Generator(tensor.device).manual_seed(seed + number)
         with torch.no_grad():
             if id(tensor) in routers:
                 tensor.copy_(_normal(tensor, generator) * tensor.shape[-1] ** -0.5)

@@ -15,6 +15,7 @@ from benchmark.gpu.models import write_model, write_texts
 
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 256
 START_LIMIT = 420.0  # seconds; the first start compiles kernels
+DUMMY_SERVER = "benchmark.gpu.dummy_server"
 SERVER_ARGS = (
     *(
         "--load-format",
@@ -42,7 +43,8 @@ def serve_dummies(
     name: str, variants: Sequence[Variant], args: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> Iterator[list[Server]]:
     """A server of the model `name` for every variant, ready; stopped whatever happens."""
-    with serve(write_model(name), variants, [*runner_args(name), *SERVER_ARGS, *args], env, START_LIMIT) as servers:
+    flags = [*runner_args(name), *SERVER_ARGS, *args]
+    with serve(write_model(name), variants, flags, env, START_LIMIT, DUMMY_SERVER) as servers:
         yield servers
 
 

@@ -69,7 +69,8 @@ def test_rows_agree_as_those_of_a_real_batch(gate):
             "gpt-oss-120b",
             {"num_hidden_layers": 4, "intermediate_size": 64, "vocab_size": 2048, "hidden_size": 256}
             | {"num_attention_heads": 4, "num_key_value_heads": 2, "quantization_config": None}
-            | {"layer_types": ["sliding_attention", "full_attention"] * 2, "eos_token_id": 0, "pad_token_id": 0},
+            | {"layer_types": ["sliding_attention", "full_attention"] * 2, "eos_token_id": 0, "pad_token_id": 0}
+            | {"dtype": "float32"},  # attention takes it from there
             TRITON_ATTENTION,
             INTERPRETED,
             GPT_OSS,

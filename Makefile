@@ -43,8 +43,8 @@ records: patch  ## measure all that a CPU can from one clean commit, 40 minutes 
 	$(PYTHON) -m benchmark.records $(RECORDS_ARGS)
 
 EXPERIMENT ?= all
-gpu:            ## on an NVIDIA GPU: check, time and tabulate everything; one part: EXPERIMENT=layer, its MODELS=...
-	@scripts/gpu.sh $(EXPERIMENT) $(MODELS)
+gpu:            ## on an NVIDIA GPU: check, time and tabulate everything; QUICK=1: for 8 minutes, then again; one part: EXPERIMENT=layer, its PARTS=...
+	@scripts/gpu.sh $(EXPERIMENT) $(PARTS)
 
 gpu-bundle:     ## fill .gpu/ for a GPU machine that can install nothing: FROM=folder with SGLang's archive
 	@FROM=$(FROM) scripts/gpu_bundle.sh

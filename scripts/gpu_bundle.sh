@@ -10,7 +10,7 @@ LIMIT_MIB=64  # what may travel to such a machine, together with the checkout
 if [[ -n $FROM ]]; then
     [[ -f $FROM/site.tar.xz ]] || { echo "gpu-bundle: FROM=$FROM: no site.tar.xz there; needed is a folder with the archive of SGLang" >&2; exit 1; }
     mkdir -p .gpu
-    for name in site.tar.xz fi_distinfo.tar.xz tvmcache.tar.xz; do
+    for name in site.tar.xz fi_distinfo.tar.xz tvmcache.tar.xz common_ops_unmodified.so.xz; do
         if [[ -f $FROM/$name ]]; then cp "$FROM/$name" .gpu/; fi
     done
 elif [[ ! -f .gpu/site.tar.xz ]]; then

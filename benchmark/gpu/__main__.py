@@ -1,38 +1,49 @@
-"""One experiment of the run on a GPU, or the table of what all of them left: `scripts/gpu.sh` calls it."""
+"""The run on a GPU, one experiment of it, or the table of what it left: `scripts/gpu.sh` calls it."""
 
 import sys
 from importlib import import_module
 from pathlib import Path
 
-from benchmark.common.command import Parser, one_line_errors
-from benchmark.common.record import Record
-from benchmark.common.server import has_gpu
-from benchmark.gpu.table import EXPERIMENTS, show_table
-from benchmark.gpu.tune import POLICY, write_configs
+try:
+    from benchmark.common.command import Parser, one_line_errors, positive
+    from benchmark.common.record import Record
+    from benchmark.common.server import has_gpu
+    from benchmark.gpu.bring_back import unpack
+    from benchmark.gpu.run import STEPS, Step, run
+    from benchmark.gpu.table import EXPERIMENTS, show_table
+    from benchmark.gpu.tune import POLICY, write_configs
+except ModuleNotFoundError as error:
+    sys.exit(f"gpu: {error}; `make gpu-bundle` packs what a machine without a package index lacks")
 
 NO_GPU = "gpu: no NVIDIA GPU answers here; nothing was measured"
 
 
 def main() -> int:
-    """Run the experiment, continuing its record; returns 2 without a GPU. The table needs none."""
+    """Run, continuing the records. Returns 2 without a GPU, which only the table does without; 1 if a step failed."""
     parser = Parser("benchmark.gpu", __doc__)
-    parser.add_argument("experiment", choices=[*EXPERIMENTS, "table"])
-    parser.add_argument("models", nargs="*", help="only these models, in experiments that measure several")
+    parser.add_argument("what", choices=["run", *EXPERIMENTS, "table"])
+    parser.add_argument("parts", nargs="*", help="only these parts of the experiment; of run: EXPERIMENT [PART...]")
     parser.add_argument("--policy", help=f"what experiment tune tunes for, such as {POLICY} (the default)")
+    parser.add_argument("--limit", type=positive, metavar="SECONDS", help="of the whole run (default: none)")
     parser.add_argument("--out", type=Path, required=True, help="folder of the records")
     args = parser.parse_args()
-    if args.policy is not None and args.experiment != "tune":
-        raise ValueError(f"--policy {args.policy}: experiment {args.experiment} takes none; allowed is experiment tune")
-    if args.experiment == "table":
+    if args.policy is not None and args.what not in ("run", "tune"):
+        raise ValueError(f"--policy {args.policy}: experiment {args.what} takes none; allowed is experiment tune")
+    if args.what == "table":
+        unpack(args.out)
         show_table(args.out)
         write_configs(args.out)
         return 0
     if not has_gpu():
         print(NO_GPU, file=sys.stderr)
         return 2
-    record = Record(args.out, args.experiment, [*parser.prog.split(), *sys.argv[1:]])
+    command = [*parser.prog.split(), *sys.argv[1:]]
+    if args.what == "run":
+        steps = [Step(args.parts[0], tuple(args.parts[1:]))] if args.parts else STEPS
+        return 0 if run(args.out, command, steps, args.limit, args.policy) else 1
     options = {} if args.policy is None else {"policy": args.policy}
-    import_module(f"benchmark.gpu.{args.experiment}").measure(record, args.models, **options)
+    record = Record(args.out, args.what, command)
+    import_module(f"benchmark.gpu.{args.what}").measure(record, args.parts, **options)
     return 0
 
 

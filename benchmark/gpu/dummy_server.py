@@ -85,9 +85,6 @@ def install() -> None:
     loader.initialize_dummy_weights = initialize_dummy_weights
 
 
-install()
-
-
 def main() -> None:
     """What `python -m sglang.launch_server` does: that module must not become the main one, which is imported anew."""
     from sglang.launch_server import run_server

@@ -27,16 +27,16 @@ GAIN_BARS = {("qwen3-30b-a3b", "oea:k0=3"): 39.0, ("qwen3-30b-a3b", "oea:k0=5"):
 BANDWIDTH_BAR, BANDWIDTH_AT = 80.0, 24
 
 
-def measure(record: Record, models: Sequence[str]) -> None:
+def measure(record: Record, parts: Sequence[str]) -> None:
     """Time every point that the record lacks."""
-    for name in models or SHAPES:
+    for name in parts or SHAPES:
         if name not in SHAPES:
-            raise ValueError(f"model {name}: allowed in experiment layer is {', '.join(SHAPES)}")
+            raise ValueError(f"part {name}: allowed in experiment layer is {', '.join(SHAPES)}")
     from benchmark.gpu.timing import measure_copy_bandwidth
 
     if "copy" not in record:
         record.add("copy", gb_per_s=measure_copy_bandwidth())
-    for name in models or SHAPES:
+    for name in parts or SHAPES:
         _measure_shape(record, name)
 
 
@@ -58,7 +58,7 @@ def active_key(active: int) -> str:
 
 
 def _measure_shape(record: Record, name: str) -> None:
-    from benchmark.common.variant import parse_variant
+    from benchmark.common.variant import parse_plan
     from benchmark.gpu import moe_layer
     from benchmark.gpu.timing import time_graph
     from sglang_xshare import Router, build_plan, select
@@ -73,10 +73,9 @@ def _measure_shape(record: Record, name: str) -> None:
             record.add(key, active=active, us=us, expert_bytes=shape.expert_bytes)
             print(f"{key}: {us:.1f} us", flush=True)
     logits = moe_layer.draw_logits(shape, ROWS, "cuda")
-    for policy in POLICIES:
+    plans = {policy: None if policy == "off" else parse_plan(policy) for policy in POLICIES}
+    for policy, plan in plans.items():
         key = f"{name}/{policy}"
-        variant = parse_variant(policy)
-        plan = build_plan(variant.policy, **variant.keys) if variant.policy else None
         if key not in record:
             chosen = [select(one, plan or build_plan("vanilla"), Router(top_k=shape.top_k)).active for one in logits]
             mean = sum(int(one.sum()) for one in chosen) / shape.layers
@@ -84,6 +83,8 @@ def _measure_shape(record: Record, name: str) -> None:
             us = time_graph(partial(layers.run, moe_layer.model_router(logits, config))) / shape.layers
             record.add(key, active=mean, us=us)
             print(f"{key}: {us:.1f} us, {mean:.1f} active experts", flush=True)
+    for policy, plan in plans.items():  # last: a runner that does not take them costs no other point
+        key = f"{name}/{policy}"
         if plan is not None and key + SORTED not in record:
             us, same = _time_sorted(layers, shape, logits, plan)
             record.add(key + SORTED, active=record.points[key]["active"], us=us / shape.layers, same=same)

@@ -1,6 +1,7 @@
 """Checkpoints without weights: the configurations of real models, to be served with `--load-format dummy`.
 
-Speed is that of the real shape. The weights are random, so routing is near uniform and quality means nothing.
+Speed is that of the real shape. The weights are random, so quality means nothing; `dummy_server` gives their routers a
+spread.
 """
 
 import json

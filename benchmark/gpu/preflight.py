@@ -1,33 +1,142 @@
-"""Whether upstream's compiled kernels run on this GPU at all, and right: three of them, against plain torch.
+"""What has to hold before minutes are spent on a GPU: packages, patch, compiler, kernels that run and are right.
 
-python -m benchmark.gpu.preflight
+    python -m benchmark.gpu.preflight [CHECK...]
+
+`check_all` runs each check in a process of its own, so that one that crashes or hangs stops no other. Nothing but the
+standard library is imported before a check runs: a package that is missing is named in one line.
 """
 
+from __future__ import annotations
+
+import lzma
+import os
+import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
+    from benchmark.common.record import Record
+    from benchmark.gpu.table import Row
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT = 150.0  # seconds for all of them together: first imports and first compilations
+PUBLISHED = ROOT / ".gpu" / "common_ops_unmodified.so.xz"
+"""sgl_kernel's kernels as they were published, for an archive whose own were slimmed."""
+TWO_LAUNCHES = {"SGLANG_XSHARE_TWO_LAUNCHES": "1"}
+MODULES = (
+    "sglang.launch_server",
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.models.qwen3_moe",
+    "sglang.srt.models.gpt_oss",
+    "sglang.srt.models.llama_eagle3",
+    "sglang.benchmark.serving",
+    "sglang.bench_serving",
+    "sglang_xshare.cli",
+    "unidiff",
+    "benchmark.gpu.__main__",
+    "pytest_timeout",
+)
 ROWS, HIDDEN, EXPERTS, TOP_K, BLOCK = 16, 2048, 128, 8, 16
+GRAPH_ROWS = 32  # x 128 experts: four programs, and so a cooperative launch
 
 
-def main() -> int:
-    """Run the checks. Returns 1 after the first that fails, named in one line."""
-    for name, check in CHECKS.items():
+def check_imports() -> None:
+    """Everything that servers, benchmarks and tests import."""
+    wrong: dict[str, str] = {}
+    for module in MODULES:
         try:
-            right = check()
+            import_module(module)
+        except ModuleNotFoundError as error:
+            wrong.setdefault(str(error.name), f"{module} needs {error.name}, which is not installed")
+        except Exception as error:  # a library of another CUDA, say
+            wrong.setdefault(module, f"{module}: {type(error).__name__}: {error}")
+    if wrong:
+        raise RuntimeError("; ".join(wrong.values()))
+
+
+def check_patch() -> None:
+    """SGLang carries the patch queue of this checkout."""
+    from sglang_xshare.patching.status import check_patched
+
+    check_patched()
+
+
+def check_nvcc() -> None:
+    """CUDA's compiler: SGLang builds some kernels when a server starts."""
+    home = os.environ.get("CUDA_HOME")
+    if not shutil.which("nvcc") and not (home and (Path(home) / "bin" / "nvcc").exists()):
+        raise RuntimeError("no nvcc on the PATH or in CUDA_HOME; servers compile kernels with it when they start")
+
+
+def check_upstream() -> None:
+    """Upstream's compiled kernels run on this GPU, and answer as plain torch does."""
+    for name, is_right in UPSTREAM.items():
+        try:
+            right = is_right()
         except Exception as error:  # whatever a kernel that cannot load or launch raises
-            print(f"preflight: {name}: {' '.join(str(error).split())[:300]}", file=sys.stderr)
-            return 1
+            raise RuntimeError(f"{name}: {type(error).__name__}: {error}") from None
         if not right:
-            print(f"preflight: {name}: another answer than torch's", file=sys.stderr)
-            return 1
-    print(f"preflight: {', '.join(CHECKS)} run on {torch.cuda.get_device_name()}")
-    return 0
+            raise RuntimeError(f"{name}: another answer than torch's")
 
 
-def check_rmsnorm() -> bool:
+def check_selection(device: str = "cuda", backend: str = "triton") -> None:
+    """Our kernel, captured once in a CUDA graph and replayed for three batches with padding, against the reference."""
+    import torch
+
+    from sglang_xshare import Batch, Router, Selection, build_plan, select
+
+    plan, router = build_plan("xshare", k0=1, add=24), Router(top_k=TOP_K)
+    logits = torch.zeros(GRAPH_ROWS, EXPERTS, dtype=torch.bfloat16, device=device)
+    valid = torch.ones(GRAPH_ROWS, dtype=torch.bool, device=device)
+
+    def run(backend: str = backend) -> Selection:
+        return select(logits, plan, router, Batch(valid), backend=backend)
+
+    replay = _capture(run, device)
+    for seed, live in enumerate((GRAPH_ROWS, GRAPH_ROWS - 3, 1)):
+        logits.copy_(torch.randn(logits.shape, generator=torch.Generator().manual_seed(seed)))
+        valid.copy_(torch.arange(GRAPH_ROWS) < live)
+        found, expected = replay(), run("reference")
+        for field in ("topk_ids", "selected", "active", "vanilla_active"):
+            if not torch.equal(getattr(found, field), getattr(expected, field)):
+                raise RuntimeError(f"{field} of {live} rows in a graph of {GRAPH_ROWS}: not the reference's")
+
+
+def _capture(run: Callable[[], Any], device: str) -> Callable[[], Any]:
+    """A replay, which returns the answer; without a GPU the call itself."""
+    if device == "cpu":
+        return run
+    import torch
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        answer = run()
+
+    def replay() -> Any:
+        graph.replay()
+        torch.cuda.synchronize()
+        return answer
+
+    return replay
+
+
+def is_rmsnorm_right() -> bool:
     """`sgl_kernel.rmsnorm`, as every layer calls it."""
+    import torch
+
     import sgl_kernel
 
     norm: Callable[..., torch.Tensor] = vars(sgl_kernel)["rmsnorm"]  # not in the stand-in for the CPU
@@ -36,8 +145,10 @@ def check_rmsnorm() -> bool:
     return torch.allclose(norm(hidden, weight, 1e-6).float(), expected, rtol=2e-2, atol=2e-2)
 
 
-def check_router() -> bool:
+def is_router_right() -> bool:
     """Upstream's fused softmax and top-k."""
+    import torch
+
     from benchmark.gpu.moe_layer import publish_arguments
 
     publish_arguments()
@@ -48,8 +159,9 @@ def check_router() -> bool:
     return torch.equal(routed.topk_ids.long().sort(1).values, logits.topk(TOP_K).indices.sort(1).values)
 
 
-def check_alignment() -> bool:
+def is_alignment_right() -> bool:
     """`moe_align_block_size`, which sorts tokens by expert for the Triton runner."""
+    import torch
     from sglang.srt.layers.moe.moe_runner.triton_utils import moe_align_block_size
 
     ids = torch.randn(ROWS, EXPERTS, device="cuda").topk(TOP_K).indices.int()
@@ -58,11 +170,121 @@ def check_alignment() -> bool:
     return int(padded) == int(expected.sum())
 
 
-CHECKS: dict[str, Callable[[], bool]] = {
-    "rmsnorm": check_rmsnorm,
-    "router": check_router,
-    "alignment": check_alignment,
+UPSTREAM = {"rmsnorm": is_rmsnorm_right, "router": is_router_right, "alignment": is_alignment_right}
+CHECKS: dict[str, Callable[[], None]] = {
+    "imports": check_imports,
+    "patch": check_patch,
+    "nvcc": check_nvcc,
+    "upstream": check_upstream,
+    "selection": check_selection,
 }
 
+
+def check_all(record: Record) -> None:
+    """Run every check that the record does not hold as passed, side by side, and keep what came out.
+
+    Where upstream's kernels fail, the published ones are unpacked and tried. Where our kernel fails, it is tried in two
+    launches; if those pass, every step runs with them.
+    """
+    missing = [name for name in CHECKS if not record.points.get(check_key(name), {}).get("passed")]
+    reasons = run_checks(missing)
+    if reasons.get("upstream") and unpack_published():
+        reasons |= run_checks(["upstream"])
+    for name in missing:
+        record.add(check_key(name), passed=reasons[name] is None, reason=reasons[name])
+    if reasons.get("selection") and run_checks(["selection"], TWO_LAUNCHES)["selection"] is None:
+        record.add(check_key("selection"), passed=True, reason=reasons["selection"], env=TWO_LAUNCHES)
+
+
+def run_checks(
+    names: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = TIMEOUT
+) -> dict[str, str | None]:
+    """Name -> why it failed, or None. Each runs in a process of its own."""
+    from benchmark.common.server import die_with_parent
+
+    command = [sys.executable, "-W", "ignore", "-m", "benchmark.gpu.preflight"]
+    end = monotonic() + timeout
+    running = {
+        name: subprocess.Popen(
+            [*command, name],
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        for name in names
+    }
+    reasons = {name: _wait(name, process, max(end - monotonic(), 0.1)) for name, process in running.items()}
+    for name, reason in reasons.items():
+        print(f"preflight: {name}: {reason or 'passed'}", flush=True)
+    return reasons
+
+
+def _wait(name: str, process: subprocess.Popen[str], timeout: float) -> str | None:
+    try:
+        printed = process.communicate(timeout=timeout)[1]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return "no answer in time"
+    if process.returncode == 0:
+        return None
+    said = [line for line in printed.splitlines() if line.startswith(f"preflight: {name}: ")]
+    return said[-1].removeprefix(f"preflight: {name}: ") if said else f"ended with status {process.returncode}"
+
+
+def unpack_published() -> bool:
+    """Put the published kernels in place of the archive's; False where there are none."""
+    site = find_spec("sgl_kernel")
+    if site is None or site.origin is None or not PUBLISHED.exists():
+        return False
+    print("preflight: unpacking the published kernels of sgl_kernel", flush=True)
+    with lzma.open(PUBLISHED) as packed, (Path(site.origin).parent / "sm90" / "common_ops.abi3.so").open("wb") as file:
+        shutil.copyfileobj(packed, file)
+    return True
+
+
+def rows(points: Mapping[str, Any]) -> list[Row]:
+    """Every check and how it ended."""
+    from benchmark.gpu.table import Row, check_row
+
+    found = []
+    for name, function in CHECKS.items():
+        point = points.get(check_key(name))
+        if point is not None:
+            what = f"{name}: {(function.__doc__ or '').partition(chr(10))[0].rstrip('.')}"
+            by_two = f"only with {' '.join(f'{key}={value}' for key, value in (point.get('env') or {}).items())}: "
+            found.append(
+                Row(what, by_two + point["reason"], "passed", False) if point.get("env") else check_row(what, point)
+            )
+    return found
+
+
+def check_key(name: str) -> str:
+    """A check's key in the record of the run."""
+    return f"check {name}"
+
+
+def main(names: Sequence[str]) -> int:
+    """Run these checks, or all, one after another; each that fails is one line on stderr, and the status is 1."""
+    status = 0
+    for name in names or CHECKS:
+        if name not in CHECKS:
+            print(f"preflight: check {name}: allowed is {', '.join(CHECKS)}", file=sys.stderr)
+            return 1
+        try:
+            CHECKS[name]()
+        except Exception as error:  # a check names what it found; anything else is a failure as well
+            text = " ".join(str(error).split())[:300] or type(error).__name__
+            print(f"preflight: {name}: {text}", file=sys.stderr)
+            status = 1
+        else:
+            print(f"preflight: {name}: passed")
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,23 +1,24 @@
 """Experiment `replay`: padding rows wake nothing when a CUDA graph is replayed, and counts follow the policy.
 
-First the tests that drive the stage in a graph of their own, then the live server: graphs of 8 rows only against one
-for every size, seven requests each. Last, what masking padding rows alone gains where upstream's graphs pad.
+Part `server` is the live server: graphs of 8 rows only against one for every size, seven requests each; then what
+masking padding rows alone gains where upstream's graphs pad. Part `tests` drives the stage in graphs of its own.
 """
 
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from benchmark.common.comparison import is_measured
 from benchmark.common.evidence import read_settled_totals, read_totals
-from benchmark.common.paths import ROOT
 from benchmark.common.record import Record
 from benchmark.common.server import Server
 from benchmark.common.variant import Variant, parse_variant
-from benchmark.gpu.serving import Gain, measure_rounds, serve_dummies
-from benchmark.gpu.table import Row, at_least
+from benchmark.gpu.checks import check, is_passed, run_tests
+from benchmark.gpu.serving import ROUNDS, Gain, measure_rounds, serve_dummies
+from benchmark.gpu.table import Row, check_row
 
+PARTS = ("server", "tests")
+TESTS = "test/benchmark/gpu/test_replay.py"
 MODEL = "qwen3-30b-a3b-12-layers"
 REQUESTS, TOKENS = 7, 64
 UPSTREAM_SIZES = ("--cuda-graph-bs-decode", *(str(n) for n in (1, 2, 4, 8, 12, 16)))
@@ -31,35 +32,26 @@ MASKING = [
     Variant("off", None, {}, UPSTREAM_SIZES),
     Variant("mask", None, {}, ("--mask-padding-experts", *UPSTREAM_SIZES)),
 ]
-MASKED_AT, ROUNDS = (9, 13), 3
+MASKED_AT = (9, 13)
 SPREAD = 0.05  # greedy continuations may part, since kernels of 7 and 8 rows round differently
 
 
-def measure(record: Record, models: Sequence[str]) -> None:
-    """Measure what the record lacks."""
-    if models:
-        raise ValueError(f"models {' '.join(models)}: experiment replay measures {MODEL} only; allowed is none")
-    if "tests" not in record:
-        _run_tests()
-        record.add("tests", passed=True)
-    if not all(name in record for name in LIVE):
-        with serve_dummies(MODEL, list(LIVE.values())) as servers:
-            for name, server in zip(LIVE, servers, strict=True):
-                record.add(name, **_count(server))
-    missing = [n for n in MASKED_AT if not is_measured(record, masking_key(n))]
-    if missing:
-        with serve_dummies(MODEL, MASKING) as servers:
-            for concurrency in missing:
-                measure_rounds(record, masking_key(concurrency), MODEL, MASKING, servers, concurrency, ROUNDS)
+def measure(record: Record, parts: Sequence[str]) -> None:
+    """Measure what the record lacks; a failed test is recorded, and raised."""
+    for part in parts:
+        if part not in PARTS:
+            raise ValueError(f"part {part}: allowed in experiment replay is {', '.join(PARTS)}")
+    if "server" in (parts or PARTS):
+        _measure_server(record)
+    if "tests" in (parts or PARTS) and not is_passed(record.points, "tests"):
+        reason = check(record, "tests", partial(run_tests, [TESTS]))
+        if reason:
+            raise RuntimeError(reason)
 
 
 def rows(points: Mapping[str, Any]) -> list[Row]:
     """What was tested, what the server counted, and the gain of masking."""
     found = []
-    if "tests" in points:
-        found.append(
-            Row("replays of 1..16 requests, decode and verify", "exactly the live rows' experts", "exactly", True)
-        )
     if all(name in points for name in LIVE):
         padded, exact, tighter = (points[name] for name in LIVE)
         text = f"{padded['rows']:.0f} in graphs of 8, {exact['rows']:.0f} in graphs of every size"
@@ -73,8 +65,10 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
     for concurrency in MASKED_AT:
         point = points.get(masking_key(concurrency))
         if point is not None:
-            percent = Gain.read(point).percent
-            found.append(at_least(f"masking alone, concurrency {concurrency}", percent, None, "% gain"))
+            found.append(Gain.read(point).row(f"masking alone, concurrency {concurrency}"))
+    if "tests" in points:
+        what = "replays of 1..16 requests, decode and verify"
+        found.append(check_row(what, points["tests"], "exactly the live rows' experts"))
     return found
 
 
@@ -83,10 +77,19 @@ def masking_key(concurrency: int) -> str:
     return f"masking/concurrency={concurrency}"
 
 
-def _run_tests() -> None:
-    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "test/benchmark/gpu/test_replay.py"]
-    if subprocess.run([sys.executable, *tests], cwd=ROOT).returncode != 0:
-        raise RuntimeError("test/benchmark/gpu/test_replay.py failed on this GPU; its output is above")
+def _measure_server(record: Record) -> None:
+    live = {name: one for name, one in LIVE.items() if name not in record}
+    missing = [n for n in MASKED_AT if not is_measured(record, masking_key(n))]
+    variants = [*live.values(), *(MASKING if missing else [])]
+    if not variants:
+        return
+    # All at once: five servers of twelve layers fit, and their start takes longer than what they are measured for.
+    with serve_dummies(MODEL, variants) as servers:
+        for name, server in zip(live, servers, strict=False):
+            record.add(name, **_count(server))
+        for concurrency in missing:
+            masked = servers[len(live) :]
+            measure_rounds(record, masking_key(concurrency), MODEL, MASKING, masked, concurrency, ROUNDS)
 
 
 def _count(server: Server) -> dict[str, float]:

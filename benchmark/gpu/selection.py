@@ -1,70 +1,69 @@
-"""Experiment `selection`: the kernels against the reference on this device, and their time beside upstream's router."""
+"""Experiment `selection`: the kernels against the reference on this device, and their time beside upstream's router.
 
-import subprocess
-import sys
+Part `kernels` holds ids to the reference's and times them; part `tests` runs the kernels' own tests, which compile for
+minutes.
+"""
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from typing import Any
 
-from benchmark.common.paths import ROOT
 from benchmark.common.record import Record
-from benchmark.gpu.table import Row
+from benchmark.gpu.checks import check, is_passed, run_tests
+from benchmark.gpu.table import Row, check_row
 
+PARTS = ("kernels", "tests")
 TESTS = ("test/selection/test_triton.py", "test/selection/test_slots.py", "test/stage/test_mask.py")
-WORKERS = 8
-"""Processes that test. Some 400 tests compile a kernel each: 1 to 9 s of a core, with Triton 3.6.0 on an EPYC."""
+NOT_UPSTREAM = ("-k", "not upstream")  # what upstream's kernels do is no question here
 TIME_BAR = 2.0  # times upstream's fused router on the same logits; ours does both
 
 
-def measure(record: Record, models: Sequence[str]) -> None:
-    """Run the tests of the kernels compiled for this device, hold their ids to the reference's, and time them."""
-    if models:
-        raise ValueError(f"models {' '.join(models)}: experiment selection knows no models; allowed is none")
+def measure(record: Record, parts: Sequence[str]) -> None:
+    """Measure what the record lacks. A failed check is recorded, does not stop the others, and is raised at the end."""
+    for part in parts:
+        if part not in PARTS:
+            raise ValueError(f"part {part}: allowed in experiment selection is {', '.join(PARTS)}")
+    failed: list[str | None] = []
+    if "kernels" in (parts or PARTS):
+        failed.append(_measure_kernels(record))
+    if "tests" in (parts or PARTS):
+        missing = [path for path in TESTS if not is_passed(record.points, path)]
+        failed += [check(record, path, partial(run_tests, [path], NOT_UPSTREAM)) for path in missing]
+    for reason in filter(None, failed):
+        raise RuntimeError(reason)
+
+
+def rows(points: Mapping[str, Any]) -> list[Row]:
+    """Exactness, and every time as a multiple of upstream's."""
+    found = []
+    if "cases" in points:
+        cases = points["cases"]
+        found.append(check_row("ids against the reference, bit for bit", cases, f"{cases.get('equal')} cases equal"))
+    found += _time_rows([point for point in points.values() if "us" in point])
+    return [*found, *(check_row(f"{path}, compiled", points[path]) for path in TESTS if path in points)]
+
+
+def _measure_kernels(record: Record) -> str | None:
+    """Returns why the ids' check failed, if it did."""
     from benchmark.gpu import kernels
 
-    if "tests" not in record:
-        run_tests(TESTS)
-        record.add("tests", passed=True)
     shapes = list(product(kernels.TIMED_ROWS, kernels.TIMED_EXPERTS, kernels.PLANS))
-    if "cases" not in record:
+
+    def hold_to_reference() -> dict[str, int]:
         cases = kernels.make_cases(kernels.PLANS)
         if (difference := kernels.check_all(cases, shapes)) is not None:
             raise RuntimeError(difference)
-        record.add("cases", equal=len(cases))
+        return {"equal": len(cases)}
+
+    failure = None if is_passed(record.points, "cases") else check(record, "cases", hold_to_reference)
     for rows, experts, policy in shapes:
         key = f"{policy}/{rows}x{experts}"
         if key not in record:
             record.add(key, **asdict(kernels.measure(rows, experts, policy)))
             print(f"{key}: {record.points[key]['us']:.2f} us", flush=True)
-
-
-def rows(points: Mapping[str, Any]) -> list[Row]:
-    """Exactness, and every time as a multiple of upstream's."""
-    found = [Row("tests of the Triton kernel, compiled", "passed", "passed", True)] if "tests" in points else []
-    if "cases" in points:
-        found.append(Row("ids against the reference", f"{points['cases']['equal']} cases equal", "bit for bit", True))
-    return [*found, *_time_rows([point for point in points.values() if "us" in point])]
-
-
-def run_tests(paths: Sequence[str]) -> None:
-    """Run the tests of these files side by side, all but those of upstream. Raises RuntimeError where one fails."""
-    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    listed = subprocess.run(
-        [*pytest, "--collect-only", "-k", "not upstream", *paths], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    tests = [line for line in listed.stdout.splitlines() if "::" in line]
-    if listed.returncode != 0 or not tests:
-        raise RuntimeError(f"{' '.join(paths)}: the tests could not be collected:\n{listed.stdout}")
-    running = [
-        subprocess.Popen([*pytest, *tests[i::WORKERS]], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        for i in range(min(WORKERS, len(tests)))
-    ]
-    outputs = [(process.communicate()[0], process.returncode) for process in running]
-    failed = [output for output, status in outputs if status != 0]
-    print("".join(failed) or f"{len(tests)} tests of the kernels passed, or were skipped", flush=True)
-    if failed:
-        raise RuntimeError("tests of the kernels failed on this GPU; their output is above")
+    return failure
 
 
 def _time_rows(times: Sequence[Mapping[str, Any]]) -> Iterator[Row]:

@@ -3,17 +3,28 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import sqrt
+from statistics import mean, stdev
 from typing import Any
 
-from benchmark.common.comparison import Comparison, format_experts, measure
+from benchmark.common.comparison import Comparison, format_experts, format_number, measure
 from benchmark.common.record import Record
 from benchmark.common.rounds import Workload, serve
 from benchmark.common.server import Server
 from benchmark.common.summary import Summary
 from benchmark.common.variant import Variant
+from benchmark.gpu.memory import check_memory
 from benchmark.gpu.models import write_model, write_texts
+from benchmark.gpu.table import Row, at_least
 
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 256
+LEAST_REQUESTS = 8
+ROUNDS = 3
+# Where the bar is a loss of 1 %, two standard errors have to stay below that. If the speed of one request varies by
+# s %, that of a round of m requests in turn varies by s / sqrt(m), the ratio of two such rounds by s * sqrt(2 / m), and
+# the mean of R ratios by s * sqrt(2 / (m R)): 2 s * sqrt(2 / (m R)) <= 1 asks for m R >= 8 s^2, 32 requests at s = 2.
+# No GPU has said yet what s is; 8 requests in 5 rounds do for s = 2.2, and the error beside each ratio tells.
+FINE_ROUNDS = 5
 START_LIMIT = 420.0  # seconds; the first start compiles kernels
 DUMMY_SERVER = "benchmark.gpu.dummy_server"
 SERVER_ARGS = (
@@ -42,7 +53,11 @@ RUNNER_ARGS = {
 def serve_dummies(
     name: str, variants: Sequence[Variant], args: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> Iterator[list[Server]]:
-    """A server of the model `name` for every variant, ready; stopped whatever happens."""
+    """A server of the model `name` for every variant, ready; stopped whatever happens.
+
+    Raises RuntimeError, before any is started, where the GPU has too little memory for all of them.
+    """
+    check_memory([name] * len(variants))
     flags = [*runner_args(name), *SERVER_ARGS, *args]
     with serve(write_model(name), variants, flags, env, START_LIMIT, DUMMY_SERVER) as servers:
         yield servers
@@ -67,7 +82,7 @@ def measure_rounds(
         model=write_model(name),
         texts=write_texts(name, INPUT_TOKENS),
         rounds=rounds,
-        requests=max(2 * concurrency, 4),
+        requests=max(2 * concurrency, LEAST_REQUESTS),
         concurrency=concurrency,
         input_tokens=INPUT_TOKENS,
         output_tokens=OUTPUT_TOKENS,
@@ -78,22 +93,39 @@ def measure_rounds(
 
 @dataclass(frozen=True)
 class Gain:
-    """What the second variant of a comparison is to the first."""
+    """What the second variant of a comparison is to the first; `ratios` of their output tokens a second, round by
+    round.
+    """
 
     off: Summary
     on: Summary
+    ratios: tuple[float, ...]
 
     @classmethod
     def read(cls, point: Mapping[str, Any]) -> "Gain":
         """Out of a record, where `measure_rounds` left it."""
-        return cls(*Comparison.read(point).summaries)
+        comparison = Comparison.read(point)
+        off, on = ([result["output_throughput"] for result in one.results] for one in comparison.series)
+        ratios = tuple(after / before for after, before in zip(on, off, strict=True))
+        return cls(comparison.summaries[0], comparison.summaries[1], ratios)
 
     @property
     def percent(self) -> float:
-        """Percent more output tokens a second: the median of the ratios within each round."""
-        return 100 * (self.on.paired_ratio.median - 1)
+        """Percent more output tokens a second: the mean of the rounds' ratios."""
+        return 100 * (mean(self.ratios) - 1)
+
+    @property
+    def error(self) -> float | None:
+        """Two standard errors of that, in percent; None after a single round."""
+        return 200 * stdev(self.ratios) / sqrt(len(self.ratios)) if len(self.ratios) > 1 else None
+
+    def row(self, what: str, bar: float | None = None) -> Row:
+        """The gain beside its bar."""
+        return at_least(f"{what}: {self}", self.percent, bar, "% gain", self.error)
 
     def __str__(self) -> str:
-        """Tokens a second before and after, and the active experts where the server counted them."""
+        """Tokens a second before and after; the active experts and the kept mass where the server counted them."""
         text = f"{self.off.throughput.median:.0f} -> {self.on.throughput.median:.0f} tokens/s"
-        return text if self.on.experts_after is None else f"{text}, {format_experts(self.on)} experts"
+        if self.on.experts_after is None:
+            return text
+        return f"{text}, {format_experts(self.on)} experts, kept mass {format_number(self.on.kept_mass, 3)}"

@@ -1,47 +1,68 @@
 """What was measured beside its bar: the table of a results folder, printed and written to summary.md."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from benchmark.common.machine import format_machine
 from benchmark.common.record import last_session, read_record
 from benchmark.common.table import Table
 
 EXPERIMENTS = ("selection", "layer", "server", "eagle3", "replay", "tune")
-"""In the order of a whole run. Each is the module of that name: `measure(record, models)` and `rows(points)`."""
+"""Each is the module of that name: `measure(record, parts)` and `rows(points)`."""
+RECORDS = ("run", *EXPERIMENTS)
+"""In the order of the table; `run` holds what was checked beforehand and how every step ended."""
 HEADINGS = ("experiment", "what", "measured", "bar", "")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line. `passed` is None where there is no bar."""
+    """One line. `passed` is None where there is no bar; `is_open`: the bar lies within the error of the measurement."""
 
     what: str
     measured: str
     bar: str = ""
     passed: bool | None = None
+    is_open: bool = False
 
     @property
     def verdict(self) -> str:
-        """ "pass", "miss", or nothing where there is no bar."""
-        return "" if self.passed is None else "pass" if self.passed else "miss"
+        """ "pass", "miss" or "open"; nothing where there is no bar."""
+        if self.passed is None:
+            return ""
+        return "open" if self.is_open else "pass" if self.passed else "miss"
 
 
-def at_least(what: str, value: float, bar: float | None, unit: str) -> Row:
-    """A value whose bar, if it has one, is a lower limit."""
+def at_least(what: str, value: float, bar: float | None, unit: str, error: float | None = 0.0) -> Row:
+    """A value whose bar, if it has one, is a lower limit. `error` is the value's, in its unit; None: it is unknown, and
+    no bar can be decided.
+    """
+    doubt = " ± unknown" if error is None else f" ± {error:.1f}" if error else ""
+    measured = f"{value:.1f}{doubt} {unit}"
     if bar is None:
-        return Row(what, f"{value:.1f} {unit}")
-    return Row(what, f"{value:.1f} {unit}", f"at least {bar:g} {unit}", value >= bar)
+        return Row(what, measured)
+    is_open = error is None or abs(value - bar) < error
+    return Row(what, measured, f"at least {bar:g} {unit}", value >= bar, is_open)
+
+
+def check_row(what: str, point: Mapping[str, Any], measured: str = "passed") -> Row:
+    """Of a check recorded as `passed`, else with its `reason`."""
+    return Row(what, measured if point["passed"] else str(point["reason"]), "passed", bool(point["passed"]))
 
 
 def list_rows(results: Path) -> list[tuple[str, Row]]:
-    """(experiment, row) of all that left a record in the folder. Raises ValueError for a broken record."""
+    """(experiment, row) of all that left a record in the folder; a record that cannot be read is a miss of its own."""
     found = []
     for experiment, path in _list_records(results).items():
-        points: Mapping[str, dict] = read_record(path, experiment)["points"]
-        found += [(experiment, row) for row in import_module(f"benchmark.gpu.{experiment}").rows(points)]
+        try:
+            points: Mapping[str, dict] = read_record(path, experiment)["points"]
+            rows = import_module(f"benchmark.gpu.{experiment}").rows(points)
+        except Exception as error:  # of one record; the table shows the others
+            rows = [Row("its record", f"{type(error).__name__}: {error}", "can be read", False)]
+        found += [(experiment, row) for row in rows]
     return found
 
 
@@ -57,11 +78,14 @@ def show_table(results: Path) -> None:
 
 
 def _list_records(results: Path) -> dict[str, Path]:
-    paths = {experiment: results / f"{experiment}.json" for experiment in EXPERIMENTS}
+    paths = {experiment: results / f"{experiment}.json" for experiment in RECORDS}
     return {experiment: path for experiment, path in paths.items() if path.exists()}
 
 
 def _describe(results: Path) -> str:
     """Where it was measured, from the records' last sessions: all of one folder come from one machine."""
-    sessions = [last_session(read_record(path)) for path in _list_records(results).values()]
-    return format_machine(max(sessions, key=lambda session: session["date"]))
+    sessions = []
+    for path in _list_records(results).values():
+        with suppress(ValueError):  # `list_rows` says so
+            sessions.append(last_session(read_record(path)))
+    return format_machine(max(sessions, key=lambda session: session["date"])) if sessions else "no record can be read"

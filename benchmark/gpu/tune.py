@@ -44,11 +44,11 @@ class Point:
 POINTS = (*(Point(rows) for rows in TOKENS), Point(ROWS, BANDWIDTH_AT))
 
 
-def measure(record: Record, models: Sequence[str], policy: str = POLICY) -> None:
+def measure(record: Record, parts: Sequence[str], policy: str = POLICY) -> None:
     """Tune every point that the record lacks. Raises ValueError for another policy than the record's."""
-    for name in models or SHAPES:
+    for name in parts or SHAPES:
         if name not in SHAPES:
-            raise ValueError(f"model {name}: allowed in experiment tune is {', '.join(SHAPES)}")
+            raise ValueError(f"part {name}: allowed in experiment tune is {', '.join(SHAPES)}")
     for rows in TOKENS:
         plan_at(policy, rows)
     recorded = record.points.get("policy", {}).get("policy", policy)
@@ -61,7 +61,7 @@ def measure(record: Record, models: Sequence[str], policy: str = POLICY) -> None
         record.add("policy", policy=policy)
     if "copy" not in record:
         record.add("copy", gb_per_s=measure_copy_bandwidth())
-    missing = {name: [one for one in POINTS if f"{name}/{one.key}" not in record] for name in models or SHAPES}
+    missing = {name: [one for one in POINTS if f"{name}/{one.key}" not in record] for name in parts or SHAPES}
     left, end = sum(map(len, missing.values())), monotonic() + SEARCH_SECONDS
     for name, points in missing.items():
         if points:

@@ -156,7 +156,8 @@ RUNS: dict[str, Run | Serve | Ask | Elsewhere] = {
     "python -m training.train_eagle3": Elsewhere("test/training/test_eagle3.py", WHOLE),
     # on a GPU
     "make gpu": NO_GPU,
-    "make gpu EXPERIMENT=server MODELS=gpt-oss-120b": NO_GPU,
+    "make gpu QUICK=1": NO_GPU,
+    "make gpu EXPERIMENT=server PARTS=gpt-oss-120b": NO_GPU,
     "make gpu EXPERIMENT=tune POLICY=oea:k0=3": NO_GPU,
     "make gpu EXPERIMENT=tune": NO_GPU,
     "make gpu-bundle FROM=DIR": Run({"DIR": "{scratch}"}, status=1, shows=r"gpu-bundle: FROM=.* no site\.tar\.xz"),

@@ -10,22 +10,9 @@ from pathlib import Path
 import pytest
 
 from benchmark.common.paths import ROOT
+from benchmark.gpu.preflight import MODULES
 
 LISTS = ("machine", "site", "extras")
-MODULES = (
-    "sglang.launch_server",
-    "sglang.srt.entrypoints.http_server",
-    "sglang.srt.managers.scheduler",
-    "sglang.srt.managers.detokenizer_manager",
-    "sglang.srt.models.qwen3_moe",
-    "sglang.srt.models.gpt_oss",
-    "sglang.srt.models.llama_eagle3",
-    "sglang.benchmark.serving",
-    "sglang.bench_serving",
-    "sglang_xshare.cli",
-    "benchmark.gpu.__main__",
-    "pytest_timeout",
-)
 
 
 def test_server_and_benchmarks_import_offline(tmp_path, pristine_release):

@@ -24,18 +24,23 @@ LAYER: dict[str, dict[str, Any]] = {
 }
 
 
-def served(off: float, on: float, accept_length: float | None = None) -> dict[str, Any]:
-    """A point of one round: output tokens a second of two variants."""
+def served(
+    off: float, on: float, accept_length: float | None = None, swings: tuple[float, ...] = (0.0, 0.0)
+) -> dict[str, Any]:
+    """A point: output tokens a second of two variants, in each round the second's changed by a swing; by default two
+    rounds that agree.
+    """
 
-    def series(name: str, speed: float, evidence: Evidence) -> Series:
+    def series(name: str, speeds: list[float], evidence: Evidence) -> Series:
         times = {"median_tpot_ms": 10.0, "median_ttft_ms": 5.0, "accept_length": accept_length}
-        return Series(parse_variant(name), ["launch"], [{"output_throughput": speed, **times}], [evidence])
+        results = [{"output_throughput": speed, **times} for speed in speeds]
+        return Series(parse_variant(name), ["launch"], results, [evidence] * len(speeds))
 
     both = [
-        series("off", off, Evidence(None, None, None, 0, 9)),
-        series("xshare", on, Evidence(80.0, 40.0, 0.9, 8, 1)),
+        series("off", [off] * len(swings), Evidence(None, None, None, 0, 9)),
+        series("xshare", [on + swing for swing in swings], Evidence(80.0, 40.0, 0.9, 8, 1)),
     ]
-    workload = Workload(Path("model"), Path("texts"), rounds=1)
+    workload = Workload(Path("model"), Path("texts"), rounds=len(swings))
     return {"workload": asdict(workload), "series": [asdict(one) for one in both]}
 
 

@@ -64,12 +64,12 @@ def test_rows_agree_as_those_of_a_real_batch(gate):
 @pytest.mark.parametrize(
     ("name", "small", "flags", "env", "expected"),
     [
-        ("qwen3-30b-a3b", {"num_hidden_layers": 4, "moe_intermediate_size": 64, "vocab_size": 2048}, (), {}, QWEN3),
+        ("qwen3-30b-a3b", {"num_hidden_layers": 2, "moe_intermediate_size": 64, "vocab_size": 2048}, (), {}, QWEN3),
         (
             "gpt-oss-120b",
-            {"num_hidden_layers": 4, "intermediate_size": 64, "vocab_size": 2048, "hidden_size": 256}
+            {"num_hidden_layers": 2, "intermediate_size": 64, "vocab_size": 2048, "hidden_size": 256}
             | {"num_attention_heads": 4, "num_key_value_heads": 2, "quantization_config": None}
-            | {"layer_types": ["sliding_attention", "full_attention"] * 2, "eos_token_id": 0, "pad_token_id": 0}
+            | {"layer_types": ["sliding_attention", "full_attention"], "eos_token_id": 0, "pad_token_id": 0}
             | {"dtype": "float32"},  # attention takes it from there
             TRITON_ATTENTION,
             INTERPRETED,
@@ -83,12 +83,12 @@ def test_the_server_counts_as_many_experts_as_a_trained_models(
     config = {key: value for key, value in (CONFIGS[name] | {"eos_token_id": 0} | small).items() if value is not None}
     monkeypatch.setitem(CONFIGS, name, config)
     model = write_model(name, Path(tmp_path))
-    assert json.loads((model / "config.json").read_text())["num_hidden_layers"] == 4
+    assert json.loads((model / "config.json").read_text())["num_hidden_layers"] == 2
     args = ["--load-format", "dummy", "--enable-metrics", "--expert-policy", "xshare", "--dtype", "float32", *flags]
     with Server(model, args, env=env, program=DUMMY_SERVER) as server:
         before = read_totals(server)
         prompts = torch.randint(1, 2000, (ROWS, 8), generator=torch.Generator().manual_seed(0)).tolist()
-        server.generate(prompts, max_new_tokens=24, ignore_eos=True, temperature=1.0)
+        server.generate(prompts, max_new_tokens=16, ignore_eos=True, temperature=1.0)
         evidence = evidence_between(before, read_settled_totals(server))
     assert evidence.experts_before == pytest.approx(expected, rel=NEAR)
     assert evidence.experts_after < evidence.experts_before

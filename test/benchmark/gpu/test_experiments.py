@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from gpu.recorded import served, write_record
 
-from benchmark.gpu import eagle3, kernels, layer, replay, selection, server, tune
+from benchmark.gpu import checks, eagle3, kernels, layer, replay, selection, server, tune
 from benchmark.gpu.__main__ import NO_GPU, main
 from benchmark.gpu.serving import Gain
 from sglang_xshare.stage.alignment import TAKEN
@@ -36,12 +36,12 @@ def test_server_measures_what_is_missing_and_starts_nothing_when_nothing_is(tmp_
     record = write_record(tmp_path, "server", {key: served(1.0, 1.0)})
     server.measure(record, ["gpt-oss-120b"])
     assert started == ["gpt-oss-120b"]
-    assert list(record.points) == [key, *(server.point_key("gpt-oss-120b", n) for n in (1, 8, 16, 32))]
+    assert list(record.points) == [key, *(server.point_key("gpt-oss-120b", n) for n in (16, 1, 8, 32))]
     assert Gain.read(record.points[key]).off.throughput.median == 1.0
     server.measure(record, ["gpt-oss-120b"])
     assert started == ["gpt-oss-120b"]
     server.measure(record, [])
-    assert started == ["gpt-oss-120b", "qwen3-30b-a3b", "gpt-oss-20b", "qwen3-30b-a3b"]
+    assert started == ["gpt-oss-120b", "qwen3-30b-a3b", "gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b"]
 
 
 def test_eagle3_measures_once(tmp_path, started):
@@ -54,15 +54,32 @@ def test_eagle3_measures_once(tmp_path, started):
 
 def test_replay_resumes_at_each_of_its_parts(tmp_path, started, monkeypatch):
     ran = []
-    monkeypatch.setattr(replay, "_run_tests", lambda: ran.append("tests"))
+    monkeypatch.setattr(replay, "run_tests", ran.append)
     counted = {"rows": 5292.0, "experts_before": 40.0, "experts_after": 30.0, "layer_steps": 756.0}
     monkeypatch.setattr(replay, "_count", lambda one: counted)
-    record = write_record(tmp_path, "replay", dict.fromkeys(replay.LIVE, counted))
-    replay.measure(record, [])
-    assert (ran, started) == (["tests"], [replay.MODEL])
-    replay.measure(record, [])
-    assert (ran, started) == (["tests"], [replay.MODEL])
+    record = write_record(tmp_path, "replay", {"exact": counted})
+    replay.measure(record, ["server"])
+    assert (ran, started) == ([], [replay.MODEL])
+    assert set(record.points) == {*replay.LIVE, *(replay.masking_key(n) for n in replay.MASKED_AT)}
+    for _ in range(2):
+        replay.measure(record, [])
+    assert (ran, started) == ([[replay.TESTS]], [replay.MODEL])
     assert len(replay.rows(record.points)) == 6
+
+
+def test_a_failed_test_is_recorded_with_its_reason_and_tried_again(tmp_path, monkeypatch):
+    def fail(paths):
+        raise RuntimeError("3 of 90 tests failed\nat length")
+
+    record = write_record(tmp_path, "replay", {})
+    monkeypatch.setattr(replay, "run_tests", fail)
+    with pytest.raises(RuntimeError, match="3 of 90 tests failed"):
+        replay.measure(record, ["tests"])
+    (row,) = replay.rows(record.points)
+    assert (row.measured, row.verdict) == ("3 of 90 tests failed", "miss")
+    monkeypatch.setattr(replay, "run_tests", lambda paths: None)
+    replay.measure(record, ["tests"])
+    assert replay.rows(record.points)[0].verdict == "pass"
 
 
 def test_alignment_compares_the_policy_with_itself(tmp_path, started):
@@ -80,9 +97,9 @@ def test_alignment_compares_the_policy_with_itself(tmp_path, started):
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_selection_runs_tests_side_by_side(tmp_path, monkeypatch, capfd, broken):
-    monkeypatch.setattr(selection, "WORKERS", 2)
-    monkeypatch.setattr(selection, "ROOT", tmp_path)
+def test_tests_run_side_by_side(tmp_path, monkeypatch, capfd, broken):
+    monkeypatch.setattr(checks, "WORKERS", 2)
+    monkeypatch.setattr(checks, "ROOT", tmp_path)
     file = tmp_path / "test_made_up.py"
     file.write_text(
         "import pytest\ndef test_upstream(): assert False\n"
@@ -90,28 +107,31 @@ def test_selection_runs_tests_side_by_side(tmp_path, monkeypatch, capfd, broken)
         f"def test_small(n): assert n < {3 if broken else 4}\n"
     )
     if broken:
-        with pytest.raises(RuntimeError, match="tests of the kernels failed on this GPU"):
-            selection.run_tests([str(file)])
+        with pytest.raises(
+            RuntimeError, match=r"1 of 3 tests failed on this GPU, first test_made_up.py::test_small\[c"
+        ):
+            checks.run_tests([str(file)], selection.NOT_UPSTREAM)
         assert "test_small[c]" in capfd.readouterr().out
     else:
-        selection.run_tests([str(file)])
-        assert capfd.readouterr().out == "3 tests of the kernels passed, or were skipped\n"
+        checks.run_tests([str(file)], selection.NOT_UPSTREAM)
+        assert capfd.readouterr().out == "3 tests passed, or were skipped\n"
 
 
-def test_selection_without_a_test_is_no_success(tmp_path):
+def test_no_test_is_no_success(tmp_path):
     with pytest.raises(RuntimeError, match="could not be collected"):
-        selection.run_tests([str(tmp_path / "test_nothing.py")])
+        checks.run_tests([str(tmp_path / "test_nothing.py")])
 
 
-def test_selection_keeps_nothing_of_a_failed_part(tmp_path, monkeypatch):
-    def fail(*args):
-        raise RuntimeError("failed")
+def test_a_test_of_selection_that_fails_stops_no_other(tmp_path, monkeypatch):
+    def fail(paths, options):
+        if paths == [selection.TESTS[0]]:
+            raise RuntimeError("failed")
 
     monkeypatch.setattr(selection, "run_tests", fail)
     record = write_record(tmp_path, "selection", {})
     with pytest.raises(RuntimeError, match="failed"):
-        selection.measure(record, [])
-    assert not record.path.exists()
+        selection.measure(record, ["tests"])
+    assert [record.points[path]["passed"] for path in selection.TESTS] == [False, True, True]
 
 
 def test_selection_times_the_shapes_that_are_missing(tmp_path, monkeypatch):
@@ -124,9 +144,9 @@ def test_selection_times_the_shapes_that_are_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(kernels, "PLANS", ("oea:k0=3", "xshare"))
     monkeypatch.setattr(kernels, "check_all", lambda cases, shapes: None)
     monkeypatch.setattr(kernels, "measure", measure)
-    record = write_record(tmp_path, "selection", {"tests": {"passed": True}, "xshare/16x256": {"us": 1.0}})
+    record = write_record(tmp_path, "selection", {"xshare/16x256": {"us": 1.0}})
     for _ in range(2):
-        selection.measure(record, [])
+        selection.measure(record, ["kernels"])
     shapes = [(16, 128), (16, 256), (64, 128), (64, 256)]
     wanted = [(*shape, plan) for shape in shapes for plan in ("oea:k0=3", "xshare")]
     assert timed == [one for one in wanted if one != (16, 256, "xshare")]
@@ -134,17 +154,21 @@ def test_selection_times_the_shapes_that_are_missing(tmp_path, monkeypatch):
     assert record.points["oea:k0=3/64x256"]["upstream_sorted_us"] == 20.0
 
 
-def test_selection_stops_where_an_id_differs(tmp_path, monkeypatch):
+def test_kernels_are_timed_even_where_an_id_differs(tmp_path, monkeypatch):
+    time = kernels.Time("oea:k0=3", 16, 128, 3.0, 2.0, 4.0, 20.0)
+    monkeypatch.setattr(kernels, "PLANS", ("oea:k0=3",))
     monkeypatch.setattr(kernels, "check_all", lambda *_: "topk_ids of oea:k0=3 on 1 x 8: not the reference's")
-    record = write_record(tmp_path, "selection", {"tests": {"passed": True}})
+    monkeypatch.setattr(kernels, "measure", lambda *_: time)
+    record = write_record(tmp_path, "selection", {})
     with pytest.raises(RuntimeError, match="not the reference's"):
-        selection.measure(record, [])
-    assert list(record.points) == ["tests"]
+        selection.measure(record, ["kernels"])
+    assert record.points["cases"]["passed"] is False
+    assert len(record.points) == 5
 
 
 @pytest.mark.parametrize("experiment", [selection, layer, server, eagle3, replay, tune])
-def test_unknown_models_are_refused(tmp_path, started, experiment):
-    with pytest.raises(ValueError, match=r"models? qwen4: .*allowed"):
+def test_unknown_parts_are_refused(tmp_path, started, experiment):
+    with pytest.raises(ValueError, match=r"part qwen4: .*allowed"):
         experiment.measure(write_record(tmp_path, "any", {}), ["qwen4"])
     assert started == []
 

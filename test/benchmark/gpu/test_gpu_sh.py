@@ -1,4 +1,4 @@
-"""The one command: without a GPU it says so and prints no number; with one it runs every experiment, whatever fails."""
+"""The one command: without a GPU it says so and prints no number; with one it runs, tabulates and brings back."""
 
 import os
 import shutil
@@ -9,12 +9,12 @@ import pytest
 
 from benchmark.common.paths import ROOT
 
-# Stands for Python in the environment: notes what it runs, fails the experiment in $FAIL, hangs in that in $HANG.
+# Stands for Python in the environment: notes what it runs; fails where $FAIL is among its arguments.
 PYTHON = """#!/bin/sh
 echo "$*" >>ran
 [ "$1" = -c ] && exit 0
-[ "$3" = "$HANG" ] && exec sleep 60
-[ "$3" != "$FAIL" ]
+case " $* " in *" $FAIL "*) exit 3 ;; esac
+exit 0
 """
 
 
@@ -39,17 +39,18 @@ def checkout(tmp_path):
 
 def run(checkout, *args, gpu=True, **env):
     path = f"{checkout / 'bin'}:{os.environ['PATH']}" if gpu else os.environ["PATH"]
-    defaults = {"FAIL": "none", "HANG": "none", "VENV": "venv", "PATH": path, "RESULTS": "results"}
+    defaults = {"FAIL": "none", "VENV": "venv", "PATH": path, "RESULTS": "results"}
     script = str(checkout / "scripts" / "gpu.sh")
-    environment = {name: value for name, value in os.environ.items() if name != "OUT"} | defaults | env
+    environment = (
+        {name: value for name, value in os.environ.items() if name not in ("OUT", "CUDA_HOME")} | defaults | env
+    )
     return subprocess.run([script, *args], env=environment, capture_output=True, text=True)
 
 
-def experiments(checkout):
-    """What `python -m benchmark.gpu` was called with, without the folder."""
-    lines = (checkout / "ran").read_text().splitlines()
-    calls = [line.removeprefix("-m benchmark.gpu ") for line in lines if line.startswith("-m benchmark.gpu ")]
-    return [call.partition(" --out ")[0] for call in calls]
+def calls(checkout):
+    """What Python was called with, from the checkout."""
+    lines = (checkout / "ran").read_text().replace(f"{checkout}/", "").splitlines()
+    return [line.removeprefix("-m ") for line in lines]
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")
@@ -68,47 +69,67 @@ def test_an_unknown_experiment_is_refused(checkout):
     assert refused.stderr == "gpu: experiment 'lyaer': allowed is selection layer server eagle3 replay tune or all\n"
 
 
-def test_all_patches_then_checks_then_runs_every_experiment(checkout):
+@pytest.mark.parametrize(("name", "value"), [("LIMIT", "soon"), ("LIMIT", "0"), ("QUICK", "yes")])
+def test_a_wrong_setting_is_refused(checkout, name, value):
+    refused = run(checkout, **{name: value})
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(f"gpu: {name}={value}: allowed is ")
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_all_patches_then_runs_then_tabulates(checkout):
     assert run(checkout).returncode == 0
-    assert (checkout / "ran").read_text().splitlines()[:2] == [
-        "-m sglang_xshare patch apply",
-        "-m benchmark.gpu.preflight",
+    assert calls(checkout) == [
+        "pip download --quiet --no-deps --retries 0 --timeout 10 --dest build/gpu/probe wheel",  # is there an index?
+        "sglang_xshare patch apply",
+        "benchmark.gpu run --out results",
+        "benchmark.gpu table --out results",
     ]
-    models = ["qwen3-30b-a3b", "gpt-oss-120b", "gpt-oss-20b", "qwen3-30b-a3b-aligned"]
-    served = [f"server {model}" for model in models]
-    assert experiments(checkout) == ["selection", "layer", *served, "eagle3", "replay", "tune", "table"]
 
 
-def test_one_experiment_alone_and_its_models(checkout):
-    assert run(checkout, "server", "gpt-oss-20b").returncode == 0
-    assert experiments(checkout) == ["server gpt-oss-20b", "table"]
+def test_one_experiment_alone_and_its_parts(checkout):
+    assert run(checkout, "server", "gpt-oss-20b", POLICY="oea:k0=3").returncode == 0
+    assert "benchmark.gpu run server gpt-oss-20b --out results --policy oea:k0=3" in calls(checkout)
 
 
-def test_a_policy_reaches_the_experiment_that_tunes_for_it(checkout):
-    assert run(checkout, "tune", "gpt-oss-20b", POLICY="oea:k0=3").returncode == 0
-    assert "-m benchmark.gpu tune gpt-oss-20b --out results --policy oea:k0=3" in (checkout / "ran").read_text()
-    assert run(checkout, "layer", POLICY="oea:k0=3").returncode == 0
-    assert "layer --out results\n" in (checkout / "ran").read_text().replace(str(checkout) + "/", "")
+def test_quick_leaves_what_remains_of_the_limit(checkout):
+    assert run(checkout, QUICK="1").returncode == 0
+    (ran,) = [call for call in calls(checkout) if "gpu run" in call]
+    assert 470 <= int(ran.partition("--limit ")[2]) <= 480
+    assert run(checkout, QUICK="1", LIMIT="1").returncode == 0
+    assert calls(checkout)[-2].endswith("--limit 1")
 
 
-def test_a_failed_experiment_does_not_stop_the_others(checkout):
-    failed = run(checkout, FAIL="layer")
-    assert failed.returncode == 1
-    assert experiments(checkout)[-4:] == ["eagle3", "replay", "tune", "table"]
-    assert failed.stderr.endswith("gpu: not finished: layer\n")
+def test_the_table_comes_whatever_fails(checkout):
+    assert run(checkout, FAIL="run").returncode == 3
+    assert calls(checkout)[-1] == "benchmark.gpu table --out results"
 
 
-def test_an_experiment_is_stopped_at_its_limit_and_the_table_still_comes(checkout):
-    stopped = run(checkout, "layer", HANG="layer", LIMIT="2")
-    assert stopped.returncode == 1
-    assert "gpu: layer: stopped at its limit; what it measured is kept" in stopped.stderr
-    assert experiments(checkout) == ["layer", "table"]
+def test_without_the_patch_the_rest_still_runs(checkout):
+    unpatched = run(checkout, FAIL="patch")
+    assert unpatched.returncode == 0
+    assert unpatched.stderr == "gpu: SGLang is not patched: no server or layer is measured\n"
+    assert "benchmark.gpu run --out results" in calls(checkout)
 
 
-def test_kernels_that_do_not_run_end_it(checkout):
-    (checkout / "venv/bin/python").write_text(PYTHON + '[ "$2" != benchmark.gpu.preflight ]\n')
-    assert run(checkout).returncode == 1
-    assert experiments(checkout) == []
+def test_without_an_archive_and_a_package_index_it_ends_at_once(checkout):
+    refused = run(checkout, FAIL="download")
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        "gpu: no package index answers and .gpu/site.tar.xz is missing; "
+        "make gpu-bundle FROM=DIR, where there is one, makes .gpu/\n"
+    )
+    assert not any("benchmark.gpu" in call for call in calls(checkout))
+
+
+def test_an_archive_that_is_broken_is_named(checkout):
+    (checkout / ".gpu").mkdir()
+    (checkout / ".gpu" / "site.tar.xz").write_text("cut sh")
+    refused = run(checkout)
+    assert refused.returncode == 1
+    assert refused.stderr.splitlines()[-1] == (
+        "gpu: .gpu/site.tar.xz cannot be unpacked; make gpu-bundle makes it anew"
+    )
 
 
 def test_the_archive_is_unpacked_once_and_used(checkout):
@@ -123,16 +144,28 @@ def test_the_archive_is_unpacked_once_and_used(checkout):
     assert (site / "site" / "module.py").exists()
     assert (site / "extras" / "module.py").exists()
     assert (checkout / "build" / "gpu" / "tvmcache" / "module.py").exists()
-    lines = (checkout / "ran").read_text().splitlines()
-    assert sum("compileall" in line for line in lines) == 1
-    assert lines.count(f"-m sglang_xshare patch apply --target {site}") == 2
+    assert sum("compileall" in call for call in calls(checkout)) == 1
+    assert calls(checkout).count("sglang_xshare patch apply --target build/gpu/site") == 2
 
 
-def test_results_that_go_elsewhere_continue_those_of_the_checkout(checkout):
+def test_what_goes_elsewhere_continues_the_results_of_the_checkout_and_is_brought_back(checkout):
     first = run(checkout, "layer", RESULTS="")
     (today,) = (checkout / "benchmark" / "results").iterdir()
     assert today.name.endswith("-nvidia-h200"), first.stderr
     (today / "layer.json").write_text("{}")
-    assert run(checkout, "layer", RESULTS="", OUT=str(checkout / "out")).returncode == 0
+    assert run(checkout, QUICK="1", RESULTS="", OUT=str(checkout / "out")).returncode == 0
+    kept = checkout / "build" / "gpu" / "results"
+    assert (kept / "layer.json").read_text() == "{}"
+    assert calls(checkout)[-2:] == [
+        "benchmark.gpu table --out build/gpu/results",
+        "benchmark.gpu.bring_back build/gpu/results out",
+    ]
+
+
+def test_records_are_brought_back_even_where_packing_fails(checkout):
+    kept = checkout / "build" / "gpu" / "results"
+    kept.mkdir(parents=True)
+    (kept / "layer.json").write_text("{}")
+    (checkout / "out").mkdir()
+    run(checkout, RESULTS="", OUT=str(checkout / "out"), FAIL="benchmark.gpu.bring_back")
     assert (checkout / "out" / "layer.json").read_text() == "{}"
-    assert f"--out {checkout}/out" in (checkout / "ran").read_text().splitlines()[-1]

@@ -73,6 +73,6 @@ def test_the_runner_takes_what_the_policy_sorted():
     assert stage.align(sort, False) is sort
 
 
-def test_an_unknown_model_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="model qwen4: allowed in experiment layer is qwen3-30b-a3b, gpt-oss-120b"):
+def test_an_unknown_part_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="part qwen4: allowed in experiment layer is qwen3-30b-a3b, gpt-oss-120b"):
         measure(write_record(tmp_path, "layer", {}), ["qwen4"])

@@ -4,6 +4,7 @@ import pytest
 from gpu.recorded import LAYER, served, write_record
 
 from benchmark.gpu import eagle3, layer, replay, selection, server
+from benchmark.gpu.serving import FINE_ROUNDS, LEAST_REQUESTS, ROUNDS, Gain
 from benchmark.gpu.table import Row, at_least, list_rows, show_table
 
 
@@ -17,6 +18,26 @@ def test_at_least():
     assert at_least("gain", 5.3, 5.4, "%").verdict == "miss"
     assert at_least("gain", -0.9, -1.0, "%").verdict == "pass"
     assert at_least("gain", 1.0, None, "%") == Row("gain", "1.0 %")
+
+
+def test_a_bar_within_the_error_is_open():
+    found = [at_least("gain", value, 5.4, "%", 2.0) for value in (3.3, 3.5, 7.3, 7.5)]
+    assert [row.verdict for row in found] == ["miss", "open", "open", "pass"]
+    assert found[0].measured == "3.3 ± 2.0 %"
+    unknown = at_least("gain", 50.0, 5.4, "%", None)
+    assert (unknown.measured, unknown.verdict) == ("50.0 ± unknown %", "open")
+    assert at_least("gain", 50.0, None, "%", None).verdict == ""
+
+
+def test_the_error_is_two_standard_errors_of_the_rounds_ratios():
+    gain = Gain.read(served(100.0, 110.0, swings=(-1.0, 0.0, 4.0)))
+    assert gain.ratios == pytest.approx((1.09, 1.10, 1.14))
+    assert gain.percent == pytest.approx(11.0)
+    # of 9, 10 and 14: variance 7, and 2 * sqrt(7 / 3) = 3.06
+    assert gain.error == pytest.approx(3.055, abs=0.001)
+    assert gain.row("it", 9.0).verdict == "open"
+    assert gain.row("it", 15.0).verdict == "miss"
+    assert Gain.read(served(100.0, 110.0, swings=(0.0,))).error is None
 
 
 def test_layer_fits_and_compares():
@@ -53,7 +74,7 @@ def test_layer_fits_nothing_through_two_points():
 
 def test_server_bars():
     points = {
-        server.point_key("gpt-oss-120b", 16): served(100.0, 137.0),
+        server.point_key("gpt-oss-120b-no-warm-up", 16): served(100.0, 137.0),
         server.point_key("gpt-oss-120b", 1): served(100.0, 98.9),
         server.point_key("qwen3-30b-a3b", 8): served(100.0, 120.0),
     }
@@ -62,7 +83,21 @@ def test_server_bars():
     assert ("37.0 % gain", "at least 36.8 % gain", "pass") in found
     assert ("-1.1 % gain", "at least -1 % gain", "miss") in found
     assert ("20.0 % gain", "", "") in found
-    assert "100 -> 137 tokens/s, 80.0 -> 40.0 experts" in " ".join(row.what for row in rows)
+    assert "100 -> 137 tokens/s, 80.0 -> 40.0 experts, kept mass 0.900" in " ".join(row.what for row in rows)
+
+
+def test_the_bars_of_a_budget_without_warm_up_are_for_that_alone():
+    points = {server.point_key(name, 16): served(100.0, 137.0) for name in ("gpt-oss-120b", "gpt-oss-120b-no-warm-up")}
+    theirs, ours = server.rows(points)
+    assert "xshare:k0=0,add=24, concurrency 16" in theirs.what
+    assert (theirs.bar, theirs.verdict) == ("at least 36.8 % gain", "pass")
+    assert "xshare:k0=1,add=24, concurrency 16" in ours.what
+    assert (ours.bar, ours.verdict) == ("", "")
+
+
+def test_a_percent_is_measured_in_more_rounds():
+    assert [server.CASES["gpt-oss-20b"].rounds(n) for n in (1, 4, 16)] == [FINE_ROUNDS, FINE_ROUNDS, ROUNDS]
+    assert FINE_ROUNDS * LEAST_REQUESTS >= 8 * 2.2**2  # requests for two standard errors of 1 % at a spread of 2.2 %
 
 
 @pytest.mark.parametrize(("accepted", "verdict"), [(3.0, "pass"), (1.0, "miss"), (None, "miss")])
@@ -95,10 +130,12 @@ def test_selection_bar():
         {"policy": "xshare", "rows": 64, "experts": 256, "us": 5.0, **sorting},
     ]
     measured = {f"xshare/{one['rows']}x{one['experts']}": one for one in times}
-    rows = selection.rows({"tests": {"passed": True}, "cases": {"equal": 300}, **measured})
-    assert [row.verdict for row in rows] == ["pass", "pass", "pass", "miss", "", ""]
-    assert rows[2].measured == "3.90 us, upstream's router 2.00 us: 1.95 x"
-    assert rows[4].measured == "6.00 us, upstream's router and sorting 20.00 us"
+    checked = {"cases": {"passed": True, "equal": 300}, selection.TESTS[0]: {"passed": False, "reason": "2 failed"}}
+    rows = selection.rows(checked | measured)
+    assert [row.verdict for row in rows] == ["pass", "pass", "miss", "", "", "miss"]
+    assert (rows[0].measured, rows[-1].measured) == ("300 cases equal", "2 failed")
+    assert rows[1].measured == "3.90 us, upstream's router 2.00 us: 1.95 x"
+    assert rows[3].measured == "6.00 us, upstream's router and sorting 20.00 us"
 
 
 def test_table_of_a_folder(tmp_path, capsys):
@@ -112,6 +149,18 @@ def test_table_of_a_folder(tmp_path, capsys):
     )
     assert "69.1 % of the copy" in printed
     assert {experiment for experiment, _ in list_rows(tmp_path)} == {"layer"}
+
+
+def test_a_record_that_cannot_be_read_is_a_miss_among_the_others(tmp_path, capsys):
+    write_record(tmp_path, "layer", LAYER)
+    (tmp_path / "server.json").write_text("{")
+    write_record(tmp_path, "replay", {"padded": {"rows": 1.0}, "exact": {}, "tighter": {}})
+    show_table(tmp_path)
+    found = dict(list_rows(tmp_path))
+    assert (found["server"].what, found["server"].verdict) == ("its record", "miss")
+    assert found["replay"].measured == "KeyError: 'rows'"
+    assert found["layer"].what != "its record"
+    assert "69.1 % of the copy" in capsys.readouterr().out
 
 
 def test_a_folder_without_a_record_is_refused(tmp_path):

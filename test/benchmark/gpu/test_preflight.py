@@ -1,0 +1,149 @@
+"""The checks before a run: each fails in one line, and never with a traceback."""
+
+import lzma
+import subprocess
+import sys
+
+import pytest
+from gpu.recorded import write_record
+
+import sglang_xshare
+from benchmark.common.paths import ROOT
+from benchmark.gpu import preflight
+from benchmark.gpu.preflight import CHECKS, TWO_LAUNCHES, check_all, check_key
+
+
+def run_module(*names, **env):
+    command = [sys.executable, "-W", "ignore", "-m", "benchmark.gpu.preflight", *names]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr(preflight, "MODULES", ("json", "no_such_package", "benchmark.gpu.no_such_module"))
+    with pytest.raises(RuntimeError, match="no_such_package needs no_such_package, which is not installed; benchmark"):
+        preflight.check_imports()
+
+
+def test_without_any_package_a_check_fails_in_one_line():
+    bare = [sys.executable, "-S", "-m", "benchmark.gpu.preflight", "upstream", "selection"]
+    done = subprocess.run(bare, cwd=ROOT, env={}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "preflight: upstream: rmsnorm: ModuleNotFoundError: No module named 'torch'",
+        "preflight: selection: No module named 'torch'",
+    ]
+
+
+def test_an_unknown_check_is_refused():
+    done = run_module("kernels", PYTHONPATH=f"{ROOT / 'python'}")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "preflight: check kernels: allowed is imports, patch, nvcc, upstream, selection\n",
+    )
+
+
+def test_nvcc_is_found_on_the_path_or_beside_cuda(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    with pytest.raises(RuntimeError, match=r"^no nvcc on the PATH or in CUDA_HOME"):
+        preflight.check_nvcc()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").touch()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    preflight.check_nvcc()
+
+
+def test_our_kernel_is_held_to_the_reference(monkeypatch):
+    preflight.check_selection("cpu", "torch")
+    original = sglang_xshare.select
+
+    def select(*args, backend):
+        found = original(*args, backend=backend)
+        if backend != "reference":
+            found.topk_ids.masked_fill_(~args[3].valid[:, None], 5)  # padding that routes to an expert
+        return found
+
+    monkeypatch.setattr(sglang_xshare, "select", select)
+    with pytest.raises(RuntimeError, match="topk_ids of 29 rows in a graph of 32: not the reference's"):
+        preflight.check_selection("cpu", "torch")
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """What each check would say, in one launch or in two; it counts how often each is asked."""
+    said = dict.fromkeys([*CHECKS, "two launches"])
+    asked = []
+
+    def run_checks(names, env=None):
+        asked.extend(names)
+        return {name: said["two launches" if env == TWO_LAUNCHES else name] for name in names}
+
+    monkeypatch.setattr(preflight, "run_checks", run_checks)
+    monkeypatch.setattr(preflight, "unpack_published", lambda: False)
+    return said, asked
+
+
+def test_what_failed_is_kept_and_asked_again(tmp_path, answers):
+    said, asked = answers
+    said["nvcc"] = "no nvcc"
+    record = write_record(tmp_path, "run", {})
+    for _ in range(2):
+        check_all(record)
+    assert asked == [*CHECKS, "nvcc"]
+    rows = preflight.rows(record.points)
+    assert [row.verdict for row in rows] == ["pass", "pass", "miss", "pass", "pass"]
+    assert rows[2].measured == "no nvcc"
+
+
+@pytest.mark.parametrize("by_two", [None, "wrong as well"])
+def test_two_launches_are_tried_where_one_fails(tmp_path, answers, by_two):
+    said, _ = answers
+    said |= {"selection": "a cooperative launch failed", "two launches": by_two}
+    record = write_record(tmp_path, "run", {})
+    check_all(record)
+    point = record.points[check_key("selection")]
+    assert point["passed"] is (by_two is None)
+    assert point.get("env") == (TWO_LAUNCHES if by_two is None else None)
+    row = preflight.rows(record.points)[-1]
+    assert row.verdict == "miss"
+    assert row.measured.endswith("a cooperative launch failed")
+
+
+def test_published_kernels_are_tried_where_the_archives_fail(tmp_path, answers, monkeypatch):
+    said, asked = answers
+    said["upstream"] = "no kernel image"
+    monkeypatch.setattr(preflight, "unpack_published", lambda: not said.update(upstream=None))
+    record = write_record(tmp_path, "run", {})
+    check_all(record)
+    assert asked == [*CHECKS, "upstream"]
+    assert record.points[check_key("upstream")]["passed"] is True
+
+
+def test_published_kernels_are_unpacked_over_the_archives(tmp_path, monkeypatch):
+    assert not preflight.unpack_published()  # there is no archive of them here
+    package = tmp_path / "sgl_kernel" / "__init__.py"
+    (package.parent / "sm90").mkdir(parents=True)
+    package.touch()
+    packed = tmp_path / "packed.xz"
+    packed.write_bytes(lzma.compress(b"kernels"))
+    monkeypatch.setattr(preflight, "PUBLISHED", packed)
+    monkeypatch.setattr(preflight, "find_spec", lambda name: type("Spec", (), {"origin": str(package)}))
+    assert preflight.unpack_published()
+    assert (package.parent / "sm90" / "common_ops.abi3.so").read_bytes() == b"kernels"
+
+
+def test_a_check_that_crashes_or_hangs_is_no_more_than_a_reason(tmp_path, monkeypatch):
+    (tmp_path / "benchmark" / "gpu").mkdir(parents=True)
+    (tmp_path / "benchmark" / "gpu" / "preflight.py").write_text(
+        "import os, sys, time\n"
+        "if sys.argv[1] == 'hangs': time.sleep(60)\n"
+        "if sys.argv[1] == 'crashes': os.abort()\n"
+        "if sys.argv[1] == 'fails': sys.exit('preflight: fails: so it does')\n"
+    )
+    monkeypatch.setattr(preflight, "ROOT", tmp_path)
+    assert preflight.run_checks(["passes", "fails", "crashes", "hangs"], timeout=5.0) == {
+        "passes": None,
+        "fails": "so it does",
+        "crashes": "ended with status -6",
+        "hangs": "no answer in time",
+    }

@@ -218,8 +218,9 @@ def run_checks(
         for name in names
     }
     reasons = {name: _wait(name, process, max(end - monotonic(), 0.1)) for name, process in running.items()}
+    settings = "".join(f", {key}={value}" for key, value in (env or {}).items())
     for name, reason in reasons.items():
-        print(f"preflight: {name}: {reason or 'passed'}", flush=True)
+        print(f"preflight: {name}{settings}: {reason or 'passed'}", flush=True)
     return reasons
 
 

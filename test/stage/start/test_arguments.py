@@ -74,7 +74,7 @@ def test_policy_may_be_spelt_with_its_keys(flags, same):
 
 def test_vanilla_is_vanilla_however_it_is_spelt():
     assert read(expert_policy="vanilla:{}") is None
-    with pytest.raises(ExpertPolicyError, match="but vanilla$"):
+    with pytest.raises(ExpertPolicyError, match=r"but vanilla$"):
         read(expert_policy="vanilla:{}", expert_policy_align=True)
 
 

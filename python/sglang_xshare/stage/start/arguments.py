@@ -37,10 +37,10 @@ def read_arguments(server_args: Any) -> Arguments | None:
             if value is not None:
                 raise ExpertPolicyError(f"{flag} {value}: allowed only together with --expert-policy")
         return Arguments(None) if mask_padding else None
-    keys = _read_config(config)
+    keys = read_config(config)
     speculative = getattr(server_args, "speculative_algorithm", None) is not None
     try:
-        schedule = build_schedule(*_join(name, keys), speculative)
+        schedule = build_schedule(*join_keys(name, keys), speculative)
     except ValueError as error:
         given = "" if config is None else f" --expert-policy-config {_one_line(config)}"
         raise ExpertPolicyError(f"--expert-policy {_one_line(name)}{given}: {error}") from None
@@ -58,7 +58,7 @@ def read_arguments(server_args: Any) -> Arguments | None:
     return Arguments(schedule, None if trace is None else _check_trace(Path(trace)), align)
 
 
-def _join(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """(name, keys) of a policy that may be spelt with keys, such as xshare:k0=1, beside those of its configuration.
 
     Raises ValueError for a key in both.
@@ -72,7 +72,7 @@ def _join(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return name, {**spelt, **keys}
 
 
-def _read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
+def read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
     """The policy's keys: a dict as it is (Engine), JSON text, or the path of a JSON file."""
     if config is None or isinstance(config, dict):
         return dict(config or {})

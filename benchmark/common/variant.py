@@ -1,15 +1,15 @@
 """What is compared: a policy as it is spelt on the command line, the server flags it stands for, and its plan."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sglang_xshare import SelectionPlan
 from sglang_xshare.policies import get_policy
+from sglang_xshare.policies.spelling import SPELLING, parse_policy
 
-SPELLING = "NAME, NAME:key=value,key=value or NAME:{JSON object}, such as xshare:k0=1,add=24"
+__all__ = ["BASELINE", "OFF", "SPELLING", "Variant", "parse_plan", "parse_variant"]
 BASELINE = "vanilla"
 OFF = "off"
 """A server without the flag."""
@@ -45,21 +45,13 @@ class Variant:
 
 
 def parse_variant(text: str, args: Sequence[str] = ()) -> Variant:
-    """Read one policy, spelt as `SPELLING` says; "off" is a server without the flag. Values are JSON, else text.
+    """Read one policy, spelt as for the server (`SPELLING`); "off" is a server without the flag.
 
     Raises:
         ValueError: the text is spelt otherwise.
     """
-    name, colon, keys = text.partition(":")
-    if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or (colon and not keys):
-        raise ValueError(f"policy {text!r}: allowed is {SPELLING}")
-    try:
-        parsed = (
-            json.loads(keys) if keys.startswith("{") else dict(_parse_pair(pair) for pair in keys.split(",") if pair)
-        )
-    except ValueError as error:
-        raise ValueError(f"policy {text!r}: {error}; allowed is {SPELLING}") from None
-    return Variant(text, None if name == OFF else name, parsed, tuple(args))
+    name, keys = parse_policy(text)
+    return Variant(text, None if name == OFF else name, keys, tuple(args))
 
 
 def parse_plan(text: str, speculative: bool = False) -> SelectionPlan:
@@ -70,13 +62,3 @@ def parse_plan(text: str, speculative: bool = False) -> SelectionPlan:
     variant = parse_variant(text)
     policy = get_policy(variant.policy or BASELINE)
     return policy.build(variant.keys or policy.default_keys(speculative))
-
-
-def _parse_pair(pair: str) -> tuple[str, Any]:
-    key, equals, value = pair.partition("=")
-    if not key or not equals or not value:
-        raise ValueError(f"{pair!r} is no key=value")
-    try:
-        return key, json.loads(value)
-    except json.JSONDecodeError:
-        return key, value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -35,6 +36,12 @@ def _add_policies_parser(subparsers: argparse._SubParsersAction[argparse.Argumen
     parser = subparsers.add_parser("policies", help=description, description=description)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these policies (default: all)")
     parser.add_argument("--json", action="store_true", help="as JSON")
+    show = parser.add_argument_group("the plan in force", "one policy with every default resolved, as a server would")
+    show.add_argument("--show", nargs="+", metavar=("POLICY", "CONFIG"), help="as --expert-policy and its -config")
+    show.add_argument("--model", metavar="DIR", help="against the config.json in this folder")
+    show.add_argument("--draft-tokens", type=int, metavar="N", help="on a server that verifies so many a request")
+    show.add_argument("--ep-size", type=int, default=1, metavar="N", help="on so many expert-parallel ranks")
+    show.add_argument("--batch", type=int, metavar="N", help="with at most so many requests at once")
     parser.set_defaults(run=_run_policies)
 
 
@@ -43,12 +50,26 @@ def _run_policies(arguments: argparse.Namespace) -> int:
     from .policies.table import format_json, print_table
 
     try:
+        if arguments.show:
+            return _show(arguments)
         policies = [get_policy(name) for name in arguments.names] or list_policies()
-    except ValueError as error:
+    except ValueError as error:  # `ExpertPolicyError` is one
         print(f"policies: {error}", file=sys.stderr)
         return 1
     if arguments.json:
         print(format_json(policies))
     else:
         print_table(policies)
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    """Print the plan in force to stdout, and what a server would warn of to stderr."""
+    from .stage.start.show import show
+
+    given = arguments.model, arguments.draft_tokens, arguments.ep_size, arguments.batch
+    plan, warnings = show(arguments.show, *given)
+    print(json.dumps(plan, indent=2))
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     return 0

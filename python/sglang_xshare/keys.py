@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,3 +59,9 @@ class Key:
         if type(value) not in ((int, float) if self.kind is float else (self.kind,)):
             return False
         return bool(self.low <= value <= self.high) and not (self.above_low and value == self.low)
+
+
+def suggest(word: object, known: Iterable[str]) -> str:
+    """The end of an error about an unknown `word`: the nearest of the `known` ones, or nothing where none is near."""
+    near = difflib.get_close_matches(str(word).lower(), list(known), n=1)
+    return f"; did you mean {near[0]}?" if near and near[0] != word else ""

@@ -105,7 +105,9 @@ def test_the_json_can_be_read_back(capsys):
         "allowed": "an integer of at least 0",
         "meaning": "experts the batch adds by utility",
         "default": 24,
+        "default_depends": "0 beside add_per_request, mass or target_per_rank",
     }
+    assert listed["xshare"]["defaults_with_speculation"] == {"k0": 1, "add": 0, "add_per_request": 4}
     assert "default" not in listed["moe-spec"]["keys"]["budget"]
     assert listed["moe-spec"]["phases"] == ["verify"]
 
@@ -115,6 +117,33 @@ def test_one_policy_alone_and_an_unknown_one(capsys):
     assert [policy["policy"] for policy in json.loads(capsys.readouterr().out)] == ["oea"]
     assert main(["policies", "nope"]) == 1
     assert capsys.readouterr().err == f"policies: policy = 'nope': allowed is one of {', '.join(NAMES)}\n"
+
+
+def test_a_default_that_depends_on_other_keys_is_listed_so(capsys):
+    assert main(["policies", "xshare"]) == 0
+    table = capsys.readouterr().out
+    assert " ".join(table.split()).count("24; 0 beside add_per_request") == 1
+    assert "without keys, on a server that speculates: k0=1, add=0, add_per_request=4" in table
+    for other, value in {"add_per_request": 4, "mass": 0.5, "target_per_rank": 5}.items():
+        assert other in get_policy("xshare").depends["add"]
+        assert get_policy("xshare").resolve({other: value})["add"] == 0
+    assert get_policy("xshare").resolve({"k0": 2, "p": 0.9})["add"] == 24
+
+
+@pytest.mark.parametrize(
+    ("policy", "keys", "message"),
+    [
+        ("xshere", {}, "did you mean xshare\\?$"),
+        ("OEA", {}, "did you mean oea\\?$"),
+        ("moespec", {}, "did you mean moe-spec\\?$"),
+        ("nothing", {}, "moe-spec, custom$"),
+        ("xshare", {"ad": 3}, "balance; did you mean add\\?$"),
+        ("xshare", {"nope": 3}, "balance$"),
+    ],
+)
+def test_near_misses_are_answered_with_the_nearest_name(policy, keys, message):
+    with pytest.raises(ValueError, match=message):
+        build_plan(policy, **keys)
 
 
 @pytest.mark.parametrize("argv", [[], ["nope"], ["policies", "--nope"]])

@@ -14,7 +14,8 @@ from stage.fake import Model, runner
 def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Call it with a fake model and server flags to put the stage around it; it is gone after the test."""
     monkeypatch.setattr(stage, "_stage", None)
-    # What these two read from SGLang is tested on every release in test_layer.py and test/served/test_serving.py.
+    # What these three ask of SGLang is tested on every release in test_layer.py and test/served/test_serving.py.
+    monkeypatch.setattr("sglang_xshare.stage.upstream.show_plan", lambda plan: None)
     monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
     monkeypatch.setattr(
         "sglang_xshare.stage.start.layers.find_layers",

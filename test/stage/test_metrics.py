@@ -104,7 +104,7 @@ def test_log_line():
 EXPORT = """
 from prometheus_client import CollectorRegistry, generate_latest, multiprocess
 from sglang_xshare.stage.metrics import OUTCOMES, Exporter, Interval
-exporter = Exporter()
+exporter = Exporter({"policy": "xshare", "k0": 1, "mass": None})
 labels = {"model_name": "m", "tp_rank": 0}
 outcomes = dict.fromkeys(OUTCOMES, 0)
 exporter.export(Interval(4, 40, 20, 7.5, 10, 0, outcomes | {"policy": 1, "prefill": 1}), labels)
@@ -135,6 +135,10 @@ def test_export_in_multiprocess_mode(tmp_path):
         f'sglang:expert_policy_steps_total{{model_name="m",outcome="{outcome}",tp_rank="0"}}': count
         for outcome, count in (dict.fromkeys(OUTCOMES, 0) | {"policy": 2, "prefill": 1, "min_tokens": 3}).items()
     }
+    wanted[
+        'sglang:expert_policy_info{model_name="m",plan="{\\"policy\\": \\"xshare\\", \\"k0\\": 1, \\"mass\\": null}",'
+        'policy="xshare",tp_rank="0"}'
+    ] = 1
     lines = [line for line in done.stdout.splitlines() if line and not line.startswith("#")]
     found = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
     assert found == pytest.approx(wanted)

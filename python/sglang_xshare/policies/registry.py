@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..keys import Key
+from ..keys import Key, suggest
 from ..plan import KEYS, SelectionPlan
 
 
@@ -23,8 +23,8 @@ class Setting:
 class Policy:
     """A preset: `make` turns its keys into a plan. A key without a default in `defaults` is required.
 
-    A user who gives no key gets `bare`, or `bare_speculative` on a server that speculates. It selects in `phases`
-    unless a user names others.
+    A user who gives no key gets `bare`, or `bare_speculative` on a server that speculates. `depends` says of a default
+    that depends on other keys what else it can be. It selects in `phases` unless a user names others.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Policy:
     published: tuple[Setting, ...] = ()
     bare: Mapping[str, Any] = field(default_factory=dict)
     bare_speculative: Mapping[str, Any] = field(default_factory=dict)
+    depends: Mapping[str, str] = field(default_factory=dict)
     phases: tuple[str, ...] = ("decode", "verify")
 
     def default_keys(self, speculative: bool) -> dict[str, Any]:
@@ -44,15 +45,32 @@ class Policy:
 
     def build(self, keys: Mapping[str, Any]) -> SelectionPlan:
         """The plan for these keys. Raises ValueError naming the key, the value and what is allowed."""
+        self.check_names(keys)
+        missing = self.list_missing(keys)
+        if missing:
+            raise ValueError("; ".join(missing))
+        return replace(self.make(**self._check_values(keys)), policy=self.name)
+
+    def check_names(self, keys: Mapping[str, Any], others: Iterable[str] = ()) -> None:
+        """Raise ValueError for a key that is neither the policy's nor one of `others`."""
+        known = [*self.keys, *others]
         for name, value in keys.items():
-            if name not in self.keys:
-                allowed = ", ".join(self.keys) or "none"
+            if name not in known:
+                allowed = (", ".join(known) or "none") + suggest(name, known)
                 raise ValueError(f"{name} = {value!r}: {self.name} has no such key; allowed is {allowed}")
-        for name, key in self.keys.items():
-            if name not in keys and name not in self.defaults:
-                raise ValueError(f"{name} is missing: {self.name} needs {key.allowed}")
-        checked = {name: self.keys[name].check(name, value) for name, value in keys.items()}
-        return replace(self.make(**checked), policy=self.name)
+
+    def list_missing(self, keys: Iterable[str]) -> list[str]:
+        """What is missing of the keys that have no default, a clause each."""
+        required = {name: key for name, key in self.keys.items() if name not in self.defaults and name not in keys}
+        return [f"{name} is missing: {self.name} needs {key.allowed}" for name, key in required.items()]
+
+    def resolve(self, keys: Mapping[str, Any]) -> dict[str, Any]:
+        """Every key of the policy with its value in the plan for these: as given, or what its default comes to."""
+        plan, given = self.build(keys), self._check_values(keys)
+        return {name: given.get(name, getattr(plan, name, self.defaults.get(name))) for name in self.keys}
+
+    def _check_values(self, keys: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self.keys[name].check(name, value) for name, value in keys.items()}
 
 
 _POLICIES: dict[str, Policy] = {}
@@ -82,7 +100,7 @@ def register(
 def get_policy(name: Any) -> Policy:
     """The policy called `name`. Raises ValueError listing the names there are."""
     if not isinstance(name, str) or name not in _POLICIES:
-        raise ValueError(f"policy = {name!r}: allowed is one of {', '.join(_POLICIES)}")
+        raise ValueError(f"policy = {name!r}: allowed is one of {', '.join(_POLICIES)}{suggest(name, _POLICIES)}")
     return _POLICIES[name]
 
 

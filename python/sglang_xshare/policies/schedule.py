@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from ..plan import SelectionPlan
-from .registry import build_plan, get_policy
+from .registry import Policy, build_plan, get_policy
 
 PHASES = ("decode", "verify")
 
@@ -80,12 +80,17 @@ class Schedule:
     @cache  # noqa: B019 - one schedule lives as long as its process
     def plan(self, layer: int, rows: int) -> SelectionPlan | None:
         """The plan for a layer id and a number of router rows; None where an override makes it vanilla."""
+        keys = self.keys_at(layer, rows)
+        return None if keys["policy"] == "vanilla" else build_plan(keys)
+
+    def keys_at(self, layer: int, rows: int) -> dict[str, Any]:
+        """The policy and its keys for a layer id and a number of router rows, with the overrides that apply."""
         keys = {"policy": self.policy, **self.keys}
         for overrides, number in ((self.by_batch, rows), (self.layers, layer)):
             for override in overrides:
                 if number in override:
                     keys = _merge(keys, override.keys)
-        return None if keys["policy"] == "vanilla" else build_plan(keys)
+        return keys
 
     def plans(self, model_layers: Sequence[int] | None = None) -> list[SelectionPlan]:
         """Every plan that some layer and batch size can get: building all finds a wrong override at start-up.
@@ -125,10 +130,11 @@ def build_schedule(name: str, config: dict[str, Any], speculative: bool) -> Sche
         if config:
             raise ValueError(f"{next(iter(config))}: vanilla has no keys")
         return None
+    policy.check_names(keys, others=COMMON_KEYS)
     schedule = Schedule(
         policy=name,
         keys=keys or policy.default_keys(speculative),
-        phases=_read_phases(common.get("phases"), name, policy.phases, speculative),
+        phases=_read_phases(common.get("phases"), policy, keys, speculative),
         min_tokens=_read_count("min_tokens", common.get("min_tokens", COMMON_KEYS["min_tokens"].default)),
         max_tokens=None if "max_tokens" not in common else _read_count("max_tokens", common["max_tokens"]),
         layers=_read_overrides("layers", common.get("layers", {}), lowest=0),
@@ -165,13 +171,13 @@ def _merge(keys: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
     return dict(override) if changed else {**keys, **override}
 
 
-def _read_phases(value: Any, name: str, default: tuple[str, ...], speculative: bool) -> tuple[str, ...]:
+def _read_phases(value: Any, policy: Policy, keys: dict[str, Any], speculative: bool) -> tuple[str, ...]:
     if value is None:
-        if not speculative and default == ("verify",):
-            raise ValueError(
-                f'{name} without speculative decoding: it selects in target-verify; allowed is phases = ["decode"]'
-            )
-        return default
+        if not speculative and policy.phases == ("verify",):
+            never = f"{policy.name} without speculative decoding: it selects in target-verify"
+            missing = [*policy.list_missing(keys), never]
+            raise ValueError(f'{"; ".join(missing)}; allowed is --speculative-algorithm, or phases = ["decode"]')
+        return policy.phases
     if not isinstance(value, list) or not value or any(phase not in PHASES for phase in value):
         raise ValueError(f"phases = {value!r}: allowed is {COMMON_KEYS['phases'].allowed}")
     occurs = "verify" if speculative else "decode"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -27,9 +27,10 @@ def print_table(policies: Sequence[Policy]) -> None:
         if policy.keys:
             rows = [(name, _format_default(policy, name), key.allowed, key.help) for name, key in policy.keys.items()]
             console.print(_make_table(rows))
+        if policy.bare_speculative != policy.bare:
+            console.print(f"  without keys, on a server that speculates: {_join(policy.bare_speculative)}")
         for setting in policy.published:
-            keys = ", ".join(f"{name}={value}" for name, value in setting.keys.items())
-            console.print(f"  recommended: [bold]{keys}[/bold]  {setting.result}")
+            console.print(f"  recommended: [bold]{_join(setting.keys)}[/bold]  {setting.result}")
         console.print()
     console.print("[bold]every policy but vanilla[/bold]  Where and when it applies.")
     common = [
@@ -59,6 +60,8 @@ def _describe(policy: Policy) -> dict[str, Any]:
         keys[name] = {"allowed": key.allowed, "meaning": key.help}
         if name in policy.defaults:
             keys[name]["default"] = policy.bare.get(name, policy.defaults[name])
+        if name in policy.depends:
+            keys[name]["default_depends"] = policy.depends[name]
     return {
         "policy": policy.name,
         "summary": policy.summary,
@@ -82,7 +85,12 @@ def _describe_common(policy: Policy) -> dict[str, Any]:
 def _format_default(policy: Policy, name: str) -> str:
     if name not in policy.defaults:
         return "required"
-    return _format(policy.bare.get(name, policy.defaults[name]))
+    default = _format(policy.bare.get(name, policy.defaults[name]))
+    return f"{default}; {policy.depends[name]}" if name in policy.depends else default
+
+
+def _join(keys: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in keys.items())
 
 
 def _format(default: Any) -> str:

@@ -24,6 +24,7 @@ ADD = 24
     ),
     bare={"k0": 1, "add": ADD},
     bare_speculative={"k0": 1, "add": 0, "add_per_request": 4},
+    depends={"add": "0 beside add_per_request, mass or target_per_rank"},
 )
 def xshare(
     k0: int = 1,

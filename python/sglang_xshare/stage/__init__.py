@@ -22,8 +22,10 @@ def check_flags(server_args: Any) -> None:
     from .start.arguments import read_arguments
 
     if read_arguments(server_args) is not None:
+        from .start.model import check_path
         from .start.modes import check_modes, check_tree
 
+        check_path(getattr(server_args, "model_path", None))
         check_tree()
         check_modes(server_args)
 
@@ -56,12 +58,15 @@ def attach(model_runner: Any) -> None:
     if arguments is not None and not model_runner.is_draft_worker:
         from .stage import Stage
         from .start.layers import find_layers
+        from .upstream import show_plan
 
         global _stage
         layers = find_layers(model_runner, arguments)
         _stage = Stage(
             model_runner.model, layers, model_runner.device, arguments.schedule, arguments.trace, arguments.align
         )
+        if _stage.plan is not None:
+            show_plan(_stage.plan)
 
 
 def route(topk_config: Any) -> Any:

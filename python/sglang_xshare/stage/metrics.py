@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,15 +117,22 @@ def format_log(interval: Interval) -> str:
 
 
 class Exporter:
-    """The prometheus metrics, made at the first export: prometheus must be in multiprocess mode by then."""
+    """The prometheus metrics, made at the first export: prometheus must be in multiprocess mode by then.
 
-    def __init__(self) -> None:
+    `plan` is the plan in force, exported as a label.
+    """
+
+    def __init__(self, plan: Mapping[str, Any] | None = None) -> None:
+        self.plan = plan
         self._metrics: dict[str, Any] = {}
 
     def export(self, interval: Interval, labels: dict[str, str]) -> None:
         """Add an interval to the counters and set the gauges to its means."""
         if not self._metrics:
             self._metrics = _make_metrics(tuple(labels))
+            if self.plan is not None:
+                info = {"policy": self.plan["policy"], "plan": json.dumps(self.plan)}
+                self._metrics["info"].labels(**labels, **info).set(1)
         counts = {
             "layer_steps": interval.layer_steps,
             "experts_before": interval.experts_before,
@@ -162,6 +170,9 @@ def _make_metrics(labels: tuple[str, ...]) -> dict[str, Any]:
     prefix = "sglang:expert_policy_"
     metrics: dict[str, Any] = {name: Counter(prefix + name, text, labels) for name, text in counters.items()}
     metrics["steps"] = Counter(prefix + "steps", "Forwards of the target model, by outcome", (*labels, "outcome"))
+    # Prometheus has an Info of its own, but not in multiprocess mode.
+    text = "1; the plan in force is a label, as JSON with every default resolved"
+    metrics["info"] = Gauge(prefix + "info", text, (*labels, "policy", "plan"), multiprocess_mode="mostrecent")
     for name, text in gauges.items():
         metrics[name] = Gauge(prefix + name, text, labels, multiprocess_mode="mostrecent")
     return metrics

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
 from ..plan import SelectionPlan
 from ..policies import VANILLA
+from ..policies.description import describe
 from ..policies.schedule import Schedule
 from .alignment import Aligner
 from .layer import Layer
@@ -53,7 +55,9 @@ class Stage:
         self.trace = None
         if trace is not None:
             self.trace = Trace(trace, [layer.layer_id for _, layer in layers], device)
-        self.exporter = Exporter()
+        self.plan = describe(schedule, layers[0][1].router.top_k) if schedule else None
+        """The plan in force, JSON-able; None where padding rows alone are masked."""
+        self.exporter = Exporter(self.plan)
         self.aligner = Aligner() if align else None
         for _, layer in layers:
             layer.aligner = self.aligner
@@ -63,7 +67,8 @@ class Stage:
         """What the scheduler had counted when metrics and trace were last brought up to date."""
         model.forward = self._wrap(model.forward)
         name = self.schedule.policy if self.schedule else "none, padding masked,"
-        logger.info("Expert policy %s on %d MoE layers", name, len(self.layers))
+        plan = f": {json.dumps(self.plan)}" if self.plan else ""
+        logger.info("Expert policy %s on %d MoE layers%s", name, len(self.layers), plan)
 
     def route(self, topk_config: Any) -> Any:
         """The config to route with. A config that is not the target's (a draft's) is returned as it is."""

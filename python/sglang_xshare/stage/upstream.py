@@ -27,6 +27,21 @@ def model_config(server_args: Any) -> Any:
     return model_config_of(server_args)
 
 
+def show_plan(plan: Any) -> None:
+    """Have /server_info answer with the plan in force: `expert_policy_config` of `internal_states`, where SGLang shows
+    what a scheduler has made of its arguments. The arguments themselves stay as given.
+    """
+    from sglang.srt.runtime_context import get_context
+
+    context = get_context()
+    try:
+        published = context.server_args
+    except ValueError:  # a model that is loaded outside a server
+        return
+    if published is not None:
+        context.override("expert_policy", expert_policy_config=plan)
+
+
 def spell(value: Any) -> str:
     """An argument as the command line spells it: releases hold some of them as enumerations."""
     return str(getattr(value, "value", value))

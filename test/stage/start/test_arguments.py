@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sglang_xshare.policies.spelling import SPELLING
 from sglang_xshare.stage.start.arguments import Arguments, read_arguments
 from sglang_xshare.stage.start.refusal import ExpertPolicyError
 
@@ -57,6 +58,26 @@ def test_config_is_a_dict_or_text_or_a_file(kind, tmp_path):
     assert schedule.min_tokens == 4
 
 
+@pytest.mark.parametrize(
+    ("flags", "same"),
+    [
+        ({"expert_policy": "xshare:k0=2,add=12"}, '{"k0": 2, "add": 12}'),
+        ({"expert_policy": 'xshare:{"k0": 2, "add": 12}'}, '{"k0": 2, "add": 12}'),
+        ({"expert_policy": "xshare:k0=2", "expert_policy_config": {"min_tokens": 4}}, '{"k0": 2, "min_tokens": 4}'),
+        ({"expert_policy": 'xshare:phases=["decode"]'}, '{"phases": ["decode"]}'),
+    ],
+)
+def test_policy_may_be_spelt_with_its_keys(flags, same):
+    """As the benchmarks spell it; beside --expert-policy-config where they do not contradict."""
+    assert vars(read(**flags).schedule) == vars(read(expert_policy="xshare", expert_policy_config=same).schedule)
+
+
+def test_vanilla_is_vanilla_however_it_is_spelt():
+    assert read(expert_policy="vanilla:{}") is None
+    with pytest.raises(ExpertPolicyError, match=r"but vanilla$"):
+        read(expert_policy="vanilla:{}", expert_policy_align=True)
+
+
 def test_trace_is_a_file_that_need_not_exist_and_is_not_made_yet(tmp_path):
     file = tmp_path / "trace.jsonl"
     assert read(expert_policy="xshare", expert_policy_trace=str(file)).trace == file
@@ -67,19 +88,58 @@ def test_trace_is_a_file_that_need_not_exist_and_is_not_made_yet(tmp_path):
 
 
 POLICIES = "vanilla, pruned, dynamic-skip, xshare, oea, lynx-lat, lynx-acc, moe-spec, custom"
-XSHARE_KEYS = "k0, p, utility, add, add_per_request, mass, target_per_rank, balance"
+COMMON_KEYS = "phases, min_tokens, max_tokens, layers, by_batch"
+XSHARE_KEYS = f"k0, p, utility, add, add_per_request, mass, target_per_rank, balance, {COMMON_KEYS}"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown policy": (
-        {"expert_policy": "xshar"},
-        f"--expert-policy xshar: policy = 'xshar': allowed is one of {POLICIES}",
+        {"expert_policy": "nope"},
+        f"--expert-policy nope: policy = 'nope': allowed is one of {POLICIES}",
+    ),
+    "misspelt policy": (
+        {"expert_policy": "xshere"},
+        f"--expert-policy xshere: policy = 'xshere': allowed is one of {POLICIES}; did you mean xshare?",
+    ),
+    "policy in capitals": (
+        {"expert_policy": "XShare"},
+        f"--expert-policy XShare: policy = 'XShare': allowed is one of {POLICIES}; did you mean xshare?",
+    ),
+    "policy in capitals with keys": (
+        {"expert_policy": "XShare:k0=1"},
+        f"--expert-policy XShare:k0=1: policy 'XShare:k0=1': allowed is {SPELLING}; did you mean xshare?",
+    ),
+    "policy with a colon and no key": (
+        {"expert_policy": "xshare:"},
+        f"--expert-policy xshare:: policy 'xshare:': allowed is {SPELLING}",
+    ),
+    "policy with a key twice": (
+        {"expert_policy": "xshare:k0=1,k0=2"},
+        f"--expert-policy xshare:k0=1,k0=2: policy 'xshare:k0=1,k0=2': k0 is given twice; allowed is {SPELLING}",
+    ),
+    "key in both flags": (
+        {"expert_policy": "xshare:k0=1,add=24", "expert_policy_config": '{"add": 12}'},
+        '--expert-policy xshare:k0=1,add=24 --expert-policy-config {"add": 12}: add = 24 and 12: '
+        "allowed is one of the two flags for a key",
+    ),
+    "vanilla with a key": (
+        {"expert_policy": "vanilla:k0=1"},
+        "--expert-policy vanilla:k0=1: k0: vanilla has no keys",
+    ),
+    "misspelt key": (
+        {"expert_policy": "xshare:ad=24"},
+        f"--expert-policy xshare:ad=24: ad = 24: xshare has no such key; allowed is {XSHARE_KEYS}; did you mean add?",
+    ),
+    "misspelt common key": (
+        {"expert_policy": "oea:by-batch=1"},
+        "--expert-policy oea:by-batch=1: by-batch = 1: oea has no such key; "
+        f"allowed is k0, p, kmax, max_rank, {COMMON_KEYS}; did you mean by_batch?",
     ),
     "policy of another type": (
         {"expert_policy": 3},
         f"--expert-policy 3: policy = 3: allowed is one of {POLICIES}",
     ),
     "unknown key": (
-        {"expert_policy": "xshare", "expert_policy_config": '{"k": 1}'},
-        f'--expert-policy xshare --expert-policy-config {{"k": 1}}: k = 1: xshare has no such key; '
+        {"expert_policy": "xshare", "expert_policy_config": '{"nope": 1}'},
+        f'--expert-policy xshare --expert-policy-config {{"nope": 1}}: nope = 1: xshare has no such key; '
         f"allowed is {XSHARE_KEYS}",
     ),
     "missing key": (
@@ -152,7 +212,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "moe-spec without speculation": (
         {"expert_policy": "moe-spec", "expert_policy_config": '{"budget": 32}'},
         '--expert-policy moe-spec --expert-policy-config {"budget": 32}: moe-spec without speculative decoding: '
-        'it selects in target-verify; allowed is phases = ["decode"]',
+        'it selects in target-verify; allowed is --speculative-algorithm, or phases = ["decode"]',
+    ),
+    "moe-spec without anything": (
+        {"expert_policy": "moe-spec"},
+        "--expert-policy moe-spec: budget is missing: moe-spec needs an integer of at least 1; moe-spec without "
+        "speculative decoding: it selects in target-verify; allowed is --speculative-algorithm, or phases = "
+        '["decode"]',
+    ),
+    "empty config": (
+        {"expert_policy": "xshare", "expert_policy_config": ""},
+        "--expert-policy-config '': empty; allowed is JSON text such as '{\"k0\": 1}' or a JSON file",
     ),
 }
 

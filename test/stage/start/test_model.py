@@ -1,5 +1,6 @@
 """What the stage reads from a model's configuration, and the models it refuses or warns of."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ from sglang_xshare.policies import VANILLA, build_plan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.start import server
 from sglang_xshare.stage.start.arguments import read_arguments
-from sglang_xshare.stage.start.model import ARCHITECTURES, check_schedule, read_model
+from sglang_xshare.stage.start.model import ARCHITECTURES, check_path, check_schedule, read_folder, read_model
 from sglang_xshare.stage.start.refusal import ExpertPolicyError
 
 NO_POLICY = "cannot be served with an expert policy"
@@ -124,14 +125,22 @@ def test_a_runner_that_ranks_logits_serves_gpt_oss(check):
 
 
 @pytest.mark.parametrize(
-    ("keys", "warnings"),
-    [({"add": 64}, 1), ({"add": 62}, 0), ({"add": 8, "layers": {"2": {"add": 63}}}, 1)],
+    ("keys", "warned"),
+    [
+        ({"add": 240}, ["k0 = 1, add = 240"]),
+        ({"add": 63}, ["k0 = 1, add = 63"]),
+        ({"add": 62}, []),
+        (
+            {"add": 8, "layers": {"2": {"add": 63}, "3": {"mass": 1}}},
+            ["k0 = 1, add = 63", "k0 = 1, add = 8, mass = 1.0"],
+        ),
+    ],
 )
-def test_a_plan_that_never_drops_an_expert_is_a_warning(keys, warnings, check, caplog):
+def test_a_plan_that_never_drops_an_expert_is_a_warning(keys, warned, check, caplog):
     """One for each of a policy's plans that only costs time, and none for the others."""
     check(model("Qwen3MoeForCausalLM", num_experts=64, num_experts_per_tok=8), expert_policy_config=keys)
-    line = "--expert-policy xshare: this plan never drops one of 64 experts"
-    assert caplog.messages == [line] * warnings
+    lines = [f"--expert-policy xshare: this plan ({plan}) never drops one of 64 experts" for plan in warned]
+    assert sorted(caplog.messages) == lines
     assert all(record.levelname == "WARNING" for record in caplog.records)
 
 
@@ -145,7 +154,50 @@ def test_a_schedule_is_checked_by_itself_as_a_live_switch_does():
     keys = {"k0": 1, "add": 8, "layers": {"2": {"add": 63}}}
     plans, warnings = check_schedule(build_schedule("xshare", keys, speculative=False), served, config)
     assert plans == [build_plan("xshare", k0=1, add=8), build_plan("xshare", k0=1, add=63)]
-    assert warnings == ["--expert-policy xshare: this plan never drops one of 64 experts"]
+    assert warnings == ["--expert-policy xshare: this plan (k0 = 1, add = 63) never drops one of 64 experts"]
     assert check_schedule(None, served, config) == ([VANILLA], [])
     with pytest.raises(ExpertPolicyError, match=r"^--expert-policy oea: k0 = 9: allowed is at most the model's top-k"):
         check_schedule(build_schedule("oea", {"k0": 9}, speculative=False), served, config)
+
+
+def test_a_folder_is_read_without_sglang(tiny_model, tmp_path):
+    shape = read_folder(str(tiny_model))
+    assert (shape.architecture, shape.num_layers, shape.num_experts, shape.top_k) == ("Qwen3MoeForCausalLM", 4, 64, 8)
+    nested = {"architectures": ["Qwen3MoeForCausalLM"], "text_config": QWEN3 | {"num_hidden_layers": 3}}
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    assert read_folder(str(tmp_path)).num_layers == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (None, "No such file or directory; allowed is a model's folder"),
+        ("{", "config.json: Expecting property name"),
+        ("[]", "config.json: .*; allowed is a model's folder"),
+        ('{"num_hidden_layers": 2}', "config.json: .*architectures'?; allowed is a model's folder"),
+        ('{"num_hidden_layers": 2, "architectures": ["Qwen3ForCausalLM"]}', f"{NO_POLICY}: .* is a dense model"),
+    ],
+)
+def test_a_folder_without_a_model_is_refused_in_one_line(config, reason, tmp_path):
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ExpertPolicyError, match=reason) as raised:
+        read_folder(str(tmp_path))
+    assert str(tmp_path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("path", ["/nowhere/model", "./model", "../model", "~/model", "there/model", "there/deep/er"])
+def test_a_missing_model_folder_is_refused(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there" / "deep").mkdir(parents=True)
+    with pytest.raises(ExpertPolicyError) as raised:
+        check_path(path)
+    assert str(raised.value) == f"--model-path {path}: not there; allowed is a model's folder, or a name for a hub"
+
+
+@pytest.mark.parametrize("path", ["Qwen/Qwen3-30B-A3B", "gpt2", "s3://bucket/model", "there/model", "there.gguf", None])
+def test_a_name_for_a_hub_and_a_folder_that_is_there_are_left_alone(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there" / "model").mkdir(parents=True)
+    check_path(path)

@@ -117,6 +117,15 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         f"--moe-runner-backend triton_kernel: {NO_POLICY}: a runner that ranks logits itself serves renormalizing "
         "routers only",
     ),
+    "no model in the folder named": (
+        (*POLICY, "--model-path", "{written}/nothing"),
+        "--model-path {written}/nothing: not there; allowed is a model's folder, or a name for a hub",
+    ),
+    "misspelt policy with its keys": (
+        ("--expert-policy", "oea:k=3"),
+        "--expert-policy oea:k=3: k = 3: oea has no such key; allowed is k0, p, kmax, max_rank, phases, min_tokens, "
+        "max_tokens, layers, by_batch; did you mean k0?",
+    ),
     "dense model": (
         (*POLICY, "--model-path", "{written}/dense"),
         f"--model-path {{written}}/dense: {NO_POLICY}: Qwen3ForCausalLM is a dense model; "
@@ -209,6 +218,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "no policy": (),
     "vanilla": ("--expert-policy", "vanilla"),
     "bare xshare": POLICY,
+    "a policy with its keys": ("--expert-policy", "xshare:k0=1,add=12", "--expert-policy-config", '{"min_tokens": 4}'),
     "masking alone": ("--mask-padding-experts",),
     "speculation": (*POLICY, "--speculative-algorithm", "NGRAM"),
     "target_per_rank with expert parallelism": (*keys('{"target_per_rank": 5}'), "--tp", "2", "--ep", "2"),

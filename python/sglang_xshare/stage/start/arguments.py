@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from ...policies.schedule import Schedule, build_schedule
+from ...policies.spelling import parse_policy
 from .refusal import ExpertPolicyError
 
 
@@ -29,20 +30,20 @@ def read_arguments(server_args: Any) -> Arguments | None:
     trace = getattr(server_args, "expert_policy_trace", None)
     mask_padding = bool(getattr(server_args, "mask_padding_experts", False))
     align = bool(getattr(server_args, "expert_policy_align", False))
-    if align and name in (None, "vanilla"):
+    if align and (name is None or str(name).partition(":")[0] == "vanilla"):
         raise ExpertPolicyError("--expert-policy-align: allowed only together with --expert-policy, but vanilla")
     if name is None:
         for flag, value in (("--expert-policy-config", config), ("--expert-policy-trace", trace)):
             if value is not None:
                 raise ExpertPolicyError(f"{flag} {value}: allowed only together with --expert-policy")
         return Arguments(None) if mask_padding else None
-    keys = _read_config(config)
+    keys = read_config(config)
     speculative = getattr(server_args, "speculative_algorithm", None) is not None
     try:
-        schedule = build_schedule(name, keys, speculative)
+        schedule = build_schedule(*join_keys(name, keys), speculative)
     except ValueError as error:
         given = "" if config is None else f" --expert-policy-config {_one_line(config)}"
-        raise ExpertPolicyError(f"--expert-policy {name}{given}: {error}") from None
+        raise ExpertPolicyError(f"--expert-policy {_one_line(name)}{given}: {error}") from None
     if schedule is None:
         if mask_padding:
             raise ExpertPolicyError(
@@ -57,21 +58,36 @@ def read_arguments(server_args: Any) -> Arguments | None:
     return Arguments(schedule, None if trace is None else _check_trace(Path(trace)), align)
 
 
-def _read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
+def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """(name, keys) of a policy that may be spelt with keys, such as xshare:k0=1, beside those of its configuration.
+
+    Raises ValueError for a key in both.
+    """
+    if not isinstance(policy, str) or ":" not in policy:
+        return policy, keys
+    name, spelt = parse_policy(policy)
+    for key, value in keys.items():
+        if key in spelt:
+            raise ValueError(f"{key} = {spelt[key]!r} and {value!r}: allowed is one of the two flags for a key")
+    return name, {**spelt, **keys}
+
+
+def read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
     """The policy's keys: a dict as it is (Engine), JSON text, or the path of a JSON file."""
     if config is None or isinstance(config, dict):
         return dict(config or {})
-    flag = f"--expert-policy-config {_one_line(config)}"
+    flag = f"--expert-policy-config {_one_line(config) or repr(config)}"
     if not isinstance(config, str):
         raise ExpertPolicyError(f"{flag}: of type {type(config).__name__}; allowed is a dict, JSON text or a JSON file")
+    expected = "allowed is JSON text such as '{\"k0\": 1}' or a JSON file"
+    if not config.strip():
+        raise ExpertPolicyError(f"{flag}: empty; {expected}")
     text: str | bytes = config
     if not config.lstrip().startswith(("{", "[")):
         try:
             text = Path(config).read_bytes()
         except OSError as error:
-            raise ExpertPolicyError(
-                f"{flag}: {error.strerror or error}; allowed is JSON text such as '{{\"k0\": 1}}' or a JSON file"
-            ) from None
+            raise ExpertPolicyError(f"{flag}: {error.strerror or error}; {expected}") from None
     try:
         keys = orjson.loads(text)
     except orjson.JSONDecodeError as error:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ...plan import SelectionPlan
@@ -11,6 +14,7 @@ from ...policies.schedule import Schedule
 from ...types import Router
 from ..mask import check_maskable
 from ..upstream import attention_dp_size, spell
+from .idle_budgets import largest_batch, list_idle_budgets
 from .refusal import ExpertPolicyError, refusal
 
 # Models whose every MoE layer routes through `TopK` with a softmax or sigmoid router the stage reproduces. Others have
@@ -76,6 +80,33 @@ def read_model(model: Any, path: str) -> MoeModel:
     )
 
 
+def read_folder(folder: str) -> MoeModel:
+    """Read a model's folder, of which it needs the config.json alone. Raises `ExpertPolicyError` where there is none, as
+    for a model that is not served.
+    """
+    file = Path(folder) / "config.json"
+    try:
+        config = json.loads(file.read_bytes(), object_hook=lambda keys: SimpleNamespace(**keys))
+        text = getattr(config, "text_config", config)
+        loaded = SimpleNamespace(hf_config=config, hf_text_config=text, num_hidden_layers=text.num_hidden_layers)
+        return read_model(loaded, folder)
+    except (OSError, ValueError, AttributeError, TypeError, IndexError) as error:
+        if isinstance(error, ExpertPolicyError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ExpertPolicyError(f"--model {folder}: {file.name}: {reason}; allowed is a model's folder") from None
+
+
+def check_path(path: Any) -> None:
+    """Raise `ExpertPolicyError` for a --model-path that can only mean a folder, and is none. SGLang's own answer is a
+    traceback. A name for a hub stays as it is: it is no absolute or dotted path, and nothing here has its first part.
+    """
+    if not isinstance(path, str) or "/" not in path or Path(path).exists():
+        return
+    if path.startswith(("/", ".", "~")) or Path(path).parent.is_dir():
+        raise ExpertPolicyError(f"--model-path {path}: not there; allowed is a model's folder, or a name for a hub")
+
+
 def check_attention(model: MoeModel, config: Any) -> None:
     """Raise `ExpertPolicyError` where upstream does not serve the model with the data-parallel attention asked for."""
     if attention_dp_size(config) > 1 and model.architecture in WHOLE_ATTENTION:
@@ -93,13 +124,10 @@ def check_schedule(schedule: Schedule | None, model: MoeModel, config: Any) -> t
     plans, warnings = [VANILLA], []
     if schedule is not None:
         _check_size(schedule, config)
-        plans = _build_plans(schedule, model, config)
-        router = Router(top_k=model.top_k)
-        warnings = [
-            f"--expert-policy {schedule.policy}: this plan never drops one of {model.num_experts} experts"
-            for plan in plans
-            if not plan.can_drop(router, model.num_experts, ranks=config.ep_size)
-        ]
+        plans = build_plans(schedule, model, config.ep_size)
+        _check_plans(plans, model, config)
+        tokens = config.speculative_num_draft_tokens or 1
+        warnings = list_idle_budgets(schedule, plans, model, config.ep_size, largest_batch(config), tokens)
     if spell(config.moe_runner_backend) == "triton_kernel":
         _check_maskable(plans, model)
     return plans, warnings
@@ -122,14 +150,21 @@ def _check_size(schedule: Schedule, config: Any) -> None:
         raise refusal("--max-running-requests", requests, reason)
 
 
-def _build_plans(schedule: Schedule, model: MoeModel, config: Any) -> list[SelectionPlan]:
-    """Every plan that the model's layers can get, checked against the model and the server."""
+def build_plans(schedule: Schedule, model: MoeModel, ranks: int = 1) -> list[SelectionPlan]:
+    """Every plan that the model's layers can get on so many expert-parallel ranks. Raises `ExpertPolicyError` for one
+    that the model does not fit.
+    """
     try:
         plans = schedule.plans(range(model.num_layers))
         for plan in plans:
-            plan.check(Router(top_k=model.top_k), model.num_experts, ranks=config.ep_size)
+            plan.check(Router(top_k=model.top_k), model.num_experts, ranks=ranks)
     except ValueError as error:
         raise ExpertPolicyError(f"--expert-policy {schedule.policy}: {error}") from None
+    return plans
+
+
+def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> None:
+    """Refuse a plan that the server does not fit."""
     moves = config.init_expert_location != "trivial" or config.enable_eplb or config.ep_num_redundant_experts
     for plan in plans:
         if plan.target_per_rank is not None and moves:
@@ -140,7 +175,6 @@ def _build_plans(schedule: Schedule, model: MoeModel, config: Any) -> list[Selec
         if plan.kmax not in (None, model.top_k) and config.enable_return_routed_experts:
             reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is off"
             raise refusal("--enable-return-routed-experts", "on", reason)
-    return plans
 
 
 def _check_maskable(plans: list[SelectionPlan], model: MoeModel) -> None:

@@ -1,0 +1,67 @@
+"""The plan in force: a schedule with every default resolved, for log, /server_info, /metrics and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from .registry import get_policy
+from .schedule import Override, Schedule
+
+TOP_K_KEYS = ("k0", "kmax")
+"""Keys that stand for the model's top-k where they are null."""
+
+
+def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
+    """JSON-able: the policy, its keys, phases and limits, each resolved; what stands for the model's `top_k` is that
+    number where it is given.
+
+    `overrides` lists what differs by `layers` and `by_batch`, an absent one for all others: the keys that change, or
+    another policy with all of its own. Of two that hold for a layer and a batch size, the later one applies.
+    """
+    layers, sizes = _split(schedule.layers), _split(schedule.by_batch)
+    # Beyond every override, whose keys are the policy's own.
+    plain = layers[-1][1] + 1 if layers else 0, sizes[-1][1] + 1 if sizes else 1
+    base = _resolve(schedule.keys_at(*plain), top_k)
+    places = [(None, size) for size in sizes] + [(layer, size) for layer in layers for size in (None, *sizes)]
+    overrides: list[dict[str, Any]] = []
+    shown: dict[Any, dict[str, Any]] = {}
+    for layer, size in places:
+        keys = _resolve(schedule.keys_at(layer[0] if layer else plain[0], size[0] if size else plain[1]), top_k)
+        if keys == shown.get((layer, None), shown.get((None, size), base)):
+            continue
+        shown[layer, size] = keys
+        place = {"layers": _spell(layer), "by_batch": _spell(size)}
+        same_policy = keys["policy"] == base["policy"]
+        changed = {name: value for name, value in keys.items() if not same_policy or value != base[name]}
+        overrides.append({name: span for name, span in place.items() if span} | changed)
+    return {
+        **base,
+        "phases": list(schedule.phases),
+        "min_tokens": schedule.min_tokens,
+        "max_tokens": schedule.max_tokens,
+        "overrides": overrides,
+    }
+
+
+def _resolve(keys: dict[str, Any], top_k: int | None) -> dict[str, Any]:
+    if keys["policy"] == "vanilla":
+        return {"policy": "vanilla"}
+    own = {name: value for name, value in keys.items() if name != "policy"}
+    resolved = {"policy": keys["policy"], **get_policy(keys["policy"]).resolve(own)}
+    return resolved | {name: top_k for name in TOP_K_KEYS if name in resolved and resolved[name] is None}
+
+
+def _split(overrides: Sequence[Override]) -> list[tuple[int, int]]:
+    """Stretches (first, last) in ascending order, in each of which the same overrides apply."""
+    starts = sorted({n for override in overrides for n in (override.first, override.last + 1)})
+    spans = [(first, end - 1) for first, end in pairwise(starts)]
+    return [span for span in spans if any(span[0] in override for override in overrides)]
+
+
+def _spell(span: tuple[int, int] | None) -> str:
+    if span is None:
+        return ""
+    first, last = span
+    return str(first) if first == last else f"{first}-{last}"

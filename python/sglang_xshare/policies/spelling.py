@@ -1,0 +1,49 @@
+"""A policy as a command line spells it: of the server, the benchmarks and `sglang-xshare policies --show`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from ..keys import suggest
+from .registry import list_policies
+
+SPELLING = "NAME, NAME:key=value,key=value or NAME:{JSON object}, such as xshare:k0=1,add=24"
+
+
+def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
+    """(name, keys) of one policy, spelt as `SPELLING` says. Values are JSON, else text. Neither is looked up.
+
+    Raises ValueError where it is spelt otherwise, or a key is given twice.
+    """
+    name, colon, keys = text.partition(":")
+    if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or (colon and not keys):
+        near = suggest(name, [policy.name for policy in list_policies()])
+        raise ValueError(f"policy {text!r}: allowed is {SPELLING}{near}")
+    try:
+        if keys.startswith("{"):
+            return name, json.loads(keys, object_pairs_hook=_collect)
+        return name, _collect(_parse_pair(pair) for pair in keys.split(",") if pair)
+    except ValueError as error:
+        raise ValueError(f"policy {text!r}: {error}; allowed is {SPELLING}") from None
+
+
+def _collect(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    keys: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in keys:
+            raise ValueError(f"{key} is given twice")
+        keys[key] = value
+    return keys
+
+
+def _parse_pair(pair: str) -> tuple[str, Any]:
+    key, equals, value = pair.partition("=")
+    if not key or not equals or not value:
+        raise ValueError(f"{pair!r} is no key=value")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value

@@ -1,0 +1,114 @@
+"""The plan in force: every default resolved, every override where it applies."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from policies.test_schedule import build
+from sglang_xshare import build_plan
+from sglang_xshare.plan import SelectionPlan
+from sglang_xshare.policies import list_policies
+from sglang_xshare.policies.description import describe
+from sglang_xshare.policies.schedule import COMMON_KEYS
+
+XSHARE = {
+    **{"policy": "xshare", "k0": 1, "p": 1.0, "utility": "topk", "add": 24, "add_per_request": 0},
+    **{"mass": None, "target_per_rank": None, "balance": "literal"},
+    **{"phases": ["decode", "verify"], "min_tokens": 2, "max_tokens": None, "overrides": []},
+}
+
+
+def test_every_key_has_its_value():
+    assert describe(build()) == XSHARE
+    assert describe(build(mass=0.5, min_tokens=4)) == XSHARE | {"mass": 0.5, "add": 0, "min_tokens": 4}
+    assert describe(build(speculative=True)) == XSHARE | {"add": 0, "add_per_request": 4}
+
+
+def test_what_stands_for_the_models_top_k_is_a_number_once_the_model_is_known():
+    assert describe(build("oea"))["kmax"] is None
+    assert describe(build("oea"), top_k=8)["kmax"] == 8
+    assert describe(build("custom", k0=None, add=3), top_k=8)["k0"] == 8
+
+
+@pytest.mark.parametrize("policy", [policy for policy in list_policies() if policy.name != "vanilla"])
+def test_every_policy_is_described_with_all_of_its_keys(policy):
+    required = {"dynamic-skip": {"beta": 0.1}, "lynx-lat": {"drop": 2}, "lynx-acc": {"confidence": 0.2}}
+    required |= {"moe-spec": {"budget": 8}, "custom": {"k0": 1}}
+    described = describe(build(policy.name, speculative=True, **required.get(policy.name, {})))
+    assert set(described) == {"policy", *policy.keys, *COMMON_KEYS, "overrides"} - {"layers", "by_batch"}
+    json.dumps(described)
+
+
+def test_an_order_is_a_list_of_experts_that_json_takes():
+    order = [2, 0, 1]
+    described = describe(build("moe-spec", speculative=True, budget=2, ranking="static", order=order))
+    assert json.loads(json.dumps(described))["order"] == order
+
+
+def test_overrides_name_their_place_and_what_changes():
+    schedule = build(
+        k0=1,
+        add=24,
+        by_batch={"2-8": {"add": 30}, "4": {"add": 24}},
+        layers={"0": {"policy": "vanilla"}, "2-3": {"mass": 0.5}, "5": {"policy": "oea"}, "6": {"k0": 1}},
+    )
+    assert describe(schedule)["overrides"] == [
+        {"by_batch": "2-3", "add": 30},
+        {"by_batch": "5-8", "add": 30},
+        {"layers": "0", "policy": "vanilla"},
+        {"layers": "2-3", "mass": 0.5},
+        {"layers": "2-3", "by_batch": "2-3", "add": 30, "mass": 0.5},
+        {"layers": "2-3", "by_batch": "5-8", "add": 30, "mass": 0.5},
+        {"layers": "5", "policy": "oea", "k0": 3, "p": 1.0, "kmax": None, "max_rank": None},
+    ]
+
+
+def test_a_default_that_depends_is_resolved_at_each_place():
+    """Without `add`, layer 1 has a budget of its own, and none of 24."""
+    overrides = describe(build(k0=1, layers={"1": {"mass": 0.5}}))["overrides"]
+    assert overrides == [{"layers": "1", "add": 0, "mass": 0.5}]
+
+
+KEYS = st.fixed_dictionaries(
+    {}, optional={"k0": st.integers(1, 2), "add": st.integers(0, 2), "mass": st.sampled_from([0.5, 0.9])}
+)
+OTHERS = st.sampled_from([{"policy": "vanilla"}, {"policy": "oea"}, {"policy": "xshare", "mass": 0.25}])
+
+
+def ranges(lowest: int) -> st.SearchStrategy[dict[str, dict[str, Any]]]:
+    spans = st.tuples(st.integers(lowest, 6), st.integers(0, 3)).map(lambda span: f"{span[0]}-{span[0] + span[1]}")
+    return st.dictionaries(spans, KEYS | OTHERS, max_size=3)
+
+
+@settings(deadline=None)
+@given(KEYS, ranges(0), ranges(2))
+def test_read_by_its_rule_it_is_the_schedule(keys, layers, by_batch):
+    try:
+        schedule = build(**keys, layers=layers, by_batch=by_batch)
+    except ValueError:  # such as a key of xshare on top of oea
+        reject()
+    described = json.loads(json.dumps(describe(schedule)))
+    for layer in range(11):
+        for rows in range(2, 11):
+            assert read(described, layer, rows) == schedule.plan(layer, rows)
+
+
+def read(described: dict[str, Any], layer: int, rows: int) -> SelectionPlan | None:
+    """The plan that a description gives to a layer and a batch size."""
+    common = {"phases", "min_tokens", "max_tokens", "overrides"}
+    keys = base = {name: value for name, value in described.items() if name not in common}
+    for override in described["overrides"]:
+        if covers(override.get("layers"), layer) and covers(override.get("by_batch"), rows):
+            changed = {name: value for name, value in override.items() if name not in ("layers", "by_batch")}
+            keys = changed if "policy" in changed else {**base, **changed}
+    return None if keys["policy"] == "vanilla" else build_plan(keys)
+
+
+def covers(span: str | None, number: int) -> bool:
+    if span is None:
+        return True
+    first, _, last = span.partition("-")
+    return int(first) <= number <= int(last or first)

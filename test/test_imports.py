@@ -14,12 +14,13 @@ from benchmark.common.paths import ROOT
 
 SOURCE = ROOT / "python" / "sglang_xshare"
 LAYERS = (
-    ("keys", "types", "version", "patching", "patching.*"),
+    ("keys", "types", "gpus", "version", "patching", "patching.*"),
     ("plan",),
     ("policies", "policies.*", "selection", "selection.*"),
     ("stage.*",),  # what runs every step
     ("stage.start", "stage.start.*"),
     ("stage",),
+    ("check", "check.*"),
     ("cli", "__main__"),
     ("",),
 )

@@ -1,4 +1,4 @@
-"""The command line: `sglang-xshare patch ...` and `sglang-xshare policies`."""
+"""The command line: `sglang-xshare patch ...`, `policies` and `check`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from .check.command import add_parser as add_check_parser
 from .patching.cli import add_parser as add_patch_parser
 from .version import __version__
 
@@ -20,7 +21,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     add_patch_parser(subparsers)
     _add_policies_parser(subparsers)
-    arguments = parser.parse_args(argv)
+    add_check_parser(subparsers)
+    arguments, others = parser.parse_known_args(argv)
+    if hasattr(arguments, "server_flags"):
+        arguments.server_flags = others
+    elif others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     try:
         code = int(arguments.run(arguments))
         sys.stdout.flush()

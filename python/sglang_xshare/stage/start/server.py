@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from ..upstream import attention_dp_size, model_config, resolved
 from .arguments import Arguments
 from .draft import check_draft, check_draft_tokens
-from .model import check_attention, check_schedule, read_model
+from .model import MoeModel, check_attention, check_schedule, read_model
 from .modes import check_aligned, check_modes
-from .refusal import refusal
+from .refusal import ExpertPolicyError, refusal
 
 logger = logging.getLogger(__name__)
 
@@ -19,19 +21,40 @@ def check_server(server_args: Any, arguments: Arguments) -> None:
     """Raise `ExpertPolicyError` for a mode, a model, a draft or a schedule that cannot be served together; warn of a
     plan that never drops an expert.
     """
+    for error in find_refusals(server_args, arguments):
+        raise error
+
+
+def find_refusals(server_args: Any, arguments: Arguments) -> Iterator[ExpertPolicyError]:
+    """Every reason not to serve, the first of each kind, in order; each is looked for when it is asked for."""
     config = resolved(server_args)
-    check_modes(config)
+    yield from _refused(partial(check_modes, config))
     if arguments.align:
-        check_aligned(config)
+        yield from _refused(partial(check_aligned, config))
     loaded = model_config(server_args)
-    model = read_model(loaded, server_args.model_path)
-    check_attention(model, config)
-    check_draft(config, loaded.hf_text_config)
-    check_draft_tokens(config)
+    try:
+        model = read_model(loaded, server_args.model_path)
+    except ExpertPolicyError as error:
+        yield error
+        return
+    yield from _refused(partial(check_attention, model, config))
+    yield from _refused(partial(check_draft, config, loaded.hf_text_config))
+    yield from _refused(partial(check_draft_tokens, config))
     if arguments.trace is not None and config.dp_size > 1 and attention_dp_size(config) == 1:
-        raise refusal(
+        yield refusal(
             "--expert-policy-trace", arguments.trace, f"{config.dp_size} replicas would write it; allowed is one"
         )
+    yield from _refused(partial(_check_schedule, arguments, model, config))
+
+
+def _refused(check: Callable[[], None]) -> Iterator[ExpertPolicyError]:
+    try:
+        check()
+    except ExpertPolicyError as error:
+        yield error
+
+
+def _check_schedule(arguments: Arguments, model: MoeModel, config: Any) -> None:
     _, warnings = check_schedule(arguments.schedule, model, config)
     for warning in warnings:
         logger.warning(warning)

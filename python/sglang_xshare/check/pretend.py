@@ -1,0 +1,73 @@
+"""SGLang's own argument resolution, as it would run on another machine with a GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from ..gpus import Gpu
+
+
+@contextmanager
+def pretend(gpu: Gpu) -> Iterator[None]:
+    """Within it SGLang takes this machine for one with such a GPU of NVIDIA, FlashInfer installed.
+
+    What SGLang has asked the machine when it was imported stays as it is. Raises ValueError on a release that cannot be
+    told, and for a GPU of another vendor.
+    """
+    import torch
+
+    if gpu.capability is None:
+        raise ValueError("--gpu: SGLang decides for AMD's GPUs when it is imported; allowed is NVIDIA's, or none")
+    try:
+        from sglang.srt.runtime_context import override_platform
+        from sglang.srt.utils import common
+    except ImportError:
+        raise ValueError(
+            "--gpu: this SGLang resolves its arguments for its own machine alone; allowed is none, or a later release "
+            "such as 0.5.21"
+        ) from None
+    memory = gpu.memory * 1e9 / 2**20
+    with ExitStack() as stack:
+        stack.enter_context(override_platform(**_list_facts(gpu.capability)))
+        stack.enter_context(_replaced(common, "get_device_memory_capacity", lambda device=None: memory))
+        # A few models' defaults ask torch itself.
+        stack.enter_context(_replaced(torch.cuda, "get_device_capability", lambda device=None: gpu.capability))
+        yield
+
+
+def _list_facts(capability: tuple[int, int]) -> dict[str, Any]:
+    """What SGLang asks of a platform, by its own names."""
+    major, minor = capability
+    others = ("is_hip", "is_npu", "is_xpu", "is_musa", "is_mps", "has_amx")
+    return {
+        **dict.fromkeys(others, False),
+        "is_cuda": True,
+        "has_flashinfer": True,
+        "is_sm90": major == 9,
+        "is_hopper_with_cuda_12_3": major == 9,
+        "is_sm100": major == 10,
+        "is_sm110": major == 11,
+        "is_sm100_or_sm110": major in (10, 11),
+        "is_sm120": major == 12,
+        "is_blackwell": major in (10, 11, 12),
+        "device_sm": major * 10 + minor,
+        "device_capability": capability,
+    }
+
+
+@contextmanager
+def _replaced(module: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Within it a module's function is another, also for SGLang's modules that have imported it by name."""
+    original = getattr(module, name)
+    importers = [m for key, m in list(sys.modules.items()) if key.startswith("sglang.")]
+    holders = [module, *(m for m in importers if vars(m).get(name) is original and m is not module)]
+    for holder in holders:
+        setattr(holder, name, function)
+    try:
+        yield
+    finally:
+        for holder in holders:
+            setattr(holder, name, original)

@@ -1,0 +1,145 @@
+"""What is told of a resolution: the verdict, and what the server would run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..selection.triton_kernel import supports
+from ..stage.start.model import MoeModel, check_schedule, read_model
+from ..stage.start.refusal import ExpertPolicyError
+from ..stage.upstream import attention_dp_size, model_config, resolved, spell
+from ..types import Batch, Router
+from .resolve import Resolution
+
+AUTO = "auto: each layer chooses as it loads, which is checked then"
+
+
+def describe(resolution: Resolution) -> dict[str, Any]:
+    """The report as JSON would have it; what could not be found out is absent."""
+    report: dict[str, Any] = {
+        "served": not resolution.refusals,
+        "refusals": [{"by": who, "says": says} for who, says in resolution.refusals],
+        "warnings": resolution.warnings,
+    }
+    schedule = resolution.arguments.schedule if resolution.arguments else None
+    report["policy"] = None if schedule is None else {"policy": schedule.policy, "keys": schedule.keys}
+    if not resolution.finished:
+        return report
+    config = resolved(resolution.server_args)
+    report |= _describe_server(config)
+    try:
+        model = read_model(model_config(resolution.server_args), resolution.server_args.model_path)
+    except ExpertPolicyError:
+        return report
+    report["model"] = {
+        "architecture": model.architecture,
+        "layers": model.num_layers,
+        "experts": model.num_experts,
+        "top_k": model.top_k,
+    }
+    return report | _describe_selection(resolution, model, config, report["capture_sizes"])
+
+
+def _describe_server(config: Any) -> dict[str, Any]:
+    """What `auto` became. Attention: of prefill and decode, which may differ."""
+    attention = [
+        getattr(config, name, None) or config.attention_backend
+        for name in ("prefill_attention_backend", "decode_attention_backend")
+    ]
+    decode = config.cuda_graph_config.decode
+    captures = str(config.device) == "cuda" and spell(decode.backend) != "disabled"
+    return {
+        "device": str(config.device),
+        "moe_runner": spell(config.moe_runner_backend),
+        "attention": {"prefill": attention[0], "decode": attention[1]},
+        "capture_sizes": list(decode.bs or []) if captures else [],
+    }
+
+
+def _describe_selection(
+    resolution: Resolution, model: MoeModel, config: Any, capture_sizes: list[int]
+) -> dict[str, Any]:
+    """Whether the policy can drop an expert, and what selects at which captured batch size."""
+    schedule = resolution.arguments.schedule if resolution.arguments else None
+    if schedule is None:
+        return {}
+    try:
+        plans, _ = check_schedule(schedule, model, config)
+    except ExpertPolicyError:
+        return {}
+    text = model_config(resolution.server_args).hf_text_config
+    groups = getattr(text, "n_group", None), getattr(text, "topk_group", None)
+    router = Router(
+        top_k=model.top_k,
+        scoring=model.scoring,
+        renormalize=model.renormalize,
+        num_expert_group=groups[0] if all(groups) else None,
+        topk_group=groups[1] if all(groups) else None,
+    )
+    tokens = config.speculative_num_draft_tokens or 1
+    phase = "decode" if config.speculative_algorithm is None else "verify"
+    found: dict[str, list[int]] = {"vanilla": [], "triton": [], "torch": []}
+    for size in capture_sizes or range(1, 17):
+        rows = size * tokens * attention_dp_size(config)
+        kind = "triton" if config.device == "cuda" else "torch"
+        chosen = {schedule.plan(layer, rows) for layer in range(model.num_layers)} - {None}
+        if schedule.reason_to_skip(phase, rows) is not None or not chosen:
+            kind = "vanilla"
+        elif not all(
+            supports(plan, router, Batch(tokens_per_request=tokens), rows, model.num_experts)
+            for plan in chosen
+            if plan is not None
+        ):
+            kind = "torch"
+        found[kind].append(size)
+    dropping = [plan for plan in plans if plan.can_drop(router, model.num_experts, ranks=config.ep_size)]
+    return {"selection": found, "plans": len(plans), "plans_that_can_drop": len(dropping)}
+
+
+def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """The report as rows of a table."""
+    machine = report["gpu"] or "this machine"
+    rows = [("verdict", "served" if report["served"] else "refused"), ("SGLang", f"{report['sglang']}, on {machine}")]
+    rows += [(f"refused by {refusal['by']}", refusal["says"]) for refusal in report["refusals"]]
+    rows += [("warning", line) for line in report["warnings"]]
+    if "model" in report:
+        model = report["model"]
+        shape = f"{model['layers']} layers, {model['experts']} experts, top-{model['top_k']}"
+        rows.append(("model", f"{model['architecture']}: {shape}"))
+    if report["policy"] is None:
+        rows.append(("policy", "none: SGLang as it is"))
+    else:
+        keys = ", ".join(f"{key}={value}" for key, value in report["policy"]["keys"].items())
+        rows.append(("policy", f"{report['policy']['policy']} {keys}".rstrip()))
+    if "moe_runner" in report:
+        attention = report["attention"]
+        runner, same = report["moe_runner"], attention["prefill"] == attention["decode"]
+        rows.append(("MoE runner", AUTO if runner == "auto" else runner))
+        rows.append(
+            ("attention", attention["decode"] if same else " / ".join(f"{v} ({k})" for k, v in attention.items()))
+        )
+        rows.append(("captured batches", spell_sizes(report["capture_sizes"]) or "none: no CUDA graphs"))
+    if "selection" in report:
+        kinds = {"triton": "Triton kernel", "torch": "plain torch", "vanilla": "vanilla"}
+        parts = [
+            f"{name} at {spell_sizes(sizes)}" for kind, name in kinds.items() if (sizes := report["selection"][kind])
+        ]
+        rows.append(("selection", "; ".join(f"{name} at {text}" for name, text in sizes.items() if text)))
+        rows.append(("can drop an expert", f"{report['plans_that_can_drop']} of {report['plans']} plans"))
+    rows.append(("not checked", "the routers of the loaded layers, which takes weights; the first step of a server"))
+    return rows
+
+
+def spell_sizes(sizes: Iterable[int]) -> str:
+    """[1, 2, 3, 4, 8, 16, 24, 32] as "1-4, 8, 16-32 by 8": runs of at least three."""
+    left, parts = list(sizes), []
+    while left:
+        step = left[1] - left[0] if len(left) > 1 else 1
+        run = 1
+        while run < len(left) and left[run] - left[run - 1] == step:
+            run += 1
+        run = run if run > 2 else 1
+        parts.append(str(left[0]) if run == 1 else f"{left[0]}-{left[run - 1]}" + ("" if step == 1 else f" by {step}"))
+        left = left[run:]
+    return ", ".join(parts)

@@ -1,0 +1,135 @@
+"""Server arguments, parsed and resolved by SGLang itself, with every refusal noted in place of the first one raised."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from typing import Any
+
+from .. import stage
+from ..gpus import Gpu
+from ..stage.start.arguments import Arguments, read_arguments
+from ..stage.start.modes import check_modes, check_tree
+from ..stage.start.refusal import ExpertPolicyError
+from ..stage.start.server import find_refusals
+from .pretend import pretend
+
+
+class Resolution:
+    """What came of a server's arguments.
+
+    Attributes:
+        refusals: (who refuses, its one line), in the order in which a server would come to them.
+        warnings: lines of SGLang and of the stage.
+        server_args: SGLang's record; None where it came to none.
+        arguments: the stage's; None where it is off.
+        finished: whether SGLang resolved all of its arguments.
+    """
+
+    def __init__(self) -> None:
+        self.refusals: list[tuple[str, str]] = []
+        self.warnings: list[str] = []
+        self.server_args: Any = None
+        self.arguments: Arguments | None = None
+        self.finished = False
+
+    def refuse(self, who: str, error: object) -> None:
+        """Note a refusal once."""
+        entry = who, " ".join(str(error).split()) or type(error).__name__
+        if entry not in self.refusals:
+            self.refusals.append(entry)
+
+    def check_flags(self, server_args: Any) -> None:
+        """In place of `stage.check_flags`, which SGLang calls before it resolves."""
+        self.server_args = server_args
+        try:
+            self.arguments = read_arguments(server_args)
+        except ExpertPolicyError as error:
+            self.refuse("sglang-xshare", error)
+            self.arguments = Arguments(None)  # what else would be refused, of any policy
+        if self.arguments is not None:
+            for check in (check_tree, lambda: check_modes(server_args)):
+                self._try(check)
+
+    def check_server(self, server_args: Any) -> None:
+        """In place of `stage.check_server`, which SGLang calls after it has resolved."""
+        self.finished = True
+        if self.arguments is not None:
+            for error in find_refusals(server_args, self.arguments):
+                self.refuse("sglang-xshare", error)
+
+    def capture_sizes(self, server_args: Any, sizes: list[int]) -> list[int]:
+        """In place of `stage.capture_sizes`, which parses the policy again."""
+        try:
+            return stage.capture_sizes(server_args, sizes)
+        except ExpertPolicyError:  # noted by `check_flags`
+            return sizes
+
+    def _try(self, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except ExpertPolicyError as error:
+            self.refuse("sglang-xshare", error)
+
+
+def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
+    """Parse a server's flags and resolve them, on this machine or as if on one with `gpu`.
+
+    Raises ValueError for a GPU that cannot be told, and for flags that SGLang's parser does not take.
+    """
+    from sglang.srt import expert_policy
+    from sglang.srt.server_args import prepare_server_args
+
+    resolution = Resolution()
+    hooks = {name: getattr(resolution, name) for name in ("check_flags", "check_server", "capture_sizes")}
+    upstream = {name: getattr(expert_policy, name) for name in hooks}
+    said = io.StringIO()
+    try:
+        vars(expert_policy).update(hooks)
+        machine = pretend(gpu) if gpu else nullcontext()
+        with machine, _listening(resolution.warnings), redirect_stdout(said), redirect_stderr(said):
+            _resolve(flags, prepare_server_args, resolution)
+    except SystemExit:
+        # argparse has printed its usage, which for SGLang is some hundred lines, and at the end what is wrong.
+        line = ["", *said.getvalue().splitlines()][-1]
+        raise ValueError(line.partition("error: ")[2] or f"SGLang: {line}") from None
+    finally:
+        vars(expert_policy).update(upstream)
+    return resolution
+
+
+def _resolve(flags: Sequence[str], prepare: Callable[[list[str]], Any], resolution: Resolution) -> None:
+    try:
+        server_args = prepare(list(flags))
+        if hasattr(server_args, "resolve_once"):  # from 0.5.20 on, parsing does not resolve
+            server_args.resolve_once()
+    except Exception as error:  # whatever SGLang raises would end the server
+        resolution.refuse("SGLang", error)
+
+
+@contextmanager
+def _listening(lines: list[str]) -> Iterator[None]:
+    """Within it warnings of SGLang and of the stage go to `lines` and nowhere else, each once."""
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            line = " ".join(record.getMessage().split())
+            if line not in lines:
+                lines.append(line)
+
+    loggers = [logging.getLogger(name) for name in ("sglang", "sglang_xshare")]
+    listener = Listener(logging.WARNING)
+    for logger in loggers:
+        logger.addHandler(listener)
+        logger.propagate = False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(listener)
+            logger.propagate = True

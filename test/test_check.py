@@ -1,0 +1,198 @@
+"""`sglang-xshare check` says what a server would: the same refusals, and what SGLang resolves for another GPU."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from benchmark.common.paths import ROOT
+from benchmark.gpu.models import COMMON, CONFIGS
+from served.release import CPU, LATEST, OLDER, every_release, make_env
+from sglang_xshare.check.report import spell_sizes
+from sglang_xshare.gpus import GPUS
+from stage.start.test_server import ACCEPTED, POLICY, REFUSED, keys, written  # noqa: F401 - written is a fixture
+
+TINY = ROOT / "checkpoints" / "qwen3-moe-tiny"
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+MODELS = {
+    "bf16": COMMON | CONFIGS["qwen3-30b-a3b"],
+    "awq": COMMON | CONFIGS["qwen3-30b-a3b"] | {"dtype": "float16", "quantization_config": AWQ},
+    "gpt-oss": COMMON | CONFIGS["gpt-oss-20b"],
+}
+TRTLLM = (
+    "--moe-runner-backend flashinfer_trtllm: cannot be served with an expert policy: "
+    "allowed is triton, triton_kernel, cutlass, marlin"
+)
+MXFP4 = TRTLLM.replace("flashinfer_trtllm", "flashinfer_mxfp4")
+RESOLVED = {  # by model and GPU: the runner at server level, and why it is refused
+    ("bf16", "a100"): ("auto", []),
+    ("bf16", "h100"): ("auto", []),
+    ("bf16", "b200"): ("flashinfer_trtllm", [TRTLLM]),
+    ("bf16", "rtx5090"): ("auto", []),
+    ("awq", "h100"): ("auto", []),
+    ("gpt-oss", "h100"): ("triton_kernel", []),
+    ("gpt-oss", "b200"): ("flashinfer_mxfp4", [MXFP4]),
+}
+WITH_GPU = pytest.mark.parametrize("release", [OLDER[-1], LATEST])
+"""The releases that can be told what GPU there is."""
+
+
+def run_all(tree: Path, asked: list[list[str]], env: dict[str, str] | None = None) -> list[dict[str, str]]:
+    """What the command says to each list of arguments, asked in one process."""
+    script = Path(__file__).with_name("check_flags.py")
+    done = subprocess.run(
+        [sys.executable, script], input=json.dumps(asked), env=make_env(tree) | (env or {}), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@cache
+def ask_as_servers(tree: Path, folder: Path) -> dict[tuple[str, ...], dict[str, str]]:
+    """The answers to all arguments that `test_server.py` gives to servers."""
+    asked = [arguments for arguments, _ in REFUSED.values()] + list(ACCEPTED.values())
+    lines = [
+        ["--json", "--model-path", str(TINY), *CPU, *(word.replace("{written}", str(folder)) for word in arguments)]
+        for arguments in asked
+    ]
+    return dict(zip(asked, run_all(tree, lines), strict=True))
+
+
+@every_release
+def test_it_refuses_what_a_server_refuses_for_the_same_reason(release, patched_release, written):  # noqa: F811
+    answers = ask_as_servers(patched_release(release), written)
+    wrong = {}
+    for case, (arguments, line) in REFUSED.items():
+        answer, report = answers[arguments], json.loads(answers[arguments]["out"])
+        first = {"by": "sglang-xshare", "says": line.replace("{written}", str(written))}
+        if (answer["code"], report["served"]) != (1, False) or report["refusals"][:1] != [first]:
+            wrong[case] = report["refusals"]
+    assert wrong == {}
+
+
+@every_release
+def test_it_serves_what_a_server_serves(release, patched_release, written):  # noqa: F811
+    answers = ask_as_servers(patched_release(release), written)
+    reports = {case: json.loads(answers[arguments]["out"]) for case, arguments in ACCEPTED.items()}
+    assert {case: report["refusals"] for case, report in reports.items()} == dict.fromkeys(ACCEPTED, [])
+    assert {answers[arguments]["code"] for arguments in ACCEPTED.values()} == {0}
+    report = reports["bare xshare"]
+    assert report["model"] == {"architecture": "Qwen3MoeForCausalLM", "layers": 4, "experts": 64, "top_k": 8}
+    assert report["policy"] == {"policy": "xshare", "keys": {"k0": 1, "add": 24}}
+    assert (report["sglang"], report["device"], report["capture_sizes"]) == (release, "cpu", [])
+    assert report["selection"] == {"vanilla": [1], "triton": [], "torch": list(range(2, 17))}
+    assert (report["plans"], report["plans_that_can_drop"]) == (1, 1)
+    useless = reports["a plan that drops nothing, which is a warning"]
+    assert useless["plans_that_can_drop"] == 0
+    assert any("this plan never drops one of 64 experts" in line for line in useless["warnings"])
+    assert reports["no policy"]["policy"] is None
+
+
+@cache
+def ask_of_gpus(tree: Path, folder: Path) -> dict[tuple[str, str], dict[str, str]]:
+    """The answers for every model and GPU of `RESOLVED`."""
+    for name, config in MODELS.items():
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(config))
+    lines = [["--json", "--model", str(folder / model), "--gpu", gpu, *POLICY] for model, gpu in RESOLVED]
+    return dict(zip(RESOLVED, run_all(tree, lines), strict=True))
+
+
+@WITH_GPU
+@pytest.mark.parametrize(("model", "gpu"), RESOLVED)
+def test_what_auto_becomes_on_a_gpu(model, gpu, release, patched_release, tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp() / "models"
+    folder.mkdir(exist_ok=True)
+    answer = ask_of_gpus(patched_release(release), folder)[model, gpu]
+    report = json.loads(answer["out"])
+    runner, refusals = RESOLVED[model, gpu]
+    assert report["moe_runner"] == runner
+    assert [refusal["says"] for refusal in report["refusals"]] == refusals
+    assert (answer["code"], report["gpu"], report["device"]) == (int(bool(refusals)), gpu, "cuda")
+    assert set(range(1, 17)) <= set(report["capture_sizes"])
+    assert report["selection"]["triton"] == [size for size in report["capture_sizes"] if size > 1]
+    assert report["attention"]["decode"] not in (None, "torch_native", "intel_amx")
+
+
+def test_all_kinds_of_refusals_are_told(patched_release):
+    asked = [
+        *("--json", "--model", str(TINY), *CPU, "--enable-deterministic-inference", "--expert-policy-align"),
+        *("--max-running-requests", "1", *keys('{"k0": 9}')),
+    ]
+    (answer,) = run_all(patched_release(LATEST), [asked])
+    says = [refusal["says"] for refusal in json.loads(answer["out"])["refusals"]]
+    assert [line.split()[0].rstrip(":") for line in says] == [
+        "--enable-deterministic-inference",
+        "--expert-policy-align",
+        "--max-running-requests",
+    ]
+
+
+def test_the_table_says_the_same(patched_release):
+    served, refused = run_all(
+        patched_release(LATEST),
+        [["--model", str(TINY), *POLICY, "--gpu", "h100"], ["--model", str(TINY), *POLICY, "--gpu", "b200"]],
+    )
+    assert served["code"] == 0
+    for words in ("served", "h100", "auto: each layer chooses", "1-16, 24-256 by 8", "Triton kernel at 2-16"):
+        assert words in served["out"]
+    assert refused["code"] == 1 and "flashinfer_trtllm: cannot be served" in refused["out"]
+
+
+BAD = {
+    "unknown GPU": (["--model", str(TINY), "--gpu", "h101"], f"--gpu h101: not known; allowed is {', '.join(GPUS)}"),
+    "a GPU of AMD": (
+        ["--model", str(TINY), "--gpu", "mi300x"],
+        "--gpu: SGLang decides for AMD's GPUs when it is imported; allowed is NVIDIA's, or none",
+    ),
+    "no model there": (
+        ["--model", "/nowhere/model"],
+        "--model /nowhere/model: no config.json; allowed is a folder that has one, or a model that is cached",
+    ),
+    "a model that would be downloaded": (
+        ["--model", "nobody/no-such-model"],
+        "--model nobody/no-such-model: no config.json; allowed is a folder that has one, or a model that is cached",
+    ),
+    "unknown flag": (["--model", str(TINY), "--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+    "another device": (
+        ["--model", str(TINY), "--gpu", "h100", "--device", "cpu"],
+        "--device cpu with --gpu: allowed is cuda, or either alone",
+    ),
+}
+
+
+@cache
+def ask_badly(tree: Path) -> list[dict[str, str]]:
+    return run_all(tree, [asked for asked, _ in BAD.values()])
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(case, patched_release):
+    answer = ask_badly(patched_release(LATEST))[list(BAD).index(case)]
+    assert answer == {"code": 1, "out": "", "err": f"check: {BAD[case][1]}\n"}
+
+
+def test_a_release_that_cannot_be_told_its_gpu_says_so(patched_release):
+    (answer,) = run_all(patched_release("0.5.17"), [["--model", str(TINY), "--gpu", "h100", *POLICY]])
+    assert (answer["code"], answer["out"]) == (1, "")
+    assert answer["err"] == (
+        "check: --gpu: this SGLang resolves its arguments for its own machine alone; "
+        "allowed is none, or a later release such as 0.5.21\n"
+    )
+
+
+def test_an_unpatched_tree_is_one_line(pristine_release):
+    env = {"PYTHONDONTWRITEBYTECODE": "1"}  # a pristine tree stays so
+    (answer,) = run_all(pristine_release(LATEST), [["--model", str(TINY), *POLICY]], env)
+    assert (answer["code"], answer["err"].count("\n")) == (1, 1)
+    assert "is not patched; run `sglang-xshare patch apply" in answer["err"]
+
+
+def test_sizes_are_spelt_as_runs():
+    assert spell_sizes([1, 2, 3, 4, 8, 16, 24, 32]) == "1-4, 8-32 by 8"
+    assert spell_sizes([1, 2, 4, 8, 12]) == "1, 2, 4-12 by 4"
+    assert spell_sizes([7]) == "7"
+    assert spell_sizes([]) == ""

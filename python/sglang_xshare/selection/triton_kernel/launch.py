@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -16,6 +18,8 @@ from .recipe import MAX_SORTED, WARPS, count_blocks, make_recipe, make_tile, sup
 from .slots import finish_slots
 
 INTERPRETED = triton.knobs.runtime.interpret
+TWO_LAUNCHES = "SGLANG_XSHARE_TWO_LAUNCHES"
+"""Set to 1, this environment variable rules out cooperative launches, whose programs wait for each other."""
 COUNTERS = 64
 CACHE_LINE = 32  # int32
 
@@ -120,19 +124,33 @@ def _launch(
         blocks,
     )
     together = tile.programs == 1 or arrivals is not None
-    for votes, routes in ((True, True),) if together else ((True, False), (False, True)):
-        select_kernel[(tile.programs,)](
-            *arguments,
-            recipe=recipe,
-            tile=tile,
-            votes=votes,
-            routes=routes,
-            num_warps=WARPS,
-            enable_fp_fusion=True,  # as every release so far does unasked
-            launch_cooperative_grid=together and tile.programs > 1,
-        )
+    launch = partial(
+        select_kernel[(tile.programs,)],
+        *arguments,
+        recipe=recipe,
+        tile=tile,
+        num_warps=WARPS,
+        enable_fp_fusion=True,  # as every release so far does unasked
+    )
+    if not together:
+        launch(votes=True, routes=False)
+        launch(votes=False, routes=True)
+    elif tile.programs == 1:
+        launch(votes=True, routes=True)
+    else:
+        _launch_cooperatively(launch, tile.programs)
     if fill and not together:
         finish_slots[(1,)](answer.topk_ids, *aligned, num_rows, blocks, recipe=recipe, tile=tile, num_warps=WARPS)
+
+
+def _launch_cooperatively(launch: Callable[..., object], programs: int) -> None:
+    try:
+        launch(votes=True, routes=True, launch_cooperative_grid=True)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"expert selection: a cooperative launch of {programs} programs failed ({error}); {TWO_LAUNCHES}=1 in the "
+            "environment does without, in two launches a layer"
+        ) from error
 
 
 def _find_counter(device: torch.device, programs: int) -> torch.Tensor | None:
@@ -141,7 +159,9 @@ def _find_counter(device: torch.device, programs: int) -> torch.Tensor | None:
     Launches that overlap, on several streams, take different counters. A CUDA graph keeps those of its capture: graphs
     must replay one after another, as SGLang's do.
     """
-    if device.type != "cuda" or programs > torch.cuda.get_device_properties(device).multi_processor_count:
+    if device.type != "cuda" or os.environ.get(TWO_LAUNCHES) == "1":
+        return None
+    if programs > torch.cuda.get_device_properties(device).multi_processor_count:
         return None
     if device not in _counters:
         if torch.cuda.is_current_stream_capturing():

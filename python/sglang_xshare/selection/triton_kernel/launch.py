@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -11,11 +13,15 @@ import triton
 
 from ...plan import SelectionPlan
 from ...types import Alignment, Batch, Router, RunnerSlots, Selection
+from .budgets import Budgets, find_budgets
 from .kernel import select_kernel
-from .recipe import MAX_SORTED, WARPS, count_blocks, make_recipe, make_tile, supports
+from .recipe import make_recipe, supports
 from .slots import finish_slots
+from .tile import MAX_SORTED, WARPS, count_blocks, count_programs, make_tile
 
 INTERPRETED = triton.knobs.runtime.interpret
+TWO_LAUNCHES = "SGLANG_XSHARE_TWO_LAUNCHES"
+"""Set to 1, this environment variable rules out cooperative launches, whose programs wait for each other."""
 COUNTERS = 64
 CACHE_LINE = 32  # int32
 
@@ -30,8 +36,11 @@ def select(
     batch: Batch,
     rank_of_expert: torch.Tensor | None,
     slots: RunnerSlots | None,
+    budgets: Budgets | None = None,
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`.
+
+    `budgets`, made for the plan, may hold other numbers than it by the time the kernel runs, or a graph replays.
 
     On CUDA, or under TRITON_INTERPRET=1 on any device. A CUDA graph can capture it: nothing waits for the host, and
     `batch.valid` is read when the graph replays. Raises ValueError where `supports` is False.
@@ -45,15 +54,16 @@ def select(
         raise ValueError(
             f"router_logits on {logits.device}: allowed with backend triton is cuda, or TRITON_INTERPRET=1"
         )
-    answer = _allocate(logits, plan.kmax or router.top_k)
+    answer = _allocate(logits, plan.columns(router))
     if num_rows:
-        if slots is not None and slots.block_size is not None:
-            tile = make_tile(plan, router, batch, num_rows, num_experts)
-            if tile.slots <= MAX_SORTED:
+        if slots is not None and slots.block_size is not None and answer.topk_ids.numel() <= MAX_SORTED:
+            active = num_experts  # as numbers that change may have it
+            if budgets is None:
                 active = plan.max_active(router, num_experts, num_rows, batch.tokens_per_request)
-                blocks = count_blocks(answer.topk_ids.numel(), active, slots.block_size)
-                answer = replace(answer, alignment=_allocate_alignment(logits, blocks, slots.block_size))
-        _launch(logits, plan, router, batch, rank_of_expert, answer, fill=slots is not None)
+            blocks = count_blocks(answer.topk_ids.numel(), active, slots.block_size)
+            answer = replace(answer, alignment=_allocate_alignment(logits, blocks, slots.block_size))
+        budgets = budgets or find_budgets(plan, logits.device)
+        _launch(logits, plan, router, batch, rank_of_expert, answer, budgets, fill=slots is not None)
     return answer
 
 
@@ -84,6 +94,7 @@ def _launch(
     batch: Batch,
     rank_of_expert: torch.Tensor | None,
     answer: Selection,
+    budgets: Budgets,
     fill: bool,
 ) -> None:
     aligned: tuple[torch.Tensor | None, ...] = (None, None, None)
@@ -97,14 +108,16 @@ def _launch(
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     partials = arrivals = None
-    if tile.programs > 1:
-        partials = logits.new_empty((tile.programs, tile.experts), dtype=torch.int64)
-        arrivals = _find_counter(logits.device, tile.programs)
+    programs = count_programs(tile, plan, batch, num_rows)
+    if programs > 1:
+        partials = logits.new_empty((programs, tile.experts), dtype=torch.int64)
+        arrivals = _find_counter(logits.device, programs)
     arguments = (
         logits,
         None if batch.valid is None else batch.valid.contiguous(),
         None if router.correction_bias is None else router.correction_bias.contiguous(),
         rank_of_expert.contiguous() if plan.target_per_rank and rank_of_expert is not None else None,
+        budgets.values,
         partials,
         arrivals,
         answer.topk_ids,
@@ -119,20 +132,37 @@ def _launch(
         logits.stride(0),
         blocks,
     )
-    together = tile.programs == 1 or arrivals is not None
-    for votes, routes in ((True, True),) if together else ((True, False), (False, True)):
-        select_kernel[(tile.programs,)](
-            *arguments,
-            recipe=recipe,
-            tile=tile,
-            votes=votes,
-            routes=routes,
-            num_warps=WARPS,
-            enable_fp_fusion=True,  # as every release so far does unasked
-            launch_cooperative_grid=together and tile.programs > 1,
-        )
+    together = programs == 1 or arrivals is not None
+    launch = partial(
+        select_kernel[(programs,)],
+        *arguments,
+        recipe=recipe,
+        tile=tile,
+        num_warps=WARPS,
+        enable_fp_fusion=True,  # as every release so far does unasked
+    )
+    if not together:
+        launch(votes=True, routes=False)
+        launch(votes=False, routes=True)
+    elif programs == 1:
+        launch(votes=True, routes=True)
+    else:
+        _launch_cooperatively(launch, programs)
     if fill and not together:
-        finish_slots[(1,)](answer.topk_ids, *aligned, num_rows, blocks, recipe=recipe, tile=tile, num_warps=WARPS)
+        tables = answer.selected, answer.active, answer.vanilla_active
+        finish_slots[(1,)](
+            answer.topk_ids, *tables, *aligned, num_rows, blocks, recipe=recipe, tile=tile, num_warps=WARPS
+        )
+
+
+def _launch_cooperatively(launch: Callable[..., object], programs: int) -> None:
+    try:
+        launch(votes=True, routes=True, launch_cooperative_grid=True)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"expert selection: a cooperative launch of {programs} programs failed ({error}); {TWO_LAUNCHES}=1 in the "
+            "environment does without, in two launches a layer"
+        ) from error
 
 
 def _find_counter(device: torch.device, programs: int) -> torch.Tensor | None:
@@ -141,7 +171,9 @@ def _find_counter(device: torch.device, programs: int) -> torch.Tensor | None:
     Launches that overlap, on several streams, take different counters. A CUDA graph keeps those of its capture: graphs
     must replay one after another, as SGLang's do.
     """
-    if device.type != "cuda" or programs > torch.cuda.get_device_properties(device).multi_processor_count:
+    if device.type != "cuda" or os.environ.get(TWO_LAUNCHES) == "1":
+        return None
+    if programs > torch.cuda.get_device_properties(device).multi_processor_count:
         return None
     if device not in _counters:
         if torch.cuda.is_current_stream_capturing():

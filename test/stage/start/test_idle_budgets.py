@@ -9,7 +9,8 @@ import torch
 from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.start.idle_budgets import largest_batch, list_idle_budgets
-from sglang_xshare.stage.start.model import MoeModel, build_plans
+from sglang_xshare.stage.start.model import build_plans
+from sglang_xshare.stage.start.moe_model import MoeModel
 
 EXPERTS, TOP_K, LAYERS = 64, 8, 4
 MODEL = MoeModel("path", "Qwen3MoeForCausalLM", LAYERS, EXPERTS, TOP_K, "softmax", True)
@@ -28,8 +29,8 @@ def warn(policy: str, batch: int | None, ranks: int = 1, tokens: int = 1, **conf
 
 def test_a_budget_too_large_for_the_largest_batch_is_named_with_what_would_do():
     assert warn("xshare", 3, k0=1, add=24) == [
-        "add = 24: 21 hold all that 3 rows want, the most it is for (--max-running-requests 3), so that this plan never "
-        "drops an expert"
+        "add = 24: 21 hold all that 3 rows want, the most it is for (--max-running-requests 3), so that this plan "
+        "never drops an expert"
     ]
     assert warn("xshare", 4, k0=1, add=24) == []
     assert warn("xshare", None, k0=1, add=24) == []
@@ -94,7 +95,11 @@ def test_what_is_warned_of_drops_nothing_and_one_expert_less_does(policy, keys, 
 
 def config(**changes: Any) -> SimpleNamespace:
     decode = SimpleNamespace(max_bs=24, backend="full")
-    known = {"max_running_requests": None, "cuda_graph_config": SimpleNamespace(decode=decode)}
+    known = {
+        "enable_dp_attention": False,
+        "max_running_requests": None,
+        "cuda_graph_config": SimpleNamespace(decode=decode),
+    }
     return SimpleNamespace(**known | changes)
 
 

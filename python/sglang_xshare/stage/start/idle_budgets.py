@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...plan import KEYS, SelectionPlan
 from ...policies.schedule import Schedule
 from ...types import Router
 from ..upstream import attention_dp_size, spell
-
-if TYPE_CHECKING:
-    from .model import MoeModel
+from .moe_model import MoeModel
 
 
 def largest_batch(config: Any) -> tuple[int, str] | None:
@@ -19,11 +17,10 @@ def largest_batch(config: Any) -> tuple[int, str] | None:
     """
     if config.max_running_requests:
         return config.max_running_requests, "--max-running-requests"
-    decode = getattr(getattr(config, "cuda_graph_config", None), "decode", None)
-    captured = getattr(decode, "max_bs", None)
-    if not captured or spell(decode.backend) == "disabled":
+    graphs = getattr(config, "cuda_graph_config", None)
+    if graphs is None or not graphs.decode.max_bs or spell(graphs.decode.backend) == "disabled":
         return None
-    return captured * attention_dp_size(config), "the largest batch captured:"
+    return graphs.decode.max_bs * attention_dp_size(config), "the largest batch captured:"
 
 
 def list_idle_budgets(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from ...types import Router
 from ..mask import check_maskable
 from ..upstream import attention_dp_size, spell
 from .idle_budgets import largest_batch, list_idle_budgets
+from .moe_model import MoeModel
 from .refusal import ExpertPolicyError, refusal
 
 # Models whose every MoE layer routes through `TopK` with a softmax or sigmoid router the stage reproduces. Others have
@@ -43,21 +43,6 @@ NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
 
 
-@dataclass(frozen=True)
-class MoeModel:
-    """What the configuration of a Mixture-of-Experts model says of it; `top_k`, `scoring` and `renormalize` as in
-    `Router`. `path` is the server's --model-path.
-    """
-
-    path: str
-    architecture: str
-    num_layers: int
-    num_experts: int
-    top_k: int
-    scoring: str
-    renormalize: bool
-
-
 def read_model(model: Any, path: str) -> MoeModel:
     """Read upstream's `ModelConfig`. Raises `ExpertPolicyError` for a dense or an unknown model."""
     text_config = model.hf_text_config
@@ -81,8 +66,8 @@ def read_model(model: Any, path: str) -> MoeModel:
 
 
 def read_folder(folder: str) -> MoeModel:
-    """Read a model's folder, of which it needs the config.json alone. Raises `ExpertPolicyError` where there is none, as
-    for a model that is not served.
+    """Read a model's folder, of which it needs the config.json alone. Raises `ExpertPolicyError` as `read_model` does,
+    and where there is none.
     """
     file = Path(folder) / "config.json"
     try:

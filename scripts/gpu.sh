@@ -34,7 +34,7 @@ use_archive() {  # the SGLang in .gpu/, for a machine that can install nothing
         refuse "python3 is $(python3 --version 2>&1); the archive in .gpu/ needs 3.12"
     local site=$work/site
     if [[ ! -f $site/.complete ]]; then
-        rm -rf "$site"; mkdir -p "$site"
+        rm -rf "$site" "$work/checked"; mkdir -p "$site"
         unpack site "$site"
         for name in fi_distinfo extras; do if [[ -f .gpu/$name.tar.xz ]]; then unpack $name "$site"; fi; done
         if [[ -f .gpu/tvmcache.tar.xz ]]; then unpack tvmcache "$work"; fi

@@ -31,6 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 150.0  # seconds for all of them together: first imports and first compilations
 PUBLISHED = ROOT / ".gpu" / "common_ops_unmodified.so.xz"
 """sgl_kernel's kernels as they were published, for an archive whose own were slimmed."""
+CHECKED = ROOT / "build" / "gpu" / "checked"
+"""Is there once checks have run on this machine: a record may come from another. `scripts/gpu.sh` removes it."""
 TWO_LAUNCHES = {"SGLANG_XSHARE_TWO_LAUNCHES": "1"}
 MODULES = (
     "sglang.launch_server",
@@ -181,12 +183,13 @@ CHECKS: dict[str, Callable[[], None]] = {
 
 
 def check_all(record: Record) -> None:
-    """Run every check that the record does not hold as passed, side by side, and keep what came out.
+    """Run every check that the record does not hold as passed on this machine, side by side, and keep what came out.
 
     Where upstream's kernels fail, the published ones are unpacked and tried. Where our kernel fails, it is tried in two
     launches; if those pass, every step runs with them.
     """
-    missing = [name for name in CHECKS if not record.points.get(check_key(name), {}).get("passed")]
+    known = record.points if CHECKED.exists() else {}
+    missing = [name for name in CHECKS if not known.get(check_key(name), {}).get("passed")]
     reasons = run_checks(missing)
     if reasons.get("upstream") and unpack_published():
         reasons |= run_checks(["upstream"])
@@ -194,6 +197,8 @@ def check_all(record: Record) -> None:
         record.add(check_key(name), passed=reasons[name] is None, reason=reasons[name])
     if reasons.get("selection") and run_checks(["selection"], TWO_LAUNCHES)["selection"] is None:
         record.add(check_key("selection"), passed=True, reason=reasons["selection"], env=TWO_LAUNCHES)
+    CHECKED.parent.mkdir(parents=True, exist_ok=True)
+    CHECKED.touch()
 
 
 def run_checks(

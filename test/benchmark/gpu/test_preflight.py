@@ -69,7 +69,7 @@ def test_our_kernel_is_held_to_the_reference(monkeypatch):
 
 
 @pytest.fixture
-def answers(monkeypatch):
+def answers(tmp_path, monkeypatch):
     """What each check would say, in one launch or in two; it counts how often each is asked."""
     said = dict.fromkeys([*CHECKS, "two launches"])
     asked = []
@@ -78,6 +78,7 @@ def answers(monkeypatch):
         asked.extend(names)
         return {name: said["two launches" if env == TWO_LAUNCHES else name] for name in names}
 
+    monkeypatch.setattr(preflight, "CHECKED", tmp_path / "machine" / "checked")
     monkeypatch.setattr(preflight, "run_checks", run_checks)
     monkeypatch.setattr(preflight, "unpack_published", lambda: False)
     return said, asked
@@ -93,6 +94,14 @@ def test_what_failed_is_kept_and_asked_again(tmp_path, answers):
     rows = preflight.rows(record.points)
     assert [row.verdict for row in rows] == ["pass", "pass", "miss", "pass", "pass"]
     assert rows[2].measured == "no nvcc"
+
+
+def test_another_machine_is_checked_anew(tmp_path, answers):
+    record = write_record(tmp_path, "run", {})
+    check_all(record)
+    preflight.CHECKED.unlink()
+    check_all(record)
+    assert answers[1] == [*CHECKS, *CHECKS]
 
 
 @pytest.mark.parametrize("by_two", [None, "wrong as well"])

@@ -60,6 +60,7 @@ def stage(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "run_process", one.process)
     monkeypatch.setattr(module, "monotonic", lambda: one.now)
     monkeypatch.setattr(module, "ENDING", 0.0)
+    monkeypatch.setattr(preflight, "CHECKED", tmp_path / "run.json")  # as on the machine that wrote the record
     monkeypatch.setattr(preflight, "run_checks", lambda names, env=None: {name: one.checks[name] for name in names})
     monkeypatch.setattr(preflight, "unpack_published", lambda: False)
     return one

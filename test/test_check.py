@@ -44,7 +44,11 @@ def run_all(tree: Path, asked: list[list[str]], env: dict[str, str] | None = Non
     """What the command says to each list of arguments, asked in one process."""
     script = Path(__file__).with_name("check_flags.py")
     done = subprocess.run(
-        [sys.executable, script], input=json.dumps(asked), env=make_env(tree) | (env or {}), capture_output=True, text=True
+        [sys.executable, script],
+        input=json.dumps(asked),
+        env=make_env(tree) | (env or {}),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

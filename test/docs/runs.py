@@ -63,6 +63,12 @@ TEXT = "--per-domain 4 --batch 4 --prompt 16"
 QUALITY = Run(more=f"{TEXT} --steps 8 --out {{scratch}}", shows="record: |Record: ", is_long=True)
 FINDINGS = replace(QUALITY, more=f"{TEXT} --steps 128 --out {{scratch}}")
 ROUND = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --out {scratch}"
+LOSS = "--sums 4 --per-domain 4 --loss-tokens 8"
+SERVED = Run(more=f"--model {TINY} {ROUND}", shows="Record: ", is_long=True)
+DRAFTED = Run(more=f"{ROUND} {LOSS}", shows="Record: ", is_long=True)
+COST = Run(
+    more=f"--model {TINY} --rounds 2 --step-rounds 1 --step-tokens 4 --out {{scratch}}", shows="Record: ", is_long=True
+)
 NO_GPU = Run(status=2, shows="gpu: no NVIDIA GPU answers here; nothing was measured")
 INSTALLED = Elsewhere("test/scripts/test_installed.py", "it changes an environment, which must be one of its own")
 WHOLE = "a test cannot hold the whole"
@@ -133,6 +139,19 @@ RUNS: dict[str, Run | Serve | Ask | Elsewhere] = {
     "cp -r patches/0.5.23 patches/0.5.24": Run({"patches/0.5.24": "{scratch}/0.5.24"}),
     # measure
     "python -m benchmark.records": Elsewhere("benchmark/records/__main__.py", WHOLE),
+    "make records": Elsewhere("test/benchmark/records/test_records.py", WHOLE),
+    "python -m benchmark.serving": SERVED,
+    "python -m benchmark.serving vanilla xshare:k0=1,add=24 oea:k0=3": SERVED,
+    "python -m benchmark.serving vanilla xshare --model DIR --texts DIR --concurrency 8 --input-tokens 64"
+    " --output-tokens 64": replace(
+        SERVED, replace={"--model DIR": f"--model {TINY}", "--texts DIR": f"--texts {TINY}/heldout"}, more=ROUND
+    ),
+    "python -m benchmark.quality xshare:k0=1,add=24 oea:k0=3": QUALITY,
+    "python -m benchmark.speculation": DRAFTED,
+    "python -m benchmark.speculation xshare moe-spec:budget=32 --topk 4 --draft-tokens 8": DRAFTED,
+    "python -m benchmark.cost": COST,
+    "python -m benchmark.cost xshare:k0=1,add=24 --shapes 16x128 64x256": COST,
+    "python -m benchmark.demo": Run(more=f"{ROUND} {LOSS}", shows="Record: ", is_long=True),
     "make demo": Elsewhere("test/benchmark/test_demo.py", WHOLE),
     'make bench POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3" BENCH_ARGS="--model DIR --texts DIR"': Run(
         {"--model DIR": f"--model {TINY}", "--texts DIR": f"--texts {TINY}/heldout"}, ROUND, is_long=True

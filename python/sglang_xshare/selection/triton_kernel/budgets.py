@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -68,7 +69,8 @@ class Budgets:
 
 def encode(plan: SelectionPlan) -> torch.Tensor:
     """[13] int64 on the host."""
-    values = {name: ABSENT.get(name) if getattr(plan, name) is None else getattr(plan, name) for name in NUMBERS}
+    given = {name: getattr(plan, name) for name in NUMBERS}
+    values: dict[str, Any] = {name: ABSENT.get(name) if value is None else value for name, value in given.items()}
     values["p"] = plan.p if plan.p < 1 else float("inf")  # a share that no prefix reaches, whatever rounds to 0
     counts = torch.tensor([min(values[name], ALL) for name in COUNTS], dtype=torch.int64)
     shares = torch.tensor([values[name] for name in SHARES], dtype=torch.float64)

@@ -20,7 +20,7 @@ LAYERS = (
     ("stage.*",),  # what runs every step
     ("stage.start", "stage.start.*"),
     ("stage",),
-    ("check", "check.*"),
+    ("check", "check.*", "estimate", "estimate.*"),
     ("cli", "__main__"),
     ("",),
 )

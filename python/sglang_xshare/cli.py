@@ -1,4 +1,4 @@
-"""The command line: `sglang-xshare patch ...`, `policies` and `check`."""
+"""The command line: `sglang-xshare patch ...`, `policies`, `check` and `estimate`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from .check.command import add_parser as add_check_parser
+from .estimate.command import add_parser as add_estimate_parser
 from .patching.cli import add_parser as add_patch_parser
 from .version import __version__
 
@@ -22,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_patch_parser(subparsers)
     _add_policies_parser(subparsers)
     add_check_parser(subparsers)
+    add_estimate_parser(subparsers)
     arguments, others = parser.parse_known_args(argv)
     if hasattr(arguments, "server_flags"):
         arguments.server_flags = others

@@ -90,6 +90,10 @@ RUNS: dict[str, Run | Serve | Ask | Elsewhere] = {
     "sglang-xshare patch status": Run(more="--target {tree}", shows="not patched"),
     "sglang-xshare policies": Run(shows="target_per_rank"),
     "sglang-xshare policies custom": Run(shows="ranking"),
+    "sglang-xshare check --model DIR --gpu h100 --expert-policy xshare": Run({"DIR": TINY}, shows="served"),
+    "sglang-xshare estimate --model DIR --gpu h200 --batch 16 --policy xshare:k0=1,add=24": Run(
+        {"DIR": TINY}, shows="ESTIMATE, not a measurement"
+    ),
     # serve and ask
     "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare --enable-metrics": Serve(QWEN, CPU),
     "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare"

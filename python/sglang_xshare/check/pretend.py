@@ -12,7 +12,7 @@ from ..gpus import Gpu
 
 @contextmanager
 def pretend(gpu: Gpu) -> Iterator[None]:
-    """Within it SGLang takes this machine for one with such a GPU of NVIDIA, FlashInfer installed.
+    """Within it SGLang takes this machine for one with such a GPU of NVIDIA, FlashInfer and triton_kernels installed.
 
     What SGLang has asked the machine when it was imported stays as it is. Raises ValueError on a release that cannot be
     told, and for a GPU of another vendor.
@@ -33,15 +33,17 @@ def pretend(gpu: Gpu) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(override_platform(**_list_facts(gpu.capability)))
         stack.enter_context(_replaced(common, "get_device_memory_capacity", lambda device=None: memory))
+        # sglang-kernel brings them, and gpt-oss runs on them where they are.
+        stack.enter_context(_replaced(common, "is_triton_kernels_available", lambda: True))
         # A few models' defaults ask torch itself.
         stack.enter_context(_replaced(torch.cuda, "get_device_capability", lambda device=None: gpu.capability))
         yield
 
 
 def _list_facts(capability: tuple[int, int]) -> dict[str, Any]:
-    """What SGLang asks of a platform, by its own names."""
+    """What SGLang asks of a platform, by its own names: those that every release with `override_platform` knows."""
     major, minor = capability
-    others = ("is_hip", "is_npu", "is_xpu", "is_musa", "is_mps", "has_amx")
+    others = ("is_hip", "is_npu", "is_xpu", "is_musa", "has_amx")
     return {
         **dict.fromkeys(others, False),
         "is_cuda": True,
@@ -49,7 +51,6 @@ def _list_facts(capability: tuple[int, int]) -> dict[str, Any]:
         "is_sm90": major == 9,
         "is_hopper_with_cuda_12_3": major == 9,
         "is_sm100": major == 10,
-        "is_sm110": major == 11,
         "is_sm100_or_sm110": major in (10, 11),
         "is_sm120": major == 12,
         "is_blackwell": major in (10, 11, 12),
@@ -60,14 +61,17 @@ def _list_facts(capability: tuple[int, int]) -> dict[str, Any]:
 
 @contextmanager
 def _replaced(module: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Within it a module's function is another, also for SGLang's modules that have imported it by name."""
+    """Within it a module's function is another, also for SGLang's modules that import it by name."""
     original = getattr(module, name)
-    importers = [m for key, m in list(sys.modules.items()) if key.startswith("sglang.")]
-    holders = [module, *(m for m in importers if vars(m).get(name) is original and m is not module)]
-    for holder in holders:
-        setattr(holder, name, function)
+    _rename(module, name, original, function)
     try:
         yield
     finally:
-        for holder in holders:
-            setattr(holder, name, original)
+        _rename(module, name, function, original)
+
+
+def _rename(module: Any, name: str, old: Callable[..., Any], new: Callable[..., Any]) -> None:
+    importers = [imported for key, imported in list(sys.modules.items()) if key.startswith("sglang.")]
+    for holder in [module, *importers]:
+        if vars(holder).get(name) is old:
+            setattr(holder, name, new)

@@ -122,9 +122,7 @@ def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("captured batches", spell_sizes(report["capture_sizes"]) or "none: no CUDA graphs"))
     if "selection" in report:
         kinds = {"triton": "Triton kernel", "torch": "plain torch", "vanilla": "vanilla"}
-        parts = [
-            f"{name} at {spell_sizes(sizes)}" for kind, name in kinds.items() if (sizes := report["selection"][kind])
-        ]
+        sizes = {name: spell_sizes(report["selection"][kind]) for kind, name in kinds.items()}
         rows.append(("selection", "; ".join(f"{name} at {text}" for name, text in sizes.items() if text)))
         rows.append(("can drop an expert", f"{report['plans_that_can_drop']} of {report['plans']} plans"))
     rows.append(("not checked", "the routers of the loaded layers, which takes weights; the first step of a server"))

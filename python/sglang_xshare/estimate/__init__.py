@@ -1,0 +1,1 @@
+"""`sglang-xshare estimate`: what a policy would gain on a GPU, computed from bytes and bandwidth and never measured."""

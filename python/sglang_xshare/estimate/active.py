@@ -1,0 +1,64 @@
+"""Active experts a layer and step: from a trace, or from selection itself on drawn logits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from ..policies import VANILLA
+from ..policies.schedule import Schedule
+from ..selection import select
+from ..stage.start.model import MoeModel
+from ..types import Batch, Router
+
+COMMON = 0.47
+"""Share of the logits' variance that all rows have in common at which as many experts are active as OEA counted on
+Qwen3-30B-A3B with 16 rows: 49 of 128.
+"""
+ASSUMPTIONS = {"rows agree as Qwen3-30B-A3B's": COMMON, "rows route independently": 0.0}
+LAYERS = 48
+"""Layers drawn for a mean."""
+
+
+def draw_active(
+    schedule: Schedule, model: MoeModel, rows: int, tokens_per_request: int, common: float, seed: int = 0
+) -> tuple[float, float]:
+    """(mean active experts of the model's own routing, and of the policy), `common` as `COMMON`.
+
+    The logits of a layer are normal, a part of them the same for all rows; the router renormalizes. Raises ValueError
+    for a plan that the model does not fit.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    router, batch = Router(top_k=model.top_k, scoring=model.scoring), Batch(tokens_per_request=tokens_per_request)
+    counts = []
+    for number in range(LAYERS):
+        own = torch.randn(rows, model.num_experts, generator=generator)
+        shared = torch.randn(1, model.num_experts, generator=generator)
+        logits = common**0.5 * shared + (1 - common) ** 0.5 * own
+        plan = schedule.plan(number % model.num_layers, rows) or VANILLA
+        counts.append(
+            [int(select(logits, which, router, batch, backend="torch").active.sum()) for which in (VANILLA, plan)]
+        )
+    before, after = torch.tensor(counts, dtype=torch.float64).mean(0).tolist()
+    return before, after
+
+
+def read_active(trace: Path, requests: int) -> tuple[float, float]:
+    """(mean experts before, mean experts after) of a file of `--expert-policy-trace`, over steps of as many live rows.
+
+    Raises ValueError where the file has none.
+    """
+    try:
+        lines = [json.loads(line) for line in trace.read_text().splitlines()]
+        sizes = sorted({line["batch_size"] for line in lines})
+        counts = [(line["experts_before"], line["experts_after"]) for line in lines if line["batch_size"] == requests]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"--trace {trace}: not readable ({error}); allowed is a file of --expert-policy-trace"
+        ) from None
+    if not counts:
+        raise ValueError(f"--trace {trace}: no step of {requests} rows; it has {', '.join(map(str, sizes)) or 'none'}")
+    before, after = torch.tensor(counts, dtype=torch.float64).mean(0).tolist()
+    return before, after

@@ -1,0 +1,226 @@
+"""`sglang-xshare estimate`: bytes counted by hand, its formula against what was measured, and bad input."""
+
+import json
+import re
+from statistics import median
+
+import pytest
+
+from benchmark.common.large_model import configuration
+from benchmark.common.paths import ROOT
+from benchmark.gpu import moe_layer
+from benchmark.gpu.models import COMMON, CONFIGS
+from sglang_xshare.cli import main
+from sglang_xshare.estimate.active import COMMON as ASSUMED
+from sglang_xshare.estimate.active import draw_active
+from sglang_xshare.estimate.latency import estimate_layer, estimate_step, ratio_of_bytes
+from sglang_xshare.estimate.weights import read_weights
+from sglang_xshare.gpus import GPUS
+from sglang_xshare.policies.schedule import build_schedule
+
+TINY = ROOT / "checkpoints" / "qwen3-moe-tiny"
+PAGE = (ROOT / "docs" / "estimate.md").read_text()
+QWEN = COMMON | CONFIGS["qwen3-30b-a3b"]
+OEA = {"vanilla": (48.8, 175.7), "oea:k0=5": (35.1, 136.0), "oea:k0=3": (25.1, 106.8)}
+"""OEA, Tables 3 and 4: active experts, and us of one MoE layer of Qwen3-30B-A3B in bf16 on an H100, 16 rows."""
+H100 = GPUS["h100"].bandwidth * 1e9
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Call it with a configuration for the folder that holds it."""
+
+    def write_config(config):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    return write_config
+
+
+def say(*arguments):
+    """Run the command with these; returns its exit code."""
+    return main(["estimate", *map(str, arguments)])
+
+
+def test_the_bytes_of_qwen3_30b_a3b(write):
+    weights = read_weights(write(QWEN))
+    assert weights.expert == 3 * 2048 * 768 * 2 == 9437184
+    assert weights.moe_layers == 48
+    attention = 2048 * (32 + 2 * 4 + 32) * 128
+    assert weights.dense == (48 * (attention + 2048 * 128) + 2048 * 151936) * 2
+    assert weights.cache == 48 * 2 * 4 * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("quantization", "bits"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8),
+        ({"quant_method": "mxfp4"}, 4.25),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4 + 20 / 128),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
+    ],
+)
+def test_bits_a_weight_by_quantization(quantization, bits, write):
+    weights = read_weights(write(QWEN | {"quantization_config": quantization}))
+    assert (weights.bits, weights.expert) == (bits, 3 * 2048 * 768 * bits / 8)
+
+
+def test_mxfp4_holds_experts_alone(write):
+    plain = read_weights(write(QWEN)).dense
+    assert read_weights(write(QWEN | {"quantization_config": {"quant_method": "mxfp4"}})).dense == plain
+    assert read_weights(write(QWEN | {"quantization_config": {"quant_method": "fp8"}})).dense < plain
+
+
+def test_dense_layers_and_shared_experts_are_counted(write):
+    base = read_weights(write(QWEN))
+    some = read_weights(write(QWEN | {"mlp_only_layers": [0, 5]}))
+    assert some.moe_layers == 46
+    assert some.dense - base.dense == 2 * (3 * 2048 * 6144 - 2048 * 128) * 2
+    shared = read_weights(write(QWEN | {"shared_expert_intermediate_size": 512}))
+    assert shared.dense - base.dense == 48 * 3 * 2048 * 512 * 2
+    assert read_weights(write(QWEN | {"decoder_sparse_step": 2})).moe_layers == 24
+    assert read_weights(write(QWEN | {"first_k_dense_replace": 3})).moe_layers == 45
+
+
+def test_a_step_is_its_layers_and_the_rest(write):
+    weights = read_weights(write(QWEN))
+    step = estimate_step(weights, 40, H100, rows=16, cached_tokens=16 * 1024)
+    assert step.layer == estimate_layer(9437184, 40, H100)
+    assert step.rest == pytest.approx((weights.dense + 16 * 1024 * weights.cache) / (0.97 * H100))
+    assert step.step == pytest.approx(48 * step.layer + step.rest)
+
+
+def test_the_page_states_how_far_the_layer_is_from_oea_s_table():
+    """OEA's own points, from which the constants are: that they are near shows the line, and no more."""
+    for policy, (active, measured) in OEA.items():
+        estimated = estimate_layer(9437184, active, H100) * 1e6
+        row = f"| {policy} | {active} | {measured} | {estimated:.1f} | {estimated / measured - 1:+.1%} |"
+        assert row in PAGE, row
+        assert abs(estimated / measured - 1) < 0.01
+
+
+def test_the_page_states_how_far_proportion_is_from_what_was_measured_here(write):
+    """The served CPU model: within each round, TPOT over vanilla's; estimated from the bytes read alone."""
+    weights = read_weights(write(configuration(vocab_size=1024).to_dict() | {"architectures": ["Qwen3MoeForCausalLM"]}))
+    record = json.loads((ROOT / "benchmark" / "results" / "serving" / "serving.json").read_text())
+    vanilla, *others = record["points"]["comparison"]["series"]
+    for series in others:
+        tpot = [result["median_tpot_ms"] for result in series["results"]]
+        base = [result["median_tpot_ms"] for result in vanilla["results"]]
+        measured = median(a / b for a, b in zip(tpot, base, strict=True))
+        before, after = (
+            median(evidence[name] for evidence in series["evidence"]) for name in ("experts_before", "experts_after")
+        )
+        estimated = ratio_of_bytes(weights, before, after)
+        name = series["variant"]["name"]
+        figures = f"{measured:.2f} | {estimated:.2f} | {estimated / measured - 1:+.0%}"
+        row = f"| {name} | {before:.1f} -> {after:.1f} | {figures} |"
+        assert row in PAGE, row
+
+
+def test_drawn_rows_are_as_active_as_oea_counted(write):
+    assert ASSUMED == moe_layer.COMMON
+    model = read_weights(write(QWEN)).model
+    for text, k0 in (("oea:k0=3", 3), ("oea:k0=5", 5)):
+        before, after = draw_active(build_schedule("oea", {"k0": k0}, False), model, 16, 1, ASSUMED)
+        assert before == pytest.approx(OEA["vanilla"][0], abs=1.5)
+        assert after == pytest.approx(OEA[text][0], abs=1.5)
+
+
+def test_independent_rows_wake_as_many_as_chance(write):
+    model = read_weights(write(QWEN)).model
+    before, _ = draw_active(build_schedule("oea", {"k0": 3}, False), model, 16, 1, 0.0)
+    assert before == pytest.approx(128 * (1 - (1 - 8 / 128) ** 16), rel=0.02)
+
+
+def test_every_row_and_the_title_say_estimate(write, capsys):
+    asked = ("--model", write(QWEN), "--gpu", "h200", "--batch", 16, "--policy", "xshare:k0=1,add=24")
+    assert say(*asked) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("ESTIMATE, not a measurement\n")
+    rows = [line for line in out.splitlines() if "->" in line]
+    assert len(rows) == 2
+    assert all(re.match(r" ?estimate, assumed: ", row) for row in rows)
+    assert say(*asked, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["is_estimate"] is True
+    assert [row["is_estimate"] for row in report["estimates"]] == [True, True]
+    assert report["bandwidth_gb_per_s"] == 4800
+
+
+def test_active_experts_and_bandwidth_as_given(write, capsys):
+    asked = ("--model", write(QWEN), "--batch", 16, "--bandwidth", 3350, "--active", 48.8, 25.1, "--json")
+    assert say(*asked) == 0
+    (row,) = json.loads(capsys.readouterr().out)["estimates"]
+    assert row["active_experts"] == [48.8, 25.1]
+    assert row["moe_layer_us"] == [estimate_layer(9437184, n, H100) * 1e6 for n in (48.8, 25.1)]
+    assert row["speedup"] == pytest.approx(row["step_ms"][0] / row["step_ms"][1])
+    assert row["speedup"] > 1
+
+
+def test_active_experts_of_a_trace(write, tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    lines = [(16, 50, 30), (16, 60, 20), (8, 40, 10)]
+    trace.write_text(
+        "".join(json.dumps({"batch_size": n, "experts_before": b, "experts_after": a}) + "\n" for n, b, a in lines)
+    )
+    asked = ("--model", write(QWEN), "--gpu", "h100", "--trace", trace, "--json")
+    assert say(*asked, "--batch", 16) == 0
+    (row,) = json.loads(capsys.readouterr().out)["estimates"]
+    assert row["active_experts"] == [55, 25]
+    assert say(*asked, "--batch", 4) == 1
+    assert capsys.readouterr().err == f"estimate: --trace {trace}: no step of 4 rows; it has 8, 16\n"
+
+
+NO_POLICY = "cannot be served with an expert policy"
+BAD = {
+    "unknown GPU": (
+        ("--gpu", "h101"),
+        f"--gpu h101: not known; allowed is {', '.join(GPUS)}",
+    ),
+    "no GPU": ((), f"--gpu is missing; allowed is one of {', '.join(GPUS)}, or --bandwidth"),
+    "a batch of none": (("--gpu", "h100", "--batch", "0"), "--batch 0: allowed is a positive number"),
+    "a policy that does not fit": (
+        ("--gpu", "h100", "--policy", "oea:k0=9"),
+        "--policy oea:k0=9: k0 = 9: allowed is at most the model's top-k, 8",
+    ),
+    "a value that is none": (
+        ("--gpu", "h100", "--policy", "oea:k0=x"),
+        "--policy oea:k0=x: allowed is NAME or NAME:key=value,key=value, values as in JSON",
+    ),
+    "vanilla": (
+        ("--gpu", "h100", "--policy", "vanilla"),
+        "--policy vanilla: vanilla is what the estimate compares with; allowed is another policy",
+    ),
+    "a batch that stays vanilla": (
+        ("--gpu", "h100", "--batch", "1"),
+        "--batch: a step of 1 rows stays vanilla (min_tokens); allowed is one in which it selects",
+    ),
+    "more active than there are": (
+        ("--gpu", "h100", "--active", "65", "10"),
+        "--active 65: allowed is 1 to the model's 64 experts",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(case, capsys):
+    more, line = BAD[case]
+    assert say("--model", TINY, "--batch", 16, *more) == 1
+    assert capsys.readouterr() == ("", f"estimate: {line}\n")
+
+
+def test_a_model_that_cannot_be_estimated_is_one_line(write, tmp_path, capsys):
+    asked = ("--gpu", "h100", "--batch", 16)
+    assert say("--model", tmp_path / "nowhere", *asked) == 1
+    assert "no readable config.json" in capsys.readouterr().err
+    dense = QWEN | {"architectures": ["Qwen3ForCausalLM"], "num_experts": None}
+    assert say("--model", write(dense), *asked) == 1
+    assert capsys.readouterr().err == (
+        f"estimate: --model-path {tmp_path}: {NO_POLICY}: Qwen3ForCausalLM is a dense model; "
+        "allowed are Mixture-of-Experts models\n"
+    )
+    assert say("--model", write(QWEN | {"quantization_config": {"quant_method": "odd"}}), *asked) == 1
+    assert "quant_method odd is not known; allowed is none, fp8, mxfp4" in capsys.readouterr().err
+    assert say("--model", write({k: v for k, v in QWEN.items() if k != "vocab_size"}), *asked) == 1
+    assert "config.json lacks 'vocab_size'" in capsys.readouterr().err

@@ -186,7 +186,7 @@ BAD = {
     ),
     "a value that is none": (
         ("--gpu", "h100", "--policy", "oea:k0=x"),
-        "--policy oea:k0=x: allowed is NAME or NAME:key=value,key=value, values as in JSON",
+        "--policy oea:k0=x: k0 = 'x': allowed is an integer of at least 1",
     ),
     "vanilla": (
         ("--gpu", "h100", "--policy", "vanilla"),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-import re
 import sys
 from typing import Any
 
 from ..policies.schedule import Schedule, build_schedule
+from ..policies.spelling import parse_policy
 from ..types import Router
 from .active import ASSUMPTIONS, draw_active, read_active
 from .latency import FIXED, REACHED, estimate_step
@@ -87,17 +86,13 @@ def _list_active(
 
 
 def _read_schedule(text: str, weights: Weights, rows: int, tokens: int) -> Schedule:
-    """The policy, spelt NAME or NAME:key=value,key=value. Raises ValueError where it does not run in such a step."""
-    name, _, keys = text.partition(":")
+    """The policy, spelt as the server takes it. Raises ValueError where it does not run in such a step."""
     try:
-        pairs = [pair.partition("=") for pair in re.split(r",(?=\w+=)", keys) if pair]
-        schedule = build_schedule(name, {key: json.loads(value) for key, _, value in pairs}, tokens > 1)
+        schedule = build_schedule(*parse_policy(text), speculative=tokens > 1)
         if schedule is None:
             raise ValueError("vanilla is what the estimate compares with; allowed is another policy")
         for plan in schedule.plans(range(weights.model.num_layers)):
             plan.check(Router(top_k=weights.model.top_k), weights.model.num_experts, ranks=1)
-    except json.JSONDecodeError:
-        raise ValueError(f"--policy {text}: allowed is NAME or NAME:key=value,key=value, values as in JSON") from None
     except ValueError as error:
         raise ValueError(f"--policy {text}: {error}") from None
     reason = schedule.reason_to_skip("verify" if tokens > 1 else "decode", rows)

@@ -35,7 +35,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
     source = b"".join(file.hunks[0].target).decode()
 
     def run(*missing: str) -> ModuleType:
-        for name in [name for name in sys.modules if name.split(".")[0] == "sglang_xshare"]:
+        for name in [name for name in sys.modules if name.split(".")[0] == "sglang_xshare" or name in missing]:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.setattr(sys, "meta_path", [Missing(*missing), *sys.meta_path])
         module = ModuleType("expert_policy")

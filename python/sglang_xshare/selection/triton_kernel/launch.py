@@ -13,11 +13,9 @@ import triton
 
 from ...plan import SelectionPlan
 from ...types import Alignment, Batch, Router, RunnerSlots, Selection
-from .budgets import Budgets, find_budgets
 from .kernel import select_kernel
-from .recipe import make_recipe, supports
+from .recipe import MAX_SORTED, WARPS, count_blocks, make_recipe, make_tile, supports
 from .slots import finish_slots
-from .tile import MAX_SORTED, WARPS, count_blocks, count_programs, make_tile
 
 INTERPRETED = triton.knobs.runtime.interpret
 TWO_LAUNCHES = "SGLANG_XSHARE_TWO_LAUNCHES"
@@ -36,11 +34,8 @@ def select(
     batch: Batch,
     rank_of_expert: torch.Tensor | None,
     slots: RunnerSlots | None,
-    budgets: Budgets | None = None,
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`.
-
-    `budgets`, made for the plan, may hold other numbers than it by the time the kernel runs, or a graph replays.
 
     On CUDA, or under TRITON_INTERPRET=1 on any device. A CUDA graph can capture it: nothing waits for the host, and
     `batch.valid` is read when the graph replays. Raises ValueError where `supports` is False.
@@ -54,16 +49,15 @@ def select(
         raise ValueError(
             f"router_logits on {logits.device}: allowed with backend triton is cuda, or TRITON_INTERPRET=1"
         )
-    answer = _allocate(logits, plan.columns(router))
+    answer = _allocate(logits, plan.kmax or router.top_k)
     if num_rows:
-        if slots is not None and slots.block_size is not None and answer.topk_ids.numel() <= MAX_SORTED:
-            active = num_experts  # as numbers that change may have it
-            if budgets is None:
+        if slots is not None and slots.block_size is not None:
+            tile = make_tile(plan, router, batch, num_rows, num_experts)
+            if tile.slots <= MAX_SORTED:
                 active = plan.max_active(router, num_experts, num_rows, batch.tokens_per_request)
-            blocks = count_blocks(answer.topk_ids.numel(), active, slots.block_size)
-            answer = replace(answer, alignment=_allocate_alignment(logits, blocks, slots.block_size))
-        budgets = budgets or find_budgets(plan, logits.device)
-        _launch(logits, plan, router, batch, rank_of_expert, answer, budgets, fill=slots is not None)
+                blocks = count_blocks(answer.topk_ids.numel(), active, slots.block_size)
+                answer = replace(answer, alignment=_allocate_alignment(logits, blocks, slots.block_size))
+        _launch(logits, plan, router, batch, rank_of_expert, answer, fill=slots is not None)
     return answer
 
 
@@ -94,7 +88,6 @@ def _launch(
     batch: Batch,
     rank_of_expert: torch.Tensor | None,
     answer: Selection,
-    budgets: Budgets,
     fill: bool,
 ) -> None:
     aligned: tuple[torch.Tensor | None, ...] = (None, None, None)
@@ -108,16 +101,14 @@ def _launch(
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     partials = arrivals = None
-    programs = count_programs(tile, plan, batch, num_rows)
-    if programs > 1:
-        partials = logits.new_empty((programs, tile.experts), dtype=torch.int64)
-        arrivals = _find_counter(logits.device, programs)
+    if tile.programs > 1:
+        partials = logits.new_empty((tile.programs, tile.experts), dtype=torch.int64)
+        arrivals = _find_counter(logits.device, tile.programs)
     arguments = (
         logits,
         None if batch.valid is None else batch.valid.contiguous(),
         None if router.correction_bias is None else router.correction_bias.contiguous(),
         rank_of_expert.contiguous() if plan.target_per_rank and rank_of_expert is not None else None,
-        budgets.values,
         partials,
         arrivals,
         answer.topk_ids,
@@ -132,9 +123,9 @@ def _launch(
         logits.stride(0),
         blocks,
     )
-    together = programs == 1 or arrivals is not None
+    together = tile.programs == 1 or arrivals is not None
     launch = partial(
-        select_kernel[(programs,)],
+        select_kernel[(tile.programs,)],
         *arguments,
         recipe=recipe,
         tile=tile,
@@ -144,15 +135,12 @@ def _launch(
     if not together:
         launch(votes=True, routes=False)
         launch(votes=False, routes=True)
-    elif programs == 1:
+    elif tile.programs == 1:
         launch(votes=True, routes=True)
     else:
-        _launch_cooperatively(launch, programs)
+        _launch_cooperatively(launch, tile.programs)
     if fill and not together:
-        tables = answer.selected, answer.active, answer.vanilla_active
-        finish_slots[(1,)](
-            answer.topk_ids, *tables, *aligned, num_rows, blocks, recipe=recipe, tile=tile, num_warps=WARPS
-        )
+        finish_slots[(1,)](answer.topk_ids, *aligned, num_rows, blocks, recipe=recipe, tile=tile, num_warps=WARPS)
 
 
 def _launch_cooperatively(launch: Callable[..., object], programs: int) -> None:

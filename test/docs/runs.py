@@ -90,6 +90,7 @@ RUNS: dict[str, Run | Serve | Ask | Elsewhere] = {
     "sglang-xshare patch status": Run(more="--target {tree}", shows="not patched"),
     "sglang-xshare policies": Run(shows="target_per_rank"),
     "sglang-xshare policies custom": Run(shows="ranking"),
+    f"sglang-xshare policies --show xshare:k0=1,add=24 --model {TINY} --batch 16": Run(shows='"add": 24'),
     # serve and ask
     "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare --enable-metrics": Serve(QWEN, CPU),
     "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare"

@@ -47,10 +47,17 @@ def _add_policies_parser(subparsers: argparse._SubParsersAction[argparse.Argumen
     show = parser.add_argument_group("the plan in force", "one policy with every default resolved, as a server would")
     show.add_argument("--show", nargs="+", metavar=("POLICY", "CONFIG"), help="as --expert-policy and its -config")
     show.add_argument("--model", metavar="DIR", help="against the config.json in this folder")
-    show.add_argument("--draft-tokens", type=int, metavar="N", help="on a server that verifies so many a request")
-    show.add_argument("--ep-size", type=int, default=1, metavar="N", help="on so many expert-parallel ranks")
-    show.add_argument("--batch", type=int, metavar="N", help="with at most so many requests at once")
+    show.add_argument("--draft-tokens", type=_positive, metavar="N", help="on a server that verifies so many a request")
+    show.add_argument("--ep-size", type=_positive, default=1, metavar="N", help="on so many expert-parallel ranks")
+    show.add_argument("--batch", type=_positive, metavar="N", help="with at most so many requests at once")
     parser.set_defaults(run=_run_policies)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number}: allowed is an integer of at least 1")
+    return number
 
 
 def _run_policies(arguments: argparse.Namespace) -> int:

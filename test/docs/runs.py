@@ -94,6 +94,7 @@ RUNS: dict[str, Run | Serve | Ask | Elsewhere] = {
     "sglang-xshare estimate --model DIR --gpu h200 --batch 16 --policy xshare:k0=1,add=24": Run(
         {"DIR": TINY}, shows="ESTIMATE, not a measurement"
     ),
+    f"sglang-xshare policies --show xshare:k0=1,add=24 --model {TINY} --batch 16": Run(shows='"add": 24'),
     # serve and ask
     "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare --enable-metrics": Serve(QWEN, CPU),
     "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare"

@@ -6,9 +6,11 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmark.common.paths import ROOT
 from benchmark.common.server import Server
@@ -82,6 +84,8 @@ class Answers:
     """The file of --expert-policy-trace."""
     log: str
     info: dict[str, Any]
+    plans: list[dict[str, Any]] = field(default_factory=list)
+    """The plan in force by /metrics, of every process that has one."""
 
     def calls(self, mode: str, least: int = 1, most: int = 1 << 20) -> list[dict[str, Any]]:
         """The runner's calls in forwards of a mode with so many rows."""
@@ -119,8 +123,9 @@ def ask(
         verified = sum(answer["meta_info"].get("spec_verify_ct", 0) for batch in answers for answer in batch)
         records = read_lines(probe)
         metrics = read_metrics(server, sum(record["layer"] == record["rank"] == 0 for record in records))
+        plans = read_plans(server.get("/metrics"))
         info = server.get("/server_info")
-        return Answers(tokens, verified, records, metrics, read_lines(trace), server.log_text(), info)
+        return Answers(tokens, verified, records, metrics, read_lines(trace), server.log_text(), info, plans)
 
 
 def make_server(
@@ -185,6 +190,14 @@ def read_metrics(server: Server, forwards: int) -> dict[str, float]:
         if counted >= forwards or not metrics or time.monotonic() > deadline:
             return metrics
         time.sleep(0.2)
+
+
+def read_plans(text: str) -> list[dict[str, Any]]:
+    """The labels that hold the plan in force."""
+    families = text_string_to_metric_families(text)
+    samples = [sample for family in families for sample in family.samples if sample.name == "sglang:expert_policy_info"]
+    assert all(sample.value == 1 for sample in samples)
+    return [json.loads(sample.labels["plan"]) for sample in samples]
 
 
 def parse_metrics(text: str) -> dict[str, float]:

@@ -1,11 +1,14 @@
-"""What a server says of its policy is what its MoE runner received."""
+"""What a server says of its policy is what its MoE runner received, and the plan that it was given."""
 
+import json
 import re
 
 import pytest
 
-from served.answers import LAYERS, Answers
+from served.answers import LAYERS, SERVERS, Answers
 from served.release import LATEST, OLDER
+from sglang_xshare.policies.description import describe
+from sglang_xshare.policies.schedule import build_schedule
 
 EVIDENCE = [
     *(("full budget", release) for release in OLDER),
@@ -73,3 +76,20 @@ def test_decode_log_line_reports_the_policy(served):
     assert 8 < after < before < 64
     assert 0.5 < kept < 1
     assert 0 < steps <= 9
+
+
+@pytest.mark.parametrize(
+    ("name", "release"),
+    [("xshare", LATEST), ("four policies", LATEST), *(("full budget", release) for release in OLDER)],
+)
+def test_the_plan_in_force_is_in_log_server_info_and_metrics(name, release, served):
+    """The configuration itself stays in /server_info as it was given."""
+    answers = served(name, release)
+    flags = SERVERS[name]
+    schedule = build_schedule(flags[1], json.loads(flags[3]), speculative=False)
+    assert schedule is not None
+    plan = describe(schedule, top_k=8)
+    assert f"Expert policy xshare on {LAYERS} MoE layers: {json.dumps(plan)}" in answers.log
+    assert answers.info["expert_policy_config"] == flags[3]
+    assert answers.info["internal_states"][0]["expert_policy_config"] == plan
+    assert answers.plans == [plan]

@@ -93,3 +93,11 @@ def test_what_a_server_refuses_is_refused_in_one_line(words, line, show, tiny_mo
     assert (code, plan) == (1, {})
     assert len(said.splitlines()) == 1
     assert re.fullmatch(f"policies: {line}\n", said)
+
+
+@pytest.mark.parametrize("flag", ["--batch", "--ep-size", "--draft-tokens"])
+def test_counts_are_positive(flag, show, capsys):
+    with pytest.raises(SystemExit) as ended:
+        show("xshare", flag, "0")
+    assert ended.value.code == 2
+    assert "0: allowed is an integer of at least 1" in capsys.readouterr().err

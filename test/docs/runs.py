@@ -58,7 +58,7 @@ EXAMPLE = (
 )
 RANDOM = "python -m sglang.bench_serving --backend sglang --dataset-name random-ids"
 JSON = "-H 'content-type: application/json'"
-FEW = "--port {port} --num-prompts 8 --random-input-len 8 --random-output-len 8 --max-concurrency 8"
+FEW = "--port {port} --num-prompts 8 --random-input-len 8 --random-output-len 8 --output-file {scratch}/bench.jsonl"
 TEXT = "--per-domain 4 --batch 4 --prompt 16"
 QUALITY = Run(more=f"{TEXT} --steps 8 --out {{scratch}}", shows="record: |Record: ", is_long=True)
 FINDINGS = replace(QUALITY, more=f"{TEXT} --steps 128 --out {{scratch}}")
@@ -66,6 +66,7 @@ ROUND = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --out {scratc
 LOSS = "--sums 4 --per-domain 4 --loss-tokens 8"
 SERVED = Run(more=f"--model {TINY} {ROUND}", shows="Record: ", is_long=True)
 DRAFTED = Run(more=f"{ROUND} {LOSS}", shows="Record: ", is_long=True)
+OWN = {"--model DIR": f"--model {TINY}", "--texts DIR": f"--texts {TINY}/heldout"}
 COST = Run(
     more=f"--model {TINY} --rounds 2 --step-rounds 1 --step-tokens 4 --out {{scratch}}", shows="Record: ", is_long=True
 )
@@ -97,8 +98,6 @@ RUNS: dict[str, Run | Serve | Ask | Elsewhere] = {
     f"sglang-xshare policies --show xshare:k0=1,add=24 --model {TINY} --batch 16": Run(shows='"add": 24'),
     # serve and ask
     "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare --enable-metrics": Serve(QWEN, CPU),
-    "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare"
-    " --expert-policy-config examples/by-layer-and-batch.json": Serve(QWEN, CPU),
     QUICKSTART: Serve(is_long=False),
     f"curl -s localhost:30000/v1/chat/completions {JSON}"
     """ -d '{"messages": [{"role": "user", "content": "55+74"}], "stop": "\\n"}'""": Ask(QUICKSTART, shows='" 129"'),
@@ -145,27 +144,25 @@ RUNS: dict[str, Run | Serve | Ask | Elsewhere] = {
     # measure
     "python -m benchmark.records": Elsewhere("benchmark/records/__main__.py", WHOLE),
     "make records": Elsewhere("test/benchmark/records/test_records.py", WHOLE),
-    "python -m benchmark.serving": SERVED,
+    "python -m benchmark.serving": replace(SERVED, more=f"vanilla oea:k0=3 {SERVED.more}"),
     "python -m benchmark.serving vanilla xshare:k0=1,add=24 oea:k0=3": SERVED,
     "python -m benchmark.serving vanilla xshare --model DIR --texts DIR --concurrency 8 --input-tokens 64"
-    " --output-tokens 64": replace(
-        SERVED, replace={"--model DIR": f"--model {TINY}", "--texts DIR": f"--texts {TINY}/heldout"}, more=ROUND
-    ),
+    " --output-tokens 64": replace(SERVED, replace=OWN, more=ROUND),
     "python -m benchmark.quality xshare:k0=1,add=24 oea:k0=3": QUALITY,
-    "python -m benchmark.speculation": DRAFTED,
+    "python -m benchmark.speculation": replace(DRAFTED, more=f"xshare {DRAFTED.more}"),
     "python -m benchmark.speculation xshare moe-spec:budget=32 --topk 4 --draft-tokens 8": DRAFTED,
     "python -m benchmark.cost": COST,
     "python -m benchmark.cost xshare:k0=1,add=24 --shapes 16x128 64x256": COST,
-    "python -m benchmark.demo": Run(more=f"{ROUND} {LOSS}", shows="Record: ", is_long=True),
-    "make demo": Elsewhere("test/benchmark/test_demo.py", WHOLE),
+    "make demo": DRAFTED,
+    "python -m benchmark.demo": Elsewhere("test/docs/test_commands.py", "make demo is this"),
     'make bench POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3" BENCH_ARGS="--model DIR --texts DIR"': Run(
-        {"--model DIR": f"--model {TINY}", "--texts DIR": f"--texts {TINY}/heldout"}, ROUND, is_long=True
+        OWN, ROUND, is_long=True
     ),
-    'make bench POLICIES="vanilla xshare:k0=1,add=24 mine:budget=32"': Run(
+    'make bench POLICIES="vanilla mine:budget=32"': Run(
         {"mine:budget": "custom:budget"}, f"--model {TINY} {ROUND}", is_long=True
     ),
     ".venv/bin/python -m benchmark.quality --model DIR --texts DIR xshare:k0=1,add=24 oea:k0=3": replace(
-        QUALITY, replace={"--model DIR": f"--model {TINY}", "--texts DIR": f"--texts {TINY}/heldout"}
+        QUALITY, replace=OWN
     ),
     ".venv/bin/python -m benchmark.quality xshare:k0=1,add=24 custom:k0=1,budget=32,ranking=votes": QUALITY,
     ".venv/bin/python -m benchmark.quality xshare:k0=1,add=24 mine:budget=32": replace(

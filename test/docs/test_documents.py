@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
+from benchmark.common.variant import parse_plan
+from benchmark.quality.__main__ import POLICIES as QUALITY
+from benchmark.speculation.__main__ import POLICIES as SPECULATION
 from docs.check import check_folders, check_places, check_runs, list_folders
 from docs.documents import ROOT, Command, list_commands, list_documents, read_commands
 from docs.runs import RUNS, Ask, Elsewhere, Run
+from sglang_xshare import build_plan
 
 PAGE = """\
 ---
@@ -87,6 +93,19 @@ def test_a_folder_without_a_line_is_found():
     page = ROOT / "docs" / "modules.md"
     assert check_folders(page, ["nowhere"]) == ["docs/modules.md: no line for `nowhere`"]
     assert {"python/sglang_xshare/stage/start", "docs", "test"} <= set(list_folders())
+
+
+def test_every_example_of_a_policy_is_measured_or_warned_of():
+    """Each setting of the README's table is one that the benchmarks measure by default."""
+    measured = [parse_plan(text) for text in QUALITY] + [parse_plan(text, speculative=True) for text in SPECULATION]
+    rows = re.findall(r"^\| (`[a-z-]+`.*?) \| (.*?) \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    examples = [
+        (build_plan(name, **json.loads(keys)), meaning)
+        for names, settings, meaning in rows
+        for name, keys in zip(re.findall(r"`(.*?)`", names), re.findall(r"`({.*?})`", settings), strict=False)
+    ]
+    assert len(examples) >= 10
+    assert [plan for plan, meaning in examples if plan not in measured and "Warning:" not in meaning] == []
 
 
 def test_nothing_is_wrong_with_the_documents():

@@ -247,8 +247,8 @@ def select_on_one_counter(
     torch.use_deterministic_algorithms(True)  # of which the filling of what is allocated is one
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "_find_counter", lambda device, programs: counters)
-        patch.setattr(tile, "SINGLE_PROGRAM", 0)
         patch.setattr(tile, "MIN_ROWS", 2)
+        patch.setattr(tile, "SHAPES", [tile.Shape(experts=512, one_program=0, rows=2, warps={2: 1})])
         for call, conditions in calls:
             with programs_side_by_side(conditions) as launches:
                 selection = select(*call, backend="triton", slots=slots)

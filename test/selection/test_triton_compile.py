@@ -12,11 +12,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sglang_xshare import Batch, Router, build_plan
-from sglang_xshare.selection.triton_kernel.kernel import select_kernel
+from sglang_xshare.selection.triton_kernel.kernel import COLLECT, MEASURE, RESCUE, ROUTE, select_kernel
 from sglang_xshare.selection.triton_kernel.mask import mask_kernel
 from sglang_xshare.selection.triton_kernel.recipe import make_recipe
 from sglang_xshare.selection.triton_kernel.slots import finish_slots
-from sglang_xshare.selection.triton_kernel.tile import WARPS, make_tile
+from sglang_xshare.selection.triton_kernel.tile import make_tile
 
 HOPPER = GPUTarget("cuda", 90, 32)
 DTYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
@@ -26,6 +26,7 @@ SIGNATURE = {
     "ranks": "*i64",
     "budgets": "*i64",
     "partials": "*i64",
+    "confidences": "*i64",
     "arrivals": "*i32",
     "topk_ids": "*i32",
     "topk_weights": "*fp32",
@@ -64,26 +65,28 @@ CASES = {
 }
 
 
-def compile_kernel(case, dtype=torch.float32, votes=True, routes=True, fill=True, block_size=0, kernel=select_kernel):
+def compile_kernel(case, dtype=torch.float32, begins=MEASURE, ends=ROUTE, fill=True, block_size=0, kernel=select_kernel):
     """The kernel compiled for Hopper, as it would be launched for a case."""
     keys, router, tokens, (rows, experts) = CASES[case]
     plan, batch = build_plan(keys), Batch(tokens_per_request=tokens)
     tile = make_tile(plan, router, batch, rows, experts, block_size)
     recipe = make_recipe(plan, router, batch, torch.empty(rows, experts, dtype=dtype), fill, block_size)
-    constants = {"recipe": recipe, "tile": tile, "votes": votes, "routes": routes}
+    constants = {"recipe": recipe, "tile": tile, "begins": begins, "ends": ends}
     if not block_size:
         constants |= dict.fromkeys(ALIGNMENT)
     if router.correction_bias is None:
         constants["bias"] = None
     if plan.target_per_rank is None:
         constants["ranks"] = None
+    if not recipe.follows_voters:
+        constants["confidences"] = None
     if not tile.several:
         constants |= {"partials": None, "arrivals": None}
     signature = {"logits": DTYPES[dtype]} | SIGNATURE | dict.fromkeys(constants, "constexpr")
     names = kernel.arg_names
     signature = {name: signature[name] for name in names}
     source = ASTSource(kernel, signature, {(names.index(k),): v for k, v in constants.items() if k in names})
-    return triton.compile(source, target=HOPPER, options={"num_warps": WARPS, "enable_fp_fusion": True})
+    return triton.compile(source, target=HOPPER, options={"num_warps": tile.warps, "enable_fp_fusion": True})
 
 
 @pytest.mark.parametrize("case", CASES)

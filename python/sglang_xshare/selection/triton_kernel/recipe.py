@@ -10,8 +10,8 @@ from ...plan import SelectionPlan
 from ...types import Batch, Router
 from .tile import count_tokens, make_tile, round_up
 
-# What the registers of a program hold; balancing the ranks of 512 experts spills some (ptxas: 3.5 KB).
-MAX_TILE = 16384
+# What the registers of a program hold: rows of one request, which lie in one tile, may be too many.
+MAX_TILE = 8192
 MAX_EXPERTS = 512
 # 31 bits hold a column's sum of utilities up to 2^20, and a row's sum of shares up to 2^26.
 MAX_ROWS, MAX_TOP_K = 2047, 31

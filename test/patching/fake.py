@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 
+import pytest
+
+from sglang_xshare.patching import PatchError
 from sglang_xshare.patching.tree import ABSENT
 
 RELEASE = "0.5.21"
@@ -146,3 +149,14 @@ def run_child(work: Callable[[], object], before: Callable[[], object] = lambda:
         finally:
             os._exit(code)
     return pid
+
+
+def refused(work: Callable[[], object], tree: Path) -> str:
+    """The line `work` is refused with; nothing in the tree changes."""
+    before, modes = read_tree(tree), read_modes(tree)
+    with pytest.raises(PatchError) as refusal:
+        work()
+    assert read_tree(tree) == before
+    assert read_modes(tree) == modes
+    assert "\n" not in str(refusal.value)
+    return str(refusal.value)

@@ -5,7 +5,6 @@ import os
 import py_compile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from patching.fake import (
     keep_as_before,
     read_modes,
     read_tree,
+    refused,
     write_queue,
     write_tree,
 )
@@ -93,7 +93,7 @@ def test_a_queue_that_only_adds_files(tree: Path, tmp_path: Path) -> None:
 
 def test_a_file_that_is_there_already_is_not_added(tree: Path, queue: Path) -> None:
     (tree / "sglang/srt/ours.py").write_text("mine = 1\n")
-    line = _refused(lambda: apply(tree, queue), tree)
+    line = refused(lambda: apply(tree, queue), tree)
     assert line == "sglang/srt/ours.py: is there already, but SGLang 0.5.21 has no such file; remove it"
 
 
@@ -101,7 +101,7 @@ def test_an_added_file_edited_since_is_refused(tree: Path, queue: Path) -> None:
     apply(tree, queue)
     (tree / "sglang/srt/ours.py").write_text("mine = 1\n")
     for run in (lambda: revert(tree), lambda: apply(tree, queue)):
-        line = _refused(run, tree)
+        line = refused(run, tree)
         assert line == "sglang/srt/ours.py: edited after it was patched; undo the edit, or remove it"
     (tree / "sglang/srt/ours.py").unlink()
     revert(tree)
@@ -147,107 +147,6 @@ def test_a_hard_linked_copy_is_not_changed(tree: Path, queue: Path, tmp_path: Pa
     assert (tmp_path / "cache.py").read_bytes() == FILES["sglang/srt/route.py"]
 
 
-def _refused(work: Callable[[], object], tree: Path) -> str:
-    """The line `work` is refused with; nothing in the tree changes."""
-    before, modes = read_tree(tree), read_modes(tree)
-    with pytest.raises(PatchError) as refusal:
-        work()
-    assert read_tree(tree) == before
-    assert read_modes(tree) == modes
-    assert "\n" not in str(refusal.value)
-    return str(refusal.value)
-
-
-def test_an_unsupported_release_is_refused(tree: Path, queue: Path) -> None:
-    (tree / "sglang/_version.py").write_text("__version__ = version = '0.5.22'\n")
-    write_queue(queue, release="0.5.9")
-    assert _refused(lambda: apply(tree, queue), tree) == "SGLang 0.5.22 is not supported; supported: 0.5.9, 0.5.21"
-
-
-def test_the_release_is_read_from_metadata_too(tree: Path, queue: Path) -> None:
-    (tree / "sglang/_version.py").unlink()
-    assert "neither sglang/_version.py nor sglang-*.dist-info" in _refused(lambda: apply(tree, queue), tree)
-    (tree / "sglang-0.5.21.dist-info").mkdir()
-    (tree / "sglang-0.5.21.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.21\n")
-    assert apply(tree, queue).changed
-
-
-def test_another_content_of_a_known_release_is_refused(tree: Path, queue: Path) -> None:
-    file = tree / "sglang/srt/dos.py"
-    file.write_bytes(file.read_bytes() + b"# local change\r\n")
-    line = _refused(lambda: apply(tree, queue), tree)
-    assert line.startswith("sglang/srt/dos.py: sha256 ")
-    assert line.endswith("not the file of SGLang 0.5.21; reinstall sglang==0.5.21")
-    assert len([word for word in line.split() if word.endswith("…")]) == 2  # found and expected
-
-
-@pytest.mark.parametrize(
-    ("patches", "reason"),
-    [
-        (
-            {"p.patch": ROUTE.replace("-1,1 +1,2 @@\n import torch", "-1,1 +1,2 @@\n import jax")},
-            "hunk 1 matches 0 places",
-        ),
-        (
-            {"p.patch": ROUTE.replace("-4,2 +5,3 @@\n def route(x):", "-4,1 +5,2 @@").replace("@@\n\n", "@@\n")},
-            "hunk 2 matches 2 places (lines 5, 9)",
-        ),
-        ({**QUEUE, "q.patch": ROUTE + "junk\n"}, "lines outside every hunk"),
-    ],
-)
-def test_a_queue_that_does_not_fit_changes_nothing(
-    tree: Path, tmp_path: Path, patches: dict[str, str], reason: str
-) -> None:
-    bad = write_queue(tmp_path / "bad", patches)
-    assert reason in _refused(lambda: apply(tree, bad), tree)
-
-
-def test_a_missing_patch_or_an_unlisted_file_is_refused(tree: Path, queue: Path) -> None:
-    hashes = queue / RELEASE / "hashes"
-    listed = hashes.read_text()
-    hashes.write_text("".join(line for line in listed.splitlines(keepends=True) if "dos" not in line))
-    assert "sglang/srt/dos.py is not in patches/0.5.21/hashes" in _refused(lambda: apply(tree, queue), tree)
-    hashes.write_text(listed + "nonsense\n")
-    assert "'nonsense' is not a line of sha256sum" in _refused(lambda: apply(tree, queue), tree)
-    (queue / "shared/route.patch").unlink()
-    assert "shared/route.patch: listed in a series, but there is no such file" in _refused(
-        lambda: apply(tree, queue), tree
-    )
-
-
-def test_a_link_is_refused(tree: Path, queue: Path, tmp_path: Path) -> None:
-    (tree / "sglang/srt/dos.py").rename(tmp_path / "elsewhere.py")
-    (tree / "sglang/srt/dos.py").symlink_to(tmp_path / "elsewhere.py")
-    assert "dos.py: is a link; a plain file is needed" in _refused(lambda: apply(tree, queue), tree)
-
-
-@pytest.mark.parametrize("edit", [lambda file: file.write_text("mine = 1\n"), lambda file: file.unlink()])
-def test_a_file_edited_after_patching_is_refused_by_name(
-    tree: Path, queue: Path, edit: Callable[[Path], object]
-) -> None:
-    apply(tree, queue)
-    edit(tree / "sglang/srt/route.py")
-    for run in (lambda: revert(tree), lambda: apply(tree, queue)):
-        line = _refused(run, tree)
-        assert line == ("sglang/srt/route.py: edited after it was patched; undo the edit, or reinstall sglang==0.5.21")
-    with pytest.raises(PatchError, match=r"in \S+: sglang/srt/route\.py: edited after it was patched; undo"):
-        check_patched(tree, queue)
-
-
-def test_a_damaged_stored_copy_is_refused(tree: Path, queue: Path) -> None:
-    apply(tree, queue)
-    (tree / STORE / "sglang/srt/dos.py.pristine").write_text("")
-    with pytest.raises(PatchError, match=r"damaged copy.*reinstall sglang"):
-        revert(tree)
-
-
-@pytest.mark.parametrize("text", ["", "{}", '{"files": []}', '{"files": {"a": 1}}', "[]"])
-def test_a_foreign_state_file_is_refused(tree: Path, queue: Path, text: str) -> None:
-    apply(tree, queue)
-    (tree / STORE / "state.json").write_text(text)
-    assert "not a state file of this program" in _refused(lambda: revert(tree), tree)
-
-
 def test_another_version_of_the_queue_is_replaced(tree: Path, queue: Path, tmp_path: Path) -> None:
     """From the stored pristine files, also those that the new version leaves alone; a bad one changes nothing."""
     apply(tree, queue)
@@ -257,7 +156,7 @@ def test_another_version_of_the_queue_is_replaced(tree: Path, queue: Path, tmp_p
     ):
         check_patched(tree, later)
     bad = write_queue(tmp_path / "bad", {"p.patch": ROUTE.replace("import torch", "import jax")})
-    assert "matches 0 places" in _refused(lambda: apply(tree, bad), tree)
+    assert "matches 0 places" in refused(lambda: apply(tree, bad), tree)
     assert apply(tree, later).changed
     assert read_tree(tree) == LATER_PATCHED
     check_patched(tree, later)

@@ -1,0 +1,106 @@
+"""What apply and revert refuse, in one line that names it, and without a change."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from patching.fake import (
+    QUEUE,
+    RELEASE,
+    ROUTE,
+    refused,
+    write_queue,
+)
+from sglang_xshare.patching import PatchError, apply, check_patched, revert
+from sglang_xshare.patching.state import STORE
+
+
+def test_an_unsupported_release_is_refused(tree: Path, queue: Path) -> None:
+    (tree / "sglang/_version.py").write_text("__version__ = version = '0.5.22'\n")
+    write_queue(queue, release="0.5.9")
+    assert refused(lambda: apply(tree, queue), tree) == "SGLang 0.5.22 is not supported; supported: 0.5.9, 0.5.21"
+
+
+def test_the_release_is_read_from_metadata_too(tree: Path, queue: Path) -> None:
+    (tree / "sglang/_version.py").unlink()
+    assert "neither sglang/_version.py nor sglang-*.dist-info" in refused(lambda: apply(tree, queue), tree)
+    (tree / "sglang-0.5.21.dist-info").mkdir()
+    (tree / "sglang-0.5.21.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.21\n")
+    assert apply(tree, queue).changed
+
+
+def test_another_content_of_a_known_release_is_refused(tree: Path, queue: Path) -> None:
+    file = tree / "sglang/srt/dos.py"
+    file.write_bytes(file.read_bytes() + b"# local change\r\n")
+    line = refused(lambda: apply(tree, queue), tree)
+    assert line.startswith("sglang/srt/dos.py: sha256 ")
+    assert line.endswith("not the file of SGLang 0.5.21; reinstall sglang==0.5.21")
+    assert len([word for word in line.split() if word.endswith("…")]) == 2  # found and expected
+
+
+@pytest.mark.parametrize(
+    ("patches", "reason"),
+    [
+        (
+            {"p.patch": ROUTE.replace("-1,1 +1,2 @@\n import torch", "-1,1 +1,2 @@\n import jax")},
+            "hunk 1 matches 0 places",
+        ),
+        (
+            {"p.patch": ROUTE.replace("-4,2 +5,3 @@\n def route(x):", "-4,1 +5,2 @@").replace("@@\n\n", "@@\n")},
+            "hunk 2 matches 2 places (lines 5, 9)",
+        ),
+        ({**QUEUE, "q.patch": ROUTE + "junk\n"}, "lines outside every hunk"),
+    ],
+)
+def test_a_queue_that_does_not_fit_changes_nothing(
+    tree: Path, tmp_path: Path, patches: dict[str, str], reason: str
+) -> None:
+    bad = write_queue(tmp_path / "bad", patches)
+    assert reason in refused(lambda: apply(tree, bad), tree)
+
+
+def test_a_missing_patch_or_an_unlisted_file_is_refused(tree: Path, queue: Path) -> None:
+    hashes = queue / RELEASE / "hashes"
+    listed = hashes.read_text()
+    hashes.write_text("".join(line for line in listed.splitlines(keepends=True) if "dos" not in line))
+    assert "sglang/srt/dos.py is not in patches/0.5.21/hashes" in refused(lambda: apply(tree, queue), tree)
+    hashes.write_text(listed + "nonsense\n")
+    assert "'nonsense' is not a line of sha256sum" in refused(lambda: apply(tree, queue), tree)
+    (queue / "shared/route.patch").unlink()
+    assert "shared/route.patch: listed in a series, but there is no such file" in refused(
+        lambda: apply(tree, queue), tree
+    )
+
+
+def test_a_link_is_refused(tree: Path, queue: Path, tmp_path: Path) -> None:
+    (tree / "sglang/srt/dos.py").rename(tmp_path / "elsewhere.py")
+    (tree / "sglang/srt/dos.py").symlink_to(tmp_path / "elsewhere.py")
+    assert "dos.py: is a link; a plain file is needed" in refused(lambda: apply(tree, queue), tree)
+
+
+@pytest.mark.parametrize("edit", [lambda file: file.write_text("mine = 1\n"), lambda file: file.unlink()])
+def test_a_file_edited_after_patching_is_refused_by_name(
+    tree: Path, queue: Path, edit: Callable[[Path], object]
+) -> None:
+    apply(tree, queue)
+    edit(tree / "sglang/srt/route.py")
+    for run in (lambda: revert(tree), lambda: apply(tree, queue)):
+        line = refused(run, tree)
+        assert line == ("sglang/srt/route.py: edited after it was patched; undo the edit, or reinstall sglang==0.5.21")
+    with pytest.raises(PatchError, match=r"in \S+: sglang/srt/route\.py: edited after it was patched; undo"):
+        check_patched(tree, queue)
+
+
+def test_a_damaged_stored_copy_is_refused(tree: Path, queue: Path) -> None:
+    apply(tree, queue)
+    (tree / STORE / "sglang/srt/dos.py.pristine").write_text("")
+    with pytest.raises(PatchError, match=r"damaged copy.*reinstall sglang"):
+        revert(tree)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"files": []}', '{"files": {"a": 1}}', "[]"])
+def test_a_foreign_state_file_is_refused(tree: Path, queue: Path, text: str) -> None:
+    apply(tree, queue)
+    (tree / STORE / "state.json").write_text(text)
+    assert "not a state file of this program" in refused(lambda: revert(tree), tree)

@@ -123,7 +123,9 @@ def replace_words(text: str, words: object) -> str:
 
 def last_line_of_make(text: str) -> str:
     """What a verb of make runs itself, without what it needs first."""
-    done = subprocess.run(["bash", "-c", f"{text} --dry-run"], cwd=ROOT, capture_output=True, text=True)
+    # Under `make test`, a make inside would take over the outer one's flags and print the folder it leaves last.
+    env = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}}
+    done = subprocess.run(["bash", "-c", f"{text} --dry-run"], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 

@@ -190,7 +190,7 @@ BAD = {
     ),
     "vanilla": (
         ("--gpu", "h100", "--policy", "vanilla"),
-        "--policy vanilla: vanilla is what the estimate compares with; allowed is another policy",
+        "--policy vanilla: routes as the model does, which the estimate compares with; allowed is another policy",
     ),
     "a batch that stays vanilla": (
         ("--gpu", "h100", "--batch", "1"),

@@ -10,7 +10,7 @@ from sglang_xshare import Router, SelectionPlan, build_plan
 from sglang_xshare.plan import KEYS
 
 INTEGER = "an integer of at least"
-POLICIES = "vanilla, pruned, dynamic-skip, xshare, oea, lynx-lat, lynx-acc, moe-spec, custom"
+POLICIES = "vanilla, pruned, dynamic-skip, xshare, oea, lynx-lat, lynx-acc, moe-spec, custom, observe"
 BUDGETS = "add, add_per_request, mass, target_per_rank"
 PERMUTATION = "a list of all expert ids, each once"
 STATIC = {"budget": 2, "ranking": "static"}

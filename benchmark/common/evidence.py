@@ -60,7 +60,7 @@ def evidence_between(before: dict[str, float], after: dict[str, float]) -> Evide
         return new[total] / new[count] if new.get(count) else None
 
     steps = {name.removeprefix("steps:"): int(count) for name, count in new.items() if name.startswith("steps:")}
-    policy = steps.pop("policy", 0)
+    policy = steps.pop("policy", 0) + steps.pop("observed", 0)
     return Evidence(
         experts_before=mean("experts_before", "layer_steps"),
         experts_after=mean("experts_after", "layer_steps"),

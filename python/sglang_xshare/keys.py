@@ -11,7 +11,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Key:
-    """What one key accepts. `kind` is int, float, bool, str (one of `choices`) or tuple (all expert ids in some order).
+    """What one key accepts. `kind` is int, float, bool, str (one of `choices`), tuple (all expert ids in some order) or
+    list (policies).
 
     The range is closed, but open at `low` with `above_low`. An `optional` key may be None, which switches it off.
     """
@@ -33,6 +34,8 @@ class Key:
             text = "true or false"
         elif self.kind is tuple:
             text = "a list of all expert ids, each once"
+        elif self.kind is list:
+            text = 'a list of policies such as ["xshare:k0=1,add=24", "oea:k0=3"]'
         elif self.kind is int:
             text = f"an integer of at least {self.low:g}"
         else:
@@ -54,6 +57,8 @@ class Key:
         if self.kind is tuple:
             is_list = isinstance(value, list | tuple) and all(type(i) is int for i in value)
             return is_list and sorted(value) == list(range(len(value))) != []
+        if self.kind is list:
+            return isinstance(value, list | tuple) and len(value) > 0
         if self.kind is str:
             return isinstance(value, str) and value in self.choices
         if type(value) not in ((int, float) if self.kind is float else (self.kind,)):

@@ -136,8 +136,52 @@ class SelectionPlan:
             return True
         total = max(self.budget or 0, (self.target_per_rank or 0) * ranks)
         added = max(self.add, self.add_per_request)
-        keeps_all = total >= num_experts or added >= num_experts - k0 or self.mass == 1 or self.drop == 0
+        sure = self._sure_warm_up(router)
+        keeps_all = total >= num_experts or added >= num_experts - sure or self.mass == 1 or self.drop == 0
         return not keeps_all
+
+    def can_change(
+        self, router: Router, num_experts: int, rows: int, tokens_per_request: int = 1, ranks: int = 1
+    ) -> bool:
+        """False where every batch of `rows` rows, none of them padding, is routed under this plan as by the model
+        itself: the same experts and weights, whatever the logits.
+
+        All but one thing: an expert of which no row has a score of more than 2**-21 has no utility, so that the plan
+        leaves it out where the model gives it next to no weight. True may be wrong, it only costs time.
+        """
+        if self.columns(router) != router.top_k:
+            return True
+        idle = self.idle_budget(router, num_experts, rows, tokens_per_request, ranks)
+        return idle is None and self.can_drop(router, num_experts, ranks)
+
+    def idle_budget(
+        self, router: Router, num_experts: int, rows: int, tokens_per_request: int = 1, ranks: int = 1
+    ) -> tuple[str, int] | None:
+        """(a budget, how many experts of it always hold every one of `rows` rows' own top-k), where it has as many.
+
+        Only where it takes first what rows have in their top-k: utility over all experts may prefer others.
+        """
+        takes_own_first = self.ranking == "votes" or (self.ranking == "router" and self.utility == "topk")
+        reach = min(self.columns(router), self.max_rank or num_experts)
+        if not (self.uses_selected and takes_own_first) or reach < router.top_k:
+            return None
+        warm = self._sure_warm_up(router)
+        beyond = router.top_k - warm
+        by_request = self.scope == "request"
+        enough = {
+            "add_per_request": min(tokens_per_request * beyond, num_experts - warm),
+            "add": min(rows * beyond, num_experts - warm),
+            "budget": min((tokens_per_request if by_request else rows) * router.top_k, num_experts),
+        }
+        if self.balance == "literal":  # its ranks go on until S has the target of all ranks together
+            enough["target_per_rank"] = -(-min(rows * router.top_k, num_experts) // ranks)
+        given = {key: getattr(self, key) or 0 for key in enough}
+        return next(((key, n) for key, n in enough.items() if given[key] and given[key] >= n), None)
+
+    def _sure_warm_up(self, router: Router) -> int:
+        """The experts that every row's warm-up holds: with a share `p` it may end with the first."""
+        k0 = self.warm_up(router)
+        return k0 if self.p == 1 else min(k0, 1)
 
     def max_active(self, router: Router, num_experts: int, rows: int, tokens_per_request: int = 1) -> int:
         """The most experts that `rows` rows can wake under this plan, at least 1. A budget whose size depends on the

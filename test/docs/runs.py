@@ -108,6 +108,8 @@ RUNS: dict[str, Run | Serve | Ask | Elsewhere] = {
     "curl -s localhost:30000/metrics | grep sglang:expert_policy_": Ask(QUICKSTART, shows='outcome="policy"'),
     f"sglang serve --model-path {TINY} --config examples/eagle3.yaml --expert-policy xshare --enable-metrics": Serve(),
     EXAMPLE: Serve(),
+    f"sglang serve --model-path {TINY} --config examples/cpu.yaml --enable-metrics"
+    """ --expert-policy 'observe:{"plans": ["xshare:k0=1,add=24", "oea:k0=3"]}'""": Serve(),
     f"curl -s localhost:30000/v1/completions {JSON}"
     """ -d '{"prompt": ["def ", "import "], "max_tokens": 24}'""": Ask(EXAMPLE, shows='"text"'),
     f"sglang serve --model-path {TINY} --config examples/cpu.yaml --expert-policy xshare"

@@ -81,7 +81,7 @@ def test_server(command: Command, places: Callable[[str], str]) -> None:
                 line = asked.replace("localhost:30000", f"127.0.0.1:{server.port}")
                 run_in_shell(FIRST[asked], f"{line} {more}", 0, ask.shows)
         if "--enable-metrics" in command.text:
-            assert re.search(r'steps_total{.*outcome="policy".*} [1-9]', server.get("/metrics"))
+            assert re.search(r'steps_total{.*outcome="(policy|observed)".*} [1-9]', server.get("/metrics"))
 
 
 def run_in_shell(command: Command, text: str, status: int, shows: str) -> None:

@@ -33,7 +33,7 @@ def test_what_stands_for_the_models_top_k_is_a_number_once_the_model_is_known():
     assert describe(build("custom", k0=None, add=3), top_k=8)["k0"] == 8
 
 
-@pytest.mark.parametrize("policy", [policy for policy in list_policies() if policy.name != "vanilla"])
+@pytest.mark.parametrize("policy", [policy for policy in list_policies() if policy.selects])
 def test_every_policy_is_described_with_all_of_its_keys(policy):
     required = {"dynamic-skip": {"beta": 0.1}, "lynx-lat": {"drop": 2}, "lynx-acc": {"confidence": 0.2}}
     required |= {"moe-spec": {"budget": 8}, "custom": {"k0": 1}}

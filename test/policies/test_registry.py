@@ -11,7 +11,7 @@ from sglang_xshare.policies import get_policy, list_policies
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.policies.table import format_json
 
-NAMES = ["vanilla", "pruned", "dynamic-skip", "xshare", "oea", "lynx-lat", "lynx-acc", "moe-spec", "custom"]
+NAMES = ["vanilla", "pruned", "dynamic-skip", "xshare", "oea", "lynx-lat", "lynx-acc", "moe-spec", "custom", "observe"]
 CONTRACT = {
     "vanilla": "",
     "pruned": "k0 p",
@@ -22,6 +22,7 @@ CONTRACT = {
     "lynx-acc": "confidence max_voters min_votes",
     "moe-spec": "budget ranking order coverage rescue scope",
     "custom": " ".join(KEYS),
+    "observe": "plans",
 }
 
 
@@ -136,7 +137,7 @@ def test_a_default_that_depends_on_other_keys_is_listed_so(capsys):
         ("xshere", {}, "did you mean xshare\\?$"),
         ("OEA", {}, "did you mean oea\\?$"),
         ("moespec", {}, "did you mean moe-spec\\?$"),
-        ("nothing", {}, "moe-spec, custom$"),
+        ("nothing", {}, "custom, observe$"),
         ("xshare", {"ad": 3}, "balance; did you mean add\\?$"),
         ("xshare", {"nope": 3}, "balance$"),
     ],

@@ -53,6 +53,7 @@ SERVERS: dict[str, tuple[str, ...]] = {
             "3": {"policy": "custom", "k0": 0, "add": 10},
         },
     ),
+    "observe": policy("observe", plans=["xshare:k0=1,add=8", "xshare:k0=1,add=64", {"policy": "oea", "k0": 3}]),
     "sizes": policy(
         "xshare",
         k0=1,
@@ -79,7 +80,9 @@ class Answers:
     records: list[dict[str, Any]]
     """Every call of the MoE runner, as `probe.py` saw it."""
     metrics: dict[str, float]
-    """The stage's prometheus metrics; "steps policy" and so on count forwards by outcome."""
+    """The stage's prometheus metrics; "steps policy" and so on count forwards by outcome, "observed_mass_total
+    oea:k0=3" and so on are of one observed plan.
+    """
     trace: list[dict[str, Any]]
     """The file of --expert-policy-trace."""
     log: str
@@ -208,6 +211,7 @@ def parse_metrics(text: str) -> dict[str, float]:
             name, value = line.removeprefix("sglang:expert_policy_").rsplit(" ", 1)
             plain, _, labels = name.partition("{")
             outcome = labels.partition('outcome="')[2].partition('"')[0]
-            key = f"steps {outcome}" if outcome else plain
+            plan = labels.partition('plan="')[2].rpartition('"')[0] if plain.startswith("observed") else ""
+            key = f"steps {outcome}" if outcome else f"{plain} {plan}".rstrip()
             metrics[key] = metrics.get(key, 0.0) + float(value)
     return metrics

@@ -33,10 +33,12 @@ def test_metrics_are_what_the_runner_received(name, release, served):
     assert outcomes == {
         "policy": answers.forwards("DECODE", least=2),
         "prefill": answers.forwards("EXTEND"),
+        "observed": 0,
         "min_tokens": answers.forwards("DECODE", most=1),
         "phase": 0,
         "max_tokens": 0,
         "override": 0,
+        "unchanged": 0,
         "no_context": 0,
     }
 

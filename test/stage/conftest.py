@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from sglang_xshare import stage
+from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.layer import Layer
 from stage.fake import Model, runner
 
@@ -14,8 +15,9 @@ from stage.fake import Model, runner
 def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Call it with a fake model and server flags to put the stage around it; it is gone after the test."""
     monkeypatch.setattr(stage, "_stage", None)
-    # What these three ask of SGLang is tested on every release in test_layer.py and test/served/test_serving.py.
+    # What these ask of SGLang is tested on every release in test_layer.py and test/served/test_serving.py.
     monkeypatch.setattr("sglang_xshare.stage.upstream.show_plan", lambda plan: None)
+    monkeypatch.setattr("sglang_xshare.stage.upstream.resolved", lambda server_args: server_args)
     monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
     monkeypatch.setattr(
         "sglang_xshare.stage.start.layers.find_layers",
@@ -24,7 +26,8 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         ],
     )
 
-    def put(model: Model, **flags: Any) -> Any:
+    def put(model: Model, batches: Batches | None = None, **flags: Any) -> Any:
+        monkeypatch.setattr("sglang_xshare.stage.batches.read_batches", lambda config: batches or Batches())
         stage.attach(runner(model, **flags))
         return stage._stage
 

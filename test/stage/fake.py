@@ -45,7 +45,7 @@ class Model:
         self.routed = []
         for number, config in enumerate(self.configs):
             if number not in self.skipped:
-                routed = stage.route(config)
+                routed = stage.route(config, self.logits)
                 choose = routed.custom_routing_function
                 self.routed.append(choose and choose(None, self.logits, routed.top_k, routed.renormalize))
         if self.error:

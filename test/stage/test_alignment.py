@@ -118,7 +118,7 @@ def test_nothing_routed_yet():
 
 def make_stage(model, align=True):
     layers = [(config, Layer(number, config, None)) for number, config in enumerate(model.configs)]
-    return Stage(model, layers, "cpu", build_schedule("xshare", {}, speculative=False), align=align)
+    return Stage(model, layers, "cpu", build_schedule("xshare", {"add": 2}, speculative=False), align=align)
 
 
 def test_a_runner_that_never_asks_stops_the_server(monkeypatch):

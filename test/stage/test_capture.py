@@ -97,13 +97,15 @@ def test_orders_of_many_layers_stay_on_the_device():
 
 
 def test_vanilla_forward_can_be_compiled(attach):
-    """As upstream's piecewise prefill graphs are: the stage inside must not break the graph."""
+    """As upstream's piecewise prefill graphs are: the stage inside must neither break the graph nor count in it, where
+    every replay would count again.
+    """
     model = Model(2)
 
     @torch.compile(fullgraph=True, backend="eager")
     def layers(hidden: torch.Tensor) -> torch.Tensor:
         for config in model.configs:
-            hidden = hidden * stage.route(config).top_k
+            hidden = hidden * stage.route(config, hidden).top_k
         return hidden
 
     model.forward = lambda input_ids, positions, forward_batch: layers(torch.ones(1)).item()
@@ -111,4 +113,4 @@ def test_vanilla_forward_can_be_compiled(attach):
     assert model.forward(None, None, forward_batch("prefill", 4)) == TOP_K**2
     assert layers(torch.ones(1)).item() == TOP_K**2
     counts = dict(zip(OUTCOMES, installed.counters.outcomes.tolist(), strict=True))
-    assert {outcome for outcome, count in counts.items() if count == 1} == {"prefill", "no_context"}
+    assert {outcome for outcome, count in counts.items() if count} == {"prefill"}

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from sglang_xshare.stage.metrics import OUTCOMES, Counters, Interval, Reader, format_log
+from sglang_xshare.stage.metrics import OUTCOMES, Counters, Interval, Reader, count_selections, format_log
 from sglang_xshare.stage.step import Step
 from sglang_xshare.types import Batch, Selection
 
@@ -25,6 +25,13 @@ def selection(before: int, after: int, kept: list[float], rescued: int = 0) -> S
     )
 
 
+def count(counters: Counters, selections: list[Selection | None], step: Step) -> torch.Tensor:
+    """Count a step as the stage does; returns what it added."""
+    counts = count_selections(selections, step)
+    counters.totals += counts
+    return counts
+
+
 def step(rows: int, valid: list[bool] | None = None) -> Step:
     return Step("decode", rows, Batch(valid=None if valid is None else torch.tensor(valid)))
 
@@ -34,7 +41,7 @@ def test_counts_are_exact():
     counters.count_outcome("prefill")
     for _ in range(3):
         counters.count_outcome("policy", step(2))
-        counters.count_selections([selection(8, 5, [1.0, 0.5]), selection(10, 4, [0.25, 0.75], rescued=1)], step(2))
+        count(counters, [selection(8, 5, [1.0, 0.5]), selection(10, 4, [0.25, 0.75], rescued=1)], step(2))
     assert Reader(counters).read() == Interval(
         layer_steps=6,
         experts_before=3 * 18,
@@ -55,7 +62,7 @@ def test_means():
 
 def test_padding_rows_are_no_rows():
     counters = Counters(1, "cpu")
-    counters.count_selections([selection(8, 5, [1.0, 0.5, 0.0])], step(3, [True, True, False]))
+    count(counters, [selection(8, 5, [1.0, 0.5, 0.0])], step(3, [True, True, False]))
     interval = Reader(counters).read()
     assert (interval.rows, interval.mean_kept_mass) == (2, 0.75)
 
@@ -65,14 +72,14 @@ def test_step_without_a_live_row_counts_as_none():
     counters = Counters(1, "cpu")
     dead = step(2, [False, False])
     counters.count_outcome("policy", dead)
-    counters.count_selections([selection(0, 0, [0.0, 0.0])], dead)
+    count(counters, [selection(0, 0, [0.0, 0.0])], dead)
     interval = Reader(counters).read()
     assert (interval.layer_steps, interval.rows, interval.outcomes["policy"]) == (0, 0, 0)
 
 
 def test_vanilla_layers_are_not_counted():
     counters = Counters(3, "cpu")
-    counts = counters.count_selections([None, selection(8, 5, [1.0]), None], step(1))
+    counts = count(counters, [None, selection(8, 5, [1.0]), None], step(1))
     assert counts.tolist() == [[0] * 6, [1, 8, 5, 1, 1, 0], [0] * 6]
     assert counters.totals.equal(counts)
 
@@ -80,11 +87,11 @@ def test_vanilla_layers_are_not_counted():
 def test_each_reader_gets_what_is_new_to_it():
     counters = Counters(1, "cpu")
     log, metrics = Reader(counters), Reader(counters)
-    counters.count_selections([selection(8, 5, [1.0])], step(1))
+    count(counters, [selection(8, 5, [1.0])], step(1))
     assert metrics.read().experts_after == 5
     assert metrics.read().layer_steps == 0
-    counters.count_selections([selection(8, 3, [1.0])], step(1))
-    counters.count_selections([selection(8, 3, [1.0])], step(1))
+    count(counters, [selection(8, 3, [1.0])], step(1))
+    count(counters, [selection(8, 3, [1.0])], step(1))
     assert metrics.read().experts_after == 6
     assert log.read().experts_after == 11
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sglang_xshare import Router, build_plan, select, stage
+from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.metrics import OUTCOMES
 from sglang_xshare.stage.stage import PolicyBypassed
 from stage.fake import EXPERTS, TOP_K, Config, Gather, Model, forward_batch, gathered_batches, run
@@ -45,7 +46,7 @@ def test_off_touches_nothing(flags, attach):
     forward = model.forward
     assert attach(model, **flags) is None
     assert model.forward == forward
-    assert stage.route(model.configs[0]) is model.configs[0]
+    assert stage.route(model.configs[0], None) is model.configs[0]
     assert stage.report(None) == ""
     assert stage.capture_sizes(SimpleNamespace(**flags), [1, 2, 4]) == [1, 2, 4]
 
@@ -68,6 +69,32 @@ def test_prefill_and_single_rows_stay_vanilla(attach):
         run(model, mode, rows)
         assert [routed is None for routed in model.routed] == [rows != 4] * 3
     assert outcomes(installed) == {"prefill": 2, "min_tokens": 1, "policy": 1}
+
+
+def test_a_plan_that_cannot_change_anything_is_not_run(attach):
+    """Four rows of a top-4 model want 12 experts beyond their first."""
+    model = Model(2)
+    config = {"k0": 1, "add": 12, "layers": {"1": {"add": 11}}, "by_batch": {"3": {"policy": "vanilla"}}}
+    installed = attach(model, expert_policy="xshare", expert_policy_config=config)
+    run(model, "decode", 4)
+    assert [count is None for count in count_experts(model)] == [True, False]
+    for rows in (2, 3):
+        run(model, "decode", rows)
+        assert count_experts(model) == [None, None]
+    assert outcomes(installed) == {"policy": 1, "unchanged": 1, "override": 1}
+
+
+def test_a_plan_that_cannot_change_anything_still_masks_padding(attach):
+    model = Model(1)
+    flags = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 24}}
+    installed = attach(model, batches=Batches(captured=(1, 2, 4)), **flags)
+    run(model, "decode", 2)
+    assert count_experts(model) == [None]
+    installed.mask_padding = True
+    run(model, "decode", 4, padding=1)
+    weights, _ = model.routed[0]
+    assert weights[3].eq(0).all()
+    assert outcomes(installed) == {"unchanged": 1, "policy": 1}
 
 
 def test_verify_groups_by_request(attach):
@@ -116,17 +143,16 @@ def test_layers_and_batch_sizes_get_their_own_plans(attach):
     config = {
         "k0": 1,
         "add": 0,
-        "layers": {"1": {"policy": "vanilla"}, "2": {"policy": "pruned", "k0": TOP_K}},
-        "by_batch": {"8": {"k0": TOP_K}},
+        "layers": {"1": {"policy": "vanilla"}, "2": {"policy": "pruned", "k0": 3}},
+        "by_batch": {"8": {"k0": 2}},
     }
     attach(model, expert_policy="xshare", expert_policy_config=config)
     run(model, "decode", 4)
     own_first = len(model.logits.argmax(-1).unique())
-    vanilla = len(model.logits.topk(TOP_K).indices.unique())
-    assert count_experts(model) == [own_first, None, vanilla]
+    assert count_experts(model) == [own_first, None, len(model.logits.topk(3).indices.unique())]
     run(model, "decode", 8)
-    vanilla = len(model.logits.topk(TOP_K).indices.unique())
-    assert count_experts(model) == [vanilla, None, vanilla]
+    two, three = (len(model.logits.topk(k).indices.unique()) for k in (2, 3))
+    assert count_experts(model) == [two, None, three]
 
 
 def test_a_step_overridden_everywhere_is_not_under_policy(attach):
@@ -220,17 +246,21 @@ def test_context_ends_with_the_forward_even_when_it_fails(attach):
     model.error = RuntimeError("out of memory")
     with pytest.raises(RuntimeError, match="out of memory"):
         run(model, "decode", 4)
-    assert stage.route(model.configs[0]) is model.configs[0]
+    assert stage.route(model.configs[0], None) is model.configs[0]
     assert outcomes(installed) == {"policy": 1, "no_context": 1}
 
 
-def test_layers_outside_a_forward_are_vanilla_and_counted_once(attach):
-    """As when prefill graphs are captured: not through the model's forward."""
+def test_layers_outside_a_forward_are_vanilla_and_counted_once(attach, monkeypatch):
+    """Not through the model's forward."""
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_recorded", lambda: False)
     model = Model(3)
     installed = attach(model, **XSHARE)
     for config in model.configs:
-        assert stage.route(config) is config
+        assert stage.route(config, None) is config
     assert outcomes(installed) == {"no_context": 1}
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_recorded", lambda: True)
+    assert stage.route(model.configs[0], None) is model.configs[0]
+    assert outcomes(installed) == {"no_context": 1}, "a captured graph would count again at every replay"
 
 
 def test_another_models_config_is_returned_untouched(attach):
@@ -242,7 +272,7 @@ def test_another_models_config_is_returned_untouched(attach):
     stage.attach(draft_runner)
     assert stage._stage is installed
     assert draft.forward == forward
-    assert stage.route(draft.configs[0]) is draft.configs[0]
+    assert stage.route(draft.configs[0], None) is draft.configs[0]
     assert outcomes(installed) == {}
 
 

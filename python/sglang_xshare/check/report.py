@@ -83,13 +83,14 @@ def _describe_selection(
     for size in capture_sizes or range(1, 17):
         rows = size * tokens * attention_dp_size(config)
         kind = "triton" if config.device == "cuda" else "torch"
-        chosen = {schedule.plan(layer, rows) for layer in range(model.num_layers)} - {None}
-        if schedule.reason_to_skip(phase, rows) is not None or not chosen:
+        layers = range(model.num_layers)
+        planned = {plan for layer in layers for plan in schedule.plans_for(layer, phase, rows)}
+        shape = model.num_experts, rows, tokens, config.ep_size
+        chosen = [plan for plan in planned if plan.can_change(router, *shape)]
+        if not chosen:
             kind = "vanilla"
         elif not all(
-            supports(plan, router, Batch(tokens_per_request=tokens), rows, model.num_experts)
-            for plan in chosen
-            if plan is not None
+            supports(plan, router, Batch(tokens_per_request=tokens), rows, model.num_experts) for plan in chosen
         ):
             kind = "torch"
         found[kind].append(size)

@@ -45,20 +45,27 @@ def draw_active(
     return before, after
 
 
-def read_active(trace: Path, requests: int) -> tuple[float, float]:
-    """(mean experts before, mean experts after) of a file of `--expert-policy-trace`, over steps of as many live rows.
+def read_active(trace: Path, requests: int, policy: str) -> tuple[float, float]:
+    """(mean experts before, mean experts after) of a file of `--expert-policy-trace`, over steps of as many live rows;
+    in a file of `observe`, after as its plan spelt `policy` would have had it.
 
     Raises ValueError where the file has none.
     """
     try:
         lines = [json.loads(line) for line in trace.read_text().splitlines()]
         sizes = sorted({line["batch_size"] for line in lines})
-        counts = [(line["experts_before"], line["experts_after"]) for line in lines if line["batch_size"] == requests]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        lines = [line for line in lines if line["batch_size"] == requests]
+        observed = sorted({name for line in lines for name in line.get("plans", ())})
+        found = policy in observed
+        after = [line["plans"][policy]["experts_after"] if found else line["experts_after"] for line in lines]
+        counts = [(line["experts_before"], kept) for line, kept in zip(lines, after, strict=True)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"--trace {trace}: not readable ({error}); allowed is a file of --expert-policy-trace"
         ) from None
     if not counts:
         raise ValueError(f"--trace {trace}: no step of {requests} rows; it has {', '.join(map(str, sizes)) or 'none'}")
-    before, after = torch.tensor(counts, dtype=torch.float64).mean(0).tolist()
-    return before, after
+    if observed and not found:
+        raise ValueError(f"--policy {policy}: not among the plans that --trace {trace} observed: {', '.join(observed)}")
+    before, mean_after = torch.tensor(counts, dtype=torch.float64).mean(0).tolist()
+    return before, mean_after

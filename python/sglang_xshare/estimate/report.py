@@ -72,7 +72,7 @@ def _list_active(
 ) -> dict[str, tuple[float, float]]:
     """Active experts before and after, by where they come from."""
     if arguments.trace is not None:
-        return {f"trace {arguments.trace}": read_active(arguments.trace, rows)}
+        return {f"trace {arguments.trace}": read_active(arguments.trace, rows, arguments.policy)}
     if arguments.active is not None:
         before, after = arguments.active
         for count in (before, after):
@@ -89,8 +89,8 @@ def _read_schedule(text: str, weights: Weights, rows: int, tokens: int) -> Sched
     """The policy, spelt as the server takes it. Raises ValueError where it does not run in such a step."""
     try:
         schedule = build_schedule(*parse_policy(text), speculative=tokens > 1)
-        if schedule is None:
-            raise ValueError("vanilla is what the estimate compares with; allowed is another policy")
+        if schedule is None or schedule.observed:
+            raise ValueError("routes as the model does, which the estimate compares with; allowed is another policy")
         for plan in schedule.plans(range(weights.model.num_layers)):
             plan.check(Router(top_k=weights.model.top_k), weights.model.num_experts, ranks=1)
     except ValueError as error:

@@ -10,7 +10,7 @@ from .registry import Setting, register
 VANILLA = SelectionPlan("vanilla", k0=None, coverage="own")
 
 
-@register("vanilla", "upstream")
+@register("vanilla", "upstream", selects=False)
 def vanilla() -> SelectionPlan:
     """The model's own routing, untouched."""
     return VANILLA

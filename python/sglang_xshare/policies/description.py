@@ -18,8 +18,12 @@ def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
     number where it is given.
 
     `overrides` lists what differs by `layers` and `by_batch`, an absent one for all others: the keys that change, or
-    another policy with all of its own. Of two that hold for a layer and a batch size, the later one applies.
+    another policy with all of its own. Of two that hold for a layer and a batch size, the later one applies. Of
+    `observe` it is the plans it compares, each described so.
     """
+    if schedule.observed:
+        plans = {spelling: describe(part, top_k) for spelling, part in schedule.observed.items()}
+        return {"policy": schedule.policy, "plans": plans}
     layers, sizes = _split(schedule.layers), _split(schedule.by_batch)
     # Beyond every override, whose keys are the policy's own.
     plain = layers[-1][1] + 1 if layers else 0, sizes[-1][1] + 1 if sizes else 1

@@ -5,21 +5,24 @@ The stage asks it before every step; `select()` knows nothing of phases, layers 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from ..plan import SelectionPlan
+from .baselines import VANILLA
 from .registry import Policy, build_plan, get_policy
+from .spelling import parse_policy
 
 PHASES = ("decode", "verify")
 
 
 @dataclass(frozen=True)
 class CommonKey:
-    """A key of every policy but vanilla, in words. `default` is what an absent key stands for."""
+    """A key of every policy that selects, in words. `default` is what an absent key stands for."""
 
     allowed: str
     help: str
@@ -54,7 +57,10 @@ class Override:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """A validated policy with its common keys. `by_batch` overrides the base keys, `layers` overrides both."""
+    """A validated policy with its common keys. `by_batch` overrides the base keys, `layers` overrides both.
+
+    `observed` are the schedules that `observe` compares, by their spelling; empty for every other policy.
+    """
 
     policy: str
     keys: dict[str, Any]
@@ -63,6 +69,12 @@ class Schedule:
     max_tokens: int | None
     layers: tuple[Override, ...]
     by_batch: tuple[Override, ...]
+    observed: Mapping[str, Schedule] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> list[Schedule]:
+        """The schedules that plan for it: those it observes, or itself."""
+        return list(self.observed.values()) or [self]
 
     def reason_to_skip(self, phase: str, rows: int) -> str | None:
         """Why a step of `rows` router rows stays vanilla, or None where the policy applies."""
@@ -76,6 +88,12 @@ class Schedule:
         if self.max_tokens is not None and rows > self.max_tokens:
             return "max_tokens"
         return None
+
+    def plans_for(self, layer: int, phase: str, rows: int) -> list[SelectionPlan]:
+        """What each of `parts` selects by in such a step; the vanilla plan where it does not."""
+        skips = [part.reason_to_skip(phase, rows) is not None for part in self.parts]
+        plans = [part.plan(layer, rows) for part in self.parts]
+        return [VANILLA if skip or plan is None else plan for skip, plan in zip(skips, plans, strict=True)]
 
     @cache  # noqa: B019 - one schedule lives as long as its process
     def plan(self, layer: int, rows: int) -> SelectionPlan | None:
@@ -96,11 +114,19 @@ class Schedule:
         """Every plan that some layer and batch size can get: building all finds a wrong override at start-up.
 
         `model_layers` are the ids of the model's layers, None where they are not known yet. Raises ValueError where an
-        override names a layer beyond them or no batch size the policy applies to, or where no plan is left.
+        override names a layer beyond them, none of them or no batch size the policy applies to, or where no plan is
+        left.
         """
+        if self.observed:
+            return list(dict.fromkeys(plan for part in self.parts for plan in part.plans(model_layers)))
         for override in self.layers:
             if model_layers is not None and override.last > max(model_layers):
                 raise ValueError(f"layers {override.last}: the model's layers are 0 to {max(model_layers)}")
+            if model_layers is not None and not any(layer in override for layer in model_layers):
+                place = f"layers {override.first} to {override.last}"
+                raise ValueError(
+                    f"{place}: none is an MoE layer; the model's are {min(model_layers)} to {max(model_layers)}"
+                )
         for override in self.by_batch:
             if override.last < self.min_tokens or override.first > (self.max_tokens or override.first):
                 limits = f"from min_tokens = {self.min_tokens}"
@@ -130,6 +156,8 @@ def build_schedule(name: str, config: dict[str, Any], speculative: bool) -> Sche
         if config:
             raise ValueError(f"{next(iter(config))}: vanilla has no keys")
         return None
+    if name == "observe":
+        return _build_observing(config, speculative)
     policy.check_names(keys, others=COMMON_KEYS)
     schedule = Schedule(
         policy=name,
@@ -147,6 +175,33 @@ def build_schedule(name: str, config: dict[str, Any], speculative: bool) -> Sche
             raise ValueError("k0 = 0 without a budget selects no expert: allowed is k0 from 1 up, or a budget")
         _check_requests(plan, speculative)
     return schedule
+
+
+def _build_observing(config: dict[str, Any], speculative: bool) -> Schedule:
+    """The schedule of `observe`: vanilla in every step, with a schedule of its own for each policy it compares."""
+    policy = get_policy("observe")
+    policy.check_names(config)
+    observed: dict[str, Schedule] = {}
+    for plan in policy.resolve(config)["plans"]:
+        spelling = plan if isinstance(plan, str) else json.dumps(plan)
+        try:
+            name, keys = _read_observed(plan)
+            schedule = build_schedule(name, keys, speculative)
+        except ValueError as error:
+            raise ValueError(f"plans: {spelling}: {error}") from None
+        if schedule is None or schedule.observed or spelling in observed:
+            raise ValueError(f"plans: {spelling}: allowed is every policy that selects, each spelling once")
+        observed[spelling] = schedule
+    return Schedule("observe", dict(config), PHASES, 1, None, (), (), observed)
+
+
+def _read_observed(plan: Any) -> tuple[str, dict[str, Any]]:
+    """(policy, keys) of one entry of `plans`: a spelling, or an object with a key "policy"."""
+    if isinstance(plan, str):
+        return parse_policy(plan)
+    if not isinstance(plan, dict) or "policy" not in plan:
+        raise ValueError('allowed is a spelling such as "oea:k0=3", or an object such as {"policy": "oea", "k0": 3}')
+    return plan["policy"], {key: value for key, value in plan.items() if key != "policy"}
 
 
 def _check_requests(plan: SelectionPlan, speculative: bool) -> None:
@@ -205,5 +260,7 @@ def _read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:
             raise ValueError(f'{key} {place!r}: allowed is a number from {lowest} or a range such as "{lowest}-3"')
         if not isinstance(keys, dict) or any(name in COMMON_KEYS for name in keys):
             raise ValueError(f"{key} {place!r} = {keys!r}: allowed is an object of the policy's own keys")
+        if keys.get("policy") == "observe":
+            raise ValueError(f"{key} {place!r}: observe: allowed is a policy that selects, or vanilla")
         overrides.append(Override(first, last, keys))
     return tuple(overrides)

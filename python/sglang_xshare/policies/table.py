@@ -32,7 +32,7 @@ def print_table(policies: Sequence[Policy]) -> None:
         for setting in policy.published:
             console.print(f"  recommended: [bold]{_join(setting.keys)}[/bold]  {setting.result}")
         console.print()
-    console.print("[bold]every policy but vanilla[/bold]  Where and when it applies.")
+    console.print("[bold]every policy that selects[/bold]  Where and when it applies.")
     common = [
         (name, "the policy's" if name == "phases" else _format(key.default), escape(key.allowed), key.help)
         for name, key in COMMON_KEYS.items()
@@ -68,7 +68,7 @@ def _describe(policy: Policy) -> dict[str, Any]:
         "paper": policy.paper,
         "phases": policy.phases,
         "keys": keys,
-        "common_keys": {} if policy.name == "vanilla" else _describe_common(policy),
+        "common_keys": _describe_common(policy) if policy.selects else {},
         "recommended": [{"keys": dict(setting.keys), "result": setting.result} for setting in policy.published],
         "defaults_with_speculation": policy.default_keys(speculative=True),
     }

@@ -56,22 +56,29 @@ def attach(model_runner: Any) -> None:
 
     arguments = read_arguments(model_runner.server_args)
     if arguments is not None and not model_runner.is_draft_worker:
+        from .batches import read_batches
         from .stage import Stage
         from .start.layers import find_layers
-        from .upstream import show_plan
+        from .upstream import resolved, show_plan
 
         global _stage
         layers = find_layers(model_runner, arguments)
         _stage = Stage(
-            model_runner.model, layers, model_runner.device, arguments.schedule, arguments.trace, arguments.align
+            model_runner.model,
+            layers,
+            model_runner.device,
+            arguments.schedule,
+            arguments.trace,
+            arguments.align,
+            read_batches(resolved(model_runner.server_args)),
         )
         if _stage.plan is not None:
             show_plan(_stage.plan)
 
 
-def route(topk_config: Any) -> Any:
+def route(topk_config: Any, router_logits: Any) -> Any:
     """The `TopKConfig` to route with in this step: the policy's for a layer under policy, else the one given."""
-    return topk_config if _stage is None else _stage.route(topk_config)
+    return topk_config if _stage is None else _stage.route(topk_config, router_logits)
 
 
 def mask_logits(topk_config: Any, router_logits: Any) -> Any:

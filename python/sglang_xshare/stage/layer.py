@@ -55,8 +55,9 @@ class Layer:
         `topk` counts the columns of fused shared experts where upstream expects them from its router. Raises
         RuntimeError where the router sees other rows than the step has: requests and padding would be mistaken.
         """
+        assert self.plan is not None
         slots = FILLED if self.aligner is None else self.aligner.slots(len(gating_output))
-        out = self.selection = self._select(gating_output, slots)
+        out = self.selection = self.select(gating_output, self.plan, slots)
         ids, weights = out.topk_ids, out.topk_weights
         if topk > self.router.top_k:
             ids, weights = self._append_shared(ids, weights, gating_output.shape[1])
@@ -66,20 +67,21 @@ class Layer:
 
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
         """Router logits [n, N] masked so that a runner that ranks them itself arrives at the selection."""
-        out = self._select(logits, None)
+        assert self.plan is not None
+        out = self.select(logits, self.plan)
         masked, awake = mask_logits(logits, out, self.router.top_k)
         # By field: a backend may answer with a Selection that computes some of them when they are read.
         values = {field.name: getattr(out, field.name) for field in fields(Selection)}
         self.selection = Selection(**{**values, "active": awake})
         return masked
 
-    def _select(self, logits: torch.Tensor, slots: RunnerSlots | None) -> Selection:
-        assert self.plan is not None
+    def select(self, logits: torch.Tensor, plan: SelectionPlan, slots: RunnerSlots | None = None) -> Selection:
+        """What `plan` chooses from router logits [n, N] in this step. Raises RuntimeError as `choose` does."""
         assert self.step is not None
         rows = self.step.rows
         if len(logits) != rows:
             raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows in a step of {rows}")
-        return select(logits, self.plan, self.router, self.step.batch, rank_of_expert=self.placement, slots=slots)
+        return select(logits, plan, self.router, self.step.batch, rank_of_expert=self.placement, slots=slots)
 
     def _append_shared(
         self, ids: torch.Tensor, weights: torch.Tensor, num_experts: int

@@ -12,10 +12,11 @@ import torch
 from ..types import Selection
 from .step import Step
 
-# "policy", or why a forward of the target model stayed vanilla.
-OUTCOMES = ("policy", "prefill", "phase", "min_tokens", "max_tokens", "override", "no_context")
+# "policy", "observed" under `observe`, or why a forward of the target model stayed vanilla.
+OUTCOMES = ("policy", "observed", "prefill", "phase", "min_tokens", "max_tokens", "override", "unchanged", "no_context")
 STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED = range(6)
 """Columns of what is counted a layer."""
+PREFIX = "sglang:expert_policy_"
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class Interval:
         return self.experts_after / max(self.layer_steps, 1)
 
     @property
+    def mean_rows(self) -> float:
+        """Mean live router rows of a step."""
+        return self.rows / max(self.layer_steps, 1)
+
+    @property
     def mean_kept_mass(self) -> float:
         """Kept mass of a live row (`Selection.kept_mass`), averaged over rows, layers and steps."""
         return self.kept_mass / max(self.rows, 1)
@@ -61,24 +67,24 @@ class Counters:
         live = 1 if step is None or step.batch.valid is None else step.batch.valid.any()
         self.outcomes[OUTCOMES.index(outcome)] += live
 
-    def count_selections(self, selections: Sequence[Selection | None], step: Step) -> torch.Tensor:
-        """Count one step: every layer's selection, None where it stayed vanilla, at least one other.
 
-        Returns what was added, [layers, 6] float64, all zero for a layer that stayed vanilla.
-        """
-        found = [selection for selection in selections if selection is not None]
-        before = torch.stack([selection.vanilla_active for selection in found]).sum(1)
-        after = torch.stack([selection.active for selection in found]).sum(1)
-        kept = torch.stack([selection.kept_mass for selection in found]).sum(1, dtype=torch.float64)
-        rescued = torch.stack([selection.rescued for selection in found])
-        valid = step.batch.valid
-        rows = torch.full_like(before, step.rows) if valid is None else valid.sum().expand_as(before)
-        counts = torch.stack([rows > 0, before, after, kept, rows, rescued], 1)
-        if len(found) < len(selections):
-            nothing, counted = torch.zeros_like(counts[0]), iter(counts)
-            counts = torch.stack([nothing if selection is None else next(counted) for selection in selections])
-        self.totals += counts
-        return counts
+def count_selections(selections: Sequence[Selection | None], step: Step) -> torch.Tensor:
+    """Count one step: every layer's selection, None where it stayed vanilla, at least one other.
+
+    Returns [layers, 6] float64, all zero for a layer that stayed vanilla.
+    """
+    found = [selection for selection in selections if selection is not None]
+    before = torch.stack([selection.vanilla_active for selection in found]).sum(1)
+    after = torch.stack([selection.active for selection in found]).sum(1)
+    kept = torch.stack([selection.kept_mass for selection in found]).sum(1, dtype=torch.float64)
+    rescued = torch.stack([selection.rescued for selection in found])
+    valid = step.batch.valid
+    rows = torch.full_like(before, step.rows) if valid is None else valid.sum().expand_as(before)
+    counts = torch.stack([rows > 0, before, after, kept, rows, rescued], 1)
+    if len(found) < len(selections):
+        nothing, counted = torch.zeros_like(counts[0]), iter(counts)
+        counts = torch.stack([nothing if selection is None else next(counted) for selection in selections])
+    return counts
 
 
 class Reader:
@@ -108,9 +114,13 @@ class Reader:
 
 def format_log(interval: Interval) -> str:
     """The stage's part of the decode log line."""
-    vanilla = [f"{name} {count}" for name, count in interval.outcomes.items() if count and name != "policy"]
-    text = f", policy steps: {interval.outcomes['policy']}, vanilla steps: {' '.join(vanilla) or 0}"
-    if interval.layer_steps:
+    selecting = {name: count for name, count in interval.outcomes.items() if count and name in ("policy", "observed")}
+    vanilla = [f"{name} {count}" for name, count in interval.outcomes.items() if count and name not in selecting]
+    steps = ", ".join(f"{name} steps: {count}" for name, count in (selecting or {"policy": 0}).items())
+    text = f", {steps}, vanilla steps: {' '.join(vanilla) or 0}"
+    if "observed" in selecting:
+        text = f", active experts: {interval.mean_before:.1f}, batch size: {interval.mean_rows:.1f}{text}"
+    elif interval.layer_steps:
         experts = f"active experts: {interval.mean_before:.1f} -> {interval.mean_after:.1f}"
         text = f", {experts}, kept mass: {interval.mean_kept_mass:.4f}{text}"
     return text + (f", rescued: {interval.rescued}" if interval.rescued else "")
@@ -167,12 +177,11 @@ def _make_metrics(labels: tuple[str, ...]) -> dict[str, Any]:
         "active_experts_after": "Mean active experts a layer and step, last interval",
         "mean_kept_mass": "Mean kept mass of a row, last interval",
     }
-    prefix = "sglang:expert_policy_"
-    metrics: dict[str, Any] = {name: Counter(prefix + name, text, labels) for name, text in counters.items()}
-    metrics["steps"] = Counter(prefix + "steps", "Forwards of the target model, by outcome", (*labels, "outcome"))
+    metrics: dict[str, Any] = {name: Counter(PREFIX + name, text, labels) for name, text in counters.items()}
+    metrics["steps"] = Counter(PREFIX + "steps", "Forwards of the target model, by outcome", (*labels, "outcome"))
     # Prometheus has an Info of its own, but not in multiprocess mode.
     text = "1; the plan in force is a label, as JSON with every default resolved"
-    metrics["info"] = Gauge(prefix + "info", text, (*labels, "policy", "plan"), multiprocess_mode="mostrecent")
+    metrics["info"] = Gauge(PREFIX + "info", text, (*labels, "policy", "plan"), multiprocess_mode="mostrecent")
     for name, text in gauges.items():
-        metrics[name] = Gauge(prefix + name, text, labels, multiprocess_mode="mostrecent")
+        metrics[name] = Gauge(PREFIX + name, text, labels, multiprocess_mode="mostrecent")
     return metrics

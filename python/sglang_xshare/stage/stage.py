@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from ..policies import VANILLA
 from ..policies.description import describe
 from ..policies.schedule import Schedule
 from .alignment import Aligner
+from .batches import Batches
 from .layer import Layer
-from .metrics import Counters, Exporter, Reader, format_log
+from .metrics import Counters, Exporter, Reader, count_selections, format_log
+from .observe import Observation, ObservationExporter, ObservationReader, format_observed
 from .step import Step, read_step
 from .trace import Trace
-from .upstream import is_first_rank
+from .upstream import is_first_rank, is_recorded
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +36,7 @@ class Stage:
     `stage.attach`.
 
     `schedule` is None where no policy is given and padding rows alone are masked. `trace` is the file to append to, and
-    `align` has layers sort the slots for the MoE runner.
+    `align` has layers sort the slots for the MoE runner. `batches` are what the server's steps can have.
     """
 
     def __init__(
@@ -44,20 +47,27 @@ class Stage:
         schedule: Schedule | None,
         trace: Path | None = None,
         align: bool = False,
+        batches: Batches = Batches(),  # noqa: B008 - it never changes
     ) -> None:
         self.schedule = schedule
         # A CPU server captures no graphs, so that only a gather pads its rows, and those are always masked. Elsewhere
         # the mask takes one comparison a step.
         self.mask_padding = device != "cpu" or self.schedule is None
         self.layers = layers
+        self.batches = batches
         self.counters = Counters(len(layers), device)
         self.logged, self.exported = Reader(self.counters), Reader(self.counters)
+        self.observation = Observation(schedule, len(layers), device) if schedule and schedule.observed else None
         self.trace = None
         if trace is not None:
-            self.trace = Trace(trace, [layer.layer_id for _, layer in layers], device)
+            observed = list(schedule.observed) if schedule else []
+            self.trace = Trace(trace, [layer.layer_id for _, layer in layers], device, observed)
         self.plan = describe(schedule, layers[0][1].router.top_k) if schedule else None
         """The plan in force, JSON-able; None where padding rows alone are masked."""
         self.exporter = Exporter(self.plan)
+        if self.observation is not None:
+            self.logged_plans, self.exported_plans = (ObservationReader(self.observation) for _ in range(2))
+            self.plans_exporter = ObservationExporter()
         self.aligner = Aligner() if align else None
         for _, layer in layers:
             layer.aligner = self.aligner
@@ -70,15 +80,25 @@ class Stage:
         plan = f": {json.dumps(self.plan)}" if self.plan else ""
         logger.info("Expert policy %s on %d MoE layers%s", name, len(self.layers), plan)
 
-    def route(self, topk_config: Any) -> Any:
-        """The config to route with. A config that is not the target's (a draft's) is returned as it is."""
+    def route(self, topk_config: Any, router_logits: Any) -> Any:
+        """The config to route the logits with. A config that is not the target's (a draft's) is returned as it is."""
         layer = self._find_selecting(topk_config)
-        return topk_config if layer is None else layer.config
+        if layer is None:
+            return topk_config
+        if self.observation is not None:
+            self.observation.observe(layer, router_logits)
+            return topk_config
+        return layer.config
 
     def mask_logits(self, topk_config: Any, router_logits: Any) -> Any:
         """The logits for a runner that ranks them itself; those of a layer that does not select are returned as is."""
         layer = self._find_selecting(topk_config)
-        return router_logits if layer is None else layer.mask(router_logits)
+        if layer is None:
+            return router_logits
+        if self.observation is not None:
+            self.observation.observe(layer, router_logits)
+            return router_logits
+        return layer.mask(router_logits)
 
     def align(self, upstream: Any, by_tma: bool) -> Any:
         """`upstream` (moe_align_block_size), or a function in its place that returns sorted slots where it has them."""
@@ -90,7 +110,8 @@ class Stage:
         if layer is None:
             return None
         if not self._running:
-            if layer is self.layers[0][1]:
+            # A graph would count again at every replay, inside a forward that is counted as what it is.
+            if layer is self.layers[0][1] and not is_recorded():
                 self.counters.count_outcome("no_context")
             return None
         return None if layer.plan is None else layer
@@ -98,7 +119,11 @@ class Stage:
     def report(self, reporter: Any) -> str:
         """What happened since the last line of the decode log."""
         self.publish(reporter)
-        return format_log(self.logged.read())
+        text = format_log(self.logged.read())
+        if self.observation is not None:
+            plans, _ = self.logged_plans.read()
+            text += format_observed(plans)
+        return text
 
     def publish(self, reporter: Any) -> None:
         """Bring metrics and trace up to date. The host waits for the device only here and in `report`: once a log
@@ -114,6 +139,8 @@ class Stage:
         self._published = forwards
         if reporter.current_scheduler_metrics_enabled:
             self.exporter.export(self.exported.read(), reporter.metrics_collector.labels)
+            if self.observation is not None:
+                self.plans_exporter.export(*self.exported_plans.read(), reporter.metrics_collector.labels)
         if self.trace is not None and reporter.is_stats_logging_rank:
             self.trace.write()
 
@@ -136,13 +163,17 @@ class Stage:
     def _begin(self, step: Step | None) -> None:
         """Hand every layer its plan for this step, or none."""
         reason = self._reason_to_skip(step)
+        reasons = set()
         for _, layer in self.layers:
             layer.step = step
             layer.selection = None
-            layer.plan = None if reason is not None or step is None else self._plan(layer, step)
-        if reason is None and all(layer.plan is None for _, layer in self.layers):
-            reason = "override"
-        self.counters.count_outcome(reason or "policy", step)
+            layer.plan = None
+            if reason is None and step is not None:
+                layer.plan, against = self._plan(layer, step.rows, step.batch.tokens_per_request)
+                reasons.add(against)
+        if reason is None and None not in reasons:
+            reason = "unchanged" if "unchanged" in reasons else "override"
+        self.counters.count_outcome(reason or ("policy" if self.observation is None else "observed"), step)
         if self.aligner is not None:
             self.aligner.unasked = 0
         self._running = True
@@ -152,8 +183,21 @@ class Stage:
             return "prefill"
         return None if self.schedule is None else self.schedule.reason_to_skip(step.phase, step.rows)
 
-    def _plan(self, layer: Layer, step: Step) -> SelectionPlan | None:
-        return VANILLA if self.schedule is None else self.schedule.plan(layer.layer_id, step.rows)
+    @functools.cache  # noqa: B019 - one stage lives as long as its process
+    def _plan(self, layer: Layer, rows: int, tokens_per_request: int) -> tuple[SelectionPlan | None, str | None]:
+        """(the layer's plan for so many rows, None), or (None, why it has none). A plan that cannot change what the
+        model does is none, unless it masks padding.
+        """
+        if self.schedule is None:
+            return VANILLA, None
+        plan = self.schedule.plan(layer.layer_id, rows)
+        if plan is None:
+            return None, "override"
+        is_needed = self.observation is not None or self.batches.pad(rows)
+        # A layer knows its experts only when it routes. Of ever so many, a plan is taken to change no less.
+        if not is_needed and not plan.can_change(layer.router, sys.maxsize, rows, tokens_per_request):
+            return None, "unchanged"
+        return plan, None
 
     def _finish(self, step: Step) -> None:
         """Check that every layer with a plan has selected, and count what it chose."""
@@ -164,8 +208,13 @@ class Stage:
             raise PolicyBypassed(
                 "--expert-policy-align: the MoE runner did not ask for the slots of the experts chosen"
             )
-        selections = [layer.selection for _, layer in self.layers]
-        if any(selection is not None for selection in selections):
-            counts = self.counters.count_selections(selections, step)
-            if self.trace is not None:
-                self.trace.record(counts, step)
+        layers = [layer for _, layer in self.layers]
+        if all(layer.selection is None for layer in layers):
+            return
+        if self.observation is not None:
+            counts, observed = self.observation.count(layers, step)
+        else:
+            counts, observed = count_selections([layer.selection for layer in layers], step), []
+        self.counters.totals += counts
+        if self.trace is not None:
+            self.trace.record(counts, step, observed)

@@ -83,6 +83,22 @@ def ranks_logits(topk_config: Any) -> bool:
     return output_format == TopKOutputFormat.TRITON_KERNEL
 
 
+def find_runner(layer: Any) -> str | None:
+    """What a `FusedMoE` runs its experts with, spelt as --moe-runner-backend; None for a kernel without a runner.
+
+    From 0.5.23 on its method says so. Before, the runner is the method's, its scheme's or the scheme's kernel's; where
+    there are two, the one for AMD's aiter is used.
+    """
+    method: Any = getattr(layer, "quant_method", None)
+    if hasattr(method, "get_moe_runner_backend"):
+        backend = method.get_moe_runner_backend(layer)
+        return None if backend is None else spell(backend)
+    owners = [method, getattr(layer, "scheme", None)]
+    owners += [getattr(owner, "kernel", None) for owner in owners]
+    runners = [getattr(owner, name, None) for name in ("_aiter_runner", "runner") for owner in owners]
+    return next((spell(runner.runner_backend) for runner in runners if runner is not None), None)
+
+
 def scales_unnormalized_groups() -> bool:
     """Whether a grouped router that does not renormalize applies a scaling factor on its output (from 0.5.22 on)."""
     from sglang.srt.layers.moe import topk
@@ -120,6 +136,13 @@ def gather_rows(flags: torch.Tensor, rows: int, forward_batch: Any) -> torch.Ten
     gathered = own.new_empty(rows, 1)
     dp_gather_replicate(gathered, own, forward_batch)
     return gathered[:, 0] != 0
+
+
+def is_recorded() -> bool:
+    """Whether what runs now is compiled or captured, to be run again."""
+    import torch
+
+    return torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 def is_first_rank() -> bool:

@@ -74,7 +74,7 @@ def test_policy_may_be_spelt_with_its_keys(flags, same):
 
 def test_vanilla_is_vanilla_however_it_is_spelt():
     assert read(expert_policy="vanilla:{}") is None
-    with pytest.raises(ExpertPolicyError, match=r"but vanilla$"):
+    with pytest.raises(ExpertPolicyError, match="vanilla routes as the model does"):
         read(expert_policy="vanilla:{}", expert_policy_align=True)
 
 
@@ -87,7 +87,7 @@ def test_trace_is_a_file_that_need_not_exist_and_is_not_made_yet(tmp_path):
     assert file.read_text() == "earlier\n"
 
 
-POLICIES = "vanilla, pruned, dynamic-skip, xshare, oea, lynx-lat, lynx-acc, moe-spec, custom"
+POLICIES = "vanilla, pruned, dynamic-skip, xshare, oea, lynx-lat, lynx-acc, moe-spec, custom, observe"
 COMMON_KEYS = "phases, min_tokens, max_tokens, layers, by_batch"
 XSHARE_KEYS = f"k0, p, utility, add, add_per_request, mass, target_per_rank, balance, {COMMON_KEYS}"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -169,7 +169,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "vanilla with masking": (
         {"expert_policy": "vanilla", "mask_padding_experts": True},
-        "--mask-padding-experts with --expert-policy vanilla: vanilla never masks; allowed is another policy",
+        "--mask-padding-experts with --expert-policy vanilla: vanilla routes as the model does; allowed is another "
+        "policy",
     ),
     "config without policy": (
         {"expert_policy_config": '{"k0": 1}'},
@@ -236,10 +237,17 @@ def test_refusal_is_one_exact_line(name):
     assert "\n" not in line
 
 
-@pytest.mark.parametrize("policy", [None, "vanilla"])
-def test_sorted_slots_without_a_policy_are_refused(policy):
-    with pytest.raises(ExpertPolicyError, match=r"^--expert-policy-align: allowed only together with --expert-policy"):
-        read(expert_policy=policy, expert_policy_align=True)
+def test_sorted_slots_without_a_policy_are_refused():
+    with pytest.raises(ExpertPolicyError, match=r"^--expert-policy-align: allowed only together with --expert-policy$"):
+        read(expert_policy_align=True)
+
+
+@pytest.mark.parametrize("policy", ["vanilla", "observe"])
+@pytest.mark.parametrize("flag", ["mask_padding_experts", "expert_policy_align"])
+def test_what_would_change_routing_that_is_left_to_the_model_is_refused(policy, flag):
+    line = f"--{flag.replace('_', '-')} with --expert-policy {policy}: {policy} routes as the model does; allowed is"
+    with pytest.raises(ExpertPolicyError, match=f"^{line} another policy$"):
+        read(expert_policy=policy, **{flag: True})
 
 
 def test_malformed_text_on_two_lines_is_refused_on_one():

@@ -11,11 +11,13 @@ import torch
 from sglang_xshare.stage.start import layers as start_layers
 from sglang_xshare.stage.start.arguments import read_arguments
 from sglang_xshare.stage.start.refusal import REFUSED, ExpertPolicyError
+from sglang_xshare.stage.upstream import find_runner
 
 pytest.importorskip("sglang.srt.layers.moe", reason="needs an installed SGLang")
 from sglang.srt import runtime_context
 from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 from sglang.srt.layers.moe.topk import SharedExpertsConfig, TopK, TopKConfig, TopKOutputFormat
+from sglang.srt.layers.moe.utils import MoeRunnerBackend
 
 FORMATS = TopKOutputFormat
 NO_POLICY = "cannot be served with an expert policy"
@@ -33,15 +35,25 @@ def bare(kind: type[torch.nn.Module], **attributes: Any) -> torch.nn.Module:
     return module
 
 
-class Loaded(torch.nn.Module):
-    """A loaded model: MoE layers, each router with its config, and runners."""
+class Method:
+    """A quantization method as 0.5.23 has it: it names what it runs."""
 
-    def __init__(self, configs: list[TopKConfig], runners: int) -> None:
+    def __init__(self, backend: str | None) -> None:
+        self.backend = backend
+
+    def get_moe_runner_backend(self, layer: torch.nn.Module) -> MoeRunnerBackend | None:
+        return self.backend and MoeRunnerBackend(self.backend)
+
+
+class Loaded(torch.nn.Module):
+    """A loaded model: MoE layers, each router with its config, and runners of a backend."""
+
+    def __init__(self, configs: list[TopKConfig], runners: int, backend: str | None = "triton") -> None:
         super().__init__()
         for layer_id, topk_config in enumerate(configs):
             self.add_module(f"topk-{layer_id}", bare(TopK, layer_id=layer_id, topk_config=topk_config))
         for layer_id in range(runners):
-            self.add_module(f"experts-{layer_id}", bare(FusedMoE))
+            self.add_module(f"experts-{layer_id}", bare(FusedMoE, quant_method=Method(backend)))
 
 
 @pytest.fixture
@@ -49,10 +61,16 @@ def read(monkeypatch) -> Callable[..., Any]:
     """Call it with a model's routers and flags for the layers the stage finds."""
     monkeypatch.setattr(start_layers, "read_placement", lambda model_runner: None)
 
-    def find(configs: list[TopKConfig], runners: int, function=start_layers.read_layers, **flags):
+    def find(
+        configs: list[TopKConfig],
+        runners: int,
+        function=start_layers.read_layers,
+        backend: str | None = "triton",
+        **flags: Any,
+    ) -> Any:
         usual = {"model_path": "model", "speculative_algorithm": None, "pp_size": 1, "dp_size": 1}
         server_args = SimpleNamespace(**{"expert_policy": "xshare", **usual, **flags})
-        runner = SimpleNamespace(model=Loaded(configs, runners), server_args=server_args)
+        runner = SimpleNamespace(model=Loaded(configs, runners, backend), server_args=server_args, device="cuda")
         return function(runner, read_arguments(server_args))
 
     return find
@@ -76,7 +94,8 @@ def test_a_router_that_is_not_told_its_layer_has_it_in_its_name(layer_id, found,
     usual = {"model_path": "model", "speculative_algorithm": None, "pp_size": 1, "dp_size": 1}
     server_args = SimpleNamespace(expert_policy="xshare", expert_policy_config=overrides, **usual)
     arguments = read_arguments(server_args)
-    ((_, layer),) = start_layers.read_layers(SimpleNamespace(model=model, server_args=server_args), arguments)
+    runner = SimpleNamespace(model=model, server_args=server_args, device="cpu")
+    ((_, layer),) = start_layers.read_layers(runner, arguments)
     assert layer.layer_id == found
     assert arguments.schedule.plan(layer.layer_id, 16).add == 2
 
@@ -84,6 +103,40 @@ def test_a_router_that_is_not_told_its_layer_has_it_in_its_name(layer_id, found,
 def test_more_routers_than_runners_are_served(read):
     """DeepSeek's first model runs its experts without a FusedMoE."""
     assert len(read([config(), config()], runners=0)) == 2
+
+
+SERVED = ("triton", "triton_kernel", "cutlass", "marlin")
+
+
+@pytest.mark.parametrize("backend", [one.value for one in MoeRunnerBackend if one.value != "auto"])
+def test_each_layer_runs_what_takes_filled_slots_whatever_the_flag_was(backend, read):
+    """`auto` is no runner: aiter keeps one slot of an expert that comes twice, of weight 0 or not."""
+    if backend in SERVED:
+        assert len(read([config()], 1, backend=backend)) == 1
+        return
+    line = f"experts-0 experts: {NO_POLICY}: MoE runner {backend}, which is not known to take one expert twice"
+    with pytest.raises(
+        ExpertPolicyError, match=f"^{re.escape(line)} in a row's slots; allowed is --moe-runner-backend"
+    ):
+        read([config()], 1, backend=backend)
+
+
+def test_a_kernel_without_a_runner_is_not_known(read):
+    with pytest.raises(ExpertPolicyError, match="a kernel of Method, which is not known"):
+        read([config()], 1, backend=None)
+
+
+def test_older_releases_keep_the_runner_in_the_method_its_scheme_or_a_kernel():
+    def runner(name: str) -> SimpleNamespace:
+        return SimpleNamespace(runner_backend=MoeRunnerBackend(name))
+
+    plain = SimpleNamespace(quant_method=SimpleNamespace(runner=runner("marlin")))
+    scheme = SimpleNamespace(quant_method=SimpleNamespace(), scheme=SimpleNamespace(runner=runner("triton")))
+    kernel = SimpleNamespace(runner=runner("marlin"))
+    awq = SimpleNamespace(quant_method=SimpleNamespace(), scheme=SimpleNamespace(kernel=kernel))
+    amd = SimpleNamespace(quant_method=SimpleNamespace(runner=runner("triton"), _aiter_runner=runner("aiter")))
+    assert [find_runner(layer) for layer in (plain, scheme, awq, amd)] == ["marlin", "triton", "marlin", "aiter"]
+    assert find_runner(SimpleNamespace(quant_method=SimpleNamespace())) is None
 
 
 SHARED = SharedExpertsConfig(num_fused_shared_experts=1)

@@ -81,6 +81,8 @@ CONFIG: dict[str, object] = {
     "speculative_draft_model_path": None,
     "speculative_num_draft_tokens": None,
     "max_running_requests": None,
+    "speculative_adaptive": False,
+    "device": "cpu",
     "model_path": "path",
 }
 

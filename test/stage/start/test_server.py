@@ -50,7 +50,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown policy": (
         ("--expert-policy", "nope"),
         "--expert-policy nope: policy = 'nope': allowed is one of vanilla, pruned, dynamic-skip, xshare, oea, "
-        "lynx-lat, lynx-acc, moe-spec, custom",
+        "lynx-lat, lynx-acc, moe-spec, custom, observe",
     ),
     "unreadable file": (
         keys("/nowhere/policy.json"),

@@ -55,7 +55,9 @@ def test_tree_patched_by_another_version_of_the_queue_is_refused(patched_copy):
 
 
 def test_tree_edited_since_is_refused(patched_copy):
-    replace(patched_copy / "sglang/srt/layers/moe/topk.py", "expert_policy.route(topk_config)", "topk_config")
+    replace(
+        patched_copy / "sglang/srt/layers/moe/topk.py", "expert_policy.route(topk_config, router_logits)", "topk_config"
+    )
     said = check(patched_copy)
     edited = "sglang/srt/layers/moe/topk.py: edited after it was patched"
     assert said.endswith(f"in {patched_copy}: {edited}; undo the edit, or reinstall sglang=={LATEST}")

@@ -30,12 +30,12 @@ def read_arguments(server_args: Any) -> Arguments | None:
     trace = getattr(server_args, "expert_policy_trace", None)
     mask_padding = bool(getattr(server_args, "mask_padding_experts", False))
     align = bool(getattr(server_args, "expert_policy_align", False))
-    if align and (name is None or str(name).partition(":")[0] == "vanilla"):
-        raise ExpertPolicyError("--expert-policy-align: allowed only together with --expert-policy, but vanilla")
     if name is None:
         for flag, value in (("--expert-policy-config", config), ("--expert-policy-trace", trace)):
             if value is not None:
                 raise ExpertPolicyError(f"{flag} {value}: allowed only together with --expert-policy")
+        if align:
+            raise ExpertPolicyError("--expert-policy-align: allowed only together with --expert-policy")
         return Arguments(None) if mask_padding else None
     keys = read_config(config)
     speculative = getattr(server_args, "speculative_algorithm", None) is not None
@@ -44,11 +44,9 @@ def read_arguments(server_args: Any) -> Arguments | None:
     except ValueError as error:
         given = "" if config is None else f" --expert-policy-config {_one_line(config)}"
         raise ExpertPolicyError(f"--expert-policy {_one_line(name)}{given}: {error}") from None
+    if schedule is None or schedule.observed:
+        _check_unchanged(name, mask_padding, align)
     if schedule is None:
-        if mask_padding:
-            raise ExpertPolicyError(
-                "--mask-padding-experts with --expert-policy vanilla: vanilla never masks; allowed is another policy"
-            )
         if trace is not None:
             raise ExpertPolicyError(
                 f"--expert-policy-trace {trace} with --expert-policy vanilla: vanilla selects nothing that could be "
@@ -56,6 +54,16 @@ def read_arguments(server_args: Any) -> Arguments | None:
             )
         return None
     return Arguments(schedule, None if trace is None else _check_trace(Path(trace)), align)
+
+
+def _check_unchanged(name: str, mask_padding: bool, align: bool) -> None:
+    """Refuse what would change the routing of a policy that leaves it to the model."""
+    for flag, given in (("--mask-padding-experts", mask_padding), ("--expert-policy-align", align)):
+        if given:
+            short = name.partition(":")[0]
+            raise ExpertPolicyError(
+                f"{flag} with --expert-policy {short}: {short} routes as the model does; allowed is another policy"
+            )
 
 
 def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Budgets that are served without an effect, each a warning with its number."""
+"""What is served without an effect, each a warning with its number: budgets, and overrides that no batch meets."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 from ...plan import KEYS, SelectionPlan
 from ...policies.schedule import Schedule
 from ...types import Router
+from ..batches import Batches
 from ..upstream import attention_dp_size, spell
 from .moe_model import MoeModel
+
+CAPTURED = "the largest batch captured:"
 
 
 def largest_batch(config: Any) -> tuple[int, str] | None:
@@ -20,7 +23,7 @@ def largest_batch(config: Any) -> tuple[int, str] | None:
     graphs = getattr(config, "cuda_graph_config", None)
     if graphs is None or not graphs.decode.max_bs or spell(graphs.decode.backend) == "disabled":
         return None
-    return graphs.decode.max_bs * attention_dp_size(config), "the largest batch captured:"
+    return graphs.decode.max_bs * attention_dp_size(config), CAPTURED
 
 
 def list_idle_budgets(
@@ -49,14 +52,29 @@ def list_idle_budgets(
         if batch is not None:
             requests, limit = batch
             rows = _largest_rows(schedule, plan, model, requests * tokens)
-            need = rows and _idle_from(plan, router, rows, tokens, model.num_experts, ranks)
+            need = rows and plan.idle_budget(router, model.num_experts, rows, tokens, ranks)
             if need:
                 key, enough = need
+                never = "drops no expert of a captured batch" if limit == CAPTURED else "never drops an expert"
                 warnings.append(
                     f"{key} = {getattr(plan, key)}: {enough} hold all that {rows} rows want, the most it is for "
-                    f"({limit} {requests}), so that this plan never drops an expert"
+                    f"({limit} {requests}), so that this plan {never}"
                 )
     return [start + warning for warning in dict.fromkeys(warnings)]
+
+
+def list_unmet_overrides(schedule: Schedule, batches: Batches) -> list[str]:
+    """A warning for each override by batch size that no step of the server has."""
+    warnings = []
+    for override in schedule.by_batch:
+        last = min(override.last, schedule.max_tokens or override.last)
+        if not batches.meet(max(override.first, schedule.min_tokens), last):
+            place = f"{override.first}-{override.last}" if override.last > override.first else str(override.first)
+            warnings.append(
+                f"--expert-policy {schedule.policy}: by_batch {place}: no step of this server has so many rows "
+                f"({batches}), so that it never applies"
+            )
+    return warnings
 
 
 def _spell(plan: SelectionPlan) -> str:
@@ -73,31 +91,3 @@ def _largest_rows(schedule: Schedule, plan: SelectionPlan, model: MoeModel, most
     sizes = sorted((n for n in ends if schedule.min_tokens <= n <= most), reverse=True)
     layers = range(model.num_layers)
     return next((n for n in sizes if any(schedule.plan(layer, n) == plan for layer in layers)), 0)
-
-
-def _idle_from(
-    plan: SelectionPlan, router: Router, rows: int, tokens: int, num_experts: int, ranks: int
-) -> tuple[str, int] | None:
-    """(a budget of the plan, how many experts of it always hold every row's own top-k), where it has as many.
-
-    Only where it takes first what rows have in their top-k: utility over all experts may prefer others.
-    """
-    takes_own_first = plan.ranking == "votes" or (plan.ranking == "router" and plan.utility == "topk")
-    if (
-        not (plan.uses_selected and takes_own_first)
-        or min(plan.columns(router), plan.max_rank or num_experts) < router.top_k
-    ):
-        return None
-    k0 = plan.warm_up(router)
-    warm = k0 if plan.p == 1 else min(k0, 1)
-    beyond = router.top_k - warm
-    by_request = plan.scope == "request"
-    enough = {
-        "add_per_request": min(tokens * beyond, num_experts - warm),
-        "add": min(rows * beyond, num_experts - warm),
-        "budget": min((tokens if by_request else rows) * router.top_k, num_experts),
-    }
-    if plan.balance == "literal":  # its ranks go on until S has the target of all ranks together
-        enough["target_per_rank"] = -(-min(rows * router.top_k, num_experts) // ranks)
-    given = {key: getattr(plan, key) or 0 for key in enough}
-    return next(((key, n) for key, n in enough.items() if given[key] and given[key] >= n), None)

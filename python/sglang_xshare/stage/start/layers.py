@@ -12,6 +12,7 @@ from ..upstream import num_schedulers, number_layer, ranks_logits, resolved
 from .arguments import Arguments
 from .placement import read_placement
 from .refusal import ExpertPolicyError, end_refused, refusal
+from .runners import check_runner
 
 
 def find_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Layer]]:
@@ -55,9 +56,15 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
             layers.append((config, layer))
         except ValueError as error:
             raise refusal(name, "router", str(error)) from None
-    runners = sum(isinstance(module, FusedMoE) for module in modules.values())
-    if not layers or len(layers) < runners:  # DeepSeek's first model has a TopK, but runs its experts without FusedMoE
-        reason = f"{len(layers)} TopK modules for {runners} MoE layers; allowed is one for each"
+    runners = {name: module for name, module in modules.items() if isinstance(module, FusedMoE)}
+    for name, module in runners.items():
+        try:
+            check_runner(module, model_runner.device)
+        except ValueError as error:
+            raise refusal(name, "experts", str(error)) from None
+    # DeepSeek's first model has a TopK, but runs its experts without FusedMoE.
+    if not layers or len(layers) < len(runners):
+        reason = f"{len(layers)} TopK modules for {len(runners)} MoE layers; allowed is one for each"
         raise refusal("--model-path", model_runner.server_args.model_path, reason)
     return layers
 

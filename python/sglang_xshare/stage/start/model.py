@@ -11,9 +11,10 @@ from ...plan import SelectionPlan
 from ...policies import VANILLA
 from ...policies.schedule import Schedule
 from ...types import Router
+from ..batches import read_batches
 from ..mask import check_maskable
 from ..upstream import attention_dp_size, spell
-from .idle_budgets import largest_batch, list_idle_budgets
+from .idle_budgets import largest_batch, list_idle_budgets, list_unmet_overrides
 from .moe_model import MoeModel
 from .refusal import ExpertPolicyError, refusal
 
@@ -106,13 +107,16 @@ def check_schedule(schedule: Schedule | None, model: MoeModel, config: Any) -> t
     arguments. The answer depends on these three alone, so that it holds for a server that starts as for one that runs.
     Raises `ExpertPolicyError` for a schedule that the model or the server does not fit.
     """
-    plans, warnings = [VANILLA], []
-    if schedule is not None:
-        _check_size(schedule, config)
-        plans = build_plans(schedule, model, config.ep_size)
-        _check_plans(plans, model, config)
-        tokens = config.speculative_num_draft_tokens or 1
-        warnings = list_idle_budgets(schedule, plans, model, config.ep_size, largest_batch(config), tokens)
+    plans: list[SelectionPlan] = [] if schedule else [VANILLA]
+    warnings: list[str] = []
+    tokens = config.speculative_num_draft_tokens or 1
+    for part in schedule.parts if schedule else ():
+        _check_size(part, config)
+        warnings += list_unmet_overrides(part, read_batches(config))
+        found = build_plans(part, model, config.ep_size)
+        _check_plans(found, model, config)
+        plans += found
+        warnings += list_idle_budgets(part, found, model, config.ep_size, largest_batch(config), tokens)
     if spell(config.moe_runner_backend) == "triton_kernel":
         _check_maskable(plans, model)
     return plans, warnings
@@ -133,6 +137,11 @@ def _check_size(schedule: Schedule, config: Any) -> None:
     if rows < schedule.min_tokens:
         reason = f"no batch would have min_tokens = {schedule.min_tokens} rows; allowed is at least that"
         raise refusal("--max-running-requests", requests, reason)
+    batches = read_batches(config)
+    if schedule.max_tokens is not None and not batches.meet(schedule.min_tokens, schedule.max_tokens):
+        window = f"min_tokens = {schedule.min_tokens} to max_tokens = {schedule.max_tokens}"
+        reason = f"no step of this server has so many rows; allowed is a range that meets some ({batches})"
+        raise refusal("--expert-policy-config", window, reason)
 
 
 def build_plans(schedule: Schedule, model: MoeModel, ranks: int = 1) -> list[SelectionPlan]:

@@ -43,8 +43,10 @@ def show(
     from .model import build_plans, read_folder
 
     shape = read_folder(model)
-    plans = build_plans(schedule, shape, ranks)
     largest = None if batch is None else (batch, "--batch")
-    warnings = list_idle_budgets(schedule, plans, shape, ranks, largest, draft_tokens or 1)
+    warnings = []
+    for part in schedule.parts:
+        plans = build_plans(part, shape, ranks)
+        warnings += list_idle_budgets(part, plans, shape, ranks, largest, draft_tokens or 1)
     named = {name: getattr(shape, name) for name in ("architecture", "num_layers", "num_experts", "top_k")}
     return describe(schedule, shape.top_k) | {"model": named}, warnings

@@ -1,0 +1,24 @@
+"""What other policies would do: the first thing to run on traffic of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..keys import Key
+from ..plan import SelectionPlan
+from .baselines import VANILLA
+from .registry import register
+
+PLANS = ("xshare", "oea")
+
+
+@register(
+    "observe",
+    "this project",
+    own_keys={"plans": Key(list, "the policies to compare, each with its keys as --expert-policy spells it")},
+    selects=False,
+)
+def observe(plans: Sequence[str | Mapping[str, Any]] = PLANS) -> SelectionPlan:
+    """The model's own routing, untouched; counts what other policies would have chosen in its place."""
+    return VANILLA

@@ -1,0 +1,56 @@
+"""Which batches a server's steps can have, in router rows: what a plan by batch size can meet, and where padding is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .upstream import attention_dp_size, spell
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Of a server that captures graphs for `captured` rows, ascending, none where it captures nothing. Larger batches,
+    up to `most` live rows where that is known, run as they come, in multiples of `unit`: a request's draft tokens.
+
+    `always_pad` says that a step of any size may hold padding: attention ranks pad each other.
+    """
+
+    captured: tuple[int, ...] = ()
+    unit: int = 1
+    most: int | None = None
+    always_pad: bool = False
+
+    def __str__(self) -> str:
+        parts = [f"captured: {', '.join(map(str, self.captured))}"] if self.captured else []
+        parts += [f"in multiples of {self.unit}"] if self.unit > 1 else []
+        parts += [f"at most {self.most}"] if self.most is not None else []
+        return "; ".join(parts) or "any number"
+
+    def meet(self, first: int, last: int) -> bool:
+        """Whether some step has `first` to `last` rows."""
+        if self.most is not None:
+            last = min(last, next((rows for rows in self.captured if rows >= self.most), self.most))
+        eager = max(first, self.captured[-1] + 1 if self.captured else 1)
+        return any(first <= rows <= last for rows in self.captured) or last // self.unit * self.unit >= eager
+
+    def pad(self, rows: int) -> bool:
+        """Whether some of a step's `rows` may be padding."""
+        smaller = rows - self.unit
+        return self.always_pad or (rows in self.captured and smaller > 0 and smaller not in self.captured)
+
+
+def read_batches(config: Any) -> Batches:
+    """The batches of a server with these resolved arguments; any batch where its number of draft tokens adapts."""
+    ranks = attention_dp_size(config)
+    graphs: Any = getattr(config, "cuda_graph_config", None)
+    captures = str(config.device) == "cuda" and graphs is not None and spell(graphs.decode.backend) != "disabled"
+    if config.speculative_adaptive:
+        return Batches(always_pad=captures or ranks > 1)
+    tokens, requests = config.speculative_num_draft_tokens or 1, config.max_running_requests
+    return Batches(
+        captured=tuple(size * tokens * ranks for size in sorted(graphs.decode.bs or [])) if captures else (),
+        unit=tokens,
+        most=None if requests is None else requests * tokens * (ranks if captures else 1),
+        always_pad=ranks > 1,
+    )

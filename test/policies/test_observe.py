@@ -1,0 +1,65 @@
+"""`observe`: it leaves every step as it is, and compares policies that are validated as a server's own."""
+
+import pytest
+
+from sglang_xshare import build_plan
+from sglang_xshare.policies import VANILLA
+from sglang_xshare.policies.description import describe
+from sglang_xshare.policies.schedule import build_schedule
+
+XSHARE, OEA = "xshare:k0=1,add=4,min_tokens=4", {"policy": "oea", "k0": 3, "layers": {"1": {"policy": "vanilla"}}}
+SPELT = '{"policy": "oea", "k0": 3, "layers": {"1": {"policy": "vanilla"}}}'
+
+
+def test_without_keys_it_compares_the_published_settings():
+    assert list(build_schedule("observe", {}, speculative=False).observed) == ["xshare", "oea"]
+    plans = build_schedule("observe", {}, speculative=True).plans_for(0, "verify", 8)
+    assert plans == [build_plan("xshare", k0=1, add=0, add_per_request=4), build_plan("oea")]
+
+
+def test_every_plan_applies_where_a_server_of_its_own_would_apply_it():
+    schedule = build_schedule("observe", {"plans": [XSHARE, OEA]}, speculative=False)
+    xshare, oea = build_plan("xshare", k0=1, add=4), build_plan("oea", k0=3)
+    assert list(schedule.observed) == [XSHARE, SPELT]
+    assert schedule.plans_for(0, "decode", 4) == [xshare, oea]
+    assert schedule.plans_for(0, "decode", 3) == [VANILLA, oea]
+    assert schedule.plans_for(1, "decode", 4) == [xshare, VANILLA]
+    assert set(schedule.plans(range(2))) == {xshare, oea}
+    assert [schedule.reason_to_skip(phase, rows) for phase in ("decode", "verify") for rows in (1, 512)] == [None] * 4
+
+
+def test_it_is_described_by_its_plans():
+    schedule = build_schedule("observe", {"plans": [XSHARE]}, speculative=False)
+    alone = build_schedule("xshare", {"k0": 1, "add": 4, "min_tokens": 4}, speculative=False)
+    assert describe(schedule, 8) == {"policy": "observe", "plans": {XSHARE: describe(alone, 8)}}
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        ({"plans": []}, r"^plans = \[\]: allowed is a list of policies such as "),
+        ({"plans": "xshare"}, r"^plans = 'xshare': allowed is a list of policies"),
+        (
+            {"plan": ["xshare"]},
+            r"^plan = \['xshare'\]: observe has no such key; allowed is plans; did you mean plans\?$",
+        ),
+        ({"min_tokens": 4}, r"^min_tokens = 4: observe has no such key; allowed is plans$"),
+        ({"plans": ["xshere"]}, r"^plans: xshere: policy = 'xshere': allowed is one of .*; did you mean xshare\?$"),
+        ({"plans": ["xshare:ad=3"]}, r"^plans: xshare:ad=3: ad = 3: xshare has no such key"),
+        ({"plans": ["vanilla"]}, r"^plans: vanilla: allowed is every policy that selects, each spelling once$"),
+        ({"plans": ["observe"]}, r"^plans: observe: allowed is every policy that selects"),
+        ({"plans": ["oea", "oea"]}, r"^plans: oea: allowed is every policy that selects, each spelling once$"),
+        ({"plans": [{"k0": 3}]}, r'^plans: \{"k0": 3\}: allowed is a spelling such as "oea:k0=3", or an object'),
+        ({"plans": [3]}, r"^plans: 3: allowed is a spelling"),
+        ({"plans": ["moe-spec:budget=8"]}, r"^plans: moe-spec:budget=8: moe-spec without speculative decoding"),
+    ],
+)
+def test_bad_plans_are_named(config, error):
+    with pytest.raises(ValueError, match=error):
+        build_schedule("observe", config, speculative=False)
+
+
+def test_it_is_no_override():
+    for key in ("layers", "by_batch"):
+        with pytest.raises(ValueError, match=f"^{key} '2': observe: allowed is a policy that selects, or vanilla$"):
+            build_schedule("xshare", {key: {"2": {"policy": "observe"}}}, speculative=False)

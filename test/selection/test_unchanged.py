@@ -1,0 +1,108 @@
+"""`SelectionPlan.can_change`: where it says no, the model's own routing comes out, whatever the logits."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from selection.cases import cases, fill_logits, free_plans, keys_for, router_of, run
+from selection.oracle import ALGORITHMS
+from sglang_xshare import Router, build_plan, select
+from sglang_xshare.policies import VANILLA
+from sglang_xshare.selection.scores import compute_scores, to_grid
+
+often = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
+
+
+def draw_case(data):
+    """Of few rows, so that many a plan cannot change them, and of ranks that hold equally many experts."""
+    case = data.draw(cases(max_requests=3, max_experts=32, max_tokens=3))
+    return dataclasses.replace(case, rank_of_expert=[expert % 4 for expert in range(case.num_experts)])
+
+
+def check_unchanged(case, plan):
+    """Ids, weights and active experts as the model's own: of every row, but for experts without any utility."""
+    out, vanilla = run(case, plan, "reference"), run(case, VANILLA, "reference")
+    scores, _ = compute_scores(case.logits, router_of(case))
+    ids = vanilla.topk_ids.long()
+    useful = (to_grid(scores).gather(1, ids.clamp_min(0)) > 0) | (ids < 0)
+    whole = useful.all(1)
+    assert torch.equal(out.topk_ids[whole], vanilla.topk_ids[whole])
+    assert torch.equal(out.topk_weights[whole], vanilla.topk_weights[whole])
+    kept = vanilla.kept_mass > 0
+    assert out.kept_mass[kept].ge(1 - 2e-5).all()
+    if whole.all():
+        assert torch.equal(out.active, vanilla.active)
+
+
+@pytest.mark.parametrize("policy", [policy for policy in ALGORITHMS if policy not in ("vanilla", "lynx-acc")])
+@often
+@given(data=st.data())
+def test_a_published_plan(policy, data):
+    case = draw_case(data)
+    plan = build_plan(policy, **data.draw(keys_for(policy, case)))
+    assume(not plan.can_change(router_of(case), case.num_experts, len(case.logits), case.tokens_per_request, ranks=4))
+    check_unchanged(case, plan)
+
+
+@often
+@given(data=st.data())
+def test_any_plan(data):
+    case = draw_case(data)
+    plan = data.draw(free_plans(case))
+    assume(not plan.can_change(router_of(case), case.num_experts, len(case.logits), case.tokens_per_request, ranks=4))
+    check_unchanged(case, plan)
+
+
+@pytest.mark.parametrize("rows", range(1, 9))
+def test_the_published_default_from_its_smallest_batch_on(rows):
+    """24 experts hold all that rows of a top-4 model want beyond their first: up to 8 rows, not 9."""
+    plan, router = build_plan("xshare", k0=1, add=24), Router(4)
+    assert not plan.can_change(router, 128, rows)
+    for seed in range(20):
+        logits = fill_logits(("normal", "ties")[seed % 2], rows, 128, seed)
+        out, vanilla = select(logits, plan, router), select(logits, VANILLA, router)
+        assert torch.equal(out.topk_ids, vanilla.topk_ids)
+        assert torch.equal(out.topk_weights, vanilla.topk_weights)
+    assert plan.can_change(router, 128, 9)
+    apart = torch.full((9, 128), -9.0)
+    for row in range(9):
+        apart[row, row * 4 : row * 4 + 4] = 1.0
+    assert int(select(apart, plan, router).active.sum()) == 9 + 24
+
+
+@pytest.mark.parametrize(
+    ("keys", "can_change"),
+    [
+        ({"policy": "xshare", "k0": 1, "add": 21}, False),
+        ({"policy": "xshare", "k0": 1, "add": 20}, True),
+        ({"policy": "xshare", "k0": 1, "add": 21, "p": 0.5}, False),
+        ({"policy": "xshare", "k0": 2, "add": 20, "p": 0.5}, True),
+        ({"policy": "xshare", "k0": 1, "add": 21, "utility": "full"}, True),
+        ({"policy": "custom", "k0": 1, "add": 21, "kmax": 9}, True),
+        ({"policy": "custom", "k0": 1, "add": 21, "max_rank": 7}, True),
+        ({"policy": "custom", "k0": 1, "add": 21, "max_rank": 8}, False),
+        ({"policy": "custom", "k0": 1, "add": 21, "coverage": "truncate"}, False),
+        ({"policy": "oea", "k0": 8}, False),
+        ({"policy": "oea", "k0": 8, "kmax": 9}, True),
+        ({"policy": "oea", "k0": 7}, True),
+        ({"policy": "pruned", "k0": 8}, False),
+        ({"policy": "pruned", "k0": 8, "p": 0.9}, True),
+        ({"policy": "dynamic-skip", "beta": 0.1}, True),
+        ({"policy": "dynamic-skip", "beta": 0}, False),
+        ({"policy": "lynx-acc", "confidence": 0.1}, True),
+        ({"policy": "lynx-lat", "retain": 24}, False),
+        ({"policy": "lynx-lat", "retain": 23}, True),
+        ({"policy": "moe-spec", "budget": 63}, True),
+        ({"policy": "moe-spec", "budget": 64}, False),
+        ({"policy": "custom", "budget": 24}, False),
+        ({"policy": "custom", "budget": 23}, True),
+        ({"policy": "moe-spec", "budget": 64, "ranking": "static", "order": list(range(64))}, False),
+    ],
+)
+def test_three_rows_of_a_top_8_model(keys, can_change):
+    assert build_plan(keys).can_change(Router(8), 64, 3) is can_change

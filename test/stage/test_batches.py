@@ -1,0 +1,59 @@
+"""The batches a server can have: which sizes an override can meet, and which steps may hold padding."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_xshare.stage.batches import Batches, read_batches
+
+GRAPHS = Batches(captured=(*range(1, 17), 24, 32), most=100)
+
+
+def config(sizes: list[int] | None = None, backend: str = "full", **changes: Any) -> SimpleNamespace:
+    decode = SimpleNamespace(bs=sizes, max_bs=sizes and max(sizes), backend=backend)
+    known = {
+        **{"device": "cuda", "enable_dp_attention": False, "dp_size": 1, "max_running_requests": None},
+        **{"speculative_num_draft_tokens": None, "speculative_adaptive": False},
+        "cuda_graph_config": SimpleNamespace(decode=decode),
+    }
+    return SimpleNamespace(**known | changes)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "met"),
+    [(16, 23, True), (17, 23, False), (17, 24, True), (33, 33, True), (100, 200, True), (101, 200, False)],
+)
+def test_sizes_between_captured_ones_never_occur(first, last, met):
+    assert GRAPHS.meet(first, last) is met
+
+
+def test_without_graphs_every_multiple_of_the_draft_tokens_occurs():
+    assert Batches().meet(17, 17)
+    assert not Batches(unit=4).meet(2, 3)
+    assert Batches(unit=4).meet(2, 4)
+    assert not Batches(unit=4, most=8).meet(9, 12)
+
+
+def test_the_largest_batch_is_padded_to_its_graph():
+    assert Batches(captured=(8, 16), most=9).meet(16, 16)
+    assert not Batches(captured=(8, 16), most=8).meet(9, 16)
+
+
+def test_padding_is_where_a_smaller_batch_has_no_graph_of_its_own():
+    assert [rows for rows in (1, 2, 16, 24, 32, 33) if GRAPHS.pad(rows)] == [24, 32]
+    assert [rows for rows in (4, 8, 16) if Batches(captured=(4, 8, 16), unit=4).pad(rows)] == [16]
+    assert not Batches().pad(7)
+    assert Batches(always_pad=True).pad(7)
+
+
+def test_what_a_server_has():
+    assert read_batches(config([2, 1])) == Batches((1, 2))
+    assert read_batches(config([1, 2], max_running_requests=2)) == Batches((1, 2), most=2)
+    drafts = {"speculative_num_draft_tokens": 4, "max_running_requests": 2}
+    assert read_batches(config([1, 2], **drafts)) == Batches((4, 8), unit=4, most=8)
+    ranks = {"enable_dp_attention": True, "dp_size": 2, "max_running_requests": 3}
+    assert read_batches(config([1, 2], **ranks)) == Batches((2, 4), most=6, always_pad=True)
+    assert read_batches(config([1, 2], device="cpu")) == read_batches(config([1, 2], "disabled")) == Batches()
+    assert read_batches(config([1, 2], speculative_adaptive=True)) == Batches(always_pad=True)
+    assert read_batches(config(device="cpu", speculative_adaptive=True)) == Batches()

@@ -192,7 +192,7 @@ def test_bad_input_is_one_line(case, capsys):
 def test_a_model_that_cannot_be_estimated_is_one_line(write, tmp_path, capsys):
     asked = ("--gpu", "h100", "--batch", 16)
     assert say("--model", tmp_path / "nowhere", *asked) == 1
-    assert "no readable config.json" in capsys.readouterr().err
+    assert "config.json: No such file or directory; allowed is a model's folder" in capsys.readouterr().err
     dense = QWEN | {"architectures": ["Qwen3ForCausalLM"], "num_experts": None}
     assert say("--model", write(dense), *asked) == 1
     assert capsys.readouterr().err == (

@@ -12,6 +12,7 @@ from typing import Any
 from .. import stage
 from ..gpus import Gpu
 from ..stage.start.arguments import Arguments, read_arguments
+from ..stage.start.model import check_path
 from ..stage.start.modes import check_modes, check_tree
 from ..stage.start.refusal import ExpertPolicyError
 from ..stage.start.server import find_refusals
@@ -51,7 +52,7 @@ class Resolution:
             self.refuse("sglang-xshare", error)
             self.arguments = Arguments(None)  # what else would be refused, of any policy
         if self.arguments is not None:
-            for check in (check_tree, lambda: check_modes(server_args)):
+            for check in (lambda: check_path(server_args.model_path), check_tree, lambda: check_modes(server_args)):
                 self._try(check)
 
     def check_server(self, server_args: Any) -> None:

@@ -140,6 +140,15 @@ def test_all_kinds_of_refusals_are_told(patched_release):
     ]
 
 
+def test_a_folder_that_a_configuration_file_names_is_looked_for(patched_release, tmp_path):
+    file = tmp_path / "server.yaml"
+    file.write_text(f"model-path: {tmp_path}/nowhere\n")
+    (answer,) = run_all(patched_release(LATEST), [["--json", "--config", str(file), *CPU, *POLICY]])
+    first = json.loads(answer["out"])["refusals"][0]
+    says = f"--model-path {tmp_path}/nowhere: not there; allowed is a model's folder, or a name for a hub"
+    assert first == {"by": "sglang-xshare", "says": says}
+
+
 def test_the_table_says_the_same(patched_release):
     served, refused = run_all(
         patched_release(LATEST),

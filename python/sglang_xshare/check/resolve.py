@@ -12,8 +12,7 @@ from typing import Any
 from .. import stage
 from ..gpus import Gpu
 from ..stage.start.arguments import Arguments, read_arguments
-from ..stage.start.model import check_path
-from ..stage.start.modes import check_modes, check_tree
+from ..stage.start.flags import list_checks
 from ..stage.start.refusal import ExpertPolicyError
 from ..stage.start.server import find_refusals
 from .pretend import pretend
@@ -52,8 +51,11 @@ class Resolution:
             self.refuse("sglang-xshare", error)
             self.arguments = Arguments(None)  # what else would be refused, of any policy
         if self.arguments is not None:
-            for check in (lambda: check_path(server_args.model_path), check_tree, lambda: check_modes(server_args)):
-                self._try(check)
+            for check in list_checks(server_args):
+                try:
+                    check()
+                except ExpertPolicyError as error:
+                    self.refuse("sglang-xshare", error)
 
     def check_server(self, server_args: Any) -> None:
         """In place of `stage.check_server`, which SGLang calls after it has resolved."""
@@ -68,12 +70,6 @@ class Resolution:
             return stage.capture_sizes(server_args, sizes)
         except ExpertPolicyError:  # noted by `check_flags`
             return sizes
-
-    def _try(self, check: Callable[[], None]) -> None:
-        try:
-            check()
-        except ExpertPolicyError as error:
-            self.refuse("sglang-xshare", error)
 
 
 def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:

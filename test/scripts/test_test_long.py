@@ -8,10 +8,13 @@ import pytest
 
 from benchmark.common.paths import ROOT
 
-# Stands for `python -m pytest`: lists two parts, notes what it runs, and fails the part named in $FAIL.
+# Stands for `python -m pytest`: lists two parts and ends with $COLLECT; notes what it runs, and fails the part named in
+# $FAIL.
 PYTHON = """#!/bin/sh
 case "$*" in
-*--collect-only*) printf '%s\\n' a/test_kill.py::test_x a/test_kill.py::test_y test_soak.py::test_z "3 tests" ;;
+*--collect-only*)
+    printf '%s\\n' a/test_kill.py::test_x a/test_kill.py::test_y test_soak.py::test_z "3 tests"
+    exit $COLLECT ;;
 *) for part; do :; done; echo "$part" >>ran; [ "$part" != "$FAIL" ] ;;
 esac
 """
@@ -32,7 +35,7 @@ def checkout(tmp_path):
 
 def run_parts(checkout, **env):
     command = [str(checkout / "scripts" / "test_long.sh")]
-    env = {"PART": "", "FAIL": "", **env, "PYTHON": "./python"}
+    env = {"PART": "", "FAIL": "", "COLLECT": "0", **env, "PYTHON": "./python"}
     return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
 
 
@@ -71,3 +74,11 @@ def test_an_unknown_part_is_refused(checkout):
     refused = run_parts(checkout, PART="nothing")
     assert refused.returncode == 1
     assert "PART is 'nothing'" in refused.stderr
+
+
+def test_tests_that_cannot_be_collected_are_told_and_none_is_run(checkout):
+    failed = run_parts(checkout, COLLECT="2")
+    assert failed.returncode == 1
+    assert failed.stderr.endswith("3 tests\ntest-long: pytest could not collect the tests: status 2\n")
+    assert not (checkout / "ran").exists()
+    assert run_parts(checkout, COLLECT="5", PART="nothing").returncode == 1

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmark.common.paths import RESULTS
+from benchmark.common.record import read_record
 from benchmark.common.variant import parse_plan
-from benchmark.quality.__main__ import POLICIES as QUALITY
-from benchmark.speculation.__main__ import POLICIES as SPECULATION
+from benchmark.records.experiments import EXPERIMENTS
+from benchmark.speculation.report import loss_key
 from docs.check import check_folders, check_places, check_runs, list_folders
 from docs.documents import ROOT, Command, list_commands, list_documents, read_commands
 from docs.runs import RUNS, Ask, Elsewhere, Run
@@ -96,8 +98,12 @@ def test_a_folder_without_a_line_is_found():
 
 
 def test_every_example_of_a_policy_is_measured_or_warned_of():
-    """Each setting of the README's table is one that the benchmarks measure by default."""
-    measured = [parse_plan(text) for text in QUALITY] + [parse_plan(text, speculative=True) for text in SPECULATION]
+    """Each setting of the README's table has its row in a record of quality, in decoding or in verification."""
+    decoded, verified = (read_record(EXPERIMENTS[name].path(RESULTS))["points"] for name in ("quality", "speculation"))
+    measured = [parse_plan(policy) for policy in decoded]
+    measured += [
+        parse_plan(key.removeprefix(loss_key("")), speculative=True) for key in verified if key.startswith(loss_key(""))
+    ]
     rows = re.findall(r"^\| (`[a-z-]+`.*?) \| (.*?) \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     examples = [
         (build_plan(name, **json.loads(keys)), meaning)

@@ -16,7 +16,7 @@ import pytest
 from benchmark.common.paths import ROOT, TRAINED
 from benchmark.common.server import Server, has_gpu
 from docs.documents import Command, list_commands
-from docs.runs import NO_GPU, RUNS, Ask, Run, Serve
+from docs.runs import NO_GPU, RUNS, Ask, Run, Same, Serve
 from served.release import LATEST
 
 BIN = Path(sys.executable).parent
@@ -61,6 +61,13 @@ def test_command(command: Command, places: Callable[[str], str]) -> None:
     if text.startswith("make "):
         text = last_line_of_make(text)
     run_in_shell(command, places(f"{text} {run.more}"), run.status, run.shows)
+
+
+@pytest.mark.parametrize("text", [text for text, run in RUNS.items() if isinstance(run, Same)])
+def test_a_command_is_what_the_verb_runs(text: str) -> None:
+    run = RUNS[text]
+    assert isinstance(run, Same)
+    assert last_line_of_make(run.verb).rpartition("/bin/")[2].split() == text.split()
 
 
 @pytest.mark.parametrize("command", mark(Serve))

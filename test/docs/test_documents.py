@@ -13,9 +13,9 @@ from benchmark.common.record import read_record
 from benchmark.common.variant import parse_plan
 from benchmark.records.experiments import EXPERIMENTS
 from benchmark.speculation.report import loss_key
-from docs.check import check_folders, check_places, check_runs, list_folders
+from docs.check import check_elsewhere, check_folders, check_places, check_runs, list_folders
 from docs.documents import ROOT, Command, list_commands, list_documents, read_commands
-from docs.runs import RUNS, Ask, Elsewhere, Run
+from docs.runs import RUNS, Ask, Elsewhere, Run, Same
 from sglang_xshare import build_plan
 
 PAGE = """\
@@ -69,8 +69,8 @@ def test_commands_are_read_out_of_blocks_and_inline_code(page):
 
 
 def test_a_command_without_a_run_and_a_run_without_a_command_are_found():
-    commands = [Command("make x", (), "a.md"), Command("curl y", (), "a.md"), Command("make z", (), "a.md")]
-    runs = {"make x": Run(), "curl y": Ask("serve"), "gone": Run(), "make z": Elsewhere("test/gone.py", "")}
+    commands = [Command(text, (), "a.md") for text in ("make x", "curl y", "make z")]
+    runs = {"make x": Run(), "curl y": Ask("serve"), "gone": Run(), "make z": Same("make y")}
     assert [problem.partition(": ")[2] for problem in check_runs(commands, {"make x": Run()})] == [
         "`curl y`: no test runs it; test/docs/runs.py says how",
         "`make z`: no test runs it; test/docs/runs.py says how",
@@ -78,8 +78,24 @@ def test_a_command_without_a_run_and_a_run_without_a_command_are_found():
     assert [problem.partition(": ")[2] for problem in check_runs(commands, runs)] == [
         "`gone`: no document shows it",
         "`curl y`: `serve` serves nothing",
-        "`make z`: test/gone.py is not there",
+        "`make z`: `make y` is not run",
     ]
+    assert check_runs(commands, {"make x": Run(), "curl y": Run(), "make z": Same("make x")}) == []
+
+
+@pytest.mark.parametrize(
+    ("where", "problem"),
+    [
+        ("test/gone.py", "test/gone.py is no file below test/"),
+        ("scripts/make_venv.sh", "scripts/make_venv.sh is no file below test/"),
+        ("test/../Makefile", "test/../Makefile is no file below test/"),
+        ("test/scripts/test_make_venv.py", "test/scripts/test_make_venv.py does not name it"),
+    ],
+)
+def test_a_command_that_runs_elsewhere_is_named_by_a_test(where, problem):
+    text = " ".join(["make", "nothing"])  # else this file would name it
+    assert check_elsewhere(text, Elsewhere(where, "")) == [problem]
+    assert check_elsewhere("make venv", Elsewhere("test/scripts/test_make_venv.py", "")) == []
 
 
 def test_links_and_paths_that_lead_nowhere_are_found(page):

@@ -1,4 +1,4 @@
-"""The runner of long tests: a part that passed is not run again at the same source, and a part can run alone."""
+"""The runner of long tests, `make test-long`: a part that passed is not run again at the same source, one alone can."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from benchmark.common.paths import ROOT
 PYTHON = """#!/bin/sh
 case "$*" in
 *--collect-only*)
-    printf '%s\\n' a/test_kill.py::test_x a/test_kill.py::test_y test_soak.py::test_z "3 tests"
+    printf '%s\\n' patching/test_kill.py::test_x patching/test_kill.py::test_y test_soak.py::test_z "3 tests"
     exit $COLLECT ;;
 *) for part; do :; done; echo "$part" >>ran; [ "$part" != "$FAIL" ] ;;
 esac
@@ -48,7 +48,7 @@ def test_runs_every_part_and_resumes_after_a_failure(checkout):
     assert failed.returncode == 1
     assert "failed: test_soak.py" in failed.stderr
     assert run_parts(checkout).returncode == 0
-    assert ran(checkout) == ["a/test_kill.py", "test_soak.py", "test_soak.py"]
+    assert ran(checkout) == ["patching/test_kill.py", "test_soak.py", "test_soak.py"]
 
 
 def test_a_change_of_the_source_runs_it_again(checkout):
@@ -66,8 +66,9 @@ def test_a_new_file_runs_it_again(checkout):
 
 
 def test_one_part_alone(checkout):
-    assert run_parts(checkout, PART="soak").returncode == 0
-    assert ran(checkout) == ["test_soak.py"]
+    """`make test-long PART=patching/test_kill`."""
+    assert run_parts(checkout, PART="patching/test_kill").returncode == 0
+    assert ran(checkout) == ["patching/test_kill.py"]
 
 
 def test_an_unknown_part_is_refused(checkout):

@@ -22,14 +22,9 @@ class Spread:
 class Summary:
     """One row of the table.
 
-    Attributes:
-        throughput: output tokens a second.
-        tpot_ms, ttft_ms: bench_serving's median time per output token and to the first one, milliseconds.
-        paired_ratio: of throughput over the baseline's, within each round.
-        experts_before, experts_after: mean experts a layer and step, without and with selection.
-        kept_mass: mean share of gating mass kept.
-        policy_steps: forwards under policy, all rounds.
-        accept_length: mean tokens a verification step with speculation.
+    Output tokens a second, and the ratio of these to the baseline's within each round; bench_serving's median time per
+    output token and to the first one, in milliseconds. Mean experts a layer and step, without and with selection, mean
+    share of gating mass kept, and forwards under policy, of all rounds. Mean tokens a verification step accepts.
     """
 
     name: str

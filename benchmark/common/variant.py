@@ -17,13 +17,9 @@ OFF = "off"
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of a comparison.
-
-    Attributes:
-        name: the row's label, unique within a comparison.
-        policy: name of an expert policy; None starts the server without the flag.
-        keys: the policy's configuration; {} leaves its published defaults.
-        args: further server flags, such as those of speculative decoding.
+    """One row of a comparison: its label, unique within one; the name of an expert policy, None for a server without
+    the flag, and its configuration, of which {} leaves the published defaults; further server flags, such as those of
+    speculative decoding.
     """
 
     name: str
@@ -47,8 +43,7 @@ class Variant:
 def parse_variant(text: str, args: Sequence[str] = ()) -> Variant:
     """Read one policy, spelt as for the server (`SPELLING`); "off" is a server without the flag.
 
-    Raises:
-        ValueError: the text is spelt otherwise.
+    Raises ValueError where the text is spelt otherwise.
     """
     name, keys = parse_policy(text)
     return Variant(text, None if name == OFF else name, keys, tuple(args))

@@ -26,10 +26,8 @@ SERVERS = (*KERNELS, "nvcc", "selection")
 class Step:
     """Some parts of an experiment; all of them where none is named.
 
-    Attributes:
-        turn: seconds that it is given before the others have their turn.
-        least: it is not begun with fewer seconds left: it would measure nothing.
-        needs: checks without which it can measure nothing.
+    It is given so many seconds before the others have their turn, and not begun with fewer than `least` left, in which
+    it would measure nothing; nor without the checks that it needs.
     """
 
     experiment: str

@@ -16,11 +16,9 @@ from sglang_xshare import SelectionPlan
 class Outcome:
     """One policy on some sequences, decoded with teacher forcing after the prompt.
 
-    Attributes:
-        nats: [sequences, tokens] float32, -log P of every token after the prompt but the first.
-        greedy: [sequences, tokens] int64, the most likely token in its place.
-        right: [sequences, tokens] bool, where they are the same.
-        answers: [answers] bool, arithmetic answers whose every token was the most likely one.
+    `nats`: [sequences, tokens] float32, -log P of every token after the prompt but the first. `greedy`: [sequences,
+    tokens] int64, the most likely token in its place. `right`: [sequences, tokens] bool, where they are the same.
+    `answers`: [answers] bool, arithmetic answers whose every token was the most likely one.
     """
 
     layout: Layout

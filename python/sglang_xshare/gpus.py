@@ -7,12 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as its vendor's data sheet has it.
-
-    Attributes:
-        bandwidth: peak of its memory, in GB/s (10^9 bytes).
-        memory: in GB (10^9 bytes).
-        capability: CUDA's compute capability; None for a GPU of AMD.
+    """One GPU as its vendor's data sheet has it: the peak bandwidth of its memory in GB/s, and the memory in GB (10^9
+    bytes); CUDA's compute capability, None for a GPU of AMD.
     """
 
     bandwidth: float

@@ -26,12 +26,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Finding:
-    """One experiment of a paper, repeated in small.
-
-    Attributes:
-        name: file name of its figure, and its name on the command line.
-        headings, rows: the table; `rows` are as printed.
-        numbers: everything measured, for the record.
+    """One experiment of a paper, repeated in small: `name` is its figure's file name, and its own on the command line;
+    `rows` are as printed, `numbers` everything measured, for the record.
     """
 
     name: str

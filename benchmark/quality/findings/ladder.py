@@ -11,11 +11,8 @@ from benchmark.quality.measure import Loss, Outcome, agreement, compare_loss
 
 @dataclass(frozen=True)
 class Gap:
-    """How far a policy lies from a ladder of others, where the line between two rungs wakes as many experts.
-
-    Attributes:
-        loss: above that line's.
-        kept_mass, agreement, accepted: differences, above 0 where the policy is better.
+    """How far a policy lies from a ladder of others, where the line between two rungs wakes as many experts: its loss
+    above that line's, and differences that are above 0 where the policy is better.
     """
 
     loss: Loss

@@ -21,12 +21,9 @@ from .pretend import pretend
 class Resolution:
     """What came of a server's arguments.
 
-    Attributes:
-        refusals: (who refuses, its one line), in the order in which a server would come to them.
-        warnings: lines of SGLang and of the stage.
-        server_args: SGLang's record; None where it came to none.
-        arguments: the stage's; None where it is off.
-        finished: whether SGLang resolved all of its arguments.
+    `refusals` are (who refuses, its one line), in the order in which a server would come to them; `warnings` the lines
+    of SGLang and of the stage. `server_args` is SGLang's record, None where it came to none, `finished` whether SGLang
+    resolved all of it; `arguments` are the stage's, None where it is off.
     """
 
     def __init__(self) -> None:

@@ -16,15 +16,10 @@ PLAIN_BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0}
 
 @dataclass(frozen=True)
 class Weights:
-    """A model, and the bytes that one decode step reads.
+    """A model, its layers with experts, and the bytes that one decode step reads of it.
 
-    Attributes:
-        model: its router, as the server reads it.
-        moe_layers: layers with experts.
-        expert: of one expert in one layer.
-        dense: of all else, once a step: attention, router, shared experts, layers without experts, the head.
-        cache: of the KV cache, for one token of one request, all layers.
-        bits: of one expert weight.
+    `expert`: of one expert in one layer, `bits` a weight. `dense`: of all else, once a step: attention, router, shared
+    experts, layers without experts, the head. `cache`: of the KV cache, for one token of one request, all layers.
     """
 
     model: MoeModel

@@ -40,7 +40,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Fit:
+class Line:
     """A least-squares line y = intercept + slope * x, and the share of variance it explains."""
 
     slope: float
@@ -62,12 +62,12 @@ def summarize(series: Sequence[Series]) -> list[Summary]:
     return [_summarize(one, baseline) for one in series]
 
 
-def fit_line(x: Sequence[float], y: Sequence[float]) -> Fit | None:
+def fit_line(x: Sequence[float], y: Sequence[float]) -> Line | None:
     """The line through the points; None below `LEAST` distinct x: fewer lie near some line whatever they are."""
     if len(set(x)) < LEAST:
         return None
     slope, intercept = linear_regression(x, y)
-    return Fit(slope, intercept, correlation(x, y) ** 2 if len(set(y)) > 1 else 1.0)
+    return Line(slope, intercept, correlation(x, y) ** 2 if len(set(y)) > 1 else 1.0)
 
 
 def _summarize(series: Series, baseline: list[float]) -> Summary:

@@ -90,7 +90,7 @@ def serve(
                 model,
                 ["--enable-metrics", *variant.server_args(), *args],
                 env=env,
-                name=variant.policy or "off",
+                name=variant.name,
                 deadline=deadline or 180.0 + 60.0 * len(variants),
                 program=program,
             )

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -65,8 +66,9 @@ class Server:
     """`python -m sglang.launch_server`, or another `program`, in a session of its own, of which nothing is left.
 
     `model` is the checkpoint's folder. `args` win over the defaults above. `release` is an SGLang version unpacked in
-    build/releases, or any folder that contains `sglang/`; the installed one without. `name` is for progress lines and
-    the log, build/logs/<name>-<port>.log. `deadline` is in seconds until the server must answer.
+    build/releases, or any folder that contains `sglang/`; the installed one without. `name` is for progress lines and,
+    as far as a file's name may hold it, for the log, build/logs/<name>-<port>.log. `deadline` is in seconds until the
+    server must answer.
 
     Starting raises `ServerError` when the server exits or the deadline passes.
     """
@@ -86,7 +88,8 @@ class Server:
         self.deadline = deadline
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.log = LOGS / f"{name}-{self.port}.log"
+        safe = re.sub(r"[^\w=.-]+", "-", name)[:80].strip("-")
+        self.log = LOGS / f"{safe}-{self.port}.log"
         self.command = [sys.executable, "-m", program, "--model-path", str(model)]
         self.command += ["--port", str(self.port), *args]
         for flag, value in (COMMON_ARGS | ({} if has_gpu() else CPU_ARGS)).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -37,9 +38,13 @@ GPUS = {
 """By name; SXM modules where a name has several forms, and the RTX PRO 6000 of workstations (Blackwell)."""
 
 
-def find_gpu(name: str) -> Gpu:
-    """The GPU of that name, in any case. Raises ValueError with the names there are."""
+NVIDIA = tuple(name for name, gpu in GPUS.items() if gpu.capability is not None)
+"""The names of those that SGLang can be told of on another machine."""
+
+
+def find_gpu(name: str, offered: Iterable[str] = GPUS) -> Gpu:
+    """The GPU of that name, in any case. Raises ValueError with the names that are offered."""
     gpu = GPUS.get(name.lower())
     if gpu is None:
-        raise ValueError(f"--gpu {name}: not known; allowed is {', '.join(GPUS)}")
+        raise ValueError(f"--gpu {name}: not known; allowed is {', '.join(offered)}")
     return gpu

@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-RELEASES = Path(__file__).resolve().parents[1] / "build/releases"
+from benchmark.common.paths import RELEASES
 
 
 def download_wheel(version: str, folder: Path) -> Path:

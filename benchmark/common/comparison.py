@@ -62,8 +62,10 @@ class Comparison:
 
     @cached_property
     def active(self) -> list[float | None]:
-        """The experts each series wakes: what it counted; for a server without a policy what those of the same flags
-        found that upstream's routing would have woken on the same prompts (their mean); None where nobody can tell.
+        """The experts each series wakes, None where nobody can tell.
+
+        A server with a policy has counted them. For one without, servers of the same flags have counted what upstream's
+        routing would have woken on the same prompts: their mean.
         """
         return [
             self._upstream_active(one.variant.args) if row.experts_after is None else row.experts_after

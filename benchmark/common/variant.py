@@ -7,9 +7,12 @@ from typing import Any
 
 from sglang_xshare import SelectionPlan
 from sglang_xshare.policies import get_policy
+from sglang_xshare.policies.schedule import COMMON_KEYS
 from sglang_xshare.policies.spelling import SPELLING, parse_policy
 
-__all__ = ["BASELINE", "OFF", "SPELLING", "Variant", "parse_plan", "parse_variant"]
+__all__ = ["BASELINE", "OFF", "PLAN_SPELLING", "SPELLING", "Variant", "parse_plan", "parse_variant"]
+PLAN_SPELLING = f"{SPELLING}, without {', '.join(COMMON_KEYS)}"
+"""Of what is measured outside a server, in every step and layer."""
 BASELINE = "vanilla"
 OFF = "off"
 """A server without the flag."""
@@ -50,10 +53,13 @@ def parse_variant(text: str, args: Sequence[str] = ()) -> Variant:
 
 
 def parse_plan(text: str, speculative: bool = False) -> SelectionPlan:
-    """The plan of a policy, spelt as `SPELLING` says; without keys, the published ones.
+    """The plan of a policy, spelt as `PLAN_SPELLING` says; without keys, the published ones.
 
     Raises ValueError saying what is wrong and what is allowed.
     """
     variant = parse_variant(text)
+    for key in COMMON_KEYS:
+        if key in variant.keys:
+            raise ValueError(f"policy {text!r}: {key} takes a server, which this is not; allowed is {PLAN_SPELLING}")
     policy = get_policy(variant.policy or BASELINE)
     return policy.build(variant.keys or policy.default_keys(speculative))

@@ -101,7 +101,7 @@ def run_in_shell(command: Command, text: str, status: int, shows: str) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=570,
+        timeout=1500,  # `make records` takes seven minutes where others use the two cores as well
     )
     assert done.returncode == status, f"{text}\n{done.stdout[-3000:]}"
     assert "Traceback" not in done.stdout, f"{text}\n{done.stdout[-3000:]}"

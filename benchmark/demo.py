@@ -17,18 +17,14 @@ from benchmark.common.plot import plot_speed
 from benchmark.common.record import Record
 from benchmark.common.rounds import Workload, serve
 from benchmark.common.server import Server
-from benchmark.common.speculative import speculative_flags
+from benchmark.common.speculative import drafting_variant, speculative_flags
 from benchmark.common.table import Table
-from benchmark.common.variant import Variant, parse_variant
+from benchmark.common.variant import parse_variant
 
 OFF = parse_variant("off")
 XSHARE = parse_variant("xshare:k0=1,add=24")
-EAGLE3 = Variant(
-    "xshare, EAGLE-3",
-    "xshare",
-    {},  # with speculation the default is the published (k0, add, add_per_request) = (1, 0, 4)
-    speculative_flags(DRAFT),
-)
+# With speculation the default is the published (k0, add, add_per_request) = (1, 0, 4).
+EAGLE3 = drafting_variant(parse_variant("xshare"), speculative_flags(DRAFT))
 SPEED, SMALL, QUALITY = "large", "trained", "quality"
 """Keys of the record: the rounds on either model, and what the servers of the trained one lose."""
 NOTE = "Loss: nats a token of held-out text, decoded by the server. Sums right: share of arithmetic problems."

@@ -32,11 +32,7 @@ class Needs:
 
 
 def read_needs(tree: Path) -> Needs:
-    """What the unpacked wheel in `tree` needs.
-
-    Raises:
-        ValueError: its metadata lacks one of them.
-    """
+    """What the unpacked wheel in `tree` needs. Raises ValueError where its metadata lacks one of them."""
     (wheel,) = importlib.metadata.distributions(name="sglang", path=[str(tree)])
     pins: dict[str, str] = {}
     for requirement in wheel.requires or ():

@@ -12,14 +12,13 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-RELEASES = Path(__file__).resolve().parents[1] / "build/releases"
+from benchmark.common.paths import RELEASES
 
 
 def download_wheel(version: str, folder: Path) -> Path:
     """Download the wheel of one release for this Python into `folder`, without its dependencies.
 
-    Raises:
-        subprocess.CalledProcessError: pip found no such release, or could not download it.
+    Raises `subprocess.CalledProcessError` where pip finds no such release, or cannot download it.
     """
     print(f"downloading sglang {version} ...", flush=True)
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -32,9 +31,7 @@ def download_wheel(version: str, folder: Path) -> Path:
 def fetch_release(version: str, releases: Path = RELEASES) -> Path:
     """Download and unpack one release; returns its directory, which contains sglang/ and its metadata.
 
-    Raises:
-        subprocess.CalledProcessError: pip found no such release, or could not download it.
-        ValueError: the wheel holds another version than its name says.
+    Raises as `download_wheel` does, and ValueError for a wheel that holds another version than its name says.
     """
     place = releases / version
     if place.is_dir():

@@ -10,7 +10,8 @@ Run it when a series changes, or when the queue moves to a new release.
 import argparse
 from pathlib import Path
 
-from scripts.fetch_release import RELEASES, fetch_release
+from benchmark.common.paths import RELEASES
+from scripts.fetch_release import fetch_release
 from sglang_xshare.patching.patch import parse_patch
 from sglang_xshare.patching.queue import find_root, read_series
 from sglang_xshare.patching.state import read, read_pristine

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmark.common.paths import RELEASES
 from scripts.compatibility import read_needs
-from scripts.fetch_release import RELEASES, fetch_release, tell_download
+from scripts.fetch_release import fetch_release, tell_download
 from sglang_xshare.patching.errors import PatchError
 from sglang_xshare.patching.fit import Fit, find_fits
 from sglang_xshare.patching.hunk import split_lines

@@ -29,8 +29,7 @@ DATE = (2020, 2, 2, 0, 0, 0)  # of every new or changed file, as reproducible bu
 def make_wheel(upstream: Path, root: Path, out: Path) -> Path:
     """Patch the wheel `upstream` with the queue in `root`; returns the new wheel in `out`.
 
-    Raises:
-        PatchError: the queue does not support the release, or refuses its files.
+    Raises PatchError where the queue does not support the release, or refuses its files.
     """
     name, version, *tags = upstream.stem.split("-")
     local = f"{version}+xshare.{__version__}"

@@ -9,7 +9,12 @@ done_dir=build/test-long
 mkdir -p "$done_dir"
 state=$({ git rev-parse HEAD; git diff HEAD; git ls-files -oz --exclude-standard | xargs -0r sha256sum; } | sha256sum)
 
-mapfile -t parts < <("$PYTHON" -m pytest --collect-only -q -m long | sed -n 's/::.*//p' | sort -u | grep -F -- "$PART" || true)
+collected=$("$PYTHON" -m pytest --collect-only -q -m long) && status=0 || status=$?
+if [[ $status != 0 && $status != 5 ]]; then  # 5: there is none
+    tail -n 25 <<<"$collected" >&2
+    echo "test-long: pytest could not collect the tests: status $status" >&2; exit 1
+fi
+mapfile -t parts < <(sed -n 's/::.*//p' <<<"$collected" | sort -u | grep -F -- "$PART" || true)
 if [[ ${#parts[@]} -eq 0 ]]; then
     echo "test-long: PART is '$PART', which no file with tests marked long has in its path" >&2; exit 1; fi
 echo "test-long: ${#parts[@]} parts: ${parts[*]}"

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.common.paths import ROOT
+from benchmark.common.paths import BUILD, ROOT
 from benchmark.common.server import Server
 from scripts.fetch_release import fetch_release
 from sglang_xshare.patching.engine import apply
 
-PATCHED = ROOT / "build" / "releases-patched"
+PATCHED = BUILD / "releases-patched"
 
 
 class ServerPool:

@@ -64,8 +64,7 @@ class Client(AbstractContextManager["Client"]):
     def run(self, server: Server, tokenizer: Path, load: Load) -> dict[str, Any]:
         """Run it once: upstream's own result record, without its copy of the settings.
 
-        Raises:
-            RuntimeError: it failed, or not every request was answered; with the end of its output.
+        Raises RuntimeError with the end of its output where it failed, or not every request was answered.
         """
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "result.jsonl"

@@ -10,13 +10,14 @@ from benchmark.common.rounds import Series, Workload, run_rounds
 from benchmark.common.server import Server
 from benchmark.common.summary import Spread, Summary, summarize
 from benchmark.common.table import Table
-from benchmark.common.variant import Variant
+from benchmark.common.variant import BASELINE, Variant
 
 NOTE = """\
 Medians over the rounds [lower, upper quartile]. Active experts and kept mass: means over layers and steps under policy,
 counted by the server; before the arrow what upstream's own routing would have woken. Ratio: of output tokens/s to the
 first row's, within each round, so that the machine's drift from round to round stays out of it; the other rows are in
 its order, which need not be that of the medians of tokens/s."""
+NO_STEP = "Selected in no step, so that the row shows nothing of the policy"
 ONE_ROUND = "One round shows no spread: its differences prove nothing."
 HEADINGS = ("model, policy", "output tokens/s", "TPOT ms", "active experts", "kept mass", "ratio")
 
@@ -50,10 +51,21 @@ class Comparison:
         ratios = [row.paired_ratio.median for row in self.summaries]
         return [0, *sorted(range(1, len(ratios)), key=lambda number: -ratios[number])]
 
+    @property
+    def idle(self) -> list[str]:
+        """The policies that selected in no step: every batch was too small, or of another phase."""
+        return [
+            row.name
+            for one, row in zip(self.series, self.summaries, strict=True)
+            if one.variant.policy not in (None, BASELINE) and row.policy_steps == 0
+        ]
+
     @cached_property
     def active(self) -> list[float | None]:
-        """The experts each series wakes: what it counted; for a server without a policy what those of the same flags
-        found that upstream's routing would have woken on the same prompts (their mean); None where nobody can tell.
+        """The experts each series wakes, None where nobody can tell.
+
+        A server with a policy has counted them. For one without, servers of the same flags have counted what upstream's
+        routing would have woken on the same prompts: their mean.
         """
         return [
             self._upstream_active(one.variant.args) if row.experts_after is None else row.experts_after
@@ -102,8 +114,11 @@ def tabulate(title: str, comparisons: Sequence[Comparison], note: str = "") -> T
             cells = [one.columns[heading][number] if heading in one.columns else "-" for heading in extra]
             rows.append([row.name, *_cells(row), *accepted, *cells])
     workloads = dict.fromkeys(f"Of each row: {one.workload}." for one in comparisons)
+    idle = dict.fromkeys(name for one in comparisons for name in one.idle)
+    nothing = f"{NO_STEP}: {', '.join(idle)}." if idle else ""
     doubt = ONE_ROUND if any(one.rounds == 1 for one in comparisons) else ""
-    return Table(title, [*HEADINGS, *drafts, *extra], rows, " ".join(filter(None, (*workloads, NOTE, note, doubt))))
+    said = " ".join(filter(None, (*workloads, NOTE, note, nothing, doubt)))
+    return Table(title, [*HEADINGS, *drafts, *extra], rows, said)
 
 
 def _cells(row: Summary) -> list[str]:

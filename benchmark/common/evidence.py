@@ -14,11 +14,8 @@ PREFIX = "sglang:expert_policy_"
 class Evidence:
     """Means over the MoE layers and steps under policy; None where the server counted none.
 
-    Attributes:
-        experts_before: experts that upstream's own routing would have woken.
-        experts_after: active experts.
-        kept_mass: share of gating mass kept, mean of rows.
-        policy_steps, vanilla_steps: forwards of the target model under policy, and those left alone (prefills too).
+    Experts that upstream's own routing would have woken, and active ones; the share of gating mass kept, mean of rows.
+    `policy_steps`, `vanilla_steps`: forwards of the target model under policy, and those left alone (prefills too).
     """
 
     experts_before: float | None

@@ -10,12 +10,8 @@ from tokenizers import Tokenizer
 def write_prompts(out: Path, texts: Path, tokenizer: Path, count: int, tokens: int, seed: int) -> None:
     """Write `count` distinct prompts of `tokens` tokens, evenly from every text, as JSON lines to `out`.
 
-    Args:
-        texts: a folder of *.txt files, each one domain.
-        tokenizer: a folder with tokenizer.json.
-        seed: other seeds give other prompts, so that no round finds its prompts in the prefix cache.
-    Raises:
-        ValueError: no text, or too little of it.
+    `texts` is a folder of *.txt files, each one domain, `tokenizer` one with tokenizer.json. Other seeds give other
+    prompts, so that no round finds its prompts in the prefix cache. Raises ValueError for no text, or too little of it.
     """
     files = sorted(texts.glob("*.txt"))
     if not files:

@@ -19,11 +19,8 @@ class Record:
     adds an entry to `sessions`: date, hardware, versions, commit and command; each point says by number which session
     measured it. Paths below the checkout are written as from there.
 
-    Args:
-        resume: go on from the record that is there; else the first point replaces it.
-
-    Raises:
-        ValueError: the record to be continued is none, or is of another experiment or of other arguments.
+    With `resume` it goes on from the record that is there, else the first point replaces that. Raises ValueError where
+    the record to be continued is none, or is of another experiment or of other arguments.
     """
 
     def __init__(

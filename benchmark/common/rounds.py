@@ -19,15 +19,11 @@ LEAST_OUTPUT = 4
 
 @dataclass(frozen=True)
 class Workload:
-    """What every variant is given in every round.
+    """What every variant is given in every round: `requests` prompts, `concurrency` of them at a time, of so many
+    tokens, each with a greedy continuation of so many.
 
-    Attributes:
-        model: the checkpoint's folder, tokenizer included.
-        texts: folder of held-out *.txt files that the prompts are taken from.
-        rounds: runs of each variant.
-        requests: prompts a run, `concurrency` of them at a time.
-        input_tokens, output_tokens: lengths of a prompt and of its greedy continuation.
-        seed: chooses the prompts; round r has seed + r, and so prompts of its own.
+    `model` is the checkpoint's folder, tokenizer included, `texts` that of held-out *.txt files, from which `seed`
+    chooses the prompts; round r has seed + r, and so prompts of its own.
 
     Raises ValueError for fewer output tokens than bench_serving takes.
     """
@@ -81,12 +77,11 @@ def serve(
     deadline: float | None = None,
     program: str = "sglang.launch_server",
 ) -> Iterator[list[Server]]:
-    """Every variant's server, started side by side and ready. They are stopped whatever happens.
+    """Every variant's server, started side by side and ready, with further flags and environment variables of all of
+    them. They are stopped whatever happens.
 
-    Args:
-        args, env: further flags and environment variables of all of them.
-        deadline: seconds until they must answer; without, what so many need that share the cores.
-        program: the module that serves.
+    `deadline` is in seconds until they must answer; without, what so many need that share the cores. `program` is the
+    module that serves.
     """
     with ExitStack() as stack:
         servers = []
@@ -95,7 +90,7 @@ def serve(
                 model,
                 ["--enable-metrics", *variant.server_args(), *args],
                 env=env,
-                name=variant.policy or "off",
+                name=variant.name,
                 deadline=deadline or 180.0 + 60.0 * len(variants),
                 program=program,
             )

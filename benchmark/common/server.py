@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -35,11 +36,8 @@ COMMON_ARGS: dict[str, str | None] = {
 
 
 class ServerError(RuntimeError):
-    """The server did not come up, or a request failed.
-
-    Attributes:
-        returncode: the server's exit status; None if it did not exit.
-        log: everything the server printed.
+    """The server did not come up, or a request failed; with its exit status, None if it did not exit, and everything
+    that it printed.
     """
 
     def __init__(self, message: str, returncode: int | None, log: str) -> None:
@@ -67,18 +65,12 @@ def free_port() -> int:
 class Server:
     """`python -m sglang.launch_server`, or another `program`, in a session of its own, of which nothing is left.
 
-    Args:
-        model: the checkpoint's folder.
-        args: further server arguments; those given here win over the defaults above.
-        release: an SGLang version unpacked in build/releases, or any folder that contains `sglang/`; the installed one
-            without.
-        env: further environment variables.
-        name: used in progress lines and for the log file build/logs/<name>-<port>.log.
-        deadline: seconds until the server must answer.
-        program: the module that serves.
+    `model` is the checkpoint's folder. `args` win over the defaults above. `release` is an SGLang version unpacked in
+    build/releases, or any folder that contains `sglang/`; the installed one without. `name` is for progress lines and,
+    as far as a file's name may hold it, for the log, build/logs/<name>-<port>.log. `deadline` is in seconds until the
+    server must answer.
 
-    Raises:
-        ServerError: on start, when the server exits or the deadline passes; it carries the log.
+    Starting raises `ServerError` when the server exits or the deadline passes.
     """
 
     def __init__(
@@ -96,7 +88,8 @@ class Server:
         self.deadline = deadline
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.log = LOGS / f"{name}-{self.port}.log"
+        safe = re.sub(r"[^\w=.-]+", "-", name)[:80].strip("-")
+        self.log = LOGS / f"{safe}-{self.port}.log"
         self.command = [sys.executable, "-m", program, "--model-path", str(model)]
         self.command += ["--port", str(self.port), *args]
         for flag, value in (COMMON_ARGS | ({} if has_gpu() else CPU_ARGS)).items():
@@ -199,11 +192,9 @@ class Server:
     ) -> list[dict[str, Any]]:
         """Generate for all prompts (texts or token ids) as one concurrent batch, greedily unless told otherwise.
 
-        Args:
-            request: further fields of upstream's /generate request, such as `return_logprob`.
-            sampling: upstream's sampling parameters, such as `max_new_tokens`.
-        Returns:
-            one answer a prompt, with `text`, `output_ids` and `meta_info`.
+        `request` are further fields of upstream's /generate request, such as `return_logprob`, `sampling` upstream's
+        sampling parameters, such as `max_new_tokens`. Returns one answer a prompt, with `text`, `output_ids` and
+        `meta_info`.
         """
         field = "text" if prompts and isinstance(prompts[0], str) else "input_ids"
         body = {field: list(prompts), "sampling_params": {"temperature": 0.0, **sampling}, **(request or {})}

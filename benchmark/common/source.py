@@ -5,7 +5,8 @@ import subprocess
 from benchmark.common.paths import ROOT
 
 SOURCE = (
-    *("python", "sgl-kernel", "benchmark", "checkpoints", "training", "scripts"),
+    # The package holds a link to the patches, which git does not follow.
+    *("python", "patches", "sgl-kernel", "benchmark", "checkpoints", "training", "scripts"),
     *(":(exclude)benchmark/results", ":(exclude,glob)**/*.md"),
 )
 """What decides a figure, as git's path specifications."""

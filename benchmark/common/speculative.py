@@ -1,8 +1,12 @@
-"""The server flags of speculative decoding with a draft model."""
+"""Speculative decoding with a draft model: its server flags, and the variants that have them."""
 
 from pathlib import Path
 
 from benchmark.common.server import has_gpu
+from benchmark.common.variant import Variant
+
+DRAFTING = "EAGLE-3, "
+"""What the name of a variant with drafts starts with."""
 
 
 def speculative_flags(
@@ -17,3 +21,8 @@ def speculative_flags(
         *("--speculative-num-draft-tokens", str(draft_tokens)),
         *(() if has_gpu() else on_cpu),
     )
+
+
+def drafting_variant(variant: Variant, flags: tuple[str, ...]) -> Variant:
+    """The variant with drafts, by such flags."""
+    return Variant(f"{DRAFTING}{variant.name}", variant.policy, variant.keys, flags)

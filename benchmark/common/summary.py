@@ -22,14 +22,9 @@ class Spread:
 class Summary:
     """One row of the table.
 
-    Attributes:
-        throughput: output tokens a second.
-        tpot_ms, ttft_ms: bench_serving's median time per output token and to the first one, milliseconds.
-        paired_ratio: of throughput over the baseline's, within each round.
-        experts_before, experts_after: mean experts a layer and step, without and with selection.
-        kept_mass: mean share of gating mass kept.
-        policy_steps: forwards under policy, all rounds.
-        accept_length: mean tokens a verification step with speculation.
+    Output tokens a second, and the ratio of these to the baseline's within each round; bench_serving's median time per
+    output token and to the first one, in milliseconds. Mean experts a layer and step, without and with selection, mean
+    share of gating mass kept, and forwards under policy, of all rounds. Mean tokens a verification step accepts.
     """
 
     name: str
@@ -45,7 +40,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Fit:
+class Line:
     """A least-squares line y = intercept + slope * x, and the share of variance it explains."""
 
     slope: float
@@ -67,12 +62,12 @@ def summarize(series: Sequence[Series]) -> list[Summary]:
     return [_summarize(one, baseline) for one in series]
 
 
-def fit_line(x: Sequence[float], y: Sequence[float]) -> Fit | None:
+def fit_line(x: Sequence[float], y: Sequence[float]) -> Line | None:
     """The line through the points; None below `LEAST` distinct x: fewer lie near some line whatever they are."""
     if len(set(x)) < LEAST:
         return None
     slope, intercept = linear_regression(x, y)
-    return Fit(slope, intercept, correlation(x, y) ** 2 if len(set(y)) > 1 else 1.0)
+    return Line(slope, intercept, correlation(x, y) ** 2 if len(set(y)) > 1 else 1.0)
 
 
 def _summarize(series: Series, baseline: list[float]) -> Summary:

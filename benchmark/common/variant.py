@@ -7,9 +7,12 @@ from typing import Any
 
 from sglang_xshare import SelectionPlan
 from sglang_xshare.policies import get_policy
+from sglang_xshare.policies.schedule import COMMON_KEYS
 from sglang_xshare.policies.spelling import SPELLING, parse_policy
 
-__all__ = ["BASELINE", "OFF", "SPELLING", "Variant", "parse_plan", "parse_variant"]
+__all__ = ["BASELINE", "OFF", "PLAN_SPELLING", "SPELLING", "Variant", "parse_plan", "parse_variant"]
+PLAN_SPELLING = f"{SPELLING}, without {', '.join(COMMON_KEYS)}"
+"""Of what is measured outside a server, in every step and layer."""
 BASELINE = "vanilla"
 OFF = "off"
 """A server without the flag."""
@@ -17,13 +20,9 @@ OFF = "off"
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of a comparison.
-
-    Attributes:
-        name: the row's label, unique within a comparison.
-        policy: name of an expert policy; None starts the server without the flag.
-        keys: the policy's configuration; {} leaves its published defaults.
-        args: further server flags, such as those of speculative decoding.
+    """One row of a comparison: its label, unique within one; the name of an expert policy, None for a server without
+    the flag, and its configuration, of which {} leaves the published defaults; further server flags, such as those of
+    speculative decoding.
     """
 
     name: str
@@ -47,18 +46,20 @@ class Variant:
 def parse_variant(text: str, args: Sequence[str] = ()) -> Variant:
     """Read one policy, spelt as for the server (`SPELLING`); "off" is a server without the flag.
 
-    Raises:
-        ValueError: the text is spelt otherwise.
+    Raises ValueError where the text is spelt otherwise.
     """
     name, keys = parse_policy(text)
     return Variant(text, None if name == OFF else name, keys, tuple(args))
 
 
 def parse_plan(text: str, speculative: bool = False) -> SelectionPlan:
-    """The plan of a policy, spelt as `SPELLING` says; without keys, the published ones.
+    """The plan of a policy, spelt as `PLAN_SPELLING` says; without keys, the published ones.
 
     Raises ValueError saying what is wrong and what is allowed.
     """
     variant = parse_variant(text)
+    for key in COMMON_KEYS:
+        if key in variant.keys:
+            raise ValueError(f"policy {text!r}: {key} takes a server, which this is not; allowed is {PLAN_SPELLING}")
     policy = get_policy(variant.policy or BASELINE)
     return policy.build(variant.keys or policy.default_keys(speculative))

@@ -17,7 +17,7 @@ from benchmark.common.large_model import make
 from benchmark.common.paths import BUILD, LARGE, TEXTS
 from benchmark.common.record import Record
 from benchmark.common.rounds import Workload, serve
-from benchmark.common.variant import BASELINE, SPELLING, parse_plan, parse_variant
+from benchmark.common.variant import BASELINE, PLAN_SPELLING, parse_plan, parse_variant
 from benchmark.cost.report import ROUTING, STEP, shape_key, tabulate_cost
 
 POLICIES = (
@@ -35,7 +35,7 @@ SHAPES = ("16x64", "16x128", "64x128", "64x256")
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record, print the table."""
     parser = Parser("benchmark.cost", __doc__)
-    default = f"{SPELLING} (default: {' '.join(POLICIES)})"
+    default = f"{PLAN_SPELLING} (default: {' '.join(POLICIES)})"
     parser.add_argument("policies", nargs="*", type=policy, default=POLICIES, help=default)
     parser.add_argument("--shapes", nargs="+", type=_shape, default=SHAPES, metavar="ROWSxEXPERTS")
     parser.add_argument("--model", type=folder, default=LARGE, help="whose decode step is the measure (default: large)")

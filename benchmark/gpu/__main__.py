@@ -9,7 +9,7 @@ try:
     from benchmark.common.record import Record
     from benchmark.common.server import has_gpu
     from benchmark.gpu.bring_back import unpack
-    from benchmark.gpu.run import STEPS, Step, run
+    from benchmark.gpu.run import TASKS, Task, run
     from benchmark.gpu.table import EXPERIMENTS, show_table
     from benchmark.gpu.tune import POLICY, write_configs
 except ModuleNotFoundError as error:
@@ -39,8 +39,8 @@ def main() -> int:
         return 2
     command = [*parser.prog.split(), *sys.argv[1:]]
     if args.what == "run":
-        steps = [Step(args.parts[0], tuple(args.parts[1:]))] if args.parts else STEPS
-        return 0 if run(args.out, command, steps, args.limit, args.policy) else 1
+        tasks = [Task(args.parts[0], tuple(args.parts[1:]))] if args.parts else TASKS
+        return 0 if run(args.out, command, tasks, args.limit, args.policy) else 1
     options = {} if args.policy is None else {"policy": args.policy}
     record = Record(args.out, args.what, command)
     import_module(f"benchmark.gpu.{args.what}").measure(record, args.parts, **options)

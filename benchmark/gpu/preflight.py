@@ -32,7 +32,7 @@ TIMEOUT = 150.0  # seconds for all of them together: first imports and first com
 PUBLISHED = ROOT / ".gpu" / "common_ops_unmodified.so.xz"
 """sgl_kernel's kernels as they were published, for an archive whose own were slimmed."""
 CHECKED = ROOT / "build" / "gpu" / "checked"
-"""Is there once checks have run on this machine: a record may come from another. `scripts/gpu.sh` removes it."""
+"""The checks create this file; a record alone may come from another machine. `scripts/gpu.sh` removes it."""
 TWO_LAUNCHES = {"SGLANG_XSHARE_TWO_LAUNCHES": "1"}
 MODULES = (
     "sglang.launch_server",
@@ -186,7 +186,7 @@ def check_all(record: Record) -> None:
     """Run every check that the record does not hold as passed on this machine, side by side, and keep what came out.
 
     Where upstream's kernels fail, the published ones are unpacked and tried. Where our kernel fails, it is tried in two
-    launches; if those pass, every step runs with them.
+    launches; if those pass, every task runs with them.
     """
     known = record.points if CHECKED.exists() else {}
     missing = [name for name in CHECKS if not known.get(check_key(name), {}).get("passed")]

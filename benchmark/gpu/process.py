@@ -1,4 +1,4 @@
-"""A step of the run in a process of its own: watched, stopped with all it started when its time is over."""
+"""A task of the run in a process of its own: watched, stopped with all it started when its time is over."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from benchmark.common.paths import ROOT
 from benchmark.common.server import die_with_parent
 from benchmark.gpu.checks import shorten
 
-GRACE = 10.0  # seconds in which a stopped step may stop its servers
+GRACE = 10.0  # seconds in which a stopped task may stop its servers
 
 
 @dataclass(frozen=True)

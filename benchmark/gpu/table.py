@@ -14,7 +14,7 @@ from benchmark.common.table import Table
 EXPERIMENTS = ("selection", "layer", "server", "eagle3", "replay", "tune")
 """Each is the module of that name: `measure(record, parts)` and `rows(points)`."""
 RECORDS = ("run", *EXPERIMENTS)
-"""In the order of the table; `run` holds what was checked beforehand and how every step ended."""
+"""In the order of the table; `run` holds what was checked beforehand and how every task ended."""
 HEADINGS = ("experiment", "what", "measured", "bar", "")
 
 

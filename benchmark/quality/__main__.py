@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from benchmark.common.command import Parser, one_line_errors, policy
 from benchmark.common.paths import BUILD
-from benchmark.common.variant import BASELINE, SPELLING
+from benchmark.common.variant import BASELINE, PLAN_SPELLING
 from benchmark.quality.compare import policy_quality
 from benchmark.quality.decoding import add_decoding, read_decoding
 from benchmark.quality.report import plot_quality, tabulate_domains, tabulate_quality
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record, print the tables, write the plot."""
     parser = Parser("benchmark.quality", __doc__)
     default = f"vanilla is always the baseline (default: {' '.join(POLICIES)})"
-    parser.add_argument("policies", nargs="*", type=policy, default=POLICIES, help=f"{SPELLING}; {default}")
+    parser.add_argument("policies", nargs="*", type=policy, default=POLICIES, help=f"{PLAN_SPELLING}; {default}")
     add_decoding(parser)
     parser.add_record(BUILD / "quality")
     args = parser.parse_args(argv)

@@ -8,7 +8,7 @@ import torch
 
 from benchmark.common.variant import BASELINE, parse_plan
 from benchmark.quality.decoding import Decoding
-from benchmark.quality.measure import Bench, Outcome, agreement, compare_loss
+from benchmark.quality.measure import Bench, Decoded, agreement, compare_loss
 from benchmark.quality.model import router_of
 from benchmark.quality.text import Sequences
 
@@ -28,26 +28,26 @@ def policy_quality(decoding: Decoding, policies: Sequence[str]) -> Iterator[tupl
         plan.check(*router_of(model))
     batches = {"one_domain": sequences, "mixed": sequences.take(sequences.mixing())}
     benches = {name: Bench(model, chosen, decoding.prompt) for name, chosen in batches.items()}
-    vanilla: dict[str, Outcome] = {}
+    vanilla: dict[str, Decoded] = {}
     for text, plan in plans.items():
-        outcomes = {name: bench.run(plan, decoding.layout) for name, bench in benches.items()}
-        vanilla = vanilla or outcomes
-        figures = {name: summarize(outcome, vanilla[name], batches[name]) for name, outcome in outcomes.items()}
+        found = {name: bench.run(plan, decoding.layout) for name, bench in benches.items()}
+        vanilla = vanilla or found
+        figures = {name: summarize(decoded, vanilla[name], batches[name]) for name, decoded in found.items()}
         told = figures["mixed"]
         print(f"{text}: {told['active_experts']:.1f} experts, {told['loss']['all']['delta']:+.4f} nats", flush=True)
         yield text, figures
 
 
-def summarize(outcome: Outcome, vanilla: Outcome, sequences: Sequences) -> dict[str, Any]:
+def summarize(decoded: Decoded, vanilla: Decoded, sequences: Sequences) -> dict[str, Any]:
     """The figures of one policy on one set of batches, as `policy_quality` documents them."""
     everything = torch.ones(len(sequences), dtype=torch.bool)
     parts = {"all": everything} | {domain: sequences.of_domain(domain) for domain in sorted(set(sequences.domains))}
-    losses = {name: compare_loss(outcome.nats[rows], vanilla.nats[rows]) for name, rows in parts.items()}
+    losses = {name: compare_loss(decoded.nats[rows], vanilla.nats[rows]) for name, rows in parts.items()}
     return {
-        "active_experts": outcome.active,
-        "kept_mass": outcome.kept_mass,
-        "agreement": agreement(outcome, vanilla),
-        "answers_right": int(outcome.answers.sum()),
-        "answers": len(outcome.answers),
+        "active_experts": decoded.active,
+        "kept_mass": decoded.kept_mass,
+        "agreement": agreement(decoded, vanilla),
+        "answers_right": int(decoded.answers.sum()),
+        "answers": len(decoded.answers),
         "loss": {name: asdict(loss) for name, loss in losses.items()},
     }

@@ -25,13 +25,8 @@ COUNTS = {
 class Decoding:
     """The text that every policy decodes, and how it is batched.
 
-    Attributes:
-        model: folder of the checkpoint, with its tokenizer.
-        texts: folder of held-out `*.txt`, a domain each.
-        per_domain: sequences of each domain, a multiple of `batch`.
-        prompt, steps: tokens a sequence before and under the policy.
-        batch: sequences decoded together.
-        tokens_per_request: consecutive tokens of a sequence in one step, a divisor of `steps`.
+    `model` is the folder of the checkpoint, with its tokenizer, `texts` that of held-out `*.txt`, a domain each. The
+    counts are those of `COUNTS`; `per_domain` is a multiple of `batch`, `steps` of `tokens_per_request`.
 
     Raises ValueError naming the count, its value and what is allowed.
     """

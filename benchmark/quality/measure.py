@@ -13,14 +13,12 @@ from sglang_xshare import SelectionPlan
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Decoded:
     """One policy on some sequences, decoded with teacher forcing after the prompt.
 
-    Attributes:
-        nats: [sequences, tokens] float32, -log P of every token after the prompt but the first.
-        greedy: [sequences, tokens] int64, the most likely token in its place.
-        right: [sequences, tokens] bool, where they are the same.
-        answers: [answers] bool, arithmetic answers whose every token was the most likely one.
+    `nats`: [sequences, tokens] float32, -log P of every token after the prompt but the first. `greedy`: [sequences,
+    tokens] int64, the most likely token in its place. `right`: [sequences, tokens] bool, where they are the same.
+    `answers`: [answers] bool, arithmetic answers whose every token was the most likely one.
     """
 
     layout: Layout
@@ -59,7 +57,7 @@ class Bench:
         self._prefilled = prefill(model, sequences.tokens[:, :prompt])
 
     @torch.inference_mode()
-    def run(self, plan: SelectionPlan, layout: Layout) -> Outcome:
+    def run(self, plan: SelectionPlan, layout: Layout) -> Decoded:
         """Decode under `plan`. Raises ValueError where it does not fit the model, or the sequences the layout."""
         tokens = self.sequences.tokens[:, self.prompt :]
         logits, routing = self._prefilled.decode(tokens[:, :-1], plan, layout)
@@ -67,7 +65,7 @@ class Bench:
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
         greedy = logits.argmax(2)
         right = greedy == targets
-        return Outcome(layout, routing, nats, greedy, right, self._answers_right(right))
+        return Decoded(layout, routing, nats, greedy, right, self._answers_right(right))
 
     def _answers_right(self, right: torch.Tensor) -> torch.Tensor:
         first = self.prompt + 1  # the token that right[:, 0] judges
@@ -102,6 +100,6 @@ def compare_loss(nats: torch.Tensor, reference: torch.Tensor) -> Loss:
     return Loss(nats.double().mean().item(), deltas.mean().item(), deltas.std().item() / len(deltas) ** 0.5)
 
 
-def agreement(outcome: Outcome, vanilla: Outcome) -> float:
+def agreement(decoded: Decoded, vanilla: Decoded) -> float:
     """Share of tokens for which the most likely one is vanilla's."""
-    return (outcome.greedy == vanilla.greedy).float().mean().item()
+    return (decoded.greedy == vanilla.greedy).float().mean().item()

@@ -20,11 +20,8 @@ from sglang_xshare import Batch, Router, SelectionPlan, select
 
 @dataclass(frozen=True)
 class Layout:
-    """How sequences make decode steps.
-
-    Attributes:
-        batch: consecutive sequences that are decoded together.
-        tokens_per_request: consecutive tokens of a sequence in one step, as when a draft of that many is verified.
+    """How sequences make decode steps: `batch` consecutive sequences are decoded together, `tokens_per_request`
+    consecutive tokens of each in one step, as when a draft of that many is verified.
     """
 
     batch: int
@@ -56,9 +53,8 @@ class Layout:
 class Routing:
     """What a policy did; every list has a tensor for each MoE layer.
 
-    Attributes:
-        active, vanilla_active: [steps] float32, experts loaded, by the policy and by the model's own top-k.
-        kept_mass: [steps, rows of a step] float32.
+    `active`, `vanilla_active`: [steps] float32, experts loaded, by the policy and by the model's own top-k.
+    `kept_mass`: [steps, rows of a step] float32.
     """
 
     active: list[torch.Tensor] = field(default_factory=list)

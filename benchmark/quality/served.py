@@ -14,14 +14,11 @@ SERVER_ARGS = ("--enable-custom-logit-processor",)
 
 
 def measure_nats(server: Server, tokens: torch.Tensor, prompt: int, batch: int) -> torch.Tensor:
-    """Decode every sequence after its first `prompt` tokens, `batch` sequences at a time.
+    """Decode every sequence after its first `prompt` tokens, `batch` sequences at a time, on a server of this machine
+    that was started with `SERVER_ARGS` and without speculation; `tokens` are [sequences, length] int64.
 
-    Args:
-        server: one that was started with `SERVER_ARGS`, on this machine, without speculation.
-        tokens: [sequences, length] int64.
-    Returns:
-        [sequences, length - prompt - 1] float32: -log P of every token after the prompt but the first, which is the
-        prefill's.
+    Returns [sequences, length - prompt - 1] float32: -log P of every token after the prompt but the first, which is
+    the prefill's.
     """
     forced = tokens[:, prompt:]
     nats = torch.full(forced.shape, torch.nan)

@@ -22,12 +22,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Consecutive tokens of real text.
-
-    Attributes:
-        tokens: [sequences, length] int64.
-        domains: the domain of every sequence.
-        answers: the arithmetic answers that lie in them.
+    """Consecutive tokens of real text, [sequences, length] int64; the domain of every sequence, and the arithmetic
+    answers that lie in them.
     """
 
     tokens: torch.Tensor
@@ -55,13 +51,8 @@ class Sequences:
 
 
 def load_sequences(texts: Path, tokenizer: Path, length: int, per_domain: int) -> Sequences:
-    """The first `per_domain` sequences of `length` tokens of every `*.txt` in `texts`, which is a domain each.
-
-    Args:
-        tokenizer: a folder with tokenizer.json.
-
-    Raises:
-        ValueError: no text, or too little of it.
+    """The first `per_domain` sequences of `length` tokens of every `*.txt` in `texts`, which is a domain each;
+    `tokenizer` is a folder with tokenizer.json. Raises ValueError for no text, or too little of it.
     """
     files = sorted(texts.glob("*.txt"))
     if not files:

@@ -74,7 +74,7 @@ def is_recorded(experiment: Experiment, results: Path) -> bool:
 
 def _measure(experiment: Experiment, results: Path, arguments: Sequence[str], resume: bool) -> None:
     """Run it, and move what it leaves when it has ended well."""
-    unfinished = UNFINISHED / (describe_commit() or "unknown") / ("small" if arguments else "full") / experiment.name
+    unfinished = _locate_unfinished(experiment, "small" if arguments else "full")
     command = [sys.executable, "-m", experiment.module, *arguments, "--out", str(unfinished)]
     run = subprocess.run([*command, *(["--resume"] if resume else [])], cwd=ROOT, preexec_fn=die_with_parent)
     if run.returncode != 0:
@@ -83,6 +83,18 @@ def _measure(experiment: Experiment, results: Path, arguments: Sequence[str], re
     folder.mkdir(parents=True, exist_ok=True)
     for path in unfinished.iterdir():
         shutil.move(path, folder / path.name)
+
+
+def _locate_unfinished(experiment: Experiment, size: str) -> Path:
+    """Where it goes on: with what this source has begun at whichever commit, the newest first; else a new folder."""
+    begun = [
+        record
+        for record in UNFINISHED.glob(f"*/{size}/{experiment.name}/{experiment.name}.json")
+        if is_unchanged_since(record.parts[-4])
+    ]
+    if begun:
+        return max(begun, key=lambda record: record.stat().st_mtime).parent
+    return UNFINISHED / (describe_commit() or "unknown") / size / experiment.name
 
 
 if __name__ == "__main__":

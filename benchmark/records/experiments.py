@@ -6,12 +6,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Experiment:
-    """One `python -m <module>`, which leaves `<name>.json` and its plots.
-
-    Attributes:
-        folder: of the record, below the results.
-        minutes: what it takes at full size, which is its defaults, on two quiet cores.
-        small: arguments of the smallest size that goes through.
+    """One `python -m <module>`, which leaves `<name>.json` and its plots in a folder below the results. It takes so
+    many minutes at full size, which is its defaults, on two quiet cores; `small` are the arguments of the smallest size
+    that goes through.
     """
 
     name: str

@@ -15,6 +15,7 @@ from benchmark.demo import tabulate_demo
 from benchmark.quality.findings.report import tabulate_findings
 from benchmark.quality.report import tabulate_quality
 from benchmark.records.experiments import EXPERIMENTS
+from benchmark.serving.estimate import tabulate_estimate
 from benchmark.serving.report import KEY, tabulate_serving
 from benchmark.speculation.report import tabulate_speculation
 
@@ -54,6 +55,7 @@ TABLES = {
     "cost": Source(("cost",), tabulate_cost),
     "demo": Source(("demo",), tabulate_demo),
     "findings": Source(("findings",), tabulate_findings),
+    "estimate": Source(("serving",), tabulate_estimate),
 }
 
 

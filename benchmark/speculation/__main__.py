@@ -14,12 +14,12 @@ from benchmark.common.paths import BUILD, DRAFT, TRAINED
 from benchmark.common.plot import plot_speed
 from benchmark.common.record import Record
 from benchmark.common.rounds import Workload, serve
-from benchmark.common.speculative import speculative_flags
-from benchmark.common.variant import BASELINE, OFF, SPELLING, Variant, parse_variant
+from benchmark.common.speculative import drafting_variant, speculative_flags
+from benchmark.common.variant import BASELINE, OFF, PLAN_SPELLING, Variant, parse_variant
 from benchmark.quality.compare import policy_quality
 from benchmark.quality.decoding import Decoding
 from benchmark.quality.served import measure_sums
-from benchmark.speculation.report import ROUNDS, SUMS, drafting_variant, loss_key, read_comparison, tabulate_speculation
+from benchmark.speculation.report import ROUNDS, SUMS, loss_key, read_comparison, tabulate_speculation
 
 POLICIES = ("xshare", "xshare:k0=1,add=24", "oea:k0=3", "moe-spec:budget=32")
 LARGEST_BATCH = 16
@@ -74,7 +74,7 @@ def measure_rounds(args: argparse.Namespace, record: Record) -> None:
 
 def _make_parser() -> Parser:
     parser = Parser("benchmark.speculation", __doc__)
-    default = f"{SPELLING} (default: {' '.join(POLICIES)})"
+    default = f"{PLAN_SPELLING} (default: {' '.join(POLICIES)})"
     parser.add_argument("policies", nargs="*", type=policy, default=POLICIES, help=default)
     parser.add_argument("--model", type=folder, default=TRAINED, help="checkpoint folder (default: the trained one)")
     parser.add_argument("--draft", type=folder, default=DRAFT, help="its EAGLE-3 draft (default: the trained one's)")

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmark.common.comparison import Comparison, tabulate
+from benchmark.common.speculative import DRAFTING
 from benchmark.common.table import Table
-from benchmark.common.variant import BASELINE, OFF, Variant
+from benchmark.common.variant import BASELINE, OFF
 
 ROUNDS, SUMS = "rounds", "sums"
 """Keys of the record; `loss_key` gives the others."""
@@ -20,14 +21,9 @@ def loss_key(policy: str) -> str:
     return f"loss/{policy}"
 
 
-def drafting_variant(variant: Variant, flags: tuple[str, ...]) -> Variant:
-    """The variant with drafts."""
-    return Variant(f"EAGLE-3, {variant.name}", variant.policy, variant.keys, flags)
-
-
 def read_comparison(points: Mapping[str, Any]) -> Comparison:
     """The rounds, and beside each variant what it costs."""
-    names = [series["variant"]["name"].removeprefix("EAGLE-3, ") for series in points[ROUNDS]["series"]]
+    names = [series["variant"]["name"].removeprefix(DRAFTING) for series in points[ROUNDS]["series"]]
     losses = [_format_loss(None if name == OFF else points[loss_key(name)], name) for name in names]
     columns = {"sums right": [_format_share(share) for share in points[SUMS]["shares"]], "loss, mnats": losses}
     return Comparison.read(points[ROUNDS], columns)

@@ -48,7 +48,7 @@ def _add_policies_parser(subparsers: argparse._SubParsersAction[argparse.Argumen
     show.add_argument("--show", nargs="+", metavar=("POLICY", "CONFIG"), help="as --expert-policy and its -config")
     show.add_argument("--model", metavar="DIR", help="against the config.json in this folder")
     show.add_argument("--draft-tokens", type=_positive, metavar="N", help="on a server that verifies so many a request")
-    show.add_argument("--ep-size", type=_positive, default=1, metavar="N", help="on so many expert-parallel ranks")
+    show.add_argument("--ep-size", type=_positive, metavar="N", help="on so many expert-parallel ranks")
     show.add_argument("--batch", type=_positive, metavar="N", help="with at most so many requests at once")
     parser.set_defaults(run=_run_policies)
 
@@ -65,6 +65,7 @@ def _run_policies(arguments: argparse.Namespace) -> int:
     from .policies.table import format_json, print_table
 
     try:
+        _check_policies(arguments)
         if arguments.show:
             return _show(arguments)
         policies = [get_policy(name) for name in arguments.names] or list_policies()
@@ -78,11 +79,31 @@ def _run_policies(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _check_policies(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for a flag that would have no effect."""
+
+    def refuse(*names: str, needed: str) -> None:
+        for name in names:
+            value = getattr(arguments, name)
+            if value is not None:
+                raise ValueError(f"--{name.replace('_', '-')} {value}: allowed only together with {needed}")
+
+    if not arguments.show:
+        refuse("model", "draft_tokens", "ep_size", "batch", needed="--show")
+        return
+    if arguments.names:
+        raise ValueError(f"{' '.join(arguments.names)} with --show: allowed is one of the two")
+    if arguments.json:
+        raise ValueError("--json with --show: the plan is JSON anyway; allowed is one of the two")
+    if arguments.model is None:
+        refuse("ep_size", "batch", needed="--model")
+
+
 def _show(arguments: argparse.Namespace) -> int:
     """Print the plan in force to stdout, and what a server would warn of to stderr."""
     from .stage.start.show import show
 
-    given = arguments.model, arguments.draft_tokens, arguments.ep_size, arguments.batch
+    given = arguments.model, arguments.draft_tokens, arguments.ep_size or 1, arguments.batch
     plan, warnings = show(arguments.show, *given)
     print(json.dumps(plan, indent=2))
     for warning in warnings:

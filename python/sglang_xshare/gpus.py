@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as its vendor's data sheet has it.
-
-    Attributes:
-        bandwidth: peak of its memory, in GB/s (10^9 bytes).
-        memory: in GB (10^9 bytes).
-        capability: CUDA's compute capability; None for a GPU of AMD.
+    """One GPU: the peak bandwidth of its memory in GB/s, and the memory in GB (10^9 bytes); CUDA's compute capability,
+    None for a GPU of AMD.
     """
 
     bandwidth: float
@@ -20,30 +17,46 @@ class Gpu:
     capability: tuple[int, int] | None
 
 
+# Above each group is where its figures were looked up in November 2026: pages that quote the vendors' data sheets. The
+# data sheets themselves were not at hand.
 GPUS = {
+    # https://glennklockwood.com/garden/processors/A100
     "a100-40gb": Gpu(1555, 40, (8, 0)),
     "a100": Gpu(2039, 80, (8, 0)),
+    # https://www.itcreations.com/nvidia-gpu/nvidia-l40s-gpu-accelerator
     "l40s": Gpu(864, 48, (8, 9)),
+    # https://cputronic.com/gpu/compare/nvidia-geforce-rtx-4090-vs-nvidia-rtx-pro-5000-72-gb-blackwell
     "rtx4090": Gpu(1008, 24, (8, 9)),
+    # https://www.anandtech.com/show/18780/nvidia-announces-h100-nvl-max-memory-server-card-for-large-language-models
     "h100": Gpu(3350, 80, (9, 0)),
     "h100-pcie": Gpu(2000, 80, (9, 0)),
     "h100-nvl": Gpu(3900, 94, (9, 0)),
+    # https://openmetal.io/resources/blog/how-the-h200-is-built-for-memory-bound-ai-workloads/
     "h200": Gpu(4800, 141, (9, 0)),
-    "b200": Gpu(8000, 180, (10, 0)),
+    # https://verda.com/blog/gb300-nvl72-architecture has B200 and B300 of HGX; a B200's own driver says 7.67 TB/s:
+    # https://github.com/pytorch/ao/pull/4002
+    "b200": Gpu(7700, 180, (10, 0)),
+    "b300": Gpu(7700, 270, (10, 3)),
+    # 8 TB/s: https://gpu.blog/gpus/nvidia-gb200-nvl72, while the page above has 7.7; 186 GB: MLPerf's systems of GB200
     "gb200": Gpu(8000, 186, (10, 0)),
-    "b300": Gpu(8000, 288, (10, 3)),
+    # https://www.spheron.network/blog/nvidia-rtx-5090-specs/
     "rtx5090": Gpu(1792, 32, (12, 0)),
+    # https://gpu.name/posts/nvidia-unveils-rtx-pro-6000-blackwell-gpu-with-24-064-cores-and-96gb-memory
     "rtxpro6000": Gpu(1792, 96, (12, 0)),
+    # https://docs.vultr.com/inference-cookbook/rocm/getting-started/hardware-requirements
     "mi300x": Gpu(5300, 192, None),
     "mi325x": Gpu(6000, 256, None),
+    # https://aiwiki.ai/wiki/amd_instinct_mi355x
     "mi355x": Gpu(8000, 288, None),
 }
 """By name; SXM modules where a name has several forms, and the RTX PRO 6000 of workstations (Blackwell)."""
+NVIDIA = tuple(name for name, gpu in GPUS.items() if gpu.capability is not None)
+"""The names of those that SGLang can be told of on another machine."""
 
 
-def find_gpu(name: str) -> Gpu:
-    """The GPU of that name, in any case. Raises ValueError with the names there are."""
+def find_gpu(name: str, offered: Iterable[str] = GPUS) -> Gpu:
+    """The GPU of that name, in any case. Raises ValueError with the names that are offered."""
     gpu = GPUS.get(name.lower())
     if gpu is None:
-        raise ValueError(f"--gpu {name}: not known; allowed is {', '.join(GPUS)}")
+        raise ValueError(f"--gpu {name}: not known; allowed is {', '.join(offered)}")
     return gpu

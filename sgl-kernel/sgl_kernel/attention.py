@@ -32,16 +32,16 @@ def paged_attention(
 ) -> None:
     """Attend with the last `query_lens[i]` tokens of each request over all its `seq_lens[i]` tokens.
 
-    Args:
-        query: [tokens, heads, head size], any float dtype.
-        k_buffer, v_buffer: [slots, KV heads, size], any float dtype; heads is a multiple of KV heads.
-        output: [tokens, heads, value size], modified; rows of a request without tokens become zero.
-        req_to_token: [pool size, positions], slot of each position; req_pool_indices: [bs], a request's row in it.
-        seq_lens, query_lens: [bs], the queries included; query_start: [bs], first row of a request's queries.
-        scale: factor of the scores; k_scale, v_scale: factors of quantized keys and values.
-        causal: a query sees the queries before it; otherwise all of them.
-        tree_mask: flat bool, in place of `causal`: [bs, queries, queries], or for each request [queries, sequence], one
-            after the other, of which only the query columns are read. The prefix is visible to every query.
+    `query` is [tokens, heads, head size], `k_buffer` and `v_buffer` are [slots, KV heads, size], of any float dtype;
+    heads is a multiple of KV heads. `output` [tokens, heads, value size] is modified; rows of a request without tokens
+    become zero. `req_to_token` [pool size, positions] holds the slot of each position, `req_pool_indices` [bs] a
+    request's row in it. `seq_lens` and `query_lens` [bs] have the queries included, `query_start` [bs] is the first row
+    of a request's queries. `scale` is a factor of the scores, `k_scale` and `v_scale` are those of quantized keys and
+    values.
+
+    With `causal` a query sees the queries before it, else all of them. In its place `tree_mask`, flat bool, says so:
+    [bs, queries, queries], or for each request [queries, sequence], one after the other, of which only the query
+    columns are read. The prefix is visible to every query.
 
     Raises ValueError where a request has more queries than tokens, or the tree mask has neither size.
     """

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 class DraftTree:
     """One request's tree.
 
-    Attributes:
-        parent_list: candidate number of each expanded candidate, behind an entry for the root.
-        selected: candidate numbers of the nodes 1, 2, ...
-        parents: parent node of each node; None for the root, and for a node whose parent was not selected.
+    `parent_list`: candidate number of each expanded candidate, behind an entry for the root. `selected`: candidate
+    numbers of the nodes 1, 2, ... `parents`: parent node of each node; None for the root, and for a node whose parent
+    was not selected.
     """
 
     parent_list: list[int]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from docs.documents import ROOT, Command, list_commands, list_documents, list_links, list_paths
-from docs.runs import RUNS, Ask, Elsewhere, Serve
+from docs.runs import RUNS, Ask, Elsewhere, Run, Same, Serve
 
 PACKAGE = ROOT / "python" / "sglang_xshare"
 
@@ -23,11 +23,21 @@ def check_runs(commands: Iterable[Command], runs: Mapping[str, object] = RUNS) -
     ]
     problems += [f"test/docs/runs.py: `{text}`: no document shows it" for text in runs if text not in shown]
     for text, run in runs.items():
-        if isinstance(run, Elsewhere) and not (ROOT / run.where).is_file():
-            problems.append(f"test/docs/runs.py: `{text}`: {run.where} is not there")
+        if isinstance(run, Elsewhere):
+            problems += [f"test/docs/runs.py: `{text}`: {reason}" for reason in check_elsewhere(text, run)]
+        if isinstance(run, Same) and not isinstance(runs.get(run.verb), Run):
+            problems.append(f"test/docs/runs.py: `{text}`: `{run.verb}` is not run")
         if isinstance(run, Ask) and not isinstance(runs.get(run.server), Serve):
             problems.append(f"test/docs/runs.py: `{text}`: `{run.server}` serves nothing")
     return problems
+
+
+def check_elsewhere(text: str, run: Elsewhere) -> list[str]:
+    """Why that file cannot be what runs the command."""
+    file = (ROOT / run.where).resolve()
+    if not file.is_relative_to(ROOT / "test") or not file.is_file():
+        return [f"{run.where} is no file below test/"]
+    return [] if text in file.read_text() else [f"{run.where} does not name it"]
 
 
 def check_places(documents: Iterable[Path], root: Path = ROOT) -> list[str]:

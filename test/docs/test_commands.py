@@ -16,7 +16,7 @@ import pytest
 from benchmark.common.paths import ROOT, TRAINED
 from benchmark.common.server import Server, has_gpu
 from docs.documents import Command, list_commands
-from docs.runs import NO_GPU, RUNS, Ask, Run, Serve
+from docs.runs import NO_GPU, RUNS, Ask, Run, Same, Serve
 from served.release import LATEST
 
 BIN = Path(sys.executable).parent
@@ -63,6 +63,13 @@ def test_command(command: Command, places: Callable[[str], str]) -> None:
     run_in_shell(command, places(f"{text} {run.more}"), run.status, run.shows)
 
 
+@pytest.mark.parametrize("text", [text for text, run in RUNS.items() if isinstance(run, Same)])
+def test_a_command_is_what_the_verb_runs(text: str) -> None:
+    run = RUNS[text]
+    assert isinstance(run, Same)
+    assert last_line_of_make(run.verb).rpartition("/bin/")[2].split() == text.split()
+
+
 @pytest.mark.parametrize("command", mark(Serve))
 def test_server(command: Command, places: Callable[[str], str]) -> None:
     run = RUNS[command.text]
@@ -94,7 +101,7 @@ def run_in_shell(command: Command, text: str, status: int, shows: str) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=570,
+        timeout=1500,  # `make records` takes seven minutes where others use the two cores as well
     )
     assert done.returncode == status, f"{text}\n{done.stdout[-3000:]}"
     assert "Traceback" not in done.stdout, f"{text}\n{done.stdout[-3000:]}"

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmark.common.paths import RESULTS
+from benchmark.common.record import read_record
 from benchmark.common.variant import parse_plan
-from benchmark.quality.__main__ import POLICIES as QUALITY
-from benchmark.speculation.__main__ import POLICIES as SPECULATION
-from docs.check import check_folders, check_places, check_runs, list_folders
+from benchmark.records.experiments import EXPERIMENTS
+from benchmark.speculation.report import loss_key
+from docs.check import check_elsewhere, check_folders, check_places, check_runs, list_folders
 from docs.documents import ROOT, Command, list_commands, list_documents, read_commands
-from docs.runs import RUNS, Ask, Elsewhere, Run
+from docs.runs import RUNS, Ask, Elsewhere, Run, Same
 from sglang_xshare import build_plan
 
 PAGE = """\
@@ -67,8 +69,8 @@ def test_commands_are_read_out_of_blocks_and_inline_code(page):
 
 
 def test_a_command_without_a_run_and_a_run_without_a_command_are_found():
-    commands = [Command("make x", (), "a.md"), Command("curl y", (), "a.md"), Command("make z", (), "a.md")]
-    runs = {"make x": Run(), "curl y": Ask("serve"), "gone": Run(), "make z": Elsewhere("test/gone.py", "")}
+    commands = [Command(text, (), "a.md") for text in ("make x", "curl y", "make z")]
+    runs = {"make x": Run(), "curl y": Ask("serve"), "gone": Run(), "make z": Same("make y")}
     assert [problem.partition(": ")[2] for problem in check_runs(commands, {"make x": Run()})] == [
         "`curl y`: no test runs it; test/docs/runs.py says how",
         "`make z`: no test runs it; test/docs/runs.py says how",
@@ -76,8 +78,24 @@ def test_a_command_without_a_run_and_a_run_without_a_command_are_found():
     assert [problem.partition(": ")[2] for problem in check_runs(commands, runs)] == [
         "`gone`: no document shows it",
         "`curl y`: `serve` serves nothing",
-        "`make z`: test/gone.py is not there",
+        "`make z`: `make y` is not run",
     ]
+    assert check_runs(commands, {"make x": Run(), "curl y": Run(), "make z": Same("make x")}) == []
+
+
+@pytest.mark.parametrize(
+    ("where", "problem"),
+    [
+        ("test/gone.py", "test/gone.py is no file below test/"),
+        ("scripts/make_venv.sh", "scripts/make_venv.sh is no file below test/"),
+        ("test/../Makefile", "test/../Makefile is no file below test/"),
+        ("test/scripts/test_make_venv.py", "test/scripts/test_make_venv.py does not name it"),
+    ],
+)
+def test_a_command_that_runs_elsewhere_is_named_by_a_test(where, problem):
+    text = " ".join(["make", "nothing"])  # else this file would name it
+    assert check_elsewhere(text, Elsewhere(where, "")) == [problem]
+    assert check_elsewhere("make venv", Elsewhere("test/scripts/test_make_venv.py", "")) == []
 
 
 def test_links_and_paths_that_lead_nowhere_are_found(page):
@@ -96,8 +114,12 @@ def test_a_folder_without_a_line_is_found():
 
 
 def test_every_example_of_a_policy_is_measured_or_warned_of():
-    """Each setting of the README's table is one that the benchmarks measure by default."""
-    measured = [parse_plan(text) for text in QUALITY] + [parse_plan(text, speculative=True) for text in SPECULATION]
+    """Each setting of the README's table has its row in a record of quality, in decoding or in verification."""
+    decoded, verified = (read_record(EXPERIMENTS[name].path(RESULTS))["points"] for name in ("quality", "speculation"))
+    measured = [parse_plan(policy) for policy in decoded]
+    measured += [
+        parse_plan(key.removeprefix(loss_key("")), speculative=True) for key in verified if key.startswith(loss_key(""))
+    ]
     rows = re.findall(r"^\| (`[a-z-]+`.*?) \| (.*?) \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     examples = [
         (build_plan(name, **json.loads(keys)), meaning)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.fetch_release import RELEASES, fetch_release
+from benchmark.common.paths import RELEASES
+from scripts.fetch_release import fetch_release
 from sglang_xshare.patching import PatchError, apply, check_patched, revert
 from sglang_xshare.patching.lint import lint
 from sglang_xshare.patching.queue import find_root, list_releases, load_queue

@@ -52,6 +52,7 @@ def shell(tmp_path: Path) -> Callable[..., str]:
 
 
 def test_the_recipe_of_the_docs(shell: Callable[..., str], tmp_path: Path) -> None:
+    """As the page has it, `pip install sglang==0.5.23` and `pip uninstall --yes sglang-xshare` among it."""
     install, upgrade, upgrade_sglang, leave = re.findall(r"^```\n(.*?)^```$", RECIPE, re.MULTILINE | re.DOTALL)
     shell("pip install sglang==0.5.22", **NO_DEPS)
     said = shell(install)
@@ -91,6 +92,7 @@ make_wheel(download_wheel("0.5.23", Path(sys.argv[1])), find_root(), Path(sys.ar
 def test_a_patched_sglang_is_installed_from_wheels_and_served(
     shell: Callable[..., str], tmp_path: Path, tiny_model: Path
 ) -> None:
+    """`make sglang-wheel SGLANG=0.5.23`, then `pip install dist/*.whl`."""
     upstream, dist = tmp_path / "upstream", tmp_path / "dist"
     upstream.mkdir()
     subprocess.run([sys.executable, "-c", MAKE, upstream, dist], cwd=ROOT, check=True)

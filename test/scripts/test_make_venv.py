@@ -1,4 +1,4 @@
-"""The environment script, with a stand-in for Python: made once, made anew when half made or when something changed."""
+"""The script of `make venv`, with a stand-in for Python: made once, anew when half made or when something changed."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The runner of long tests: a part that passed is not run again at the same source, and a part can run alone."""
+"""The runner of long tests, `make test-long`: a part that passed is not run again at the same source, one alone can."""
 
 import os
 import shutil
@@ -8,10 +8,13 @@ import pytest
 
 from benchmark.common.paths import ROOT
 
-# Stands for `python -m pytest`: lists two parts, notes what it runs, and fails the part named in $FAIL.
+# Stands for `python -m pytest`: lists two parts and ends with $COLLECT; notes what it runs, and fails the part named in
+# $FAIL.
 PYTHON = """#!/bin/sh
 case "$*" in
-*--collect-only*) printf '%s\\n' a/test_kill.py::test_x a/test_kill.py::test_y test_soak.py::test_z "3 tests" ;;
+*--collect-only*)
+    printf '%s\\n' patching/test_kill.py::test_x patching/test_kill.py::test_y test_soak.py::test_z "3 tests"
+    exit $COLLECT ;;
 *) for part; do :; done; echo "$part" >>ran; [ "$part" != "$FAIL" ] ;;
 esac
 """
@@ -32,7 +35,7 @@ def checkout(tmp_path):
 
 def run_parts(checkout, **env):
     command = [str(checkout / "scripts" / "test_long.sh")]
-    env = {"PART": "", "FAIL": "", **env, "PYTHON": "./python"}
+    env = {"PART": "", "FAIL": "", "COLLECT": "0", **env, "PYTHON": "./python"}
     return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
 
 
@@ -45,7 +48,7 @@ def test_runs_every_part_and_resumes_after_a_failure(checkout):
     assert failed.returncode == 1
     assert "failed: test_soak.py" in failed.stderr
     assert run_parts(checkout).returncode == 0
-    assert ran(checkout) == ["a/test_kill.py", "test_soak.py", "test_soak.py"]
+    assert ran(checkout) == ["patching/test_kill.py", "test_soak.py", "test_soak.py"]
 
 
 def test_a_change_of_the_source_runs_it_again(checkout):
@@ -63,11 +66,20 @@ def test_a_new_file_runs_it_again(checkout):
 
 
 def test_one_part_alone(checkout):
-    assert run_parts(checkout, PART="soak").returncode == 0
-    assert ran(checkout) == ["test_soak.py"]
+    """`make test-long PART=patching/test_kill`."""
+    assert run_parts(checkout, PART="patching/test_kill").returncode == 0
+    assert ran(checkout) == ["patching/test_kill.py"]
 
 
 def test_an_unknown_part_is_refused(checkout):
     refused = run_parts(checkout, PART="nothing")
     assert refused.returncode == 1
     assert "PART is 'nothing'" in refused.stderr
+
+
+def test_tests_that_cannot_be_collected_are_told_and_none_is_run(checkout):
+    failed = run_parts(checkout, COLLECT="2")
+    assert failed.returncode == 1
+    assert failed.stderr.endswith("3 tests\ntest-long: pytest could not collect the tests: status 2\n")
+    assert not (checkout / "ran").exists()
+    assert run_parts(checkout, COLLECT="5", PART="nothing").returncode == 1

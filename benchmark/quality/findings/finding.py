@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
 from benchmark.common.variant import BASELINE, parse_plan
-from benchmark.quality.measure import Bench, Outcome
+from benchmark.quality.measure import Bench, Decoded
 from benchmark.quality.model import Layout, router_of
 from benchmark.quality.text import Sequences
 from sglang_xshare import Router
@@ -26,12 +26,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Finding:
-    """One experiment of a paper, repeated in small.
-
-    Attributes:
-        name: file name of its figure, and its name on the command line.
-        headings, rows: the table; `rows` are as printed.
-        numbers: everything measured, for the record.
+    """One experiment of a paper, repeated in small: `name` is its figure's file name, and its own on the command line;
+    `rows` are as printed, `numbers` everything measured, for the record.
     """
 
     name: str
@@ -52,7 +48,7 @@ class Study:
     sequences: Sequences
     prompt: int
     layout: Layout
-    _runs: dict[tuple[str, bool], Outcome] = field(default_factory=dict)
+    _runs: dict[tuple[str, bool], Decoded] = field(default_factory=dict)
 
     @cached_property
     def router(self) -> Router:
@@ -62,7 +58,7 @@ class Study:
     def num_experts(self) -> int:
         return router_of(self.model)[1]
 
-    def verify(self, policy: str = BASELINE, mixed: bool = False) -> Outcome:
+    def verify(self, policy: str = BASELINE, mixed: bool = False) -> Decoded:
         """Verify drafts under a policy, in batches of one domain or of all; made once.
 
         The mixed ones hold the sequences in the order of `sequences.mixing()`.

@@ -20,13 +20,9 @@ RUNGS = tuple(f"xshare:k0=1,add={add}" for add in range(6, 25))
 
 @dataclass(frozen=True)
 class Mixing:
-    """A policy in batches of one domain and in mixed ones.
-
-    Attributes:
-        active, mixed_active: experts a layer and step.
-        loss, mixed_loss: above vanilla's in the same batches.
-        cost: the loss in mixed batches above that in batches of one domain.
-        gap: in mixed batches, to Algorithm 2.
+    """A policy in batches of one domain and in mixed ones: active experts a layer and step, and the loss above
+    vanilla's in the same batches. `cost` is the loss in mixed batches above that in batches of one domain, `gap` that
+    to Algorithm 2 in mixed batches.
     """
 
     active: float

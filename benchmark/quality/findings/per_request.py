@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from benchmark.common.plot import make_figure
 from benchmark.quality.findings.finding import Finding, Study, Verdict
 from benchmark.quality.findings.ladder import Gap, measure_gap
-from benchmark.quality.measure import Outcome, agreement, compare_loss
+from benchmark.quality.measure import Decoded, agreement, compare_loss
 
 # Every budget: a line between distant rungs would lie above the curve, and flatter what is compared with it. By every
 # second budget it would be by 0.5 mnats on average and 2.4 at add = 1, where errors are 0.5 to 2.
@@ -61,7 +61,7 @@ def find_per_request(study: Study) -> Finding:
     )
 
 
-def _numbers(run: Outcome, vanilla: Outcome, gap: Gap | None) -> dict[str, Any]:
+def _numbers(run: Decoded, vanilla: Decoded, gap: Gap | None) -> dict[str, Any]:
     return {
         "active_experts": run.active,
         "kept_mass": run.kept_mass,
@@ -72,7 +72,7 @@ def _numbers(run: Outcome, vanilla: Outcome, gap: Gap | None) -> dict[str, Any]:
     }
 
 
-def _cells(run: Outcome, vanilla: Outcome) -> list[str]:
+def _cells(run: Decoded, vanilla: Decoded) -> list[str]:
     loss = str(compare_loss(run.nats, vanilla.nats))
     return [f"{run.active:.1f}", f"{run.kept_mass:.3f}", loss, f"{agreement(run, vanilla):.1%}", f"{run.accepted:.2f}"]
 
@@ -81,7 +81,7 @@ def _gap_cells(gap: Gap | None) -> list[str]:
     return ["", ""] if gap is None else [str(gap.loss), f"{gap.kept_mass:+.4f}"]
 
 
-def _judge(gaps: dict[str, Gap | None], runs: dict[str, Outcome]) -> list[Verdict]:
+def _judge(gaps: dict[str, Gap | None], runs: dict[str, Decoded]) -> list[Verdict]:
     by_request = [gap for policy in BY_REQUEST if (gap := gaps[policy])]
     kept = [runs[policy].kept_mass for policy in PUBLISHED]
     without = [gap for policy in NO_WARM_UP if (gap := gaps[policy])]
@@ -124,7 +124,7 @@ def _majority(votes: Sequence[bool | None]) -> bool | None:
     return None
 
 
-def _plot(families: dict[str, dict[str, Outcome]], vanilla: Outcome) -> Figure:
+def _plot(families: dict[str, dict[str, Decoded]], vanilla: Decoded) -> Figure:
     panels = {
         "kept mass": lambda run: run.kept_mass,
         "cross-entropy above vanilla's, millinats": lambda run: compare_loss(run.nats, vanilla.nats).delta * 1000,

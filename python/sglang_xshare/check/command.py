@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..gpus import Gpu, find_gpu
+from ..gpus import NVIDIA, Gpu, find_gpu
 from ..patching.errors import PatchError
 
 DESCRIPTION = "how a server with these flags would start: refusals, warnings, what auto becomes; nothing is started"
@@ -19,12 +19,13 @@ Exit code: 0 where the server would be served, 1 where it would be refused."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `check`. What its parser does not know it takes as the server's."""
+    """Add `check`, which passes unknown flags on to SGLang."""
     usage = "sglang-xshare check --model DIR [--gpu NAME] [--json] [flags of the server]"
     parser = subparsers.add_parser(
         "check", help=DESCRIPTION, description=DESCRIPTION, epilog=EPILOG, usage=usage, allow_abbrev=False
     )
-    parser.add_argument("--gpu", metavar="NAME", help="resolve for this GPU, such as b200 (default: this machine)")
+    resolved = f"resolve for one of {', '.join(NVIDIA)} (default: this machine); needs SGLang 0.5.19 or later"
+    parser.add_argument("--gpu", metavar="NAME", help=resolved)
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.set_defaults(run=run, server_flags=[])
 
@@ -49,7 +50,7 @@ def check(flags: Sequence[str], gpu_name: str | None) -> dict[str, Any]:
     Raises ValueError or PatchError, one line, where there is nothing to report on: an unknown GPU, no configuration, an
     SGLang that is absent or not patched, flags that its parser does not take.
     """
-    gpu = None if gpu_name is None else find_gpu(gpu_name)
+    gpu = None if gpu_name is None else find_gpu(gpu_name, NVIDIA)
     # SGLang and huggingface_hub read it when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
     _check_config(flags)

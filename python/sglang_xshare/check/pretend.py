@@ -26,8 +26,8 @@ def pretend(gpu: Gpu) -> Iterator[None]:
         from sglang.srt.utils import common
     except ImportError:
         raise ValueError(
-            "--gpu: this SGLang resolves its arguments for its own machine alone; allowed is none, or a later release "
-            "such as 0.5.21"
+            "--gpu: this SGLang resolves its arguments for its own machine alone; allowed is none, or SGLang 0.5.19 "
+            "and later"
         ) from None
     memory = gpu.memory * 1e9 / 2**20
     with ExitStack() as stack:

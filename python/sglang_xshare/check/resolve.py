@@ -12,7 +12,7 @@ from typing import Any
 from .. import stage
 from ..gpus import Gpu
 from ..stage.start.arguments import Arguments, read_arguments
-from ..stage.start.modes import check_modes, check_tree
+from ..stage.start.flags import list_checks
 from ..stage.start.refusal import ExpertPolicyError
 from ..stage.start.server import find_refusals
 from .pretend import pretend
@@ -21,12 +21,9 @@ from .pretend import pretend
 class Resolution:
     """What came of a server's arguments.
 
-    Attributes:
-        refusals: (who refuses, its one line), in the order in which a server would come to them.
-        warnings: lines of SGLang and of the stage.
-        server_args: SGLang's record; None where it came to none.
-        arguments: the stage's; None where it is off.
-        finished: whether SGLang resolved all of its arguments.
+    `refusals` are (who refuses, its one line), in the order in which a server would come to them; `warnings` the lines
+    of SGLang and of the stage. `server_args` is SGLang's record, None where it came to none, `finished` whether SGLang
+    resolved all of it; `arguments` are the stage's, None where it is off.
     """
 
     def __init__(self) -> None:
@@ -51,8 +48,11 @@ class Resolution:
             self.refuse("sglang-xshare", error)
             self.arguments = Arguments(None)  # what else would be refused, of any policy
         if self.arguments is not None:
-            for check in (check_tree, lambda: check_modes(server_args)):
-                self._try(check)
+            for check in list_checks(server_args):
+                try:
+                    check()
+                except ExpertPolicyError as error:
+                    self.refuse("sglang-xshare", error)
 
     def check_server(self, server_args: Any) -> None:
         """In place of `stage.check_server`, which SGLang calls after it has resolved."""
@@ -67,12 +67,6 @@ class Resolution:
             return stage.capture_sizes(server_args, sizes)
         except ExpertPolicyError:  # noted by `check_flags`
             return sizes
-
-    def _try(self, check: Callable[[], None]) -> None:
-        try:
-            check()
-        except ExpertPolicyError as error:
-            self.refuse("sglang-xshare", error)
 
 
 def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:

@@ -20,9 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--model", type=Path, required=True, metavar="DIR", help="a folder with the model's config.json"
     )
     parser.add_argument("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)}")
-    parser.add_argument(
-        "--bandwidth", type=float, metavar="GB/s", help="of the GPU's memory, in place of the data sheet's"
-    )
+    parser.add_argument("--bandwidth", type=float, metavar="GB/s", help="of the memory, in place of the GPU's peak")
     parser.add_argument("--batch", type=int, required=True, metavar="N", help="requests that decode together")
     parser.add_argument(
         "--policy", default="xshare", metavar="POLICY", help="such as xshare:k0=1,add=24 (default: xshare)"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from ..stage.start.model import MoeModel, read_model
+from ..stage.start.model import MoeModel, read_folder
 
 BITS = {"fp8": 8.0, "mxfp4": 4.25, "w8a8_int8": 8.0, "w8a8_fp8": 8.0}
 """Bits a weight by `quant_method`, the scales of mxfp4's blocks of 32 included. Those of fp8 are below 0.1 %."""
@@ -17,15 +16,10 @@ PLAIN_BITS = {"float32": 32.0, "bfloat16": 16.0, "float16": 16.0}
 
 @dataclass(frozen=True)
 class Weights:
-    """A model, and the bytes that one decode step reads.
+    """A model, its layers with experts, and the bytes that one decode step reads of it.
 
-    Attributes:
-        model: its router, as the server reads it.
-        moe_layers: layers with experts.
-        expert: of one expert in one layer.
-        dense: of all else, once a step: attention, router, shared experts, layers without experts, the head.
-        cache: of the KV cache, for one token of one request, all layers.
-        bits: of one expert weight.
+    `expert`: of one expert in one layer, `bits` a weight. `dense`: of all else, once a step: attention, router, shared
+    experts, layers without experts, the head. `cache`: of the KV cache, for one token of one request, all layers.
     """
 
     model: MoeModel
@@ -38,18 +32,9 @@ class Weights:
 
 def read_weights(folder: Path) -> Weights:
     """Read config.json. Raises ValueError, one line, for none, a dense or unknown model, an unknown quantization."""
-    try:
-        whole = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--model {folder}: no readable config.json ({error}); allowed is a folder with one") from None
+    model = read_folder(str(folder))
+    whole = json.loads((folder / "config.json").read_bytes())
     config = whole.get("text_config", whole)
-    namespace = SimpleNamespace(**config)
-    loaded = SimpleNamespace(
-        hf_text_config=namespace,
-        hf_config=SimpleNamespace(architectures=whole.get("architectures") or ["a model without architectures"]),
-        num_hidden_layers=config.get("num_hidden_layers", 0),
-    )
-    model = read_model(loaded, str(folder))
     quantization = whole.get("quantization_config") or config.get("quantization_config")
     plain = PLAIN_BITS.get(
         config.get("dtype") or config.get("torch_dtype") or whole.get("torch_dtype") or "bfloat16", 16.0

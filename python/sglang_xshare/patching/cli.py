@@ -1,20 +1,18 @@
 """`sglang-xshare patch apply|revert|status|lint`."""
 
+from __future__ import annotations
+
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from sglang_xshare.patching.engine import apply, preview, revert
-from sglang_xshare.patching.errors import PatchError
-from sglang_xshare.patching.queue import find_root
-from sglang_xshare.patching.status import describe
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
+from .engine import apply, preview, revert
+from .errors import PatchError
+from .queue import find_root
+from .status import describe
 
 
-def add_parser(subparsers: "_SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command `patch`; the parsed arguments carry `run(args) -> exit code`."""
     parser = subparsers.add_parser("patch", help="apply our patches to an installed SGLang release, or take them back")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -58,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_lint(root: Path, releases: Path | None) -> int:
-    from sglang_xshare.patching.lint import lint  # needs the patch parser, which reverting must do without
+    from .lint import lint  # needs the patch parser, which reverting must do without
 
     unpacked = root.parent / "build/releases"
     if releases is not None and not releases.is_dir():

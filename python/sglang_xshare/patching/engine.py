@@ -5,15 +5,17 @@ Apply computes every new content before it writes anything, stores old and new c
 `revert`: put every stored pristine file back. So there is one way forward and one way back, and no third.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_xshare.patching import state as states
-from sglang_xshare.patching.errors import PatchError
-from sglang_xshare.patching.fit import find_fits
-from sglang_xshare.patching.queue import Queue, find_root, load_queue, read_digest
-from sglang_xshare.patching.state import STORE, Condition, Digests, State, Survey, locate_copy
-from sglang_xshare.patching.tree import ABSENT, Tree, digest, find_tree, remove_file, replace_file
+from . import state as states
+from .errors import PatchError
+from .fit import find_fits
+from .queue import Queue, find_root, load_queue, read_digest
+from .state import STORE, Condition, Digests, State, Survey, locate_copy
+from .tree import ABSENT, Tree, digest, find_tree, remove_file, replace_file
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,8 @@ class Change:
 def apply(target: Path | None = None, root: Path | None = None) -> Outcome:
     """Patch the tree at `target` (default: the installed sglang) with the queue in `root` (default: ours).
 
-    A tree patched by another version of the queue is patched anew from its stored pristine files.
-
-    Raises:
-        PatchError: refused, nothing changed.
-        OSError: the disk refused; the tree is unpatched.
+    A tree patched by another version of the queue is patched anew from its stored pristine files. Raises PatchError
+    where it refuses, with nothing changed, and OSError where the disk does, with the tree unpatched.
     """
     tree, root = find_tree(target), root or find_root()
     wanted = read_digest(root, tree.release)
@@ -63,11 +62,7 @@ def apply(target: Path | None = None, root: Path | None = None) -> Outcome:
 
 
 def preview(target: Path | None = None, root: Path | None = None) -> Outcome:
-    """What `apply` would do, a line for each hunk; changes nothing.
-
-    Raises:
-        PatchError: `apply` would refuse.
-    """
+    """What `apply` would do, a line for each hunk; changes nothing. Raises PatchError where `apply` would refuse."""
     tree, root = find_tree(target), root or find_root()
     change = _compute(tree, root)
     if _is_patched(change.found, read_digest(root, tree.release)):
@@ -81,9 +76,8 @@ def preview(target: Path | None = None, root: Path | None = None) -> Outcome:
 def revert(target: Path | None = None) -> Outcome:
     """Give every patched file its own content back; needs no queue.
 
-    Raises:
-        PatchError: a file was edited after it was patched; nothing changed.
-        OSError: the disk refused; the next run goes on.
+    Raises PatchError where a file was edited after it was patched, with nothing changed, and OSError where the disk
+    refuses; the next run goes on.
     """
     tree = find_tree(target)
     if not (tree.root / STORE).exists():

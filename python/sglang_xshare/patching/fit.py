@@ -1,14 +1,16 @@
 """Say hunk by hunk where a queue fits a release's sources, also where it does not."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-from sglang_xshare.patching.hunk import Hunk, apply_hunks, find_places, split_lines
+from .hunk import Hunk, apply_hunks, find_places, split_lines
 
 if TYPE_CHECKING:
-    from sglang_xshare.patching.patch import Patch
+    from .patch import Patch
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,11 @@ class Fit:
         return f"{line}: hunk {self.number} matches {len(self.lines)} places{places}"
 
 
-def find_fits(patches: Sequence["Patch"], contents: Mapping[str, bytes]) -> tuple[list[Fit], dict[str, bytes]]:
+def find_fits(patches: Sequence[Patch], contents: Mapping[str, bytes]) -> tuple[list[Fit], dict[str, bytes]]:
     """Each hunk in order against its file as the patches before it left it, and what the files become.
 
-    Hunks that do not fit are left out of the files.
-
-    Args:
-        contents: the release's files, by path; a file that is not there counts as empty.
+    `contents` are the release's files, by path; one that is not there counts as empty. Hunks that do not fit are left
+    out of the files.
     """
     fits = []
     left = dict(contents)

@@ -6,10 +6,12 @@ matches. Here line numbers are ignored: a hunk with so little context that it fi
 ONE place in each.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sglang_xshare.patching.errors import PatchError
+from .errors import PatchError
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Hunk:
         """Number of unchanged lines before the first and after the last change."""
         return _common(self.source, self.target), _common(self.source[::-1], self.target[::-1])
 
-    def trim(self, before: int, after: int) -> "Hunk":
+    def trim(self, before: int, after: int) -> Hunk:
         """The same change without `before` leading and `after` trailing lines of context."""
         return Hunk(self.source[before : len(self.source) - after], self.target[before : len(self.target) - after])
 
@@ -45,14 +47,11 @@ def find_places(lines: Sequence[bytes], hunk: Hunk) -> list[int]:
 
 
 def apply_hunks(content: bytes, hunks: Sequence[Hunk], where: str) -> bytes:
-    """Apply all hunks of one patch to one file.
+    """Apply all hunks of one patch to one file, whose content before the patch is empty where it is a new one.
 
-    Args:
-        content: the file before the patch, empty for a new one.
-        hunks: each found in `content` itself, not in what an earlier hunk made of it.
-        where: patch and file, for the refusal.
-    Raises:
-        PatchError: a hunk matches no place, or several, or two overlap, or a line would lose its end.
+    Each hunk is found in `content` itself, not in what an earlier hunk made of it. Raises PatchError, which names
+    `where` (patch and file), for a hunk that matches no place or several, for two that overlap, and where a line would
+    lose its end.
     """
     lines = split_lines(content)
     starts = []

@@ -1,17 +1,19 @@
 """Check the whole patch queue: headers, series against folder, hashes, and every hunk against the releases' sources."""
 
+from __future__ import annotations
+
 import ast
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sglang_xshare.patching.errors import PatchError
-from sglang_xshare.patching.hunk import Hunk, apply_hunks, find_places, split_lines
-from sglang_xshare.patching.patch import FIELDS, Patch
-from sglang_xshare.patching.queue import Queue, list_releases, load_queue
-from sglang_xshare.patching.state import read, read_pristine
-from sglang_xshare.patching.tree import Tree, find_tree
+from .errors import PatchError
+from .hunk import Hunk, apply_hunks, find_places, split_lines
+from .patch import FIELDS, Patch
+from .queue import Queue, list_releases, load_queue
+from .state import read, read_pristine
+from .tree import Tree, find_tree
 
 
 @dataclass
@@ -33,11 +35,8 @@ class Report:
 
 
 def lint(root: Path, releases: Path | None = None) -> Report:
-    """Check the queue in `root`.
-
-    Args:
-        root: the patches/ directory.
-        releases: unpacked releases, a directory each; the installed sglang stands in for the release it is.
+    """Check the queue in `root`, the patches/ directory, against unpacked `releases`, a directory each; the installed
+    sglang stands in for the release it is.
     """
     report = Report(patches=sorted(str(file.relative_to(root)) for file in root.rglob("*.patch")))
     if not report.patches:

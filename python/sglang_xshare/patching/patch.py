@@ -4,6 +4,8 @@ The header follows https://dep-team.pages.debian.net/deps/dep3/ (RFC 2822 fields
 diffs change or add files of the `sglang` package; they neither remove nor rename one.
 """
 
+from __future__ import annotations
+
 import email
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,8 +13,8 @@ from pathlib import PurePosixPath
 
 import unidiff
 
-from sglang_xshare.patching.errors import PatchError
-from sglang_xshare.patching.hunk import Hunk
+from .errors import PatchError
+from .hunk import Hunk
 
 FIELDS = ("Description", "Reason", "Upstream-Status", "Drop-When")
 LOCKED = "sglang/__init__.py"  # replacing this file would break the lock that is held on it (tree.py)
@@ -36,10 +38,8 @@ class Patch:
 
 
 def parse_patch(text: str, name: str) -> Patch:
-    """Parse header and diffs.
-
-    Raises:
-        PatchError: the patch is malformed, or does anything but change and add files of `sglang/`.
+    """Parse header and diffs. Raises PatchError for a patch that is malformed, or does anything but change and add
+    files of `sglang/`.
     """
     lines = text.splitlines(keepends=True)
     start = next((i for i, line in enumerate(lines) if line.startswith(("--- ", "diff --git "))), len(lines))

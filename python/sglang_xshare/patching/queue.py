@@ -1,17 +1,19 @@
 """The patch queue of one release: `patches/<release>/series`, the patches it lists, `hashes` of what they change."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sglang_xshare.patching.errors import PatchError
-from sglang_xshare.patching.hunk import apply_hunks
-from sglang_xshare.patching.tree import ABSENT, digest
+from .errors import PatchError
+from .hunk import apply_hunks
+from .tree import ABSENT, digest
 
 if TYPE_CHECKING:
-    from sglang_xshare.patching.patch import Patch
+    from .patch import Patch
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,13 @@ class Queue:
     """
 
     release: str
-    patches: tuple["Patch", ...]
+    patches: tuple[Patch, ...]
     hashes: Mapping[str, str]
 
     def patch(self, pristine: Mapping[str, bytes]) -> dict[str, bytes]:
         """Patched content of every file in `hashes`, from the release's content of each that it has.
 
-        Raises:
-            PatchError: content with another hash, or a hunk that does not match exactly one place.
+        Raises PatchError for content with another hash, and for a hunk that does not match exactly one place.
         """
         check_contents(self.release, self.hashes, pristine)
         contents = {path: pristine.get(path, b"") for path in self.hashes}
@@ -64,10 +65,8 @@ def list_releases(root: Path) -> list[str]:
 
 
 def read_series(root: Path, release: str) -> list[str]:
-    """Names of the release's patches in order, each relative to `root`.
-
-    Raises:
-        PatchError: the release is not supported.
+    """Names of the release's patches in order, each relative to `root`. Raises PatchError for a release that is not
+    supported.
     """
     if release not in list_releases(root):
         raise PatchError(f"SGLang {release} is not supported; supported: {', '.join(list_releases(root)) or 'none'}")
@@ -95,12 +94,10 @@ def read_digest(root: Path, release: str) -> str:
 
 
 def load_queue(root: Path, release: str) -> Queue:
-    """Read and parse the queue of one release.
-
-    Raises:
-        PatchError: the release is not supported, or a file of the queue is missing or malformed.
+    """Read and parse the queue of one release. Raises PatchError where it is not supported, or a file of the queue is
+    missing or malformed.
     """
-    from sglang_xshare.patching.patch import parse_patch  # a server compares digests only: it needs no patch parser
+    from .patch import parse_patch  # a server compares digests only: it needs no patch parser
 
     names = read_series(root, release)
     patches = tuple(parse_patch(_read_patch(root, name).decode(), name) for name in names)

@@ -10,6 +10,8 @@ The directory is written before the first file changes and removed after the las
 every file holds one of two known contents and the pristine one can be restored from here alone, without a queue.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import os
@@ -19,8 +21,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from sglang_xshare.patching.errors import PatchError
-from sglang_xshare.patching.tree import ABSENT, Tree, digest, sync_directory, write_file
+from .errors import PatchError
+from .tree import ABSENT, Tree, digest, sync_directory, write_file
 
 STORE = "sglang/.xshare"
 
@@ -56,7 +58,7 @@ class Condition(Enum):
 class Survey:
     """A tree's condition; `edited`: the files whose content is neither of the two.
 
-    `state` is what `restore` goes by: of a pristine tree, only the added files that are still there.
+    `state` is what the files are restored by: of a pristine tree, only the added files that are still there.
     """
 
     condition: Condition
@@ -65,11 +67,7 @@ class Survey:
 
 
 def read(tree: Tree) -> State | None:
-    """The tree's state file, or None where there is none.
-
-    Raises:
-        PatchError: it is not one of ours.
-    """
+    """The tree's state file, or None where there is none. Raises PatchError for one that is not ours."""
     file = tree.root / STORE / "state.json"
     if not file.exists():
         return None
@@ -105,10 +103,8 @@ def survey(tree: Tree) -> Survey:
 
 
 def read_pristine(tree: Tree, state: State | None, paths: Iterable[str]) -> dict[str, bytes]:
-    """The release's own content of each file it has, whether or not the tree is patched now.
-
-    Raises:
-        PatchError: a stored copy was damaged.
+    """The release's own content of each file it has, whether or not the tree is patched now. Raises PatchError for a
+    stored copy that was damaged.
     """
     contents = {}
     for path in paths:

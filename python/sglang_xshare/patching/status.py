@@ -1,19 +1,20 @@
 """Say how a tree stands, to a user (`patch status`) and to a server that starts from it."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
-from sglang_xshare.patching.engine import preview
-from sglang_xshare.patching.errors import PatchError
-from sglang_xshare.patching.queue import check_contents, find_root, read_digest, read_hashes
-from sglang_xshare.patching.state import STORE, Condition, read_pristine, survey
-from sglang_xshare.patching.tree import Tree, find_tree
+from .engine import preview
+from .errors import PatchError
+from .queue import check_contents, find_root, read_digest, read_hashes
+from .state import STORE, Condition, read_pristine, survey
+from .tree import Tree, find_tree
 
 
 def check_patched(target: Path | None = None, root: Path | None = None) -> None:
     """For a server's start: the tree it runs from (default: the installed sglang) is wholly patched with this queue.
 
-    Raises:
-        PatchError: it is not; one line that says how it stands and what helps.
+    Raises PatchError where it is not: one line that says how it stands and what helps.
     """
     tree, root = find_tree(target), root or find_root()
     wanted, found = read_digest(root, tree.release), survey(tree)
@@ -41,10 +42,8 @@ def _advise(tree: Tree, root: Path) -> str:
 
 
 def describe(target: Path | None = None, root: Path | None = None) -> str:
-    """Lines about a tree that needs no attention: wholly patched with this queue, or pristine.
-
-    Raises:
-        PatchError: it needs attention; one line.
+    """Lines about a tree that needs no attention: wholly patched with this queue, or pristine. Raises PatchError,
+    one line, for one that does.
     """
     tree, root = find_tree(target), root or find_root()
     wanted, found = read_digest(root, tree.release), survey(tree)

@@ -1,5 +1,7 @@
 """A SGLang installation on disk: where it is, which release it is, and safe changes of its files."""
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import hashlib
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from sglang_xshare.patching.errors import PatchError
+from .errors import PatchError
 
 ABSENT = "0" * 64  # the digest of a file that is not there, as git writes it
 
@@ -76,10 +78,8 @@ class Tree:
 
 
 def find_tree(target: Path | None = None) -> Tree:
-    """The tree at `target`, or the one Python would import `sglang` from (it is not imported).
-
-    Raises:
-        PatchError: there is none.
+    """The tree at `target`, or the one Python would import `sglang` from (it is not imported). Raises
+    PatchError where there is none.
     """
     if target is None:
         spec = importlib.util.find_spec("sglang")

@@ -15,19 +15,14 @@ _stage: Stage | None = None
 
 
 def check_flags(server_args: Any) -> None:
-    """Validate the flags and the patched tree, before SGLang resolves its arguments: its own errors are tracebacks.
-
-    Raises `ExpertPolicyError`.
-    """
+    """Validate the flags and the patched tree, before SGLang resolves its arguments. Raises `ExpertPolicyError`."""
     from .start.arguments import read_arguments
 
     if read_arguments(server_args) is not None:
-        from .start.model import check_path
-        from .start.modes import check_modes, check_tree
+        from .start.flags import list_checks
 
-        check_path(getattr(server_args, "model_path", None))
-        check_tree()
-        check_modes(server_args)
+        for check in list_checks(server_args):
+            check()
 
 
 def check_server(server_args: Any) -> None:

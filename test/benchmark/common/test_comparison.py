@@ -13,7 +13,7 @@ from benchmark.common.evidence import Evidence
 from benchmark.common.plot import plot_speed
 from benchmark.common.record import Record
 from benchmark.common.rounds import Series, Workload
-from benchmark.common.variant import Variant, parse_variant
+from benchmark.common.variant import parse_variant
 
 WORKLOAD = Workload(Path("models/large"), Path("texts"), rounds=3)
 
@@ -26,7 +26,7 @@ def result_of(speed, accept_length=None):
 def make_series(name, speed, experts, accept_length=None, args=()):
     evidence = Evidence(None, None, None, 0, 9) if experts is None else Evidence(77.5, experts, 0.888, 8, 1)
     results = [result_of(speed * drift, accept_length) for drift in (0.9, 1.0, 1.1)]
-    return Series(Variant(name, name, {}, args), ["launch", name], results, [evidence] * 3)
+    return Series(parse_variant(name, args), ["launch", name], results, [evidence] * 3)
 
 
 @pytest.fixture
@@ -46,12 +46,26 @@ def test_rows_are_in_the_order_of_the_ratio_after_the_baseline(comparison):
     ]
     assert "the other rows are in its order" in " ".join(table.note.split())
     assert "prove nothing" not in table.note
+    assert "Selected in no step" not in table.note
 
 
 def test_one_round_says_that_it_proves_nothing(comparison):
     for one in comparison.series:
         one.results, one.evidence = one.results[:1], one.evidence[:1]
     assert tabulate("title", [comparison]).note.endswith("One round shows no spread: its differences prove nothing.")
+
+
+@pytest.mark.parametrize("policy", ["xshare", "oea"])
+def test_a_policy_that_selected_in_no_step_is_named(comparison, policy):
+    (one,) = [one for one in comparison.series if one.variant.name == policy]
+    one.evidence = [Evidence(None, None, None, 0, 9)] * 3
+    table = tabulate("title", [comparison, comparison])
+    assert table.note.endswith(f"Selected in no step, so that the row shows nothing of the policy: {policy}.")
+
+
+def test_vanilla_and_off_are_not_expected_to_select():
+    series = [make_series("off", 60.0, None), make_series("vanilla", 60.0, None)]
+    assert "Selected in no step" not in tabulate("title", [Comparison(WORKLOAD, series)]).note
 
 
 def test_a_server_without_policy_wakes_what_the_others_of_its_flags_found():

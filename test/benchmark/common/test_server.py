@@ -14,7 +14,7 @@ import psutil
 import pytest
 from common.stand_in import write_stand_in
 
-from benchmark.common.paths import ROOT
+from benchmark.common.paths import LOGS, ROOT
 from benchmark.common.server import Server, ServerError
 
 
@@ -40,6 +40,20 @@ def test_serves_and_leaves_nothing(release):
     assert not any(process.is_running() for process in processes)
     assert not os.path.exists(scratch)
     server.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("EAGLE-3, xshare:k0=1,add=24", "EAGLE-3-xshare-k0=1-add=24"),
+        ('moe-spec:{"order": [2, 0]}', "moe-spec-order-2-0"),
+        ("a" + "/b" * 99, "a" + "-b" * 39),
+    ],
+)
+def test_the_log_is_named_as_the_server_as_far_as_a_file_may_be(name, file):
+    server = Server("model", name=name)
+    assert server.name == name
+    assert server.log == LOGS / f"{file}-{server.port}.log"
 
 
 def test_a_refused_request_says_which(release):

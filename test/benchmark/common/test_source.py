@@ -9,14 +9,15 @@ from benchmark.common import source
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A committed checkout of three files; returns its folder and a function that runs git there."""
+    """A committed checkout of a few files; returns its folder and a function that runs git there."""
     monkeypatch.setattr(source, "ROOT", tmp_path)
 
     def git(*arguments):
         identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
         subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
 
-    for name in ("python/a.py", "benchmark/results/b.json", "benchmark/README.md", "test/test_a.py"):
+    names = ("python/a.py", "patches/a.patch", "benchmark/results/b.json", "benchmark/README.md", "test/test_a.py")
+    for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("first")
     git("init")
@@ -44,7 +45,7 @@ def test_records_pages_and_tests_are_no_source(checkout, name):
     assert source.is_unchanged_since(commit)
 
 
-@pytest.mark.parametrize("name", ["python/a.py", "python/new.py", "benchmark/new.py"])
+@pytest.mark.parametrize("name", ["python/a.py", "python/new.py", "benchmark/new.py", "patches/a.patch"])
 def test_a_change_is_told(checkout, name):
     folder, git = checkout
     commit = source.describe_commit()

@@ -66,6 +66,7 @@ def test_routing_really_runs_under_the_stage():
     ("args", "message"),
     [
         (["nope"], "policy = 'nope': allowed is one of vanilla"),
+        (["xshare:min_tokens=4"], "policy 'xshare:min_tokens=4': min_tokens takes a server, which this is not"),
         (["--shapes", "16"], "argument --shapes: '16': allowed is ROWSxEXPERTS"),
         (["--rounds", "0"], "argument --rounds: '0': allowed is a whole number above 0"),
         (["--model", "/nowhere"], "argument --model: /nowhere is no folder"),

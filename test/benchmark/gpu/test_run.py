@@ -1,4 +1,4 @@
-"""The run's steps: their order, their turns, what a failure stops and what it does not."""
+"""The run's tasks: their order, their turns, what a failure stops and what it does not."""
 
 import sys
 from pathlib import Path
@@ -11,15 +11,15 @@ from benchmark.gpu import preflight
 from benchmark.gpu import run as module
 from benchmark.gpu.preflight import CHECKS, check_key
 from benchmark.gpu.process import Ended, run_process
-from benchmark.gpu.run import STEPS, Step, rows, run
+from benchmark.gpu.run import TASKS, Task, rows, run
 from benchmark.gpu.server import CASES
 from benchmark.gpu.table import EXPERIMENTS
 
-A, B, C = Step("layer", ("a",), 100.0), Step("server", ("b",), 100.0, needs=("nvcc",)), Step("tune", (), 50.0)
+A, B, C = Task("layer", ("a",), 100.0), Task("server", ("b",), 100.0, needs=("nvcc",)), Task("tune", (), 50.0)
 
 
 class Stage:
-    """A clock, the steps' processes and the checks, all made up: `ends` says how long a step takes and how it ends."""
+    """A clock, the tasks' processes and the checks, all made up: `ends` says how long a task takes and how it ends."""
 
     def __init__(self, results: Path) -> None:
         self.results, self.now = results, 0.0
@@ -44,14 +44,14 @@ class Stage:
         self.now += needed
         return Ended(1, "it broke", needed) if ending == "fails" else Ended(0, "", needed)
 
-    def run(self, steps=(A, B, C), limit=None) -> bool:
+    def run(self, tasks=(A, B, C), limit=None) -> bool:
         self.ran = []
-        return run(self.results, ["made up"], steps, limit, None)
+        return run(self.results, ["made up"], tasks, limit, None)
 
     @property
-    def steps(self) -> dict:
+    def tasks(self) -> dict:
         points = read_record(self.results / "run.json")["points"]
-        return {key.removeprefix("step "): point for key, point in points.items() if key.startswith("step ")}
+        return {key.removeprefix("task "): point for key, point in points.items() if key.startswith("task ")}
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def stage(tmp_path, monkeypatch):
     return one
 
 
-def test_every_step_once_in_order(stage, capsys):
+def test_every_task_once_in_order(stage, capsys):
     assert stage.run()
     assert stage.ran == ["layer a", "server b", "tune"]
     assert stage.limits == [module.TURN] * 3  # without a limit of the whole
@@ -82,7 +82,7 @@ def test_a_deleted_record_is_measured_anew(stage):
     assert stage.ran == ["layer a"]
 
 
-def test_a_failed_step_stops_no_other_and_is_tried_when_all_others_had_their_turn(stage, capsys):
+def test_a_failed_task_stops_no_other_and_is_tried_when_all_others_had_their_turn(stage, capsys):
     stage.ends["layer a"] = [(5.0, "fails")]
     assert not stage.run(limit=120)
     assert stage.ran == ["layer a", "server b", "tune"]
@@ -92,7 +92,7 @@ def test_a_failed_step_stops_no_other_and_is_tried_when_all_others_had_their_tur
     assert stage.ran == ["layer a"]
 
 
-def test_a_step_goes_on_after_its_turn_when_the_others_have_had_theirs(stage):
+def test_a_task_goes_on_after_its_turn_when_the_others_have_had_theirs(stage):
     stage.ends["layer a"] = [(130.0, "done"), (30.0, "done")]
     assert stage.run(limit=400)
     assert stage.ran == ["layer a", "server b", "tune", "layer a"]
@@ -105,13 +105,13 @@ def test_the_end_of_the_whole_is_no_turn(stage, capsys):
     assert stage.run(limit=60)
     assert (stage.ran, stage.now) == (["layer a"], 60.0)
     assert "gpu: left for the same command: layer a, server b, tune" in capsys.readouterr().out
-    assert stage.steps["layer a"]["turns"] == 0
+    assert stage.tasks["layer a"]["turns"] == 0
     assert stage.run(limit=480)
     assert stage.ran == ["layer a", "server b", "tune"]
 
 
-def test_a_step_that_would_measure_nothing_in_the_time_left_is_not_begun(stage):
-    slow = Step("server", ("b",), 100.0, least=90.0)
+def test_a_task_that_would_measure_nothing_in_the_time_left_is_not_begun(stage):
+    slow = Task("server", ("b",), 100.0, least=90.0)
     stage.run((A, slow, C), limit=95)
     assert stage.ran == ["layer a", "tune"]
 
@@ -133,19 +133,19 @@ def test_what_a_failed_check_forbids_is_not_run_and_said(stage, capsys):
     assert stage.ran == ["server b"]
 
 
-def test_steps_run_with_what_the_checks_found(stage):
+def test_tasks_run_with_what_the_checks_found(stage):
     passed = {"passed": True, "reason": "x", "env": preflight.TWO_LAUNCHES}
     write_record(stage.results, "run", {check_key("selection"): passed})
     stage.run()
     assert stage.env == preflight.TWO_LAUNCHES
 
 
-def test_the_steps_are_all_there_is_in_the_order_of_their_worth():
-    assert [step.experiment for step in STEPS[:3]] == ["selection", "layer", "server"]
-    assert {step.experiment for step in STEPS} == set(EXPERIMENTS)
-    assert {part for step in STEPS for part in step.parts if step.experiment == "server"} == set(CASES)
-    assert [step.name for step in STEPS[-2:]] == ["replay tests", "selection tests"]
-    assert all(step.least <= step.turn and set(step.needs) <= set(CHECKS) for step in STEPS)
+def test_the_tasks_are_all_there_is_in_the_order_of_their_worth():
+    assert [task.experiment for task in TASKS[:3]] == ["selection", "layer", "server"]
+    assert {task.experiment for task in TASKS} == set(EXPERIMENTS)
+    assert {part for task in TASKS for part in task.parts if task.experiment == "server"} == set(CASES)
+    assert [task.name for task in TASKS[-2:]] == ["replay tests", "selection tests"]
+    assert all(task.least <= task.turn and set(task.needs) <= set(CHECKS) for task in TASKS)
 
 
 def python(*lines: str) -> list[str]:

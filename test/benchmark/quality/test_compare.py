@@ -84,6 +84,7 @@ def test_command_writes_record_and_plot(checkpoint, tmp_path, capsys):
     ("args", "message"),
     [
         (("sharex",), "policy = 'sharex': allowed is one of"),
+        (("xshare:min_tokens=4",), "policy 'xshare:min_tokens=4': min_tokens takes a server, which this is not"),
         (("ShareX",), "argument policies: policy 'ShareX': allowed is NAME"),
         (("--model", "/nowhere"), "argument --model: /nowhere is no folder"),
         (("--batch", "5"), "multiples of batch = 5"),

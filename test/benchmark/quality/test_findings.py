@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from quality.test_measure import outcome
+from quality.test_measure import decoded
 
 from benchmark.quality.findings import __main__ as command
 from benchmark.quality.findings import overlap, per_request, tree_size
@@ -21,10 +21,10 @@ def study(checkpoint, model):
 
 
 def test_gap_is_to_the_line_between_the_neighbours():
-    vanilla = outcome([[1, 1, 1, 1], [1, 1, 1, 1]])
-    low = outcome([[0, 0, 0, 0], [0, 0, 1, 1]], active=2.0)
-    high = outcome([[1, 1, 1, 0], [1, 1, 1, 1]], active=6.0)
-    gap = measure_gap(outcome([[1, 1, 1, 1], [1, 1, 0, 0]], active=3.0), [high, low], vanilla)
+    vanilla = decoded([[1, 1, 1, 1], [1, 1, 1, 1]])
+    low = decoded([[0, 0, 0, 0], [0, 0, 1, 1]], active=2.0)
+    high = decoded([[1, 1, 1, 0], [1, 1, 1, 1]], active=6.0)
+    gap = measure_gap(decoded([[1, 1, 1, 1], [1, 1, 0, 0]], active=3.0), [high, low], vanilla)
     # A quarter of the way up, the ladder loses 1 - 0.1875 and 0.5 - 0.125 nats, the policy 0 and 0.5.
     assert gap is not None
     assert gap.loss.delta == pytest.approx((-0.8125 + 0.125) / 2)
@@ -33,8 +33,8 @@ def test_gap_is_to_the_line_between_the_neighbours():
 
 @pytest.mark.parametrize("active", [1.9, 6.1])
 def test_no_gap_beyond_the_ladder(active):
-    rungs = [outcome([[1], [0]], active=experts) for experts in (2.0, 6.0)]
-    assert measure_gap(outcome([[1], [1]], active=active), rungs, rungs[0]) is None
+    rungs = [decoded([[1], [0]], active=experts) for experts in (2.0, 6.0)]
+    assert measure_gap(decoded([[1], [1]], active=active), rungs, rungs[0]) is None
 
 
 def test_pairs_are_of_their_kind():

@@ -1,34 +1,34 @@
-"""The figures of an outcome, on numbers small enough to check by hand."""
+"""The figures of what was decoded, on numbers small enough to check by hand."""
 
 import pytest
 import torch
 
-from benchmark.quality.measure import Bench, Loss, Outcome, agreement, compare_loss
+from benchmark.quality.measure import Bench, Decoded, Loss, agreement, compare_loss
 from benchmark.quality.model import Layout, Routing
 from benchmark.quality.text import Answer, Sequences
 from sglang_xshare import build_plan
 
 
-def outcome(right: list[list[int]], tokens_per_request: int = 1, active: float = 2.0) -> Outcome:
+def decoded(right: list[list[int]], tokens_per_request: int = 1, active: float = 2.0) -> Decoded:
     hits = torch.tensor(right, dtype=torch.bool)
     routing = Routing([torch.tensor([active, active])], [torch.tensor([4.0, 4.0])], [torch.tensor([[1.0, 0.5]])])
     layout = Layout(len(right), tokens_per_request)
-    return Outcome(layout, routing, 1.0 - hits.float(), hits.long(), hits, torch.tensor([], dtype=torch.bool))
+    return Decoded(layout, routing, 1.0 - hits.float(), hits.long(), hits, torch.tensor([], dtype=torch.bool))
 
 
 def test_means():
-    run = outcome([[1, 0]])
+    run = decoded([[1, 0]])
     assert run.active == 2.0
     assert run.kept_mass == 0.75
 
 
 def test_accepted_counts_leading_hits_and_one():
     # The last hit of three is about a token beyond the draft.
-    assert outcome([[1, 1, 0, 1, 0, 1], [0, 1, 1, 0, 0, 0]], tokens_per_request=3).accepted == (3 + 2 + 1 + 1) / 4
+    assert decoded([[1, 1, 0, 1, 0, 1], [0, 1, 1, 0, 0, 0]], tokens_per_request=3).accepted == (3 + 2 + 1 + 1) / 4
 
 
 def test_agreement_is_with_vanilla_not_with_the_text():
-    assert agreement(outcome([[1, 0, 0, 0]]), outcome([[0, 0, 0, 1]])) == 0.5
+    assert agreement(decoded([[1, 0, 0, 0]]), decoded([[0, 0, 0, 1]])) == 0.5
 
 
 def test_loss_and_its_error():

@@ -6,9 +6,10 @@ import pytest
 
 from benchmark.common.evidence import Evidence
 from benchmark.common.rounds import Series, Workload
+from benchmark.common.speculative import drafting_variant
 from benchmark.common.variant import OFF, Variant, parse_variant
 from benchmark.speculation.__main__ import main
-from benchmark.speculation.report import ROUNDS, SUMS, drafting_variant, loss_key, tabulate_speculation
+from benchmark.speculation.report import ROUNDS, SUMS, loss_key, tabulate_speculation
 
 
 def measured(delta):

@@ -12,7 +12,7 @@ from benchmark.common.paths import ROOT
 from benchmark.gpu.models import COMMON, CONFIGS
 from served.release import CPU, LATEST, OLDER, every_release, make_env
 from sglang_xshare.check.report import spell_sizes
-from sglang_xshare.gpus import GPUS
+from sglang_xshare.gpus import NVIDIA
 from stage.start.test_server import ACCEPTED, POLICY, REFUSED, keys, written  # noqa: F401 - written is a fixture
 
 TINY = ROOT / "checkpoints" / "qwen3-moe-tiny"
@@ -140,6 +140,15 @@ def test_all_kinds_of_refusals_are_told(patched_release):
     ]
 
 
+def test_a_folder_that_a_configuration_file_names_is_looked_for(patched_release, tmp_path):
+    file = tmp_path / "server.yaml"
+    file.write_text(f"model-path: {tmp_path}/nowhere\n")
+    (answer,) = run_all(patched_release(LATEST), [["--json", "--config", str(file), *CPU, *POLICY]])
+    first = json.loads(answer["out"])["refusals"][0]
+    says = f"--model-path {tmp_path}/nowhere: not there; allowed is a model's folder, or a name for a hub"
+    assert first == {"by": "sglang-xshare", "says": says}
+
+
 def test_the_table_says_the_same(patched_release):
     served, refused = run_all(
         patched_release(LATEST),
@@ -153,7 +162,7 @@ def test_the_table_says_the_same(patched_release):
 
 
 BAD = {
-    "unknown GPU": (["--model", str(TINY), "--gpu", "h101"], f"--gpu h101: not known; allowed is {', '.join(GPUS)}"),
+    "unknown GPU": (["--model", str(TINY), "--gpu", "h101"], f"--gpu h101: not known; allowed is {', '.join(NVIDIA)}"),
     "a GPU of AMD": (
         ["--model", str(TINY), "--gpu", "mi300x"],
         "--gpu: SGLang decides for AMD's GPUs when it is imported; allowed is NVIDIA's, or none",
@@ -190,7 +199,7 @@ def test_a_release_that_cannot_be_told_its_gpu_says_so(patched_release):
     assert (answer["code"], answer["out"]) == (1, "")
     assert answer["err"].endswith(
         "check: --gpu: this SGLang resolves its arguments for its own machine alone; "
-        "allowed is none, or a later release such as 0.5.21\n"
+        "allowed is none, or SGLang 0.5.19 and later\n"
     )
 
 

@@ -1,0 +1,16 @@
+"""What is checked of a server's flags, in order, before SGLang resolves them: its own errors are tracebacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from .model import check_path
+from .modes import check_modes, check_tree
+
+
+def list_checks(server_args: Any) -> list[Callable[[], None]]:
+    """The checks of a server whose stage is on; each raises `ExpertPolicyError` or returns."""
+    path = getattr(server_args, "model_path", None)
+    return [partial(check_path, path), check_tree, partial(check_modes, server_args)]

@@ -1,0 +1,36 @@
+"""Policies as a command line spells them: every spelling, and one clear line for every misspelling."""
+
+import pytest
+
+from sglang_xshare.policies.spelling import parse_policy
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "keys"),
+    [
+        ("off", "off", {}),
+        ("vanilla", "vanilla", {}),
+        ("xshare:k0=1,add=24", "xshare", {"k0": 1, "add": 24}),
+        ("xshare:p=0.9,balance=fill", "xshare", {"p": 0.9, "balance": "fill"}),
+        ("moe-spec:rescue=false", "moe-spec", {"rescue": False}),
+        ('moe-spec:{"order": [2, 0, 1]}', "moe-spec", {"order": [2, 0, 1]}),
+    ],
+)
+def test_reads_every_spelling(text, name, keys):
+    assert parse_policy(text) == (name, keys)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "XShare", "xshare:", "xshare:k0", "xshare:=1", "xshare:k0=", "xshare:{k0: 1}", "a b"]
+)
+def test_refuses_in_one_line_what_it_cannot_read(text):
+    with pytest.raises(ValueError, match="allowed is NAME") as refused:
+        parse_policy(text)
+    assert repr(text) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["xshare:k0=1,k0=2", 'xshare:{"k0": 1, "k0": 2}'])
+def test_a_key_may_be_given_once(text):
+    with pytest.raises(ValueError, match="k0 is given twice; allowed is NAME"):
+        parse_policy(text)

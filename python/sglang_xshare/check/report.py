@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from ..policies import VANILLA
 from ..selection.triton_kernel import supports
+from ..stage.batches import read_batches
 from ..stage.start.model import MoeModel, check_schedule, read_model
 from ..stage.start.refusal import ExpertPolicyError
 from ..stage.upstream import attention_dp_size, model_config, resolved, spell
@@ -79,6 +81,7 @@ def _describe_selection(
     )
     tokens = config.speculative_num_draft_tokens or 1
     phase = "decode" if config.speculative_algorithm is None else "verify"
+    batches = read_batches(config)
     found: dict[str, list[int]] = {"vanilla": [], "triton": [], "torch": []}
     for size in capture_sizes or range(1, 17):
         rows = size * tokens * attention_dp_size(config)
@@ -86,7 +89,7 @@ def _describe_selection(
         layers = range(model.num_layers)
         planned = {plan for layer in layers for plan in schedule.plans_for(layer, phase, rows)}
         shape = model.num_experts, rows, tokens, config.ep_size
-        chosen = [plan for plan in planned if plan.can_change(router, *shape)]
+        chosen = [plan for plan in planned - {VANILLA} if batches.pad(rows) or plan.can_change(router, *shape)]
         if not chosen:
             kind = "vanilla"
         elif not all(

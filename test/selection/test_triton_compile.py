@@ -14,8 +14,9 @@ from triton.compiler import ASTSource
 from sglang_xshare import Batch, Router, build_plan
 from sglang_xshare.selection.triton_kernel.kernel import select_kernel
 from sglang_xshare.selection.triton_kernel.mask import mask_kernel
-from sglang_xshare.selection.triton_kernel.recipe import WARPS, make_recipe, make_tile
+from sglang_xshare.selection.triton_kernel.recipe import make_recipe
 from sglang_xshare.selection.triton_kernel.slots import finish_slots
+from sglang_xshare.selection.triton_kernel.tile import WARPS, make_tile
 
 HOPPER = GPUTarget("cuda", 90, 32)
 DTYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
@@ -23,6 +24,7 @@ SIGNATURE = {
     "valid": "*i1",
     "bias": "*fp32",
     "ranks": "*i64",
+    "budgets": "*i64",
     "partials": "*i64",
     "arrivals": "*i32",
     "topk_ids": "*i32",
@@ -75,7 +77,7 @@ def compile_kernel(case, dtype=torch.float32, votes=True, routes=True, fill=True
         constants["bias"] = None
     if plan.target_per_rank is None:
         constants["ranks"] = None
-    if tile.programs == 1:
+    if not tile.several:
         constants |= {"partials": None, "arrivals": None}
     signature = {"logits": DTYPES[dtype]} | SIGNATURE | dict.fromkeys(constants, "constexpr")
     names = kernel.arg_names

@@ -13,9 +13,11 @@ import triton
 
 from ...plan import SelectionPlan
 from ...types import Alignment, Batch, Router, RunnerSlots, Selection
+from .budgets import Budgets, find_budgets
 from .kernel import select_kernel
-from .recipe import MAX_SORTED, WARPS, count_blocks, make_recipe, make_tile, supports
+from .recipe import make_recipe, supports
 from .slots import finish_slots
+from .tile import MAX_SORTED, WARPS, count_blocks, count_programs, make_tile
 
 INTERPRETED = triton.knobs.runtime.interpret
 TWO_LAUNCHES = "SGLANG_XSHARE_TWO_LAUNCHES"
@@ -34,8 +36,11 @@ def select(
     batch: Batch,
     rank_of_expert: torch.Tensor | None,
     slots: RunnerSlots | None,
+    budgets: Budgets | None = None,
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`.
+
+    `budgets`, made for the plan, may hold other numbers than it by the time the kernel runs, or a graph replays.
 
     On CUDA, or under TRITON_INTERPRET=1 on any device. A CUDA graph can capture it: nothing waits for the host, and
     `batch.valid` is read when the graph replays. Raises ValueError where `supports` is False.
@@ -49,15 +54,16 @@ def select(
         raise ValueError(
             f"router_logits on {logits.device}: allowed with backend triton is cuda, or TRITON_INTERPRET=1"
         )
-    answer = _allocate(logits, plan.kmax or router.top_k)
+    answer = _allocate(logits, plan.columns(router))
     if num_rows:
-        if slots is not None and slots.block_size is not None:
-            tile = make_tile(plan, router, batch, num_rows, num_experts)
-            if tile.slots <= MAX_SORTED:
+        if slots is not None and slots.block_size is not None and answer.topk_ids.numel() <= MAX_SORTED:
+            active = num_experts  # as numbers that change may have it
+            if budgets is None:
                 active = plan.max_active(router, num_experts, num_rows, batch.tokens_per_request)
-                blocks = count_blocks(answer.topk_ids.numel(), active, slots.block_size)
-                answer = replace(answer, alignment=_allocate_alignment(logits, blocks, slots.block_size))
-        _launch(logits, plan, router, batch, rank_of_expert, answer, fill=slots is not None)
+            blocks = count_blocks(answer.topk_ids.numel(), active, slots.block_size)
+            answer = replace(answer, alignment=_allocate_alignment(logits, blocks, slots.block_size))
+        budgets = budgets or find_budgets(plan, logits.device)
+        _launch(logits, plan, router, batch, rank_of_expert, answer, budgets, fill=slots is not None)
     return answer
 
 
@@ -88,6 +94,7 @@ def _launch(
     batch: Batch,
     rank_of_expert: torch.Tensor | None,
     answer: Selection,
+    budgets: Budgets,
     fill: bool,
 ) -> None:
     aligned: tuple[torch.Tensor | None, ...] = (None, None, None)
@@ -101,14 +108,16 @@ def _launch(
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     partials = arrivals = None
-    if tile.programs > 1:
-        partials = logits.new_empty((tile.programs, tile.experts), dtype=torch.int64)
-        arrivals = _find_counter(logits.device, tile.programs)
+    programs = count_programs(tile, plan, batch, num_rows)
+    if programs > 1:
+        partials = logits.new_empty((programs, tile.experts), dtype=torch.int64)
+        arrivals = _find_counter(logits.device, programs)
     arguments = (
         logits,
         None if batch.valid is None else batch.valid.contiguous(),
         None if router.correction_bias is None else router.correction_bias.contiguous(),
         rank_of_expert.contiguous() if plan.target_per_rank and rank_of_expert is not None else None,
+        budgets.values,
         partials,
         arrivals,
         answer.topk_ids,
@@ -123,9 +132,9 @@ def _launch(
         logits.stride(0),
         blocks,
     )
-    together = tile.programs == 1 or arrivals is not None
+    together = programs == 1 or arrivals is not None
     launch = partial(
-        select_kernel[(tile.programs,)],
+        select_kernel[(programs,)],
         *arguments,
         recipe=recipe,
         tile=tile,
@@ -135,12 +144,15 @@ def _launch(
     if not together:
         launch(votes=True, routes=False)
         launch(votes=False, routes=True)
-    elif tile.programs == 1:
+    elif programs == 1:
         launch(votes=True, routes=True)
     else:
-        _launch_cooperatively(launch, tile.programs)
+        _launch_cooperatively(launch, programs)
     if fill and not together:
-        finish_slots[(1,)](answer.topk_ids, *aligned, num_rows, blocks, recipe=recipe, tile=tile, num_warps=WARPS)
+        tables = answer.selected, answer.active, answer.vanilla_active
+        finish_slots[(1,)](
+            answer.topk_ids, *tables, *aligned, num_rows, blocks, recipe=recipe, tile=tile, num_warps=WARPS
+        )
 
 
 def _launch_cooperatively(launch: Callable[..., object], programs: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from ..plan import SelectionPlan
 from ..types import Batch, Router, RunnerSlots, Selection
 from .scores import compute_scores, to_grid
-from .slots import fill_slots, find_awake
+from .slots import serve_runner
 
 
 def select(
@@ -26,10 +26,7 @@ def select(
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`."""
     answer = _Reference(logits, plan, router, batch, rank_of_expert).select()
-    if slots is not None:
-        awake = find_awake(answer.selected, answer.vanilla_active, answer.active)
-        answer = replace(answer, topk_ids=fill_slots(answer.topk_ids, awake))
-    return answer
+    return answer if slots is None else replace(answer, **serve_runner(answer, logits, router.top_k, slots))
 
 
 class _Reference:

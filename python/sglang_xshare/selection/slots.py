@@ -1,8 +1,27 @@
-"""Slots as MoE runners take them: none of them empty."""
+"""What MoE runners take: no empty slot, shared experts' columns, or masked logits."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+
+from ..types import RunnerSlots, Selection
+from .mask import mask_logits
+
+
+def serve_runner(answer: Selection, logits: torch.Tensor, top_k: int, slots: RunnerSlots) -> dict[str, Any]:
+    """Fields of an answer [n, k] as its runner takes them, in place of what they were."""
+    if slots.masked:
+        masked, awake = mask_logits(logits, answer, top_k)
+        return {"masked_logits": masked, "active": awake}
+    awake = find_awake(answer.selected, answer.vanilla_active, answer.active)
+    ids, weights = fill_slots(answer.topk_ids, awake), answer.topk_weights
+    if slots.shared:
+        experts = logits.shape[1] + torch.arange(slots.shared, dtype=ids.dtype, device=ids.device)
+        ids = torch.cat([ids, experts.expand(len(ids), -1)], 1)
+        weights = torch.cat([weights, weights.new_full((len(ids), slots.shared), slots.shared_weight)], 1)
+    return {"topk_ids": ids, "topk_weights": weights}
 
 
 def fill_slots(ids: torch.Tensor, awake: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from ..types import Batch, Router, RunnerSlots, Selection
 from .rows import Rows, Slots, constant, find_best, mark, rank_rows
 from .scores import to_grid
 from .shortlist import select_experts
-from .slots import fill_slots, find_awake
+from .slots import serve_runner
 
 # Keeps 0 / 0 at 0 and changes no other quotient of float32.
 _TINY = 2.0**-149
@@ -52,8 +52,7 @@ def select(
     valid = None if batch.valid is None else batch.valid.clone()
     answer = _Answer(ids, weights, selected, lost, rows.own, chosen, valid)
     if slots is not None:
-        filled = fill_slots(ids, find_awake(selected, answer.vanilla_active, answer.active))
-        vars(answer).update(topk_ids=filled)
+        vars(answer).update(serve_runner(answer, logits, router.top_k, slots))
     return answer
 
 

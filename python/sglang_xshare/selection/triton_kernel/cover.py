@@ -6,6 +6,7 @@ import triton.language as tl
 from .barrier import wait_for_all
 from .budgets import MAX_RANK, read_count
 from .experts import HOLDER, VOTE
+from .mask import find_spare
 from .ranking import find_first
 from .rows import EMPTY, drop_best, halve, pop_best, roll
 
@@ -105,15 +106,21 @@ def store_places(
 
 
 @triton.jit
-def find_awake(words: tl.tensor, selected: tl.tensor, experts: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
-    """An expert that some row uses, see `sglang_xshare.selection.slots`; -1 where the words do not tell, which is rare.
+def find_sure(words: tl.tensor, selected: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+    """[E] bool: experts that some row uses, as far as the words tell.
 
     What a row has in its top-k and in S it uses, where it has slots for all of its top-k and may reach so far.
     """
-    used = selected & ((words & (HOLDER - 1)) >= VOTE)
+    sure = selected & ((words & (HOLDER - 1)) >= VOTE)
     if recipe.limits_reach or recipe.columns < recipe.top_k:
-        used = words < 0
-    return tl.max(tl.where(used, experts, -1), 0)
+        sure = words < 0
+    return sure
+
+
+@triton.jit
+def find_awake(words: tl.tensor, selected: tl.tensor, experts: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+    """An expert that some row uses, see `sglang_xshare.selection.slots`; -1 where the words do not tell: rare."""
+    return tl.max(tl.where(find_sure(words, selected, recipe), experts, -1), 0)
 
 
 @triton.jit
@@ -125,6 +132,33 @@ def load_awake(
     used = tl.load(active + experts, mask=experts < num_experts, other=0) != 0
     keys = tl.where(used, tl.where(selected & voted, experts + size, experts), 0)
     return tl.max(keys, 0) % size
+
+
+@triton.jit
+def settle_spare(
+    words: tl.tensor,
+    selected: tl.tensor,
+    active: tl.tensor,
+    arrivals: tl.tensor,
+    experts: tl.tensor,
+    recipe: tl.constexpr,
+    tile: tl.constexpr,
+) -> tl.tensor:
+    """[E] bool: where empty slots of masked logits go. Waits for the other programs, and completes the active experts,
+    where too few of these are known.
+    """
+    spare = find_sure(words, selected, recipe)
+    if tl.sum(spare.to(tl.int32), 0) < recipe.top_k:
+        if tile.several:
+            wait_for_all(arrivals, tl.num_programs(0))
+        else:
+            tl.debug_barrier()
+        exists = experts < recipe.num_experts
+        sure = selected & ((words & (HOLDER - 1)) >= VOTE)
+        spare, awake = find_spare(sure, active, experts, exists, recipe.top_k)
+        if tl.program_id(0) == 0:
+            tl.store(active + experts, awake, mask=exists)
+    return spare
 
 
 @triton.jit

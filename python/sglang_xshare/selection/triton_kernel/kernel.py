@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from .barrier import is_last, wait_for_all
-from .cover import find_awake, limit_keys, place_experts, rescue_rows, settle_awake, store_places, weigh
+from .cover import find_awake, limit_keys, place_experts, rescue_rows, settle_awake, settle_spare, store_places, weigh
 from .experts import HOLDER, VOTE, select_experts, sum_words
 from .ranking import choose_keys, collect_words, find_first, rank_rows
 from .rows import load_tile, score_rows, store_tile
@@ -38,7 +38,7 @@ TABLES = ["selected_out", "active", "vanilla_active", "kept_mass", "rescued"]
 # compiled anew where a tensor begins elsewhere: each element is loaded and stored by itself.
 @triton.jit(
     do_not_specialize=["num_rows", "row_stride", "num_blocks"],
-    do_not_specialize_on_alignment=["logits", "valid", "bias", "topk_ids", "topk_weights", *TABLES],
+    do_not_specialize_on_alignment=["logits", "valid", "bias", "topk_ids", "topk_weights", "masked", *TABLES],
 )
 def select_kernel(
     logits: tl.tensor,  # [n, N] fp32, fp16 or bf16; the experts of a row are contiguous
@@ -48,8 +48,9 @@ def select_kernel(
     budgets: tl.tensor,  # `Budgets.values`
     partials: tl.tensor,  # [programs, E] int64: scratch of several programs
     arrivals: tl.tensor,  # [2] int32: the counters of the barrier, and of the programs that are done
-    topk_ids: tl.tensor,  # [n, columns] int32
+    topk_ids: tl.tensor,  # [n, columns] int32, shared experts' columns among them
     topk_weights: tl.tensor,  # [n, columns] fp32
+    masked: tl.tensor,  # [n, N], as the logits; or None
     selected_out: tl.tensor,  # [N] bool
     active: tl.tensor,  # [N] bool
     vanilla_active: tl.tensor,  # [N] bool
@@ -127,7 +128,8 @@ def select_kernel(
         weights = weigh(scores, own, own_mass, chosen, mass, recipe)
         # Active is marked on top of the zeros stored above, by other threads of this program or before all met.
         tl.debug_barrier()
-        store_places(topk_ids, topk_weights, active, row * recipe.columns, slot, weights, 0, recipe)
+        slots: tl.constexpr = recipe.columns + recipe.shared
+        store_places(topk_ids, topk_weights, active, row * slots, slot, weights, 0, recipe)
 
         filler = tl.full((tile.rows,), -1, tl.int32)
         if recipe.fill:
@@ -138,10 +140,19 @@ def select_kernel(
             filler = tl.where(filler < 0, awake, filler)
         column = tl.arange(0, tile.columns)[None, :]
         count = tl.sum(chosen.to(tl.int32), 1)[:, None]
-        empty = present[:, None] & (column >= count) & (column < recipe.columns)
-        target = row[:, None] * recipe.columns + column
-        tl.store(topk_ids + target, tl.broadcast_to(filler[:, None], target.shape), mask=empty)
-        tl.store(topk_weights + target, 0.0, mask=empty)
+        empty = present[:, None] & (column >= count) & (column < slots)
+        target = row[:, None] * slots + column
+        spread = tl.broadcast_to(filler[:, None], target.shape)
+        shared = column - recipe.columns
+        tl.store(topk_ids + target, tl.where(shared < 0, spread, recipe.num_experts + shared), mask=empty)
+        weight = tl.where(shared < 0, 0.0, recipe.shared_weight)
+        tl.store(topk_weights + target, tl.broadcast_to(weight, target.shape), mask=empty)
+        if masked is not None:
+            spare = settle_spare(words, selected, active, arrivals, experts, recipe, tile)
+            raw = load_tile(logits + row.to(tl.int64) * row_stride, live, recipe.num_experts, 0, 0, tile.experts)
+            rest = tl.where(spare, recipe.lowest, float("-inf")).to(raw.dtype)
+            raw = tl.where(chosen, raw, rest[None, :])
+            store_tile(masked + row.to(tl.int64) * recipe.num_experts, raw, present, recipe.num_experts, 0)
         share = mass / tl.where(own_mass > 0, own_mass, 1.0)
         share = tl.where((mass == own_mass) | (own_mass <= 0) | (share == float("inf")), 1.0, share)
         share = tl.where(live, share, 0.0)[:, None]

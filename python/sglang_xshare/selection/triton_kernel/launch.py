@@ -15,6 +15,7 @@ from ...plan import SelectionPlan
 from ...types import Alignment, Batch, Router, RunnerSlots, Selection
 from .budgets import Budgets, find_budgets
 from .kernel import select_kernel
+from .mask import allocate_masked, launch_mask
 from .recipe import make_recipe, supports
 from .slots import finish_slots
 from .tile import MAX_SORTED, WARPS, count_blocks, count_programs, make_tile
@@ -54,7 +55,9 @@ def select(
         raise ValueError(
             f"router_logits on {logits.device}: allowed with backend triton is cuda, or TRITON_INTERPRET=1"
         )
-    answer = _allocate(logits, plan.columns(router))
+    answer = _allocate(logits, plan.columns(router) + (slots.shared if slots else 0))
+    if slots is not None and slots.masked:
+        answer = replace(answer, masked_logits=allocate_masked(logits))
     if num_rows:
         if slots is not None and slots.block_size is not None and answer.topk_ids.numel() <= MAX_SORTED:
             active = num_experts  # as numbers that change may have it
@@ -63,7 +66,7 @@ def select(
             blocks = count_blocks(answer.topk_ids.numel(), active, slots.block_size)
             answer = replace(answer, alignment=_allocate_alignment(logits, blocks, slots.block_size))
         budgets = budgets or find_budgets(plan, logits.device)
-        _launch(logits, plan, router, batch, rank_of_expert, answer, budgets, fill=slots is not None)
+        _launch(logits, plan, router, batch, rank_of_expert, answer, budgets, slots)
     return answer
 
 
@@ -95,7 +98,7 @@ def _launch(
     rank_of_expert: torch.Tensor | None,
     answer: Selection,
     budgets: Budgets,
-    fill: bool,
+    slots: RunnerSlots | None,
 ) -> None:
     aligned: tuple[torch.Tensor | None, ...] = (None, None, None)
     blocks = block_size = 0
@@ -103,8 +106,8 @@ def _launch(
         aligned = (answer.alignment.sorted_slots, answer.alignment.block_experts, answer.alignment.num_sorted)
         blocks, block_size = len(answer.alignment.block_experts), answer.alignment.block_size
     num_rows, num_experts = logits.shape
-    recipe = make_recipe(plan, router, batch, logits, fill, block_size)
-    tile = make_tile(plan, router, batch, num_rows, num_experts, block_size)
+    recipe = make_recipe(plan, router, batch, logits, slots, block_size)
+    tile = make_tile(plan, router, batch, num_rows, num_experts, block_size, recipe.shared)
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     partials = arrivals = None
@@ -112,6 +115,7 @@ def _launch(
     if programs > 1:
         partials = logits.new_empty((programs, tile.experts), dtype=torch.int64)
         arrivals = _find_counter(logits.device, programs)
+    together = programs == 1 or arrivals is not None
     arguments = (
         logits,
         None if batch.valid is None else batch.valid.contiguous(),
@@ -122,6 +126,7 @@ def _launch(
         arrivals,
         answer.topk_ids,
         answer.topk_weights,
+        answer.masked_logits if together else None,
         answer.selected,
         answer.active,
         answer.vanilla_active,
@@ -132,7 +137,6 @@ def _launch(
         logits.stride(0),
         blocks,
     )
-    together = programs == 1 or arrivals is not None
     launch = partial(
         select_kernel[(programs,)],
         *arguments,
@@ -148,7 +152,9 @@ def _launch(
         launch(votes=True, routes=True)
     else:
         _launch_cooperatively(launch, programs)
-    if fill and not together:
+    if answer.masked_logits is not None and not together:
+        launch_mask(logits, answer, router.top_k, answer.masked_logits, answer.active)
+    if recipe.fill and not together:
         tables = answer.selected, answer.active, answer.vanilla_active
         finish_slots[(1,)](
             answer.topk_ids, *tables, *aligned, num_rows, blocks, recipe=recipe, tile=tile, num_warps=WARPS

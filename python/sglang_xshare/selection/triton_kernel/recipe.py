@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ...plan import SelectionPlan
-from ...types import Batch, Router
+from ...types import Batch, Router, RunnerSlots
 from .tile import count_tokens, make_tile, round_up
 
 # What the registers of a program hold; balancing the ranks of 512 experts spills some (ptxas: 3.5 KB).
@@ -59,6 +59,12 @@ class Recipe:
     rescue: bool
     """Whether a row can be left without experts and get its first choice back."""
     columns: int
+    """Of the experts chosen."""
+    shared: int
+    """And of shared experts behind them."""
+    shared_weight: float
+    lowest: float
+    """Of the finite logits."""
     scaling: float
     fill: bool
     """Whether no slot may stay empty."""
@@ -67,9 +73,16 @@ class Recipe:
 
 
 def make_recipe(
-    plan: SelectionPlan, router: Router, batch: Batch, logits: torch.Tensor, fill: bool = False, block_size: int = 0
+    plan: SelectionPlan,
+    router: Router,
+    batch: Batch,
+    logits: torch.Tensor,
+    slots: RunnerSlots | None = None,
+    block_size: int = 0,
 ) -> Recipe:
-    """The recipe for logits [n, N]; the plan has been checked against the router."""
+    """The recipe for logits [n, N]; the plan has been checked against the router. `block_size` is that of the slots
+    where the kernel sorts them, else 0.
+    """
     num_experts = logits.shape[1]
     biased = router.correction_bias is not None
     sigmoid = router.scoring == "sigmoid"
@@ -102,8 +115,11 @@ def make_recipe(
         limits_reach=plan.max_rank is not None,
         rescue=plan.can_rescue,
         columns=plan.columns(router),
+        shared=slots.shared if slots else 0,
+        shared_weight=slots.shared_weight if slots else 1.0,
+        lowest=torch.finfo(logits.dtype).min,
         scaling=router.scaling,
-        fill=fill,
+        fill=slots is not None and not slots.masked,
         block_size=block_size,
     )
 

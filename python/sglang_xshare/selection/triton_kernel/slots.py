@@ -73,10 +73,11 @@ def finish_slots(
     column = tl.arange(0, tile.columns)[None, :]
     for start in range(0, num_rows, 32):
         row = start + place
-        first = tl.load(topk_ids + row * recipe.columns, mask=row < num_rows, other=0)
+        rows = topk_ids + row * (recipe.columns + recipe.shared)
+        first = tl.load(rows, mask=row < num_rows, other=0)
         tl.debug_barrier()  # other threads of this program read what is written now
         bare = (first < 0)[:, None] & (column < recipe.columns)
-        tl.store(topk_ids + row[:, None] * recipe.columns + column, awake, mask=bare)
+        tl.store(rows[:, None] + column, awake, mask=bare)
     if recipe.block_size:
         tl.debug_barrier()
         align_slots(topk_ids, sorted_slots, block_experts, num_sorted, num_rows, num_blocks, recipe, tile)

@@ -35,7 +35,13 @@ class Tile:
 
 
 def make_tile(
-    plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int, block_size: int = 0
+    plan: SelectionPlan,
+    router: Router,
+    batch: Batch,
+    num_rows: int,
+    num_experts: int,
+    block_size: int = 0,
+    shared: int = 0,
 ) -> Tile:
     """One program where the batch is small, or where one row's voice or rescue may change every other; else as many as
     it takes.
@@ -52,7 +58,7 @@ def make_tile(
         rows=rows,
         experts=experts,
         request=request,
-        columns=max(32, round_up(columns)),
+        columns=max(32, round_up(columns + shared)),
         several=several,
         narrow=not several and rows * experts <= 1 << (31 - 20),
         slots=slots,

@@ -101,7 +101,8 @@ def test_every_layer_is_there_and_found(graph):
     assert len({find_layer(name) for name in graph}) == len(LAYERS)
     assert "stage.start.server" in graph["stage"], "inside a function"
     assert "plan" in graph[""], "for type checking alone"
-    assert "selection.triton_kernel.mask" in graph["stage.mask"], "two packages up"
+    assert "selection.triton_kernel.mask" in graph["selection.mask"], "inside a function, one package down"
+    assert "plan" in graph["selection.triton_kernel.recipe"], "two packages up"
     assert "patching.errors" in graph["patching.status"], "beside it"
 
 

@@ -60,18 +60,28 @@ class Batch:
 
 @dataclass(frozen=True)
 class RunnerSlots:
-    """Asks `select()` for slots as an MoE runner takes them: an empty slot holds an expert that is awake anyway, with
-    weight 0.
+    """Asks `select()` for what an MoE runner takes: an empty slot holds an expert that is awake anyway, with weight 0.
 
     `block_size` also asks for the slots sorted by expert, in blocks of that many, as SGLang's Triton runner takes them.
-    A backend that does not sort leaves `Selection.alignment` None. Raises ValueError naming the key.
+    A backend that does not sort leaves `Selection.alignment` None. `shared` fused shared experts, numbered from N on,
+    have a column each behind the others, with `shared_weight` in every row. `masked` asks, for a runner that ranks
+    logits itself, for `Selection.masked_logits`, and leaves empty slots empty. Raises ValueError naming the key.
     """
 
     block_size: int | None = None
+    shared: int = 0
+    shared_weight: float = 1.0
+    masked: bool = False
 
     def __post_init__(self) -> None:
         if self.block_size is not None:
             _check_count("block_size", self.block_size)
+        if type(self.shared) is not int or self.shared < 0:
+            raise ValueError(f"shared = {self.shared!r}: allowed is an integer of at least 0")
+        if self.block_size is not None and self.shared:
+            raise ValueError(f"block_size = {self.block_size}: allowed only without shared experts")
+        if self.masked and (self.block_size is not None or self.shared):
+            raise ValueError("masked = True: allowed only without block_size and shared experts")
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,15 +104,15 @@ class Selection:
     """Where every row goes. All tensors are on the logits' device; only the reference has waited for them."""
 
     topk_ids: torch.Tensor
-    """[n, k] (`kmax` columns where the plan says so) int32, descending choice score, -1 in an empty slot (see
-    `RunnerSlots`).
+    """[n, k] (`kmax` columns where the plan says so) int32, descending choice score, -1 in an empty slot; with more
+    columns, and none empty, where `RunnerSlots` asked for it.
     """
     topk_weights: torch.Tensor
     """[n, k] float32, 0 in an empty slot."""
     selected: torch.Tensor
     """[N] bool: the set S."""
     active: torch.Tensor
-    """[N] bool: experts in a slot of a valid row, what is loaded."""
+    """[N] bool: experts in a slot of a valid row, what is loaded; with masked logits as many more as make k."""
     rescued: torch.Tensor
     """0-dim int64: rows that `rescue` saved."""
     vanilla_active: torch.Tensor
@@ -113,6 +123,8 @@ class Selection:
     """
     alignment: Alignment | None = None
     """None unless `RunnerSlots.block_size` asked for it and the backend sorts."""
+    masked_logits: torch.Tensor | None = None
+    """[n, N] in the logits' dtype, where `RunnerSlots.masked` asked for it: see `selection.mask`."""
 
 
 def _check_count(key: str, value: object) -> None:

@@ -23,8 +23,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from sglang_xshare import Batch, Router, RunnerSlots, Selection, SelectionPlan, select
-from sglang_xshare.selection.triton_kernel import kernel, launch, recipe
-from sglang_xshare.selection.triton_kernel.experts import wait_for_all
+from sglang_xshare.selection.triton_kernel import kernel, launch, tile
+from sglang_xshare.selection.triton_kernel.barrier import wait_for_all
 
 ORDERS = {
     "release": {interpreter._ir.MEM_SEMANTIC.RELEASE, interpreter._ir.MEM_SEMANTIC.ACQUIRE_RELEASE},
@@ -247,8 +247,8 @@ def select_on_one_counter(
     torch.use_deterministic_algorithms(True)  # of which the filling of what is allocated is one
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "_find_counter", lambda device, programs: counters)
-        patch.setattr(recipe, "SINGLE_PROGRAM", 0)
-        patch.setattr(recipe, "MIN_ROWS", 2)
+        patch.setattr(tile, "SINGLE_PROGRAM", 0)
+        patch.setattr(tile, "MIN_ROWS", 2)
         for call, conditions in calls:
             with programs_side_by_side(conditions) as launches:
                 selection = select(*call, backend="triton", slots=slots)

@@ -21,15 +21,16 @@ from selection.test_triton import (
     without_denormals,
 )
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
-from sglang_xshare.selection.slots import fill_slots
-from sglang_xshare.selection.triton_kernel.recipe import MAX_SORTED, make_tile, supports
+from sglang_xshare.selection.slots import fill_slots, find_awake
+from sglang_xshare.selection.triton_kernel import supports
+from sglang_xshare.selection.triton_kernel.tile import MAX_SORTED, make_tile
 
 __all__ = ["kernel"]
 BACKENDS = ("reference", "torch", "triton")
 
 
-def fill(ids: list[list[int]]) -> list[list[int]]:
-    filled = fill_slots(torch.tensor(ids, dtype=torch.int32))
+def fill(ids: list[list[int]], awake: int = 0) -> list[list[int]]:
+    filled = fill_slots(torch.tensor(ids, dtype=torch.int32), torch.tensor(awake, dtype=torch.int32))
     assert filled.dtype == torch.int32
     return filled.tolist()
 
@@ -42,18 +43,30 @@ def test_empty_slot_gets_the_rows_own_first_expert():
     assert fill([[3, -1, -1], [0, 5, -1]]) == [[3, 3, 3], [0, 5, 0]]
 
 
-def test_padding_row_gets_a_live_rows_expert():
-    filled = fill([[-1, -1], [2, 6], [4, -1]])
-    assert filled[1:] == [[2, 6], [4, 4]]
-    assert filled[0] in ([2, 2], [4, 4])
-
-
-def test_no_live_row_gets_expert_0():
-    assert fill([[-1, -1], [-1, -1]]) == [[0, 0], [0, 0]]
+def test_padding_row_gets_the_expert_that_is_awake():
+    assert fill([[-1, -1], [2, 6], [4, -1]], awake=6) == [[6, 6], [2, 6], [4, 4]]
 
 
 def test_no_row():
-    assert fill_slots(torch.empty((0, 8), dtype=torch.int32)).shape == (0, 8)
+    assert fill_slots(torch.empty((0, 8), dtype=torch.int32), torch.tensor(0)).shape == (0, 8)
+
+
+@pytest.mark.parametrize(
+    ("selected", "vanilla_active", "active", "awake"),
+    [
+        ([2, 5, 6], [1, 2, 5], [2, 5, 6], 5),
+        ([2, 5, 6], [1, 2, 5], [2, 6], 2),
+        ([5, 6], [1, 2], [1, 2], 2),
+        ([5], [], [], 0),
+        ([0], [0], [0], 0),
+    ],
+    ids=["the largest of S and of a top-k", "that a row uses", "that a row uses at all", "no live row", "the first"],
+)
+def test_which_expert_is_awake(selected, vanilla_active, active, awake):
+    tables = torch.zeros(3, 7, dtype=torch.bool)
+    for table, experts in zip(tables, (selected, vanilla_active, active), strict=True):
+        table[experts] = True
+    assert find_awake(*tables).tolist() == awake
 
 
 def test_more_columns_than_top_k():
@@ -68,7 +81,7 @@ def test_filling_wakes_no_expert(seed):
     lengths = torch.randint(0, 7, (12, 1), generator=generator)
     lengths[0] = 1
     ids[torch.arange(6) >= lengths] = -1
-    filled = fill_slots(ids)
+    filled = fill_slots(ids, ids[0, 0])
     assert set(filled.flatten().tolist()) == set(ids[ids >= 0].tolist())
 
 
@@ -108,7 +121,7 @@ def compare_filled(kernel, logits, plan, router, batch, block_size=None):
     assert torch.equal(found.topk_weights, bare.topk_weights)
     assert torch.equal(found.active, bare.active)
     assert (found.topk_ids >= 0).all()
-    if make_tile(plan, router, batch, *logits.shape).slots > MAX_SORTED:
+    if found.topk_ids.numel() > MAX_SORTED:
         assert found.alignment is None
     elif block_size is not None:
         check_alignment(found, block_size)
@@ -122,7 +135,9 @@ def test_select_fills_what_it_leaves_empty(backend, name):
     bare = select(logits, make_plan(name), Router(4), Batch(valid), backend=backend)
     found = select(logits, make_plan(name), Router(4), Batch(valid), backend=backend, slots=RunnerSlots(16))
     assert (bare.topk_ids < 0).any()
-    assert torch.equal(found.topk_ids, fill_slots(bare.topk_ids))
+    awake = find_awake(bare.selected, bare.vanilla_active, bare.active)
+    assert bare.active[awake]
+    assert torch.equal(found.topk_ids, fill_slots(bare.topk_ids, awake))
     assert torch.equal(found.topk_weights, bare.topk_weights)
     assert torch.equal(found.active, bare.active)
     assert found.alignment is None
@@ -164,7 +179,7 @@ def test_padding_of_whole_programs(kernel, live):
     """Rows of programs without a live one, and a batch without any, as when a graph is captured."""
     logits = make_logits("normal", 40, 128)
     valid = torch.arange(40, device=DEVICE) >= 40 - live
-    assert make_tile(make_plan("xshare"), Router(8), Batch(), 40, 128).programs > 2
+    assert make_tile(make_plan("xshare"), Router(8), Batch(), 40, 128).several
     found = compare_filled(kernel, logits, make_plan("xshare"), Router(8), Batch(valid), block_size=16)
     if not live:
         assert (found.topk_ids == 0).all()

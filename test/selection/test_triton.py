@@ -16,7 +16,8 @@ from selection.cases import DTYPES, cases, fill_logits, keys_for, router_of
 from selection.interpreter import interpreted
 from selection.oracle import ALGORITHMS
 from sglang_xshare import Batch, Router, build_plan, select
-from sglang_xshare.selection.triton_kernel.recipe import make_tile, supports
+from sglang_xshare.selection.triton_kernel import supports
+from sglang_xshare.selection.triton_kernel.tile import count_programs, make_tile
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
@@ -211,9 +212,10 @@ def test_strides(kernel, slices):
 def test_production_batches_are_one_launch():
     """Up to 16 x 128 in one program, up to 128 x 256 in so few that any GPU holds them together."""
     plan, router = make_plan("xshare"), Router(8)
-    assert make_tile(plan, router, Batch(), 16, 128).programs == 1
+    assert not make_tile(plan, router, Batch(), 16, 128).several
     for rows, experts in itertools.product((16, 64, 128), (128, 256)):
-        assert make_tile(plan, router, Batch(), rows, experts).programs <= 16
+        tile = make_tile(plan, router, Batch(), rows, experts)
+        assert count_programs(tile, plan, Batch(), rows) <= 16
 
 
 @pytest.mark.parametrize(

@@ -165,3 +165,18 @@ def test_one_that_never_comes_holds_up_all(run):
     assert crossing.hung
     assert crossing.arrived[0, :3].sort().values.tolist() == [0, 1, 2]
     assert (crossing.passed == -1).all()
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+@pytest.mark.parametrize(("keys", "live", "barriers"), [({"add": 5}, 5, 1), ({"add": 0}, 2, 2), ({"add": 5}, 0, 2)])
+def test_masked_logits_take_a_second_barrier_where_too_few_experts_are_known(run, keys, live, barriers, late):
+    """Of the first choices of two rows no four slots can be filled: all then wait for what each has woken."""
+    logits, _, router, _ = make_call("add", 3)
+    call = logits, build_plan("xshare", k0=1, **keys), router, Batch(torch.arange(len(logits)) < live)
+    slots = RunnerSlots(masked=True)
+    expected = select(*call, backend="reference", slots=slots)
+    conditions = [Conditions(lazy=True, late=(late, *place)) for place in (("store", 1), ("load", 2), ("end", 0))]
+    for turn, found in enumerate(run(select_on_one_counter, [(call, each) for each in conditions], 0, slots)):
+        assert found.counters[0] == (FLIPPED if barriers == 1 and turn % 2 == 0 else 0)
+        assert not find_differences(found, call, slots)
+        assert torch.equal(found.selection.masked_logits, expected.masked_logits)

@@ -11,11 +11,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sglang_xshare import Batch, Router, build_plan
+from sglang_xshare import Batch, Router, RunnerSlots, build_plan
 from sglang_xshare.selection.triton_kernel.kernel import select_kernel
 from sglang_xshare.selection.triton_kernel.mask import mask_kernel
-from sglang_xshare.selection.triton_kernel.recipe import WARPS, make_recipe, make_tile
+from sglang_xshare.selection.triton_kernel.recipe import make_recipe
 from sglang_xshare.selection.triton_kernel.slots import finish_slots
+from sglang_xshare.selection.triton_kernel.tile import WARPS, make_tile
 
 HOPPER = GPUTarget("cuda", 90, 32)
 DTYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
@@ -23,10 +24,12 @@ SIGNATURE = {
     "valid": "*i1",
     "bias": "*fp32",
     "ranks": "*i64",
+    "budgets": "*i64",
     "partials": "*i64",
     "arrivals": "*i32",
     "topk_ids": "*i32",
     "topk_weights": "*fp32",
+    "selected": "*i1",
     "selected_out": "*i1",
     "active": "*i1",
     "vanilla_active": "*i1",
@@ -40,6 +43,7 @@ SIGNATURE = {
     "num_blocks": "i32",
 }
 ALIGNMENT = ("sorted_slots", "block_experts", "num_sorted")
+FILLED = RunnerSlots()
 BIAS = torch.zeros(256)
 CASES = {
     "xshare": ({"policy": "xshare"}, Router(8), 1, (16, 128)),
@@ -62,22 +66,25 @@ CASES = {
 }
 
 
-def compile_kernel(case, dtype=torch.float32, votes=True, routes=True, fill=True, block_size=0, kernel=select_kernel):
+def compile_kernel(case, dtype=torch.float32, votes=True, routes=True, slots=FILLED, kernel=select_kernel):
     """The kernel compiled for Hopper, as it would be launched for a case."""
     keys, router, tokens, (rows, experts) = CASES[case]
     plan, batch = build_plan(keys), Batch(tokens_per_request=tokens)
-    tile = make_tile(plan, router, batch, rows, experts, block_size)
-    recipe = make_recipe(plan, router, batch, torch.empty(rows, experts, dtype=dtype), fill, block_size)
+    block_size = slots.block_size or 0 if slots else 0
+    recipe = make_recipe(plan, router, batch, torch.empty(rows, experts, dtype=dtype), slots, block_size)
+    tile = make_tile(plan, router, batch, rows, experts, block_size, recipe.shared)
     constants = {"recipe": recipe, "tile": tile, "votes": votes, "routes": routes}
+    if slots is None or not slots.masked:
+        constants["masked"] = None
     if not block_size:
         constants |= dict.fromkeys(ALIGNMENT)
     if router.correction_bias is None:
         constants["bias"] = None
     if plan.target_per_rank is None:
         constants["ranks"] = None
-    if tile.programs == 1:
+    if not tile.several:
         constants |= {"partials": None, "arrivals": None}
-    signature = {"logits": DTYPES[dtype]} | SIGNATURE | dict.fromkeys(constants, "constexpr")
+    signature = {"logits": DTYPES[dtype], "masked": DTYPES[dtype]} | SIGNATURE | dict.fromkeys(constants, "constexpr")
     names = kernel.arg_names
     signature = {name: signature[name] for name in names}
     source = ASTSource(kernel, signature, {(names.index(k),): v for k, v in constants.items() if k in names})
@@ -90,25 +97,33 @@ def test_one_launch(case):
 
 
 def test_slots_left_empty():
-    compile_kernel("xshare", fill=False)
+    compile_kernel("xshare", slots=None)
 
 
 @pytest.mark.parametrize("case", ["xshare", "xshare in programs", "oea"])
 def test_sorted_slots(case):
-    compile_kernel(case, block_size=16)
+    compile_kernel(case, slots=RunnerSlots(16))
 
 
-def test_the_barrier_orders_memory():
-    """Its atomics stand between barriers of the program's own threads, whose stores the first and the last release."""
-    code = compile_kernel("xshare in programs").asm["ptx"]
-    order = re.findall(r"bar\.sync|(?:atom|ld)\.global\.gpu\.\w+", code)
-    first, wait, last = (
-        [i for i, name in enumerate(order) if name.endswith(end)] for end in ("release", "acquire", "acq_rel")
-    )
-    assert [len(first), len(wait), len(last)] == [1, 1, 1]
-    assert first[0] < wait[0] < last[0]
-    for before, after in ((first[0], first[0]), (first[0], wait[0]), (last[0], last[0])):
-        assert order[before - 1] == order[after + 1] == "bar.sync"
+@pytest.mark.parametrize("case", ["group-limited", "xshare in programs"])
+def test_a_shared_experts_column(case):
+    compile_kernel(case, slots=RunnerSlots(shared=1, shared_weight=0.4))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", ["xshare", "xshare in programs"])
+def test_masked_logits_in_the_same_launch(case, dtype):
+    compile_kernel(case, dtype, slots=RunnerSlots(masked=True))
+
+
+def test_the_barriers_order_memory():
+    """Their atomics stand between barriers of the program's own threads, whose stores they release: the votes' barrier,
+    the one that a batch without a known awake expert takes, and the count of those that are done.
+    """
+    code = compile_kernel("xshare in programs", slots=RunnerSlots(16)).asm["ptx"]
+    order = re.findall(r"bar\.sync|(?:atom|ld)\.global\.gpu\.(release|acquire|acq_rel)", code)
+    assert [name for name in order if name] == ["release", "acquire", "release", "acquire", "acq_rel"]
+    assert all(order[i - 1] == order[i + 1] == "" for i, name in enumerate(order) if name)
 
 
 @pytest.mark.parametrize("half", ["votes", "routes"])
@@ -116,17 +131,17 @@ def test_two_launches(half):
     compile_kernel("xshare in programs", votes=half == "votes", routes=half == "routes")
 
 
-@pytest.mark.parametrize("block_size", [0, 16])
+@pytest.mark.parametrize("block_size", [None, 16])
 def test_a_third_launch_finishes(block_size):
-    compile_kernel("xshare in programs", block_size=block_size, kernel=finish_slots)
+    compile_kernel("xshare in programs", slots=RunnerSlots(block_size), kernel=finish_slots)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_masked_logits(dtype):
+def test_masked_logits_in_a_launch_of_their_own(dtype):
     constants = {"num_experts": 128, "width": 128, "columns": 4, "slots": 4, "top_k": 4}
     constants["lowest"] = torch.finfo(dtype).min
     names = mask_kernel.arg_names
-    kinds = [DTYPES[dtype], "*i32", "*i1", DTYPES[dtype], "*i1", "i32"]
+    kinds = [DTYPES[dtype], "*i32", "*i1", "*i1", "*i1", DTYPES[dtype], "*i1", "i32"]
     signature = dict(zip(names, kinds, strict=False)) | dict.fromkeys(constants, "constexpr")
     source = ASTSource(mask_kernel, signature, {(names.index(name),): value for name, value in constants.items()})
     triton.compile(source, target=HOPPER, options={"num_warps": 1})

@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
 from sglang_xshare.selection.triton_kernel import launch
 from sglang_xshare.selection.triton_kernel.launch import TWO_LAUNCHES
+from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.step import Step
 
 
 class Kernel:
@@ -32,13 +35,28 @@ class Kernel:
         ]
 
 
+class Dispatched(TorchDispatchMode):
+    """Notes every operation of torch that would launch a kernel: all but allocations and views."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        if name not in ("empty", "new_empty", "empty_like", "view", "as_strided", "detach", "alias"):
+            self.operations.append(name)
+        return function(*args, **kwargs or {})
+
+
 @pytest.fixture
 def kernel(monkeypatch):
     """The stand-in, on a device that has counters."""
     stand_in = Kernel()
     monkeypatch.setattr(launch, "select_kernel", stand_in)
     monkeypatch.setattr(launch, "INTERPRETED", True)
-    monkeypatch.setattr(launch, "_find_counter", lambda device, programs: torch.zeros(32, dtype=torch.int32))
+    counter = torch.zeros(32, dtype=torch.int32)
+    monkeypatch.setattr(launch, "_find_counter", lambda device, programs: counter)
     return stand_in
 
 
@@ -75,3 +93,52 @@ def test_a_failed_cooperative_launch_names_the_way_around_it(kernel):
     with pytest.raises(RuntimeError, match="SGLANG_XSHARE_TWO_LAUNCHES=1 in the environment does without"):
         run(64)
     run(16)
+
+
+@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize(
+    "slots",
+    [None, RunnerSlots(), RunnerSlots(16), RunnerSlots(shared=1, shared_weight=0.4), RunnerSlots(masked=True)],
+    ids=["bare", "filled", "sorted", "shared", "masked"],
+)
+def test_a_layer_is_one_launch(kernel, rows, slots):
+    """Whatever the runner takes: the kernel is launched once, and torch launches nothing."""
+    logits, valid = torch.zeros(rows, 128, dtype=torch.bfloat16), torch.ones(rows, dtype=torch.bool)
+    call = logits, build_plan("xshare"), Router(8), Batch(valid)
+    select(*call, backend="triton", slots=slots)  # the plan's numbers go to the device once
+    kernel.launches.clear()
+    with Dispatched() as dispatched:
+        select(*call, backend="triton", slots=slots)
+    assert dispatched.operations == []
+    assert len(kernel.launches) == 1
+
+
+def test_dispatched_operations_are_noticed():
+    with Dispatched() as dispatched:
+        torch.cat([torch.empty(3).view(3), torch.empty(2)])
+    assert dispatched.operations == ["cat"]
+
+
+@pytest.mark.parametrize(("shared", "masked"), [(1, False), (0, True)])
+def test_a_layer_of_the_stage_is_one_launch(kernel, monkeypatch, shared, masked):
+    """DeepSeek-V3's router with its fused shared expert, and gpt-oss's for a runner that ranks logits itself."""
+    from sglang.srt.layers.moe.topk import TopKConfig
+
+    groups = {"use_grouped_topk": True, "num_expert_group": 8, "topk_group": 4, "scoring_func": "sigmoid"}
+    keys = {"correction_bias": torch.zeros(128), **groups} if shared else {}
+    monkeypatch.setattr("sglang_xshare.stage.layer.num_shared_slots", lambda config: shared)
+    layer = Layer(0, TopKConfig(top_k=8 + shared, renormalize=True, **keys), None)
+    layer.plan, layer.step = build_plan("xshare"), Step("decode", 16, Batch(torch.ones(16, dtype=torch.bool)))
+    monkeypatch.setattr(selection, "_choose_backend", lambda *args: "triton")
+    logits = torch.zeros(16, 128)
+
+    def route():
+        return (layer.mask(logits),) if masked else layer.choose(logits, logits, 8 + shared, True)
+
+    route()
+    kernel.launches.clear()
+    with Dispatched() as dispatched:
+        outputs = route()
+    assert dispatched.operations == []
+    assert len(kernel.launches) == 1
+    assert [output.shape for output in outputs] == ([(16, 128)] if masked else [(16, 9)] * 2)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from selection.interpreter import interpreted
 from selection.test_triton import DEVICE
 from sglang_xshare import Batch, Router, Selection, build_plan, select, stage
+from sglang_xshare.selection.mask import mask_logits
 from sglang_xshare.selection.triton_kernel import mask
 from sglang_xshare.stage.layer import Layer
-from sglang_xshare.stage.mask import check_maskable, mask_logits
+from sglang_xshare.stage.mask import check_maskable
 from sglang_xshare.stage.step import Step
 
 
@@ -81,8 +82,8 @@ def test_the_kernel_masks_as_torch_does(masker, rows, experts, top_k, keys, dtyp
     logits[0, 0] = torch.nan
     out = select(logits, build_plan(keys), Router(top_k), Batch(torch.arange(rows) % 4 != 3))
     masked, awake = mask_logits(logits, out, top_k)
-    tensors = {field.name: getattr(out, field.name) for field in fields(Selection) if field.name != "alignment"}
-    there = Selection(**{name: tensor.to(DEVICE) for name, tensor in tensors.items()})
+    tensors = {field.name: getattr(out, field.name) for field in fields(Selection)}
+    there = Selection(**{name: tensor.to(DEVICE) for name, tensor in tensors.items() if tensor is not None})
     found, woken = masker(logits.to(DEVICE), there, top_k)
     assert found.dtype == dtype
     assert torch.equal(found.cpu(), masked)

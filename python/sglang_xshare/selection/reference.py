@@ -13,7 +13,7 @@ import torch
 from ..plan import SelectionPlan
 from ..types import Batch, Router, RunnerSlots, Selection
 from .scores import compute_scores, to_grid
-from .slots import fill_slots
+from .slots import serve_runner
 
 
 def select(
@@ -26,7 +26,7 @@ def select(
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`."""
     answer = _Reference(logits, plan, router, batch, rank_of_expert).select()
-    return answer if slots is None else replace(answer, topk_ids=fill_slots(answer.topk_ids))
+    return answer if slots is None else replace(answer, **serve_runner(answer, logits, router.top_k, slots))
 
 
 class _Reference:

@@ -1,19 +1,45 @@
-"""Slots as MoE runners take them: none of them empty."""
+"""What MoE runners take: no empty slot, shared experts' columns, or masked logits."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from ..types import RunnerSlots, Selection
+from .mask import mask_logits
 
-def fill_slots(ids: torch.Tensor) -> torch.Tensor:
+
+def serve_runner(answer: Selection, logits: torch.Tensor, top_k: int, slots: RunnerSlots) -> dict[str, Any]:
+    """Fields of an answer [n, k] as its runner takes them, in place of what they were."""
+    if slots.masked:
+        masked, awake = mask_logits(logits, answer, top_k)
+        return {"masked_logits": masked, "active": awake}
+    awake = find_awake(answer.selected, answer.vanilla_active, answer.active)
+    ids, weights = fill_slots(answer.topk_ids, awake), answer.topk_weights
+    if slots.shared:
+        experts = logits.shape[1] + torch.arange(slots.shared, dtype=ids.dtype, device=ids.device)
+        ids = torch.cat([ids, experts.expand(len(ids), -1)], 1)
+        weights = torch.cat([weights, weights.new_full((len(ids), slots.shared), slots.shared_weight)], 1)
+    return {"topk_ids": ids, "topk_weights": weights}
+
+
+def fill_slots(ids: torch.Tensor, awake: torch.Tensor) -> torch.Tensor:
     """Give every empty slot of `ids` [n, k] int32 (-1) an expert that is awake anyway: the row's own first, or for a
-    row without any (padding) the first of some live row. Where no row is live, as when a graph is captured, expert 0.
+    row without any (padding) the expert `awake`, see `find_awake`.
 
-    MoE runners read weights out of bounds at -1 unless they filter experts. Taking the largest first choice as "some
-    live row's" needs no search and no synchronization, since an empty row's is -1.
+    MoE runners read weights out of bounds at -1 unless they filter experts.
     """
-    if not len(ids):
-        return ids
     first = ids[:, :1]
-    awake = torch.where(first < 0, first.amax(0, keepdim=True).clamp_min(0), first)
-    return torch.where(ids < 0, awake, ids)
+    return torch.where(ids < 0, torch.where(first < 0, awake, first), ids)
+
+
+def find_awake(selected: torch.Tensor, vanilla_active: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
+    """An expert that some row uses, 0-dim int32, of the tables [N] bool of a `Selection`: the largest that is also in S
+    and in some row's own top-k, else the largest; 0 where no row is live, as when a graph is captured.
+
+    Such a one programs of the Triton kernel know without waiting for each other's rows.
+    """
+    experts = torch.arange(len(active), dtype=torch.int32, device=active.device)
+    keys = torch.where(selected & vanilla_active, experts + len(active), experts)
+    return torch.where(active, keys, 0).amax() % len(active)

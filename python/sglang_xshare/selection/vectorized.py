@@ -16,7 +16,7 @@ from ..types import Batch, Router, RunnerSlots, Selection
 from .rows import Rows, Slots, constant, find_best, mark, rank_rows
 from .scores import to_grid
 from .shortlist import select_experts
-from .slots import fill_slots
+from .slots import serve_runner
 
 # Keeps 0 / 0 at 0 and changes no other quotient of float32.
 _TINY = 2.0**-149
@@ -48,11 +48,12 @@ def select(
         ids, weights = pad(ids, (0, missing), value=-1), pad(weights, (0, missing))
     if router.scaling != 1:
         weights = weights * router.scaling
-    if slots is not None:
-        ids = fill_slots(ids)
     # The caller's mask may be the next step's by the time the metrics are read.
     valid = None if batch.valid is None else batch.valid.clone()
-    return _Answer(ids, weights, selected, lost, rows.own, chosen, valid)
+    answer = _Answer(ids, weights, selected, lost, rows.own, chosen, valid)
+    if slots is not None:
+        vars(answer).update(serve_runner(answer, logits, router.top_k, slots))
+    return answer
 
 
 class _Answer(Selection):

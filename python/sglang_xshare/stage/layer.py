@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,11 +11,10 @@ from ..plan import SelectionPlan
 from ..selection import select
 from ..types import Router, RunnerSlots, Selection
 from .alignment import Aligner
-from .mask import mask_logits
 from .step import Step
 from .upstream import num_shared_slots, scales_unnormalized_groups
 
-FILLED = RunnerSlots()
+FILLED, MASKED = RunnerSlots(), RunnerSlots(masked=True)
 
 
 class Layer:
@@ -39,7 +38,7 @@ class Layer:
         self.selection: Selection | None = None
         self.aligner: Aligner | None = None
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
-        self.shared_weight = 1.0 if on_output else 1.0 / scaling
+        self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=1.0 if on_output else 1.0 / scaling)
         self.config = replace(
             topk_config,
             custom_routing_function=self.choose,
@@ -55,18 +54,25 @@ class Layer:
         `topk` counts the columns of fused shared experts where upstream expects them from its router. Raises
         RuntimeError where the router sees other rows than the step has: requests and padding would be mistaken.
         """
+<<<<<<< HEAD
         assert self.plan is not None
         slots = FILLED if self.aligner is None else self.aligner.slots(len(gating_output))
         out = self.selection = self.select(gating_output, self.plan, slots)
         ids, weights = out.topk_ids, out.topk_weights
+=======
+>>>>>>> kern
         if topk > self.router.top_k:
-            ids, weights = self._append_shared(ids, weights, gating_output.shape[1])
+            slots = self.with_shared
+        else:
+            slots = FILLED if self.aligner is None else self.aligner.slots(len(gating_output))
+        out = self.selection = self._select(gating_output, slots)
         if self.aligner is not None:
-            self.aligner.offer(ids, gating_output.shape[1], out.alignment)
-        return weights, ids
+            self.aligner.offer(out.topk_ids, gating_output.shape[1], out.alignment)
+        return out.topk_weights, out.topk_ids
 
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
         """Router logits [n, N] masked so that a runner that ranks them itself arrives at the selection."""
+<<<<<<< HEAD
         assert self.plan is not None
         out = self.select(logits, self.plan)
         masked, awake = mask_logits(logits, out, self.router.top_k)
@@ -77,18 +83,19 @@ class Layer:
 
     def select(self, logits: torch.Tensor, plan: SelectionPlan, slots: RunnerSlots | None = None) -> Selection:
         """What `plan` chooses from router logits [n, N] in this step. Raises RuntimeError as `choose` does."""
+=======
+        out = self.selection = self._select(logits, MASKED)
+        assert out.masked_logits is not None
+        return out.masked_logits
+
+    def _select(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
+        assert self.plan is not None
+>>>>>>> kern
         assert self.step is not None
         rows = self.step.rows
         if len(logits) != rows:
             raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows in a step of {rows}")
         return select(logits, plan, self.router, self.step.batch, rank_of_expert=self.placement, slots=slots)
-
-    def _append_shared(
-        self, ids: torch.Tensor, weights: torch.Tensor, num_experts: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        shared = torch.arange(num_experts, num_experts + self.num_shared, dtype=ids.dtype, device=ids.device)
-        shared_weights = weights.new_full((len(ids), self.num_shared), self.shared_weight)
-        return torch.cat([ids, shared.expand(len(ids), -1)], 1), torch.cat([weights, shared_weights], 1)
 
 
 def read_router(topk_config: Any) -> Router:

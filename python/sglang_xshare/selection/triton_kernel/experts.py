@@ -3,57 +3,124 @@
 import triton
 import triton.language as tl
 
+from .budgets import ADD, BUDGET, DROP, MASS, TARGET_PER_RANK, read_count, read_share
+from .rows import load_tile, roll
+
 # One int64 an expert sums up what the rows say about it, so that one reduction and one exchange carry everything: bits
 # 0-31 its utility in multiples of 2^-20, 32-47 its votes (rows with it in their top-k), 48-62 its holders (rows or
 # requests that bring it into S). Fewer than 2048 rows, so that no field overflows.
 VOTE = tl.constexpr(1 << 32)
 HOLDER = tl.constexpr(1 << 48)
+CHUNK = tl.constexpr(32)
+"""Experts that all others are compared with at a time. At once, all pairs of 256 would take 256 registers a thread."""
 
 
 @triton.jit
-def compare(keys: tl.tensor, narrow: tl.constexpr) -> tl.tensor:
-    """[E, E] int: -1 where expert j (column) ranks before expert i (row) by its key [E] int64 >= 0, 0 elsewhere.
+def sum_words(partials: tl.tensor, programs: tl.tensor, tile: tl.constexpr) -> tl.tensor:
+    """[E] int64: what all programs have stored, [programs, E]."""
+    source = tl.arange(0, 8)
+    words = tl.full((8, tile.experts), 0, tl.int64)
+    for first in range(0, programs, 8):
+        there = first + source < programs
+        words += load_tile(partials + (first + source) * tile.experts, there, tile.experts, 0, 0, tile.experts)
+    return tl.sum(words, 0)
 
-    Ties rank by index. `narrow` says that all keys, but one that is alone, fit 31 bits together with an index.
+
+@triton.jit
+def number_keys(keys: tl.tensor, narrow: tl.constexpr) -> tl.tensor:
+    """Keys [E] int64 >= 0, all different: of equal ones, the one of the lower index is the larger.
+
+    `narrow` says that all, but one that is alone, fit 31 bits together with an index.
     """
     size: tl.constexpr = keys.shape[0]
     unique = keys * size + (size - 1 - tl.arange(0, size))
     if narrow:
         unique = tl.minimum(unique, 0x7FFFFFFF).to(tl.int32)
+    return unique
+
+
+@triton.jit
+def find_ahead(unique: tl.tensor, others: tl.tensor) -> tl.tensor:
+    """[C, E] int32: 1 where another of C keys (row) is larger than that of expert i (column)."""
     # The sign of a difference: summed comparisons would become popcounts, of twice as many instructions.
-    return (unique[:, None] - unique[None, :]) >> (unique.dtype.primitive_bitwidth - 1)
+    apart = unique[None, :] - others[:, None]
+    return (apart >> (apart.dtype.primitive_bitwidth - 1)).to(tl.int32) & 1
 
 
 @triton.jit
 def keep_best(keys: tl.tensor, limit: tl.tensor, narrow: tl.constexpr) -> tl.tensor:
     """[E] bool: the `limit` largest of the keys above 0."""
-    return (keys > 0) & (tl.sum(compare(keys, narrow).to(tl.int32) & 1, 1) < limit)
+    size: tl.constexpr = keys.shape[0]
+    width: tl.constexpr = min(size, CHUNK)
+    unique = number_keys(keys, narrow)
+    ahead = tl.full((width, size), 0, tl.int32)
+    for start in range(0, roll(size), width):
+        ahead += find_ahead(unique, tl.gather(unique, start + tl.arange(0, width), 0))
+    return (keys > 0) & (tl.sum(ahead, 0) < limit)
 
 
 @triton.jit
 def balance_ranks(
-    utility: tl.tensor, selected: tl.tensor, rank: tl.tensor, recipe: tl.constexpr, tile: tl.constexpr
+    utility: tl.tensor,
+    selected: tl.tensor,
+    rank: tl.tensor,
+    budgets: tl.tensor,
+    recipe: tl.constexpr,
+    tile: tl.constexpr,
 ) -> tl.tensor:
     """[E] bool: what the expert-parallel ranks add to S (XShare, Algorithm 5; or our `fill`), without its loops.
 
     An expert's round is its position among those left of its rank. Its round takes place if S, with all experts of
     earlier rounds, is still below the total target.
     """
+    target = tl.load(budgets + TARGET_PER_RANK)
     rest = tl.where(selected, 0, utility)
-    together = rank[:, None] == rank[None, :]
-    turn = tl.sum(tl.where(together, compare(rest, tile.narrow).to(tl.int32) & 1, 0), 1)
+    size: tl.constexpr = rest.shape[0]
+    width: tl.constexpr = min(size, CHUNK)
+    unique = number_keys(rest, tile.narrow)
+    turn = tl.full((width, size), 0, tl.int32)
+    load = tl.full((width, size), 0, tl.int32)
+    for start in range(0, roll(size), width):
+        other = start + tl.arange(0, width)
+        together = tl.gather(rank, other, 0)[:, None] == rank[None, :]
+        turn += tl.where(together, find_ahead(unique, tl.gather(unique, other, 0)), 0)
+        if recipe.fill_ranks:
+            there = tl.gather(selected.to(tl.int32), other, 0)
+            load += tl.where(together, there[:, None], 0)
+    turn = tl.sum(turn, 0)
     if recipe.fill_ranks:
-        load = tl.sum((together & selected[None, :]).to(tl.int32), 1)
-        room = load + turn < recipe.target_per_rank
+        room = tl.sum(load, 0) + turn < target
     else:
-        earlier = tl.sum(((rest > 0)[None, :] & (turn[None, :] < turn[:, None])).to(tl.int32), 1)
-        total = recipe.target_per_rank * (tl.max(rank, 0) + 1)
-        room = tl.sum(selected.to(tl.int32), 0) + earlier < total
+        earlier = tl.full((width, size), 0, tl.int32)
+        turns = tl.where(rest > 0, turn, size)
+        for start in range(0, roll(size), width):
+            earlier += (tl.gather(turns, start + tl.arange(0, width), 0)[:, None] < turn[None, :]).to(tl.int32)
+        total = target * (tl.max(rank, 0) + 1)
+        room = tl.sum(selected.to(tl.int32), 0) + tl.sum(earlier, 0) < total
     return (rest > 0) & room
 
 
 @triton.jit
-def select_experts(words: tl.tensor, rank: tl.tensor, recipe: tl.constexpr, tile: tl.constexpr) -> tl.tensor:
+def reach_mass(utility: tl.tensor, selected: tl.tensor, budgets: tl.tensor, tile: tl.constexpr) -> tl.tensor:
+    """[E] bool: the experts that S is to have, best first, before it holds its share of the utility."""
+    rest = tl.where(selected, 0, utility)
+    size: tl.constexpr = rest.shape[0]
+    width: tl.constexpr = min(size, CHUNK)
+    unique = number_keys(rest, tile.narrow)
+    before = tl.full((width, size), 0, tl.int64)
+    for start in range(0, roll(size), width):
+        other = start + tl.arange(0, width)
+        ahead = find_ahead(unique, tl.gather(unique, other, 0))
+        before += tl.where(ahead != 0, tl.gather(rest, other, 0)[:, None], 0)
+    total = tl.sum(utility, 0)
+    held = tl.sum(before, 0) + (total - tl.sum(rest, 0))
+    return (rest > 0) & (held.to(tl.float64) < tl.ceil(total.to(tl.float64) * read_share(budgets, MASS)))
+
+
+@triton.jit
+def select_experts(
+    words: tl.tensor, rank: tl.tensor, budgets: tl.tensor, recipe: tl.constexpr, tile: tl.constexpr
+) -> tl.tensor:
     """S [E] bool: the experts that are held, and what the plan's budgets add by utility or votes.
 
     `rank` [E] is the experts' expert-parallel rank where the plan balances ranks, else None.
@@ -61,50 +128,16 @@ def select_experts(words: tl.tensor, rank: tl.tensor, recipe: tl.constexpr, tile
     utility = words & (VOTE - 1)
     selected = words >= HOLDER
     standing = words & (HOLDER - 1)  # votes, and utility below them
-    if recipe.drop is not None:
-        retain = tl.maximum(tl.sum((standing >= VOTE).to(tl.int32), 0) - recipe.drop, recipe.top_k)
+    if recipe.ranking == "votes":
+        retain = tl.sum((standing >= VOTE).to(tl.int32), 0) - read_count(budgets, DROP)
+        retain = tl.maximum(tl.maximum(retain, read_count(budgets, BUDGET)), recipe.top_k)
         selected |= keep_best(standing, retain, False)
-    elif recipe.budget is not None and recipe.by_votes:
-        selected |= keep_best(standing, recipe.budget, False)
-    elif recipe.budget is not None:
-        selected |= keep_best(utility, recipe.budget, tile.narrow)
-    if recipe.add > 0:
-        selected |= keep_best(tl.where(selected, 0, utility), recipe.add, tile.narrow)
-    if recipe.mass is not None:
-        rest = tl.where(selected, 0, utility)
-        total = tl.sum(utility, 0)
-        before = tl.sum(compare(rest, tile.narrow) & rest[None, :], 1) + (total - tl.sum(rest, 0))
-        selected |= (rest > 0) & (before.to(tl.float64) < tl.ceil(total.to(tl.float64) * recipe.mass))
-    if recipe.target_per_rank is not None:
-        selected |= balance_ranks(utility, selected, rank, recipe, tile)
+    elif recipe.ranking == "router":
+        selected |= keep_best(utility, read_count(budgets, BUDGET), tile.narrow)
+    if recipe.adds:
+        selected |= keep_best(tl.where(selected, 0, utility), read_count(budgets, ADD), tile.narrow)
+    if recipe.reaches_mass:
+        selected |= reach_mass(utility, selected, budgets, tile)
+    if recipe.balances:
+        selected |= balance_ranks(utility, selected, rank, budgets, recipe, tile)
     return selected
-
-
-@triton.jit
-def wait_for_all(arrivals: tl.tensor, programs: tl.constexpr) -> None:
-    """A barrier of all programs, which must be resident together (a cooperative launch).
-
-    `arrivals` points at an int32, 0 before its first use. As in the grid barrier of CUDA's cooperative groups, the
-    increments of one barrier add up to 2^31: the last flips the top bit, and the next launch, of any size, can follow.
-    """
-    tl.debug_barrier()
-    step = tl.where(tl.program_id(0) == 0, 0x80000000 - (programs - 1), 1).to(tl.int32)
-    before = tl.atomic_add(arrivals, step, sem="release")
-    now = before
-    while (before ^ now) >= 0:
-        now = tl.atomic_add(arrivals, 0, sem="acquire")
-    tl.debug_barrier()
-
-
-@triton.jit
-def is_last(done: tl.tensor, programs: tl.constexpr) -> tl.tensor:
-    """Whether all other programs have come here before: this one sees what they stored.
-
-    `done` points at an int32, 0 before and after.
-    """
-    tl.debug_barrier()
-    last = tl.atomic_add(done, 1, sem="acq_rel") == programs - 1
-    if last:
-        tl.store(done, 0)
-    tl.debug_barrier()
-    return last

@@ -13,9 +13,12 @@ import triton
 
 from ...plan import SelectionPlan
 from ...types import Alignment, Batch, Router, RunnerSlots, Selection
+from .budgets import Budgets, find_budgets
 from .kernel import select_kernel
-from .recipe import MAX_SORTED, WARPS, count_blocks, make_recipe, make_tile, supports
+from .mask import allocate_masked, launch_mask
+from .recipe import make_recipe, supports
 from .slots import finish_slots
+from .tile import MAX_SORTED, WARPS, count_blocks, count_programs, make_tile
 
 INTERPRETED = triton.knobs.runtime.interpret
 TWO_LAUNCHES = "SGLANG_XSHARE_TWO_LAUNCHES"
@@ -34,8 +37,11 @@ def select(
     batch: Batch,
     rank_of_expert: torch.Tensor | None,
     slots: RunnerSlots | None,
+    budgets: Budgets | None = None,
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`.
+
+    `budgets`, made for the plan, may hold other numbers than it by the time the kernel runs, or a graph replays.
 
     On CUDA, or under TRITON_INTERPRET=1 on any device. A CUDA graph can capture it: nothing waits for the host, and
     `batch.valid` is read when the graph replays. Raises ValueError where `supports` is False.
@@ -49,15 +55,18 @@ def select(
         raise ValueError(
             f"router_logits on {logits.device}: allowed with backend triton is cuda, or TRITON_INTERPRET=1"
         )
-    answer = _allocate(logits, plan.kmax or router.top_k)
+    answer = _allocate(logits, plan.columns(router) + (slots.shared if slots else 0))
+    if slots is not None and slots.masked:
+        answer = replace(answer, masked_logits=allocate_masked(logits))
     if num_rows:
-        if slots is not None and slots.block_size is not None:
-            tile = make_tile(plan, router, batch, num_rows, num_experts)
-            if tile.slots <= MAX_SORTED:
+        if slots is not None and slots.block_size is not None and answer.topk_ids.numel() <= MAX_SORTED:
+            active = num_experts  # as numbers that change may have it
+            if budgets is None:
                 active = plan.max_active(router, num_experts, num_rows, batch.tokens_per_request)
-                blocks = count_blocks(answer.topk_ids.numel(), active, slots.block_size)
-                answer = replace(answer, alignment=_allocate_alignment(logits, blocks, slots.block_size))
-        _launch(logits, plan, router, batch, rank_of_expert, answer, fill=slots is not None)
+            blocks = count_blocks(answer.topk_ids.numel(), active, slots.block_size)
+            answer = replace(answer, alignment=_allocate_alignment(logits, blocks, slots.block_size))
+        budgets = budgets or find_budgets(plan, logits.device)
+        _launch(logits, plan, router, batch, rank_of_expert, answer, budgets, slots)
     return answer
 
 
@@ -88,7 +97,8 @@ def _launch(
     batch: Batch,
     rank_of_expert: torch.Tensor | None,
     answer: Selection,
-    fill: bool,
+    budgets: Budgets,
+    slots: RunnerSlots | None,
 ) -> None:
     aligned: tuple[torch.Tensor | None, ...] = (None, None, None)
     blocks = block_size = 0
@@ -96,23 +106,27 @@ def _launch(
         aligned = (answer.alignment.sorted_slots, answer.alignment.block_experts, answer.alignment.num_sorted)
         blocks, block_size = len(answer.alignment.block_experts), answer.alignment.block_size
     num_rows, num_experts = logits.shape
-    recipe = make_recipe(plan, router, batch, logits, fill, block_size)
-    tile = make_tile(plan, router, batch, num_rows, num_experts, block_size)
+    recipe = make_recipe(plan, router, batch, logits, slots, block_size)
+    tile = make_tile(plan, router, batch, num_rows, num_experts, block_size, recipe.shared)
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     partials = arrivals = None
-    if tile.programs > 1:
-        partials = logits.new_empty((tile.programs, tile.experts), dtype=torch.int64)
-        arrivals = _find_counter(logits.device, tile.programs)
+    programs = count_programs(tile, plan, batch, num_rows)
+    if programs > 1:
+        partials = logits.new_empty((programs, tile.experts), dtype=torch.int64)
+        arrivals = _find_counter(logits.device, programs)
+    together = programs == 1 or arrivals is not None
     arguments = (
         logits,
         None if batch.valid is None else batch.valid.contiguous(),
         None if router.correction_bias is None else router.correction_bias.contiguous(),
         rank_of_expert.contiguous() if plan.target_per_rank and rank_of_expert is not None else None,
+        budgets.values,
         partials,
         arrivals,
         answer.topk_ids,
         answer.topk_weights,
+        answer.masked_logits if together else None,
         answer.selected,
         answer.active,
         answer.vanilla_active,
@@ -123,9 +137,8 @@ def _launch(
         logits.stride(0),
         blocks,
     )
-    together = tile.programs == 1 or arrivals is not None
     launch = partial(
-        select_kernel[(tile.programs,)],
+        select_kernel[(programs,)],
         *arguments,
         recipe=recipe,
         tile=tile,
@@ -135,12 +148,17 @@ def _launch(
     if not together:
         launch(votes=True, routes=False)
         launch(votes=False, routes=True)
-    elif tile.programs == 1:
+    elif programs == 1:
         launch(votes=True, routes=True)
     else:
-        _launch_cooperatively(launch, tile.programs)
-    if fill and not together:
-        finish_slots[(1,)](answer.topk_ids, *aligned, num_rows, blocks, recipe=recipe, tile=tile, num_warps=WARPS)
+        _launch_cooperatively(launch, programs)
+    if answer.masked_logits is not None and not together:
+        launch_mask(logits, answer, router.top_k, answer.masked_logits, answer.active)
+    if recipe.fill and not together:
+        tables = answer.selected, answer.active, answer.vanilla_active
+        finish_slots[(1,)](
+            answer.topk_ids, *tables, *aligned, num_rows, blocks, recipe=recipe, tile=tile, num_warps=WARPS
+        )
 
 
 def _launch_cooperatively(launch: Callable[..., object], programs: int) -> None:

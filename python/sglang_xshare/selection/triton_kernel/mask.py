@@ -1,6 +1,7 @@
-"""Masked logits in one launch, for runners that rank logits themselves; `sglang_xshare.stage.mask` says what they are.
+"""Masked logits, for runners that rank logits themselves; `sglang_xshare.selection.mask` says what they are.
 
-In plain torch they take some twenty small launches a layer, beside a selection of one.
+The selection kernel writes them itself. `mask_kernel` does it in a launch of its own: where another backend selects, on
+a GPU (plain torch takes some twenty launches), and where the selection's programs cannot wait for each other.
 """
 
 from __future__ import annotations
@@ -12,13 +13,38 @@ import triton.language as tl
 from ...types import Selection
 
 
+@triton.jit
+def complete(used: tl.tensor, exists: tl.tensor, top_k: tl.constexpr) -> tl.tensor:
+    """The experts used [E] bool, with the lowest-numbered others up to top-k. Idempotent, also halfway: programs may
+    store what they complete while others still read.
+    """
+    asleep = (exists & ~used).to(tl.int32)
+    return used | ((asleep > 0) & (tl.cumsum(asleep, 0) <= top_k - tl.sum(used.to(tl.int32), 0)))
+
+
+@triton.jit
+def find_spare(
+    sure: tl.tensor, active: tl.tensor, experts: tl.tensor, exists: tl.tensor, top_k: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """(where empty slots go; the experts awake), [E] bool, once all rows have told of theirs in `active` [N]; `sure`
+    are the experts of S that are in a row's own top-k.
+    """
+    used = tl.load(active + experts, mask=exists, other=0) != 0
+    awake = complete(used, exists, top_k)
+    sure &= used
+    enough = tl.sum(sure.to(tl.int32), 0) >= top_k
+    return (enough & sure) | (~enough & awake), awake
+
+
 @triton.jit(do_not_specialize=["row_stride"])
 def mask_kernel(
     logits: tl.tensor,  # [n, N]; the experts of a row are contiguous
     topk_ids: tl.tensor,  # [n, columns] int32, -1 in an empty slot
+    selected: tl.tensor,  # [N] bool
+    vanilla_active: tl.tensor,  # [N] bool
     active: tl.tensor,  # [N] bool
     masked: tl.tensor,  # [n, N], as the logits
-    awake: tl.tensor,  # [N] bool
+    awake_out: tl.tensor,  # [N] bool; may be `active`
     row_stride: tl.tensor,
     num_experts: tl.constexpr,
     width: tl.constexpr,
@@ -27,33 +53,48 @@ def mask_kernel(
     top_k: tl.constexpr,
     lowest: tl.constexpr,
 ) -> None:
-    """One row a program; every one finds out for itself which experts are awake."""
+    """One row a program; every one finds out for itself where empty slots go."""
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, width)
     exists = expert < num_experts
-    used = tl.load(active + expert, mask=exists, other=0).to(tl.int32)
-    asleep = exists.to(tl.int32) - used
-    up = (used > 0) | ((asleep > 0) & (tl.cumsum(asleep, 0) <= top_k - tl.sum(used, 0)))
+    sure = tl.load(selected + expert, mask=exists, other=0) != 0
+    sure &= tl.load(vanilla_active + expert, mask=exists, other=0) != 0
+    spare, awake = find_spare(sure, active, expert, exists, top_k)
     slot = tl.arange(0, slots)
     ids = tl.load(topk_ids + row * columns + slot, mask=slot < columns, other=-1)
     chosen = tl.max((ids[:, None] == expert[None, :]).to(tl.int32), 0) > 0
     own = tl.load(logits + row * row_stride + expert, mask=exists & chosen, other=0)
-    rest = tl.where(up, lowest, float("-inf")).to(own.dtype)
+    rest = tl.where(spare, lowest, float("-inf")).to(own.dtype)
     tl.store(masked + row * num_experts + expert, tl.where(chosen, own, rest), mask=exists)
     if row == 0:
-        tl.store(awake + expert, up, mask=exists)
+        tl.store(awake_out + expert, awake, mask=exists)
 
 
 def mask_logits(logits: torch.Tensor, selection: Selection, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(masked logits [n, N] in the logits' dtype, awake [N] bool) of at least one row."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
+    masked, awake = allocate_masked(logits), torch.empty_like(selection.active)
+    launch_mask(logits, selection, top_k, masked, awake)
+    return masked, awake
+
+
+def allocate_masked(logits: torch.Tensor) -> torch.Tensor:
+    """[n, N] contiguous, as the logits."""
+    return torch.empty_like(logits, memory_format=torch.contiguous_format)
+
+
+def launch_mask(
+    logits: torch.Tensor, selection: Selection, top_k: int, masked: torch.Tensor, awake: torch.Tensor
+) -> None:
+    """Write `masked` and `awake`, which may be the selection's own active experts."""
     rows, num_experts = logits.shape
     columns = selection.topk_ids.shape[1]
-    masked, awake = torch.empty_like(logits, memory_format=torch.contiguous_format), torch.empty_like(selection.active)
     mask_kernel[(rows,)](
         logits,
         selection.topk_ids,
+        selection.selected,
+        selection.vanilla_active,
         selection.active,
         masked,
         awake,
@@ -66,4 +107,3 @@ def mask_logits(logits: torch.Tensor, selection: Selection, top_k: int) -> tuple
         lowest=torch.finfo(logits.dtype).min,
         num_warps=1,
     )
-    return masked, awake

@@ -47,9 +47,34 @@ def load_tile(
 
 
 @triton.jit
+def halve(tile: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """The left and the right half of the columns of a tile [R, E]."""
+    halves = tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2))
+    return tl.split(tl.permute(halves, (0, 2, 1)))
+
+
+@triton.jit
+def store_tile(
+    rows: tl.tensor, values: tl.tensor, there: tl.tensor, columns: tl.constexpr, start: tl.constexpr
+) -> None:
+    """Store values [R, width] to columns `start` to `start + width` of the rows that `rows` [R] points at.
+
+    32 columns at a time, as they were loaded: whole, they would be laid out anew first, through shared memory.
+    """
+    width: tl.constexpr = values.shape[1]
+    if width > 32:
+        left, right = halve(values)
+        store_tile(rows, left, there, columns, start)
+        store_tile(rows, right, there, columns, start + width // 2)
+    else:
+        column = start + tl.arange(0, width)
+        tl.store(rows[:, None] + column[None, :], values, mask=there[:, None] & (column < columns)[None, :])
+
+
+@triton.jit
 def to_keys(values: tl.tensor) -> tl.tensor:
     """int32 in the order of the fp32 values; -0 and 0 are equal."""
-    bits = tl.where(values == 0, 0.0, values).to(tl.int32, bitcast=True)
+    bits = (values + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
@@ -76,21 +101,25 @@ def score_rows(logits: tl.tensor, sigmoid: tl.constexpr, normalize: tl.constexpr
 
 @triton.jit
 def limit_groups(
-    choice: tl.tensor, num_groups: tl.constexpr, topk_group: tl.constexpr, biased: tl.constexpr
+    choice: tl.tensor, keys: tl.tensor, num_groups: tl.constexpr, topk_group: tl.constexpr, biased: tl.constexpr
 ) -> tl.tensor:
-    """C [R, E] with -inf outside each row's best groups. A group scores its best C, or its two best with a bias."""
+    """[R, E] bool: each row's best groups. A group scores its best C, or the sum of its two best with a bias.
+
+    `keys` are those of `choice`: a maximum of integers is one `redux`, one of floats takes five steps.
+    """
     size: tl.constexpr = choice.shape[1] // num_groups
-    grouped = tl.reshape(choice, (choice.shape[0], num_groups, size))
-    best = tl.max(grouped, 2)
+    grouped = tl.reshape(keys, (choice.shape[0], num_groups, size))
+    first = tl.max(grouped, 2)
+    best = from_keys(first)
     if biased and size > 1:
-        place = tl.arange(0, size)[None, None, :]
-        first = tl.min(tl.where(grouped == best[:, :, None], place, size), 2)
-        best += tl.max(tl.where(place == first[:, :, None], float("-inf"), grouped), 2)
+        ties = grouped == first[:, :, None]
+        second = tl.max(tl.where(ties, EMPTY, grouped), 2)
+        best += from_keys(tl.where(tl.sum(ties.to(tl.int32), 2) > 1, first, second))
     group = tl.arange(0, num_groups)
     ahead = group[None, :, None] < group[None, None, :]
     better = (best[:, :, None] > best[:, None, :]) | ((best[:, :, None] == best[:, None, :]) & ahead)
-    kept = tl.sum(better.to(tl.int32), 1) < topk_group
-    return tl.reshape(tl.where(kept[:, :, None], grouped, float("-inf")), choice.shape)
+    kept = (tl.sum(better.to(tl.int32), 1) < topk_group)[:, :, None]
+    return tl.reshape(tl.broadcast_to(kept, grouped.shape), choice.shape)
 
 
 @triton.jit
@@ -101,27 +130,35 @@ def make_unique(keys: tl.tensor, experts: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def pop_best(keys: tl.tensor, experts: tl.tensor, unique: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """(the expert [R] with each row's largest key, E if all are EMPTY; where it is [R, E] bool; the keys without it).
+def roll(rounds: tl.tensor) -> tl.tensor:
+    """The number of rounds, times a 1 that the compiler does not know: it would unroll a loop of so few.
 
-    Ties go to the lower expert. Unique keys name their expert; others need a second reduction.
+    A decode step runs other kernels between two of these, so that every instruction has to be fetched again.
     """
-    size: tl.constexpr = keys.shape[1]
-    best = tl.max(keys, 1)
-    if unique:
-        expert = (best & (size - 1)) ^ (size - 1)
-    else:
-        expert = tl.min(tl.where(keys == best[:, None], experts[None, :], size), 1)
-    expert = tl.where(best > EMPTY, expert, size)
-    hit = experts[None, :] == expert[:, None]
-    return expert, hit, tl.where(hit, EMPTY, keys)
+    return tl.num_programs(1) * rounds
 
 
 @triton.jit
-def drop_best(keys: tl.tensor, experts: tl.tensor, rounds: tl.constexpr, unique: tl.constexpr) -> tl.tensor:
+def pop_best(keys: tl.tensor, experts: tl.tensor, unique: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """(where each row's largest key is [R, E] bool, nowhere if all are EMPTY; the keys without it).
+
+    Ties go to the lower expert. Unique keys need no second reduction to part them.
+    """
+    best = tl.max(keys, 1)
+    if unique:
+        hit = keys == tl.maximum(best, EMPTY + 1)[:, None]  # what no key is
+    else:
+        size: tl.constexpr = keys.shape[1]
+        expert = tl.min(tl.where(keys == best[:, None], experts[None, :], size), 1)
+        hit = experts[None, :] == tl.where(best > EMPTY, expert, size)[:, None]
+    return hit, tl.where(hit, EMPTY, keys)
+
+
+@triton.jit
+def drop_best(keys: tl.tensor, experts: tl.tensor, rounds: tl.tensor, unique: tl.constexpr) -> tl.tensor:
     """The keys [R, E] without each row's `rounds` largest."""
     for _ in range(rounds):
-        _, _, keys = pop_best(keys, experts, unique)
+        _, keys = pop_best(keys, experts, unique)
     return keys
 
 

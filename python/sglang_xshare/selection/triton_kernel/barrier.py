@@ -1,0 +1,34 @@
+"""Device functions by which the programs of one launch meet."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def wait_for_all(arrivals: tl.tensor, programs: tl.tensor) -> None:
+    """A barrier of all programs, two or more, which must be resident together (a cooperative launch).
+
+    `arrivals` points at an int32, 0 before its first use. As in the grid barrier of CUDA's cooperative groups, the
+    increments of one barrier add up to 2^31: the last flips the top bit, and the next launch, of any size, can follow.
+    """
+    tl.debug_barrier()
+    step = tl.where(tl.program_id(0) == 0, 0x7FFFFFFF - (programs - 2), 1)
+    before = tl.atomic_add(arrivals, step, sem="release")
+    now = before
+    while (before ^ now) >= 0:
+        now = tl.atomic_add(arrivals, 0, sem="acquire")
+    tl.debug_barrier()
+
+
+@triton.jit
+def is_last(done: tl.tensor, programs: tl.tensor) -> tl.tensor:
+    """Whether all other programs have come here before: this one sees what they stored.
+
+    `done` points at an int32, 0 before and after.
+    """
+    tl.debug_barrier()
+    last = tl.atomic_add(done, 1, sem="acq_rel") == programs - 1
+    if last:
+        tl.store(done, 0)
+    tl.debug_barrier()
+    return last

@@ -1,0 +1,112 @@
+"""A plan's numbers on the device: what the kernel reads when it runs, so that they change without compiling anew."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ...plan import SelectionPlan
+
+COUNTS = ("k0", "add_per_request", "add", "target_per_rank", "budget", "drop", "max_voters", "min_votes", "max_rank")
+SHARES = ("p", "beta", "mass", "confidence")
+NUMBERS = COUNTS + SHARES
+"""Keys of a plan that are read at run time, in the order in which a buffer holds them."""
+K0, ADD_PER_REQUEST, ADD, TARGET_PER_RANK, BUDGET, DROP, MAX_VOTERS, MIN_VOTES, MAX_RANK = (
+    tl.constexpr(NUMBERS.index(name)) for name in COUNTS
+)
+P, BETA, MASS, CONFIDENCE = (tl.constexpr(NUMBERS.index(name)) for name in SHARES)
+
+ALL = 2**31 - 1
+ABSENT = {
+    "k0": ALL,
+    "target_per_rank": 0,
+    "budget": 0,
+    "drop": ALL,
+    "max_rank": ALL,
+    "beta": 0,
+    "mass": 0,
+    "confidence": 1,
+}
+"""What None stands for: in a kernel that takes the step of its key, too, the step then changes nothing."""
+
+
+class Budgets:
+    """The numbers of a plan in `values` [13] int64 on the device, NUMBERS in turn: counts as they are, shares as the
+    bits of a float64.
+
+    Kernels read them when they run, those of a captured graph at every replay: `write`, or a kernel, may change them.
+    """
+
+    def __init__(self, plan: SelectionPlan, device: torch.device) -> None:
+        self.plan = plan
+        """What the kernel is chosen by; `write` leaves it."""
+        self.values = encode(plan).to(device)
+
+    def write(self, plan: SelectionPlan) -> None:
+        """Change the numbers to those of another plan, in the order of the current stream.
+
+        Raises ValueError naming a key that would take another kernel: one that is no number, or a step that the first
+        plan does not take.
+        """
+        took, takes = list_steps(self.plan), list_steps(plan)
+        for name in (field.name for field in fields(plan) if field.name != "policy"):
+            old, new = getattr(self.plan, name), getattr(plan, name)
+            if (name not in NUMBERS and old != new) or (takes.get(name) and not took[name]):
+                raise ValueError(f"{name} = {new!r}: allowed without another kernel is what it was made for, {old!r}")
+        for name, old, new in (
+            ("budget or drop", self.plan.ranks_experts, plan.ranks_experts),
+            ("confidence", self.plan.confidence is not None, plan.confidence is not None),
+        ):
+            if old != new:
+                raise ValueError(f"{name}: allowed without another kernel is {'some' if old else 'none'}")
+        self.values.copy_(encode(plan))
+
+
+def encode(plan: SelectionPlan) -> torch.Tensor:
+    """[13] int64 on the host."""
+    given = {name: getattr(plan, name) for name in NUMBERS}
+    values: dict[str, Any] = {name: ABSENT.get(name) if value is None else value for name, value in given.items()}
+    values["p"] = plan.p if plan.p < 1 else float("inf")  # a share that no prefix reaches, whatever rounds to 0
+    counts = torch.tensor([min(values[name], ALL) for name in COUNTS], dtype=torch.int64)
+    shares = torch.tensor([values[name] for name in SHARES], dtype=torch.float64)
+    return torch.cat([counts, shares.view(torch.int64)])
+
+
+def list_steps(plan: SelectionPlan) -> dict[str, bool]:
+    """By key, whether the plan takes the step that this key is of, and that the kernels of other plans leave out."""
+    return {
+        "k0": plan.can_rescue,
+        "p": plan.p < 1,
+        "beta": plan.beta is not None,
+        "add_per_request": plan.add_per_request > 0,
+        "add": plan.add > 0,
+        "mass": plan.mass is not None,
+        "target_per_rank": plan.target_per_rank is not None,
+        "max_rank": plan.max_rank is not None,
+    }
+
+
+@cache
+def find_budgets(plan: SelectionPlan, device: torch.device) -> Budgets:
+    """The plan's own, made once: never evicted, since a captured graph reads them where they lie. Not to be written.
+
+    Copied from the host, so that a first call inside a graph capture is an error: the runs before it fill the cache.
+    """
+    return Budgets(plan, device)
+
+
+@triton.jit
+def read_count(budgets: tl.tensor, key: tl.constexpr) -> tl.tensor:
+    """int32; the largest stands for all."""
+    return tl.load(budgets + key).to(tl.int32)
+
+
+@triton.jit
+def read_share(budgets: tl.tensor, key: tl.constexpr) -> tl.tensor:
+    """float64, as the plan has it: products with it round as the reference's do."""
+    return tl.load(budgets + key).to(tl.float64, bitcast=True)

@@ -1,0 +1,182 @@
+"""Device functions that cover each row: which experts of S it uses, in which order, at what weight."""
+
+import triton
+import triton.language as tl
+
+from .barrier import wait_for_all
+from .budgets import MAX_RANK, read_count
+from .experts import HOLDER, VOTE
+from .mask import find_spare
+from .ranking import find_first
+from .rows import EMPTY, drop_best, halve, pop_best, roll
+
+
+@triton.jit
+def rescue_rows(
+    keys: tl.tensor, own: tl.tensor, selected: tl.tensor, experts: tl.tensor, recipe: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """(S with the first choice of every row that has none of its top-k in S; the number of such rows)."""
+    lost = tl.max((own & selected[None, :]).to(tl.int32), 1) == 0
+    saved = (lost[:, None] & find_first(keys, experts, recipe)).to(tl.int32)
+    return selected | (tl.max(saved, 0) > 0), tl.sum(tl.sum(saved, 1), 0).to(tl.int64)
+
+
+@triton.jit
+def limit_keys(
+    keys: tl.tensor,
+    kept: tl.tensor,
+    own: tl.tensor,
+    selected: tl.tensor,
+    experts: tl.tensor,
+    budgets: tl.tensor,
+    recipe: tl.constexpr,
+) -> tl.tensor:
+    """The keys [R, E] of the experts that the plan's coverage lets each row use, EMPTY elsewhere."""
+    if not recipe.uses_selected:
+        usable = kept
+    elif not recipe.substitutes:
+        usable = own & selected[None, :]
+    elif recipe.limits_reach:
+        reach = tl.minimum(read_count(budgets, MAX_RANK), recipe.num_experts)
+        near = keys > drop_best(keys, experts, reach, recipe.unique_keys)
+        usable = kept | (near & selected[None, :])
+    else:
+        usable = selected[None, :]
+    return tl.where(usable, keys, EMPTY)
+
+
+@triton.jit
+def place_experts(keys: tl.tensor, experts: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+    """[R, E] int32: each expert's slot in the row, best first; the number of columns for those that have none."""
+    place = tl.full(keys.shape, recipe.columns, tl.int32)
+    for slot in range(roll(recipe.columns)):
+        hit, keys = pop_best(keys, experts, recipe.unique_keys)
+        place = tl.where(hit, slot, place)
+    return place
+
+
+@triton.jit
+def weigh(
+    scores: tl.tensor, own: tl.tensor, own_mass: tl.tensor, chosen: tl.tensor, mass: tl.tensor, recipe: tl.constexpr
+) -> tl.tensor:
+    """[R, E] fp32: the weights of chosen experts. `mass` is the sum of the chosen scores, `own_mass` that of the row's
+    own top-k.
+    """
+    if recipe.renormalize:
+        # Where there is nothing to share, all have equal ones.
+        if recipe.divides_by_own:
+            mass = own_mass
+            chosen = own
+        whole = tl.where(mass > 0, mass, tl.maximum(tl.sum(chosen.to(tl.int32), 1), 1).to(tl.float32))
+        scores = tl.where((mass > 0)[:, None], scores, 1.0) * (1.0 / whole)[:, None]
+    if recipe.scaling != 1.0:
+        scores *= recipe.scaling
+    return scores
+
+
+@triton.jit
+def store_places(
+    topk_ids: tl.tensor,
+    topk_weights: tl.tensor,
+    active: tl.tensor,
+    slots: tl.tensor,
+    place: tl.tensor,
+    weights: tl.tensor,
+    start: tl.constexpr,
+    recipe: tl.constexpr,
+) -> None:
+    """Store experts from `start` on that have a place [R, width], and their weights, behind the row's slots [R]; mark
+    them active. 32 columns at a time, see `store_tile`.
+    """
+    width: tl.constexpr = place.shape[1]
+    if width > 32:
+        left, right = halve(place)
+        left_weights, right_weights = halve(weights)
+        store_places(topk_ids, topk_weights, active, slots, left, left_weights, start, recipe)
+        store_places(topk_ids, topk_weights, active, slots, right, right_weights, start + width // 2, recipe)
+    else:
+        # In one dimension: stores to addresses in no order would have the two laid out anew, the other way round.
+        size: tl.constexpr = place.shape[0] * width
+        expert = start + tl.arange(0, size) % width
+        chosen = tl.reshape(place < recipe.columns, (size,))
+        target = tl.reshape(slots[:, None] + place, (size,))
+        tl.store(topk_ids + target, expert, mask=chosen)
+        tl.store(topk_weights + target, tl.reshape(weights, (size,)), mask=chosen)
+        tl.store(active + expert, 1, mask=chosen)
+
+
+@triton.jit
+def find_sure(words: tl.tensor, selected: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+    """[E] bool: experts that some row uses, as far as the words tell.
+
+    What a row has in its top-k and in S it uses, where it has slots for all of its top-k and may reach so far.
+    """
+    sure = selected & ((words & (HOLDER - 1)) >= VOTE)
+    if recipe.limits_reach or recipe.columns < recipe.top_k:
+        sure = words < 0
+    return sure
+
+
+@triton.jit
+def find_awake(words: tl.tensor, selected: tl.tensor, experts: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+    """An expert that some row uses, see `sglang_xshare.selection.slots`; -1 where the words do not tell: rare."""
+    return tl.max(tl.where(find_sure(words, selected, recipe), experts, -1), 0)
+
+
+@triton.jit
+def load_awake(
+    selected: tl.tensor, voted: tl.tensor, active: tl.tensor, experts: tl.tensor, num_experts: tl.constexpr
+) -> tl.tensor:
+    """The same from what all rows use, `active`, of which all programs have told; 0 where none is live."""
+    size: tl.constexpr = experts.shape[0]
+    used = tl.load(active + experts, mask=experts < num_experts, other=0) != 0
+    keys = tl.where(used, tl.where(selected & voted, experts + size, experts), 0)
+    return tl.max(keys, 0) % size
+
+
+@triton.jit
+def settle_spare(
+    words: tl.tensor,
+    selected: tl.tensor,
+    active: tl.tensor,
+    arrivals: tl.tensor,
+    experts: tl.tensor,
+    recipe: tl.constexpr,
+    tile: tl.constexpr,
+) -> tl.tensor:
+    """[E] bool: where empty slots of masked logits go. Waits for the other programs, and completes the active experts,
+    where too few of these are known.
+    """
+    spare = find_sure(words, selected, recipe)
+    if tl.sum(spare.to(tl.int32), 0) < recipe.top_k:
+        if tile.several:
+            wait_for_all(arrivals, tl.num_programs(0))
+        else:
+            tl.debug_barrier()
+        exists = experts < recipe.num_experts
+        sure = selected & ((words & (HOLDER - 1)) >= VOTE)
+        spare, awake = find_spare(sure, active, experts, exists, recipe.top_k)
+        if tl.program_id(0) == 0:
+            tl.store(active + experts, awake, mask=exists)
+    return spare
+
+
+@triton.jit
+def settle_awake(
+    awake: tl.tensor,
+    words: tl.tensor,
+    selected: tl.tensor,
+    active: tl.tensor,
+    arrivals: tl.tensor,
+    experts: tl.tensor,
+    recipe: tl.constexpr,
+    tile: tl.constexpr,
+) -> tl.tensor:
+    """Wait for the other programs where `awake` is not known."""
+    if awake < 0:
+        if tile.several:
+            wait_for_all(arrivals, tl.num_programs(0))
+        else:
+            tl.debug_barrier()
+        awake = load_awake(selected, (words & (HOLDER - 1)) >= VOTE, active, experts, recipe.num_experts)
+    return awake

@@ -1,0 +1,106 @@
+"""Device functions on what rows say by themselves: their choice keys, their warm-up and top-k, and their voices."""
+
+import triton
+import triton.language as tl
+
+from .budgets import ADD_PER_REQUEST, BETA, K0, P, read_count, read_share
+from .experts import HOLDER
+from .rows import EMPTY, drop_best, limit_groups, make_unique, pop_best, to_grid, to_keys
+
+
+@triton.jit
+def choose_keys(
+    logits: tl.tensor, scores: tl.tensor, bias: tl.tensor, experts: tl.tensor, recipe: tl.constexpr
+) -> tl.tensor:
+    """[R, E] int32 in the order of C, EMPTY where C is -inf."""
+    choice = logits
+    if bias is not None:
+        shift = tl.load(bias + experts, mask=experts < recipe.num_experts, other=0).to(tl.float32)
+        choice = tl.where(logits > float("-inf"), scores + shift[None, :], float("-inf"))
+        choice = tl.where(tl.abs(choice) < float("inf"), choice, float("-inf"))
+    keys = to_keys(choice)
+    there = choice > float("-inf")
+    if recipe.num_groups > 1:
+        there &= limit_groups(choice, keys, recipe.num_groups, recipe.topk_group, bias is not None)
+    if recipe.unique_keys:
+        keys = make_unique(keys, experts)
+    return tl.where(there, keys, EMPTY)
+
+
+@triton.jit
+def keep_share(
+    keys: tl.tensor, scores: tl.tensor, experts: tl.tensor, budgets: tl.tensor, k0: tl.tensor, recipe: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """(the shortest warm-up of up to k0 experts with a share p of the row [R, E] bool; the keys below the k0 best)."""
+    grid = to_grid(scores, 1048576.0)
+    reach = tl.ceil(tl.sum(grid, 1).to(tl.float64) * read_share(budgets, P))
+    share = tl.full((keys.shape[0],), 0, tl.int32)
+    kept = keys < EMPTY
+    for turn in range(k0):
+        hit, keys = pop_best(keys, experts, recipe.unique_keys)
+        kept |= hit & ((turn == 0) | (share.to(tl.float64) < reach))[:, None]
+        share += tl.sum(tl.where(hit, grid, 0), 1)
+    return kept, keys
+
+
+@triton.jit
+def find_first(keys: tl.tensor, experts: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+    """[R, E] bool: each row's first choice."""
+    first, _ = pop_best(keys, experts, recipe.unique_keys)
+    return first
+
+
+@triton.jit
+def rank_rows(
+    keys: tl.tensor, scores: tl.tensor, experts: tl.tensor, budgets: tl.tensor, recipe: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """(each row's warm-up or what dynamic-skip leaves; its top-k): [R, E] bool."""
+    k0 = tl.minimum(read_count(budgets, K0), recipe.top_k)
+    if recipe.shares:
+        kept, rest = keep_share(keys, scores, experts, budgets, k0, recipe)
+    else:
+        rest = drop_best(keys, experts, k0, recipe.unique_keys)
+        kept = keys > rest
+    own = keys > drop_best(rest, experts, recipe.top_k - k0, recipe.unique_keys)
+    if recipe.skips:
+        first = find_first(keys, experts, recipe)
+        floor = tl.max(tl.where(first, scores, 0), 1).to(tl.float64) * read_share(budgets, BETA)
+        kept &= first | (scores.to(tl.float64) >= floor[:, None])
+    return kept, own
+
+
+@triton.jit
+def share_scores(scores: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+    """[R, E] int32: the scores over their sum in the row, in multiples of 2^-20."""
+    # Summed as integers, in proportion to the largest: exact, so that equal scores in any order have equal shares.
+    if recipe.biased or recipe.sigmoid or recipe.normalize:
+        largest = tl.max(scores.to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
+        scores = tl.div_rn(scores, tl.where(largest > 0, largest, 1.0)[:, None])
+    total = tl.sum((scores * 67108864.0 + 0.5).to(tl.int32), 1)  # 2^26
+    scale = 70368744177664.0 / tl.maximum(total, 1).to(tl.float32)  # 2^46
+    return to_grid(scores, scale[:, None])
+
+
+@triton.jit
+def collect_words(
+    scores: tl.tensor,
+    kept: tl.tensor,
+    own: tl.tensor,
+    experts: tl.tensor,
+    budgets: tl.tensor,
+    recipe: tl.constexpr,
+    tile: tl.constexpr,
+) -> tl.tensor:
+    """What the tile's rows say about every expert: [E] int64, see experts.py."""
+    utility = to_grid(scores, 1048576.0) if recipe.utility_full else share_scores(tl.where(own, scores, 0), recipe)
+    standing = own.to(tl.int32) | (kept.to(tl.int32) << 16)
+    words = tl.sum((standing.to(tl.int64) << 32) | utility.to(tl.int64), 0)
+    if recipe.per_request:
+        requests: tl.constexpr = (tile.rows // tile.request, tile.request, tile.experts)
+        wish = tl.sum(tl.reshape(utility, requests), 1)
+        warm = tl.max(tl.reshape(kept.to(tl.int32), requests), 1)
+        wish = tl.where((wish > 0) & (warm == 0), wish, EMPTY)
+        rounds = tl.minimum(read_count(budgets, ADD_PER_REQUEST), recipe.num_experts)
+        granted = wish > drop_best(wish, experts, rounds, False)
+        words += tl.sum(granted.to(tl.int64), 0) * HOLDER
+    return words

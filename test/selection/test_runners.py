@@ -1,0 +1,77 @@
+"""What runners take besides slots: shared experts' columns, and masked logits where they rank them themselves."""
+
+import pytest
+import torch
+
+from selection.cases import DTYPES
+from selection.test_triton import DEVICE, EVERY_PLAN, kernel, make_logits, make_plan, make_ranks
+from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
+
+__all__ = ["kernel"]
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_shared_experts_have_columns_behind_the_others(backend):
+    logits, valid = make_logits("normal", 7, 24).cpu(), torch.arange(7) % 3 != 1
+    call = logits, make_plan("dynamic-skip"), Router(4), Batch(valid)
+    filled = select(*call, backend=backend, slots=RunnerSlots())
+    found = select(*call, backend=backend, slots=RunnerSlots(shared=2, shared_weight=0.4))
+    assert torch.equal(found.topk_ids, torch.cat([filled.topk_ids, torch.tensor([[24, 25]] * 7)], 1).int())
+    assert torch.equal(found.topk_weights, torch.cat([filled.topk_weights, torch.full((7, 2), 0.4)], 1))
+    assert found.topk_ids.dtype == torch.int32
+    assert torch.equal(found.active, filled.active)
+
+
+@EVERY_PLAN
+@pytest.mark.parametrize(("rows", "shared"), [(7, 1), (20, 2)])
+def test_the_kernel_writes_shared_experts(kernel, name, rows, shared):
+    """In one program and in several; behind rows without experts too, and behind as many columns as a tile has."""
+    logits, ranks = make_logits("normal", rows, 128, seed=rows), make_ranks(128)
+    top_k = 31 if name == "xshare" else 6
+    call = logits, make_plan(name), Router(top_k), Batch(torch.arange(rows, device=DEVICE) % 5 != 3), ranks
+    slots = RunnerSlots(shared=shared, shared_weight=0.4)
+    expected = select(*call, backend="reference", slots=slots)
+    found = kernel(*call, slots=slots)
+    assert torch.equal(found.topk_ids, expected.topk_ids)
+    torch.testing.assert_close(found.topk_weights, expected.topk_weights, atol=1e-6, rtol=2e-6)
+    assert torch.equal(found.active, expected.active)
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"block_size": 0}, "block_size = 0"),
+        ({"shared": -1}, "shared = -1"),
+        ({"block_size": 16, "shared": 1}, "block_size = 16: allowed only without shared"),
+        ({"masked": True, "shared": 1}, "masked = True: allowed only without"),
+    ],
+)
+def test_what_cannot_be_asked_for(keys, named):
+    with pytest.raises(ValueError, match=named):
+        RunnerSlots(**keys)
+
+
+MASKED = {
+    "xshare": {"policy": "xshare", "k0": 1, "add": 5},
+    "few selected": {"policy": "oea", "k0": 1},
+    "own": {"policy": "pruned", "k0": 1},
+    "vanilla": {"policy": "vanilla"},
+    "limited reach": {"policy": "oea", "k0": 1, "max_rank": 6},
+    "unvoted": {"policy": "moe-spec", "budget": 5},
+}
+
+
+@pytest.mark.parametrize("plan", MASKED)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "experts", "live"), [(1, 8, 1), (7, 40, 5), (7, 40, 1), (7, 40, 0), (40, 128, 31)])
+def test_the_kernel_masks_logits(kernel, plan, dtype, rows, experts, live):
+    """Rows that are padding or short of experts, fewer active experts than top-k, one program and several."""
+    logits = make_logits("normal", rows, experts + 3, seed=rows, dtype=dtype)[:, :experts]
+    logits[0, :5] = torch.nan
+    call = logits, build_plan(MASKED[plan]), Router(4), Batch((torch.arange(rows, device=DEVICE) * 3) % rows < live)
+    expected = select(*call, backend="reference", slots=RunnerSlots(masked=True))
+    found = kernel(*call, slots=RunnerSlots(masked=True))
+    assert found.masked_logits.dtype == dtype
+    assert torch.equal(found.masked_logits, expected.masked_logits)
+    for name in ("topk_ids", "selected", "active", "vanilla_active"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name

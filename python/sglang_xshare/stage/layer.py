@@ -54,43 +54,25 @@ class Layer:
         `topk` counts the columns of fused shared experts where upstream expects them from its router. Raises
         RuntimeError where the router sees other rows than the step has: requests and padding would be mistaken.
         """
-<<<<<<< HEAD
         assert self.plan is not None
-        slots = FILLED if self.aligner is None else self.aligner.slots(len(gating_output))
-        out = self.selection = self.select(gating_output, self.plan, slots)
-        ids, weights = out.topk_ids, out.topk_weights
-=======
->>>>>>> kern
         if topk > self.router.top_k:
             slots = self.with_shared
         else:
             slots = FILLED if self.aligner is None else self.aligner.slots(len(gating_output))
-        out = self.selection = self._select(gating_output, slots)
+        out = self.selection = self.select(gating_output, self.plan, slots)
         if self.aligner is not None:
             self.aligner.offer(out.topk_ids, gating_output.shape[1], out.alignment)
         return out.topk_weights, out.topk_ids
 
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
         """Router logits [n, N] masked so that a runner that ranks them itself arrives at the selection."""
-<<<<<<< HEAD
         assert self.plan is not None
-        out = self.select(logits, self.plan)
-        masked, awake = mask_logits(logits, out, self.router.top_k)
-        # By field: a backend may answer with a Selection that computes some of them when they are read.
-        values = {field.name: getattr(out, field.name) for field in fields(Selection)}
-        self.selection = Selection(**{**values, "active": awake})
-        return masked
-
-    def select(self, logits: torch.Tensor, plan: SelectionPlan, slots: RunnerSlots | None = None) -> Selection:
-        """What `plan` chooses from router logits [n, N] in this step. Raises RuntimeError as `choose` does."""
-=======
-        out = self.selection = self._select(logits, MASKED)
+        out = self.selection = self.select(logits, self.plan, MASKED)
         assert out.masked_logits is not None
         return out.masked_logits
 
-    def _select(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
-        assert self.plan is not None
->>>>>>> kern
+    def select(self, logits: torch.Tensor, plan: SelectionPlan, slots: RunnerSlots | None = None) -> Selection:
+        """What `plan` chooses from router logits [n, N] in this step. Raises RuntimeError as `choose` does."""
         assert self.step is not None
         rows = self.step.rows
         if len(logits) != rows:

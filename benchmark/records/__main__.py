@@ -60,7 +60,7 @@ def measure(experiments: Sequence[Experiment], results: Path, small: bool = Fals
             continue
         minutes = (time.monotonic() - began) / 60
         print(f"{told}: about {one.minutes} min at full size; {minutes:.0f} min so far", flush=True)
-        _measure(one, results, one.small if small else (), resume=not changes)
+        _measure(one, results, small, resume=not changes)
 
 
 def is_recorded(experiment: Experiment, results: Path) -> bool:
@@ -68,13 +68,14 @@ def is_recorded(experiment: Experiment, results: Path) -> bool:
     path = experiment.path(results)
     if not path.exists():
         return False
-    commits = {session["commit"] for session in read_record(path, experiment.name)["sessions"]}
+    commits = {session["commit"] for session in read_record(path, experiment.kind)["sessions"]}
     return all(commit is not None and is_unchanged_since(commit) for commit in commits)
 
 
-def _measure(experiment: Experiment, results: Path, arguments: Sequence[str], resume: bool) -> None:
+def _measure(experiment: Experiment, results: Path, small: bool, resume: bool) -> None:
     """Run it, and move what it leaves when it has ended well."""
-    unfinished = _locate_unfinished(experiment, "small" if arguments else "full")
+    unfinished = _locate_unfinished(experiment, "small" if small else "full")
+    arguments = experiment.small if small else experiment.arguments
     command = [sys.executable, "-m", experiment.module, *arguments, "--out", str(unfinished)]
     run = subprocess.run([*command, *(["--resume"] if resume else [])], cwd=ROOT, preexec_fn=die_with_parent)
     if run.returncode != 0:
@@ -89,7 +90,7 @@ def _locate_unfinished(experiment: Experiment, size: str) -> Path:
     """Where it goes on: with what this source has begun at whichever commit, the newest first; else a new folder."""
     begun = [
         record
-        for record in UNFINISHED.glob(f"*/{size}/{experiment.name}/{experiment.name}.json")
+        for record in UNFINISHED.glob(f"*/{size}/{experiment.name}/{experiment.kind}.json")
         if is_unchanged_since(record.parts[-4])
     ]
     if begun:

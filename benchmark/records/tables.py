@@ -53,6 +53,7 @@ TABLES = {
     "quality": Source(("quality",), tabulate_quality),
     "speculation": Source(("speculation",), tabulate_speculation),
     "cost": Source(("cost",), tabulate_cost),
+    "observe": Source(("observe",), tabulate_serving),
     "demo": Source(("demo",), tabulate_demo),
     "findings": Source(("findings",), tabulate_findings),
     "estimate": Source(("serving",), tabulate_estimate),
@@ -84,7 +85,7 @@ def _read(results: Path, name: str) -> dict[str, Any]:
     path = EXPERIMENTS[name].path(results)
     if not path.exists():
         raise ValueError(f"no record {path.name}; python -m benchmark.records {name} measures it")
-    return read_record(path, name)
+    return read_record(path, EXPERIMENTS[name].kind)
 
 
 def _link(path: Path, page: Path) -> str:

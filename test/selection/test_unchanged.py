@@ -14,7 +14,7 @@ from sglang_xshare.policies import VANILLA
 from sglang_xshare.selection.scores import compute_scores, to_grid
 
 often = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
 
 

@@ -38,8 +38,9 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a model that upstream does not serve so": (
         ("--model-path", "{mixtral}"),
-        f"--model-path {{mixtral}}: {NO_POLICY}: MixtralForCausalLM has no data-parallel attention in SGLang; allowed "
-        "is a model that has",
+        f"--model-path {{mixtral}}: {NO_POLICY}: MixtralForCausalLM is not known to have data-parallel attention; "
+        "allowed are DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeForCausalLM, GptOssForCausalLM, "
+        "MiniMaxM2ForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Qwen3NextForCausalLM",
     ),
     "all-to-all": (("--moe-a2a-backend", "deepep"), f"--moe-a2a-backend deepep: {NO_POLICY}: allowed is none"),
     "two-batch overlap": (

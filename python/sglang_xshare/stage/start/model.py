@@ -1,4 +1,4 @@
-"""Which models can be served, and whether a schedule fits one: told from the model's configuration, without weights."""
+"""Whether a model can be served, and whether a schedule fits it: told from its configuration, without weights."""
 
 from __future__ import annotations
 
@@ -14,47 +14,33 @@ from ...types import Router
 from ..batches import read_batches
 from ..mask import check_maskable
 from ..upstream import attention_dp_size, spell
+from .architectures import GATHERED, UNSERVED
 from .idle_budgets import largest_batch, list_idle_budgets, list_unmet_overrides
 from .moe_model import MoeModel
 from .refusal import ExpertPolicyError, refusal
 
-# Models whose every MoE layer routes through `TopK` with a softmax or sigmoid router the stage reproduces. Others have
-# a routing function of their own (Llama 4, Grok, Phi, Gemma), a bias a token (Bailing) or on softmax scores (ERNIE), or
-# route before TopK (Kimi K3).
-ARCHITECTURES = frozenset(
-    {
-        "DeepseekForCausalLM",
-        "DeepseekV2ForCausalLM",
-        "DeepseekV3ForCausalLM",
-        "Glm4MoeForCausalLM",
-        "GptOssForCausalLM",
-        "GraniteMoeForCausalLM",
-        "MiniMaxM2ForCausalLM",
-        "MixtralForCausalLM",
-        "OlmoeForCausalLM",
-        "Qwen2MoeForCausalLM",
-        "Qwen3MoeForCausalLM",
-        "Qwen3NextForCausalLM",
-    }
-)
-# Models that upstream's data-parallel attention does not know: their ranks share out the attention heads of every row,
-# and would add up those of different requests.
-WHOLE_ATTENTION = frozenset({"DeepseekForCausalLM", "GraniteMoeForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM"})
 NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
+TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k")
+TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config.text_config")
+"""Where the configuration of a model of several modes has its language model's; ModelConfig finds it itself."""
 
 
 def read_model(model: Any, path: str) -> MoeModel:
-    """Read upstream's `ModelConfig`. Raises `ExpertPolicyError` for a dense or an unknown model."""
+    """Read upstream's `ModelConfig`. Raises `ExpertPolicyError` for a dense model, one that is known not to be served,
+    and one whose layers differ in experts or top-k.
+    """
     text_config = model.hf_text_config
-    num_experts = next((n for name in NUM_EXPERTS if (n := getattr(text_config, name, None))), 0)
-    top_k = next((k for name in TOP_K if (k := getattr(text_config, name, None))), 0)
+    num_experts, top_k = (_find(text_config, names) for names in (NUM_EXPERTS, TOP_K))
     architecture = model.hf_config.architectures[0]
+    if architecture in UNSERVED:
+        reason = f"{architecture}: {UNSERVED[architecture]}; allowed is a model whose layers each have one TopK"
+        raise refusal("--model-path", path, reason)
+    for count in (num_experts, top_k):
+        if type(count) is not int:
+            reason = f"{architecture}: {count} experts by layer; allowed is the same number in each"
+            raise refusal("--model-path", path, reason)
     if num_experts < 2 or not top_k:
         raise refusal("--model-path", path, f"{architecture} is a dense model; allowed are Mixture-of-Experts models")
-    if architecture not in ARCHITECTURES:
-        allowed = ", ".join(sorted(ARCHITECTURES))
-        raise refusal("--model-path", path, f"the router of {architecture} is not supported; allowed are {allowed}")
     return MoeModel(
         path=path,
         architecture=architecture,
@@ -66,6 +52,15 @@ def read_model(model: Any, path: str) -> MoeModel:
     )
 
 
+def _find(text_config: Any, names: tuple[str, ...]) -> Any:
+    """The first of these that the configuration, or its part for the experts (DBRX), has; 0 without any. A number that
+    is listed by layer (HunYuan), the same for each, is that number.
+    """
+    parts = [text_config, getattr(text_config, "ffn_config", None)]
+    found = next((value for part in parts for name in names if (value := getattr(part, name, None))), 0)
+    return found[0] if isinstance(found, list) and len(set(found)) == 1 else found
+
+
 def read_folder(folder: str) -> MoeModel:
     """Read a model's folder, of which it needs the config.json alone. Raises `ExpertPolicyError` as `read_model` does,
     and where there is none.
@@ -73,7 +68,7 @@ def read_folder(folder: str) -> MoeModel:
     file = Path(folder) / "config.json"
     try:
         config = json.loads(file.read_bytes(), object_hook=lambda keys: SimpleNamespace(**keys))
-        text = getattr(config, "text_config", config)
+        text = next((part for name in TEXT_CONFIGS if (part := _descend(config, name))), config)
         loaded = SimpleNamespace(hf_config=config, hf_text_config=text, num_hidden_layers=text.num_hidden_layers)
         return read_model(loaded, folder)
     except (OSError, ValueError, AttributeError, TypeError, IndexError) as error:
@@ -81,6 +76,13 @@ def read_folder(folder: str) -> MoeModel:
             raise
         reason = error.strerror if isinstance(error, OSError) else error
         raise ExpertPolicyError(f"--model {folder}: {file.name}: {reason}; allowed is a model's folder") from None
+
+
+def _descend(config: Any, name: str) -> Any:
+    """The part of a configuration that dots lead to; None where there is none."""
+    for part in name.split("."):
+        config = getattr(config, part, None)
+    return config
 
 
 def check_path(path: Any) -> None:
@@ -95,8 +97,9 @@ def check_path(path: Any) -> None:
 
 def check_attention(model: MoeModel, config: Any) -> None:
     """Raise `ExpertPolicyError` where upstream does not serve the model with the data-parallel attention asked for."""
-    if attention_dp_size(config) > 1 and model.architecture in WHOLE_ATTENTION:
-        reason = f"{model.architecture} has no data-parallel attention in SGLang; allowed is a model that has"
+    if attention_dp_size(config) > 1 and model.architecture not in GATHERED:
+        allowed = ", ".join(sorted(GATHERED))
+        reason = f"{model.architecture} is not known to have data-parallel attention; allowed are {allowed}"
         raise refusal("--model-path", model.path, reason)
 
 

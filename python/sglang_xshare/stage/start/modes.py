@@ -22,6 +22,7 @@ REFUSED_FLAGS = {
     "enable_nvidia_megakernel": "it routes inside its kernel",
     "enable_amd_monokernel": "it routes inside its kernel",
     "is_embedding": "it never decodes",
+    "dllm_algorithm": "it decodes in extend forwards, which a policy takes for prefill",
 }
 # What would change which rows data-parallel attention gathers for the router, or which ranks gather them: by flag, what
 # is allowed with it.
@@ -53,8 +54,9 @@ def check_tree() -> None:
 def check_modes(config: Any) -> None:
     """Raise `ExpertPolicyError` for a flag the stage cannot be served with; `config` is resolved or as it was given."""
     for flag, reason in REFUSED_FLAGS.items():
-        if getattr(config, flag, False):
-            raise refusal(f"--{flag.replace('_', '-')}", "on", f"{reason}; allowed is off")
+        value = getattr(config, flag, False)
+        if value:
+            raise refusal(f"--{flag.replace('_', '-')}", "on" if value is True else value, f"{reason}; allowed is off")
     for name in SIMULATIONS:
         if is_switched_on(name):
             raise refusal(name, os.environ[name], "it overwrites what was selected; allowed is unset")

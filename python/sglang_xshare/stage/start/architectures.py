@@ -1,0 +1,58 @@
+"""Which model classes of SGLang cannot be served with a policy, and why: read in their code, release 0.5.23.
+
+Every other class is tried: the loaded model shows whether each MoE layer has one `TopK` whose router is reproduced.
+"""
+
+from __future__ import annotations
+
+_CUSTOM = "its routing function is its own"
+_BYPASSES = "its router is no TopK"
+_BIASED_SOFTMAX = "its router adds a bias to softmax scores"
+_BLOCKS = "it decodes blocks of tokens in extend forwards, which a policy takes for prefill"
+_TRANSFORMERS = "it routes in transformers' own code"
+
+UNSERVED = {
+    # A policy would be on and choose nothing, or for one of several layers.
+    "LLaDA2MoeModelLM": _BLOCKS,
+    "SDARMoeForCausalLM": _BLOCKS,
+    "DiffusionGemmaForBlockDiffusion": _BLOCKS,
+    "InternS2MobiusForConditionalGeneration": "several of its layers share a router, and would count as one",
+    "NemotronHPuzzleForCausalLM": "its layers differ in their number of experts",
+    # What the loaded model would show, said before its weights load.
+    "AfmoeForCausalLM": _CUSTOM,
+    "Gemma4ForCausalLM": _CUSTOM,
+    "Gemma4ForConditionalGeneration": _CUSTOM,
+    "Gemma4UnifiedForConditionalGeneration": _CUSTOM,
+    "Grok1ForCausalLM": _CUSTOM,
+    "Grok1ModelForCausalLM": _CUSTOM,
+    "Llama4ForCausalLM": _CUSTOM,
+    "Llama4ForConditionalGeneration": _CUSTOM,
+    "PhiMoEForCausalLM": _CUSTOM,
+    "DeepseekV4ForCausalLM": "its router takes the root of softplus, and a hash of the token in its first layers",
+    "Ernie4_5_MoeForCausalLM": _BIASED_SOFTMAX,
+    "Ernie4_5_VLMoeForConditionalGeneration": _BIASED_SOFTMAX,
+    "LongcatFlashForCausalLM": _BIASED_SOFTMAX,
+    "InklingForConditionalGeneration": _BYPASSES,
+    "MuseSparkForConditionalGeneration": _BYPASSES,
+    "QuantMixtralForCausalLM": _BYPASSES,
+    "ZayaForCausalLM": _BYPASSES,
+    "MindSporeForCausalLM": "it routes in MindSpore's own code",
+    "TransformersMoEForCausalLM": _TRANSFORMERS,
+    "TransformersMultiModalMoEForCausalLM": _TRANSFORMERS,
+}
+
+GATHERED = frozenset(
+    {
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "Glm4MoeForCausalLM",
+        "GptOssForCausalLM",
+        "MiniMaxM2ForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "Qwen3NextForCausalLM",
+    }
+)
+"""Classes that upstream's data-parallel attention knows. The ranks of others share out the attention heads of every
+row, and would add up those of different requests.
+"""

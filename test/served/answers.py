@@ -206,12 +206,14 @@ def read_plans(text: str) -> list[dict[str, Any]]:
 def parse_metrics(text: str) -> dict[str, float]:
     """{"experts_after_total": 12.0, "steps policy": 3.0, ...}, summed over replicas."""
     metrics: dict[str, float] = {}
-    for line in text.splitlines():
-        if line.startswith("sglang:expert_policy_"):
-            name, value = line.removeprefix("sglang:expert_policy_").rsplit(" ", 1)
-            plain, _, labels = name.partition("{")
-            outcome = labels.partition('outcome="')[2].partition('"')[0]
-            plan = labels.partition('plan="')[2].rpartition('"')[0] if plain.startswith("observed") else ""
-            key = f"steps {outcome}" if outcome else f"{plain} {plan}".rstrip()
-            metrics[key] = metrics.get(key, 0.0) + float(value)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = sample.name.removeprefix("sglang:expert_policy_")
+            if name == sample.name or name.endswith("_created"):
+                continue
+            outcome, plan = sample.labels.get("outcome"), sample.labels.get("plan", "")
+            if name.startswith("observed"):
+                name = f"{name} {plan}"
+            key = f"steps {outcome}" if outcome else name
+            metrics[key] = metrics.get(key, 0.0) + sample.value
     return metrics

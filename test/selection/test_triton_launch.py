@@ -44,7 +44,7 @@ class Dispatched(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
-        if name not in ("empty", "new_empty", "empty_like", "view", "as_strided", "detach", "alias"):
+        if name not in ("empty", "new_empty", "empty_like", "view", "select", "as_strided", "detach", "alias"):
             self.operations.append(name)
         return function(*args, **kwargs or {})
 

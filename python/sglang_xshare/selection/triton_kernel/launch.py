@@ -12,7 +12,7 @@ import torch
 import triton
 
 from ...plan import SelectionPlan
-from ...types import Alignment, Batch, Router, RunnerSlots, Selection
+from ...types import Alignment, Batch, Router, RunnerSlots, Selection, Tally
 from .budgets import Budgets, find_budgets
 from .kernel import COLLECT, MEASURE, RESCUE, ROUTE, select_kernel
 from .mask import allocate_masked, launch_mask
@@ -42,6 +42,7 @@ def select(
     rank_of_expert: torch.Tensor | None,
     slots: RunnerSlots | None,
     budgets: Budgets | None = None,
+    tally: Tally | None = None,
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`.
 
@@ -59,7 +60,7 @@ def select(
         raise ValueError(
             f"router_logits on {logits.device}: allowed with backend triton is cuda, or TRITON_INTERPRET=1"
         )
-    answer = _allocate(logits, plan.columns(router) + (slots.shared if slots else 0))
+    answer = _allocate(logits, plan.columns(router) + (slots.shared if slots else 0), tally)
     if slots is not None and slots.masked:
         answer = replace(answer, masked_logits=allocate_masked(logits))
     if num_rows:
@@ -74,18 +75,25 @@ def select(
     return answer
 
 
-def _allocate(logits: torch.Tensor, columns: int) -> Selection:
+def _allocate(logits: torch.Tensor, columns: int, tally: Tally | None) -> Selection:
     num_rows, num_experts = logits.shape
     # The kernel writes every element, if there is a row to run it for.
     new = logits.new_empty if num_rows else logits.new_zeros
+    if tally is None or not num_rows:
+        tally = Tally(
+            active=new((num_experts,), dtype=torch.bool),
+            vanilla_active=new((num_experts,), dtype=torch.bool),
+            kept_mass=new((num_rows,), dtype=torch.float32),
+            rescued=new((), dtype=torch.int64),
+        )
     return Selection(
         topk_ids=new((num_rows, columns), dtype=torch.int32),
         topk_weights=new((num_rows, columns), dtype=torch.float32),
         selected=new((num_experts,), dtype=torch.bool),
-        active=new((num_experts,), dtype=torch.bool),
-        rescued=new((), dtype=torch.int64),
-        vanilla_active=new((num_experts,), dtype=torch.bool),
-        kept_mass=new((num_rows,), dtype=torch.float32),
+        active=tally.active,
+        rescued=tally.rescued,
+        vanilla_active=tally.vanilla_active,
+        kept_mass=tally.kept_mass,
     )
 
 

@@ -10,6 +10,7 @@ try:
     from benchmark.common.server import has_gpu
     from benchmark.gpu.bring_back import unpack
     from benchmark.gpu.run import TASKS, Task, run
+    from benchmark.gpu.shapes import write_recorded
     from benchmark.gpu.table import EXPERIMENTS, show_table
     from benchmark.gpu.tune import POLICY, write_configs
 except ModuleNotFoundError as error:
@@ -33,6 +34,7 @@ def main() -> int:
         unpack(args.out)
         show_table(args.out)
         write_configs(args.out)
+        write_recorded(args.out)
         return 0
     if not has_gpu():
         print(NO_GPU, file=sys.stderr)

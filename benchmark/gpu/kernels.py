@@ -40,6 +40,7 @@ TOP_K, TOKENS_PER_REQUEST = 8, 4
 BLOCK_SIZE = 16  # upstream's for few tokens
 WORKERS = 8  # processes that check
 CALLS = 100  # in a graph, so that its own launch is a small part
+FILLED = RunnerSlots()
 DEVICE = "cuda"
 
 
@@ -118,9 +119,9 @@ def check(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool
 
 def measure(rows: int, experts: int, spelling: str) -> Time:
     """Time select() and upstream's router on the same logits."""
-    ours = [_time_call(call) for call in _make_ours(rows, experts, spelling)]
+    ours = [time_call(call) for call in _make_ours(rows, experts, spelling)]
     logits = _make_logits(rows, experts, torch.bfloat16)
-    theirs = [_time_call(_make_upstream(logits, sort)) for sort in (False, True)]
+    theirs = [time_call(_make_upstream(logits, sort)) for sort in (False, True)]
     return Time(spelling, rows, experts, ours[0], theirs[0], ours[1], theirs[1])
 
 
@@ -130,15 +131,21 @@ def compile_kernels(rows: int, experts: int, spelling: str) -> None:
         call()
 
 
-def _time_call(call: Callable[[], object]) -> float:
+def time_call(call: Callable[[], object]) -> float:
+    """Median microseconds of a call, one of many in a CUDA graph."""
     return time_graph(lambda: [call() for _ in range(CALLS)]) / CALLS
 
 
 def _make_ours(rows: int, experts: int, spelling: str) -> list[Callable[[], object]]:
     """select() as a layer calls it, then with sorted slots; on logits in bf16, as a gate in bf16 gives them."""
+    return [make_call(rows, experts, spelling, slots) for slots in (FILLED, RunnerSlots(BLOCK_SIZE))]
+
+
+def make_call(rows: int, experts: int, spelling: str, slots: RunnerSlots = FILLED) -> Callable[[], object]:
+    """select() by the kernel on such a batch."""
     logits, ranks = _make_logits(rows, experts, torch.bfloat16), _make_ranks(experts)
     arguments = (logits, parse_plan(spelling), Router(TOP_K), _make_batch(spelling, rows), ranks, "triton")
-    return [partial(select, *arguments, slots=slots) for slots in (RunnerSlots(), RunnerSlots(BLOCK_SIZE))]
+    return partial(select, *arguments, slots=slots)
 
 
 def _make_upstream(logits: torch.Tensor, sort: bool) -> Callable[[], object]:

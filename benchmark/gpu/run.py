@@ -54,6 +54,7 @@ TASKS = (
     Task("server", ("gpt-oss-120b",), 300.0, 150.0, SERVERS),
     Task("layer", ("gpt-oss-120b", "gpt-oss-20b"), 90.0, needs=KERNELS),
     Task("server", ("qwen3-30b-a3b-aligned",), 180.0, 120.0, SERVERS),
+    Task("selection", ("shapes",), 60.0),
     Task("tune", (), 120.0, 60.0, KERNELS),
     Task("replay", ("tests",), 60.0),
     Task("selection", ("tests",), 240.0, 60.0),

@@ -1,7 +1,7 @@
 """Experiment `selection`: the kernels against the reference on this device, and their time beside upstream's router.
 
-Part `kernels` holds ids to the reference's and times them; part `tests` runs the kernels' own tests, which compile for
-minutes.
+Part `kernels` holds ids to the reference's and times them; part `shapes` times how batches can be cut into programs and
+has the kernel use the fastest; part `tests` runs the kernels' own tests, which compile for minutes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,9 +12,10 @@ from typing import Any
 
 from benchmark.common.record import Record
 from benchmark.gpu.checks import check, is_passed, run_tests
+from benchmark.gpu.shapes import describe, measure_shapes
 from benchmark.gpu.table import Row, check_row
 
-PARTS = ("kernels", "tests")
+PARTS = ("kernels", "shapes", "tests")
 TESTS = ("test/selection/test_triton.py", "test/selection/test_slots.py", "test/stage/test_mask.py")
 NOT_UPSTREAM = ("-k", "not upstream")  # what upstream's kernels do is no question here
 TIME_BAR = 2.0  # times upstream's fused router on the same logits; ours does both
@@ -28,6 +29,8 @@ def measure(record: Record, parts: Sequence[str]) -> None:
     failed: list[str | None] = []
     if "kernels" in (parts or PARTS):
         failed.append(_measure_kernels(record))
+    if "shapes" in (parts or PARTS):
+        measure_shapes(record)
     if "tests" in (parts or PARTS):
         missing = [path for path in TESTS if not is_passed(record.points, path)]
         failed += [check(record, path, partial(run_tests, [path], NOT_UPSTREAM)) for path in missing]
@@ -42,6 +45,7 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
         cases = points["cases"]
         found.append(check_row("ids against the reference, bit for bit", cases, f"{cases.get('equal')} cases equal"))
     found += _time_rows([point for point in points.values() if "us" in point])
+    found += [Row("fastest shape", line) for line in describe(points)]
     return [*found, *(check_row(f"{path}, compiled", points[path]) for path in TESTS if path in points)]
 
 

@@ -127,6 +127,23 @@ class Selection:
     """[n, N] in the logits' dtype, where `RunnerSlots.masked` asked for it: see `selection.mask`."""
 
 
+@dataclass(frozen=True, eq=False)
+class Tally:
+    """Where `select()` leaves what is counted of a selection: tensors like its fields of the same names."""
+
+    active: torch.Tensor
+    vanilla_active: torch.Tensor
+    kept_mass: torch.Tensor
+    rescued: torch.Tensor
+
+    def take(self, selection: Selection) -> None:
+        """Copy from a selection that lies elsewhere."""
+        self.active.copy_(selection.active)
+        self.vanilla_active.copy_(selection.vanilla_active)
+        self.kept_mass.copy_(selection.kept_mass)
+        self.rescued.copy_(selection.rescued)
+
+
 def _check_count(key: str, value: object) -> None:
     if type(value) is not int or value < 1:
         raise ValueError(f"{key} = {value!r}: allowed is an integer of at least 1")

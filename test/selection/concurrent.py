@@ -184,7 +184,7 @@ class Builder(interpreter.InterpreterBuilder):
 def programs_side_by_side(conditions: Conditions):
     """Every launch of the interpreter's, under these conditions. Yields the list of their numbers of programs."""
     sizes: list[int] = []
-    patch_lang, lock = interpreter._patch_lang, threading.RLock()
+    patch_lang, rewrite, lock = interpreter._patch_lang, interpreter.InterpretedFunction.rewrite, threading.RLock()
     patched: dict[int, object] = {}
 
     def patch_once(function):
@@ -194,6 +194,11 @@ def programs_side_by_side(conditions: Conditions):
             key = id(function.__globals__)
             patched[key] = patched.get(key) or patch_lang(function)
             return patched[key]
+
+    def rewrite_in_turn(function):
+        # Python 3.11's parser fails at random where several threads are in it.
+        with lock:
+            return rewrite(function)
 
     class Executor(interpreter.GridExecutor):
         def __call__(self, *args, **kwargs):
@@ -217,6 +222,7 @@ def programs_side_by_side(conditions: Conditions):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter, "GridExecutor", Executor)
         patch.setattr(interpreter, "_patch_lang", patch_once)
+        patch.setattr(interpreter.InterpretedFunction, "rewrite", rewrite_in_turn)
         patch.setattr(interpreter.interpreter_builder, "__class__", Builder)
         if conditions.without == "barrier":
             patch.setattr(kernel, "wait_for_all", lambda *args: None)
@@ -247,8 +253,7 @@ def select_on_one_counter(
     torch.use_deterministic_algorithms(True)  # of which the filling of what is allocated is one
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "_find_counter", lambda device, programs: counters)
-        patch.setattr(tile, "SINGLE_PROGRAM", 0)
-        patch.setattr(tile, "MIN_ROWS", 2)
+        patch.setattr(tile, "SHAPES", [tile.Shape(512, one={}, several=(2, 1))])
         for call, conditions in calls:
             with programs_side_by_side(conditions) as launches:
                 selection = select(*call, backend="triton", slots=slots)

@@ -222,6 +222,7 @@ def test_random_batches(kernel, policy, data):
 
 
 @pytest.mark.parametrize("policy", ALGORITHMS)
+@settings(deadline=None)  # a busy machine
 @given(data=st.data())
 def test_a_plan_bounds_its_active_experts(policy, data):
     """What the alignment's length relies on."""

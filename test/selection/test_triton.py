@@ -146,6 +146,18 @@ def test_many_rows(kernel, rows, experts):
     compare(kernel, make_logits("normal", rows, experts), make_plan("xshare"), Router(8))
 
 
+@pytest.mark.parametrize("kind", ["normal", "ties", "special"])
+@pytest.mark.parametrize("name", ["lynx-acc", "lynx-acc of few voters", "moe-spec truncating"])
+def test_programs_agree_on_voters_and_on_who_is_rescued(kernel, name, kind):
+    """Rows of several programs vote, and are rescued: more than a loop takes at a time, and some are padding."""
+    logits = make_logits(kind, 75, 64)
+    valid = torch.arange(75, device=DEVICE) % 9 != 4
+    plan = dataclasses.replace(make_plan(name), budget=2) if name == "moe-spec truncating" else make_plan(name)
+    assert make_tile(plan, Router(6), Batch(), 75, 64).several
+    found = compare(kernel, logits, plan, Router(6), Batch(valid))
+    assert plan.confidence or found.rescued > 0
+
+
 @pytest.mark.parametrize(
     "kind",
     [
@@ -191,8 +203,8 @@ def test_requests(kernel, tokens):
 
 @EVERY_PLAN
 def test_only_padding(kernel, name):
-    logits = make_logits("normal", 20, 128)
-    found = compare(kernel, logits, make_plan(name), Router(8), Batch(torch.zeros(20, dtype=torch.bool, device=DEVICE)))
+    logits = make_logits("normal", 40, 128)
+    found = compare(kernel, logits, make_plan(name), Router(8), Batch(torch.zeros(40, dtype=torch.bool, device=DEVICE)))
     assert not found.active.any()
 
 
@@ -221,7 +233,6 @@ def test_production_batches_are_one_launch():
 @pytest.mark.parametrize(
     ("keys", "rows", "experts"),
     [
-        ({"policy": "lynx-acc", "confidence": 0.5}, 129, 128),
         ({"policy": "moe-spec", "budget": 8, "scope": "request"}, 16, 128),
         ({"policy": "xshare"}, 2048, 128),
         ({"policy": "xshare"}, 16, 513),

@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
 from sglang_xshare.selection.triton_kernel import launch
-from sglang_xshare.selection.triton_kernel.launch import TWO_LAUNCHES
+from sglang_xshare.selection.triton_kernel.launch import EARLY_LAUNCH, TWO_LAUNCHES
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.step import Step
 
@@ -27,10 +27,10 @@ class Kernel:
             raise RuntimeError("Triton Error [CUDA]: operation not supported")
 
     @property
-    def halves(self):
-        """(programs, votes, routes, cooperative) of every launch."""
+    def phases(self):
+        """(programs, first phase, last phase, cooperative) of every launch."""
         return [
-            (*grid, keys["votes"], keys["routes"], keys.get("launch_cooperative_grid", False))
+            (*grid, keys["begins"], keys["ends"], keys.get("launch_cooperative_grid", False))
             for grid, keys in self.launches
         ]
 
@@ -44,7 +44,7 @@ class Dispatched(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
-        if name not in ("empty", "new_empty", "empty_like", "view", "as_strided", "detach", "alias"):
+        if name not in ("empty", "new_empty", "empty_like", "view", "select", "as_strided", "detach", "alias"):
             self.operations.append(name)
         return function(*args, **kwargs or {})
 
@@ -60,24 +60,34 @@ def kernel(monkeypatch):
     return stand_in
 
 
-def run(rows, experts=128):
-    return select(torch.zeros(rows, experts), build_plan("xshare"), Router(8), Batch(), backend="triton")
+PLANS = {
+    "adding": build_plan("xshare"),
+    "voting": build_plan("lynx-acc", confidence=0.5),
+    "rescuing": build_plan("moe-spec", budget=16, coverage="truncate"),
+}
 
 
-def test_one_program_is_one_plain_launch(kernel):
-    run(16)
-    assert kernel.halves == [(1, True, True, False)]
+def run(rows, experts=128, plan="adding"):
+    return select(torch.zeros(rows, experts), PLANS[plan], Router(8), Batch(), backend="triton")
 
 
-def test_several_programs_are_one_cooperative_launch(kernel):
-    run(64)
-    assert kernel.halves == [(8, True, True, True)]
+@pytest.mark.parametrize("plan", PLANS)
+def test_one_program_is_one_plain_launch(kernel, plan):
+    run(16, plan=plan)
+    assert kernel.phases == [(1, 0, 3, False)]
 
 
-def test_without_a_counter_they_are_two(kernel, monkeypatch):
+@pytest.mark.parametrize("plan", PLANS)
+def test_several_programs_are_one_cooperative_launch(kernel, plan):
+    run(128, plan=plan)
+    assert kernel.phases == [(8, 0, 3, True)]
+
+
+@pytest.mark.parametrize(("plan", "phases"), [("adding", [1, 3]), ("voting", [0, 1, 3]), ("rescuing", [1, 2, 3])])
+def test_without_a_counter_each_phase_is_a_launch(kernel, monkeypatch, plan, phases):
     monkeypatch.setattr(launch, "_find_counter", lambda device, programs: None)
-    run(64)
-    assert kernel.halves == [(8, True, False, False), (8, False, True, False)]
+    run(128, plan=plan)
+    assert kernel.phases == [(8, phase, phase, False) for phase in phases]
 
 
 def test_the_environment_rules_out_cooperative_launches(monkeypatch):
@@ -89,9 +99,9 @@ def test_the_environment_rules_out_cooperative_launches(monkeypatch):
 def test_a_failed_cooperative_launch_names_the_way_around_it(kernel):
     kernel.fails = True
     with pytest.raises(RuntimeError, match=r"a cooperative launch of 8 programs failed \(Triton .* not supported\)"):
-        run(64)
+        run(128)
     with pytest.raises(RuntimeError, match="SGLANG_XSHARE_TWO_LAUNCHES=1 in the environment does without"):
-        run(64)
+        run(128)
     run(16)
 
 
@@ -142,3 +152,14 @@ def test_a_layer_of_the_stage_is_one_launch(kernel, monkeypatch, shared, masked)
     assert dispatched.operations == []
     assert len(kernel.launches) == 1
     assert [output.shape for output in outputs] == ([(16, 128)] if masked else [(16, 9)] * 2)
+
+
+@pytest.mark.parametrize("value", [None, "0", "1"])
+def test_the_environment_has_it_launched_early(kernel, monkeypatch, value):
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    if value is not None:
+        monkeypatch.setenv(EARLY_LAUNCH, value)
+    run(16)
+    ((_, keys),) = kernel.launches
+    assert keys["early"] == keys.get("launch_pdl", False) == (value == "1")

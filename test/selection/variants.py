@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from selection.hopper import HOPPER
 from sglang_xshare.selection.triton_kernel import launch
-
-HOPPER = GPUTarget("cuda", 90, 32)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from importlib import import_module
 import torch
 
 from ..plan import SelectionPlan
-from ..types import Batch, Router, RunnerSlots, Selection
+from ..types import Batch, Router, RunnerSlots, Selection, Tally
 
 BACKENDS = {
     "reference": "sglang_xshare.selection.reference",
@@ -29,13 +29,15 @@ def select(
     rank_of_expert: torch.Tensor | Sequence[int] | None = None,
     backend: str = "auto",
     slots: RunnerSlots | None = None,
+    tally: Tally | None = None,
 ) -> Selection:
     """Select the batch's experts and route every row within them.
 
     `router_logits` [n, N] in any float dtype, n may be 0. `rank_of_expert` [N] holds each expert's expert-parallel
     rank, for `target_per_rank`. `backend` is one of BACKENDS, or "auto": the Triton kernel on CUDA for what it
     supports, else torch. `slots` asks for slots as an MoE runner takes them, none with id -1. Knows nothing of phases,
-    layers or SGLang; no backend but "reference" waits for the device. Raises ValueError naming what is wrong and what
+    layers or SGLang; no backend but "reference" waits for the device. What is
+    counted of it is left in `tally` too. Raises ValueError naming what is wrong and what
     is allowed.
     """
     batch = batch or Batch()
@@ -46,7 +48,13 @@ def select(
         backend = _choose_backend(router_logits, plan, router, batch)
     if backend not in BACKENDS:
         raise ValueError(f"backend = {backend!r}: allowed is auto, {', '.join(BACKENDS)}")
-    return import_module(BACKENDS[backend]).select(router_logits, plan, router, batch, rank_of_expert, slots)
+    arguments = router_logits, plan, router, batch, rank_of_expert, slots
+    if backend == "triton":
+        return import_module(BACKENDS[backend]).select(*arguments, tally=tally)  # which writes it there itself
+    answer = import_module(BACKENDS[backend]).select(*arguments)
+    if tally is not None:
+        tally.take(answer)
+    return answer
 
 
 def _choose_backend(logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from ..plan import SelectionPlan
 from ..selection import select
-from ..types import Router, RunnerSlots, Selection
+from ..types import Router, RunnerSlots, Selection, Tally
 from .alignment import Aligner
 from .step import Step
 from .upstream import num_shared_slots, scales_unnormalized_groups
@@ -37,6 +38,7 @@ class Layer:
         self.step: Step | None = None
         self.selection: Selection | None = None
         self.aligner: Aligner | None = None
+        self.find_tally: Callable[[torch.Tensor], Tally | None] = lambda logits: None
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=1.0 if on_output else 1.0 / scaling)
         self.config = replace(
@@ -59,7 +61,7 @@ class Layer:
             slots = self.with_shared
         else:
             slots = FILLED if self.aligner is None else self.aligner.slots(len(gating_output))
-        out = self.selection = self.select(gating_output, self.plan, slots)
+        out = self.selection = self.select(gating_output, self.plan, slots, self.find_tally(gating_output))
         if self.aligner is not None:
             self.aligner.offer(out.topk_ids, gating_output.shape[1], out.alignment)
         return out.topk_weights, out.topk_ids
@@ -67,17 +69,21 @@ class Layer:
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
         """Router logits [n, N] masked so that a runner that ranks them itself arrives at the selection."""
         assert self.plan is not None
-        out = self.selection = self.select(logits, self.plan, MASKED)
+        out = self.selection = self.select(logits, self.plan, MASKED, self.find_tally(logits))
         assert out.masked_logits is not None
         return out.masked_logits
 
-    def select(self, logits: torch.Tensor, plan: SelectionPlan, slots: RunnerSlots | None = None) -> Selection:
+    def select(
+        self, logits: torch.Tensor, plan: SelectionPlan, slots: RunnerSlots | None = None, tally: Tally | None = None
+    ) -> Selection:
         """What `plan` chooses from router logits [n, N] in this step. Raises RuntimeError as `choose` does."""
         assert self.step is not None
         rows = self.step.rows
         if len(logits) != rows:
             raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows in a step of {rows}")
-        return select(logits, plan, self.router, self.step.batch, rank_of_expert=self.placement, slots=slots)
+        return select(
+            logits, plan, self.router, self.step.batch, rank_of_expert=self.placement, slots=slots, tally=tally
+        )
 
 
 def read_router(topk_config: Any) -> Router:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..types import Selection
+from ..types import Selection, Tally
 from .step import Step
+
+if TYPE_CHECKING:
+    from .counting import Tables
 
 # "policy", "observed" under `observe`, or why a forward of the target model stayed vanilla.
 OUTCOMES = ("policy", "observed", "prefill", "phase", "min_tokens", "max_tokens", "override", "unchanged", "no_context")
@@ -53,19 +56,61 @@ class Interval:
 
 
 class Counters:
-    """Running totals on the device. They take a dozen small operations a step, for none of which the host waits, so
-    that a captured graph counts on replay. A step without a live row, as when a graph is captured, counts as none.
+    """Running totals on the device. The host waits for nothing, so that a captured graph counts on replay. A step
+    without a live row, as when a graph is captured, counts as none.
+
+    On a GPU a step is counted in one launch, of what its selections have left in tables: see `tally`. Elsewhere it
+    takes a dozen small operations.
     """
 
     def __init__(self, num_layers: int, device: str) -> None:
         # float64 counts exactly up to 2**53.
         self.totals = torch.zeros(num_layers, 6, dtype=torch.float64, device=device)
         self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
+        self.in_one_launch = self.totals.is_cuda
+        self._tables: Tables | None = None
 
     def count_outcome(self, outcome: str, step: Step | None = None) -> None:
-        """Count one forward."""
-        live = 1 if step is None or step.batch.valid is None else step.batch.valid.any()
-        self.outcomes[OUTCOMES.index(outcome)] += live
+        """Count one forward. On a GPU a step under policy is counted with its selections."""
+        self._tables = None
+        valid = None if step is None else step.batch.valid
+        if not self.in_one_launch:
+            self.outcomes[OUTCOMES.index(outcome)] += 1 if valid is None else valid.any()
+        elif outcome != "policy":
+            from .counting import count_step
+
+            rows = 1 if step is None else step.rows
+            count_step(self.outcomes, OUTCOMES.index(outcome), rows, valid, self.totals)
+
+    def tally(self, layer: int, logits: torch.Tensor) -> Tally | None:
+        """Where a layer's selection from logits [n, N] is to leave what is counted; None where it is not to. Raises
+        RuntimeError where layers have different numbers of experts.
+        """
+        if not self.in_one_launch or not len(logits):
+            return None
+        if self._tables is None:
+            from .counting import Tables
+
+            self._tables = Tables.allocate(len(self.totals), logits)
+        if self._tables.active.shape[1] != logits.shape[1]:
+            experts = f"{logits.shape[1]} experts in one MoE layer, {self._tables.active.shape[1]} in another"
+            raise RuntimeError(f"{experts}: an expert policy counts layers of as many each")
+        return self._tables.tally(layer)
+
+    def count(self, selections: Sequence[Selection | None], step: Step) -> torch.Tensor:
+        """Count one step under policy, as `count_selections` does, and add it to the totals."""
+        outcome = OUTCOMES.index("policy")
+        if self._tables is not None:
+            from .counting import count_step
+
+            selecting = tuple(selection is not None for selection in selections)
+            valid = step.batch.valid
+            return count_step(self.outcomes, outcome, step.rows, valid, self.totals, self._tables, selecting)
+        counts = count_selections(selections, step)
+        self.totals += counts
+        if self.in_one_launch:
+            self.outcomes[outcome] += counts[:, STEPS].any()
+        return counts
 
 
 def count_selections(selections: Sequence[Selection | None], step: Step) -> torch.Tensor:

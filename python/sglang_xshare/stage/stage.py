@@ -16,7 +16,7 @@ from ..policies.schedule import Schedule
 from .alignment import Aligner
 from .batches import Batches
 from .layer import Layer
-from .metrics import Counters, Exporter, Reader, count_selections, format_log
+from .metrics import Counters, Exporter, Reader, format_log
 from .observe import Observation, ObservationExporter, ObservationReader, format_observed
 from .step import Step, read_step
 from .trace import Trace
@@ -69,8 +69,9 @@ class Stage:
             self.logged_plans, self.exported_plans = (ObservationReader(self.observation) for _ in range(2))
             self.plans_exporter = ObservationExporter()
         self.aligner = Aligner() if align else None
-        for _, layer in layers:
+        for number, (_, layer) in enumerate(layers):
             layer.aligner = self.aligner
+            layer.find_tally = functools.partial(self.counters.tally, number)
         self._by_config = {id(config): layer for config, layer in layers}
         self._running = False
         self._published = 0, 0
@@ -213,8 +214,8 @@ class Stage:
             return
         if self.observation is not None:
             counts, observed = self.observation.count(layers, step)
+            self.counters.totals += counts
         else:
-            counts, observed = count_selections([layer.selection for layer in layers], step), []
-        self.counters.totals += counts
+            counts, observed = self.counters.count([layer.selection for layer in layers], step), []
         if self.trace is not None:
             self.trace.record(counts, step, observed)

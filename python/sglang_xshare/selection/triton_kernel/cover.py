@@ -12,13 +12,12 @@ from .rows import EMPTY, drop_best, halve, pop_best, roll
 
 
 @triton.jit
-def rescue_rows(
+def find_lost(
     keys: tl.tensor, own: tl.tensor, selected: tl.tensor, experts: tl.tensor, recipe: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
-    """(S with the first choice of every row that has none of its top-k in S; the number of such rows)."""
+) -> tl.tensor:
+    """[E] int64: how many rows have an expert as their first choice, and none of their top-k in S."""
     lost = tl.max((own & selected[None, :]).to(tl.int32), 1) == 0
-    saved = (lost[:, None] & find_first(keys, experts, recipe)).to(tl.int32)
-    return selected | (tl.max(saved, 0) > 0), tl.sum(tl.sum(saved, 1), 0).to(tl.int64)
+    return tl.sum((lost[:, None] & find_first(keys, experts, recipe)).to(tl.int64), 0)
 
 
 @triton.jit

@@ -11,8 +11,6 @@ from .rows import load_tile, roll
 # requests that bring it into S). Fewer than 2048 rows, so that no field overflows.
 VOTE = tl.constexpr(1 << 32)
 HOLDER = tl.constexpr(1 << 48)
-CHUNK = tl.constexpr(32)
-"""Experts that all others are compared with at a time. At once, all pairs of 256 would take 256 registers a thread."""
 
 
 @triton.jit
@@ -48,10 +46,10 @@ def find_ahead(unique: tl.tensor, others: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def keep_best(keys: tl.tensor, limit: tl.tensor, narrow: tl.constexpr) -> tl.tensor:
+def keep_best(keys: tl.tensor, limit: tl.tensor, narrow: tl.constexpr, tile: tl.constexpr) -> tl.tensor:
     """[E] bool: the `limit` largest of the keys above 0."""
     size: tl.constexpr = keys.shape[0]
-    width: tl.constexpr = min(size, CHUNK)
+    width: tl.constexpr = tile.chunk
     unique = number_keys(keys, narrow)
     ahead = tl.full((width, size), 0, tl.int32)
     for start in range(0, roll(size), width):
@@ -76,19 +74,19 @@ def balance_ranks(
     target = tl.load(budgets + TARGET_PER_RANK)
     rest = tl.where(selected, 0, utility)
     size: tl.constexpr = rest.shape[0]
-    width: tl.constexpr = min(size, CHUNK)
+    width: tl.constexpr = tile.chunk
     unique = number_keys(rest, tile.narrow)
     turn = tl.full((width, size), 0, tl.int32)
-    load = tl.full((width, size), 0, tl.int32)
     for start in range(0, roll(size), width):
         other = start + tl.arange(0, width)
         together = tl.gather(rank, other, 0)[:, None] == rank[None, :]
         turn += tl.where(together, find_ahead(unique, tl.gather(unique, other, 0)), 0)
-        if recipe.fill_ranks:
-            there = tl.gather(selected.to(tl.int32), other, 0)
-            load += tl.where(together, there[:, None], 0)
     turn = tl.sum(turn, 0)
     if recipe.fill_ranks:
+        load = tl.full((width, size), 0, tl.int32)
+        home = tl.where(selected, rank, -1)
+        for start in range(0, roll(size), width):
+            load += (tl.gather(home, start + tl.arange(0, width), 0)[:, None] == rank[None, :]).to(tl.int32)
         room = tl.sum(load, 0) + turn < target
     else:
         earlier = tl.full((width, size), 0, tl.int32)
@@ -105,13 +103,13 @@ def reach_mass(utility: tl.tensor, selected: tl.tensor, budgets: tl.tensor, tile
     """[E] bool: the experts that S is to have, best first, before it holds its share of the utility."""
     rest = tl.where(selected, 0, utility)
     size: tl.constexpr = rest.shape[0]
-    width: tl.constexpr = min(size, CHUNK)
+    width: tl.constexpr = tile.chunk // 2  # utilities are compared, and summed besides
     unique = number_keys(rest, tile.narrow)
-    before = tl.full((width, size), 0, tl.int64)
+    before = tl.full((width, size), 0, tl.int32)  # all utilities together fit: at most 2^20 a row
     for start in range(0, roll(size), width):
         other = start + tl.arange(0, width)
         ahead = find_ahead(unique, tl.gather(unique, other, 0))
-        before += tl.where(ahead != 0, tl.gather(rest, other, 0)[:, None], 0)
+        before += tl.where(ahead != 0, tl.gather(rest, other, 0).to(tl.int32)[:, None], 0)
     total = tl.sum(utility, 0)
     held = tl.sum(before, 0) + (total - tl.sum(rest, 0))
     return (rest > 0) & (held.to(tl.float64) < tl.ceil(total.to(tl.float64) * read_share(budgets, MASS)))
@@ -131,11 +129,11 @@ def select_experts(
     if recipe.ranking == "votes":
         retain = tl.sum((standing >= VOTE).to(tl.int32), 0) - read_count(budgets, DROP)
         retain = tl.maximum(tl.maximum(retain, read_count(budgets, BUDGET)), recipe.top_k)
-        selected |= keep_best(standing, retain, False)
+        selected |= keep_best(standing, retain, False, tile)
     elif recipe.ranking == "router":
-        selected |= keep_best(utility, read_count(budgets, BUDGET), tile.narrow)
+        selected |= keep_best(utility, read_count(budgets, BUDGET), tile.narrow, tile)
     if recipe.adds:
-        selected |= keep_best(tl.where(selected, 0, utility), read_count(budgets, ADD), tile.narrow)
+        selected |= keep_best(tl.where(selected, 0, utility), read_count(budgets, ADD), tile.narrow, tile)
     if recipe.reaches_mass:
         selected |= reach_mass(utility, selected, budgets, tile)
     if recipe.balances:

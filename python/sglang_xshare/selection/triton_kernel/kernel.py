@@ -12,9 +12,9 @@
 All sums across rows are of integers, so neither the order of rows nor the number of programs changes a bit.
 
 A small batch is one program: nothing leaves its SM between logits and ids. A larger one would keep an SM busy for too
-long, so its rows are spread over programs that exchange their words once. Where not all of them can be resident, the
-barrier becomes the border between two launches, and the second repeats what the first found of its rows: cheaper than
-storing it.
+long, so its rows are spread over programs that exchange their words at a barrier; and once more where the most
+confident rows vote, and where rows may need a rescue. Where not all of them can be resident, a barrier becomes the
+border between two launches, and the second repeats what the first found of its rows: cheaper than storing it.
 
 Rounds of a maximum rather than a sort: k is about 8, and a round costs a row one `redux` and some 20 other
 instructions, where a bitonic sort of 128 experts takes 28 exchanges.
@@ -22,15 +22,20 @@ instructions, where a bitonic sort of 128 experts takes 28 exchanges.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
 from .barrier import is_last, wait_for_all
-from .cover import find_awake, limit_keys, place_experts, rescue_rows, settle_awake, settle_spare, store_places, weigh
+from .cover import find_awake, find_lost, limit_keys, place_experts, settle_awake, settle_spare, store_places, weigh
 from .experts import HOLDER, VOTE, select_experts, sum_words
 from .ranking import choose_keys, collect_words, find_first, rank_rows
 from .rows import load_tile, score_rows, store_tile
 from .slots import align_slots
-from .voters import find_voters, follow_voters
+from .voters import find_voters, follow_voters, measure_confidence
 
+MEASURE, COLLECT, RESCUE, ROUTE = (tl.constexpr(phase) for phase in range(4))
+"""Phases, in turn. Between two of them programs exchange what they know: in one launch at a barrier, else each phase is
+a launch of its own, which does again what it needs of those before.
+"""
 TABLES = ["selected_out", "active", "vanilla_active", "kept_mass", "rescued"]
 
 
@@ -46,7 +51,8 @@ def select_kernel(
     bias: tl.tensor,  # [N] float, or None
     ranks: tl.tensor,  # [N] int, or None
     budgets: tl.tensor,  # `Budgets.values`
-    partials: tl.tensor,  # [programs, E] int64: scratch of several programs
+    partials: tl.tensor,  # [3, programs, E] int64, or [1, ...]: scratch of several programs
+    confidences: tl.tensor,  # [n] int64: scratch, where the most confident rows vote
     arrivals: tl.tensor,  # [2] int32: the counters of the barrier, and of the programs that are done
     topk_ids: tl.tensor,  # [n, columns] int32, shared experts' columns among them
     topk_weights: tl.tensor,  # [n, columns] fp32
@@ -64,9 +70,12 @@ def select_kernel(
     num_blocks: tl.tensor,
     recipe: tl.constexpr,
     tile: tl.constexpr,
-    votes: tl.constexpr,  # whether this launch does what comes before the barrier
-    routes: tl.constexpr,  # and what comes after
+    begins: tl.constexpr,  # the first phase that this launch does
+    ends: tl.constexpr,  # and the last
+    early: tl.constexpr,  # whether it may start before the kernel before it has ended
 ) -> None:
+    if early:
+        gdc_wait()  # that kernel may still write the logits, or read what is written here
     program, programs = tl.program_id(0), tl.num_programs(0)
     experts = tl.arange(0, tile.experts)
     exists = experts < recipe.num_experts
@@ -85,33 +94,57 @@ def select_kernel(
     scores = score_rows(rows, recipe.sigmoid, recipe.normalize)
     keys = choose_keys(rows, scores, bias, experts, recipe)
     kept, own = rank_rows(keys, scores, experts, budgets, recipe)
-    held = kept
+    waits: tl.constexpr = tile.several and begins < ends
+    partial = program * tile.experts + experts
+    plane = programs * tile.experts
+
     if recipe.follows_voters:
-        voter = find_voters(scores, live, budgets, tile)[:, None]
-        held |= voter & find_first(keys, experts, recipe)
-    words = collect_words(scores, held, own, experts, budgets, recipe, tile)
-
-    if votes and program == 0:
-        tl.store(active + experts, 0, mask=exists)
-    if tile.several:
-        if votes:
-            tl.store(partials + program * tile.experts + experts, words)
-        if votes and routes:
+        confidence = measure_confidence(scores, live, budgets)
+        if begins <= MEASURE:
+            tl.store(confidences + row, confidence, mask=present)
+        if waits:
             wait_for_all(arrivals, programs)
-        if routes:
+        elif not tile.several:
+            tl.debug_barrier()
+    if ends >= COLLECT:
+        held = kept
+        if recipe.follows_voters:
+            voter = find_voters(confidence, row, confidences, num_rows, budgets)[:, None]
+            held |= voter & find_first(keys, experts, recipe)
+            ballots = tl.sum((voter & own).to(tl.int64), 0)
+        words = collect_words(scores, held, own, experts, budgets, recipe, tile)
+        if begins <= COLLECT:
+            if program == 0:
+                tl.store(active + experts, 0, mask=exists)
+            if tile.several:
+                tl.store(partials + partial, words)
+                if recipe.follows_voters:
+                    tl.store(partials + plane + partial, ballots)
+        if waits:
+            wait_for_all(arrivals, programs)
+    if ends >= RESCUE:
+        if tile.several:
             words = sum_words(partials, programs, tile)
-
-    if routes:
+            if recipe.follows_voters:
+                ballots = sum_words(partials + plane, programs, tile)
         rank = None
         if recipe.balances:
             rank = tl.load(ranks + experts, mask=exists, other=-1).to(tl.int32)
         selected = select_experts(words, rank, budgets, recipe, tile)
         if recipe.follows_voters:
-            ballots = tl.sum((voter & own).to(tl.int32), 0)
             selected = follow_voters(ballots, words & (VOTE - 1), selected, budgets, recipe, tile)
         saved = tl.full((), 0, tl.int64)
         if recipe.rescue:
-            selected, saved = rescue_rows(keys, own, selected, experts, recipe)
+            lost = find_lost(keys, own, selected, experts, recipe)
+            if tile.several and begins <= RESCUE:
+                tl.store(partials + 2 * plane + partial, lost)
+            if waits:
+                wait_for_all(arrivals, programs)
+            if tile.several and ends == ROUTE:
+                lost = sum_words(partials + 2 * plane, programs, tile)
+            selected |= lost > 0
+            saved = tl.sum(lost, 0)
+    if ends == ROUTE:
         first = place + program == 0
         nowhere = place * 0
         store_tile(selected_out + nowhere, tl.broadcast_to(selected[None, :], keys.shape), first, recipe.num_experts, 0)
@@ -135,7 +168,7 @@ def select_kernel(
         if recipe.fill:
             filler = tl.max(tl.where(slot == 0, experts[None, :], -1), 1)
             awake = find_awake(words, selected, experts, recipe)
-            if votes:
+            if waits or not tile.several:
                 awake = settle_awake(awake, words, selected, active, arrivals, experts, recipe, tile)
             filler = tl.where(filler < 0, awake, filler)
         column = tl.arange(0, tile.columns)[None, :]
@@ -158,11 +191,11 @@ def select_kernel(
         share = tl.where(live, share, 0.0)[:, None]
         once = present[:, None] & (column == 0)
         tl.store(kept_mass + (row[:, None] + column), tl.broadcast_to(share, target.shape), mask=once)
-        if recipe.block_size:
+        if recipe.block_size and (waits or not tile.several):
             last = program == 0
-            if tile.several and votes:
+            if tile.several:
                 last = is_last(arrivals + 1, programs)
-            elif not tile.several:
+            else:
                 tl.debug_barrier()
-            if last and votes:
+            if last:
                 align_slots(topk_ids, sorted_slots, block_experts, num_sorted, num_rows, num_blocks, recipe, tile)

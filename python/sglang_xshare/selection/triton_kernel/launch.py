@@ -12,17 +12,21 @@ import torch
 import triton
 
 from ...plan import SelectionPlan
-from ...types import Alignment, Batch, Router, RunnerSlots, Selection
+from ...types import Alignment, Batch, Router, RunnerSlots, Selection, Tally
 from .budgets import Budgets, find_budgets
-from .kernel import select_kernel
+from .kernel import COLLECT, MEASURE, RESCUE, ROUTE, select_kernel
 from .mask import allocate_masked, launch_mask
 from .recipe import make_recipe, supports
 from .slots import finish_slots
-from .tile import MAX_SORTED, WARPS, count_blocks, count_programs, make_tile
+from .tile import MAX_SORTED, count_blocks, count_programs, make_tile
 
 INTERPRETED = triton.knobs.runtime.interpret
 TWO_LAUNCHES = "SGLANG_XSHARE_TWO_LAUNCHES"
 """Set to 1, this environment variable rules out cooperative launches, whose programs wait for each other."""
+EARLY_LAUNCH = "SGLANG_XSHARE_EARLY_LAUNCH"
+"""Set to 1, this one has the kernel launched while the one before it still runs (programmatic dependent launch, from
+Hopper on). It then waits for that one's end before it touches memory. Off: no GPU has timed it.
+"""
 COUNTERS = 64
 CACHE_LINE = 32  # int32
 
@@ -38,6 +42,7 @@ def select(
     rank_of_expert: torch.Tensor | None,
     slots: RunnerSlots | None,
     budgets: Budgets | None = None,
+    tally: Tally | None = None,
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`.
 
@@ -55,7 +60,7 @@ def select(
         raise ValueError(
             f"router_logits on {logits.device}: allowed with backend triton is cuda, or TRITON_INTERPRET=1"
         )
-    answer = _allocate(logits, plan.columns(router) + (slots.shared if slots else 0))
+    answer = _allocate(logits, plan.columns(router) + (slots.shared if slots else 0), tally)
     if slots is not None and slots.masked:
         answer = replace(answer, masked_logits=allocate_masked(logits))
     if num_rows:
@@ -70,18 +75,25 @@ def select(
     return answer
 
 
-def _allocate(logits: torch.Tensor, columns: int) -> Selection:
+def _allocate(logits: torch.Tensor, columns: int, tally: Tally | None) -> Selection:
     num_rows, num_experts = logits.shape
     # The kernel writes every element, if there is a row to run it for.
     new = logits.new_empty if num_rows else logits.new_zeros
+    if tally is None or not num_rows:
+        tally = Tally(
+            active=new((num_experts,), dtype=torch.bool),
+            vanilla_active=new((num_experts,), dtype=torch.bool),
+            kept_mass=new((num_rows,), dtype=torch.float32),
+            rescued=new((), dtype=torch.int64),
+        )
     return Selection(
         topk_ids=new((num_rows, columns), dtype=torch.int32),
         topk_weights=new((num_rows, columns), dtype=torch.float32),
         selected=new((num_experts,), dtype=torch.bool),
-        active=new((num_experts,), dtype=torch.bool),
-        rescued=new((), dtype=torch.int64),
-        vanilla_active=new((num_experts,), dtype=torch.bool),
-        kept_mass=new((num_rows,), dtype=torch.float32),
+        active=tally.active,
+        rescued=tally.rescued,
+        vanilla_active=tally.vanilla_active,
+        kept_mass=tally.kept_mass,
     )
 
 
@@ -110,10 +122,13 @@ def _launch(
     tile = make_tile(plan, router, batch, num_rows, num_experts, block_size, recipe.shared)
     if logits.stride(1) != 1:
         logits = logits.contiguous()
-    partials = arrivals = None
+    partials = confidences = arrivals = None
+    if recipe.follows_voters:
+        confidences = logits.new_empty((num_rows,), dtype=torch.int64)
     programs = count_programs(tile, plan, batch, num_rows)
     if programs > 1:
-        partials = logits.new_empty((programs, tile.experts), dtype=torch.int64)
+        planes = 3 if recipe.follows_voters or recipe.rescue else 1
+        partials = logits.new_empty((planes, programs, tile.experts), dtype=torch.int64)
         arrivals = _find_counter(logits.device, programs)
     together = programs == 1 or arrivals is not None
     arguments = (
@@ -123,6 +138,7 @@ def _launch(
         rank_of_expert.contiguous() if plan.target_per_rank and rank_of_expert is not None else None,
         budgets.values,
         partials,
+        confidences,
         arrivals,
         answer.topk_ids,
         answer.topk_weights,
@@ -137,37 +153,40 @@ def _launch(
         logits.stride(0),
         blocks,
     )
+    early = not INTERPRETED and os.environ.get(EARLY_LAUNCH) == "1"
     launch = partial(
         select_kernel[(programs,)],
         *arguments,
         recipe=recipe,
         tile=tile,
-        num_warps=WARPS,
+        early=early,
+        **({"launch_pdl": True} if early else {}),
+        num_warps=tile.warps,
         enable_fp_fusion=True,  # as every release so far does unasked
     )
-    if not together:
-        launch(votes=True, routes=False)
-        launch(votes=False, routes=True)
-    elif programs == 1:
-        launch(votes=True, routes=True)
-    else:
+    if programs == 1:
+        launch(begins=MEASURE.value, ends=ROUTE.value)
+    elif together:
         _launch_cooperatively(launch, programs)
+    else:
+        for phase in [MEASURE] * recipe.follows_voters + [COLLECT] + [RESCUE] * recipe.rescue + [ROUTE]:
+            launch(begins=phase.value, ends=phase.value)
     if answer.masked_logits is not None and not together:
         launch_mask(logits, answer, router.top_k, answer.masked_logits, answer.active)
     if recipe.fill and not together:
         tables = answer.selected, answer.active, answer.vanilla_active
         finish_slots[(1,)](
-            answer.topk_ids, *tables, *aligned, num_rows, blocks, recipe=recipe, tile=tile, num_warps=WARPS
+            answer.topk_ids, *tables, *aligned, num_rows, blocks, recipe=recipe, tile=tile, num_warps=tile.warps
         )
 
 
 def _launch_cooperatively(launch: Callable[..., object], programs: int) -> None:
     try:
-        launch(votes=True, routes=True, launch_cooperative_grid=True)
+        launch(begins=MEASURE.value, ends=ROUTE.value, launch_cooperative_grid=True)
     except RuntimeError as error:
         raise RuntimeError(
             f"expert selection: a cooperative launch of {programs} programs failed ({error}); {TWO_LAUNCHES}=1 in the "
-            "environment does without, in two launches a layer"
+            "environment does without, in two launches a layer or more"
         ) from error
 
 

@@ -10,7 +10,7 @@ from ...plan import SelectionPlan
 from ...types import Batch, Router, RunnerSlots
 from .tile import count_tokens, make_tile, round_up
 
-# What the registers of a program hold; balancing the ranks of 512 experts spills some (ptxas: 3.5 KB).
+# What the registers of a program hold; those of 32 rows of one request, which lie in one tile, by 512 experts spill.
 MAX_TILE = 16384
 MAX_EXPERTS = 512
 # 31 bits hold a column's sum of utilities up to 2^20, and a row's sum of shares up to 2^26.

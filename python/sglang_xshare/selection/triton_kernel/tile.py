@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from ...plan import SelectionPlan
 from ...types import Batch, Router
 
-# By instruction counts on sm_90 (no timing has confirmed them), one multiprocessor handles so many scores in about the
-# time that several take to exchange their words.
-SINGLE_PROGRAM = 2048
-MAX_PROGRAMS = 64
-MIN_ROWS, WARPS = 8, 8
+SHAPES_FILE = Path(__file__).with_name("shapes.json")
+MAX_PROGRAMS = 128
 # Slots that one program sorts; with more, upstream's own kernel is left to it.
 MAX_SORTED = 1024
 
@@ -26,12 +25,41 @@ class Tile:
     columns: int
     several: bool
     """Whether rows are spread over several programs."""
+    warps: int
+    chunk: int
+    """Experts that all are compared with at a time."""
     narrow: bool
     """Whether a utility and an expert's index together fit 31 bits."""
     slots: int = 0
     """Of all programs, where they are sorted."""
     positions: int = 0
     """The alignment's length, at most."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What only a GPU can decide of a batch, by its experts."""
+
+    experts: int
+    """It holds up to so many, where none of fewer does."""
+    one: dict[int, int]
+    """Rows of tiles in which one program takes a whole batch, and the program's warps. The largest is where several
+    take less time, with their barrier.
+    """
+    several: tuple[int, int]
+    """Rows a program where there are several, and warps."""
+
+
+def load_shapes(path: Path = SHAPES_FILE) -> list[Shape]:
+    """The shapes of a file, fewest experts first: an object with `shapes`, a list of objects of a `Shape`'s fields."""
+    found = [
+        Shape(one["experts"], {int(rows): warps for rows, warps in one["one"].items()}, tuple(one["several"]))
+        for one in json.loads(path.read_text())["shapes"]
+    ]
+    return sorted(found, key=lambda shape: shape.experts)
+
+
+SHAPES = load_shapes()
 
 
 def make_tile(
@@ -43,15 +71,15 @@ def make_tile(
     block_size: int = 0,
     shared: int = 0,
 ) -> Tile:
-    """One program where the batch is small, or where one row's voice or rescue may change every other; else as many as
-    it takes.
-    """
+    """One program where the batch is small, else as many as it takes."""
+    shape = next((shape for shape in SHAPES if num_experts <= shape.experts), SHAPES[-1])
     request = round_up(count_tokens(plan, batch))
     experts = round_up(num_experts)
-    rows = max(MIN_ROWS, round_up(num_rows // count_tokens(plan, batch)) * request)
-    several = rows * experts > SINGLE_PROGRAM and not plan.can_rescue and plan.confidence is None
-    if several:
-        rows = max(MIN_ROWS, request, round_up(-(-num_rows // MAX_PROGRAMS)))
+    all_rows = round_up(num_rows // count_tokens(plan, batch)) * request
+    rows = min((rows for rows in shape.one if rows >= all_rows), default=0)
+    warps = shape.one.get(rows, shape.several[1])
+    rows = rows or max(shape.several[0], request, round_up(-(-num_rows // MAX_PROGRAMS)))
+    several = rows < all_rows
     columns = plan.columns(router)
     slots = round_up(num_rows * columns) if block_size else 0
     return Tile(
@@ -60,6 +88,8 @@ def make_tile(
         request=request,
         columns=max(32, round_up(columns + shared)),
         several=several,
+        warps=warps,
+        chunk=min(experts, 32, 8192 // experts),  # a comparison takes 32 registers, in 256 threads
         narrow=not several and rows * experts <= 1 << (31 - 20),
         slots=slots,
         positions=round_up(count_blocks(slots, num_experts, block_size) * block_size) if block_size else 0,

@@ -1,4 +1,4 @@
-"""Device functions on who votes: the most confident rows of the batch, all of which one program must hold."""
+"""Device functions on who votes: the most confident rows of the batch, whatever programs hold them (Lynx 4.3)."""
 
 import triton
 import triton.language as tl
@@ -7,20 +7,37 @@ from .budgets import CONFIDENCE, MAX_VOTERS, MIN_VOTES, read_count, read_share
 from .experts import keep_best
 from .rows import to_grid
 
+SURE = tl.constexpr(1 << 62)
+
 
 @triton.jit
-def find_voters(scores: tl.tensor, live: tl.tensor, budgets: tl.tensor, tile: tl.constexpr) -> tl.tensor:
-    """[R] bool: the most confident rows, at most `max_voters`; the most confident one where none is sure (Lynx 4.3)."""
+def measure_confidence(scores: tl.tensor, live: tl.tensor, budgets: tl.tensor) -> tl.tensor:
+    """[R] int64 in the order of the rows' confidence: from SURE up where it is enough, -1 where a row is not live."""
     grid = to_grid(scores, 1048576.0)
     best, total = tl.max(grid, 1).to(tl.float64), tl.sum(grid, 1).to(tl.float64)
-    sure = live & (total > 0) & (best >= total * read_share(budgets, CONFIDENCE))
-    any_sure = tl.max(sure.to(tl.int32), 0) > 0
-    share = (best / tl.maximum(total, 1)).to(tl.int64, bitcast=True)  # not negative: its bits are in its order
-    share = tl.where(live & (sure | (any_sure == 0)), share, -1)
-    row = tl.arange(0, tile.rows)
-    ahead = (share[None, :] > share[:, None]) | ((share[None, :] == share[:, None]) & (row[None, :] < row[:, None]))
-    place = tl.sum(ahead.to(tl.int32), 1)
-    return (share >= 0) & (place < tl.where(any_sure, read_count(budgets, MAX_VOTERS), 1))
+    sure = (total > 0) & (best >= total * read_share(budgets, CONFIDENCE))
+    share = (best / tl.maximum(total, 1)).to(tl.int64, bitcast=True)  # from 0 to 1: its bits are in its order
+    return tl.where(live, tl.where(sure, share + SURE, share), -1)
+
+
+@triton.jit
+def find_voters(
+    confidence: tl.tensor, row: tl.tensor, confidences: tl.tensor, num_rows: tl.tensor, budgets: tl.tensor
+) -> tl.tensor:
+    """[R] bool: the most confident of all rows, at most `max_voters` of the sure ones; the first where none is sure.
+
+    `confidences` [n] holds what all programs have measured.
+    """
+    place = tl.arange(0, 32)
+    top = tl.full((), -1, tl.int64)
+    ahead = tl.full((row.shape[0], 32), 0, tl.int32)
+    for start in range(0, num_rows, 32):
+        others = tl.load(confidences + start + place, mask=start + place < num_rows, other=-1)
+        top = tl.maximum(top, tl.max(others, 0))
+        tied = (others[None, :] == confidence[:, None]) & ((start + place)[None, :] < row[:, None])
+        ahead += ((others[None, :] > confidence[:, None]) | tied).to(tl.int32)
+    limit = tl.where(top >= SURE, read_count(budgets, MAX_VOTERS), 1)
+    return (confidence >= tl.where(top >= SURE, SURE, 0)) & (tl.sum(ahead, 1) < limit)
 
 
 @triton.jit
@@ -36,6 +53,5 @@ def follow_voters(
     model's top-k.
     """
     selected |= ballots >= read_count(budgets, MIN_VOTES)
-    return selected | keep_best(
-        tl.where(selected, 0, utility), recipe.top_k - tl.sum(selected.to(tl.int32), 0), tile.narrow
-    )
+    missing = recipe.top_k - tl.sum(selected.to(tl.int32), 0)
+    return selected | keep_best(tl.where(selected, 0, utility), missing, tile.narrow, tile)

@@ -1,0 +1,148 @@
+"""How the selection kernel cuts a batch into programs: timed, since only a GPU can tell, and written where it reads it.
+
+For each number of experts: warps of one program that takes the whole batch, by its rows, and rows and warps of programs
+where several share it. A batch is one program's up to the largest number of rows at which that takes no longer.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from benchmark.common.record import Record, read_record
+
+EXPERTS = (32, 64, 128, 256, 512)
+ONE_ROWS = (8, 16, 32, 64)
+MOST_SCORES = 8192  # of one program: its registers hold no more
+SEVERAL = tuple(product((8, 16, 32), (8, 16)))
+MANY_ROWS = 128
+"""The batch that decides between rows and warps of several programs."""
+PLAN = "xshare:k0=1,add=24"
+WORKERS = 8
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One way to cut a batch of `rows` x `experts`: into programs of `tile` rows and so many warps."""
+
+    experts: int
+    rows: int
+    tile: int
+    warps: int
+
+    @property
+    def key(self) -> str:
+        """Its key in the record."""
+        return f"shape {self.experts} experts, {self.rows} rows in programs of {self.tile}, {self.warps} warps"
+
+
+def list_trials() -> Iterator[Trial]:
+    """One program for each number of rows, with as many warps as rows or half as many; then several."""
+    for experts in EXPERTS:
+        ones = [rows for rows in ONE_ROWS if rows * experts <= MOST_SCORES]
+        for rows in ones:
+            yield from (Trial(experts, rows, rows, warps) for warps in (rows // 2, rows) if 4 <= warps <= 32)
+        for rows in [rows for rows in ones if rows > ONE_ROWS[0]] + [MANY_ROWS]:
+            for tile, warps in SEVERAL:
+                if tile < rows and warps <= tile and tile * experts <= MOST_SCORES:
+                    yield Trial(experts, rows, tile, warps)
+
+
+def measure_shapes(record: Record) -> None:
+    """Time what the record lacks, in CUDA graphs, then write the shapes that are fastest."""
+    missing = [trial for trial in list_trials() if trial.key not in record]
+    compile_all(missing)
+    for trial in missing:
+        record.add(trial.key, **asdict(trial), trial_us=time_trial(trial))
+    write_shapes(record.points, str(record.content["sessions"][-1].get("gpu")))
+
+
+def compile_all(trials: Sequence[Trial]) -> None:
+    """Leave the trials' kernels in Triton's cache, by processes side by side: it takes most of the time."""
+    with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
+        for one in [pool.submit(_compile, trial) for trial in trials]:
+            one.result()
+
+
+def time_trial(trial: Trial) -> float:
+    """Median microseconds of a call."""
+    from benchmark.gpu.kernels import time_call
+
+    return time_call(_make_call(trial))
+
+
+def choose(points: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The fastest shape of every number of experts of which all trials are there, as `shapes.json` holds it."""
+    by_experts = {experts: [trial for trial in list_trials() if trial.experts == experts] for experts in EXPERTS}
+    return [
+        _choose_shape(experts, {trial: points[trial.key]["trial_us"] for trial in trials})
+        for experts, trials in by_experts.items()
+        if all(trial.key in points for trial in trials)
+    ]
+
+
+def write_shapes(points: Mapping[str, Any], gpu: str) -> None:
+    """Write the fastest shapes where the kernel reads them, in place of those of as many experts."""
+    from sglang_xshare.selection.triton_kernel.tile import SHAPES_FILE
+
+    chosen = {shape["experts"]: shape for shape in choose(points)}
+    if not chosen:
+        return
+    there = {shape["experts"]: shape for shape in json.loads(SHAPES_FILE.read_text())["shapes"]}
+    lines = ",\n".join(f"  {json.dumps(shape)}" for _, shape in sorted((there | chosen).items()))
+    origin = f"fastest of those timed on {gpu}: {', '.join(map(str, sorted(chosen)))} experts"
+    SHAPES_FILE.write_text(f'{{\n "origin": {json.dumps(origin)},\n "shapes": [\n{lines}\n ]\n}}\n')
+    print(f"shapes of {len(chosen)} numbers of experts are in {SHAPES_FILE}", flush=True)
+
+
+def write_recorded(results: Path) -> None:
+    """Write the fastest shapes of a folder's record, if it has any."""
+    path = results / "selection.json"
+    if path.exists():
+        content = read_record(path, "selection")
+        write_shapes(content["points"], str(content["sessions"][-1].get("gpu")))
+
+
+def _choose_shape(experts: int, times: Mapping[Trial, float]) -> dict[str, Any]:
+    many = {(trial.tile, trial.warps): us for trial, us in times.items() if trial.rows == MANY_ROWS}
+    several = min(many, key=lambda shape: many[shape])
+    one: dict[str, int] = {}
+    for rows in sorted({trial.rows for trial in times} - {MANY_ROWS}):
+        alone = {trial.warps: us for trial, us in times.items() if trial.tile == trial.rows == rows}
+        shared = [us for trial, us in times.items() if trial.rows == rows and (trial.tile, trial.warps) == several]
+        warps = min(alone, key=lambda warps: alone[warps])
+        if shared and shared[0] < alone[warps]:
+            break
+        one[str(rows)] = warps
+    return {"experts": experts, "one": one, "several": list(several)}
+
+
+def _compile(trial: Trial) -> None:
+    _make_call(trial)()
+
+
+def _make_call(trial: Trial) -> Any:
+    from benchmark.gpu.kernels import make_call
+    from sglang_xshare.selection.triton_kernel import tile
+
+    one = {trial.rows: trial.warps} if trial.tile == trial.rows else {}
+    shape = tile.Shape(trial.experts, one, (trial.tile, trial.warps))
+
+    def call() -> None:
+        kept, tile.SHAPES = tile.SHAPES, [shape]
+        try:
+            make()
+        finally:
+            tile.SHAPES = kept
+
+    make = make_call(trial.rows, trial.experts, PLAN)
+    return call
+
+
+def describe(points: Mapping[str, Any]) -> Sequence[str]:
+    """A line for every number of experts that is decided."""
+    return [f"{one['experts']} experts: one program {one['one']}, several {one['several']}" for one in choose(points)]

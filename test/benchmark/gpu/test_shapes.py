@@ -1,0 +1,87 @@
+"""How the selection kernel's programs are to be cut, chosen from times that no GPU took."""
+
+import json
+
+import pytest
+from gpu.recorded import write_record
+
+from benchmark.gpu import shapes
+from benchmark.gpu.shapes import Trial, choose, describe, list_trials, measure_shapes, write_recorded, write_shapes
+from sglang_xshare.selection.triton_kernel import tile
+
+
+def make_points(time, experts=shapes.EXPERTS):
+    """The points of a record in which every trial of these experts took `time(trial)`."""
+    return {trial.key: {"trial_us": time(trial)} for trial in list_trials() if trial.experts in experts}
+
+
+def test_every_trial_is_a_launch_of_its_own():
+    trials = list(list_trials())
+    assert len({trial.key for trial in trials}) == len(trials)
+    for trial in trials:
+        assert trial.tile * trial.experts <= shapes.MOST_SCORES
+        assert trial.warps in (4, 8, 16, 32)
+        assert trial.tile <= trial.rows
+
+
+@pytest.mark.parametrize(
+    ("time", "chosen"),
+    [
+        (lambda one: one.tile, {"one": {"8": 4}, "several": [8, 8]}),
+        (lambda one: 100 - one.tile - one.warps / 100, {"one": {"8": 8, "16": 16, "32": 32, "64": 32}}),
+        (lambda one: 5.0 if one.tile == one.rows else 6.0, {"one": {"8": 4, "16": 8, "32": 16, "64": 32}}),
+        (lambda one: one.rows / 16 if one.tile == one.rows else 2.5, {"one": {"8": 4, "16": 8, "32": 16}}),
+    ],
+    ids=["small programs", "large ones", "one program", "one program up to 32 rows"],
+)
+def test_the_fastest_is_chosen(time, chosen):
+    (found,) = choose(make_points(time, [128]))
+    assert found["experts"] == 128
+    assert {name: found[name] for name in chosen} == chosen
+    assert len(describe(make_points(time, [128]))) == 1
+
+
+def test_experts_with_a_trial_missing_are_left_alone():
+    points = make_points(lambda one: one.tile, [64, 128])
+    del points[next(trial.key for trial in list_trials() if trial.experts == 64)]
+    assert [one["experts"] for one in choose(points)] == [128]
+
+
+@pytest.fixture
+def shapes_file(tmp_path, monkeypatch):
+    """A copy of the kernel's own, which the test may change."""
+    path = tmp_path / "shapes.json"
+    path.write_text(tile.SHAPES_FILE.read_text())
+    monkeypatch.setattr(tile, "SHAPES_FILE", path)
+    return path
+
+
+def test_the_kernel_reads_what_is_written(shapes_file):
+    before = {shape.experts: shape for shape in tile.load_shapes(shapes_file)}
+    write_shapes(make_points(lambda one: one.tile, [128]), "a GPU")
+    after = {shape.experts: shape for shape in tile.load_shapes(shapes_file)}
+    assert after == before | {128: tile.Shape(128, {8: 4}, (8, 8))}
+    assert "a GPU" in json.loads(shapes_file.read_text())["origin"]
+    assert "128 experts" in json.loads(shapes_file.read_text())["origin"]
+
+
+def test_nothing_is_written_where_nothing_is_decided(shapes_file, tmp_path):
+    text = shapes_file.read_text()
+    write_recorded(tmp_path)
+    write_record(tmp_path, "selection", {"xshare/16x128": {"us": 1.0}})
+    write_recorded(tmp_path)
+    assert shapes_file.read_text() == text
+
+
+def test_only_what_the_record_lacks_is_timed(shapes_file, tmp_path, monkeypatch):
+    timed: list[Trial] = []
+    monkeypatch.setattr(shapes, "EXPERTS", (32,))
+    monkeypatch.setattr(shapes, "WORKERS", 1)
+    monkeypatch.setattr(shapes, "compile_all", lambda trials: None)
+    monkeypatch.setattr(shapes, "time_trial", lambda trial: timed.append(trial) or float(trial.tile))
+    first, *others = list_trials()
+    record = write_record(tmp_path, "selection", {first.key: {"trial_us": 8.0}})
+    for _ in range(2):
+        measure_shapes(record)
+    assert timed == others
+    assert tile.load_shapes(shapes_file)[0].several == (8, 8)

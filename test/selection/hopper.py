@@ -1,0 +1,116 @@
+"""The Triton kernel compiled for Hopper on machines without one, and what it came out as."""
+
+import re
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from sglang_xshare import Batch, Router, RunnerSlots, build_plan
+from sglang_xshare.selection.triton_kernel.kernel import MEASURE, ROUTE, select_kernel
+from sglang_xshare.selection.triton_kernel.recipe import make_recipe
+from sglang_xshare.selection.triton_kernel.tile import make_tile
+
+HOPPER = GPUTarget("cuda", 90, 32)
+DTYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
+SIGNATURE = {
+    "valid": "*i1",
+    "bias": "*fp32",
+    "ranks": "*i64",
+    "budgets": "*i64",
+    "partials": "*i64",
+    "confidences": "*i64",
+    "arrivals": "*i32",
+    "topk_ids": "*i32",
+    "topk_weights": "*fp32",
+    "selected": "*i1",
+    "selected_out": "*i1",
+    "active": "*i1",
+    "vanilla_active": "*i1",
+    "kept_mass": "*fp32",
+    "rescued": "*i64",
+    "sorted_slots": "*i32",
+    "block_experts": "*i32",
+    "num_sorted": "*i32",
+    "num_rows": "i32",
+    "row_stride": "i32",
+    "num_blocks": "i32",
+}
+ALIGNMENT = ("sorted_slots", "block_experts", "num_sorted")
+FILLED = RunnerSlots()
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a launch is of: a plan's keys, a router, and a batch of rows x experts."""
+
+    plan: dict[str, Any]
+    shape: tuple[int, int]
+    router: Router = field(default_factory=lambda: Router(8))
+    tokens_per_request: int = 1
+
+
+def compile_kernel(
+    case: Case,
+    dtype: torch.dtype = torch.float32,
+    begins: Any = MEASURE,
+    ends: Any = ROUTE,
+    slots: RunnerSlots | None = FILLED,
+    kernel: Any = select_kernel,
+    early: bool = False,
+) -> Any:
+    """The kernel compiled for Hopper, as it would be launched for a case."""
+    plan, batch = build_plan(case.plan), Batch(tokens_per_request=case.tokens_per_request)
+    block_size = slots.block_size or 0 if slots else 0
+    recipe = make_recipe(plan, case.router, batch, torch.empty(case.shape, dtype=dtype), slots, block_size)
+    tile = make_tile(plan, case.router, batch, *case.shape, block_size, recipe.shared)
+    constants = {"recipe": recipe, "tile": tile, "begins": begins.value, "ends": ends.value, "early": early}
+    if slots is None or not slots.masked:
+        constants["masked"] = None
+    if not block_size:
+        constants |= dict.fromkeys(ALIGNMENT)
+    if case.router.correction_bias is None:
+        constants["bias"] = None
+    if plan.target_per_rank is None:
+        constants["ranks"] = None
+    if not recipe.follows_voters:
+        constants["confidences"] = None
+    if not tile.several:
+        constants |= {"partials": None, "arrivals": None}
+    signature = {"logits": DTYPES[dtype], "masked": DTYPES[dtype]} | SIGNATURE | dict.fromkeys(constants, "constexpr")
+    names = kernel.arg_names
+    signature = {name: signature[name] for name in names}
+    source = ASTSource(kernel, signature, {(names.index(k),): v for k, v in constants.items() if k in names})
+    return triton.compile(source, target=HOPPER, options={"num_warps": tile.warps, "enable_fp_fusion": True})
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of one compiled kernel: instructions, registers a thread, and bytes of stack a thread, which hold what spills."""
+
+    instructions: int
+    registers: int
+    stack: int
+
+
+def measure(compiled: Any) -> Size:
+    """What the assembler made of a kernel, by its own disassembler, without the padding behind the last branch."""
+    with TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(compiled.asm["cubin"])
+
+        def dump(option: str) -> str:
+            command = [triton.knobs.nvidia.cuobjdump.path, option, str(cubin)]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+        instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?);", dump("-sass"), re.MULTILINE)
+        usage = dict(re.findall(r"(\w+):(\d+)", dump("-res-usage")))
+    while instructions[-1].startswith(("NOP", "BRA")):
+        instructions.pop()
+    return Size(len(instructions), int(usage["REG"]), int(usage["STACK"]))

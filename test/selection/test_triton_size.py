@@ -1,0 +1,71 @@
+"""The Triton kernel grows by no instruction, register or spill that nobody has seen: `sizes.json` says what it takes.
+
+A decode step runs other kernels between two of these, so that every instruction is fetched anew: their number is time.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+
+from selection.hopper import Case, compile_kernel, measure
+from sglang_xshare import Router, RunnerSlots
+
+TABLE = json.loads(Path(__file__).with_name("sizes.json").read_text())
+GROUPED = Router(8, "sigmoid", torch.zeros(256), num_expert_group=8, topk_group=4)
+XSHARE = {"policy": "xshare", "k0": 1, "add": 24}
+BY_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}
+VOTERS = {"policy": "lynx-acc", "confidence": 0.5}
+RESCUE = {"policy": "moe-spec", "budget": 16, "coverage": "truncate"}
+TEN, FOUR = Router(10), Router(4)
+FILLED, SORTED, MASKED = RunnerSlots(), RunnerSlots(16), RunnerSlots(masked=True)
+CASES = {
+    "gpt-oss-20b, 16 x 32, masked": (Case(XSHARE, (16, 32), FOUR), MASKED),
+    "gpt-oss-120b, 16 x 128, masked": (Case(XSHARE, (16, 128), FOUR), MASKED),
+    "OLMoE, 16 x 64": (Case(XSHARE, (16, 64), Router(8, renormalize=False)), FILLED),
+    "Qwen3-30B-A3B, 8 x 128": (Case(XSHARE, (8, 128)), FILLED),
+    "Qwen3-30B-A3B, 16 x 128": (Case(XSHARE, (16, 128)), FILLED),
+    "Qwen3-30B-A3B, 16 x 128, sorted": (Case(XSHARE, (16, 128)), SORTED),
+    "Qwen3-30B-A3B, 32 x 128": (Case(XSHARE, (32, 128)), FILLED),
+    "Qwen3-30B-A3B, 64 x 128": (Case(XSHARE, (64, 128)), FILLED),
+    "Qwen3-30B-A3B, 4 requests of 4 x 128": (
+        Case({"policy": "xshare", "k0": 1, "add_per_request": 4}, (16, 128), tokens_per_request=4),
+        FILLED,
+    ),
+    "DeepSeek-V3, 16 x 256, shared": (Case(XSHARE, (16, 256), GROUPED), RunnerSlots(shared=1, shared_weight=0.4)),
+    "DeepSeek-V3, 64 x 256, shared": (Case(XSHARE, (64, 256), GROUPED), RunnerSlots(shared=1, shared_weight=0.4)),
+    "DeepSeek-V3, 64 x 256, by rank": (Case(BY_RANK, (64, 256), GROUPED), FILLED),
+    "Qwen3-Next, 8 x 512": (Case(XSHARE, (8, 512), TEN), FILLED),
+    "Qwen3-Next, 16 x 512": (Case(XSHARE, (16, 512), TEN), FILLED),
+    "Qwen3-Next, 16 x 512, by rank": (Case(BY_RANK, (16, 512), TEN), FILLED),
+    "lynx-lat, 64 x 256": (Case({"policy": "lynx-lat", "retain": 32}, (64, 256)), FILLED),
+    "lynx-acc, 16 x 256": (Case(VOTERS, (16, 256)), FILLED),
+    "lynx-acc, 64 x 256": (Case(VOTERS, (64, 256)), FILLED),
+    "moe-spec truncating, 64 x 256": (Case(RESCUE, (64, 256)), FILLED),
+    "oea, 16 x 128": (Case({"policy": "oea", "k0": 3, "p": 0.5, "max_rank": 16}, (16, 128)), FILLED),
+    "xshare by mass, 16 x 256": (Case({"policy": "xshare", "mass": 0.5}, (16, 256)), FILLED),
+}
+
+
+@pytest.mark.skipif(triton.__version__ != TABLE["triton"], reason=f"the table is of Triton {TABLE['triton']}")
+@pytest.mark.parametrize("name", CASES)
+def test_size(name):
+    """Within 3 % of the instructions in the table: what takes more, or less, is to be written there."""
+    case, slots = CASES[name]
+    found = measure(compile_kernel(case, torch.bfloat16, slots=slots))
+    row = dict(zip(("instructions", "registers", "stack"), TABLE["sizes"].get(name, (0, 0, 0)), strict=True))
+    shown = f'"{name}": {list(dataclasses.astuple(found))}'
+    assert found.instructions == pytest.approx(row["instructions"], rel=0.03), shown
+    assert abs(found.registers - row["registers"]) <= 4, shown
+    assert found.stack == row["stack"], shown
+
+
+def test_the_table_is_of_these_cases():
+    assert list(TABLE["sizes"]) == list(CASES)
+
+
+def test_nothing_spills():
+    assert {name: stack for name, (_, _, stack) in TABLE["sizes"].items() if stack} == {}

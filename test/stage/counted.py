@@ -1,0 +1,45 @@
+"""Steps counted in one launch beside the same in plain torch, for the interpreter's process."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_xshare import Batch, Router, RunnerSlots, SelectionPlan, select
+from sglang_xshare.stage.metrics import Counters, count_selections
+from sglang_xshare.stage.step import Step
+
+
+def count_steps(
+    steps: list[tuple[torch.Tensor, torch.Tensor | None]],
+    plans: list[SelectionPlan | None],
+    router: Router,
+    backend: str = "triton",
+    slots: RunnerSlots | None = None,
+) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], Counters]:
+    """What was counted and what plain torch counts, [layers, 6], in each step of (logits [layers, n, N], valid [n]);
+    and the counters. Layers without a plan stay vanilla.
+    """
+    counters = Counters(len(plans), "cpu")
+    counters.in_one_launch = True
+    found = []
+    for logits, valid in steps:
+        step = Step("decode", logits.shape[1], Batch(valid))
+        counters.count_outcome("policy", step)
+        selections = [
+            None
+            if plan is None
+            else select(one, plan, router, step.batch, backend=backend, slots=slots, tally=counters.tally(layer, one))
+            for layer, (one, plan) in enumerate(zip(logits, plans, strict=True))
+        ]
+        found.append((counters.count(selections, step), count_selections(selections, step)))
+    return found, counters
+
+
+def count_outcomes(outcomes: list[tuple[str, Step | None]]) -> torch.Tensor:
+    """Forwards that stay vanilla, counted in one launch each."""
+    counters = Counters(2, "cpu")
+    counters.in_one_launch = True
+    for outcome, step in outcomes:
+        counters.count_outcome(outcome, step)
+    assert not counters.totals.any()
+    return counters.outcomes

@@ -1,11 +1,15 @@
 """A policy from Python: `python examples/engine.py [TRACE]` has the shipped checkpoint continue a batch of 16 texts."""
 
+import os
 import sys
 from pathlib import Path
 
-import sglang
 import torch
 import yaml
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")  # SGLang reads it when it is imported
+import sglang
 
 HERE = Path(__file__).parent
 TEXTS = (

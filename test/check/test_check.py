@@ -11,8 +11,9 @@ import pytest
 from benchmark.common.paths import ROOT
 from benchmark.gpu.models import COMMON, CONFIGS
 from served.release import CPU, LATEST, OLDER, every_release, make_env
+from sglang_xshare.check.command import _on_device
 from sglang_xshare.check.report import spell_sizes
-from sglang_xshare.gpus import NVIDIA
+from sglang_xshare.gpus import GPUS, NVIDIA
 from stage.start.test_server import ACCEPTED, POLICY, REFUSED, keys, written  # noqa: F401 - written is a fixture
 
 TINY = ROOT / "checkpoints" / "qwen3-moe-tiny"
@@ -23,8 +24,8 @@ MODELS = {
     "gpt-oss": COMMON | CONFIGS["gpt-oss-20b"],
 }
 TRTLLM = (
-    "--moe-runner-backend flashinfer_trtllm: cannot be served with an expert policy: "
-    "allowed is triton, triton_kernel, cutlass, marlin"
+    "--moe-runner-backend auto: cannot be served with an expert policy: on this GPU SGLang takes flashinfer_trtllm for "
+    "this model; allowed is triton, triton_kernel, cutlass, marlin"
 )
 MXFP4 = TRTLLM.replace("flashinfer_trtllm", "flashinfer_mxfp4")
 RESOLVED = {  # by model and GPU: the runner at server level, and why it is refused
@@ -127,6 +128,17 @@ def test_what_auto_becomes_on_a_gpu(model, gpu, release, patched_release, tmp_pa
     assert report["attention"]["decode"] not in (None, "torch_native", "intel_amx")
 
 
+def test_another_device_is_refused_wherever_it_is_named(tmp_path):
+    (tmp_path / "server.yaml").write_text("device: cpu\n")
+    for flags in (["--device", "cpu"], ["--config", str(tmp_path / "server.yaml")]):
+        with pytest.raises(ValueError, match=r"^--device cpu with --gpu: allowed is cuda, or either alone$"):
+            _on_device(flags, GPUS["h100"])
+    (tmp_path / "server.yaml").write_text("port: 3\n")
+    for config in ("server.yaml", "absent.yaml"):
+        flags = ["--config", str(tmp_path / config)]
+        assert _on_device(flags, GPUS["h100"]) == [*flags, "--device", "cuda"]
+
+
 def test_all_kinds_of_refusals_are_told(patched_release):
     asked = [
         *("--json", "--model", str(TINY), *CPU, "--moe-runner-backend", "deep_gemm", "--expert-policy-align"),
@@ -159,7 +171,7 @@ def test_the_table_says_the_same(patched_release):
     for words in ("served", "h100", "auto: each layer chooses", "1-16, 24-256 by 8", "Triton kernel at 4-16"):
         assert words in served["out"]
     assert refused["code"] == 1
-    assert "flashinfer_trtllm: cannot be served" in refused["out"]
+    assert "SGLang takes flashinfer_trtllm" in " ".join(refused["out"].split())
 
 
 BAD = {

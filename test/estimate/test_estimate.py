@@ -151,6 +151,23 @@ def test_active_experts_of_a_trace(write, tmp_path, capsys):
     assert capsys.readouterr().err == f"estimate: --trace {trace}: no step of 4 rows; it has 8, 16\n"
 
 
+def test_a_trace_of_observe_has_each_plans_experts_and_any_other_says_whose_they_are(write, tmp_path, capsys):
+    line = {"step": 0, "phase": "decode", "layer": 0, "batch_size": 16, "experts_before": 50, "kept_mass": 1.0}
+    trace = tmp_path / "trace.jsonl"
+    asked = ("--model", write(QWEN), "--gpu", "h100", "--trace", trace, "--batch", 16, "--json")
+    observed = {"oea:k0=3": {"experts_after": 30, "kept_mass": 0.9}}
+    trace.write_text(json.dumps(line | {"experts_after": 50, "plans": observed}) + "\n")
+    assert say(*asked, "--policy", "oea:k0=3") == 0
+    (row,) = json.loads(capsys.readouterr().out)["estimates"]
+    assert (row["active_experts"], row["source"]) == ([50, 30], f"trace {trace}")
+    assert say(*asked, "--policy", "oea:k0=2") == 1
+    assert f"not among the plans that --trace {trace} observed: oea:k0=3" in capsys.readouterr().err
+    trace.write_text(json.dumps(line | {"experts_after": 35}) + "\n")
+    assert say(*asked, "--policy", "oea:k0=3") == 0
+    (row,) = json.loads(capsys.readouterr().out)["estimates"]
+    assert row["source"] == f"trace {trace}, as its server's policy kept, whatever --policy says"
+
+
 NO_POLICY = "cannot be served with an expert policy"
 BAD = {
     "unknown GPU": (

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.batches import Batches, read_batches
+from sglang_xshare.stage.start.idle_budgets import list_unmet_overrides
 
 GRAPHS = Batches(captured=(*range(1, 17), 24, 32), most=100)
 
@@ -45,6 +47,19 @@ def test_padding_is_where_a_smaller_batch_has_no_graph_of_its_own():
     assert [rows for rows in (4, 8, 16) if Batches(captured=(4, 8, 16), unit=4).pad(rows)] == [16]
     assert not Batches().pad(7)
     assert Batches(always_pad=True).pad(7)
+
+
+def test_what_no_batch_of_the_server_meets_is_warned_of():
+    large = build_schedule("xshare", {"min_tokens": 40}, speculative=False)
+    assert list_unmet_overrides(large, GRAPHS) == [
+        f"--expert-policy xshare: min_tokens = 40: no captured batch has so many rows ({GRAPHS}), so that only a "
+        "larger one selects"
+    ]
+    within = build_schedule("xshare", {"by_batch": {"17-23": {"add": 2}, "17-24": {"add": 2}}}, speculative=False)
+    assert list_unmet_overrides(within, GRAPHS) == [
+        f"--expert-policy xshare: by_batch 17-23: no step of this server has so many rows ({GRAPHS}), so that it never "
+        "applies"
+    ]
 
 
 def test_what_a_server_has():

@@ -68,12 +68,24 @@ def _on_device(flags: Sequence[str], gpu: Gpu | None) -> list[str]:
     """The flags with `--device cuda` where a GPU is asked for and none is at hand. Raises ValueError for another."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--device")
-    device = parser.parse_known_args(flags)[0].device
+    parser.add_argument("--config", type=Path)
+    given = parser.parse_known_args(flags)[0]
+    device = given.device or _read_device(given.config)
     if gpu is None or device == "cuda":
         return list(flags)
     if device is not None:
         raise ValueError(f"--device {device} with --gpu: allowed is cuda, or either alone")
     return [*flags, "--device", "cuda"]
+
+
+def _read_device(config: Path | None) -> str | None:
+    """The device that a server's configuration file names; what is wrong with the file SGLang says."""
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        return (yaml.safe_load(config.read_text()) or {}).get("device") if config else None
+    except (OSError, AttributeError, yaml.YAMLError):
+        return None
 
 
 def _check_config(flags: Sequence[str]) -> None:

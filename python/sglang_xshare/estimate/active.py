@@ -45,9 +45,10 @@ def draw_active(
     return before, after
 
 
-def read_active(trace: Path, requests: int, policy: str) -> tuple[float, float]:
-    """(mean experts before, mean experts after) of a file of `--expert-policy-trace`, over steps of as many live rows;
-    in a file of `observe`, after as its plan spelt `policy` would have had it.
+def read_active(trace: Path, requests: int, policy: str) -> tuple[float, float, bool]:
+    """(mean experts before, mean experts after, whether they are `policy`'s) of a file of `--expert-policy-trace`, over
+    steps of as many live rows. A file of `observe` has what its plan spelt `policy` would have kept; any other has what
+    its server's policy kept, which it does not name.
 
     Raises ValueError where the file has none.
     """
@@ -68,4 +69,4 @@ def read_active(trace: Path, requests: int, policy: str) -> tuple[float, float]:
     if observed and not found:
         raise ValueError(f"--policy {policy}: not among the plans that --trace {trace} observed: {', '.join(observed)}")
     before, mean_after = torch.tensor(counts, dtype=torch.float64).mean(0).tolist()
-    return before, mean_after
+    return before, mean_after, found

@@ -72,7 +72,9 @@ def _list_active(
 ) -> dict[str, tuple[float, float]]:
     """Active experts before and after, by where they come from."""
     if arguments.trace is not None:
-        return {f"trace {arguments.trace}": read_active(arguments.trace, rows, arguments.policy)}
+        before, after, is_policys = read_active(arguments.trace, rows, arguments.policy)
+        whose = "" if is_policys else ", as its server's policy kept, whatever --policy says"
+        return {f"trace {arguments.trace}{whose}": (before, after)}
     if arguments.active is not None:
         before, after = arguments.active
         for count in (before, after):

@@ -26,6 +26,8 @@ class Trace:
 
     def __init__(self, path: Path, layer_ids: Sequence[int], device: str, observed: Sequence[str] = ()) -> None:
         self.file = path.open("ab")
+        if self.file.tell():
+            logger.warning("%s: not empty; this run's steps are appended, numbered from 0 again", path)
         self.layer_ids = layer_ids
         self.observed = observed
         self.ring = torch.zeros(CAPACITY, len(layer_ids), 7 + 2 * len(observed), dtype=torch.float64, device=device)

@@ -25,11 +25,9 @@ def list_classes(models: Path) -> Iterator[tuple[str, bool]]:
     for file in sorted(models.rglob("*.py")):
         source = file.read_text("utf-8-sig")
         for node in ast.parse(source).body:
-            names = [getattr(target, "id", None) for target in node.targets] if isinstance(node, ast.Assign) else []
-            if "EntryClass" in names:
-                value = node.value
-                entries = value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
-                yield from ((entry.id, bool(BUILDS.search(source))) for entry in entries)
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EntryClass":
+                entries = node.value.elts if isinstance(node.value, ast.List | ast.Tuple) else [node.value]
+                yield from ((ast.unparse(entry), bool(BUILDS.search(source))) for entry in entries)
 
 
 @every_release

@@ -101,3 +101,10 @@ def test_counts_are_positive(flag, show, capsys):
         show("xshare", flag, "0")
     assert ended.value.code == 2
     assert "0: allowed is an integer of at least 1" in capsys.readouterr().err
+
+
+def test_a_batch_too_small_for_the_policy_is_warned_of(show, tiny_model):
+    code, _, said = show("oea", "--model", str(tiny_model), "--batch", "1")
+    assert code == 0
+    assert "min_tokens = 2: the largest batch has 1 rows (--batch 1), so that it never selects" in said
+    assert "never selects" not in show("oea", "--model", str(tiny_model), "--batch", "2")[2]

@@ -64,8 +64,15 @@ def list_idle_budgets(
 
 
 def list_unmet_overrides(schedule: Schedule, batches: Batches) -> list[str]:
-    """A warning for each override by batch size that no step of the server has."""
+    """A warning for each override by batch size that no step of the server has, and where no captured batch has as many
+    rows as the policy asks for.
+    """
     warnings = []
+    if batches.captured and batches.captured[-1] < schedule.min_tokens:
+        warnings.append(
+            f"--expert-policy {schedule.policy}: min_tokens = {schedule.min_tokens}: no captured batch has so many "
+            f"rows ({batches}), so that only a larger one selects"
+        )
     for override in schedule.by_batch:
         last = min(override.last, schedule.max_tokens or override.last)
         if not batches.meet(max(override.first, schedule.min_tokens), last):

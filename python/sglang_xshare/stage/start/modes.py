@@ -51,8 +51,11 @@ def check_tree() -> None:
         raise ExpertPolicyError(f"--expert-policy: {error}") from None
 
 
-def check_modes(config: Any) -> None:
-    """Raise `ExpertPolicyError` for a flag the stage cannot be served with; `config` is resolved or as it was given."""
+def check_modes(config: Any, given: Any = None) -> None:
+    """Raise `ExpertPolicyError` for a flag the stage cannot be served with; `config` is resolved or as it was given.
+
+    `given` holds the arguments that were given, where it is resolved: releases before 0.5.20 overwrite them.
+    """
     for flag, reason in REFUSED_FLAGS.items():
         value = getattr(config, flag, False)
         if value:
@@ -61,7 +64,11 @@ def check_modes(config: Any) -> None:
         if is_switched_on(name):
             raise refusal(name, os.environ[name], "it overwrites what was selected; allowed is unset")
     _check_choice("--disaggregation-mode", config.disaggregation_mode, ("null", "decode"))
-    if spell(config.moe_runner_backend) != "auto":  # which SGLang may have resolved to one that is not allowed
+    runner = spell(config.moe_runner_backend)
+    if runner not in ("auto", *RUNNERS) and given is not None and spell(given.moe_runner_backend) == "auto":
+        reason = f"on this GPU SGLang takes {runner} for this model; allowed is {', '.join(RUNNERS)}"
+        raise refusal("--moe-runner-backend", "auto", reason)
+    if runner != "auto":
         _check_choice("--moe-runner-backend", config.moe_runner_backend, RUNNERS)
     _check_choice("--moe-a2a-backend", config.moe_a2a_backend, ("none",))
     if attention_dp_size(config) > 1:

@@ -28,7 +28,7 @@ def check_server(server_args: Any, arguments: Arguments) -> None:
 def find_refusals(server_args: Any, arguments: Arguments) -> Iterator[ExpertPolicyError]:
     """Every reason not to serve, the first of each kind, in order; each is looked for when it is asked for."""
     config = resolved(server_args)
-    yield from _refused(partial(check_modes, config))
+    yield from _refused(partial(check_modes, config, server_args))
     if arguments.align:
         yield from _refused(partial(check_aligned, config))
     loaded = model_config(server_args)

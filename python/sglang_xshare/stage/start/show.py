@@ -46,6 +46,12 @@ def show(
     largest = None if batch is None else (batch, "--batch")
     warnings = []
     for part in schedule.parts:
+        rows = batch and batch * (draft_tokens or 1)
+        if rows and rows < part.min_tokens:
+            warnings.append(
+                f"--expert-policy {part.policy}: min_tokens = {part.min_tokens}: the largest batch has {rows} rows "
+                f"(--batch {batch}), so that it never selects"
+            )
         plans = build_plans(part, shape, ranks)
         warnings += list_idle_budgets(part, plans, shape, ranks, largest, draft_tokens or 1)
     named = {name: getattr(shape, name) for name in ("architecture", "num_layers", "num_experts", "top_k")}

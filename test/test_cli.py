@@ -23,3 +23,14 @@ SHOW = ["--show", "xshare"]
 def test_a_flag_of_policies_without_effect_is_refused(words, line, capsys):
     assert main(["policies", *words]) == 1
     assert capsys.readouterr() == ("", f"policies: {line}\n")
+
+
+def test_a_policy_of_verification_alone_is_refused_by_the_flags_of_policies(capsys):
+    policy = "moe-spec:budget=32"
+    assert main(["policies", "--show", policy]) == 1
+    assert capsys.readouterr() == (
+        "",
+        f"policies: --expert-policy {policy}: moe-spec without speculative decoding: it selects in target-verify; "
+        'allowed is --draft-tokens N, or phases = ["decode"]\n',
+    )
+    assert main(["policies", "--show", policy, "--draft-tokens", "4"]) == 0

@@ -184,6 +184,11 @@ BAD = {
         ("--gpu", "h100", "--policy", "oea:k0=x"),
         "--policy oea:k0=x: k0 = 'x': allowed is an integer of at least 1",
     ),
+    "a policy of verification alone": (
+        ("--gpu", "h100", "--policy", "moe-spec:budget=32"),
+        "--policy moe-spec:budget=32: moe-spec without speculative decoding: it selects in target-verify; "
+        'allowed is --tokens-per-request T above 1, or phases = ["decode"]',
+    ),
     "vanilla": (
         ("--gpu", "h100", "--policy", "vanilla"),
         "--policy vanilla: routes as the model does, which the estimate compares with; allowed is another policy",

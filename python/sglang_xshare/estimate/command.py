@@ -48,7 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         report: dict[str, Any] = estimate(arguments, _read_bandwidth(arguments))
     except (ValueError, ExpertPolicyError) as error:
-        print(f"estimate: {error}", file=sys.stderr)
+        own = str(error).replace("--speculative-algorithm", "--tokens-per-request T above 1")  # the server's flag
+        print(f"estimate: {own}", file=sys.stderr)
         return 1
     if arguments.json:
         print(json.dumps(report, indent=2))

@@ -1,6 +1,7 @@
 """`sglang-xshare check` says what a server would: the same refusals, and what SGLang resolves for another GPU."""
 
 import json
+import re
 import subprocess
 import sys
 from functools import cache
@@ -91,7 +92,8 @@ def test_it_serves_what_a_server_serves(release, patched_release, written):  # n
     assert {answers[arguments]["code"] for arguments in ACCEPTED.values()} == {0}
     report = reports["bare xshare"]
     assert report["model"] == {"architecture": "Qwen3MoeForCausalLM", "layers": 4, "experts": 64, "top_k": 8}
-    assert report["policy"] == {"policy": "xshare", "keys": {"k0": 1, "add": 24}}
+    resolved = {"k0": 1, "p": 1.0, "utility": "topk", "add": 24, "add_per_request": 0, "balance": "literal"}
+    assert report["policy"] == {"policy": "xshare", "keys": resolved}
     assert (report["sglang"], report["device"], report["capture_sizes"]) == (release, "cpu", [])
     assert report["selection"] == {"vanilla": [1, 2, 3], "triton": [], "torch": list(range(4, 17))}
     assert (report["plans"], report["plans_that_can_drop"]) == (1, 1)
@@ -172,6 +174,22 @@ def test_the_table_says_the_same(patched_release):
         assert words in served["out"]
     assert refused["code"] == 1
     assert "SGLang takes flashinfer_trtllm" in " ".join(refused["out"].split())
+
+
+def test_the_policy_is_told_with_every_key_or_as_refused(patched_release):
+    spellings = {
+        "oea:k0=3": "oea k0=3, p=1.0",
+        'moe-spec:budget=9,phases=["decode"]': (
+            "moe-spec budget=9, ranking=router, coverage=substitute, rescue=true, scope=batch"
+        ),
+        "observe": 'observe plans=["xshare", "oea"]',
+        "oea:k=3": "refused",
+        "vanilla": "none: SGLang as it is",
+    }
+    asked = [["--model", str(TINY), *CPU, "--expert-policy", spelling] for spelling in spellings]
+    answers = run_all(patched_release(LATEST), asked)
+    rows = [re.search(r"^ policy +(.*?) *$", answer["out"], re.MULTILINE) for answer in answers]
+    assert [row and row[1] for row in rows] == list(spellings.values())
 
 
 BAD = {

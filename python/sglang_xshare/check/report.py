@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
-from ..policies import VANILLA
+from ..policies import VANILLA, get_policy
 from ..selection.triton_kernel import supports
 from ..stage.batches import read_batches
 from ..stage.start.model import MoeModel, check_schedule, read_model
@@ -24,8 +25,8 @@ def describe(resolution: Resolution) -> dict[str, Any]:
         "refusals": [{"by": who, "says": says} for who, says in resolution.refusals],
         "warnings": resolution.warnings,
     }
-    schedule = resolution.arguments.schedule if resolution.arguments else None
-    report["policy"] = None if schedule is None else {"policy": schedule.policy, "keys": schedule.keys}
+    if resolution.server_args is not None:
+        report["policy"] = _describe_policy(resolution)
     if not resolution.finished:
         return report
     config = resolved(resolution.server_args)
@@ -41,6 +42,18 @@ def describe(resolution: Resolution) -> dict[str, Any]:
         "top_k": model.top_k,
     }
     return report | _describe_selection(resolution, model, config, report["capture_sizes"])
+
+
+def _describe_policy(resolution: Resolution) -> dict[str, Any] | None:
+    """The policy with the keys in force, defaults included; `keys` is None of one refused. None without a policy."""
+    if resolution.arguments is None:
+        return None
+    schedule = resolution.arguments.schedule
+    if schedule is None:
+        asked = resolution.server_args.expert_policy
+        return None if asked is None else {"policy": asked.partition(":")[0], "keys": None}
+    keys = get_policy(schedule.policy).resolve(schedule.keys)
+    return {"policy": schedule.policy, "keys": {name: value for name, value in keys.items() if value is not None}}
 
 
 def _describe_server(config: Any) -> dict[str, Any]:
@@ -111,11 +124,8 @@ def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         model = report["model"]
         shape = f"{model['layers']} layers, {model['experts']} experts, top-{model['top_k']}"
         rows.append(("model", f"{model['architecture']}: {shape}"))
-    if report["policy"] is None:
-        rows.append(("policy", "none: SGLang as it is"))
-    else:
-        keys = ", ".join(f"{key}={value}" for key, value in report["policy"]["keys"].items())
-        rows.append(("policy", f"{report['policy']['policy']} {keys}".rstrip()))
+    if "policy" in report:
+        rows.append(("policy", _spell_policy(report["policy"])))
     if "moe_runner" in report:
         attention = report["attention"]
         runner, same = report["moe_runner"], attention["prefill"] == attention["decode"]
@@ -131,6 +141,15 @@ def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("can drop an expert", f"{report['plans_that_can_drop']} of {report['plans']} plans"))
     rows.append(("not checked", "the routers of the loaded layers, which takes weights; the first step of a server"))
     return rows
+
+
+def _spell_policy(policy: dict[str, Any] | None) -> str:
+    if policy is None:
+        return "none: SGLang as it is"
+    if policy["keys"] is None:
+        return "refused"
+    values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in policy["keys"].items()}
+    return " ".join([policy["policy"], ", ".join(f"{key}={value}" for key, value in values.items())])
 
 
 def spell_sizes(sizes: Iterable[int]) -> str:

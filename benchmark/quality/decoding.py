@@ -28,7 +28,7 @@ class Decoding:
     `model` is the folder of the checkpoint, with its tokenizer, `texts` that of held-out `*.txt`, a domain each. The
     counts are those of `COUNTS`; `per_domain` is a multiple of `batch`, `steps` of `tokens_per_request`.
 
-    Raises ValueError naming the count, its value and what is allowed.
+    Raises ValueError naming the count as its flag, its value and what is allowed.
     """
 
     model: Path
@@ -42,12 +42,13 @@ class Decoding:
     def __post_init__(self) -> None:
         for name in COUNTS:
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: allowed is a whole number above 0")
+                raise ValueError(f"{self._spell(name)}: allowed is a whole number above 0")
         for name, divisor in (("per_domain", "batch"), ("steps", "tokens_per_request")):
             if getattr(self, name) % getattr(self, divisor):
-                raise ValueError(
-                    f"{name} = {getattr(self, name)}: allowed are multiples of {divisor} = {getattr(self, divisor)}"
-                )
+                raise ValueError(f"{self._spell(name)}: allowed are multiples of {self._spell(divisor)}")
+
+    def _spell(self, name: str) -> str:
+        return f"--{name.replace('_', '-')} {getattr(self, name)}"
 
     @property
     def layout(self) -> Layout:

@@ -51,9 +51,9 @@ def test_a_policy_that_does_not_fit_stops_before_any_is_measured(decoding, capsy
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch": 3}, "per_domain = 4: allowed are multiples of batch = 3"),
-        ({"tokens_per_request": 5}, "steps = 12: allowed are multiples of tokens_per_request = 5"),
-        ({"prompt": 0}, "prompt = 0: allowed is a whole number above 0"),
+        ({"batch": 3}, "--per-domain 4: allowed are multiples of --batch 3"),
+        ({"tokens_per_request": 5}, "--steps 12: allowed are multiples of --tokens-per-request 5"),
+        ({"prompt": 0}, "--prompt 0: allowed is a whole number above 0"),
     ],
 )
 def test_bad_counts(decoding, change, message):
@@ -87,7 +87,7 @@ def test_command_writes_record_and_plot(checkpoint, tmp_path, capsys):
         (("xshare:min_tokens=4",), "policy 'xshare:min_tokens=4': min_tokens takes a server, which this is not"),
         (("ShareX",), "argument policies: policy 'ShareX': allowed is NAME"),
         (("--model", "/nowhere"), "argument --model: /nowhere is no folder"),
-        (("--batch", "5"), "multiples of batch = 5"),
+        (("--batch", "5"), "--per-domain 4: allowed are multiples of --batch 5"),
         (("--batch", "0"), "argument --batch: '0': allowed is a whole number above 0"),
         (("--texts", "/"), "texts /: no"),
     ],

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..console import open_console
 from .registry import Policy
 from .schedule import COMMON_KEYS
 
@@ -20,7 +19,7 @@ def print_table(policies: Sequence[Policy]) -> None:
     """Print each policy's keys with their ranges and defaults, the settings its paper recommends, and the keys that all
     policies share.
     """
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console = open_console()
     for policy in policies:
         console.print(f"[bold]{policy.name}[/bold]  {policy.summary}")
         console.print(f"  {policy.paper}; phases: {', '.join(policy.phases)}", style="dim")

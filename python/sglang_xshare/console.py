@@ -1,0 +1,18 @@
+"""Where the command line's tables are printed."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from rich.console import Console
+
+PIPED = 120
+"""Columns where stdout is no terminal and COLUMNS does not say."""
+
+
+def open_console() -> Console:
+    """Stdout: as wide as the terminal or COLUMNS says, else `PIPED`; numbers are not coloured."""
+    columns = os.environ.get("COLUMNS", "")
+    is_told = sys.stdout.isatty() or (columns.isdigit() and int(columns) > 0)
+    return Console(highlight=False, width=None if is_told else PIPED)

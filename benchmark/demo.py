@@ -5,6 +5,8 @@ a step, as on a GPU, and it shows what a policy gains in speed.
 """
 
 import argparse
+import os
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +20,7 @@ from benchmark.common.record import Record
 from benchmark.common.rounds import Workload, serve
 from benchmark.common.server import Server
 from benchmark.common.speculative import drafting_variant, speculative_flags
-from benchmark.common.table import Table
+from benchmark.common.table import NOTE_WIDTH, Table
 from benchmark.common.variant import parse_variant
 
 OFF = parse_variant("off")
@@ -27,7 +29,15 @@ XSHARE = parse_variant("xshare:k0=1,add=24")
 EAGLE3 = drafting_variant(parse_variant("xshare"), speculative_flags(DRAFT))
 SPEED, SMALL, QUALITY = "large", "trained", "quality"
 """Keys of the record: the rounds on either model, and what the servers of the trained one lose."""
-NOTE = "Loss: nats a token of held-out text, decoded by the server. Sums right: share of arithmetic problems."
+NOTE = (
+    "Accepted: tokens a verification step, the last of them the target's own. Loss: nats a token of held-out text, "
+    "decoded by the server. Sums right: share of arithmetic problems."
+)
+SEEN = (
+    f"To be seen: under the policy a layer loads fewer experts, which costs little loss and hardly a sum. {LARGE.name} "
+    f"waits for its experts, so that fewer of them are a faster step; {TRAINED.name} is too small to wait for them, so "
+    "that a policy gains little or nothing there."
+)
 PROMPT = 32  # tokens before those whose loss is taken
 
 
@@ -42,11 +52,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_record(BUILD / "demo")
     args = parser.parse_args(argv)
     record = parser.open_record("demo", args, argv)
+    sessions = len(record.content["sessions"])
     if not is_measured(record, SMALL) or QUALITY not in record:
         show_quality(args, record)
     if not is_measured(record, SPEED):
         show_speed(args, record)
+    load = os.getloadavg()[0]
     tabulate_demo(record.points).show()
+    print(f"\n{textwrap.fill(SEEN, NOTE_WIDTH)}\n")
+    is_new = len(record.content["sessions"]) > sessions  # a run that only shows what is recorded adds none
+    if is_new and (warning := warn_of_load(load, len(os.sched_getaffinity(0)))):
+        print(f"{textwrap.fill(warning, NOTE_WIDTH)}\n")
     plot = args.out / "demo.png"
     plot_speed(plot, list_comparisons(record.points), "Speed over active experts, expert policy off and on")
     print(f"Record: {record.path}, plot: {plot}; {time.monotonic() - began:.0f} s")
@@ -98,6 +114,16 @@ def list_comparisons(points: Mapping[str, Any]) -> list[Comparison]:
 def tabulate_demo(points: Mapping[str, Any]) -> Table:
     """A row a server, model by model."""
     return tabulate("SGLang with expert policy off and on", list_comparisons(points), NOTE)
+
+
+def warn_of_load(load: float, cores: int) -> str:
+    """What is to be said of a load average over the last minute; empty where the machine could bear it."""
+    if load <= cores:
+        return ""
+    return (
+        f"Warning: load average {load:.1f} on {cores} cores: other work ran beside this, and the ratios are of a busy "
+        "machine; measure again on a quiet one."
+    )
 
 
 def _workload(args: argparse.Namespace, model: Any) -> Workload:

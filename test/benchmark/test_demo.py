@@ -11,6 +11,7 @@ import pytest
 from common.stand_in import write_stand_in
 
 from benchmark.common.paths import ROOT
+from benchmark.demo import warn_of_load
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
@@ -50,3 +51,8 @@ def wait_for_bench(demo):
             return family
         time.sleep(0.1)
     pytest.fail("the demo reached no round in 120 s")
+
+
+def test_a_load_beyond_the_cores_is_a_warning():
+    assert warn_of_load(2.0, cores=2) == ""
+    assert warn_of_load(2.31, cores=2).startswith("Warning: load average 2.3 on 2 cores: other work ran beside this")

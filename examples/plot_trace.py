@@ -1,41 +1,45 @@
 """Plot what --expert-policy-trace recorded: `python examples/plot_trace.py TRACE PLOT.png`.
 
 The experts that a layer loads in a step, against the rows of the step: what the model's own routing would have loaded,
-and what was. Each step is a point, the mean of its layers.
+and what was. Each layer of a step is a point; those of as many rows lie side by side, the first layer at the left.
 """
 
 import json
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 COLUMNS = {"experts_before": "the model's own routing", "experts_after": "under the policy"}
+WIDTH = 0.7  # of the strip in which the layers lie, in rows
 
 
-def read_steps(trace: Path) -> list[dict[str, float]]:
-    """A record a step: its rows, and the means of its layers. Raises ValueError for a trace without a step."""
-    layers = defaultdict(list)
-    for line in trace.read_text().splitlines():
-        record = json.loads(line)
-        layers[record["step"]].append(record)
-    if not layers:
+def read_trace(trace: Path) -> list[dict[str, int]]:
+    """A record a layer and step. Raises ValueError for a trace without a step."""
+    records = [json.loads(line) for line in trace.read_text().splitlines()]
+    if not records:
         raise ValueError(f"{trace}: no step was recorded; needed is a batch of two rows or more under the policy")
-    names = ("batch_size", *COLUMNS)
-    return [{name: sum(one[name] for one in step) / len(step) for name in names} for step in layers.values()]
+    return records
 
 
-def plot(steps: list[dict[str, float]], out: Path) -> None:
+def plot(records: list[dict[str, int]], out: Path) -> None:
     """Write the plot, in the format that the file's name says."""
+    layers = sorted({record["layer"] for record in records})
+    aside = {layer: WIDTH * ((place + 0.5) / len(layers) - 0.5) for place, layer in enumerate(layers)}
+    rows = [record["batch_size"] for record in records]
+    places = [record["batch_size"] + aside[record["layer"]] for record in records]
     figure, axes = plt.subplots(layout="constrained")
     for name, label in COLUMNS.items():
-        axes.scatter([step["batch_size"] for step in steps], [step[name] for step in steps], s=12, label=label)
-    axes.set(xlabel="rows of the step", ylabel="active experts a layer", title="Experts that a decode step loads")
+        axes.scatter(places, [record[name] for record in records], s=12, alpha=0.6, label=label)
+    across = f"rows of the step; side by side layers {layers[0]} to {layers[-1]}"
+    axes.set(xlabel=across, ylabel="active experts", title="Experts that a layer loads in a decode step")
+    axes.set_xlim(min(rows) - 1, max(rows) + 1)
     axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.legend(loc="outside lower center", ncols=len(COLUMNS))
     figure.savefig(out, dpi=120)
 
@@ -44,6 +48,6 @@ if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit("usage: python examples/plot_trace.py TRACE PLOT.png")
     try:
-        plot(read_steps(Path(sys.argv[1])), Path(sys.argv[2]))
+        plot(read_trace(Path(sys.argv[1])), Path(sys.argv[2]))
     except (OSError, ValueError) as error:
         sys.exit(f"plot_trace: {error}")

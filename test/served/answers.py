@@ -32,7 +32,8 @@ SERVERS: dict[str, tuple[str, ...]] = {
     "off": (),
     "vanilla": ("--expert-policy", "vanilla"),
     "xshare": policy("xshare", k0=1, add=8),
-    "full budget": policy("xshare", k0=1, add=64),
+    # Utility over all experts: of its own top-k's, a plan of so many could not change small batches, and would not run.
+    "full budget": policy("xshare", k0=1, add=64, utility="full"),
     "four policies": policy(
         "xshare",
         k0=1,

@@ -182,7 +182,7 @@ def test_four_ranks_select_alike_also_where_rows_are_not_padded(answers):
 
 @pytest.mark.parametrize("ranks", [TWO, TWO_OF_TWO], ids=["of one", "of two"])
 def test_full_budget_answers_as_unpatched(ranks, answers):
-    served = answers((*policy("xshare", k0=1, add=64), *ranks))
+    served = answers((*policy("xshare", k0=1, add=64, utility="full"), *ranks))
     unpatched = answers(TWO, patched=False)
     check_load(unpatched)
     assert not any(call["stage"] for calls in unpatched.steps for call in calls)
@@ -199,7 +199,7 @@ def test_verification_groups_by_request_across_ranks(answers, tiny_model):
 
 
 def test_full_budget_verifies_as_unpatched_without_speculation(answers, tiny_model):
-    served = answers((*eagle(tiny_model, CHAIN), *policy("xshare", k0=1, add=64), *TWO))
+    served = answers((*eagle(tiny_model, CHAIN), *policy("xshare", k0=1, add=64, utility="full"), *TWO))
     wanted = answers(TWO, patched=False).tokens
     # A request may end within a verified draft: upstream hands out what it has.
     assert [tokens[: len(own)] for tokens, own in zip(served.tokens, wanted, strict=True)] == wanted

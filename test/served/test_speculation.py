@@ -12,7 +12,7 @@ from served.eagle import CHAIN, DRAFT_TOKENS, TREES, eagle, select_again
 from served.release import LATEST
 
 BARE = ("--expert-policy", "xshare")
-FULL = policy("xshare", k0=1, add=64)
+FULL = policy("xshare", k0=1, add=64, utility="full")
 PUBLISHED = {"policy": "xshare", "k0": 1, "add": 0, "add_per_request": 4}
 BY_LAYER: tuple[dict[str, Any], ...] = (
     {"policy": "moe-spec", "budget": 16},

@@ -12,7 +12,7 @@ from served.release import LATEST, OLDER
 
 CHUNKED = ("--chunked-prefill-size", "32")
 MIXED = ("--enable-mixed-chunk", *CHUNKED)
-FULL = policy("xshare", k0=1, add=64)
+FULL = policy("xshare", k0=1, add=64, utility="full")
 XSHARE = {"policy": "xshare", "k0": 1, "add": 0, "add_per_request": 4}
 
 

@@ -267,7 +267,8 @@ def test_another_models_config_is_returned_untouched(attach):
     """A draft model may be a mixture of experts too, and runs in the same process."""
     target, draft = Model(1), Model(1)
     installed = attach(target, **XSHARE)
-    draft_runner = SimpleNamespace(model=draft, is_draft_worker=True, server_args=SimpleNamespace(**XSHARE))
+    shown = {**XSHARE, "expert_policy_config": installed.plan}  # as 0.5.17's one record has it by then
+    draft_runner = SimpleNamespace(model=draft, is_draft_worker=True, server_args=SimpleNamespace(**shown))
     forward = draft.forward
     stage.attach(draft_runner)
     assert stage._stage is installed

@@ -49,8 +49,11 @@ def attach(model_runner: Any) -> None:
     """Put the stage around a loaded target model; a draft model is left alone."""
     from .start.arguments import read_arguments
 
+    # Before a draft's arguments are read: where releases before 0.5.20 keep one record, it has the target's plan now.
+    if model_runner.is_draft_worker:
+        return
     arguments = read_arguments(model_runner.server_args)
-    if arguments is not None and not model_runner.is_draft_worker:
+    if arguments is not None:
         from .batches import read_batches
         from .stage import Stage
         from .start.layers import find_layers

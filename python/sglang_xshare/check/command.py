@@ -112,10 +112,10 @@ def _is_cached(model: str) -> bool:
 
 def _print_table(report: dict[str, Any]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
+    from ..console import open_console
     from .report import list_rows
 
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
@@ -123,4 +123,4 @@ def _print_table(report: dict[str, Any]) -> None:
     table.add_column(overflow="fold")
     for name, text in list_rows(report):
         table.add_row(name, escape(str(text)))
-    Console(highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
+    open_console().print(table)

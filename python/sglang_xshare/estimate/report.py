@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from ..policies.schedule import Schedule, build_schedule
@@ -106,10 +105,11 @@ def _read_schedule(text: str, weights: Weights, rows: int, tokens: int) -> Sched
 def print_table(report: dict[str, Any]) -> None:
     """Print it for people."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
-    model, console = report["model"], Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    from ..console import open_console
+
+    model, console = report["model"], open_console()
     where = f"{report['bandwidth_gb_per_s']:g} GB/s" + (f" ({report['gpu']})" if report["gpu"] else "")
     console.print("[bold]ESTIMATE, not a measurement[/bold]")
     console.print(

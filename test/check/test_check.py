@@ -11,7 +11,7 @@ import pytest
 
 from benchmark.common.paths import ROOT
 from benchmark.gpu.models import COMMON, CONFIGS
-from served.release import CPU, LATEST, OLDER, every_release, make_env
+from served.release import CPU, LATEST, OLDER, make_env, older_releases_take_long
 from sglang_xshare.check.command import _on_device
 from sglang_xshare.check.report import spell_sizes
 from sglang_xshare.gpus import GPUS, NVIDIA
@@ -39,7 +39,7 @@ RESOLVED = {  # by model and GPU: the runner at server level, and why it is refu
     ("gpt-oss", "b200"): ("flashinfer_mxfp4", [MXFP4]),
 }
 NO_MODEL = "no model in the folder named"
-WITH_GPU = pytest.mark.parametrize("release", [OLDER[-1], LATEST])
+WITH_GPU = pytest.mark.parametrize("release", [pytest.param(OLDER[-1], marks=pytest.mark.long), LATEST])
 """The releases that can be told what GPU there is."""
 
 
@@ -68,7 +68,7 @@ def ask_as_servers(tree: Path, folder: Path) -> dict[tuple[str, ...], dict[str, 
     return dict(zip(asked, run_all(tree, lines), strict=True))
 
 
-@every_release
+@older_releases_take_long
 def test_it_refuses_what_a_server_refuses_for_the_same_reason(release, patched_release, written):  # noqa: F811
     answers = ask_as_servers(patched_release(release), written)
     wrong = {}
@@ -84,7 +84,7 @@ def test_it_refuses_what_a_server_refuses_for_the_same_reason(release, patched_r
     assert wrong == {}
 
 
-@every_release
+@older_releases_take_long
 def test_it_serves_what_a_server_serves(release, patched_release, written):  # noqa: F811
     answers = ask_as_servers(patched_release(release), written)
     reports = {case: json.loads(answers[arguments]["out"]) for case, arguments in ACCEPTED.items()}

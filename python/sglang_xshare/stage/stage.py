@@ -83,30 +83,22 @@ class Stage:
 
     def route(self, topk_config: Any, router_logits: Any) -> Any:
         """The config to route the logits with. A config that is not the target's (a draft's) is returned as it is."""
-        layer = self._find_selecting(topk_config)
-        if layer is None:
-            return topk_config
-        if self.observation is not None:
-            self.observation.observe(layer, router_logits)
-            return topk_config
-        return layer.config
+        layer = self._find_selecting(topk_config, router_logits)
+        return topk_config if layer is None else layer.config
 
     def mask_logits(self, topk_config: Any, router_logits: Any) -> Any:
         """The logits for a runner that ranks them itself; those of a layer that does not select are returned as is."""
-        layer = self._find_selecting(topk_config)
-        if layer is None:
-            return router_logits
-        if self.observation is not None:
-            self.observation.observe(layer, router_logits)
-            return router_logits
-        return layer.mask(router_logits)
+        layer = self._find_selecting(topk_config, router_logits)
+        return router_logits if layer is None else layer.mask(router_logits)
 
     def align(self, upstream: Any, by_tma: bool) -> Any:
         """`upstream` (moe_align_block_size), or a function in its place that returns sorted slots where it has them."""
         return upstream if self.aligner is None else functools.partial(self.aligner.align, upstream, by_tma)
 
-    def _find_selecting(self, topk_config: Any) -> Layer | None:
-        """The layer of a config, where it selects in this step."""
+    def _find_selecting(self, topk_config: Any, router_logits: Any) -> Layer | None:
+        """The layer of a config, where it selects in this step. One that is observed selects beside the model, here,
+        and is routed as one that does not.
+        """
         layer = self._by_config.get(id(topk_config))
         if layer is None:
             return None
@@ -114,6 +106,9 @@ class Stage:
             # A graph would count again at every replay, inside a forward that is counted as what it is.
             if layer is self.layers[0][1] and not is_recorded():
                 self.counters.count_outcome("no_context")
+            return None
+        if layer.plan is not None and self.observation is not None:
+            self.observation.observe(layer, router_logits)
             return None
         return None if layer.plan is None else layer
 

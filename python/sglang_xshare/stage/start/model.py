@@ -11,7 +11,7 @@ from ...plan import SelectionPlan
 from ...policies import VANILLA
 from ...policies.schedule import Schedule
 from ...types import Router
-from ..batches import read_batches
+from ..batches import Batches, read_batches
 from ..mask import check_maskable
 from ..upstream import attention_dp_size, spell
 from .architectures import GATHERED, UNSERVED
@@ -113,9 +113,10 @@ def check_schedule(schedule: Schedule | None, model: MoeModel, config: Any) -> t
     plans: list[SelectionPlan] = [] if schedule else [VANILLA]
     warnings: list[str] = []
     tokens = config.speculative_num_draft_tokens or 1
+    batches = read_batches(config)
     for part in schedule.parts if schedule else ():
-        _check_size(part, config)
-        warnings += list_unmet_overrides(part, read_batches(config))
+        _check_size(part, config, batches)
+        warnings += list_unmet_overrides(part, batches)
         found = build_plans(part, model, config.ep_size)
         _check_plans(found, model, config)
         plans += found
@@ -125,7 +126,7 @@ def check_schedule(schedule: Schedule | None, model: MoeModel, config: Any) -> t
     return plans, warnings
 
 
-def _check_size(schedule: Schedule, config: Any) -> None:
+def _check_size(schedule: Schedule, config: Any, batches: Batches) -> None:
     """Refuse a server whose every batch is too small or too large for the policy."""
     requests, tokens = config.max_running_requests, config.speculative_num_draft_tokens or 1
     if schedule.max_tokens is not None and schedule.max_tokens < tokens and not config.speculative_adaptive:
@@ -140,7 +141,6 @@ def _check_size(schedule: Schedule, config: Any) -> None:
     if rows < schedule.min_tokens:
         reason = f"no batch would have min_tokens = {schedule.min_tokens} rows; allowed is at least that"
         raise refusal("--max-running-requests", requests, reason)
-    batches = read_batches(config)
     if schedule.max_tokens is not None and not batches.meet(schedule.min_tokens, schedule.max_tokens):
         window = f"min_tokens = {schedule.min_tokens} to max_tokens = {schedule.max_tokens}"
         reason = f"no step of this server has so many rows; allowed is a range that meets some ({batches})"

@@ -8,6 +8,7 @@ import pytest
 import sglang_xshare
 from sglang_xshare import Router, SelectionPlan, build_plan
 from sglang_xshare.plan import KEYS
+from sglang_xshare.policies.spelling import parse_policy
 
 INTEGER = "an integer of at least"
 POLICIES = "vanilla, pruned, dynamic-skip, xshare, oea, lynx-lat, lynx-acc, moe-spec, custom, observe"
@@ -29,7 +30,7 @@ ORDER = {"ranking": "static", "order": [2, 0, 1]}
         ("xshare", {"mass": "0.5"}, "mass = '0.5': allowed is a number in (0, 1]"),
         ("xshare", {"mass": True}, "mass = True: allowed is a number in (0, 1]"),
         ("xshare", {"mass": math.nan}, "mass = nan: allowed is a number in (0, 1]"),
-        ("xshare", {"utility": 1}, "utility = 1: allowed is one of topk, full"),
+        ("xshare", {"utility": 1}, "utility = 1: allowed is one of topk, full, squared"),
         ("moe-spec", {"budget": 8, "coverage": "truncate", "rescue": 1}, "rescue = 1: allowed is true or false"),
         ("moe-spec", {**STATIC, "order": "012"}, f"order = '012': allowed is {PERMUTATION}"),
         # Ranges.
@@ -50,6 +51,10 @@ ORDER = {"ranking": "static", "order": [2, 0, 1]}
         ("lynx-acc", {"confidence": 0.5, "max_voters": 0}, f"max_voters = 0: allowed is {INTEGER} 1"),
         ("moe-spec", {"budget": 0}, f"budget = 0: allowed is {INTEGER} 1"),
         ("dynamic-skip", {"beta": 1.5}, "beta = 1.5: allowed is a number in [0, 1]"),
+        ("xshare", {"own_share": -0.1}, "own_share = -0.1: allowed is a number in [0, 1]"),
+        ("oea", {"k0": 1, "own_share": 1.1}, "own_share = 1.1: allowed is a number in [0, 1]"),
+        ("xshare", {"own_share": math.nan}, "own_share = nan: allowed is a number in [0, 1]"),
+        ("xshare", {"own_share": None}, "own_share = None: allowed is a number in [0, 1]"),
         ("xshare", {"balance": "even"}, "balance = 'even': allowed is one of literal, fill"),
         ("moe-spec", {"budget": 8, "ranking": "votes"}, "ranking = 'votes': allowed is one of router, static"),
         ("moe-spec", {"budget": 8, "coverage": "own"}, "coverage = 'own': allowed is one of substitute, truncate"),
@@ -61,7 +66,7 @@ ORDER = {"ranking": "static", "order": [2, 0, 1]}
         # Names, and keys that are missing.
         ("nope", {}, f"policy = 'nope': allowed is one of {POLICIES}"),
         ({"k0": 1}, {}, "policy = {'k0': 1}: allowed is an object with a key \"policy\""),
-        ("oea", {"k0": 1, "add": 2}, "add = 2: oea has no such key; allowed is k0, p, kmax, max_rank"),
+        ("oea", {"k0": 1, "add": 2}, "add = 2: oea has no such key; allowed is k0, p, kmax, max_rank, own_share"),
         ("vanilla", {"k0": 1}, "k0 = 1: vanilla has no such key; allowed is none"),
         ("custom", {"policy_": 1}, f"policy_ = 1: custom has no such key; allowed is {', '.join(KEYS)}"),
         ("moe-spec", {}, f"budget is missing: moe-spec needs {INTEGER} 1"),
@@ -95,6 +100,11 @@ ORDER = {"ranking": "static", "order": [2, 0, 1]}
         ("custom", {"k0": 1, "min_votes": 4}, "min_votes = 4: allowed only with confidence"),
         ("custom", {"beta": 0.5}, "beta = 0.5: allowed only with coverage own"),
         ("custom", {"coverage": "own", "kmax": 4}, "kmax = 4: allowed only with coverage substitute"),
+        (
+            "moe-spec",
+            {"budget": 2, "coverage": "truncate", "own_share": 0.5},
+            "own_share = 0.5: allowed only with coverage substitute or own",
+        ),
         ("custom", {"coverage": "truncate", "max_rank": 4}, "max_rank = 4: allowed only with coverage substitute"),
     ],
     ids=lambda value: re.sub(r"\W+", " ", str(value))[:40],
@@ -143,6 +153,17 @@ def test_a_plan_is_checked_against_the_model(keys, ranks, line):
         return
     with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
         plan.check(Router(8), 64, ranks=ranks)
+
+
+@pytest.mark.parametrize("policy", ["xshare", "oea", "lynx-lat:retain=9", "lynx-acc:confidence=0.1", "custom:k0=1"])
+def test_own_share_takes_weights_that_renormalize(policy):
+    name, keys = parse_policy(policy)
+    plan = build_plan(name, **keys, own_share=0.75)
+    plan.check(Router(8), 64)
+    line = "own_share = 0.75: allowed only with a model that renormalizes its weights"
+    with pytest.raises(ValueError, match=f"^{line}$"):
+        plan.check(Router(8, renormalize=False), 64)
+    build_plan(name, **keys).check(Router(8, renormalize=False), 64)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 from .keys import Key
 from .types import Router
 
-UTILITIES = ("topk", "full")
+UTILITIES = ("topk", "full", "squared")
 BALANCES = ("literal", "fill")
 RANKINGS = ("router", "votes", "static")
 SCOPES = ("batch", "request")
@@ -30,15 +30,17 @@ class SelectionPlan:
 
     S starts with the warm-up (`k0`, `p`) and grows by the budgets `add_per_request`, `add`, `mass` and
     `target_per_rank`, in this order; or by the best `budget` experts of a `ranking`; or by the votes of the most
-    confident rows (`confidence`). `coverage`, `kmax`, `max_rank` and `rescue` say which of them a row gets. Raises
-    ValueError naming the key, the value and what is allowed.
+    confident rows (`confidence`). `coverage`, `kmax`, `max_rank` and `rescue` say which of them a row gets, `own_share`
+    at what weights. Raises ValueError naming the key, the value and what is allowed.
     """
 
     policy: str = "custom"
     k0: int | None = _key(0, int, "warm-up: every row's k0 best experts; null: all of its top-k", low=0)
     p: float = _share(1.0, "end a row's warm-up once it holds this share of the row's score; 1: never")
     beta: float | None = _key(None, float, "skip what scores below beta times the first", low=0, high=1)
-    utility: str = _key("topk", str, "a row's scores: normalized in its top-k, or all as they are", choices=UTILITIES)
+    utility: str = _key(
+        "topk", str, "a row's scores: normalized in its top-k, all, or the former squared", choices=UTILITIES
+    )
     add_per_request: int = _key(0, int, "experts each request adds by its own utility", low=0)
     add: int = _key(0, int, "experts the batch adds by utility", low=0)
     mass: float | None = _share(None, "add experts until S holds this share of the utility")
@@ -58,6 +60,9 @@ class SelectionPlan:
     kmax: int | None = _key(None, int, "experts a row may use in all; null: the model's top-k", low=1)
     max_rank: int | None = _key(None, int, "how far down its own ranking a row may substitute; null: to the end", low=1)
     rescue: bool = _key(True, bool, "truncate: give a row left with no expert its first choice back")
+    own_share: float = _key(
+        0.0, float, "weights renormalize by the row's experts (0) to its own top-k (1)", low=0, high=1
+    )
 
     def __post_init__(self) -> None:
         for name, key in KEYS.items():
@@ -104,6 +109,13 @@ class SelectionPlan:
         """Whether weights that renormalize are divided by the sum over the row's own top-k, not over what it got."""
         return self.coverage == "truncate"
 
+    @property
+    def own_power(self) -> float:
+        """Weights that renormalize are divided by the sum over the row's own top-k to this power, times that over what
+        it got to the power of one less this.
+        """
+        return 1.0 if self.divides_by_own else self.own_share
+
     def warm_up(self, router: Router) -> int:
         """The most experts that a row's warm-up holds."""
         return router.top_k if self.k0 is None else self.k0
@@ -126,6 +138,12 @@ class SelectionPlan:
             raise ValueError(f"order of {len(self.order)} experts: allowed is all {num_experts} experts once")
         if self.target_per_rank is not None and ranks < 2:
             raise ValueError(f"target_per_rank = {self.target_per_rank}: allowed only with expert parallelism")
+        self.check_weights(router)
+
+    def check_weights(self, router: Router) -> None:
+        """Raise ValueError where the router's weights are none that the plan can divide."""
+        if self.own_share and not router.renormalize:
+            raise ValueError(f"own_share = {self.own_share}: allowed only with a model that renormalizes its weights")
 
     def can_drop(self, router: Router, num_experts: int, ranks: int = 1) -> bool:
         """False where no batch can lose an expert to this plan on `ranks` ranks, so that it only costs time."""
@@ -146,8 +164,9 @@ class SelectionPlan:
         """False where every batch of `rows` rows, none of them padding, is routed under this plan as by the model
         itself: the same experts and weights, whatever the logits.
 
-        All but one thing: an expert of which no row has a score of more than 2**-21 has no utility, so that the plan
-        leaves it out where the model gives it next to no weight. True may be wrong, it only costs time.
+        All but one thing: an expert of which no row has a score of more than 2**-21 has no utility, of which none has a
+        weight of more than 2**-10.5 (0.0007) no squared one, so that the plan leaves it out where the model gives it
+        next to no weight. True may be wrong, it only costs time.
         """
         if self.columns(router) != router.top_k:
             return True
@@ -161,7 +180,7 @@ class SelectionPlan:
 
         Only where it takes first what rows have in their top-k: utility over all experts may prefer others.
         """
-        takes_own_first = self.ranking == "votes" or (self.ranking == "router" and self.utility == "topk")
+        takes_own_first = self.ranking == "votes" or (self.ranking == "router" and self.utility != "full")
         reach = min(self.columns(router), self.max_rank or num_experts)
         if not (self.uses_selected and takes_own_first) or reach < router.top_k:
             return None
@@ -226,6 +245,7 @@ def _contradictions(plan: SelectionPlan) -> list[tuple[str, str]]:
         ("balance", plan.balance != "literal" and plan.target_per_rank is None, "with target_per_rank"),
         ("kmax", plan.kmax is not None and not plan.substitutes, "with coverage substitute"),
         ("max_rank", plan.max_rank is not None and not plan.substitutes, "with coverage substitute"),
+        ("own_share", plan.own_share > 0 and plan.divides_by_own, "with coverage substitute or own"),
         ("rescue", not plan.rescue and (plan.substitutes or not plan.uses_selected), "with coverage truncate"),
         ("kmax", (plan.kmax or plan.k0 or 0) < (plan.k0 or 0), f"from k0 = {plan.k0} up"),
         ("max_voters", plan.max_voters != SelectionPlan.max_voters and plan.confidence is None, "with confidence"),

@@ -93,6 +93,7 @@ def test_it_serves_what_a_server_serves(release, patched_release, written):  # n
     report = reports["bare xshare"]
     assert report["model"] == {"architecture": "Qwen3MoeForCausalLM", "layers": 4, "experts": 64, "top_k": 8}
     resolved = {"k0": 1, "p": 1.0, "utility": "topk", "add": 24, "add_per_request": 0, "balance": "literal"}
+    resolved["own_share"] = 0.0
     assert report["policy"] == {"policy": "xshare", "keys": resolved}
     assert (report["sglang"], report["device"], report["capture_sizes"]) == (release, "cpu", [])
     assert report["selection"] == {"vanilla": [1, 2, 3], "triton": [], "torch": list(range(4, 17))}

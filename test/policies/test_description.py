@@ -16,7 +16,7 @@ from sglang_xshare.policies.schedule import COMMON_KEYS
 
 XSHARE = {
     **{"policy": "xshare", "k0": 1, "p": 1.0, "utility": "topk", "add": 24, "add_per_request": 0},
-    **{"mass": None, "target_per_rank": None, "balance": "literal"},
+    **{"mass": None, "target_per_rank": None, "balance": "literal", "own_share": 0.0},
     **{"phases": ["decode", "verify"], "min_tokens": 2, "max_tokens": None, "overrides": []},
 }
 
@@ -62,7 +62,7 @@ def test_overrides_name_their_place_and_what_changes():
         {"layers": "2-3", "mass": 0.5},
         {"layers": "2-3", "by_batch": "2-3", "add": 30, "mass": 0.5},
         {"layers": "2-3", "by_batch": "5-8", "add": 30, "mass": 0.5},
-        {"layers": "5", "policy": "oea", "k0": 3, "p": 1.0, "kmax": None, "max_rank": None},
+        {"layers": "5", "policy": "oea", "k0": 3, "p": 1.0, "kmax": None, "max_rank": None, "own_share": 0.0},
     ]
 
 

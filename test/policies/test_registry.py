@@ -16,11 +16,11 @@ CONTRACT = {
     "vanilla": "",
     "pruned": "k0 p",
     "dynamic-skip": "beta",
-    "xshare": "k0 p utility add add_per_request mass target_per_rank balance",
-    "oea": "k0 p kmax max_rank",
-    "lynx-lat": "retain drop",
-    "lynx-acc": "confidence max_voters min_votes",
-    "moe-spec": "budget ranking order coverage rescue scope",
+    "xshare": "k0 p utility add add_per_request mass target_per_rank balance own_share",
+    "oea": "k0 p kmax max_rank own_share",
+    "lynx-lat": "retain drop own_share",
+    "lynx-acc": "confidence max_voters min_votes own_share",
+    "moe-spec": "budget ranking order coverage rescue scope own_share",
     "custom": " ".join(KEYS),
     "observe": "plans",
 }
@@ -138,8 +138,8 @@ def test_a_default_that_depends_on_other_keys_is_listed_so(capsys):
         ("OEA", {}, "did you mean oea\\?$"),
         ("moespec", {}, "did you mean moe-spec\\?$"),
         ("nothing", {}, "custom, observe$"),
-        ("xshare", {"ad": 3}, "balance; did you mean add\\?$"),
-        ("xshare", {"nope": 3}, "balance$"),
+        ("xshare", {"ad": 3}, "own_share; did you mean add\\?$"),
+        ("xshare", {"nope": 3}, "own_share$"),
     ],
 )
 def test_near_misses_are_answered_with_the_nearest_name(policy, keys, message):

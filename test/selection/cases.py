@@ -35,6 +35,8 @@ def fill_logits(kind, rows, experts, seed):
     return normal
 
 
+OWN_SHARES = ("xshare", "oea", "lynx-lat", "lynx-acc", "moe-spec")
+"""Policies that take `own_share`."""
 KINDS = ["normal", "ties", "wide", "huge", "equal", "special", "dead rows"]
 
 
@@ -68,7 +70,7 @@ def keys_for(policy, case):
     k, experts = case.top_k, case.num_experts
     shares = st.sampled_from([0.05, 0.3, 0.5, 0.9, 0.99, 1.0])
     warm_up = {"k0": st.integers(1, k), "p": shares}
-    wider = {"k0": st.integers(0, k), "utility": st.sampled_from(["topk", "full"])}
+    wider = {"k0": st.integers(0, k), "utility": st.sampled_from(["topk", "full", "squared"])}
     budget = st.integers(1, experts + 3)
     strategies: dict[str, st.SearchStrategy[Any]] = {
         "vanilla": st.just({}),
@@ -121,7 +123,14 @@ def keys_for(policy, case):
             ),
         ),
     }
-    return strategies[policy]
+    # A law of its own says of the other policies, and of those that do not renormalize, that they refuse it.
+    if policy not in OWN_SHARES or not case.renormalize:
+        return strategies[policy]
+    return st.builds(add_own_share, strategies[policy], st.sampled_from([0, 0, 0.25, 0.75, 1]))
+
+
+def add_own_share(keys, share):
+    return {**keys, "own_share": share} if share and keys.get("coverage") != "truncate" else keys
 
 
 @st.composite
@@ -136,7 +145,7 @@ def free_plans(draw, case):
             [
                 {"add": 3, "add_per_request": 2, "mass": 0.4, "target_per_rank": 2, "balance": "fill"},
                 {"utility": "full", "add_per_request": 1, "target_per_rank": 3},
-                {**budget, "utility": draw(st.sampled_from(["topk", "full"]))},
+                {**budget, "utility": draw(st.sampled_from(["topk", "full", "squared"]))},
                 {**budget, "ranking": "votes"},
                 {**drop, "ranking": "votes"},
                 {"confidence": 0.3, "min_votes": 1},
@@ -145,6 +154,8 @@ def free_plans(draw, case):
     )
     if draw(st.booleans()):
         return build_plan("custom", **keys, coverage="truncate", rescue=draw(st.booleans()))
+    if case.renormalize:
+        keys["own_share"] = draw(st.sampled_from([0, 0.5, 1]))
     return build_plan("custom", **keys, kmax=draw(st.integers(k, k + 3)), max_rank=draw(st.integers(1, experts)))
 
 
@@ -160,7 +171,8 @@ def run(case, plan, backend):
 
 def check(case, policy, keys, backends=("reference", "torch")):
     """Compare every backend's answer with the oracle's: ids, weights, S, active set, counts, metrics."""
-    expected: Answer = ALGORITHMS[policy](case, **keys)
+    algorithm = {name: value for name, value in keys.items() if name != "own_share"}  # how rows are weighed
+    expected: Answer = ALGORITHMS[policy](case, **algorithm)
     plan = build_plan(policy, **keys)
     columns = plan.kmax or case.top_k
     for backend in backends:
@@ -173,20 +185,25 @@ def check(case, policy, keys, backends=("reference", "torch")):
         assert indices(out.vanilla_active) == set().union(*(case.top[i] for i in case.rows)), backend
         assert int(out.rescued) == expected.rescued, backend
         for i, experts in enumerate(expected.experts):
-            weights = weigh(case, expected, i)
+            weights = weigh(case, expected, i, keys.get("own_share", 0))
             assert out.topk_weights[i].tolist() == pad(weights, columns), (backend, i)
             assert float(out.kept_mass[i]) == near(kept_mass_of(case, i, experts)), (backend, i)
 
 
-def weigh(case, answer, i):
-    """A row's weights: its scores, divided by their sum where the model renormalizes."""
+def weigh(case, answer, i, own_share):
+    """A row's weights: its scores, where the model renormalizes divided by their sum, or by what lies between this and
+    that of its own top-k. Where that is 0, all of both have the same score.
+    """
     experts = answer.experts[i]
     scores = [case.P[i][j] for j in experts]
     if not case.renormalize:
         return scores
     whole = experts if answer.whole is None else answer.whole[i]
-    total = sum(case.P[i][j] for j in whole)
-    return [s / total if total > 0 else 1 / len(whole) for s in scores]
+    total = math.pow(sum(case.P[i][j] for j in whole), 1 - own_share)
+    total *= math.pow(sum(case.P[i][j] for j in case.top[i]), own_share)
+    if total > 0:
+        return [s / total for s in scores]
+    return [1 / (len(whole) ** (1 - own_share) * len(case.top[i]) ** own_share) for _ in experts]
 
 
 def kept_mass_of(case, i, experts):

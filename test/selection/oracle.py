@@ -97,7 +97,8 @@ def utility_of(case, rows, kind):
             total = sum(case.P[i][j] for j in case.top[i])
             for j in case.top[i]:
                 if total > 0:
-                    scores[j] += fixed(case.P[i][j] / total)
+                    share = case.P[i][j] / total
+                    scores[j] += fixed(share**2 if kind == "squared" else share)
     return scores
 
 

@@ -29,12 +29,15 @@ def check_unchanged(case, plan):
     out, vanilla = run(case, plan, "reference"), run(case, VANILLA, "reference")
     scores, _ = compute_scores(case.logits, router_of(case))
     ids = vanilla.topk_ids.long()
-    useful = (to_grid(scores).gather(1, ids.clamp_min(0)) > 0) | (ids < 0)
-    whole = useful.all(1)
+    own = scores.gather(1, ids.clamp_min(0)).double() * (ids >= 0)
+    if plan.utility == "squared":
+        own = (own / own.sum(1, keepdim=True)) ** 2
+    whole = ((to_grid(own) > 0) | (ids < 0)).all(1)
     assert torch.equal(out.topk_ids[whole], vanilla.topk_ids[whole])
     assert torch.equal(out.topk_weights[whole], vanilla.topk_weights[whole])
     kept = vanilla.kept_mass > 0
-    assert out.kept_mass[kept].ge(1 - 2e-5).all()
+    left_out = 2**-10.5 if plan.utility == "squared" else 1e-6
+    assert out.kept_mass[kept].ge(1 - 16 * left_out - 4e-6).all()
     if whole.all():
         assert torch.equal(out.active, vanilla.active)
 
@@ -83,6 +86,11 @@ def test_the_published_default_from_its_smallest_batch_on(rows):
         ({"policy": "xshare", "k0": 1, "add": 21, "p": 0.5}, False),
         ({"policy": "xshare", "k0": 2, "add": 20, "p": 0.5}, True),
         ({"policy": "xshare", "k0": 1, "add": 21, "utility": "full"}, True),
+        ({"policy": "xshare", "k0": 1, "add": 21, "utility": "squared"}, False),
+        ({"policy": "xshare", "k0": 1, "add": 20, "utility": "squared"}, True),
+        ({"policy": "xshare", "k0": 1, "add": 21, "own_share": 0.75}, False),
+        ({"policy": "xshare", "k0": 1, "add": 20, "own_share": 0.75}, True),
+        ({"policy": "oea", "k0": 8, "own_share": 1}, False),
         ({"policy": "custom", "k0": 1, "add": 21, "kmax": 9}, True),
         ({"policy": "custom", "k0": 1, "add": 21, "max_rank": 7}, True),
         ({"policy": "custom", "k0": 1, "add": 21, "max_rank": 8}, False),

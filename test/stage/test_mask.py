@@ -94,6 +94,7 @@ def test_the_kernel_masks_as_torch_does(masker, rows, experts, top_k, keys, dtyp
     ("plan", "router", "named"),
     [
         (build_plan("moe-spec", budget=8, coverage="truncate"), Router(top_k=4), "truncate"),
+        (build_plan("oea", k0=1, own_share=0.5), Router(top_k=4), "own_share = 0.5"),
         (build_plan("oea", k0=1, kmax=6), Router(top_k=4), "kmax = 6"),
         (build_plan("oea", k0=1), Router(top_k=4, renormalize=False), "renormalizing"),
         (build_plan("oea", k0=1), Router(top_k=4, scoring="sigmoid"), "softmax"),

@@ -20,14 +20,14 @@ from .registry import Setting, register
         Setting({"retain": 6}, "Mixtral-8x7B (8 experts): GSM8k 59.1 -> 55.7"),
     ),
 )
-def lynx_lat(retain: int | None = None, drop: int | None = None) -> SelectionPlan:
+def lynx_lat(retain: int | None = None, drop: int | None = None, own_share: float = 0.0) -> SelectionPlan:
     """Every row votes for its top-k; the least voted experts go. Takes retain or drop."""
     if (retain is None) == (drop is None):
         raise ValueError(f"retain = {retain}, drop = {drop}: lynx-lat needs exactly one of them")
-    return SelectionPlan(budget=retain, drop=drop, ranking="votes")
+    return SelectionPlan(budget=retain, drop=drop, ranking="votes", own_share=own_share)
 
 
 @register("lynx-acc", "Lynx 4.3 (arXiv 2411.08982)")
-def lynx_acc(confidence: float, max_voters: int = 8, min_votes: int = 2) -> SelectionPlan:
+def lynx_acc(confidence: float, max_voters: int = 8, min_votes: int = 2, own_share: float = 0.0) -> SelectionPlan:
     """Only rows with a confident router vote; their first choices stay."""
-    return SelectionPlan(confidence=confidence, max_voters=max_voters, min_votes=min_votes)
+    return SelectionPlan(confidence=confidence, max_voters=max_voters, min_votes=min_votes, own_share=own_share)

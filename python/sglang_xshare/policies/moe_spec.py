@@ -30,8 +30,16 @@ def moe_spec(
     coverage: str = "substitute",
     rescue: bool = True,
     scope: str = "batch",
+    own_share: float = 0.0,
 ) -> SelectionPlan:
     """A fixed number of experts for a whole draft tree: those with the largest scores."""
     return SelectionPlan(
-        budget=budget, ranking=ranking, order=order, utility="full", coverage=coverage, rescue=rescue, scope=scope
+        budget=budget,
+        ranking=ranking,
+        order=order,
+        utility="full",
+        coverage=coverage,
+        rescue=rescue,
+        scope=scope,
+        own_share=own_share,
     )

@@ -20,6 +20,8 @@ from .registry import Setting, register
         Setting({"k0": 5}, "Qwen3-30B-A3B -23 %, Qwen3-235B-A22B -15 %"),
     ),
 )
-def oea(k0: int = 3, p: float = 1.0, kmax: int | None = None, max_rank: int | None = None) -> SelectionPlan:
+def oea(
+    k0: int = 3, p: float = 1.0, kmax: int | None = None, max_rank: int | None = None, own_share: float = 0.0
+) -> SelectionPlan:
     """Every row's k0 best experts; rows fill up with the experts other rows have loaded."""
-    return SelectionPlan(k0=k0, p=p, kmax=kmax, max_rank=max_rank)
+    return SelectionPlan(k0=k0, p=p, kmax=kmax, max_rank=max_rank, own_share=own_share)

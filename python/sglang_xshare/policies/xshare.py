@@ -35,6 +35,7 @@ def xshare(
     mass: float | None = None,
     target_per_rank: int | None = None,
     balance: str = "literal",
+    own_share: float = 0.0,
 ) -> SelectionPlan:
     """Every row's k0 best experts, then the best for the batch, each request or each rank; rows route within them.
 
@@ -51,4 +52,5 @@ def xshare(
         mass=mass,
         target_per_rank=target_per_rank,
         balance=balance,
+        own_share=own_share,
     )

@@ -124,7 +124,9 @@ class _Reference:
                 continue
             own = self.scores[i, self.top_k[i]].double()
             if own.sum() > 0:
-                for j, score in zip(self.top_k[i], to_grid(own / own.sum()).long().tolist(), strict=True):
+                shares = own / own.sum()
+                shares = shares**2 if (kind or self.plan.utility) == "squared" else shares
+                for j, score in zip(self.top_k[i], to_grid(shares).long().tolist(), strict=True):
                     total[j] += score
         return total
 
@@ -207,15 +209,20 @@ class _Reference:
 
     def weigh(self, i: int, experts: list[int]) -> torch.Tensor:
         """P at the experts times the router's scaling. Where the model renormalizes, divided by the sum of P at these
-        experts, under truncate at the whole top-k; equal shares where that is 0.
+        experts, under truncate at the whole top-k; with `own_share` by a geometric mean of both. Where that is 0, all
+        these P count as 1.
         """
         weights = self.scores[i, experts]
         if not self.router.renormalize:
             return weights * self.router.scaling
-        shared = self.top_k[i] if self.plan.coverage == "truncate" else experts
-        total = self.scores[i, shared].sum()
-        weights = weights / total if total > 0 else torch.full_like(weights, 1 / max(len(shared), 1))
-        return weights * self.router.scaling
+        own = self.scores[i, self.top_k[i]]
+        if self.divisor(weights, own) == 0:
+            weights, own = torch.ones_like(weights), torch.ones_like(own)
+        return weights / self.divisor(weights, own) * self.router.scaling
+
+    def divisor(self, chosen: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        share = 1.0 if self.plan.coverage == "truncate" else self.plan.own_share
+        return (chosen.sum().double() ** (1 - share) * own.sum().double() ** share).float()
 
     def mask(self, experts: set[int]) -> torch.Tensor:
         mask = torch.zeros(self.num_experts, dtype=torch.bool)

@@ -55,11 +55,14 @@ def _add_by_utility(
 
 def _compute_utility(rows: Rows, kind: str, groups: int) -> torch.Tensor:
     """[groups, N]: every expert's utility over equal groups of consecutive rows."""
-    if kind == "topk":
+    if kind in ("topk", "squared"):
         own_scores = rows.own.scores.double()
         mass = own_scores.sum(1, keepdim=True).clamp_min_(_TINY)
-        zero = constant(0.0, torch.float64, mass.device)
-        return _sum_at_own(rows, torch.addcdiv(zero, own_scores, mass, value=GRID).round_(), groups)
+        if kind == "squared":
+            shares = (own_scores / mass).square_().mul_(GRID)
+        else:
+            shares = torch.addcdiv(constant(0.0, torch.float64, mass.device), own_scores, mass, value=GRID)
+        return _sum_at_own(rows, shares.round_(), groups)
     grid = to_grid(rows.scores)
     if rows.valid is not None:
         grid *= rows.valid

@@ -151,20 +151,31 @@ def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: t
 def _share(rows: Rows, plan: SelectionPlan, router: Router, chosen: Slots) -> tuple[torch.Tensor, torch.Tensor]:
     """(scores [n, m], what to divide them by [n, 1]): the weights in a model that renormalizes.
 
-    The divisor is their sum, or that of the row's own top-k (`divides_by_own`); where it is 0, those it sums share
-    equally.
+    The divisor is their sum, that of the row's own top-k, or a geometric mean of both (`own_power`); where it is 0, all
+    scores count as 1.
     """
-    shares, whole = chosen.scores, rows.own.scores if plan.divides_by_own else chosen.scores
+    own = rows.own
+    whole = _divisor(chosen, own, plan.own_power)
     # The largest of N softmax scores is at least 1 / N: a row with its own first choice has no sum of 0.
-    has_first = router.scoring == "softmax" and router.correction_bias is None and (plan.divides_by_own or plan.k0 != 0)
+    has_first = router.scoring == "softmax" and router.correction_bias is None and (plan.own_power == 1 or plan.k0 != 0)
     if not has_first:
-        massless = whole.sum(1, keepdim=True).logical_not()
-        shares = whole = _equalize(chosen, massless)
-        if plan.divides_by_own:
-            whole = _equalize(rows.own, massless)
-    return shares, whole.sum(1, keepdim=True).clamp_min_(_TINY)
+        massless = whole.logical_not()
+        chosen = _equalize(chosen, massless)
+        own = _equalize(own, massless) if plan.own_power else own
+        whole = _divisor(chosen, own, plan.own_power)
+    return chosen.scores, whole.clamp_min_(_TINY)
 
 
-def _equalize(slots: Slots, massless: torch.Tensor) -> torch.Tensor:
-    """The slots' scores, but 1 for each in a massless row, [n, 1] bool."""
-    return slots.scores.masked_fill(massless, 1.0).masked_fill_(~slots.live, 0.0)
+def _divisor(chosen: Slots, own: Slots, own_power: float) -> torch.Tensor:
+    """[n, 1] float32. In float64 between, so that two equal sums have that very number for a mean."""
+    if own_power == 0:
+        return chosen.scores.sum(1, keepdim=True)
+    whole = own.scores.sum(1, keepdim=True)
+    if own_power == 1:
+        return whole
+    return chosen.scores.sum(1, keepdim=True).double().pow_(1 - own_power).mul_(whole.double().pow_(own_power)).float()
+
+
+def _equalize(slots: Slots, massless: torch.Tensor) -> Slots:
+    """The slots with scores of 1 in a massless row, [n, 1] bool."""
+    return slots._replace(scores=slots.scores.masked_fill(massless, 1.0).masked_fill_(~slots.live, 0.0))

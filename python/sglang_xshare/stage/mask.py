@@ -17,5 +17,7 @@ def check_maskable(plan: SelectionPlan, router: Router) -> None:
             f"coverage = {plan.coverage!r}: a runner that ranks logits itself renormalizes; "
             "allowed is substitute or own"
         )
+    if plan.own_share:
+        raise ValueError(f"own_share = {plan.own_share}: a runner that ranks logits itself renormalizes; allowed is 0")
     if plan.columns(router) != router.top_k:
         raise ValueError(f"kmax = {plan.kmax}: a runner that ranks logits itself uses top-k; allowed is {router.top_k}")

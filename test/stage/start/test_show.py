@@ -35,7 +35,13 @@ def test_every_spelling_of_a_policy_shows_every_key(words, show):
     assert (code, said) == (0, "")
     assert plan == {
         **{"policy": "xshare", "k0": 2, "p": 1.0, "utility": "topk", "add": 0, "add_per_request": 0, "mass": 0.5},
-        **{"target_per_rank": None, "balance": "literal", "phases": ["decode", "verify"], "min_tokens": 2},
+        **{
+            "target_per_rank": None,
+            "balance": "literal",
+            "own_share": 0.0,
+            "phases": ["decode", "verify"],
+            "min_tokens": 2,
+        },
         **{"max_tokens": None, "overrides": []},
     }
 

@@ -13,13 +13,13 @@ import triton.language as tl
 from ...plan import SelectionPlan
 
 COUNTS = ("k0", "add_per_request", "add", "target_per_rank", "budget", "drop", "max_voters", "min_votes", "max_rank")
-SHARES = ("p", "beta", "mass", "confidence")
+SHARES = ("p", "beta", "mass", "confidence", "own_share")
 NUMBERS = COUNTS + SHARES
 """Keys of a plan that are read at run time, in the order in which a buffer holds them."""
 K0, ADD_PER_REQUEST, ADD, TARGET_PER_RANK, BUDGET, DROP, MAX_VOTERS, MIN_VOTES, MAX_RANK = (
     tl.constexpr(NUMBERS.index(name)) for name in COUNTS
 )
-P, BETA, MASS, CONFIDENCE = (tl.constexpr(NUMBERS.index(name)) for name in SHARES)
+P, BETA, MASS, CONFIDENCE, OWN_SHARE = (tl.constexpr(NUMBERS.index(name)) for name in SHARES)
 
 ALL = 2**31 - 1
 ABSENT = {
@@ -36,7 +36,7 @@ ABSENT = {
 
 
 class Budgets:
-    """The numbers of a plan in `values` [13] int64 on the device, NUMBERS in turn: counts as they are, shares as the
+    """The numbers of a plan in `values` [14] int64 on the device, NUMBERS in turn: counts as they are, shares as the
     bits of a float64.
 
     Kernels read them when they run, those of a captured graph at every replay: `write`, or a kernel, may change them.
@@ -68,7 +68,7 @@ class Budgets:
 
 
 def encode(plan: SelectionPlan) -> torch.Tensor:
-    """[13] int64 on the host."""
+    """[14] int64 on the host."""
     given = {name: getattr(plan, name) for name in NUMBERS}
     values: dict[str, Any] = {name: ABSENT.get(name) if value is None else value for name, value in given.items()}
     values["p"] = plan.p if plan.p < 1 else float("inf")  # a share that no prefix reaches, whatever rounds to 0
@@ -88,6 +88,7 @@ def list_steps(plan: SelectionPlan) -> dict[str, bool]:
         "mass": plan.mass is not None,
         "target_per_rank": plan.target_per_rank is not None,
         "max_rank": plan.max_rank is not None,
+        "own_share": plan.own_share > 0,
     }
 
 

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .barrier import wait_for_all
-from .budgets import MAX_RANK, read_count
+from .budgets import MAX_RANK, OWN_SHARE, read_count, read_share
 from .experts import HOLDER, VOTE
 from .mask import find_spare
 from .ranking import find_first
@@ -55,13 +55,38 @@ def place_experts(keys: tl.tensor, experts: tl.tensor, recipe: tl.constexpr) -> 
 
 
 @triton.jit
+def mix_own(
+    scores: tl.tensor, own: tl.tensor, own_mass: tl.tensor, chosen: tl.tensor, mass: tl.tensor, budgets: tl.tensor
+) -> tl.tensor:
+    """[R, E] fp32: the scores over the chosen ones' sum, times its ratio to the row's own to the power of `own_share`:
+    times 1 exactly where the two are equal, or the share is 0.
+    """
+    share = read_share(budgets, OWN_SHARE).to(tl.float32)
+    there = ((mass > 0) | (share >= 1)) & ((own_mass > 0) | (share <= 0))
+    mass = tl.where(there, mass, tl.sum(chosen.to(tl.int32), 1).to(tl.float32))
+    own_mass = tl.where(there, own_mass, tl.sum(own.to(tl.int32), 1).to(tl.float32))
+    mass = tl.maximum(mass, 1.1754944e-38)  # the smallest normal number: log2 has no answer for 0
+    own_mass = tl.maximum(own_mass, 1.1754944e-38)
+    kept = tl.math.exp2(share * (tl.math.log2(mass) - tl.math.log2(own_mass)))
+    return tl.where(there[:, None], scores, 1.0) * ((1.0 / mass) * kept)[:, None]
+
+
+@triton.jit
 def weigh(
-    scores: tl.tensor, own: tl.tensor, own_mass: tl.tensor, chosen: tl.tensor, mass: tl.tensor, recipe: tl.constexpr
+    scores: tl.tensor,
+    own: tl.tensor,
+    own_mass: tl.tensor,
+    chosen: tl.tensor,
+    mass: tl.tensor,
+    budgets: tl.tensor,
+    recipe: tl.constexpr,
 ) -> tl.tensor:
     """[R, E] fp32: the weights of chosen experts. `mass` is the sum of the chosen scores, `own_mass` that of the row's
     own top-k.
     """
-    if recipe.renormalize:
+    if recipe.mixes_own:
+        scores = mix_own(scores, own, own_mass, chosen, mass, budgets)
+    elif recipe.renormalize:
         # Where there is nothing to share, all have equal ones.
         if recipe.divides_by_own:
             mass = own_mass

@@ -158,7 +158,7 @@ def select_kernel(
         chosen = slot < recipe.columns
         own_mass = tl.sum(tl.where(own, scores, 0), 1)
         mass = tl.sum(tl.where(chosen, scores, 0), 1)
-        weights = weigh(scores, own, own_mass, chosen, mass, recipe)
+        weights = weigh(scores, own, own_mass, chosen, mass, budgets, recipe)
         # Active is marked on top of the zeros stored above, by other threads of this program or before all met.
         tl.debug_barrier()
         slots: tl.constexpr = recipe.columns + recipe.shared

@@ -71,14 +71,19 @@ def rank_rows(
 
 @triton.jit
 def share_scores(scores: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
-    """[R, E] int32: the scores over their sum in the row, in multiples of 2^-20."""
+    """[R, E] int32: the scores over their sum in the row, or the squares of that, in multiples of 2^-20."""
     # Summed as integers, in proportion to the largest: exact, so that equal scores in any order have equal shares.
     if recipe.biased or recipe.sigmoid or recipe.normalize:
         largest = tl.max(scores.to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
         scores = tl.div_rn(scores, tl.where(largest > 0, largest, 1.0)[:, None])
     total = tl.sum((scores * 67108864.0 + 0.5).to(tl.int32), 1)  # 2^26
     scale = 70368744177664.0 / tl.maximum(total, 1).to(tl.float32)  # 2^46
-    return to_grid(scores, scale[:, None])
+    if recipe.utility_squared:
+        shares = scores * (scale / 1048576.0)[:, None]
+        grid = to_grid(shares * shares, 1048576.0)
+    else:
+        grid = to_grid(scores, scale[:, None])
+    return grid
 
 
 @triton.jit

@@ -50,10 +50,13 @@ class Recipe:
     """What the best experts are found by, "router" or "votes"; None where the plan adds to the warm-up instead."""
     follows_voters: bool
     utility_full: bool
+    utility_squared: bool
     uses_selected: bool
     substitutes: bool
     divides_by_own: bool
     """What the plan's coverage means, see `SelectionPlan`."""
+    mixes_own: bool
+    """Whether weights are divided by a mean of two sums, that over the row's own top-k being one."""
     limits_reach: bool
     """Whether a row may substitute only so far down its own ranking."""
     rescue: bool
@@ -109,9 +112,11 @@ def make_recipe(
         ranking=plan.ranking if plan.ranks_experts else None,
         follows_voters=plan.confidence is not None,
         utility_full=utility_full,
+        utility_squared=plan.utility == "squared" and not utility_full,
         uses_selected=plan.uses_selected,
         substitutes=plan.substitutes,
         divides_by_own=plan.divides_by_own,
+        mixes_own=plan.own_share > 0,
         limits_reach=plan.max_rank is not None,
         rescue=plan.can_rescue,
         columns=plan.columns(router),

@@ -50,8 +50,9 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
                     "its runner takes shared experts' slots too, which --expert-policy-align does not sort; allowed is "
                     "--disable-shared-experts-fusion"
                 )
-            if ranks_logits(config):
-                for plan in plans:
+            for plan in plans:
+                plan.check_weights(layer.router)
+                if ranks_logits(config):
                     check_maskable(plan, layer.router)
             layers.append((config, layer))
         except ValueError as error:

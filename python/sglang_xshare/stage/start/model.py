@@ -154,7 +154,7 @@ def build_plans(schedule: Schedule, model: MoeModel, ranks: int = 1) -> list[Sel
     try:
         plans = schedule.plans(range(model.num_layers))
         for plan in plans:
-            plan.check(Router(top_k=model.top_k), model.num_experts, ranks=ranks)
+            plan.check(Router(model.top_k, renormalize=model.renormalize), model.num_experts, ranks=ranks)
     except ValueError as error:
         raise ExpertPolicyError(f"--expert-policy {schedule.policy}: {error}") from None
     return plans

@@ -1,6 +1,7 @@
 """What is decoded, and the flags that say so."""
 
 import argparse
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import cast
@@ -60,16 +61,16 @@ class Decoding:
         return model, load_sequences(self.texts, self.model, self.prompt + self.steps + 1, self.per_domain)
 
 
-def add_decoding(parser: Parser, **defaults: int) -> None:
-    """Give `parser` flags for the model, its texts and the counts, whose defaults are the usual ones or these."""
+def add_decoding(parser: Parser, counts: Collection[str] = tuple(COUNTS), **defaults: int) -> None:
+    """Give `parser` flags for the model, its texts and these counts, whose defaults are the usual ones or these."""
     parser.add_argument("--model", type=folder, default=TRAINED, help="checkpoint folder (default: %(default)s)")
     parser.add_argument("--texts", type=folder, help="folder of *.txt, a domain each (default: the model's heldout/)")
     usual = {field.name: field.default for field in fields(Decoding)} | defaults
-    for name, text in COUNTS.items():
-        parser.add_count(name, cast(int, usual[name]), text)
+    for name in counts:
+        parser.add_count(name, cast(int, usual[name]), COUNTS[name])
 
 
-def read_decoding(args: argparse.Namespace) -> Decoding:
-    """What the parsed flags ask for. Raises ValueError as `Decoding` does."""
-    counts = {name: getattr(args, name) for name in COUNTS}
+def read_decoding(args: argparse.Namespace, **fixed: int) -> Decoding:
+    """What the parsed flags ask for, with the counts that have none `fixed`. Raises ValueError as `Decoding` does."""
+    counts = {name: fixed[name] if name in fixed else getattr(args, name) for name in COUNTS}
     return Decoding(args.model, args.texts or args.model / "heldout", **counts)

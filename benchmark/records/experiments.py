@@ -39,6 +39,13 @@ EXPERIMENTS = {
     for one in (
         Experiment("serving", "benchmark.serving", "serving", 6, ("vanilla", POLICY, *SERVED)),
         Experiment("quality", "benchmark.quality", "quality", 4, (POLICY, *TEXT, "--steps", "8")),
+        Experiment(
+            "front",
+            "benchmark.quality.front",
+            "quality/front",
+            7,
+            (POLICY, *TEXT[:2], "--batches", "4", *TEXT[4:], "--steps", "8"),
+        ),
         Experiment("speculation", "benchmark.speculation", "speculation", 6, ("xshare", *SERVED, *LOSS)),
         Experiment(
             "cost", "benchmark.cost", "cost", 3, (POLICY, "--rounds", "2", "--step-rounds", "1", "--step-tokens", "4")

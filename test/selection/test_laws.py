@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from selection.cases import cases, fill_logits, indices, keys_for, run
+from selection.cases import OWN_SHARES, cases, fill_logits, indices, keys_for, run
 from selection.oracle import ALGORITHMS
 from sglang_xshare import Batch, Router, build_plan, select
 
@@ -27,6 +27,7 @@ FULL_BUDGETS: dict[str, dict[str, Any]] = {
     "xshare": {"k0": 1, "add": 32},
     "xshare, no warm-up": {"policy": "xshare", "k0": 0, "add": 32},
     "xshare per request": {"policy": "xshare", "k0": 0, "add_per_request": 32},
+    "xshare of squares": {"policy": "xshare", "k0": 1, "add": 32, "utility": "squared"},
     "xshare by mass": {"policy": "xshare", "k0": 0, "mass": 1.0},
     "xshare per rank": {"policy": "xshare", "target_per_rank": 32},
     "xshare per rank, filled": {"policy": "xshare", "target_per_rank": 32, "balance": "fill"},
@@ -58,6 +59,57 @@ def test_a_full_budget_is_vanilla(router, name, kind):
     assert torch.equal(out.topk_weights, vanilla.topk_weights)
     assert torch.equal(out.active, vanilla.active)
     assert torch.equal(vanilla.active, vanilla.vanilla_active)
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize(
+    "name", [name for name in FULL_BUDGETS if FULL_BUDGETS[name].get("policy", name) in OWN_SHARES]
+)
+@pytest.mark.parametrize("own_share", [0.3, 0.75, 1])
+def test_nothing_replaced_is_vanilla_at_any_own_share(scoring, name, own_share):
+    """A full budget, to the last bit of the weights."""
+    keys = FULL_BUDGETS[name]
+    if keys.get("coverage") == "truncate":
+        return
+    logits = fill_logits("normal", 12, 32, seed=9)
+    out = select(
+        logits,
+        build_plan({"policy": name, **keys, "own_share": own_share}),
+        Router(4, scoring),
+        rank_of_expert=torch.arange(32) // 8,
+    )
+    vanilla = select(logits, build_plan("vanilla"), Router(4, scoring))
+    assert torch.equal(out.topk_ids, vanilla.topk_ids)
+    assert torch.equal(out.topk_weights, vanilla.topk_weights)
+
+
+@few
+@given(data=st.data())
+def test_own_share_changes_nothing_but_the_weights_of_rows_that_lost_mass(data):
+    """It keeps ids and S; a row of the model's own experts keeps its weights to the last bit; with 1 no expert weighs
+    more than the model would have it.
+    """
+    case = dataclasses.replace(data.draw(cases()), renormalize=True)
+    policy = data.draw(st.sampled_from(OWN_SHARES))
+    keys = {**data.draw(keys_for(policy, case)), "own_share": data.draw(st.sampled_from([0.25, 0.75, 1]))}
+    assume(keys.get("coverage") != "truncate")
+    plan = build_plan(policy, **keys)
+    out, published = run(case, plan, "torch"), run(case, dataclasses.replace(plan, own_share=0.0), "torch")
+    vanilla = run(case, build_plan("vanilla"), "torch")
+    assert torch.equal(out.topk_ids, published.topk_ids)
+    assert torch.equal(out.selected, published.selected)
+    own = pad_columns(vanilla.topk_ids, out.topk_ids.shape[1], -1)
+    if out.topk_ids.shape[1] == case.top_k:
+        whole = (out.topk_ids == own).all(1)
+        assert torch.equal(out.topk_weights[whole], vanilla.topk_weights[whole])
+    if plan.own_share == 1:
+        same = (out.topk_ids.unsqueeze(2) == own.unsqueeze(1)) & (out.topk_ids >= 0).unsqueeze(2)
+        allowed = (pad_columns(vanilla.topk_weights, own.shape[1], 0.0).unsqueeze(1) * same).sum(2)
+        assert (out.topk_weights <= allowed + 1e-6)[same.any(2)].all()
+
+
+def pad_columns(rows, columns, value):
+    return torch.nn.functional.pad(rows, (0, columns - rows.shape[1]), value=value)
 
 
 def test_vanilla_is_upstreams_top_k():
@@ -95,7 +147,7 @@ def test_a_larger_budget_never_removes_an_expert(case, data):
         ("lynx-lat", "drop", (large, small)),
         ("moe-spec", "budget", (small, large)),
     ]:
-        others = {"k0": k0} if policy == "xshare" else {}
+        others = {"k0": k0, "utility": data.draw(st.sampled_from(["topk", "squared"]))} if policy == "xshare" else {}
         plans = [build_plan(policy, **others, **{key: value}) for value in values]
         less, more = (indices(run(case, plan, "torch").selected) for plan in plans)
         assert less <= more, (policy, key)

@@ -30,6 +30,7 @@ PLANS = {
     "xshare by mass": {"policy": "xshare", "k0": 2, "p": 0.6, "mass": 0.7, "utility": "full"},
     "xshare by rank": {"policy": "xshare", "k0": 1, "target_per_rank": 5},
     "xshare by filled rank": {"policy": "xshare", "k0": 1, "target_per_rank": 5, "balance": "fill"},
+    "xshare of squares": {"policy": "xshare", "k0": 1, "add": 9, "utility": "squared", "own_share": 0.75},
     "oea": {"k0": 3, "p": 0.5, "kmax": 10, "max_rank": 12},
     "lynx-lat": {"retain": 24},
     "lynx-lat by drop": {"policy": "lynx-lat", "drop": 20},
@@ -173,6 +174,14 @@ def test_programs_agree_on_voters_and_on_who_is_rescued(kernel, name, kind):
 @pytest.mark.parametrize("name", ["vanilla", "xshare", "moe-spec truncating"])
 def test_routers(kernel, kind, name):
     compare(kernel, make_logits("normal", 12, 64), make_plan(name), make_router(kind, 64))
+
+
+@pytest.mark.parametrize("kind", ["softmax with bias", "sigmoid", "group-limited"])
+@pytest.mark.parametrize("logits", ["normal", "huge"])
+def test_own_share_of_routers(kernel, kind, logits):
+    """Of huge logits many rows have no score at all, of their own or within S."""
+    plan = build_plan("custom", k0=0, add=5, utility="squared", own_share=0.75)
+    compare(kernel, make_logits(logits, 12, 64), plan, make_router(kind, 64))
 
 
 @EVERY_PLAN

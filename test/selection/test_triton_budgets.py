@@ -49,6 +49,11 @@ CHANGES = {
         {"policy": "custom", "k0": 0, "budget": 2, "coverage": "truncate"},
         {"policy": "custom", "k0": 2, "budget": 9, "coverage": "truncate"},
     ],
+    "own share": [
+        {"policy": "xshare", "k0": 0, "add": 9, "own_share": 0.75},
+        {"policy": "xshare", "k0": 1, "add": 3, "own_share": 1},
+        {"policy": "xshare", "k0": 0, "add": 3, "own_share": 0},
+    ],
     "skipping": [{"policy": "dynamic-skip", "beta": 0.4}, {"policy": "dynamic-skip", "beta": 0.9}],
 }
 
@@ -84,6 +89,7 @@ def test_numbers_change_under_the_same_kernel(select_in_turn, change, rows, expe
         ({"k0": 1, "add": 5}, {"k0": 1, "mass": 0.5}, "mass = 0.5: allowed .* is what it was made for, None"),
         ({"k0": 1, "mass": 0.5}, {"k0": 1, "add": 5}, "add = 5: allowed .* is what it was made for, 0"),
         ({"k0": 1, "add": 5}, {"k0": 1, "add": 5, "utility": "full"}, "utility = 'full': .* made for, 'topk'"),
+        ({"k0": 1, "add": 5}, {"k0": 1, "add": 5, "own_share": 0.5}, "own_share = 0.5: .* made for, 0.0"),
         ({"k0": 1, "add": 5}, {"k0": 1, "add": 5, "p": 0.5}, "p = 0.5: .* made for, 1.0"),
         ({"k0": 1, "add": 5}, {"k0": 1, "add": 5, "kmax": 3}, "kmax = 3: .* made for, None"),
         ({"k0": 1, "add": 5}, {"k0": 1, "budget": 5}, "budget or drop: .* is none"),

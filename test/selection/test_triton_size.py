@@ -28,6 +28,10 @@ CASES = {
     "OLMoE, 16 x 64": (Case(XSHARE, (16, 64), Router(8, renormalize=False)), FILLED),
     "Qwen3-30B-A3B, 8 x 128": (Case(XSHARE, (8, 128)), FILLED),
     "Qwen3-30B-A3B, 16 x 128": (Case(XSHARE, (16, 128)), FILLED),
+    "Qwen3-30B-A3B, 16 x 128, own share of squares": (
+        Case({**XSHARE, "utility": "squared", "own_share": 0.75}, (16, 128)),
+        FILLED,
+    ),
     "Qwen3-30B-A3B, 16 x 128, sorted": (Case(XSHARE, (16, 128)), SORTED),
     "Qwen3-30B-A3B, 32 x 128": (Case(XSHARE, (32, 128)), FILLED),
     "Qwen3-30B-A3B, 64 x 128": (Case(XSHARE, (64, 128)), FILLED),

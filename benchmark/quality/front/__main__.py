@@ -41,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         model, sequences = decoding.load()
         _check(missing, model, len(sequences))
         bench = Bench(model, sequences.take(sequences.mixing()), decoding.prompt)
-        for batch, settings in missing.items():
-            for setting, point in measure(bench, batch, settings):
+        for batch in sorted(missing, reverse=True):  # the fewest steps first
+            for setting, point in measure(bench, batch, missing[batch]):
                 record.add(_name(batch, setting), **point)
     tabulate_front(record.points).show()
     tabulate_own_share(record.points).show()

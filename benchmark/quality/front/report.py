@@ -22,7 +22,7 @@ def tabulate_front(points: Points) -> Table:
     """A row a batch size and published setting."""
     headings = ["batch", "policy", "experts, vanilla's", "experts", *CHANGES, "gain", "experts saved"]
     rows = []
-    for point in points.values():
+    for point in sorted(points.values(), key=lambda one: one["batch"]):
         changes, best = point["changes"], last_change(point)
         needed = experts_for(changes[PUBLISHED]["loss"]["delta"], curve(points, point, best))
         active = changes[PUBLISHED]["active_experts"]
@@ -79,7 +79,7 @@ def experts_for(loss: float, curve: Sequence[tuple[float, float]]) -> float | No
 
 def plot_front(path: Path, points: Points, title: str) -> None:
     """Loss over active experts: a panel a batch size, a color a policy, a line a change."""
-    batches = list(dict.fromkeys(point["batch"] for point in points.values()))
+    batches = sorted({point["batch"] for point in points.values()})
     families = list(dict.fromkeys(family_of(point["setting"]) for point in points.values()))
     styles = dict(zip(CHANGES, ("o:", "s--", "D-"), strict=True))
     figure, (axes,) = make_figure(title, 1, len(batches), share_y=True)

@@ -177,6 +177,12 @@ UNSERVED: dict[str, tuple[list[TopKConfig], int, dict[str, Any], str]] = {
         f"topk-0 router: {NO_POLICY}: its runner takes shared experts' slots too, which --expert-policy-align does not "
         "sort; allowed is --disable-shared-experts-fusion",
     ),
+    "a share of what does not renormalize": (
+        [config(), config(renormalize=False)],
+        2,
+        {"expert_policy": "oea", "expert_policy_config": {"own_share": 0.75}},
+        f"topk-1 router: {NO_POLICY}: own_share = 0.75: allowed only with a model that renormalizes its weights",
+    ),
     "truncation by a runner that ranks logits": (
         [config(FORMATS.TRITON_KERNEL)],
         1,

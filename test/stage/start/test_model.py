@@ -157,6 +157,15 @@ def test_a_schedule_is_checked_by_itself_as_a_live_switch_does():
         check_schedule(build_schedule("oea", {"k0": 9}, speculative=False), served, config)
 
 
+def test_own_share_of_weights_that_the_model_does_not_renormalize_is_refused_by_its_configuration():
+    config = SimpleNamespace(**CONFIG)
+    schedule = build_schedule("xshare", {"add": 8, "own_share": 0.75}, speculative=False)
+    line = "--expert-policy xshare: own_share = 0.75: allowed only with a model that renormalizes its weights"
+    check_schedule(schedule, read_model(model("Qwen3MoeForCausalLM", **QWEN3), "path"), config)
+    with pytest.raises(ExpertPolicyError, match=f"^{line}$"):
+        check_schedule(schedule, read_model(model("OlmoeForCausalLM", **QWEN3, norm_topk_prob=False), "path"), config)
+
+
 def test_a_folder_is_read_without_sglang(tiny_model, tmp_path):
     shape = read_folder(str(tiny_model))
     assert (shape.architecture, shape.num_layers, shape.num_experts, shape.top_k) == ("Qwen3MoeForCausalLM", 4, 64, 8)

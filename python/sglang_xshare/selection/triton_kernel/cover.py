@@ -62,7 +62,8 @@ def mix_own(
     times 1 exactly where the two are equal, or the share is 0.
     """
     share = read_share(budgets, OWN_SHARE).to(tl.float32)
-    there = ((mass > 0) | (share >= 1)) & ((own_mass > 0) | (share <= 0))
+    # A sum to the power of 0 is 1, also one of 0.
+    there = tl.minimum(tl.where(share < 1, mass, own_mass), tl.where(share > 0, own_mass, mass)) > 0
     mass = tl.where(there, mass, tl.sum(chosen.to(tl.int32), 1).to(tl.float32))
     own_mass = tl.where(there, own_mass, tl.sum(own.to(tl.int32), 1).to(tl.float32))
     mass = tl.maximum(mass, 1.1754944e-38)  # the smallest normal number: log2 has no answer for 0

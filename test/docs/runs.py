@@ -153,7 +153,7 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "cp -r patches/0.5.23 patches/0.5.24": Run({"patches/0.5.24": "{scratch}/0.5.24"}),
     # measure
     "python -m benchmark.records": Same("make records"),
-    "make records": Run(more="--small --dirty --out {scratch}", shows=r"\[6/6\] findings", is_long=True),
+    "make records": Run(more="--small --dirty --out {scratch}", shows=r"\[(\d+)/\1\] findings", is_long=True),
     "python -m benchmark.serving": replace(SERVED, more=f"vanilla oea:k0=3 {SERVED.more}"),
     "python -m benchmark.serving vanilla xshare:k0=1,add=24 oea:k0=3": SERVED,
     "python -m benchmark.serving vanilla xshare --model DIR --texts DIR --concurrency 8 --input-tokens 64"
@@ -181,6 +181,9 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "python -m benchmark.quality": QUALITY,
     "python -m benchmark.quality vanilla xshare:k0=1,add=24 oea:k0=3": QUALITY,
     "python -m benchmark.quality --batch 4 --tokens-per-request 4 xshare moe-spec:budget=32": QUALITY,
+    "python -m benchmark.quality.front": Elsewhere(
+        "test/benchmark/quality/test_front.py", "that asks for less, without another process"
+    ),
     "python -m benchmark.quality.findings": FINDINGS,
     "python -m benchmark.quality.findings overlap tree-size": FINDINGS,
     "python -m training.train_moe": TRAINED,

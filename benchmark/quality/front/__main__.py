@@ -65,7 +65,9 @@ def measure(bench: Bench, batch: int, settings: Sequence[str]) -> Iterator[tuple
     its active experts and kept mass, and its loss above vanilla's and above the published one's, fields of `Loss`.
     """
     layout = Layout(batch)
-    vanilla = bench.run(parse_plan(BASELINE), layout) if settings else None
+    if not settings:
+        return
+    vanilla = bench.run(parse_plan(BASELINE), layout)
     for setting in settings:
         changes: dict[str, Any] = {}
         published = None

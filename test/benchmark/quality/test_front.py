@@ -1,4 +1,4 @@
-"""The front: what is changed about a setting, experts at equal loss, and all of it on a small random model."""
+"""`python -m benchmark.quality.front`: its changes, experts at equal loss, and all of it on a small random model."""
 
 import json
 

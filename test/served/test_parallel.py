@@ -10,6 +10,7 @@ from served.release import LATEST
 
 TWO_CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 PER_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}
+EXPERTS = 64
 RANK_OF_EXPERT = [0] * 32 + [1] * 32
 EXPERT_PARALLEL = ("--tp", "2", "--ep-size", "2")
 
@@ -37,7 +38,6 @@ def test_two_tensor_parallel_ranks_answer_as_one(tiny_model, patched_release, tm
 
 @pytest.mark.long
 def test_each_expert_parallel_rank_loads_its_share(tiny_model, patched_release, tmp_path):
-    """Upstream's native loop cannot run an expert-parallel model on CPU: the probe hands it only its rank's experts."""
     flags = (*policy("xshare", k0=1, target_per_rank=5), *EXPERT_PARALLEL)
     answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, env=TWO_CORES)
     first, second = split_by_rank(answers)
@@ -50,6 +50,20 @@ def test_each_expert_parallel_rank_loads_its_share(tiny_model, patched_release, 
     assert answers.metrics["experts_after_total"] == sum(call["after"] for call in together)
     assert answers.metrics["kept_mass_total"] == pytest.approx(sum(call["kept"] for call in together), rel=1e-5)
     assert answers.tokens[0] == answers.tokens[1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_expert_parallel_ranks_answer_as_one(tiny_model, patched_release, tmp_path, served, ranks):
+    """Every rank computes its own experts alone, and the tokens are those of the unpatched release on one rank."""
+    flags = (*SERVERS["off"], "--tp", str(ranks), "--ep-size", str(ranks))
+    env = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % 2) for rank in range(ranks))}
+    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, env=env)
+    assert answers.tokens == served("unpatched").tokens
+    share = EXPERTS // ranks
+    for call in answers.calls("DECODE"):
+        assert all(expert // share == call["rank"] for expert in call["awake"])
+    assert {call["rank"] for call in answers.calls("DECODE")} == set(range(ranks))
 
 
 @pytest.mark.long

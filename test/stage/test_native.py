@@ -21,9 +21,7 @@ def run():
 
     def run(rows, ids, weights, first=0, count=EXPERTS):
         here = slice(first, first + count)
-        layer = SimpleNamespace(
-            num_experts=EXPERTS, num_local_experts=count, w13_weight=up[here], w2_weight=down[here]
-        )
+        layer = SimpleNamespace(num_experts=EXPERTS, num_local_experts=count, w13_weight=up[here], w2_weight=down[here])
         return moe_forward_native(layer, rows, (weights, ids, None), config)
 
     return run

@@ -1,5 +1,6 @@
 """Several ranks on one machine: tensor parallel, expert parallel, and replicas."""
 
+import json
 from typing import Any
 
 import pytest
@@ -46,10 +47,31 @@ def test_each_expert_parallel_rank_loads_its_share(tiny_model, patched_release, 
         assert max(call["awake"], default=0) < 32 <= min(other["awake"], default=32)
     together = first + second
     assert sum(call["after"] for call in first) < sum(call["before"] for call in first)
+    largest = sum(max(call["after"], other["after"]) for call, other in zip(first, second, strict=True))
+    assert answers.metrics["fullest_rank_experts_after_total"] == largest
     assert answers.metrics["layer_steps_total"] == len(first) > 0
     assert answers.metrics["experts_after_total"] == sum(call["after"] for call in together)
     assert answers.metrics["kept_mass_total"] == pytest.approx(sum(call["kept"] for call in together), rel=1e-5)
     assert answers.tokens[0] == answers.tokens[1]
+
+
+@pytest.mark.long
+def test_target_per_rank_follows_experts_to_where_they_are(tiny_model, patched_release, tmp_path, served):
+    """SGLang is told to hold even experts on the first rank and odd ones on the second."""
+    where = [*range(0, EXPERTS, 2), *range(1, EXPERTS, 2)]
+    location = tmp_path / "location.json"
+    location.write_text(json.dumps({"physical_to_logical_map": [where] * LAYERS}))
+    flags = (*policy("xshare", k0=1, target_per_rank=5), *EXPERT_PARALLEL, "--init-expert-location", str(location))
+    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, env=TWO_CORES)
+    first, second = split_by_rank(answers)
+    rank_of_expert = [expert % 2 for expert in range(EXPERTS)]
+    for call, other in zip(first, second, strict=True):
+        awake = sorted(where[place] for place in call["awake"] + other["awake"])
+        assert awake == select_again(call, PER_RANK, rank_of_expert=rank_of_expert)
+    largest = sum(max(call["after"], other["after"]) for call, other in zip(first, second, strict=True))
+    assert answers.metrics["fullest_rank_experts_after_total"] == largest
+    assert answers.metrics["fullest_rank_experts_before_total"] > largest
+    assert "active experts of the fullest rank: " in answers.log
 
 
 @pytest.mark.long

@@ -52,6 +52,9 @@ EXPERIMENTS = {
         ),
         Experiment("observe", "benchmark.serving", "observe", 2, (*OBSERVED, *SERVED), OBSERVED, "serving"),
         Experiment("demo", "benchmark.demo", "demo", 5, (*SERVED, *LOSS)),
+        Experiment(
+            "balance", "benchmark.balance", "balance", 1, ("vanilla", "xshare:k0=1,target_per_rank=5", "--batches", "4")
+        ),
         Experiment("findings", "benchmark.quality.findings", "quality/findings", 4, ("overlap", *TEXT)),
     )
 }

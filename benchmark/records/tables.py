@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmark.balance.report import tabulate_balance
 from benchmark.common.comparison import Comparison, format_experts, format_spread
 from benchmark.common.machine import format_machine
 from benchmark.common.record import last_session, read_record
@@ -54,6 +55,7 @@ TABLES = {
     "speculation": Source(("speculation",), tabulate_speculation),
     "cost": Source(("cost",), tabulate_cost),
     "observe": Source(("observe",), tabulate_serving),
+    "balance": Source(("balance",), tabulate_balance),
     "demo": Source(("demo",), tabulate_demo),
     "findings": Source(("findings",), tabulate_findings),
     "estimate": Source(("serving",), tabulate_estimate),

@@ -41,10 +41,8 @@ def install() -> None:
 
     def count(layer: Any, x: torch.Tensor, topk_output: Any, config: Any) -> torch.Tensor:
         weights, ids, logits = topk_output
-        here = torch.ones_like(ids, dtype=torch.bool)
-        if layer.moe_ep_size > 1:  # the native loop knows no experts of other ranks; without them -1 stays an error
-            here = ids >= 0
-            topk_output = topk.StandardTopKOutput(weights.where(here, 0), ids.where(here, 0), logits)
+        here = ids >= 0  # other ranks' experts are -1
+        assert layer.moe_ep_size > 1 or here.all()
         expert_ids = ids.long() + layer.moe_ep_rank * layer.num_local_experts
         record = {"mode": mode, "layer": layer.layer_id, "rank": layer.moe_ep_rank + layer.moe_tp_rank}
         record |= {"requests": requests, "stage": "sglang_xshare.stage.stage" in sys.modules}

@@ -1,5 +1,6 @@
 """Several ranks on one machine: tensor parallel, expert parallel, and replicas."""
 
+import json
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from served.release import LATEST
 
 TWO_CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 PER_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}
+EXPERTS = 64
 RANK_OF_EXPERT = [0] * 32 + [1] * 32
 EXPERT_PARALLEL = ("--tp", "2", "--ep-size", "2")
 
@@ -37,7 +39,6 @@ def test_two_tensor_parallel_ranks_answer_as_one(tiny_model, patched_release, tm
 
 @pytest.mark.long
 def test_each_expert_parallel_rank_loads_its_share(tiny_model, patched_release, tmp_path):
-    """Upstream's native loop cannot run an expert-parallel model on CPU: the probe hands it only its rank's experts."""
     flags = (*policy("xshare", k0=1, target_per_rank=5), *EXPERT_PARALLEL)
     answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, env=TWO_CORES)
     first, second = split_by_rank(answers)
@@ -46,10 +47,45 @@ def test_each_expert_parallel_rank_loads_its_share(tiny_model, patched_release, 
         assert max(call["awake"], default=0) < 32 <= min(other["awake"], default=32)
     together = first + second
     assert sum(call["after"] for call in first) < sum(call["before"] for call in first)
+    largest = sum(max(call["after"], other["after"]) for call, other in zip(first, second, strict=True))
+    assert answers.metrics["fullest_rank_experts_after_total"] == largest
     assert answers.metrics["layer_steps_total"] == len(first) > 0
     assert answers.metrics["experts_after_total"] == sum(call["after"] for call in together)
     assert answers.metrics["kept_mass_total"] == pytest.approx(sum(call["kept"] for call in together), rel=1e-5)
     assert answers.tokens[0] == answers.tokens[1]
+
+
+@pytest.mark.long
+def test_target_per_rank_follows_experts_to_where_they_are(tiny_model, patched_release, tmp_path, served):
+    """SGLang is told to hold even experts on the first rank and odd ones on the second."""
+    where = [*range(0, EXPERTS, 2), *range(1, EXPERTS, 2)]
+    location = tmp_path / "location.json"
+    location.write_text(json.dumps({"physical_to_logical_map": [where] * LAYERS}))
+    flags = (*policy("xshare", k0=1, target_per_rank=5), *EXPERT_PARALLEL, "--init-expert-location", str(location))
+    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, env=TWO_CORES)
+    first, second = split_by_rank(answers)
+    rank_of_expert = [expert % 2 for expert in range(EXPERTS)]
+    for call, other in zip(first, second, strict=True):
+        awake = sorted(where[place] for place in call["awake"] + other["awake"])
+        assert awake == select_again(call, PER_RANK, rank_of_expert=rank_of_expert)
+    largest = sum(max(call["after"], other["after"]) for call, other in zip(first, second, strict=True))
+    assert answers.metrics["fullest_rank_experts_after_total"] == largest
+    assert answers.metrics["fullest_rank_experts_before_total"] > largest
+    assert "active experts of the fullest rank: " in answers.log
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_expert_parallel_ranks_answer_as_one(tiny_model, patched_release, tmp_path, served, ranks):
+    """Every rank computes its own experts alone, and the tokens are those of the unpatched release on one rank."""
+    flags = (*SERVERS["off"], "--tp", str(ranks), "--ep-size", str(ranks))
+    env = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % 2) for rank in range(ranks))}
+    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, env=env)
+    assert answers.tokens == served("unpatched").tokens
+    share = EXPERTS // ranks
+    for call in answers.calls("DECODE"):
+        assert all(expert // share == call["rank"] for expert in call["awake"])
+    assert {call["rank"] for call in answers.calls("DECODE")} == set(range(ranks))
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ from ..plan import SelectionPlan
 from ..selection import select
 from ..types import Router, RunnerSlots, Selection, Tally
 from .alignment import Aligner
+from .placement import Placement
 from .step import Step
 from .upstream import num_shared_slots, scales_unnormalized_groups
 
@@ -24,7 +25,7 @@ class Layer:
     Raises ValueError for a router the stage does not reproduce.
     """
 
-    def __init__(self, layer_id: int, topk_config: Any, placement: torch.Tensor | None) -> None:
+    def __init__(self, layer_id: int, topk_config: Any, placement: Placement | None) -> None:
         self.layer_id = layer_id
         scaling = topk_config.routed_scaling_factor or 1.0
         on_output = topk_config.apply_routed_scaling_factor_on_output
@@ -81,9 +82,10 @@ class Layer:
         rows = self.step.rows
         if len(logits) != rows:
             raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows in a step of {rows}")
-        return select(
-            logits, plan, self.router, self.step.batch, rank_of_expert=self.placement, slots=slots, tally=tally
-        )
+        ranks = None
+        if plan.target_per_rank is not None and self.placement is not None:
+            ranks = self.placement.rank_of_expert(self.layer_id)
+        return select(logits, plan, self.router, self.step.batch, rank_of_expert=ranks, slots=slots, tally=tally)
 
 
 def read_router(topk_config: Any) -> Router:

@@ -14,6 +14,7 @@ from ..policies import VANILLA
 from ..policies.description import describe
 from ..policies.schedule import Schedule
 from .alignment import Aligner
+from .balance import Balance, BalanceExporter, BalanceReader, format_balance
 from .batches import Batches
 from .layer import Layer
 from .metrics import Counters, Exporter, Reader, format_log
@@ -58,6 +59,12 @@ class Stage:
         self.counters = Counters(len(layers), device)
         self.logged, self.exported = Reader(self.counters), Reader(self.counters)
         self.observation = Observation(schedule, len(layers), device) if schedule and schedule.observed else None
+        placement = layers[0][1].placement
+        self.balance = None
+        if placement is not None and schedule is not None and self.observation is None:
+            self.balance = Balance(placement, [layer.layer_id for _, layer in layers], device)
+            self.logged_balance, self.exported_balance = (BalanceReader(self.balance) for _ in range(2))
+            self.balance_exporter = BalanceExporter()
         self.trace = None
         if trace is not None:
             observed = list(schedule.observed) if schedule else []
@@ -116,6 +123,8 @@ class Stage:
         """What happened since the last line of the decode log."""
         self.publish(reporter)
         text = format_log(self.logged.read())
+        if self.balance is not None:
+            text += format_balance(self.logged_balance.read())
         if self.observation is not None:
             plans, _ = self.logged_plans.read()
             text += format_observed(plans)
@@ -135,6 +144,8 @@ class Stage:
         self._published = forwards
         if reporter.current_scheduler_metrics_enabled:
             self.exporter.export(self.exported.read(), reporter.metrics_collector.labels)
+            if self.balance is not None:
+                self.balance_exporter.export(self.exported_balance.read(), reporter.metrics_collector.labels)
             if self.observation is not None:
                 self.plans_exporter.export(*self.exported_plans.read(), reporter.metrics_collector.labels)
         if self.trace is not None and reporter.is_stats_logging_rank:
@@ -212,5 +223,7 @@ class Stage:
             self.counters.totals += counts
         else:
             counts, observed = self.counters.count([layer.selection for layer in layers], step), []
+            if self.balance is not None:
+                self.balance.count([layer.selection for layer in layers])
         if self.trace is not None:
             self.trace.record(counts, step, observed)

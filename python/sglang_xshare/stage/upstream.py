@@ -106,6 +106,20 @@ def scales_unnormalized_groups() -> bool:
     return hasattr(topk, "is_routed_scaling_factor_fused_in_topk")
 
 
+def expert_locations(config: Any) -> torch.Tensor | None:
+    """[layers, N] physical number of every logical expert, the tensor that upstream updates in place when it moves
+    experts; None where logical numbers are physical ones.
+    """
+    from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
+
+    metadata = get_global_expert_location_metadata()
+    if config.ep_dispatch_algorithm is None or metadata is None:
+        return None
+    if metadata.logical_to_rank_dispatch_physical_map is not None:
+        return metadata.logical_to_rank_dispatch_physical_map
+    return metadata.logical_to_all_physical_map[:, :, 0]
+
+
 def attention_dp_size(config: Any) -> int:
     """Ranks that share out the requests for attention alone, 1 without data-parallel attention.
 

@@ -12,7 +12,6 @@ from stage.start.refusals import Answer, attempt
 
 POLICY = ("--expert-policy", "xshare")
 NO_POLICY = "cannot be served with an expert policy"
-PLACEMENT = "--enable-eplb / --init-expert-location / --ep-num-redundant-experts"
 # They route inside their kernel, or take a row's experts only if they are distinct.
 UNSERVED_RUNNERS = (
     *("flashinfer_trtllm", "flashinfer_trtllm_routed", "flashinfer_mxfp4", "flashinfer_cutedsl"),
@@ -188,13 +187,9 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         keys('{"target_per_rank": 5}'),
         "--expert-policy xshare: target_per_rank = 5: allowed only with expert parallelism",
     ),
-    "target_per_rank with moving experts": (
-        (*keys('{"target_per_rank": 5}'), "--tp", "2", "--ep", "2", "--enable-eplb"),
-        f"{PLACEMENT} set: {NO_POLICY}: target_per_rank needs every expert in one fixed place; allowed is none of them",
-    ),
     "target_per_rank with experts on two ranks": (
         (*keys('{"target_per_rank": 5}'), "--tp", "2", "--ep", "2", "--ep-num-redundant-experts", "2"),
-        f"{PLACEMENT} set: {NO_POLICY}: target_per_rank needs every expert in one fixed place; allowed is none of them",
+        f"--ep-num-redundant-experts 2: {NO_POLICY}: target_per_rank needs every expert on one rank; allowed is 0",
     ),
     "rows of another width than their reader's": (
         ("--expert-policy", "oea", "--expert-policy-config", '{"kmax": 10}', "--enable-return-routed-experts"),

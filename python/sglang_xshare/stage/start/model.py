@@ -162,13 +162,10 @@ def build_plans(schedule: Schedule, model: MoeModel, ranks: int = 1) -> list[Sel
 
 def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> None:
     """Refuse a plan that the server does not fit."""
-    moves = config.init_expert_location != "trivial" or config.enable_eplb or config.ep_num_redundant_experts
     for plan in plans:
-        if plan.target_per_rank is not None and moves:
-            flags = "--enable-eplb / --init-expert-location / --ep-num-redundant-experts"
-            raise refusal(
-                flags, "set", "target_per_rank needs every expert in one fixed place; allowed is none of them"
-            )
+        if plan.target_per_rank is not None and config.ep_num_redundant_experts:
+            reason = "target_per_rank needs every expert on one rank; allowed is 0"
+            raise refusal("--ep-num-redundant-experts", config.ep_num_redundant_experts, reason)
         if plan.kmax not in (None, model.top_k) and config.enable_return_routed_experts:
             reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is off"
             raise refusal("--enable-return-routed-experts", "on", reason)

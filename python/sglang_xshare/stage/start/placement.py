@@ -1,4 +1,4 @@
-"""Which rank holds which expert, for policies that balance expert-parallel ranks."""
+"""Where a loaded model's experts are, on which expert-parallel ranks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ from typing import Any
 
 import torch
 
-from ..upstream import model_config, resolved
+from ..placement import Placement
+from ..upstream import expert_locations, model_config, resolved
 from .model import read_model
 
 
-def read_placement(model_runner: Any) -> torch.Tensor | None:
-    """[N] int64 rank of every logical expert under SGLang's trivial placement (contiguous blocks); None on one rank."""
+def read_placement(model_runner: Any) -> Placement | None:
+    """Where a loaded model's experts are; None on one rank.
+
+    Contiguous blocks, unless SGLang maps ids to where it has put the experts (--init-expert-location, --enable-eplb).
+    Of a redundant expert the first place counts, which is one of several.
+    """
     config = resolved(model_runner.server_args)
     if config.ep_size == 1:
         return None
-    num_experts = read_model(model_config(model_runner.server_args), config.model_path).num_experts
-    return torch.arange(num_experts, device=model_runner.device) // (num_experts // config.ep_size)
+    physical = expert_locations(config)
+    if physical is None:
+        model = read_model(model_config(model_runner.server_args), config.model_path)
+        experts = torch.arange(model.num_experts, device=model_runner.device)
+        physical = experts.expand(model.num_layers, -1)
+    return Placement(config.ep_size, (physical.shape[1] + config.ep_num_redundant_experts) // config.ep_size, physical)

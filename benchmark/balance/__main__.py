@@ -1,0 +1,62 @@
+"""What expert-parallel ranks have to load under policies: `python -m benchmark.balance [POLICY...]`.
+
+Selects on made-up logits of the shape of DeepSeek-R1 on 8 ranks, fitted to XShare's Table 2. A policy is spelt as in
+`python -m benchmark.serving`; several with / between them take layers in turn. The first is the baseline.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+import torch
+
+from benchmark.balance.logits import FITTED
+from benchmark.balance.measure import measure_plans
+from benchmark.balance.report import plot_balance, tabulate_balance
+from benchmark.common.command import Parser, one_line_errors
+from benchmark.common.paths import BUILD
+from benchmark.common.variant import PLAN_SPELLING, parse_plan
+
+FILL = "xshare:k0={},target_per_rank={},balance=fill"
+POLICIES = (
+    "vanilla",
+    "xshare:k0=1,target_per_rank=5",
+    *(FILL.format(1, target) for target in (5, 6, 7)),
+    *(FILL.format(0, target) for target in (4, 5, 6, 7)),
+    f"{FILL.format(0, 5)}/{FILL.format(0, 6)}",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure into the record, print the table, draw the plot."""
+    parser = Parser("benchmark.balance", __doc__)
+    text = f"{PLAN_SPELLING}; several in turn with / between (default: {' '.join(POLICIES)})"
+    parser.add_argument("policies", nargs="*", type=_policies, default=POLICIES, help=text)
+    parser.add_argument("--rows", nargs="+", type=int, choices=FITTED, default=list(FITTED), help="rows of a batch")
+    parser.add_count("batches", 400, "batches of each size")
+    parser.add_record(BUILD / "balance")
+    args = parser.parse_args(argv)
+    record = parser.open_record("balance", args, argv)
+    torch.set_num_threads(1)
+    for policies in args.policies:
+        if policies not in record:
+            print(policies, flush=True)
+            plans = [parse_plan(policy) for policy in policies.split("/")]
+            rows = {str(rows): measure_plans(plans, FITTED[rows], args.batches) for rows in args.rows}
+            record.add(policies, rows=rows)
+    tabulate_balance(record.points).show()
+    plot_balance(record.path.with_suffix(".png"), record.points)
+    print(f"Record: {record.path}")
+
+
+def _policies(text: str) -> str:
+    for policy in text.split("/"):
+        try:
+            parse_plan(policy)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+if __name__ == "__main__":
+    with one_line_errors("balance"):
+        main()

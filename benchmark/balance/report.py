@@ -1,0 +1,56 @@
+"""The table and the plot of a record of expert-parallel ranks."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmark.balance.logits import FITTED
+from benchmark.common.plot import make_figure, save_figure
+from benchmark.common.table import Table
+
+NOTE = """\
+Logits made up for 256 experts, top-8, a sigmoid router of 8 groups, one a rank; fitted so that vanilla wakes what
+XShare's Table 2 says: {paper}. Fullest rank: active experts of the rank that has most, which a step waits for, ± its
+standard error; in brackets times vanilla's. Kept mass: of all rows, and of the twentieth with least. With / between two
+policies they take layers in turn."""
+
+
+def tabulate_balance(points: Mapping[str, Any]) -> Table:
+    """A row a policy, its figures for each number of rows."""
+    sizes = list(next(iter(points.values()))["rows"])
+    kinds = ("fullest rank", "active", "kept mass", "least kept")
+    headings = ["policy", *(f"{rows} rows: {kind}" for rows in sizes for kind in kinds)]
+    baseline = next(iter(points.values()))["rows"]
+    rows = [
+        [policy, *(cell for size in sizes for cell in _cells(point["rows"][size], baseline[size]))]
+        for policy, point in points.items()
+    ]
+    paper = ", ".join(
+        f"{FITTED[int(size)].paper[0]} experts, {FITTED[int(size)].paper[1]} on the fullest rank at {size}"
+        for size in sizes
+    )
+    return Table("Experts on expert-parallel ranks", headings, rows, NOTE.format(paper=f"{paper} rows"))
+
+
+def _cells(figures: Mapping[str, float], baseline: Mapping[str, float]) -> list[str]:
+    share = figures["fullest_rank"] / baseline["fullest_rank"]
+    return [
+        f"{figures['fullest_rank']:.2f} ± {figures['fullest_rank_error']:.2f} ({share:.2f})",
+        f"{figures['active_experts']:.1f}",
+        f"{figures['kept_mass']:.3f}",
+        f"{figures['least_kept_mass']:.3f}",
+    ]
+
+
+def plot_balance(path: Path, points: Mapping[str, Any]) -> None:
+    """Kept mass against the fullest rank's active experts, a panel for each number of rows."""
+    sizes = list(next(iter(points.values()))["rows"])
+    figure, (axes,) = make_figure("What the fullest of 8 ranks loads, and what rows keep", 1, len(sizes), share_y=True)
+    for axis, size in zip(axes, sizes, strict=True):
+        for policy, point in points.items():
+            figures = point["rows"][size]
+            axis.plot(figures["fullest_rank"], figures["kept_mass"], "o", label=policy)
+        axis.set(title=f"{size} rows", xlabel="active experts of the fullest rank")
+        axis.set_xlim(left=0)
+    axes[0].set_ylabel("kept mass")
+    save_figure(figure, path)

@@ -1,0 +1,80 @@
+"""Expert-parallel ranks in simulation: the logits' fit, the bars on Table 2, and a small run of the command."""
+
+import json
+
+import pytest
+import torch
+
+from benchmark.balance.__main__ import main
+from benchmark.balance.logits import EXPERTS, FITTED, RANK_OF_EXPERT, ROUTER
+from benchmark.balance.measure import measure_plans
+from benchmark.common.command import one_line_errors
+from benchmark.common.variant import parse_plan
+from sglang_xshare import Batch, select
+
+BATCHES = 60
+FILL = "xshare:k0={},target_per_rank={},balance=fill"
+
+
+def measure(*policies: str, rows: int = 32) -> dict[str, float]:
+    return measure_plans([parse_plan(policy) for policy in policies], FITTED[rows], BATCHES)
+
+
+@pytest.fixture(scope="module")
+def published():
+    return measure("xshare:k0=1,target_per_rank=5")
+
+
+@pytest.mark.parametrize("rows", FITTED)
+def test_vanilla_routing_is_the_papers(rows):
+    found = measure("vanilla", rows=rows)
+    active, fullest = FITTED[rows].paper
+    assert found["active_experts"] == pytest.approx(active, rel=0.02)
+    assert found["fullest_rank"] == pytest.approx(fullest, rel=0.04)
+    assert found["kept_mass"] == found["least_kept_mass"] == 1
+
+
+def test_the_same_seed_draws_the_same_batches():
+    first, again, other = (torch.stack(list(FITTED[8].draw(2, seed))) for seed in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert first.shape == (2, 8, EXPERTS)
+
+
+def test_algorithm_6_divides_the_fullest_rank_by_more_than_the_papers_2_8(published):
+    assert published["fullest_rank"] <= measure("vanilla")["fullest_rank"] / 2.8
+
+
+def test_fill_takes_a_fifth_off_algorithm_6_and_keeps_as_much(published):
+    found = measure(FILL.format(0, 6))
+    assert found["fullest_rank"] <= 0.8 * published["fullest_rank"]
+    assert found["kept_mass"] >= published["kept_mass"]
+
+
+def test_without_a_warm_up_two_thirds_are_enough(published):
+    found = measure(FILL.format(0, 5), FILL.format(0, 6))
+    assert found["fullest_rank"] <= 2 / 3 * published["fullest_rank"]
+    assert found["kept_mass"] >= published["kept_mass"]
+
+
+def test_figures_are_those_of_the_reference():
+    plan, found = parse_plan("xshare:k0=1,target_per_rank=5"), []
+    for logits in FITTED[8].draw(3):
+        out = select(logits, plan, ROUTER, Batch(), RANK_OF_EXPERT, backend="reference")
+        found.append(max(sum(out.active[rank * 32 : rank * 32 + 32].tolist()) for rank in range(8)))
+    assert measure_plans([plan], FITTED[8], 3)["fullest_rank"] == pytest.approx(sum(found) / 3)
+
+
+def test_a_small_run(tmp_path, capsys):
+    turns = f"{FILL.format(0, 5)}/{FILL.format(0, 6)}"
+    main(["vanilla", turns, "--batches", "4", "--rows", "8", "--out", str(tmp_path)])
+    record = json.loads((tmp_path / "balance.json").read_text())
+    assert list(record["points"]) == ["vanilla", turns]
+    assert record["points"][turns]["rows"]["8"]["fullest_rank"] == 5.5
+    assert (tmp_path / "balance.png").stat().st_size > 1000
+    assert "5.50 ± 0.29" in capsys.readouterr().out
+
+
+def test_bad_input_is_one_line(capsys):
+    with pytest.raises(SystemExit) as exit, one_line_errors("balance"):
+        main(["vanilla/xshare:k0=x"])
+    assert "k0" in str(exit.value) and "\n" not in str(exit.value)

@@ -1,0 +1,68 @@
+"""Upstream's native MoE loop as the queue leaves it: repeated ids of a row, and ids of -1."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+EXPERTS, HIDDEN, WIDTH, ROWS, TOP_K = 8, 6, 4, 5, 3
+
+
+@pytest.fixture(scope="module")
+def run():
+    """The loop over experts `first` to `first + count`."""
+    from sglang.srt.layers.moe.fused_moe_native import moe_forward_native
+
+    torch.manual_seed(0)
+    up, down = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN), torch.randn(EXPERTS, HIDDEN, WIDTH)
+    config = SimpleNamespace(
+        apply_router_weight_on_input=False, activation="silu", gemm1_alpha=None, gemm1_clamp_limit=None
+    )
+
+    def run(rows, ids, weights, first=0, count=EXPERTS):
+        here = slice(first, first + count)
+        layer = SimpleNamespace(num_experts=EXPERTS, num_local_experts=count, w13_weight=up[here], w2_weight=down[here])
+        return moe_forward_native(layer, rows, (weights, ids, None), config)
+
+    return run
+
+
+def make_batch():
+    rows, weights = torch.randn(ROWS, HIDDEN), torch.rand(ROWS, TOP_K)
+    ids = torch.stack([torch.randperm(EXPERTS)[:TOP_K] for _ in range(ROWS)]).int()
+    return rows, ids, weights
+
+
+def test_a_repeated_id_of_weight_0_adds_nothing(run):
+    rows, ids, weights = make_batch()
+    filled, without = ids.clone(), weights.clone()
+    filled[:, 2] = ids[:, 0]
+    without[:, 2] = 0
+    torch.testing.assert_close(run(rows, filled, without), run(rows, ids, without))
+
+
+def test_repeated_ids_add_their_weights(run):
+    rows, ids, weights = make_batch()
+    ids[:, 1] = ids[:, 0]
+    together = torch.stack([weights[:, 0] + weights[:, 1], torch.zeros(ROWS), weights[:, 2]], 1)
+    torch.testing.assert_close(run(rows, ids, weights), run(rows, ids, together))
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_ranks_that_leave_out_the_experts_of_others_add_up_to_one(run, ranks):
+    rows, ids, weights = make_batch()
+    ids[0] = torch.tensor([0, 1, 2])  # of the last rank, no row has any
+    ids = ids.clamp(max=EXPERTS - EXPERTS // ranks - 1)
+    share, total = EXPERTS // ranks, torch.zeros(ROWS, HIDDEN)
+    for rank in range(ranks):
+        own = (ids // share == rank).int()
+        local = torch.where(own.bool(), ids - rank * share, -1)
+        total += run(rows, local, weights, rank * share, share)
+    torch.testing.assert_close(total, run(rows, ids, weights))
+
+
+def test_a_row_without_experts_is_zero(run):
+    rows, ids, weights = make_batch()
+    ids[2] = -1
+    assert (run(rows, ids, weights)[2] == 0).all()
+    assert (run(rows, torch.full_like(ids, -1), weights) == 0).all()

@@ -39,7 +39,7 @@ class SelectionPlan:
     p: float = _share(1.0, "end a row's warm-up once it holds this share of the row's score; 1: never")
     beta: float | None = _key(None, float, "skip what scores below beta times the first", low=0, high=1)
     utility: str = _key(
-        "topk", str, "a row's scores: normalized in its top-k, all, or the former squared", choices=UTILITIES
+        "topk", str, "a row's scores: normalized in its top-k, all as they are, or the first squared", choices=UTILITIES
     )
     add_per_request: int = _key(0, int, "experts each request adds by its own utility", low=0)
     add: int = _key(0, int, "experts the batch adds by utility", low=0)
@@ -61,7 +61,7 @@ class SelectionPlan:
     max_rank: int | None = _key(None, int, "how far down its own ranking a row may substitute; null: to the end", low=1)
     rescue: bool = _key(True, bool, "truncate: give a row left with no expert its first choice back")
     own_share: float = _key(
-        0.0, float, "weights renormalize by the row's experts (0) to its own top-k (1)", low=0, high=1
+        0.0, float, "divide weights by what the row got (0), by its own top-k (1), or in between", low=0, high=1
     )
 
     def __post_init__(self) -> None:

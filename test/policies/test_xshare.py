@@ -41,6 +41,12 @@ def test_without_warm_up_utility_alone_decides():
     assert selected(BATCH, k0=0, add=3) == [0, 1, 3]
 
 
+def test_squares_prefer_an_expert_that_one_row_needs_to_one_that_two_want():
+    """Squared shares: expert 3 has 0.49, expert 1 0.16 + 0.25, expert 0 0.36."""
+    assert selected(BATCH, k0=0, add=1, utility="squared") == [3]
+    assert selected(BATCH, k0=0, add=2, utility="squared") == [1, 3]
+
+
 def test_equal_utilities_go_to_the_lower_index():
     assert selected(torch.zeros(1, 8), top_k=8, k0=0, add=3) == [0, 1, 2]
 
@@ -87,6 +93,14 @@ def test_rows_route_within_the_selection_by_their_own_scores():
     assert out.topk_ids.tolist() == [[0, 1], [3, 0], [1, 0]]
     assert out.topk_weights[1].tolist() == pytest.approx([7 / 8, 1 / 8])
     assert out.kept_mass.tolist() == pytest.approx([1, 8 / 10, 6 / 10])
+
+
+@pytest.mark.parametrize(("own_share", "divisor"), [(0, 8), (0.5, 80**0.5), (0.75, 8**0.25 * 10**0.75), (1, 10)])
+def test_own_share_divides_by_what_the_row_would_have_had(own_share, divisor):
+    """Row 1 has 7 + 1 of its own 7 + 3; row 0 keeps its own experts and their weights."""
+    out = select(BATCH, build_plan("xshare", k0=1, add=0, own_share=own_share), Router(2))
+    assert out.topk_weights[1].tolist() == pytest.approx([7 / divisor, 1 / divisor])
+    assert out.topk_weights[0].tolist() == pytest.approx([0.6, 0.4])
 
 
 def test_the_published_budget_applies_only_where_no_other_is_given():

@@ -60,13 +60,10 @@ def check_experts(server_args: Any) -> None:
         return
     policy = getattr(server_args, "expert_policy", None)
     flag = "--mask-padding-experts" if policy is None else f"--expert-policy {policy}"
-    runner = "its router inside the runner" if experts.runner in RUNNERS else "the runner"
-    change = "allowed is a checkpoint of another quantization"
-    if experts.aiter:
-        change = "allowed is SGLANG_USE_AITER=0"
+    allowed = "SGLANG_USE_AITER=0" if experts.aiter else "experts of another quantization"
     raise ExpertPolicyError(
-        f"{flag}: for {experts.format} experts SGLang takes {experts.runner} here, {runner} of which no policy reaches, "
-        f"and of {', '.join(RUNNERS)} none runs them; {change}"
+        f"{flag}: SGLang runs {experts.format} experts with {experts.runner} here, which takes no policy's choice, and "
+        f"none of {', '.join(RUNNERS)} fits them; allowed is {allowed}"
     )
 
 

@@ -6,7 +6,7 @@ Read in upstream's quantization methods (`srt/layers/quantization`), releases 0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..upstream import model_config, resolved, spell
@@ -14,7 +14,6 @@ from .modes import RUNNERS
 
 Capability = tuple[int, int]
 
-NVFP4 = ("NVFP4", "NVFP4 weights", "mixed NVFP4")
 # By --quantization's name; the others are spelt in words by `_read_fp8` and `_read_compressed`.
 NAMES = {
     "none": "bf16",
@@ -23,7 +22,7 @@ NAMES = {
     "modelopt_fp8": "fp8 by tensor",
     "mxfp4": "MXFP4",
 }
-# Runners that an expert format accepts, the best first, for where SGLang's own cannot be served.
+# Runners that run such experts, the best first, for where SGLang's own choice cannot be served.
 FITTING: dict[str, tuple[str, ...]] = {
     "bf16": ("triton",),
     "fp8 by block": ("triton",),
@@ -32,27 +31,27 @@ FITTING: dict[str, tuple[str, ...]] = {
     "fp8 with MXFP4 experts": ("marlin",),
     "NVFP4": ("marlin",),
     "mixed NVFP4": ("marlin",),
-    "NVFP4 by compressed-tensors": ("flashinfer_trtllm",),
-    # Routes in its kernel with flashinfer_trtllm: flashinfer_trtllm.py asserts bypassed routing for these.
+    "NVFP4 (compressed-tensors)": ("flashinfer_trtllm",),
     "MXINT4": ("triton", "marlin"),
-    "int4 by compressed-tensors": ("triton", "marlin"),
+    "int4 (compressed-tensors)": ("triton", "marlin"),
     # Last triton, which holds such experts as bf16.
     "MXFP4": ("triton_kernel", "marlin", "triton"),
     "mxfp8": ("deep_gemm",),
     "nvfp4_online": ("flashinfer_trtllm", "flashinfer_trtllm_routed"),
 }
-# With these experts flashinfer_trtllm takes router logits only: modelopt_quant.py, mxint4's scheme.
+# With these flashinfer_trtllm takes router logits alone: modelopt_quant.py, compressed_tensors_w4a4_mxint4_moe.py.
 ROUTED_IN_KERNEL = ("fp8 by tensor", "MXINT4")
 # With SGLANG_USE_AITER, layers left to themselves run these on AMD's aiter, or on triton where it lacks the shape.
 BY_AITER = ("bf16", "fp8 by block", "fp8 by tensor", "fp8 by channel", "fp8 with MXFP4 experts", "MXFP4", "quark")
-# Kernels that have no runner, and the one that has no other choice: w4afp8.py, humming.py.
-OWN_KERNELS = {"w4afp8": "a kernel of its own", "humming": "humming"}
+# Formats that run one kernel whatever the runner: w4afp8.py, humming.py.
+OWN_KERNELS = {"w4afp8": "cutlass_w4a8_moe", "humming": "humming"}
 
 
 @dataclass(frozen=True)
 class Experts:
-    """How a server would run its experts: `runner` as its layers choose, auto where they are known not to need any of
-    `FITTING`; the `format` of the weights in words; `capability` of the GPU, None on AMD; `aiter` whether that is on.
+    """How a server would run its experts: the `runner`, auto where its layers choose triton or marlin, or what is not
+    known before they are loaded; the `format` of the weights in words; the GPU's `capability`, None on AMD; whether
+    AMD's `aiter` is on.
     """
 
     runner: str
@@ -82,6 +81,8 @@ class Experts:
             return runner == "triton" and (not self.aiter or _is_laid_out_for_triton(self.format))
         if runner == "marlin":
             return self.capability >= ((9, 0) if self.format == "MXFP4" else (8, 0))
+        if runner.startswith("flashinfer_trtllm"):
+            return (10, 0) <= self.capability < (11, 0)
         if runner == "triton_kernel":
             return self.ep_size == 1 and _has_triton_kernels(self.capability)
         return True
@@ -93,21 +94,18 @@ def read_experts(server_args: Any) -> Experts | None:
     if str(config.device) != "cuda":
         return None
     is_amd = _is_amd()
-    capability = None if is_amd else _read_capability()
     experts = Experts(
         runner=spell(config.moe_runner_backend),
         format=read_format(model_config(server_args), config.quantization),
-        capability=capability,
+        capability=None if is_amd else _read_capability(),
         aiter=is_amd and _uses_aiter(),
         ep_size=config.ep_size,
     )
-    if experts.runner != "auto":
-        return experts
-    return Experts(**{**vars(experts), "runner": _choose_in_layers(experts)})
+    return experts if experts.runner != "auto" else replace(experts, runner=_choose_in_layers(experts))
 
 
 def _choose_in_layers(experts: Experts) -> str:
-    """What layers choose while the server's runner is auto; auto where that is triton or marlin, or not known."""
+    """What layers choose while the server's runner is auto; auto as in `Experts`."""
     if experts.format in OWN_KERNELS:
         return OWN_KERNELS[experts.format]
     if experts.capability is None:
@@ -116,7 +114,7 @@ def _choose_in_layers(experts: Experts) -> str:
         # modelopt_quant.py: create_moe_runner; compressed_tensors_w4a4_nvfp4_moe.py: create_moe_runner
         if experts.format in ("NVFP4", "mixed NVFP4"):
             return "flashinfer_trtllm"
-        if experts.format == "NVFP4 by compressed-tensors":
+        if experts.format == "NVFP4 (compressed-tensors)":
             return "flashinfer_cutlass"
     return "auto"
 
@@ -158,12 +156,12 @@ def _read_compressed(config: Mapping[str, Any]) -> str:
     if "mxfp4" in str(config.get("format")) or (bits, kind, group) == (4, "float", 32):
         return "MXFP4"
     if (bits, kind) == (4, "float"):
-        return "NVFP4 by compressed-tensors" if activations else "NVFP4 weights"
+        return "NVFP4 (compressed-tensors)" if activations else "NVFP4 weights"
     if (bits, kind) == (8, "float"):
         return f"fp8 by {weights.get('strategy')}"
     if (bits, kind) == (4, "int") and not activations:
         is_mx = group == 32 and weights.get("symmetric", True) and not weights.get("dynamic")
-        return "MXINT4" if is_mx else "int4 by compressed-tensors"
+        return "MXINT4" if is_mx else "int4 (compressed-tensors)"
     return "compressed-tensors"
 
 

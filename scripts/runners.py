@@ -95,7 +95,12 @@ MIXTRAL = SMALL | {
 
 FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
-MODELOPT_FP8 = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": []}
+MODELOPT_FP8: dict[str, Any] = {
+    "quant_method": "modelopt",
+    "quant_algo": "FP8",
+    "kv_cache_quant_algo": None,
+    "exclude_modules": [],
+}
 NVFP4 = MODELOPT_FP8 | {"quant_algo": "NVFP4", "group_size": 16}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
@@ -185,7 +190,8 @@ def describe(resolution: Any) -> str:
     from sglang_xshare.stage.upstream import resolved, spell
 
     for who, _ in resolution.refusals:
-        return "not in SGLang" if who == "SGLang" else f"refused: {read_experts(resolution.server_args).runner}"
+        experts = None if who == "SGLang" else read_experts(resolution.server_args)
+        return f"refused: {experts.runner}" if experts else "not in SGLang"
     for line in resolution.warnings:
         if line.startswith(MOVED):
             return line.removeprefix(MOVED).replace(" (auto) -> ", " → ")

@@ -28,8 +28,8 @@ MODELS = {
     "nvfp4": COMMON | CONFIGS["qwen3-30b-a3b"] | {"quantization_config": NVFP4_COMPRESSED},
 }
 UNFIT = (
-    "--expert-policy xshare: SGLang runs NVFP4 (compressed-tensors) experts with flashinfer_cutlass here, which takes no "
-    f"policy's choice, and none of {', '.join(RUNNERS)} fits them; allowed is experts of another quantization"
+    "--expert-policy xshare: SGLang runs NVFP4 (compressed-tensors) experts with flashinfer_cutlass here, which takes "
+    f"no policy's choice, and none of {', '.join(RUNNERS)} fits them; allowed is experts of another quantization"
 )
 RESOLVED = {  # by model and GPU: the runner at server level, SGLang's where it is moved, and why it is refused
     ("bf16", "a100"): ("auto", None, []),

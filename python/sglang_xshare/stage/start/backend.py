@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..upstream import model_config, resolved, spell
+from ..upstream import model_config, spell
 from .arguments import Arguments
 from .experts import Experts, read_experts
 from .model import can_rank, read_model

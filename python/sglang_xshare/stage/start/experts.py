@@ -26,8 +26,10 @@ NAMES = {
 FITTING: dict[str, tuple[str, ...]] = {
     "bf16": ("triton",),
     "fp8 by block": ("triton",),
-    "fp8 by channel": ("triton",),
     "fp8 by tensor": ("triton",),
+    "fp8 by block (compressed-tensors)": ("triton",),
+    "fp8 by channel (compressed-tensors)": ("triton",),
+    "fp8 by tensor (compressed-tensors)": ("triton",),
     "fp8 with MXFP4 experts": ("marlin",),
     "NVFP4": ("marlin",),
     "mixed NVFP4": ("marlin",),
@@ -40,9 +42,12 @@ FITTING: dict[str, tuple[str, ...]] = {
     "nvfp4_online": ("flashinfer_trtllm", "flashinfer_trtllm_routed"),
 }
 # With these flashinfer_trtllm takes router logits alone: modelopt_quant.py, compressed_tensors_w4a4_mxint4_moe.py.
-ROUTED_IN_KERNEL = ("fp8 by tensor", "MXINT4")
+ROUTED_IN_KERNEL = ("fp8 by tensor", "fp8 by tensor (compressed-tensors)", "MXINT4")
 # With SGLANG_USE_AITER, layers left to themselves run these on AMD's aiter, or on triton where it lacks the shape.
-BY_AITER = ("bf16", "fp8 by block", "fp8 by tensor", "fp8 by channel", "fp8 with MXFP4 experts", "MXFP4", "quark")
+BY_AITER = (
+    *("bf16", "fp8 by block", "fp8 by tensor", "fp8 by channel (compressed-tensors)"),
+    *("fp8 with MXFP4 experts", "MXFP4"),
+)
 # Formats that run one kernel whatever the runner: w4afp8.py, humming.py.
 OWN_KERNELS = {"w4afp8": "cutlass_w4a8_moe", "humming": "humming"}
 
@@ -89,15 +94,20 @@ class Experts:
 
 
 def read_experts(server_args: Any) -> Experts | None:
-    """Read a server's resolved arguments. None where its device is no GPU: what runs there is checked once loaded."""
+    """Read a server's resolved arguments. None where its device is no GPU, or none is there: what runs is checked once
+    loaded.
+    """
     config = resolved(server_args)
     if str(config.device) != "cuda":
         return None
     is_amd = _is_amd()
+    capability = None if is_amd else _read_capability()
+    if capability is None and not is_amd:
+        return None
     experts = Experts(
         runner=spell(config.moe_runner_backend),
         format=read_format(model_config(server_args), config.quantization),
-        capability=None if is_amd else _read_capability(),
+        capability=capability,
         aiter=is_amd and _uses_aiter(),
         ep_size=config.ep_size,
     )
@@ -158,7 +168,7 @@ def _read_compressed(config: Mapping[str, Any]) -> str:
     if (bits, kind) == (4, "float"):
         return "NVFP4 (compressed-tensors)" if activations else "NVFP4 weights"
     if (bits, kind) == (8, "float"):
-        return f"fp8 by {weights.get('strategy')}"
+        return f"fp8 by {weights.get('strategy')} (compressed-tensors)"
     if (bits, kind) == (4, "int") and not activations:
         is_mx = group == 32 and weights.get("symmetric", True) and not weights.get("dynamic")
         return "MXINT4" if is_mx else "int4 (compressed-tensors)"
@@ -194,10 +204,13 @@ def _is_laid_out_for_triton(experts: str) -> bool:
     return experts == "bf16"
 
 
-def _read_capability() -> Capability:
+def _read_capability() -> Capability | None:
     import torch
 
-    major, minor = torch.cuda.get_device_capability()
+    try:
+        major, minor = torch.cuda.get_device_capability()
+    except (RuntimeError, AssertionError):  # no driver; a torch without CUDA
+        return None
     return major, minor
 
 

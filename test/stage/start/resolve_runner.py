@@ -38,11 +38,21 @@ def pretend_b200():
         yield
 
 
+class Listener(logging.Handler):
+    """Adds what is logged to `lines`."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self.lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
 def attempt(arguments: list[str]) -> dict[str, object]:
     """How a server with these arguments would be resolved."""
     lines: list[str] = []
-    listener = logging.Handler()
-    listener.emit = lambda record: lines.append(record.getMessage())
+    listener = Listener(lines)
     logging.getLogger("sglang_xshare").addHandler(listener)
     stops = None
     try:

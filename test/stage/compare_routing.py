@@ -14,7 +14,8 @@ import torch
 from sglang.srt.layers.moe.topk import TopKConfig, select_experts
 
 from sglang_xshare import Batch, build_plan
-from sglang_xshare.stage.layer import Layer, read_router
+from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.router import read_router
 from sglang_xshare.stage.step import Step
 
 ROWS, EXPERTS, TOP_K = 7, 32, 4

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from served.release import LATEST, make_env, older_releases_take_long
-from sglang_xshare.stage.layer import read_router
+from sglang_xshare.stage.router import read_router
 
 
 def config(**changes: Any) -> SimpleNamespace:

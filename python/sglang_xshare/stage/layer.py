@@ -10,7 +10,7 @@ import torch
 
 from ..plan import SelectionPlan
 from ..selection import select
-from ..types import Router, RunnerSlots, Selection, Tally
+from ..types import RunnerSlots, Selection, Tally
 from .alignment import Aligner
 from .placement import Placement
 from .router import read_router

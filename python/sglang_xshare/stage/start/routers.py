@@ -31,7 +31,7 @@ def check_router(
 
 
 def count_hashed(modules: Mapping[str, Any]) -> int:
-    """MoE layers that choose experts by a hash of the token (the first ones of DeepSeek-V4): nothing is selected there."""
+    """How many MoE layers choose by a hash of the token (DeepSeek-V4's first ones): nothing is selected there."""
     from sglang.srt.layers.moe.hash_topk import HashTopK
 
     return sum(isinstance(module, HashTopK) for module in modules.values())

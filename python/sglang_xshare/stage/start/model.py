@@ -20,7 +20,7 @@ from .moe_model import MoeModel
 from .refusal import ExpertPolicyError, refusal
 
 NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k")
+TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts")
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config.text_config")
 """Where the configuration of a model of several modes has its language model's; ModelConfig finds it itself."""
 

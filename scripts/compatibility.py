@@ -54,11 +54,11 @@ def make_table(releases: list[str]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def replace_table(page: str, table: str) -> str:
+def replace_table(page: str, table: str, begin: str = BEGIN) -> str:
     """The page with the table between its two marks."""
-    before, _, rest = page.partition(BEGIN)
+    before, _, rest = page.partition(begin)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}{table}{END}{after}"
+    return f"{before}{begin}{table}{END}{after}"
 
 
 if __name__ == "__main__":

@@ -130,6 +130,9 @@ class SelectionPlan:
             raise ValueError(f"top_k = {router.top_k}: allowed is at most the number of experts, {num_experts}")
         if router.num_expert_group is not None and num_experts % router.num_expert_group:
             raise ValueError(f"num_expert_group = {router.num_expert_group}: allowed is a divisor of {num_experts}")
+        if router.quota_groups is not None and num_experts % router.quota_groups:
+            raise ValueError(f"quota_groups = {router.quota_groups}: allowed is a divisor of {num_experts}")
+        self.check_columns(router)
         if self.warm_up(router) > router.top_k:
             raise ValueError(f"k0 = {self.k0}: allowed is at most the model's top-k, {router.top_k}")
         if self.k0 is None and self.columns(router) < router.top_k:
@@ -144,6 +147,12 @@ class SelectionPlan:
         """Raise ValueError where the router's weights are none that the plan can divide."""
         if self.own_share and not router.renormalize:
             raise ValueError(f"own_share = {self.own_share}: allowed only with a model that renormalizes its weights")
+
+    def check_columns(self, router: Router) -> None:
+        """Raise ValueError where the router's groups have no share of a row's slots."""
+        if router.quota_groups is not None and self.columns(router) != router.top_k:
+            reason = f"the router takes {router.top_k // router.quota_groups} experts of each group"
+            raise ValueError(f"kmax = {self.kmax}: {reason}; allowed is the model's top-k, {router.top_k}")
 
     def can_drop(self, router: Router, num_experts: int, ranks: int = 1) -> bool:
         """False where no batch can lose an expert to this plan on `ranks` ranks, so that it only costs time."""

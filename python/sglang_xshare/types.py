@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-SCORINGS = ("softmax", "sigmoid")
+SCORINGS = ("softmax", "sigmoid", "sqrtsoftplus")
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,8 +17,9 @@ class Router:
     """How the model routes, apart from the logits. Fused shared experts are not part of it.
 
     `correction_bias` [N], any float dtype, is added to the scores to choose, never to weigh. `num_expert_group` and
-    `topk_group` are both given (a group-limited router) or both None. `scaling` multiplies every weight. Raises
-    ValueError naming the key.
+    `topk_group` are both given (a group-limited router) or both None. With `quota_groups`, each of so many equal groups
+    of experts gives its top_k / quota_groups best. `scaling` multiplies every weight, and so does its expert's
+    `expert_scale` [N], any float dtype, once they are normalized. Raises ValueError naming the key.
     """
 
     top_k: int
@@ -28,17 +29,25 @@ class Router:
     num_expert_group: int | None = None
     topk_group: int | None = None
     scaling: float = 1.0
+    quota_groups: int | None = None
+    expert_scale: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_count("top_k", self.top_k)
         if self.scoring not in SCORINGS:
-            raise ValueError(f"scoring = {self.scoring!r}: allowed is {' or '.join(SCORINGS)}")
+            raise ValueError(f"scoring = {self.scoring!r}: allowed is {', '.join(SCORINGS)}")
         if (self.num_expert_group is None) != (self.topk_group is None):
             groups = f"num_expert_group = {self.num_expert_group!r}, topk_group = {self.topk_group!r}"
             raise ValueError(f"{groups}: allowed is both or neither")
         if self.num_expert_group is not None:
             _check_count("num_expert_group", self.num_expert_group)
             _check_count("topk_group", self.topk_group)
+        if self.quota_groups is not None:
+            _check_count("quota_groups", self.quota_groups)
+            if self.top_k % self.quota_groups:
+                raise ValueError(f"quota_groups = {self.quota_groups}: allowed is a divisor of top_k = {self.top_k}")
+            if self.num_expert_group is not None:
+                raise ValueError(f"quota_groups = {self.quota_groups}: allowed only without num_expert_group")
         if type(self.scaling) not in (int, float) or not 0 < self.scaling < math.inf:
             raise ValueError(f"scaling = {self.scaling!r}: allowed is a finite number above 0")
 

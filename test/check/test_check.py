@@ -11,10 +11,12 @@ import pytest
 
 from benchmark.common.paths import ROOT
 from benchmark.gpu.models import COMMON, CONFIGS
+from scripts.runners import NVFP4_COMPRESSED, write_model
 from served.release import CPU, LATEST, OLDER, make_env, older_releases_take_long
 from sglang_xshare.check.command import _on_device
 from sglang_xshare.check.report import spell_sizes
 from sglang_xshare.gpus import GPUS, NVIDIA
+from sglang_xshare.stage.start.modes import RUNNERS
 from stage.start.test_server import ACCEPTED, POLICY, REFUSED, keys, written  # noqa: F401 - written is a fixture
 
 TINY = ROOT / "checkpoints" / "qwen3-moe-tiny"
@@ -23,20 +25,21 @@ MODELS = {
     "bf16": COMMON | CONFIGS["qwen3-30b-a3b"],
     "awq": COMMON | CONFIGS["qwen3-30b-a3b"] | {"dtype": "float16", "quantization_config": AWQ},
     "gpt-oss": COMMON | CONFIGS["gpt-oss-20b"],
+    "nvfp4": COMMON | CONFIGS["qwen3-30b-a3b"] | {"quantization_config": NVFP4_COMPRESSED},
 }
-TRTLLM = (
-    "--moe-runner-backend auto: cannot be served with an expert policy: on this GPU SGLang takes flashinfer_trtllm for "
-    "this model; allowed is triton, triton_kernel, cutlass, marlin"
+UNFIT = (
+    "--expert-policy xshare: SGLang runs NVFP4 (compressed-tensors) experts with flashinfer_cutlass here, which takes "
+    f"no policy's choice, and none of {', '.join(RUNNERS)} fits them; allowed is experts of another quantization"
 )
-MXFP4 = TRTLLM.replace("flashinfer_trtllm", "flashinfer_mxfp4")
-RESOLVED = {  # by model and GPU: the runner at server level, and why it is refused
-    ("bf16", "a100"): ("auto", []),
-    ("bf16", "h100"): ("auto", []),
-    ("bf16", "b200"): ("flashinfer_trtllm", [TRTLLM]),
-    ("bf16", "rtx5090"): ("auto", []),
-    ("awq", "h100"): ("auto", []),
-    ("gpt-oss", "h100"): ("triton_kernel", []),
-    ("gpt-oss", "b200"): ("flashinfer_mxfp4", [MXFP4]),
+RESOLVED = {  # by model and GPU: the runner at server level, SGLang's where it is moved, and why it is refused
+    ("bf16", "a100"): ("auto", None, []),
+    ("bf16", "h100"): ("auto", None, []),
+    ("bf16", "b200"): ("triton", "flashinfer_trtllm", []),
+    ("bf16", "rtx5090"): ("auto", None, []),
+    ("awq", "h100"): ("auto", None, []),
+    ("gpt-oss", "h100"): ("triton_kernel", None, []),
+    ("gpt-oss", "b200"): ("triton_kernel", "flashinfer_mxfp4", []),
+    ("nvfp4", "b200"): ("auto", None, [UNFIT]),
 }
 NO_MODEL = "no model in the folder named"
 WITH_GPU = pytest.mark.parametrize("release", [pytest.param(OLDER[-1], marks=pytest.mark.long), LATEST])
@@ -121,7 +124,9 @@ def test_what_auto_becomes_on_a_gpu(model, gpu, release, patched_release, tmp_pa
     folder.mkdir(exist_ok=True)
     answer = ask_of_gpus(patched_release(release), folder)[model, gpu]
     report = json.loads(answer["out"])
-    runner, refusals = RESOLVED[model, gpu]
+    runner, moved, refusals = RESOLVED[model, gpu]
+    lines = [line for line in report["warnings"] if line.startswith("expert policy: ")]
+    assert lines == ([f"expert policy: MoE runner {moved} (auto) -> {runner}"] if moved else [])
     assert report["moe_runner"] == runner
     assert [refusal["says"] for refusal in report["refusals"]] == refusals
     assert (answer["code"], report["gpu"], report["device"]) == (int(bool(refusals)), gpu, "cuda")
@@ -165,16 +170,19 @@ def test_a_folder_that_a_configuration_file_names_is_looked_for(patched_release,
     assert first == {"by": "sglang-xshare", "says": says}
 
 
-def test_the_table_says_the_same(patched_release):
-    served, refused = run_all(
-        patched_release(LATEST),
-        [["--model", str(TINY), *POLICY, "--gpu", "h100"], ["--model", str(TINY), *POLICY, "--gpu", "b200"]],
-    )
-    assert served["code"] == 0
+def test_the_table_says_the_same(patched_release, tmp_path):
+    write_model(tmp_path / "nvfp4", MODELS["nvfp4"], NVFP4_COMPRESSED)
+    asked = [
+        ["--model", str(TINY), *POLICY, "--gpu", "h100"],
+        ["--model", str(TINY), *POLICY, "--gpu", "b200"],
+        ["--model", str(tmp_path / "nvfp4"), *POLICY, "--gpu", "b200"],
+    ]
+    served, moved, refused = run_all(patched_release(LATEST), asked)
+    assert [answer["code"] for answer in (served, moved, refused)] == [0, 0, 1]
     for words in ("served", "h100", "auto: each layer chooses", "1-16, 24-256 by 8", "Triton kernel at 4-16"):
         assert words in served["out"]
-    assert refused["code"] == 1
-    assert "SGLang takes flashinfer_trtllm" in " ".join(refused["out"].split())
+    assert "expert policy: MoE runner flashinfer_trtllm (auto) -> triton" in " ".join(moved["out"].split())
+    assert "experts with flashinfer_cutlass here" in " ".join(refused["out"].split())
 
 
 def test_the_policy_is_told_with_every_key_or_as_refused(patched_release):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from selection.oracle import ALGORITHMS, Answer, Case
 from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare.types import SCORINGS
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Values that meet every special case: ties, both zeros, underflow, and what counts as -inf.
@@ -50,10 +51,14 @@ def cases(draw, max_requests=6, max_experts=64, max_tokens=8, top_k=None):
     generator = torch.Generator().manual_seed(seed + 1)
     bias = draw(st.sampled_from([None, None, 0.1, 1.0]))
     groups = draw(st.sampled_from([None, None, 2, 4]))
+    quota = draw(st.sampled_from([None, None, 2, 4])) if groups is None else None
+    k = top_k or draw(st.integers(1, min(16, experts)))
+    if quota and k % quota:
+        quota = None
     return Case(
         logits=fill_logits(draw(st.sampled_from(KINDS)), rows, experts, seed).to(draw(st.sampled_from(DTYPES))),
-        top_k=top_k or draw(st.integers(1, min(16, experts))),
-        scoring=draw(st.sampled_from(["softmax", "sigmoid"])),
+        top_k=k,
+        scoring=draw(st.sampled_from(SCORINGS)),
         # In eighths: a bias that ties experts as often as it parts them.
         bias=None if bias is None else (torch.randn(experts, generator=generator) * 8 * bias).round() / 8,
         renormalize=draw(st.booleans()),
@@ -62,6 +67,8 @@ def cases(draw, max_requests=6, max_experts=64, max_tokens=8, top_k=None):
         valid=draw(st.sampled_from([None, torch.rand(rows, generator=generator) < 0.7])),
         tokens_per_request=tokens,
         rank_of_expert=torch.randint(4, (experts,), generator=generator).tolist(),
+        quota_groups=quota,
+        expert_scale=draw(st.sampled_from([None, None, torch.rand(experts, generator=generator) * 4 - 1])),
     )
 
 
@@ -95,7 +102,10 @@ def keys_for(policy, case):
         ),
         "oea": st.fixed_dictionaries(
             warm_up,
-            optional={"kmax": st.integers(k, k + experts), "max_rank": st.integers(1, experts + 3)},
+            optional={
+                "kmax": st.just(k) if case.quota_groups else st.integers(k, k + experts),
+                "max_rank": st.integers(1, experts + 3),
+            },
         ),
         "lynx-lat": st.one_of(
             st.fixed_dictionaries({"retain": budget}), st.fixed_dictionaries({"drop": st.integers(0, experts)})
@@ -152,15 +162,25 @@ def free_plans(draw, case):
             ]
         )
     )
+    wider = k if case.quota_groups else k + 3
     if draw(st.booleans()):
         return build_plan("custom", **keys, coverage="truncate", rescue=draw(st.booleans()))
     if case.renormalize:
         keys["own_share"] = draw(st.sampled_from([0, 0.5, 1]))
-    return build_plan("custom", **keys, kmax=draw(st.integers(k, k + 3)), max_rank=draw(st.integers(1, experts)))
+    return build_plan("custom", **keys, kmax=draw(st.integers(k, wider)), max_rank=draw(st.integers(1, experts)))
 
 
 def router_of(case):
-    return Router(case.top_k, case.scoring, case.bias, case.renormalize, case.num_expert_group, case.topk_group)
+    return Router(
+        case.top_k,
+        case.scoring,
+        case.bias,
+        case.renormalize,
+        case.num_expert_group,
+        case.topk_group,
+        quota_groups=case.quota_groups,
+        expert_scale=case.expert_scale,
+    )
 
 
 def run(case, plan, backend):
@@ -186,6 +206,8 @@ def check(case, policy, keys, backends=("reference", "torch")):
         assert int(out.rescued) == expected.rescued, backend
         for i, experts in enumerate(expected.experts):
             weights = weigh(case, expected, i, keys.get("own_share", 0))
+            if case.expert_scale is not None:
+                weights = [w * float(case.expert_scale[j]) for w, j in zip(weights, experts, strict=True)]
             assert out.topk_weights[i].tolist() == pad(weights, columns), (backend, i)
             assert float(out.kept_mass[i]) == near(kept_mass_of(case, i, experts)), (backend, i)
 

@@ -22,6 +22,7 @@ DTYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 SIGNATURE = {
     "valid": "*i1",
     "bias": "*fp32",
+    "expert_scale": "*fp32",
     "ranks": "*i64",
     "budgets": "*i64",
     "partials": "*i64",
@@ -77,6 +78,8 @@ def compile_kernel(
         constants |= dict.fromkeys(ALIGNMENT)
     if case.router.correction_bias is None:
         constants["bias"] = None
+    if case.router.expert_scale is None:
+        constants["expert_scale"] = None
     if plan.target_per_rank is None:
         constants["ranks"] = None
     if not recipe.follows_voters:

@@ -1,6 +1,7 @@
 """Each paper's algorithm, transcribed literally: plain Python loops over lists, slow, and nothing from the package.
 
-Only the scores P come from torch (softmax or sigmoid in float32), since no other code rounds `exp` the same way.
+Only the scores P come from torch (softmax, sigmoid, the root of softplus in float32), since no other code rounds `exp`
+the same way.
 """
 
 import math
@@ -27,13 +28,18 @@ class Case:
     valid: torch.Tensor | None = None
     tokens_per_request: int = 1
     rank_of_expert: list[int] | None = None
+    quota_groups: int | None = None
+    expert_scale: torch.Tensor | None = None
 
     def __post_init__(self):
         rows = [[x if math.isfinite(x) else MINUS_INF for x in row] for row in self.logits.float().tolist()]
         n, self.num_experts = self.logits.shape
         table = torch.tensor(rows).view(n, self.num_experts)
-        scores = table.softmax(1) if self.scoring == "softmax" else table.sigmoid()
-        self.P = [[0.0 if math.isnan(x) else x for x in row] for row in scores.tolist()]
+        self.P = [[0.0 if math.isnan(x) else x for x in row] for row in self.score(table).tolist()]
+        # What is added up: of scores without an upper bound, their shares of the row.
+        self.M = self.P
+        if self.scoring == "sqrtsoftplus":
+            self.M = [[x / sum(row) if sum(row) > 0 else 0.0 for x in row] for row in self.P]
         biased = rows if self.bias is None else (torch.tensor(self.P).view_as(table) + self.bias.float()).tolist()
         self.C = [
             self.limit_groups([MINUS_INF if x == MINUS_INF else c for x, c in zip(row, biased[i], strict=True)])
@@ -41,7 +47,22 @@ class Case:
         ]
         self.rows = [i for i in range(n) if self.valid is None or bool(self.valid[i])]
         self.ranking = [rank(range(self.num_experts), choice) for choice in self.C]
-        self.top = [ranked[: self.top_k] for ranked in self.ranking]
+        self.top = [self.take(ranked) for ranked in self.ranking]
+
+    def score(self, table):
+        if self.scoring == "sqrtsoftplus":  # of what is too small to be added to 1 the root is that of e^x
+            return torch.where(table < -16, (table / 2).exp(), torch.nn.functional.softplus(table).sqrt())
+        return table.softmax(1) if self.scoring == "softmax" else table.sigmoid()
+
+    def take(self, ranked, count=None):
+        """The first `count` experts; of a router that takes as many of each group, while it has not had its share."""
+        taken = []
+        for j in ranked:
+            size = self.num_experts // (self.quota_groups or 1)
+            mates = [other for other in taken if other // size == j // size]
+            if self.quota_groups is None or len(mates) < self.top_k // self.quota_groups:
+                taken.append(j)
+        return taken[: count or self.top_k]
 
     def limit_groups(self, choice):
         """DeepSeek's router: only the experts of a row's best groups remain."""
@@ -92,7 +113,7 @@ def utility_of(case, rows, kind):
     for i in rows:
         if kind == "full":
             for j in range(case.num_experts):
-                scores[j] += fixed(case.P[i][j])
+                scores[j] += fixed(case.M[i][j])
         else:
             total = sum(case.P[i][j] for j in case.top[i])
             for j in case.top[i]:
@@ -121,7 +142,7 @@ def add_best(S, scores, candidates, budget):
 
 def refine(case, S):
     """XShare's refinement: every token routes to its top-k within S."""
-    return [rank(S, case.C[i])[: case.top_k] if i in case.rows else [] for i in range(len(case.P))]
+    return [case.take(rank(S, case.C[i])) if i in case.rows else [] for i in range(len(case.P))]
 
 
 def vanilla(case):
@@ -131,11 +152,11 @@ def vanilla(case):
 
 def warm_up_of(case, i, k0, p):
     """OEA, Algorithm 2, lines 4-6."""
-    total = sum(fixed(x) for x in case.P[i])
+    total = sum(fixed(x) for x in case.M[i])
     t = 0
     reached = 0
     while t < min(k0, len(case.top[i])):
-        reached += fixed(case.P[i][case.top[i][t]])
+        reached += fixed(case.M[i][case.top[i][t]])
         t += 1
         if p < 1 and reached >= math.ceil(p * total):
             break
@@ -194,6 +215,10 @@ def oea(case, k0, p=1.0, kmax=None, max_rank=None):
     S_base = set().union(*base.values())
     experts: list[list[int]] = [[] for _ in case.P]
     for i in case.rows:
+        if case.quota_groups:
+            reach = {*base[i], *(S_base & set(case.ranking[i][:max_rank]))}
+            experts[i] = case.take(rank(reach, case.C[i]))
+            continue
         S_i = list(base[i])
         for j in range(len(S_i), min(max_rank, len(case.ranking[i]))):
             if len(S_i) >= kmax:
@@ -243,14 +268,14 @@ def lynx_acc(case, confidence, max_voters=8, min_votes=2):
     """Lynx 4.3: only confident tokens vote."""
 
     def confidence_of(i):
-        total = sum(fixed(x) for x in case.P[i])
-        return max(fixed(x) for x in case.P[i]) / total if total else 0.0
+        total = sum(fixed(x) for x in case.M[i])
+        return max(fixed(x) for x in case.M[i]) / total if total else 0.0
 
     by_confidence = sorted(case.rows, key=lambda i: (-confidence_of(i), i))
     voters: list[int] = []
     for i in by_confidence:
-        total = sum(fixed(x) for x in case.P[i])
-        if total > 0 and max(fixed(x) for x in case.P[i]) >= math.ceil(confidence * total) and len(voters) < max_voters:
+        total = sum(fixed(x) for x in case.M[i])
+        if total > 0 and max(fixed(x) for x in case.M[i]) >= math.ceil(confidence * total) and len(voters) < max_voters:
             voters.append(i)
     if not voters:
         voters = by_confidence[:1]

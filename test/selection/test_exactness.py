@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from selection.cases import SPECIAL, cases, check, free_plans, keys_for, run
 from selection.oracle import ALGORITHMS, Case
 from sglang_xshare.policies import list_policies
+from sglang_xshare.types import SCORINGS
 
 EVERY_POLICY = pytest.mark.parametrize("policy", ALGORITHMS)
 few = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -63,7 +64,7 @@ def test_special_values(policy, data):
     case = Case(
         torch.tensor([data.draw(values) for _ in range(rows)]),
         top_k=data.draw(st.integers(1, 4)),
-        scoring=data.draw(st.sampled_from(["softmax", "sigmoid"])),
+        scoring=data.draw(st.sampled_from(SCORINGS)),
         bias=data.draw(st.sampled_from([None, torch.tensor([0.0, 0.5] * 4)])),
         renormalize=data.draw(st.booleans()),
         valid=data.draw(st.sampled_from([None, torch.arange(rows) != 1])),

@@ -137,6 +137,15 @@ def test_every_backend_is_listed_and_auto_is_torch_on_the_cpu(monkeypatch):
             {"router": Router(4, "sigmoid", torch.zeros(8))},
             "correction_bias float32 [8]: allowed is a float tensor [16]",
         ),
+        (
+            {"router": Router(4, expert_scale=torch.zeros(8))},
+            "expert_scale float32 [8]: allowed is a float tensor [16]",
+        ),
+        ({"router": Router(5, quota_groups=5)}, "quota_groups = 5: allowed is a divisor of 16"),
+        (
+            {"router": Router(4, quota_groups=2), "plan": build_plan("oea", k0=2, kmax=6)},
+            "kmax = 6: the router takes 2 experts of each group; allowed is the model's top-k, 4",
+        ),
         ({"router": Router(17)}, "top_k = 17: allowed is at most the number of experts, 16"),
         ({"router": Router(4, num_expert_group=3, topk_group=1)}, "num_expert_group = 3: allowed is a divisor of 16"),
         ({"rank_of_expert": [0] * 8}, "rank_of_expert int64 [8]: allowed is an integer tensor [16]"),
@@ -164,7 +173,12 @@ def test_bad_input_is_one_clear_line(change, line):
     [
         (lambda: Router(0), "top_k = 0: allowed is an integer of at least 1"),
         (lambda: Router(True), "top_k = True: allowed is an integer of at least 1"),
-        (lambda: Router(4, "relu"), "scoring = 'relu': allowed is softmax or sigmoid"),
+        (lambda: Router(4, "relu"), "scoring = 'relu': allowed is softmax, sigmoid, sqrtsoftplus"),
+        (lambda: Router(4, quota_groups=3), "quota_groups = 3: allowed is a divisor of top_k = 4"),
+        (
+            lambda: Router(4, quota_groups=2, num_expert_group=2, topk_group=1),
+            "quota_groups = 2: allowed only without num_expert_group",
+        ),
         (lambda: Router(4, num_expert_group=2), "num_expert_group = 2, topk_group = None: allowed is both or neither"),
         (lambda: Batch(None, 0), "tokens_per_request = 0: allowed is an integer of at least 1"),
     ],

@@ -18,6 +18,7 @@ from selection.oracle import ALGORITHMS
 from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.selection.triton_kernel import supports
 from sglang_xshare.selection.triton_kernel.tile import count_programs, make_tile
+from sglang_xshare.types import SCORINGS
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
@@ -74,6 +75,10 @@ def make_router(kind, experts, top_k=8):
         "sigmoid with bias": Router(top_k, "sigmoid", bias, renormalize=False),
         "group-limited": Router(top_k, num_expert_group=8, topk_group=3),
         "group-limited with bias": Router(top_k, "sigmoid", bias, num_expert_group=4, topk_group=2),
+        "sqrtsoftplus": Router(top_k, "sqrtsoftplus", renormalize=False),
+        "sqrtsoftplus with bias": Router(top_k, "sqrtsoftplus", bias, scaling=1.5),
+        "scaled by expert": Router(top_k, expert_scale=4 * bias + 0.5),
+        "top-k of each group": Router(top_k, quota_groups=4),
     }[kind]
 
 
@@ -113,8 +118,12 @@ def test_random_cases(kernel, policy, data):
     case = data.draw(cases(max_experts=128))
     plan = build_plan(policy, **data.draw(keys_for(policy, case)))
     router = router_of(case)
-    if router.correction_bias is not None:
-        router = dataclasses.replace(router, correction_bias=router.correction_bias.to(DEVICE))
+    there = {
+        name: tensor.to(DEVICE)
+        for name in ("correction_bias", "expert_scale")
+        if (tensor := getattr(router, name)) is not None
+    }
+    router = dataclasses.replace(router, **there)
     valid = None if case.valid is None else case.valid.to(DEVICE)
     batch = Batch(valid, case.tokens_per_request)
     logits = without_denormals(case.logits.float()).to(DEVICE, case.logits.dtype)
@@ -169,6 +178,10 @@ def test_programs_agree_on_voters_and_on_who_is_rescued(kernel, name, kind):
         "sigmoid with bias",
         "group-limited",
         "group-limited with bias",
+        "sqrtsoftplus",
+        "sqrtsoftplus with bias",
+        "scaled by expert",
+        "top-k of each group",
     ],
 )
 @pytest.mark.parametrize("name", ["vanilla", "xshare", "moe-spec truncating"])
@@ -184,6 +197,15 @@ def test_own_share_of_routers(kernel, kind, logits):
     compare(kernel, make_logits(logits, 12, 64), plan, make_router(kind, 64))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["xshare by mass", "lynx-acc", "lynx-lat", "moe-spec", "oea in its group"])
+@pytest.mark.parametrize("kind", ["sqrtsoftplus with bias", "top-k of each group"])
+def test_a_score_without_bound_and_groups_with_shares(kernel, kind, name, dtype):
+    """In the plans that add up whole rows of scores, or look down a row's own ranking."""
+    plan = build_plan("oea", k0=3, p=0.5, max_rank=12) if name == "oea in its group" else make_plan(name)
+    compare(kernel, make_logits("ties", 9, 32, dtype=dtype) * 3, plan, make_router(kind, 32))
+
+
 @EVERY_PLAN
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["ties", "special", "dead rows"])
@@ -192,7 +214,7 @@ def test_ties_and_what_is_not_finite(kernel, name, kind, dtype):
     compare(kernel, make_logits(kind, 9, 32, dtype=dtype), make_plan(name), Router(4))
 
 
-@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("scoring", SCORINGS)
 def test_equal_scores_in_another_order_tie(kernel, scoring):
     """Rows with the same few scores at other experts give every expert the same utility: the lower index wins."""
     scores = torch.tensor([1.3, 0.7, 0.1, -0.4, -1.9, -30, -30, -30])
@@ -251,7 +273,7 @@ def test_what_the_kernel_leaves_to_torch(keys, rows, experts):
     assert not supports(build_plan(keys), Router(8), Batch(), rows, experts)
 
 
-@pytest.mark.parametrize("router", [Router(32), Router(8, num_expert_group=6, topk_group=2)])
+@pytest.mark.parametrize("router", [Router(32), Router(8, num_expert_group=6, topk_group=2), Router(6, quota_groups=3)])
 def test_routers_the_kernel_leaves_to_torch(router):
     assert not supports(make_plan("xshare"), router, Batch(), 16, 96)
     assert supports(make_plan("xshare"), Router(8, num_expert_group=6, topk_group=6), Batch(), 16, 96)

@@ -29,6 +29,10 @@ CASES = {
     "lynx-acc": Case({"policy": "lynx-acc", "confidence": 0.5}, (64, 128)),
     "moe-spec truncating": Case({"policy": "moe-spec", "budget": 16, "coverage": "truncate"}, (64, 128)),
     "dynamic-skip": Case({"policy": "dynamic-skip", "beta": 0.5}, (8, 64)),
+    "sqrtsoftplus": Case({"policy": "moe-spec", "budget": 16}, (16, 256), Router(8, "sqrtsoftplus", BIAS, scaling=1.5)),
+    "top-k of each group, scaled by expert": Case(
+        {"policy": "xshare"}, (16, 256), Router(8, quota_groups=8, expert_scale=BIAS)
+    ),
     "group-limited": Case(
         {"policy": "xshare"}, (16, 256), Router(8, "sigmoid", BIAS, num_expert_group=8, topk_group=4)
     ),

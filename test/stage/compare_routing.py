@@ -8,13 +8,16 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterator
+from functools import partial
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
 from sglang.srt.layers.moe.topk import TopKConfig, select_experts
 
 from sglang_xshare import Batch, build_plan
-from sglang_xshare.stage.layer import Layer, read_router
+from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.router import read_router
 from sglang_xshare.stage.step import Step
 
 ROWS, EXPERTS, TOP_K = 7, 32, 4
@@ -29,6 +32,9 @@ def list_routers() -> Iterator[dict[str, Any]]:
         {"scoring_func": "softmax"},
         {"scoring_func": "sigmoid"},
         {"scoring_func": "sigmoid", **bias},
+        {"scoring_func": "softmax", **bias},  # ERNIE 4.5's
+        {"scoring_func": "sqrtsoftplus"},
+        {"scoring_func": "sqrtsoftplus", **bias},  # DeepSeek-V4's
         {"scoring_func": "softmax", **groups},
         {"scoring_func": "sigmoid", **groups},
         {"scoring_func": "sigmoid", **groups, **bias},
@@ -46,6 +52,33 @@ def list_routers() -> Iterator[dict[str, Any]]:
                 "apply_routed_scaling_factor_on_output": on_output,
                 "shared": shared,
             }
+
+
+def list_own() -> Iterator[tuple[str, dict[str, Any]]]:
+    """(a name, keyword arguments of a `TopKConfig`) for every routing function of a model's own that is reproduced."""
+    from sglang.srt.models.afmoe import AfmoeMoE
+    from sglang.srt.models.cohere2_moe import cohere2_sigmoid_topk
+    from sglang.srt.models.gemma4_causal import Gemma4MoE
+    from sglang.srt.models.interns1pro import InternS1ProTextDecoderLayer
+    from sglang.srt.models.llama4 import Llama4MoE
+
+    bias, scale = torch.linspace(-0.3, 0.3, EXPERTS), torch.nn.Parameter(torch.linspace(0.5, 2, EXPERTS))
+    afmoe = partial(AfmoeMoE._custom_routing_function, score_func="sigmoid", expert_bias=bias)
+    code = next(
+        one for one in Gemma4MoE.__init__.__code__.co_consts if getattr(one, "co_name", "") == "routing_function"
+    )
+    gemma4 = FunctionType(code, Gemma4MoE.__init__.__globals__, closure=(CellType(scale),))
+    layer = object.__new__(InternS1ProTextDecoderLayer)
+    torch.nn.Module.__init__(layer)
+    layer.router_n_groups = 2
+    for renormalize in (True, False):
+        kind = " renormalizing" * renormalize
+        yield f"AFMoE{kind}", {"custom_routing_function": afmoe, "renormalize": renormalize}
+        yield f"Cohere 2{kind}", {"custom_routing_function": cohere2_sigmoid_topk, "renormalize": renormalize}
+        interns1 = {"custom_routing_function": layer._custom_routing_function, "renormalize": renormalize}
+        yield f"InternS1-Pro{kind}", interns1
+    yield "Gemma 4", {"custom_routing_function": gemma4}
+    yield "Llama 4", {"custom_routing_function": Llama4MoE.custom_routing_function, "renormalize": False}
 
 
 def make_config(shared: int, **router: Any) -> TopKConfig:
@@ -83,6 +116,8 @@ def compare(config: TopKConfig, logits: torch.Tensor) -> dict[str, Any]:
 
 def compare_wider(config: TopKConfig, layer: Layer, logits: torch.Tensor) -> float:
     """How far the weights are from upstream's for more experts a row: the model's own top-k, and a plan's kmax."""
+    if layer.router.quota_groups is not None:
+        return 0.0  # top-k are all there are
     shared = config.top_k - layer.router.top_k
     wanted = route(dataclasses.replace(config, top_k=TOP_K + 2 + shared), logits)
     layer.plan = build_plan("custom", add=EXPERTS, utility="full", kmax=TOP_K + 2)
@@ -101,7 +136,8 @@ def describe(router: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     logits = torch.randn(ROWS, EXPERTS, generator=torch.Generator().manual_seed(0))
-    for router in list_routers():
+    routers = [(describe(router), router) for router in list_routers()]
+    for name, router in [*routers, *((name, {"shared": 0, **router}) for name, router in list_own())]:
         config = make_config(**router)
         try:
             read_router(config)
@@ -112,4 +148,4 @@ if __name__ == "__main__":
                 result = compare(config, logits)
             except (AssertionError, RuntimeError) as error:
                 result = {"raised": f"{type(error).__name__}: {error}"}
-        print(json.dumps({"router": describe(router), **result}))
+        print(json.dumps({"router": name, **result}))

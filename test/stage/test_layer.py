@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from served.release import LATEST, make_env, older_releases_take_long
-from sglang_xshare.stage.layer import read_router
+from sglang_xshare.stage import router as stage_router
+from sglang_xshare.stage.router import read_router
+from sglang_xshare.types import SCORINGS
 
 
 def config(**changes: Any) -> SimpleNamespace:
@@ -63,22 +65,54 @@ def test_group_numbers_of_an_ungrouped_router_are_ignored():
     ("changes", "named"),
     [
         ({"custom_routing_function": print}, "a routing function of the model's own"),
-        ({"scoring_func": "sqrtsoftplus"}, "scoring function 'sqrtsoftplus', allowed is softmax or sigmoid"),
-        ({"correction_bias": BIAS}, "a correction bias on softmax scores, allowed is one on sigmoid scores"),
-        ({"top_k": 9, "num_fused_shared_experts": 1}, "1 fused shared experts in a router that is ungrouped, allowed"),
+        ({"scoring_func": "tanh"}, "scoring function 'tanh', allowed is softmax, sigmoid, sqrtsoftplus"),
+        (
+            {"top_k": 9, "num_fused_shared_experts": 1},
+            r"1 fused shared experts in a router that is ungrouped \(softmax\), allowed",
+        ),
         (
             {"top_k": 9, "num_fused_shared_experts": 1, "renormalize": False, **GROUPED},
-            "1 fused shared experts in a router that is grouped, not renormalizing, allowed",
+            "1 fused shared experts in a router that is grouped, not renormalizing \\(softmax\\), allowed",
         ),
         (
             {"top_k": 10, "num_fused_shared_experts": 2, **GROUPED},
-            "2 fused shared experts in a router that is grouped, allowed",
+            "2 fused shared experts in a router that is grouped \\(softmax\\), allowed",
         ),
     ],
 )
 def test_router_that_cannot_be_reproduced_is_refused(changes, named):
     with pytest.raises(ValueError, match=f"^{named}"):
         read_router(config(**changes))
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_bias_on_softmax_scores_counts_where_upstream_adds_it(adds, monkeypatch):
+    """ERNIE 4.5's, [1, N] but on a CPU: CUDA's and ROCm's kernels are not given it."""
+    monkeypatch.setattr(stage_router, "adds_softmax_bias", lambda: adds)
+    found = read_router(config(correction_bias=BIAS.unsqueeze(0))).correction_bias
+    assert (found is None) is not adds
+    assert found is None or found.data_ptr() == BIAS.data_ptr()
+
+
+@pytest.mark.parametrize("scoring", ["sigmoid", "sqrtsoftplus"])
+def test_a_shared_expert_without_groups(scoring, monkeypatch):
+    """As in MiniMax-M3, where upstream's CUDA kernel writes its column."""
+    shared = config(top_k=9, scoring_func=scoring, correction_bias=BIAS, num_fused_shared_experts=1)
+    monkeypatch.setattr(stage_router, "writes_shared_without_groups", lambda: True)
+    assert read_router(shared).top_k == 8
+    monkeypatch.setattr(stage_router, "writes_shared_without_groups", lambda: False)
+    with pytest.raises(ValueError, match=f"in a router that is ungrouped \\({scoring}\\), allowed is one"):
+        read_router(shared)
+
+
+def test_a_release_that_renormalizes_what_should_not_be_is_refused(monkeypatch):
+    """0.5.17 and 0.5.21 on CUDA, as far as FlashInfer's kernel serves."""
+    quirk = config(correction_bias=BIAS, renormalize=False, **GROUPED)
+    assert not read_router(quirk).renormalize
+    monkeypatch.setattr(stage_router, "renormalizes_biased_groups", lambda: True)
+    with pytest.raises(ValueError, match="grouped router with a bias that does not"):
+        read_router(quirk)
+    assert read_router(config(correction_bias=BIAS, **GROUPED)).renormalize
 
 
 @cache
@@ -92,9 +126,16 @@ def compare(tree: Path) -> dict[str, dict[str, Any]]:
     return {line.pop("router"): line for line in lines}
 
 
+PLAIN = [f"plain {scoring}{biased}" for scoring in SCORINGS for biased in ("", " biased")]
+OWN = [
+    f"{model}{renormalizing}"
+    for model in ("AFMoE", "Cohere 2", "InternS1-Pro")
+    for renormalizing in (" renormalizing", "")
+] + ["Gemma 4", "Llama 4"]
+"""Routing functions of models' own."""
 SERVED = [
     f"{router}{renormalizing}{scaled}"
-    for router in ("plain softmax", "plain sigmoid", "plain sigmoid biased")
+    for router in PLAIN
     for renormalizing in (" renormalizing", "")
     for scaled in ("", " scaled-later")
 ] + [
@@ -109,9 +150,7 @@ SHARED = [
     for scaled in ("scaled-later", "scaled-on-output")
 ]
 PLAIN_SCALED_ON_OUTPUT = [
-    f"{router}{renormalizing} scaled-on-output"
-    for router in ("plain softmax", "plain sigmoid", "plain sigmoid biased")
-    for renormalizing in (" renormalizing", "")
+    f"{router}{renormalizing} scaled-on-output" for router in PLAIN for renormalizing in (" renormalizing", "")
 ]
 
 
@@ -121,7 +160,7 @@ def test_full_budget_is_upstreams_own_routing(release, patched_release):
     found = compare(patched_release(release))
     wrong = [
         (router, found[router])
-        for router in SERVED + SHARED
+        for router in SERVED + SHARED + OWN
         if found[router].get("rows_apart") != 0 or max(found[router]["error"], found[router]["wider"]) > 1e-5
     ]
     assert wrong == []
@@ -142,7 +181,7 @@ def test_scaling_of_plain_routers_on_output(release, patched_release):
 @older_releases_take_long
 def test_every_other_router_is_refused(release, patched_release):
     found = compare(patched_release(release))
-    others = found.keys() - set(SERVED + SHARED + PLAIN_SCALED_ON_OUTPUT)
-    assert len(others) == 20
+    others = found.keys() - set(SERVED + SHARED + OWN + PLAIN_SCALED_ON_OUTPUT)
+    assert len(others) == 32
     for router in others:
         assert "shared experts" in found[router]["refused"]

@@ -51,6 +51,8 @@ def check(flags: Sequence[str], gpu_name: str | None) -> dict[str, Any]:
     SGLang that is absent or not patched, flags that its parser does not take.
     """
     gpu = None if gpu_name is None else find_gpu(gpu_name, NVIDIA)
+    if gpu and gpu.capability is None:
+        raise ValueError("--gpu: SGLang decides for AMD's GPUs when it is imported; allowed is NVIDIA's, or none")
     # SGLang and huggingface_hub read it when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
     _check_config(flags)

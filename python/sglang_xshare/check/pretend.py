@@ -9,18 +9,19 @@ from typing import Any
 
 from ..gpus import Gpu
 
+MI300 = (9, 4)
+"""What torch calls the architecture gfx942."""
+
 
 @contextmanager
 def pretend(gpu: Gpu) -> Iterator[None]:
-    """Within it SGLang takes this machine for one with such a GPU of NVIDIA, FlashInfer and triton_kernels installed.
+    """Within it SGLang takes this machine for one with such a GPU, FlashInfer and triton_kernels installed.
 
-    What SGLang has asked the machine when it was imported stays as it is. Raises ValueError on a release that cannot be
-    told, and for a GPU of another vendor.
+    What SGLang has asked the machine when it was imported stays as it is. For AMD's GPUs that is much: of what SGLang
+    resolves for them, only the MoE runner is right. Raises ValueError on a release that cannot be told.
     """
     import torch
 
-    if gpu.capability is None:
-        raise ValueError("--gpu: SGLang decides for AMD's GPUs when it is imported; allowed is NVIDIA's, or none")
     try:
         from sglang.srt.runtime_context import override_platform
         from sglang.srt.utils import common
@@ -29,25 +30,29 @@ def pretend(gpu: Gpu) -> Iterator[None]:
             "--gpu: this SGLang resolves its arguments for its own machine alone; allowed is none, or SGLang 0.5.19 "
             "and later"
         ) from None
-    memory = gpu.memory * 1e9 / 2**20
+    memory, capability = gpu.memory * 1e9 / 2**20, gpu.capability or MI300
     with ExitStack() as stack:
-        stack.enter_context(override_platform(**_list_facts(gpu.capability)))
+        stack.enter_context(override_platform(**_list_facts(gpu)))
         stack.enter_context(_replaced(common, "get_device_memory_capacity", lambda device=None: memory))
         # sglang-kernel brings them, and gpt-oss runs on them where they are.
         stack.enter_context(_replaced(common, "is_triton_kernels_available", lambda: True))
         # A few models' defaults ask torch itself.
-        stack.enter_context(_replaced(torch.cuda, "get_device_capability", lambda device=None: gpu.capability))
+        stack.enter_context(_replaced(torch.cuda, "get_device_capability", lambda device=None: capability))
+        # Which quantizations there are is asked past the platform.
+        stack.enter_context(_replaced(common, "is_hip", lambda: gpu.capability is None))
         yield
 
 
-def _list_facts(capability: tuple[int, int]) -> dict[str, Any]:
+def _list_facts(gpu: Gpu) -> dict[str, Any]:
     """What SGLang asks of a platform, by its own names: those that every release with `override_platform` knows."""
-    major, minor = capability
-    others = ("is_hip", "is_npu", "is_xpu", "is_musa", "has_amx")
+    capability = gpu.capability or MI300
+    major, minor = capability if gpu.capability else (0, 0)
+    others = ("is_npu", "is_xpu", "is_musa", "has_amx")
     return {
         **dict.fromkeys(others, False),
-        "is_cuda": True,
-        "has_flashinfer": True,
+        "is_hip": gpu.capability is None,
+        "is_cuda": gpu.capability is not None,
+        "has_flashinfer": gpu.capability is not None,
         "is_sm90": major == 9,
         "is_hopper_with_cuda_12_3": major == 9,
         "is_sm100": major == 10,

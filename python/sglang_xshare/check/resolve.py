@@ -12,6 +12,7 @@ from typing import Any
 from .. import stage
 from ..gpus import Gpu
 from ..stage.start.arguments import Arguments, read_arguments
+from ..stage.start.backend import choose_runner
 from ..stage.start.flags import list_checks
 from ..stage.start.refusal import ExpertPolicyError
 from ..stage.start.server import find_refusals
@@ -53,6 +54,7 @@ class Resolution:
                     check()
                 except ExpertPolicyError as error:
                     self.refuse("sglang-xshare", error)
+            choose_runner(server_args, self.arguments)
 
     def check_server(self, server_args: Any) -> None:
         """In place of `stage.check_server`, which SGLang calls after it has resolved."""

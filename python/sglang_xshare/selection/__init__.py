@@ -80,6 +80,9 @@ def _check_inputs(
         raise ValueError(f"valid {_describe(valid)}: allowed is a bool tensor [{rows}]")
     if bias is not None and (bias.shape != (num_experts,) or not bias.is_floating_point()):
         raise ValueError(f"correction_bias {_describe(bias)}: allowed is a float tensor [{num_experts}]")
+    scale = router.expert_scale
+    if scale is not None and (scale.shape != (num_experts,) or not scale.is_floating_point()):
+        raise ValueError(f"expert_scale {_describe(scale)}: allowed is a float tensor [{num_experts}]")
     if rank_of_expert is not None and (rank_of_expert.shape != (num_experts,) or rank_of_expert.is_floating_point()):
         raise ValueError(f"rank_of_expert {_describe(rank_of_expert)}: allowed is an integer tensor [{num_experts}]")
     plan.check(router, num_experts, ranks=1 if rank_of_expert is None else num_experts)

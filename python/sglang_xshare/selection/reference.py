@@ -12,7 +12,7 @@ import torch
 
 from ..plan import SelectionPlan
 from ..types import Batch, Router, RunnerSlots, Selection
-from .scores import compute_scores, to_grid
+from .scores import compute_scores, measure, to_grid
 from .slots import serve_runner
 
 
@@ -41,7 +41,10 @@ class _Reference:
         self.plan, self.router, self.device = plan, router, logits.device
         scores, choice = compute_scores(logits, router)
         self.scores, choice = scores.cpu(), choice.cpu()
-        self.grid = to_grid(self.scores).long().tolist()
+        # Gemma 4 (upstream's models/gemma4_causal.py): softmax over the chosen logits, times a factor of each expert.
+        scale = torch.ones(logits.shape[1]) if router.expert_scale is None else router.expert_scale
+        self.expert_scale = scale.detach().float().cpu()
+        self.grid = to_grid(measure(self.scores, router)).long().tolist()
         self.num_rows, self.num_experts = choice.shape
         valid = [True] * self.num_rows if batch.valid is None else batch.valid.tolist()
         self.rows = [i for i in range(self.num_rows) if valid[i]]
@@ -53,7 +56,17 @@ class _Reference:
             [j for j in sorted(range(self.num_experts), key=lambda j: (-row[j], j)) if row[j] > -math.inf]
             for row in choice.tolist()
         ]
-        self.top_k = [ranked[: router.top_k] for ranked in self.ranking]
+        self.top_k = [self.take(ranked) for ranked in self.ranking]
+
+    def take(self, ranked: list[int], count: int | None = None) -> list[int]:
+        """The first `count` of some experts, by default the model's top-k; of a router that chooses in each group
+        (InternS1-Pro, upstream's models/interns1pro.py), those of them among the first top_k / groups of their group.
+        """
+        groups = self.router.quota_groups
+        if groups is not None:
+            parts = [[j for j in ranked if j * groups // self.num_experts == group] for group in range(groups)]
+            ranked = [j for j in ranked if any(j in part[: self.router.top_k // groups] for part in parts)]
+        return ranked[: count or self.router.top_k]
 
     def select(self) -> Selection:
         self.kept = {i: self.keep(i) for i in self.rows}
@@ -65,7 +78,7 @@ class _Reference:
         kept_mass = torch.zeros(self.num_rows)
         for i, experts in chosen.items():
             ids[i, : len(experts)] = torch.tensor(experts, dtype=torch.int32)
-            weights[i, : len(experts)] = self.weigh(i, experts)
+            weights[i, : len(experts)] = self.weigh(i, experts) * self.expert_scale[experts]
             share = self.scores[i, experts].sum() / self.scores[i, self.top_k[i]].sum()
             kept_mass[i] = torch.nan_to_num(share, nan=1.0, posinf=1.0)
         return Selection(
@@ -83,7 +96,7 @@ class _Reference:
     def keep(self, i: int) -> list[int]:
         """Row i's warm-up; or what dynamic-skip leaves of its top-k."""
         k0 = self.router.top_k if self.plan.k0 is None else self.plan.k0
-        kept = self.ranking[i][:k0]
+        kept = self.top_k[i][:k0]
         if self.plan.p < 1:
             reach = math.ceil(self.plan.p * sum(self.grid[i]))
             shares = [sum(self.grid[i][j] for j in kept[: length + 1]) for length in range(len(kept))]
@@ -204,8 +217,8 @@ class _Reference:
 
     def substitute(self, i: int, selected: set[int]) -> list[int]:
         reach = self.ranking[i][: self.plan.max_rank]
-        others = [j for j in reach if j in selected and j not in self.kept[i]]
-        return (self.kept[i] + others)[: self.plan.kmax or self.router.top_k]
+        usable = [j for j in self.ranking[i] if j in self.kept[i] or (j in reach and j in selected)]
+        return self.take(usable, self.plan.kmax)
 
     def weigh(self, i: int, experts: list[int]) -> torch.Tensor:
         """P at the experts times the router's scaling. Where the model renormalizes, divided by the sum of P at these

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ..types import Batch, Router
-from .scores import compute_scores
+from .scores import compute_scores, measure
 
 # A tie is broken in float64 by less than a float32 can differ: 2^-40 of the score for each of up to 1,024 experts.
 _TIE = 2.0**-40
@@ -40,6 +40,8 @@ class Rows(NamedTuple):
 
     scores: torch.Tensor
     """[n, N] float32: P."""
+    measures: torch.Tensor
+    """[n, N]: P as it is added up and compared with shares, see `scores.measure`."""
     keys: torch.Tensor
     """[n, N] float64: C with its ties broken, so the row's ranking; -inf where an expert is never chosen."""
     own: Slots
@@ -47,6 +49,7 @@ class Rows(NamedTuple):
     valid: torch.Tensor | None
     """[n, 1] bool; None where all are."""
     tokens_per_request: int
+    quota_groups: int | None
 
     @property
     def num_experts(self) -> int:
@@ -63,6 +66,13 @@ class Rows(NamedTuple):
         """k."""
         return self.own.experts.shape[1]
 
+    def find_best(self, usable: torch.Tensor, count: int) -> Slots:
+        """Every row's `count` best of the `usable` experts, [N] or [n, N] bool."""
+        keys = torch.where(usable, self.keys, constant(-math.inf, torch.float64, self.keys.device))
+        if self.quota_groups is not None:
+            return find_best(self.scores, keep_quota(keys, count, self.quota_groups), count, self.valid)
+        return find_best(self.scores, keys, count, self.valid)
+
 
 def rank_rows(logits: torch.Tensor, router: Router, batch: Batch) -> Rows:
     """Score and rank logits [n, N]."""
@@ -70,7 +80,10 @@ def rank_rows(logits: torch.Tensor, router: Router, batch: Batch) -> Rows:
     keys = choice.double()
     keys.addcmul_(keys.abs().clamp_(_SMALLEST, _LARGEST), lower_first(keys.shape[1], keys.device), value=_TIE)
     valid = None if batch.valid is None else batch.valid.unsqueeze(1)
-    return Rows(scores, keys, find_best(scores, keys, router.top_k, valid), valid, batch.tokens_per_request)
+    groups = router.quota_groups
+    own_keys = keys if groups is None else keep_quota(keys, router.top_k, groups)
+    own = find_best(scores, own_keys, router.top_k, valid)
+    return Rows(scores, measure(scores, router), keys, own, valid, batch.tokens_per_request, groups)
 
 
 def find_best(scores: torch.Tensor, keys: torch.Tensor, count: int, valid: torch.Tensor | None) -> Slots:
@@ -81,6 +94,13 @@ def find_best(scores: torch.Tensor, keys: torch.Tensor, count: int, valid: torch
         live &= valid
     zero = constant(0.0, torch.float32, keys.device)
     return Slots(experts, torch.where(live, scores.gather(1, experts), zero), live)
+
+
+def keep_quota(keys: torch.Tensor, count: int, groups: int) -> torch.Tensor:
+    """Keys [n, N], no two of them equal but at -inf, with -inf but for the count / groups largest of each group."""
+    parts = keys.unflatten(1, (groups, -1))
+    last = parts.topk(count // groups, 2).values[..., -1:]
+    return parts.masked_fill(parts < last, -math.inf).flatten(1)
 
 
 def mark(table: torch.Tensor, experts: torch.Tensor, live: torch.Tensor) -> None:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import math
 
 import torch
+from torch.nn.functional import softplus
 
 from ..types import Router
 
 GRID = 1 << 20
 """Utilities and shares are sums of scores rounded to multiples of 1 / GRID: exact, so all orders and backends agree."""
+# Keeps 0 / 0 at 0 and changes no other quotient: every positive float32 is larger.
+_TINY = 1e-300
 
 
 def compute_scores(logits: torch.Tensor, router: Router) -> tuple[torch.Tensor, torch.Tensor]:
     """(P, C), both [n, N] float32, of logits [n, N] in any float dtype.
 
-    P is the softmax over all experts or the sigmoid. C is the logit itself, which never underflows, or P + bias with a
-    correction bias. An expert that is never chosen (non-finite logit, outside the row's groups) has C = -inf, and P = 0
-    for a non-finite logit; but P is NaN in a softmax row without any finite logit.
+    P is the softmax over all experts, the sigmoid, or the root of softplus, ln(1 + e^x) (DeepSeek-V4). C is the logit
+    itself, which never underflows, or P + bias with a correction bias. An expert that is never chosen (non-finite
+    logit, outside the row's groups) has C = -inf, and P = 0 for a non-finite logit; but P is NaN in a softmax row
+    without any finite logit.
     """
     logits = torch.nan_to_num(logits.float(), nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
-    scores = logits.softmax(1) if router.scoring == "softmax" else logits.sigmoid()
+    scores = _score(logits, router.scoring)
     choice = logits
     if router.correction_bias is not None:
         biased = torch.nan_to_num(scores + router.correction_bias.float(), -math.inf, -math.inf, -math.inf)
@@ -28,6 +32,25 @@ def compute_scores(logits: torch.Tensor, router: Router) -> tuple[torch.Tensor, 
     if router.num_expert_group is not None and router.topk_group is not None:
         choice = _limit_groups(choice, router.num_expert_group, router.topk_group, router.correction_bias is not None)
     return scores, choice
+
+
+def _score(logits: torch.Tensor, scoring: str) -> torch.Tensor:
+    if scoring == "softmax":
+        return logits.softmax(1)
+    if scoring == "sigmoid":
+        return logits.sigmoid()
+    # Below -16, ln(1 + e^x) is e^x in float32, and its root does not underflow before -206.
+    return torch.where(logits < -16, (logits / 2).exp(), softplus(logits).sqrt())
+
+
+def measure(scores: torch.Tensor, router: Router) -> torch.Tensor:
+    """P [n, N] as it is added up and compared with shares: as it is; of a scoring without an upper bound, over its sum
+    in the row, in float64.
+    """
+    if router.scoring != "sqrtsoftplus":
+        return scores
+    wide = scores.double()
+    return wide / wide.sum(1, keepdim=True).clamp_min_(_TINY)
 
 
 def to_grid(scores: torch.Tensor) -> torch.Tensor:

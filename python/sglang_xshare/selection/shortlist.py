@@ -63,7 +63,7 @@ def _compute_utility(rows: Rows, kind: str, groups: int) -> torch.Tensor:
         else:
             shares = torch.addcdiv(constant(0.0, torch.float64, mass.device), own_scores, mass, value=GRID)
         return _sum_at_own(rows, shares.round_(), groups)
-    grid = to_grid(rows.scores)
+    grid = to_grid(rows.measures)
     if rows.valid is not None:
         grid *= rows.valid
     return grid.view(groups, len(grid) // max(groups, 1), rows.num_experts).sum(1)
@@ -165,7 +165,7 @@ def _follow_voters(rows: Rows, plan: SelectionPlan, confidence: float, selected:
 
 def _rank_by_confidence(rows: Rows, confidence: float, max_voters: int) -> tuple[torch.Tensor, torch.Tensor]:
     """([m] row indices, [m] bool: votes), most confident first. Without a confident row the first one votes."""
-    grid = to_grid(rows.scores)
+    grid = to_grid(rows.measures)
     best, total = grid.amax(1), grid.sum(1)
     share = best / total.clamp_min(_TINY)
     sure = (best >= confidence * total) & (total > 0)

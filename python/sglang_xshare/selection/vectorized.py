@@ -5,7 +5,6 @@ A CUDA graph can capture it. On the CPU each operation costs microseconds whatev
 
 from __future__ import annotations
 
-import math
 from functools import cache, cached_property
 
 import torch
@@ -13,7 +12,7 @@ from torch.nn.functional import pad
 
 from ..plan import SelectionPlan
 from ..types import Batch, Router, RunnerSlots, Selection
-from .rows import Rows, Slots, constant, find_best, mark, rank_rows
+from .rows import Rows, Slots, constant, mark, rank_rows
 from .scores import to_grid
 from .shortlist import select_experts
 from .slots import serve_runner
@@ -43,6 +42,8 @@ def select(
         shares, total = _share(rows, plan, router, chosen) if router.renormalize else (chosen.scores, None)
         experts = torch.where(chosen.live, chosen.experts, constant(-1, torch.int64, logits.device))
     ids, weights = experts.int(), shares.clone() if total is None else shares / total
+    if router.expert_scale is not None:
+        weights = weights * router.expert_scale.detach().float()[ids.clamp_min(0)]
     missing = plan.columns(router) - ids.shape[1]
     if missing:
         ids, weights = pad(ids, (0, missing), value=-1), pad(weights, (0, missing))
@@ -107,8 +108,8 @@ def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:
     if plan.k0 is not None:
         kept = kept & _first(plan.k0, rows.top_k, kept.device)
     if plan.p < 1:
-        grid = to_grid(rows.own.scores)
-        reach = plan.p * to_grid(rows.scores).sum(1, keepdim=True)
+        grid = to_grid(rows.measures.gather(1, rows.own.experts) * rows.own.live)
+        reach = plan.p * to_grid(rows.measures).sum(1, keepdim=True)
         kept = kept & (grid.cumsum(1) - grid < reach).logical_or_(_first(1, rows.top_k, kept.device))
     if plan.beta is not None:
         scores = rows.own.scores.double()
@@ -141,11 +142,10 @@ def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: t
     """Every row's `kmax` best in S, as far down its ranking as `max_rank` or its warm-up."""
     inside = selected
     if plan.max_rank is not None and plan.max_rank < rows.num_experts:
-        reach = kept.sum(1, keepdim=True).clamp_min_(plan.max_rank)
-        ranked = rows.keys.topk(max(plan.max_rank, rows.top_k), 1).values
-        inside = selected & (rows.keys >= ranked.gather(1, reach - 1))
-    keys = torch.where(inside, rows.keys, constant(-math.inf, torch.float64, rows.keys.device))
-    return find_best(rows.scores, keys, min(plan.kmax or rows.top_k, rows.num_experts), rows.valid)
+        last = rows.keys.topk(plan.max_rank, 1).values[:, -1:]
+        own = torch.zeros_like(rows.keys, dtype=torch.bool).scatter_(1, rows.own.experts, kept)
+        inside = selected & ((rows.keys >= last) | own)
+    return rows.find_best(inside, min(plan.kmax or rows.top_k, rows.num_experts))
 
 
 def _share(rows: Rows, plan: SelectionPlan, router: Router, chosen: Slots) -> tuple[torch.Tensor, torch.Tensor]:

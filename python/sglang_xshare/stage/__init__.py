@@ -15,14 +15,20 @@ _stage: Stage | None = None
 
 
 def check_flags(server_args: Any) -> None:
-    """Validate the flags and the patched tree, before SGLang resolves its arguments. Raises `ExpertPolicyError`."""
+    """Validate the flags and the patched tree, and choose the MoE runner, before SGLang resolves its arguments.
+
+    Raises `ExpertPolicyError`.
+    """
     from .start.arguments import read_arguments
 
-    if read_arguments(server_args) is not None:
+    arguments = read_arguments(server_args)
+    if arguments is not None:
+        from .start.backend import choose_runner
         from .start.flags import list_checks
 
         for check in list_checks(server_args):
             check()
+        choose_runner(server_args, arguments)
 
 
 def check_server(server_args: Any) -> None:

@@ -10,9 +10,10 @@ import torch
 
 from ..plan import SelectionPlan
 from ..selection import select
-from ..types import Router, RunnerSlots, Selection, Tally
+from ..types import RunnerSlots, Selection, Tally
 from .alignment import Aligner
 from .placement import Placement
+from .router import read_router
 from .step import Step
 from .upstream import num_shared_slots, scales_unnormalized_groups
 
@@ -86,32 +87,3 @@ class Layer:
         if plan.target_per_rank is not None and self.placement is not None:
             ranks = self.placement.rank_of_expert(self.layer_id)
         return select(logits, plan, self.router, self.step.batch, rank_of_expert=ranks, slots=slots, tally=tally)
-
-
-def read_router(topk_config: Any) -> Router:
-    """The `Router` of an upstream `TopKConfig`. Raises ValueError where the stage cannot reproduce it."""
-    if topk_config.custom_routing_function is not None:
-        raise ValueError("a routing function of the model's own")
-    if topk_config.scoring_func not in ("softmax", "sigmoid"):
-        raise ValueError(f"scoring function {topk_config.scoring_func!r}, allowed is softmax or sigmoid")
-    grouped = topk_config.use_grouped_topk
-    scoring = topk_config.scoring_func
-    if topk_config.correction_bias is not None and scoring != "sigmoid":
-        if not grouped:  # upstream adds it on some devices and ignores it on others
-            raise ValueError(f"a correction bias on {scoring} scores, allowed is one on sigmoid scores")
-        scoring = "sigmoid"  # upstream computes it here whatever the config says: GLM-4-MoE leaves the default
-    shared = num_shared_slots(topk_config)
-    if shared > 1 or (shared and not (grouped and topk_config.renormalize)):
-        kind = f"{'' if grouped else 'un'}grouped{'' if topk_config.renormalize else ', not renormalizing'}"
-        raise ValueError(
-            f"{shared} fused shared experts in a router that is {kind}, allowed is one in a grouped, renormalizing "
-            "router; others are served with --disable-shared-experts-fusion"
-        )
-    return Router(
-        top_k=topk_config.top_k - shared,
-        scoring=scoring,
-        correction_bias=topk_config.correction_bias,
-        renormalize=topk_config.renormalize,
-        num_expert_group=topk_config.num_expert_group if grouped else None,
-        topk_group=topk_config.topk_group if grouped else None,
-    )

@@ -10,6 +10,8 @@ def check_maskable(plan: SelectionPlan, router: Router) -> None:
     """Raise ValueError for a plan or router whose weights no logits can express."""
     if router.scoring != "softmax" or router.correction_bias is not None or router.num_expert_group is not None:
         raise ValueError("a runner that ranks logits itself serves plain softmax routers only")
+    if router.quota_groups is not None or router.expert_scale is not None:
+        raise ValueError("a runner that ranks logits itself serves routers of one group, without a scale by expert")
     if not router.renormalize:
         raise ValueError("a runner that ranks logits itself serves renormalizing routers only")
     if plan.divides_by_own:

@@ -164,3 +164,28 @@ def is_first_rank() -> bool:
     from sglang.srt.runtime_context import get_parallel
 
     return get_parallel().tp_rank == 0
+
+
+def adds_softmax_bias() -> bool:
+    """Whether a softmax router without groups adds its correction bias (ERNIE 4.5): on a CPU alone. On CUDA and ROCm
+    upstream's `fused_topk` computes without it.
+    """
+    from sglang.srt.layers.moe import topk
+
+    return bool(topk._is_cpu)
+
+
+def renormalizes_biased_groups() -> bool:
+    """Whether a grouped router with a bias may renormalize though it is told not to: on CUDA before 0.5.22, whose
+    `biased_grouped_topk_gpu` hands it to FlashInfer's kernel, which always does.
+    """
+    from sglang.srt.layers.moe import topk
+
+    return bool(topk._is_cuda) and not scales_unnormalized_groups()
+
+
+def writes_shared_without_groups() -> bool:
+    """Whether a router without groups writes a fused shared expert's column: CUDA's `moe_fused_gate` does."""
+    from sglang.srt.layers.moe import topk
+
+    return bool(topk._is_cuda)

@@ -158,10 +158,10 @@ UNSERVED: dict[str, tuple[list[TopKConfig], int, dict[str, Any], str]] = {
         f"--model-path model: {NO_POLICY}: 0 TopK modules for 0 MoE layers; allowed is one for each",
     ),
     "an unknown router": (
-        [config(), config(scoring_func="sqrtsoftplus")],
+        [config(), config(scoring_func="tanh")],
         2,
         {},
-        f"topk-1 router: {NO_POLICY}: scoring function 'sqrtsoftplus', allowed is softmax or sigmoid",
+        f"topk-1 router: {NO_POLICY}: scoring function 'tanh', allowed is softmax, sigmoid, sqrtsoftplus",
     ),
     "routing in the kernel": (
         [config(FORMATS.BYPASSED)],

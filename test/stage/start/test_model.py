@@ -32,6 +32,7 @@ def model(architecture: str, **text_config: object) -> SimpleNamespace:
         ("MixtralForCausalLM", {"num_local_experts": 8, "num_experts_per_tok": 2}, (8, 2)),
         ("HunYuanMoEV1ForCausalLM", {"num_experts": 64, "moe_topk": [8, 8]}, (64, 8)),
         ("Step3VLForConditionalGeneration", {"moe_num_experts": 48, "moe_top_k": 3}, (48, 3)),
+        ("Gemma4ForCausalLM", {"num_experts": 128, "top_k_experts": 8}, (128, 8)),
         ("DbrxForCausalLM", {"ffn_config": SimpleNamespace(moe_num_experts=16, moe_top_k=4)}, (16, 4)),
     ],
 )

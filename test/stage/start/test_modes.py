@@ -36,7 +36,7 @@ def test_ranks_must_be_synchronized(monkeypatch):
     ("changes", "named"),
     [
         ({"device": "cpu"}, "--device cpu has no Triton MoE runner; allowed is cuda"),
-        ({"moe_runner_backend": "marlin"}, "--moe-runner-backend marlin sorts for itself; allowed is auto or triton"),
+        ({"moe_runner_backend": "marlin"}, "the MoE runner marlin sorts for itself; allowed is --moe-runner"),
         ({"ep_size": 2}, "--ep-size 2 renumbers the experts of each rank; allowed is 1"),
         ({"attn_dp_size": 2}, "data-parallel attention may mask ids"),
         ({"enable_dp_attention": True, "dp_size": 2}, "data-parallel attention may mask ids"),

@@ -8,7 +8,7 @@ from .budgets import MAX_RANK, OWN_SHARE, read_count, read_share
 from .experts import HOLDER, VOTE
 from .mask import find_spare
 from .ranking import find_first
-from .rows import EMPTY, drop_best, halve, pop_best, roll
+from .rows import EMPTY, drop_best, halve, keep_quota, pop_best, roll
 
 
 @triton.jit
@@ -41,7 +41,10 @@ def limit_keys(
         usable = kept | (near & selected[None, :])
     else:
         usable = selected[None, :]
-    return tl.where(usable, keys, EMPTY)
+    keys = tl.where(usable, keys, EMPTY)
+    if recipe.quota_groups and recipe.substitutes:
+        keys = keep_quota(keys, recipe.top_k // recipe.quota_groups, recipe.quota_groups, recipe.unique_keys)
+    return keys
 
 
 @triton.jit

@@ -43,12 +43,22 @@ TABLES = ["selected_out", "active", "vanilla_active", "kept_mass", "rescued"]
 # compiled anew where a tensor begins elsewhere: each element is loaded and stored by itself.
 @triton.jit(
     do_not_specialize=["num_rows", "row_stride", "num_blocks"],
-    do_not_specialize_on_alignment=["logits", "valid", "bias", "topk_ids", "topk_weights", "masked", *TABLES],
+    do_not_specialize_on_alignment=[
+        "logits",
+        "valid",
+        "bias",
+        "expert_scale",
+        "topk_ids",
+        "topk_weights",
+        "masked",
+        *TABLES,
+    ],
 )
 def select_kernel(
     logits: tl.tensor,  # [n, N] fp32, fp16 or bf16; the experts of a row are contiguous
     valid: tl.tensor,  # [n] bool, or None
     bias: tl.tensor,  # [N] float, or None
+    expert_scale: tl.tensor,  # [N] float, or None
     ranks: tl.tensor,  # [N] int, or None
     budgets: tl.tensor,  # `Budgets.values`
     partials: tl.tensor,  # [3, programs, E] int64, or [1, ...]: scratch of several programs
@@ -91,7 +101,7 @@ def select_kernel(
     rows = load_tile(logits + row.to(tl.int64) * row_stride, live, recipe.num_experts, float("-inf"), 0, tile.experts)
     rows = rows.to(tl.float32)
     rows = tl.where(tl.abs(rows) < float("inf"), rows, float("-inf"))
-    scores = score_rows(rows, recipe.sigmoid, recipe.normalize)
+    scores = score_rows(rows, recipe.sigmoid, recipe.softplus, recipe.normalize)
     keys = choose_keys(rows, scores, bias, experts, recipe)
     kept, own = rank_rows(keys, scores, experts, budgets, recipe)
     waits: tl.constexpr = tile.several and begins < ends
@@ -99,7 +109,7 @@ def select_kernel(
     plane = programs * tile.experts
 
     if recipe.follows_voters:
-        confidence = measure_confidence(scores, live, budgets)
+        confidence = measure_confidence(scores, live, budgets, recipe)
         if begins <= MEASURE:
             tl.store(confidences + row, confidence, mask=present)
         if waits:
@@ -159,6 +169,8 @@ def select_kernel(
         own_mass = tl.sum(tl.where(own, scores, 0), 1)
         mass = tl.sum(tl.where(chosen, scores, 0), 1)
         weights = weigh(scores, own, own_mass, chosen, mass, budgets, recipe)
+        if expert_scale is not None:
+            weights *= tl.load(expert_scale + experts, mask=exists, other=0).to(tl.float32)[None, :]
         # Active is marked on top of the zeros stored above, by other threads of this program or before all met.
         tl.debug_barrier()
         slots: tl.constexpr = recipe.columns + recipe.shared

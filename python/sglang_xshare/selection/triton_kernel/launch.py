@@ -135,6 +135,7 @@ def _launch(
         logits,
         None if batch.valid is None else batch.valid.contiguous(),
         None if router.correction_bias is None else router.correction_bias.contiguous(),
+        None if router.expert_scale is None else router.expert_scale.contiguous(),
         rank_of_expert.contiguous() if plan.target_per_rank and rank_of_expert is not None else None,
         budgets.values,
         partials,

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from .budgets import ADD_PER_REQUEST, BETA, K0, P, read_count, read_share
 from .experts import HOLDER
-from .rows import EMPTY, drop_best, limit_groups, make_unique, pop_best, to_grid, to_keys
+from .rows import EMPTY, drop_best, keep_quota, limit_groups, make_unique, pop_best, to_grid, to_keys
 
 
 @triton.jit
@@ -28,11 +28,24 @@ def choose_keys(
 
 
 @triton.jit
+def measure(scores: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+    """[R, E] int32: P in multiples of 2^-20; of one without an upper bound, its share of the row."""
+    scale = 1048576.0
+    if recipe.softplus:
+        # As in `share_scores`, but of more experts, so that the sum takes more bits.
+        largest = tl.max(scores.to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
+        scores = tl.div_rn(scores, tl.where(largest > 0, largest, 1.0)[:, None])
+        total = tl.sum((scores * 67108864.0 + 0.5).to(tl.int64), 1)  # 2^26
+        scale = (70368744177664.0 / tl.maximum(total, 1).to(tl.float32))[:, None]  # 2^46
+    return to_grid(scores, scale)
+
+
+@triton.jit
 def keep_share(
     keys: tl.tensor, scores: tl.tensor, experts: tl.tensor, budgets: tl.tensor, k0: tl.tensor, recipe: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """(the shortest warm-up of up to k0 experts with a share p of the row [R, E] bool; the keys below the k0 best)."""
-    grid = to_grid(scores, 1048576.0)
+    grid = measure(scores, recipe)
     reach = tl.ceil(tl.sum(grid, 1).to(tl.float64) * read_share(budgets, P))
     share = tl.full((keys.shape[0],), 0, tl.int32)
     kept = keys < EMPTY
@@ -56,6 +69,8 @@ def rank_rows(
 ) -> tuple[tl.tensor, tl.tensor]:
     """(each row's warm-up or what dynamic-skip leaves; its top-k): [R, E] bool."""
     k0 = tl.minimum(read_count(budgets, K0), recipe.top_k)
+    if recipe.quota_groups:
+        keys = keep_quota(keys, recipe.top_k // recipe.quota_groups, recipe.quota_groups, recipe.unique_keys)
     if recipe.shares:
         kept, rest = keep_share(keys, scores, experts, budgets, k0, recipe)
     else:
@@ -97,7 +112,7 @@ def collect_words(
     tile: tl.constexpr,
 ) -> tl.tensor:
     """What the tile's rows say about every expert: [E] int64, see experts.py."""
-    utility = to_grid(scores, 1048576.0) if recipe.utility_full else share_scores(tl.where(own, scores, 0), recipe)
+    utility = measure(scores, recipe) if recipe.utility_full else share_scores(tl.where(own, scores, 0), recipe)
     standing = own.to(tl.int32) | (kept.to(tl.int32) << 16)
     words = tl.sum((standing.to(tl.int64) << 32) | utility.to(tl.int64), 0)
     if recipe.per_request:

@@ -26,11 +26,16 @@ class Recipe:
     num_experts: int
     top_k: int
     sigmoid: bool
+    """Whether every expert is scored by itself, not by a softmax."""
+    softplus: bool
+    """Whether that score has no upper bound."""
     biased: bool
     renormalize: bool
     num_groups: int
     """1 where the router does not limit groups."""
     topk_group: int
+    quota_groups: int
+    """0 where groups have no share of a row's slots."""
     normalize: bool
     """Whether anything needs P itself rather than a multiple of it."""
     unique_keys: bool
@@ -88,17 +93,19 @@ def make_recipe(
     """
     num_experts = logits.shape[1]
     biased = router.correction_bias is not None
-    sigmoid = router.scoring == "sigmoid"
+    sigmoid = router.scoring != "softmax"
     by_votes = plan.ranks_experts and plan.ranking == "votes"
     utility_full = plan.utility == "full" or by_votes or plan.confidence is not None
     return Recipe(
         num_experts=num_experts,
         top_k=router.top_k,
         sigmoid=sigmoid,
+        softplus=router.scoring == "sqrtsoftplus",
         biased=biased,
         renormalize=router.renormalize,
         num_groups=_count_groups(router),
         topk_group=router.topk_group or 1,
+        quota_groups=router.quota_groups or 0,
         normalize=not sigmoid and (biased or utility_full or plan.p < 1 or not router.renormalize),
         unique_keys=logits.dtype.itemsize == 2 and not biased,
         shares=plan.p < 1,
@@ -131,7 +138,7 @@ def make_recipe(
 
 def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> bool:
     """Whether the kernel serves the plan on logits [num_rows, num_experts]."""
-    num_groups = _count_groups(router)
+    num_groups = router.quota_groups or _count_groups(router)
     tile = make_tile(plan, router, batch, num_rows, num_experts)
     unserved = (
         plan.ranks_experts and (plan.ranking == "static" or plan.scope == "request"),

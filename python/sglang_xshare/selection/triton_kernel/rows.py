@@ -85,9 +85,25 @@ def from_keys(keys: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def score_rows(logits: tl.tensor, sigmoid: tl.constexpr, normalize: tl.constexpr) -> tl.tensor:
+def log1p(x: tl.tensor) -> tl.tensor:
+    """ln(1 + x) fp32 for x from e^-16 up; the interpreter has no other logarithm than this."""
+    return tl.log(1.0 + x) * x / ((1.0 + x) - 1.0) if INTERPRETED else libdevice.log1p(x)
+
+
+@triton.jit
+def score_softplus(logits: tl.tensor) -> tl.tensor:
+    """The root of ln(1 + e^x) [R, E] fp32; see `sglang_xshare.selection.scores`."""
+    inner = tl.minimum(tl.maximum(logits, -16.0), 20.0)
+    scores = tl.sqrt_rn(tl.where(logits > 20.0, logits, log1p(exp(inner))))
+    return tl.where(logits < -16.0, exp(logits * 0.5), scores)
+
+
+@triton.jit
+def score_rows(logits: tl.tensor, own: tl.constexpr, softplus: tl.constexpr, normalize: tl.constexpr) -> tl.tensor:
     """P [R, E] fp32; of a softmax not to `normalize`, the multiple of P that is 1 at the row's largest logit."""
-    if sigmoid:
+    if softplus:
+        scores = score_softplus(logits)
+    elif own:
         scores = tl.div_rn(1.0, 1.0 + exp(-logits))
     else:
         # A finite largest, so that a row without finite logits scores 0.
@@ -160,6 +176,15 @@ def drop_best(keys: tl.tensor, experts: tl.tensor, rounds: tl.tensor, unique: tl
     for _ in range(rounds):
         _, keys = pop_best(keys, experts, unique)
     return keys
+
+
+@triton.jit
+def keep_quota(keys: tl.tensor, count: tl.constexpr, num_groups: tl.constexpr, unique: tl.constexpr) -> tl.tensor:
+    """The keys [R, E], EMPTY but for the `count` largest of each group."""
+    size: tl.constexpr = keys.shape[1] // num_groups
+    parts = tl.reshape(keys, (keys.shape[0] * num_groups, size))
+    rest = drop_best(parts, tl.arange(0, size), count, unique)
+    return tl.reshape(tl.where(parts > rest, parts, EMPTY), keys.shape)
 
 
 @triton.jit

@@ -5,15 +5,15 @@ import triton.language as tl
 
 from .budgets import CONFIDENCE, MAX_VOTERS, MIN_VOTES, read_count, read_share
 from .experts import keep_best
-from .rows import to_grid
+from .ranking import measure
 
 SURE = tl.constexpr(1 << 62)
 
 
 @triton.jit
-def measure_confidence(scores: tl.tensor, live: tl.tensor, budgets: tl.tensor) -> tl.tensor:
+def measure_confidence(scores: tl.tensor, live: tl.tensor, budgets: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
     """[R] int64 in the order of the rows' confidence: from SURE up where it is enough, -1 where a row is not live."""
-    grid = to_grid(scores, 1048576.0)
+    grid = measure(scores, recipe)
     best, total = tl.max(grid, 1).to(tl.float64), tl.sum(grid, 1).to(tl.float64)
     sure = (total > 0) & (best >= total * read_share(budgets, CONFIDENCE))
     share = (best / tl.maximum(total, 1)).to(tl.int64, bitcast=True)  # from 0 to 1: its bits are in its order

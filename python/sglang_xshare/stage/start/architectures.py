@@ -5,9 +5,8 @@ Every other class is tried: the loaded model shows whether each MoE layer has on
 
 from __future__ import annotations
 
-_CUSTOM = "its routing function is its own"
+_GATE = "its routing function takes the gate's weights, not logits"
 _BYPASSES = "its router is no TopK"
-_BIASED_SOFTMAX = "its router adds a bias to softmax scores"
 _BLOCKS = "it decodes blocks of tokens in extend forwards, which a policy takes for prefill"
 _TRANSFORMERS = "it routes in transformers' own code"
 
@@ -19,19 +18,11 @@ UNSERVED = {
     "InternS2MobiusForConditionalGeneration": "several of its layers share a router, and would count as one",
     "NemotronHPuzzleForCausalLM": "its layers differ in their number of experts",
     # What the loaded model would show, said before its weights load.
-    "AfmoeForCausalLM": _CUSTOM,
-    "Gemma4ForCausalLM": _CUSTOM,
-    "Gemma4ForConditionalGeneration": _CUSTOM,
-    "Gemma4UnifiedForConditionalGeneration": _CUSTOM,
-    "Grok1ForCausalLM": _CUSTOM,
-    "Grok1ModelForCausalLM": _CUSTOM,
-    "Llama4ForCausalLM": _CUSTOM,
-    "Llama4ForConditionalGeneration": _CUSTOM,
-    "PhiMoEForCausalLM": _CUSTOM,
-    "DeepseekV4ForCausalLM": "its router takes the root of softplus, and a hash of the token in its first layers",
-    "Ernie4_5_MoeForCausalLM": _BIASED_SOFTMAX,
-    "Ernie4_5_VLMoeForConditionalGeneration": _BIASED_SOFTMAX,
-    "LongcatFlashForCausalLM": _BIASED_SOFTMAX,
+    "Grok1ForCausalLM": _GATE,
+    "Grok1ModelForCausalLM": _GATE,
+    "PhiMoEForCausalLM": "its router chooses one expert after the other, each at a weight of its own",
+    "Ernie4_5_VLMoeForConditionalGeneration": "its layers have a second router, for images",
+    "LongcatFlashForCausalLM": "some of its experts have no weights, and would count as loaded",
     "InklingForConditionalGeneration": _BYPASSES,
     "MuseSparkForConditionalGeneration": _BYPASSES,
     "QuantMixtralForCausalLM": _BYPASSES,

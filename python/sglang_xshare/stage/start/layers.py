@@ -12,6 +12,7 @@ from ..upstream import num_schedulers, number_layer, ranks_logits, resolved
 from .arguments import Arguments
 from .placement import read_placement
 from .refusal import ExpertPolicyError, end_refused, refusal
+from .routers import check_router, count_hashed
 from .runners import check_runner
 
 
@@ -50,10 +51,10 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
                     "its runner takes shared experts' slots too, which --expert-policy-align does not sort; allowed is "
                     "--disable-shared-experts-fusion"
                 )
-            for plan in plans:
-                plan.check_weights(layer.router)
-                if ranks_logits(config):
+            if ranks_logits(config):
+                for plan in plans:
                     check_maskable(plan, layer.router)
+            check_router(name, layer, plans, modules, resolved(model_runner.server_args))
             layers.append((config, layer))
         except ValueError as error:
             raise refusal(name, "router", str(error)) from None
@@ -64,7 +65,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
         except ValueError as error:
             raise refusal(name, "experts", str(error)) from None
     # DeepSeek's first model has a TopK, but runs its experts without FusedMoE.
-    if not layers or len(layers) < len(runners):
+    if not layers or len(layers) + count_hashed(modules) < len(runners):
         reason = f"{len(layers)} TopK modules for {len(runners)} MoE layers; allowed is one for each"
         raise refusal("--model-path", model_runner.server_args.model_path, reason)
     return layers

@@ -20,7 +20,7 @@ from .moe_model import MoeModel
 from .refusal import ExpertPolicyError, refusal
 
 NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k")
+TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts")
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config.text_config")
 """Where the configuration of a model of several modes has its language model's; ModelConfig finds it itself."""
 
@@ -124,6 +124,21 @@ def check_schedule(schedule: Schedule | None, model: MoeModel, config: Any) -> t
     if spell(config.moe_runner_backend) == "triton_kernel":
         _check_maskable(plans, model)
     return plans, warnings
+
+
+def can_rank(schedule: Schedule | None, model: MoeModel) -> bool:
+    """Whether a runner that ranks logits itself, triton_kernel, expresses the schedule. True of one that the model does
+    not fit, which is refused for that.
+    """
+    try:
+        plans = [plan for part in schedule.parts for plan in build_plans(part, model)] if schedule else [VANILLA]
+    except ExpertPolicyError:
+        return True
+    try:
+        _check_maskable(plans, model)
+    except ExpertPolicyError:
+        return False
+    return True
 
 
 def _check_size(schedule: Schedule, config: Any, batches: Batches) -> None:

@@ -51,10 +51,10 @@ def check_tree() -> None:
         raise ExpertPolicyError(f"--expert-policy: {error}") from None
 
 
-def check_modes(config: Any, given: Any = None) -> None:
+def check_modes(config: Any, names_runner: bool = True) -> None:
     """Raise `ExpertPolicyError` for a flag the stage cannot be served with; `config` is resolved or as it was given.
 
-    `given` holds the arguments that were given, where it is resolved: releases before 0.5.20 overwrite them.
+    `names_runner` is False where `config` is resolved and the user has left the MoE runner to SGLang.
     """
     for flag, reason in REFUSED_FLAGS.items():
         value = getattr(config, flag, False)
@@ -64,11 +64,7 @@ def check_modes(config: Any, given: Any = None) -> None:
         if is_switched_on(name):
             raise refusal(name, os.environ[name], "it overwrites what was selected; allowed is unset")
     _check_choice("--disaggregation-mode", config.disaggregation_mode, ("null", "decode"))
-    runner = spell(config.moe_runner_backend)
-    if runner not in ("auto", *RUNNERS) and given is not None and spell(given.moe_runner_backend) == "auto":
-        reason = f"on this GPU SGLang takes {runner} for this model; allowed is {', '.join(RUNNERS)}"
-        raise refusal("--moe-runner-backend", "auto", reason)
-    if runner != "auto":
+    if names_runner and spell(config.moe_runner_backend) != "auto":
         _check_choice("--moe-runner-backend", config.moe_runner_backend, RUNNERS)
     _check_choice("--moe-a2a-backend", config.moe_a2a_backend, ("none",))
     if attention_dp_size(config) > 1:
@@ -86,7 +82,7 @@ def check_aligned(config: Any) -> None:
         (str(config.device) != "cuda", f"--device {config.device} has no Triton MoE runner; allowed is cuda"),
         (
             runner not in ("auto", "triton"),
-            f"--moe-runner-backend {runner} sorts for itself; allowed is auto or triton",
+            f"the MoE runner {runner} sorts for itself; allowed is --moe-runner-backend triton",
         ),
         (config.ep_size > 1, f"--ep-size {config.ep_size} renumbers the experts of each rank; allowed is 1"),
         (

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..upstream import attention_dp_size, model_config, resolved
 from .arguments import Arguments
+from .backend import check_experts, is_given
 from .draft import check_draft, check_draft_tokens
 from .model import MoeModel, check_attention, check_schedule, read_model
 from .modes import check_aligned, check_modes
@@ -28,7 +29,8 @@ def check_server(server_args: Any, arguments: Arguments) -> None:
 def find_refusals(server_args: Any, arguments: Arguments) -> Iterator[ExpertPolicyError]:
     """Every reason not to serve, the first of each kind, in order; each is looked for when it is asked for."""
     config = resolved(server_args)
-    yield from _refused(partial(check_modes, config, server_args))
+    yield from _refused(partial(check_modes, config, is_given(server_args)))
+    yield from _refused(partial(check_experts, server_args))
     if arguments.align:
         yield from _refused(partial(check_aligned, config))
     loaded = model_config(server_args)

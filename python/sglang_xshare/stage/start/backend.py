@@ -1,0 +1,124 @@
+"""Which MoE runner `--moe-runner-backend auto` becomes under a policy: SGLang's choice, or one that fits the policy.
+
+SGLang resolves a copy of the arguments first, unnoticed. Where that shows a runner that no policy is served with, the
+record goes into its own resolution with another one, as if the user had given it, so that everything that SGLang
+derives from the runner fits. Without a policy nothing here runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..upstream import model_config, spell
+from .arguments import Arguments
+from .experts import Experts, read_experts
+from .model import can_rank, read_model
+from .modes import RUNNERS
+from .refusal import ExpertPolicyError
+
+logger = logging.getLogger(__name__)
+
+GIVEN = "_expert_policy_given_runner"
+"""The record's note of --moe-runner-backend as it was given: before 0.5.20 resolution overwrites the argument."""
+
+
+def choose_runner(server_args: Any, arguments: Arguments) -> None:
+    """Before SGLang resolves a server's arguments: set the MoE runner where `auto` would become one that the policy is
+    not served with and another fits. Says so in one line. What is wrong otherwise the checks after resolution say.
+    """
+    setattr(server_args, GIVEN, spell(server_args.moe_runner_backend))
+    if is_given(server_args) or server_args.device == "cpu":
+        return
+    found, is_served = _foresee(server_args, arguments)
+    if found is None or is_served:
+        return
+    for runner in found.list_fitting():
+        fitting, is_served = _foresee(server_args, arguments, runner)
+        if fitting is not None and is_served and fitting.runner == runner:
+            _set_runner(server_args, runner)
+            logger.warning("expert policy: MoE runner %s (auto) -> %s", found.runner, runner)
+            return
+
+
+def is_given(server_args: Any) -> bool:
+    """Whether the user has named a MoE runner."""
+    return getattr(server_args, GIVEN, spell(server_args.moe_runner_backend)) != "auto"
+
+
+def check_experts(server_args: Any) -> None:
+    """Raise `ExpertPolicyError` for a resolved server that runs its experts as no policy can be served, and whose user
+    has named no runner.
+    """
+    experts = None if is_given(server_args) else read_experts(server_args)
+    if experts is None or experts.served:
+        return
+    policy = getattr(server_args, "expert_policy", None)
+    flag = "--mask-padding-experts" if policy is None else f"--expert-policy {policy}"
+    allowed = "SGLANG_USE_AITER=0" if experts.aiter else "experts of another quantization"
+    raise ExpertPolicyError(
+        f"{flag}: SGLang runs {experts.format} experts with {experts.runner} here, which takes no policy's choice, and "
+        f"none of {', '.join(RUNNERS)} fits them; allowed is {allowed}"
+    )
+
+
+def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) -> tuple[Experts | None, bool]:
+    """(how the server would run its experts, whether the policy can be served so), with another runner where one is
+    named. None where SGLang does not resolve the arguments, which the server's own resolution says, and for no GPU.
+    """
+    record = copy.deepcopy(server_args)
+    if runner is not None:
+        _set_runner(record, runner)
+    with _unnoticed():
+        try:
+            record.resolve_once() if hasattr(record, "resolve_once") else record.__post_init__()
+            experts = read_experts(record)
+        except (Exception, SystemExit):
+            return None, False
+        if experts is None or experts.runner != "triton_kernel":
+            return experts, experts is not None and experts.served
+        return experts, _can_rank(record, arguments)
+
+
+def _can_rank(record: Any, arguments: Arguments) -> bool:
+    """Whether a runner that ranks logits itself expresses the policy."""
+    try:
+        return can_rank(arguments.schedule, read_model(model_config(record), record.model_path))
+    except ExpertPolicyError:  # of the model, which the checks after resolution say
+        return True
+
+
+def _set_runner(server_args: Any, runner: str) -> None:
+    """Name a MoE runner before resolution, in the way that the release has for it."""
+    if hasattr(server_args, "resolve_once"):
+        from sglang.srt.arg_groups.overrides import declare_resolution
+
+        declare_resolution(server_args, "expert_policy", moe_runner_backend=runner)
+    else:
+        server_args.moe_runner_backend = runner
+
+
+@contextmanager
+def _unnoticed() -> Iterator[None]:
+    """Within it a resolution logs nothing, calls no hook of ours, and leaves the environment as it was."""
+    from sglang.srt import expert_policy
+
+    hooks = {name: getattr(expert_policy, name) for name in ("check_flags", "check_server")}
+    environment, level = dict(os.environ), logging.root.manager.disable
+    logging.disable()
+    vars(expert_policy).update(dict.fromkeys(hooks, lambda server_args: None))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        vars(expert_policy).update(hooks)
+        logging.disable(level)
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)

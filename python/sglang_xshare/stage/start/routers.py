@@ -1,0 +1,38 @@
+"""What a loaded model's routers rule out: of the plans, and of what its layers hold beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...plan import SelectionPlan
+from ..layer import Layer
+
+
+def check_router(
+    name: str, layer: Layer, plans: Sequence[SelectionPlan], modules: Mapping[str, Any], config: Any
+) -> None:
+    """Raise ValueError where the router `name`, read as `layer`'s, does not fit a plan, or is not the only one.
+
+    `modules` are all of the model's by name, `config` holds the server's resolved arguments.
+    """
+    gate = modules.get(f"{name.rpartition('.')[0]}.gate")
+    if getattr(gate, "e_score_correction_bias_vl", None) is not None:
+        raise ValueError("DeepSeek-V4.1 routes by another function where it takes images; allowed is a model without")
+    for plan in plans:
+        plan.check_columns(layer.router)
+        plan.check_weights(layer.router)
+        wider = plan.columns(layer.router) != layer.router.top_k
+        if wider and layer.num_shared and config.ep_dispatch_algorithm is not None:
+            # Upstream tells a shared expert's column by the width alone, and would look its number up among the routed.
+            raise ValueError(
+                f"kmax = {plan.kmax}: upstream would place its fused shared expert as one of the routed; allowed is "
+                f"{layer.router.top_k}, or --disable-shared-experts-fusion"
+            )
+
+
+def count_hashed(modules: Mapping[str, Any]) -> int:
+    """How many MoE layers choose by a hash of the token (DeepSeek-V4's first ones): nothing is selected there."""
+    from sglang.srt.layers.moe.hash_topk import HashTopK
+
+    return sum(isinstance(module, HashTopK) for module in modules.values())

@@ -17,7 +17,14 @@ from sglang_xshare.check.command import _on_device
 from sglang_xshare.check.report import spell_sizes
 from sglang_xshare.gpus import GPUS, NVIDIA
 from sglang_xshare.stage.start.modes import RUNNERS
-from stage.start.test_server import ACCEPTED, POLICY, REFUSED, keys, written  # noqa: F401 - written is a fixture
+from stage.start.test_server import (  # noqa: F401 - written is a fixture
+    ACCEPTED,
+    POLICY,
+    REFUSED,
+    complete,
+    keys,
+    written,
+)
 
 TINY = ROOT / "checkpoints" / "qwen3-moe-tiny"
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
@@ -81,7 +88,7 @@ def test_it_refuses_what_a_server_refuses_for_the_same_reason(release, patched_r
             assert (case, answer["code"], answer["err"].count("\n")) == (NO_MODEL, 1, 1)
             continue
         report = json.loads(answer["out"])
-        first = {"by": "sglang-xshare", "says": line.replace("{written}", str(written))}
+        first = {"by": "sglang-xshare", "says": complete(line, written, release)}
         if (answer["code"], report["served"]) != (1, False) or report["refusals"][:1] != [first]:
             wrong[case] = report["refusals"]
     assert wrong == {}
@@ -149,7 +156,7 @@ def test_another_device_is_refused_wherever_it_is_named(tmp_path):
 
 def test_all_kinds_of_refusals_are_told(patched_release):
     asked = [
-        *("--json", "--model", str(TINY), *CPU, "--moe-runner-backend", "deep_gemm", "--expert-policy-align"),
+        *("--json", "--model", str(TINY), *CPU, "--moe-runner-backend", "hpc_ops", "--expert-policy-align"),
         *("--max-running-requests", "1", *keys('{"k0": 9}')),
     ]
     (answer,) = run_all(patched_release(LATEST), [asked])

@@ -85,9 +85,18 @@ def route(topk_config: Any, router_logits: Any) -> Any:
     return topk_config if _stage is None else _stage.route(topk_config, router_logits)
 
 
-def mask_logits(topk_config: Any, router_logits: Any) -> Any:
-    """Router logits [n, N] for a runner that ranks them itself: masked to the policy's choice, or as they are."""
-    return router_logits if _stage is None else _stage.mask_logits(topk_config, router_logits)
+def prepare(topk_config: Any, output_format: Any, router_logits: Any) -> Any:
+    """(what a layer's router hands its runner, router logits [n, N]): where that runner would rank the logits itself,
+    they are masked to the policy's choice, or ids and weights take their place.
+    """
+    return (
+        (output_format, router_logits) if _stage is None else _stage.prepare(topk_config, output_format, router_logits)
+    )
+
+
+def finish(topk_config: Any, topk_ids: Any, topk_weights: Any) -> Any:
+    """Ids that upstream has given their places since the policy chose them, as the layer's runner takes empty slots."""
+    return topk_ids if _stage is None else _stage.finish(topk_config, topk_ids, topk_weights)
 
 
 def align(upstream: Any, by_tma: bool) -> Any:

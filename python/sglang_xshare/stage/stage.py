@@ -16,7 +16,7 @@ from ..policies.schedule import Schedule
 from .alignment import Aligner
 from .balance import Balance, BalanceExporter, BalanceReader, format_balance
 from .batches import Batches
-from .layer import Layer
+from .layer import MASKED, Layer
 from .metrics import Counters, Exporter, Reader, format_log
 from .observe import Observation, ObservationExporter, ObservationReader, format_observed
 from .step import Step, read_step
@@ -80,6 +80,7 @@ class Stage:
             layer.aligner = self.aligner
             layer.find_tally = functools.partial(self.counters.tally, number)
         self._by_config = {id(config): layer for config, layer in layers}
+        self._by_own = {id(layer.config): layer for _, layer in layers}
         self._running = False
         self._published = 0, 0
         """What the scheduler had counted when metrics and trace were last brought up to date."""
@@ -93,10 +94,23 @@ class Stage:
         layer = self._find_selecting(topk_config, router_logits)
         return topk_config if layer is None else layer.config
 
-    def mask_logits(self, topk_config: Any, router_logits: Any) -> Any:
-        """The logits for a runner that ranks them itself; those of a layer that does not select are returned as is."""
-        layer = self._find_selecting(topk_config, router_logits)
-        return router_logits if layer is None else layer.mask(router_logits)
+    def prepare(self, topk_config: Any, output_format: Any, router_logits: Any) -> tuple[Any, Any]:
+        """(what a runner that would rank logits itself is handed, the logits): masked ones, or in their place ids and
+        weights, which are routed next. As they are for a layer that does not select.
+        """
+        layer = self._by_config.get(id(topk_config))
+        if layer is None or not layer.routes_itself or self._find_selecting(topk_config, router_logits) is None:
+            return output_format, router_logits
+        if layer.convention == MASKED:
+            if output_format == type(output_format).BYPASSED:
+                router_logits = router_logits.bfloat16()  # which the runner ranks
+            return output_format, layer.mask(router_logits)
+        return type(output_format).STANDARD, router_logits
+
+    def finish(self, topk_config: Any, ids: Any, weights: Any) -> Any:
+        """Ids [n, columns] as the runner of a layer takes them that has chosen them by its own config."""
+        layer = self._by_own.get(id(topk_config))
+        return ids if layer is None else layer.finish(ids, weights)
 
     def align(self, upstream: Any, by_tma: bool) -> Any:
         """`upstream` (moe_align_block_size), or a function in its place that returns sorted slots where it has them."""

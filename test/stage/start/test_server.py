@@ -7,17 +7,15 @@ from pathlib import Path
 import pytest
 
 from benchmark.common.paths import ROOT
-from served.release import every_release
+from served.release import LATEST, every_release, older_releases_take_long
 from stage.start.refusals import Answer, attempt
 
 POLICY = ("--expert-policy", "xshare")
 NO_POLICY = "cannot be served with an expert policy"
-# They route inside their kernel, or take a row's experts only if they are distinct.
-UNSERVED_RUNNERS = (
-    *("flashinfer_trtllm", "flashinfer_trtllm_routed", "flashinfer_mxfp4", "flashinfer_cutedsl"),
-    *("flashinfer_cutlass", "deep_gemm"),
-)
-RUNNERS_ALLOWED = "allowed is triton, triton_kernel, cutlass, marlin"
+UNSERVED_RUNNERS = ("flashinfer_cutedsl", "hpc_ops")
+LATEST_RUNNERS = "flashinfer_trtllm, flashinfer_mxfp4"
+RUNNERS = "triton, marlin, cutlass, triton_kernel, deep_gemm, flashinfer_cutlass, flashinfer_trtllm_routed"
+"""Allowed on every release, and on the latest alone."""
 
 
 def keys(text: str) -> tuple[str, ...]:
@@ -91,7 +89,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     **{
         f"runner {name}": (
             (*POLICY, "--moe-runner-backend", name),
-            f"--moe-runner-backend {name}: {NO_POLICY}: {RUNNERS_ALLOWED}",
+            f"--moe-runner-backend {name}: {NO_POLICY}: allowed is {{runners}}",
         )
         for name in UNSERVED_RUNNERS
     },
@@ -102,6 +100,13 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ),
         f"--moe-runner-backend triton_kernel: {NO_POLICY}: coverage = 'truncate': a runner that ranks logits itself "
         "renormalizes; allowed is substitute or own",
+    ),
+    "more experts a row than a runner that counts on top-k": (
+        (
+            *("--expert-policy", "oea", "--moe-runner-backend", "deep_gemm", "--expert-policy-config"),
+            '{"layers": {"3": {"kmax": 10}}}',
+        ),
+        f"--moe-runner-backend deep_gemm: {NO_POLICY}: kmax = 10: MoE runner deep_gemm uses top-k; allowed is 8",
     ),
     "more experts a row than a runner that ranks logits has": (
         (
@@ -252,7 +257,21 @@ def ask(tree: Path, model: Path, written: Path) -> dict[tuple[str, ...], Answer]
 def test_refused_with_one_exact_line(case, release, patched_release, tiny_model, written):
     arguments, line = REFUSED[case]
     answer = ask(patched_release(release), tiny_model, written)[arguments]
-    assert answer == {"ours": True, "says": line.replace("{written}", str(written))}
+    assert answer == {"ours": True, "says": complete(line, written, release)}
+
+
+def complete(line: str, written: Path, release: str) -> str:
+    """A line of `REFUSED` as it is said on a release."""
+    runners = f"{RUNNERS}, {LATEST_RUNNERS}" if release == LATEST else RUNNERS
+    return line.replace("{written}", str(written)).replace("{runners}", runners)
+
+
+@older_releases_take_long
+@pytest.mark.parametrize("runner", LATEST_RUNNERS.split(", "))
+def test_runners_that_route_themselves_before_they_could_be_handed_ids(runner, release, patched_release, tiny_model):
+    (answer,) = attempt(patched_release(release), tiny_model, [(*POLICY, "--moe-runner-backend", runner)])
+    line = f"--moe-runner-backend {runner}: {NO_POLICY}: allowed is {RUNNERS}"
+    assert answer == (None if release == LATEST else {"ours": True, "says": line})
 
 
 @every_release

@@ -9,6 +9,7 @@ from ...patching.errors import PatchError
 from ...patching.status import check_patched
 from ..upstream import attention_dp_size, is_switched_on, spell
 from .refusal import ExpertPolicyError, refusal
+from .runners import list_runners
 
 # Speculation whose verify batch is request-major with one length for all requests. DSpark's ragged verify is not.
 SPECULATION = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
@@ -35,9 +36,7 @@ DP_ATTENTION_FLAGS = {
 }
 # With it no rank knows what the others do in a step.
 UNSYNCHRONIZED = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
-# Runners that take ids and weights from `select_experts`, or logits (triton_kernel). Others route in their kernel, or
-# need a row's ids to be distinct, which those in empty slots are not: deep_gemm sizes its buffers by that, and
-# flashinfer_cutlass looks for one place of an expert in a row.
+# What `auto` may become: runners that every kind of plan is served with, or that `backend` asks about.
 RUNNERS = ("triton", "triton_kernel", "cutlass", "marlin")
 # Upstream's benchmark switches, which overwrite what was selected.
 SIMULATIONS = ("SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")
@@ -65,7 +64,7 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
             raise refusal(name, os.environ[name], "it overwrites what was selected; allowed is unset")
     _check_choice("--disaggregation-mode", config.disaggregation_mode, ("null", "decode"))
     if names_runner and spell(config.moe_runner_backend) != "auto":
-        _check_choice("--moe-runner-backend", config.moe_runner_backend, RUNNERS)
+        _check_choice("--moe-runner-backend", config.moe_runner_backend, list_runners())
     _check_choice("--moe-a2a-backend", config.moe_a2a_backend, ("none",))
     if attention_dp_size(config) > 1:
         _check_dp_attention(config)

@@ -31,7 +31,9 @@ def lend() -> None:
 
     ALLOC_MEMORY_FUNCS["cpu"] = allocate
     mha.transfer_kv_direct = transfer
-    torch.cuda.synchronize = torch.cuda.empty_cache = lambda *args: None
+    for name in ("synchronize", "empty_cache"):
+        setattr(torch.cuda, name, lambda *args: None)
+    setattr(torch.Tensor, "pin_memory", lambda tensor, *args: tensor)  # noqa: B010 - mypy knows another signature
     for name in ("tensor", "empty", "zeros"):
         setattr(torch, name, never_pinned(getattr(torch, name)))
 

@@ -39,7 +39,7 @@ def test_both_servers_behind_the_router_select(servers, served, tiny_model, rout
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "sglang_router.launch_router", "--policy", "round_robin", "--port", port]
     command += ["--prometheus-port", str(free_port()), "--worker-urls", *(server.url for server in behind)]
-    env = {"PYTHONPATH": str(router_package), "PATH": "", "HOME": str(tmp_path)}
+    env = {"PYTHONPATH": str(router_package), "PATH": "", "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     prompts = read_prompts(tiny_model)[:REQUESTS]
 
     def generate(prompt: str) -> list[int]:

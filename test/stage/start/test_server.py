@@ -196,6 +196,20 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         (*keys('{"target_per_rank": 5}'), "--tp", "2", "--ep", "2", "--ep-num-redundant-experts", "2"),
         f"--ep-num-redundant-experts 2: {NO_POLICY}: target_per_rank needs every expert on one rank; allowed is 0",
     ),
+    "replicas of experts that move": (
+        (*POLICY, *("--tp", "2", "--ep", "2", "--enable-eplb", "--ep-num-redundant-experts", "2")),
+        f"--ep-num-redundant-experts 2: {NO_POLICY}: dynamic dispatch picks replicas by row, so that padding "
+        "rows wake others; allowed is 0",
+    ),
+    "replicas by a dispatch of one's own choice": (
+        (*POLICY, "--ep-dispatch-algorithm", "dynamic", "--ep-num-redundant-experts", "2"),
+        f"--ep-num-redundant-experts 2: {NO_POLICY}: dynamic dispatch picks replicas by row, so that padding "
+        "rows wake others; allowed is 0",
+    ),
+    "upstream's fake dispatch": (
+        (*POLICY, "--ep-dispatch-algorithm", "fake"),
+        f"--ep-dispatch-algorithm fake: {NO_POLICY}: it overwrites the router's logits; allowed is dynamic",
+    ),
     "rows of another width than their reader's": (
         ("--expert-policy", "oea", "--expert-policy-config", '{"kmax": 10}', "--enable-return-routed-experts"),
         f"--enable-return-routed-experts on: {NO_POLICY}: kmax = 10 gives it rows of another width; allowed is off",
@@ -220,6 +234,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "bare xshare": POLICY,
     "a policy with its keys": ("--expert-policy", "xshare:k0=1,add=12", "--expert-policy-config", '{"min_tokens": 4}'),
     "masking alone": ("--mask-padding-experts",),
+    "experts that move, without replicas": (*POLICY, "--tp", "2", "--ep", "2", "--enable-eplb"),
     "speculation": (*POLICY, "--speculative-algorithm", "NGRAM"),
     "target_per_rank with expert parallelism": (*keys('{"target_per_rank": 5}'), "--tp", "2", "--ep", "2"),
     "a plan that drops nothing, which is a warning": keys('{"add": 64}'),

@@ -34,6 +34,8 @@ DP_ATTENTION_FLAGS = {
     "dwdp_size": 1,
     "elastic_ep_backend": None,
 }
+# How upstream may map an expert to one of its replicas: this way all rows of a rank take the same one.
+DISPATCH = "static"
 # With it no rank knows what the others do in a step.
 UNSYNCHRONIZED = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
 # What `auto` may become: runners that every kind of plan is served with, or that `backend` asks about.
@@ -66,6 +68,7 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
     if names_runner and spell(config.moe_runner_backend) != "auto":
         _check_choice("--moe-runner-backend", config.moe_runner_backend, list_runners())
     _check_choice("--moe-a2a-backend", config.moe_a2a_backend, ("none",))
+    _check_replicas(config)
     if attention_dp_size(config) > 1:
         _check_dp_attention(config)
     if config.speculative_algorithm is not None:
@@ -101,6 +104,17 @@ def check_aligned(config: Any) -> None:
 def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:
     if spell(value) not in allowed:
         raise refusal(flag, value, f"allowed is {', '.join(allowed)}")
+
+
+def _check_replicas(config: Any) -> None:
+    """Refuse a dispatch under which other weights are loaded than those of the experts that were selected."""
+    dispatch = getattr(config, "ep_dispatch_algorithm", None)
+    if dispatch == "fake":
+        raise refusal("--ep-dispatch-algorithm", dispatch, "it overwrites the router's logits; allowed is dynamic")
+    replicas = getattr(config, "ep_num_redundant_experts", 0)
+    if replicas and dispatch not in (None, DISPATCH):
+        reason = f"{dispatch} dispatch picks replicas by row, so that padding rows wake others; allowed is 0"
+        raise refusal("--ep-num-redundant-experts", replicas, reason)
 
 
 def _check_dp_attention(config: Any) -> None:

@@ -177,11 +177,11 @@ def test_what_went_out_of_force_is_forgotten(attach, reporter):
     former = []
     for number in range(20):
         decode(model, reporter)
-        former.append(weakref.ref(installed.plans))
+        former += [weakref.ref(installed.plans), weakref.ref(installed.plans.schedule)]
         installed.switch(schedule({"policy": "xshare", "add": number}), reporter)
     decode(model, reporter)
     gc.collect()
-    assert [one() for one in former] == [None] * 20
+    assert [one() for one in former] == [None] * 40
 
 
 def test_a_switch_that_fails_changes_nothing(attach, reporter, monkeypatch):

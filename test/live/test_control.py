@@ -37,6 +37,12 @@ REPORTER = SimpleNamespace(
 XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
 
 
+class Asked(Control):
+    """One whose fake model can be run."""
+
+    model: Model
+
+
 @pytest.fixture
 def control(attach, monkeypatch):
     """Call it with changes to the server's arguments for the control of a fake model's stage."""
@@ -53,7 +59,7 @@ def control(attach, monkeypatch):
 
     def make(flags: dict[str, Any] = XSHARE, batches: Batches | None = None, **changes: Any) -> Control:
         model = Model()
-        asked = Control(attach(model, batches, **CONFIG | flags | changes), SimpleNamespace(**CONFIG | changes))
+        asked = Asked(attach(model, batches, **CONFIG | flags | changes), SimpleNamespace(**CONFIG | changes))
         asked.model = model
         return asked
 

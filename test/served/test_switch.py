@@ -105,7 +105,7 @@ def schedule_of(keys: Mapping[str, Any], speculative: bool) -> Schedule | None:
     return build_schedule(keys["policy"], {name: keys[name] for name in keys if name != "policy"}, speculative)
 
 
-def expect(call: Mapping[str, Any], schedule: Schedule | None, speculative: bool) -> list[int]:
+def expect(call: dict[str, Any], schedule: Schedule | None, speculative: bool) -> list[int]:
     """The experts that a plan wakes in a recorded call."""
     plan: SelectionPlan | None = None
     phase = "verify" if speculative else "decode"
@@ -141,16 +141,14 @@ def check_steps(calls: Sequence[dict[str, Any]], plans: Sequence[Mapping[str, An
         for calls_of_rank in step[1:]:
             assert [call["awake"] for call in calls_of_rank] == [call["awake"] for call in step[0]]
         fits = (
-            schedule
-            for schedule in schedules
+            number
+            for number, schedule in enumerate(schedules)
             if all(expect(call, schedule, speculative) == call["awake"] for call in step[0])
         )
-        found = next(fits, "none")
-        assert found != "none", f"a step of {step[0][0]['rows']} rows comes from no plan"
-        if schedules[0] is not found:  # the one of the last step is tried first
-            schedules.remove(found)
-            schedules.insert(0, found)
-            changes += 1
+        found = next(fits, None)
+        assert found is not None, f"a step of {step[0][0]['rows']} rows comes from no plan"
+        schedules.insert(0, schedules.pop(found))  # the one of the last step is tried first
+        changes += found > 0
     return changes
 
 

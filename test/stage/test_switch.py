@@ -14,7 +14,9 @@ from prometheus_client import REGISTRY
 from sglang_xshare import Batch, Router, build_plan, select, stage
 from sglang_xshare.policies.schedule import Schedule, build_schedule
 from sglang_xshare.stage.metrics import OUTCOMES
-from stage.fake import TOP_K, Model, run
+from sglang_xshare.stage.placement import Placement
+from sglang_xshare.stage.stage import Stage
+from stage.fake import EXPERTS, TOP_K, Model, run
 
 XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
 PLANS: list[dict[str, Any]] = [
@@ -182,6 +184,24 @@ def test_what_went_out_of_force_is_forgotten(attach, reporter):
     decode(model, reporter)
     gc.collect()
     assert [one() for one in former] == [None] * 40
+
+
+def test_ranks_are_counted_under_every_policy_that_selects(attach, reporter):
+    """Expert-parallel ranks: not in steps that the model routes, and on again after them."""
+    model = Model()
+    placement = Placement(2, EXPERTS // 2, torch.arange(EXPERTS).expand(3, EXPERTS))
+    installed = attach(model, **XSHARE)
+    layers = installed.layers
+    for _, layer in layers:
+        layer.placement = placement
+    installed = Stage(Model(0), layers, "cpu", schedule(PLANS[0]))
+    assert installed.balance is not None
+    counted = installed.balance
+    for keys in ({"policy": "vanilla"}, {"policy": "observe"}):
+        installed.switch(schedule(keys), reporter)
+        assert installed.balance is None
+    installed.switch(schedule(PLANS[1]), reporter)
+    assert installed.balance is counted
 
 
 def test_a_switch_that_fails_changes_nothing(attach, reporter, monkeypatch):

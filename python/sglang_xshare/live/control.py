@@ -14,6 +14,7 @@ from ..stage.mask import check_maskable
 from ..stage.metrics import Reader
 from ..stage.stage import Stage
 from ..stage.start.model import check_schedule, read_model
+from ..stage.start.routers import check_router
 from ..stage.upstream import attention_dp_size, is_first_rank, model_config, ranks_logits, resolved
 
 ADDED = ("in_force", "defaults", "limits", "counters", "since_switch", "switches", "warnings")
@@ -100,6 +101,7 @@ class Control:
         plans, warnings = check_schedule(schedule, model, config)
         schedule.plans([layer.layer_id for _, layer in self.stage.layers])
         for topk_config, layer in self.stage.layers:
+            check_router(str(layer.layer_id), layer, plans, {}, config)
             if ranks_logits(topk_config):
                 for plan in plans:
                     check_maskable(plan, layer.router)

@@ -205,6 +205,14 @@ def is_recorded() -> bool:
     return torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
+def wait_for_device(device: str) -> None:
+    """Return when every step launched so far is done, on whichever stream. A CPU's are."""
+    if device != "cpu":
+        import torch
+
+        torch.get_device_module(device).synchronize()
+
+
 def is_first_rank() -> bool:
     """Whether this process is the first of its tensor-parallel group."""
     from sglang.srt.runtime_context import get_parallel

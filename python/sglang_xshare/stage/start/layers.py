@@ -7,12 +7,11 @@ from typing import Any
 from ...plan import SelectionPlan
 from ...policies import VANILLA
 from ..layer import DROPPED, FILLED, MASKED, Layer
-from ..mask import check_maskable
 from ..upstream import keeps_dropped, num_schedulers, number_layer, read_format, resolved
 from .arguments import Arguments
 from .placement import read_placement
 from .refusal import ExpertPolicyError, end_refused, refusal
-from .routers import check_router, count_hashed
+from .routers import check_plans, check_router, count_hashed
 from .runners import TRITON, Runner, check_kernel, check_width, find_kernel
 
 FORMATS = {FILLED: ("standard",), DROPPED: ("standard", "bypassed"), MASKED: ("triton_kernel", "bypassed")}
@@ -60,14 +59,12 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
                     "its runner takes shared experts' slots too, which --expert-policy-align does not sort; allowed is "
                     "--disable-shared-experts-fusion"
                 )
-            if layer.convention == MASKED:
-                for plan in plans:
-                    check_maskable(plan, layer.router)
             runner, _ = kernel
             check_width(runner, plans, layer.router)
             if arguments.align and runner is not TRITON:
                 raise ValueError(f"MoE runner {runner.name} sorts for itself; --expert-policy-align allows triton")
-            check_router(name, layer, plans, modules, config)
+            check_router(name, modules)
+            check_plans(layer, plans, config)
             layers.append((module.topk_config, layer))
         except ValueError as error:
             raise refusal(name, "router", str(error)) from None

@@ -15,6 +15,8 @@ from served.eagle import select_again
 from served.release import LATEST
 
 DECODE = ("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "fake")
+NOBODY = "2.2.2.2"
+"""SGLang's name for a prefill server that is none."""
 # Requests that are taken back under pressure would keep their cache in pinned memory.
 UNPINNED = ("--disaggregation-decode-retraction-backup", "cpu_tensor")
 REQUESTS, SMALL = 16, 8
@@ -26,7 +28,8 @@ FULL = {"policy": "xshare", "k0": 1, "add": 64, "utility": "full"}
 def decode(server: Server, prompts: Sequence[str]) -> list[list[int]]:
     """Greedy tokens."""
     rids = [f"request-{number}" for number in range(len(prompts))]
-    answers = server.generate(prompts, {"rid": rids}, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    prefill = {"bootstrap_host": NOBODY, "bootstrap_room": list(range(len(prompts)))}
+    answers = server.generate(prompts, {"rid": rids, **prefill}, max_new_tokens=NEW_TOKENS, ignore_eos=True)
     return [answer["output_ids"] for answer in answers]
 
 

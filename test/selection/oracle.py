@@ -1,7 +1,7 @@
 """Each paper's algorithm, transcribed literally: plain Python loops over lists, slow, and nothing from the package.
 
-Only the scores P come from torch (softmax, sigmoid, the root of softplus, rounded to float32), since no other code rounds `exp`
-the same way.
+Only the scores P come from torch (softmax, sigmoid and the root of softplus in float32), since no other code rounds
+`exp` the same way.
 """
 
 import math

@@ -166,12 +166,6 @@ FAMILIES = {
             "moe_layer_end_index": 2,
         },
     ),
-    "HunYuan": Family(
-        "HunYuanMoEV1Config",
-        "HunYuanMoEV1ForCausalLM",
-        {"num_experts": EXPERTS, "moe_topk": TOP_K, "head_dim": 32},
-        published={"use_qk_norm": True, "use_mixed_mlp_moe": True, "num_shared_expert": 1, "norm_topk_prob": True},
-    ),
     "gpt-oss": Family(
         "GptOssConfig",
         "GptOssForCausalLM",
@@ -264,7 +258,7 @@ def select_in_decode(family: Family, model: PreTrainedModel, plan: SelectionPlan
 
 def _select(gate: Any, plan: SelectionPlan, router: Router, rows: int, hidden: torch.Tensor) -> Selection | None:
     """The selection for hidden states [tokens, width]; None where these are not so many."""
-    linear = getattr(gate, "layer", getattr(gate, "wg", gate))
+    linear = getattr(gate, "layer", gate)
     logits = nn.functional.linear(hidden, linear.weight, getattr(linear, "bias", None))
     return select(logits, plan, router, backend="reference") if len(hidden) == rows else None
 

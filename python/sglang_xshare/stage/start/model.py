@@ -129,21 +129,6 @@ def check_schedule(schedule: Schedule | None, model: MoeModel, config: Any) -> t
     return plans, warnings
 
 
-def can_rank(schedule: Schedule | None, model: MoeModel) -> bool:
-    """Whether a runner that ranks logits itself, triton_kernel, expresses the schedule. True of one that the model does
-    not fit, which is refused for that.
-    """
-    try:
-        plans = [plan for part in schedule.parts for plan in build_plans(part, model)] if schedule else [VANILLA]
-    except ExpertPolicyError:
-        return True
-    try:
-        _check_maskable(plans, model)
-    except ExpertPolicyError:
-        return False
-    return True
-
-
 def _check_size(schedule: Schedule, config: Any, batches: Batches) -> None:
     """Refuse a server whose every batch is too small or too large for the policy."""
     requests, tokens = config.max_running_requests, config.speculative_num_draft_tokens or 1

@@ -38,8 +38,6 @@ DP_ATTENTION_FLAGS = {
 DISPATCH = "static"
 # With it no rank knows what the others do in a step.
 UNSYNCHRONIZED = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
-# What `auto` may become: runners that every kind of plan is served with, or that `backend` asks about.
-RUNNERS = ("triton", "triton_kernel", "cutlass", "marlin")
 # Upstream's benchmark switches, which overwrite what was selected.
 SIMULATIONS = ("SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")
 

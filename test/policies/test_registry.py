@@ -52,7 +52,7 @@ def test_only_xshare_has_other_defaults_with_speculation():
 
 def test_what_papers_recommend_can_be_built():
     settings = [(policy, setting) for policy in list_policies() for setting in policy.published]
-    assert len(settings) == 13
+    assert len(settings) == 15
     for policy, setting in settings:
         plan = policy.build(setting.keys)
         plan.check(Router(8), 128, ranks=8)

@@ -13,7 +13,7 @@ from ..plan import KEYS, SelectionPlan
 
 @dataclass(frozen=True)
 class Setting:
-    """Keys a paper recommends, and what it reports for them."""
+    """Keys that a paper recommends, or this project where `result` says so, and what was found with them."""
 
     keys: Mapping[str, Any]
     result: str

@@ -21,6 +21,10 @@ ADD = 24
         Setting({"k0": 1, "add": 0, "add_per_request": 5}, "gpt-oss-120b, EAGLE-3, batch 4: +8 to 10 % tokens/s"),
         Setting({"k0": 2, "add": 0, "add_per_request": 4}, "gpt-oss-120b, EAGLE-3, batch 4: +4 to 6 % tokens/s"),
         Setting({"k0": 1, "target_per_rank": 5}, "DeepSeek-R1, 8 ranks, batch 16: peak experts a rank 25.6 -> 8.6"),
+        Setting(
+            {"k0": 1, "add": 12, "utility": "squared", "own_share": 0.75},
+            "this project's small model, batch 16: a third less loss than without the last two",
+        ),
     ),
     bare={"k0": 1, "add": ADD},
     bare_speculative={"k0": 1, "add": 0, "add_per_request": 4},

@@ -50,7 +50,6 @@ def control(attach, monkeypatch):
     monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
     for name, value in {
         "is_first_rank": lambda: True,
-        "ranks_logits": lambda config: False,
         "resolved": lambda server_args: server_args,
         "model_config": lambda server_args: None,
         "read_model": lambda loaded, path: MODEL,

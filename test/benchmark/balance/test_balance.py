@@ -36,7 +36,8 @@ def test_vanilla_routing_is_the_papers(rows):
 
 def test_the_same_seed_draws_the_same_batches():
     first, again, other = (torch.stack(list(FITTED[8].draw(2, seed))) for seed in (0, 0, 1))
-    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
     assert first.shape == (2, 8, EXPERTS)
 
 
@@ -77,4 +78,5 @@ def test_a_small_run(tmp_path, capsys):
 def test_bad_input_is_one_line(capsys):
     with pytest.raises(SystemExit) as exit, one_line_errors("balance"):
         main(["vanilla/xshare:k0=x"])
-    assert "k0" in str(exit.value) and "\n" not in str(exit.value)
+    assert "k0" in str(exit.value)
+    assert "\n" not in str(exit.value)

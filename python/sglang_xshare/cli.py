@@ -1,4 +1,4 @@
-"""The command line: `sglang-xshare patch ...`, `policies`, `check` and `estimate`."""
+"""The command line: `sglang-xshare patch ...`, `policies`, `check`, `estimate` and `calibrate`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from .affinity.command import add_parser as add_calibrate_parser
 from .check.command import add_parser as add_check_parser
 from .estimate.command import add_parser as add_estimate_parser
 from .patching.cli import add_parser as add_patch_parser
@@ -24,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_policies_parser(subparsers)
     add_check_parser(subparsers)
     add_estimate_parser(subparsers)
+    add_calibrate_parser(subparsers)
     arguments, others = parser.parse_known_args(argv)
     if hasattr(arguments, "server_flags"):
         arguments.server_flags = others

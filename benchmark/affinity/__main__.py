@@ -4,13 +4,10 @@ The model's own routing of held-out text, requests that come and go on replicas,
 server runs. Its table is calibrated on other text.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from benchmark.affinity.report import plot_affinity, point_key, tabulate_affinity
 from benchmark.affinity.routing import Routing, read_routing

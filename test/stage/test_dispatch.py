@@ -13,11 +13,10 @@ import pytest
 from affinity.tables import make_table, prompt
 from sglang_xshare import stage
 from sglang_xshare.affinity.counting import Tally
-from sglang_xshare.affinity.dispatcher import Decision
+from sglang_xshare.affinity.dispatcher import Affinity, Decision
 from sglang_xshare.stage import dispatch
 from sglang_xshare.stage.dispatch import Dispatcher
 from sglang_xshare.stage.finished import WatchedRequests, open_receiver, open_sender
-from sglang_xshare.stage.start.affinity import AffinityArguments
 
 io_struct = pytest.importorskip("sglang.srt.managers.io_struct")
 
@@ -48,7 +47,7 @@ def make(replicas: int = 2, ended: list[str] | None = None) -> Dispatcher:
 
     workers = list(range(replicas))
     controller = Controller(workers=workers, status=[True] * replicas, _active_workers=workers)
-    return Dispatcher(controller, AffinityArguments(make_table(), 1.25, replicas), False, receive)
+    return Dispatcher(controller, Affinity(make_table(), replicas, 1.25), receive)
 
 
 def request(rid: str, topic: int = 0, **fields: Any) -> SimpleNamespace:

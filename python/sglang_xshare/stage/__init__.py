@@ -148,7 +148,7 @@ def dispatcher(controller: Any) -> Any:
     """What a data-parallel controller sends requests with under `--load-balance-method expert_affinity`; else None."""
     if not _mentions_affinity(controller.server_args):
         return None
-    from .dispatch import make_dispatcher
+    from .start.affinity import make_dispatcher
 
     return make_dispatcher(controller)
 

@@ -10,8 +10,6 @@ from typing import Any
 from ..affinity.counting import Tally
 from ..affinity.dispatcher import Affinity, Decision
 from ..affinity.recent import Recent
-from .finished import open_receiver
-from .start.affinity import AffinityArguments, read_affinity
 
 logger = logging.getLogger(__name__)
 
@@ -22,15 +20,17 @@ EARLY = 4096
 
 
 class Dispatcher:
-    """Sends requests to the workers of one controller. `receive` gives the ids of requests that have ended."""
+    """Sends requests to the workers of one controller, as `affinity` decides. `receive` gives the ids of requests that
+    have ended; with `export`, what is decided goes to `/metrics`.
+    """
 
     def __init__(
-        self, controller: Any, arguments: AffinityArguments, export: bool, receive: Callable[[], Iterator[str]]
+        self, controller: Any, affinity: Affinity, receive: Callable[[], Iterator[str]], export: bool = False
     ) -> None:
         self._controller = controller
         self._receive = receive
-        self.affinity = Affinity(arguments.table, arguments.replicas, arguments.bound)
-        self._tally = Tally(arguments.replicas, export)
+        self.affinity = affinity
+        self._tally = Tally(len(affinity.loads), export)
         self._early = Recent(EARLY)
         self._told = time.monotonic()
 
@@ -76,15 +76,6 @@ class Dispatcher:
         if now - self._told >= LOG_INTERVAL:
             self._told = now
             logger.info(self._tally.format_log(loads))
-
-
-def make_dispatcher(controller: Any) -> Dispatcher | None:
-    """The dispatcher of a controller with these flags, None without them; it listens for what has ended."""
-    arguments = read_affinity(controller.server_args)
-    if arguments is None:
-        return None
-    receive = open_receiver(controller.port_args.instance_id)
-    return Dispatcher(controller, arguments, controller.server_args.enable_metrics, receive)
 
 
 def _tokens(request: Any) -> Any:

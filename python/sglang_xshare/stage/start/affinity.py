@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ...affinity.bound import DEFAULT
+from ...affinity.dispatcher import Affinity
 from ...affinity.table import Table, hash_tokenizer, load_table
+from ..dispatch import Dispatcher
+from ..finished import open_receiver
 from ..upstream import attention_dp_size, is_switched_on, model_config, resolved, spell
 from .refusal import ExpertPolicyError
 
@@ -79,6 +82,16 @@ def check_affinity(server_args: Any, arguments: AffinityArguments) -> None:
         told = f"{RUST}={os.environ.get(RUST, 'on')}"
         raise ExpertPolicyError(f"{FLAG} with {told}: nothing tells which requests have ended; allowed is unset")
     _check_table(server_args, arguments.table)
+
+
+def make_dispatcher(controller: Any) -> Dispatcher | None:
+    """The dispatcher of a data-parallel controller, which listens for what has ended; None for another method."""
+    arguments = read_affinity(controller.server_args)
+    if arguments is None:
+        return None
+    affinity = Affinity(arguments.table, arguments.replicas, arguments.bound)
+    receive = open_receiver(controller.port_args.instance_id)
+    return Dispatcher(controller, affinity, receive, controller.server_args.enable_metrics)
 
 
 def _check_table(server_args: Any, table: Table) -> None:

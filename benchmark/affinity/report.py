@@ -9,8 +9,8 @@ from benchmark.common.table import Table
 
 NOTE = (
     "Mean active experts a layer and step of a replica; in brackets the load imbalance, largest over mean running "
-    "requests of a step, mean over time; below 0 the change to round robin. Held-out text of four domains, 16 requests "
-    "a replica, of 24 - 72 steps each, means of {seeds}. Bound: the most requests of a replica over the mean."
+    "requests of a step, mean over time; then the change to round robin. Held-out text of four domains, 16 requests "
+    "a replica, of 24 - 72 steps each; every figure is the mean of runs with other seeds. Bound: the most requests of a replica over the mean."
 )
 
 
@@ -27,8 +27,7 @@ def tabulate_affinity(points: Mapping[str, Any]) -> Table:
         first = point["rules"][rules[0]]["active"]
         cells = [_cell(point["rules"][rule], None if rule == rules[0] else first) for rule in rules]
         rows.append([point["scenario"], str(point["replicas"]), *cells])
-    note = NOTE.format(seeds="all runs")
-    return Table("Active experts by dispatch, simulated", ["traffic", "replicas", *rules], rows, note)
+    return Table("Active experts by dispatch, simulated", ["traffic", "replicas", *rules], rows, NOTE)
 
 
 def _cell(outcome: Mapping[str, float], first: float | None) -> str:

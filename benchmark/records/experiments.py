@@ -56,8 +56,8 @@ EXPERIMENTS = {
         Experiment(
             "balance", "benchmark.balance", "balance", 1, ("vanilla", "xshare:k0=1,target_per_rank=5", "--batches", "4")
         ),
-        Experiment("findings", "benchmark.quality.findings", "quality/findings", 4, ("overlap", *TEXT)),
         Experiment("affinity", "benchmark.affinity", "affinity", 3, ("mixed", *DISPATCH)),
+        Experiment("findings", "benchmark.quality.findings", "quality/findings", 4, ("overlap", *TEXT)),
     )
 }
 """In the order of a whole run."""

@@ -1,4 +1,7 @@
-"""Two real replicas: expert affinity changes who runs a request, and no token."""
+"""Two real replicas: expert affinity changes who runs a request, and no token.
+
+sglang serve --model-path DIR --dp-size 4 --load-balance-method expert_affinity --expert-affinity FILE
+"""
 
 from pathlib import Path
 

@@ -9,8 +9,9 @@ from benchmark.common.table import Table
 
 NOTE = (
     "Mean active experts a layer and step of a replica; in brackets the load imbalance, largest over mean running "
-    "requests of a step, mean over time; then the change to round robin. Held-out text of four domains, 16 requests "
-    "a replica, of 24 - 72 steps each; every figure is the mean of runs with other seeds. Bound: the most requests of a replica over the mean."
+    "requests of a step, mean over time; then the change to round robin. Held-out text of four domains, 16 requests a "
+    "replica, of 24 - 72 steps each; every figure is the mean of runs with other seeds. Bound: the most requests of a "
+    "replica over the mean."
 )
 
 

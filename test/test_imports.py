@@ -14,7 +14,7 @@ from benchmark.common.paths import ROOT
 
 SOURCE = ROOT / "python" / "sglang_xshare"
 LAYERS = (
-    ("keys", "types", "gpus", "version", "console", "patching", "patching.*"),
+    ("keys", "types", "gpus", "version", "console", "patching", "patching.*", "affinity", "affinity.*"),
     ("plan",),
     ("policies", "policies.*", "selection", "selection.*"),
     ("stage.*",),  # what runs every step

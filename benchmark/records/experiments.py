@@ -34,6 +34,7 @@ OBSERVED = ("vanilla", "observe", "--model", "checkpoints/qwen3-moe-tiny")
 SERVED = ("--rounds", "1", "--requests", "4", "--concurrency", "4", "--output-tokens", "8")
 TEXT = ("--per-domain", "4", "--batch", "4", "--prompt", "16")
 LOSS = ("--sums", "4", "--per-domain", "4", "--loss-tokens", "8")
+DISPATCH = ("--per-domain", "8", "--requests", "100", "--seeds", "1", "--calibration", "384", "--replicas", "2")
 EXPERIMENTS = {
     one.name: one
     for one in (
@@ -55,6 +56,7 @@ EXPERIMENTS = {
         Experiment(
             "balance", "benchmark.balance", "balance", 1, ("vanilla", "xshare:k0=1,target_per_rank=5", "--batches", "4")
         ),
+        Experiment("affinity", "benchmark.affinity", "affinity", 3, ("mixed", *DISPATCH)),
         Experiment("findings", "benchmark.quality.findings", "quality/findings", 4, ("overlap", *TEXT)),
     )
 }

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmark.affinity.report import tabulate_affinity
 from benchmark.balance.report import tabulate_balance
 from benchmark.common.comparison import Comparison, format_experts, format_spread
 from benchmark.common.machine import format_machine
@@ -59,6 +60,7 @@ TABLES = {
     "demo": Source(("demo",), tabulate_demo),
     "findings": Source(("findings",), tabulate_findings),
     "estimate": Source(("serving",), tabulate_estimate),
+    "affinity": Source(("affinity",), tabulate_affinity),
 }
 
 

@@ -1,4 +1,4 @@
-"""The command line: `sglang-xshare patch ...`, `policies`, `policy ...`, `check` and `estimate`."""
+"""The command line: `sglang-xshare patch ...`, `policies`, `policy ...`, `check`, `estimate` and `calibrate`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from .affinity.command import add_parser as add_calibrate_parser
 from .check.command import add_parser as add_check_parser
 from .estimate.command import add_parser as add_estimate_parser
 from .live.command import add_parser as add_policy_parser
@@ -26,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_policy_parser(subparsers)
     add_check_parser(subparsers)
     add_estimate_parser(subparsers)
+    add_calibrate_parser(subparsers)
     arguments, others = parser.parse_known_args(argv)
     if hasattr(arguments, "server_flags"):
         arguments.server_flags = others

@@ -103,6 +103,12 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "sglang-xshare estimate --model DIR --gpu h200 --batch 16 --policy xshare:k0=1,add=24": Run(
         {"DIR": TINY}, shows="ESTIMATE, not a measurement"
     ),
+    "sglang-xshare calibrate --model DIR --texts DIR --out FILE": Run(
+        {**OWN, "FILE": "{scratch}/table"}, "--tokens 256 --length 64", shows="1024 ids x 32 dimensions"
+    ),
+    "sglang serve --model-path DIR --dp-size 4 --load-balance-method expert_affinity --expert-affinity FILE": Elsewhere(
+        "test/served/test_affinity.py", "replicas on a CPU are told their cores, and the file has to be made first"
+    ),
     f"sglang-xshare policies --show xshare:k0=1,add=24 --model {TINY} --batch 16": Run(shows='"add": 24'),
     # serve and ask
     "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare --enable-metrics": Serve(QWEN, CPU),
@@ -166,6 +172,17 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "python -m benchmark.quality xshare:k0=1,add=24 oea:k0=3": QUALITY,
     "python -m benchmark.speculation": replace(DRAFTED, more=f"xshare {DRAFTED.more}"),
     "python -m benchmark.speculation xshare moe-spec:budget=32 --topk 4 --draft-tokens 8": DRAFTED,
+    "python -m benchmark.affinity": Run(
+        more="mixed --per-domain 8 --requests 100 --seeds 1 --calibration 384 --replicas 2 --out {scratch}",
+        shows="Record: ",
+        is_long=True,
+    ),
+    "python -m benchmark.affinity.live": Run(
+        more="expert_affinity --replicas 2 --per-replica 4 --requests 24 --life 12 --per-domain 8 --calibration 384"
+        " --out {scratch}",
+        shows="Record: ",
+        is_long=True,
+    ),
     "python -m benchmark.cost": COST,
     "python -m benchmark.cost xshare:k0=1,add=24 --shapes 16x128 64x256": COST,
     "make demo": DRAFTED,

@@ -71,8 +71,10 @@ def test_without_the_package_every_call_returns_what_it_was_given(
     assert module.report(one) == ""
     off = SimpleNamespace(expert_policy=None, mask_padding_experts=False, expert_policy_align=False)
     calls = [(module.check_flags, off), (module.check_server, off), (module.attach, one), (module.publish, one)]
-    for function, argument in [*calls, (module.check_exit, 1)]:
+    for function, argument in [*calls, (module.check_exit, 1), (module.dispatcher, one)]:
         assert function(argument) is None
+    assert module.watch_requests(one, two) is None
+    assert module.check_flags(SimpleNamespace(load_balance_method="round_robin")) is None
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,9 @@ def test_without_the_package_every_call_returns_what_it_was_given(
         ("expert_policy_trace", "t.jsonl", "--expert-policy-trace t.jsonl"),
         ("expert_policy_align", True, "--expert-policy-align"),
         ("mask_padding_experts", True, "--mask-padding-experts"),
+        ("expert_affinity", "FILE", "--expert-affinity FILE"),
+        ("expert_affinity_bound", 1.25, "--expert-affinity-bound 1.25"),
+        ("load_balance_method", "expert_affinity", "--load-balance-method expert_affinity"),
     ],
 )
 def test_without_the_package_every_flag_is_refused_in_one_line(
@@ -103,19 +108,19 @@ def test_a_package_that_is_not_whole_is_no_missing_one(load: Callable[..., Modul
 
 
 def test_every_flag_of_the_patches_is_known(load: Callable[..., ModuleType]) -> None:
-    """The arguments patch of each release adds these fields."""
+    """The arguments patches of each release add these fields."""
     queues = [load_queue(find_root(), release) for release in list_releases(find_root())]
     known = set(load("sglang_xshare").FIELDS)
     for queue in queues:
         targets = [
             line.decode()
             for patch in queue.patches
-            if patch.name.startswith("shared/arguments")
+            if "arguments" in patch.name
             for file in patch.files
             for hunk in file.hunks
             for line in set(hunk.target) - set(hunk.source)
         ]
-        fields = {line.split(":")[0].strip() for line in targets}
+        fields = {line.split(":")[0].strip() for line in targets if ": A[" in line}
         assert fields == known, queue.release
 
 

@@ -7,7 +7,7 @@ import pytest
 from sglang_xshare.patching.queue import find_root
 
 PAGE = (find_root() / "upstream/server_arguments.mdx").read_text()
-OPTIONS = {"Optional[str]": "Type: str", "bool": "bool flag (set to enable)"}
+OPTIONS = {"Optional[str]": "Type: str", "Optional[float]": "Type: float", "bool": "bool flag (set to enable)"}
 
 
 def read_flags(patch: str) -> list[list[str]]:
@@ -16,11 +16,12 @@ def read_flags(patch: str) -> list[list[str]]:
     return [[f"`--{name.replace('_', '-')}`", text, f"`{value}`", OPTIONS[kind]] for name, kind, text, value in added]
 
 
-@pytest.mark.parametrize("patch", sorted(file.name for file in find_root().glob("shared/arguments*.patch")))
-def test_every_flag_has_its_row(patch: str) -> None:
+@pytest.mark.parametrize("until", ["", "-until-0.5.19"])
+def test_every_flag_has_its_row(until: str) -> None:
     rows = [
         re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in re.findall(r"<tr>(.*?)</tr>", PAGE, re.DOTALL)
     ]
-    flags = read_flags((find_root() / "shared" / patch).read_text())
-    assert len(flags) == 5
+    patches = [find_root() / f"shared/{name}{until}.patch" for name in ("arguments", "affinity-arguments")]
+    flags = [flag for patch in patches for flag in read_flags(patch.read_text())]
+    assert len(flags) == 7
     assert rows == flags

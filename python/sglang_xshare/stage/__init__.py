@@ -33,6 +33,12 @@ def check_flags(server_args: Any) -> None:
         for check in list_checks(server_args):
             check()
         choose_runner(server_args, arguments)
+    if _mentions_affinity(server_args):
+        from .start.affinity import read_affinity
+        from .start.modes import check_tree
+
+        if read_affinity(server_args) is not None:
+            check_tree()
 
 
 def check_server(server_args: Any) -> None:
@@ -44,6 +50,18 @@ def check_server(server_args: Any) -> None:
         from .start.server import check_server as check
 
         check(server_args, arguments)
+    if _mentions_affinity(server_args):
+        from .start.affinity import check_affinity, read_affinity
+
+        affinity = read_affinity(server_args)
+        if affinity is not None:
+            check_affinity(server_args, affinity)
+
+
+def _mentions_affinity(server_args: Any) -> bool:
+    """Whether any flag of expert-affinity dispatch is given."""
+    flags = [getattr(server_args, name, None) for name in ("expert_affinity", "expert_affinity_bound")]
+    return getattr(server_args, "load_balance_method", None) == "expert_affinity" or flags != [None, None]
 
 
 def capture_sizes(server_args: Any, sizes: list[int]) -> list[int]:
@@ -147,3 +165,20 @@ def check_exit(code: int | None) -> None:
     from .start.refusal import check_exit as check
 
     check(code)
+
+
+def dispatcher(controller: Any) -> Any:
+    """What a data-parallel controller sends requests with under `--load-balance-method expert_affinity`; else None."""
+    if not _mentions_affinity(controller.server_args):
+        return None
+    from .start.affinity import make_dispatcher
+
+    return make_dispatcher(controller)
+
+
+def watch_requests(manager: Any, port_args: Any) -> None:
+    """Let a tokenizer manager tell the controller which requests have ended, where that dispatches by affinity."""
+    if _mentions_affinity(manager.server_args):
+        from .finished import WatchedRequests, open_sender
+
+        manager.rid_to_state = WatchedRequests(manager.rid_to_state, open_sender(port_args.instance_id))

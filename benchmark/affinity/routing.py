@@ -1,0 +1,49 @@
+"""Which experts every token of real text wakes, packed so that a simulated step is a few operations on bits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from benchmark.quality.model import router_logits, router_of
+from benchmark.quality.text import Sequences
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Sequences that requests draw from: their prompts' token ids, their domains, and for each token after the prompt
+    the experts of all layers that it wakes, as bits.
+    """
+
+    prompts: list[list[int]]
+    domains: tuple[str, ...]
+    experts: list[list[int]]
+    layers: int
+
+    def active(self, members: Sequence[tuple[int, int]]) -> float:
+        """Mean active experts of a layer in a step of these (sequence, step of it)."""
+        awake = 0
+        for sequence, step in members:
+            awake |= self.experts[sequence][step]
+        return awake.bit_count() / self.layers
+
+    def of_domain(self, domain: str) -> list[int]:
+        """The sequences of a domain."""
+        return [place for place, name in enumerate(self.domains) if name == domain]
+
+
+def read_routing(model: object, sequences: Sequences, prompt: int, batch: int = 24) -> Routing:
+    """The model's own routing of sequences [sequences, tokens], by teacher forcing."""
+    top_k = router_of(model)[0].top_k  # type: ignore[arg-type]
+    experts: list[list[int]] = []
+    layers = 0
+    for tokens in sequences.tokens[:, :-1].split(batch):
+        logits = router_logits(model, tokens)[:, :, prompt:]  # type: ignore[arg-type]
+        layers = len(logits)
+        chosen = torch.zeros(logits.shape, dtype=torch.bool).scatter_(3, logits.topk(top_k).indices, True)
+        experts += [[_pack(token) for token in sequence] for sequence in chosen.permute(1, 2, 0, 3).flatten(2)]
+    return Routing(sequences.tokens[:, :prompt].tolist(), sequences.domains, experts, layers)
+
+
+def _pack(bits: torch.Tensor) -> int:
+    return int("".join("1" if bit else "0" for bit in bits.tolist()), 2)

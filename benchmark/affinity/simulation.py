@@ -1,0 +1,128 @@
+"""Requests that come and go on several replicas, step by step; who gets which is the dispatcher's."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from benchmark.affinity.routing import Routing
+from sglang_xshare.affinity.dispatcher import Affinity
+from sglang_xshare.affinity.table import Table
+
+
+class Rule(Protocol):
+    """Who gets a request."""
+
+    def choose(self, request: int, prompt: Sequence[int], alive: Sequence[int]) -> int:
+        """The replica, one of those alive."""
+
+    def finish(self, request: int) -> None:
+        """It has ended."""
+
+
+class RoundRobin:
+    """SGLang's own: the replicas in turn."""
+
+    def __init__(self) -> None:
+        self._turn = -1
+
+    def choose(self, request: int, prompt: Sequence[int], alive: Sequence[int]) -> int:
+        """The next one."""
+        self._turn += 1
+        return alive[self._turn % len(alive)]
+
+    def finish(self, request: int) -> None:
+        """It does not look."""
+
+
+class ByAffinity:
+    """The dispatcher that a server runs. No request shares a prompt's cache with another: texts are drawn again and
+    again, as no real traffic draws them.
+    """
+
+    def __init__(self, table: Table, replicas: int, bound: float) -> None:
+        self.affinity = Affinity(table, replicas, bound)
+
+    def choose(self, request: int, prompt: Sequence[int], alive: Sequence[int]) -> int:
+        """As `Affinity` does."""
+        self.affinity.set_alive(alive)
+        return self.affinity.choose(request, prompt, salt=request).replica
+
+    def finish(self, request: int) -> None:
+        """As `Affinity` does."""
+        self.affinity.finish(request)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """`requests` in all, `per_replica` running at a time and replica in the mean, for `life` steps in the mean, half of
+    it at least and half more at most. `draw` gives the sequence of the next, from a random source and the share of
+    requests sent so far; `alive` the replicas that live, from how many there are and that share.
+    """
+
+    draw: Callable[[random.Random, float], int]
+    alive: Callable[[int, float], list[int]] = lambda replicas, share: list(range(replicas))
+    requests: int = 1200
+    per_replica: int = 16
+    life: int = 48
+
+
+@dataclass
+class Outcome:
+    """Means over replicas and steps, once a sixth of the requests is sent. Imbalance: largest over mean running
+    requests of a step. `course`: mean active experts of each tenth of the run.
+    """
+
+    active: float = 0.0
+    imbalance: float = 0.0
+    worst: float = 0.0
+    course: list[float] = field(default_factory=list)
+
+
+@dataclass
+class _Request:
+    name: int
+    sequence: int
+    life: int
+    step: int = 0
+
+
+def simulate(routing: Routing, rule: Rule, replicas: int, traffic: Traffic, seed: int = 0) -> Outcome:
+    """Run the traffic: as many requests run at any time as replicas that live can hold."""
+    source, sent = random.Random(seed), 0
+    running: list[list[_Request]] = [[] for _ in range(replicas)]
+    actives: list[list[float]] = [[] for _ in range(10)]
+    imbalances: list[float] = []
+    while sent < traffic.requests:
+        alive = traffic.alive(replicas, sent / traffic.requests)
+        for dead in set(range(replicas)) - set(alive):
+            for request in running[dead]:
+                rule.finish(request.name)
+            running[dead] = []
+        while sum(map(len, running)) < traffic.per_replica * len(alive) and sent < traffic.requests:
+            sequence = traffic.draw(source, sent / traffic.requests)
+            life = source.randint(traffic.life // 2, traffic.life * 3 // 2)
+            chosen = rule.choose(sent, routing.prompts[sequence], alive)
+            running[chosen].append(_Request(sent, sequence, min(life, len(routing.experts[sequence]))))
+            sent += 1
+        tenth = actives[min(10 * sent // traffic.requests, 9)]
+        tenth += [
+            routing.active([(one.sequence, one.step) for one in running[place]]) for place in alive if running[place]
+        ]
+        if 6 * sent > traffic.requests:
+            loads = [len(running[place]) for place in alive]
+            imbalances.append(max(loads) * len(loads) / sum(loads))
+        for ended in _advance(running):
+            rule.finish(ended.name)
+    steady = [active for tenth in actives[2:] for active in tenth]
+    course = [sum(tenth) / len(tenth) for tenth in actives if tenth]
+    return Outcome(sum(steady) / len(steady), sum(imbalances) / len(imbalances), max(imbalances), course)
+
+
+def _advance(running: list[list[_Request]]) -> Iterator[_Request]:
+    """One step of every request; those that end with it."""
+    for requests in running:
+        for one in requests:
+            one.step += 1
+        yield from (one for one in requests if one.step >= one.life)
+        requests[:] = [one for one in requests if one.step < one.life]

@@ -1,0 +1,29 @@
+"""The table of the trained checkpoint, calibrated on text that nothing here is measured on."""
+
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from benchmark.common.paths import BUILD
+from sglang_xshare.affinity.calibration import calibrate, read_texts
+from sglang_xshare.affinity.table import Table
+from training.corpus import load_corpus
+
+DIMENSIONS, LENGTH = 32, 192
+
+
+def write_texts(folder: Path = BUILD / "affinity" / "texts") -> Path:
+    """The corpus' development text, a file a domain: neither trained on nor held out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for domain, split in load_corpus().items():
+        (folder / f"{domain}.txt").write_text("\n".join(document.text for document in split.dev))
+    return folder
+
+
+def make_table(model: PreTrainedModel, path: Path, tokens: int) -> Table:
+    """Signatures of `model`, which is `path`'s, from at most `tokens` tokens of each domain."""
+    print("calibrating ...", flush=True)
+    pieces, texts = read_texts(write_texts(), path, min(LENGTH, tokens), tokens)
+    order = torch.randperm(len(pieces), generator=torch.Generator().manual_seed(0))
+    return calibrate(model, path, pieces[order], texts, DIMENSIONS)

@@ -1,0 +1,124 @@
+"""Which experts a model's token ids wake, counted while the model reads texts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .projection import WIDTH, make_sketch, project
+from .table import Origin, Table, hash_tokenizer
+
+SAMPLES = 256
+"""Pieces of text whose signatures a table keeps: 16 kB at 32 dimensions."""
+
+
+def load_model(folder: Path, device: str) -> Any:
+    """A checkpoint of transformers. Raises ValueError where `folder` holds none."""
+    from transformers import AutoModelForCausalLM
+
+    _check_folder(folder)
+    # Few CPUs multiply bfloat16 faster.
+    dtype = torch.float32 if device == "cpu" else "auto"
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
+
+
+def read_texts(texts: Path, model: Path, length: int, most: int) -> tuple[torch.Tensor, str]:
+    """(pieces [pieces, length] of token ids, the sha256 of the texts) of every `*.txt` in the folder `texts`, at most
+    `most` tokens of each. Raises ValueError where there is no text, or no file that fills a piece.
+    """
+    from transformers import AutoTokenizer
+
+    _check_folder(model)
+    files = sorted(texts.glob("*.txt"))
+    if not files:
+        raise ValueError(f"--texts {texts}: no *.txt there; allowed is a folder of texts like those to be served")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    digest = hashlib.sha256()
+    pieces = []
+    for file in files:
+        text = file.read_text()
+        digest.update(text.encode() + b"\0")
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:most]
+        pieces.append(torch.tensor(ids[: len(ids) // length * length]).long().view(-1, length))
+    found = torch.cat(pieces)
+    if not len(found):
+        raise ValueError(f"--texts {texts}: no file of {length} tokens; allowed are longer texts, or a lower --length")
+    return found, digest.hexdigest()
+
+
+@torch.inference_mode()
+def calibrate(
+    model: Any,
+    folder: Path,
+    pieces: torch.Tensor,
+    texts: str,
+    dimensions: int,
+    batch: int = 8,
+    progress: Callable[[Sequence[torch.Tensor]], Iterator[torch.Tensor]] = iter,
+) -> Table:
+    """Let `model`, which is `folder`'s, read `pieces` [pieces, length], and make its table.
+
+    Raises ValueError for a model without experts that can be seen.
+    """
+    vocabulary = model.get_input_embeddings().num_embeddings
+    sums, counts = torch.zeros(vocabulary, WIDTH), torch.zeros(vocabulary)
+    sketches: list[torch.Tensor] = []
+    with watch_experts(model) as layers:
+        for tokens in progress(pieces.split(batch)):
+            layers.clear()
+            model(tokens.to(model.device), use_cache=False, logits_to_keep=1)
+            if not layers:
+                reason = f"no experts seen in {type(model).__name__}; allowed is a Mixture-of-Experts model"
+                raise ValueError(f"--model {folder}: {reason}")
+            sketches = sketches or [make_sketch(experts, number) for number, (_, experts) in enumerate(layers)]
+            woken = sum(sketch[ids].sum(1) for sketch, (ids, _) in zip(sketches, layers, strict=True))
+            sums.index_add_(0, tokens.flatten(), woken)
+            counts += tokens.flatten().bincount(minlength=vocabulary)
+    signatures = project(sums, counts, dimensions).to(torch.float16).numpy()
+    origin = Origin(
+        model=model.config.model_type,
+        layers=len(sketches),
+        experts=len(sketches[0]),
+        tokenizer=hash_tokenizer(folder),
+        texts=texts,
+        tokens=pieces.numel(),
+    )
+    return Table(signatures, _sample(signatures, pieces), origin)
+
+
+@contextmanager
+def watch_experts(model: Any) -> Iterator[list[tuple[torch.Tensor, int]]]:
+    """A list that gets, for every MoE layer of a forward in order, (expert ids [tokens, top-k], number of experts).
+
+    transformers calls each layer's module `experts` with hidden states, ids and weights, whatever the router.
+    """
+    seen: list[tuple[torch.Tensor, int]] = []
+
+    def note(module: Any, args: tuple[Any, ...]) -> None:
+        if len(args) > 1 and isinstance(args[1], torch.Tensor) and not args[1].is_floating_point():
+            seen.append((args[1].cpu(), len(next(module.parameters()))))
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            if name.endswith("experts"):
+                stack.callback(module.register_forward_pre_hook(note).remove)
+        yield seen
+
+
+def _sample(signatures: np.ndarray, pieces: torch.Tensor) -> np.ndarray:
+    """Unit signatures [samples, dimensions] float16 of pieces, evenly taken."""
+    rows = torch.linspace(0, len(pieces) - 1, min(SAMPLES, len(pieces))).long()
+    means = signatures[pieces[rows].numpy()].mean(1, dtype=np.float32)
+    lengths = np.linalg.norm(means, axis=1, keepdims=True)
+    return (means / np.maximum(lengths, 1e-6)).astype(np.float16)
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"--model {folder}: no config.json there; allowed is the folder of a checkpoint")

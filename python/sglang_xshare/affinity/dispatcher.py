@@ -1,0 +1,151 @@
+"""The decision: which replica gets a request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .bound import DEFAULT, list_open
+from .centroids import Centroids
+from .recent import KEYS, Prefixes, Recent, hash_blocks
+from .table import Floats, Table
+
+REASONS = ("affinity", "bound", "sticky", "session", "idle", "load", "directed")
+"""Why a replica got a request: its experts are the most like it; those of a fuller one are more so; it had the turns
+before; it holds the session; no other was idle; nothing is known of the request, and it ran fewest; somebody said so.
+"""
+PREFIX_WEIGHT = 2.0
+"""Of the share of a prompt that a replica has in its cache, beside the likeness of experts. That is about 0.5 within a
+domain and below 0 across: a third of a prompt that need not be computed again outweighs a domain. What all prompts
+begin with is soon in every cache, and decides nothing.
+"""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A replica and one of `REASONS`."""
+
+    replica: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Running:
+    replica: int
+    signature: Floats | None
+
+
+class Affinity:
+    """Sends requests to replicas, and knows what each replica runs: what it was sent and has not finished.
+
+    `replicas`: how many; `bound`: the most requests of a replica, as a multiple of the mean (`list_open`). The same
+    calls give the same decisions.
+
+    Raises ValueError for a bound below 1, and for less than one replica.
+    """
+
+    def __init__(self, table: Table, replicas: int, bound: float = DEFAULT) -> None:
+        if not (math.isfinite(bound) and bound >= 1):
+            raise ValueError(f"bound {bound}: allowed is a number of at least 1")
+        if replicas < 1:
+            raise ValueError(f"{replicas} replicas: allowed is at least 1")
+        self.table = table
+        self.bound = bound
+        self.loads = [0] * replicas
+        self._alive = list(range(replicas))
+        self._running: dict[Hashable, _Running] = {}
+        self._centroids = Centroids(table.samples.astype(np.float32), replicas)
+        self._prefixes = Prefixes(replicas)
+        self._homes = Recent(KEYS)
+
+    def choose(
+        self,
+        request: Hashable,
+        tokens: Sequence[int],
+        *,
+        key: Hashable = None,
+        session: Hashable = None,
+        salt: Hashable = None,
+    ) -> Decision:
+        """Decide where a request of these prompt tokens goes, and count it there until `finish(request)`.
+
+        `key` names a conversation, whose replica is kept within the bound; `session` one whose state lies in a replica,
+        which is kept whatever it runs, as long as it lives. Prompts of different `salt` share no cache.
+
+        Raises RuntimeError where no replica is alive.
+        """
+        if not self._alive:
+            raise RuntimeError("no replica is alive")
+        signature, blocks = self.table.sign(tokens), hash_blocks(tokens, salt)
+        decision = self._decide(signature, blocks, key, session)
+        self._add(request, decision.replica, signature, blocks)
+        for name in (("key", key), ("session", session)):
+            if name[1] is not None:
+                self._homes.put(name, decision.replica)
+        return decision
+
+    def direct(self, request: Hashable, tokens: Sequence[int], replica: int, salt: Hashable = None) -> Decision:
+        """Count a request that goes to `replica` whatever we think."""
+        self._add(request, replica, self.table.sign(tokens), hash_blocks(tokens, salt))
+        return Decision(replica, "directed")
+
+    def finish(self, request: Hashable) -> bool:
+        """A request has ended, in whatever way. Returns whether it was running."""
+        running = self._running.pop(request, None)
+        if running is None:
+            return False
+        self.loads[running.replica] -= 1
+        if running.signature is not None:
+            self._centroids.remove(running.replica, running.signature)
+        if not self.loads[running.replica]:
+            self._centroids.clear(running.replica)
+        return True
+
+    def set_alive(self, alive: Sequence[int]) -> None:
+        """Only these replicas may get requests from now on. One that is not among them has lost what it ran and its
+        cache; when it comes back, it goes on with the experts that it had.
+        """
+        for replica in set(self._alive) - set(alive):
+            for request in [name for name, running in self._running.items() if running.replica == replica]:
+                self.finish(request)
+            self._prefixes.clear(replica)
+        self._alive = sorted(alive)
+
+    def _decide(self, signature: Floats | None, blocks: Sequence[int], key: Hashable, session: Hashable) -> Decision:
+        home = None if session is None else self._homes.get(("session", session))
+        if home in self._alive:
+            return Decision(home, "session")
+        allowed = list_open(self.loads, self._alive, self.bound)
+        home = None if key is None else self._homes.get(("key", key))
+        if home in allowed:
+            return Decision(home, "sticky")
+        scores = self._score(signature, blocks)
+        if scores is None:
+            return Decision(min(allowed, key=lambda replica: self.loads[replica]), "load")
+
+        def rank(replica: int) -> tuple[float, int]:
+            return scores[replica], -self.loads[replica]
+
+        chosen = max(allowed, key=rank)
+        if chosen == max(self._alive, key=rank):
+            return Decision(chosen, "affinity")
+        return Decision(chosen, "bound" if self.loads[chosen] else "idle")
+
+    def _score(self, signature: Floats | None, blocks: Sequence[int]) -> list[float] | None:
+        """How much each replica suits a request; None where nothing is known of it."""
+        cached = [PREFIX_WEIGHT * self._prefixes.match(replica, blocks) for replica in range(len(self.loads))]
+        if signature is None:
+            return cached if any(cached) else None
+        likeness = self._centroids.compare(signature, np.array(self.loads, dtype=np.float32))
+        return [float(like) + share for like, share in zip(likeness, cached, strict=True)]
+
+    def _add(self, request: Hashable, replica: int, signature: Floats | None, blocks: Sequence[int]) -> None:
+        self.finish(request)
+        self._running[request] = _Running(replica, signature)
+        self.loads[replica] += 1
+        self._prefixes.add(replica, blocks)
+        if signature is not None:
+            self._centroids.add(replica, signature)

@@ -1,0 +1,69 @@
+"""What replicas got lately: whose turn of a conversation, and which beginnings of prompts they hold in their cache."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+
+BLOCK = 32
+"""Tokens of a block of a prompt."""
+BLOCKS = 65_536
+"""Blocks remembered a replica: 2 million tokens, more than most KV caches hold."""
+KEYS = 65_536
+"""Conversations remembered."""
+
+
+class Recent:
+    """Keys with a value each, of which the `most` used latest are kept."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._values: OrderedDict[Hashable, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, key: Hashable) -> int | None:
+        """The value; None for a key that is not, or no longer, known."""
+        return self._values.get(key)
+
+    def put(self, key: Hashable, value: int = 0) -> None:
+        """Remember a key as the latest."""
+        self._values[key] = value
+        self._values.move_to_end(key)
+        if len(self._values) > self.most:
+            self._values.popitem(last=False)
+
+
+class Prefixes:
+    """The prompts that each replica got lately, by blocks."""
+
+    def __init__(self, replicas: int) -> None:
+        self._blocks = [Recent(BLOCKS) for _ in range(replicas)]
+
+    def match(self, replica: int, blocks: Sequence[int]) -> float:
+        """The share of a prompt's blocks, from its first on, that a replica got lately."""
+        known = self._blocks[replica]
+        count = next((place for place, block in enumerate(blocks) if known.get(block) is None), len(blocks))
+        return count / max(len(blocks), 1)
+
+    def add(self, replica: int, blocks: Sequence[int]) -> None:
+        """A replica gets a prompt."""
+        for block in blocks:
+            self._blocks[replica].put(block)
+
+    def clear(self, replica: int) -> None:
+        """A replica has lost its cache."""
+        self._blocks[replica] = Recent(BLOCKS)
+
+
+def hash_blocks(tokens: Sequence[int], salt: Hashable = None) -> list[int]:
+    """A number for each full block of a prompt, which depends on all tokens up to its end. `salt` tells apart prompts
+    that share no cache.
+    """
+    found = []
+    number = hash(salt)
+    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+        number = hash((number, *tokens[start : start + BLOCK]))
+        found.append(number)
+    return found

@@ -1,0 +1,111 @@
+"""The table of signatures, a vector a token id: what `sglang-xshare calibrate` writes and `--expert-affinity` reads."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+FORMAT = "sglang-xshare expert affinity 1"
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a table was measured on. `model` is the configuration's model type, `layers` counts its MoE layers;
+    `tokenizer` and `texts` are sha256 sums, that of a model's tokenizer.json empty where it has none.
+    """
+
+    model: str
+    layers: int
+    experts: int
+    tokenizer: str
+    texts: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """Signatures of token ids.
+
+    `signatures`: [vocabulary, dimensions] float16, centred on the mean token of the texts, 0 for an id that they lack.
+    `samples`: [samples, dimensions] float16, unit signatures of pieces of the texts, where centroids start.
+    """
+
+    signatures: npt.NDArray[np.float16]
+    samples: npt.NDArray[np.float16]
+    origin: Origin
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids."""
+        return len(self.signatures)
+
+    @property
+    def dimensions(self) -> int:
+        """Of a signature."""
+        return int(self.signatures.shape[1])
+
+    def sign(self, tokens: Sequence[int]) -> Floats | None:
+        """The unit signature [dimensions] of a prompt; None where the table knows none of its ids.
+
+        Ids beyond the vocabulary, which stand for images and the like, say nothing.
+        """
+        ids = np.asarray(tokens, dtype=np.int64)
+        known = ids[(ids >= 0) & (ids < self.vocabulary)]
+        if not len(known):
+            return None
+        return unit(self.signatures[known].mean(0, dtype=np.float32))
+
+    def save(self, path: Path) -> None:
+        """Write it. Raises OSError where that cannot be."""
+        origin = {name: str(value) for name, value in asdict(self.origin).items()}
+        tensors = {"signatures": self.signatures, "samples": self.samples}
+        path.write_bytes(save(tensors, {"format": FORMAT, **origin}))
+
+
+def unit(vector: Floats) -> Floats | None:
+    """The vector [dimensions] at length 1; None for one of no length."""
+    length = float(np.linalg.norm(vector))
+    return vector / length if length > 1e-6 else None
+
+
+def load_table(path: Path) -> Table:
+    """Read a table. Raises ValueError, in one line, for a file that is none."""
+    try:
+        with safe_open(path, "numpy") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise ValueError("not a table of signatures")
+            signatures, samples = (file.get_tensor(name) for name in ("signatures", "samples"))
+        origin = Origin(**{one.name: _read(metadata[one.name], one.type) for one in fields(Origin)})
+        _check(signatures, samples)
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from None
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    return Table(signatures, samples, origin)
+
+
+def _read(text: str, kind: object) -> str | int:
+    return int(text) if kind == "int" else text
+
+
+def _check(signatures: npt.NDArray[np.float16], samples: npt.NDArray[np.float16]) -> None:
+    for name, array in (("signatures", signatures), ("samples", samples)):
+        if array.dtype != np.float16 or array.ndim != 2 or not array.size or not np.isfinite(array).all():
+            raise ValueError(f"{name}: {array.dtype} {list(array.shape)}; allowed are finite float16 numbers in rows")
+    if signatures.shape[1] != samples.shape[1]:
+        raise ValueError(f"signatures of {signatures.shape[1]} dimensions, samples of {samples.shape[1]}")
+
+
+def hash_tokenizer(model: Path) -> str:
+    """The sha256 of a model's tokenizer.json, empty where its folder has none."""
+    file = model / "tokenizer.json"
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""

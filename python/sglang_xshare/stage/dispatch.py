@@ -1,0 +1,85 @@
+"""`--load-balance-method expert_affinity`: what SGLang's data-parallel controller calls with every request."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..affinity.counting import Tally
+from ..affinity.dispatcher import Affinity, Decision
+from ..affinity.recent import Recent
+
+logger = logging.getLogger(__name__)
+
+LOG_INTERVAL = 10.0
+"""Seconds between log lines, of which there are none without requests."""
+EARLY = 4096
+"""Requests remembered that ended before they came: their client left at once, and two sockets keep no order."""
+
+
+class Dispatcher:
+    """Sends requests to the workers of one controller, as `affinity` decides. `receive` gives the ids of requests that
+    have ended; with `export`, what is decided goes to `/metrics`.
+    """
+
+    def __init__(
+        self, controller: Any, affinity: Affinity, receive: Callable[[], Iterator[str]], export: bool = False
+    ) -> None:
+        self._controller = controller
+        self._receive = receive
+        self.affinity = affinity
+        self._tally = Tally(len(affinity.loads), export)
+        self._early = Recent(EARLY)
+        self._told = time.monotonic()
+
+    def __call__(self, request: Any) -> None:
+        """Send one `TokenizedGenerateReqInput`, or one for an embedding."""
+        from sglang.srt.managers.io_struct import sock_send
+
+        self.drain()
+        controller = self._controller
+        if request.routed_dp_rank is not None:
+            controller.maybe_external_dp_rank_routing(request)
+            decision = self.affinity.direct(request.rid, _tokens(request), request.routed_dp_rank)
+        else:
+            active = controller._active_workers
+            self.affinity.set_alive([replica for replica in active if controller.status[replica]])
+            decision = self.decide(request)
+            sock_send(controller.workers[decision.replica], request)
+        self._count(request, decision)
+
+    def decide(self, request: Any) -> Decision:
+        """Where a request goes."""
+        session = getattr(request, "session_params", None)
+        return self.affinity.choose(
+            request.rid,
+            _tokens(request),
+            key=getattr(request, "routing_key", None) or getattr(request, "session_id", None),
+            session=None if session is None else session.id,
+            salt=(getattr(request, "extra_key", None), getattr(request, "lora_id", None)),
+        )
+
+    def drain(self) -> None:
+        """Take the requests that have ended off their replicas."""
+        for name in self._receive():
+            if not self.affinity.finish(name):
+                self._early.put(name)
+
+    def _count(self, request: Any, decision: Decision) -> None:
+        if self._early.get(request.rid) is not None:
+            self.affinity.finish(request.rid)
+        loads = self.affinity.loads
+        self._tally.count(decision, loads)
+        now = time.monotonic()
+        if now - self._told >= LOG_INTERVAL:
+            self._told = now
+            logger.info(self._tally.format_log(loads))
+
+
+def _tokens(request: Any) -> Any:
+    """The prompt's ids: none of one that comes as embeddings, or only asks for health."""
+    from sglang.srt.managers.utils import is_health_check_generate_req
+
+    return () if request.input_ids is None or is_health_check_generate_req(request) else request.input_ids

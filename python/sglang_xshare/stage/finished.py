@@ -1,0 +1,63 @@
+"""How the controller of replicas hears which requests have ended.
+
+SGLang's tokenizer process forgets a request, in a dictionary, however it ends: answered, aborted, failed. The
+dictionary here tells the controller's process of it, over a socket that lies in no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import zmq
+
+
+def _address(instance: str) -> str:
+    return f"ipc://@sglang-xshare-finished-{instance}"
+
+
+class WatchedRequests(dict[str, Any]):
+    """SGLang's states of requests by id, which says of each that is taken out."""
+
+    def __init__(self, states: dict[str, Any], tell: Callable[[str], None]) -> None:
+        super().__init__(states)
+        self._tell = tell
+
+    def __delitem__(self, request: str) -> None:
+        super().__delitem__(request)
+        self._tell(request)
+
+    def pop(self, request: str, *default: Any) -> Any:
+        """As a dictionary's."""
+        held = request in self
+        state = super().pop(request, *default)
+        if held:
+            self._tell(request)
+        return state
+
+
+def open_sender(instance: str) -> Callable[[str], None]:
+    """What tells the controller of this server instance that a request has ended. It never waits."""
+    socket = _make_socket(zmq.PUSH)
+    socket.connect(_address(instance))
+    return lambda request: socket.send(request.encode(), zmq.NOBLOCK)
+
+
+def open_receiver(instance: str) -> Callable[[], Iterator[str]]:
+    """What gives the requests that have ended since its last call. It never waits."""
+    socket = _make_socket(zmq.PULL)
+    socket.bind(_address(instance))
+
+    def receive() -> Iterator[str]:
+        while socket.poll(0):
+            yield socket.recv().decode()
+
+    return receive
+
+
+def _make_socket(kind: int) -> zmq.Socket[bytes]:
+    socket = zmq.Context.instance().socket(kind)
+    # Nobody reads while no request comes. There are never more messages than requests were sent.
+    socket.set_hwm(0)
+    socket.setsockopt(zmq.LINGER, 0)
+    return socket

@@ -1,0 +1,124 @@
+"""A table of the small checkpoint: its experts are those that the model's routers choose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmark.quality.model import load_model as load_reference
+from benchmark.quality.model import router_logits
+from sglang_xshare.affinity.calibration import SAMPLES, calibrate, load_model, read_texts, watch_experts
+from sglang_xshare.affinity.projection import SHRINKAGE, make_sketch, project
+from sglang_xshare.affinity.table import load_table
+from sglang_xshare.cli import main
+
+LENGTH = 64
+
+
+@pytest.fixture(scope="module")
+def pieces(tiny_model: Path) -> tuple[torch.Tensor, str]:
+    return read_texts(tiny_model / "heldout", tiny_model, LENGTH, 12 * LENGTH)
+
+
+def test_the_experts_seen_are_those_of_the_routers(tiny_model: Path, pieces: tuple[torch.Tensor, str]) -> None:
+    tokens = pieces[0][:4]
+    model = load_reference(tiny_model)
+    chosen = router_logits(model, tokens).topk(8).indices
+    with torch.inference_mode(), watch_experts(model) as layers:
+        model(tokens)
+    assert [experts for _, experts in layers] == [64] * 4
+    for (ids, _), expected in zip(layers, chosen, strict=True):
+        assert torch.equal(ids.sort(1).values, expected.flatten(0, 1).sort(1).values)
+
+
+def test_texts_are_cut_into_pieces(tiny_model: Path, pieces: tuple[torch.Tensor, str]) -> None:
+    found, digest = pieces
+    assert found.shape == (4 * 12, LENGTH)
+    assert len(digest) == 64
+    assert digest == read_texts(tiny_model / "heldout", tiny_model, LENGTH, LENGTH)[1]
+
+
+def test_the_table_tells_domains_apart(tiny_model: Path, pieces: tuple[torch.Tensor, str]) -> None:
+    """Pieces that it was not measured on are more like pieces of their own domain than like others."""
+    found, texts = pieces
+    held = torch.arange(len(found)) % 4 == 3
+    table = calibrate(load_model(tiny_model, "cpu"), tiny_model, found[~held], texts, 16)
+    assert (table.vocabulary, table.dimensions, len(table.samples)) == (1024, 16, (~held).sum())
+    assert (table.origin.layers, table.origin.experts, table.origin.model) == (4, 64, "qwen3_moe")
+    signed = np.stack([table.sign(piece.tolist()) for piece in found[held]])
+    likeness = signed @ signed.T
+    domain = np.arange(len(signed)) // 3
+    same = domain[:, None] == domain
+    np.fill_diagonal(same, False)
+    other = domain[:, None] != domain
+    assert likeness[same].mean() > likeness[other].mean() + 0.3
+    lengths = np.linalg.norm(table.samples.astype(np.float32), axis=1)
+    assert lengths == pytest.approx(np.ones(len(lengths)), abs=2e-3)
+    unseen = sorted(set(range(1024)) - set(found[~held].flatten().tolist()))
+    assert unseen
+    assert not table.signatures[unseen].any()
+
+
+def test_a_projection_keeps_what_sets_ids_apart() -> None:
+    """Against numpy's own singular values, of the same shrunk and centred means."""
+    draw = torch.Generator().manual_seed(1)
+    counts = torch.tensor([50.0, 10.0, 0.0, 200.0, 1.0])
+    sums = torch.randn(5, 8, generator=draw) * counts[:, None]
+    projected = project(sums, counts, 3)
+    mean = (sums.sum(0) / counts.sum()).numpy()
+    apart = (sums.numpy() - counts.numpy()[:, None] * mean) / (counts.numpy() + SHRINKAGE)[:, None]
+    weighted = apart * np.sqrt(counts.numpy())[:, None]
+    values = np.linalg.svd(weighted, compute_uv=False)[:3]
+    lengths = np.linalg.norm(projected.numpy() * np.sqrt(counts.numpy())[:, None], axis=0)
+    assert lengths == pytest.approx(values, rel=1e-4)
+    assert not projected[2].any()
+
+
+def test_a_sketch_is_the_same_every_time_and_another_by_layer() -> None:
+    assert torch.equal(make_sketch(64, 1), make_sketch(64, 1))
+    assert not torch.equal(make_sketch(64, 1), make_sketch(64, 2))
+
+
+def test_the_command_writes_a_table(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "table.safetensors"
+    flags = ["--model", str(tiny_model), "--texts", str(tiny_model / "heldout"), "--out", str(file)]
+    assert main(["calibrate", *flags, "--tokens", "256", "--length", "64"]) == 0
+    table = load_table(file)
+    assert (table.origin.tokens, table.dimensions) == (4 * 256, 32)
+    assert len(table.samples) <= SAMPLES
+    assert "1024 ids x 32 dimensions" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"--model": "/nowhere"}, "--model /nowhere: no config.json there"),
+        ({"--texts": "/nowhere"}, "--texts /nowhere: no *.txt there"),
+        ({"--out": "/nowhere/file"}, "--out /nowhere/file: no folder /nowhere"),
+        ({"--dimensions": "8"}, "--dimensions 8: allowed is 16 to 64"),
+        ({"--length": "0"}, "--length 0: allowed is a whole number above 0"),
+        ({"--length": "100000"}, "no file of 100000 tokens"),
+    ],
+    ids=["model", "texts", "out", "dimensions", "length", "too long"],
+)
+def test_wrong_arguments_are_one_line(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, str], said: str
+) -> None:
+    flags = {"--model": tiny_model, "--texts": tiny_model / "heldout", "--out": tmp_path / "t", **changed}
+    assert main(["calibrate", *(str(word) for pair in flags.items() for word in pair)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("calibrate: ")
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_dense_model_has_no_experts(tiny_model: Path, pieces: tuple[torch.Tensor, str]) -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 1024}
+    dense = Qwen3ForCausalLM(Qwen3Config(**sizes, num_attention_heads=2, num_key_value_heads=2, head_dim=16))
+    with pytest.raises(ValueError, match="no experts seen in Qwen3ForCausalLM"):
+        calibrate(dense, tiny_model, *pieces, 16)

@@ -1,0 +1,67 @@
+"""The simulation: its counts, and what dispatch does in it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from affinity.tables import TOPICS, WORDS, make_table, prompt
+from benchmark.affinity.live import measure_imbalance
+from benchmark.affinity.routing import Routing
+from benchmark.affinity.scenarios import SCENARIOS, make_traffic
+from benchmark.affinity.simulation import ByAffinity, RoundRobin, Traffic, simulate
+
+
+@pytest.fixture(scope="module")
+def routing() -> Routing:
+    """Sequences of a topic each, whose tokens wake 4 of the topic's 16 experts in a model of one layer."""
+    source = random.Random(0)
+    topics = [number % TOPICS for number in range(40)]
+    experts = [
+        [sum(1 << (topic * WORDS + one) for one in source.sample(range(WORDS), 4)) for _ in range(30)]
+        for topic in topics
+    ]
+    prompts = [prompt(topic, start=number) for number, topic in enumerate(topics)]
+    return Routing(prompts, tuple(f"topic {topic}" for topic in topics), experts, 1)
+
+
+def test_active_experts_are_those_of_the_step(routing: Routing) -> None:
+    members = [(0, 3), (1, 5), (4, 3)]
+    expected = routing.experts[0][3] | routing.experts[1][5] | routing.experts[4][3]
+    assert routing.active(members) == expected.bit_count()
+    assert routing.active([]) == 0
+
+
+def test_affinity_wakes_fewer_experts_within_its_bound(routing: Routing) -> None:
+    traffic = make_traffic("mixed", routing, 400)
+    turns = simulate(routing, RoundRobin(), 4, traffic)
+    narrow = simulate(routing, ByAffinity(make_table(), 4, 1.1), 4, traffic)
+    wide = simulate(routing, ByAffinity(make_table(), 4, 1.5), 4, traffic)
+    assert wide.active < narrow.active < 0.95 * turns.active
+    assert narrow.imbalance <= 1.1
+    assert wide.imbalance <= 1.5
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_scenario_ends_and_is_the_same_again(routing: Routing, name: str) -> None:
+    def run() -> object:
+        return simulate(routing, ByAffinity(make_table(), 4, 1.25), 4, make_traffic(name, routing, 300))
+
+    first = run()
+    assert first == run()
+
+
+def test_a_dead_replica_gets_nothing(routing: Routing) -> None:
+    rule = ByAffinity(make_table(), 3, 1.1)
+    traffic = Traffic(lambda source, share: source.randrange(40), lambda replicas, share: [0, 2], requests=100)
+    simulate(routing, rule, 3, traffic)
+    assert rule.affinity.loads[1] == 0
+    assert sum(rule.affinity.loads) <= 32
+
+
+def test_imbalance_is_the_mean_over_time() -> None:
+    spans = [(0, 0.0, 10.0), (0, 0.0, 5.0), (1, 0.0, 10.0), (1, 0.0, 5.0), (0, 5.0, 10.0), (0, 5.0, 10.0)]
+    assert measure_imbalance(spans, 2, 0.0, 5.0) == 1.0
+    assert measure_imbalance(spans, 2, 5.0, 10.0) == 1.5
+    assert measure_imbalance(spans, 2, 0.0, 10.0) == pytest.approx(1.25, abs=0.01)

@@ -126,6 +126,13 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any], str]] = {
         {"max_tokens": None},
         "max_tokens = None: allowed is an integer of at least 1",
     ),
+    "rows of one request": ("xshare", False, {"rows": "request"}, "rows = 'request': allowed is 'batch' or 'rank'"),
+    "a rank's rows under observe": (
+        "observe",
+        False,
+        {"plans": ["xshare:k0=1,add=8,rows=rank"]},
+        "plans: xshare:k0=1,add=8,rows=rank: rows = 'rank': allowed is 'batch', which observe looks at",
+    ),
     "max below min": (
         "xshare",
         False,

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from served.all_to_all import lend_all_to_all
+
 
 def install() -> None:
     """Called by upstream's `load_plugins()` in every process; only the scheduler's runs a model."""
@@ -28,6 +30,7 @@ def install() -> None:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
     lend_cpu_backend()
+    lend_all_to_all()
     file = Path(os.environ["EXPERT_PROBE"])
     forward, run_experts, select_experts = ModelRunner.forward, fused_moe_native.moe_forward_native, topk.select_experts
     mode, requests, rows_by_rank = "none", 0, None

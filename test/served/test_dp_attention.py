@@ -70,6 +70,18 @@ def ask(server: Server, prompts: Sequence[str]) -> list[list[int]]:
         return [alone, *threads.map(generate, REQUESTS)]
 
 
+def serve(model: Path, tree: Path, flags: tuple[str, ...], scratch: Path) -> Answers:
+    """What a server of several ranks does."""
+    ranks = int(flags[flags.index("--tp") + 1])
+    cores = "|".join("01"[rank % 2] for rank in range(ranks))
+    server, probe, trace = make_server(model, tree, flags, scratch, {"SGLANG_CPU_OMP_THREADS_BIND": cores})
+    with server:
+        tokens = ask(server, read_prompts(model))
+        calls = [[call for call in read_lines(probe) if call["rank"] == rank] for rank in range(ranks)]
+        metrics = read_metrics(server, len(calls[0]) // LAYERS)
+        return Answers(tokens, list(zip(*calls, strict=True)), metrics, read_lines(trace))
+
+
 @pytest.fixture(scope="session")
 def answers(
     tiny_model: Path,
@@ -82,15 +94,7 @@ def answers(
     @cache
     def run(flags: tuple[str, ...], release: str, patched: bool) -> Answers:
         tree = (patched_release if patched else pristine_release)(release)
-        ranks = int(flags[flags.index("--tp") + 1])
-        cores = "|".join("01"[rank % 2] for rank in range(ranks))
-        scratch = tmp_path_factory.mktemp("dp")
-        server, probe, trace = make_server(tiny_model, tree, flags, scratch, {"SGLANG_CPU_OMP_THREADS_BIND": cores})
-        with server:
-            tokens = ask(server, read_prompts(tiny_model))
-            calls = [[call for call in read_lines(probe) if call["rank"] == rank] for rank in range(ranks)]
-            metrics = read_metrics(server, len(calls[0]) // LAYERS)
-            return Answers(tokens, list(zip(*calls, strict=True)), metrics, read_lines(trace))
+        return serve(tiny_model, tree, flags, tmp_path_factory.mktemp("dp"))
 
     return lambda flags, release=LATEST, patched=True: run(tuple(flags), release, patched)
 

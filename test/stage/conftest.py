@@ -27,7 +27,7 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     )
 
     def put(model: Model, batches: Batches | None = None, **flags: Any) -> Any:
-        monkeypatch.setattr("sglang_xshare.stage.batches.read_batches", lambda config: batches or Batches())
+        monkeypatch.setattr("sglang_xshare.stage.batches.read_batches", lambda config, rows: batches or Batches())
         stage.attach(runner(model, **flags))
         return stage._stage
 

@@ -30,6 +30,21 @@ def test_sizes_between_captured_ones_never_occur(first, last, met):
     assert GRAPHS.meet(first, last) is met
 
 
+def test_a_rank_by_itself_has_its_part_of_the_rows():
+    """Of 8 ranks, 2 and 2 of which divide the rows of what they have captured for one of four attention ranks."""
+    server = config([2, 4, 8], enable_dp_attention=True, dp_size=4, tp_size=8, moe_a2a_backend="deepep")
+    assert read_batches(server).captured == (8, 16, 32)
+    own = read_batches(server, "rank")
+    assert own.captured == (1, 2, 4)
+    assert own.pad(4)
+
+
+def test_rows_that_ranks_divide_are_padded_to_their_number():
+    server = config(tp_size=2, moe_a2a_backend="deepep")
+    assert read_batches(server).pad(2)
+    assert not read_batches(config(tp_size=2, moe_a2a_backend="none")).pad(2)
+
+
 def test_without_graphs_every_multiple_of_the_draft_tokens_occurs():
     assert Batches().meet(17, 17)
     assert not Batches(unit=4).meet(2, 3)

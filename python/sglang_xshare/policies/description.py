@@ -45,6 +45,7 @@ def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
         "phases": list(schedule.phases),
         "min_tokens": schedule.min_tokens,
         "max_tokens": schedule.max_tokens,
+        "rows": schedule.rows,
         "overrides": overrides,
     }
 

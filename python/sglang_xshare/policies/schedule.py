@@ -33,6 +33,11 @@ COMMON_KEYS = {
     "phases": CommonKey(f"a list of {' and '.join(map(repr, PHASES))}", "the forwards it selects in"),
     "min_tokens": CommonKey(_COUNT, "a step of fewer router rows is vanilla", 2),
     "max_tokens": CommonKey(_COUNT, "a step of more router rows is vanilla; off: no limit"),
+    "rows": CommonKey(
+        "'batch' or 'rank'",
+        "where each rank routes its own rows (--moe-a2a-backend): select among those of all, gathered, or its own",
+        "batch",
+    ),
     "layers": CommonKey(
         'an object such as {"0-3": {"k0": 2}}', "other keys, or another policy, by layer id; later ranges win", {}
     ),
@@ -59,7 +64,7 @@ class Schedule:
     """A validated policy with its common keys. `by_batch` overrides the base keys, `layers` overrides both.
 
     `observed` are the schedules that `observe` compares, by their spelling; empty for every other policy. `given` are
-    the policy and the keys it was built from.
+    the policy and the keys it was built from. `rows` is "rank" where each rank selects among its own rows alone.
     """
 
     policy: str
@@ -71,6 +76,7 @@ class Schedule:
     by_batch: tuple[Override, ...]
     observed: Mapping[str, Schedule] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
+    rows: str = "batch"
     _plans: dict[tuple[int, int], SelectionPlan | None] = field(default_factory=dict, repr=False)
     """Those of layers and batch sizes met so far: they go with the schedule, which a running server may change."""
 
@@ -172,6 +178,7 @@ def build_schedule(name: str, config: dict[str, Any], speculative: bool) -> Sche
         max_tokens=None if "max_tokens" not in common else _read_count("max_tokens", common["max_tokens"]),
         layers=_read_overrides("layers", common.get("layers", {}), lowest=0),
         by_batch=_read_overrides("by_batch", common.get("by_batch", {}), lowest=1),
+        rows=_read_rows(common.get("rows", COMMON_KEYS["rows"].default)),
         given={"policy": name, **config},
     )
     if schedule.max_tokens is not None and schedule.max_tokens < schedule.min_tokens:
@@ -197,6 +204,8 @@ def _build_observing(config: dict[str, Any], speculative: bool) -> Schedule:
             raise ValueError(f"plans: {spelling}: {error}") from None
         if schedule is None or schedule.observed or spelling in observed:
             raise ValueError(f"plans: {spelling}: allowed is every policy that selects, each spelling once")
+        if schedule.rows != "batch":
+            raise ValueError(f"plans: {spelling}: rows = {schedule.rows!r}: allowed is 'batch', which observe looks at")
         observed[spelling] = schedule
     return Schedule("observe", dict(config), PHASES, 1, None, (), (), observed, {"policy": "observe", **config})
 
@@ -252,6 +261,12 @@ def _read_count(key: str, value: Any) -> int:
     if type(value) is not int or value < 1:
         raise ValueError(f"{key} = {value!r}: allowed is {COMMON_KEYS[key].allowed}")
     return value
+
+
+def _read_rows(value: Any) -> str:
+    if value not in ("batch", "rank"):
+        raise ValueError(f"rows = {value!r}: allowed is {COMMON_KEYS['rows'].allowed}")
+    return str(value)
 
 
 def _read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:

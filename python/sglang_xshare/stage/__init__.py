@@ -84,12 +84,15 @@ def attach(model_runner: Any) -> None:
     if arguments is not None:
         from ..live.control import Control
         from .batches import read_batches
+        from .gather import call_without_rows
         from .stage import Stage
+        from .start.all_to_all import read_ranks
         from .start.layers import find_layers
-        from .upstream import resolved, show_plan
+        from .upstream import list_routers, resolved, show_plan
 
         global _control, _stage
         layers = find_layers(model_runner, arguments)
+        ranks = read_ranks(model_runner, arguments.schedule)
         _stage = Stage(
             model_runner.model,
             layers,
@@ -97,9 +100,14 @@ def attach(model_runner: Any) -> None:
             arguments.schedule,
             arguments.trace,
             arguments.align,
-            read_batches(resolved(model_runner.server_args)),
+            read_batches(
+                resolved(model_runner.server_args), arguments.schedule.rows if arguments.schedule else "batch"
+            ),
             bool(getattr(model_runner.server_args, "mask_padding_experts", False)),
+            ranks,
         )
+        for router in list_routers(model_runner.model) if ranks is not None else ():
+            call_without_rows(router, _stage.join)
         _control = Control(_stage, model_runner.server_args)
         if _stage.plan is not None:
             show_plan(_stage.plan)

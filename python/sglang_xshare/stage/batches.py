@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .upstream import attention_dp_size, spell
+from .upstream import attention_dp_size, routes_own_rows, spell
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,23 @@ class Batches:
         return self.always_pad or (rows in self.captured and smaller > 0 and smaller not in self.captured)
 
 
-def read_batches(config: Any) -> Batches:
-    """The batches of a server with these resolved arguments; any batch where its number of draft tokens adapts."""
-    ranks = attention_dp_size(config)
+def read_batches(config: Any, rows: str = "batch") -> Batches:
+    """The batches of a server with these resolved arguments; any batch where its number of draft tokens adapts. With
+    `rows` "rank" those of one rank, which routes its own.
+    """
+    ranks, share = attention_dp_size(config), 1
+    pads = ranks > 1 or (routes_own_rows(config) and config.tp_size > 1)
+    if rows == "rank":
+        ranks, share = 1, config.tp_size // ranks
     graphs: Any = getattr(config, "cuda_graph_config", None)
     captures = str(config.device) == "cuda" and graphs is not None and spell(graphs.decode.backend) != "disabled"
     if config.speculative_adaptive:
-        return Batches(always_pad=captures or ranks > 1)
+        return Batches(always_pad=captures or pads)
     tokens, requests = config.speculative_num_draft_tokens or 1, config.max_running_requests
+    captured = (size * tokens * ranks // share for size in sorted(graphs.decode.bs or [])) if captures else ()
     return Batches(
-        captured=tuple(size * tokens * ranks for size in sorted(graphs.decode.bs or [])) if captures else (),
-        unit=tokens,
-        most=None if requests is None else requests * tokens * (ranks if captures else 1),
-        always_pad=ranks > 1,
+        captured=tuple(dict.fromkeys(captured)),
+        unit=tokens if share == 1 else 1,
+        most=None if requests is None else -(-requests * tokens * (ranks if captures else 1) // share),
+        always_pad=pads,
     )

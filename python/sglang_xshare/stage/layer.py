@@ -84,10 +84,10 @@ class Layer:
             slots = self.with_shared
         else:
             slots = self.slots if self.aligner is None else self.aligner.slots(len(gating_output))
-        out = self.selection = self._select_in_force(gating_output, slots)
+        out = self.selection = self._select_in_force(self.collect(gating_output), slots)
         if self.aligner is not None:
             self.aligner.offer(out.topk_ids, gating_output.shape[1], out.alignment)
-        return out.topk_weights, out.topk_ids
+        return self.keep(out.topk_weights, len(gating_output)), self.keep(out.topk_ids, len(gating_output))
 
     def finish(self, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The ids [n, columns] that the runner is to get, of those that upstream has renumbered and completed since
@@ -109,6 +109,22 @@ class Layer:
         assert self.step is not None
         budgets = self.lend(self.step, self.plan, logits)
         return self.select(logits, self.plan, slots, self.find_tally(logits), budgets)
+
+    def collect(self, logits: torch.Tensor) -> torch.Tensor:
+        """Router logits of all ranks where each routes its own, else these. Raises RuntimeError as `choose` does."""
+        assert self.step is not None
+        if self.step.gather is None:
+            return logits
+        # A rank without rows, whose router is not asked, still has a place for its padding.
+        rows = self.step.gather.own
+        if len(logits) not in (0, rows):
+            raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows on a rank of {rows}")
+        return self.step.gather.collect(logits)
+
+    def keep(self, found: torch.Tensor, rows: int) -> torch.Tensor:
+        """The first `rows` of this rank's of what was found for all that `collect` has given."""
+        assert self.step is not None
+        return found if self.step.gather is None else self.step.gather.keep(found, rows)
 
     def select(
         self,

@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ..policies.schedule import Schedule
 from .alignment import Aligner
 from .balance import Balance, BalanceExporter, BalanceReader, format_balance
 from .batches import Batches
+from .gather import Ranks
 from .graphs import Graphs
 from .layer import MASKED, Layer
 from .metrics import Counters, Exporter, Reader, format_log
@@ -35,8 +39,9 @@ class Stage:
     `stage.attach`.
 
     `schedule` is None where no policy is given and padding rows alone are masked. `trace` is the file to append to, and
-    `align` has layers sort the slots for the MoE runner. `batches` are what the server's steps can have. With `masks`
-    padding rows are masked also once it is switched to vanilla.
+    `align` has layers sort the slots for the MoE runner. `batches` are what the server's steps can have, `ranks` those
+    of a server whose ranks each route rows of their own. With `masks` padding rows are masked also once it is switched
+    to vanilla.
     """
 
     def __init__(
@@ -49,9 +54,11 @@ class Stage:
         align: bool = False,
         batches: Batches = Batches(),  # noqa: B008 - it never changes
         masks: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         self.layers = layers
         self.batches = batches
+        self.ranks = ranks
         self.device = device
         self.masks = masks or schedule is None
         self.counters = Counters(len(layers), device)
@@ -87,6 +94,8 @@ class Stage:
         """Have these plans in force from the next step on, and in everything that tells which ones are."""
         self.plans = plans
         schedule = plans.schedule
+        if self.ranks is not None and schedule is not None:
+            self.ranks = replace(self.ranks, together=schedule.rows == "batch")
         # A CPU server captures no graphs, so that only a gather pads its rows, and those are always masked. Elsewhere
         # the mask takes one comparison a step.
         self.mask_padding = self.device != "cpu" or plans.masks
@@ -103,6 +112,9 @@ class Stage:
 
     def check_switch(self, schedule: Schedule | None) -> None:
         """Raise ValueError in one line where `switch` could not follow."""
+        rows = "rank" if self.ranks is None or not self.ranks.together else "batch"
+        if self.ranks is not None and self.graphs.rows and schedule is not None and schedule.rows != rows:
+            raise ValueError(f"rows = {schedule.rows!r}: CUDA graphs hold what ranks gather; allowed is {rows!r}")
         self.graphs.check(self.plans, Plans(schedule, self.batches, self.masks))
 
     def switch(self, schedule: Schedule | None, reporter: Any) -> None:
@@ -111,8 +123,8 @@ class Stage:
 
         The host waits for the device, twice. Raises ValueError, and changes nothing, as `check_switch` does.
         """
+        self.check_switch(schedule)
         plans = Plans(schedule, self.batches, self.masks)
-        self.graphs.check(self.plans, plans)
         wait_for_device(self.device)
         former, counted = self.plans.given, self.report(reporter)
         self.graphs.follow(self.plans, plans)
@@ -151,6 +163,18 @@ class Stage:
         layer = self._by_own.get(id(topk_config))
         return ids if layer is None else layer.finish(ids, weights)
 
+    def join(self, topk_config: Any) -> None:
+        """Select in a layer that this rank has no rows for: where ranks gather theirs, the others wait for it."""
+        layer = self._by_config.get(id(topk_config))
+        if layer is None or layer.plan is None:
+            return
+        assert layer.step is not None
+        assert self.ranks is not None
+        rows = 0 if layer.step.gather is not None else layer.step.rows
+        logits = torch.zeros(rows, self.ranks.num_experts, device=self.counters.totals.device)
+        if self._find_selecting(topk_config, logits) is not None:
+            layer.choose(logits, logits, layer.router.top_k, layer.router.renormalize)
+
     def align(self, upstream: Any, by_tma: bool) -> Any:
         """`upstream` (moe_align_block_size), or a function in its place that returns sorted slots where it has them."""
         return upstream if self.aligner is None else functools.partial(self.aligner.align, upstream, by_tma)
@@ -168,7 +192,7 @@ class Stage:
                 self.counters.count_outcome("no_context")
             return None
         if layer.plan is not None and self.observation is not None:
-            self.observation.observe(layer, router_logits)
+            self.observation.observe(layer, layer.collect(router_logits))
             return None
         return None if layer.plan is None else layer
 
@@ -208,7 +232,7 @@ class Stage:
         @functools.wraps(forward)  # upstream inspects the signature for pipeline parallelism
         def forward_with_policy(*args: Any, **kwargs: Any) -> Any:
             forward_batch = kwargs["forward_batch"] if "forward_batch" in kwargs else args[2]
-            step = read_step(forward_batch, self.mask_padding)
+            step = read_step(forward_batch, self.mask_padding, self.ranks)
             self._begin(step)
             try:
                 output = forward(*args, **kwargs)

@@ -8,26 +8,32 @@ from typing import Any
 import torch
 
 from ..types import Batch
+from .gather import Gather, Ranks
 from .upstream import gather_rows
 
 
 @dataclass(frozen=True)
 class Step:
-    """`phase` is "decode" or "verify". `rows` counts the router's rows, padding included (a graph's captured size);
-    under data-parallel attention those of all its ranks.
+    """`phase` is "decode" or "verify". `rows` counts the rows selected among, padding included (a graph's captured
+    size): the router's, which under data-parallel attention are those of all its ranks; or those that `gather` collects
+    where each rank's router sees its own alone.
     """
 
     phase: str
     rows: int
     batch: Batch
+    gather: Gather | None = None
 
 
-def read_step(forward_batch: Any, mask_padding: bool) -> Step | None:
+def read_step(forward_batch: Any, mask_padding: bool, ranks: Ranks | None = None) -> Step | None:
     """The step of a decode or target-verify forward; None for every other one (prefill, mixed, idle, split prefill).
 
     A verify batch is request-major: `batch_size` requests of equally many draft tokens, read here at every step, so
-    that a server that adapts its number of draft tokens is followed. Raises RuntimeError for a ragged one.
+    that a server that adapts its number of draft tokens is followed. Raises RuntimeError for a ragged one. `ranks` are
+    those of a server whose ranks each route rows of their own.
     """
+    if ranks is not None:
+        return _read_own_step(forward_batch, ranks)
     rows_by_rank = read_rows_by_rank(forward_batch)
     if rows_by_rank is not None:
         return _read_gathered_step(forward_batch, rows_by_rank)
@@ -60,21 +66,50 @@ def _read_gathered_step(forward_batch: Any, rows_by_rank: list[int]) -> Step | N
     none prefills. A rank without requests (idle) takes part in the others' decode or verification. A step in which some
     rank prefills is vanilla on all. Raises RuntimeError where a rank's rows are not whole requests.
     """
+    found = _read_synchronized(forward_batch, rows_by_rank)
+    if found is None:
+        return None
+    phase, tokens_per_request = found
+    # Each rank's rows end with its padding. SGLang's gather places the mask as it places the hidden states.
+    valid = gather_rows(live_rows(forward_batch), sum(rows_by_rank), forward_batch)
+    return Step(phase, sum(rows_by_rank), Batch(valid=valid, tokens_per_request=tokens_per_request))
+
+
+def _read_own_step(forward_batch: Any, ranks: Ranks) -> Step | None:
+    """The step of ranks that each route rows of their own: of all together, or of this one alone.
+
+    Ranks that select together must read the same step, as above, or some would wait for the others' rows forever. One
+    by itself does not select either while another prefills: a prefill wakes nearly every expert anyway.
+    """
+    counts = forward_batch.global_num_tokens_cpu or []
+    attended = counts if ranks.together else [len(forward_batch.out_cache_loc) // ranks.share]
+    found = _read_synchronized(forward_batch, attended)
+    if found is None:
+        return None
+    phase, tokens_per_request = found
+    gather = Gather(ranks.divide(counts), ranks.rank) if ranks.together else None
+    valid = ranks.own(live_rows(forward_batch))
+    if gather is not None:
+        valid = gather.collect(valid) != 0
+    return Step(phase, len(valid), Batch(valid=valid, tokens_per_request=tokens_per_request), gather)
+
+
+def _read_synchronized(forward_batch: Any, rows_by_rank: list[int]) -> tuple[str, int] | None:
+    """(phase, tokens a request) of a step that all ranks take part in, the same on each; None where one prefills."""
     mode = forward_batch.forward_mode
     takes_part = mode.is_target_verify() or mode.is_decode() or mode.is_idle()
     if forward_batch.is_extend_in_batch or not takes_part:
         return None
     spec = forward_batch.spec_info
-    draft_tokens = spec.draft_token_num if spec is not None and spec.is_verify_input() else None
-    if draft_tokens is not None and any(rows % draft_tokens for rows in rows_by_rank):
+    if spec is None or not spec.is_verify_input():
+        return "decode", 1
+    draft_tokens = spec.draft_token_num
+    if any(rows % draft_tokens for rows in rows_by_rank):
         raise RuntimeError(
             f"target-verify of {rows_by_rank} rows on the ranks of data-parallel attention: an expert policy groups "
             f"rows by request; allowed are multiples of the {draft_tokens} draft tokens"
         )
-    # Each rank's rows end with its padding. SGLang's gather places the mask as it places the hidden states.
-    valid = gather_rows(live_rows(forward_batch), sum(rows_by_rank), forward_batch)
-    phase = "decode" if draft_tokens is None else "verify"
-    return Step(phase, sum(rows_by_rank), Batch(valid=valid, tokens_per_request=draft_tokens or 1))
+    return "verify", draft_tokens
 
 
 def _count_draft_tokens(rows: int, requests: int) -> int:

@@ -198,6 +198,35 @@ def gather_rows(flags: torch.Tensor, rows: int, forward_batch: Any) -> torch.Ten
     return gathered[:, 0] != 0
 
 
+def routes_own_rows(config: Any) -> bool:
+    """Whether each rank's router sees its own rows alone, which an all-to-all backend then brings to the experts."""
+    return spell(getattr(config, "moe_a2a_backend", None) or "none") != "none"
+
+
+def all_gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
+    """[ranks * n, ...] from the [n, ...] of each tensor-parallel rank, in their order. A collective."""
+    from sglang.srt.runtime_context import get_parallel
+
+    gathered = own.new_empty(ranks * len(own), *own.shape[1:])
+    get_parallel().tp_group.all_gather_into_tensor(gathered, own)
+    return gathered
+
+
+def list_routers(model: Any) -> list[Any]:
+    """The `TopK` modules of a model."""
+    from sglang.srt.layers.moe.topk import TopK
+
+    return [module for module in model.modules() if isinstance(module, TopK)]
+
+
+def find_rank() -> tuple[int, int, int]:
+    """(this process's rank, size) of its tensor-parallel group, and how many of them attend to the same requests."""
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    return parallel.tp_rank, parallel.tp_size, parallel.attn_tp_size
+
+
 def is_recorded() -> bool:
     """Whether what runs now is compiled or captured, to be run again."""
     import torch

@@ -19,7 +19,15 @@ DP_ATTENTION = {
     "0.5.21": ("--tp", "4", "--dp", "2", "--enable-dp-attention"),
     "0.5.23": ("--tp", "4", "--attn-dp-size", "2"),
 }
+ALL_TO_ALL = ("--moe-a2a-backend", "deepep")
 WITH_DP = f"{NO_POLICY}: allowed with data-parallel attention is"
+ACCEPTED: dict[str, tuple[str, ...]] = {
+    "decode": (),
+    "verify": SPECULATION,
+    "all-to-all": ALL_TO_ALL,
+    "all-to-all, verify": (*ALL_TO_ALL, *SPECULATION),
+    "all-to-all, a rank's rows": (*ALL_TO_ALL, "--expert-policy-config", '{"rows": "rank"}'),
+}
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "context parallelism": (("--attn-cp-size", "2"), f"--attn-cp-size 2: {WITH_DP} 1"),
     "experts on replicas": (("--moe-dp-size", "2"), f"--moe-dp-size 2: {WITH_DP} 1"),
@@ -42,7 +50,29 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         "allowed are DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeForCausalLM, GptOssForCausalLM, "
         "MiniMaxM2ForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, Qwen3NextForCausalLM",
     ),
-    "all-to-all": (("--moe-a2a-backend", "deepep"), f"--moe-a2a-backend deepep: {NO_POLICY}: allowed is none"),
+    "all-to-all in one kernel": (
+        ("--moe-a2a-backend", "megamoe"),
+        f"--moe-a2a-backend megamoe: {NO_POLICY}: it dispatches, computes and combines in one kernel, and what it "
+        "makes of an empty slot is not known; allowed is none, deepep, mooncake, nixl",
+    ),
+    "all-to-all with dense layers of their own": (
+        (*ALL_TO_ALL, "--moe-dense-tp-size", "1"),
+        f"--moe-dense-tp-size 1: {WITH_DP} none",
+    ),
+    "a rank's rows where the router sees all": (
+        ("--expert-policy-config", '{"rows": "rank"}'),
+        f"--expert-policy-config rows rank: {NO_POLICY}: without --moe-a2a-backend a router sees the rows of all "
+        "ranks; allowed is batch",
+    ),
+    "a rank's rows that split requests": (
+        (*ALL_TO_ALL, *SPECULATION, "--expert-policy-config", '{"rows": "rank"}'),
+        f"--expert-policy-config rows rank: {NO_POLICY}: 2 ranks divide the rows of a batch, which splits requests; "
+        "allowed with speculation is batch",
+    ),
+    "all-to-all with rows of another width": (
+        (*ALL_TO_ALL, "--expert-policy", "oea", "--expert-policy-config", '{"k0": 2, "kmax": 9}'),
+        f"--moe-a2a-backend deepep: {NO_POLICY}: kmax = 9 gives it rows of another width; allowed is none",
+    ),
     "two-batch overlap": (
         ("--enable-two-batch-overlap",),
         f"--enable-two-batch-overlap on: {NO_POLICY}: the router sees half a batch; allowed is off",
@@ -62,14 +92,14 @@ def mixtral(tiny_model, tmp_path_factory):
 @cache
 def ask(tree: Path, model: Path, mixtral: str, release: str) -> dict[tuple[str, ...], Answer]:
     """What stops a server with data-parallel attention, by its other arguments."""
-    asked: list[tuple[str, ...]] = [(), SPECULATION, *(arguments for arguments, _ in REFUSED.values())]
+    asked: list[tuple[str, ...]] = [*ACCEPTED.values(), *(arguments for arguments, _ in REFUSED.values())]
     given = [[argument.replace("{mixtral}", mixtral) for argument in arguments] for arguments in asked]
     lines = [(*POLICY, *DP_ATTENTION[release], *arguments) for arguments in given]
     return dict(zip(asked, attempt(tree, model, lines), strict=True))
 
 
 @older_releases_take_long
-@pytest.mark.parametrize("arguments", [(), SPECULATION], ids=["decode", "verify"])
+@pytest.mark.parametrize("arguments", ACCEPTED.values(), ids=ACCEPTED)
 def test_dp_attention_is_accepted_however_the_release_spells_it(
     arguments, release, patched_release, tiny_model, mixtral
 ):

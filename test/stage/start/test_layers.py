@@ -359,3 +359,10 @@ def test_a_pipeline_rank_need_not_have_every_layer(read):
     assert len(read([config(), config()], 2, pp_size=2, **layers)) == 2
     with pytest.raises(ExpertPolicyError, match="layers 7: the model's layers are 0 to 1"):
         read([config(), config()], 2, **layers)
+
+
+@pytest.mark.parametrize(("changes", "renumbers"), [({}, False), ({"ep_dispatch_algorithm": "static"}, True)])
+def test_a_dispatcher_leaves_out_what_its_runner_would_not(changes, renumbers, read):
+    """Whatever runs the experts, which gets what was dispatched: of Triton's kernels alone a slot would be filled."""
+    ((_, layer),) = read([config()], runners=1, moe_a2a_backend="deepep", **{"ep_size": 4, **changes})
+    assert (layer.convention, layer.renumbers, layer.routes_itself) == ("dropped", renumbers, False)

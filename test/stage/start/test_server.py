@@ -164,8 +164,9 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         "allowed is the target's hidden size, 128",
     ),
     "all-to-all": (
-        (*POLICY, "--moe-a2a-backend", "deepep"),
-        f"--moe-a2a-backend deepep: {NO_POLICY}: allowed is none",
+        (*POLICY, "--moe-a2a-backend", "pplx"),
+        f"--moe-a2a-backend pplx: {NO_POLICY}: it reads the -1 of an empty slot as expert 4294967295; allowed is none, "
+        "deepep, mooncake, nixl",
     ),
     "ragged verify": (
         (*POLICY, "--speculative-algorithm", "DSPARK"),

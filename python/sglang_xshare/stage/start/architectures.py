@@ -47,3 +47,8 @@ GATHERED = frozenset(
 """Classes that upstream's data-parallel attention knows. The ranks of others share out the attention heads of every
 row, and would add up those of different requests.
 """
+
+ALL_TO_ALL = GATHERED - {"GptOssForCausalLM"}
+"""Classes each of whose MoE layers, under an all-to-all backend, asks its `TopK` for the rows of this rank, and for an
+empty answer where it has none. gpt-oss has no such path.
+"""

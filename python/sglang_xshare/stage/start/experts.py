@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..upstream import model_config, resolved, spell
+from ..upstream import model_config, resolved, routes_own_rows, spell
 from .runners import list_runners
 
 Capability = tuple[int, int]
@@ -98,11 +98,11 @@ class Experts:
 
 
 def read_experts(server_args: Any) -> Experts | None:
-    """Read a server's resolved arguments. None where its device is no GPU, or none is there: what runs is checked once
-    loaded.
+    """Read a server's resolved arguments. None where its device is no GPU, or none is there, and behind an all-to-all
+    dispatcher, which leaves auto to its layers: what runs is checked once loaded.
     """
     config = resolved(server_args)
-    if str(config.device) != "cuda":
+    if str(config.device) != "cuda" or routes_own_rows(config):
         return None
     is_amd = _is_amd()
     capability = None if is_amd else _read_capability()

@@ -7,7 +7,15 @@ from typing import Any
 from ...plan import SelectionPlan
 from ...policies import VANILLA
 from ..layer import DROPPED, FILLED, MASKED, Layer
-from ..upstream import keeps_dropped, num_schedulers, number_layer, read_format, resolved
+from ..upstream import (
+    keeps_dropped,
+    num_schedulers,
+    num_shared_slots,
+    number_layer,
+    read_format,
+    resolved,
+    routes_own_rows,
+)
 from .arguments import Arguments
 from .placement import read_placement
 from .refusal import ExpertPolicyError, end_refused, refusal
@@ -50,9 +58,12 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
     layers = []
     for name, module in routers.items():
         try:
-            output_format = read_format(module.topk_config)
+            output_format = "standard" if on_cpu else read_format(module.topk_config)
             kernel = kernels.get(numbers[name], (TRITON, None))
-            options = _read_options(kernel, "standard" if on_cpu else output_format, config)
+            if routes_own_rows(config):
+                options = _read_dispatched_options(output_format, module.topk_config, config)
+            else:
+                options = _read_options(kernel, output_format, config)
             layer = Layer(numbers[name], module.topk_config, placement, **options)
             if arguments.align and layer.num_shared:
                 raise ValueError(
@@ -83,7 +94,8 @@ def _find_kernels(experts: dict[str, Any], config: Any) -> dict[int, tuple[Runne
     for name, module in experts.items():
         try:
             runner = find_kernel(module)
-            check_kernel(runner, module, config)
+            if not routes_own_rows(config):  # behind a dispatcher it gets what that has brought
+                check_kernel(runner, module, config)
         except ValueError as error:
             raise refusal(name, "experts", str(error)) from None
         kernels[number_layer(name, module.layer_id)] = runner, module
@@ -107,6 +119,15 @@ def _read_options(kernel: tuple[Runner, Any], output_format: str, config: Any) -
         "renumbers": config.ep_dispatch_algorithm is not None or looked_up,
         "routes_itself": output_format != "standard",
     }
+
+
+def _read_dispatched_options(output_format: str, topk_config: Any, config: Any) -> dict[str, Any]:
+    """The same for a layer whose choice an all-to-all dispatcher takes, which leaves out a slot of -1."""
+    if output_format != "standard":
+        raise ValueError(f"{output_format} output for an all-to-all dispatcher; allowed is standard")
+    # Upstream also moves ids up where every rank has slots for shared experts.
+    renumbers = config.ep_dispatch_algorithm is not None or num_shared_slots(topk_config) > 0
+    return {"convention": DROPPED, "renumbers": renumbers}
 
 
 def _build_plans(arguments: Arguments, layers: list[int], model_runner: Any) -> list[SelectionPlan]:

@@ -13,7 +13,7 @@ from ...policies.schedule import Schedule
 from ...types import Router
 from ..batches import Batches, read_batches
 from ..mask import check_maskable
-from ..upstream import attention_dp_size, spell
+from ..upstream import attention_dp_size, routes_own_rows, spell
 from .architectures import GATHERED, UNSERVED
 from .idle_budgets import largest_batch, list_idle_budgets, list_unmet_overrides
 from .moe_model import MoeModel
@@ -114,8 +114,9 @@ def check_schedule(schedule: Schedule | None, model: MoeModel, config: Any) -> t
     plans: list[SelectionPlan] = [] if schedule else [VANILLA]
     warnings: list[str] = []
     tokens = config.speculative_num_draft_tokens or 1
-    batches = read_batches(config)
     for part in schedule.parts if schedule else ():
+        batches = read_batches(config, part.rows)
+        check_rows(part, config)
         _check_size(part, config, batches)
         warnings += list_unmet_overrides(part, batches)
         found = build_plans(part, model, config.ep_size)
@@ -129,6 +130,19 @@ def check_schedule(schedule: Schedule | None, model: MoeModel, config: Any) -> t
     return plans, warnings
 
 
+def check_rows(schedule: Schedule, config: Any) -> None:
+    """Raise `ExpertPolicyError` for key `rows` where a rank has no rows of its own, or none of whole requests."""
+    if schedule.rows != "rank":
+        return
+    flag = "--expert-policy-config rows"
+    if not routes_own_rows(config):
+        raise refusal(flag, "rank", "without --moe-a2a-backend a router sees the rows of all ranks; allowed is batch")
+    share = config.tp_size // attention_dp_size(config)
+    if share > 1 and config.speculative_algorithm is not None:
+        reason = f"{share} ranks divide the rows of a batch, which splits requests; allowed with speculation is batch"
+        raise refusal(flag, "rank", reason)
+
+
 def _check_size(schedule: Schedule, config: Any, batches: Batches) -> None:
     """Refuse a server whose every batch is too small or too large for the policy."""
     requests, tokens = config.max_running_requests, config.speculative_num_draft_tokens or 1
@@ -136,7 +150,7 @@ def _check_size(schedule: Schedule, config: Any, batches: Batches) -> None:
         reason = f"every batch would have more than max_tokens = {schedule.max_tokens} rows; allowed is at most that"
         raise refusal("--speculative-num-draft-tokens", tokens, reason)
     # Each rank pads its rows to those of the rank with most.
-    ranks = attention_dp_size(config)
+    ranks = attention_dp_size(config) if schedule.rows == "batch" else 1
     if schedule.max_tokens is not None and schedule.max_tokens < ranks * tokens:
         reason = f"most batches of {ranks} ranks have more rows; allowed is at least {ranks * tokens}"
         raise refusal("--expert-policy-config max_tokens", schedule.max_tokens, reason)
@@ -169,6 +183,9 @@ def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> No
         if plan.target_per_rank is not None and config.ep_num_redundant_experts:
             reason = "target_per_rank needs every expert on one rank; allowed is 0"
             raise refusal("--ep-num-redundant-experts", config.ep_num_redundant_experts, reason)
+        if plan.kmax not in (None, model.top_k) and routes_own_rows(config):
+            reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is none"
+            raise refusal("--moe-a2a-backend", spell(config.moe_a2a_backend), reason)
         if plan.kmax not in (None, model.top_k) and config.enable_return_routed_experts:
             reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is off"
             raise refusal("--enable-return-routed-experts", "on", reason)

@@ -7,7 +7,8 @@ from typing import Any
 
 from ...patching.errors import PatchError
 from ...patching.status import check_patched
-from ..upstream import attention_dp_size, is_switched_on, spell
+from ..upstream import attention_dp_size, is_switched_on, routes_own_rows, spell
+from .all_to_all import check_backend
 from .refusal import ExpertPolicyError, refusal
 from .runners import list_runners
 
@@ -25,15 +26,17 @@ REFUSED_FLAGS = {
     "is_embedding": "it never decodes",
     "dllm_algorithm": "it decodes in extend forwards, which a policy takes for prefill",
 }
-# What would change which rows data-parallel attention gathers for the router, or which ranks gather them: by flag, what
-# is allowed with it.
-DP_ATTENTION_FLAGS = {
+# What would change which rows the ranks of data-parallel attention or of an all-to-all backend gather, or which ranks
+# gather them: by flag, what is allowed with it.
+RANKS_FLAGS = {
     "attn_cp_size": 1,
     "moe_dp_size": 1,
     "moe_dense_tp_size": None,
     "dwdp_size": 1,
     "elastic_ep_backend": None,
 }
+# The same of an all-to-all backend alone: rows that its ranks do not divide, experts that others have chosen.
+ALL_TO_ALL_FLAGS = {"disable_attn_tp_gather": False, "enable_waterfill": False}
 # How upstream may map an expert to one of its replicas: this way all rows of a rank take the same one.
 DISPATCH = "static"
 # With it no rank knows what the others do in a step.
@@ -65,10 +68,10 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
     _check_choice("--disaggregation-mode", config.disaggregation_mode, ("null", "decode"))
     if names_runner and spell(config.moe_runner_backend) != "auto":
         _check_choice("--moe-runner-backend", config.moe_runner_backend, list_runners())
-    _check_choice("--moe-a2a-backend", config.moe_a2a_backend, ("none",))
+    check_backend(config)
     _check_replicas(config)
-    if attention_dp_size(config) > 1:
-        _check_dp_attention(config)
+    if attention_dp_size(config) > 1 or routes_own_rows(config):
+        _check_ranks(config)
     if config.speculative_algorithm is not None:
         _check_choice("--speculative-algorithm", config.speculative_algorithm, SPECULATION)
 
@@ -115,13 +118,15 @@ def _check_replicas(config: Any) -> None:
         raise refusal("--ep-num-redundant-experts", replicas, reason)
 
 
-def _check_dp_attention(config: Any) -> None:
-    """Refuse what data-parallel attention cannot be served with."""
-    for flag, allowed in DP_ATTENTION_FLAGS.items():
+def _check_ranks(config: Any) -> None:
+    """Refuse what data-parallel attention, or an all-to-all backend, cannot be served with."""
+    mode = "data-parallel attention" if attention_dp_size(config) > 1 else "an all-to-all backend"
+    for flag, allowed in (RANKS_FLAGS | (ALL_TO_ALL_FLAGS if routes_own_rows(config) else {})).items():
         value = getattr(config, flag, allowed)
         if value != allowed:
-            reason = f"allowed with data-parallel attention is {'none' if allowed is None else allowed}"
-            raise refusal(f"--{flag.replace('_', '-')}", value, reason)
+            spelt = "none" if allowed is None else allowed or "off"
+            shown = "on" if value is True else value
+            raise refusal(f"--{flag.replace('_', '-')}", shown, f"allowed with {mode} is {spelt}")
     if is_switched_on(UNSYNCHRONIZED):
-        reason = "ranks of data-parallel attention would not know what the others do; allowed is unset"
+        reason = f"ranks of {mode} would not know what the others do; allowed is unset"
         raise refusal(UNSYNCHRONIZED, os.environ.get(UNSYNCHRONIZED, "on"), reason)

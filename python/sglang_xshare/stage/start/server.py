@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..upstream import attention_dp_size, hands_parts, model_config, resolved
+from .all_to_all import check_model
 from .arguments import Arguments
 from .backend import check_experts, is_given
 from .draft import check_draft, check_draft_tokens
@@ -40,6 +41,7 @@ def find_refusals(server_args: Any, arguments: Arguments) -> Iterator[ExpertPoli
         yield error
         return
     yield from _refused(partial(check_attention, model, config))
+    yield from _refused(partial(check_model, model, config))
     yield from _refused(partial(check_draft, config, loaded.hf_text_config))
     yield from _refused(partial(check_draft_tokens, config))
     if arguments.schedule and arguments.schedule.observed and hands_parts():

@@ -1,0 +1,109 @@
+"""The rows of ranks that each route their own: where they lie among those of all. Real ranks: `test_ranks.py`."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_xshare import Batch
+from sglang_xshare.stage.gather import Gather, Ranks, call_without_rows
+from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.step import Step, read_step
+from stage.fake import EXPERTS, Config
+from stage.ranks import Load
+
+
+@pytest.fixture
+def gathers(monkeypatch):
+    """What every rank hands in, by rank: set it before one of them collects."""
+    handed: list[torch.Tensor] = []
+
+    def all_gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
+        equal = [torch.cat([rows, rows.new_zeros(len(own) - len(rows), *rows.shape[1:])]) for rows in handed]
+        assert len(equal) == ranks
+        return torch.cat(equal)
+
+    monkeypatch.setattr("sglang_xshare.stage.gather.all_gather", all_gather)
+    return handed
+
+
+def test_rows_lie_one_rank_after_another(gathers):
+    counts = (2, 0, 3, 1)
+    gathers += torch.arange(12.0).view(6, 2).split(counts)
+    for rank, own in enumerate(list(gathers)):
+        gather = Gather(counts, rank)
+        together = gather.collect(own)
+        assert together.equal(torch.arange(12.0).view(6, 2))
+        assert gather.keep(together, len(own)).equal(own)
+
+
+def test_every_rank_hands_in_as_much_in_one_type(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "sglang_xshare.stage.gather.all_gather", lambda own, ranks: seen.append(own) or own.repeat(2, 1)
+    )
+    for own in (torch.ones(3, 4, dtype=torch.bfloat16), torch.zeros(0, 4), torch.ones(3, 4).t().contiguous().t()):
+        Gather((3, 3), 0).collect(own)
+    assert {(rows.shape, rows.dtype, rows.is_contiguous()) for rows in seen} == {
+        (torch.Size([3, 4]), torch.float32, True)
+    }
+
+
+def test_ranks_divide_what_they_have_in_common():
+    ranks = Ranks(rank=3, size=6, share=2, num_experts=8, together=True)
+    assert ranks.divide([4, 0, 6]) == (2, 2, 0, 0, 3, 3)
+    assert ranks.own(torch.arange(6)).tolist() == [3, 4, 5]
+    for counts in ([4, 4], [4, 3, 2], []):
+        with pytest.raises(RuntimeError, match=r"on 6 ranks, 2 of which share requests: .*allowed are multiples of 2$"):
+            ranks.divide(counts)
+
+
+@pytest.mark.parametrize("share", [1, 2])
+@pytest.mark.parametrize("load", [Load((3, 1)), Load((4, 0)), Load((0, 5), longest=False), Load((2, 1), "verify", 4)])
+def test_every_rank_reads_the_same_step(load, share, gathers):
+    size = share * len(load.requests)
+    batches = [batch for batch in load.batches(share) for _ in range(share)]
+    ranks = [Ranks(rank, size, share, EXPERTS, True) for rank in range(size)]
+    gathers += [ranks[rank].own(batch.out_cache_loc != 0).float() for rank, batch in enumerate(batches)]
+    for rank, batch in enumerate(batches):
+        step = read_step(batch, mask_padding=False, ranks=ranks[rank])
+        assert (step.phase, step.rows) == (load.mode, sum(load.rows(share)))
+        assert step.batch.tokens_per_request == load.draft_tokens
+        assert step.batch.valid.equal(load.valid(share))
+
+
+def test_a_rank_by_itself_reads_its_own_rows():
+    load = Load((3, 1))
+    steps = [read_step(batch, False, Ranks(rank, 2, 1, EXPERTS, False)) for rank, batch in enumerate(load.batches(1))]
+    assert [step.batch.valid.tolist() for step in steps] == [[True] * 3, [True, False, False]]
+    assert [(step.rows, step.gather) for step in steps] == [(3, None), (3, None)]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_no_rank_selects_while_one_prefills(together):
+    batches = Load((3, 1), prefills=(1,)).batches(1)
+    assert [read_step(batch, False, Ranks(0, 2, 1, EXPERTS, together)) for batch in batches] == [None, None]
+
+
+def test_a_rank_alone_whose_rows_split_a_request_is_no_batch_of_requests():
+    """As where tensor-parallel ranks divide them, which is refused at start-up."""
+    batch = Load((1, 1), "verify", 3).batches(2)[0]
+    with pytest.raises(RuntimeError, match=r"allowed are multiples of the 3 draft tokens$"):
+        read_step(batch, False, Ranks(0, 4, 2, EXPERTS, False))
+
+
+def test_a_router_with_other_rows_than_the_step_is_an_error():
+    layer = Layer(7, Config(), None)
+    layer.step = Step("decode", 5, Batch(), Gather((2, 3), 0))
+    with pytest.raises(RuntimeError, match=r"^MoE layer 7: 4 router rows on a rank of 2$"):
+        layer.collect(torch.zeros(4, EXPERTS))
+
+
+def test_a_router_without_rows_joins_before_it_answers():
+    order = []
+    router = SimpleNamespace(
+        topk_config="config", empty_topk_output=lambda *args, **kwargs: order.append((args, kwargs))
+    )
+    call_without_rows(router, order.append)
+    router.empty_topk_output("cpu", layer_id=3)
+    assert order == ["config", (("cpu",), {"layer_id": 3})]

@@ -22,7 +22,8 @@ def test_losses_rise_as_experts_fall(options):
     smoothed = smooth(options)
     assert [one.experts for one in smoothed] == sorted((one.experts for one in options), reverse=True)
     found = [one.loss for one in smoothed]
-    assert found == sorted(found) and min(found) >= 0
+    assert found == sorted(found)
+    assert min(found) >= 0
 
 
 def test_losses_in_order_stay_as_they_are():

@@ -24,8 +24,8 @@ the forced token is the one that is decoded.
 
 class Force:
     """Every row's next token is the next of its `tokens`. Its log-probability, negated, is `OTHER` if the model prefers
-    another token, plus the nats of the forced one under the model's logits over `SCALE`. All the rest of the probability
-    has the token that the model likes best beside the forced one.
+    another token, plus the nats of the forced one under the model's logits over `SCALE`. The token that the model likes
+    best beside the forced one has all the rest of the probability.
     """
 
     def __call__(self, logits: torch.Tensor, params: list[dict[str, Any]]) -> torch.Tensor:

@@ -74,7 +74,8 @@ class Bench:
         if trace.exists():
             for line in trace.read_text().splitlines():
                 record = json.loads(line)
-                self.known[record.pop("key")] = Measurement(**record)
+                key = record.pop("key")
+                self.known[key] = Measurement(**record)
         self.measured = 0
 
     def run(self, policy: dict[str, Any], batch: int, part: str) -> Measurement:

@@ -73,10 +73,15 @@ ROUND = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --out {scratc
 LOSS = "--sums 4 --per-domain 4 --loss-tokens 8"
 SERVED = Run(more=f"--model {TINY} {ROUND}", shows="Record: ", is_long=True)
 DRAFTED = Run(more=f"{ROUND} {LOSS}", shows="Record: ", is_long=True)
+TUNED = (
+    f"sglang serve --model-path {TINY} --config examples/cpu.yaml --expert-policy observe"
+    " --enable-custom-logit-processor"
+)
 OWN = {"--model DIR": f"--model {TINY}", "--texts DIR": f"--texts {TINY}/heldout"}
 COST = Run(
     more=f"--model {TINY} --rounds 2 --step-rounds 1 --step-tokens 4 --out {{scratch}}", shows="Record: ", is_long=True
 )
+BALANCE = Run(more="--batches 2 --out {scratch}", shows="Record: ")
 TRAINED = Run(more="--steps 1 --out {scratch}/model --state {scratch}/state.pt", shows="step 1: exported", is_long=True)
 NO_GPU = Run(status=2, shows="gpu: no NVIDIA GPU answers here; nothing was measured")
 INSTALLED = Elsewhere("test/scripts/test_installed.py", "it changes an environment, which must be one of its own")
@@ -119,6 +124,12 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     " --max-concurrency 16": Ask(QUICKSTART, FEW, r"Successful requests: +8"),
     f"{RANDOM} --random-input-len 128 --random-output-len 256 --random-range-ratio 1 --num-prompts 64"
     " --max-concurrency 16": Ask(EXAMPLE, FEW, r"Successful requests: +8"),
+    TUNED: Serve(),
+    f"sglang-xshare tune --url http://localhost:30000 --texts {TINY}/heldout --tolerance 1% --out build/tuned": Ask(
+        TUNED,
+        "--out {scratch} --samples 8 --batches 4 --prompt 8 --tokens 8 --groups 2 --settings xshare:k0=1,add=8",
+        "report: ",
+    ),
     "sglang-xshare policy get http://localhost:30000": Ask(QUICKSTART, shows="xshare"),
     "sglang-xshare policy set http://localhost:30000 xshare:k0=1,add=6": Ask(QUICKSTART, shows="switches: 1"),
     f"curl -s localhost:30000/expert_policy {JSON}"
@@ -183,6 +194,8 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
         shows="Record: ",
         is_long=True,
     ),
+    "python -m benchmark.balance": BALANCE,
+    "python -m benchmark.balance vanilla xshare:k0=1,target_per_rank=5 --rows 32": BALANCE,
     "python -m benchmark.cost": COST,
     "python -m benchmark.cost xshare:k0=1,add=24 --shapes 16x128 64x256": COST,
     "make demo": DRAFTED,

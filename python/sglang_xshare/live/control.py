@@ -44,6 +44,7 @@ class Control:
             "in_force": plans.describe(stage.layers[0][1].router.top_k),
             "defaults": self._list_defaults(),
             "limits": {
+                "moe_layers": [layer.layer_id for _, layer in stage.layers],
                 "batches": str(stage.batches),
                 "captured_rows": list(stage.graphs.rows),
                 "selecting_rows": stage.graphs.selecting,

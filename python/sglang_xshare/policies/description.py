@@ -24,7 +24,7 @@ def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
     if schedule.observed:
         plans = {spelling: describe(part, top_k) for spelling, part in schedule.observed.items()}
         return {"policy": schedule.policy, "plans": plans}
-    layers, sizes = _split(schedule.layers), _split(schedule.by_batch)
+    layers, sizes = _split(schedule.layer_overrides), _split(schedule.by_batch)
     # Beyond every override, whose keys are the policy's own.
     plain = layers[-1][1] + 1 if layers else 0, sizes[-1][1] + 1 if sizes else 1
     base = _resolve(schedule.keys_at(*plain), top_k)

@@ -42,18 +42,21 @@ COMMON_KEYS = {
         'an object such as {"0-3": {"k0": 2}}', "other keys, or another policy, by layer id; later ranges win", {}
     ),
     "by_batch": CommonKey(
-        'an object such as {"2-4": {"k0": 2}}', "the same by router rows, a graph's captured size; layers win", {}
+        'an object such as {"2-4": {"k0": 2}}',
+        "the same by router rows, a graph's captured size; layers win, and layers within it over those",
+        {},
     ),
 }
 
 
 @dataclass(frozen=True)
 class Override:
-    """Keys that replace a policy's own for a closed range of layers or batch sizes."""
+    """Keys that replace a policy's own for a closed range of layers or batch sizes; of batch sizes also by layer."""
 
     first: int
     last: int
     keys: dict[str, Any]
+    layers: tuple[Override, ...] = ()
 
     def __contains__(self, number: int) -> bool:
         return self.first <= number <= self.last
@@ -61,7 +64,8 @@ class Override:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """A validated policy with its common keys. `by_batch` overrides the base keys, `layers` overrides both.
+    """A validated policy with its common keys. `by_batch` overrides the base keys, `layers` overrides both, and the
+    layers within a range of batch sizes override all.
 
     `observed` are the schedules that `observe` compares, by their spelling; empty for every other policy. `given` are
     the policy and the keys it was built from. `rows` is "rank" where each rank selects among its own rows alone.
@@ -115,11 +119,16 @@ class Schedule:
     def keys_at(self, layer: int, rows: int) -> dict[str, Any]:
         """The policy and its keys for a layer id and a number of router rows, with the overrides that apply."""
         keys = {"policy": self.policy, **self.keys}
-        for overrides, number in ((self.by_batch, rows), (self.layers, layer)):
-            for override in overrides:
-                if number in override:
-                    keys = _merge(keys, override.keys)
+        sizes = [override for override in self.by_batch if rows in override]
+        by_layer = [*self.layers, *(inner for override in sizes for inner in override.layers)]
+        for override in [*sizes, *(override for override in by_layer if layer in override)]:
+            keys = _merge(keys, override.keys)
         return keys
+
+    @property
+    def layer_overrides(self) -> tuple[Override, ...]:
+        """Those of all batch sizes, then those of some."""
+        return (*self.layers, *(inner for override in self.by_batch for inner in override.layers))
 
     def plans(self, model_layers: Sequence[int] | None = None) -> list[SelectionPlan]:
         """Every plan that some layer and batch size can get: building all finds a wrong override at start-up.
@@ -130,7 +139,7 @@ class Schedule:
         """
         if self.observed:
             return list(dict.fromkeys(plan for part in self.parts for plan in part.plans(model_layers)))
-        for override in self.layers:
+        for override in self.layer_overrides:
             if model_layers is not None and override.last > max(model_layers):
                 raise ValueError(f"layers {override.last}: the model's layers are 0 to {max(model_layers)}")
             if model_layers is not None and not any(layer in override for layer in model_layers):
@@ -143,7 +152,7 @@ class Schedule:
                 limits = f"from min_tokens = {self.min_tokens}"
                 limits += "" if self.max_tokens is None else f" to max_tokens = {self.max_tokens}"
                 raise ValueError(f"by_batch {override.first}: allowed is {limits}")
-        layers = {0, *_boundaries(self.layers)} if model_layers is None else model_layers
+        layers = {0, *_boundaries(self.layer_overrides)} if model_layers is None else model_layers
         sizes = [n for n in {self.min_tokens, *_boundaries(self.by_batch)} if self._reason_to_skip_size(n) is None]
         found = [self.plan(layer, rows) for layer in layers for rows in sizes]
         plans = list({plan: None for plan in found if plan is not None})
@@ -279,9 +288,13 @@ def _read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:
         last = int(match[2] or match[1]) if match else -1
         if not lowest <= first <= last:
             raise ValueError(f'{key} {place!r}: allowed is a number from {lowest} or a range such as "{lowest}-3"')
+        inner: tuple[Override, ...] = ()
+        if key == "by_batch" and isinstance(keys, dict) and "layers" in keys:
+            inner = _read_overrides("layers", keys["layers"], lowest=0)
+            keys = {name: value for name, value in keys.items() if name != "layers"}
         if not isinstance(keys, dict) or any(name in COMMON_KEYS for name in keys):
             raise ValueError(f"{key} {place!r} = {keys!r}: allowed is an object of the policy's own keys")
         if keys.get("policy") == "observe":
             raise ValueError(f"{key} {place!r}: observe: allowed is a policy that selects, or vanilla")
-        overrides.append(Override(first, last, keys))
+        overrides.append(Override(first, last, keys, inner))
     return tuple(overrides)

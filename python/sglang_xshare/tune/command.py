@@ -1,0 +1,139 @@
+"""The verb `tune`: its flags, its progress, what it leaves."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from ..console import open_console
+from ..live.command import API_KEY, PolicyError
+from ..policies.registry import build_plan
+from ..policies.spelling import SPELLING, parse_policy
+from .measure import Bench
+from .plans import VANILLA, group_layers, join_batches
+from .report import describe_found, plot_found, print_found
+from .search import Found, search
+from .server import Server
+from .texts import read_samples
+
+DESCRIPTION = "find the setting with the fewest active experts within a tolerated loss, on the running server"
+LADDER = (0, 2, 4, 6, 8, 12, 16, 24, 32)
+SETTINGS = tuple(f"xshare:k0=1,add={add},utility=squared,own_share=0.75" for add in LADDER)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `tune`."""
+    parser = subparsers.add_parser("tune", help=DESCRIPTION, description=DESCRIPTION, allow_abbrev=False)
+    flag = parser.add_argument
+    flag("--url", required=True, help="of a server with --expert-policy and --enable-custom-logit-processor")
+    flag("--texts", type=Path, required=True, metavar="DIR", help="*.txt of your own traffic, a kind of text each")
+    flag("--tolerance", type=_share, required=True, metavar="SHARE", help="rise of cross-entropy, such as 0.5%%")
+    flag(
+        "--out", type=Path, required=True, metavar="DIR", help="for the plan, the report, and the trace to resume from"
+    )
+    flag("--batches", type=_count, nargs="+", default=[16], metavar="N", help="requests that decode together (16)")
+    flag("--settings", type=_setting, nargs="+", default=list(SETTINGS), metavar="POLICY", help=SPELLING)
+    flag("--groups", type=_count, default=8, metavar="N", help="groups of layers with a setting of their own (8)")
+    flag("--samples", type=_count, default=64, metavar="N", help="texts to tune on, and as many held out (64)")
+    flag("--prompt", type=_count, default=64, metavar="N", help="tokens of each that are prefilled (64)")
+    flag("--tokens", type=_count, default=64, metavar="N", help="tokens of each that are decoded (64)")
+    flag("--api-key", metavar="KEY", help=f"the server's admin or API key (default: ${API_KEY})")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    try:
+        tune(arguments)
+    except (PolicyError, ValueError, OSError) as error:
+        print(f"tune: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"tune: interrupted; the same command goes on from {arguments.out}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def tune(arguments: argparse.Namespace) -> None:
+    """Search for every batch size, and leave plan.json, report.json and front.png. The server has its own policy again
+    afterwards, whatever happens.
+    """
+    server = Server(arguments.url, arguments.api_key or os.environ.get(API_KEY))
+    before = server.get_policy()
+    groups = group_layers(before["limits"]["moe_layers"], arguments.groups)
+    count = max(arguments.samples, *arguments.batches)
+    samples = read_samples(arguments.texts, server.tokenize, arguments.prompt, arguments.tokens, count)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    _check_asked(arguments, groups)
+    bench = Bench(server, dict(zip(("tuning", "held out"), samples, strict=True)), arguments.out / "trace.jsonl")
+    console = open_console()
+    found: list[Found] = []
+    try:
+        for batch in sorted(set(arguments.batches)):
+            console.print(f"{batch} rows: {len(groups) * len(arguments.settings)} measurements, then combinations")
+            found.append(search(bench, groups, arguments.settings, batch, arguments.tolerance, console.print))
+            print_found(found[-1], console)
+    finally:
+        server.set_policy(before)
+    policy = join_batches({one.batch: one.chosen.settings if one.chosen else {groups[0]: VANILLA} for one in found})
+    _leave(arguments.out, policy, found)
+    name = policy.pop("policy")
+    if plot_found(found, arguments.out / "front.png"):
+        console.print(f"Plot: {arguments.out}/front.png")
+    console.print(f"Measured {bench.measured} times; report: {arguments.out}/report.json")
+    if name == VANILLA:
+        console.print("No setting loses as little as tolerated.")
+    else:
+        console.print(f"Now: sglang-xshare policy set {arguments.url} {name} --config {arguments.out}/plan.json")
+        console.print(f"Or start with: --expert-policy {name} --expert-policy-config {arguments.out}/plan.json")
+
+
+def _leave(out: Path, policy: dict[str, Any], found: list[Found]) -> None:
+    """plan.json is what --expert-policy-config takes."""
+    keys = {name: value for name, value in policy.items() if name != "policy"}
+    (out / "plan.json").write_bytes(orjson.dumps(keys, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    report = {"policy": policy, "batches": [describe_found(one) for one in found]}
+    (out / "report.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+def _check_asked(arguments: argparse.Namespace, groups: list[tuple[int, ...]]) -> None:
+    """Refuse to go on from a trace of other samples: what it holds would be compared with what it is not like."""
+    file = arguments.out / "asked.json"
+    asked = {name: getattr(arguments, name) for name in ("samples", "prompt", "tokens")}
+    asked |= {"texts": str(arguments.texts.resolve()), "url": arguments.url, "layers": [list(one) for one in groups]}
+    if file.exists() and (known := orjson.loads(file.read_bytes())) != asked:
+        name = next(name for name in asked if known.get(name) != asked[name])
+        raise ValueError(f"--out {arguments.out}: begun with {name} = {known.get(name)}; allowed is another folder")
+    file.write_bytes(orjson.dumps(asked, option=orjson.OPT_INDENT_2))
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a share above 0 such as 0.5% or 0.005")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a whole number above 0")
+    return int(text)
+
+
+def _setting(text: str) -> str:
+    try:
+        name, keys = parse_policy(text)
+        if name in (VANILLA, "observe"):
+            raise ValueError(f"policy {text!r}: allowed is one that selects")
+        build_plan({"policy": name, **keys})
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text

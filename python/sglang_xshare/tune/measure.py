@@ -1,0 +1,110 @@
+"""One plan on the server: what it loses on some texts, how many experts it wakes, how fast it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from .server import Server
+from .texts import Sample
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """`nats`: the mean cross-entropy of each sample, in nats a token. `greedy`: the most likely tokens, sample by
+    sample. `experts`: mean active experts of a layer that selects, and `before` what it would have woken; None where
+    none selects. `kept_mass` likewise. `seconds` that all of it took.
+    """
+
+    nats: list[float]
+    greedy: list[list[int]]
+    experts: float | None
+    before: float | None
+    kept_mass: float | None
+    seconds: float
+
+    @property
+    def cross_entropy(self) -> float:
+        """Nats a token."""
+        return fmean(self.nats)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How far one measurement's cross-entropy is above another's on the same samples, nats a token, with the standard
+    error of the paired differences.
+    """
+
+    delta: float
+    error: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of 95 %."""
+        return self.delta - 1.96 * self.error, self.delta + 1.96 * self.error
+
+
+def compare(found: Measurement, vanilla: Measurement) -> Loss:
+    """Sample by sample; there are two at least."""
+    differences = [nats - own for nats, own in zip(found.nats, vanilla.nats, strict=True)]
+    return Loss(fmean(differences), stdev(differences) / len(differences) ** 0.5)
+
+
+def agreement(found: Measurement, vanilla: Measurement) -> float:
+    """The share of tokens for which both like the same token best."""
+    pairs = zip(found.greedy, vanilla.greedy, strict=True)
+    same = [one == other for ours, theirs in pairs for one, other in zip(ours, theirs, strict=True)]
+    return fmean(same)
+
+
+class Bench:
+    """Measures plans on a server, each once: what is in the trace, a file of JSON lines, is not measured again."""
+
+    def __init__(self, server: Server, samples: dict[str, Sequence[Sample]], trace: Path) -> None:
+        self.server = server
+        self.samples = samples
+        self.trace = trace
+        self.known: dict[str, Measurement] = {}
+        if trace.exists():
+            for line in trace.read_text().splitlines():
+                record = json.loads(line)
+                key = record.pop("key")
+                self.known[key] = Measurement(**record)
+        self.measured = 0
+
+    def run(self, policy: dict[str, Any], batch: int, part: str) -> Measurement:
+        """Decode a part of the samples under a policy, `batch` at a time. Leaves the policy in force."""
+        key = json.dumps([policy, batch, part], sort_keys=True)
+        if key not in self.known:
+            self.known[key] = self._measure(policy, batch, self.samples[part])
+            self.measured += 1
+            with self.trace.open("a") as file:
+                file.write(json.dumps({"key": key, **asdict(self.known[key])}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        return self.known[key]
+
+    def _measure(self, policy: dict[str, Any], batch: int, samples: Sequence[Sample]) -> Measurement:
+        self.server.set_policy(policy)
+        began = time.monotonic()
+        forced = []
+        for start in range(0, len(samples), batch):
+            some = samples[start : start + batch]
+            forced += self.server.force([one.prompt for one in some], [one.text for one in some])
+        seconds = time.monotonic() - began
+        since = self.server.get_policy()["since_switch"]
+        selects = bool(since["layer_steps"])
+        return Measurement(
+            nats=[fmean(one.nats) for one in forced],
+            greedy=[one.greedy for one in forced],
+            experts=since["mean_after"] if selects else None,
+            before=since["mean_before"] if selects else None,
+            kept_mass=since["mean_kept_mass"] if selects else None,
+            seconds=seconds,
+        )

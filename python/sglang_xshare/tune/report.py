@@ -1,0 +1,95 @@
+"""What was found: a table of settings by layer, what was tried, and the plot of the front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .measure import Loss
+from .plans import name_layers
+from .search import Found
+
+
+def print_found(found: Found, console: Console) -> None:
+    """Every trial at one batch size, and the one chosen with its settings."""
+    limit = f"{1000 * found.tolerance:.1f} mnats of {found.cross_entropy:.3f} nats tolerated"
+    table = Table(title=f"{found.batch} rows: {limit}; vanilla wakes {found.before:.1f} experts", title_justify="left")
+    for heading in ("tried", "active experts", "loss, mnats", "predicted", "kept mass", "greedy as vanilla's"):
+        table.add_column(heading, justify="left" if heading == "tried" else "right")
+    for number, trial in enumerate(found.trials, 1):
+        name = f"{number}{', chosen' if trial is found.chosen else ''}"
+        mass = "-" if trial.kept_mass is None else f"{trial.kept_mass:.3f}"
+        predicted = f"{1000 * trial.predicted:.1f}"
+        table.add_row(name, f"{trial.experts:.1f}", format_loss(trial.loss), predicted, mass, f"{trial.agreement:.1%}")
+    console.print(table)
+    if found.chosen is None or found.confirmed is None:
+        console.print("Nothing loses as little as tolerated: vanilla.")
+        return
+    for group, setting in found.chosen.settings.items():
+        console.print(f"  layers {name_layers(group)}: {setting}")
+    low, high = (1000 * end for end in found.confirmed.interval)
+    console.print(
+        f"Held-out samples: {found.confirmed_experts:.1f} experts, {format_loss(found.confirmed)} mnats, "
+        f"95 % confidence [{low:.1f}, {high:.1f}]"
+    )
+
+
+def format_loss(loss: Loss) -> str:
+    """In millinats, with its standard error."""
+    return f"{1000 * loss.delta:+.1f} ± {1000 * loss.error:.1f}"
+
+
+def describe_found(found: Found) -> dict[str, Any]:
+    """All of it, JSON-able."""
+    trials = [
+        asdict(trial) | {"settings": {name_layers(group): one for group, one in trial.settings.items()}}
+        for trial in found.trials
+    ]
+    return {
+        "batch": found.batch,
+        "tolerance_nats": found.tolerance,
+        "cross_entropy": found.cross_entropy,
+        "experts_before": found.before,
+        "options": {name_layers(group): [asdict(one) for one in options] for group, options in found.options.items()},
+        "trials": trials,
+        "chosen": None if found.chosen is None else found.trials.index(found.chosen),
+        "confirmed": None if found.confirmed is None else asdict(found.confirmed),
+        "confirmed_experts": found.confirmed_experts,
+    }
+
+
+def plot_found(found: Sequence[Found], path: Path) -> bool:
+    """Loss over active experts, a panel a batch size. False without matplotlib, which SGLang does not bring."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(found), figsize=(5.5 * len(found), 4), squeeze=False, layout="constrained")
+    for axis, one in zip(axes[0], found, strict=True):
+        experts = [trial.experts for trial in one.trials]
+        losses, errors = ([1000 * getattr(trial.loss, name) for trial in one.trials] for name in ("delta", "error"))
+        axis.errorbar(experts, losses, yerr=errors, fmt="o", capsize=3, label="tried")
+        if one.chosen is not None and one.confirmed is not None:
+            axis.errorbar(
+                one.confirmed_experts,
+                1000 * one.confirmed.delta,
+                yerr=1960 * one.confirmed.error,
+                fmt="s",
+                capsize=3,
+                label="chosen, held out, 95 %",
+            )
+        axis.axhline(1000 * one.tolerance, linestyle=":", color="grey", label="tolerated")
+        axis.set(title=f"{one.batch} rows", xlabel="active experts of a layer and step", ylabel="loss, mnats a token")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return True

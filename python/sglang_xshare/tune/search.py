@@ -1,0 +1,138 @@
+"""The search: what each setting costs in each group of layers alone, a choice that should add up, and what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from .choose import Option, choose, smooth
+from .measure import Bench, Loss, Measurement, agreement, compare
+from .plans import VANILLA, Layers, build_policy, name_layers
+
+TRIALS = 5
+"""Choices tried for a batch size: each corrects the tolerance by what the last one lost."""
+NEAR = 0.85
+"""A loss of this share of the tolerance is near enough."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A setting for every group, what it was predicted to lose and what it lost, in nats a token, and its experts of a
+    layer and step, vanilla layers included.
+    """
+
+    settings: dict[Layers, str]
+    predicted: float
+    loss: Loss
+    experts: float
+    kept_mass: float | None
+    agreement: float
+
+
+@dataclass
+class Found:
+    """What was found for a batch size. `tolerance` in nats a token, `before` vanilla's experts of a layer and step.
+    `chosen` is None where nothing loses as little as tolerated; `confirmed` is what it loses on the held-out samples.
+    """
+
+    batch: int
+    tolerance: float
+    cross_entropy: float
+    before: float
+    options: dict[Layers, list[Option]]
+    trials: list[Trial] = field(default_factory=list)
+    chosen: Trial | None = None
+    confirmed: Loss | None = None
+    confirmed_experts: float | None = None
+
+
+def search(
+    bench: Bench,
+    groups: Sequence[Layers],
+    settings: Sequence[str],
+    batch: int,
+    tolerance: float,
+    tell: Callable[[str], None],
+) -> Found:
+    """Find the settings with the fewest experts at one batch size, with at most `tolerance` (a share of vanilla's
+    cross-entropy) lost. Measures every setting once a group, some combinations, and the best on held-out samples.
+    """
+    vanilla = bench.run({"policy": VANILLA}, batch, "tuning")
+    options: dict[Layers, list[Option]] = {}
+    before = 0.0
+    for group in groups:
+        measured, own = [], 0.0
+        for setting in settings:
+            found = bench.run(_alone(group, groups, setting), batch, "tuning")
+            if found.experts is None or found.before is None:
+                continue  # it cannot change anything at this batch size
+            loss = compare(found, vanilla)
+            own = found.before * len(group)
+            measured.append(Option(setting, loss.delta, found.experts * len(group)))
+            tell(f"layers {name_layers(group)}, {setting}: {found.experts:.1f} experts, {1000 * loss.delta:+.1f} mnats")
+        # Its experts are counted only where a setting selects.
+        options[group] = smooth([Option(VANILLA, 0.0, own), *(one for one in measured if one.experts < own)])
+        before += own
+    layers = sum(map(len, groups))
+    found = Found(batch, tolerance * vanilla.cross_entropy, vanilla.cross_entropy, before / layers, options)
+    _try(bench, found, vanilla, tell)
+    _confirm(bench, found, tell)
+    return found
+
+
+def _alone(group: Layers, groups: Sequence[Layers], setting: str) -> dict[str, object]:
+    return build_policy({one: setting if one == group else VANILLA for one in groups})
+
+
+def _try(bench: Bench, found: Found, vanilla: Measurement, tell: Callable[[str], None]) -> None:
+    """Try choices, each corrected by what the one before lost."""
+    allowance, layers = found.tolerance, sum(map(len, found.options))
+    for _ in range(TRIALS):
+        chosen = choose({name_layers(group): options for group, options in found.options.items()}, allowance)
+        settings = {group: chosen[name_layers(group)].name for group in found.options}
+        if any(trial.settings == settings for trial in found.trials) or set(settings.values()) == {VANILLA}:
+            break
+        measured = bench.run(build_policy(settings), found.batch, "tuning")
+        predicted = sum(one.loss for one in chosen.values())
+        trial = Trial(
+            settings,
+            predicted,
+            compare(measured, vanilla),
+            _count_experts(measured, settings, found.options, layers),
+            measured.kept_mass,
+            agreement(measured, vanilla),
+        )
+        found.trials.append(trial)
+        lost = trial.loss.delta
+        tell(f"together: {trial.experts:.1f} experts, {1000 * lost:+.1f} mnats ({1000 * predicted:.1f} predicted)")
+        if NEAR * found.tolerance <= lost <= found.tolerance:
+            break
+        allowance *= min(max(found.tolerance / max(lost, 1e-9), 0.5), 2.0)
+
+
+def _count_experts(
+    measured: Measurement, settings: dict[Layers, str], options: dict[Layers, list[Option]], layers: int
+) -> float:
+    """Of a layer and step: the server counts those that select, the others wake what vanilla wakes."""
+    vanilla = [group for group, setting in settings.items() if setting == VANILLA]
+    left = sum(max(one.experts for one in options[group]) for group in vanilla)
+    selecting = layers - sum(map(len, vanilla))
+    return ((measured.experts or 0.0) * selecting + left) / layers
+
+
+def _confirm(bench: Bench, found: Found, tell: Callable[[str], None]) -> None:
+    """Take the trial with the fewest experts that loses as little as tolerated on both halves of the samples."""
+    good = sorted((one for one in found.trials if one.loss.delta <= found.tolerance), key=lambda one: one.experts)
+    if not good:
+        return
+    vanilla = bench.run({"policy": VANILLA}, found.batch, "held out")
+    layers = sum(map(len, found.options))
+    for trial in good:
+        measured = bench.run(build_policy(trial.settings), found.batch, "held out")
+        loss = compare(measured, vanilla)
+        low, high = (1000 * end for end in loss.interval)
+        tell(f"held out: {trial.experts:.1f} experts, {1000 * loss.delta:+.1f} mnats, 95 % [{low:.1f}, {high:.1f}]")
+        if loss.delta <= found.tolerance:
+            found.chosen, found.confirmed = trial, loss
+            found.confirmed_experts = _count_experts(measured, trial.settings, found.options, layers)
+            return

@@ -1,0 +1,75 @@
+"""The server as the instrument: forced text has the loss of an offline decode, and a tuned plan keeps its tolerance."""
+
+import json
+
+import pytest
+
+from served.release import LATEST
+from sglang_xshare.cli import main
+from sglang_xshare.tune.measure import Bench, compare
+from sglang_xshare.tune.server import Server
+from sglang_xshare.tune.texts import read_samples
+
+FLAGS = ("--expert-policy", "observe", "--enable-custom-logit-processor", "--dtype", "float32")
+PLAN = {"policy": "xshare", "k0": 1, "add": 8}
+
+
+@pytest.fixture(scope="module")
+def server(servers, patched_release):
+    return servers(*FLAGS, release=patched_release(LATEST))
+
+
+def offline(samples, model):
+    """Cross-entropy of each sample's text but for its first token, by transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    tokens = torch.tensor([one.prompt + one.text for one in samples])
+    prompt = len(samples[0].prompt)
+    with torch.inference_mode():
+        scores = network(tokens[:, :-1]).logits.log_softmax(-1)
+    nats = -scores.gather(2, tokens[:, 1:, None])[:, prompt:, 0]
+    greedy = scores.argmax(-1)[:, prompt:]
+    return nats.mean(1).tolist(), greedy.tolist()
+
+
+@pytest.mark.long
+def test_forced_text_has_the_loss_of_an_offline_decode(server, tiny_model, tmp_path):
+    asked = Server(server.url)
+    samples, _ = read_samples(tiny_model / "heldout", asked.tokenize, 24, 12, 8)
+    bench = Bench(asked, {"tuning": samples}, tmp_path / "trace.jsonl")
+    vanilla = bench.run({"policy": "vanilla"}, 8, "tuning")
+    nats, greedy = offline(samples, tiny_model)
+    assert vanilla.nats == pytest.approx(nats, abs=1e-4)
+    assert vanilla.greedy == greedy
+    assert vanilla.experts is None
+    found = bench.run(PLAN, 8, "tuning")
+    assert found.experts < found.before
+    assert compare(found, vanilla).delta > 0
+
+
+@pytest.mark.long
+def test_a_tuned_plan_is_taken_and_the_server_gets_its_policy_back(server, tiny_model, tmp_path, capsys):
+    asked = Server(server.url)
+    asked.set_policy({"policy": "observe", "plans": ["oea:k0=3"]})
+    flags = ["--samples", "8", "--batches", "4", "--prompt", "16", "--tokens", "8", "--groups", "2"]
+    settings = ["--settings", "xshare:k0=1,add=4", "xshare:k0=1,add=12"]
+    out = ["--out", str(tmp_path / "out"), "--texts", str(tiny_model / "heldout")]
+    assert main(["tune", "--url", server.url, "--tolerance", "20%", *flags, *settings, *out]) == 0
+    assert asked.get_policy()["policy"] == "observe"
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    [batch] = report["batches"]
+    chosen = batch["trials"][batch["chosen"]]
+    assert chosen["loss"]["delta"] <= batch["tolerance_nats"]
+    assert batch["confirmed"]["delta"] <= batch["tolerance_nats"]
+    assert chosen["experts"] < batch["experts_before"]
+    assert asked.set_policy(report["policy"])["policy"] == report["policy"]["policy"]
+
+
+@pytest.mark.long
+def test_a_server_without_logit_processors_is_one_line(servers, patched_release, tiny_model, tmp_path, capsys):
+    other = servers("--expert-policy", "observe", "--dtype", "float32", release=patched_release(LATEST))
+    out = ["--out", str(tmp_path), "--texts", str(tiny_model / "heldout"), "--tolerance", "1%"]
+    assert main(["tune", "--url", other.url, *out, "--samples", "4", "--batches", "4"]) == 1
+    assert "--enable-custom-logit-processor" in capsys.readouterr().err

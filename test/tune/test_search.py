@@ -1,0 +1,139 @@
+"""The search on a server whose losses are known: it spends the tolerance where it buys most, and resumes."""
+
+import json
+
+import pytest
+
+from sglang_xshare.cli import main
+from sglang_xshare.tune import command
+from sglang_xshare.tune.measure import Bench
+from sglang_xshare.tune.plans import VANILLA, group_layers
+from sglang_xshare.tune.search import search
+from sglang_xshare.tune.texts import read_samples
+from tune.fake import WEIGHTS, FakeServer
+
+SETTINGS = tuple(f"xshare:k0=1,add={add}" for add in (0, 2, 4, 8, 16, 24))
+
+
+@pytest.fixture
+def texts(tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.txt").write_bytes(bytes((place * 7 + number) % 251 for place in range(4000)))
+    return folder
+
+
+def run(texts, tmp_path, tolerance=0.05, server=None, groups=4):
+    server = server or FakeServer()
+    parts = dict(zip(("tuning", "held out"), read_samples(texts, server.tokenize, 8, 8, 12), strict=True))
+    bench = Bench(server, parts, tmp_path / "trace.jsonl")
+    told: list[str] = []
+    return bench, search(bench, group_layers(list(WEIGHTS), groups), SETTINGS, 4, tolerance, told.append), told
+
+
+def test_layers_that_lose_little_give_most(texts, tmp_path):
+    bench, found, told = run(texts, tmp_path)
+    assert found.chosen is not None
+    assert found.chosen.loss.delta <= found.tolerance == pytest.approx(0.05 * found.cross_entropy)
+    adds = [setting.partition("add=")[2] for setting in found.chosen.settings.values()]
+    assert [int(add) for add in adds[:2]] == [0, 0]
+    assert found.chosen.settings[(3,)] in (VANILLA, SETTINGS[-1], SETTINGS[-2])
+    assert found.before == 40
+    assert found.confirmed_experts == found.chosen.experts < 25
+    # One of vanilla, one a group and setting, some trials, and two held out.
+    assert bench.measured <= 1 + 4 * len(SETTINGS) + 5 + 3
+    assert told[-1].startswith("held out")
+
+
+def test_more_is_tolerated_fewer_experts_are_left(texts, tmp_path):
+    experts = []
+    for number, tolerance in enumerate((0.01, 0.03, 0.1, 0.4)):
+        (folder := tmp_path / str(number)).mkdir()
+        experts.append(run(texts, folder, tolerance)[1].chosen.experts)
+    assert experts == sorted(experts, reverse=True)
+    assert experts[-1] == 8
+
+
+def test_losses_that_do_not_add_up_are_corrected(texts, tmp_path):
+    _, found, _ = run(texts, tmp_path, server=FakeServer(synergy=0.01))
+    assert found.chosen is not None
+    assert found.chosen.loss.delta <= found.tolerance
+    assert len(found.trials) > 1
+
+
+def test_where_everything_loses_too_much_nothing_is_chosen(texts, tmp_path):
+    _, found, _ = run(texts, tmp_path, tolerance=1e-6)
+    assert found.chosen is None
+    assert found.confirmed is None
+
+
+def test_what_is_in_the_trace_is_not_measured_again(texts, tmp_path):
+    first = run(texts, tmp_path)[1]
+    bench, again, _ = run(texts, tmp_path)
+    assert bench.measured == 0
+    assert again == first
+
+
+@pytest.fixture
+def server(monkeypatch):
+    fake = FakeServer()
+    monkeypatch.setattr(command, "Server", lambda url, api_key: fake)
+    return fake
+
+
+def tune(texts, out, *more):
+    flags = ["--url", "http://fake", "--texts", str(texts), "--out", str(out), "--prompt", "8", "--tokens", "8"]
+    return main(["tune", *flags, "--samples", "12", "--settings", *SETTINGS, *(more or ("--tolerance", "5%"))])
+
+
+def test_the_command_leaves_a_plan_that_the_server_takes(texts, tmp_path, server, capsys):
+    assert tune(texts, tmp_path / "out", "--tolerance", "5%", "--batches", "4", "16") == 0
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert plan == {name: value for name, value in report["policy"].items() if name != "policy"}
+    assert plan["by_batch"].keys() == {"2-4"}
+    server.set_policy({"policy": "xshare", **plan})
+    for batch in report["batches"]:
+        chosen = batch["trials"][batch["chosen"]]
+        awake = server._count(batch["batch"])
+        assert sum(awake.get(layer, 40) for layer in WEIGHTS) / 4 == chosen["experts"]
+    out = capsys.readouterr().out
+    assert "sglang-xshare policy set http://fake xshare --config" in out
+    assert "Held-out samples" in out
+
+
+def test_the_server_has_its_own_policy_again(texts, tmp_path, server, monkeypatch):
+    assert tune(texts, tmp_path / "out") == 0
+    assert server.policy == {"policy": "xshare"}
+    monkeypatch.setattr(command, "search", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    server.policy = {"policy": "oea", "k0": 3}
+    assert tune(texts, tmp_path / "other") == 130
+    assert server.policy == {"policy": "oea", "k0": 3}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--tolerance", "0"), "allowed is a share above 0 such as 0.5% or 0.005"),
+        (("--tolerance", "1%", "--settings", "vanilla"), "allowed is one that selects"),
+        (("--tolerance", "1%", "--settings", "xshare:k0=x"), "k0 = 'x'"),
+        (("--tolerance", "1%", "--batches", "0"), "allowed is a whole number above 0"),
+    ],
+)
+def test_wrong_flags_are_one_line(texts, tmp_path, server, capsys, flags, message):
+    with pytest.raises(SystemExit):
+        tune(texts, tmp_path / "out", *flags)
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_too_little_text_is_one_line(texts, tmp_path, server, capsys):
+    (texts / "3.txt").write_text("short")
+    assert tune(texts, tmp_path / "out") == 1
+    assert "3.txt: 0 samples of 17 tokens; 8 are needed of each of 4 files" in capsys.readouterr().err
+
+
+def test_a_trace_of_other_samples_is_refused(texts, tmp_path, server, capsys):
+    assert tune(texts, tmp_path / "out") == 0
+    assert tune(texts, tmp_path / "out", "--tolerance", "5%", "--samples", "9") == 1
+    assert "begun with samples = 12; allowed is another folder" in capsys.readouterr().err

@@ -19,6 +19,7 @@ LAYERS = (
     ("policies", "policies.*", "selection", "selection.*"),
     ("stage.*",),  # what runs every step
     ("stage.start", "stage.start.*"),
+    ("live", "live.*"),
     ("stage",),
     ("check", "check.*", "estimate", "estimate.*"),
     ("cli", "__main__"),

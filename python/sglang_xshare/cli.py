@@ -1,4 +1,4 @@
-"""The command line: `sglang-xshare patch ...`, `policies`, `check` and `estimate`."""
+"""The command line: `sglang-xshare patch ...`, `policies`, `policy ...`, `check` and `estimate`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from .check.command import add_parser as add_check_parser
 from .estimate.command import add_parser as add_estimate_parser
+from .live.command import add_parser as add_policy_parser
 from .patching.cli import add_parser as add_patch_parser
 from .version import __version__
 
@@ -22,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     add_patch_parser(subparsers)
     _add_policies_parser(subparsers)
+    add_policy_parser(subparsers)
     add_check_parser(subparsers)
     add_estimate_parser(subparsers)
     arguments, others = parser.parse_known_args(argv)

@@ -159,7 +159,7 @@ class SelectionPlan:
         k0 = self.warm_up(router)
         if k0 >= router.top_k and self.p == 1:
             return bool(self.beta)
-        if not self.uses_selected or min(self.columns(router), self.max_rank or num_experts) < router.top_k:
+        if not self.uses_selected or not self._reaches_own(router, num_experts):
             return True
         total = max(self.budget or 0, (self.target_per_rank or 0) * ranks)
         added = max(self.add, self.add_per_request)
@@ -190,8 +190,7 @@ class SelectionPlan:
         Only where it takes first what rows have in their top-k: utility over all experts may prefer others.
         """
         takes_own_first = self.ranking == "votes" or (self.ranking == "router" and self.utility != "full")
-        reach = min(self.columns(router), self.max_rank or num_experts)
-        if not (self.uses_selected and takes_own_first) or reach < router.top_k:
+        if not (self.uses_selected and takes_own_first and self._reaches_own(router, num_experts)):
             return None
         warm = self._sure_warm_up(router)
         beyond = router.top_k - warm
@@ -205,6 +204,11 @@ class SelectionPlan:
             enough["target_per_rank"] = -(-min(rows * router.top_k, num_experts) // ranks)
         given = {key: getattr(self, key) or 0 for key in enough}
         return next(((key, n) for key, n in enough.items() if given[key] and given[key] >= n), None)
+
+    def _reaches_own(self, router: Router, num_experts: int) -> bool:
+        """Whether a row can get all of its own top-k, of which groups with a share may rank the last anywhere."""
+        last = router.top_k if router.quota_groups is None else num_experts
+        return self.columns(router) >= router.top_k and (self.max_rank or num_experts) >= last
 
     def _sure_warm_up(self, router: Router) -> int:
         """The experts that every row's warm-up holds: with a share `p` it may end with the first."""

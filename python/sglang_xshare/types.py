@@ -69,7 +69,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class RunnerSlots:
-    """Asks `select()` for what an MoE runner takes: an empty slot holds an expert that is awake anyway, with weight 0.
+    """Asks `select()` for what an MoE runner takes: an empty slot holds an expert that is awake anyway, with weight 0,
+    or stays `empty` (-1) for a runner that drops those.
 
     `block_size` also asks for the slots sorted by expert, in blocks of that many, as SGLang's Triton runner takes them.
     A backend that does not sort leaves `Selection.alignment` None. `shared` fused shared experts, numbered from N on,
@@ -81,6 +82,7 @@ class RunnerSlots:
     shared: int = 0
     shared_weight: float = 1.0
     masked: bool = False
+    empty: bool = False
 
     def __post_init__(self) -> None:
         if self.block_size is not None:
@@ -91,6 +93,8 @@ class RunnerSlots:
             raise ValueError(f"block_size = {self.block_size}: allowed only without shared experts")
         if self.masked and (self.block_size is not None or self.shared):
             raise ValueError("masked = True: allowed only without block_size and shared experts")
+        if self.empty and (self.block_size is not None or self.masked):
+            raise ValueError("empty = True: allowed only without block_size and masked")
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +118,7 @@ class Selection:
 
     topk_ids: torch.Tensor
     """[n, k] (`kmax` columns where the plan says so) int32, descending choice score, -1 in an empty slot; with more
-    columns, and none empty, where `RunnerSlots` asked for it.
+    columns, and none empty, where `RunnerSlots` asked for that.
     """
     topk_weights: torch.Tensor
     """[n, k] float32, 0 in an empty slot."""

@@ -11,13 +11,19 @@ import pytest
 
 from benchmark.common.paths import ROOT
 from benchmark.gpu.models import COMMON, CONFIGS
-from scripts.runners import NVFP4_COMPRESSED, write_model
+from scripts.runners import FP8, write_model
 from served.release import CPU, LATEST, OLDER, make_env, older_releases_take_long
 from sglang_xshare.check.command import _on_device
 from sglang_xshare.check.report import spell_sizes
 from sglang_xshare.gpus import GPUS, NVIDIA
-from sglang_xshare.stage.start.modes import RUNNERS
-from stage.start.test_server import ACCEPTED, POLICY, REFUSED, keys, written  # noqa: F401 - written is a fixture
+from stage.start.test_server import (  # noqa: F401 - written is a fixture
+    ACCEPTED,
+    POLICY,
+    REFUSED,
+    complete,
+    keys,
+    written,
+)
 
 TINY = ROOT / "checkpoints" / "qwen3-moe-tiny"
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
@@ -25,22 +31,19 @@ MODELS = {
     "bf16": COMMON | CONFIGS["qwen3-30b-a3b"],
     "awq": COMMON | CONFIGS["qwen3-30b-a3b"] | {"dtype": "float16", "quantization_config": AWQ},
     "gpt-oss": COMMON | CONFIGS["gpt-oss-20b"],
-    "nvfp4": COMMON | CONFIGS["qwen3-30b-a3b"] | {"quantization_config": NVFP4_COMPRESSED},
+    "fp8": COMMON | CONFIGS["qwen3-30b-a3b"] | {"quantization_config": FP8},
+    "w4afp8": COMMON | CONFIGS["qwen3-30b-a3b"] | {"quantization_config": {"quant_method": "w4afp8"}},
 }
-UNFIT = (
-    "--expert-policy xshare: SGLang runs NVFP4 (compressed-tensors) experts with flashinfer_cutlass here, which takes "
-    f"no policy's choice, and none of {', '.join(RUNNERS)} fits them; allowed is experts of another quantization"
-)
-RESOLVED = {  # by model and GPU: the runner at server level, SGLang's where it is moved, and why it is refused
-    ("bf16", "a100"): ("auto", None, []),
-    ("bf16", "h100"): ("auto", None, []),
-    ("bf16", "b200"): ("triton", "flashinfer_trtllm", []),
-    ("bf16", "rtx5090"): ("auto", None, []),
-    ("awq", "h100"): ("auto", None, []),
-    ("gpt-oss", "h100"): ("triton_kernel", None, []),
-    ("gpt-oss", "b200"): ("triton_kernel", "flashinfer_mxfp4", []),
-    ("nvfp4", "b200"): ("auto", None, [UNFIT]),
+RESOLVED = {  # by model and GPU: the runner at server level, SGLang's where it is moved, whether it is served
+    ("bf16", "a100"): ("auto", None, True),
+    ("bf16", "h100"): ("auto", None, True),
+    ("bf16", "rtx5090"): ("auto", None, True),
+    ("awq", "h100"): ("auto", None, True),
+    ("gpt-oss", "h100"): ("triton_kernel", None, True),
+    ("fp8", "b200"): ("triton", "flashinfer_trtllm", True),
+    ("w4afp8", "h100"): ("auto", None, False),
 }
+UNFIT = "SGLang runs w4afp8 experts with cutlass_w4a8_moe here"
 NO_MODEL = "no model in the folder named"
 WITH_GPU = pytest.mark.parametrize("release", [pytest.param(OLDER[-1], marks=pytest.mark.long), LATEST])
 """The releases that can be told what GPU there is."""
@@ -81,7 +84,7 @@ def test_it_refuses_what_a_server_refuses_for_the_same_reason(release, patched_r
             assert (case, answer["code"], answer["err"].count("\n")) == (NO_MODEL, 1, 1)
             continue
         report = json.loads(answer["out"])
-        first = {"by": "sglang-xshare", "says": line.replace("{written}", str(written))}
+        first = {"by": "sglang-xshare", "says": complete(line, written, release)}
         if (answer["code"], report["served"]) != (1, False) or report["refusals"][:1] != [first]:
             wrong[case] = report["refusals"]
     assert wrong == {}
@@ -124,12 +127,12 @@ def test_what_auto_becomes_on_a_gpu(model, gpu, release, patched_release, tmp_pa
     folder.mkdir(exist_ok=True)
     answer = ask_of_gpus(patched_release(release), folder)[model, gpu]
     report = json.loads(answer["out"])
-    runner, moved, refusals = RESOLVED[model, gpu]
+    runner, moved, is_served = RESOLVED[model, gpu]
     lines = [line for line in report["warnings"] if line.startswith("expert policy: ")]
     assert lines == ([f"expert policy: MoE runner {moved} (auto) -> {runner}"] if moved else [])
     assert report["moe_runner"] == runner
-    assert [refusal["says"] for refusal in report["refusals"]] == refusals
-    assert (answer["code"], report["gpu"], report["device"]) == (int(bool(refusals)), gpu, "cuda")
+    assert [UNFIT in refusal["says"] for refusal in report["refusals"]] == ([] if is_served else [True])
+    assert (answer["code"], report["gpu"], report["device"]) == (int(not is_served), gpu, "cuda")
     assert set(range(1, 17)) <= set(report["capture_sizes"])
     beyond = report["model"]["top_k"] - 1  # what a row wants beyond its warm-up; 24 experts are added
     assert report["selection"]["triton"] == [size for size in report["capture_sizes"] if size * beyond > 24]
@@ -149,7 +152,7 @@ def test_another_device_is_refused_wherever_it_is_named(tmp_path):
 
 def test_all_kinds_of_refusals_are_told(patched_release):
     asked = [
-        *("--json", "--model", str(TINY), *CPU, "--moe-runner-backend", "deep_gemm", "--expert-policy-align"),
+        *("--json", "--model", str(TINY), *CPU, "--moe-runner-backend", "hpc_ops", "--expert-policy-align"),
         *("--max-running-requests", "1", *keys('{"k0": 9}')),
     ]
     (answer,) = run_all(patched_release(LATEST), [asked])
@@ -171,18 +174,19 @@ def test_a_folder_that_a_configuration_file_names_is_looked_for(patched_release,
 
 
 def test_the_table_says_the_same(patched_release, tmp_path):
-    write_model(tmp_path / "nvfp4", MODELS["nvfp4"], NVFP4_COMPRESSED)
+    for name in ("fp8", "w4afp8"):
+        write_model(tmp_path / name, MODELS[name], None)
     asked = [
         ["--model", str(TINY), *POLICY, "--gpu", "h100"],
-        ["--model", str(TINY), *POLICY, "--gpu", "b200"],
-        ["--model", str(tmp_path / "nvfp4"), *POLICY, "--gpu", "b200"],
+        ["--model", str(tmp_path / "fp8"), *POLICY, "--gpu", "b200"],
+        ["--model", str(tmp_path / "w4afp8"), *POLICY, "--gpu", "b200"],
     ]
     served, moved, refused = run_all(patched_release(LATEST), asked)
     assert [answer["code"] for answer in (served, moved, refused)] == [0, 0, 1]
     for words in ("served", "h100", "auto: each layer chooses", "1-16, 24-256 by 8", "Triton kernel at 4-16"):
         assert words in served["out"]
     assert "expert policy: MoE runner flashinfer_trtllm (auto) -> triton" in " ".join(moved["out"].split())
-    assert "experts with flashinfer_cutlass here" in " ".join(refused["out"].split())
+    assert UNFIT in " ".join(refused["out"].split())
 
 
 def test_the_policy_is_told_with_every_key_or_as_refused(patched_release):

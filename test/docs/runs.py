@@ -113,6 +113,10 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     " --max-concurrency 16": Ask(QUICKSTART, FEW, r"Successful requests: +8"),
     f"{RANDOM} --random-input-len 128 --random-output-len 256 --random-range-ratio 1 --num-prompts 64"
     " --max-concurrency 16": Ask(EXAMPLE, FEW, r"Successful requests: +8"),
+    "sglang-xshare policy get http://localhost:30000": Ask(QUICKSTART, shows="xshare"),
+    "sglang-xshare policy set http://localhost:30000 xshare:k0=1,add=6": Ask(QUICKSTART, shows="switches: 1"),
+    f"curl -s localhost:30000/expert_policy {JSON}"
+    """ -d '{"policy": "xshare", "k0": 1, "add": 6}'""": Ask(QUICKSTART, shows='"switches":2'),
     "curl -s localhost:30000/metrics | grep sglang:expert_policy_": Ask(QUICKSTART, shows='outcome="policy"'),
     f"sglang serve --model-path {TINY} --config examples/eagle3.yaml --expert-policy xshare --enable-metrics": Serve(),
     EXAMPLE: Serve(),

@@ -64,7 +64,8 @@ def test_without_the_package_every_call_returns_what_it_was_given(
     assert functions(module) == functions(stage)
     one, two = object(), object()
     assert module.route(one, one) is one
-    assert module.mask_logits(one, two) is two
+    assert module.prepare(one, two, one) == (two, one)
+    assert module.finish(one, two, one) is two
     assert module.align(one, False) is one
     assert module.capture_sizes(one, [1, 2, 4]) == [1, 2, 4]
     assert module.report(one) == ""

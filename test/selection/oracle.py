@@ -1,7 +1,7 @@
 """Each paper's algorithm, transcribed literally: plain Python loops over lists, slow, and nothing from the package.
 
-Only the scores P come from torch (softmax, sigmoid, the root of softplus in float32), since no other code rounds `exp`
-the same way.
+Only the scores P come from torch (softmax, sigmoid and the root of softplus in float32), since no other code rounds
+`exp` the same way.
 """
 
 import math
@@ -50,8 +50,8 @@ class Case:
         self.top = [self.take(ranked) for ranked in self.ranking]
 
     def score(self, table):
-        if self.scoring == "sqrtsoftplus":  # of what is too small to be added to 1 the root is that of e^x
-            return torch.where(table < -16, (table / 2).exp(), torch.nn.functional.softplus(table).sqrt())
+        if self.scoring == "sqrtsoftplus":
+            return torch.nn.functional.softplus(table.double()).sqrt().float()
         return table.softmax(1) if self.scoring == "softmax" else table.sigmoid()
 
     def take(self, ranked, count=None):

@@ -159,7 +159,7 @@ def test_a_larger_budget_never_removes_an_expert(case, data):
 def test_permuting_the_requests_permutes_the_answer(policy, data):
     case = data.draw(cases())
     # Which of two equally confident rows votes depends on their order.
-    grid = [[round(score * 2**20) for score in row] for row in case.P]
+    grid = [[round(score * 2**20) for score in row] for row in case.M]
     assume(policy != "lynx-acc" or len({max(row) / (sum(row) or 1) for row in grid}) == len(grid))
     plan = build_plan(policy, **data.draw(keys_for(policy, case)))
     tokens = case.tokens_per_request

@@ -37,9 +37,31 @@ def test_the_kernel_writes_shared_experts(kernel, name, rows, shared):
     assert torch.equal(found.active, expected.active)
 
 
+@pytest.mark.parametrize("shared", [0, 1])
+@pytest.mark.parametrize("name", ["xshare", "dynamic-skip", "moe-spec truncating"])
+@pytest.mark.parametrize("rows", [7, 40])
+def test_slots_that_stay_empty(kernel, name, rows, shared):
+    """In one program and in several, the ids of a selection for no runner; shared experts behind them in every row."""
+    logits, ranks = make_logits("normal", rows, 64, seed=rows), make_ranks(64)
+    call = logits, make_plan(name), Router(6), Batch(torch.arange(rows, device=DEVICE) % 5 != 3), ranks
+    slots = RunnerSlots(shared=shared, shared_weight=0.4, empty=True)
+    bare = select(*call, backend="reference")
+    assert (bare.topk_ids < 0).any()
+    behind = torch.full((rows, shared), 64, dtype=torch.int32, device=DEVICE)
+    runs = [kernel(*call, slots=slots)]
+    runs += [select(*call, backend=backend, slots=slots) for backend in ("reference", "torch")]
+    for found in runs:
+        assert torch.equal(found.topk_ids, torch.cat([bare.topk_ids, behind], 1))
+        weights = torch.cat([bare.topk_weights, torch.full_like(behind, 0.4, dtype=torch.float32)], 1)
+        torch.testing.assert_close(found.topk_weights, weights, atol=1e-6, rtol=2e-6)
+        assert torch.equal(found.active, bare.active)
+
+
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
+        ({"empty": True, "block_size": 16}, "empty = True: allowed only without"),
+        ({"empty": True, "masked": True}, "empty = True: allowed only without"),
         ({"block_size": 0}, "block_size = 0"),
         ({"shared": -1}, "shared = -1"),
         ({"block_size": 16, "shared": 1}, "block_size = 16: allowed only without shared"),

@@ -21,7 +21,7 @@ from selection.test_triton import (
     without_denormals,
 )
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
-from sglang_xshare.selection.slots import fill_slots, find_awake
+from sglang_xshare.selection.slots import drop_slots, fill_slots, find_awake, refill_slots
 from sglang_xshare.selection.triton_kernel import supports
 from sglang_xshare.selection.triton_kernel.tile import MAX_SORTED, make_tile
 
@@ -72,6 +72,25 @@ def test_which_expert_is_awake(selected, vanilla_active, active, awake):
 def test_more_columns_than_top_k():
     """What a plan's kmax gives: rows of unequal length."""
     assert fill([[1, 2, 3, 4, -1], [5, 6, -1, -1, -1]]) == [[1, 2, 3, 4, 1], [5, 6, 5, 5, 5]]
+
+
+def test_slots_of_weight_0_are_dropped():
+    ids = torch.tensor([[3, 1, 3], [2, 2, 2], [7, 4, 7]], dtype=torch.int32)
+    weights = torch.tensor([[0.6, 0.4, 0.0], [0.0, -0.0, 0.0], [torch.nan, 1e-45, 0.0]])
+    dropped = drop_slots(ids, weights)
+    assert dropped.dtype == torch.int32
+    assert dropped.tolist() == [[3, 1, -1], [-1, -1, -1], [7, 4, -1]]
+
+
+def test_slots_are_filled_anew_from_places_in_use():
+    """Row 1 has no expert of its own; what it was filled with has become place 9, which no other row uses."""
+    ids = torch.tensor([[3, 1, 3], [9, 9, 9], [5, 5, 6]], dtype=torch.int32)
+    weights = torch.tensor([[0.6, 0.4, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    assert refill_slots(ids, weights).tolist() == [[3, 1, 3], [6, 6, 6], [6, 6, 6]]
+    assert refill_slots(ids, weights * 0).tolist() == [[0] * 3] * 3, "as when a graph is captured"
+    assert refill_slots(ids[:0], weights[:0]).shape == (0, 3)
+    ids[1] = -1  # of a row that upstream takes for padding
+    assert refill_slots(ids, weights)[1].tolist() == [6, 6, 6]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -8,7 +8,9 @@ from selection.live import select_live
 from selection.test_triton import CLOSE, DEVICE, EXACT, HAS_GPU, make_logits, make_ranks
 from selection.variants import compiling
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
+from sglang_xshare.policies import VANILLA
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, Budgets, find_budgets
+from sglang_xshare.stage.graphs import open_up
 
 CHANGES = {
     "add": [
@@ -81,6 +83,31 @@ def test_numbers_change_under_the_same_kernel(select_in_turn, change, rows, expe
             assert torch.equal(getattr(found, name), getattr(expected, name)), (plan, name)
         for name in CLOSE:
             torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"policy": "xshare", "k0": 1, "add": 2},
+        {"policy": "xshare", "k0": 1, "p": 0.5, "mass": 0.4, "utility": "full"},
+        {"policy": "lynx-acc", "confidence": 0.2},
+        {"policy": "custom", "k0": 0, "budget": 3, "coverage": "truncate"},
+        {"policy": "dynamic-skip", "beta": 0.6},
+    ],
+    ids=lambda keys: keys["policy"],
+)
+def test_opened_up_numbers_route_as_the_model(select_in_turn, keys):
+    """What a graph that has to be vanilla reads: every row has its own top-k, at the model's weights."""
+    plan, router = build_plan(keys), Router(6)
+    logits, batch = make_logits("normal", 8, 40, seed=8), Batch(torch.arange(8, device=DEVICE) % 5 != 3, 4)
+    dropping, found = select_in_turn(logits, [plan, open_up(plan, router)], router, batch, None)
+    expected = select(logits, VANILLA, router, batch, backend="reference")
+    for name in EXACT:
+        if name != "selected":  # of which no row takes more than its own
+            assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    for name in CLOSE:
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-6, rtol=2e-6)
+    assert dropping.active.sum() < found.active.sum()
 
 
 @pytest.mark.parametrize(

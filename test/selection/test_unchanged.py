@@ -11,7 +11,7 @@ from selection.cases import cases, fill_logits, free_plans, keys_for, router_of,
 from selection.oracle import ALGORITHMS
 from sglang_xshare import Router, build_plan, select
 from sglang_xshare.policies import VANILLA
-from sglang_xshare.selection.scores import compute_scores, to_grid
+from sglang_xshare.selection.scores import compute_scores, measure, to_grid
 
 often = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -29,7 +29,7 @@ def check_unchanged(case, plan):
     out, vanilla = run(case, plan, "reference"), run(case, VANILLA, "reference")
     scores, _ = compute_scores(case.logits, router_of(case))
     ids = vanilla.topk_ids.long()
-    own = scores.gather(1, ids.clamp_min(0)).double() * (ids >= 0)
+    own = measure(scores, router_of(case)).gather(1, ids.clamp_min(0)).double() * (ids >= 0)
     if plan.utility == "squared":
         own = (own / own.sum(1, keepdim=True)) ** 2
     whole = ((to_grid(own) > 0) | (ids < 0)).all(1)
@@ -114,3 +114,14 @@ def test_the_published_default_from_its_smallest_batch_on(rows):
 )
 def test_three_rows_of_a_top_8_model(keys, can_change):
     assert build_plan(keys).can_change(Router(8), 64, 3) is can_change
+
+
+def test_a_limited_reach_can_lose_what_a_group_has_a_share_for():
+    """A group's best may lie far down the row's own ranking."""
+    plan, router = build_plan("custom", k0=1, add=21, max_rank=8), Router(8, quota_groups=2)
+    logits = torch.arange(64.0, 0, -1).repeat(3, 1)
+    out = select(logits, plan, router)
+    assert (out.topk_ids == -1).any()
+    assert plan.can_change(router, 64, 3)
+    assert build_plan("custom", k0=1, add=21).can_change(router, 64, 3) is False
+    assert build_plan("oea", k0=7, max_rank=8).can_drop(router, 64)

@@ -154,6 +154,18 @@ FAMILIES = {
         flags=TRITON_ATTENTION,
         env=INTERPRETED,
     ),
+    "ERNIE 4.5": Family(
+        "Ernie4_5_MoeConfig",
+        "Ernie4_5_MoeForCausalLM",
+        {
+            "moe_num_experts": EXPERTS,
+            "moe_k": TOP_K,
+            "moe_num_shared_experts": 1,
+            "moe_intermediate_size": 64,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": 2,
+        },
+    ),
     "gpt-oss": Family(
         "GptOssConfig",
         "GptOssForCausalLM",
@@ -197,6 +209,8 @@ def draw_weights(model: PreTrainedModel, seed: int = 0) -> None:
             spread = tensor.shape[-1] ** -0.5 * (2.0 if re.search(r"\.gate\.|\.router\.", name) else 1.0)
         elif "embed" in name or "sinks" in name:
             spread = 1.0
+        elif "moe_statics" in name:  # a bias on softmax scores, of 1/32 in the mean
+            spread = 0.02
         with torch.no_grad():
             tensor.normal_(mean, spread, generator=generator)
 
@@ -206,6 +220,8 @@ def read_routers(family: Family, model: PreTrainedModel) -> dict[int, Router]:
     routers = {}
     for number, block, gate in _find_gates(model):
         bias = getattr(gate, "e_score_correction_bias", getattr(block, "e_score_correction_bias", None))
+        if hasattr(gate, "moe_statics"):
+            bias = gate.moe_statics.e_score_correction_bias.flatten()
         routers[number] = Router(TOP_K, correction_bias=bias, **family.router)
     return routers
 

@@ -45,7 +45,7 @@ def install() -> None:
         assert layer.moe_ep_size > 1 or here.all()
         expert_ids = ids.long() + layer.moe_ep_rank * layer.num_local_experts
         record = {"mode": mode, "layer": layer.layer_id, "rank": layer.moe_ep_rank + layer.moe_tp_rank}
-        record |= {"requests": requests, "stage": "sglang_xshare.stage.stage" in sys.modules}
+        record |= {"pid": os.getpid(), "requests": requests, "stage": "sglang_xshare.stage.stage" in sys.modules}
         record |= describe(weights, expert_ids, logits.float(), here)
         if mode == "EXTEND":
             record["ids"] = ids.sort(1).values.tolist()

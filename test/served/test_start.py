@@ -28,7 +28,7 @@ def install():
     def refuse(topk_config):
         raise ValueError("a router of its own")
 
-    upstream.ranks_logits = refuse
+    upstream.read_format = refuse
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,12 @@ import torch
 from sglang_xshare import stage
 
 EXPERTS, TOP_K = 32, 4
+
+
+class Formats(IntEnum):
+    """What upstream's `TopK` may hand a runner."""
+
+    STANDARD, TRITON_KERNEL, BYPASSED, PACKED = range(1, 5)
 
 
 @dataclass

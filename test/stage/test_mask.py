@@ -3,6 +3,7 @@
 from dataclasses import fields
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from sglang_xshare.selection.mask import mask_logits
 from sglang_xshare.selection.triton_kernel import mask
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.mask import check_maskable
+from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step
 
 
@@ -105,25 +107,55 @@ def test_what_logits_cannot_express_is_refused(plan, router, named):
         check_maskable(plan, router)
 
 
-def test_upstream_hands_the_masked_logits_to_a_runner_that_ranks_them(monkeypatch):
-    """TopK.forward_cuda of the patched release, up to the device kernel that ranks: it must get the policy's logits."""
+@pytest.fixture
+def forward(monkeypatch):
+    """TopK.forward_cuda of the patched release on a layer of a convention: (what it returns, the layer), by output
+    format and logits.
+    """
     from sglang.srt.layers.moe import topk
 
-    seen = []
-    monkeypatch.setattr(
-        topk, "routing", lambda logits, *args, **kwargs: seen.append(logits) or (None,) * 5, raising=False
-    )
-    config = topk.TopKConfig(top_k=4, renormalize=True, output_format=topk.TopKOutputFormat.TRITON_KERNEL)
-    module = SimpleNamespace(topk_config=config, _resolve_routing_inputs=lambda *inputs: inputs)
-    layer = Layer(0, config, None)
-    layer.plan, layer.step = build_plan("oea", k0=1), Step("decode", 6, Batch())
-    fake = SimpleNamespace(mask_logits=lambda given, logits: layer.mask(logits) if given is config else logits)
-    monkeypatch.setattr(stage, "_stage", fake)
+    def run(output_format: str, convention: str, logits: torch.Tensor, on: bool = True) -> tuple[Any, Layer]:
+        config = topk.TopKConfig(4, renormalize=True, output_format=topk.TopKOutputFormat[output_format])
+        module = object.__new__(topk.TopK)
+        torch.nn.Module.__init__(module)
+        vars(module).update(topk_config=config, layer_id=0, is_draft=True, waterfill_balancer=None)
+        module.enable_waterfill = False
+        layer = Layer(0, config, None, convention, routes_itself=True)
+        layer.plan, layer.step = build_plan("oea", k0=1), Step("decode", len(logits), Batch())
+        installed = object.__new__(Stage)
+        vars(installed).update(
+            _by_config={id(config): layer}, _by_own={id(layer.config): layer}, _running=True, observation=None
+        )
+        monkeypatch.setattr(stage, "_stage", installed if on else None)
+        return topk.TopK.forward_cuda(module, torch.randn(len(logits), 8), logits), layer
+
+    # The device's kernel, and what asks for a server.
+    monkeypatch.setattr(topk, "routing", lambda logits, *args, **kwargs: (logits,) * 5, raising=False)
+    monkeypatch.setattr(topk, "is_allocation_symmetric", lambda: False)
+    monkeypatch.setattr(topk, "get_parallel", lambda: SimpleNamespace(tp_group=None))
+    return run
+
+
+@pytest.mark.parametrize("output_format", ["TRITON_KERNEL", "BYPASSED"])
+def test_upstream_hands_the_masked_logits_to_a_runner_that_ranks_them(output_format, forward):
     logits = torch.randn(6, 32)
-    topk.TopK.forward_cuda(module, torch.randn(6, 8), logits)
-    weights, ids = route(seen[0], 4)
+    found, layer = forward(output_format, "masked", logits)
+    assert type(found).__name__.lower().startswith(output_format.split("_")[0].lower())
+    seen = found.gate_scal if output_format == "TRITON_KERNEL" else found.raw_router_logits
+    # FlashInfer's kernel gets them as bfloat16 and must find there what was chosen.
+    assert seen.dtype == (torch.float32 if output_format == "TRITON_KERNEL" else torch.bfloat16)
+    weights, ids = route(seen, 4)
     assert set(ids[weights > 0].tolist()) <= set(layer.selection.active.nonzero().flatten().tolist())
     assert layer.selection.vanilla_active.sum() > layer.selection.active.sum()
-    monkeypatch.setattr(stage, "_stage", None)
-    topk.TopK.forward_cuda(module, torch.randn(6, 8), logits)
-    assert seen[1] is logits, "off means off"
+    found, _ = forward(output_format, "masked", logits, on=False)
+    assert (found.gate_scal if output_format == "TRITON_KERNEL" else found.raw_router_logits) is logits, "off means off"
+
+
+def test_upstream_hands_ids_to_a_runner_that_would_route_itself(forward):
+    logits = torch.randn(6, 32)
+    found, layer = forward("BYPASSED", "dropped", logits)
+    assert type(found).__name__ == "StandardTopKOutput"
+    assert torch.equal(found.topk_ids, layer.selection.topk_ids)
+    assert torch.equal(found.topk_weights, layer.selection.topk_weights)
+    found, _ = forward("BYPASSED", "dropped", logits, on=False)
+    assert type(found).__name__ == "BypassedTopKOutput", "prefill stays in the runner"

@@ -13,7 +13,7 @@ from sglang_xshare.policies import VANILLA
 from sglang_xshare.stage.metrics import Interval
 from sglang_xshare.stage.observe import SIZES, ObservationExporter, ObservationReader, format_observed
 from sglang_xshare.stage.stage import PolicyBypassed
-from stage.fake import EXPERTS, TOP_K, Model, forward_batch, run
+from stage.fake import EXPERTS, TOP_K, Formats, Model, forward_batch, run
 from stage.test_capture import RefuseHostData
 
 PLANS = {"xshare:k0=1,add=2": build_plan("xshare", k0=1, add=2), "oea:k0=1": build_plan("oea", k0=1)}
@@ -80,13 +80,15 @@ def test_a_layer_that_is_not_observed_stops_the_server(attach):
         run(model, "decode", 4)
 
 
-def test_masked_logits_stay_as_they_are(attach):
+@pytest.mark.parametrize("convention", ["masked", "dropped"])
+def test_a_runner_that_ranks_logits_gets_the_models_own(attach, convention):
     model = Model(1)
     installed = attach(model, **OBSERVE)
-    logits = torch.randn(4, EXPERTS)
+    installed.layers[0][1].convention, installed.layers[0][1].routes_itself = convention, True
+    logits, output_format = torch.randn(4, EXPERTS), Formats.BYPASSED
 
     def forward(input_ids: Any, positions: Any, forward_batch: Any) -> str:
-        assert stage.mask_logits(model.configs[0], logits) is logits
+        assert stage.prepare(model.configs[0], output_format, logits) == (output_format, logits)
         return "output"
 
     installed._wrap(forward)(None, None, forward_batch("decode", 4))

@@ -3,30 +3,44 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from sglang_xshare.stage.upstream import attention_dp_size, num_schedulers, ranks_logits
+from sglang_xshare.stage.upstream import attention_dp_size, hands_parts, is_release, num_schedulers, read_format
 
 moe = pytest.importorskip("sglang.srt.layers.moe", reason="needs an installed SGLang")
-from sglang.srt.layers.moe.topk import TopKConfig, TopKOutputFormat  # noqa: E402
+import sglang  # noqa: E402
+from sglang.srt.layers.moe.topk import TopK, TopKConfig, TopKOutputFormat  # noqa: E402
+from sglang.srt.layers.moe.utils import MoeRunnerBackend  # noqa: E402
 
 
 def config(output_format: TopKOutputFormat | None) -> TopKConfig:
     return TopKConfig(top_k=4, renormalize=True, output_format=output_format)
 
 
-def test_output_formats():
-    assert not ranks_logits(config(TopKOutputFormat.STANDARD))
-    assert ranks_logits(config(TopKOutputFormat.TRITON_KERNEL))
-    with pytest.raises(
-        ValueError, match=r"^routing inside the MoE kernel; allowed is a runner with standard or triton"
-    ):
-        ranks_logits(config(TopKOutputFormat.BYPASSED))
+@pytest.mark.parametrize("output_format", list(TopKOutputFormat))
+def test_output_formats(output_format):
+    assert read_format(config(output_format)) == output_format.name.lower()
 
 
-@pytest.mark.parametrize("ranks", [True, False])
-def test_a_format_decided_at_the_first_call_is_the_runner_backends(ranks, monkeypatch):
-    monkeypatch.setattr(moe, "get_moe_runner_backend", lambda: SimpleNamespace(is_triton_kernels=lambda: ranks))
-    assert ranks_logits(config(None)) == ranks
+@pytest.mark.parametrize("name", ["triton_kernel", "flashinfer_trtllm", "flashinfer_mxfp4", "marlin"])
+def test_a_format_decided_at_the_first_call_is_the_runner_backends(name, monkeypatch):
+    monkeypatch.setattr(moe, "get_moe_runner_backend", lambda: MoeRunnerBackend(name))
+    expected = {"triton_kernel": "triton_kernel", "marlin": "standard"}.get(name, "bypassed")
+    assert read_format(config(None)) == expected
+
+
+@pytest.mark.parametrize(("hip", "parts"), [(None, False), ("6.4", True)])
+def test_on_amd_logits_may_still_be_in_parts(hip, parts, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert hands_parts() == parts
+    monkeypatch.setattr(TopK, "forward_cuda", lambda self, hidden_states, router_logits: None)
+    assert not hands_parts(), "before 0.5.23"
+
+
+@pytest.mark.parametrize(("since", "is_it"), [("0.5.9", True), ("0.5.23", True), ("0.5.24", False), ("0.6.0", False)])
+def test_releases_are_compared_as_numbers(since, is_it, monkeypatch):
+    monkeypatch.setattr(sglang, "__version__", "0.5.23+xshare1")
+    assert is_release(since) == is_it
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from ..plan import SelectionPlan
@@ -59,7 +58,8 @@ class Override:
 class Schedule:
     """A validated policy with its common keys. `by_batch` overrides the base keys, `layers` overrides both.
 
-    `observed` are the schedules that `observe` compares, by their spelling; empty for every other policy.
+    `observed` are the schedules that `observe` compares, by their spelling; empty for every other policy. `given` are
+    the policy and the keys it was built from.
     """
 
     policy: str
@@ -70,6 +70,9 @@ class Schedule:
     layers: tuple[Override, ...]
     by_batch: tuple[Override, ...]
     observed: Mapping[str, Schedule] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
+    _plans: dict[tuple[int, int], SelectionPlan | None] = field(default_factory=dict, repr=False)
+    """Those of layers and batch sizes met so far: they go with the schedule, which a running server may change."""
 
     @property
     def parts(self) -> list[Schedule]:
@@ -95,11 +98,13 @@ class Schedule:
         plans = [part.plan(layer, rows) for part in self.parts]
         return [VANILLA if skip or plan is None else plan for skip, plan in zip(skips, plans, strict=True)]
 
-    @cache  # noqa: B019 - one schedule lives as long as its process
     def plan(self, layer: int, rows: int) -> SelectionPlan | None:
         """The plan for a layer id and a number of router rows; None where an override makes it vanilla."""
-        keys = self.keys_at(layer, rows)
-        return None if keys["policy"] == "vanilla" else build_plan(keys)
+        place = layer, rows
+        if place not in self._plans:
+            keys = self.keys_at(layer, rows)
+            self._plans[place] = None if keys["policy"] == "vanilla" else build_plan(keys)
+        return self._plans[place]
 
     def keys_at(self, layer: int, rows: int) -> dict[str, Any]:
         """The policy and its keys for a layer id and a number of router rows, with the overrides that apply."""
@@ -167,6 +172,7 @@ def build_schedule(name: str, config: dict[str, Any], speculative: bool) -> Sche
         max_tokens=None if "max_tokens" not in common else _read_count("max_tokens", common["max_tokens"]),
         layers=_read_overrides("layers", common.get("layers", {}), lowest=0),
         by_batch=_read_overrides("by_batch", common.get("by_batch", {}), lowest=1),
+        given={"policy": name, **config},
     )
     if schedule.max_tokens is not None and schedule.max_tokens < schedule.min_tokens:
         raise ValueError(f"max_tokens = {schedule.max_tokens}: allowed is at least min_tokens = {schedule.min_tokens}")
@@ -192,7 +198,7 @@ def _build_observing(config: dict[str, Any], speculative: bool) -> Schedule:
         if schedule is None or schedule.observed or spelling in observed:
             raise ValueError(f"plans: {spelling}: allowed is every policy that selects, each spelling once")
         observed[spelling] = schedule
-    return Schedule("observe", dict(config), PHASES, 1, None, (), (), observed)
+    return Schedule("observe", dict(config), PHASES, 1, None, (), (), observed, {"policy": "observe", **config})
 
 
 def _read_observed(plan: Any) -> tuple[str, dict[str, Any]]:

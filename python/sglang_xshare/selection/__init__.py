@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..plan import SelectionPlan
 from ..types import Batch, Router, RunnerSlots, Selection, Tally
+
+if TYPE_CHECKING:
+    from .triton_kernel.budgets import Budgets
 
 BACKENDS = {
     "reference": "sglang_xshare.selection.reference",
@@ -30,15 +34,16 @@ def select(
     backend: str = "auto",
     slots: RunnerSlots | None = None,
     tally: Tally | None = None,
+    budgets: Budgets | None = None,
 ) -> Selection:
     """Select the batch's experts and route every row within them.
 
     `router_logits` [n, N] in any float dtype, n may be 0. `rank_of_expert` [N] holds each expert's expert-parallel
     rank, for `target_per_rank`. `backend` is one of BACKENDS, or "auto": the Triton kernel on CUDA for what it
     supports, else torch. `slots` asks for slots as an MoE runner takes them, none with id -1. Knows nothing of phases,
-    layers or SGLang; no backend but "reference" waits for the device. What is
-    counted of it is left in `tally` too. Raises ValueError naming what is wrong and what
-    is allowed.
+    layers or SGLang; no backend but "reference" waits for the device. What is counted of it is left in `tally` too.
+    `budgets`, made for the plan, are where the Triton kernel reads the plan's numbers; the others read the plan. Raises
+    ValueError naming what is wrong and what is allowed.
     """
     batch = batch or Batch()
     if rank_of_expert is not None:
@@ -50,7 +55,9 @@ def select(
         raise ValueError(f"backend = {backend!r}: allowed is auto, {', '.join(BACKENDS)}")
     arguments = router_logits, plan, router, batch, rank_of_expert, slots
     if backend == "triton":
-        return import_module(BACKENDS[backend]).select(*arguments, tally=tally)  # which writes it there itself
+        return import_module(BACKENDS[backend]).select(
+            *arguments, budgets=budgets, tally=tally
+        )  # which writes it there itself
     answer = import_module(BACKENDS[backend]).select(*arguments)
     if tally is not None:
         tally.take(answer)

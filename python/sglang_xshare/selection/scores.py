@@ -39,8 +39,8 @@ def _score(logits: torch.Tensor, scoring: str) -> torch.Tensor:
         return logits.softmax(1)
     if scoring == "sigmoid":
         return logits.sigmoid()
-    # Below -16, ln(1 + e^x) is e^x in float32, and its root does not underflow before -206.
-    return torch.where(logits < -16, (logits / 2).exp(), softplus(logits).sqrt())
+    # In float32, torch's last bit depends on where in the tensor a number stands, and e^x underflows at -103.
+    return softplus(logits.double()).sqrt_().float()
 
 
 def measure(scores: torch.Tensor, router: Router) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What MoE runners take: no empty slot, shared experts' columns, or masked logits."""
+"""What MoE runners take: empty slots filled, dropped or masked away, and shared experts' columns."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def serve_runner(answer: Selection, logits: torch.Tensor, top_k: int, slots: Run
     if slots.masked:
         masked, awake = mask_logits(logits, answer, top_k)
         return {"masked_logits": masked, "active": awake}
-    awake = find_awake(answer.selected, answer.vanilla_active, answer.active)
-    ids, weights = fill_slots(answer.topk_ids, awake), answer.topk_weights
+    ids, weights = answer.topk_ids, answer.topk_weights
+    if not slots.empty:
+        ids = fill_slots(ids, find_awake(answer.selected, answer.vanilla_active, answer.active))
     if slots.shared:
         experts = logits.shape[1] + torch.arange(slots.shared, dtype=ids.dtype, device=ids.device)
         ids = torch.cat([ids, experts.expand(len(ids), -1)], 1)
@@ -32,6 +33,28 @@ def fill_slots(ids: torch.Tensor, awake: torch.Tensor) -> torch.Tensor:
     """
     first = ids[:, :1]
     return torch.where(ids < 0, torch.where(first < 0, awake, first), ids)
+
+
+def drop_slots(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """`ids` [n, columns] int32 with -1 where `weights`, of the same shape, are 0: such a slot adds nothing.
+
+    That of an expert which was chosen, but whose score underflows, goes with them. A weight that is NaN stays, as the
+    model itself would show it.
+    """
+    return ids.masked_fill(weights == 0, -1)
+
+
+def refill_slots(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """`ids` [n, columns] int32 in which every slot of weight 0 holds an id that is in use anyway: the row's own first,
+    or for a row without any the largest of all rows; 0 where no row has one.
+
+    For ids filled before something else renumbered them. A filler is its row's first expert, but where an expert has
+    several replicas, that of a row without experts may have become one that no row uses.
+    """
+    used = weights != 0
+    awake = torch.where(used, ids, 0).amax() if ids.numel() else 0
+    first = torch.where(used[:, :1], ids[:, :1], awake)
+    return torch.where(used, ids, first)
 
 
 def find_awake(selected: torch.Tensor, vanilla_active: torch.Tensor, active: torch.Tensor) -> torch.Tensor:

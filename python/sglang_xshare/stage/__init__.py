@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..live import METHOD
+
 if TYPE_CHECKING:
+    from ..live.control import Control
     from .stage import Stage
 
 _stage: Stage | None = None
+_control: Control | None = None
 
 
 def check_flags(server_args: Any) -> None:
@@ -60,12 +64,13 @@ def attach(model_runner: Any) -> None:
         return
     arguments = read_arguments(model_runner.server_args)
     if arguments is not None:
+        from ..live.control import Control
         from .batches import read_batches
         from .stage import Stage
         from .start.layers import find_layers
         from .upstream import resolved, show_plan
 
-        global _stage
+        global _control, _stage
         layers = find_layers(model_runner, arguments)
         _stage = Stage(
             model_runner.model,
@@ -75,7 +80,9 @@ def attach(model_runner: Any) -> None:
             arguments.trace,
             arguments.align,
             read_batches(resolved(model_runner.server_args)),
+            bool(getattr(model_runner.server_args, "mask_padding_experts", False)),
         )
+        _control = Control(_stage, model_runner.server_args)
         if _stage.plan is not None:
             show_plan(_stage.plan)
 
@@ -85,9 +92,18 @@ def route(topk_config: Any, router_logits: Any) -> Any:
     return topk_config if _stage is None else _stage.route(topk_config, router_logits)
 
 
-def mask_logits(topk_config: Any, router_logits: Any) -> Any:
-    """Router logits [n, N] for a runner that ranks them itself: masked to the policy's choice, or as they are."""
-    return router_logits if _stage is None else _stage.mask_logits(topk_config, router_logits)
+def prepare(topk_config: Any, output_format: Any, router_logits: Any) -> Any:
+    """(what a layer's router hands its runner, router logits [n, N]): where that runner would rank the logits itself,
+    they are masked to the policy's choice, or ids and weights take their place.
+    """
+    return (
+        (output_format, router_logits) if _stage is None else _stage.prepare(topk_config, output_format, router_logits)
+    )
+
+
+def finish(topk_config: Any, topk_ids: Any, topk_weights: Any) -> Any:
+    """Ids that upstream has given their places since the policy chose them, as the layer's runner takes empty slots."""
+    return topk_ids if _stage is None else _stage.finish(topk_config, topk_ids, topk_weights)
 
 
 def align(upstream: Any, by_tma: bool) -> Any:
@@ -108,6 +124,22 @@ def publish(reporter: Any) -> None:
     """Bring `/metrics` and trace up to date: the server turned idle, and no log line may follow for long."""
     if _stage is not None:
         _stage.publish(reporter)
+
+
+def add_routes(app: Any, find_manager: Any) -> None:
+    """Add GET and POST /expert_policy to the server's app. `find_manager` returns its TokenizerManager."""
+    from ..live.routes import add_routes as add
+
+    add(app, find_manager)
+
+
+def handle(scheduler: Any, request: Any) -> Any:
+    """The answer to a control message between two steps of a scheduler; None where it is no question of ours."""
+    if request.method != METHOD:
+        return None
+    from ..live.control import handle as answer
+
+    return answer(_control, scheduler, request)
 
 
 def check_exit(code: int | None) -> None:

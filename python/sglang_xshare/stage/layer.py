@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..plan import SelectionPlan
 from ..selection import select
+from ..selection.slots import drop_slots, refill_slots
 from ..types import RunnerSlots, Selection, Tally
 from .alignment import Aligner
 from .placement import Placement
@@ -17,17 +18,34 @@ from .router import read_router
 from .step import Step
 from .upstream import num_shared_slots, scales_unnormalized_groups
 
-FILLED, MASKED = RunnerSlots(), RunnerSlots(masked=True)
+FILLED, DROPPED, MASKED = "filled", "dropped", "masked"
+"""What a layer's runner takes for a slot that stays empty: an expert in use anyway, -1, or no slots at all but logits,
+which it ranks itself. See `start.runners`.
+"""
+
+if TYPE_CHECKING:
+    from ..selection.triton_kernel.budgets import Budgets
 
 
 class Layer:
     """Wraps a layer's `TopKConfig`: `config` routes through `choose`; upstream goes on after routing as ever.
 
+    `convention` is FILLED, DROPPED or MASKED. `renumbers` says that upstream looks ids up in a table after routing
+    them, so that none may be -1 before; `routes_itself` that the layer's runner gets logits where no policy chooses.
     Raises ValueError for a router the stage does not reproduce.
     """
 
-    def __init__(self, layer_id: int, topk_config: Any, placement: Placement | None) -> None:
+    def __init__(
+        self,
+        layer_id: int,
+        topk_config: Any,
+        placement: Placement | None,
+        convention: str = FILLED,
+        renumbers: bool = False,
+        routes_itself: bool = False,
+    ) -> None:
         self.layer_id = layer_id
+        self.convention, self.renumbers, self.routes_itself = convention, renumbers, routes_itself
         scaling = topk_config.routed_scaling_factor or 1.0
         on_output = topk_config.apply_routed_scaling_factor_on_output
         # Left to upstream, only the first top-k of a plan's kmax columns would be scaled.
@@ -41,8 +59,12 @@ class Layer:
         self.selection: Selection | None = None
         self.aligner: Aligner | None = None
         self.find_tally: Callable[[torch.Tensor], Tally | None] = lambda logits: None
+        empty = convention == DROPPED and not renumbers
+        self.slots = RunnerSlots(empty=empty)
+        self.lend: Callable[[Step, SelectionPlan, torch.Tensor], Budgets | None] = lambda step, plan, logits: None
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
-        self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=1.0 if on_output else 1.0 / scaling)
+        weight = 1.0 if on_output else 1.0 / scaling
+        self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
         self.config = replace(
             topk_config,
             custom_routing_function=self.choose,
@@ -58,25 +80,43 @@ class Layer:
         `topk` counts the columns of fused shared experts where upstream expects them from its router. Raises
         RuntimeError where the router sees other rows than the step has: requests and padding would be mistaken.
         """
-        assert self.plan is not None
         if topk > self.router.top_k:
             slots = self.with_shared
         else:
-            slots = FILLED if self.aligner is None else self.aligner.slots(len(gating_output))
-        out = self.selection = self.select(gating_output, self.plan, slots, self.find_tally(gating_output))
+            slots = self.slots if self.aligner is None else self.aligner.slots(len(gating_output))
+        out = self.selection = self._select_in_force(gating_output, slots)
         if self.aligner is not None:
             self.aligner.offer(out.topk_ids, gating_output.shape[1], out.alignment)
         return out.topk_weights, out.topk_ids
 
+    def finish(self, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The ids [n, columns] that the runner is to get, of those that upstream has renumbered and completed since
+        `choose`, with their weights.
+        """
+        if not self.renumbers:
+            return ids
+        return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
+
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
         """Router logits [n, N] masked so that a runner that ranks them itself arrives at the selection."""
-        assert self.plan is not None
-        out = self.selection = self.select(logits, self.plan, MASKED, self.find_tally(logits))
+        out = self.selection = self._select_in_force(logits, RunnerSlots(masked=True))
         assert out.masked_logits is not None
         return out.masked_logits
 
+    def _select_in_force(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
+        """What the plan in force chooses, counted; captured graphs read its numbers where a switch writes them."""
+        assert self.plan is not None
+        assert self.step is not None
+        budgets = self.lend(self.step, self.plan, logits)
+        return self.select(logits, self.plan, slots, self.find_tally(logits), budgets)
+
     def select(
-        self, logits: torch.Tensor, plan: SelectionPlan, slots: RunnerSlots | None = None, tally: Tally | None = None
+        self,
+        logits: torch.Tensor,
+        plan: SelectionPlan,
+        slots: RunnerSlots | None = None,
+        tally: Tally | None = None,
+        budgets: Budgets | None = None,
     ) -> Selection:
         """What `plan` chooses from router logits [n, N] in this step. Raises RuntimeError as `choose` does."""
         assert self.step is not None
@@ -86,4 +126,13 @@ class Layer:
         ranks = None
         if plan.target_per_rank is not None and self.placement is not None:
             ranks = self.placement.rank_of_expert(self.layer_id)
-        return select(logits, plan, self.router, self.step.batch, rank_of_expert=ranks, slots=slots, tally=tally)
+        return select(
+            logits,
+            plan,
+            self.router,
+            self.step.batch,
+            rank_of_expert=ranks,
+            slots=slots,
+            tally=tally,
+            budgets=budgets,
+        )

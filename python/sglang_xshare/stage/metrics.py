@@ -16,7 +16,18 @@ if TYPE_CHECKING:
     from .counting import Tables
 
 # "policy", "observed" under `observe`, or why a forward of the target model stayed vanilla.
-OUTCOMES = ("policy", "observed", "prefill", "phase", "min_tokens", "max_tokens", "override", "unchanged", "no_context")
+OUTCOMES = (
+    "policy",
+    "observed",
+    "prefill",
+    "phase",
+    "min_tokens",
+    "max_tokens",
+    "override",
+    "unchanged",
+    "no_context",
+    "vanilla",
+)
 STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED = range(6)
 """Columns of what is counted a layer."""
 PREFIX = "sglang:expert_policy_"
@@ -141,11 +152,22 @@ class Reader:
         self._outcomes = [0] * len(OUTCOMES)
 
     def read(self) -> Interval:
-        """Waits for the device."""
-        totals, outcomes = self._counters.totals.sum(0).tolist(), self._counters.outcomes.tolist()
+        """Look, and move on. Waits for the device."""
+        totals, outcomes = self._count()
+        interval = self._between(totals, outcomes)
+        self._totals, self._outcomes = totals, outcomes
+        return interval
+
+    def look(self) -> Interval:
+        """What `read` would return, without moving on. Waits for the device."""
+        return self._between(*self._count())
+
+    def _count(self) -> tuple[list[float], list[int]]:
+        return self._counters.totals.sum(0).tolist(), self._counters.outcomes.tolist()
+
+    def _between(self, totals: list[float], outcomes: list[int]) -> Interval:
         new = [now - then for now, then in zip(totals, self._totals, strict=True)]
         counts = {name: now - then for name, now, then in zip(OUTCOMES, outcomes, self._outcomes, strict=True)}
-        self._totals, self._outcomes = totals, outcomes
         return Interval(
             layer_steps=int(new[STEPS]),
             experts_before=int(new[BEFORE]),
@@ -174,20 +196,24 @@ def format_log(interval: Interval) -> str:
 class Exporter:
     """The prometheus metrics, made at the first export: prometheus must be in multiprocess mode by then.
 
-    `plan` is the plan in force, exported as a label.
+    `plan` is the plan in force, exported as a label: 1 of its series, 0 of those that were in force before.
     """
 
     def __init__(self, plan: Mapping[str, Any] | None = None) -> None:
         self.plan = plan
+        self._shown: Mapping[str, Any] | None = None
         self._metrics: dict[str, Any] = {}
 
     def export(self, interval: Interval, labels: dict[str, str]) -> None:
         """Add an interval to the counters and set the gauges to its means."""
         if not self._metrics:
             self._metrics = _make_metrics(tuple(labels))
-            if self.plan is not None:
-                info = {"policy": self.plan["policy"], "plan": json.dumps(self.plan)}
-                self._metrics["info"].labels(**labels, **info).set(1)
+        if self.plan != self._shown:
+            for plan, value in ((self._shown, 0), (self.plan, 1)):
+                if plan is not None:
+                    info = {"policy": plan["policy"], "plan": json.dumps(plan)}
+                    self._metrics["info"].labels(**labels, **info).set(value)
+            self._shown = self.plan
         counts = {
             "layer_steps": interval.layer_steps,
             "experts_before": interval.experts_before,
@@ -225,7 +251,7 @@ def _make_metrics(labels: tuple[str, ...]) -> dict[str, Any]:
     metrics: dict[str, Any] = {name: Counter(PREFIX + name, text, labels) for name, text in counters.items()}
     metrics["steps"] = Counter(PREFIX + "steps", "Forwards of the target model, by outcome", (*labels, "outcome"))
     # Prometheus has an Info of its own, but not in multiprocess mode.
-    text = "1; the plan in force is a label, as JSON with every default resolved"
+    text = "1 of the plan in force, a label, as JSON with every default resolved; 0 of former ones"
     metrics["info"] = Gauge(PREFIX + "info", text, (*labels, "policy", "plan"), multiprocess_mode="mostrecent")
     for name, text in gauges.items():
         metrics[name] = Gauge(PREFIX + name, text, labels, multiprocess_mode="mostrecent")

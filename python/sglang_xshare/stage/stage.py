@@ -5,23 +5,21 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import sys
 from pathlib import Path
 from typing import Any
 
-from ..plan import SelectionPlan
-from ..policies import VANILLA
-from ..policies.description import describe
 from ..policies.schedule import Schedule
 from .alignment import Aligner
 from .balance import Balance, BalanceExporter, BalanceReader, format_balance
 from .batches import Batches
-from .layer import Layer
+from .graphs import Graphs
+from .layer import MASKED, Layer
 from .metrics import Counters, Exporter, Reader, format_log
 from .observe import Observation, ObservationExporter, ObservationReader, format_observed
+from .plans import Plans
 from .step import Step, read_step
 from .trace import Trace
-from .upstream import is_first_rank, is_recorded
+from .upstream import is_first_rank, is_recorded, show_plan, wait_for_device
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +35,8 @@ class Stage:
     `stage.attach`.
 
     `schedule` is None where no policy is given and padding rows alone are masked. `trace` is the file to append to, and
-    `align` has layers sort the slots for the MoE runner. `batches` are what the server's steps can have.
+    `align` has layers sort the slots for the MoE runner. `batches` are what the server's steps can have. With `masks`
+    padding rows are masked also once it is switched to vanilla.
     """
 
     def __init__(
@@ -49,54 +48,108 @@ class Stage:
         trace: Path | None = None,
         align: bool = False,
         batches: Batches = Batches(),  # noqa: B008 - it never changes
+        masks: bool = False,
     ) -> None:
-        self.schedule = schedule
-        # A CPU server captures no graphs, so that only a gather pads its rows, and those are always masked. Elsewhere
-        # the mask takes one comparison a step.
-        self.mask_padding = device != "cpu" or self.schedule is None
         self.layers = layers
         self.batches = batches
+        self.device = device
+        self.masks = masks or schedule is None
         self.counters = Counters(len(layers), device)
-        self.logged, self.exported = Reader(self.counters), Reader(self.counters)
-        self.observation = Observation(schedule, len(layers), device) if schedule and schedule.observed else None
+        self.logged, self.exported, self.since_switch = (Reader(self.counters) for _ in range(3))
+        self.exporter, self.plans_exporter = Exporter(), ObservationExporter()
+        self.trace = None if trace is None else Trace(trace, [layer.layer_id for _, layer in layers], device)
+        self.graphs = Graphs(batches.captured)
+        self._balance: Balance | None = None
         placement = layers[0][1].placement
-        self.balance = None
-        if placement is not None and schedule is not None and self.observation is None:
-            self.balance = Balance(placement, [layer.layer_id for _, layer in layers], device)
-            self.logged_balance, self.exported_balance = (BalanceReader(self.balance) for _ in range(2))
+        if placement is not None:
+            self._balance = Balance(placement, [layer.layer_id for _, layer in layers], device)
+            self.logged_balance, self.exported_balance = (BalanceReader(self._balance) for _ in range(2))
             self.balance_exporter = BalanceExporter()
-        self.trace = None
-        if trace is not None:
-            observed = list(schedule.observed) if schedule else []
-            self.trace = Trace(trace, [layer.layer_id for _, layer in layers], device, observed)
-        self.plan = describe(schedule, layers[0][1].router.top_k) if schedule else None
-        """The plan in force, JSON-able; None where padding rows alone are masked."""
-        self.exporter = Exporter(self.plan)
-        if self.observation is not None:
-            self.logged_plans, self.exported_plans = (ObservationReader(self.observation) for _ in range(2))
-            self.plans_exporter = ObservationExporter()
         self.aligner = Aligner() if align else None
         for number, (_, layer) in enumerate(layers):
             layer.aligner = self.aligner
             layer.find_tally = functools.partial(self.counters.tally, number)
+            layer.lend = functools.partial(self.graphs.lend, layer)
         self._by_config = {id(config): layer for config, layer in layers}
+        self._by_own = {id(layer.config): layer for _, layer in layers}
         self._running = False
         self._published = 0, 0
         """What the scheduler had counted when metrics and trace were last brought up to date."""
+        self.switches = 0
+        self._adopt(Plans(schedule, batches, self.masks))
         model.forward = self._wrap(model.forward)
-        name = self.schedule.policy if self.schedule else "none, padding masked,"
-        plan = f": {json.dumps(self.plan)}" if self.plan else ""
-        logger.info("Expert policy %s on %d MoE layers%s", name, len(self.layers), plan)
+        name = schedule.policy if schedule else "none, padding masked,"
+        logger.info(
+            "Expert policy %s on %d MoE layers%s", name, len(layers), f": {json.dumps(self.plan)}" if schedule else ""
+        )
+
+    def _adopt(self, plans: Plans) -> None:
+        """Have these plans in force from the next step on, and in everything that tells which ones are."""
+        self.plans = plans
+        schedule = plans.schedule
+        # A CPU server captures no graphs, so that only a gather pads its rows, and those are always masked. Elsewhere
+        # the mask takes one comparison a step.
+        self.mask_padding = self.device != "cpu" or plans.masks
+        self.observation: Observation | None = None
+        if schedule is not None and schedule.observed:
+            self.observation = Observation(schedule, len(self.layers), self.device)
+            self.logged_plans, self.exported_plans = (ObservationReader(self.observation) for _ in range(2))
+        self.balance = self._balance if schedule is not None and self.observation is None else None
+        if self.trace is not None:
+            self.trace.observe(list(schedule.observed) if schedule else [])
+        self.plan = None if plans.masks and not self.switches else plans.describe(self.layers[0][1].router.top_k)
+        """The plan in force, JSON-able; None where padding rows alone are masked."""
+        self.exporter.plan = self.plan
+
+    def check_switch(self, schedule: Schedule | None) -> None:
+        """Raise ValueError in one line where `switch` could not follow."""
+        self.graphs.check(self.plans, Plans(schedule, self.batches, self.masks))
+
+    def switch(self, schedule: Schedule | None, reporter: Any) -> None:
+        """Select by another schedule, None for vanilla, from the next step on: to be called between two steps. Metrics,
+        log and trace are brought up to date first, so that none mixes both. `reporter` as in `publish`.
+
+        The host waits for the device, twice. Raises ValueError, and changes nothing, as `check_switch` does.
+        """
+        plans = Plans(schedule, self.batches, self.masks)
+        self.graphs.check(self.plans, plans)
+        wait_for_device(self.device)
+        former, counted = self.plans.given, self.report(reporter)
+        self.graphs.follow(self.plans, plans)
+        wait_for_device(self.device)
+        self.since_switch.read()
+        self.switches += 1
+        self._adopt(plans)
+        if self.trace is not None:
+            self.trace.switch(self.switches, plans.given)
+        show_plan(self.plan)
+        self._published = -1, -1
+        self.publish(reporter)
+        change = f"{json.dumps(former)} -> {json.dumps(plans.given)}"
+        logger.info("Expert policy switch %d: %s; until now%s", self.switches, change, counted.removeprefix(","))
 
     def route(self, topk_config: Any, router_logits: Any) -> Any:
         """The config to route the logits with. A config that is not the target's (a draft's) is returned as it is."""
         layer = self._find_selecting(topk_config, router_logits)
         return topk_config if layer is None else layer.config
 
-    def mask_logits(self, topk_config: Any, router_logits: Any) -> Any:
-        """The logits for a runner that ranks them itself; those of a layer that does not select are returned as is."""
-        layer = self._find_selecting(topk_config, router_logits)
-        return router_logits if layer is None else layer.mask(router_logits)
+    def prepare(self, topk_config: Any, output_format: Any, router_logits: Any) -> tuple[Any, Any]:
+        """(what a runner that would rank logits itself is handed, the logits): masked ones, or in their place ids and
+        weights, which are routed next. As they are for a layer that does not select.
+        """
+        layer = self._by_config.get(id(topk_config))
+        if layer is None or not layer.routes_itself or self._find_selecting(topk_config, router_logits) is None:
+            return output_format, router_logits
+        if layer.convention == MASKED:
+            if output_format == type(output_format).BYPASSED:
+                router_logits = router_logits.bfloat16()  # which the runner ranks
+            return output_format, layer.mask(router_logits)
+        return type(output_format).STANDARD, router_logits
+
+    def finish(self, topk_config: Any, ids: Any, weights: Any) -> Any:
+        """Ids [n, columns] as the runner of a layer takes them that has chosen them by its own config."""
+        layer = self._by_own.get(id(topk_config))
+        return ids if layer is None else layer.finish(ids, weights)
 
     def align(self, upstream: Any, by_tma: bool) -> Any:
         """`upstream` (moe_align_block_size), or a function in its place that returns sorted slots where it has them."""
@@ -169,42 +222,27 @@ class Stage:
 
     def _begin(self, step: Step | None) -> None:
         """Hand every layer its plan for this step, or none."""
-        reason = self._reason_to_skip(step)
-        reasons = set()
+        is_captured = self.device != "cpu" and is_recorded()
+        reasons: set[str | None] = set()
         for _, layer in self.layers:
             layer.step = step
             layer.selection = None
             layer.plan = None
-            if reason is None and step is not None:
-                layer.plan, against = self._plan(layer, step.rows, step.batch.tokens_per_request)
+            if step is not None:
+                layer.plan, against = self.plans.find(layer, step.phase, step.rows, step.batch.tokens_per_request)
                 reasons.add(against)
-        if reason is None and None not in reasons:
-            reason = "unchanged" if "unchanged" in reasons else "override"
-        self.counters.count_outcome(reason or ("policy" if self.observation is None else "observed"), step)
+                if is_captured:
+                    self.graphs.note(layer, step, layer.plan)
+        if step is None:
+            outcome = "prefill"
+        elif None in reasons:
+            outcome = "policy" if self.observation is None else "observed"
+        else:  # a phase or a size is every layer's
+            outcome = str(next(iter(reasons - {"override"}), "override"))
+        self.counters.count_outcome(outcome, step)
         if self.aligner is not None:
             self.aligner.unasked = 0
         self._running = True
-
-    def _reason_to_skip(self, step: Step | None) -> str | None:
-        if step is None:
-            return "prefill"
-        return None if self.schedule is None else self.schedule.reason_to_skip(step.phase, step.rows)
-
-    @functools.cache  # noqa: B019 - one stage lives as long as its process
-    def _plan(self, layer: Layer, rows: int, tokens_per_request: int) -> tuple[SelectionPlan | None, str | None]:
-        """(the layer's plan for so many rows, None), or (None, why it has none). A plan that cannot change what the
-        model does is none, unless it masks padding.
-        """
-        if self.schedule is None:
-            return VANILLA, None
-        plan = self.schedule.plan(layer.layer_id, rows)
-        if plan is None:
-            return None, "override"
-        is_needed = self.observation is not None or self.batches.pad(rows)
-        # A layer knows its experts only when it routes. Of ever so many, a plan is taken to change no less.
-        if not is_needed and not plan.can_change(layer.router, sys.maxsize, rows, tokens_per_request):
-            return None, "unchanged"
-        return plan, None
 
     def _finish(self, step: Step) -> None:
         """Check that every layer with a plan has selected, and count what it chose."""

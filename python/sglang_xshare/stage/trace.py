@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,30 @@ class Trace:
     """Records steps in a ring on the device, without synchronizing, and appends them to a file when told to."""
 
     def __init__(self, path: Path, layer_ids: Sequence[int], device: str, observed: Sequence[str] = ()) -> None:
+        self.device = device
         self.file = path.open("ab")
         if self.file.tell():
             logger.warning("%s: not empty; this run's steps are appended, numbered from 0 again", path)
         self.layer_ids = layer_ids
-        self.observed = observed
-        self.ring = torch.zeros(CAPACITY, len(layer_ids), 7 + 2 * len(observed), dtype=torch.float64, device=device)
+        self._switch: dict[str, Any] = {}
+        self._told: dict[str, Any] = {}
+        self.ring = torch.empty(0, 0, 0)
+        self.observe(observed)
         self.recorded = torch.zeros(1, dtype=torch.int64, device=device)
         self.written = 0
+
+    def observe(self, observed: Sequence[str]) -> None:
+        """Have room for what is observed of so many plans in the steps to come; those recorded have been written."""
+        self.observed = observed
+        width = 7 + 2 * len(observed)
+        if self.ring.shape[2] != width:  # captured graphs write to it where it lies
+            self.ring = torch.zeros(CAPACITY, len(self.layer_ids), width, dtype=torch.float64, device=self.device)
+
+    def switch(self, number: int, plan: Mapping[str, Any]) -> None:
+        """From now on every record has the `number` of the switch that its plan came with, `plan` stands in the first.
+        All steps so far have been written.
+        """
+        self._switch, self._told = {"switch": number}, {"plan": plan}
 
     def record(self, counts: torch.Tensor, step: Step, observed: Sequence[torch.Tensor] = ()) -> None:
         """Keep one step's counts, [layers, 6] as `count_selections` returns them, and those of each observed plan."""
@@ -43,21 +59,24 @@ class Trace:
 
     def write(self) -> None:
         """Append a line for every layer and step since the last call: step, phase, layer id, live rows, experts before
-        and after, their mean kept mass; the latter two also by observed plan. Waits for the device.
+        and after, their mean kept mass; the latter two also by observed plan; `switch` and `plan` as `switch` says.
+        Waits for the device.
         """
         recorded = int(self.recorded)
         first = max(self.written, recorded - CAPACITY)
         if first > self.written:
             logger.warning("%s: %d steps lost; lower --decode-log-interval", self.file.name, first - self.written)
         for number in range(first, recorded):
-            rows = zip(self.layer_ids, self.ring[number % CAPACITY].tolist(), strict=True)
-            lines = (_format(number, layer, row, self.observed) for layer, row in rows if row[STEPS])
-            self.file.write(b"".join(lines))
+            for layer, row in zip(self.layer_ids, self.ring[number % CAPACITY].tolist(), strict=True):
+                if row[STEPS]:
+                    record = _describe(number, layer, row, self.observed) | self._switch | self._told
+                    self.file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+                    self._told = {}
         self.file.flush()
         self.written = recorded
 
 
-def _format(step: int, layer: int, row: list[float], observed: Sequence[str]) -> bytes:
+def _describe(step: int, layer: int, row: list[float], observed: Sequence[str]) -> dict[str, Any]:
     record: dict[str, Any] = {
         "step": step,
         "phase": PHASES[int(row[PHASE])],
@@ -72,4 +91,4 @@ def _format(step: int, layer: int, row: list[float], observed: Sequence[str]) ->
         record["plans"] = {
             name: {"experts_after": int(after), "kept_mass": kept / row[ROWS]} for name, after, kept in pairs
         }
-    return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+    return record

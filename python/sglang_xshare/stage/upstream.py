@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -67,20 +68,65 @@ def num_shared_slots(topk_config: Any) -> int:
     return topk_config.num_fused_shared_experts if slots is None else slots
 
 
-def ranks_logits(topk_config: Any) -> bool:
-    """Whether a layer's runner takes router logits and ranks them itself (triton_kernels, as for gpt-oss on Hopper).
-
-    Raises ValueError for a runner whose routing the stage cannot reach at all.
+def read_format(topk_config: Any) -> str:
+    """What a layer's router hands its runner, as SGLang names it: "standard" (ids and weights), "triton_kernel" (what
+    triton_kernels made of logits) or "bypassed" (logits, for the runner to rank).
     """
     from sglang.srt.layers.moe import get_moe_runner_backend
     from sglang.srt.layers.moe.topk import TopKOutputFormat
 
     output_format = topk_config.output_format
-    if output_format is None:  # 0.5.17 decides at the first call
-        return get_moe_runner_backend().is_triton_kernels()
-    if output_format == TopKOutputFormat.BYPASSED:
-        raise ValueError("routing inside the MoE kernel; allowed is a runner with standard or triton_kernels output")
-    return output_format == TopKOutputFormat.TRITON_KERNEL
+    if output_format is not None:
+        return str(TopKOutputFormat(output_format).name.lower())
+    backend = get_moe_runner_backend()  # before 0.5.22 the first call decides
+    if backend.is_triton_kernels():
+        return "triton_kernel"
+    return "bypassed" if backend.is_flashinfer_trtllm() or backend.is_flashinfer_mxfp4() else "standard"
+
+
+def is_release(since: str) -> bool:
+    """Whether the SGLang that runs is this release or a later one."""
+    import sglang
+
+    running, wanted = ([int(part) for part in re.findall(r"\d+", text)[:3]] for text in (sglang.__version__, since))
+    return running >= wanted
+
+
+def hands_parts() -> bool:
+    """Whether a router may be handed the parts that its logits are the sum of (from 0.5.23 on, on AMD). It adds them up
+    before it calls a layer's own routing function, but not before it asks which function that is.
+    """
+    import torch
+
+    if torch.version.hip is None:
+        return False
+    from sglang.srt.layers.moe.topk import TopK
+
+    return "router_logits_partials" in inspect.signature(TopK.forward_cuda).parameters
+
+
+def keeps_dropped() -> bool:
+    """Whether an id of -1 stays one where expert parallelism numbers a rank's own experts (from 0.5.23 on)."""
+    from sglang.srt.layers.moe.token_dispatcher import standard
+
+    return hasattr(standard, "_map_topk_ids_to_local_experts")
+
+
+def gathers_routed() -> bool:
+    """Whether ranks of data-parallel attention each route their own rows, and then gather them."""
+    from sglang.srt.layers.moe.utils import should_use_flashinfer_cutlass_moe_fp4_allgather
+
+    return bool(should_use_flashinfer_cutlass_moe_fp4_allgather())
+
+
+def leaves_sums(layer: Any, config: Any) -> bool:
+    """Whether a `FusedMoE` may be told to leave its rows' sums over experts to the next collective, by what was settled
+    when the model was built: CuTe DSL's, or that of Qwen4 in bf16. DeepSeek asks again in each step.
+    """
+    if not getattr(layer, "supports_deferred_finalize", False):
+        return False
+    cutedsl = getattr(config, "flashinfer_allreduce_fusion_backend", None) == "cutedsl"
+    return cutedsl or type(layer.quant_method).__name__ == "UnquantizedFusedMoEMethod"
 
 
 def find_runner(layer: Any) -> str | None:
@@ -157,6 +203,14 @@ def is_recorded() -> bool:
     import torch
 
     return torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def wait_for_device(device: str) -> None:
+    """Return when every step launched so far is done, on whichever stream. A CPU's are."""
+    if device != "cpu":
+        import torch
+
+        torch.get_device_module(device).synchronize()
 
 
 def is_first_rank() -> bool:

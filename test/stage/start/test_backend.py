@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -13,12 +14,12 @@ from typing import Any
 import pytest
 
 from scripts.runners import (
-    DEEPSEEK,
     FP8,
     FP8_BLOCKS,
     FP8_CHANNELS,
     GPT_OSS,
     INT4,
+    KIMI,
     MXINT4,
     NVFP4,
     NVFP4_COMPRESSED,
@@ -29,43 +30,39 @@ from served.release import LATEST, OLDER, make_env
 from sglang_xshare.stage.start import experts as experts_module
 from sglang_xshare.stage.start.backend import _unnoticed
 from sglang_xshare.stage.start.experts import FITTING, Experts, read_format
-from sglang_xshare.stage.start.modes import RUNNERS
 
 EACH_RELEASE = pytest.mark.parametrize(
     "release", [LATEST, *(pytest.param(release, marks=pytest.mark.long) for release in OLDER)]
 )
 POLICY = ("--expert-policy", "xshare")
 TRUNCATE = '{"budget": 16, "coverage": "truncate", "phases": ["decode"]}'
-MODELS = {
-    "bf16": (QWEN3, None),
-    "nvfp4": (QWEN3, NVFP4),
-    "compressed": (QWEN3, NVFP4_COMPRESSED),
-    "fp8": (DEEPSEEK, FP8_BLOCKS),
-    "mxfp4": (GPT_OSS, GPT_OSS["quantization_config"]),
+MODELS = {  # that flashinfer_trtllm routes itself, in whichever release; no runner's kernel; ranked by triton_kernel
+    "fp8": (QWEN3, FP8),
+    "int4": (KIMI, MXINT4),
+    "w4afp8": (QWEN3, {"quant_method": "w4afp8"}),
+    "gpt-oss": ({key: value for key, value in GPT_OSS.items() if key != "quantization_config"}, None),
 }
 ASKED: dict[str, tuple[str, tuple[str, ...]]] = {
     **{name: (name, POLICY) for name in MODELS},
-    "without a policy": ("bf16", ()),
-    "vanilla": ("bf16", ("--expert-policy", "vanilla")),
-    "given": ("bf16", (*POLICY, "--moe-runner-backend", "triton")),
-    "given, not served": ("bf16", (*POLICY, "--moe-runner-backend", "flashinfer_trtllm")),
-    "no logits express it": ("mxfp4", ("--expert-policy", "moe-spec", "--expert-policy-config", TRUNCATE)),
-    "masking alone": ("bf16", ("--mask-padding-experts",)),
-    "a draft": ("bf16", (*POLICY, "--speculative-algorithm", "NGRAM")),
+    "without a policy": ("fp8", ()),
+    "vanilla": ("fp8", ("--expert-policy", "vanilla")),
+    "given": ("fp8", (*POLICY, "--moe-runner-backend", "triton")),
+    "given, not served": ("fp8", (*POLICY, "--moe-runner-backend", "flashinfer_cutedsl")),
+    "no logits express it": ("gpt-oss", ("--expert-policy", "moe-spec", "--expert-policy-config", TRUNCATE)),
+    "does not fit the model": ("gpt-oss", ("--expert-policy", "xshare:k0=9")),
+    "masking alone": ("fp8", ("--mask-padding-experts",)),
+    "a draft": ("fp8", (*POLICY, "--speculative-algorithm", "NGRAM")),
 }
 MOVED = {  # to, from
-    "bf16": ("triton", "flashinfer_trtllm"),
-    "nvfp4": ("marlin", "flashinfer_trtllm"),
     "fp8": ("triton", "flashinfer_trtllm"),
-    "mxfp4": ("triton_kernel", "flashinfer_mxfp4"),
-    "no logits express it": ("marlin", "flashinfer_mxfp4"),
+    "int4": ("triton", "flashinfer_trtllm"),
+    "no logits express it": ("triton", "triton_kernel"),
     "masking alone": ("triton", "flashinfer_trtllm"),
     "a draft": ("triton", "flashinfer_trtllm"),
 }
 UNFIT = (
-    "ExpertPolicyError: --expert-policy xshare: SGLang runs NVFP4 (compressed-tensors) experts with flashinfer_cutlass "
-    f"here, which takes no policy's choice, and none of {', '.join(RUNNERS)} fits them; allowed is experts of another "
-    "quantization"
+    r"ExpertPolicyError: --expert-policy xshare: SGLang runs w4afp8 experts with cutlass_w4a8_moe here, which takes no "
+    r"policy's choice, and none of triton, [a-z0-9_, ]+ fits them; allowed is experts of another quantization"
 )
 
 
@@ -107,7 +104,7 @@ def test_a_blackwell_default_is_moved_and_said_once(release, patched_release, mo
 @EACH_RELEASE
 def test_the_rest_is_resolved_as_if_the_runner_had_been_given(release, patched_release, models):
     answers = ask(patched_release(release), models)
-    moved, given = answers["bf16"], answers["given"]
+    moved, given = answers["fp8"], answers["given"]
     assert given["lines"] == []
     assert moved["resolved"] == given["resolved"]
     assert moved["resolved"]["disable_shared_experts_fusion"] == "False"
@@ -125,9 +122,12 @@ def test_without_a_policy_nothing_changes(release, patched_release, models):
 @EACH_RELEASE
 def test_only_a_runner_that_was_given_is_refused_by_name(release, patched_release, models):
     answers = ask(patched_release(release), models)
-    named = "ExpertPolicyError: --moe-runner-backend flashinfer_trtllm: "
+    named = "ExpertPolicyError: --moe-runner-backend flashinfer_cutedsl: "
     assert answers["given, not served"]["stops"].startswith(named)
-    assert (answers["compressed"]["stops"], answers["compressed"]["lines"]) == (UNFIT, [])
+    assert re.fullmatch(UNFIT, answers["w4afp8"]["stops"])
+    unfit = answers["does not fit the model"]
+    assert unfit["stops"].startswith("ExpertPolicyError: --expert-policy xshare: k0 = 9: ")
+    assert (unfit["lines"], answers["w4afp8"]["lines"]) == ([], [])
 
 
 def test_the_copy_is_resolved_unnoticed(monkeypatch, caplog):
@@ -220,8 +220,9 @@ def test_what_aiter_leaves_to_triton():
 
 
 def test_it_follows_the_runners_that_are_served(monkeypatch):
+    monkeypatch.setattr(experts_module, "list_runners", lambda: ("triton",))
     assert not make_experts("bf16", (10, 0), runner="flashinfer_trtllm").served
-    monkeypatch.setattr(experts_module, "RUNNERS", (*RUNNERS, "flashinfer_trtllm"))
+    monkeypatch.setattr(experts_module, "list_runners", lambda: ("triton", "flashinfer_trtllm"))
     assert make_experts("bf16", (10, 0), runner="flashinfer_trtllm").served
     for form in ("fp8 by tensor", "MXINT4"):  # there it routes inside its kernel
         assert not make_experts(form, (10, 0), runner="flashinfer_trtllm").served

@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from sglang_xshare.stage.start import layers as start_layers
+from sglang_xshare.stage.start import runners
 from sglang_xshare.stage.start.arguments import read_arguments
 from sglang_xshare.stage.start.refusal import REFUSED, ExpertPolicyError
+from sglang_xshare.stage.start.runners import TABLE, list_runners
 from sglang_xshare.stage.upstream import find_runner
 
 pytest.importorskip("sglang.srt.layers.moe", reason="needs an installed SGLang")
+import sglang
 from sglang.srt import runtime_context
 from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 from sglang.srt.layers.moe.topk import SharedExpertsConfig, TopK, TopKConfig, TopKOutputFormat
@@ -38,8 +41,9 @@ def bare(kind: type[torch.nn.Module], **attributes: Any) -> torch.nn.Module:
 class Method:
     """A quantization method as 0.5.23 has it: it names what it runs."""
 
-    def __init__(self, backend: str | None) -> None:
+    def __init__(self, backend: str | None, **marks: Any) -> None:
         self.backend = backend
+        vars(self).update(marks)
 
     def get_moe_runner_backend(self, layer: torch.nn.Module) -> MoeRunnerBackend | None:
         return self.backend and MoeRunnerBackend(self.backend)
@@ -48,12 +52,20 @@ class Method:
 class Loaded(torch.nn.Module):
     """A loaded model: MoE layers, each router with its config, and runners of a backend."""
 
-    def __init__(self, configs: list[TopKConfig], runners: int, backend: str | None = "triton") -> None:
+    def __init__(self, configs: list[TopKConfig], runners: int, method: Method, **attributes: Any) -> None:
         super().__init__()
+        usual = {"num_fused_shared_experts": 0, "supports_deferred_finalize": False}
         for layer_id, topk_config in enumerate(configs):
             self.add_module(f"topk-{layer_id}", bare(TopK, layer_id=layer_id, topk_config=topk_config))
         for layer_id in range(runners):
-            self.add_module(f"experts-{layer_id}", bare(FusedMoE, quant_method=Method(backend)))
+            experts = bare(FusedMoE, quant_method=method, layer_id=layer_id, **{**usual, **attributes})
+            self.add_module(f"experts-{layer_id}", experts)
+
+
+USUAL = {
+    **{"model_path": "model", "speculative_algorithm": None, "pp_size": 1, "dp_size": 1, "ep_size": 1},
+    "ep_dispatch_algorithm": None,
+}
 
 
 @pytest.fixture
@@ -65,12 +77,14 @@ def read(monkeypatch) -> Callable[..., Any]:
         configs: list[TopKConfig],
         runners: int,
         function=start_layers.read_layers,
-        backend: str | None = "triton",
+        method: Method | str | None = "triton",
+        attributes: dict[str, Any] | None = None,
         **flags: Any,
     ) -> Any:
-        usual = {"model_path": "model", "speculative_algorithm": None, "pp_size": 1, "dp_size": 1}
-        server_args = SimpleNamespace(**{"expert_policy": "xshare", **usual, **flags})
-        runner = SimpleNamespace(model=Loaded(configs, runners, backend), server_args=server_args, device="cuda")
+        server_args = SimpleNamespace(**{"expert_policy": "xshare", **USUAL, **flags})
+        method = method if isinstance(method, Method) else Method(method)
+        model = Loaded(configs, runners, method, **attributes or {})
+        runner = SimpleNamespace(model=model, server_args=server_args, device="cuda")
         return function(runner, read_arguments(server_args))
 
     return find
@@ -91,8 +105,7 @@ def test_a_router_that_is_not_told_its_layer_has_it_in_its_name(layer_id, found,
     model.layers = torch.nn.ModuleDict({"3": torch.nn.Module()})
     model.layers["3"].topk = bare(TopK, layer_id=layer_id, topk_config=config())
     overrides = {"k0": 1, "layers": {str(found): {"add": 2}}}
-    usual = {"model_path": "model", "speculative_algorithm": None, "pp_size": 1, "dp_size": 1}
-    server_args = SimpleNamespace(expert_policy="xshare", expert_policy_config=overrides, **usual)
+    server_args = SimpleNamespace(expert_policy="xshare", expert_policy_config=overrides, **USUAL)
     arguments = read_arguments(server_args)
     runner = SimpleNamespace(model=model, server_args=server_args, device="cpu")
     ((_, layer),) = start_layers.read_layers(runner, arguments)
@@ -105,25 +118,154 @@ def test_more_routers_than_runners_are_served(read):
     assert len(read([config(), config()], runners=0)) == 2
 
 
-SERVED = ("triton", "triton_kernel", "cutlass", "marlin")
+def kind(name: str) -> type[Method]:
+    """A quantization method that is called so."""
+    return type(name, (Method,), {})
 
 
-@pytest.mark.parametrize("backend", [one.value for one in MoeRunnerBackend if one.value != "auto"])
-def test_each_layer_runs_what_takes_filled_slots_whatever_the_flag_was(backend, read):
+UNQUANTIZED, FP8, NVFP4, MXFP4 = (
+    kind(name)
+    for name in ("UnquantizedFusedMoEMethod", "Fp8MoEMethod", "ModelOptNvFp4FusedMoEMethod", "Mxfp4MoEMethod")
+)
+# What a layer runs, what its router hands that, and how its empty slots are taken.
+SERVED: list[tuple[Method, str, str]] = [
+    *((Method(name), "STANDARD", "filled") for name in ("triton", "marlin", "cutlass")),
+    *((Method(name), "STANDARD", "dropped") for name in ("deep_gemm", "flashinfer_cutlass")),
+    (Method("triton_kernel"), "TRITON_KERNEL", "masked"),
+    *((method("flashinfer_trtllm_routed"), "STANDARD", "dropped") for method in (UNQUANTIZED, NVFP4)),
+    (FP8("flashinfer_trtllm_routed", block_quant=True), "STANDARD", "dropped"),
+    *((method("flashinfer_trtllm"), "BYPASSED", "dropped") for method in (UNQUANTIZED, NVFP4)),
+    (FP8("flashinfer_trtllm", block_quant=True), "BYPASSED", "dropped"),
+    (FP8("flashinfer_trtllm", block_quant=True), "STANDARD", "dropped"),
+    (MXFP4("flashinfer_mxfp4", _fi_kernel="trtllm_sm100"), "BYPASSED", "masked"),
+    (MXFP4("flashinfer_mxfp4", _fi_kernel="cutlass_sm90"), "BYPASSED", "dropped"),
+    (MXFP4("flashinfer_mxfp4", _fi_kernel="cutlass_sm120"), "BYPASSED", "dropped"),
+]
+
+
+def describe(case: tuple[Method, str, str]) -> str:
+    method, output_format, _ = case
+    return " ".join([type(method).__name__, *map(str, vars(method).values()), output_format])
+
+
+@pytest.mark.parametrize("case", SERVED, ids=describe)
+def test_each_layers_own_runner_says_how_its_empty_slots_are_taken(case, read):
+    method, output_format, convention = case
+    ((_, layer),) = read([config(FORMATS[output_format])], 1, method=method)
+    assert (layer.convention, layer.routes_itself) == (convention, output_format != "STANDARD")
+    assert layer.slots.empty == (convention == "dropped")
+    ((_, layer),) = read([config(FORMATS[output_format])], 1, method=method, ep_dispatch_algorithm="static")
+    assert layer.renumbers
+    assert not layer.slots.empty, "a table of places has no entry for -1"
+
+
+def test_the_table_has_a_served_layer_for_each_row():
+    assert {(method.backend, convention) for method, _, convention in SERVED} == {
+        (row.name, row.convention) for row in TABLE
+    }
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(Method(one.value) for one in MoeRunnerBackend if one.value not in ("auto", *list_runners())),
+        Method("flashinfer_trtllm"),
+        FP8("flashinfer_trtllm", block_quant=False),
+        kind("ModelOptFp8MoEMethod")("flashinfer_trtllm"),
+        kind("Mxfp4FlashinferTrtllmMoEMethod")("flashinfer_mxfp4"),
+    ],
+    ids=lambda method: f"{method.backend} {type(method).__name__}",
+)
+def test_a_runner_that_no_row_is_about_is_refused_whatever_the_flag_was(method, read):
     """`auto` is no runner: aiter keeps one slot of an expert that comes twice, of weight 0 or not."""
-    if backend in SERVED:
-        assert len(read([config()], 1, backend=backend)) == 1
-        return
-    line = f"experts-0 experts: {NO_POLICY}: MoE runner {backend}, which is not known to take one expert twice"
-    with pytest.raises(
-        ExpertPolicyError, match=f"^{re.escape(line)} in a row's slots; allowed is --moe-runner-backend"
-    ):
-        read([config()], 1, backend=backend)
+    line = f"experts-0 experts: {NO_POLICY}: MoE runner {method.backend} of {type(method).__name__}: "
+    with pytest.raises(ExpertPolicyError, match=f"^{re.escape(line)}.*; allowed is --moe-runner-backend triton, "):
+        read([config()], 1, method=method)
+
+
+def test_what_runs_on_amd_is_refused_with_its_reason(read):
+    with pytest.raises(ExpertPolicyError, match="moe_sorting keeps one slot of an expert that a row holds twice"):
+        read([config()], 1, method="aiter")
+
+
+def test_a_release_before_the_kernel_was_read_is_refused(read, monkeypatch):
+    monkeypatch.setattr(sglang, "__version__", "0.5.22")
+    for method in (UNQUANTIZED("flashinfer_trtllm"), MXFP4("flashinfer_mxfp4", _fi_kernel="cutlass_sm90")):
+        with pytest.raises(ExpertPolicyError, match=f"MoE runner {method.backend} of"):
+            read([config(FORMATS.BYPASSED)], 1, method=method)
+    assert "flashinfer_trtllm" not in list_runners()
+
+
+TRTLLM = UNQUANTIZED("flashinfer_trtllm")
+EXCEPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "its table of local experts reads -1": (
+        {"method": "deep_gemm", "ep_size": 2},
+        "experts-0 experts: .*MoE runner deep_gemm with expert parallelism: before 0.5.23 .*; allowed is --ep-size 1",
+    ),
+    "it routes a rank's own rows": (
+        {"method": "flashinfer_cutlass"},
+        "experts-0 experts: .*after each has routed its own; allowed is --disable-flashinfer-cutlass-moe-fp4-allgather",
+    ),
+    "a shared expert among the others": (
+        {"method": TRTLLM, "attributes": {"num_fused_shared_experts": 1}},
+        "experts-0 experts: .*a fused shared expert; allowed is --disable-shared-experts-fusion",
+    ),
+    "sums that the next collective takes, in bf16": (
+        {"method": TRTLLM, "attributes": {"supports_deferred_finalize": True}},
+        "experts-0 experts: .*leaves a row's sum over experts to the next collective",
+    ),
+    "sums that CuTe DSL's collective takes": (
+        {
+            "method": NVFP4("flashinfer_trtllm"),
+            "attributes": {"supports_deferred_finalize": True},
+            "flashinfer_allreduce_fusion_backend": "cutedsl",
+        },
+        "experts-0 experts: .*leaves a row's sum over experts to the next collective",
+    ),
+    "slots that another runner sorts": (
+        {"method": "deep_gemm", "expert_policy_align": True},
+        "topk-0 router: .*MoE runner deep_gemm sorts for itself; --expert-policy-align allows triton",
+    ),
+    "a kmax where rows are as wide as top-k": (
+        {"method": "deep_gemm", "expert_policy": "oea", "expert_policy_config": {"kmax": 6}},
+        "topk-0 router: .*kmax = 6: MoE runner deep_gemm uses top-k; allowed is 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EXCEPTIONS)
+def test_exceptions_to_the_table(case, read, monkeypatch):
+    monkeypatch.setattr(runners, "keeps_dropped", lambda: False)
+    monkeypatch.setattr(runners, "gathers_routed", lambda: True)
+    given, named = EXCEPTIONS[case]
+    with pytest.raises(ExpertPolicyError, match=f"^{named}"):
+        read([config()], 1, **given)
+
+
+def test_a_layer_that_is_handed_ids_finishes_its_sums_itself(read):
+    """DeepSeek's NVFP4 layers leave them to the next collective in steps in which they route themselves."""
+
+    def read_model(runner: Any, arguments: Any) -> Any:
+        start_layers.read_layers(runner, arguments)
+        return runner.model
+
+    attributes = {"supports_deferred_finalize": True}
+    for output_format, left in ((FORMATS.BYPASSED, False), (FORMATS.STANDARD, True)):
+        method = NVFP4("flashinfer_trtllm")
+        model = read([config(output_format)], 1, function=read_model, method=method, attributes=attributes)
+        assert dict(model.named_modules())["experts-0"].supports_deferred_finalize == left
+
+
+def test_ranks_that_number_their_own_experts_get_no_dropped_id(read, monkeypatch):
+    """Before 0.5.23 that of a padding row, -1 by then, would be looked up too, and wake the last expert."""
+    assert not read([config()], 1, ep_size=2)[0][1].renumbers
+    monkeypatch.setattr(start_layers, "keeps_dropped", lambda: False)
+    assert read([config()], 1, ep_size=2)[0][1].renumbers
 
 
 def test_a_kernel_without_a_runner_is_not_known(read):
-    with pytest.raises(ExpertPolicyError, match="a kernel of Method, which is not known"):
-        read([config()], 1, backend=None)
+    with pytest.raises(ExpertPolicyError, match="a kernel of Method: which is not known"):
+        read([config()], 1, method=None)
 
 
 def test_older_releases_keep_the_runner_in_the_method_its_scheme_or_a_kernel():
@@ -167,8 +309,7 @@ UNSERVED: dict[str, tuple[list[TopKConfig], int, dict[str, Any], str]] = {
         [config(FORMATS.BYPASSED)],
         1,
         {},
-        f"topk-0 router: {NO_POLICY}: routing inside the MoE kernel; "
-        "allowed is a runner with standard or triton_kernels output",
+        f"topk-0 router: {NO_POLICY}: bypassed output for MoE runner triton; allowed is standard",
     ),
     "shared experts whose slots are not sorted": (
         [config(top_k=5, use_grouped_topk=True, num_expert_group=2, topk_group=1, shared_experts=SHARED)],
@@ -186,7 +327,7 @@ UNSERVED: dict[str, tuple[list[TopKConfig], int, dict[str, Any], str]] = {
     "truncation by a runner that ranks logits": (
         [config(FORMATS.TRITON_KERNEL)],
         1,
-        MOE_SPEC,
+        MOE_SPEC | {"method": "triton_kernel"},
         f"topk-0 router: {NO_POLICY}: coverage = 'truncate': a runner that ranks logits itself renormalizes; "
         "allowed is substitute or own",
     ),

@@ -32,6 +32,21 @@ def test_ranks_must_be_synchronized(monkeypatch):
         check_modes(server)
 
 
+@pytest.mark.parametrize("dispatch", ["dynamic", "lp"])
+def test_replicas_must_not_depend_on_the_row(dispatch):
+    server = SimpleNamespace(
+        disaggregation_mode="null", moe_runner_backend="auto", moe_a2a_backend="none", speculative_algorithm=None
+    )
+    server.ep_num_redundant_experts, server.ep_dispatch_algorithm = 0, dispatch
+    check_modes(server)
+    server.ep_num_redundant_experts, server.ep_dispatch_algorithm = 2, "static"
+    check_modes(server)
+    server.ep_dispatch_algorithm = dispatch
+    line = f"^--ep-num-redundant-experts 2: {NO_POLICY}: {dispatch} dispatch picks replicas by row, .*; allowed is 0$"
+    with pytest.raises(ExpertPolicyError, match=line):
+        check_modes(server)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

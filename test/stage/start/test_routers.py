@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from sglang_xshare import Router, build_plan
-from sglang_xshare.stage.start.routers import check_router, count_hashed
+from sglang_xshare.stage.layer import FILLED
+from sglang_xshare.stage.start.routers import check_plans, check_router, count_hashed
 
 WIDER = build_plan("oea", k0=2, kmax=6)
 
@@ -17,8 +18,9 @@ def check(router: Router, num_shared: int = 0, dispatch: str | None = None, gate
     """What the check says of a layer's router under a plan of six columns."""
     modules = {"model.layers.3.mlp.gate": gate} if gate is not None else {}
     config = SimpleNamespace(ep_dispatch_algorithm=dispatch)
-    layer: Any = SimpleNamespace(router=router, num_shared=num_shared)
-    check_router("model.layers.3.mlp.topk", layer, [WIDER], modules, config)
+    layer: Any = SimpleNamespace(router=router, num_shared=num_shared, convention=FILLED)
+    check_router("model.layers.3.mlp.topk", modules)
+    check_plans(layer, [WIDER], config)
 
 
 def test_more_columns_fit_a_plain_router_and_a_shared_expert_that_stays_in_its_place():

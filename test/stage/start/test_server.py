@@ -7,17 +7,15 @@ from pathlib import Path
 import pytest
 
 from benchmark.common.paths import ROOT
-from served.release import every_release
+from served.release import LATEST, every_release, older_releases_take_long
 from stage.start.refusals import Answer, attempt
 
 POLICY = ("--expert-policy", "xshare")
 NO_POLICY = "cannot be served with an expert policy"
-# They route inside their kernel, or take a row's experts only if they are distinct.
-UNSERVED_RUNNERS = (
-    *("flashinfer_trtllm", "flashinfer_trtllm_routed", "flashinfer_mxfp4", "flashinfer_cutedsl"),
-    *("flashinfer_cutlass", "deep_gemm"),
-)
-RUNNERS_ALLOWED = "allowed is triton, triton_kernel, cutlass, marlin"
+UNSERVED_RUNNERS = ("flashinfer_cutedsl", "hpc_ops")
+LATEST_RUNNERS = "flashinfer_trtllm, flashinfer_mxfp4"
+RUNNERS = "triton, marlin, cutlass, triton_kernel, deep_gemm, flashinfer_cutlass, flashinfer_trtllm_routed"
+"""Allowed on every release, and on the latest alone."""
 
 
 def keys(text: str) -> tuple[str, ...]:
@@ -91,7 +89,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     **{
         f"runner {name}": (
             (*POLICY, "--moe-runner-backend", name),
-            f"--moe-runner-backend {name}: {NO_POLICY}: {RUNNERS_ALLOWED}",
+            f"--moe-runner-backend {name}: {NO_POLICY}: allowed is {{runners}}",
         )
         for name in UNSERVED_RUNNERS
     },
@@ -102,6 +100,13 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ),
         f"--moe-runner-backend triton_kernel: {NO_POLICY}: coverage = 'truncate': a runner that ranks logits itself "
         "renormalizes; allowed is substitute or own",
+    ),
+    "more experts a row than a runner that counts on top-k": (
+        (
+            *("--expert-policy", "oea", "--moe-runner-backend", "deep_gemm", "--expert-policy-config"),
+            '{"layers": {"3": {"kmax": 10}}}',
+        ),
+        f"--moe-runner-backend deep_gemm: {NO_POLICY}: kmax = 10: MoE runner deep_gemm uses top-k; allowed is 8",
     ),
     "more experts a row than a runner that ranks logits has": (
         (
@@ -191,6 +196,20 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         (*keys('{"target_per_rank": 5}'), "--tp", "2", "--ep", "2", "--ep-num-redundant-experts", "2"),
         f"--ep-num-redundant-experts 2: {NO_POLICY}: target_per_rank needs every expert on one rank; allowed is 0",
     ),
+    "replicas of experts that move": (
+        (*POLICY, *("--tp", "2", "--ep", "2", "--enable-eplb", "--ep-num-redundant-experts", "2")),
+        f"--ep-num-redundant-experts 2: {NO_POLICY}: dynamic dispatch picks replicas by row, so that padding "
+        "rows wake others; allowed is 0",
+    ),
+    "replicas by a dispatch of one's own choice": (
+        (*POLICY, "--ep-dispatch-algorithm", "dynamic", "--ep-num-redundant-experts", "2"),
+        f"--ep-num-redundant-experts 2: {NO_POLICY}: dynamic dispatch picks replicas by row, so that padding "
+        "rows wake others; allowed is 0",
+    ),
+    "upstream's fake dispatch": (
+        (*POLICY, "--ep-dispatch-algorithm", "fake"),
+        f"--ep-dispatch-algorithm fake: {NO_POLICY}: it overwrites the router's logits; allowed is dynamic",
+    ),
     "rows of another width than their reader's": (
         ("--expert-policy", "oea", "--expert-policy-config", '{"kmax": 10}', "--enable-return-routed-experts"),
         f"--enable-return-routed-experts on: {NO_POLICY}: kmax = 10 gives it rows of another width; allowed is off",
@@ -215,6 +234,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "bare xshare": POLICY,
     "a policy with its keys": ("--expert-policy", "xshare:k0=1,add=12", "--expert-policy-config", '{"min_tokens": 4}'),
     "masking alone": ("--mask-padding-experts",),
+    "experts that move, without replicas": (*POLICY, "--tp", "2", "--ep", "2", "--enable-eplb"),
     "speculation": (*POLICY, "--speculative-algorithm", "NGRAM"),
     "target_per_rank with expert parallelism": (*keys('{"target_per_rank": 5}'), "--tp", "2", "--ep", "2"),
     "a plan that drops nothing, which is a warning": keys('{"add": 64}'),
@@ -252,7 +272,21 @@ def ask(tree: Path, model: Path, written: Path) -> dict[tuple[str, ...], Answer]
 def test_refused_with_one_exact_line(case, release, patched_release, tiny_model, written):
     arguments, line = REFUSED[case]
     answer = ask(patched_release(release), tiny_model, written)[arguments]
-    assert answer == {"ours": True, "says": line.replace("{written}", str(written))}
+    assert answer == {"ours": True, "says": complete(line, written, release)}
+
+
+def complete(line: str, written: Path, release: str) -> str:
+    """A line of `REFUSED` as it is said on a release."""
+    runners = f"{RUNNERS}, {LATEST_RUNNERS}" if release == LATEST else RUNNERS
+    return line.replace("{written}", str(written)).replace("{runners}", runners)
+
+
+@older_releases_take_long
+@pytest.mark.parametrize("runner", LATEST_RUNNERS.split(", "))
+def test_runners_that_route_themselves_before_they_could_be_handed_ids(runner, release, patched_release, tiny_model):
+    (answer,) = attempt(patched_release(release), tiny_model, [(*POLICY, "--moe-runner-backend", runner)])
+    line = f"--moe-runner-backend {runner}: {NO_POLICY}: allowed is {RUNNERS}"
+    assert answer == (None if release == LATEST else {"ours": True, "says": line})
 
 
 @every_release

@@ -48,10 +48,13 @@ class Budgets:
         self.values = encode(plan).to(device)
 
     def write(self, plan: SelectionPlan) -> None:
-        """Change the numbers to those of another plan, in the order of the current stream.
+        """Change the numbers to those of another plan, in the order of the current stream. Raises as `check` does."""
+        self.check(plan)
+        self.values.copy_(encode(plan))
 
-        Raises ValueError naming a key that would take another kernel: one that is no number, or a step that the first
-        plan does not take.
+    def check(self, plan: SelectionPlan) -> None:
+        """Raise ValueError naming a key that would take another kernel: one that is no number, or a step that the
+        first plan does not take.
         """
         took, takes = list_steps(self.plan), list_steps(plan)
         for name in (field.name for field in fields(plan) if field.name != "policy"):
@@ -64,7 +67,6 @@ class Budgets:
         ):
             if old != new:
                 raise ValueError(f"{name}: allowed without another kernel is {'some' if old else 'none'}")
-        self.values.copy_(encode(plan))
 
 
 def encode(plan: SelectionPlan) -> torch.Tensor:

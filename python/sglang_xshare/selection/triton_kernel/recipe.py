@@ -131,7 +131,7 @@ def make_recipe(
         shared_weight=slots.shared_weight if slots else 1.0,
         lowest=torch.finfo(logits.dtype).min,
         scaling=router.scaling,
-        fill=slots is not None and not slots.masked,
+        fill=slots is not None and not (slots.masked or slots.empty),
         block_size=block_size,
     )
 

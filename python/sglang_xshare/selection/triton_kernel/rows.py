@@ -92,7 +92,7 @@ def log1p(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def score_softplus(logits: tl.tensor) -> tl.tensor:
-    """The root of ln(1 + e^x) [R, E] fp32; see `sglang_xshare.selection.scores`."""
+    """The root of ln(1 + e^x) [R, E] fp32. Below -16 that is e^(x / 2), which does not underflow so soon."""
     inner = tl.minimum(tl.maximum(logits, -16.0), 20.0)
     scores = tl.sqrt_rn(tl.where(logits > 20.0, logits, log1p(exp(inner))))
     return tl.where(logits < -16.0, exp(logits * 0.5), scores)

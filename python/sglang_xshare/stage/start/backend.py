@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..upstream import model_config, spell
+from ..upstream import model_config, resolved, spell
 from .arguments import Arguments
 from .experts import Experts, read_experts
-from .model import can_rank, read_model
-from .modes import RUNNERS
+from .model import check_schedule, read_model
 from .refusal import ExpertPolicyError
+from .runners import list_runners
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +35,12 @@ def choose_runner(server_args: Any, arguments: Arguments) -> None:
     setattr(server_args, GIVEN, spell(server_args.moe_runner_backend))
     if is_given(server_args) or server_args.device == "cpu":
         return
-    found, is_served = _foresee(server_args, arguments)
-    if found is None or is_served:
+    found, fits = _foresee(server_args, arguments)
+    if found is None or fits:
         return
     for runner in found.list_fitting():
-        fitting, is_served = _foresee(server_args, arguments, runner)
-        if fitting is not None and is_served and fitting.runner == runner:
+        experts, fits = _foresee(server_args, arguments, runner)
+        if experts is not None and fits and experts.runner == runner:
             _set_runner(server_args, runner)
             logger.warning("expert policy: MoE runner %s (auto) -> %s", found.runner, runner)
             return
@@ -63,7 +63,7 @@ def check_experts(server_args: Any) -> None:
     allowed = "SGLANG_USE_AITER=0" if experts.aiter else "experts of another quantization"
     raise ExpertPolicyError(
         f"{flag}: SGLang runs {experts.format} experts with {experts.runner} here, which takes no policy's choice, and "
-        f"none of {', '.join(RUNNERS)} fits them; allowed is {allowed}"
+        f"none of {', '.join(list_runners())} fits them; allowed is {allowed}"
     )
 
 
@@ -78,19 +78,16 @@ def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) 
         try:
             record.resolve_once() if hasattr(record, "resolve_once") else record.__post_init__()
             experts = read_experts(record)
+            if experts is None or not experts.served:
+                return experts, False
+            # Some runners take only some schedules.
+            model = read_model(model_config(record), record.model_path)
+            check_schedule(arguments.schedule, model, resolved(record))
+        except ExpertPolicyError:
+            return experts, False
         except (Exception, SystemExit):
             return None, False
-        if experts is None or experts.runner != "triton_kernel":
-            return experts, experts is not None and experts.served
-        return experts, _can_rank(record, arguments)
-
-
-def _can_rank(record: Any, arguments: Arguments) -> bool:
-    """Whether a runner that ranks logits itself expresses the policy."""
-    try:
-        return can_rank(arguments.schedule, read_model(model_config(record), record.model_path))
-    except ExpertPolicyError:  # of the model, which the checks after resolution say
-        return True
+    return experts, True
 
 
 def _set_runner(server_args: Any, runner: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..upstream import model_config, resolved, spell
-from .modes import RUNNERS
+from .runners import list_runners
 
 Capability = tuple[int, int]
 
@@ -41,8 +41,12 @@ FITTING: dict[str, tuple[str, ...]] = {
     "mxfp8": ("deep_gemm",),
     "nvfp4_online": ("flashinfer_trtllm", "flashinfer_trtllm_routed"),
 }
-# With these flashinfer_trtllm takes router logits alone: modelopt_quant.py, compressed_tensors_w4a4_mxint4_moe.py.
-ROUTED_IN_KERNEL = ("fp8 by tensor", "fp8 by tensor (compressed-tensors)", "MXINT4")
+# With these flashinfer_trtllm takes router logits alone (modelopt_quant.py, compressed_tensors_w4a4_mxint4_moe.py), or
+# was not followed.
+ROUTED_IN_KERNEL = (
+    *("fp8 by tensor", "fp8 by block (compressed-tensors)", "fp8 by channel (compressed-tensors)"),
+    *("fp8 by tensor (compressed-tensors)", "MXINT4"),
+)
 # With SGLANG_USE_AITER, layers left to themselves run these on AMD's aiter, or on triton where it lacks the shape.
 BY_AITER = (
     *("bf16", "fp8 by block", "fp8 by tensor", "fp8 by channel (compressed-tensors)"),
@@ -74,7 +78,7 @@ class Experts:
         """Whether a policy can be served with this runner for these experts."""
         if runner.startswith("flashinfer_trtllm") and self.format in ROUTED_IN_KERNEL:
             return False
-        return runner in ("auto", *RUNNERS)
+        return runner in ("auto", *list_runners())
 
     def list_fitting(self) -> list[str]:
         """The runners that can be served and that run these experts here, the best first."""

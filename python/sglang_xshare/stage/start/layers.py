@@ -6,14 +6,16 @@ from typing import Any
 
 from ...plan import SelectionPlan
 from ...policies import VANILLA
-from ..layer import Layer
-from ..mask import check_maskable
-from ..upstream import num_schedulers, number_layer, ranks_logits, resolved
+from ..layer import DROPPED, FILLED, MASKED, Layer
+from ..upstream import keeps_dropped, num_schedulers, number_layer, read_format, resolved
 from .arguments import Arguments
 from .placement import read_placement
 from .refusal import ExpertPolicyError, end_refused, refusal
-from .routers import check_router, count_hashed
-from .runners import check_runner
+from .routers import check_plans, check_router, count_hashed
+from .runners import TRITON, Runner, check_kernel, check_width, find_kernel
+
+FORMATS = {FILLED: ("standard",), DROPPED: ("standard", "bypassed"), MASKED: ("triton_kernel", "bypassed")}
+"""What a router may hand a runner of each convention. A bypassed runner is handed ids and weights where these drop."""
 
 
 def find_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Layer]]:
@@ -36,39 +38,75 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
     from sglang.srt.layers.moe.topk import TopK
 
+    config = resolved(model_runner.server_args)
     modules = dict(model_runner.model.named_modules())
     routers = {name: module for name, module in modules.items() if isinstance(module, TopK)}
+    experts = {name: module for name, module in modules.items() if isinstance(module, FusedMoE)}
+    on_cpu = model_runner.device == "cpu"
+    kernels = {} if on_cpu else _find_kernels(experts, config)
     numbers = {name: number_layer(name, module.layer_id) for name, module in routers.items()}
     plans = _build_plans(arguments, list(numbers.values()), model_runner)
     placement = read_placement(model_runner)
     layers = []
     for name, module in routers.items():
-        config = module.topk_config
         try:
-            layer = Layer(numbers[name], config, placement)
+            output_format = read_format(module.topk_config)
+            kernel = kernels.get(numbers[name], (TRITON, None))
+            options = _read_options(kernel, "standard" if on_cpu else output_format, config)
+            layer = Layer(numbers[name], module.topk_config, placement, **options)
             if arguments.align and layer.num_shared:
                 raise ValueError(
                     "its runner takes shared experts' slots too, which --expert-policy-align does not sort; allowed is "
                     "--disable-shared-experts-fusion"
                 )
-            if ranks_logits(config):
-                for plan in plans:
-                    check_maskable(plan, layer.router)
-            check_router(name, layer, plans, modules, resolved(model_runner.server_args))
-            layers.append((config, layer))
+            runner, _ = kernel
+            check_width(runner, plans, layer.router)
+            if arguments.align and runner is not TRITON:
+                raise ValueError(f"MoE runner {runner.name} sorts for itself; --expert-policy-align allows triton")
+            check_router(name, modules)
+            check_plans(layer, plans, config)
+            layers.append((module.topk_config, layer))
         except ValueError as error:
             raise refusal(name, "router", str(error)) from None
-    runners = {name: module for name, module in modules.items() if isinstance(module, FusedMoE)}
-    for name, module in runners.items():
-        try:
-            check_runner(module, model_runner.device)
-        except ValueError as error:
-            raise refusal(name, "experts", str(error)) from None
     # DeepSeek's first model has a TopK, but runs its experts without FusedMoE.
-    if not layers or len(layers) + count_hashed(modules) < len(runners):
-        reason = f"{len(layers)} TopK modules for {len(runners)} MoE layers; allowed is one for each"
+    if not layers or len(layers) + count_hashed(modules) < len(experts):
+        reason = f"{len(layers)} TopK modules for {len(experts)} MoE layers; allowed is one for each"
         raise refusal("--model-path", model_runner.server_args.model_path, reason)
     return layers
+
+
+def _find_kernels(experts: dict[str, Any], config: Any) -> dict[int, tuple[Runner, Any]]:
+    """(what it runs, the `FusedMoE`) by number of the layer. What SGLang's CPU kernels make of a filled slot, served
+    tests show; those are not looked for.
+    """
+    kernels = {}
+    for name, module in experts.items():
+        try:
+            runner = find_kernel(module)
+            check_kernel(runner, module, config)
+        except ValueError as error:
+            raise refusal(name, "experts", str(error)) from None
+        kernels[number_layer(name, module.layer_id)] = runner, module
+    return kernels
+
+
+def _read_options(kernel: tuple[Runner, Any], output_format: str, config: Any) -> dict[str, Any]:
+    """Keywords of a `Layer`: how it hands its choice to its kernel, (what that is, its `FusedMoE` or None). Raises
+    ValueError where the kernel does not take what the layer's router hands it.
+    """
+    runner, experts = kernel
+    if output_format not in FORMATS[runner.convention]:
+        allowed = " or ".join(FORMATS[runner.convention])
+        raise ValueError(f"{output_format} output for MoE runner {runner.name}; allowed is {allowed}")
+    if experts is not None and output_format == "bypassed":
+        experts.supports_deferred_finalize = False  # it would sum up in the next collective, as it routes itself
+    # Upstream looks ids up where experts have other places, and before 0.5.23 where a rank numbers its own.
+    looked_up = runner.convention == FILLED and config.ep_size > 1 and not keeps_dropped()
+    return {
+        "convention": runner.convention,
+        "renumbers": config.ep_dispatch_algorithm is not None or looked_up,
+        "routes_itself": output_format != "standard",
+    }
 
 
 def _build_plans(arguments: Arguments, layers: list[int], model_runner: Any) -> list[SelectionPlan]:

@@ -18,6 +18,7 @@ from .architectures import GATHERED, UNSERVED
 from .idle_budgets import largest_batch, list_idle_budgets, list_unmet_overrides
 from .moe_model import MoeModel
 from .refusal import ExpertPolicyError, refusal
+from .runners import TABLE, check_width
 
 NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts")
@@ -121,24 +122,11 @@ def check_schedule(schedule: Schedule | None, model: MoeModel, config: Any) -> t
         _check_plans(found, model, config)
         plans += found
         warnings += list_idle_budgets(part, found, model, config.ep_size, largest_batch(config), tokens)
-    if spell(config.moe_runner_backend) == "triton_kernel":
+    runner = spell(config.moe_runner_backend)
+    if runner == "triton_kernel":
         _check_maskable(plans, model)
+    _check_width(plans, model, runner)
     return plans, warnings
-
-
-def can_rank(schedule: Schedule | None, model: MoeModel) -> bool:
-    """Whether a runner that ranks logits itself, triton_kernel, expresses the schedule. True of one that the model does
-    not fit, which is refused for that.
-    """
-    try:
-        plans = [plan for part in schedule.parts for plan in build_plans(part, model)] if schedule else [VANILLA]
-    except ExpertPolicyError:
-        return True
-    try:
-        _check_maskable(plans, model)
-    except ExpertPolicyError:
-        return False
-    return True
 
 
 def _check_size(schedule: Schedule, config: Any, batches: Batches) -> None:
@@ -193,3 +181,15 @@ def _check_maskable(plans: list[SelectionPlan], model: MoeModel) -> None:
             check_maskable(plan, Router(top_k=model.top_k, scoring=model.scoring, renormalize=model.renormalize))
     except ValueError as error:
         raise refusal("--moe-runner-backend", "triton_kernel", str(error)) from None
+
+
+def _check_width(plans: list[SelectionPlan], model: MoeModel, runner: str) -> None:
+    """Refuse a kmax that no kernel behind the runner's name takes."""
+    rows = [row for row in TABLE if row.name == runner]
+    if any(row.takes_kmax for row in rows):
+        return
+    try:
+        for row in rows:
+            check_width(row, plans, Router(top_k=model.top_k))
+    except ValueError as error:
+        raise refusal("--moe-runner-backend", runner, str(error)) from None

@@ -9,6 +9,7 @@ from ...patching.errors import PatchError
 from ...patching.status import check_patched
 from ..upstream import attention_dp_size, is_switched_on, spell
 from .refusal import ExpertPolicyError, refusal
+from .runners import list_runners
 
 # Speculation whose verify batch is request-major with one length for all requests. DSpark's ragged verify is not.
 SPECULATION = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
@@ -33,12 +34,10 @@ DP_ATTENTION_FLAGS = {
     "dwdp_size": 1,
     "elastic_ep_backend": None,
 }
+# How upstream may map an expert to one of its replicas: this way all rows of a rank take the same one.
+DISPATCH = "static"
 # With it no rank knows what the others do in a step.
 UNSYNCHRONIZED = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
-# Runners that take ids and weights from `select_experts`, or logits (triton_kernel). Others route in their kernel, or
-# need a row's ids to be distinct, which those in empty slots are not: deep_gemm sizes its buffers by that, and
-# flashinfer_cutlass looks for one place of an expert in a row.
-RUNNERS = ("triton", "triton_kernel", "cutlass", "marlin")
 # Upstream's benchmark switches, which overwrite what was selected.
 SIMULATIONS = ("SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")
 
@@ -65,8 +64,9 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
             raise refusal(name, os.environ[name], "it overwrites what was selected; allowed is unset")
     _check_choice("--disaggregation-mode", config.disaggregation_mode, ("null", "decode"))
     if names_runner and spell(config.moe_runner_backend) != "auto":
-        _check_choice("--moe-runner-backend", config.moe_runner_backend, RUNNERS)
+        _check_choice("--moe-runner-backend", config.moe_runner_backend, list_runners())
     _check_choice("--moe-a2a-backend", config.moe_a2a_backend, ("none",))
+    _check_replicas(config)
     if attention_dp_size(config) > 1:
         _check_dp_attention(config)
     if config.speculative_algorithm is not None:
@@ -102,6 +102,17 @@ def check_aligned(config: Any) -> None:
 def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:
     if spell(value) not in allowed:
         raise refusal(flag, value, f"allowed is {', '.join(allowed)}")
+
+
+def _check_replicas(config: Any) -> None:
+    """Refuse a dispatch under which other weights are loaded than those of the experts that were selected."""
+    dispatch = getattr(config, "ep_dispatch_algorithm", None)
+    if dispatch == "fake":
+        raise refusal("--ep-dispatch-algorithm", dispatch, "it overwrites the router's logits; allowed is dynamic")
+    replicas = getattr(config, "ep_num_redundant_experts", 0)
+    if replicas and dispatch not in (None, DISPATCH):
+        reason = f"{dispatch} dispatch picks replicas by row, so that padding rows wake others; allowed is 0"
+        raise refusal("--ep-num-redundant-experts", replicas, reason)
 
 
 def _check_dp_attention(config: Any) -> None:

@@ -6,20 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...plan import SelectionPlan
-from ..layer import Layer
+from ..layer import MASKED, Layer
+from ..mask import check_maskable
 
 
-def check_router(
-    name: str, layer: Layer, plans: Sequence[SelectionPlan], modules: Mapping[str, Any], config: Any
-) -> None:
-    """Raise ValueError where the router `name`, read as `layer`'s, does not fit a plan, or is not the only one.
-
-    `modules` are all of the model's by name, `config` holds the server's resolved arguments.
-    """
+def check_router(name: str, modules: Mapping[str, Any]) -> None:
+    """Raise ValueError where the router `name` is not the only one of its layer; `modules` are the model's by name."""
     gate = modules.get(f"{name.rpartition('.')[0]}.gate")
     if getattr(gate, "e_score_correction_bias_vl", None) is not None:
         raise ValueError("DeepSeek-V4.1 routes by another function where it takes images; allowed is a model without")
+
+
+def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> None:
+    """Raise ValueError for a plan that a layer's router or runner does not fit, of a server that starts or that is
+    switched. `config` holds its resolved arguments.
+    """
     for plan in plans:
+        if layer.convention == MASKED:
+            check_maskable(plan, layer.router)
         plan.check_columns(layer.router)
         plan.check_weights(layer.router)
         wider = plan.columns(layer.router) != layer.router.top_k

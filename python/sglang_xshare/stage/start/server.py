@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from ..upstream import attention_dp_size, model_config, resolved
+from ..upstream import attention_dp_size, hands_parts, model_config, resolved
 from .arguments import Arguments
 from .backend import check_experts, is_given
 from .draft import check_draft, check_draft_tokens
@@ -42,6 +42,11 @@ def find_refusals(server_args: Any, arguments: Arguments) -> Iterator[ExpertPoli
     yield from _refused(partial(check_attention, model, config))
     yield from _refused(partial(check_draft, config, loaded.hf_text_config))
     yield from _refused(partial(check_draft_tokens, config))
+    if arguments.schedule and arguments.schedule.observed and hands_parts():
+        reason = (
+            "on AMD this SGLang may hand a layer the parts of its logits, and add them up later; allowed is another"
+        )
+        yield refusal("--expert-policy", arguments.schedule.policy, reason)
     if arguments.trace is not None and config.dp_size > 1 and attention_dp_size(config) == 1:
         yield refusal(
             "--expert-policy-trace", arguments.trace, f"{config.dp_size} replicas would write it; allowed is one"

@@ -1,0 +1,141 @@
+"""The verb `policy`: what a running server's expert policy is, and another one in its place."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import orjson
+from rich.table import Table
+
+from ..console import open_console
+from ..policies.spelling import SPELLING, parse_policy
+from . import PATH
+
+API_KEY = "SGLANG_API_KEY"
+"""The environment variable of --api-key's default."""
+TIMEOUT = 60.0
+"""Seconds: a scheduler answers between two steps, of which a long prefill can be one."""
+
+
+class PolicyError(Exception):
+    """Why nothing was told or changed, in one line."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `policy get` and `policy set`."""
+    description = "tell or switch the expert policy of a running server"
+    parser = subparsers.add_parser("policy", help=description, description=description)
+    verbs = parser.add_subparsers(required=True, metavar="get|set")
+    for name, help in (("get", "the policy in force, its limits and counters"), ("set", "switch it between two steps")):
+        verb = verbs.add_parser(name, help=help, description=help)
+        verb.add_argument("url", metavar="URL", help="of the server, such as http://127.0.0.1:30000")
+        if name == "set":
+            verb.add_argument("policy", nargs="?", metavar="POLICY", help=SPELLING)
+            verb.add_argument(
+                "--config", metavar="FILE", help="a JSON file: the keys, beside POLICY or with policy in it"
+            )
+            verb.add_argument("--recapture", action="store_true", help="allow CUDA graphs to be captured anew")
+        verb.add_argument("--api-key", metavar="KEY", help=f"the server's admin or API key (default: ${API_KEY})")
+        verb.add_argument("--json", action="store_true", help="the server's answer as it is")
+        verb.set_defaults(run=_run, verb=name)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    try:
+        body = read_policy(arguments) if arguments.verb == "set" else None
+        answer = ask(arguments.url, body, arguments.api_key or os.environ.get(API_KEY))
+    except (PolicyError, ValueError) as error:
+        print(f"policy {arguments.verb}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        print_answer(answer)
+    for warning in answer.get("warnings", []):
+        print(f"warning: {warning}", file=sys.stderr)
+    return 0
+
+
+def read_policy(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The body of a POST. Raises ValueError for a policy or a file that could not be sent."""
+    name, keys = parse_policy(arguments.policy) if arguments.policy else (None, {})
+    given = _read_config(arguments.config) if arguments.config else {}
+    if name is None and "policy" not in given:
+        raise ValueError("no policy; allowed is one such as xshare:k0=1,add=6, or --config with a key policy")
+    if name is not None and "policy" in given:
+        raise ValueError(f"{name} and policy = {given['policy']!r} in {arguments.config}; allowed is one of the two")
+    for key in keys.keys() & given.keys():
+        raise ValueError(f"{key} = {keys[key]!r} and {given[key]!r}: allowed is one of the two for a key")
+    body = ({} if name is None else {"policy": name}) | keys | given
+    return body | {"recapture": True} if arguments.recapture else body
+
+
+def _read_config(file: str) -> dict[str, Any]:
+    try:
+        keys = orjson.loads(Path(file).read_bytes())
+    except OSError as error:
+        raise ValueError(f"--config {file}: {error.strerror or error}; allowed is a JSON file") from None
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"--config {file}: malformed JSON ({error}); allowed is one JSON object") from None
+    if not isinstance(keys, dict):
+        raise ValueError(f"--config {file}: a JSON {type(keys).__name__}; allowed is one JSON object")
+    return keys
+
+
+def ask(url: str, body: dict[str, Any] | None = None, api_key: str | None = None) -> dict[str, Any]:
+    """What the server answers to GET, or to POST of a body. Raises `PolicyError` for a refusal, and for no server or
+    none with a policy.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise PolicyError(f"{url}: no URL; allowed is one such as http://127.0.0.1:30000")
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+    data = None if body is None else orjson.dumps(body)
+    try:
+        with urlopen(Request(url.rstrip("/") + PATH, data, headers), timeout=TIMEOUT) as response:
+            answer = json.load(response)
+    except HTTPError as error:
+        raise PolicyError(f"{url}: {_explain(error)}") from None
+    except (URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise PolicyError(f"{url}: no answer ({reason}); allowed is the URL of a running server") from None
+    if not isinstance(answer, dict) or "in_force" not in answer:
+        raise PolicyError(f"{url}: not an SGLang server with this package")
+    return answer
+
+
+def _explain(error: HTTPError) -> str:
+    if error.code in (401, 403):
+        return f"{error.code}: no permission; allowed is --api-key with the server's admin key, or else its API key"
+    if error.code == 404:
+        return "404: no such route; allowed is a server with this package and its patches"
+    try:
+        return str(json.load(error)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"{error.code} {error.reason}"
+
+
+def print_answer(answer: dict[str, Any]) -> None:
+    """The plan in force as a table of its keys, then what it did since it is in force."""
+    console = open_console()
+    plan, since = answer["in_force"], answer["since_switch"]
+    table = Table("key", "value", "")
+    for key, value in plan.items():
+        if key == "overrides" and not value:
+            continue
+        table.add_row(key, value if isinstance(value, str) else json.dumps(value), "" if key in answer else "default")
+    console.print(table)
+    steps = ", ".join(f"{name} {count}" for name, count in since["outcomes"].items() if count) or "none"
+    console.print(f"switches: {answer['switches']}; steps since the last: {steps}")
+    if since["layer_steps"]:
+        experts = f"{since['mean_before']:.1f} -> {since['mean_after']:.1f}"
+        console.print(f"active experts of a layer and step: {experts}; kept mass: {since['mean_kept_mass']:.4f}")
+    limits = answer["limits"]
+    graphs = f"; graphs that select: {limits['selecting_rows'] or 'none'}" if limits["captured_rows"] else ""
+    console.print(f"router rows of a step: {limits['batches']}{graphs}")

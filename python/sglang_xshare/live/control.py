@@ -1,0 +1,136 @@
+"""What GET and POST /expert_policy ask of a scheduler: what is in force, and a switch between two steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from ..policies.description import TOP_K_KEYS
+from ..policies.registry import get_policy
+from ..policies.schedule import Schedule, build_schedule
+from ..stage.metrics import Reader
+from ..stage.stage import Stage
+from ..stage.start.model import check_schedule, read_model
+from ..stage.start.routers import check_plans
+from ..stage.upstream import attention_dp_size, is_first_rank, model_config, resolved
+
+ADDED = ("in_force", "defaults", "limits", "counters", "since_switch", "switches", "warnings")
+"""What an answer says beside the policy and its keys; a POST may send it back, and it is not read."""
+NO_STAGE = (
+    "this server was started without an expert policy; allowed is one started with --expert-policy, such as "
+    "--expert-policy observe, which routes as the model does until it is switched"
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Control:
+    """Answers for one scheduler's stage. Every rank handles the same messages in the same order between its steps, so
+    that all of them switch at the same one, or none does: what is checked is alike on all.
+    """
+
+    def __init__(self, stage: Stage, server_args: Any) -> None:
+        self.stage = stage
+        self.server_args = server_args
+
+    def get(self) -> dict[str, Any]:
+        """The policy and its keys, as POST takes them, and what `ADDED` names. Waits for the device."""
+        stage, plans = self.stage, self.stage.plans
+        # Every rank of data-parallel attention has counted the same steps; replicas have counted their own.
+        counts = is_first_rank()
+        return plans.given | {
+            "in_force": plans.describe(stage.layers[0][1].router.top_k),
+            "defaults": self._list_defaults(),
+            "limits": {
+                "batches": str(stage.batches),
+                "captured_rows": list(stage.graphs.rows),
+                "selecting_rows": stage.graphs.selecting,
+            },
+            "counters": asdict(Reader(stage.counters).look()) if counts else None,
+            "since_switch": asdict(stage.since_switch.look()) if counts else None,
+            "switches": stage.switches,
+        }
+
+    def post(self, body: Mapping[str, Any], reporter: Any) -> dict[str, Any]:
+        """Switch to the policy in `body`: the keys of --expert-policy-config, "policy", and "recapture" if need be.
+        Returns what `get` does, and warnings. Raises ValueError in one line, having changed nothing.
+        """
+        schedule, recapture = self._read(body)
+        warnings = self._check(schedule)
+        try:
+            self.stage.check_switch(schedule)
+        except ValueError as error:
+            other = "a server started with this policy has them"
+            if recapture:
+                other = f"recapture = true: no running server is known to survive that yet; {other}"
+            raise ValueError(f"{error}; {other}") from None
+        self.stage.switch(schedule, reporter)
+        for warning in warnings:
+            logger.warning(warning)
+        return self.get() | {"warnings": warnings}
+
+    def _read(self, body: Mapping[str, Any]) -> tuple[Schedule | None, bool]:
+        """(the schedule, None for vanilla; whether graphs may be captured anew)."""
+        keys = {name: value for name, value in body.items() if name not in ADDED}
+        recapture = keys.pop("recapture", False)
+        if type(recapture) is not bool:
+            raise ValueError(f"recapture = {recapture!r}: allowed is true or false")
+        if "policy" not in keys:
+            raise ValueError('policy is missing: allowed is an object such as {"policy": "xshare", "k0": 1, "add": 6}')
+        name = keys.pop("policy")
+        if name in (None, "none"):
+            name = "vanilla"
+        return build_schedule(name, keys, self.server_args.speculative_algorithm is not None), recapture
+
+    def _check(self, schedule: Schedule | None) -> list[str]:
+        """Warnings, as a server that starts with this schedule has. Raises ValueError where it would be refused."""
+        config = resolved(self.server_args)
+        if config.pp_size > 1:
+            raise ValueError(f"--pp-size {config.pp_size}: a pipeline's stages run different steps; allowed is 1")
+        if attention_dp_size(config) > 1 and config.enable_dp_attention_local_control_broadcast:
+            flag = "--enable-dp-attention-local-control-broadcast"
+            raise ValueError(f"{flag}: ranks would switch at different steps; allowed is off")
+        if schedule is None:
+            return []
+        if schedule.observed and self.stage.masks:
+            raise ValueError("--mask-padding-experts with observe: observe routes as the model does")
+        model = read_model(model_config(self.server_args), self.server_args.model_path)
+        plans, warnings = check_schedule(schedule, model, config)
+        schedule.plans([layer.layer_id for _, layer in self.stage.layers])
+        for _, layer in self.stage.layers:
+            check_plans(layer, plans, config)
+        return warnings
+
+    def _list_defaults(self) -> dict[str, Any]:
+        """What each key of the policy stands for where it is not given."""
+        schedule = self.stage.plans.schedule
+        if schedule is None:
+            return {}
+        if schedule.observed:
+            return {} if "plans" in schedule.given else {"plans": list(schedule.observed)}
+        found = get_policy(schedule.policy).resolve(schedule.keys)
+        top_k = self.stage.layers[0][1].router.top_k
+        found = {key: top_k if value is None and key in TOP_K_KEYS else value for key, value in found.items()}
+        found |= {"phases": list(schedule.phases), "min_tokens": schedule.min_tokens, "max_tokens": schedule.max_tokens}
+        return {key: value for key, value in found.items() if key not in self.stage.plans.given}
+
+
+def handle(control: Control | None, scheduler: Any, request: Any) -> Any:
+    """Upstream's answer to a control message that carries a question of ours. It never raises: a scheduler must not
+    end by what somebody has posted.
+    """
+    from sglang.srt.managers.io_struct import DumperControlReqOutput
+
+    try:
+        if control is None:
+            raise ValueError(NO_STAGE)
+        body = request.body.get("post")
+        answer = control.get() if body is None else control.post(body, scheduler.metrics_reporter)
+        return DumperControlReqOutput(success=True, response=[answer])
+    except ValueError as error:  # `ExpertPolicyError` is one
+        return DumperControlReqOutput(success=False, response=[], error=" ".join(str(error).split()))
+    except Exception as error:
+        logger.exception("POST /expert_policy")
+        return DumperControlReqOutput(success=False, response=[], error=f"{type(error).__name__}: {error}")

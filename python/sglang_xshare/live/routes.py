@@ -1,0 +1,74 @@
+"""GET and POST /expert_policy, in the server's process. What they ask goes to every scheduler by a control message of
+upstream's, which each broadcasts to its ranks: all handle it between the same two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from sglang.srt.managers.io_struct import DumperControlReqInput
+from sglang.srt.utils.auth import AuthLevel, auth_level
+
+from . import METHOD, PATH
+
+COUNTS = ("counters", "since_switch")
+TOTALS = ("layer_steps", "experts_before", "experts_after", "kept_mass", "rows", "rescued")
+
+
+def add_routes(app: FastAPI, find_manager: Callable[[], Any]) -> None:
+    """Add both routes. `find_manager` returns upstream's TokenizerManager, once the server has one."""
+
+    @app.get(PATH)
+    @auth_level(AuthLevel.ADMIN_OPTIONAL)
+    async def get_expert_policy() -> Response:
+        return _answer(await _ask(find_manager(), {}))
+
+    @app.post(PATH)
+    @auth_level(AuthLevel.ADMIN_OPTIONAL)
+    async def set_expert_policy(request: Request) -> Response:
+        try:
+            body = orjson.loads(await request.body())
+        except orjson.JSONDecodeError as error:
+            return _refuse(f"malformed JSON ({error}); allowed is one JSON object")
+        if not isinstance(body, dict):
+            return _refuse(f"a JSON {type(body).__name__}; allowed is one JSON object")
+        return _answer(await _ask(find_manager(), {"post": body}))
+
+
+async def _ask(manager: Any, body: dict[str, Any]) -> list[Any]:
+    """What every scheduler answers: each replica's, and each rank's of data-parallel attention."""
+    return list(await manager.dumper_control(DumperControlReqInput(method=METHOD, body=body)))
+
+
+def _answer(outputs: list[Any]) -> Response:
+    refusals = [output.error for output in outputs if not output.success]
+    if not refusals:
+        return JSONResponse(merge([output.response[0] for output in outputs]))
+    if len(refusals) == len(outputs):
+        return _refuse(refusals[0])
+    return _refuse(f"{len(refusals)} of {len(outputs)} schedulers: {refusals[0]}", 500)
+
+
+def _refuse(reason: str, status: int = 400) -> Response:
+    return JSONResponse({"error": reason}, status)
+
+
+def merge(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """One answer of several schedulers': what they have counted is added up."""
+    return answers[0] | {name: _add_up([answer[name] for answer in answers if answer[name]]) for name in COUNTS}
+
+
+def _add_up(counts: list[dict[str, Any]]) -> dict[str, Any]:
+    totals = {name: sum(one[name] for one in counts) for name in TOTALS}
+    outcomes = {name: sum(one["outcomes"][name] for one in counts) for name in counts[0]["outcomes"]}
+    layer_steps, rows = max(totals["layer_steps"], 1), max(totals["rows"], 1)
+    means = {
+        "mean_before": totals["experts_before"] / layer_steps,
+        "mean_after": totals["experts_after"] / layer_steps,
+        "mean_kept_mass": totals["kept_mass"] / rows,
+    }
+    return totals | means | {"outcomes": outcomes}

@@ -1,0 +1,64 @@
+"""What each layer does in each step by one schedule: the plans in force, until a switch puts others in their place."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ..plan import SelectionPlan
+from ..policies import VANILLA
+from ..policies.description import describe
+from ..policies.schedule import Schedule
+from .batches import Batches
+from .layer import Layer
+
+
+class Plans:
+    """The plans of a schedule for a server with these `batches`. They never change, and know what they have found.
+
+    `schedule` is None where the model routes as ever; with `masks`, padding rows alone are masked then.
+    """
+
+    def __init__(self, schedule: Schedule | None, batches: Batches = Batches(), masks: bool = False) -> None:  # noqa: B008
+        self.schedule = schedule
+        self.batches = batches
+        self.masks = masks and schedule is None
+        self._found: dict[tuple[Layer, str, int, int], tuple[SelectionPlan | None, str | None]] = {}
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The policy and its keys as given, JSON-able; a policy given without keys has its published ones."""
+        if self.schedule is None:
+            return {"policy": "vanilla"}
+        return {"policy": self.schedule.policy, **self.schedule.keys, **self.schedule.given}
+
+    def describe(self, top_k: int) -> dict[str, Any]:
+        """The plan in force, every default resolved."""
+        return {"policy": "vanilla"} if self.schedule is None else describe(self.schedule, top_k)
+
+    def find(
+        self, layer: Layer, phase: str, rows: int, tokens_per_request: int
+    ) -> tuple[SelectionPlan | None, str | None]:
+        """(a layer's plan in a step of so many router rows, None), or (None, why it has none)."""
+        place = layer, phase, rows, tokens_per_request
+        if place not in self._found:
+            self._found[place] = self._choose(layer, phase, rows, tokens_per_request)
+        return self._found[place]
+
+    def _choose(
+        self, layer: Layer, phase: str, rows: int, tokens_per_request: int
+    ) -> tuple[SelectionPlan | None, str | None]:
+        if self.schedule is None:
+            return (VANILLA, None) if self.masks else (None, "vanilla")
+        reason = self.schedule.reason_to_skip(phase, rows)
+        if reason is not None:
+            return None, reason
+        plan = self.schedule.plan(layer.layer_id, rows)
+        if plan is None:
+            return None, "override"
+        # A plan that cannot change what the model does is none, unless it masks padding or is compared.
+        is_needed = self.schedule.observed or self.batches.pad(rows)
+        # A layer knows its experts only when it routes. Of ever so many, a plan is taken to change no less.
+        if not is_needed and not plan.can_change(layer.router, sys.maxsize, rows, tokens_per_request):
+            return None, "unchanged"
+        return plan, None

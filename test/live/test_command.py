@@ -1,0 +1,163 @@
+"""`sglang-xshare policy`: what it sends and prints, and one line and exit code 1 for whatever goes wrong."""
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from sglang_xshare.cli import main
+from sglang_xshare.live import PATH
+
+COUNTS = {"layer_steps": 8, "mean_before": 14.5, "mean_after": 6.25, "mean_kept_mass": 0.875, "outcomes": {"policy": 2}}
+ANSWER = {
+    "policy": "xshare",
+    "k0": 1,
+    "in_force": {"policy": "xshare", "k0": 1, "add": 24, "phases": ["decode"], "overrides": []},
+    "limits": {"batches": "at most 16", "captured_rows": [], "selecting_rows": []},
+    "since_switch": COUNTS,
+    "switches": 3,
+}
+
+
+class FakeServer(ThreadingHTTPServer):
+    """Answers as it is told, and keeps what it was asked."""
+
+    answer: tuple[int, bytes] = 200, json.dumps(ANSWER).encode()
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[tuple[str, str, str | None, Any]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: FakeServer
+
+    def do_GET(self) -> None:
+        self.reply(None)
+
+    def do_POST(self) -> None:
+        self.reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def reply(self, body: Any) -> None:
+        self.server.asked.append((self.command, self.path, self.headers.get("Authorization"), body))
+        status, text = self.server.answer
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer() as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_get_prints_the_plan_in_force(server, capsys):
+    assert main(["policy", "get", server.url + "/"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for words in ("xshare", "24", "default", "switches: 3", "policy 2", "14.5 -> 6.2", "0.8750", "at most 16"):
+        assert words in out
+    assert server.asked == [("GET", PATH, None, None)]
+
+
+def test_json_is_the_answer_as_it_is(server, capsys):
+    assert main(["policy", "get", server.url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == ANSWER
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "sent"),
+    [
+        (["xshare:k0=1,add=6"], None, {"policy": "xshare", "k0": 1, "add": 6}),
+        (["vanilla"], None, {"policy": "vanilla"}),
+        (['oea:{"k0": 3}'], None, {"policy": "oea", "k0": 3}),
+        (["oea:k0=3"], {"layers": {"1": {"k0": 2}}}, {"policy": "oea", "k0": 3, "layers": {"1": {"k0": 2}}}),
+        ([], {"policy": "oea", "k0": 3}, {"policy": "oea", "k0": 3}),
+        (["oea", "--recapture"], None, {"policy": "oea", "recapture": True}),
+    ],
+)
+def test_set_sends_what_is_spelt(words, config, sent, server, tmp_path, capsys):
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        words = [*words, "--config", str(tmp_path / "config.json")]
+    assert main(["policy", "set", server.url, *words]) == 0
+    assert server.asked == [("POST", PATH, None, sent)]
+
+
+def test_warnings_go_to_stderr(server, capsys):
+    server.answer = 200, json.dumps(ANSWER | {"warnings": ["never drops"]}).encode()
+    assert main(["policy", "set", server.url, "xshare"]) == 0
+    assert capsys.readouterr().err == "warning: never drops\n"
+
+
+def test_a_key_is_sent_as_upstream_takes_it(server, monkeypatch):
+    assert main(["policy", "get", server.url, "--api-key", "secret"]) == 0
+    monkeypatch.setenv("SGLANG_API_KEY", "of the environment")
+    assert main(["policy", "get", server.url]) == 0
+    assert [asked[2] for asked in server.asked] == ["Bearer secret", "Bearer of the environment"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        ((400, b'{"error": "k0 = 9: allowed is at most the model\'s top-k, 8"}'), "k0 = 9: allowed is at most"),
+        ((401, b'{"error": "Unauthorized"}'), "401: no permission; allowed is --api-key with the server's admin key"),
+        ((404, b'{"detail": "Not Found"}'), "404: no such route; allowed is a server with this package"),
+        ((500, b"oh"), "500 Internal Server Error"),
+        ((200, b"<html>"), "no answer"),
+        ((200, b"{}"), "not an SGLang server with this package"),
+    ],
+)
+def test_a_refusal_is_one_line_and_status_1(answer, line, server, capsys):
+    server.answer = answer
+    assert main(["policy", "set", server.url, "xshare:k0=9"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"policy set: {server.url}: {line}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "no policy; allowed is one such as xshare:k0=1,add=6, or --config with a key policy"),
+        (["xshare:k0"], "policy 'xshare:k0': 'k0' is no key=value"),
+        (["xshare", "--config", "missing.json"], "--config missing.json: No such file or directory; allowed is a JSON"),
+        (["xshare", "--config", "bad.json"], "--config bad.json: malformed JSON"),
+        (["xshare", "--config", "list.json"], "--config list.json: a JSON list; allowed is one JSON object"),
+        (["--config", "keys.json"], "no policy; allowed is"),
+        (["xshare:k0=1", "--config", "keys.json"], "k0 = 1 and 2: allowed is one of the two for a key"),
+        (["xshare", "--config", "whole.json"], "xshare and policy = 'oea' in whole.json; allowed is one of the two"),
+    ],
+)
+def test_what_cannot_be_sent_never_is(words, line, server, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("bad", "{"), ("list", "[]"), ("keys", '{"k0": 2}'), ("whole", '{"policy": "oea"}')):
+        (tmp_path / f"{name}.json").write_text(text)
+    assert main(["policy", "set", server.url, *words]) == 1
+    assert capsys.readouterr().err.startswith(f"policy set: {line}")
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:30000", "http://127.0.0.1:1", "http://", "ftp://host"])
+def test_no_server_is_one_line(url, capsys):
+    assert main(["policy", "get", url]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"policy get: {url}: no ")

@@ -1,0 +1,229 @@
+"""What a scheduler answers to GET and POST: validated as at start-up, and nothing changed by what is refused."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_xshare import stage
+from sglang_xshare.live import METHOD
+from sglang_xshare.live.control import ADDED, NO_STAGE, Control
+from sglang_xshare.policies import list_policies
+from sglang_xshare.stage.batches import Batches
+from sglang_xshare.stage.start.moe_model import MoeModel
+from stage.fake import EXPERTS, TOP_K, Model, run
+
+MODEL = MoeModel("path", "FakeMoe", 3, EXPERTS, TOP_K, "softmax", True)
+CONFIG: dict[str, Any] = {
+    "device": "cpu",
+    "ep_size": 1,
+    "pp_size": 1,
+    "dp_size": 1,
+    "init_expert_location": "trivial",
+    "enable_eplb": False,
+    "ep_num_redundant_experts": 0,
+    "enable_return_routed_experts": False,
+    "enable_dp_attention_local_control_broadcast": False,
+    "moe_runner_backend": "auto",
+    "max_running_requests": 16,
+    "speculative_algorithm": None,
+    "speculative_num_draft_tokens": None,
+    "speculative_adaptive": False,
+    "model_path": "path",
+}
+REPORTER = SimpleNamespace(
+    forward_ct_decode=0, scheduler=SimpleNamespace(forward_ct=0), current_scheduler_metrics_enabled=False
+)
+XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
+
+
+class Asked(Control):
+    """One whose fake model can be run."""
+
+    model: Model
+
+
+@pytest.fixture
+def control(attach, monkeypatch):
+    """Call it with changes to the server's arguments for the control of a fake model's stage."""
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
+    for name, value in {
+        "is_first_rank": lambda: True,
+        "ranks_logits": lambda config: False,
+        "resolved": lambda server_args: server_args,
+        "model_config": lambda server_args: None,
+        "read_model": lambda loaded, path: MODEL,
+    }.items():
+        monkeypatch.setattr(f"sglang_xshare.live.control.{name}", value)
+
+    def make(flags: dict[str, Any] = XSHARE, batches: Batches | None = None, **changes: Any) -> Control:
+        model = Model()
+        asked = Asked(attach(model, batches, **CONFIG | flags | changes), SimpleNamespace(**CONFIG | changes))
+        asked.model = model
+        return asked
+
+    return make
+
+
+def test_get_tells_the_plan_and_what_is_counted(control):
+    told = control(XSHARE | {"expert_policy_config": {"k0": 2, "layers": {"1": {"add": 3}}}}).get()
+    assert set(told) == {"policy", "k0", "layers", *ADDED} - {"warnings"}
+    assert told["in_force"]["add"] == 24
+    assert told["defaults"]["add"] == 24
+    assert "k0" not in told["defaults"]
+    assert told["counters"]["outcomes"]["policy"] == told["switches"] == 0
+
+
+SETTINGS = [{"policy": policy.name, **setting.keys} for policy in list_policies() for setting in policy.published]
+WHOLE: list[dict[str, Any]] = [
+    *(
+        keys
+        for keys in SETTINGS
+        if not {"target_per_rank", "add_per_request"} & set(keys) and keys.get("k0", 0) <= TOP_K
+    ),
+    {"policy": "vanilla"},
+    {"policy": "xshare"},
+    {"policy": "observe", "plans": ["oea:k0=2", {"policy": "xshare", "add": 3}]},
+    {"policy": "custom", "k0": 0, "add": 7, "utility": "full"},
+    {
+        "policy": "xshare",
+        "k0": 1,
+        "mass": 0.5,
+        "layers": {"0-1": {"k0": 2}},
+        "by_batch": {"2-4": {"policy": "vanilla"}},
+    },
+]
+
+
+@pytest.mark.parametrize("keys", WHOLE, ids=str)
+def test_what_get_tells_can_be_posted_back(keys, control):
+    asked = control()
+    if keys["policy"] == "moe-spec":
+        keys = {**keys, "phases": ["decode"]}
+    told = asked.post(keys, REPORTER)
+    assert {key: told[key] for key in keys} == keys
+    again = asked.post(asked.get(), REPORTER)
+    assert again["in_force"] == told["in_force"]
+    assert (told["switches"], again["switches"]) == (1, 2)
+
+
+@pytest.mark.parametrize("none", [None, "none", "vanilla"])
+def test_none_is_vanilla(none, control):
+    assert control().post({"policy": none}, REPORTER)["in_force"] == {"policy": "vanilla"}
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({}, "policy is missing: allowed is an object such as"),
+    ({"k0": 1}, "policy is missing"),
+    ({"policy": "xhsare"}, "policy = 'xhsare': allowed is one of .*; did you mean xshare?"),
+    ({"policy": 3}, "policy = 3: allowed is one of"),
+    ({"policy": "xshare", "k00": 1}, "k00 = 1: xshare has no such key; .* did you mean k0?"),
+    ({"policy": "xshare", "k0": "1"}, "k0 = '1': allowed is an integer"),
+    ({"policy": "xshare", "k0": TOP_K + 1}, f"k0 = {TOP_K + 1}: allowed is at most the model's top-k, {TOP_K}"),
+    ({"policy": "xshare", "target_per_rank": 4}, "target_per_rank = 4: allowed only with expert parallelism"),
+    ({"policy": "xshare", "add_per_request": 4}, "add_per_request = 4: without speculative decoding"),
+    ({"policy": "moe-spec", "budget": 4}, "moe-spec without speculative decoding"),
+    ({"policy": "vanilla", "k0": 1}, "k0: vanilla has no keys"),
+    ({"policy": "xshare", "layers": {"7": {"k0": 2}}}, "layers 7: the model's layers are 0 to 2"),
+    ({"policy": "xshare", "layers": {"0": 3}}, "layers '0' = 3: allowed is an object"),
+    ({"policy": "xshare", "min_tokens": 17}, "no batch would have min_tokens = 17 rows"),
+    ({"policy": "oea", "k0": 0}, "k0 = 0"),
+    ({"policy": "xshare", "recapture": 1}, "recapture = 1: allowed is true or false"),
+    ({"policy": "xshare", "recaptrue": True}, "recaptrue = True: xshare has no such key"),
+]
+
+
+@pytest.mark.parametrize(("body", "line"), BAD, ids=[str(body) for body, _ in BAD])
+def test_bad_input_gets_one_line_and_changes_nothing(body, line, control):
+    asked = control()
+    model_plans, before = asked.stage.plans, asked.get()
+    with pytest.raises(ValueError, match=line) as error:
+        asked.post(body, REPORTER)
+    assert "\n" not in str(error.value)
+    assert asked.stage.plans is model_plans
+    assert asked.get() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"pp_size": 2}, "--pp-size 2: a pipeline's stages run different steps; allowed is 1"),
+        (
+            {"attn_dp_size": 2, "enable_dp_attention": True, "enable_dp_attention_local_control_broadcast": True},
+            "--enable-dp-attention-local-control-broadcast: ranks would switch at different steps",
+        ),
+    ],
+)
+def test_ranks_that_would_not_switch_together_are_refused(changes, line, control):
+    with pytest.raises(ValueError, match=line):
+        control(**changes).post({"policy": "xshare", "add": 1}, REPORTER)
+
+
+def test_a_server_that_masks_padding_cannot_observe(control):
+    asked = control({"mask_padding_experts": True})
+    assert asked.get()["policy"] == "vanilla"
+    assert asked.post({"policy": "xshare", "add": 1}, REPORTER)["add"] == 1
+    with pytest.raises(ValueError, match="--mask-padding-experts with observe"):
+        asked.post({"policy": "observe"}, REPORTER)
+
+
+def test_warnings_are_those_of_a_start(control):
+    told = control().post({"policy": "xshare", "add": EXPERTS}, REPORTER)
+    (warning,) = told["warnings"]
+    assert warning.endswith(f"never drops one of {EXPERTS} experts")
+
+
+@pytest.mark.parametrize("recapture", [False, True])
+def test_what_graphs_cannot_follow_is_refused_with_the_way_out(recapture, control, monkeypatch):
+    asked = control()
+
+    def refuse(former: Any, plans: Any) -> None:
+        raise ValueError("CUDA graphs of 2 rows would have to be captured anew: they were captured without a selection")
+
+    monkeypatch.setattr(asked.stage.graphs, "check", refuse)
+    with pytest.raises(ValueError, match=r"captured anew: .* a server started with this policy has them") as error:
+        asked.post({"policy": "xshare", "add": 1, "recapture": recapture}, REPORTER)
+    assert ("no running server is known to survive" in str(error.value)) == recapture
+
+
+def ask(request: SimpleNamespace) -> Any:
+    return stage.handle(SimpleNamespace(metrics_reporter=REPORTER), request)
+
+
+def test_other_control_messages_are_upstreams(monkeypatch):
+    monkeypatch.setattr(stage, "_control", None)
+    assert ask(SimpleNamespace(method="configure", body={})) is None
+
+
+def test_a_server_without_a_policy_says_which_flag_has_one(monkeypatch):
+    monkeypatch.setattr(stage, "_control", None)
+    for body in ({}, {"post": {"policy": "xshare"}}):
+        answer = ask(SimpleNamespace(method=METHOD, body=body))
+        assert (answer.success, answer.response, answer.error) == (False, [], NO_STAGE)
+
+
+def test_a_scheduler_never_ends_by_what_is_posted(control, monkeypatch):
+    asked = control()
+    monkeypatch.setattr(stage, "_control", asked)
+    for body, line in BAD:
+        answer = ask(SimpleNamespace(method=METHOD, body={"post": body}))
+        assert not answer.success
+        assert answer.error
+        assert "\n" not in answer.error, line
+    monkeypatch.setattr(asked.stage, "report", lambda reporter: 1 / 0)
+    answer = ask(SimpleNamespace(method=METHOD, body={"post": {"policy": "vanilla"}}))
+    assert (answer.success, answer.error) == (False, "ZeroDivisionError: division by zero")
+    assert asked.stage.switches == 0
+
+
+def test_counters_since_the_switch_are_the_plans_own(control):
+    asked = control()
+    model = asked.model
+    for number, add in enumerate((1, 2, 3)):
+        asked.post({"policy": "xshare", "add": add}, REPORTER)
+        for _ in range(add):
+            run(model, "decode", 12)
+        told = asked.get()
+        assert told["since_switch"]["outcomes"]["policy"] == add
+        assert told["counters"]["outcomes"]["policy"] == sum((1, 2, 3)[: number + 1])

@@ -1,0 +1,122 @@
+"""The HTTP routes: guarded by upstream's own keys, one answer of all schedulers, one line for what is refused."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from sglang.srt.utils.auth import add_api_key_middleware
+
+from sglang_xshare.live import METHOD, PATH
+from sglang_xshare.live.routes import add_routes, merge
+
+COUNTS = {
+    "layer_steps": 4,
+    "experts_before": 60,
+    "experts_after": 40,
+    "kept_mass": 30.0,
+    "rows": 32,
+    "rescued": 0,
+    "outcomes": {"policy": 1, "prefill": 2},
+}
+ANSWER = {"policy": "oea", "k0": 3, "in_force": {"policy": "oea"}, "counters": COUNTS, "since_switch": COUNTS}
+POST = {"policy": "oea", "k0": 3}
+
+
+class Manager:
+    """Upstream's TokenizerManager, as far as it hands control messages to schedulers."""
+
+    def __init__(self, *outputs: SimpleNamespace) -> None:
+        self.outputs = outputs
+        self.asked: list[Any] = []
+
+    async def dumper_control(self, request: Any) -> list[SimpleNamespace]:
+        await asyncio.sleep(0)
+        self.asked.append((request.method, request.body))
+        return list(self.outputs)
+
+
+def said(answer: dict[str, Any]) -> SimpleNamespace:
+    return SimpleNamespace(success=True, response=[answer], error="")
+
+
+def refused(line: str) -> SimpleNamespace:
+    return SimpleNamespace(success=False, response=[], error=line)
+
+
+def make_client(manager: Manager, api_key: str | None = None, admin_api_key: str | None = None) -> TestClient:
+    app = FastAPI()
+    add_routes(app, lambda: manager)
+    add_api_key_middleware(app, api_key=api_key, admin_api_key=admin_api_key)
+    return TestClient(app)
+
+
+def test_the_schedulers_are_asked_by_one_message_each():
+    manager = Manager(said(ANSWER))
+    client = make_client(manager)
+    assert client.get(PATH).json()["k0"] == 3
+    assert client.post(PATH, json=POST).json()["policy"] == "oea"
+    assert manager.asked == [(METHOD, {}), (METHOD, {"post": POST})]
+
+
+def test_counts_of_replicas_are_added_up_and_of_ranks_taken_once():
+    replicas = merge([ANSWER, ANSWER])["counters"]
+    assert (replicas["layer_steps"], replicas["outcomes"]) == (8, {"policy": 2, "prefill": 4})
+    assert (replicas["mean_before"], replicas["mean_after"], replicas["mean_kept_mass"]) == (15, 10, 30 / 32)
+    ranks = merge([ANSWER, ANSWER | {"counters": None, "since_switch": None}])
+    assert ranks["counters"]["layer_steps"] == ranks["since_switch"]["layer_steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (
+            b'{"policy"',
+            "malformed JSON (unexpected end of data: line 1 column 10 (char 9)); allowed is one JSON object",
+        ),
+        (b"", "malformed JSON (Input is a zero-length, empty document: line 1 column 1 (char 0)); allowed"),
+        (b"[1]", "a JSON list; allowed is one JSON object"),
+        (b'"xshare"', "a JSON str; allowed is one JSON object"),
+        (b'{"add": NaN}', "malformed JSON"),
+    ],
+)
+def test_what_is_no_object_never_reaches_a_scheduler(body, line):
+    manager = Manager(said(ANSWER))
+    answer = make_client(manager).post(PATH, content=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith(line)
+    assert manager.asked == []
+
+
+def test_a_refusal_of_all_is_one_line():
+    answer = make_client(Manager(refused("k0 = 9: no"), refused("k0 = 9: no"))).post(PATH, json=POST)
+    assert (answer.status_code, answer.json()) == (400, {"error": "k0 = 9: no"})
+
+
+def test_schedulers_that_disagree_are_the_servers_fault():
+    answer = make_client(Manager(said(ANSWER), refused("no memory"))).post(PATH, json=POST)
+    assert (answer.status_code, answer.json()) == (500, {"error": "1 of 2 schedulers: no memory"})
+
+
+@pytest.mark.parametrize(
+    ("keys", "given", "status"),
+    [
+        ({}, None, 200),
+        ({"api_key": "user"}, None, 401),
+        ({"api_key": "user"}, "user", 200),
+        ({"api_key": "user", "admin_api_key": "admin"}, "user", 401),
+        ({"api_key": "user", "admin_api_key": "admin"}, "admin", 200),
+        ({"admin_api_key": "admin"}, None, 401),
+        ({"admin_api_key": "admin"}, "wrong", 401),
+        ({"admin_api_key": "admin"}, "admin", 200),
+    ],
+)
+def test_upstreams_keys_guard_both_routes(keys, given, status):
+    manager = Manager(said(ANSWER))
+    client = make_client(manager, **keys)
+    headers = {"Authorization": f"Bearer {given}"} if given else {}
+    assert client.get(PATH, headers=headers).status_code == status
+    assert client.post(PATH, json=POST, headers=headers).status_code == status
+    assert len(manager.asked) == (2 if status == 200 else 0)

@@ -1,0 +1,60 @@
+"""A SGLang plugin that lends a CPU server what some of upstream's modes ask of CUDA whatever the device: host memory,
+plain where CUDA would pin it, and a wait for the device.
+
+It takes it for `--enable-return-routed-experts`, for the hierarchical cache, for LoRA and for a model's own draft.
+"""
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ENTRY_POINT = "[sglang.srt.plugins]\nhost-memory = served.host:lend\n"
+
+
+def install(scratch: Path) -> None:
+    """Put the plugin where `install_probe` puts its own."""
+    plugin = scratch / "plugin" / "host_memory-1.dist-info"
+    plugin.mkdir(parents=True)
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: host-memory\nVersion: 1\n")
+    (plugin / "entry_points.txt").write_text(ENTRY_POINT)
+
+
+def lend() -> None:
+    """Called by upstream's `load_plugins()` in every process."""
+    if multiprocessing.parent_process() is None:
+        return
+    from sglang.srt.mem_cache.pool_host import mha
+    from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
+
+    ALLOC_MEMORY_FUNCS["cpu"] = allocate
+    mha.transfer_kv_direct = transfer
+    for name in ("synchronize", "empty_cache"):
+        setattr(torch.cuda, name, lambda *args: None)
+    setattr(torch.Tensor, "pin_memory", lambda tensor, *args: tensor)  # noqa: B010 - mypy knows another signature
+    for name in ("tensor", "empty", "zeros"):
+        setattr(torch, name, never_pinned(getattr(torch, name)))
+
+
+def never_pinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Torch's function without its `pin_memory`."""
+    return lambda *args, pin_memory=False, **kwargs: make(*args, **kwargs)
+
+
+def allocate(dims: tuple[int, ...], dtype: torch.dtype, device: str, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """What upstream's allocators return."""
+    return torch.empty(dims, dtype=dtype, device=device)
+
+
+def transfer(
+    src_layers: Sequence[torch.Tensor],
+    dst_layers: Sequence[torch.Tensor],
+    src_indices: torch.Tensor,
+    dst_indices: torch.Tensor,
+    page_size: int,
+) -> None:
+    """Copy slots of every layer's keys and values, as upstream's kernel does."""
+    for src, dst in zip(src_layers, dst_layers, strict=True):
+        dst[dst_indices] = src[src_indices]

@@ -1,0 +1,273 @@
+"""A running server's policy switches between two steps: under load, on all ranks and replicas, at no request's cost."""
+
+import json
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import pairwise
+from threading import Event
+from typing import Any
+
+import pytest
+import requests
+import torch
+
+from benchmark.common.server import Server
+from benchmark.common.variant import parse_plan
+from benchmark.quality.measure import Bench
+from benchmark.quality.model import Layout, load_model
+from benchmark.quality.served import SERVER_ARGS, measure_nats
+from benchmark.quality.text import load_sequences
+from served.answers import (
+    LAYERS,
+    generate_together,
+    make_server,
+    policy,
+    read_lines,
+    read_metrics,
+    read_plans,
+    read_prompts,
+)
+from served.eagle import CHAIN, DRAFT_TOKENS, TOP_K, eagle
+from served.probe import read_logits
+from served.release import LATEST, OLDER
+from served.test_dp_attention import OLD_TWO, TWO, live
+from served.test_parallel import TWO_CORES
+from served.test_soak import resident_mib
+from sglang_xshare import Batch, Router, SelectionPlan, select
+from sglang_xshare.cli import main
+from sglang_xshare.live import PATH
+from sglang_xshare.policies import VANILLA
+from sglang_xshare.policies.schedule import Schedule, build_schedule
+
+SWITCHES, WARM_UP = 200, 60
+CLIENTS = 10
+XSHARE = {"policy": "xshare", "k0": 1, "add": 8}
+PLANS: list[dict[str, Any]] = [
+    XSHARE,
+    {"policy": "oea", "k0": 2},
+    {"policy": "vanilla"},
+    {"policy": "xshare", "k0": 1, "add": 0, "layers": {"1": {"policy": "vanilla"}}, "by_batch": {"2-5": {"add": 3}}},
+    {"policy": "observe", "plans": ["oea:k0=3", "xshare:k0=1,add=4"]},
+    {"policy": "lynx-lat", "retain": 12},
+]
+PER_REQUEST = {"policy": "xshare", "k0": 1, "add": 0, "add_per_request": 4}
+VERIFIED_PLANS: list[dict[str, Any]] = [PER_REQUEST, {"policy": "moe-spec", "budget": 12}, *PLANS[1:5]]
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"policy": "xshare", "k0": 9}, "k0 = 9: allowed is at most the model's top-k, 8"),
+    ({"policy": "xshare", "kO": 1}, "kO = 1: xshare has no such key"),
+    ({"policy": "oea", "layers": {"4": {"k0": 1}}}, "layers 4: the model's layers are 0 to 3"),
+]
+QUALITY = {"k0": 1, "add": 4}
+PROMPT, STEPS, BATCH = 32, 32, 16
+
+
+def post(server: Server, body: Mapping[str, Any]) -> requests.Response:
+    return requests.post(server.url + PATH, json=body, timeout=120)
+
+
+def test_a_switched_server_costs_what_the_plan_costs_offline(servers, tiny_model, capsys):
+    """Teacher-forced, against a replay in transformers; the server is that of test/benchmark/quality/test_served.py."""
+    own = ("--expert-policy", "xshare", "--expert-policy-config", json.dumps(QUALITY))
+    server = servers("--dtype", "float32", *own, *SERVER_ARGS)
+    texts = load_sequences(tiny_model / "heldout", tiny_model, PROMPT + STEPS + 1, per_domain=BATCH // 4)
+    mixed = texts.take(texts.mixing())
+    bench = Bench(load_model(tiny_model), mixed, PROMPT)
+    before = server.get(PATH)
+    switched = before["switches"]
+    assert (before["k0"], before["add"], before["in_force"]["utility"]) == (1, 4, "topk")
+    for number, spelling in enumerate(("oea:k0=2", "vanilla"), 1):
+        assert main(["policy", "set", server.url, spelling]) == 0
+        assert spelling.partition(":")[0] in capsys.readouterr().out
+        here = bench.run(parse_plan(spelling), Layout(BATCH)).nats
+        torch.testing.assert_close(measure_nats(server, mixed.tokens, PROMPT, BATCH), here, rtol=0, atol=1e-3)
+        told = server.get(PATH)
+        assert told["switches"] == switched + number
+        counted = {name for name, count in told["since_switch"]["outcomes"].items() if count}
+        assert counted == ({"policy", "prefill"} if number == 1 else {"vanilla", "prefill"})
+        assert all(
+            state["expert_policy_config"] == told["in_force"] for state in server.get("/server_info")["internal_states"]
+        )
+        assert read_plans(server.get("/metrics")) == [told["in_force"]]
+    for body, line in BAD:
+        refused = post(server, body)
+        assert refused.status_code == 400
+        assert line in refused.json()["error"]
+        assert "\n" not in refused.json()["error"]
+    assert server.get(PATH)["in_force"] == {"policy": "vanilla"}
+    assert post(server, before).json()["in_force"] == before["in_force"]
+
+
+def schedule_of(keys: Mapping[str, Any], speculative: bool) -> Schedule | None:
+    return build_schedule(keys["policy"], {name: keys[name] for name in keys if name != "policy"}, speculative)
+
+
+def expect(call: dict[str, Any], schedule: Schedule | None, speculative: bool) -> list[int]:
+    """The experts that a plan wakes in a recorded call."""
+    plan: SelectionPlan | None = None
+    phase = "verify" if speculative else "decode"
+    if schedule and not schedule.observed and schedule.reason_to_skip(phase, call["rows"]) is None:
+        plan = schedule.plan(call["layer"], call["rows"])
+    # A vanilla step wakes what its padding rows ask for, too.
+    valid = live(call) if plan is not None and "own" in call else None
+    batch = Batch(valid, DRAFT_TOKENS if speculative else 1)
+    selection = select(read_logits(call), plan or VANILLA, Router(TOP_K), batch, backend="torch")
+    return selection.active.nonzero().flatten().tolist()
+
+
+def read_steps(calls: Sequence[dict[str, Any]]) -> Iterator[list[list[dict[str, Any]]]]:
+    """Steps of one scheduler's ranks, each as the calls of its layers, of every rank; drafts and prefills left out."""
+    by_rank = defaultdict(list)
+    for call in calls:
+        if not call["mode"].endswith("_DRAFT"):
+            by_rank[call["rank"]].append(call)
+    lengths = {len(calls) for calls in by_rank.values()}
+    assert len(lengths) == 1, "ranks are in step"
+    for first in range(0, lengths.pop(), LAYERS):
+        step = [calls[first : first + LAYERS] for calls in by_rank.values()]
+        assert all([call["layer"] for call in calls] == list(range(LAYERS)) for calls in step)
+        if step[0][0]["mode"] != "EXTEND" and not step[0][0].get("prefills"):
+            yield step
+
+
+def check_steps(calls: Sequence[dict[str, Any]], plans: Sequence[Mapping[str, Any]], speculative: bool) -> int:
+    """Every step comes from one whole plan, the same on every rank. Returns how often it was another than before."""
+    schedules = [schedule_of(keys, speculative) for keys in plans]
+    changes = 0
+    for step in read_steps(calls):
+        for calls_of_rank in step[1:]:
+            assert [call["awake"] for call in calls_of_rank] == [call["awake"] for call in step[0]]
+        fits = (
+            number
+            for number, schedule in enumerate(schedules)
+            if all(expect(call, schedule, speculative) == call["awake"] for call in step[0])
+        )
+        found = next(fits, None)
+        assert found is not None, f"a step of {step[0][0]['rows']} rows comes from no plan"
+        schedules.insert(0, schedules.pop(found))  # the one of the last step is tried first
+        changes += found > 0
+    return changes
+
+
+def keep_asking(server: Server, prompts: Sequence[str], client: int, ended: Event) -> int:
+    """Requests of random lengths, one after another; each must have every token that was asked for."""
+    choose, answered = random.Random(client), 0
+    while not ended.is_set():
+        length = choose.randrange(4, 40)
+        (answer,) = server.generate(
+            [choose.choice(prompts)[: choose.randrange(1, 60)]], max_new_tokens=length, ignore_eos=True
+        )
+        assert answer["meta_info"]["completion_tokens"] == len(answer["output_ids"]) == length
+        assert answer["meta_info"]["finish_reason"]["type"] == "length"
+        answered += 1
+    return answered
+
+
+@contextmanager
+def load(server: Server, prompts: Sequence[str]) -> Iterator[list[int]]:
+    """Traffic while the block runs; what was answered is in the list after it."""
+    ended, answered = Event(), list[int]()
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        asked = [clients.submit(keep_asking, server, prompts, number, ended) for number in range(CLIENTS)]
+        try:
+            yield answered
+        finally:
+            ended.set()
+        answered += [one.result() for one in asked]
+
+
+def switch(server: Server, plans: Sequence[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:
+    """Switch so often, in turn, with a wrong POST after every tenth. Returns what the server answered."""
+    answers: list[dict[str, Any]] = []
+    for number in range(count):
+        answer = post(server, plans[number % len(plans)])
+        assert answer.status_code == 200, answer.text
+        answers.append(answer.json())
+        if number % 10 == 9:
+            body, line = BAD[number // 10 % len(BAD)]
+            refused = post(server, body)
+            assert (refused.status_code, line in refused.json()["error"]) == (400, True)
+            now = server.get(PATH)
+            assert (now["in_force"], now["switches"]) == (answers[-1]["in_force"], answers[-1]["switches"])
+        time.sleep(0.05)
+    return answers
+
+
+def check_counters(answers: Sequence[Mapping[str, Any]]) -> None:
+    """What was counted between two switches are steps of the plan between them, and nothing is counted twice."""
+    allowed = {"vanilla": {"vanilla", "prefill"}, "observe": {"observed", "prefill"}}
+    for former, latter in pairwise(answers):
+        outcomes = {
+            name: count - former["counters"]["outcomes"][name] for name, count in latter["counters"]["outcomes"].items()
+        }
+        counted = {name for name, count in outcomes.items() if count}
+        assert min(outcomes.values()) >= 0
+        assert counted <= allowed.get(former["policy"], {"policy", "prefill", "min_tokens", "unchanged"}), former[
+            "policy"
+        ]
+        assert latter["since_switch"]["layer_steps"] == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("speculative", [False, True], ids=["decode", "EAGLE-3"])
+@pytest.mark.parametrize(
+    ("ranks", "release"),
+    [
+        ((), LATEST),
+        (("--tp", "2"), LATEST),
+        (("--dp-size", "2"), LATEST),
+        (TWO, LATEST),
+        *(((), release) for release in OLDER),
+        *((OLD_TWO, release) for release in OLDER),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value) or "one rank",
+)
+def test_two_hundred_switches_under_load(ranks, release, speculative, tiny_model, patched_release, tmp_path, served):
+    if speculative and ranks == OLD_TWO:
+        pytest.skip("data-parallel attention with EAGLE-3 is served on the latest release")
+    plans = VERIFIED_PLANS if speculative else PLANS
+    keys = {name: value for name, value in plans[0].items() if name != "policy"}
+    flags = [*policy("xshare", **keys), *ranks, *(eagle(tiny_model, CHAIN) if speculative else ())]
+    env = TWO_CORES if ranks else {}
+    server, probe, trace = make_server(tiny_model, patched_release(release), flags, tmp_path, env)
+    prompts = read_prompts(tiny_model)
+    with server:
+        switch(server, plans, 2 * len(plans))  # while idle
+        with load(server, prompts) as answered:
+            answers = switch(server, plans, WARM_UP)
+            warm = resident_mib(server)
+            answers += switch(server, plans, SWITCHES - WARM_UP)
+        assert sum(answered) > CLIENTS
+        assert resident_mib(server) < 1.05 * warm
+        check_counters(answers)
+        told = server.get(PATH)
+        assert told["switches"] == SWITCHES + 2 * len(plans)
+        calls = read_lines(probe)
+        schedulers = defaultdict(list)
+        for call in calls:
+            schedulers[call["pid"] if "--dp-size" in ranks else 0].append(call)
+        assert len(schedulers) == (2 if "--dp-size" in ranks else 1)
+        assert sum(check_steps(steps, plans, speculative) for steps in schedulers.values()) > SWITCHES / 10
+        metrics = read_metrics(server, sum(told["counters"]["outcomes"].values()))
+        assert metrics["layer_steps_total"] == server.get(PATH)["counters"]["layer_steps"]
+        assert "Scheduler hit an exception" not in server.log_text()
+        if "--dp-size" not in ranks:
+            switches = [record.get("switch", 0) for record in read_lines(trace)]
+            assert switches == sorted(switches)
+            assert len(set(switches)) > SWITCHES / 4
+        if not ranks and not speculative:
+            assert post(server, XSHARE).status_code == 200
+            (tokens, *_) = served("xshare", release).tokens
+            assert [answer["output_ids"] for answer in generate_together(server, probe, prompts)] == tokens
+
+
+@pytest.mark.long
+def test_a_server_without_a_policy_says_which_flag_has_one(servers, patched_release):
+    server = servers(release=patched_release(LATEST))
+    for answer in (requests.get(server.url + PATH, timeout=60), post(server, XSHARE)):
+        assert answer.status_code == 400
+        assert "started without an expert policy; allowed is one started with --expert-policy" in answer.json()["error"]

@@ -1,0 +1,163 @@
+"""Run in a process of its own, on one patched release: a layer under policy, through upstream's `select_experts`, and a
+runner of each convention that checks what it is handed. Prints one JSON line a case.
+
+Post-processing is that of a CUDA server: only its kernels are missing here, and these cases reach none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from sglang.srt.eplb.expert_location_dispatch import ExpertLocationDispatchInfo
+from sglang.srt.layers.moe import topk
+from sglang.srt.layers.moe.fused_moe_native import moe_forward_native
+from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+
+from sglang_xshare import Batch, build_plan, select, stage
+from sglang_xshare.stage.layer import DROPPED, FILLED, MASKED, Layer
+from sglang_xshare.stage.stage import Stage
+from sglang_xshare.stage.step import Step
+from stage.compare_routing import make_config
+from stage.contracts import check
+
+ROWS, EXPERTS, TOP_K, HIDDEN, WIDTH = 9, 16, 4, 12, 8
+REPLICAS = 8  # the first experts have two places
+PLANS = {
+    "vanilla": {"policy": "vanilla"},
+    "xshare": {"policy": "xshare", "k0": 1, "add": 2},
+    "short rows": {"policy": "dynamic-skip", "beta": 0.7},
+    "truncating": {"policy": "moe-spec", "budget": 3, "coverage": "truncate"},
+    "kmax": {"policy": "oea", "k0": 2, "kmax": 6},
+}
+# Live rows, and whether logits tie.
+BATCHES = ((ROWS, False), (ROWS, True), (5, False), (1, True))
+GROUPED = {"use_grouped_topk": True, "num_expert_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
+SHARED = {"scoring_func": "sigmoid", "correction_bias": torch.linspace(-0.3, 0.3, EXPERTS), **GROUPED}
+
+
+@dataclass(frozen=True)
+class Case:
+    """`places` is how upstream looks an expert's place up: None, "static" or "dynamic". `shared` experts are fused."""
+
+    convention: str
+    plan: str
+    live: int
+    tied: bool
+    shared: int = 0
+    places: str | None = None
+
+
+def list_cases() -> Iterator[Case]:
+    for convention, plan, batch in itertools.product((FILLED, DROPPED), PLANS, BATCHES):
+        for shared, places in ((0, None), (1, None), (0, "static"), (0, "dynamic")):
+            yield Case(convention, plan, *batch, shared, places)
+    for plan, batch in itertools.product(("vanilla", "xshare"), BATCHES):
+        yield Case(MASKED, plan, *batch)
+
+
+def run_experts(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
+    """What a runner computes, in loops; `owner` [places] is the expert in each place."""
+    out = torch.zeros_like(hidden)
+    for row, (experts, shares) in enumerate(zip(ids.tolist(), weights.tolist(), strict=True)):
+        for place, share in zip(experts, shares, strict=True):
+            if place >= 0:
+                gate, up = (W1[owner[place]] @ hidden[row]).chunk(2)
+                out[row] += share * (W2[owner[place]] @ (torch.nn.functional.silu(gate) * up))
+    return out
+
+
+def run_native(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Upstream's own loop over the experts."""
+    config = SimpleNamespace(
+        apply_router_weight_on_input=False, activation="silu", gemm1_alpha=None, gemm1_clamp_limit=None
+    )
+    layer = SimpleNamespace(num_experts=len(W1), num_local_experts=len(W1), w13_weight=W1, w2_weight=W2)
+    return moe_forward_native(layer, hidden, (weights, ids, None), config)
+
+
+def make_places(algorithm: str | None) -> tuple[ExpertLocationDispatchInfo | None, torch.Tensor]:
+    """(upstream's table of places, the expert in each)."""
+    if algorithm is None:
+        return None, torch.arange(EXPERTS + 1)
+    owner = torch.cat([torch.arange(EXPERTS), torch.arange(REPLICAS)])
+    owner = owner[torch.randperm(len(owner), generator=torch.Generator().manual_seed(1))]
+    found = [(owner == expert).nonzero().flatten().tolist() for expert in range(EXPERTS)]
+    info = ExpertLocationDispatchInfo(
+        ep_dispatch_algorithm=algorithm,
+        partial_logical_to_rank_dispatch_physical_map=torch.tensor([places[-1] for places in found]),
+        partial_logical_to_all_physical_map=torch.tensor([(places * 2)[:2] for places in found]),
+        partial_logical_to_all_physical_map_num_valid=torch.tensor([len(places) for places in found]),
+        num_physical_experts=len(owner),
+        rank_invariant=True,
+    )
+    return info, owner
+
+
+def install(layer: Layer | None, config: Any = None) -> None:
+    """Put the stage in place of one layer's router, or nothing."""
+    if layer is None:
+        stage._stage = None
+        return
+    stage._stage = object.__new__(Stage)
+    own = {"_by_config": {id(config): layer}, "_by_own": {id(layer.config): layer}}
+    vars(stage._stage).update(own, _running=True, observation=None)
+
+
+def run(case: Case) -> dict[str, Any]:
+    """The case's problems, the output's distance from upstream's own, and experts loaded beyond those in use."""
+    generator = torch.Generator().manual_seed(0)
+    logits, hidden = (torch.randn(ROWS, size, generator=generator) for size in (EXPERTS, HIDDEN))
+    if case.tied:
+        logits = logits.round()
+    valid = torch.arange(ROWS) < case.live
+    config = make_config(case.shared, renormalize=True, **(SHARED if case.shared else {"scoring_func": "softmax"}))
+    masked = case.convention == MASKED
+    layer = Layer(0, config, None, case.convention, case.places is not None, masked)
+    layer.plan, layer.step = build_plan(PLANS[case.plan]), Step("decode", ROWS, Batch(valid))
+    info, owner = make_places(case.places)
+    chosen = select(logits, layer.plan, layer.router, Batch(valid), backend="reference")
+
+    install(layer, config)
+    if masked:
+        _, seen = stage.prepare(config, topk.TopKOutputFormat.BYPASSED, logits)
+        values, ids = seen.float().topk(TOP_K)  # as FlashInfer's kernel: by logit, then softmax
+        ids, weights = ids.int(), values.softmax(-1)
+        chosen = select(logits.bfloat16(), layer.plan, layer.router, Batch(valid), backend="reference")
+    else:
+        topk._is_cuda = True
+        out = topk.select_experts(hidden, logits, config, layer_id=0, expert_location_dispatch_info=info)
+        topk._is_cuda = False
+        ids, weights = out.topk_ids, out.topk_weights
+    install(None)
+
+    places = EXPERTS + case.shared if info is None else len(owner)
+    problems = check(ids, weights, places, case.convention)
+    if case.plan == "vanilla" and not (masked or case.tied):
+        own = topk.select_experts(hidden, logits, config, layer_id=0)
+        expected = run_native(hidden, own.topk_ids.int(), own.topk_weights)
+    else:
+        expected = run_native(hidden, chosen.topk_ids, chosen.topk_weights)
+        if case.shared:
+            share = layer.with_shared.shared_weight
+            slots = torch.full((ROWS, 1), EXPERTS, dtype=torch.int32)
+            expected += run_native(hidden, slots, torch.full((ROWS, 1), share))
+    error = (run_experts(hidden, ids, weights, owner) - expected)[valid].abs().max()
+    # Where its runner ranks logits, a padding row has weights as well.
+    used = chosen.active.sum().clamp(min=TOP_K) if masked else len(ids[weights > 0].unique())
+    return {"problems": problems, "error": float(error), "woken": len(ids[ids >= 0].unique()) - int(used)}
+
+
+if __name__ == "__main__":
+    set_global_server_args_for_scheduler(ServerArgs(model_path="none"))  # the native loop's activation asks it
+    W1, W2 = (
+        torch.randn(EXPERTS + 1, *shape, generator=torch.Generator().manual_seed(2))
+        for shape in ((2 * WIDTH, HIDDEN), (HIDDEN, WIDTH))
+    )
+    for case in list_cases():
+        print(json.dumps({"case": str(case), **run(case)}), flush=True)

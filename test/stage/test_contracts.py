@@ -1,0 +1,61 @@
+"""What reaches an MoE runner of each convention: slots that it takes, the selection's output, no expert woken."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmark.common.paths import ROOT
+from served.release import make_env, older_releases_take_long
+from stage.contracts import check
+
+
+@cache
+def find(tree: Path) -> list[dict[str, Any]]:
+    """What `run_contracts.py` found on a release."""
+    env = make_env(tree) | {"TORCHDYNAMO_DISABLE": "1"}  # upstream compiles its post-processing
+    env["PYTHONPATH"] += f":{ROOT / 'test'}"
+    script = Path(__file__).with_name("run_contracts.py")
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@older_releases_take_long
+def test_runners_get_what_they_take_and_compute_the_selection(release, patched_release):
+    found = find(patched_release(release))
+    assert len(found) == 2 * 5 * 4 * 4 + 2 * 4
+    assert [case for case in found if case["problems"]] == []
+    assert [case for case in found if not case["error"] < 1e-4] == []
+
+
+@older_releases_take_long
+def test_no_slot_wakes_an_expert_or_another_replica_of_one(release, patched_release):
+    assert [case for case in find(patched_release(release)) if case["woken"]] == []
+
+
+BROKEN = {
+    "ids are int32": (torch.tensor([[1, 0]]), torch.ones(1, 2)),
+    "weights are float32": (torch.tensor([[1, 0]]).int(), torch.ones(1, 2).double()),
+    "ids are in range": (torch.tensor([[1, 4]]).int(), torch.ones(1, 2)),
+    "weights are finite": (torch.tensor([[1, 0]]).int(), torch.tensor([[1.0, torch.nan]])),
+    "a slot without an expert weighs nothing": (torch.tensor([[1, -1]]).int(), torch.ones(1, 2)),
+    "a row's experts are distinct": (torch.tensor([[1, 1]]).int(), torch.tensor([[1.0, 0.0]])),
+}
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_the_check_can_fail(rule):
+    assert check(*BROKEN[rule], 4, "dropped") == [rule]
+
+
+def test_conventions_differ():
+    dropped, filled = torch.tensor([[1, -1]]).int(), torch.tensor([[1, 1]]).int()
+    weights = torch.tensor([[1.0, 0.0]])
+    assert check(dropped, weights, 4, "dropped") == check(filled, weights, 4, "filled") == []
+    assert check(dropped, weights, 4, "filled") == ["ids are in range"]

@@ -1,0 +1,139 @@
+"""What a switch makes of captured graphs: their numbers are written, or it is refused and nothing is."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.selection.triton_kernel.budgets import encode
+from sglang_xshare.stage.batches import Batches
+from sglang_xshare.stage.graphs import Graphs, open_up
+from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.plans import Plans
+from sglang_xshare.stage.step import Step
+from sglang_xshare.types import Batch
+from stage.fake import EXPERTS, Config
+
+ROWS = (1, 2, 4, 16)
+BATCHES = Batches(captured=ROWS)
+TIGHT = {"policy": "xshare", "k0": 1, "add": 1}
+
+
+@pytest.fixture(autouse=True)
+def _scaling(monkeypatch):
+    monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
+
+
+def make_plans(keys: dict[str, Any]) -> Plans:
+    own = {name: value for name, value in keys.items() if name != "policy"}
+    return Plans(build_schedule(keys["policy"], own, speculative=False), BATCHES)
+
+
+def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, Plans, list[Layer]]:
+    """Graphs of every size, as the stage captures them: each once eagerly, then recorded."""
+    graphs, plans = Graphs(ROWS), make_plans(keys)
+    layers = [Layer(number, Config(), None) for number in range(num_layers)]
+    for rows in ROWS:
+        step = Step("decode", rows, Batch())
+        for layer in layers:
+            plan, _ = plans.find(layer, "decode", rows, 1)
+            if plan is not None:
+                lent = graphs.lend(layer, step, plan, torch.empty(rows, EXPERTS))
+                assert graphs.lend(layer, step, plan, torch.empty(rows, EXPERTS)) is lent
+            graphs.note(layer, step, plan)
+    return graphs, plans, layers
+
+
+def read(graphs: Graphs) -> dict[tuple[int, int], list[int]]:
+    """The numbers that each graph's kernels would read, by layer and rows."""
+    return {(place[0].layer_id, place[2]): budgets.values.tolist() for place, budgets in graphs._budgets.items()}
+
+
+def test_numbers_are_written_for_every_layer_and_size():
+    graphs, former, layers = capture(TIGHT)
+    assert graphs.selecting == [2, 4, 16]
+    wanted = {"policy": "xshare", "k0": 2, "add": 4, "layers": {"1": {"add": 3}}, "by_batch": {"4": {"k0": 3}}}
+    plans = make_plans(wanted)
+    graphs.check(former, plans)
+    graphs.follow(former, plans)
+    opened = open_up(former.find(layers[0], "decode", 2, 1)[0], layers[0].router)
+    for (layer_id, rows), numbers in read(graphs).items():
+        plan, _ = plans.find(layers[layer_id], "decode", rows, 1)
+        # Two rows of top-4 want four experts beyond two each, as layer 0 has: the model's own routing, by numbers.
+        assert (plan is None) == (layer_id == 0 and rows == 2)
+        assert numbers == encode(plan or opened).tolist()
+    graphs.follow(plans, former)
+    assert read(graphs) == read(capture(TIGHT)[0])
+
+
+@pytest.mark.parametrize(
+    ("started", "wanted", "line"),
+    [
+        ({"policy": "xshare", "k0": 1, "add": 6}, TIGHT, "graphs of 2 rows .* captured without a selection"),
+        (TIGHT, {"policy": "xshare", "k0": 1, "mass": 0.5}, "graphs of 2, 4, 16 rows .*: mass = 0.5"),
+        (TIGHT, {"policy": "oea", "k0": 2, "kmax": 6}, "graphs of 2, 4, 16 rows .*: kmax = 6"),
+        (TIGHT, {"policy": "pruned", "k0": 1}, "graphs of 2, 4, 16 rows .*: coverage = 'own'"),
+        ({"policy": "oea", "k0": 2, "kmax": 6}, {"policy": "vanilla"}, "kmax = 6 columns"),
+        (TIGHT | {"min_tokens": 4}, TIGHT, "graphs of 2 rows .* captured without a selection"),
+        (TIGHT | {"layers": {"1": {"policy": "vanilla"}}}, TIGHT, "graphs of 2, 4, 16 rows .* without a selection"),
+        (TIGHT, {"policy": "observe"}, "observe counts what the graphs have captured"),
+        ({"policy": "observe"}, TIGHT, "observe counts what the graphs have captured"),
+        (
+            {
+                "policy": "moe-spec",
+                "phases": ["decode"],
+                "budget": 4,
+                "ranking": "static",
+                "order": list(range(EXPERTS)),
+            },
+            {
+                "policy": "moe-spec",
+                "phases": ["decode"],
+                "budget": 5,
+                "ranking": "static",
+                "order": list(range(EXPERTS)),
+            },
+            "the plan they were captured with is part of them",
+        ),
+    ],
+)
+def test_what_graphs_cannot_follow_is_refused_by_size(started, wanted, line):
+    graphs, former, _ = capture(started)
+    numbers = read(graphs)
+    with pytest.raises(ValueError, match=line) as error:
+        graphs.check(former, make_plans(wanted))
+    assert "\n" not in str(error.value)
+    assert read(graphs) == numbers
+    graphs.check(former, make_plans(started))
+
+
+def test_vanilla_and_back_by_numbers_alone():
+    graphs, former, layers = capture(TIGHT)
+    vanilla = make_plans({"policy": "vanilla"})
+    graphs.check(former, vanilla)
+    graphs.follow(former, vanilla)
+    opened = open_up(make_plans(TIGHT).find(layers[0], "decode", 16, 1)[0], layers[0].router)
+    assert set(map(tuple, read(graphs).values())) == {tuple(encode(opened).tolist())}
+    graphs.check(vanilla, former)
+    graphs.follow(vanilla, former)
+    assert read(graphs) == read(capture(TIGHT)[0])
+
+
+def test_what_an_eager_step_left_is_made_anew():
+    """A size that was not captured after all: the next eager step makes its numbers by its own plan."""
+    graphs, former, layers = capture(TIGHT)
+    step = Step("verify", 16, Batch(tokens_per_request=4))
+    graphs.lend(layers[0], step, former.find(layers[0], "decode", 16, 1)[0], torch.empty(16, EXPERTS))
+    plans = make_plans({"policy": "xshare", "k0": 3, "add": 2})
+    graphs.follow(former, plans)
+    plan = plans.find(layers[0], "decode", 16, 1)[0]
+    assert graphs.lend(layers[0], step, plan, torch.empty(16, EXPERTS)).values.tolist() == encode(plan).tolist()
+
+
+def test_without_graphs_every_switch_is_free():
+    graphs, layer = Graphs(), Layer(0, Config(), None)
+    plan = make_plans(TIGHT).find(layer, "decode", 16, 1)[0]
+    assert graphs.lend(layer, Step("decode", 16, Batch()), plan, torch.empty(16, EXPERTS)) is None
+    graphs.check(make_plans(TIGHT), make_plans({"policy": "observe"}))
+    graphs.follow(make_plans(TIGHT), make_plans({"policy": "observe"}))

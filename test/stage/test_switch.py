@@ -1,0 +1,215 @@
+"""A running stage is given another schedule: what the next step does, and what log, metrics and trace say of it."""
+
+import gc
+import json
+import logging
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from prometheus_client import REGISTRY
+
+from sglang_xshare import Batch, Router, build_plan, select, stage
+from sglang_xshare.policies.schedule import Schedule, build_schedule
+from sglang_xshare.stage.metrics import OUTCOMES
+from sglang_xshare.stage.placement import Placement
+from sglang_xshare.stage.stage import Stage
+from stage.fake import EXPERTS, TOP_K, Model, run
+
+XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
+PLANS: list[dict[str, Any]] = [
+    {"policy": "xshare", "k0": 1, "add": 5},
+    {"policy": "oea", "k0": 2, "kmax": 6},
+    {"policy": "pruned", "k0": 1},
+    {"policy": "lynx-lat", "retain": 7},
+    {"policy": "lynx-acc", "confidence": 0.2},
+    {"policy": "moe-spec", "budget": 6, "coverage": "truncate", "phases": ["decode"]},
+    {"policy": "dynamic-skip", "beta": 0.5},
+]
+
+
+@pytest.fixture(autouse=True)
+def _on_the_first_rank(monkeypatch):
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
+
+
+@pytest.fixture
+def reporter():
+    """Upstream's, of a server with --enable-metrics; what is registered is gone after the test."""
+    collector = SimpleNamespace(labels={"model_name": "fake"})
+    before = set(REGISTRY._collector_to_names)
+    yield SimpleNamespace(
+        forward_ct_decode=0,
+        scheduler=SimpleNamespace(forward_ct=0),
+        metrics_collector=collector,
+        current_scheduler_metrics_enabled=True,
+        is_stats_logging_rank=True,
+    )
+    for metric in set(REGISTRY._collector_to_names) - before:
+        REGISTRY.unregister(metric)
+
+
+def schedule(keys: dict[str, Any]) -> Schedule | None:
+    own = {name: value for name, value in keys.items() if name != "policy"}
+    return build_schedule(keys["policy"], own, speculative=False)
+
+
+def decode(model: Model, reporter: SimpleNamespace, rows: int = 12) -> None:
+    """A step, as upstream's scheduler counts it."""
+    run(model, "decode", rows)
+    reporter.scheduler.forward_ct += 1
+    reporter.forward_ct_decode += 1
+
+
+def outcomes(installed: Any) -> dict[str, int]:
+    counts = dict(zip(OUTCOMES, installed.counters.outcomes.tolist(), strict=True))
+    return {outcome: count for outcome, count in counts.items() if count}
+
+
+def test_the_next_step_selects_by_the_other_plan_in_every_layer(attach, reporter):
+    model = Model()
+    installed = attach(model, **XSHARE)
+    decode(model, reporter)
+    for keys in [*PLANS, *reversed(PLANS)]:
+        installed.switch(schedule(keys), reporter)
+        decode(model, reporter)
+        own = {name: value for name, value in keys.items() if name != "phases"}
+        expected = select(model.logits, build_plan(own), Router(TOP_K), Batch(), backend="reference")
+        for routed in model.routed:
+            weights, ids = routed
+            woken = torch.zeros_like(expected.active).index_put_((ids[weights > 0].long(),), torch.tensor(True))
+            assert torch.equal(woken, expected.active), keys
+    assert outcomes(installed) == {"policy": 1 + 2 * len(PLANS)}
+    assert installed.switches == 2 * len(PLANS)
+
+
+def test_vanilla_and_back(attach, reporter):
+    model = Model()
+    installed = attach(model, **XSHARE)
+    for keys, selects in (({"policy": "vanilla"}, False), (PLANS[0], True), ({"policy": "vanilla"}, False)):
+        installed.switch(schedule(keys), reporter)
+        decode(model, reporter)
+        assert [routed is not None for routed in model.routed] == [selects] * 3
+    run(model, "prefill", 8)
+    assert outcomes(installed) == {"vanilla": 2, "policy": 1, "prefill": 1}
+
+
+def test_a_server_that_masks_padding_goes_on_with_it(attach, reporter):
+    model = Model()
+    installed = attach(model, mask_padding_experts=True)
+    for keys in (PLANS[0], {"policy": "vanilla"}):
+        installed.switch(schedule(keys), reporter)
+        run(model, "decode", 8, padding=3)
+        assert all(routed is not None for routed in model.routed)
+    _, ids = model.routed[0]
+    assert not set(ids[5:].flatten().tolist()) - set(ids[:5].flatten().tolist()), "padding wakes no expert of its own"
+
+
+def test_layers_batches_and_sizes_switch_too(attach, reporter):
+    model = Model()
+    installed = attach(model, **XSHARE)
+    decode(model, reporter)
+    config = {"policy": "xshare", "add": 3, "min_tokens": 4, "layers": {"1": {"policy": "vanilla"}}}
+    installed.switch(schedule(config | {"by_batch": {"6": {"policy": "vanilla"}}}), reporter)
+    for rows, selecting in ((3, [False] * 3), (12, [True, False, True]), (6, [False] * 3)):
+        run(model, "decode", rows)
+        assert [routed is not None for routed in model.routed] == selecting
+    assert outcomes(installed) == {"policy": 2, "min_tokens": 1, "override": 1}
+
+
+def test_log_metrics_and_counters_tell_both_plans_apart(attach, reporter, caplog):
+    model = Model()
+    installed = attach(model, **XSHARE)
+    for _ in range(3):
+        decode(model, reporter)
+    before = installed.logged.look()
+    with caplog.at_level(logging.INFO):
+        installed.switch(schedule(PLANS[1]), reporter)
+    former, latter = ({"policy": "xshare", "k0": 1, "add": 2}, PLANS[1])
+    assert f"switch 1: {json.dumps(former)} -> {json.dumps(latter)}; until now" in caplog.text
+    assert f"{before.mean_before:.1f} -> {before.mean_after:.1f}" in caplog.text
+    assert "policy steps: 3" in caplog.text
+    assert installed.logged.look().layer_steps == installed.since_switch.look().layer_steps == 0
+    decode(model, reporter)
+    assert installed.since_switch.look().outcomes["policy"] == 1
+    assert "policy steps: 1" in installed.report(reporter)
+
+    def value(name: str, **labels: str) -> float | None:
+        return REGISTRY.get_sample_value(f"sglang:expert_policy_{name}", {"model_name": "fake", **labels})
+
+    assert value("steps_total", outcome="policy") == 4
+    assert value("layer_steps_total") == 12
+    plans = {
+        sample.labels["policy"]: sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name == "sglang:expert_policy_info"
+    }
+    assert plans == {"xshare": 0, "oea": 1}
+
+
+def test_observe_and_back_with_a_trace(attach, reporter, tmp_path):
+    """Every record says which switch its plan came with; the first of them, the plan."""
+    file = tmp_path / "trace.jsonl"
+    model = Model(2)
+    installed = attach(model, **XSHARE, expert_policy_trace=str(file))
+    observe = {"policy": "observe", "plans": ["oea:k0=1", "xshare:k0=1,add=2"]}
+    for keys in (observe, PLANS[0], observe):
+        decode(model, reporter)
+        installed.switch(schedule(keys), reporter)
+    decode(model, reporter)
+    installed.publish(reporter)
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [record["step"] for record in records] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [record.get("switch") for record in records] == [None, None, 1, 1, 2, 2, 3, 3]
+    assert [record.get("plan") for record in records][2::2] == [observe, PLANS[0], observe]
+    assert [record.get("plan") for record in records][3::2] == [None] * 3
+    assert [list(record.get("plans", {})) for record in records[::2]] == [[], observe["plans"], [], observe["plans"]]
+    assert records[2]["experts_after"] == records[2]["experts_before"] > records[4]["experts_after"]
+    assert outcomes(installed) == {"policy": 2, "observed": 2}
+
+
+def test_what_went_out_of_force_is_forgotten(attach, reporter):
+    """Plans, schedules and what they have found: a server that switches for days must not grow."""
+    model = Model()
+    installed = attach(model, **XSHARE)
+    former = []
+    for number in range(20):
+        decode(model, reporter)
+        former += [weakref.ref(installed.plans), weakref.ref(installed.plans.schedule)]
+        installed.switch(schedule({"policy": "xshare", "add": number}), reporter)
+    decode(model, reporter)
+    gc.collect()
+    assert [one() for one in former] == [None] * 40
+
+
+def test_ranks_are_counted_under_every_policy_that_selects(attach, reporter):
+    """Expert-parallel ranks: not in steps that the model routes, and on again after them."""
+    model = Model()
+    placement = Placement(2, EXPERTS // 2, torch.arange(EXPERTS).expand(3, EXPERTS))
+    installed = attach(model, **XSHARE)
+    layers = installed.layers
+    for _, layer in layers:
+        layer.placement = placement
+    installed = Stage(Model(0), layers, "cpu", schedule(PLANS[0]))
+    assert installed.balance is not None
+    counted = installed.balance
+    for keys in ({"policy": "vanilla"}, {"policy": "observe"}):
+        installed.switch(schedule(keys), reporter)
+        assert installed.balance is None
+    installed.switch(schedule(PLANS[1]), reporter)
+    assert installed.balance is counted
+
+
+def test_a_switch_that_fails_changes_nothing(attach, reporter, monkeypatch):
+    model = Model()
+    installed = attach(model, **XSHARE)
+    plans = installed.plans
+    monkeypatch.setattr(installed.graphs, "check", lambda former, plans: (_ for _ in ()).throw(ValueError("anew")))
+    with pytest.raises(ValueError, match="anew"):
+        installed.switch(schedule(PLANS[1]), reporter)
+    assert (installed.plans, installed.switches, installed.plan["policy"]) == (plans, 0, "xshare")
+    assert stage._stage is installed

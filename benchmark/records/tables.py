@@ -15,6 +15,7 @@ from benchmark.common.table import Table
 from benchmark.cost.report import tabulate_cost
 from benchmark.demo import tabulate_demo
 from benchmark.quality.findings.report import tabulate_findings
+from benchmark.quality.front.report import tabulate_front, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
 from benchmark.records.experiments import EXPERIMENTS
 from benchmark.serving.estimate import tabulate_estimate
@@ -53,6 +54,8 @@ TABLES = {
     "summary": Source(("serving", "quality"), tabulate_summary),
     "serving": Source(("serving",), tabulate_serving),
     "quality": Source(("quality",), tabulate_quality),
+    "front": Source(("front",), tabulate_front),
+    "own-share": Source(("front",), tabulate_own_share),
     "speculation": Source(("speculation",), tabulate_speculation),
     "cost": Source(("cost",), tabulate_cost),
     "observe": Source(("observe",), tabulate_serving),

@@ -22,6 +22,7 @@ CONFIG: dict[str, Any] = {
     "init_expert_location": "trivial",
     "enable_eplb": False,
     "ep_num_redundant_experts": 0,
+    "ep_dispatch_algorithm": None,
     "enable_return_routed_experts": False,
     "enable_dp_attention_local_control_broadcast": False,
     "moe_runner_backend": "auto",
@@ -165,6 +166,16 @@ def test_a_server_that_masks_padding_cannot_observe(control):
     assert asked.post({"policy": "xshare", "add": 1}, REPORTER)["add"] == 1
     with pytest.raises(ValueError, match="--mask-padding-experts with observe"):
         asked.post({"policy": "observe"}, REPORTER)
+
+
+def test_what_a_loaded_layers_runner_cannot_follow_is_refused(control):
+    """Known of the layer alone where --moe-runner-backend is auto."""
+    asked = control()
+    asked.stage.layers[1][1].takes_kmax = False
+    with pytest.raises(ValueError, match="kmax = 6: the layers' MoE runner uses top-k; allowed is 4"):
+        asked.post({"policy": "oea", "kmax": 6}, REPORTER)
+    assert asked.stage.switches == 0
+    assert asked.post({"policy": "oea", "kmax": TOP_K}, REPORTER)["switches"] == 1
 
 
 def test_warnings_are_those_of_a_start(control):

@@ -31,7 +31,8 @@ class Layer:
     """Wraps a layer's `TopKConfig`: `config` routes through `choose`; upstream goes on after routing as ever.
 
     `convention` is FILLED, DROPPED or MASKED. `renumbers` says that upstream looks ids up in a table after routing
-    them, so that none may be -1 before; `routes_itself` that the layer's runner gets logits where no policy chooses.
+    them, so that none may be -1 before; `routes_itself` that the layer's runner gets logits where no policy chooses;
+    `takes_kmax` that this runner takes rows of another width than the model's top-k.
     Raises ValueError for a router the stage does not reproduce.
     """
 
@@ -43,9 +44,11 @@ class Layer:
         convention: str = FILLED,
         renumbers: bool = False,
         routes_itself: bool = False,
+        takes_kmax: bool = True,
     ) -> None:
         self.layer_id = layer_id
         self.convention, self.renumbers, self.routes_itself = convention, renumbers, routes_itself
+        self.takes_kmax = takes_kmax
         scaling = topk_config.routed_scaling_factor or 1.0
         on_output = topk_config.apply_routed_scaling_factor_on_output
         # Left to upstream, only the first top-k of a plan's kmax columns would be scaled.

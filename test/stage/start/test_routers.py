@@ -18,7 +18,7 @@ def check(router: Router, num_shared: int = 0, dispatch: str | None = None, gate
     """What the check says of a layer's router under a plan of six columns."""
     modules = {"model.layers.3.mlp.gate": gate} if gate is not None else {}
     config = SimpleNamespace(ep_dispatch_algorithm=dispatch)
-    layer: Any = SimpleNamespace(router=router, num_shared=num_shared, convention=FILLED)
+    layer: Any = SimpleNamespace(router=router, num_shared=num_shared, convention=FILLED, takes_kmax=True)
     check_router("model.layers.3.mlp.topk", modules)
     check_plans(layer, [WIDER], config)
 

@@ -118,6 +118,7 @@ def _read_options(kernel: tuple[Runner, Any], output_format: str, config: Any) -
         "convention": runner.convention,
         "renumbers": config.ep_dispatch_algorithm is not None or looked_up,
         "routes_itself": output_format != "standard",
+        "takes_kmax": runner.takes_kmax,
     }
 
 

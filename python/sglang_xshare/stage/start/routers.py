@@ -27,6 +27,8 @@ def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> No
         plan.check_columns(layer.router)
         plan.check_weights(layer.router)
         wider = plan.columns(layer.router) != layer.router.top_k
+        if wider and not layer.takes_kmax:
+            raise ValueError(f"kmax = {plan.kmax}: the layers' MoE runner uses top-k; allowed is {layer.router.top_k}")
         if wider and layer.num_shared and config.ep_dispatch_algorithm is not None:
             # Upstream tells a shared expert's column by the width alone, and would look its number up among the routed.
             raise ValueError(

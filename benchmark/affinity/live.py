@@ -124,9 +124,8 @@ class _Asker:
         if look is not None:
             self.totals[look], self.steady[look] = read_totals(self._server), time.monotonic()
         request = self._requests[number]
-        sampling = {"max_new_tokens": request.tokens, "ignore_eos": True}
         began = time.monotonic()
-        (answer,) = self._server.generate([request.prompt], **sampling)
+        (answer,) = self._server.generate([request.prompt], max_new_tokens=request.tokens, ignore_eos=True)
         replica = answer["meta_info"].get("dp_rank")
         return _Answer(answer["output_ids"], -1 if replica is None else replica, began, time.monotonic())
 

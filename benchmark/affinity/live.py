@@ -5,6 +5,7 @@ and how many experts were awake. The servers run one after another, so that each
 """
 
 import argparse
+import hashlib
 import random
 import threading
 import time
@@ -124,9 +125,8 @@ class _Asker:
         if look is not None:
             self.totals[look], self.steady[look] = read_totals(self._server), time.monotonic()
         request = self._requests[number]
-        sampling = {"max_new_tokens": request.tokens, "ignore_eos": True}
         began = time.monotonic()
-        (answer,) = self._server.generate([request.prompt], **sampling)
+        (answer,) = self._server.generate([request.prompt], max_new_tokens=request.tokens, ignore_eos=True)
         replica = answer["meta_info"].get("dp_rank")
         return _Answer(answer["output_ids"], -1 if replica is None else replica, began, time.monotonic())
 
@@ -174,8 +174,7 @@ def measure(args: argparse.Namespace, record: Record) -> None:
     missing = [name for name in args.methods if name not in record]
     if not missing:
         return
-    args.out.mkdir(parents=True, exist_ok=True)
-    table = args.out / "table.safetensors"
+    table = BUILD / "affinity" / "live.safetensors"
     make_table(load_model(TRAINED), TRAINED, args.calibration).save(table)
     texts = load_sequences(TEXTS, TRAINED, args.prompt, args.per_domain)
     requests = draw_requests(texts.tokens.tolist(), args.requests, args.life)
@@ -183,7 +182,12 @@ def measure(args: argparse.Namespace, record: Record) -> None:
         flags = make_args(name, args.replicas, table, args.bound)
         with Server(TRAINED, flags, env=make_env(args.replicas), name=name, deadline=900) as server:
             run = run_requests(server, requests, args.replicas, args.per_replica)
-        record.add(name, **vars(run))
+        record.add(name, **{**vars(run), "outputs": [digest(output) for output in run.outputs]})
+
+
+def digest(output: Sequence[int]) -> str:
+    """What stands in the record for an answer's tokens."""
+    return hashlib.sha256(" ".join(map(str, output)).encode()).hexdigest()[:16]
 
 
 def tabulate_live(points: Mapping[str, Any]) -> Table:

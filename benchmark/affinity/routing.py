@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from transformers import PreTrainedModel
 
 from benchmark.quality.model import router_logits, router_of
 from benchmark.quality.text import Sequences
@@ -32,13 +33,13 @@ class Routing:
         return [place for place, name in enumerate(self.domains) if name == domain]
 
 
-def read_routing(model: object, sequences: Sequences, prompt: int, batch: int = 24) -> Routing:
+def read_routing(model: PreTrainedModel, sequences: Sequences, prompt: int, batch: int = 24) -> Routing:
     """The model's own routing of sequences [sequences, tokens], by teacher forcing."""
-    top_k = router_of(model)[0].top_k  # type: ignore[arg-type]
+    top_k = router_of(model)[0].top_k
     experts: list[list[int]] = []
     layers = 0
     for tokens in sequences.tokens[:, :-1].split(batch):
-        logits = router_logits(model, tokens)[:, :, prompt:]  # type: ignore[arg-type]
+        logits = router_logits(model, tokens)[:, :, prompt:]
         layers = len(logits)
         chosen = torch.zeros(logits.shape, dtype=torch.bool).scatter_(3, logits.topk(top_k).indices, True)
         experts += [[_pack(token) for token in sequence] for sequence in chosen.permute(1, 2, 0, 3).flatten(2)]

@@ -77,8 +77,8 @@ def calibrate(
                 reason = f"no experts seen in {type(model).__name__}; allowed is a Mixture-of-Experts model"
                 raise ValueError(f"--model {folder}: {reason}")
             sketches = sketches or [make_sketch(experts, number) for number, (_, experts) in enumerate(layers)]
-            woken = sum(sketch[ids].sum(1) for sketch, (ids, _) in zip(sketches, layers, strict=True))
-            sums.index_add_(0, tokens.flatten(), woken)
+            for sketch, (ids, _) in zip(sketches, layers, strict=True):
+                sums.index_add_(0, tokens.flatten(), sketch[ids].sum(1))
             counts += tokens.flatten().bincount(minlength=vocabulary)
     signatures = project(sums, counts, dimensions).to(torch.float16).numpy()
     origin = Origin(

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,7 +85,7 @@ def load_table(path: Path) -> Table:
             if metadata.get("format") != FORMAT:
                 raise ValueError("not a table of signatures")
             signatures, samples = (file.get_tensor(name) for name in ("signatures", "samples"))
-        origin = Origin(**{one.name: _read(metadata[one.name], one.type) for one in fields(Origin)})
+        origin = _read_origin(metadata)
         _check(signatures, samples)
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from None
@@ -93,8 +94,11 @@ def load_table(path: Path) -> Table:
     return Table(signatures, samples, origin)
 
 
-def _read(text: str, kind: object) -> str | int:
-    return int(text) if kind == "int" else text
+def _read_origin(metadata: dict[str, str]) -> Origin:
+    found: dict[str, Any] = {one.name: metadata[one.name] for one in fields(Origin)}
+    for name in ("layers", "experts", "tokens"):
+        found[name] = int(found[name])
+    return Origin(**found)
 
 
 def _check(signatures: npt.NDArray[np.float16], samples: npt.NDArray[np.float16]) -> None:

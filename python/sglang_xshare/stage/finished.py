@@ -56,7 +56,7 @@ def open_receiver(instance: str) -> Callable[[], Iterator[str]]:
 
 
 def _make_socket(kind: int) -> zmq.Socket[bytes]:
-    socket = zmq.Context.instance().socket(kind)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     # Nobody reads while no request comes. There are never more messages than requests were sent.
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 0)

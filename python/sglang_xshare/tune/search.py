@@ -63,15 +63,15 @@ def search(
     for group in groups:
         measured, own = [], 0.0
         for setting in settings:
-            found = bench.run(_alone(group, groups, setting), batch, "tuning")
-            if found.experts is None or found.before is None:
+            one = bench.run(_alone(group, groups, setting), batch, "tuning")
+            if one.experts is None or one.before is None:
                 continue  # it cannot change anything at this batch size
-            loss = compare(found, vanilla)
-            own = found.before * len(group)
-            measured.append(Option(setting, loss.delta, found.experts * len(group)))
-            tell(f"layers {name_layers(group)}, {setting}: {found.experts:.1f} experts, {1000 * loss.delta:+.1f} mnats")
+            loss = compare(one, vanilla).delta
+            own = one.before * len(group)
+            measured.append(Option(setting, loss, one.experts * len(group)))
+            tell(f"layers {name_layers(group)}, {setting}: {one.experts:.1f} experts, {1000 * loss:+.1f} mnats")
         # Its experts are counted only where a setting selects.
-        options[group] = smooth([Option(VANILLA, 0.0, own), *(one for one in measured if one.experts < own)])
+        options[group] = smooth([Option(VANILLA, 0.0, own), *(option for option in measured if option.experts < own)])
         before += own
     layers = sum(map(len, groups))
     found = Found(batch, tolerance * vanilla.cross_entropy, vanilla.cross_entropy, before / layers, options)

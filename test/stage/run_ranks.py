@@ -57,8 +57,9 @@ def serve(case: Case, rank: int) -> dict[str, Any]:
         rows = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
         torch.distributed.all_gather(rows, torch.tensor([len(hidden)]), group=group)
         counts = [int(count) for count in rows]
-        everyone = (gather(part, counts, group) for part in (hidden, routed[0].float(), routed[1].long()))
-        out = run_experts(number, *everyone, held)
+        weights, ids = routed
+        rows_of_all, weights, ids = (gather(part, counts, group) for part in (hidden, weights.float(), ids.long()))
+        out = run_experts(number, rows_of_all, weights, ids, held)
         torch.distributed.all_reduce(out, group=group)
         return out.narrow(0, sum(counts[:rank]), len(hidden))
 
@@ -72,7 +73,7 @@ def serve(case: Case, rank: int) -> dict[str, Any]:
     installed = stage._stage = Stage(model, layers, "cpu", schedule, batches=Batches(always_pad=True), ranks=ranks)
     for router in routers:
         call_without_rows(router, installed.join)
-    counted = {"steps": [forward(model, load, rank, case.share) for load in case.loads]}
+    counted: dict[str, Any] = {"steps": [forward(model, load, rank, case.share) for load in case.loads]}
     counted |= {"totals": installed.counters.totals, "outcomes": installed.counters.outcomes}
     if installed.observation is not None:
         counted["observed"] = [plan.totals for plan in installed.observation.counters.values()]

@@ -6,10 +6,14 @@ import pytest
 import torch
 
 from sglang_xshare import Batch
+from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.gather import Gather, Ranks, call_without_rows
 from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.plans import Plans
+from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step, read_step
-from stage.fake import EXPERTS, Config
+from stage.fake import EXPERTS, Config, Model
 from stage.ranks import Load
 
 
@@ -107,3 +111,24 @@ def test_a_router_without_rows_joins_before_it_answers():
     call_without_rows(router, order.append)
     router.empty_topk_output("cpu", layer_id=3)
     assert order == ["config", (("cpu",), {"layer_id": 3})]
+
+
+@pytest.mark.parametrize(
+    ("captured", "rows", "refused"), [((4,), "rank", True), ((), "rank", False), ((4,), "batch", False)]
+)
+def test_captured_graphs_hold_what_ranks_gather(captured, rows, refused):
+    """A switch to a schedule of other rows needs graphs anew; without any, ranks follow it."""
+    model = Model(1)
+    layers = [(config, Layer(number, config, None)) for number, config in enumerate(model.configs)]
+    schedules = [build_schedule("xshare", {"k0": 1, "add": 2, "rows": name}, False) for name in ("batch", rows)]
+    ranks = Ranks(0, 2, 1, EXPERTS, True)
+    stage = Stage(model, layers, "cpu", schedules[0], batches=Batches(captured), ranks=ranks)
+    if refused:
+        with pytest.raises(
+            ValueError, match=r"^rows = 'rank': CUDA graphs hold what ranks gather; allowed is 'batch'$"
+        ):
+            stage.check_switch(schedules[1])
+        return
+    stage.check_switch(schedules[1])
+    stage._adopt(Plans(schedules[1], stage.batches, stage.masks))
+    assert stage.ranks.together == (rows == "batch")

@@ -27,7 +27,7 @@ def serve(patched_release: Callable[[str], Path], tmp_path_factory: pytest.TempP
     folder = tmp_path_factory.mktemp("ranks")
     env = make_env(patched_release(LATEST))
     env["PYTHONPATH"] += f":{ROOT / 'test'}:{ROOT}"
-    script = [sys.executable, Path(__file__).with_name("run_ranks.py"), folder]
+    script = [sys.executable, str(Path(__file__).with_name("run_ranks.py")), str(folder)]
     done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     return lambda case: [torch.load(folder / f"{case.name}-{rank}.pt") for rank in range(case.size)]

@@ -220,8 +220,9 @@ def read_routers(family: Family, model: PreTrainedModel) -> dict[int, Router]:
     routers = {}
     for number, block, gate in _find_gates(model):
         bias = getattr(gate, "e_score_correction_bias", getattr(block, "e_score_correction_bias", None))
-        if hasattr(gate, "moe_statics"):
-            bias = gate.moe_statics.e_score_correction_bias.flatten()
+        statics: Any = getattr(gate, "moe_statics", None)
+        if statics is not None:
+            bias = statics.e_score_correction_bias.flatten()
         routers[number] = Router(TOP_K, correction_bias=bias, **family.router)
     return routers
 

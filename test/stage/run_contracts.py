@@ -28,7 +28,7 @@ from stage.contracts import check
 
 ROWS, EXPERTS, TOP_K, HIDDEN, WIDTH = 9, 16, 4, 12, 8
 REPLICAS = 8  # the first experts have two places
-PLANS = {
+PLANS: dict[str, dict[str, Any]] = {
     "vanilla": {"policy": "vanilla"},
     "xshare": {"policy": "xshare", "k0": 1, "add": 2},
     "short rows": {"policy": "dynamic-skip", "beta": 0.7},

@@ -54,9 +54,9 @@ class Case:
 
 
 def list_cases() -> Iterator[Case]:
-    for convention, plan, batch in itertools.product((FILLED, DROPPED), PLANS, BATCHES):
+    for convention, plan, (live, tied) in itertools.product((FILLED, DROPPED), PLANS, BATCHES):
         for shared, places in ((0, None), (1, None), (0, "static"), (0, "dynamic")):
-            yield Case(convention, plan, *batch, shared, places)
+            yield Case(convention, plan, live, tied, shared, places)
     for plan, batch in itertools.product(("vanilla", "xshare"), BATCHES):
         yield Case(MASKED, plan, *batch)
 

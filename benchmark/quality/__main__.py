@@ -8,6 +8,7 @@ from benchmark.common.variant import BASELINE, PLAN_SPELLING
 from benchmark.quality.compare import policy_quality
 from benchmark.quality.decoding import add_decoding, read_decoding
 from benchmark.quality.report import plot_quality, tabulate_domains, tabulate_quality
+from benchmark.quality.running import measure_running
 
 POLICIES = (
     *(f"xshare:k0=1,add={add}" for add in (24, 16, 12, 8)),
@@ -28,9 +29,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     default = f"vanilla is always the baseline (default: {' '.join(POLICIES)})"
     parser.add_argument("policies", nargs="*", type=policy, default=POLICIES, help=f"{PLAN_SPELLING}; {default}")
     add_decoding(parser)
+    parser.add_argument("--url", help="of a running server, in place of a decode here: see docs/tune.md for its flags")
+    parser.add_argument("--api-key", help="the server's admin or API key")
     parser.add_record(BUILD / "quality")
     args = parser.parse_args(argv)
     decoding = read_decoding(args)
+    if args.url is not None:
+        measure_running(args.url, args.api_key, decoding, args.policies).show()
+        return
     record = parser.open_record("quality", args, argv)
     missing = [text for text in (BASELINE, *args.policies) if text not in record]
     for text, figures in policy_quality(decoding, missing) if missing else ():

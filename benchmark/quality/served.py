@@ -1,45 +1,30 @@
 """The quality of a running server: the loss of real text forced through its own decode steps, and answers to sums."""
 
-import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from benchmark.common.server import Server
-from benchmark.quality.forcing import serialize_force
+from sglang_xshare.tune.server import Server as RunningServer
 
 SERVER_ARGS = ("--enable-custom-logit-processor",)
 
 
 def measure_nats(server: Server, tokens: torch.Tensor, prompt: int, batch: int) -> torch.Tensor:
-    """Decode every sequence after its first `prompt` tokens, `batch` sequences at a time, on a server of this machine
-    that was started with `SERVER_ARGS` and without speculation; `tokens` are [sequences, length] int64.
+    """Decode every sequence after its first `prompt` tokens, `batch` sequences at a time, on a server that was started
+    with `SERVER_ARGS` and without speculation; `tokens` are [sequences, length] int64.
 
     Returns [sequences, length - prompt - 1] float32: -log P of every token after the prompt but the first, which is
     the prefill's.
     """
-    forced = tokens[:, prompt:]
-    nats = torch.full(forced.shape, torch.nan)
-    processor = serialize_force()
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "nats.jsonl"
-        for rows in torch.arange(len(tokens)).split(batch):
-            params = [{"row": row, "tokens": forced[row].tolist(), "file": str(file)} for row in rows.tolist()]
-            sampling = [{"max_new_tokens": forced.shape[1], "ignore_eos": True, "custom_params": one} for one in params]
-            body = {
-                "input_ids": tokens[rows, :prompt].tolist(),
-                "sampling_params": sampling,
-                "custom_logit_processor": processor,
-            }
-            answers = server.post("/generate", body)
-            if [answer["output_ids"] for answer in answers] != forced[rows].tolist():
-                raise RuntimeError(f"{server.name} decoded other tokens than those it was forced to")
-        for line in file.read_text().splitlines():
-            for row, step, loss in json.loads(line):
-                nats[row, step] = loss
-    return nats[:, 1:]
+    running = RunningServer(server.url)
+    prompts, texts = tokens[:, :prompt].tolist(), tokens[:, prompt:].tolist()
+    nats = []
+    for start in range(0, len(tokens), batch):
+        forced = running.force(prompts[start : start + batch], texts[start : start + batch])
+        nats += [one.nats for one in forced]
+    return torch.tensor(nats)
 
 
 def measure_sums(server: Server, texts: Path, count: int) -> float | None:

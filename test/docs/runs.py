@@ -130,6 +130,9 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
         "--out {scratch} --samples 8 --batches 4 --prompt 8 --tokens 8 --groups 2 --settings xshare:k0=1,add=8",
         "report: ",
     ),
+    "python -m benchmark.quality --url http://localhost:30000 xshare:k0=1,add=8 oea:k0=3": Ask(
+        TUNED, "--per-domain 4 --batch 4 --prompt 8 --steps 8", "oea:k0=3"
+    ),
     "sglang-xshare policy get http://localhost:30000": Ask(QUICKSTART, shows="xshare"),
     "sglang-xshare policy set http://localhost:30000 xshare:k0=1,add=6": Ask(QUICKSTART, shows="switches: 1"),
     f"curl -s localhost:30000/expert_policy {JSON}"

@@ -24,7 +24,7 @@ TIMEOUT = 60.0
 """Seconds: a scheduler answers between two steps, of which a long prefill can be one."""
 
 
-class PolicyError(Exception):
+class PolicyError(RuntimeError):
     """Why nothing was told or changed, in one line."""
 
 

@@ -24,6 +24,7 @@ def measure_running(url: str, api_key: str | None, decoding: Decoding, policies:
     """
     server = Server(url, api_key)
     before = server.get_policy()
+    layers = len(before["limits"]["moe_layers"])
     count = decoding.per_domain * len(list(decoding.texts.glob("*.txt")))
     samples, _ = read_samples(decoding.texts, server.tokenize, decoding.prompt, decoding.steps, max(count, 2))
     rows: list[list[str]] = []
@@ -35,7 +36,7 @@ def measure_running(url: str, api_key: str | None, decoding: Decoding, policies:
                 variant = parse_variant(text)
                 print(text, flush=True)
                 found = bench.run({"policy": variant.policy or BASELINE, **variant.keys}, decoding.batch, "all")
-                rows.append([text, *_cells(found, vanilla)])
+                rows.append([text, *_cells(found, vanilla, layers)])
         finally:
             server.set_policy(before)
     headings = ["policy", "vanilla's experts", "experts", "kept mass", "loss, mnats", "greedy same", "seconds"]
@@ -43,8 +44,9 @@ def measure_running(url: str, api_key: str | None, decoding: Decoding, policies:
     return Table(f"Quality of policies on {url}, {decoding.batch} rows a step", headings, rows, note)
 
 
-def _cells(found: Measurement, vanilla: Measurement) -> list[str]:
-    counted = [found.before, found.experts, found.kept_mass]
+def _cells(found: Measurement, vanilla: Measurement, layers: int) -> list[str]:
+    experts = None if found.before is None or found.saved is None else found.before - found.saved / layers
+    counted = [found.before, experts, found.kept_mass]
     digits = (1, 1, 3)
     cells = ["-" if one is None else f"{one:.{places}f}" for one, places in zip(counted, digits, strict=True)]
     return [*cells, format_loss(compare(found, vanilla)), f"{agreement(found, vanilla):.1%}", f"{found.seconds:.1f}"]

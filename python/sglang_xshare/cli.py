@@ -1,4 +1,4 @@
-"""The command line: `sglang-xshare patch ...`, `policies`, `policy ...`, `check`, `estimate` and `calibrate`."""
+"""The command line: `sglang-xshare patch`, `policies`, `policy`, `tune`, `check`, `estimate` and `calibrate`."""
 
 from __future__ import annotations
 

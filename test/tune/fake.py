@@ -15,28 +15,46 @@ WEIGHTS = {0: 0.2, 1: 0.2, 2: 1.0, 3: 2.6}
 class FakeServer:
     """Wakes `add` + 8 of 40 experts in each layer that selects; a sample loses by the layer's weight and its own."""
 
-    def __init__(self, synergy: float = 0.0) -> None:
+    def __init__(self, synergy: float = 0.0, captured: bool = False, rows: float = 1.0) -> None:
         self.url = "http://fake"
         self.synergy = synergy
+        self.captured = captured  # of captured graphs every layer is counted
+        self.share = rows  # of a batch that a step has
+        self.asked = 16
         self.policy: dict[str, Any] = {"policy": "xshare"}
         self.switched: list[dict[str, Any]] = []
 
     def set_policy(self, policy: dict[str, Any]) -> dict[str, Any]:
         policy = {name: value for name, value in policy.items() if name not in ("limits", "since_switch")}
+        self.asked = 16
         self.policy = policy
         self.switched.append(policy)
         return self.get_policy()
 
     def get_policy(self) -> dict[str, Any]:
-        counts = self._count(16)
-        mean = sum(counts.values()) / max(len(counts), 1)
-        since = {"layer_steps": len(counts), "mean_before": 40.0, "mean_after": mean, "mean_kept_mass": 0.9}
-        return self.policy | {"since_switch": since, "limits": {"moe_layers": list(WEIGHTS)}}
+        counts = self._count(self.asked)
+        if self.captured and counts:
+            counts = dict.fromkeys(WEIGHTS, 40) | counts
+        since = {
+            "layer_steps": 7 * len(counts),
+            "rows": 7 * len(counts) * self.asked * self.share,
+            "experts_before": 7 * 40 * len(counts),
+            "experts_after": 7 * sum(counts.values()),
+            "outcomes": {"policy": 7},
+            "mean_before": 40.0,
+            "mean_kept_mass": 0.9,
+        }
+        limits = {"moe_layers": list(WEIGHTS), "captured_rows": [4, 16] if self.captured else []}
+        return self.policy | {"since_switch": since, "limits": limits}
+
+    def get_model(self) -> str:
+        return "fake"
 
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())
 
     def force(self, prompts: list[list[int]], texts: list[list[int]]) -> list[Forced]:
+        self.asked = len(texts)
         counts = self._count(len(texts))
         lost = sum(WEIGHTS[layer] * (40 - count) / 400 for layer, count in counts.items())
         lost += self.synergy * max(len(counts) - 1, 0)

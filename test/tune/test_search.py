@@ -1,11 +1,12 @@
 """The search on a server whose losses are known: it spends the tolerance where it buys most, and resumes."""
 
 import json
+import os
+import signal
 
 import pytest
 
 from sglang_xshare.cli import main
-from sglang_xshare.tune import command
 from sglang_xshare.tune.measure import Bench
 from sglang_xshare.tune.plans import VANILLA, group_layers
 from sglang_xshare.tune.search import search
@@ -41,8 +42,8 @@ def test_layers_that_lose_little_give_most(texts, tmp_path):
     assert found.chosen.settings[(3,)] in (VANILLA, SETTINGS[-1], SETTINGS[-2])
     assert found.before == 40
     assert found.confirmed_experts == found.chosen.experts < 25
-    # One of vanilla, one a group and setting, some trials, and two held out.
-    assert bench.measured <= 1 + 4 * len(SETTINGS) + 5 + 3
+    # Vanilla, one setting everywhere, each in each group, some trials, and two held out.
+    assert bench.measured <= 2 + 4 * len(SETTINGS) + 5 + 3
     assert told[-1].startswith("held out")
 
 
@@ -53,6 +54,29 @@ def test_more_is_tolerated_fewer_experts_are_left(texts, tmp_path):
         experts.append(run(texts, folder, tolerance)[1].chosen.experts)
     assert experts == sorted(experts, reverse=True)
     assert experts[-1] == 8
+
+
+def test_layers_that_graphs_count_though_they_are_vanilla_save_nothing(texts, tmp_path):
+    found = []
+    for captured in (False, True):
+        (folder := tmp_path / str(captured)).mkdir()
+        found.append(run(texts, folder, server=FakeServer(captured=captured))[1])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("rows", [0.5, 1.5])
+def test_a_server_whose_steps_have_other_rows_is_refused(texts, tmp_path, rows):
+    with pytest.raises(ValueError, match=f"^{4 * rows} rows a step in place of 4; allowed is a server of one replica"):
+        run(texts, tmp_path, server=FakeServer(rows=rows))
+
+
+def test_half_a_line_in_the_trace_is_measured_again(texts, tmp_path):
+    first = run(texts, tmp_path)[1]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(trace.read_text()[:-20])
+    bench, again, _ = run(texts, tmp_path)
+    assert bench.measured == 1
+    assert again == first
 
 
 def test_losses_that_do_not_add_up_are_corrected(texts, tmp_path):
@@ -78,7 +102,7 @@ def test_what_is_in_the_trace_is_not_measured_again(texts, tmp_path):
 @pytest.fixture
 def server(monkeypatch):
     fake = FakeServer()
-    monkeypatch.setattr(command, "Server", lambda url, api_key: fake)
+    monkeypatch.setattr("sglang_xshare.tune.server.Server", lambda url, api_key: fake)
     return fake
 
 
@@ -106,7 +130,7 @@ def test_the_command_leaves_a_plan_that_the_server_takes(texts, tmp_path, server
 def test_the_server_has_its_own_policy_again(texts, tmp_path, server, monkeypatch):
     assert tune(texts, tmp_path / "out") == 0
     assert server.policy == {"policy": "xshare"}
-    monkeypatch.setattr(command, "search", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("sglang_xshare.tune.search.search", lambda *args: os.kill(os.getpid(), signal.SIGTERM))
     server.policy = {"policy": "oea", "k0": 3}
     assert tune(texts, tmp_path / "other") == 130
     assert server.policy == {"policy": "oea", "k0": 3}
@@ -119,6 +143,8 @@ def test_the_server_has_its_own_policy_again(texts, tmp_path, server, monkeypatc
         (("--tolerance", "1%", "--settings", "vanilla"), "allowed is one that selects"),
         (("--tolerance", "1%", "--settings", "xshare:k0=x"), "k0 = 'x'"),
         (("--tolerance", "1%", "--batches", "0"), "allowed is a whole number above 0"),
+        (("--tolerance", "1%", "--batches", "1"), "1: allowed is a whole number from 2 up"),
+        (("--tolerance", "1%", "--samples", "1"), "1: allowed is a whole number from 2 up"),
     ],
 )
 def test_wrong_flags_are_one_line(texts, tmp_path, server, capsys, flags, message):
@@ -135,5 +161,15 @@ def test_too_little_text_is_one_line(texts, tmp_path, server, capsys):
 
 def test_a_trace_of_other_samples_is_refused(texts, tmp_path, server, capsys):
     assert tune(texts, tmp_path / "out") == 0
-    assert tune(texts, tmp_path / "out", "--tolerance", "5%", "--samples", "9") == 1
-    assert "begun with samples = 12; allowed is another folder" in capsys.readouterr().err
+    assert tune(texts, tmp_path / "out", "--tolerance", "5%", "--samples", "24") == 1
+    assert "begun with other samples; allowed is another folder" in capsys.readouterr().err
+    (texts / "0.txt").write_bytes((texts / "0.txt").read_bytes()[5:])
+    assert tune(texts, tmp_path / "out") == 1
+
+
+def test_graphs_that_follow_no_switch_are_refused(texts, tmp_path, server, capsys):
+    server.captured, server.policy = True, {"policy": "observe"}
+    assert tune(texts, tmp_path / "out") == 1
+    err = capsys.readouterr().err
+    assert "its CUDA graphs were captured under observe and follow no switch; allowed is a server started" in err
+    assert f"--expert-policy '{SETTINGS[0]}'" in err

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Option:
-    """A setting of one group of layers: what it loses alone, in nats a token, and how many experts of the group it
-    wakes, summed over its layers.
+    """A setting of one group of layers: what it loses alone, in nats a token, and how many experts of a step it wakes,
+    above or below vanilla.
     """
 
     name: str

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import math
 import os
+import signal
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -15,12 +19,11 @@ from ..console import open_console
 from ..live.command import API_KEY, PolicyError
 from ..policies.registry import build_plan
 from ..policies.spelling import SPELLING, parse_policy
-from .measure import Bench
-from .plans import VANILLA, group_layers, join_batches
-from .report import describe_found, plot_found, print_found
-from .search import Found, search
-from .server import Server
-from .texts import read_samples
+from .plans import VANILLA, Layers, group_layers, join_batches
+from .texts import Sample, read_samples
+
+if TYPE_CHECKING:
+    from .search import Found
 
 DESCRIPTION = "find the setting with the fewest active experts within a tolerated loss, on the running server"
 LADDER = (0, 2, 4, 6, 8, 12, 16, 24, 32)
@@ -37,10 +40,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     flag(
         "--out", type=Path, required=True, metavar="DIR", help="for the plan, the report, and the trace to resume from"
     )
-    flag("--batches", type=_count, nargs="+", default=[16], metavar="N", help="requests that decode together (16)")
+    flag("--batches", type=_several, nargs="+", default=[16], metavar="N", help="requests that decode together (16)")
     flag("--settings", type=_setting, nargs="+", default=list(SETTINGS), metavar="POLICY", help=SPELLING)
     flag("--groups", type=_count, default=8, metavar="N", help="groups of layers with a setting of their own (8)")
-    flag("--samples", type=_count, default=64, metavar="N", help="texts to tune on, and as many held out (64)")
+    flag("--samples", type=_several, default=64, metavar="N", help="texts to tune on, and as many held out (64)")
     flag("--prompt", type=_count, default=64, metavar="N", help="tokens of each that are prefilled (64)")
     flag("--tokens", type=_count, default=64, metavar="N", help="tokens of each that are decoded (64)")
     flag("--api-key", metavar="KEY", help=f"the server's admin or API key (default: ${API_KEY})")
@@ -63,21 +66,29 @@ def tune(arguments: argparse.Namespace) -> None:
     """Search for every batch size, and leave plan.json, report.json and front.png. The server has its own policy again
     afterwards, whatever happens.
     """
+    # They import torch, for which the other verbs need not wait.
+    from .measure import Bench
+    from .report import plot_found, print_found
+    from .search import search
+    from .server import Server
+
     server = Server(arguments.url, arguments.api_key or os.environ.get(API_KEY))
     before = server.get_policy()
+    _check_graphs(before, arguments.settings[0])
     groups = group_layers(before["limits"]["moe_layers"], arguments.groups)
     count = max(arguments.samples, *arguments.batches)
     samples = read_samples(arguments.texts, server.tokenize, arguments.prompt, arguments.tokens, count)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    _check_asked(arguments, groups)
+    _check_asked(arguments.out, server.get_model(), groups, samples)
     bench = Bench(server, dict(zip(("tuning", "held out"), samples, strict=True)), arguments.out / "trace.jsonl")
     console = open_console()
     found: list[Found] = []
     try:
-        for batch in sorted(set(arguments.batches)):
-            console.print(f"{batch} rows: {len(groups) * len(arguments.settings)} measurements, then combinations")
-            found.append(search(bench, groups, arguments.settings, batch, arguments.tolerance, console.print))
-            print_found(found[-1], console)
+        with _interrupted():
+            for batch in sorted(set(arguments.batches)):
+                console.print(f"{batch} rows: {len(groups) * len(arguments.settings)} measurements, then combinations")
+                found.append(search(bench, groups, arguments.settings, batch, arguments.tolerance, console.print))
+                print_found(found[-1], console)
     finally:
         server.set_policy(before)
     policy = join_batches({one.batch: one.chosen.settings if one.chosen else {groups[0]: VANILLA} for one in found})
@@ -93,22 +104,48 @@ def tune(arguments: argparse.Namespace) -> None:
         console.print(f"Or start with: --expert-policy {name} --expert-policy-config {arguments.out}/plan.json")
 
 
+@contextmanager
+def _interrupted() -> Iterator[None]:
+    """A lost terminal and a kill are interruptions too: the server must not keep the plan that was just measured."""
+    stops = (signal.SIGTERM, signal.SIGHUP)
+    former = [signal.signal(number, signal.default_int_handler) for number in stops]
+    try:
+        yield
+    finally:
+        for number, handler in zip(stops, former, strict=True):
+            signal.signal(number, handler)
+
+
+def _check_graphs(answer: dict[str, Any], setting: str) -> None:
+    """Refuse a server whose CUDA graphs have captured no selection: they would follow no switch."""
+    if answer["limits"]["captured_rows"] and answer["policy"] in ("observe", VANILLA):
+        reason = f"its CUDA graphs were captured under {answer['policy']} and follow no switch"
+        raise ValueError(
+            f"{reason}; allowed is a server started with the tightest setting, --expert-policy '{setting}'"
+        )
+
+
 def _leave(out: Path, policy: dict[str, Any], found: list[Found]) -> None:
     """plan.json is what --expert-policy-config takes."""
+    from .report import describe_found
+
     keys = {name: value for name, value in policy.items() if name != "policy"}
     (out / "plan.json").write_bytes(orjson.dumps(keys, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     report = {"policy": policy, "batches": [describe_found(one) for one in found]}
     (out / "report.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
-def _check_asked(arguments: argparse.Namespace, groups: list[tuple[int, ...]]) -> None:
-    """Refuse to go on from a trace of other samples: what it holds would be compared with what it is not like."""
-    file = arguments.out / "asked.json"
-    asked = {name: getattr(arguments, name) for name in ("samples", "prompt", "tokens")}
-    asked |= {"texts": str(arguments.texts.resolve()), "url": arguments.url, "layers": [list(one) for one in groups]}
+def _check_asked(out: Path, model: str, groups: Sequence[Layers], samples: tuple[list[Sample], list[Sample]]) -> None:
+    """Refuse to go on from a trace of another model or other samples: what it holds would be compared with what it is
+    not like.
+    """
+    tokens = [[one.prompt, one.text] for half in samples for one in half]
+    digest = hashlib.sha256(orjson.dumps(tokens)).hexdigest()
+    asked = {"model": model, "layers": [list(one) for one in groups], "samples": digest}
+    file = out / "asked.json"
     if file.exists() and (known := orjson.loads(file.read_bytes())) != asked:
         name = next(name for name in asked if known.get(name) != asked[name])
-        raise ValueError(f"--out {arguments.out}: begun with {name} = {known.get(name)}; allowed is another folder")
+        raise ValueError(f"--out {out}: begun with other {name}; allowed is another folder")
     file.write_bytes(orjson.dumps(asked, option=orjson.OPT_INDENT_2))
 
 
@@ -125,6 +162,12 @@ def _share(text: str) -> float:
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r}: allowed is a whole number above 0")
+    return int(text)
+
+
+def _several(text: str) -> int:
+    if _count(text) == 1:
+        raise argparse.ArgumentTypeError("1: allowed is a whole number from 2 up")
     return int(text)
 
 

@@ -14,18 +14,22 @@ from typing import Any
 from .server import Server
 from .texts import Sample
 
+LEAST_ROWS = 0.75
+"""The share of a batch that a step must have in the mean: prompts are not all prefilled together."""
+
 
 @dataclass(frozen=True)
 class Measurement:
     """`nats`: the mean cross-entropy of each sample, in nats a token. `greedy`: the most likely tokens, sample by
-    sample. `experts`: mean active experts of a layer that selects, and `before` what it would have woken; None where
-    none selects. `kept_mass` likewise. `seconds` that all of it took.
+    sample. `before`: experts of a layer and step that vanilla would have woken in the layers counted, and `kept_mass`
+    there; `saved`: experts of a step that were not, summed over all layers. None where none selects. `seconds` that all
+    of it took.
     """
 
     nats: list[float]
     greedy: list[list[int]]
-    experts: float | None
     before: float | None
+    saved: float | None
     kept_mass: float | None
     seconds: float
 
@@ -64,7 +68,10 @@ def agreement(found: Measurement, vanilla: Measurement) -> float:
 
 
 class Bench:
-    """Measures plans on a server, each once: what is in the trace, a file of JSON lines, is not measured again."""
+    """Measures plans on a server, each once: what is in the trace, a file of JSON lines, is not measured again.
+
+    Raises ValueError where the server's steps have not as many rows as asked for.
+    """
 
     def __init__(self, server: Server, samples: dict[str, Sequence[Sample]], trace: Path) -> None:
         self.server = server
@@ -72,7 +79,9 @@ class Bench:
         self.trace = trace
         self.known: dict[str, Measurement] = {}
         if trace.exists():
-            for line in trace.read_text().splitlines():
+            whole, _, _ = trace.read_text().rpartition("\n")  # a killed run may leave half a line
+            trace.write_text(f"{whole}\n" if whole else "")
+            for line in whole.splitlines():
                 record = json.loads(line)
                 key = record.pop("key")
                 self.known[key] = Measurement(**record)
@@ -94,17 +103,20 @@ class Bench:
         self.server.set_policy(policy)
         began = time.monotonic()
         forced = []
-        for start in range(0, len(samples), batch):
+        for start in range(0, len(samples) - batch + 1, batch):
             some = samples[start : start + batch]
             forced += self.server.force([one.prompt for one in some], [one.text for one in some])
         seconds = time.monotonic() - began
+        nats, greedy = [fmean(one.nats) for one in forced], [one.greedy for one in forced]
         since = self.server.get_policy()["since_switch"]
-        selects = bool(since["layer_steps"])
-        return Measurement(
-            nats=[fmean(one.nats) for one in forced],
-            greedy=[one.greedy for one in forced],
-            experts=since["mean_after"] if selects else None,
-            before=since["mean_before"] if selects else None,
-            kept_mass=since["mean_kept_mass"] if selects else None,
-            seconds=seconds,
-        )
+        if not since["layer_steps"]:
+            return Measurement(nats, greedy, None, None, None, seconds)
+        rows = since["rows"] / since["layer_steps"]
+        if not LEAST_ROWS * batch <= rows <= batch * 1.01:
+            raise ValueError(
+                f"{rows:.1f} rows a step in place of {batch}; allowed is a server of one replica without other traffic "
+                "and with --max-running-requests that lets them decode together"
+            )
+        # Of captured graphs also layers that stay vanilla are counted, which save nothing.
+        saved = (since["experts_before"] - since["experts_after"]) / since["outcomes"]["policy"]
+        return Measurement(nats, greedy, since["mean_before"], saved, since["mean_kept_mass"], seconds)

@@ -55,26 +55,25 @@ def search(
     tell: Callable[[str], None],
 ) -> Found:
     """Find the settings with the fewest experts at one batch size, with at most `tolerance` (a share of vanilla's
-    cross-entropy) lost. Measures every setting once a group, some combinations, and the best on held-out samples.
+    cross-entropy) lost. Measures every setting once a group, the last one everywhere, which tells what vanilla wakes,
+    some combinations, and the best on held-out samples.
     """
     vanilla = bench.run({"policy": VANILLA}, batch, "tuning")
+    everywhere = bench.run(build_policy(dict.fromkeys(groups, settings[-1])), batch, "tuning")
     options: dict[Layers, list[Option]] = {}
-    before = 0.0
     for group in groups:
-        measured, own = [], 0.0
+        measured = []
         for setting in settings:
             one = bench.run(_alone(group, groups, setting), batch, "tuning")
-            if one.experts is None or one.before is None:
+            if one.saved is None:
                 continue  # it cannot change anything at this batch size
             loss = compare(one, vanilla).delta
-            own = one.before * len(group)
-            measured.append(Option(setting, loss, one.experts * len(group)))
-            tell(f"layers {name_layers(group)}, {setting}: {one.experts:.1f} experts, {1000 * loss:+.1f} mnats")
-        # Its experts are counted only where a setting selects.
-        options[group] = smooth([Option(VANILLA, 0.0, own), *(option for option in measured if option.experts < own)])
-        before += own
-    layers = sum(map(len, groups))
-    found = Found(batch, tolerance * vanilla.cross_entropy, vanilla.cross_entropy, before / layers, options)
+            measured.append(Option(setting, loss, -one.saved))
+            saved = one.saved / len(group)
+            tell(f"layers {name_layers(group)}, {setting}: {saved:.1f} experts saved a layer, {1000 * loss:+.1f} mnats")
+        options[group] = smooth([Option(VANILLA, 0.0, 0.0), *(option for option in measured if option.experts < 0)])
+    tolerated = tolerance * vanilla.cross_entropy
+    found = Found(batch, tolerated, vanilla.cross_entropy, everywhere.before or 0.0, options)
     _try(bench, found, vanilla, tell)
     _confirm(bench, found, tell)
     return found
@@ -86,7 +85,7 @@ def _alone(group: Layers, groups: Sequence[Layers], setting: str) -> dict[str, o
 
 def _try(bench: Bench, found: Found, vanilla: Measurement, tell: Callable[[str], None]) -> None:
     """Try choices, each corrected by what the one before lost."""
-    allowance, layers = found.tolerance, sum(map(len, found.options))
+    allowance = found.tolerance
     for _ in range(TRIALS):
         chosen = choose({name_layers(group): options for group, options in found.options.items()}, allowance)
         settings = {group: chosen[name_layers(group)].name for group in found.options}
@@ -98,7 +97,7 @@ def _try(bench: Bench, found: Found, vanilla: Measurement, tell: Callable[[str],
             settings,
             predicted,
             compare(measured, vanilla),
-            _count_experts(measured, settings, found.options, layers),
+            _count_experts(measured, found),
             measured.kept_mass,
             agreement(measured, vanilla),
         )
@@ -110,14 +109,9 @@ def _try(bench: Bench, found: Found, vanilla: Measurement, tell: Callable[[str],
         allowance *= min(max(found.tolerance / max(lost, 1e-9), 0.5), 2.0)
 
 
-def _count_experts(
-    measured: Measurement, settings: dict[Layers, str], options: dict[Layers, list[Option]], layers: int
-) -> float:
-    """Of a layer and step: the server counts those that select, the others wake what vanilla wakes."""
-    vanilla = [group for group, setting in settings.items() if setting == VANILLA]
-    left = sum(max(one.experts for one in options[group]) for group in vanilla)
-    selecting = layers - sum(map(len, vanilla))
-    return ((measured.experts or 0.0) * selecting + left) / layers
+def _count_experts(measured: Measurement, found: Found) -> float:
+    """Of a layer and step, vanilla ones included."""
+    return found.before - (measured.saved or 0.0) / sum(map(len, found.options))
 
 
 def _confirm(bench: Bench, found: Found, tell: Callable[[str], None]) -> None:
@@ -126,7 +120,6 @@ def _confirm(bench: Bench, found: Found, tell: Callable[[str], None]) -> None:
     if not good:
         return
     vanilla = bench.run({"policy": VANILLA}, found.batch, "held out")
-    layers = sum(map(len, found.options))
     for trial in good:
         measured = bench.run(build_policy(trial.settings), found.batch, "held out")
         loss = compare(measured, vanilla)
@@ -134,5 +127,5 @@ def _confirm(bench: Bench, found: Found, tell: Callable[[str], None]) -> None:
         tell(f"held out: {trial.experts:.1f} experts, {1000 * loss.delta:+.1f} mnats, 95 % [{low:.1f}, {high:.1f}]")
         if loss.delta <= found.tolerance:
             found.chosen, found.confirmed = trial, loss
-            found.confirmed_experts = _count_experts(measured, trial.settings, found.options, layers)
+            found.confirmed_experts = _count_experts(measured, found)
             return

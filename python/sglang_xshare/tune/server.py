@@ -44,6 +44,10 @@ class Server:
         """Switch it."""
         return ask(self.url, policy, self.api_key)
 
+    def get_model(self) -> str:
+        """Its --model-path."""
+        return str(self._ask("/get_model_info")["model_path"])
+
     def tokenize(self, text: str) -> list[int]:
         """By the model's own tokenizer, without special tokens."""
         return self._post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
@@ -65,10 +69,13 @@ class Server:
         return [_read(answer["meta_info"]) for answer in answers]
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
+        return self._ask(path, orjson.dumps(body))
+
+    def _ask(self, path: str, data: bytes | None = None) -> Any:
         headers = {"Content-Type": "application/json"}
         headers |= {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         try:
-            with urlopen(Request(self.url + path, orjson.dumps(body), headers), timeout=TIMEOUT) as response:
+            with urlopen(Request(self.url + path, data, headers), timeout=TIMEOUT) as response:
                 return json.load(response)
         except HTTPError as error:
             raise PolicyError(f"{self.url}{path}: {error.code}: {_explain(error)}") from None

@@ -39,7 +39,7 @@ bench: patch    ## compare policies in the server: POLICIES="vanilla xshare:k0=1
 demo: patch     ## serve a checkpoint with the policy off and on, and print what it changed
 	$(PYTHON) -m benchmark.demo $(DEMO_ARGS)
 
-records: patch  ## measure all that a CPU can from one clean commit, half an hour on two cores, and write the tables of it
+records: patch  ## measure all that a CPU can from one clean commit, three quarters of an hour on two cores, and write the tables of it
 	$(PYTHON) -m benchmark.records $(RECORDS_ARGS)
 
 EXPERIMENT ?= all

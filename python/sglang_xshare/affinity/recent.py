@@ -27,6 +27,10 @@ class Recent:
         """The value; None for a key that is not, or no longer, known."""
         return self._values.get(key)
 
+    def pop(self, key: Hashable) -> int | None:
+        """The value of a key, which is forgotten; None as in `get`."""
+        return self._values.pop(key, None)
+
     def put(self, key: Hashable, value: int = 0) -> None:
         """Remember a key as the latest."""
         self._values[key] = value

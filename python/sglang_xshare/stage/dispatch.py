@@ -68,7 +68,7 @@ class Dispatcher:
                 self._early.put(name)
 
     def _count(self, request: Any, decision: Decision) -> None:
-        if self._early.get(request.rid) is not None:
+        if self._early.pop(request.rid) is not None:
             self.affinity.finish(request.rid)
         loads = self.affinity.loads
         self._tally.count(decision, loads)

@@ -15,7 +15,8 @@ from torch.nn.functional import pad
 def lend_all_to_all() -> None:
     """Let CPU servers run with --moe-a2a-backend deepep and its kin.
 
-    In 0.5.21 and before the router's plain torch does not take the number of live rows, which expert parallelism gives it.
+    In 0.5.21 and before the router's plain torch does not take the number of live rows, which expert parallelism gives
+    it.
     """
     from sglang.srt.layers.moe import topk
     from sglang.srt.layers.moe.ep_moe.layer import DeepEPMoE

@@ -13,13 +13,23 @@ from torch.nn.functional import pad
 
 
 def lend_all_to_all() -> None:
-    """Let CPU servers run with --moe-a2a-backend deepep and its kin."""
+    """Let CPU servers run with --moe-a2a-backend deepep and its kin.
+
+    In 0.5.21 and before the router's plain torch does not take the number of live rows, which expert parallelism gives
+    it.
+    """
+    from sglang.srt.layers.moe import topk
     from sglang.srt.layers.moe.ep_moe.layer import DeepEPMoE
     from sglang.srt.layers.moe.fused_moe_triton import layer
     from sglang.srt.layers.moe.token_dispatcher.standard import StandardDispatcher
 
     layer.create_moe_dispatcher = lambda config, **kwargs: StandardDispatcher(config)
     DeepEPMoE.forward_impl = run_experts_of_all
+    if not hasattr(topk, "resolve_routing_inputs"):
+        forward = topk.TopK.forward_native
+        topk.TopK.forward_native = lambda self, *args, **kwargs: forward(
+            self, *args, **{**kwargs, "num_token_non_padded": None}
+        )
 
 
 def run_experts_of_all(layer: Any, hidden: torch.Tensor, routed: Any) -> torch.Tensor:

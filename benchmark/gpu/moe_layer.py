@@ -138,7 +138,9 @@ def sorted_slots() -> Iterator[Aligner]:
     aligner = Aligner()
     server = stage._stage
     stage._stage = SimpleNamespace(  # type: ignore[assignment]
-        route=lambda config, logits: config, align=lambda upstream, by_tma: partial(aligner.align, upstream, by_tma)
+        route=lambda config, logits: config,
+        finish=lambda config, ids, weights: ids,
+        align=lambda upstream, by_tma: partial(aligner.align, upstream, by_tma),
     )
     try:
         yield aligner

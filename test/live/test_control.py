@@ -221,7 +221,7 @@ def test_a_scheduler_never_ends_by_what_is_posted(control, monkeypatch):
         assert not answer.success
         assert answer.error
         assert "\n" not in answer.error, line
-    monkeypatch.setattr(asked.stage, "report", lambda reporter: 1 / 0)
+    monkeypatch.setattr(asked.stage, "check_switch", lambda schedule: 1 / 0)
     answer = ask(SimpleNamespace(method=METHOD, body={"post": {"policy": "vanilla"}}))
     assert (answer.success, answer.error) == (False, "ZeroDivisionError: division by zero")
     assert asked.stage.switches == 0

@@ -39,6 +39,7 @@ def test_metrics_are_what_the_runner_received(name, release, served):
         "max_tokens": 0,
         "override": 0,
         "unchanged": 0,
+        "vanilla": 0,
         "no_context": 0,
     }
 

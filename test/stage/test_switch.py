@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 
 from sglang_xshare import Batch, Router, build_plan, select, stage
 from sglang_xshare.policies.schedule import Schedule, build_schedule
-from sglang_xshare.stage.metrics import OUTCOMES
+from sglang_xshare.stage.metrics import OUTCOMES, PREFIX
 from sglang_xshare.stage.placement import Placement
 from sglang_xshare.stage.stage import Stage
 from stage.fake import EXPERTS, TOP_K, Model, run
@@ -38,9 +38,14 @@ def _on_the_first_rank(monkeypatch):
 
 @pytest.fixture
 def reporter():
-    """Upstream's, of a server with --enable-metrics; what is registered is gone after the test."""
+    """Upstream's, of a server with --enable-metrics; what is registered is gone after the test, and what another test
+    has left before it.
+    """
     collector = SimpleNamespace(labels={"model_name": "fake"})
-    before = set(REGISTRY._collector_to_names)
+    names = REGISTRY._collector_to_names
+    for metric in [metric for metric in names if any(name.startswith(PREFIX) for name in names[metric])]:
+        REGISTRY.unregister(metric)
+    before = set(names)
     yield SimpleNamespace(
         forward_ct_decode=0,
         scheduler=SimpleNamespace(forward_ct=0),
@@ -213,3 +218,17 @@ def test_a_switch_that_fails_changes_nothing(attach, reporter, monkeypatch):
         installed.switch(schedule(PLANS[1]), reporter)
     assert (installed.plans, installed.switches, installed.plan["policy"]) == (plans, 0, "xshare")
     assert stage._stage is installed
+
+
+def test_a_rank_that_cannot_write_switches_with_the_others(attach, reporter, caplog, monkeypatch):
+    """One rank exports and writes for all: it must not stay behind where that fails."""
+    installed = attach(Model(), **XSHARE)
+
+    def fail(reporter: Any) -> str:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(installed, "publish", fail)
+    installed.switch(schedule(PLANS[0]), reporter)
+    assert installed.switches == 1
+    assert installed.plans.given["add"] == 5
+    assert "metrics and trace are not up to date" in caplog.text

@@ -55,6 +55,7 @@ class Resolution:
                 except ExpertPolicyError as error:
                     self.refuse("sglang-xshare", error)
             choose_runner(server_args, self.arguments)
+        self._ask(stage.check_affinity_flags, server_args)
 
     def check_server(self, server_args: Any) -> None:
         """In place of `stage.check_server`, which SGLang calls after it has resolved."""
@@ -62,6 +63,13 @@ class Resolution:
         if self.arguments is not None:
             for error in find_refusals(server_args, self.arguments):
                 self.refuse("sglang-xshare", error)
+        self._ask(stage.check_affinity_server, server_args)
+
+    def _ask(self, check: Callable[[Any], None], server_args: Any) -> None:
+        try:
+            check(server_args)
+        except ExpertPolicyError as error:
+            self.refuse("sglang-xshare", error)
 
     def capture_sizes(self, server_args: Any, sizes: list[int]) -> list[int]:
         """In place of `stage.capture_sizes`, which parses the policy again."""

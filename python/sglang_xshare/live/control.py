@@ -14,6 +14,7 @@ from ..stage.metrics import Reader
 from ..stage.stage import Stage
 from ..stage.start.model import check_schedule, read_model
 from ..stage.start.routers import check_plans
+from ..stage.start.server import check_observed
 from ..stage.upstream import attention_dp_size, is_first_rank, model_config, resolved
 
 ADDED = ("in_force", "defaults", "limits", "counters", "since_switch", "switches", "warnings")
@@ -93,6 +94,7 @@ class Control:
         if attention_dp_size(config) > 1 and config.enable_dp_attention_local_control_broadcast:
             flag = "--enable-dp-attention-local-control-broadcast"
             raise ValueError(f"{flag}: ranks would switch at different steps; allowed is off")
+        check_observed(schedule)
         if schedule is None:
             return []
         if schedule.observed and self.stage.masks:

@@ -33,12 +33,7 @@ def check_flags(server_args: Any) -> None:
         for check in list_checks(server_args):
             check()
         choose_runner(server_args, arguments)
-    if _mentions_affinity(server_args):
-        from .start.affinity import read_affinity
-        from .start.modes import check_tree
-
-        if read_affinity(server_args) is not None:
-            check_tree()
+    check_affinity_flags(server_args)
 
 
 def check_server(server_args: Any) -> None:
@@ -50,6 +45,21 @@ def check_server(server_args: Any) -> None:
         from .start.server import check_server as check
 
         check(server_args, arguments)
+    check_affinity_server(server_args)
+
+
+def check_affinity_flags(server_args: Any) -> None:
+    """Of `check_flags` what is about expert-affinity dispatch."""
+    if _mentions_affinity(server_args):
+        from .start.affinity import read_affinity
+        from .start.modes import check_tree
+
+        if read_affinity(server_args) is not None:
+            check_tree()
+
+
+def check_affinity_server(server_args: Any) -> None:
+    """Of `check_server` what is about expert-affinity dispatch."""
     if _mentions_affinity(server_args):
         from .start.affinity import check_affinity, read_affinity
 

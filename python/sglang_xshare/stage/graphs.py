@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..plan import SelectionPlan
+from ..policies import VANILLA
 from ..types import Router
 from .layer import Layer
 from .plans import Plans
@@ -37,6 +38,11 @@ class Graphs:
     def selecting(self) -> list[int]:
         """The sizes whose graphs select in some layer."""
         return sorted({place[2] for place, plan in self._captured.items() if plan is not None})
+
+    @property
+    def captures(self) -> bool:
+        """Whether the server has graphs, also where their sizes are not known beforehand."""
+        return bool(self.rows or self._captured)
 
     def note(self, layer: Layer, step: Step, plan: SelectionPlan | None) -> None:
         """Remember what a layer does in a step that is being captured."""
@@ -93,15 +99,17 @@ class Graphs:
             if former.given == plans.given:
                 return None
             raise ValueError("observe counts what the graphs have captured")
+        # Vanilla masks padding, which a selection of every row's own does too; without one there is no padding.
+        routes_as_ever = then is None or then is VANILLA
         if captured is None:
-            if then is not None:
+            if not routes_as_ever:
                 raise ValueError("they were captured without a selection")
             return None
         if budgets is None:
             if now == then == captured:
                 return None
             raise ValueError("the plan they were captured with is part of them")
-        plan = open_up(budgets.plan, place[0].router) if then is None else then
+        plan = open_up(budgets.plan, place[0].router) if then is None or then is VANILLA else then
         budgets.check(plan)
         return budgets, plan
 

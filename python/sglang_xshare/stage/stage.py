@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ class Stage:
     def check_switch(self, schedule: Schedule | None) -> None:
         """Raise ValueError in one line where `switch` could not follow."""
         rows = "rank" if self.ranks is None or not self.ranks.together else "batch"
-        if self.ranks is not None and self.graphs.rows and schedule is not None and schedule.rows != rows:
+        if self.ranks is not None and self.graphs.captures and schedule is not None and schedule.rows != rows:
             raise ValueError(f"rows = {schedule.rows!r}: CUDA graphs hold what ranks gather; allowed is {rows!r}")
         self.graphs.check(self.plans, Plans(schedule, self.batches, self.masks))
 
@@ -126,7 +127,9 @@ class Stage:
         self.check_switch(schedule)
         plans = Plans(schedule, self.batches, self.masks)
         wait_for_device(self.device)
-        former, counted = self.plans.given, self.report(reporter)
+        former = self.plans.given
+        self._published = -1, -1  # the step that was in flight at the last look belongs to the former plans
+        counted = self._tell(lambda: self.report(reporter))
         self.graphs.follow(self.plans, plans)
         wait_for_device(self.device)
         self.since_switch.read()
@@ -136,9 +139,21 @@ class Stage:
             self.trace.switch(self.switches, plans.given)
         show_plan(self.plan)
         self._published = -1, -1
-        self.publish(reporter)
+        self._tell(lambda: self.publish(reporter))
         change = f"{json.dumps(former)} -> {json.dumps(plans.given)}"
-        logger.info("Expert policy switch %d: %s; until now%s", self.switches, change, counted.removeprefix(","))
+        logger.info(
+            "Expert policy switch %d: %s; until now%s", self.switches, change, (counted or "").removeprefix(",")
+        )
+
+    def _tell(self, tell: Callable[[], str | None]) -> str | None:
+        """What `tell` returns; None where it fails. One rank writes files and metrics for all, and must not miss a
+        switch that the others make because it cannot.
+        """
+        try:
+            return tell()
+        except Exception:
+            logger.exception("Expert policy switch: metrics and trace are not up to date")
+            return None
 
     def route(self, topk_config: Any, router_logits: Any) -> Any:
         """The config to route the logits with. A config that is not the target's (a draft's) is returned as it is."""

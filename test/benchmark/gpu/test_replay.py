@@ -16,6 +16,7 @@ import torch
 
 from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.stage.metrics import AFTER, BEFORE, KEPT, ROWS, STEPS
+from sglang_xshare.stage.placement import Placement
 from sglang_xshare.types import Selection
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
 
@@ -125,12 +126,13 @@ def test_verify_pads_by_whole_requests_that_count_nothing(make_runner, keys, siz
 @pytest.mark.parametrize("requests", [3, 9, 16])
 @pytest.mark.parametrize("keys", [{"target_per_rank": 3}, {"add": 4}], ids=["per rank", "per batch"])
 def test_padding_is_inert_with_expert_parallelism(make_runner, tokens, requests, keys):
-    placement = torch.arange(EXPERTS) // (EXPERTS // 4)
+    experts = torch.arange(EXPERTS)
+    placement = Placement(4, EXPERTS // 4, experts.expand(len(Model().configs), -1).to(DEVICE))
     policy = xshare(**keys)
     logits = draw(requests * (tokens or 1), requests)
-    runner = make_runner(UPSTREAM_SIZES, tokens, placement.to(DEVICE), **policy.flags)
+    runner = make_runner(UPSTREAM_SIZES, tokens, placement, **policy.flags)
     batch = Batch(tokens_per_request=tokens or 1)
-    expected = select(logits, policy.plan, Router(TOP_K), batch, rank_of_expert=placement, backend="reference")
+    expected = select(logits, policy.plan, Router(TOP_K), batch, experts // (EXPERTS // 4), backend="reference")
     check_counts(runner.replay(logits.to(DEVICE)), expected, len(logits))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.start.all_to_all import BACKENDS, REASONS, check_model
-from sglang_xshare.stage.start.architectures import ALL_TO_ALL
+from sglang_xshare.stage.start.architectures import ALL_TO_ALL, DISPATCHED
 from sglang_xshare.stage.start.model import check_rows
 from sglang_xshare.stage.start.modes import UNSYNCHRONIZED, check_modes
 from sglang_xshare.stage.start.moe_model import MoeModel
@@ -62,6 +62,7 @@ def test_ranks_must_be_synchronized(monkeypatch):
     ("architecture", "backend", "served"),
     [
         *((name, "deepep", True) for name in ALL_TO_ALL),
+        *((name, backend, name in DISPATCHED) for name in ALL_TO_ALL for backend in ("mooncake", "nixl")),
         ("GptOssForCausalLM", "deepep", False),
         ("MixtralForCausalLM", "mooncake", False),
         ("MixtralForCausalLM", "none", True),
@@ -73,7 +74,8 @@ def test_models_whose_layers_were_followed(architecture, backend, served):
         check_model(model, config(moe_a2a_backend=backend))
         return
     line = (
-        f"^--model-path folder: {NO_POLICY}: {architecture} is not known to have all-to-all expert parallelism; allowed"
+        f"^--model-path folder: {NO_POLICY}: {architecture} is not known to have all-to-all expert parallelism by "
+        f"{backend}; allowed"
     )
     with pytest.raises(ExpertPolicyError, match=line):
         check_model(model, config(moe_a2a_backend=backend))

@@ -16,7 +16,7 @@ CHECK = """
 from types import SimpleNamespace
 from sglang_xshare import stage
 stage.check_flags(SimpleNamespace(expert_policy="xshare", speculative_algorithm=None, disaggregation_mode="null",
-                                  moe_runner_backend="auto", moe_a2a_backend="none"))
+                                  moe_runner_backend="auto", moe_a2a_backend="none", device="cpu"))
 """
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ...policies.schedule import Schedule
 from ..gather import Ranks
 from ..upstream import find_rank, model_config, resolved, routes_own_rows, spell
-from .architectures import ALL_TO_ALL
+from .architectures import ALL_TO_ALL, DISPATCHED
 from .model import read_model
 from .moe_model import MoeModel
 from .refusal import refusal
@@ -42,10 +42,11 @@ def check_backend(config: Any) -> None:
 
 def check_model(model: MoeModel, config: Any) -> None:
     """Raise `ExpertPolicyError` for a model whose layers were not followed under an all-to-all backend."""
-    if routes_own_rows(config) and model.architecture not in ALL_TO_ALL:
-        allowed = ", ".join(sorted(ALL_TO_ALL))
-        reason = f"{model.architecture} is not known to have all-to-all expert parallelism; allowed are {allowed}"
-        raise refusal("--model-path", model.path, reason)
+    backend = spell(config.moe_a2a_backend or "none")
+    served = ALL_TO_ALL if backend == "deepep" else DISPATCHED
+    if routes_own_rows(config) and model.architecture not in served:
+        reason = f"{model.architecture} is not known to have all-to-all expert parallelism by {backend}"
+        raise refusal("--model-path", model.path, f"{reason}; allowed are {', '.join(sorted(served))}")
 
 
 def read_ranks(model_runner: Any, schedule: Schedule | None) -> Ranks | None:

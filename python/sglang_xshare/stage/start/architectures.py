@@ -52,3 +52,8 @@ ALL_TO_ALL = GATHERED - {"GptOssForCausalLM"}
 """Classes each of whose MoE layers, under an all-to-all backend, asks its `TopK` for the rows of this rank, and for an
 empty answer where it has none. gpt-oss has no such path.
 """
+
+DISPATCHED = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"})
+"""Of these, the ones that do so under mooncake and nixl as well. The others ask for deepep by name, and with another
+backend add up the rows of ranks that have different requests.
+"""

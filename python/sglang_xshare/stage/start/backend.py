@@ -74,6 +74,7 @@ def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) 
     record = copy.deepcopy(server_args)
     if runner is not None:
         _set_runner(record, runner)
+    experts = None
     with _unnoticed():
         try:
             record.resolve_once() if hasattr(record, "resolve_once") else record.__post_init__()

@@ -59,7 +59,9 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
     for name, module in routers.items():
         try:
             output_format = "standard" if on_cpu else read_format(module.topk_config)
-            kernel = kernels.get(numbers[name], (TRITON, None))
+            if kernels and numbers[name] not in kernels:
+                raise ValueError("its layer has no FusedMoE that runs its experts; allowed is one for each router")
+            kernel = kernels.get(numbers[name], (TRITON, None))  # DeepSeek's first model has none at all
             if routes_own_rows(config):
                 options = _read_dispatched_options(output_format, module.topk_config, config)
             else:

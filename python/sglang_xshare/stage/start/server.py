@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from ...policies.schedule import Schedule
 from ..upstream import attention_dp_size, hands_parts, model_config, resolved
 from .all_to_all import check_model
 from .arguments import Arguments
@@ -44,16 +45,21 @@ def find_refusals(server_args: Any, arguments: Arguments) -> Iterator[ExpertPoli
     yield from _refused(partial(check_model, model, config))
     yield from _refused(partial(check_draft, config, loaded.hf_text_config))
     yield from _refused(partial(check_draft_tokens, config))
-    if arguments.schedule and arguments.schedule.observed and hands_parts():
-        reason = (
-            "on AMD this SGLang may hand a layer the parts of its logits, and add them up later; allowed is another"
-        )
-        yield refusal("--expert-policy", arguments.schedule.policy, reason)
+    yield from _refused(partial(check_observed, arguments.schedule))
     if arguments.trace is not None and config.dp_size > 1 and attention_dp_size(config) == 1:
         yield refusal(
             "--expert-policy-trace", arguments.trace, f"{config.dp_size} replicas would write it; allowed is one"
         )
     yield from _refused(partial(_check_schedule, arguments, model, config))
+
+
+def check_observed(schedule: Schedule | None) -> None:
+    """Raise `ExpertPolicyError` where layers are not handed the logits that plans of `observe` would look at."""
+    if schedule is not None and schedule.observed and hands_parts():
+        reason = (
+            "on AMD this SGLang may hand a layer the parts of its logits, and add them up later; allowed is another"
+        )
+        raise refusal("--expert-policy", schedule.policy, reason)
 
 
 def _refused(check: Callable[[], None]) -> Iterator[ExpertPolicyError]:

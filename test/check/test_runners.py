@@ -3,11 +3,14 @@
 import subprocess
 import sys
 
+import pytest
+
 from benchmark.common.paths import ROOT
 from scripts.runners import BEGIN, COLUMNS, PAGE, ROWS
 from served.release import LATEST, make_env
 
 
+@pytest.mark.long
 def test_the_table_is_up_to_date(patched_release):
     env = make_env(patched_release(LATEST))
     env["PYTHONPATH"] += f":{ROOT}"

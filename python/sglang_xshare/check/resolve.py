@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import stage
 from ..gpus import Gpu
+from ..stage.start import affinity
 from ..stage.start.arguments import Arguments, read_arguments
 from ..stage.start.backend import choose_runner
 from ..stage.start.flags import list_checks
@@ -55,7 +56,7 @@ class Resolution:
                 except ExpertPolicyError as error:
                     self.refuse("sglang-xshare", error)
             choose_runner(server_args, self.arguments)
-        self._ask(stage.check_affinity_flags, server_args)
+        self._ask(affinity.check_flags, server_args)
 
     def check_server(self, server_args: Any) -> None:
         """In place of `stage.check_server`, which SGLang calls after it has resolved."""
@@ -63,7 +64,7 @@ class Resolution:
         if self.arguments is not None:
             for error in find_refusals(server_args, self.arguments):
                 self.refuse("sglang-xshare", error)
-        self._ask(stage.check_affinity_server, server_args)
+        self._ask(affinity.check_server, server_args)
 
     def _ask(self, check: Callable[[Any], None], server_args: Any) -> None:
         try:

@@ -33,7 +33,10 @@ def check_flags(server_args: Any) -> None:
         for check in list_checks(server_args):
             check()
         choose_runner(server_args, arguments)
-    check_affinity_flags(server_args)
+    if _mentions_affinity(server_args):
+        from .start.affinity import check_flags as check_affinity
+
+        check_affinity(server_args)
 
 
 def check_server(server_args: Any) -> None:
@@ -45,27 +48,10 @@ def check_server(server_args: Any) -> None:
         from .start.server import check_server as check
 
         check(server_args, arguments)
-    check_affinity_server(server_args)
-
-
-def check_affinity_flags(server_args: Any) -> None:
-    """Of `check_flags` what is about expert-affinity dispatch."""
     if _mentions_affinity(server_args):
-        from .start.affinity import read_affinity
-        from .start.modes import check_tree
+        from .start.affinity import check_server as check_affinity
 
-        if read_affinity(server_args) is not None:
-            check_tree()
-
-
-def check_affinity_server(server_args: Any) -> None:
-    """Of `check_server` what is about expert-affinity dispatch."""
-    if _mentions_affinity(server_args):
-        from .start.affinity import check_affinity, read_affinity
-
-        affinity = read_affinity(server_args)
-        if affinity is not None:
-            check_affinity(server_args, affinity)
+        check_affinity(server_args)
 
 
 def _mentions_affinity(server_args: Any) -> bool:

@@ -16,6 +16,7 @@ from ...affinity.table import Table, hash_tokenizer, load_table
 from ..dispatch import Dispatcher
 from ..finished import open_receiver
 from ..upstream import attention_dp_size, is_switched_on, model_config, resolved, spell
+from .modes import check_tree
 from .refusal import ExpertPolicyError
 
 METHOD = "expert_affinity"
@@ -82,6 +83,19 @@ def check_affinity(server_args: Any, arguments: AffinityArguments) -> None:
         told = f"{RUST}={os.environ.get(RUST, 'on')}"
         raise ExpertPolicyError(f"{FLAG} with {told}: nothing tells which requests have ended; allowed is unset")
     _check_table(server_args, arguments.table)
+
+
+def check_flags(server_args: Any) -> None:
+    """Raise `ExpertPolicyError` for flags as they were given, and for a tree without the patches that they need."""
+    if read_affinity(server_args) is not None:
+        check_tree()
+
+
+def check_server(server_args: Any) -> None:
+    """Raise `ExpertPolicyError` for resolved arguments, as `check_affinity` does."""
+    arguments = read_affinity(server_args)
+    if arguments is not None:
+        check_affinity(server_args, arguments)
 
 
 def make_dispatcher(controller: Any) -> Dispatcher | None:

@@ -25,6 +25,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_engine_and_file_say_the_same(tiny_model, patched_release, tmp_path, served):
     """A dict and a file; under pruned, whose answers do not depend on how requests are batched."""
     file = tmp_path / "policy.json"

@@ -89,6 +89,7 @@ def test_full_budget_answers_as_no_speculation(shape, speculated, served):
     assert max(call["rows"] for call in answers.calls("TARGET_VERIFY")) == 16 * shape[2]
 
 
+@pytest.mark.long
 def test_off_answers_as_no_speculation_while_requests_come_and_go(speculated, served):
     answers = speculated((), staggered=True)
     assert answers.tokens == served("unpatched").tokens[:1]

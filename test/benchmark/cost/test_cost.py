@@ -79,6 +79,7 @@ def test_bad_input_is_one_line(args, message):
     assert "\n" not in str(stop.value.code)
 
 
+@pytest.mark.long
 def test_a_small_run_from_end_to_end(tiny_model, tmp_path, capsys):
     policies = ["xshare:k0=1,add=8", "moe-spec:budget=32"]
     sizes = ["--shapes", "4x16", "8x64", "--rounds", "2", "--step-tokens", "4", "--step-rounds", "1", "--rows", "4"]

@@ -10,6 +10,8 @@ from served.release import LATEST
 ENGINE = """
 import json, sys
 import sglang
+
+import pytest
 if __name__ == "__main__":
     model, prompts, new_tokens = json.loads(sys.argv[1])
     engine = sglang.Engine(

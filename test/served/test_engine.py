@@ -4,14 +4,14 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from served.answers import NEW_TOKENS, ask, make_server, read_prompts
 from served.release import LATEST
 
 ENGINE = """
 import json, sys
 import sglang
-
-import pytest
 if __name__ == "__main__":
     model, prompts, new_tokens = json.loads(sys.argv[1])
     engine = sglang.Engine(

@@ -62,13 +62,12 @@ class Control:
         schedule, recapture = self._read(body)
         warnings = self._check(schedule)
         try:
-            self.stage.check_switch(schedule)
+            self.stage.switch(schedule, reporter)
         except ValueError as error:
             other = "a server started with this policy has them"
             if recapture:
                 other = f"recapture = true: no running server is known to survive that yet; {other}"
             raise ValueError(f"{error}; {other}") from None
-        self.stage.switch(schedule, reporter)
         for warning in warnings:
             logger.warning(warning)
         return self.get() | {"warnings": warnings}

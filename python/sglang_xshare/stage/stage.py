@@ -87,9 +87,8 @@ class Stage:
         self._adopt(Plans(schedule, batches, self.masks))
         model.forward = self._wrap(model.forward)
         name = schedule.policy if schedule else "none, padding masked,"
-        logger.info(
-            "Expert policy %s on %d MoE layers%s", name, len(layers), f": {json.dumps(self.plan)}" if schedule else ""
-        )
+        plan = f": {json.dumps(self.plan)}" if schedule else ""
+        logger.info("Expert policy %s on %d MoE layers%s", name, len(layers), plan)
 
     def _adopt(self, plans: Plans) -> None:
         """Have these plans in force from the next step on, and in everything that tells which ones are."""
@@ -111,12 +110,14 @@ class Stage:
         """The plan in force, JSON-able; None where padding rows alone are masked."""
         self.exporter.plan = self.plan
 
-    def check_switch(self, schedule: Schedule | None) -> None:
-        """Raise ValueError in one line where `switch` could not follow."""
+    def check_switch(self, schedule: Schedule | None) -> Plans:
+        """The plans that `switch` would adopt. Raises ValueError in one line where it could not follow."""
         rows = "rank" if self.ranks is None or not self.ranks.together else "batch"
         if self.ranks is not None and self.graphs.captures and schedule is not None and schedule.rows != rows:
             raise ValueError(f"rows = {schedule.rows!r}: CUDA graphs hold what ranks gather; allowed is {rows!r}")
-        self.graphs.check(self.plans, Plans(schedule, self.batches, self.masks))
+        plans = Plans(schedule, self.batches, self.masks)
+        self.graphs.check(self.plans, plans)
+        return plans
 
     def switch(self, schedule: Schedule | None, reporter: Any) -> None:
         """Select by another schedule, None for vanilla, from the next step on: to be called between two steps. Metrics,
@@ -124,12 +125,11 @@ class Stage:
 
         The host waits for the device, twice. Raises ValueError, and changes nothing, as `check_switch` does.
         """
-        self.check_switch(schedule)
-        plans = Plans(schedule, self.batches, self.masks)
+        plans = self.check_switch(schedule)
         wait_for_device(self.device)
         former = self.plans.given
         self._published = -1, -1  # the step that was in flight at the last look belongs to the former plans
-        counted = self._tell(lambda: self.report(reporter))
+        counted = self._tell(lambda: self.report(reporter)) or ""
         self.graphs.follow(self.plans, plans)
         wait_for_device(self.device)
         self.since_switch.read()
@@ -141,9 +141,7 @@ class Stage:
         self._published = -1, -1
         self._tell(lambda: self.publish(reporter))
         change = f"{json.dumps(former)} -> {json.dumps(plans.given)}"
-        logger.info(
-            "Expert policy switch %d: %s; until now%s", self.switches, change, (counted or "").removeprefix(",")
-        )
+        logger.info("Expert policy switch %d: %s; until now%s", self.switches, change, counted.removeprefix(","))
 
     def _tell(self, tell: Callable[[], str | None]) -> str | None:
         """What `tell` returns; None where it fails. One rank writes files and metrics for all, and must not miss a

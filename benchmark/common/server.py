@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import random
 import re
 import signal
 import socket
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -56,10 +58,14 @@ def has_gpu() -> bool:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A TCP port of the loopback interface that nobody listens on, and that no connection is given meanwhile: a server
+    binds it tens of seconds later, and Linux gives connections ports from 32768 on.
+    """
+    while True:
+        port = random.randrange(20000, 32768)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Server:

@@ -1,13 +1,31 @@
-"""Two machines, played by two servers on this one: tensor parallel across them, and a refusal that ends both."""
+"""Two machines, the second a network namespace of this one: tensor and expert parallel across them, and what is lost
+when one of them dies.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic, sleep
 
 import pytest
+import requests
 
 from benchmark.common.server import Server, ServerError, free_port
 from served.answers import LAYERS, SERVERS, generate_together, make_server, read_lines, read_metrics, read_prompts
+from served.machines import Machines, two_machines
 from served.release import LATEST
 from served.test_parallel import TWO_CORES
 
 pytestmark = pytest.mark.long
+
+EXPERTS = 64
+
+
+@pytest.fixture
+def machines():
+    try:
+        with two_machines() as pair:
+            yield pair
+    except PermissionError as error:
+        pytest.skip(str(error))
 
 
 def span(node: int, address: str) -> tuple[str, ...]:
@@ -15,13 +33,22 @@ def span(node: int, address: str) -> tuple[str, ...]:
     return "--tp", "2", "--nnodes", "2", "--node-rank", str(node), "--dist-init-addr", address
 
 
-def test_two_nodes_answer_as_one(tiny_model, patched_release, tmp_path, served):
-    tree, address = patched_release(LATEST), f"127.0.0.1:{free_port()}"
+def make_nodes(model, tree, flags, scratch, machines: Machines) -> list[tuple[Server, object, object]]:
+    """A server here and its other half on the other machine, neither started, each with its probe and its trace."""
+    address = f"{machines.addresses[0]}:{free_port()}"
     nodes = []
     for node in (0, 1):
-        (tmp_path / str(node)).mkdir()
-        flags = (*SERVERS["xshare"], *span(node, address))
-        nodes.append(make_server(tiny_model, tree, flags, tmp_path / str(node), TWO_CORES))
+        folder = scratch / str(node)
+        folder.mkdir(parents=True)
+        server, probe, trace = make_server(model, tree, (*flags, *span(node, address)), folder, TWO_CORES)
+        nodes.append((machines.place(server, node), probe, trace))
+    return nodes
+
+
+@pytest.mark.parametrize("parallel", ["tensor", "expert"])
+def test_two_nodes_answer_as_one(tiny_model, patched_release, tmp_path, served, machines, parallel):
+    flags = SERVERS["xshare"] + (("--ep-size", "2") if parallel == "expert" else ())
+    nodes = make_nodes(tiny_model, patched_release(LATEST), flags, tmp_path, machines)
     (server, probe, _), (other, other_probe, other_trace) = nodes
     prompts = read_prompts(tiny_model)
     try:
@@ -33,11 +60,60 @@ def test_two_nodes_answer_as_one(tiny_model, patched_release, tmp_path, served):
     finally:
         other.stop()
     assert [[answer["output_ids"] for answer in batch] for batch in answers] == served("xshare").tokens
-    assert [call["awake"] for call in calls[0]] == [call["awake"] for call in calls[1]]
-    selected = [call for call in calls[0] if call["rows"] > 1]
+    selected = [pair for pair in zip(*calls, strict=True) if pair[0]["rows"] > 1]
+    if parallel == "tensor":
+        assert all(call["awake"] == of_other["awake"] for call, of_other in selected)
+        active = sum(call["after"] for call, _ in selected)
+    else:
+        half = EXPERTS // 2
+        assert all(max(call["awake"]) < half <= min(of_other["awake"]) for call, of_other in selected)
+        active = sum(call["after"] + of_other["after"] for call, of_other in selected)
     assert metrics["steps policy"] == len(selected) / LAYERS > 0
-    assert metrics["experts_after_total"] == sum(call["after"] for call in selected)
+    assert metrics["experts_after_total"] == active
     assert read_lines(other_trace) == [], "the first rank reports for all"
+
+
+def kill_a_node(nodes, prompt: str) -> tuple[str, int]:
+    """Kill the other machine's half amid an answer: what the client got, and the status that the server ended with."""
+    (server, _, _), (other, _, _) = nodes
+    try:
+        other.start()
+        with server, ThreadPoolExecutor(1) as thread:
+            server.generate([prompt], max_new_tokens=4)
+            answer = thread.submit(server.generate, [prompt], max_new_tokens=1500, ignore_eos=True)
+            sleep(1.0)
+            assert not answer.done(), "the answer was over before the machine was lost"
+            other.stop()
+            deadline = monotonic() + 60
+            while server.returncode() is None and monotonic() < deadline:
+                sleep(0.2)
+            status = server.returncode()
+            if status is None:
+                server.stop()
+            error = answer.exception(timeout=30)
+            return type(error).__name__, status
+    finally:
+        other.stop()
+
+
+def test_a_machine_that_dies_costs_what_it_costs_upstream(tiny_model, patched_release, tmp_path, served, machines):
+    """The server ends, and every request that runs; started again it answers as before."""
+    tree, prompt = patched_release(LATEST), read_prompts(tiny_model)[0]
+    lost = {
+        name: kill_a_node(make_nodes(tiny_model, tree, SERVERS[name], tmp_path / name, machines), prompt)
+        for name in ("off", "xshare")
+    }
+    assert lost["xshare"] == lost["off"]
+    assert lost["off"][1] is not None, "the server goes on without its other half"
+    assert issubclass(getattr(requests.exceptions, lost["off"][0]), requests.ConnectionError)
+    (server, probe, _), (other, _, _) = make_nodes(tiny_model, tree, SERVERS["xshare"], tmp_path / "again", machines)
+    try:
+        other.start()
+        with server:
+            answers = generate_together(server, probe, read_prompts(tiny_model))
+    finally:
+        other.stop()
+    assert [answer["output_ids"] for answer in answers] == served("xshare").tokens[0]
 
 
 def test_a_refusal_ends_both_nodes(tiny_model, patched_release):

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from benchmark.common.paths import BUILD, ROOT
 from benchmark.common.server import Server
@@ -15,6 +16,16 @@ from scripts.fetch_release import fetch_release
 from sglang_xshare.patching.engine import apply
 
 PATCHED = BUILD / "releases-patched"
+
+
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers; tables are as wide as it says
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test` has two workers: a file is one worker's, and so is all that shares servers, each started once."""
+    for item in items:
+        shared = {"servers", "served"} & set(getattr(item, "fixturenames", ()))
+        item.add_marker(pytest.mark.xdist_group("servers" if shared else str(item.path)))
 
 
 class ServerPool:
@@ -70,7 +81,7 @@ def servers(tiny_model: Path) -> Iterator[ServerPool]:
 @pytest.fixture(scope="session")
 def pristine_release() -> Callable[[str], Path]:
     """Call it with a version for the unpacked release as it was published; never write to it."""
-    return fetch_release
+    return _fetch_release
 
 
 @pytest.fixture(scope="session")
@@ -79,14 +90,28 @@ def patched_release() -> Callable[[str], Path]:
     return _patch_release
 
 
+def _lock() -> FileLock:
+    """Held by the worker that makes a tree, while the other one waits for it."""
+    BUILD.mkdir(exist_ok=True)
+    return FileLock(BUILD / "releases.lock")
+
+
+@cache
+def _fetch_release(version: str) -> Path:
+    with _lock():
+        return fetch_release(version)
+
+
 @cache
 def _patch_release(version: str) -> Path:
     tree = PATCHED / version
-    if not tree.is_dir():
-        half = PATCHED / f".{version}"
-        shutil.rmtree(half, ignore_errors=True)
-        # Links are enough: the engine moves new files into place and never writes into one.
-        shutil.copytree(fetch_release(version), half, copy_function=os.link)
-        half.rename(tree)
-    apply(tree)
+    pristine = _fetch_release(version)
+    with _lock():
+        if not tree.is_dir():
+            half = PATCHED / f".{version}"
+            shutil.rmtree(half, ignore_errors=True)
+            # Links are enough: the engine moves new files into place and never writes into one.
+            shutil.copytree(pristine, half, copy_function=os.link)
+            half.rename(tree)
+        apply(tree)
     return tree

@@ -1,5 +1,28 @@
-"""Fixtures of the live control's tests: the stage's fake model, and the stage around it."""
+"""Fixtures of the live control's tests: the stage's fake model, the stage around it, and a server for the verbs."""
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from threading import Thread
+
+import pytest
+
+from live.fake import FakeServer
 from stage.conftest import attach
 
-__all__ = ["attach"]
+__all__ = ["answering", "attach"]
+
+
+@pytest.fixture
+def answering() -> Iterator[Callable[[bytes], FakeServer]]:
+    """Call it with a body for a server that gives it to whoever asks."""
+    with ExitStack() as stack:
+
+        def serve(body: bytes) -> FakeServer:
+            server = stack.enter_context(FakeServer((200, body)))
+            thread = Thread(target=server.serve_forever, args=(0.01,))
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+            return server
+
+        yield serve

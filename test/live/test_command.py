@@ -1,15 +1,14 @@
 """`sglang-xshare policy`: what it sends and prints, and one line and exit code 1 for whatever goes wrong."""
 
 import json
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
+from live.fake import FakeServer
 from sglang_xshare.cli import main
 from sglang_xshare.live import PATH
+from sglang_xshare.live.client import Client, PolicyError
 
 COUNTS = {"layer_steps": 8, "mean_before": 14.5, "mean_after": 6.25, "mean_kept_mass": 0.875, "outcomes": {"policy": 2}}
 ANSWER = {
@@ -22,49 +21,9 @@ ANSWER = {
 }
 
 
-class FakeServer(ThreadingHTTPServer):
-    """Answers as it is told, and keeps what it was asked."""
-
-    answer: tuple[int, bytes] = 200, json.dumps(ANSWER).encode()
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[tuple[str, str, str | None, Any]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: FakeServer
-
-    def do_GET(self) -> None:
-        self.reply(None)
-
-    def do_POST(self) -> None:
-        self.reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-    def reply(self, body: Any) -> None:
-        self.server.asked.append((self.command, self.path, self.headers.get("Authorization"), body))
-        status, text = self.server.answer
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-
 @pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with FakeServer() as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+def server(answering: Callable[[bytes], FakeServer]) -> FakeServer:
+    return answering(json.dumps(ANSWER).encode())
 
 
 def test_get_prints_the_plan_in_force(server, capsys):
@@ -155,7 +114,15 @@ def test_what_cannot_be_sent_never_is(words, line, server, capsys, tmp_path, mon
     assert server.asked == []
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:30000", "http://127.0.0.1:1", "http://", "ftp://host"])
+def test_upstreams_refusal_is_one_line(server):
+    server.answer = 400, b'{"error": {"message": "Custom logit processor:\\nnot enabled", "code": 400}}'
+    with pytest.raises(PolicyError) as refused:
+        Client(server.url).ask("/generate", {})
+    assert str(refused.value) == f"{server.url}: Custom logit processor: not enabled"
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:30000", "http://127.0.0.1:1", "http://", "http://h:port", "ftp://host"])
 def test_no_server_is_one_line(url, capsys):
     assert main(["policy", "get", url]) == 1
     out, err = capsys.readouterr()

@@ -8,24 +8,13 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
 import orjson
 from rich.table import Table
 
 from ..console import open_console
 from ..policies.spelling import SPELLING, parse_policy
-from . import PATH
-
-API_KEY = "SGLANG_API_KEY"
-"""The environment variable of --api-key's default."""
-TIMEOUT = 60.0
-"""Seconds: a scheduler answers between two steps, of which a long prefill can be one."""
-
-
-class PolicyError(RuntimeError):
-    """Why nothing was told or changed, in one line."""
+from .client import API_KEY, Client, PolicyError
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,7 +39,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _run(arguments: argparse.Namespace) -> int:
     try:
         body = read_policy(arguments) if arguments.verb == "set" else None
-        answer = ask(arguments.url, body, arguments.api_key or os.environ.get(API_KEY))
+        client = Client(arguments.url, arguments.api_key or os.environ.get(API_KEY))
+        answer = client.get_policy() if body is None else client.set_policy(body)
     except (PolicyError, ValueError) as error:
         print(f"policy {arguments.verb}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
@@ -87,38 +77,6 @@ def _read_config(file: str) -> dict[str, Any]:
     if not isinstance(keys, dict):
         raise ValueError(f"--config {file}: a JSON {type(keys).__name__}; allowed is one JSON object")
     return keys
-
-
-def ask(url: str, body: dict[str, Any] | None = None, api_key: str | None = None) -> dict[str, Any]:
-    """What the server answers to GET, or to POST of a body. Raises `PolicyError` for a refusal, and for no server or
-    none with a policy.
-    """
-    if not url.startswith(("http://", "https://")):
-        raise PolicyError(f"{url}: no URL; allowed is one such as http://127.0.0.1:30000")
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
-    data = None if body is None else orjson.dumps(body)
-    try:
-        with urlopen(Request(url.rstrip("/") + PATH, data, headers), timeout=TIMEOUT) as response:
-            answer = json.load(response)
-    except HTTPError as error:
-        raise PolicyError(f"{url}: {_explain(error)}") from None
-    except (URLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise PolicyError(f"{url}: no answer ({reason}); allowed is the URL of a running server") from None
-    if not isinstance(answer, dict) or "in_force" not in answer:
-        raise PolicyError(f"{url}: not an SGLang server with this package")
-    return answer
-
-
-def _explain(error: HTTPError) -> str:
-    if error.code in (401, 403):
-        return f"{error.code}: no permission; allowed is --api-key with the server's admin key, or else its API key"
-    if error.code == 404:
-        return "404: no such route; allowed is a server with this package and its patches"
-    try:
-        return str(json.load(error)["error"])
-    except (ValueError, KeyError, TypeError):
-        return f"{error.code} {error.reason}"
 
 
 def print_answer(answer: dict[str, Any]) -> None:

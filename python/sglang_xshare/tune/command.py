@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ..console import open_console
-from ..live.command import API_KEY, PolicyError
+from ..live.client import API_KEY, PolicyError
 from ..policies.registry import build_plan
 from ..policies.spelling import SPELLING, parse_policy
 from .plans import VANILLA, Layers, group_layers, join_batches

@@ -1,0 +1,90 @@
+"""A running server by its URL: what the verbs ask of it, and in one line why it does not answer."""
+
+from __future__ import annotations
+
+import re
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import orjson
+
+from . import PATH
+
+API_KEY = "SGLANG_API_KEY"
+"""The environment variable of --api-key's default."""
+TIMEOUT = 60.0
+"""Seconds: a scheduler answers between two steps, of which a long prefill can be one."""
+
+
+class PolicyError(RuntimeError):
+    """Why nothing was told or changed, in one line. `status` is that of the server's answer, None without one."""
+
+    def __init__(self, line: str, status: int | None = None) -> None:
+        super().__init__(" ".join(line.split()))
+        self.status = status
+
+
+class Client:
+    """Asks one server. Every method raises `PolicyError` for a refusal, and where no server answers."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        if not re.match(r"https?://[^/]", url):
+            raise PolicyError(f"{url}: no URL; allowed is one such as http://127.0.0.1:30000")
+        self.url = url.rstrip("/")
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def get_policy(self) -> dict[str, Any]:
+        """What GET /expert_policy answers."""
+        return self._check(self.ask(PATH))
+
+    def set_policy(self, policy: dict[str, Any]) -> dict[str, Any]:
+        """What POST /expert_policy answers."""
+        return self._check(self.ask(PATH, policy))
+
+    def ask(self, path: str, body: dict[str, Any] | None = None, timeout: float = TIMEOUT) -> Any:
+        """The JSON that the server answers to GET, or to POST of a body."""
+        text = self.read(path, body, timeout)
+        try:
+            return orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise PolicyError(f"{self.url}: no answer in JSON ({error}); allowed is the URL of a server") from None
+
+    def read(self, path: str, body: dict[str, Any] | None = None, timeout: float = TIMEOUT) -> bytes:
+        """What the server answers, as it is."""
+        data = None if body is None else orjson.dumps(body)
+        try:
+            with urlopen(Request(self.url + path, data, self._headers), timeout=timeout) as response:
+                return bytes(response.read())
+        except HTTPError as error:
+            raise PolicyError(f"{self.url}: {_explain(error)}", error.code) from None
+        except (URLError, OSError, HTTPException, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise PolicyError(f"{self.url}: no answer ({reason}); allowed is the URL of a running server") from None
+
+    def _check(self, answer: Any) -> dict[str, Any]:
+        if not isinstance(answer, dict) or "in_force" not in answer:
+            raise PolicyError(f"{self.url}: not an SGLang server with this package")
+        return answer
+
+
+def _explain(error: HTTPError) -> str:
+    if error.code in (401, 403):
+        return f"{error.code}: no permission; allowed is --api-key with the server's admin key, or else its API key"
+    if error.code == 404:
+        return "404: no such route; allowed is a server with this package and its patches"
+    try:
+        text = error.read()
+    except (OSError, HTTPException):
+        text = b""
+    try:
+        answer = orjson.loads(text)
+        told = answer.get("error", answer.get("message"))
+        # SGLang's own routes answer {"error": {"message": ...}}, ours {"error": ...}.
+        told = told.get("message", told) if isinstance(told, dict) else told
+    except (ValueError, AttributeError):
+        told = None
+    return str(told)[:300] if told else f"{error.code} {error.reason} {text[:300].decode(errors='replace')}"

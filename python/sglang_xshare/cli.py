@@ -13,6 +13,7 @@ from .affinity.command import add_parser as add_calibrate_parser
 from .check.command import add_parser as add_check_parser
 from .estimate.command import add_parser as add_estimate_parser
 from .live.command import add_parser as add_policy_parser
+from .live.top import add_parser as add_top_parser
 from .patching.cli import add_parser as add_patch_parser
 from .tune.command import add_parser as add_tune_parser
 from .version import __version__
@@ -26,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_patch_parser(subparsers)
     _add_policies_parser(subparsers)
     add_policy_parser(subparsers)
+    add_top_parser(subparsers)
     add_tune_parser(subparsers)
     add_check_parser(subparsers)
     add_estimate_parser(subparsers)

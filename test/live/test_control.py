@@ -75,6 +75,17 @@ def test_get_tells_the_plan_and_what_is_counted(control):
     assert told["counters"]["outcomes"]["policy"] == told["switches"] == 0
 
 
+def test_get_counts_by_layer(control):
+    asked = control(XSHARE | {"expert_policy_config": {"k0": 1, "add": 2, "layers": {"1": {"policy": "vanilla"}}}})
+    run(asked.model, "decode", 4)
+    counters = asked.get()["counters"]
+    first, vanilla, last = counters["by_layer"]
+    assert [layer["layer"] for layer in counters["by_layer"]] == [0, 1, 2]
+    assert (first["layer_steps"], vanilla["layer_steps"], first["rows"], vanilla["rows"]) == (1, 0, 4, 0)
+    for name in ("experts_before", "experts_after", "kept_mass"):
+        assert first[name] + last[name] == pytest.approx(counters[name])
+
+
 SETTINGS = [{"policy": policy.name, **setting.keys} for policy in list_policies() for setting in policy.published]
 WHOLE: list[dict[str, Any]] = [
     *(

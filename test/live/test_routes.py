@@ -69,6 +69,17 @@ def test_counts_of_replicas_are_added_up_and_of_ranks_taken_once():
     assert ranks["counters"]["layer_steps"] == ranks["since_switch"]["layer_steps"] == 4
 
 
+def test_counts_by_layer_are_added_up_layer_by_layer():
+    layers = [{"layer": 1, "layer_steps": 2, "kept_mass": 1.5}, {"layer": 3, "layer_steps": 2, "kept_mass": 0.5}]
+    told = ANSWER | {"counters": COUNTS | {"by_layer": layers}}
+    merged = merge([told, told, told | {"counters": None, "since_switch": None}])
+    assert merged["counters"]["by_layer"] == [
+        {"layer": 1, "layer_steps": 4, "kept_mass": 3.0},
+        {"layer": 3, "layer_steps": 4, "kept_mass": 1.0},
+    ]
+    assert "by_layer" not in merged["since_switch"]
+
+
 @pytest.mark.parametrize(
     ("body", "line"),
     [

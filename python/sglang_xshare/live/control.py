@@ -10,7 +10,7 @@ from typing import Any
 from ..policies.description import TOP_K_KEYS
 from ..policies.registry import get_policy
 from ..policies.schedule import Schedule, build_schedule
-from ..stage.metrics import Reader
+from ..stage.metrics import AFTER, BEFORE, KEPT, ROWS, STEPS, Reader
 from ..stage.stage import Stage
 from ..stage.start.model import check_schedule, read_model
 from ..stage.start.routers import check_plans
@@ -50,7 +50,7 @@ class Control:
                 "captured_rows": list(stage.graphs.rows),
                 "selecting_rows": stage.graphs.selecting,
             },
-            "counters": asdict(Reader(stage.counters).look()) if counts else None,
+            "counters": asdict(Reader(stage.counters).look()) | {"by_layer": self._count_layers()} if counts else None,
             "since_switch": asdict(stage.since_switch.look()) if counts else None,
             "switches": stage.switches,
         }
@@ -104,6 +104,15 @@ class Control:
         for _, layer in self.stage.layers:
             check_plans(layer, plans, config)
         return warnings
+
+    def _count_layers(self) -> list[dict[str, float]]:
+        """What each MoE layer has counted since the server's start. Waits for the device."""
+        ids = [layer.layer_id for _, layer in self.stage.layers]
+        columns = {"layer_steps": STEPS, "experts_before": BEFORE, "experts_after": AFTER, "rows": ROWS}
+        return [
+            {"layer": layer} | {name: int(row[column]) for name, column in columns.items()} | {"kept_mass": row[KEPT]}
+            for layer, row in zip(ids, self.stage.counters.totals.tolist(), strict=True)
+        ]
 
     def _list_defaults(self) -> dict[str, Any]:
         """What each key of the policy stands for where it is not given."""

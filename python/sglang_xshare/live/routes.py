@@ -71,4 +71,10 @@ def _add_up(counts: list[dict[str, Any]]) -> dict[str, Any]:
         "mean_after": totals["experts_after"] / layer_steps,
         "mean_kept_mass": totals["kept_mass"] / rows,
     }
-    return totals | means | {"outcomes": outcomes}
+    layers = {"by_layer": [_add_layer(same) for same in zip(*(one.get("by_layer", []) for one in counts), strict=True)]}
+    return totals | means | {"outcomes": outcomes} | (layers if layers["by_layer"] else {})
+
+
+def _add_layer(same: tuple[dict[str, Any], ...]) -> dict[str, Any]:
+    """What all schedulers have counted of one layer."""
+    return {name: sum(one[name] for one in same) for name in same[0]} | {"layer": same[0]["layer"]}

@@ -1,0 +1,186 @@
+"""`sglang-xshare top`: what a frame says of two looks, how it is drawn, and one line for whatever goes wrong."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from live.fake import FakeServer
+from sglang_xshare.cli import main
+from sglang_xshare.live import PATH
+from sglang_xshare.live import top as verb
+from sglang_xshare.live.client import PolicyError
+from sglang_xshare.live.frame import METRICS, LayerLoad, Look, compare, read_gauges
+
+METRICS_TEXT = """\
+# HELP sglang:gen_throughput The generation throughput (token/s).
+# TYPE sglang:gen_throughput gauge
+sglang:gen_throughput{dp_rank="0",model_name="m",tp_rank="0"} 100.5
+sglang:gen_throughput{dp_rank="0",model_name="m",tp_rank="1"} 100.5
+sglang:gen_throughput{dp_rank="1",model_name="m",tp_rank="0"} 50.0
+# HELP sglang:spec_accept_length Mean acceptance length of speculative decoding.
+# TYPE sglang:spec_accept_length gauge
+sglang:spec_accept_length{dp_rank="0",model_name="m",tp_rank="0"} 2.5
+sglang:spec_accept_length{dp_rank="1",model_name="m",tp_rank="0"} 3.5
+# HELP sglang:num_running_reqs The number of running requests.
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{dp_rank="0",model_name="m",tp_rank="0"} 7.0
+sglang:num_running_reqs{dp_rank="1",model_name="m",tp_rank="0"} 9.0
+"""
+
+
+def layer(number: int, steps: int, before: int, after: int, kept: float, rows: int) -> dict[str, Any]:
+    counts = {"layer_steps": steps, "experts_before": before, "experts_after": after, "rows": rows, "kept_mass": kept}
+    return {"layer": number, **counts}
+
+
+def answer(*layers: dict[str, Any], switches: int = 3) -> dict[str, Any]:
+    since = {"layer_steps": 8, "mean_before": 14.5, "mean_after": 6.25, "mean_kept_mass": 0.875}
+    return {
+        "policy": "xshare",
+        "in_force": {"policy": "xshare", "k0": 1, "add": 24, "mass": None, "overrides": []},
+        "counters": {"by_layer": list(layers)},
+        "since_switch": {**since, "outcomes": {"policy": 4, "prefill": 0}},
+        "switches": switches,
+    }
+
+
+EARLIER = answer(layer(1, 4, 40, 20, 7.0, 8), layer(3, 4, 44, 24, 6.0, 8))
+LATER = answer(layer(1, 6, 70, 30, 13.0, 16), layer(3, 4, 44, 24, 6.0, 8))
+
+
+def at(time: float, told: dict[str, Any]) -> Look:
+    return Look("http://h", told, read_gauges(METRICS_TEXT), time)
+
+
+@pytest.fixture
+def server(answering: Callable[[bytes], FakeServer]) -> FakeServer:
+    server = answering(b"Not Found")
+    server.answer = 404, b'{"detail": "Not Found"}'
+    server.routes = {PATH: (200, json.dumps(LATER).encode()), f"{METRICS}/": (200, METRICS_TEXT.encode())}
+    return server
+
+
+def test_a_frame_tells_what_happened_between_two_looks():
+    frame = compare(at(12.5, LATER), at(10.0, EARLIER))
+    assert frame.seconds == 2.5
+    assert frame.layers == [LayerLoad(1, 15.0, 5.0, 0.75), LayerLoad(3, None, None, None)]
+    assert (frame.tokens_per_second, frame.accepted_length, frame.running, frame.queued) == (150.5, 3.0, 16, 0)
+
+
+@pytest.mark.parametrize("before", [None, at(10.0, LATER | {"counters": {"by_layer": [layer(1, 99, 9, 9, 9.0, 9)]}})])
+def test_the_first_frame_and_that_of_a_restarted_server_are_of_all_time(before):
+    frame = compare(at(12.0, LATER), before)
+    assert frame.seconds is None
+    assert frame.layers == [LayerLoad(1, 70 / 6, 5.0, 13 / 16), LayerLoad(3, 11.0, 6.0, 0.75)]
+
+
+def test_a_server_that_has_measured_nothing_yet():
+    idle = compare(Look("http://h", answer(layer(0, 0, 0, 0, 0.0, 0)), read_gauges(""), 0.0), None)
+    assert (idle.tokens_per_second, idle.accepted_length) == (None, None)
+    console = Console(width=100)
+    with console.capture() as drawn:
+        console.print(verb.draw(idle, 8))
+    assert "- tokens/s, accepted length -; 0 running" in drawn.get()
+
+
+def test_once_draws_one_frame(server, capsys):
+    assert main(["top", server.url, "--once", "--api-key", "secret"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for words in (
+        "xshare",
+        "k0=1, add=24",
+        "switches: 3",
+        "policy 4",
+        "14.5 -> 6.2, kept mass 0.8750",
+        "150.5 tokens/s",
+    ):
+        assert words in out
+    assert "accepted length 3.00; 16 running, 0 queued" in out
+    assert "mass=" not in out.replace("kept mass", "")
+    rows = [line.split() for line in out.splitlines() if line.split()[:1] in (["1"], ["3"])]
+    assert [(row[0], row[1], row[2], row[-1]) for row in rows] == [
+        ("1", "11.7", "5.0", "0.8125"),
+        ("3", "11.0", "6.0", "0.7500"),
+    ]
+    assert [(asked[1], asked[2]) for asked in server.asked] == [(PATH, "Bearer secret"), ("/metrics/", "Bearer secret")]
+
+
+def test_json_is_a_line_a_frame(server, capsys):
+    assert main(["top", server.url, "--once", "--json"]) == 0
+    [line] = capsys.readouterr().out.splitlines()
+    frame = json.loads(line)
+    assert frame["layers"][1] == {"layer": 3, "before": 11.0, "after": 6.0, "kept_mass": 0.75}
+    assert (frame["seconds"], frame["switches"], frame["in_force"]["add"]) == (None, 3, 24)
+
+
+def test_many_layers_stand_side_by_side():
+    frame = compare(at(0.0, answer(*(layer(number, 1, 9, 3, 1.0, 2) for number in range(48)))), None)
+    console = Console(width=160)
+    with console.capture() as drawn:
+        console.print(verb.draw(frame, 20))
+    assert len(drawn.get().splitlines()) <= 20 + verb.HEADER
+
+
+def test_it_looks_again_until_the_server_is_gone(server, capsys, monkeypatch):
+    def sleep(seconds: float) -> None:
+        assert seconds == 0.5
+        asked = len(server.asked)
+        server.routes[PATH] = (200, json.dumps(LATER).encode()) if asked < 6 else (500, b"")
+
+    server.routes[PATH] = 200, json.dumps(EARLIER).encode()
+    monkeypatch.setattr(verb.time, "sleep", sleep)
+    assert main(["top", server.url, "--interval", "0.5", "--json"]) == 1
+    out, err = capsys.readouterr()
+    frames = [json.loads(line) for line in out.splitlines()]
+    assert [frame["seconds"] is None for frame in frames] == [True, False, False]
+    assert [frame["layers"][0]["after"] for frame in frames] == [5.0, 5.0, None]
+    assert err == f"top: {server.url}: 500 Internal Server Error\n"
+
+
+def test_ctrl_c_ends_it(server, monkeypatch):
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verb.time, "sleep", interrupt)
+    assert main(["top", server.url]) == 0
+
+
+@pytest.mark.parametrize(
+    ("route", "told", "line"),
+    [
+        (PATH, (400, b'{"error": "started without an expert policy; allowed is"}'), "started without an expert policy"),
+        (PATH, (401, b""), "401: no permission; allowed is --api-key"),
+        (PATH, (404, b""), "404: no such route; allowed is a server with this package"),
+        (PATH, (200, b"{}"), "not an SGLang server with this package"),
+        (PATH, (200, json.dumps(LATER | {"counters": {}}).encode()), "it tells nothing by layer; allowed is a server"),
+        ("/metrics/", (404, b""), "no /metrics; allowed is a server with --enable-metrics"),
+        ("/metrics/", (401, b""), "401: no permission"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(route, told, line, server, capsys):
+    server.routes[route] = told
+    assert main(["top", server.url, "--once"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"top: {server.url}: {line}")
+
+
+def test_no_server_is_one_line(capsys):
+    assert main(["top", "http://127.0.0.1:1"]) == 1
+    assert capsys.readouterr().err.startswith("top: http://127.0.0.1:1: no answer (")
+
+
+def test_what_is_no_metrics_is_one_line():
+    with pytest.raises(PolicyError, match=r"^/metrics: no metrics "):
+        read_gauges("<html>sglang:gen_throughput</html>")
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "x", "nan", "1e9"])
+def test_a_wrong_interval_is_told(interval, capsys):
+    with pytest.raises(SystemExit):
+        main(["top", "http://h", f"--interval={interval}"])
+    assert "allowed are seconds from 0.1 to 3600" in capsys.readouterr().err

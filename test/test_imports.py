@@ -21,7 +21,7 @@ LAYERS = (
     ("stage.start", "stage.start.*"),
     ("live", "live.*"),
     ("stage",),
-    ("check", "check.*", "estimate", "estimate.*", "tune", "tune.*"),
+    ("check", "check.*", "estimate", "estimate.*", "tune", "tune.*", "prune", "prune.*"),
     ("cli", "__main__"),
     ("",),
 )

@@ -3,8 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,63 +14,18 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from benchmark.quality.model import load_model
-from sglang_xshare import Router, build_plan, select
+from prune.static import EXPERTS, LAYERS, draw_orders, generate, static, write_orders
 from sglang_xshare.cli import main
 from sglang_xshare.prune.checkpoint import ORDERS, rename
 from sglang_xshare.prune.source import INDEX
 
-EXPERTS, TOP_K, LAYERS = 64, 8, 4
+TOP_K = 8
 PROMPTS = ["def f(x):\n    return", "the king said to", "55+74="]
 NEW_TOKENS = 16
 
 
-def draw_orders(seed: int = 0) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randperm(EXPERTS, generator=generator).tolist() for _ in range(LAYERS)]
-
-
-def write_orders(file: Path, orders: list[list[int]], **keys: Any) -> Path:
-    """As `moe-spec` takes them."""
-    layers = {str(number): {"order": order} for number, order in enumerate(orders)}
-    file.write_text(json.dumps({"order": orders[0], "layers": layers, **keys}))
-    return file
-
-
 def prune(model: Path, out: Path, *words: object) -> int:
     return main(["prune", "--model", str(model), "--out", str(out), *map(str, words)])
-
-
-@contextmanager
-def static(model: Any, orders: list[list[int]], keep: int) -> Iterator[None]:
-    """Within it a Qwen3-MoE of transformers routes by `moe-spec` with these orders, one a layer."""
-    gates = [module for module in model.modules() if hasattr(module, "norm_topk_prob") and hasattr(module, "top_k")]
-    with ExitStack() as stack:
-        for gate, order in zip(gates, orders, strict=True):
-            plan = build_plan("moe-spec", budget=keep, ranking="static", order=tuple(order))
-
-            def route(gate: Any, args: Any, output: Any, plan: Any = plan) -> Any:
-                out = select(output[0], plan, Router(gate.top_k, renormalize=gate.norm_topk_prob), backend="reference")
-                return output[0], out.topk_weights.to(output[1].dtype), out.topk_ids.to(output[2].dtype)
-
-            stack.callback(gate.register_forward_hook(route).remove)
-        yield
-
-
-def generate(model: Any, tiny_model: Path) -> tuple[list[list[int]], torch.Tensor]:
-    """(greedy tokens of each prompt, the logits of all steps)."""
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    answers, logits = [], []
-    for prompt in PROMPTS:
-        out = model.generate(
-            **tokenizer(prompt, return_tensors="pt", return_token_type_ids=False),
-            max_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-        answers.append(out.sequences[0].tolist())
-        logits.append(torch.cat(out.logits))
-    return answers, torch.cat(logits)
 
 
 @pytest.mark.parametrize("keep", [TOP_K, 24])
@@ -80,10 +34,10 @@ def test_it_answers_as_the_static_ranking(keep, tiny_model, tmp_path):
     assert prune(tiny_model, tmp_path / "out", "--order", write_orders(tmp_path / "o", orders), "--keep", keep) == 0
     whole, pruned = load_model(tiny_model), load_model(tmp_path / "out")
     assert pruned.config.num_experts == keep
-    vanilla = generate(whole, tiny_model)[0]
+    vanilla = generate(whole, tiny_model, PROMPTS, NEW_TOKENS)[0]
     with static(whole, orders, keep):
-        answers, logits = generate(whole, tiny_model)
-    found, same = generate(pruned, tiny_model)
+        answers, logits = generate(whole, tiny_model, PROMPTS, NEW_TOKENS)
+    found, same = generate(pruned, tiny_model, PROMPTS, NEW_TOKENS)
     assert found == answers != vanilla
     torch.testing.assert_close(same, logits, rtol=1e-4, atol=1e-4)
 

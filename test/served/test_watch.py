@@ -1,0 +1,147 @@
+"""`sglang-xshare top` and a real Prometheus, watching a real server."""
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import yaml
+
+from benchmark.common.server import Server, free_port
+from grafana.monitoring import ALERTS, fill, list_panels, read_dashboard, read_rules
+from served.answers import LAYERS, parse_metrics, read_prompts
+from served.release import LATEST
+from sglang_xshare.cli import main
+from sglang_xshare.live import PATH
+
+FLAGS = ("--expert-policy", 'observe:{"plans": ["oea:k0=3"]}', "--decode-log-interval", "4", "--dtype", "float32")
+XSHARE = {"policy": "xshare", "k0": 1, "add": 6}
+ABSENT = ("Experts on the fullest rank", "Affinity")
+"""Panels of what this server has not: expert parallelism, replicas by affinity."""
+WINDOW = "1m"
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def server(servers, patched_release) -> Server:
+    return servers(*FLAGS, release=patched_release(LATEST))
+
+
+def answer_prompts(server: Server, model: Path) -> None:
+    server.generate(read_prompts(model), max_new_tokens=24, ignore_eos=True)
+
+
+def switch(server: Server, policy: Mapping[str, Any]) -> None:
+    assert requests.post(server.url + PATH, json=policy, timeout=60).ok
+
+
+def look(capsys: pytest.CaptureFixture[str], server: Server) -> dict[str, Any]:
+    assert main(["top", server.url, "--once", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_top_shows_what_the_server_counts(server, tiny_model, capsys):
+    switch(server, XSHARE)
+    answer_prompts(server, tiny_model)
+    frame = look(capsys, server)
+    assert [layer["layer"] for layer in frame["layers"]] == list(range(LAYERS))
+    assert all(0 < layer["after"] <= layer["before"] <= 64 for layer in frame["layers"])
+    assert frame["since_switch"]["mean_after"] < 0.8 * frame["since_switch"]["mean_before"]
+    assert frame["in_force"]["add"] == 6
+    assert frame["tokens_per_second"] > 0
+    counted = server.get(PATH)["counters"]
+    metrics = parse_metrics(server.get("/metrics"))
+    assert sum(layer["experts_after"] for layer in counted["by_layer"]) == counted["experts_after"]
+    assert metrics["experts_after_total"] <= counted["experts_after"]
+    assert main(["top", server.url, "--once"]) == 0
+    assert "active experts since the last: " in capsys.readouterr().out
+    switch(server, {"policy": "observe", "plans": ["oea:k0=3"]})
+
+
+def test_a_server_without_metrics_or_policy_is_one_line(patched_release, tiny_model, capsys):
+    with Server(tiny_model, release=patched_release(LATEST), name="plain") as plain:
+        assert main(["top", plain.url]) == 1
+    assert f"top: {plain.url}: this server was started without an expert policy; " in capsys.readouterr().err
+    assert main(["top", plain.url]) == 1
+    assert f"top: {plain.url}: no answer (" in capsys.readouterr().err
+    flags = ["--expert-policy", "xshare", "--api-key", "secret"]
+    with Server(tiny_model, flags, release=patched_release(LATEST), name="guarded") as guarded:
+        assert main(["top", guarded.url]) == 1
+        assert "401: no permission; allowed is --api-key" in capsys.readouterr().err
+        assert main(["top", guarded.url, "--api-key", "secret"]) == 1
+        assert "no /metrics; allowed is a server with --enable-metrics" in capsys.readouterr().err
+
+
+@contextmanager
+def prometheus(target: str, scratch: Path) -> Iterator[Callable[[str, Mapping[str, str]], Any]]:
+    """A Prometheus that scrapes one server every second. Gives what asks its HTTP API."""
+    scrape = {"job_name": "sglang", "static_configs": [{"targets": [target.removeprefix("http://")]}]}
+    times = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config = {"global": times, "rule_files": [str(ALERTS)], "scrape_configs": [scrape]}
+    (scratch / "prometheus.yml").write_text(yaml.safe_dump(config))
+    url = f"http://127.0.0.1:{free_port()}"
+    flags = [f"--config.file={scratch}/prometheus.yml", f"--storage.tsdb.path={scratch}/data"]
+    command = ["prometheus", *flags, f"--web.listen-address={url.removeprefix('http://')}"]
+
+    def ask(path: str, parameters: Mapping[str, str] = {}) -> Any:
+        answer = requests.get(f"{url}/api/v1/{path}", dict(parameters), timeout=30).json()
+        assert answer["status"] == "success", answer
+        return answer["data"]
+
+    with (scratch / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            wait_for(lambda: is_up(url))
+            yield ask
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def is_up(url: str) -> bool:
+    try:
+        return requests.get(f"{url}/-/ready", timeout=1).ok
+    except requests.RequestException:
+        return False
+
+
+def wait_for(done: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+def test_prometheus_evaluates_every_expression(server, tiny_model, tmp_path):
+    with prometheus(server.url, tmp_path) as ask:
+        wait_for(lambda: ask("query", {"query": "up == 1"})["result"])
+        for policy in (XSHARE, {"policy": "observe", "plans": ["oea:k0=3"]}):
+            switch(server, policy)
+            for _ in range(2):
+                answer_prompts(server, tiny_model)
+                time.sleep(3)
+        found = {}
+        for title, expression, legend in list_panels():
+            result = ask("query", {"query": fill(expression, WINDOW)})["result"]
+            values = [sample["value"][1] for sample in result]
+            found[title, legend] = [value for value in values if value != "NaN"]
+        assert {title for (title, _), values in found.items() if not values} == {
+            title for title, *_ in found if title.startswith(ABSENT)
+        }
+        before = float(found["Active experts of a layer and step", "before: the model's own routing"][0])
+        after = float(found["Active experts of a layer and step", "after: active"][0])
+        assert 8 < after < before <= 64
+        [annotation] = [one["expr"] for one in read_dashboard()["annotations"]["list"]]
+        switched = ask("query", {"query": fill(annotation, WINDOW)})["result"]
+        assert [float(sample["value"][1]) > 0 for sample in switched] == [True]
+        rules = [rule for group in ask("rules")["groups"] for rule in group["rules"]]
+        assert {rule["name"]: rule["health"] for rule in rules} == {rule["alert"]: "ok" for rule in read_rules()}
+        assert all(rule["lastError"] == "" for rule in rules if "lastError" in rule)

@@ -85,6 +85,7 @@ BALANCE = Run(more="--batches 2 --out {scratch}", shows="Record: ")
 TRAINED = Run(more="--steps 1 --out {scratch}/model --state {scratch}/state.pt", shows="step 1: exported", is_long=True)
 NO_GPU = Run(status=2, shows="gpu: no NVIDIA GPU answers here; nothing was measured")
 INSTALLED = Elsewhere("test/scripts/test_installed.py", "it changes an environment, which must be one of its own")
+PRUNED = Elsewhere("test/served/test_pruned.py", "the checkpoint has to be made first")
 WHOLE = "a test cannot hold the whole"
 
 RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
@@ -136,6 +137,12 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
         TUNED, "--per-domain 4 --batch 4 --prompt 8 --steps 8", "oea:k0=3"
     ),
     "sglang-xshare policy get http://localhost:30000": Ask(QUICKSTART, shows="xshare"),
+    "sglang-xshare top http://localhost:30000": Ask(QUICKSTART, "--once", "Active experts of a step by layer"),
+    f"sglang-xshare prune --model {TINY} --texts {TINY}/heldout --keep 48 --out build/pruned": Run(
+        {"build/": "{scratch}/"}, "--tokens 256", "48 of 64 experts in 4 layers"
+    ),
+    "sglang serve --model-path build/pruned": PRUNED,
+    "sglang-xshare policy set http://localhost:30000 moe-spec --config build/pruned/moe-spec.json": PRUNED,
     "sglang-xshare policy set http://localhost:30000 xshare:k0=1,add=6": Ask(QUICKSTART, shows="switches: 1"),
     f"curl -s localhost:30000/expert_policy {JSON}"
     """ -d '{"policy": "xshare", "k0": 1, "add": 6}'""": Ask(QUICKSTART, shows='"switches":2'),

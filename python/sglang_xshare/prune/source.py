@@ -39,9 +39,8 @@ def read_source(folder: Path) -> Source:
     """
     model = read_folder(str(folder))
     shards = _read_shards(folder)
-    blocks = _find_blocks(folder, shards, model.num_experts)
     _check_router(folder, model, [name for names in shards.values() for name in names])
-    return Source(folder, model, shards, blocks)
+    return Source(folder, model, shards, _find_blocks(folder, shards, model.num_experts))
 
 
 def _read_shards(folder: Path) -> dict[str, list[str]]:

@@ -59,7 +59,7 @@ def at(time: float, told: dict[str, Any]) -> Look:
 def server(answering: Callable[[bytes], FakeServer]) -> FakeServer:
     server = answering(b"Not Found")
     server.answer = 404, b'{"detail": "Not Found"}'
-    server.routes = {PATH: (200, json.dumps(LATER).encode()), f"{METRICS}/": (200, METRICS_TEXT.encode())}
+    server.routes = {PATH: (200, json.dumps(LATER).encode()), METRICS: (200, METRICS_TEXT.encode())}
     return server
 
 
@@ -106,7 +106,7 @@ def test_once_draws_one_frame(server, capsys):
         ("1", "11.7", "5.0", "0.8125"),
         ("3", "11.0", "6.0", "0.7500"),
     ]
-    assert [(asked[1], asked[2]) for asked in server.asked] == [(PATH, "Bearer secret"), ("/metrics/", "Bearer secret")]
+    assert [(asked[1], asked[2]) for asked in server.asked] == [(PATH, "Bearer secret"), (METRICS, "Bearer secret")]
 
 
 def test_json_is_a_line_a_frame(server, capsys):
@@ -157,8 +157,8 @@ def test_ctrl_c_ends_it(server, monkeypatch):
         (PATH, (404, b""), "404: no such route; allowed is a server with this package"),
         (PATH, (200, b"{}"), "not an SGLang server with this package"),
         (PATH, (200, json.dumps(LATER | {"counters": {}}).encode()), "it tells nothing by layer; allowed is a server"),
-        ("/metrics/", (404, b""), "no /metrics; allowed is a server with --enable-metrics"),
-        ("/metrics/", (401, b""), "401: no permission"),
+        (METRICS, (404, b""), "no /metrics; allowed is a server with --enable-metrics"),
+        (METRICS, (401, b""), "401: no permission"),
     ],
 )
 def test_what_goes_wrong_is_one_line(route, told, line, server, capsys):

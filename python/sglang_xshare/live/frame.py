@@ -61,7 +61,7 @@ def look(client: Client, time: float) -> Look:
     if "by_layer" not in (answer.get("counters") or {}):
         raise PolicyError(f"{client.url}: it tells nothing by layer; allowed is a server with this package's version")
     try:
-        text = client.read(METRICS + "/").decode(errors="replace")
+        text = client.read(METRICS).decode(errors="replace")
     except PolicyError as error:
         if error.status != 404:
             raise

@@ -9,7 +9,8 @@ import yaml
 
 from benchmark.common.paths import ROOT
 
-DASHBOARD, ALERTS = ROOT / "examples/grafana/expert-policy.json", ROOT / "examples/grafana/alerts.yaml"
+FOLDER = ROOT / "examples/grafana"
+DASHBOARD, ALERTS, PROMETHEUS = (FOLDER / name for name in ("expert-policy.json", "alerts.yaml", "prometheus.yaml"))
 NAME = r"sglang:[a-z_]+"
 SELECTOR = re.compile(rf"(?P<name>{NAME})(?:\{{(?P<matchers>[^}}]*)\}})?")
 

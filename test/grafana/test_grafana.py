@@ -13,7 +13,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from grafana.monitoring import ALERTS, find_groups, find_metrics, list_panels, read_dashboard, read_rules
+from grafana.monitoring import ALERTS, PROMETHEUS, find_groups, find_metrics, list_panels, read_dashboard, read_rules
 from scripts.fetch_release import fetch_release
 from served.release import LATEST, OLDER
 from sglang_xshare.stage.metrics import OUTCOMES
@@ -154,6 +154,12 @@ def test_an_alert_fires_where_it_should_and_nowhere_else(alert, tmp_path):
     content = {"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": tests}
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(content))
     done = subprocess.run(["promtool", "test", "rules", tmp_path / "tests.yaml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, a program of Prometheus's, is not installed")
+def test_prometheus_takes_the_configuration():
+    done = subprocess.run(["promtool", "check", "config", PROMETHEUS], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from benchmark.common.paths import ROOT
 
@@ -21,6 +21,11 @@ def read_dashboard() -> dict[str, Any]:
 
 def read_rules() -> list[dict[str, Any]]:
     return [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+
+
+def read_configuration() -> dict[str, Any]:
+    """Prometheus's."""
+    return yaml.safe_load(PROMETHEUS.read_text())
 
 
 def list_panels() -> Iterator[tuple[str, str, str]]:

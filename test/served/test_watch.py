@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import requests
-import yaml
 
 from benchmark.common.server import Server, free_port
-from grafana.monitoring import FOLDER, PROMETHEUS, fill, list_panels, read_dashboard, read_rules
+from grafana.monitoring import FOLDER, fill, list_panels, read_configuration, read_dashboard, read_rules
 from served.answers import LAYERS, parse_metrics, read_prompts
 from served.release import LATEST
 from sglang_xshare.cli import main
@@ -82,11 +81,11 @@ def test_a_server_without_metrics_or_policy_is_one_line(patched_release, tiny_mo
 @contextmanager
 def prometheus(target: str, scratch: Path) -> Iterator[Callable[[str, Mapping[str, str]], Any]]:
     """A Prometheus that scrapes one server every second. Gives what asks its HTTP API."""
-    config = yaml.safe_load(PROMETHEUS.read_text())
+    config = read_configuration()
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(FOLDER / name) for name in config["rule_files"]]
     config["scrape_configs"][0]["static_configs"] = [{"targets": [target.removeprefix("http://")]}]
-    (scratch / "prometheus.yml").write_text(yaml.safe_dump(config))
+    (scratch / "prometheus.yml").write_text(json.dumps(config))
     url = f"http://127.0.0.1:{free_port()}"
     flags = [f"--config.file={scratch}/prometheus.yml", f"--storage.tsdb.path={scratch}/data"]
     command = ["prometheus", *flags, f"--web.listen-address={url.removeprefix('http://')}"]

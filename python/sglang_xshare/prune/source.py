@@ -87,9 +87,9 @@ def _find_blocks(folder: Path, shards: dict[str, list[str]], num_experts: int) -
         if f"{block}gate.weight" not in names:
             raise ValueError(f"--model {folder}: no {block}gate.weight; allowed is a router of that name")
     for name in names:
-        block = next((block for block in experts if name.startswith(block)), None)
-        rest = name.removeprefix(block or "")
-        if block and not EXPERT.fullmatch(name) and rest not in ROUTER and not rest.startswith("shared"):
+        within = next((block for block in experts if name.startswith(block)), None)
+        rest = name.removeprefix(within or "")
+        if within and not EXPERT.fullmatch(name) and rest not in ROUTER and not rest.startswith("shared"):
             raise ValueError(f"--model {folder}: {name}: not known whether it has a row for each expert")
     return {layer: block for block, layer in sorted(layers.items(), key=lambda found: found[1])}
 

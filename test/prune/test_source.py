@@ -42,6 +42,7 @@ def test_layers_with_experts_are_found(tmp_path):
         (NAMES, {"norm_topk_prob": False}, "norm_topk_prob = false: a softmax over fewer experts"),
         (NAMES, {"n_group": 2, "topk_group": 1}, "topk_group = 1 of n_group = 2: a group's rank depends"),
         (NAMES, {"quantization_config": {"ignore": [NAMES[0]]}}, "config.json names single experts"),
+        (NAMES, {"num_experts": [4, 4, 4]}, "config.json: the number of experts by layer; allowed is one for all"),
         (NAMES, {"num_experts": 1}, "M is a dense model"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from ..stage.start.model import MoeModel, read_folder
+from ..stage.start.model import NUM_EXPERTS, MoeModel, read_folder
 
 INDEX = "model.safetensors.index.json"
 EXPERT = re.compile(
@@ -108,6 +108,8 @@ def _check_router(folder: Path, model: MoeModel, names: list[str]) -> None:
     if (groups or 1) > 1 and best != groups:
         reason = f"topk_group = {best} of n_group = {groups}: a group's rank depends on its lost experts"
         raise ValueError(f"--model {folder}: {reason}; allowed is a router without groups")
+    if not any(part.get(name) == model.num_experts for part in list_parts(config) for name in NUM_EXPERTS):
+        raise ValueError(f"--model {folder}: config.json: the number of experts by layer; allowed is one for all")
     if re.search(r"\bexperts\.\d", orjson.dumps(config).decode()):
         raise ValueError(f"--model {folder}: config.json names single experts, as of a quantization; allowed is none")
 

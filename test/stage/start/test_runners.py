@@ -5,15 +5,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from sglang_xshare.stage.start import layers as start_layers
 from sglang_xshare.stage.start import runners
 from sglang_xshare.stage.start.refusal import ExpertPolicyError
 from sglang_xshare.stage.start.runners import TABLE, list_runners
-from sglang_xshare.stage.upstream import find_runner
+from sglang_xshare.stage.upstream import find_runner, folds_scaling
+from sglang_xshare.types import SCORINGS
 
 pytest.importorskip("sglang.srt.layers.moe", reason="needs an installed SGLang")
 import sglang
+from sglang.srt.layers.moe import topk
 from sglang.srt.layers.moe.utils import MoeRunnerBackend
 
 from stage.start.loaded import FORMATS, FP8, MXFP4, NO_POLICY, NVFP4, UNQUANTIZED, Method, config, kind
@@ -152,6 +155,36 @@ def test_ranks_that_number_their_own_experts_get_no_dropped_id(read, monkeypatch
     assert not read([config()], 1, ep_size=2)[0][1].renumbers
     monkeypatch.setattr(start_layers, "keeps_dropped", lambda: False)
     assert read([config()], 1, ep_size=2)[0][1].renumbers
+
+
+def test_on_amd_slots_are_filled_once_more_behind_upstreams_padding(read, monkeypatch):
+    """Which has expert 0 by then, that no other row may use."""
+    monkeypatch.setattr(topk, "_is_hip", True)
+    assert read([config()], 1)[0][1].renumbers
+
+
+def test_on_amd_a_router_scales_what_no_model_scales_behind_it(read, monkeypatch):
+    """aiter's routers do so whatever the config says. One whose model scales later would be 2.5 times too small."""
+    grouped = {"use_grouped_topk": True, "num_expert_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
+    biased = {**grouped, "correction_bias": torch.zeros(16)}
+    for changes, scaling in ((biased, 2.5), (grouped, 1.0), ({"routed_scaling_factor": 2.5}, 1.0)):
+        monkeypatch.setattr(topk, "_use_aiter", True)
+        assert read([config(**changes)], 1)[0][1].router.scaling == scaling
+        monkeypatch.setattr(topk, "_use_aiter", False)
+        assert read([config(**changes)], 1)[0][1].router.scaling == 1.0
+
+
+@pytest.mark.parametrize("scoring", SCORINGS)
+@pytest.mark.parametrize("on_output", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "biased", "grouped", "grouped biased"])
+def test_upstream_agrees_on_what_aiter_scales(kind, on_output, scoring, monkeypatch):
+    monkeypatch.setattr(topk, "_use_aiter", True)
+    groups = {"use_grouped_topk": True, "num_expert_group": 4, "topk_group": 2} if "grouped" in kind else {}
+    bias = torch.zeros(16) if "biased" in kind else None
+    given = config(
+        scoring_func=scoring, correction_bias=bias, apply_routed_scaling_factor_on_output=on_output, **groups
+    )
+    assert (on_output or folds_scaling(given)) == topk.is_routed_scaling_factor_fused_in_topk(given)
 
 
 def test_a_kernel_without_a_runner_is_not_known(read):

@@ -15,6 +15,7 @@ from ..batches import Batches, read_batches
 from ..mask import check_maskable
 from ..upstream import attention_dp_size, routes_own_rows, spell
 from .architectures import GATHERED, UNSERVED
+from .experts import ranks_logits
 from .idle_budgets import largest_batch, list_idle_budgets, list_unmet_overrides
 from .moe_model import MoeModel
 from .refusal import ExpertPolicyError, refusal
@@ -124,8 +125,8 @@ def check_schedule(schedule: Schedule | None, model: MoeModel, config: Any) -> t
         plans += found
         warnings += list_idle_budgets(part, found, model, config.ep_size, largest_batch(config), tokens)
     runner = spell(config.moe_runner_backend)
-    if runner == "triton_kernel":
-        _check_maskable(plans, model)
+    if ranks_logits(config):
+        _check_maskable(plans, model, runner)
     _check_width(plans, model, runner)
     return plans, warnings
 
@@ -186,18 +187,22 @@ def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> No
         if plan.kmax not in (None, model.top_k) and routes_own_rows(config):
             reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is none"
             raise refusal("--moe-a2a-backend", spell(config.moe_a2a_backend), reason)
-        if plan.kmax not in (None, model.top_k) and config.enable_return_routed_experts:
-            reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is off"
+        for flag in ("enable_return_routed_experts", "enable_paged_experts"):
+            if plan.kmax not in (None, model.top_k) and getattr(config, flag, False):
+                reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is off"
+                raise refusal(f"--{flag.replace('_', '-')}", "on", reason)
+        if plan.divides_by_own and not (plan.rescue or plan.k0) and config.enable_return_routed_experts:
+            reason = "rescue = false leaves rows without experts, which would report other rows'; allowed is off"
             raise refusal("--enable-return-routed-experts", "on", reason)
 
 
-def _check_maskable(plans: list[SelectionPlan], model: MoeModel) -> None:
-    """Refuse what the triton_kernel runner's own ranking cannot express, as far as the configuration tells."""
+def _check_maskable(plans: list[SelectionPlan], model: MoeModel, runner: str) -> None:
+    """Refuse what a runner's own ranking of logits cannot express, as far as the configuration tells."""
     try:
         for plan in plans:
             check_maskable(plan, Router(top_k=model.top_k, scoring=model.scoring, renormalize=model.renormalize))
     except ValueError as error:
-        raise refusal("--moe-runner-backend", "triton_kernel", str(error)) from None
+        raise refusal("--moe-runner-backend", runner, str(error)) from None
 
 
 def _check_width(plans: list[SelectionPlan], model: MoeModel, runner: str) -> None:

@@ -119,6 +119,19 @@ def test_a_runner_that_ranks_logits_is_known_from_the_configuration(loaded, chan
     check(loaded, **changes)
 
 
+def test_a_runner_that_nobody_gave_is_not_named(check, monkeypatch):
+    """As deep_gemm, which SGLang chooses for MiniMax-M3's mxfp8, and beside which nothing runs these."""
+    monkeypatch.setattr(server, "is_given", lambda server_args: False)
+    monkeypatch.setattr(server, "check_experts", lambda server_args: None)
+    given = {"expert_policy": "oea", "expert_policy_config": {"kmax": 10}, "moe_runner_backend": "deep_gemm"}
+    line = (
+        "--expert-policy oea: kmax = 10: MoE runner deep_gemm uses top-k; allowed is 8; SGLang runs this model's "
+        "experts with deep_gemm here"
+    )
+    with pytest.raises(ExpertPolicyError, match=f"^{re.escape(line)}$"):
+        check(model("MiniMaxM3SparseForCausalLM", **QWEN3), **given)
+
+
 def test_a_runner_that_ranks_logits_serves_gpt_oss(check):
     check(model("GptOssForCausalLM", num_local_experts=32, num_experts_per_tok=4), moe_runner_backend="triton_kernel")
 

@@ -1,7 +1,8 @@
 """Run in a process of its own, on one patched release: a layer under policy, through upstream's `select_experts`, and a
 runner of each convention that checks what it is handed. Prints one JSON line a case.
 
-Post-processing is that of a CUDA server: only its kernels are missing here, and these cases reach none.
+Post-processing is that of a CUDA server, or of one on AMD: only their kernels are missing here, and these cases reach
+none.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ SHARED = {"scoring_func": "sigmoid", "correction_bias": torch.linspace(-0.3, 0.3
 
 @dataclass(frozen=True)
 class Case:
-    """`places` is how upstream looks an expert's place up: None, "static" or "dynamic". `shared` experts are fused."""
+    """`places` is how upstream looks an expert's place up: None, "static" or "dynamic". `shared` experts are fused. On
+    `amd` upstream writes expert 0 into padding rows.
+    """
 
     convention: str
     plan: str
@@ -51,6 +54,7 @@ class Case:
     tied: bool
     shared: int = 0
     places: str | None = None
+    amd: bool = False
 
 
 def list_cases() -> Iterator[Case]:
@@ -59,6 +63,8 @@ def list_cases() -> Iterator[Case]:
             yield Case(convention, plan, live, tied, shared, places)
     for plan, batch in itertools.product(("vanilla", "xshare"), BATCHES):
         yield Case(MASKED, plan, *batch)
+    for plan, batch in itertools.product(PLANS, BATCHES):
+        yield Case(FILLED, plan, *batch, amd=True)
 
 
 def run_experts(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
@@ -118,7 +124,7 @@ def run(case: Case) -> dict[str, Any]:
     valid = torch.arange(ROWS) < case.live
     config = make_config(case.shared, renormalize=True, **(SHARED if case.shared else {"scoring_func": "softmax"}))
     masked = case.convention == MASKED
-    layer = Layer(0, config, None, case.convention, case.places is not None, masked)
+    layer = Layer(0, config, None, case.convention, case.places is not None or case.amd, masked)
     layer.plan, layer.step = build_plan(PLANS[case.plan]), Step("decode", ROWS, Batch(valid))
     info, owner = make_places(case.places)
     chosen = select(logits, layer.plan, layer.router, Batch(valid), backend="reference")
@@ -130,9 +136,11 @@ def run(case: Case) -> dict[str, Any]:
         ids, weights = ids.int(), values.softmax(-1)
         chosen = select(logits.bfloat16(), layer.plan, layer.router, Batch(valid), backend="reference")
     else:
-        topk._is_cuda = True
-        out = topk.select_experts(hidden, logits, config, layer_id=0, expert_location_dispatch_info=info)
-        topk._is_cuda = False
+        topk._is_cuda, topk._is_hip = not case.amd, case.amd
+        live = torch.tensor(case.live) if case.amd else None
+        given = {"num_token_non_padded": live, "expert_location_dispatch_info": info}
+        out = topk.select_experts(hidden, logits, config, layer_id=0, **given)
+        topk._is_cuda = topk._is_hip = False
         ids, weights = out.topk_ids, out.topk_weights
     install(None)
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from sglang_xshare.stage.batches import Batches
 from stage.fake import TOP_K, Model, run
 
 XSHARE = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
@@ -27,7 +28,7 @@ def test_padding_rows_wake_nothing(attach):
 
 def test_masking_alone_keeps_every_rows_own_experts(attach):
     model = Model(1)
-    attach(model, mask_padding_experts=True)
+    attach(model, Batches(always_pad=True), mask_padding_experts=True)
     run(model, "decode", 8, padding=5)
     weights, ids = model.routed[0]
     top = model.logits.softmax(-1).topk(TOP_K)
@@ -35,3 +36,11 @@ def test_masking_alone_keeps_every_rows_own_experts(attach):
     torch.testing.assert_close(weights[:3], top.values[:3] / top.values[:3].sum(-1, keepdim=True))
     assert weights[3:].eq(0).all()
     assert set(ids.flatten().tolist()) == set(ids[:3].flatten().tolist())
+
+
+def test_masking_alone_leaves_steps_of_sizes_without_padding_to_the_model(attach):
+    model = Model(1)
+    attach(model, Batches(captured=(1, 2, 4, 8)), mask_padding_experts=True)
+    for rows, selects in ((2, False), (4, True), (8, True), (9, False)):
+        run(model, "decode", rows)
+        assert (model.routed[0] is not None) == selects, rows

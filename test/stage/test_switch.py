@@ -13,6 +13,7 @@ from prometheus_client import REGISTRY
 
 from sglang_xshare import Batch, Router, build_plan, select, stage
 from sglang_xshare.policies.schedule import Schedule, build_schedule
+from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.metrics import OUTCOMES, PREFIX
 from sglang_xshare.stage.placement import Placement
 from sglang_xshare.stage.stage import Stage
@@ -104,7 +105,7 @@ def test_vanilla_and_back(attach, reporter):
 
 def test_a_server_that_masks_padding_goes_on_with_it(attach, reporter):
     model = Model()
-    installed = attach(model, mask_padding_experts=True)
+    installed = attach(model, Batches(always_pad=True), mask_padding_experts=True)
     for keys in (PLANS[0], {"policy": "vanilla"}):
         installed.switch(schedule(keys), reporter)
         run(model, "decode", 8, padding=3)

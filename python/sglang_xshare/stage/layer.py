@@ -16,7 +16,7 @@ from .alignment import Aligner
 from .placement import Placement
 from .router import read_router
 from .step import Step
-from .upstream import num_shared_slots, scales_unnormalized_groups
+from .upstream import folds_scaling, num_shared_slots, scales_unnormalized_groups
 
 FILLED, DROPPED, MASKED = "filled", "dropped", "masked"
 """What a layer's runner takes for a slot that stays empty: an expert in use anyway, -1, or no slots at all but logits,
@@ -54,6 +54,7 @@ class Layer:
         # Left to upstream, only the first top-k of a plan's kmax columns would be scaled.
         grouped = topk_config.use_grouped_topk
         scales = on_output and (topk_config.renormalize or not grouped or scales_unnormalized_groups())
+        scales = scales or folds_scaling(topk_config)
         self.router = replace(read_router(topk_config), scaling=scaling if scales else 1.0)
         self.num_shared = num_shared_slots(topk_config)
         self.placement = placement

@@ -49,7 +49,9 @@ class Plans:
         self, layer: Layer, phase: str, rows: int, tokens_per_request: int
     ) -> tuple[SelectionPlan | None, str | None]:
         if self.schedule is None:
-            return (VANILLA, None) if self.masks else (None, "vanilla")
+            if not self.masks:
+                return None, "vanilla"
+            return (VANILLA, None) if self.batches.pad(rows) else (None, "unchanged")
         reason = self.schedule.reason_to_skip(phase, rows)
         if reason is not None:
             return None, reason

@@ -152,6 +152,35 @@ def scales_unnormalized_groups() -> bool:
     return hasattr(topk, "is_routed_scaling_factor_fused_in_topk")
 
 
+def folds_scaling(topk_config: Any) -> bool:
+    """Whether a layer's router multiplies its weights by the scaling factor whatever its config says, as AMD's aiter
+    does: the model then never does so behind its experts.
+    """
+    from sglang.srt.layers.moe import topk
+
+    if not topk._use_aiter:
+        return False
+    if topk_config.use_grouped_topk:
+        return topk_config.correction_bias is not None
+    return topk_config.scoring_func == "sqrtsoftplus" and topk_config.custom_routing_function is None
+
+
+def rewrites_padding() -> bool:
+    """Whether upstream gives padding rows ids of its own behind the router: on AMD expert 0's, on CUDA -1."""
+    from sglang.srt.layers.moe import topk
+
+    return bool(topk._is_hip)
+
+
+def appends_shared() -> bool:
+    """Whether upstream adds a fused shared expert's column behind the router, with AMD's aiter: to rows that are
+    narrower than it expects them in the end.
+    """
+    from sglang.srt.layers.moe import topk
+
+    return bool(topk._use_aiter)
+
+
 def expert_locations(config: Any) -> torch.Tensor | None:
     """[layers, N] physical number of every logical expert, the tensor that upstream updates in place when it moves
     experts; None where logical numbers are physical ones.

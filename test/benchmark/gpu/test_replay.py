@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.metrics import AFTER, BEFORE, KEPT, ROWS, STEPS
 from sglang_xshare.stage.placement import Placement
 from sglang_xshare.types import Selection
@@ -81,7 +82,8 @@ def make_runner(attach) -> Callable[..., DecodeRunner]:
 
     def make(sizes: tuple[int, ...], tokens: int | None = None, placement=None, **flags) -> DecodeRunner:
         model = Model()
-        stage = attach(model, device=DEVICE, speculative_algorithm="EAGLE3" if tokens else None, **flags)
+        batches = Batches(tuple(size * (tokens or 1) for size in sizes), tokens or 1)
+        stage = attach(model, batches, device=DEVICE, speculative_algorithm="EAGLE3" if tokens else None, **flags)
         stage.mask_padding = True  # as on every GPU
         for _, layer in stage.layers:
             layer.placement = placement

@@ -29,7 +29,7 @@ from scripts.runners import (
 from served.release import LATEST, OLDER, make_env
 from sglang_xshare.stage.start import experts as experts_module
 from sglang_xshare.stage.start.backend import _unnoticed
-from sglang_xshare.stage.start.experts import FITTING, Experts, read_format
+from sglang_xshare.stage.start.experts import FITTING, Experts, ranks_logits, read_format
 
 EACH_RELEASE = pytest.mark.parametrize(
     "release", [LATEST, *(pytest.param(release, marks=pytest.mark.long) for release in OLDER)]
@@ -40,13 +40,16 @@ MODELS = {  # that flashinfer_trtllm routes itself, in whichever release; no run
     "fp8": (QWEN3, FP8),
     "int4": (KIMI, MXINT4),
     "w4afp8": (QWEN3, {"quant_method": "w4afp8"}),
+    "mxfp4": (GPT_OSS, GPT_OSS["quantization_config"]),
     "gpt-oss": ({key: value for key, value in GPT_OSS.items() if key != "quantization_config"}, None),
 }
 ASKED: dict[str, tuple[str, tuple[str, ...]]] = {
-    **{name: (name, POLICY) for name in MODELS},
+    **{name: (name, POLICY) for name in MODELS if name != "mxfp4"},
     "without a policy": ("fp8", ()),
     "vanilla": ("fp8", ("--expert-policy", "vanilla")),
     "given": ("fp8", (*POLICY, "--moe-runner-backend", "triton")),
+    "given, of other experts": ("fp8", (*POLICY, "--moe-runner-backend", "flashinfer_trtllm_routed")),
+    "ranked inside the kernel": ("mxfp4", ("--expert-policy", "moe-spec", "--expert-policy-config", TRUNCATE)),
     "given, not served": ("fp8", (*POLICY, "--moe-runner-backend", "flashinfer_cutedsl")),
     "no logits express it": ("gpt-oss", ("--expert-policy", "moe-spec", "--expert-policy-config", TRUNCATE)),
     "does not fit the model": ("gpt-oss", ("--expert-policy", "xshare:k0=9")),
@@ -117,6 +120,23 @@ def test_without_a_policy_nothing_changes(release, patched_release, models):
         resolved = answers[case]["resolved"]
         assert (resolved["moe_runner_backend"], answers[case]["lines"]) == ("flashinfer_trtllm", [])
         assert resolved["disable_shared_experts_fusion"] == "True"
+
+
+@EACH_RELEASE
+def test_a_policy_that_gpt_oss_cannot_rank_is_moved_before_it_loads(release, patched_release, models):
+    """On sm100 its kernel ranks masked logits, which cannot keep a weight's share of experts that are left out."""
+    answer = ask(patched_release(release), models)["ranked inside the kernel"]
+    assert (answer["stops"], answer["resolved"]["moe_runner_backend"]) == (None, "marlin")
+    assert answer["lines"] == ["expert policy: MoE runner flashinfer_mxfp4 (auto) -> marlin"]
+
+
+@EACH_RELEASE
+def test_a_given_runner_that_takes_a_choice_of_other_experts_is_refused(release, patched_release, models):
+    stops = ask(patched_release(release), models)["given, of other experts"]["stops"]
+    assert stops == (
+        "ExpertPolicyError: --moe-runner-backend flashinfer_trtllm_routed: cannot be served with an expert policy: its "
+        "kernel for such experts (fp8 by tensor) takes no policy's choice; allowed is triton"
+    )
 
 
 @EACH_RELEASE
@@ -229,6 +249,24 @@ def test_it_follows_the_runners_that_are_served(monkeypatch):
     compressed = "NVFP4 (compressed-tensors)"
     assert make_experts(compressed, (10, 0)).list_fitting() == ["flashinfer_trtllm"]
     assert make_experts(compressed, (12, 0)).list_fitting() == []
+
+
+def test_one_name_of_a_runner_may_stand_for_several_kernels(kernels):
+    """gpt-oss's flashinfer_mxfp4 is followed, DeepSeek-V4's is not: auto must become another one before it loads."""
+    kernels(580, 1)
+    assert make_experts("MXFP4", (9, 0), runner="flashinfer_mxfp4").served
+    deepseek = make_experts("fp8 with MXFP4 experts", (9, 0), runner="flashinfer_mxfp4")
+    assert (deepseek.served, deepseek.list_fitting()) == (False, ["marlin"])
+
+
+@pytest.mark.parametrize(
+    ("runner", "capability", "ranks"),
+    [("triton_kernel", (9, 0), True), ("triton", (10, 0), False)]
+    + [("flashinfer_mxfp4", capability, capability[0] == 10) for capability in ((9, 0), (10, 0), (10, 3), (12, 0))],
+)
+def test_which_runners_rank_logits(runner, capability, ranks, monkeypatch):
+    monkeypatch.setattr(experts_module, "_read_capability", lambda: capability)
+    assert ranks_logits(SimpleNamespace(moe_runner_backend=runner, device="cuda")) == ranks
 
 
 def test_every_fitting_runner_is_one_of_sglangs():

@@ -1,7 +1,6 @@
 """How a loaded model's layers are found or refused."""
 
 import re
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,85 +8,14 @@ import pytest
 import torch
 
 from sglang_xshare.stage.start import layers as start_layers
-from sglang_xshare.stage.start import runners
 from sglang_xshare.stage.start.arguments import read_arguments
 from sglang_xshare.stage.start.refusal import REFUSED, ExpertPolicyError
-from sglang_xshare.stage.start.runners import TABLE, list_runners
-from sglang_xshare.stage.upstream import find_runner
 
 pytest.importorskip("sglang.srt.layers.moe", reason="needs an installed SGLang")
-import sglang
 from sglang.srt import runtime_context
-from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
-from sglang.srt.layers.moe.topk import SharedExpertsConfig, TopK, TopKConfig, TopKOutputFormat
-from sglang.srt.layers.moe.utils import MoeRunnerBackend
+from sglang.srt.layers.moe.topk import SharedExpertsConfig, TopK, TopKConfig
 
-FORMATS = TopKOutputFormat
-NO_POLICY = "cannot be served with an expert policy"
-
-
-def config(output_format: TopKOutputFormat | None = FORMATS.STANDARD, **changes: Any) -> TopKConfig:
-    return TopKConfig(**{"top_k": 4, "renormalize": True, "output_format": output_format, **changes})
-
-
-def bare(kind: type[torch.nn.Module], **attributes: Any) -> torch.nn.Module:
-    """A module of upstream's class, without what its constructor needs of a running server."""
-    module = object.__new__(kind)
-    torch.nn.Module.__init__(module)
-    vars(module).update(attributes)
-    return module
-
-
-class Method:
-    """A quantization method as 0.5.23 has it: it names what it runs."""
-
-    def __init__(self, backend: str | None, **marks: Any) -> None:
-        self.backend = backend
-        vars(self).update(marks)
-
-    def get_moe_runner_backend(self, layer: torch.nn.Module) -> MoeRunnerBackend | None:
-        return self.backend and MoeRunnerBackend(self.backend)
-
-
-class Loaded(torch.nn.Module):
-    """A loaded model: MoE layers, each router with its config, and runners of a backend."""
-
-    def __init__(self, configs: list[TopKConfig], runners: int, method: Method, **attributes: Any) -> None:
-        super().__init__()
-        usual = {"num_fused_shared_experts": 0, "supports_deferred_finalize": False}
-        for layer_id, topk_config in enumerate(configs):
-            self.add_module(f"topk-{layer_id}", bare(TopK, layer_id=layer_id, topk_config=topk_config))
-        for layer_id in range(runners):
-            experts = bare(FusedMoE, quant_method=method, layer_id=layer_id, **{**usual, **attributes})
-            self.add_module(f"experts-{layer_id}", experts)
-
-
-USUAL = {
-    **{"model_path": "model", "speculative_algorithm": None, "pp_size": 1, "dp_size": 1, "ep_size": 1},
-    "ep_dispatch_algorithm": None,
-}
-
-
-@pytest.fixture
-def read(monkeypatch) -> Callable[..., Any]:
-    """Call it with a model's routers and flags for the layers the stage finds."""
-    monkeypatch.setattr(start_layers, "read_placement", lambda model_runner: None)
-
-    def find(
-        configs: list[TopKConfig],
-        runners: int,
-        function=start_layers.read_layers,
-        method: Method | str | None = "triton",
-        attributes: dict[str, Any] | None = None,
-        **flags: Any,
-    ) -> Any:
-        server_args = SimpleNamespace(**{"expert_policy": "xshare", **USUAL, **flags})
-        method = method if isinstance(method, Method) else Method(method)
-        model = Loaded(configs, runners, method, **attributes or {})
-        runner = SimpleNamespace(model=model, server_args=server_args, device="cuda")
-        return function(runner, read_arguments(server_args))
-
-    return find
+from stage.start.loaded import FORMATS, NO_POLICY, USUAL, bare, config
 
 
 def test_every_router_is_found_with_its_config(read):
@@ -116,169 +44,6 @@ def test_a_router_that_is_not_told_its_layer_has_it_in_its_name(layer_id, found,
 def test_more_routers_than_runners_are_served(read):
     """DeepSeek's first model runs its experts without a FusedMoE."""
     assert len(read([config(), config()], runners=0)) == 2
-
-
-def kind(name: str) -> type[Method]:
-    """A quantization method that is called so."""
-    return type(name, (Method,), {})
-
-
-UNQUANTIZED, FP8, NVFP4, MXFP4 = (
-    kind(name)
-    for name in ("UnquantizedFusedMoEMethod", "Fp8MoEMethod", "ModelOptNvFp4FusedMoEMethod", "Mxfp4MoEMethod")
-)
-# What a layer runs, what its router hands that, and how its empty slots are taken.
-SERVED: list[tuple[Method, str, str]] = [
-    *((Method(name), "STANDARD", "filled") for name in ("triton", "marlin", "cutlass")),
-    *((Method(name), "STANDARD", "dropped") for name in ("deep_gemm", "flashinfer_cutlass")),
-    (Method("triton_kernel"), "TRITON_KERNEL", "masked"),
-    *((method("flashinfer_trtllm_routed"), "STANDARD", "dropped") for method in (UNQUANTIZED, NVFP4)),
-    (FP8("flashinfer_trtllm_routed", block_quant=True), "STANDARD", "dropped"),
-    *((method("flashinfer_trtllm"), "BYPASSED", "dropped") for method in (UNQUANTIZED, NVFP4)),
-    (FP8("flashinfer_trtllm", block_quant=True), "BYPASSED", "dropped"),
-    (FP8("flashinfer_trtllm", block_quant=True), "STANDARD", "dropped"),
-    (MXFP4("flashinfer_mxfp4", _fi_kernel="trtllm_sm100"), "BYPASSED", "masked"),
-    (MXFP4("flashinfer_mxfp4", _fi_kernel="cutlass_sm90"), "BYPASSED", "dropped"),
-    (MXFP4("flashinfer_mxfp4", _fi_kernel="cutlass_sm120"), "BYPASSED", "dropped"),
-]
-
-
-def describe(case: tuple[Method, str, str]) -> str:
-    method, output_format, _ = case
-    return " ".join([type(method).__name__, *map(str, vars(method).values()), output_format])
-
-
-@pytest.mark.parametrize("case", SERVED, ids=describe)
-def test_each_layers_own_runner_says_how_its_empty_slots_are_taken(case, read):
-    method, output_format, convention = case
-    ((_, layer),) = read([config(FORMATS[output_format])], 1, method=method)
-    assert (layer.convention, layer.routes_itself) == (convention, output_format != "STANDARD")
-    assert layer.slots.empty == (convention == "dropped")
-    ((_, layer),) = read([config(FORMATS[output_format])], 1, method=method, ep_dispatch_algorithm="static")
-    assert layer.renumbers
-    assert not layer.slots.empty, "a table of places has no entry for -1"
-
-
-def test_the_table_has_a_served_layer_for_each_row():
-    assert {(method.backend, convention) for method, _, convention in SERVED} == {
-        (row.name, row.convention) for row in TABLE
-    }
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        *(Method(one.value) for one in MoeRunnerBackend if one.value not in ("auto", *list_runners())),
-        Method("flashinfer_trtllm"),
-        FP8("flashinfer_trtllm", block_quant=False),
-        kind("ModelOptFp8MoEMethod")("flashinfer_trtllm"),
-        kind("Mxfp4FlashinferTrtllmMoEMethod")("flashinfer_mxfp4"),
-    ],
-    ids=lambda method: f"{method.backend} {type(method).__name__}",
-)
-def test_a_runner_that_no_row_is_about_is_refused_whatever_the_flag_was(method, read):
-    """`auto` is no runner: aiter keeps one slot of an expert that comes twice, of weight 0 or not."""
-    line = f"experts-0 experts: {NO_POLICY}: MoE runner {method.backend} of {type(method).__name__}: "
-    with pytest.raises(ExpertPolicyError, match=f"^{re.escape(line)}.*; allowed is --moe-runner-backend triton, "):
-        read([config()], 1, method=method)
-
-
-def test_what_runs_on_amd_is_refused_with_its_reason(read):
-    with pytest.raises(ExpertPolicyError, match="moe_sorting keeps one slot of an expert that a row holds twice"):
-        read([config()], 1, method="aiter")
-
-
-def test_a_release_before_the_kernel_was_read_is_refused(read, monkeypatch):
-    monkeypatch.setattr(sglang, "__version__", "0.5.22")
-    for method in (UNQUANTIZED("flashinfer_trtllm"), MXFP4("flashinfer_mxfp4", _fi_kernel="cutlass_sm90")):
-        with pytest.raises(ExpertPolicyError, match=f"MoE runner {method.backend} of"):
-            read([config(FORMATS.BYPASSED)], 1, method=method)
-    assert "flashinfer_trtllm" not in list_runners()
-
-
-TRTLLM = UNQUANTIZED("flashinfer_trtllm")
-EXCEPTIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "its table of local experts reads -1": (
-        {"method": "deep_gemm", "ep_size": 2},
-        "experts-0 experts: .*MoE runner deep_gemm with expert parallelism: before 0.5.23 .*; allowed is --ep-size 1",
-    ),
-    "it routes a rank's own rows": (
-        {"method": "flashinfer_cutlass"},
-        "experts-0 experts: .*after each has routed its own; allowed is --disable-flashinfer-cutlass-moe-fp4-allgather",
-    ),
-    "a shared expert among the others": (
-        {"method": TRTLLM, "attributes": {"num_fused_shared_experts": 1}},
-        "experts-0 experts: .*a fused shared expert; allowed is --disable-shared-experts-fusion",
-    ),
-    "sums that the next collective takes, in bf16": (
-        {"method": TRTLLM, "attributes": {"supports_deferred_finalize": True}},
-        "experts-0 experts: .*leaves a row's sum over experts to the next collective",
-    ),
-    "sums that CuTe DSL's collective takes": (
-        {
-            "method": NVFP4("flashinfer_trtllm"),
-            "attributes": {"supports_deferred_finalize": True},
-            "flashinfer_allreduce_fusion_backend": "cutedsl",
-        },
-        "experts-0 experts: .*leaves a row's sum over experts to the next collective",
-    ),
-    "slots that another runner sorts": (
-        {"method": "deep_gemm", "expert_policy_align": True},
-        "topk-0 router: .*MoE runner deep_gemm sorts for itself; --expert-policy-align allows triton",
-    ),
-    "a kmax where rows are as wide as top-k": (
-        {"method": "deep_gemm", "expert_policy": "oea", "expert_policy_config": {"kmax": 6}},
-        "topk-0 router: .*kmax = 6: MoE runner deep_gemm uses top-k; allowed is 4",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", EXCEPTIONS)
-def test_exceptions_to_the_table(case, read, monkeypatch):
-    monkeypatch.setattr(runners, "keeps_dropped", lambda: False)
-    monkeypatch.setattr(runners, "gathers_routed", lambda: True)
-    given, named = EXCEPTIONS[case]
-    with pytest.raises(ExpertPolicyError, match=f"^{named}"):
-        read([config()], 1, **given)
-
-
-def test_a_layer_that_is_handed_ids_finishes_its_sums_itself(read):
-    """DeepSeek's NVFP4 layers leave them to the next collective in steps in which they route themselves."""
-
-    def read_model(runner: Any, arguments: Any) -> Any:
-        start_layers.read_layers(runner, arguments)
-        return runner.model
-
-    attributes = {"supports_deferred_finalize": True}
-    for output_format, left in ((FORMATS.BYPASSED, False), (FORMATS.STANDARD, True)):
-        method = NVFP4("flashinfer_trtllm")
-        model = read([config(output_format)], 1, function=read_model, method=method, attributes=attributes)
-        assert dict(model.named_modules())["experts-0"].supports_deferred_finalize == left
-
-
-def test_ranks_that_number_their_own_experts_get_no_dropped_id(read, monkeypatch):
-    """Before 0.5.23 that of a padding row, -1 by then, would be looked up too, and wake the last expert."""
-    assert not read([config()], 1, ep_size=2)[0][1].renumbers
-    monkeypatch.setattr(start_layers, "keeps_dropped", lambda: False)
-    assert read([config()], 1, ep_size=2)[0][1].renumbers
-
-
-def test_a_kernel_without_a_runner_is_not_known(read):
-    with pytest.raises(ExpertPolicyError, match="a kernel of Method: which is not known"):
-        read([config()], 1, method=None)
-
-
-def test_older_releases_keep_the_runner_in_the_method_its_scheme_or_a_kernel():
-    def runner(name: str) -> SimpleNamespace:
-        return SimpleNamespace(runner_backend=MoeRunnerBackend(name))
-
-    plain = SimpleNamespace(quant_method=SimpleNamespace(runner=runner("marlin")))
-    scheme = SimpleNamespace(quant_method=SimpleNamespace(), scheme=SimpleNamespace(runner=runner("triton")))
-    kernel = SimpleNamespace(runner=runner("marlin"))
-    awq = SimpleNamespace(quant_method=SimpleNamespace(), scheme=SimpleNamespace(kernel=kernel))
-    amd = SimpleNamespace(quant_method=SimpleNamespace(runner=runner("triton"), _aiter_runner=runner("aiter")))
-    assert [find_runner(layer) for layer in (plain, scheme, awq, amd)] == ["marlin", "triton", "marlin", "aiter"]
-    assert find_runner(SimpleNamespace(quant_method=SimpleNamespace())) is None
 
 
 SHARED = SharedExpertsConfig(num_fused_shared_experts=1)
@@ -359,10 +124,3 @@ def test_a_pipeline_rank_need_not_have_every_layer(read):
     assert len(read([config(), config()], 2, pp_size=2, **layers)) == 2
     with pytest.raises(ExpertPolicyError, match="layers 7: the model's layers are 0 to 1"):
         read([config(), config()], 2, **layers)
-
-
-@pytest.mark.parametrize(("changes", "renumbers"), [({}, False), ({"ep_dispatch_algorithm": "static"}, True)])
-def test_a_dispatcher_leaves_out_what_its_runner_would_not(changes, renumbers, read):
-    """Whatever runs the experts, which gets what was dispatched: of Triton's kernels alone a slot would be filled."""
-    ((_, layer),) = read([config()], runners=1, moe_a2a_backend="deepep", **{"ep_size": 4, **changes})
-    assert (layer.convention, layer.renumbers, layer.routes_itself) == ("dropped", renumbers, False)

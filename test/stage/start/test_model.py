@@ -1,6 +1,7 @@
 """What the stage reads from a model's configuration, and the models it refuses or warns of."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -118,6 +119,19 @@ def test_a_runner_that_ranks_logits_is_known_from_the_configuration(loaded, chan
     check(loaded, **changes)
 
 
+def test_a_runner_that_nobody_gave_is_not_named(check, monkeypatch):
+    """As deep_gemm, which SGLang chooses for MiniMax-M3's mxfp8, and beside which nothing runs these."""
+    monkeypatch.setattr(server, "is_given", lambda server_args: False)
+    monkeypatch.setattr(server, "check_experts", lambda server_args: None)
+    given = {"expert_policy": "oea", "expert_policy_config": {"kmax": 10}, "moe_runner_backend": "deep_gemm"}
+    line = (
+        "--expert-policy oea: kmax = 10: MoE runner deep_gemm uses top-k; allowed is 8; SGLang runs this model's "
+        "experts with deep_gemm here"
+    )
+    with pytest.raises(ExpertPolicyError, match=f"^{re.escape(line)}$"):
+        check(model("MiniMaxM3SparseForCausalLM", **QWEN3), **given)
+
+
 def test_a_runner_that_ranks_logits_serves_gpt_oss(check):
     check(model("GptOssForCausalLM", num_local_experts=32, num_experts_per_tok=4), moe_runner_backend="triton_kernel")
 
@@ -143,6 +157,28 @@ def test_a_plan_that_never_drops_an_expert_is_a_warning(keys, warned, check, cap
 
 
 QWEN3 = {"num_experts": 64, "num_experts_per_tok": 8}
+
+
+@pytest.mark.parametrize(
+    ("flag", "policy", "keys", "reason"),
+    [
+        ("enable_return_routed_experts", "oea", {"kmax": 10}, "kmax = 10 gives it rows of another width"),
+        ("enable_paged_experts", "oea", {"kmax": 10}, "kmax = 10 gives it rows of another width"),
+        (
+            "enable_return_routed_experts",
+            "moe-spec",
+            {"budget": 16, "coverage": "truncate", "rescue": False, "phases": ["decode"]},
+            "rescue = false leaves rows without experts, which would report other rows'",
+        ),
+    ],
+)
+def test_rows_that_a_flag_could_not_read_are_refused(flag, policy, keys, reason, check):
+    loaded = model("Qwen3MoeForCausalLM", **QWEN3)
+    given = {"expert_policy": policy, "expert_policy_config": keys}
+    check(loaded, **given)
+    line = f"--{flag.replace('_', '-')} on: {NO_POLICY}: {reason}; allowed is off"
+    with pytest.raises(ExpertPolicyError, match=f"^{re.escape(line)}$"):
+        check(loaded, **{flag: True}, **given)
 
 
 def test_a_schedule_is_checked_by_itself_as_a_live_switch_does():

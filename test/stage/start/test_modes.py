@@ -20,6 +20,19 @@ def test_upstreams_simulated_routing_is_refused(name, value, monkeypatch):
         check_modes(SimpleNamespace())
 
 
+@pytest.mark.parametrize("device", ["npu", "xpu", "musa:0"])
+def test_a_device_whose_routers_pass_the_stage_by_is_refused(device):
+    line = f"^--device {device.partition(':')[0]}: {NO_POLICY}: allowed is cuda, cpu$"
+    with pytest.raises(ExpertPolicyError, match=line):
+        check_modes(SimpleNamespace(device=device))
+
+
+def test_experts_on_a_cpu_beside_a_gpu_are_refused():
+    line = f"^--kt-weight-path folder: {NO_POLICY}: what its CPU kernels make of an empty slot is not known; allowed"
+    with pytest.raises(ExpertPolicyError, match=line):
+        check_modes(SimpleNamespace(kt_weight_path="folder"))
+
+
 def test_ranks_must_be_synchronized(monkeypatch):
     monkeypatch.setenv(UNSYNCHRONIZED, "1")
     server = SimpleNamespace(

@@ -34,7 +34,7 @@ def test_more_columns_fit_a_plain_router_and_a_shared_expert_that_stays_in_its_p
     [
         (
             {"num_shared": 1, "dispatch": "static"},
-            "kmax = 6: upstream would place its fused shared expert as one of the routed; allowed is 4, or "
+            "kmax = 6: upstream would take its fused shared expert for one of the routed; allowed is 4, or "
             "--disable-shared-experts-fusion",
         ),
         (
@@ -50,6 +50,16 @@ def test_more_columns_fit_a_plain_router_and_a_shared_expert_that_stays_in_its_p
 def test_what_does_not_fit_is_refused(arguments, line):
     with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
         check(**{"router": Router(4), **arguments})
+
+
+def test_on_amd_a_wider_row_would_lose_its_shared_expert(monkeypatch):
+    """aiter's column is added to rows that are narrower than with it."""
+    monkeypatch.setattr("sglang_xshare.stage.start.routers.appends_shared", lambda: True)
+    check(Router(4))
+    with pytest.raises(
+        ValueError, match=r"^kmax = 6: upstream would take its fused shared expert for one of the routed"
+    ):
+        check(Router(4), num_shared=1)
 
 
 def test_layers_that_route_by_a_hash_are_counted():

@@ -7,10 +7,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from served.release import CPU, LATEST, make_env
+from sglang_xshare.patching.errors import PatchError
+from sglang_xshare.stage.start import affinity, modes
+from sglang_xshare.stage.start.flags import list_checks
+from sglang_xshare.stage.start.refusal import ExpertPolicyError
 
 CHECK = """
 from types import SimpleNamespace
@@ -52,6 +57,23 @@ def test_tree_patched_by_another_version_of_the_queue_is_refused(patched_copy):
     )
     assert said.endswith(f"run `sglang-xshare patch apply --target {patched_copy}`")
     assert "\n" not in said
+
+
+def test_the_flag_that_needs_the_patches_is_named(monkeypatch):
+    def refuse() -> None:
+        raise PatchError("SGLang is unpatched; run ...")
+
+    monkeypatch.setattr(modes, "check_patched", refuse)
+    monkeypatch.setattr(affinity, "read_affinity", lambda server_args: "given")
+    for flags, named in (
+        ({"expert_policy": "xshare"}, "--expert-policy"),
+        ({"mask_padding_experts": True}, "--mask-padding-experts"),
+    ):
+        _, check_tree, _ = list_checks(SimpleNamespace(**flags))
+        with pytest.raises(ExpertPolicyError, match=f"^{named}: SGLang is unpatched"):
+            check_tree()
+    with pytest.raises(ExpertPolicyError, match=r"^--load-balance-method expert_affinity: SGLang is unpatched"):
+        affinity.check_flags(SimpleNamespace())
 
 
 def test_tree_edited_since_is_refused(patched_copy):

@@ -88,7 +88,7 @@ def check_affinity(server_args: Any, arguments: AffinityArguments) -> None:
 def check_flags(server_args: Any) -> None:
     """Raise `ExpertPolicyError` for flags as they were given, and for a tree without the patches that they need."""
     if read_affinity(server_args) is not None:
-        check_tree()
+        check_tree(FLAG)
 
 
 def check_server(server_args: Any) -> None:

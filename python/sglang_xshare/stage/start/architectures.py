@@ -7,6 +7,7 @@ from __future__ import annotations
 
 _GATE = "its routing function takes the gate's weights, not logits"
 _BYPASSES = "its router is no TopK"
+_FRONT = "for some numbers of rows one kernel is its gate and its TopK"
 _BLOCKS = "it decodes blocks of tokens in extend forwards, which a policy takes for prefill"
 _TRANSFORMERS = "it routes in transformers' own code"
 
@@ -24,6 +25,8 @@ UNSERVED = {
     "Ernie4_5_VLMoeForConditionalGeneration": "its layers have a second router, for images",
     "LongcatFlashForCausalLM": "some of its experts have no weights, and would count as loaded",
     "InklingForConditionalGeneration": _BYPASSES,
+    "KimiK3ForConditionalGeneration": _FRONT,
+    "KimiK3LinearForCausalLM": _FRONT,
     "MuseSparkForConditionalGeneration": _BYPASSES,
     "QuantMixtralForCausalLM": _BYPASSES,
     "ZayaForCausalLM": _BYPASSES,

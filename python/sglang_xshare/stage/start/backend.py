@@ -19,7 +19,7 @@ from ..upstream import model_config, resolved, spell
 from .arguments import Arguments
 from .experts import Experts, read_experts
 from .model import check_schedule, read_model
-from .refusal import ExpertPolicyError
+from .refusal import ExpertPolicyError, refusal
 from .runners import list_runners
 
 logger = logging.getLogger(__name__)
@@ -52,11 +52,15 @@ def is_given(server_args: Any) -> bool:
 
 
 def check_experts(server_args: Any) -> None:
-    """Raise `ExpertPolicyError` for a resolved server that runs its experts as no policy can be served, and whose user
-    has named no runner.
-    """
-    experts = None if is_given(server_args) else read_experts(server_args)
+    """Raise `ExpertPolicyError` for a resolved server that runs its experts as no policy can be served."""
+    experts = read_experts(server_args)
     if experts is None or experts.served:
+        return
+    if is_given(server_args):
+        if experts.runner in list_runners():  # one that is served with other experts; the rest `check_modes` refuses
+            allowed = ", ".join(experts.list_fitting()) or "another quantization"
+            reason = f"its kernel for such experts ({experts.format}) takes no policy's choice; allowed is {allowed}"
+            raise refusal("--moe-runner-backend", experts.runner, reason)
         return
     policy = getattr(server_args, "expert_policy", None)
     flag = "--mask-padding-experts" if policy is None else f"--expert-policy {policy}"

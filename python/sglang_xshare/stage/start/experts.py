@@ -47,6 +47,8 @@ ROUTED_IN_KERNEL = (
     *("fp8 by tensor", "fp8 by block (compressed-tensors)", "fp8 by channel (compressed-tensors)"),
     *("fp8 by tensor (compressed-tensors)", "MXINT4"),
 )
+# Their kernels behind flashinfer_mxfp4 are others than gpt-oss's, and were not followed.
+OTHER_MXFP4 = ("fp8 with MXFP4 experts",)
 # With SGLANG_USE_AITER, layers left to themselves run these on AMD's aiter, or on triton where it lacks the shape.
 BY_AITER = (
     *("bf16", "fp8 by block", "fp8 by tensor", "fp8 by channel (compressed-tensors)"),
@@ -77,6 +79,8 @@ class Experts:
     def serves(self, runner: str) -> bool:
         """Whether a policy can be served with this runner for these experts."""
         if runner.startswith("flashinfer_trtllm") and self.format in ROUTED_IN_KERNEL:
+            return False
+        if runner == "flashinfer_mxfp4" and self.format in OTHER_MXFP4:
             return False
         return runner in ("auto", *list_runners())
 
@@ -131,6 +135,17 @@ def _choose_in_layers(experts: Experts) -> str:
         if experts.format == "NVFP4 (compressed-tensors)":
             return "flashinfer_cutlass"
     return "auto"
+
+
+def ranks_logits(config: Any) -> bool:
+    """Whether a server's MoE runner ranks the logits itself where a policy chooses: gpt-oss's on sm100 does, too.
+
+    `config` holds its resolved arguments.
+    """
+    runner = spell(config.moe_runner_backend)
+    if runner != "flashinfer_mxfp4" or str(config.device) != "cuda":
+        return runner == "triton_kernel"
+    return (10, 0) <= (_read_capability() or (0, 0)) < (11, 0)
 
 
 def read_format(model: Any, quantization: str | None) -> str:

@@ -13,4 +13,5 @@ from .modes import check_modes, check_tree
 def list_checks(server_args: Any) -> list[Callable[[], None]]:
     """The checks of a server whose stage is on; each raises `ExpertPolicyError` or returns."""
     path = getattr(server_args, "model_path", None)
-    return [partial(check_path, path), check_tree, partial(check_modes, server_args)]
+    flag = "--expert-policy" if getattr(server_args, "expert_policy", None) else "--mask-padding-experts"
+    return [partial(check_path, path), partial(check_tree, flag), partial(check_modes, server_args)]

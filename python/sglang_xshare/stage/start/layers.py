@@ -14,6 +14,7 @@ from ..upstream import (
     number_layer,
     read_format,
     resolved,
+    rewrites_padding,
     routes_own_rows,
 )
 from .arguments import Arguments
@@ -114,8 +115,9 @@ def _read_options(kernel: tuple[Runner, Any], output_format: str, config: Any) -
         raise ValueError(f"{output_format} output for MoE runner {runner.name}; allowed is {allowed}")
     if experts is not None and output_format == "bypassed":
         experts.supports_deferred_finalize = False  # it would sum up in the next collective, as it routes itself
-    # Upstream looks ids up where experts have other places, and before 0.5.23 where a rank numbers its own.
-    looked_up = runner.convention == FILLED and config.ep_size > 1 and not keeps_dropped()
+    # Upstream looks ids up where experts have other places, and before 0.5.23 where a rank numbers its own. On AMD it
+    # gives padding rows expert 0, which nothing else may have woken.
+    looked_up = runner.convention == FILLED and (rewrites_padding() or (config.ep_size > 1 and not keeps_dropped()))
     return {
         "convention": runner.convention,
         "renumbers": config.ep_dispatch_algorithm is not None or looked_up,

@@ -15,6 +15,7 @@ from ..batches import Batches, read_batches
 from ..mask import check_maskable
 from ..upstream import attention_dp_size, routes_own_rows, spell
 from .architectures import GATHERED, UNSERVED
+from .experts import ranks_logits
 from .idle_budgets import largest_batch, list_idle_budgets, list_unmet_overrides
 from .moe_model import MoeModel
 from .refusal import ExpertPolicyError, refusal
@@ -104,11 +105,14 @@ def check_attention(model: MoeModel, config: Any) -> None:
         raise refusal("--model-path", model.path, reason)
 
 
-def check_schedule(schedule: Schedule | None, model: MoeModel, config: Any) -> tuple[list[SelectionPlan], list[str]]:
+def check_schedule(
+    schedule: Schedule | None, model: MoeModel, config: Any, names_runner: bool = True
+) -> tuple[list[SelectionPlan], list[str]]:
     """(every plan that the model's layers can get, warnings of plans that only cost time).
 
     `schedule` is None where no policy is given and padding rows alone are masked; `config` holds the server's resolved
-    arguments. The answer depends on these three alone, so that it holds for a server that starts as for one that runs.
+    arguments; `names_runner` is False where SGLang has chosen the MoE runner. The answer depends on these alone, so
+    that it holds for a server that starts as for one that runs.
     Raises `ExpertPolicyError` for a schedule that the model or the server does not fit.
     """
     plans: list[SelectionPlan] = [] if schedule else [VANILLA]
@@ -123,11 +127,25 @@ def check_schedule(schedule: Schedule | None, model: MoeModel, config: Any) -> t
         _check_plans(found, model, config)
         plans += found
         warnings += list_idle_budgets(part, found, model, config.ep_size, largest_batch(config), tokens)
-    runner = spell(config.moe_runner_backend)
-    if runner == "triton_kernel":
-        _check_maskable(plans, model)
-    _check_width(plans, model, runner)
+    flag = f"--expert-policy {schedule.policy}" if schedule else "--mask-padding-experts"
+    _check_runner(plans, model, config, None if names_runner else flag)
     return plans, warnings
+
+
+def _check_runner(plans: list[SelectionPlan], model: MoeModel, config: Any, flag: str | None) -> None:
+    """Refuse what the server's MoE runner does not take, as far as the configuration tells: by another `flag` than the
+    runner's where SGLang has chosen it.
+    """
+    runner = spell(config.moe_runner_backend)
+    try:
+        if ranks_logits(config):
+            _check_maskable(plans, model)
+        _check_width(plans, model, runner)
+    except ValueError as error:
+        if flag is None:
+            raise refusal("--moe-runner-backend", runner, str(error)) from None
+        reason = f"{error}; SGLang runs this model's experts with {runner} here"
+        raise ExpertPolicyError(f"{flag}: {reason}") from None
 
 
 def check_rows(schedule: Schedule, config: Any) -> None:
@@ -186,27 +204,24 @@ def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> No
         if plan.kmax not in (None, model.top_k) and routes_own_rows(config):
             reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is none"
             raise refusal("--moe-a2a-backend", spell(config.moe_a2a_backend), reason)
-        if plan.kmax not in (None, model.top_k) and config.enable_return_routed_experts:
-            reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is off"
+        for flag in ("enable_return_routed_experts", "enable_paged_experts"):
+            if plan.kmax not in (None, model.top_k) and getattr(config, flag, False):
+                reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is off"
+                raise refusal(f"--{flag.replace('_', '-')}", "on", reason)
+        if plan.divides_by_own and not (plan.rescue or plan.k0) and config.enable_return_routed_experts:
+            reason = "rescue = false leaves rows without experts, which would report other rows'; allowed is off"
             raise refusal("--enable-return-routed-experts", "on", reason)
 
 
 def _check_maskable(plans: list[SelectionPlan], model: MoeModel) -> None:
-    """Refuse what the triton_kernel runner's own ranking cannot express, as far as the configuration tells."""
-    try:
-        for plan in plans:
-            check_maskable(plan, Router(top_k=model.top_k, scoring=model.scoring, renormalize=model.renormalize))
-    except ValueError as error:
-        raise refusal("--moe-runner-backend", "triton_kernel", str(error)) from None
+    """Raise ValueError for what a runner's own ranking of logits cannot express."""
+    for plan in plans:
+        check_maskable(plan, Router(top_k=model.top_k, scoring=model.scoring, renormalize=model.renormalize))
 
 
 def _check_width(plans: list[SelectionPlan], model: MoeModel, runner: str) -> None:
-    """Refuse a kmax that no kernel behind the runner's name takes."""
+    """Raise ValueError for a kmax that no kernel behind the runner's name takes."""
     rows = [row for row in TABLE if row.name == runner]
-    if any(row.takes_kmax for row in rows):
-        return
-    try:
+    if not any(row.takes_kmax for row in rows):
         for row in rows:
             check_width(row, plans, Router(top_k=model.top_k))
-    except ValueError as error:
-        raise refusal("--moe-runner-backend", runner, str(error)) from None

@@ -25,7 +25,10 @@ REFUSED_FLAGS = {
     "enable_amd_monokernel": "it routes inside its kernel",
     "is_embedding": "it never decodes",
     "dllm_algorithm": "it decodes in extend forwards, which a policy takes for prefill",
+    "kt_weight_path": "what its CPU kernels make of an empty slot is not known",
 }
+DEVICES = ("cuda", "cpu")
+"""AMD's GPUs are "cuda" too. NPUs route past `select_experts`; the runners of the others were not followed."""
 # What would change which rows the ranks of data-parallel attention or of an all-to-all backend gather, or which ranks
 # gather them: by flag, what is allowed with it.
 RANKS_FLAGS = {
@@ -45,12 +48,14 @@ UNSYNCHRONIZED = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
 SIMULATIONS = ("SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")
 
 
-def check_tree() -> None:
-    """Raise `ExpertPolicyError` unless the SGLang that runs is wholly patched by this version of the queue."""
+def check_tree(flag: str = "--expert-policy") -> None:
+    """Raise `ExpertPolicyError` unless the SGLang that runs is wholly patched by this version of the queue, for the
+    `flag` that needs it.
+    """
     try:
         check_patched()
     except PatchError as error:
-        raise ExpertPolicyError(f"--expert-policy: {error}") from None
+        raise ExpertPolicyError(f"{flag}: {error}") from None
 
 
 def check_modes(config: Any, names_runner: bool = True) -> None:
@@ -65,6 +70,9 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
     for name in SIMULATIONS:
         if is_switched_on(name):
             raise refusal(name, os.environ[name], "it overwrites what was selected; allowed is unset")
+    device = getattr(config, "device", None)  # None where SGLang has still to look for one
+    if device is not None:
+        _check_choice("--device", str(device).partition(":")[0], DEVICES)
     _check_choice("--disaggregation-mode", config.disaggregation_mode, ("null", "decode"))
     if names_runner and spell(config.moe_runner_backend) != "auto":
         _check_choice("--moe-runner-backend", config.moe_runner_backend, list_runners())

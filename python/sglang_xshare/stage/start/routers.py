@@ -8,6 +8,7 @@ from typing import Any
 from ...plan import SelectionPlan
 from ..layer import MASKED, Layer
 from ..mask import check_maskable
+from ..upstream import appends_shared
 
 
 def check_router(name: str, modules: Mapping[str, Any]) -> None:
@@ -29,10 +30,11 @@ def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> No
         wider = plan.columns(layer.router) != layer.router.top_k
         if wider and not layer.takes_kmax:
             raise ValueError(f"kmax = {plan.kmax}: the layers' MoE runner uses top-k; allowed is {layer.router.top_k}")
-        if wider and layer.num_shared and config.ep_dispatch_algorithm is not None:
-            # Upstream tells a shared expert's column by the width alone, and would look its number up among the routed.
+        if wider and layer.num_shared and (config.ep_dispatch_algorithm is not None or appends_shared()):
+            # Upstream tells a shared expert's column by the width alone: it would look its number up among the routed,
+            # or not add it.
             raise ValueError(
-                f"kmax = {plan.kmax}: upstream would place its fused shared expert as one of the routed; allowed is "
+                f"kmax = {plan.kmax}: upstream would take its fused shared expert for one of the routed; allowed is "
                 f"{layer.router.top_k}, or --disable-shared-experts-fusion"
             )
 

@@ -50,7 +50,7 @@ def find_refusals(server_args: Any, arguments: Arguments) -> Iterator[ExpertPoli
         yield refusal(
             "--expert-policy-trace", arguments.trace, f"{config.dp_size} replicas would write it; allowed is one"
         )
-    yield from _refused(partial(_check_schedule, arguments, model, config))
+    yield from _refused(partial(_check_schedule, arguments, model, config, is_given(server_args)))
 
 
 def check_observed(schedule: Schedule | None) -> None:
@@ -69,7 +69,7 @@ def _refused(check: Callable[[], None]) -> Iterator[ExpertPolicyError]:
         yield error
 
 
-def _check_schedule(arguments: Arguments, model: MoeModel, config: Any) -> None:
-    _, warnings = check_schedule(arguments.schedule, model, config)
+def _check_schedule(arguments: Arguments, model: MoeModel, config: Any, names_runner: bool) -> None:
+    _, warnings = check_schedule(arguments.schedule, model, config, names_runner)
     for warning in warnings:
         logger.warning(warning)

@@ -35,7 +35,7 @@ def test_two_tensor_parallel_ranks_answer_as_one(tiny_model, patched_release, tm
     assert answers.metrics["layer_steps_total"] == len(first) > 0
     assert answers.metrics["experts_after_total"] == sum(call["after"] for call in first)
     assert [record["experts_after"] for record in answers.trace] == [call["after"] for call in first]
-    assert answers.metrics["rank_comparisons_total"] >= 5
+    assert answers.metrics["rank_comparisons_total"] >= 3
     assert answers.metrics["rank_disagreements_total"] == 0
 
 
@@ -52,7 +52,7 @@ def test_each_expert_parallel_rank_loads_its_share(tiny_model, patched_release, 
     largest = sum(max(call["after"], other["after"]) for call, other in zip(first, second, strict=True))
     assert answers.metrics["fullest_rank_experts_after_total"] == largest
     assert answers.metrics["layer_steps_total"] == len(first) > 0
-    assert answers.metrics["rank_comparisons_total"] >= 5
+    assert answers.metrics["rank_comparisons_total"] >= 3
     assert answers.metrics["rank_disagreements_total"] == 0
     assert answers.metrics["experts_after_total"] == sum(call["after"] for call in together)
     assert answers.metrics["kept_mass_total"] == pytest.approx(sum(call["kept"] for call in together), rel=1e-5)

@@ -115,7 +115,9 @@ def test_two_replicas_select_each_for_its_own_requests(tiny_model, patched_relea
 @pytest.mark.long
 @pytest.mark.parametrize("placement", ["shard", "ep"])
 def test_experts_in_slices_and_whole_ones_answer_as_one_rank(tiny_model, patched_release, tmp_path, served, placement):
-    """--expert-placement says what it chose, and the tokens are those of the unpatched release on one rank."""
+    """As `sglang serve --model-path DIR --tp 4 --expert-placement shard` does, on two ranks: it says what it chose, and
+    the tokens are those of the unpatched release on one rank.
+    """
     flags = (*SERVERS["off"], "--tp", "2", "--expert-placement", placement)
     answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, (16,), TWO_CORES, staggered=True)
     assert answers.tokens[0] == served("unpatched").tokens[0]

@@ -28,8 +28,8 @@ class Experts:
         return Experts(torch.cat((gate, up), -1), self.down.chunk(ranks, 1)[rank].contiguous())
 
     def pick(self, rank: int, ranks: int) -> "Experts":
-        """A rank's share of whole experts."""
-        return Experts(self.up.chunk(ranks)[rank].clone(), self.down.chunk(ranks)[rank].clone())
+        """A rank's share of whole experts, where they are."""
+        return Experts(self.up.chunk(ranks)[rank], self.down.chunk(ranks)[rank])
 
     def run(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Rows [m, hidden] that lie expert by expert, `counts` [experts] each: one grouped product up, one down."""

@@ -33,7 +33,7 @@ class Encoder:
     sequence: int = 120
     layers: int = 2
     hidden: int = 256
-    width: int = 512
+    width: int = 1024
 
     def draw(self, rank: int, ranks: int) -> torch.Tensor:
         """[sequences, rows, hidden] of a rank."""

@@ -61,7 +61,7 @@ EXPERIMENTS = {
             "expert-sharding",
             "benchmark.expert_sharding",
             "expert_sharding",
-            3,
+            4,
             ("--alpha", "0.6", "--experts", "8", "--batch", "4", "--sequence", "6", "--hidden", "16", "--rounds", "1"),
         ),
         Experiment("findings", "benchmark.quality.findings", "quality/findings", 4, ("overlap", *TEXT)),

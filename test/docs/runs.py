@@ -208,6 +208,11 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     ),
     "python -m benchmark.expert_sharding": SHARDING,
     "python -m benchmark.expert_sharding --ranks 4 --alpha 0.6 --experts --batch": SHARDING,
+    "python -m benchmark.expert_sharding.served": Run(
+        more=f"--model {TINY} {ROUND}",
+        shows="Record: ",
+        is_long=True,
+    ),
     "python -m benchmark.balance": BALANCE,
     "python -m benchmark.balance vanilla xshare:k0=1,target_per_rank=5 --rows 32": BALANCE,
     "python -m benchmark.cost": COST,

@@ -17,13 +17,8 @@ from benchmark.common.variant import Variant
 
 RANKS = ("--tp", "2")
 CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-PLACEMENTS = {
-    "ep": ("--expert-placement", "ep", "--attn-dp-size", "2"),
-    "shard": ("--expert-placement", "shard"),
-    "ep, attention in slices": ("--expert-placement", "ep"),
-    "shard, attention in slices": (),
-}
-"""The last two with tensor-parallel attention: without data-parallel attention slices are what SGLang does anyway."""
+PLACEMENTS = ("ep", "shard")
+"""Of --expert-placement; the first is the baseline."""
 KEY = "placements"
 FIRST = "first token, ms"
 
@@ -41,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.model == LARGE:
             make()
         workload = Workload(args.model, args.texts, **{name: getattr(args, name) for name in COUNTS})
-        variants = [Variant(name, None, {}, (*RANKS, *flags)) for name, flags in PLACEMENTS.items()]
+        variants = [Variant(name, None, {}, (*RANKS, "--expert-placement", name)) for name in PLACEMENTS]
         with serve(args.model, variants, env=CORES) as servers:
             measure(record, KEY, workload, variants, servers)
     tabulate_served(record.points).show()
@@ -52,7 +47,7 @@ def tabulate_served(points: Mapping[str, Any]) -> Table:
     """A row a placement."""
     comparison = Comparison.read(points[KEY])
     first = {FIRST: [format_spread(row.ttft_ms, 0) for row in comparison.summaries]}
-    note = "First token: bench_serving's median of a round. Attention data-parallel unless it says otherwise."
+    note = "First token: bench_serving's median of a round."
     return tabulate(
         "Placements of experts on two ranks", [Comparison(comparison.workload, comparison.series, first)], note
     )

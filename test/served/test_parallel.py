@@ -113,16 +113,25 @@ def test_two_replicas_select_each_for_its_own_requests(tiny_model, patched_relea
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("placement", ["shard", "ep"])
-def test_experts_in_slices_and_whole_ones_answer_as_one_rank(tiny_model, patched_release, tmp_path, served, placement):
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (("shard",), "shard: each of 2 ranks holds a slice of every expert, 16 of its 32 columns; attention tensor-"),
+        (
+            ("shard", "--attn-dp-size", "2"),
+            "shard: each of 2 ranks holds a slice of every expert, 16 of its 32 columns; attention data-parallel in 2 ",
+        ),
+        (("ep",), "ep: each of 2 ranks holds 32 whole experts; attention tensor-parallel"),
+    ],
+    ids=" ".join,
+)
+def test_experts_in_slices_and_whole_ones_answer_as_one_rank(
+    tiny_model, patched_release, tmp_path, served, flags, line
+):
     """As `sglang serve --model-path DIR --tp 4 --expert-placement shard` does, on two ranks: it says what it chose, and
-    the tokens are those of the unpatched release on one rank.
+    the tokens are those of the unpatched release on one rank. The probe lends a CPU data-parallel attention.
     """
-    flags = (*SERVERS["off"], "--tp", "2", "--expert-placement", placement)
+    flags = (*SERVERS["off"], "--tp", "2", "--expert-placement", *flags)
     answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, (16,), TWO_CORES, staggered=True)
     assert answers.tokens[0] == served("unpatched").tokens[0]
-    share = {
-        "shard": "a slice of every expert, 16 of its 32 columns; attention data-parallel in 2 groups of ranks",
-        "ep": "32 whole experts; attention tensor-parallel",
-    }
-    assert f"expert placement {placement}: each of 2 ranks holds {share[placement]}" in answers.log
+    assert f"expert placement {line}" in answers.log

@@ -20,7 +20,15 @@ FLAG = "--expert-placement"
 
 def make_args(folder, architecture="Qwen3MoeForCausalLM", **flags):
     (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
-    usual = {"tp_size": 4, "ep_size": 1, "dp_size": 1, "attn_dp_size": 1, "moe_dp_size": 1, "moe_a2a_backend": "none"}
+    usual = {
+        "tp_size": 4,
+        "ep_size": 1,
+        "dp_size": 1,
+        "attn_dp_size": 1,
+        "moe_dp_size": 1,
+        "moe_a2a_backend": "none",
+        "device": "cuda",
+    }
     return SimpleNamespace(model_path=str(folder), revision=None, **{**usual, **flags})
 
 
@@ -31,6 +39,7 @@ def make_args(folder, architecture="Qwen3MoeForCausalLM", **flags):
         ({"expert_placement": "shard"}, {"attn_dp_size": 4}),
         ({"expert_placement": "shard", "attn_dp_size": 2}, {"attn_dp_size": 2}),
         ({"expert_placement": "shard", "dp_size": 2}, {"dp_size": 2, "attn_dp_size": 1}),
+        ({"expert_placement": "shard", "device": "cpu"}, {"attn_dp_size": 1}),
         ({"expert_placement": "shard", "architecture": "OlmoeForCausalLM"}, {"attn_dp_size": 1}),
         ({"expert_placement": "ep"}, {"ep_size": 4, "attn_dp_size": 1}),
         ({"expert_placement": "ep", "ep_size": 4, "attn_dp_size": 4}, {"ep_size": 4, "attn_dp_size": 4}),
@@ -146,12 +155,14 @@ def test_a_model_that_ranks_do_not_divide_is_one_line(placement, model, said, mo
     assert "\n" not in str(refusal.value)
 
 
+GPU = ("--device", "cuda", "--attention-backend", "triton")
 RESOLVED = {
-    (FLAG, "shard", "--tp", "2"): {"tp": 2, "ep": 1, "attention": 2},
-    (FLAG, "shard", "--tp", "4", "--dp", "2", "--enable-dp-attention"): {"tp": 4, "ep": 1, "attention": 2},
+    (FLAG, "shard", "--tp", "2", *GPU): {"tp": 2, "ep": 1, "attention": 2},
+    (FLAG, "shard", "--tp", "4", "--dp", "2", "--enable-dp-attention", *GPU): {"tp": 4, "ep": 1, "attention": 2},
+    (FLAG, "shard", "--tp", "2"): {"tp": 2, "ep": 1, "attention": 1},
     (FLAG, "ep", "--tp", "2"): {"tp": 2, "ep": 2, "attention": 1},
     (FLAG, "ep", "--tp", "2", "--dp", "2", "--enable-dp-attention"): {"tp": 2, "ep": 2, "attention": 2},
-    (FLAG, "shard", "--tp", "2", "--expert-policy", "xshare:k0=1,add=6"): {"tp": 2, "ep": 1, "attention": 2},
+    (FLAG, "shard", "--tp", "2", "--expert-policy", "xshare:k0=1,add=6", *GPU): {"tp": 2, "ep": 1, "attention": 2},
     (FLAG, "shard", "--tp", "2", "--expert-policy", "xshare:k0=1,target_per_rank=5"): {
         "ours": True,
         "says": "--expert-policy xshare: target_per_rank = 5: allowed only with expert parallelism",

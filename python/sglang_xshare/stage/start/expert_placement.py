@@ -53,7 +53,7 @@ def check_flags(server_args: Any) -> None:
     if routes_own_rows(server_args):
         reason = "it brings rows to whole experts; allowed is none"
         raise _refusal(placement, "moe_a2a_backend", spell(server_args.moe_a2a_backend), reason)
-    if server_args.dp_size == attention_dp_size(server_args) == 1 and _read_architecture(server_args) in GATHERED:
+    if server_args.dp_size == attention_dp_size(server_args) == 1 and _divides_attention(server_args):
         if hasattr(server_args, "attn_dp_size"):
             declare(server_args, attn_dp_size=ranks)
         else:
@@ -118,6 +118,14 @@ def _check_blocks(placement: str, ranks: int, width: Any, model: Any) -> None:
             f"--expert-placement {placement} with {ranks} ranks: slices of {width // ranks} columns end within the "
             f"blocks of {block} that weights are quantized by; allowed are at most {width // block} ranks, or {EP}"
         )
+
+
+def _divides_attention(server_args: Any) -> bool:
+    """Whether SGLang has data-parallel attention for the model, and for the device: for a CPU it has no backend."""
+    import torch
+
+    device = server_args.device or ("gpu" if torch.accelerator.is_available() else "cpu")
+    return device != "cpu" and _read_architecture(server_args) in GATHERED
 
 
 def _read_architecture(server_args: Any) -> str | None:

@@ -123,7 +123,7 @@ def test_two_replicas_select_each_for_its_own_requests(tiny_model, patched_relea
         ),
         (("ep",), "ep: each of 2 ranks holds 32 whole experts; attention tensor-parallel"),
     ],
-    ids=" ".join,
+    ids=["slices", "slices, data-parallel attention", "whole"],
 )
 def test_experts_in_slices_and_whole_ones_answer_as_one_rank(
     tiny_model, patched_release, tmp_path, served, flags, line

@@ -55,7 +55,7 @@ ORDER = {"ranking": "static", "order": [2, 0, 1]}
         ("oea", {"k0": 1, "own_share": 1.1}, "own_share = 1.1: allowed is a number in [0, 1]"),
         ("xshare", {"own_share": math.nan}, "own_share = nan: allowed is a number in [0, 1]"),
         ("xshare", {"own_share": None}, "own_share = None: allowed is a number in [0, 1]"),
-        ("xshare", {"balance": "even"}, "balance = 'even': allowed is one of literal, fill"),
+        ("xshare", {"balance": "even"}, "balance = 'even': allowed is one of literal, fill, level"),
         ("moe-spec", {"budget": 8, "ranking": "votes"}, "ranking = 'votes': allowed is one of router, static"),
         ("moe-spec", {"budget": 8, "coverage": "own"}, "coverage = 'own': allowed is one of substitute, truncate"),
         # Permutations.
@@ -66,7 +66,11 @@ ORDER = {"ranking": "static", "order": [2, 0, 1]}
         # Names, and keys that are missing.
         ("nope", {}, f"policy = 'nope': allowed is one of {POLICIES}"),
         ({"k0": 1}, {}, "policy = {'k0': 1}: allowed is an object with a key \"policy\""),
-        ("oea", {"k0": 1, "add": 2}, "add = 2: oea has no such key; allowed is k0, p, kmax, max_rank, own_share"),
+        (
+            "oea",
+            {"k0": 1, "add": 2},
+            "add = 2: oea has no such key; allowed is k0, p, kmax, max_rank, target_per_rank, own_share",
+        ),
         ("vanilla", {"k0": 1}, "k0 = 1: vanilla has no such key; allowed is none"),
         ("custom", {"policy_": 1}, f"policy_ = 1: custom has no such key; allowed is {', '.join(KEYS)}"),
         ("moe-spec", {}, f"budget is missing: moe-spec needs {INTEGER} 1"),
@@ -77,6 +81,7 @@ ORDER = {"ranking": "static", "order": [2, 0, 1]}
         ("lynx-lat", {"retain": 8, "drop": 8}, "retain = 8, drop = 8: lynx-lat needs exactly one of them"),
         ("oea", {"k0": 3, "kmax": 2}, "kmax = 2: allowed only from k0 = 3 up"),
         ("xshare", {"balance": "fill"}, "balance = 'fill': allowed only with target_per_rank"),
+        ("xshare", {"balance": "level"}, "balance = 'level': allowed only with target_per_rank"),
         ("moe-spec", {"budget": 2, "ranking": "static"}, "ranking = 'static': allowed only with order"),
         ("moe-spec", {"budget": 2, "order": [1, 0]}, "order = (1, 0): allowed only with ranking static"),
         ("moe-spec", {"budget": 2, "rescue": False}, "rescue = False: allowed only with coverage truncate"),

@@ -23,6 +23,8 @@ POLICIES = (
     *(FILL.format(1, target) for target in (5, 6, 7)),
     *(FILL.format(0, target) for target in (4, 5, 6, 7)),
     f"{FILL.format(0, 5)}/{FILL.format(0, 6)}",
+    "xshare:k0=1,target_per_rank=5,balance=level",
+    *(f"oea:k0=1{more}" for more in ("", ",target_per_rank=1", ",target_per_rank=5")),
 )
 
 

@@ -57,6 +57,13 @@ EXPERIMENTS = {
             "balance", "benchmark.balance", "balance", 1, ("vanilla", "xshare:k0=1,target_per_rank=5", "--batches", "4")
         ),
         Experiment("affinity", "benchmark.affinity", "affinity", 3, ("mixed", *DISPATCH)),
+        Experiment(
+            "expert-sharding",
+            "benchmark.expert_sharding",
+            "expert_sharding",
+            4,
+            ("--alpha", "0.6", "--experts", "8", "--batch", "4", "--sequence", "6", "--hidden", "16", "--rounds", "1"),
+        ),
         Experiment("findings", "benchmark.quality.findings", "quality/findings", 4, ("overlap", *TEXT)),
     )
 }

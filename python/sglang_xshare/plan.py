@@ -10,7 +10,7 @@ from .keys import Key
 from .types import Router
 
 UTILITIES = ("topk", "full", "squared")
-BALANCES = ("literal", "fill")
+BALANCES = ("literal", "fill", "level")
 RANKINGS = ("router", "votes", "static")
 SCOPES = ("batch", "request")
 COVERAGES = ("substitute", "truncate", "own")
@@ -45,7 +45,9 @@ class SelectionPlan:
     add: int = _key(0, int, "experts the batch adds by utility", low=0)
     mass: float | None = _share(None, "add experts until S holds this share of the utility")
     target_per_rank: int | None = _key(None, int, "experts per expert-parallel rank to add up to", low=1)
-    balance: str = _key("literal", str, "ranks in turn up to the total, or each to its target", choices=BALANCES)
+    balance: str = _key(
+        "literal", str, "ranks in turn up to the total, each to its target, or level with the fullest", choices=BALANCES
+    )
     budget: int | None = _key(None, int, "the best experts of the ranking, warm-up included", low=1)
     drop: int | None = _key(None, int, "instead of budget: all experts with a vote but the least voted", low=0)
     ranking: str = _key("router", str, "by utility, votes (rows with it in their top-k) or order", choices=RANKINGS)

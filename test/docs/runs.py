@@ -82,6 +82,10 @@ COST = Run(
     more=f"--model {TINY} --rounds 2 --step-rounds 1 --step-tokens 4 --out {{scratch}}", shows="Record: ", is_long=True
 )
 BALANCE = Run(more="--batches 2 --out {scratch}", shows="Record: ")
+SHARDING = Run(
+    more="--alpha 0.6 --experts 8 --batch 4 --sequence 6 --hidden 16 --width 32 --rounds 1 --out {scratch}",
+    shows="Record: ",
+)
 TRAINED = Run(more="--steps 1 --out {scratch}/model --state {scratch}/state.pt", shows="step 1: exported", is_long=True)
 NO_GPU = Run(status=2, shows="gpu: no NVIDIA GPU answers here; nothing was measured")
 INSTALLED = Elsewhere("test/scripts/test_installed.py", "it changes an environment, which must be one of its own")
@@ -114,6 +118,9 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     ),
     "sglang serve --model-path DIR --dp-size 4 --load-balance-method expert_affinity --expert-affinity FILE": Elsewhere(
         "test/served/test_affinity.py", "replicas on a CPU are told their cores, and the file has to be made first"
+    ),
+    "sglang serve --model-path DIR --tp 4 --expert-placement shard": Elsewhere(
+        "test/served/test_parallel.py", "ranks on a CPU are told their cores, and four want four"
     ),
     f"sglang-xshare policies --show xshare:k0=1,add=24 --model {TINY} --batch 16": Run(shows='"add": 24'),
     # serve and ask
@@ -203,6 +210,13 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "python -m benchmark.affinity.live": Run(
         more="expert_affinity --replicas 2 --per-replica 4 --requests 24 --life 12 --per-domain 8 --calibration 384"
         " --out {scratch}",
+        shows="Record: ",
+        is_long=True,
+    ),
+    "python -m benchmark.expert_sharding": SHARDING,
+    "python -m benchmark.expert_sharding --ranks 4 --alpha 0.6 --experts --batch": SHARDING,
+    "python -m benchmark.expert_sharding.served": Run(
+        more=f"--model {TINY} {ROUND}",
         shows="Record: ",
         is_long=True,
     ),

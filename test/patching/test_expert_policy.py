@@ -88,6 +88,7 @@ def test_without_the_package_every_call_returns_what_it_was_given(
         ("mask_padding_experts", True, "--mask-padding-experts"),
         ("expert_affinity", "FILE", "--expert-affinity FILE"),
         ("expert_affinity_bound", 1.25, "--expert-affinity-bound 1.25"),
+        ("expert_placement", "shard", "--expert-placement shard"),
         ("load_balance_method", "expert_affinity", "--load-balance-method expert_affinity"),
     ],
 )

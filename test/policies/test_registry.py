@@ -17,7 +17,7 @@ CONTRACT = {
     "pruned": "k0 p",
     "dynamic-skip": "beta",
     "xshare": "k0 p utility add add_per_request mass target_per_rank balance own_share",
-    "oea": "k0 p kmax max_rank own_share",
+    "oea": "k0 p kmax max_rank target_per_rank own_share",
     "lynx-lat": "retain drop own_share",
     "lynx-acc": "confidence max_voters min_votes own_share",
     "moe-spec": "budget ranking order coverage rescue scope own_share",

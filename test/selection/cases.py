@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from selection.oracle import ALGORITHMS, Answer, Case
 from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare.plan import BALANCES
 from sglang_xshare.types import SCORINGS
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -88,7 +89,7 @@ def keys_for(policy, case):
             st.fixed_dictionaries({**wider, "add": st.integers(0, 9), "add_per_request": st.integers(1, 9)}),
             st.fixed_dictionaries({**wider, "mass": shares}),
             st.fixed_dictionaries(
-                {**wider, "target_per_rank": st.integers(1, experts), "balance": st.sampled_from(["literal", "fill"])}
+                {**wider, "target_per_rank": st.integers(1, experts), "balance": st.sampled_from(BALANCES)}
             ),
             st.fixed_dictionaries(
                 {
@@ -105,6 +106,7 @@ def keys_for(policy, case):
             optional={
                 "kmax": st.just(k) if case.quota_groups else st.integers(k, k + experts),
                 "max_rank": st.integers(1, experts + 3),
+                "target_per_rank": st.integers(1, 9),
             },
         ),
         "lynx-lat": st.one_of(
@@ -155,6 +157,7 @@ def free_plans(draw, case):
             [
                 {"add": 3, "add_per_request": 2, "mass": 0.4, "target_per_rank": 2, "balance": "fill"},
                 {"utility": "full", "add_per_request": 1, "target_per_rank": 3},
+                {"add": 2, "target_per_rank": 1, "balance": "level"},
                 {**budget, "utility": draw(st.sampled_from(["topk", "full", "squared"]))},
                 {**budget, "ranking": "votes"},
                 {**drop, "ranking": "votes"},

@@ -186,10 +186,14 @@ def xshare(case, k0=1, p=1.0, utility="topk", add=0, add_per_request=0, mass=Non
 
 
 def gpu_aware_greedy(case, S, scores, m_g, balance):
-    """XShare, Algorithm 5; or our `fill`, where each rank stops at its own target."""
+    """XShare, Algorithm 5; or our `fill`, where each rank stops at its own target; or our `level`, where it stops at
+    what the fullest has where that is more.
+    """
     G = max(case.rank_of_expert) + 1
     E = [{e for e in range(case.num_experts) if case.rank_of_expert[e] == g} for g in range(G)]
-    if balance == "fill":
+    if balance == "level":
+        m_g = max(m_g, max(len(S & E[g]) for g in range(G)))
+    if balance in ("fill", "level"):
         for g in range(G):
             while len(S & E[g]) < m_g:
                 best = argmax(E[g] - S, scores)
@@ -207,12 +211,14 @@ def gpu_aware_greedy(case, S, scores, m_g, balance):
             break
 
 
-def oea(case, k0, p=1.0, kmax=None, max_rank=None):
+def oea(case, k0, p=1.0, kmax=None, max_rank=None, target_per_rank=None):
     """OEA, Algorithm 2. Its break test lets one expert too many through; the text's exact kmax is meant."""
     kmax = kmax or case.top_k
     max_rank = max_rank or case.num_experts
     base = {i: warm_up_of(case, i, k0, p) for i in case.rows}
     S_base = set().union(*base.values())
+    if target_per_rank is not None:
+        gpu_aware_greedy(case, S_base, utility_of(case, case.rows, "topk"), target_per_rank, "level")
     experts: list[list[int]] = [[] for _ in case.P]
     for i in case.rows:
         if case.quota_groups:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from selection.cases import OWN_SHARES, cases, fill_logits, indices, keys_for, run
-from selection.oracle import ALGORITHMS
+from selection.oracle import ALGORITHMS, utility_of
 from sglang_xshare import Batch, Router, build_plan, select
 
 few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -31,6 +31,7 @@ FULL_BUDGETS: dict[str, dict[str, Any]] = {
     "xshare by mass": {"policy": "xshare", "k0": 0, "mass": 1.0},
     "xshare per rank": {"policy": "xshare", "target_per_rank": 32},
     "xshare per rank, filled": {"policy": "xshare", "target_per_rank": 32, "balance": "fill"},
+    "xshare per rank, level": {"policy": "xshare", "target_per_rank": 32, "balance": "level"},
     "oea": {"k0": 4},
     "pruned": {"k0": 4},
     "dynamic-skip": {"beta": 0},
@@ -220,6 +221,26 @@ def test_fill_never_exceeds_its_target_or_the_warm_up(case, data):
     for rank in range(4):
         home = {j for j, r in enumerate(case.rank_of_expert) if r == rank}
         assert len(filled & home) <= max(target, len(warm_up & home))
+
+
+@few
+@given(case=cases(), data=st.data())
+def test_level_fills_ranks_up_to_the_fullest_and_no_further(case, data):
+    """OEA's extension to expert parallelism: what the step waits for stays as large as it was."""
+    k0, target = data.draw(st.integers(0, case.top_k)), data.draw(st.integers(1, 5))
+    plans = {
+        "warm-up": build_plan("xshare", k0=k0, add=0),
+        "filled": build_plan("xshare", k0=k0, target_per_rank=target, balance="fill"),
+        "level": build_plan("xshare", k0=k0, target_per_rank=target, balance="level"),
+    }
+    found = {name: indices(run(case, plan, "torch").selected) for name, plan in plans.items()}
+    homes = [{j for j, r in enumerate(case.rank_of_expert) if r == rank} for rank in range(4)]
+    most = max(target, *(len(found["warm-up"] & home) for home in homes))
+    assert found["warm-up"] <= found["filled"] <= found["level"]
+    assert max(len(found["level"] & home) for home in homes) <= most
+    utility = utility_of(case, case.rows, "topk")
+    wanted = {j for j in range(case.num_experts) if utility[j] > 0}
+    assert all(len(found["level"] & home) == most or not wanted & home - found["level"] for home in homes)
 
 
 @EVERY_POLICY

@@ -31,6 +31,7 @@ PLANS = {
     "xshare by mass": {"policy": "xshare", "k0": 2, "p": 0.6, "mass": 0.7, "utility": "full"},
     "xshare by rank": {"policy": "xshare", "k0": 1, "target_per_rank": 5},
     "xshare by filled rank": {"policy": "xshare", "k0": 1, "target_per_rank": 5, "balance": "fill"},
+    "oea by level rank": {"policy": "oea", "k0": 2, "target_per_rank": 1},
     "xshare of squares": {"policy": "xshare", "k0": 1, "add": 9, "utility": "squared", "own_share": 0.75},
     "oea": {"k0": 3, "p": 0.5, "kmax": 10, "max_rank": 12},
     "lynx-lat": {"retain": 24},

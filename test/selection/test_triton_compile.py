@@ -23,6 +23,7 @@ CASES = {
     "xshare per request": Case({"policy": "xshare", "add_per_request": 4}, (16, 128), tokens_per_request=4),
     "xshare by mass": Case({"policy": "xshare", "p": 0.5, "k0": 2, "mass": 0.5}, (16, 128), Router(8, "sigmoid")),
     "xshare by rank": Case({"policy": "xshare", "target_per_rank": 5}, (16, 128)),
+    "oea by level rank": Case({"policy": "oea", "target_per_rank": 1}, (64, 200)),
     "xshare by filled rank": Case({"policy": "xshare", "target_per_rank": 5, "balance": "fill"}, (64, 256)),
     "oea": Case({"policy": "oea", "kmax": 10, "max_rank": 12}, (16, 128), Router(8, renormalize=False)),
     "lynx-lat": Case({"policy": "lynx-lat", "drop": 8}, (16, 128)),

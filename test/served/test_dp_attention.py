@@ -165,6 +165,8 @@ def test_ranks_select_alike_over_the_rows_of_all(answers):
     check_steps(served, XSHARE)
     prefills = [{call["mode"] for call in calls} for calls in served.steps if calls[0]["prefills"]]
     assert {"EXTEND", "DECODE"} in prefills, "a rank's decode was vanilla while another prefilled"
+    assert served.metrics["rank_comparisons_total"] >= 3
+    assert served.metrics["rank_disagreements_total"] == 0
 
 
 @pytest.mark.parametrize("release", OLDER)

@@ -35,6 +35,8 @@ def test_two_tensor_parallel_ranks_answer_as_one(tiny_model, patched_release, tm
     assert answers.metrics["layer_steps_total"] == len(first) > 0
     assert answers.metrics["experts_after_total"] == sum(call["after"] for call in first)
     assert [record["experts_after"] for record in answers.trace] == [call["after"] for call in first]
+    assert answers.metrics["rank_comparisons_total"] >= 3
+    assert answers.metrics["rank_disagreements_total"] == 0
 
 
 @pytest.mark.long
@@ -50,6 +52,8 @@ def test_each_expert_parallel_rank_loads_its_share(tiny_model, patched_release, 
     largest = sum(max(call["after"], other["after"]) for call, other in zip(first, second, strict=True))
     assert answers.metrics["fullest_rank_experts_after_total"] == largest
     assert answers.metrics["layer_steps_total"] == len(first) > 0
+    assert answers.metrics["rank_comparisons_total"] >= 3
+    assert answers.metrics["rank_disagreements_total"] == 0
     assert answers.metrics["experts_after_total"] == sum(call["after"] for call in together)
     assert answers.metrics["kept_mass_total"] == pytest.approx(sum(call["kept"] for call in together), rel=1e-5)
     assert answers.tokens[0] == answers.tokens[1]
@@ -106,3 +110,28 @@ def test_two_replicas_select_each_for_its_own_requests(tiny_model, patched_relea
     assert answers.metrics["layer_steps_total"] == len(calls) > 0
     assert answers.metrics["experts_after_total"] == sum(call["after"] for call in calls)
     assert answers.metrics["steps min_tokens"] == answers.forwards("DECODE", most=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (("shard",), "shard: each of 2 ranks holds a slice of every expert, 16 of its 32 columns; attention tensor-"),
+        (
+            ("shard", "--attn-dp-size", "2"),
+            "shard: each of 2 ranks holds a slice of every expert, 16 of its 32 columns; attention data-parallel in 2 ",
+        ),
+        (("ep",), "ep: each of 2 ranks holds 32 whole experts; attention tensor-parallel"),
+    ],
+    ids=["slices", "slices, data-parallel attention", "whole"],
+)
+def test_experts_in_slices_and_whole_ones_answer_as_one_rank(
+    tiny_model, patched_release, tmp_path, served, flags, line
+):
+    """As `sglang serve --model-path DIR --tp 4 --expert-placement shard` does, on two ranks: it says what it chose, and
+    the tokens are those of the unpatched release on one rank. The probe lends a CPU data-parallel attention.
+    """
+    flags = (*SERVERS["off"], "--tp", "2", "--expert-placement", *flags)
+    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, (16,), TWO_CORES, staggered=True)
+    assert answers.tokens[0] == served("unpatched").tokens[0]
+    assert f"expert placement {line}" in answers.log

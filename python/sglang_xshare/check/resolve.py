@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import stage
 from ..gpus import Gpu
-from ..stage.start import affinity
+from ..stage.start import affinity, expert_placement
 from ..stage.start.arguments import Arguments, read_arguments
 from ..stage.start.backend import choose_runner
 from ..stage.start.flags import list_checks
@@ -44,6 +44,7 @@ class Resolution:
     def check_flags(self, server_args: Any) -> None:
         """In place of `stage.check_flags`, which SGLang calls before it resolves."""
         self.server_args = server_args
+        self._ask(expert_placement.check_flags, server_args)
         try:
             self.arguments = read_arguments(server_args)
         except ExpertPolicyError as error:
@@ -61,6 +62,7 @@ class Resolution:
     def check_server(self, server_args: Any) -> None:
         """In place of `stage.check_server`, which SGLang calls after it has resolved."""
         self.finished = True
+        self._ask(expert_placement.check_server, server_args)
         if self.arguments is not None:
             for error in find_refusals(server_args, self.arguments):
                 self.refuse("sglang-xshare", error)

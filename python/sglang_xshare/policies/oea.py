@@ -14,7 +14,12 @@ from .registry import Setting, register
 @register(
     "oea",
     "OEA, Algorithms 1 and 2 (arXiv 2511.02237)",
-    own_keys={"k0": replace(KEYS["k0"], low=1, help="every row's own best experts, which all rows may use")},
+    own_keys={
+        "k0": replace(KEYS["k0"], low=1, help="every row's own best experts, which all rows may use"),
+        "target_per_rank": replace(
+            KEYS["target_per_rank"], help="wake as many on each rank, and as many as the fullest one has; null: off"
+        ),
+    },
     published=(
         Setting({"k0": 3}, "Qwen3-30B-A3B (top-8), batch 16: MoE layer latency -39 %"),
         Setting({"k0": 5}, "Qwen3-30B-A3B -23 %, Qwen3-235B-A22B -15 %"),
@@ -24,7 +29,25 @@ from .registry import Setting, register
     ),
 )
 def oea(
-    k0: int = 3, p: float = 1.0, kmax: int | None = None, max_rank: int | None = None, own_share: float = 0.0
+    k0: int = 3,
+    p: float = 1.0,
+    kmax: int | None = None,
+    max_rank: int | None = None,
+    target_per_rank: int | None = None,
+    own_share: float = 0.0,
 ) -> SelectionPlan:
-    """Every row's k0 best experts; rows fill up with the experts other rows have loaded."""
-    return SelectionPlan(k0=k0, p=p, kmax=kmax, max_rank=max_rank, own_share=own_share)
+    """Every row's k0 best experts; rows fill up with the experts other rows have loaded.
+
+    With `target_per_rank`, OEA's extension to expert parallelism (section 7): ranks with fewer awake experts than the
+    fullest, which the step waits for, wake as many more of what rows want next, by utility; 1 does no more than that.
+    """
+    balance = "literal" if target_per_rank is None else "level"
+    return SelectionPlan(
+        k0=k0,
+        p=p,
+        kmax=kmax,
+        max_rank=max_rank,
+        target_per_rank=target_per_rank,
+        balance=balance,
+        own_share=own_share,
+    )

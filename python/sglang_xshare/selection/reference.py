@@ -152,11 +152,13 @@ class _Reference:
         assert self.rank_of_expert is not None
         ranks = max(self.rank_of_expert) + 1
         home = self.rank_of_expert
-        if self.plan.balance == "fill":
+        if self.plan.balance in ("fill", "level"):
+            loads = [sum(home[j] == rank for j in selected) for rank in range(ranks)]
+            if self.plan.balance == "level":
+                target = max(target, *loads)
             for rank in range(ranks):
-                missing = target - sum(home[j] == rank for j in selected)
                 own = [j for j in self.best(utility, without=selected) if home[j] == rank]
-                selected = selected.union(own[: max(missing, 0)])
+                selected = selected.union(own[: max(target - loads[rank], 0)])
             return selected
         while len(selected) < target * ranks:
             rest = self.best(utility, without=selected)

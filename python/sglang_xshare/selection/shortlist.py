@@ -101,7 +101,7 @@ def _reach_mass(utility: torch.Tensor, mass: float, selected: torch.Tensor) -> t
 def _balance(
     utility: torch.Tensor, target: int, balance: str, rank_of_expert: torch.Tensor, selected: torch.Tensor
 ) -> torch.Tensor:
-    """[N] bool: what the ranks add to S (XShare, Algorithm 5; or our `fill`), without its loops.
+    """[N] bool: what the ranks add to S (XShare, Algorithm 5; or our `fill` and `level`), without its loops.
 
     Round t of Algorithm 5 adds every rank's t-th best remaining expert. So an expert's round is its position in its own
     rank, and its round takes place if S, with all experts of earlier rounds, is still below the total target.
@@ -110,9 +110,10 @@ def _balance(
     keys = _rank(utility, ~remaining)
     same_rank = rank_of_expert.unsqueeze(1) == rank_of_expert
     round_of = (same_rank & (keys.unsqueeze(1) < keys)).sum(1)
-    if balance == "fill":
+    if balance in ("fill", "level"):
         load = (same_rank & selected).sum(1)
-        return remaining & (load + round_of < target)
+        most = load.amax().clamp_min(target) if balance == "level" else target
+        return remaining & (load + round_of < most)
     earlier = (remaining & (round_of < round_of.unsqueeze(1))).sum(1)
     return remaining & (selected.sum() + earlier < target * (rank_of_expert.amax() + 1))
 

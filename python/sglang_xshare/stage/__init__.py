@@ -25,6 +25,10 @@ def check_flags(server_args: Any) -> None:
     """
     from .start.arguments import read_arguments
 
+    if getattr(server_args, "expert_placement", None) is not None:
+        from .start.expert_placement import check_flags as check_placement
+
+        check_placement(server_args)
     arguments = read_arguments(server_args)
     if arguments is not None:
         from .start.backend import choose_runner
@@ -43,6 +47,10 @@ def check_server(server_args: Any) -> None:
     """Validate the resolved arguments and the model's configuration against the policy, before weights load."""
     from .start.arguments import read_arguments
 
+    if getattr(server_args, "expert_placement", None) is not None:
+        from .start.expert_placement import check_server as check_placement
+
+        check_placement(server_args)
     arguments = read_arguments(server_args)
     if arguments is not None:
         from .start.server import check_server as check
@@ -79,6 +87,7 @@ def attach(model_runner: Any) -> None:
     arguments = read_arguments(model_runner.server_args)
     if arguments is not None:
         from ..live.control import Control
+        from .agreement import watch
         from .batches import read_batches
         from .gather import call_without_rows
         from .stage import Stage
@@ -104,6 +113,9 @@ def attach(model_runner: Any) -> None:
         )
         for router in list_routers(model_runner.model) if ranks is not None else ():
             call_without_rows(router, _stage.join)
+        tp_size = getattr(resolved(model_runner.server_args), "tp_size", 1)
+        if tp_size > 1:
+            watch(model_runner, _stage, tp_size)
         _control = Control(_stage, model_runner.server_args)
         if _stage.plan is not None:
             show_plan(_stage.plan)

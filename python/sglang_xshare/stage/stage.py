@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..policies.schedule import Schedule
+from .agreement import Agreement
 from .alignment import Aligner
 from .balance import Balance, BalanceExporter, BalanceReader, format_balance
 from .batches import Batches
@@ -73,6 +74,7 @@ class Stage:
             self._balance = Balance(placement, [layer.layer_id for _, layer in layers], device)
             self.logged_balance, self.exported_balance = (BalanceReader(self._balance) for _ in range(2))
             self.balance_exporter = BalanceExporter()
+        self.agreement: Agreement | None = None
         self.aligner = Aligner() if align else None
         for number, (_, layer) in enumerate(layers):
             layer.aligner = self.aligner
@@ -238,6 +240,8 @@ class Stage:
                 self.balance_exporter.export(self.exported_balance.read(), reporter.metrics_collector.labels)
             if self.observation is not None:
                 self.plans_exporter.export(*self.exported_plans.read(), reporter.metrics_collector.labels)
+        if self.agreement is not None:
+            self.agreement.report(reporter)
         if self.trace is not None and reporter.is_stats_logging_rank:
             self.trace.write()
 
@@ -297,8 +301,10 @@ class Stage:
             counts, observed = self.observation.count(layers, step)
             self.counters.totals += counts
         else:
-            counts, observed = self.counters.count([layer.selection for layer in layers], step), []
-            if self.balance is not None:
-                self.balance.count([layer.selection for layer in layers])
+            selections = [layer.selection for layer in layers]
+            counts, observed = self.counters.count(selections, step), []
+            for other in (self.balance, self.agreement):
+                if other is not None:
+                    other.count(selections)
         if self.trace is not None:
             self.trace.record(counts, step, observed)

@@ -28,6 +28,17 @@ def model_config(server_args: Any) -> Any:
     return model_config_of(server_args)
 
 
+def declare(server_args: Any, **fields: Any) -> None:
+    """Set arguments before SGLang resolves them, in the way that the release has for it."""
+    if hasattr(server_args, "resolve_once"):  # from 0.5.20 on
+        from sglang.srt.arg_groups.overrides import declare_resolution
+
+        declare_resolution(server_args, "expert_policy", **fields)
+        return
+    for name, value in fields.items():
+        setattr(server_args, name, value)
+
+
 def show_plan(plan: Any) -> None:
     """Have /server_info answer with the plan in force: `expert_policy_config` of `internal_states`, where SGLang shows
     what a scheduler has made of its arguments. The arguments themselves stay as given.

@@ -131,7 +131,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "misspelt common key": (
         {"expert_policy": "oea:by-batch=1"},
         "--expert-policy oea:by-batch=1: by-batch = 1: oea has no such key; "
-        f"allowed is k0, p, kmax, max_rank, own_share, {COMMON_KEYS}; did you mean by_batch?",
+        f"allowed is k0, p, kmax, max_rank, target_per_rank, own_share, {COMMON_KEYS}; did you mean by_batch?",
     ),
     "policy of another type": (
         {"expert_policy": 3},

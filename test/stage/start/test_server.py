@@ -127,7 +127,8 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "misspelt policy with its keys": (
         ("--expert-policy", "oea:k=3"),
-        "--expert-policy oea:k=3: k = 3: oea has no such key; allowed is k0, p, kmax, max_rank, own_share, phases, "
+        "--expert-policy oea:k=3: k = 3: oea has no such key; allowed is k0, p, kmax, max_rank, target_per_rank, "
+        "own_share, phases, "
         "min_tokens, max_tokens, rows, layers, by_batch; did you mean k0?",
     ),
     "dense model": (

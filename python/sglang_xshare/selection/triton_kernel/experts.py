@@ -66,7 +66,8 @@ def balance_ranks(
     recipe: tl.constexpr,
     tile: tl.constexpr,
 ) -> tl.tensor:
-    """[E] bool: what the expert-parallel ranks add to S (XShare, Algorithm 5; or our `fill`), without its loops.
+    """[E] bool: what the expert-parallel ranks add to S (XShare, Algorithm 5; or our `fill` and `level`), without its
+    loops.
 
     An expert's round is its position among those left of its rank. Its round takes place if S, with all experts of
     earlier rounds, is still below the total target.
@@ -87,7 +88,10 @@ def balance_ranks(
         home = tl.where(selected, rank, -1)
         for start in range(0, roll(size), width):
             load += (tl.gather(home, start + tl.arange(0, width), 0)[:, None] == rank[None, :]).to(tl.int32)
-        room = tl.sum(load, 0) + turn < target
+        load = tl.sum(load, 0)
+        if recipe.level_ranks:
+            target = tl.maximum(target, tl.max(tl.where(rank >= 0, load, 0), 0))
+        room = load + turn < target
     else:
         earlier = tl.full((width, size), 0, tl.int32)
         turns = tl.where(rest > 0, turn, size)

@@ -51,6 +51,8 @@ class Recipe:
     balances: bool
     fill_ranks: bool
     """Whether each rank is filled by itself, not all of them in turn."""
+    level_ranks: bool
+    """And then at least to what the fullest one has."""
     ranking: str | None
     """What the best experts are found by, "router" or "votes"; None where the plan adds to the warm-up instead."""
     follows_voters: bool
@@ -115,7 +117,8 @@ def make_recipe(
         adds=plan.add > 0,
         reaches_mass=plan.mass is not None,
         balances=plan.target_per_rank is not None,
-        fill_ranks=plan.balance == "fill",
+        fill_ranks=plan.balance != "literal",
+        level_ranks=plan.balance == "level",
         ranking=plan.ranking if plan.ranks_experts else None,
         follows_voters=plan.confidence is not None,
         utility_full=utility_full,

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..upstream import model_config, resolved, spell
+from ..upstream import declare, model_config, resolved, spell
 from .arguments import Arguments
 from .experts import Experts, read_experts
 from .model import check_schedule, read_model
@@ -41,7 +41,7 @@ def choose_runner(server_args: Any, arguments: Arguments) -> None:
     for runner in found.list_fitting():
         experts, fits = _foresee(server_args, arguments, runner)
         if experts is not None and fits and experts.runner == runner:
-            _set_runner(server_args, runner)
+            declare(server_args, moe_runner_backend=runner)
             logger.warning("expert policy: MoE runner %s (auto) -> %s", found.runner, runner)
             return
 
@@ -77,7 +77,7 @@ def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) 
     """
     record = copy.deepcopy(server_args)
     if runner is not None:
-        _set_runner(record, runner)
+        declare(record, moe_runner_backend=runner)
     experts = None
     with _unnoticed():
         try:
@@ -93,16 +93,6 @@ def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) 
         except (Exception, SystemExit):
             return None, False
     return experts, True
-
-
-def _set_runner(server_args: Any, runner: str) -> None:
-    """Name a MoE runner before resolution, in the way that the release has for it."""
-    if hasattr(server_args, "resolve_once"):
-        from sglang.srt.arg_groups.overrides import declare_resolution
-
-        declare_resolution(server_args, "expert_policy", moe_runner_backend=runner)
-    else:
-        server_args.moe_runner_backend = runner
 
 
 @contextmanager

@@ -32,7 +32,7 @@ def read_model(model: Any, path: str) -> MoeModel:
     and one whose layers differ in experts or top-k.
     """
     text_config = model.hf_text_config
-    num_experts, top_k = (_find(text_config, names) for names in (NUM_EXPERTS, TOP_K))
+    num_experts, top_k = (find_value(text_config, names) for names in (NUM_EXPERTS, TOP_K))
     architecture = model.hf_config.architectures[0]
     if architecture in UNSERVED:
         reason = f"{architecture}: {UNSERVED[architecture]}; allowed is a model whose layers each have one TopK"
@@ -54,7 +54,7 @@ def read_model(model: Any, path: str) -> MoeModel:
     )
 
 
-def _find(text_config: Any, names: tuple[str, ...]) -> Any:
+def find_value(text_config: Any, names: tuple[str, ...]) -> Any:
     """The first of these that the configuration, or its part for the experts (DBRX), has; 0 without any. A number that
     is listed by layer (HunYuan), the same for each, is that number.
     """

@@ -1,0 +1,134 @@
+"""Ranks on cores of their own, joined by gloo, that run the same encoder under each layout in turn."""
+
+import multiprocessing
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
+
+from benchmark.expert_sharding.layers import LAYOUTS, Experts, Layout, run_alone
+from benchmark.expert_sharding.router import SkewedRouter
+
+HEADS = 4
+ALIGNED = 4
+"""Numbers that a row of a grouped product's matrices must be a multiple of: 16 bytes."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """`batch` sequences of `sequence` rows, divided among the ranks, through `layers` times attention, of a rank's own
+    sequences, and an MoE layer. All layers have the same weights, which are far larger than a cache.
+    """
+
+    router: SkewedRouter
+    batch: int
+    sequence: int = 120
+    layers: int = 2
+    hidden: int = 256
+    width: int = 1024
+
+    def draw(self, rank: int, ranks: int) -> torch.Tensor:
+        """[sequences, rows, hidden] of a rank."""
+        generator = torch.Generator().manual_seed(1000 + rank)
+        return torch.randn(self.batch // ranks, self.sequence, self.hidden, generator=generator)
+
+    def attend(self, x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+        """Self-attention of each sequence; `kernel` [hidden, 3 * hidden]."""
+        parts = (x @ kernel).chunk(3, -1)
+        heads = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
+        return scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+
+    def route(self, rows: int, seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(ids, weights) of so many rows in each layer."""
+        return [self.router.route(rows, seed * self.layers + layer) for layer in range(self.layers)]
+
+    def forward(self, x: torch.Tensor, kernel: torch.Tensor, layout: Layout, routes: Sequence[Any]) -> float:
+        """One pass. Returns the seconds of its MoE layers, the wait for other ranks included."""
+        seconds = 0.0
+        for routed in routes:
+            x = x + self.attend(x, kernel)
+            rows = rms_norm(x, (self.hidden,)).flatten(0, 1)
+            began = perf_counter()
+            out = layout(rows, *routed)
+            seconds += perf_counter() - began
+            x = x + out.view_as(x)
+        return seconds
+
+
+def measure(encoder: Encoder, ranks: int, rounds: int) -> dict[str, Any]:
+    """By layout: time to first token and time of an MoE layer in every round, in ms, of the slowest rank; what each
+    rank has to do, and its CPU time; the largest difference to one rank's output, and slots that were dropped.
+
+    Raises RuntimeError where a rank fails, and ValueError for a batch or a width that ranks do not divide.
+    """
+    units = {"batch": ranks, "experts": ranks, "width": ranks * ALIGNED, "hidden": ALIGNED}
+    for name, unit in units.items():
+        value = getattr(encoder.router if name == "experts" else encoder, name)
+        if value % unit:
+            raise ValueError(f"{name} = {value}: allowed on {ranks} ranks is a multiple of {unit}")
+    experts = Experts.draw(encoder.router.experts, encoder.hidden, encoder.width)  # which forked ranks share
+    context = multiprocessing.get_context("fork")
+    with TemporaryDirectory() as folder:
+        arguments = (encoder, experts, ranks, rounds, Path(folder))
+        processes = [context.Process(target=_run_rank, args=(rank, *arguments)) for rank in range(ranks)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        if any(process.exitcode for process in processes):
+            raise RuntimeError(f"ranks ended with {[process.exitcode for process in processes]}")
+        by_rank = [torch.load(Path(folder) / str(rank)) for rank in range(ranks)]
+    return {name: _combine([rank[name] for rank in by_rank], encoder, rounds) for name in LAYOUTS}
+
+
+def _combine(by_rank: list[dict[str, Any]], encoder: Encoder, rounds: int) -> dict[str, Any]:
+    """What ranks together have measured under one layout."""
+    runs = rounds * encoder.layers
+    slots = encoder.batch * encoder.sequence * encoder.router.top_k * runs
+    work = [rank["work"] for rank in by_rank]
+    return {
+        "ttft_ms": [1e3 * max(times) for times in zip(*(rank["pass"] for rank in by_rank), strict=True)],
+        "layer_ms": [
+            1e3 * max(times) / encoder.layers for times in zip(*(rank["moe"] for rank in by_rank), strict=True)
+        ],
+        "work": [count // runs for count in work],
+        "cpu_ms": [1e3 * rank["seconds"] / runs for rank in by_rank],
+        "dropped": slots - sum(work) // encoder.width,
+        "difference": max(rank["difference"] for rank in by_rank),
+    }
+
+
+def _run_rank(rank: int, encoder: Encoder, experts: Experts, ranks: int, rounds: int, folder: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", FutureWarning)  # torch renames its collectives
+    dist.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=ranks)
+    x, kernel = encoder.draw(rank, ranks), torch.randn(encoder.hidden, 3 * encoder.hidden) / encoder.hidden**0.5
+    layouts = {name: kind(experts, rank, ranks) for name, kind in LAYOUTS.items()}
+    found: dict[str, dict[str, Any]] = {name: {"pass": [], "moe": []} for name in LAYOUTS}
+    rows, routes = x.flatten(0, 1), encoder.route(x.shape[0] * x.shape[1], rank)
+    alone = run_alone(experts, rows, *routes[0])
+    for name, layout in layouts.items():
+        found[name]["difference"] = float((layout(rows, *routes[0]) - alone).abs().max() / alone.abs().max())
+        encoder.forward(x, kernel, layout, routes)
+        layout.begin()
+    for number in range(rounds):
+        routes = encoder.route(len(rows), number * ranks + rank)  # a rank's own, the same under each layout
+        for name, layout in layouts.items():
+            dist.barrier()
+            began = perf_counter()
+            found[name]["moe"].append(encoder.forward(x, kernel, layout, routes))
+            found[name]["pass"].append(perf_counter() - began)
+    for name, layout in layouts.items():
+        found[name] |= {"work": layout.work, "seconds": layout.seconds}
+    torch.save(found, folder / str(rank))
+    dist.destroy_process_group()

@@ -1,0 +1,58 @@
+"""Placements of experts, served: `python -m benchmark.expert_sharding.served`.
+
+Servers of two ranks with slices of every expert or whole ones, by SGLang's own code and the model's own router, in
+alternating rounds: time to first token and output tokens/s. Ranks are on cores of their own.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmark.common.command import COUNTS, Parser, folder, one_line_errors
+from benchmark.common.comparison import Comparison, format_spread, is_measured, measure, tabulate
+from benchmark.common.large_model import make
+from benchmark.common.paths import BUILD, LARGE, TEXTS
+from benchmark.common.rounds import Workload, serve
+from benchmark.common.table import Table
+from benchmark.common.variant import Variant
+
+RANKS = ("--tp", "2")
+CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+PLACEMENTS = ("ep", "shard")
+"""Of --expert-placement; the first is the baseline."""
+KEY = "placements"
+FIRST = "first token, ms"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure into the record, print the table."""
+    parser = Parser("benchmark.expert_sharding.served", __doc__)
+    parser.add_argument("--model", type=folder, default=LARGE, help="checkpoint folder (default: the generated one)")
+    parser.add_argument("--texts", type=folder, default=TEXTS, help="*.txt for prompts (default: the trained model's)")
+    parser.add_counts(input_tokens=48, output_tokens=8)
+    parser.add_record(BUILD / "expert-sharding")
+    args = parser.parse_args(argv)
+    record = parser.open_record("served", args, argv)
+    if not is_measured(record, KEY):
+        if args.model == LARGE:
+            make()
+        workload = Workload(args.model, args.texts, **{name: getattr(args, name) for name in COUNTS})
+        variants = [Variant(name, None, {}, (*RANKS, "--expert-placement", name)) for name in PLACEMENTS]
+        with serve(args.model, variants, env=CORES) as servers:
+            measure(record, KEY, workload, variants, servers)
+    tabulate_served(record.points).show()
+    print(f"Record: {record.path}")
+
+
+def tabulate_served(points: Mapping[str, Any]) -> Table:
+    """A row a placement."""
+    comparison = Comparison.read(points[KEY])
+    first = {FIRST: [format_spread(row.ttft_ms, 0) for row in comparison.summaries]}
+    note = "First token: bench_serving's median of a round."
+    return tabulate(
+        "Placements of experts on two ranks", [Comparison(comparison.workload, comparison.series, first)], note
+    )
+
+
+if __name__ == "__main__":
+    with one_line_errors("expert_sharding.served"):
+        main()

@@ -1,0 +1,143 @@
+"""The flag `--expert-placement`: every rank holds a slice of every expert (`shard`, MoEShard), or some experts whole
+(`ep`). Both are SGLang's own layers; the flag sets the arguments that make them, checks them, and says what came of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ..upstream import attention_dp_size, declare, model_config, resolved, routes_own_rows, spell
+from .architectures import GATHERED
+from .model import NUM_EXPERTS, find_value
+from .refusal import ExpertPolicyError
+
+logger = logging.getLogger(__name__)
+
+SHARD, EP = "shard", "ep"
+WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size", "intermediate_size")
+"""Where a model's configuration has the columns of an expert's gate and up projections, the rows of its down
+projection. A model with dense layers beside its experts has `intermediate_size` for those.
+"""
+# By flag, its value where no expert is whole on some rank, which is all that these are about.
+WHOLE = {
+    "ep_size": 1,
+    "moe_dp_size": 1,
+    "dwdp_size": 1,
+    "enable_eplb": False,
+    "ep_num_redundant_experts": 0,
+    "init_expert_location": "trivial",
+    "elastic_ep_backend": None,
+}
+
+
+def check_flags(server_args: Any) -> None:
+    """Set what SGLang places experts by, before it resolves its arguments. Raises `ExpertPolicyError` for a value that
+    is none, and for flags that ask for something else.
+    """
+    placement = getattr(server_args, "expert_placement", None)
+    if placement is None:
+        return
+    if placement not in (SHARD, EP):
+        raise ExpertPolicyError(f"--expert-placement {placement}: allowed is {SHARD}, {EP}")
+    ranks = server_args.tp_size
+    if ranks < 2:
+        raise _refusal(placement, "tp_size", ranks, "there is one rank to place them on; allowed are at least 2")
+    if placement == EP:
+        _check(server_args, placement, {"moe_dp_size": 1}, "it is another division of experts")
+        if server_args.ep_size not in (1, ranks):
+            raise _refusal(placement, "ep_size", server_args.ep_size, f"allowed is {ranks}, the ranks there are")
+        declare(server_args, ep_size=ranks)
+        return
+    _check(server_args, placement, WHOLE, "it needs whole experts")
+    if routes_own_rows(server_args):
+        reason = "it brings rows to whole experts; allowed is none"
+        raise _refusal(placement, "moe_a2a_backend", spell(server_args.moe_a2a_backend), reason)
+    if server_args.dp_size == attention_dp_size(server_args) == 1 and _divides_attention(server_args):
+        if hasattr(server_args, "attn_dp_size"):
+            declare(server_args, attn_dp_size=ranks)
+        else:
+            declare(server_args, dp_size=ranks, enable_dp_attention=True)
+
+
+def check_server(server_args: Any) -> None:
+    """Say what resolved arguments have come to. Raises `ExpertPolicyError` where they do not divide the model."""
+    placement = getattr(server_args, "expert_placement", None)
+    if placement is None:
+        return
+    config, model = resolved(server_args), model_config(server_args)
+    experts, width = (find_value(model.hf_text_config, names) for names in (NUM_EXPERTS, WIDTHS))
+    path, ranks = server_args.model_path, config.tp_size
+    if not experts:
+        reason = f"{model.hf_config.architectures[0]} is a dense model; allowed are Mixture-of-Experts models"
+        raise _refusal(placement, "model_path", path, reason)
+    if config.ep_size != (ranks if placement == EP else 1):
+        raise _refusal(placement, "tp_size", ranks, f"SGLang resolves --ep-size to {config.ep_size} with these flags")
+    if placement == EP:
+        replicas = config.ep_num_redundant_experts
+        _check_divides(placement, ranks, experts, f"experts of {path}", replicas)
+        share = f"{(experts + replicas) // ranks} whole experts"
+    else:
+        _check_divides(placement, ranks, width, f"columns of an expert of {path}")
+        _check_blocks(placement, ranks, width, model)
+        share = f"a slice of every expert, {width // ranks} of its {width} columns"
+    groups = attention_dp_size(config)
+    heads = getattr(model.hf_text_config, "num_attention_heads", None)
+    if heads is not None:
+        _check_divides(placement, ranks // groups, heads, f"attention heads of {path}")
+    attention = f"data-parallel in {groups} groups of ranks" if groups > 1 else "tensor-parallel"
+    logger.warning("expert placement %s: each of %d ranks holds %s; attention %s", placement, ranks, share, attention)
+
+
+def _check(server_args: Any, placement: str, allowed: dict[str, Any], reason: str) -> None:
+    """Refuse every argument of these that has another value."""
+    for name, value in allowed.items():
+        given = getattr(server_args, name, value)
+        if given != value:
+            spelt = "none" if value is None else "off" if value is False else value
+            raise _refusal(placement, name, "on" if given is True else given, f"{reason}; allowed is {spelt}")
+
+
+def _check_divides(placement: str, ranks: int, count: Any, what: str, more: int = 0) -> None:
+    if type(count) is int and (count + more) % ranks:
+        total = f"{count}" + (f" + {more}" if more else "")
+        raise ExpertPolicyError(
+            f"--expert-placement {placement} with {ranks} ranks: they do not divide the {total} {what}; allowed is a "
+            "divisor"
+        )
+
+
+def _check_blocks(placement: str, ranks: int, width: Any, model: Any) -> None:
+    """Refuse slices that end within a block of a quantized weight."""
+    quantization = getattr(model.hf_config, "quantization_config", None) or {}
+    if not isinstance(quantization, dict) or type(width) is not int:
+        return
+    block = (quantization.get("weight_block_size") or [None])[0] or quantization.get("group_size")
+    if type(block) is int and block > 0 and width // ranks % block:
+        raise ExpertPolicyError(
+            f"--expert-placement {placement} with {ranks} ranks: slices of {width // ranks} columns end within the "
+            f"blocks of {block} that weights are quantized by; allowed are at most {width // block} ranks, or {EP}"
+        )
+
+
+def _divides_attention(server_args: Any) -> bool:
+    """Whether SGLang has data-parallel attention for the model, and for the device: for a CPU it has no backend."""
+    import torch
+
+    device = server_args.device or ("gpu" if torch.accelerator.is_available() else "cpu")
+    return device != "cpu" and _read_architecture(server_args) in GATHERED
+
+
+def _read_architecture(server_args: Any) -> str | None:
+    """The model's class by its config.json, which SGLang has not read yet; None where there is none."""
+    from transformers import PretrainedConfig
+
+    try:
+        config, _ = PretrainedConfig.get_config_dict(server_args.model_path, revision=server_args.revision)
+        return next(iter(config.get("architectures") or ()), None)
+    except (OSError, ValueError):
+        return None
+
+
+def _refusal(placement: str, name: str, value: Any, reason: str) -> ExpertPolicyError:
+    return ExpertPolicyError(f"--expert-placement {placement} with --{name.replace('_', '-')} {value}: {reason}")

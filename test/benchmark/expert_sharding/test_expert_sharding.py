@@ -1,0 +1,89 @@
+"""Experts in slices and whole ones on 2 and 4 ranks: the outputs of one rank, no row dropped, work that is balanced."""
+
+import json
+
+import pytest
+import torch
+
+from benchmark.common.command import one_line_errors
+from benchmark.expert_sharding.__main__ import main
+from benchmark.expert_sharding.layers import Experts, run_alone
+from benchmark.expert_sharding.ranks import Encoder, measure
+from benchmark.expert_sharding.report import balance
+from benchmark.expert_sharding.router import SkewedRouter
+
+SMALL = {"sequence": 6, "layers": 2, "hidden": 16, "width": 32}
+SMALL_FLAGS = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_rows_draw_experts_with_the_papers_odds(alpha):
+    router = SkewedRouter(20, alpha, skewed=2)
+    ids, weights = router.route(40_000, seed=1)
+    odds = torch.full((20,), 0.05)
+    odds[:2] += alpha
+    drawn = torch.bincount(ids.flatten(), minlength=20) / len(ids)
+    torch.testing.assert_close(drawn, odds / odds.sum(), atol=0.01, rtol=0)
+    assert (weights == 1).all()
+    assert router.route(5, seed=1)[0].equal(ids[:5])
+
+
+def test_a_row_draws_no_expert_twice():
+    ids, weights = SkewedRouter(8, 0.6, 1, top_k=3).route(100, seed=1)
+    assert all(len(set(row)) == 3 for row in ids.tolist())
+    torch.testing.assert_close(weights.sum(1), torch.ones(100))
+
+
+def test_one_rank_computes_each_expert_by_itself():
+    experts = Experts.draw(4, 8, 12)
+    rows, ids, weights = torch.randn(10, 8), torch.randint(4, (10, 2)), torch.rand(10, 2)
+    wanted = torch.zeros_like(rows)
+    for row, slots in enumerate(ids.tolist()):
+        for slot, expert in enumerate(slots):
+            gate, up = (rows[row] @ experts.up[expert]).chunk(2)
+            wanted[row] += weights[row, slot] * (torch.nn.functional.silu(gate) * up) @ experts.down[expert]
+    torch.testing.assert_close(run_alone(experts, rows, ids, weights), wanted)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("alpha", "top_k"), [(0.0, 1), (2.0, 1), (0.6, 2)])
+def test_layouts_compute_what_one_rank_does(ranks, alpha, top_k):
+    """With every row of some rank elsewhere, too: at alpha 2 the other ranks' experts get almost none."""
+    found = measure(Encoder(SkewedRouter(8, alpha, 1, top_k), 8, **SMALL), ranks, rounds=2)
+    rows = 8 * SMALL["sequence"] * top_k
+    for layout in found.values():
+        assert layout["difference"] < 1e-5
+        assert layout["dropped"] == 0
+        assert sum(layout["work"]) == rows * SMALL["width"]
+        assert len(layout["ttft_ms"]) == len(layout["layer_ms"]) == 2
+        assert min(layout["ttft_ms"]) > min(layout["layer_ms"]) > 0
+    assert balance(found["shard"]["work"]) == 1
+    assert found["ep"]["work"] == found["ep, all-to-all"]["work"]
+    assert balance(found["ep"]["work"]) > (1.5 if alpha == 2 else 1)
+
+
+def test_a_small_run(tmp_path, capsys):
+    swept = ["--alpha", "0.6", "--experts", "8", "--batch", "4"]
+    main([*swept, *SMALL_FLAGS, "--rounds", "1", "--out", str(tmp_path)])
+    record = json.loads((tmp_path / "expert-sharding.json").read_text())
+    points = record["points"]
+    assert [point["sweeps"] for point in points.values()] == [["alpha", "experts", "batch"], ["experts"], ["batch"]]
+    assert (tmp_path / "expert-sharding.png").stat().st_size > 1000
+    out = capsys.readouterr().out
+    assert all(key in out for key in points)
+    assert "1.000 | " in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--alpha", "-1"], "'-1': allowed is a number of at least 0"),
+        (["--ranks", "3"], "batch = 100: allowed on 3 ranks is a multiple of 3"),
+        (["--width", "33"], "width = 33: allowed on 2 ranks is a multiple of 8"),
+    ],
+)
+def test_bad_input_is_one_line(flags, said, tmp_path):
+    with pytest.raises(SystemExit) as exit, one_line_errors("expert_sharding"):
+        main([*flags, "--out", str(tmp_path)])
+    assert said in str(exit.value)
+    assert "\n" not in str(exit.value)

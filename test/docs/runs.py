@@ -127,7 +127,9 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare --enable-metrics": Serve(QWEN, CPU),
     QUICKSTART: Serve(is_long=False),
     f"curl -s localhost:30000/v1/chat/completions {JSON}"
-    """ -d '{"messages": [{"role": "user", "content": "55+74"}], "stop": "\\n"}'""": Ask(QUICKSTART, shows='" 129"'),
+    """ -d '{"messages": [{"role": "user", "content": "55+74"}], "temperature": 0, "stop": "\\n"}'""": Ask(
+        QUICKSTART, shows='" 129"'
+    ),
     f"{RANDOM} --random-input-len 64 --random-output-len 32 --random-range-ratio 1 --num-prompts 32"
     " --max-concurrency 16": Ask(QUICKSTART, FEW, r"Successful requests: +8"),
     f"{RANDOM} --random-input-len 128 --random-output-len 256 --random-range-ratio 1 --num-prompts 64"

@@ -3,6 +3,7 @@ when one of them dies.
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
@@ -33,7 +34,7 @@ def span(node: int, address: str) -> tuple[str, ...]:
     return "--tp", "2", "--nnodes", "2", "--node-rank", str(node), "--dist-init-addr", address
 
 
-def make_nodes(model, tree, flags, scratch, machines: Machines) -> list[tuple[Server, object, object]]:
+def make_nodes(model, tree, flags, scratch, machines: Machines) -> list[tuple[Server, Path, Path]]:
     """A server here and its other half on the other machine, neither started, each with its probe and its trace."""
     address = f"{machines.addresses[0]}:{free_port()}"
     nodes = []
@@ -73,7 +74,7 @@ def test_two_nodes_answer_as_one(tiny_model, patched_release, tmp_path, served, 
     assert read_lines(other_trace) == [], "the first rank reports for all"
 
 
-def kill_a_node(nodes, prompt: str) -> tuple[str, int]:
+def kill_a_node(nodes: list[tuple[Server, Path, Path]], prompt: str) -> tuple[str, int]:
     """Kill the other machine's half amid an answer: what the client got, and the status that the server ended with."""
     (server, _, _), (other, _, _) = nodes
     try:

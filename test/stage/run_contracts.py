@@ -64,7 +64,8 @@ def list_cases() -> Iterator[Case]:
     for plan, batch in itertools.product(("vanilla", "xshare"), BATCHES):
         yield Case(MASKED, plan, *batch)
     for plan, batch in itertools.product(PLANS, BATCHES):
-        yield Case(FILLED, plan, *batch, amd=True)
+        live, tied = batch
+        yield Case(FILLED, plan, live, tied, amd=True)
 
 
 def run_experts(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:

@@ -261,8 +261,14 @@ def test_one_name_of_a_runner_may_stand_for_several_kernels(kernels):
 
 @pytest.mark.parametrize(
     ("runner", "capability", "ranks"),
-    [("triton_kernel", (9, 0), True), ("triton", (10, 0), False)]
-    + [("flashinfer_mxfp4", capability, capability[0] == 10) for capability in ((9, 0), (10, 0), (10, 3), (12, 0))],
+    [
+        ("triton_kernel", (9, 0), True),
+        ("triton", (10, 0), False),
+        ("flashinfer_mxfp4", (9, 0), False),
+        ("flashinfer_mxfp4", (10, 0), True),
+        ("flashinfer_mxfp4", (10, 3), True),
+        ("flashinfer_mxfp4", (12, 0), False),
+    ],
 )
 def test_which_runners_rank_logits(runner, capability, ranks, monkeypatch):
     monkeypatch.setattr(experts_module, "_read_capability", lambda: capability)

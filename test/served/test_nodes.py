@@ -74,7 +74,7 @@ def test_two_nodes_answer_as_one(tiny_model, patched_release, tmp_path, served, 
     assert read_lines(other_trace) == [], "the first rank reports for all"
 
 
-def kill_a_node(nodes: list[tuple[Server, Path, Path]], prompt: str) -> tuple[str, int]:
+def kill_a_node(nodes: list[tuple[Server, Path, Path]], prompt: str) -> tuple[str, int | None]:
     """Kill the other machine's half amid an answer: what the client got, and the status that the server ended with."""
     (server, _, _), (other, _, _) = nodes
     try:

@@ -93,9 +93,9 @@ def find_gates(model: PreTrainedModel) -> list[Gate]:
     gates = []
     for block in model.modules():
         gate = getattr(block, "gate", getattr(block, "router", None))
-        linear = getattr(gate, "layer", gate)
-        is_router = isinstance(gate, nn.Module) and getattr(getattr(linear, "weight", None), "ndim", 0) == 2
-        if is_router and (hasattr(block, "experts") or hasattr(block, "input_linear")):
+        if not isinstance(gate, nn.Module) or not (hasattr(block, "experts") or hasattr(block, "input_linear")):
+            continue
+        if getattr(getattr(getattr(gate, "layer", gate), "weight", None), "ndim", 0) == 2:
             gates.append(Gate(block, gate))
     return gates
 

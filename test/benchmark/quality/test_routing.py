@@ -1,5 +1,5 @@
-"""Routers of every family that is served on a CPU, found from what transformers' models do: the kind, the selection, and
-what it makes of a decode, beside the table of families and its own way of replacing their routing.
+"""Routers of every family that is served on a CPU, found from what transformers' models do: the kind, the selection,
+and what it makes of a decode, beside the table of families and its own way of replacing their routing.
 """
 
 from functools import cache
@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from benchmark.quality.model import Layout, load_model, prefill, router_logits
 from benchmark.quality.routing import find_gates, find_routers
-from sglang_xshare import build_plan, select
 from served.families import EXPERTS, FAMILIES, TOP_K, Family, make, read_routers, select_in_decode
+from sglang_xshare import build_plan, select
 
 PROMPT, STEPS, ROWS = 5, 4, 8
 PLANS = [build_plan("xshare", k0=1, add=4), build_plan("oea", k0=2)]
@@ -110,7 +110,7 @@ def test_a_router_of_no_known_kind_is_refused(load, tmp_path):
     for gate in find_gates(model):
         gate.block.gate = Odd(gate.gate)
     routing._ROUTERS.pop(model)
-    with pytest.raises(ValueError, match="MoE layer 0, Mixtral.*: it routes in none of the ways known here"):
+    with pytest.raises(ValueError, match=r"MoE layer 0, Mixtral.*: it routes in none of the ways known here"):
         find_routers(model)
 
 

@@ -1,15 +1,26 @@
 """What policies cost in quality: `python -m benchmark.quality vanilla xshare:k0=1,add=24 oea:k0=3`."""
 
+import argparse
+import os
+import sys
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 
 from benchmark.common.command import Parser, one_line_errors, policy
 from benchmark.common.paths import BUILD
 from benchmark.common.variant import BASELINE, PLAN_SPELLING
 from benchmark.quality.compare import policy_quality
 from benchmark.quality.decoding import add_decoding, read_decoding
+from benchmark.quality.divergence import MOST, TOP
+from benchmark.quality.instrument import Instrument
 from benchmark.quality.report import plot_quality, tabulate_domains, tabulate_quality
 from benchmark.quality.running import measure_running
+from sglang_xshare.live.client import API_KEY
 
+OUT = BUILD / "quality"
+SERVED = OUT / "served"
+"""What a server's record is not to be written over."""
 POLICIES = (
     *(f"xshare:k0=1,add={add}" for add in (24, 16, 12, 8)),
     *(f"xshare:k0=1,mass={mass}" for mass in (0.9, 0.8)),
@@ -29,23 +40,54 @@ def main(argv: Sequence[str] | None = None) -> None:
     default = f"vanilla is always the baseline (default: {' '.join(POLICIES)})"
     parser.add_argument("policies", nargs="*", type=policy, default=POLICIES, help=f"{PLAN_SPELLING}; {default}")
     add_decoding(parser)
+    parser.add_argument("--top", type=_top, help=f"likeliest tokens that divergence is told from (default: {TOP})")
     parser.add_argument("--url", help="of a running server, in place of a decode here: see docs/tune.md for its flags")
-    parser.add_argument("--api-key", help="the server's admin or API key")
-    parser.add_record(BUILD / "quality")
+    parser.add_argument("--api-key", help=f"the server's admin or API key (default: ${API_KEY})")
+    parser.add_argument("--prompts", type=Path, help="with --url: JSON lines of your own prompts, in place of --texts")
+    parser.add_record(OUT)
     args = parser.parse_args(argv)
-    decoding = read_decoding(args)
-    if args.url is not None:
-        measure_running(args.url, args.api_key, decoding, args.policies).show()
-        return
-    record = parser.open_record("quality", args, argv)
+    key = args.api_key
+    del args.api_key  # a record holds all other arguments, and the command
+    argv = [word.replace(key, "KEY") if key else word for word in (sys.argv[1:] if argv is None else argv)]
+    decoding, top = read_decoding(args), args.top or TOP
+    if decoding.per_domain < 2:
+        raise ValueError(f"--per-domain {decoding.per_domain}: an error takes two sequences; allowed is 2 and more")
+    if args.url is None:
+        for name, value in (("--prompts", args.prompts), ("--api-key", key)):
+            if value is not None:
+                raise ValueError(f"{name}: allowed only with --url")
+        record = parser.open_record("quality", args, argv)
+        measure = partial(policy_quality, decoding, top=top)
+    else:
+        _check_asked(args)
+        args.out = SERVED if args.out == OUT else args.out
+        server = Instrument(args.url, key or os.environ.get(API_KEY))
+        args.model = server.get_model()
+        record = parser.open_record("quality", args, argv)
+        measure = partial(measure_running, server, args.prompts, decoding, top=top)
     missing = [text for text in (BASELINE, *args.policies) if text not in record]
-    for text, figures in policy_quality(decoding, missing) if missing else ():
+    for text, figures in measure(missing) if missing else ():
         record.add(text, **figures)
     tabulate_quality(record.points).show()
     tabulate_domains(record.points).show()
-    title = f"What fewer experts cost: {decoding.model.name}, {decoding.layout} a step, held-out text"
+    where = decoding.model.name if args.url is None else args.url
+    title = f"What fewer experts cost: {where}, {decoding.layout} a step, held-out text"
     plot_quality(args.out / "quality.png", record.points, title)
     print(f"Record: {record.path}, plot: {args.out / 'quality.png'}")
+
+
+def _check_asked(args: argparse.Namespace) -> None:
+    if args.prompts is not None and args.texts is not None:
+        raise ValueError(f"--prompts {args.prompts} and --texts {args.texts}: allowed is one of the two")
+    if args.tokens_per_request != 1:
+        asked = f"--tokens-per-request {args.tokens_per_request} with --url"
+        raise ValueError(f"{asked}: the server's own speculation decides; allowed is 1")
+
+
+def _top(text: str) -> int:
+    if not text.isdecimal() or not 2 <= int(text) <= MOST:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a whole number from 2 to {MOST}")
+    return int(text)
 
 
 if __name__ == "__main__":

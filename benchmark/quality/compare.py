@@ -8,17 +8,18 @@ import torch
 
 from benchmark.common.variant import BASELINE, parse_plan
 from benchmark.quality.decoding import Decoding
-from benchmark.quality.measure import Bench, Decoded, agreement, compare_loss
+from benchmark.quality.divergence import TOP
+from benchmark.quality.measure import Bench, Decoded, agreement, compare_loss, compare_top
 from benchmark.quality.model import router_of
-from benchmark.quality.text import Sequences
 
 
-def policy_quality(decoding: Decoding, policies: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def policy_quality(decoding: Decoding, policies: Sequence[str], top: int = TOP) -> Iterator[tuple[str, dict[str, Any]]]:
     """What each policy costs against vanilla, which always comes first: (policy, figures), as they are measured.
 
     Under `one_domain` and `mixed` (how batches are made up) lie `active_experts` a layer and step, `kept_mass`,
-    `agreement` (share of greedy tokens equal to vanilla's), `answers_right` of the arithmetic `answers`, and `loss`: of
-    `all` text and of each domain, the fields of `Loss`.
+    `layers` (these two of each), `agreement` (share of greedy tokens equal to vanilla's), `divergence` by the `top`
+    likeliest tokens, `answers_right` of the arithmetic `answers`, with several tokens a request `accepted`, and `loss`:
+    of `all` text and of each domain, the fields of `Loss`.
 
     Raises ValueError for a policy, a model or a text that will not do, before anything is measured.
     """
@@ -30,23 +31,37 @@ def policy_quality(decoding: Decoding, policies: Sequence[str]) -> Iterator[tupl
     benches = {name: Bench(model, chosen, decoding.prompt) for name, chosen in batches.items()}
     vanilla: dict[str, Decoded] = {}
     for text, plan in plans.items():
-        found = {name: bench.run(plan, decoding.layout) for name, bench in benches.items()}
+        found = {name: bench.run(plan, decoding.layout, top) for name, bench in benches.items()}
         vanilla = vanilla or found
-        figures = {name: summarize(decoded, vanilla[name], batches[name]) for name, decoded in found.items()}
-        told = figures["mixed"]
-        print(f"{text}: {told['active_experts']:.1f} experts, {told['loss']['all']['delta']:+.4f} nats", flush=True)
+        figures = {name: summarize(decoded, vanilla[name], batches[name].domains) for name, decoded in found.items()}
+        tell_figures(text, figures)
         yield text, figures
 
 
-def summarize(decoded: Decoded, vanilla: Decoded, sequences: Sequences) -> dict[str, Any]:
-    """The figures of one policy on one set of batches, as `policy_quality` documents them."""
-    everything = torch.ones(len(sequences), dtype=torch.bool)
-    parts = {"all": everything} | {domain: sequences.of_domain(domain) for domain in sorted(set(sequences.domains))}
+def tell_figures(text: str, figures: dict[str, Any]) -> None:
+    """One line of progress."""
+    told = figures["mixed"]
+    print(f"{text}: {told['active_experts']:.1f} experts, {told['loss']['all']['delta']:+.4f} nats", flush=True)
+
+
+def summarize(decoded: Decoded, vanilla: Decoded, domains: Sequence[str]) -> dict[str, Any]:
+    """The figures of one policy on one set of batches, whose sequences are of `domains`: see `policy_quality`."""
+    parts = {"all": torch.ones(len(domains), dtype=torch.bool)}
+    parts |= {domain: torch.tensor([one == domain for one in domains]) for domain in sorted(set(domains))}
     losses = {name: compare_loss(decoded.nats[rows], vanilla.nats[rows]) for name, rows in parts.items()}
+    more: dict[str, Any] = {}
+    if decoded.top is not None and vanilla.top is not None:
+        more["divergence"] = asdict(compare_top(decoded.top, vanilla.top))
+    if decoded.layout.tokens_per_request > 1:
+        more["accepted"] = decoded.accepted
+    routed = zip(decoded.routing.active, decoded.routing.kept_mass, strict=True)
+    layers = [{"active_experts": one.mean().item(), "kept_mass": mass.mean().item()} for one, mass in routed]
     return {
         "active_experts": decoded.active,
         "kept_mass": decoded.kept_mass,
+        "layers": layers,
         "agreement": agreement(decoded, vanilla),
+        **more,
         "answers_right": int(decoded.answers.sum()),
         "answers": len(decoded.answers),
         "loss": {name: asdict(loss) for name, loss in losses.items()},

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from benchmark.quality.divergence import Top, diverge
 from benchmark.quality.model import Layout, Routing, prefill
 from benchmark.quality.text import Sequences
 from sglang_xshare import SelectionPlan
@@ -18,7 +19,8 @@ class Decoded:
 
     `nats`: [sequences, tokens] float32, -log P of every token after the prompt but the first. `greedy`: [sequences,
     tokens] int64, the most likely token in its place. `right`: [sequences, tokens] bool, where they are the same.
-    `answers`: [answers] bool, arithmetic answers whose every token was the most likely one.
+    `answers`: [answers] bool, arithmetic answers whose every token was the most likely one. `top`: the likeliest tokens
+    in place of each token, where they were asked for.
     """
 
     layout: Layout
@@ -27,6 +29,7 @@ class Decoded:
     greedy: torch.Tensor
     right: torch.Tensor
     answers: torch.Tensor
+    top: Top | None = None
 
     @cached_property
     def active(self) -> float:
@@ -57,15 +60,18 @@ class Bench:
         self._prefilled = prefill(model, sequences.tokens[:, :prompt])
 
     @torch.inference_mode()
-    def run(self, plan: SelectionPlan, layout: Layout) -> Decoded:
-        """Decode under `plan`. Raises ValueError where it does not fit the model, or the sequences the layout."""
+    def run(self, plan: SelectionPlan, layout: Layout, top: int = 0) -> Decoded:
+        """Decode under `plan`, and keep so many of the likeliest tokens. Raises ValueError where it does not fit the
+        model, or the sequences the layout.
+        """
         tokens = self.sequences.tokens[:, self.prompt :]
         logits, routing = self._prefilled.decode(tokens[:, :-1], plan, layout)
         targets = tokens[:, 1:]
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
         greedy = logits.argmax(2)
         right = greedy == targets
-        return Decoded(layout, routing, nats, greedy, right, self._answers_right(right))
+        likeliest = Top.of_logits(logits, top) if top else None
+        return Decoded(layout, routing, nats, greedy, right, self._answers_right(right), likeliest)
 
     def _answers_right(self, right: torch.Tensor) -> torch.Tensor:
         first = self.prompt + 1  # the token that right[:, 0] judges
@@ -103,3 +109,19 @@ def compare_loss(nats: torch.Tensor, reference: torch.Tensor) -> Loss:
 def agreement(decoded: Decoded, vanilla: Decoded) -> float:
     """Share of tokens for which the most likely one is vanilla's."""
     return (decoded.greedy == vanilla.greedy).float().mean().item()
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Mean Kullback-Leibler divergence of a policy's predictions from vanilla's, nats a token, as `diverge` bounds it
+    from below, with its standard error, sequence by sequence.
+    """
+
+    nats: float
+    error: float
+
+
+def compare_top(top: Top, vanilla: Top) -> Divergence:
+    """The divergence from vanilla's on the same tokens; two sequences at least."""
+    means = diverge(vanilla, top).mean(1)
+    return Divergence(means.mean().item(), means.std().item() / len(means) ** 0.5)

@@ -2,11 +2,11 @@
 
 OEA 4.1's method: a batch holds the t-th tokens of its sequences, and selection sees nothing else, so with teacher
 forcing every step routes exactly as it would in decoding, while all steps run at once. Prompts keep the model's own
-routing, as in the server.
+routing, as in the server. Every family whose routers `routing.py` finds is decoded so.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+from benchmark.quality.routing import Choice, Choose, find_gates, find_routers
 from sglang_xshare import Batch, Router, SelectionPlan, select
 
 
@@ -86,15 +87,21 @@ def load_model(path: Path) -> PreTrainedModel:
     if not (path / "config.json").is_file():
         raise ValueError(f"model {path}: no config.json there; needed is the folder of a checkpoint")
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    if not _gates(model):
-        raise ValueError(f"model {path}: no router in {type(model).__name__}; allowed is an MoE model like Qwen3-MoE")
+    for module in model.modules():
+        if hasattr(module, "num_group") and not hasattr(module, "num_experts"):
+            module.num_experts = model.config.n_routed_experts  # transformers' DeepSeek-V2 reads it and never sets it
+    if not find_gates(model):
+        raise ValueError(f"model {path}: no router in {type(model).__name__}; allowed is a mixture of experts")
+    try:
+        find_routers(model)
+    except ValueError as error:
+        raise ValueError(f"model {path}: {error}") from None
     return model
 
 
 def router_of(model: PreTrainedModel) -> tuple[Router, int]:
-    """How the model routes, and its number of routed experts."""
-    gate = _gates(model)[0]
-    return _gate_router(gate), len(gate.weight)
+    """How the model's first MoE layer routes, and its number of routed experts; the others differ by their biases."""
+    return find_routers(model)[0], find_gates(model)[0].count_experts()
 
 
 @torch.inference_mode()
@@ -111,8 +118,8 @@ def router_logits(model: PreTrainedModel, tokens: torch.Tensor, **inputs: Any) -
     """
     seen: list[torch.Tensor] = []
     with ExitStack() as stack:
-        for gate in _gates(model):
-            stack.callback(gate.register_forward_hook(lambda gate, args, output: seen.append(output[0])).remove)
+        for gate in find_gates(model):
+            stack.callback(gate.intercept(lambda logits, choice: seen.append(logits)).remove)
         model(tokens, logits_to_keep=1, **inputs)
     return torch.stack(seen).unflatten(1, tokens.shape)
 
@@ -122,34 +129,21 @@ def _routed(model: PreTrainedModel, plan: SelectionPlan, layout: Layout, tokens:
     """Within this context the model routes by `plan`; every forward has `tokens` tokens a sequence."""
     routing = Routing()
     with ExitStack() as stack:
-        for gate in _gates(model):
-            stack.callback(gate.register_forward_hook(_router_hook(plan, layout, tokens, routing)).remove)
+        for gate, router in zip(find_gates(model), find_routers(model), strict=True):
+            stack.callback(gate.intercept(_choose(router, plan, layout, tokens, routing)).remove)
         yield routing
 
 
-def _router_hook(
-    plan: SelectionPlan, layout: Layout, tokens: int, routing: Routing
-) -> Callable[[Any, Any, tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]:
-    def route(gate: Any, args: Any, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        logits, weights, ids = output
-        router = _gate_router(gate)
+def _choose(router: Router, plan: SelectionPlan, layout: Layout, tokens: int, routing: Routing) -> Choose:
+    def choose(logits: torch.Tensor, choice: Choice) -> Choice:
         batch = Batch(tokens_per_request=layout.tokens_per_request)
         steps = [select(step, plan, router, batch) for step in layout.split(logits.unflatten(0, (-1, tokens)))]
         routing.active.append(torch.stack([step.active.sum() for step in steps]).float())
         routing.vanilla_active.append(torch.stack([step.vanilla_active.sum() for step in steps]).float())
         routing.kept_mass.append(torch.stack([step.kept_mass for step in steps]))
         # An expert of weight 0 in an empty slot costs time here, and changes nothing.
-        new_ids = torch.stack([step.topk_ids for step in steps]).clamp(min=0).to(ids.dtype)
-        new_weights = torch.stack([step.topk_weights for step in steps]).to(weights.dtype)
-        return logits, layout.join(new_weights, tokens).flatten(0, 1), layout.join(new_ids, tokens).flatten(0, 1)
+        ids = torch.stack([step.topk_ids for step in steps]).clamp(min=0).long()
+        weights = torch.stack([step.topk_weights for step in steps])
+        return layout.join(ids, tokens).flatten(0, 1), layout.join(weights, tokens).flatten(0, 1)
 
-    return route
-
-
-def _gate_router(gate: Any) -> Router:
-    return Router(gate.top_k, renormalize=gate.norm_topk_prob)
-
-
-def _gates(model: PreTrainedModel) -> list[Any]:
-    """The routers, one a MoE layer: modules that give (logits, weights, ids) of a softmax top-k."""
-    return [module for module in model.modules() if hasattr(module, "top_k") and hasattr(module, "norm_topk_prob")]
+    return choose

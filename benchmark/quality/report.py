@@ -1,6 +1,6 @@
 """A record of policies' quality on paper: the tables and the plot."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,37 @@ NOTE = """\
 Batches of one domain and mixed ones hold the same sequences; only their company differs. Loss: cross-entropy above
 vanilla's on the same tokens, in thousandths of a nat a token, ± the standard error of the paired differences; within
 two errors a figure says nothing. Greedy same: tokens for which the most likely one is vanilla's."""
+DIVERGENCE_NOTE = """\
+KL: the divergence of the predictions from vanilla's, bounded from below by the likeliest tokens of both."""
+ACCEPTED_NOTE = "Accepted: tokens of a verify step; offline, where the draft is the text itself."
 
 
 def tabulate_quality(points: Mapping[str, Any]) -> Table:
     """A row a policy: its figures in batches of one domain, then in mixed ones."""
-    mixed = ("experts", "kept mass", "loss, mnats", "greedy same", "sums right")
-    headings = ["policy", "one domain: experts", "one domain: loss, mnats", *(f"mixed: {kind}" for kind in mixed)]
+    mixed = ["experts", "kept mass", "loss, mnats", "greedy same", "sums right"]
     rows = [[policy, *_cells(point["one_domain"], point["mixed"])] for policy, point in points.items()]
-    baseline = next(iter(points.values()))["mixed"]["loss"]["all"]["cross_entropy"]
-    note = f"{NOTE} Vanilla's cross-entropy is {baseline:.3f} nats a token."
+    first = next(iter(points.values()))["mixed"]
+    note = f"{NOTE} Vanilla's cross-entropy is {first['loss']['all']['cross_entropy']:.3f} nats a token."
+    figures = [point["mixed"] for point in points.values()]
+    for kind, heading, more, spell in MORE:
+        if all(kind in one for one in figures):  # older records have none
+            mixed.append(heading)
+            note = f"{note} {more}"
+            for row, one in zip(rows, figures, strict=True):
+                row.append(spell(one[kind]))
+    headings = ["policy", "one domain: experts", "one domain: loss, mnats", *(f"mixed: {kind}" for kind in mixed)]
     return Table("Quality of policies", headings, rows, note)
+
+
+def _format_divergence(divergence: Mapping[str, float]) -> str:
+    return f"{divergence['nats'] * 1000:.1f} ± {divergence['error'] * 1000:.1f}"
+
+
+MORE: tuple[tuple[str, str, str, Callable[[Any], str]], ...] = (
+    ("divergence", "KL, mnats", DIVERGENCE_NOTE, _format_divergence),
+    ("accepted", "accepted", ACCEPTED_NOTE, "{:.2f}".format),
+)
+"""Figures that not every record has: key, heading, note, and how they are spelt."""
 
 
 def tabulate_domains(points: Mapping[str, Any]) -> Table:
@@ -47,7 +68,7 @@ def _cells(one: Mapping[str, Any], mixed: Mapping[str, Any]) -> list[str]:
         f"{mixed['kept_mass']:.3f}",
         format_loss(mixed["loss"]["all"]),
         f"{mixed['agreement']:.1%}",
-        f"{mixed['answers_right']} / {mixed['answers']}",
+        f"{mixed['answers_right']} / {mixed['answers']}" if mixed["answers"] else "-",
     ]
 
 

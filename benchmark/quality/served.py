@@ -31,13 +31,20 @@ def measure_sums(server: Server, texts: Path, count: int) -> float | None:
     """Share of the first `count` arithmetic problems of the held-out text answered right, each after a solved one; None
     where the text has none.
     """
+    problems = read_problems(texts, count)
+    return measure_answers(server, problems, batch=16) if problems else None
+
+
+def read_problems(texts: Path, count: int) -> list[tuple[str, str]]:
+    """(question, answer) of the first `count` arithmetic problems of the held-out text, each after a solved one; none
+    where the text has none.
+    """
     path = texts / "arithmetic.txt"
-    if not path.exists():
-        return None
-    lines = path.read_text().splitlines()[: count + 1]
+    lines = path.read_text().splitlines()[: count + 1] if path.exists() else []
+    if not all("A:" in line for line in lines):
+        return []
     cuts = [line.rindex("A:") + len("A:") for line in lines]
-    problems = [(f"{lines[i - 1]}\n{lines[i][: cuts[i]]}", f"{lines[i][cuts[i] :]}\n") for i in range(1, len(lines))]
-    return measure_answers(server, problems, batch=16)
+    return [(f"{lines[i - 1]}\n{lines[i][: cuts[i]]}", f"{lines[i][cuts[i] :]}\n") for i in range(1, len(lines))]
 
 
 def measure_answers(server: Server, problems: Sequence[tuple[str, str]], batch: int) -> float:

@@ -45,31 +45,48 @@ class Sequences:
 
     def mixing(self) -> list[int]:
         """An order in which the domains take turns, so that every batch holds all of them."""
-        names = sorted(set(self.domains))
-        rows = [[row for row, domain in enumerate(self.domains) if domain == name] for name in names]
-        return [row for turn in zip(*rows, strict=True) for row in turn]
+        return mix_domains(self.domains)
+
+
+def mix_domains(domains: Sequence[str]) -> list[int]:
+    """An order of sequences of these domains in which they take turns; there are equally many of each."""
+    names = sorted(set(domains))
+    rows = [[row for row, domain in enumerate(domains) if domain == name] for name in names]
+    return [row for turn in zip(*rows, strict=True) for row in turn]
+
+
+def list_texts(folder: Path) -> list[Path]:
+    """The `*.txt` of a folder, a domain each. Raises ValueError where there is none."""
+    files = sorted(folder.glob("*.txt"))
+    if not files:
+        raise ValueError(f"texts {folder}: no *.txt file there; needed is a folder of held-out texts")
+    return files
+
+
+def cut_text(path: Path, ids: Sequence[int], length: int, count: int) -> list[list[int]]:
+    """The first `count` sequences of `length` of a text's tokens. Raises ValueError where there are not so many."""
+    if len(ids) < count * length:
+        room = len(ids) // length
+        raise ValueError(f"{path}: {room} sequences of {length} tokens in it; {count} a domain are asked for")
+    return [list(ids[start : start + length]) for start in range(0, count * length, length)]
 
 
 def load_sequences(texts: Path, tokenizer: Path, length: int, per_domain: int) -> Sequences:
     """The first `per_domain` sequences of `length` tokens of every `*.txt` in `texts`, which is a domain each;
     `tokenizer` is a folder with tokenizer.json. Raises ValueError for no text, or too little of it.
     """
-    files = sorted(texts.glob("*.txt"))
-    if not files:
-        raise ValueError(f"texts {texts}: no *.txt file there; needed is a folder of held-out texts")
+    files = list_texts(texts)
     encoder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
-    tokens: list[torch.Tensor] = []
+    tokens: list[list[int]] = []
     answers: list[Answer] = []
     for path in files:
         text = path.read_text()
         encoding = encoder.encode(text, add_special_tokens=False)
-        if len(encoding.ids) < per_domain * length:
-            room = len(encoding.ids) // length
-            raise ValueError(f"{path}: {room} sequences of {length} tokens in it; {per_domain} a domain are asked for")
-        answers += _answers(text, encoding, length, first=len(tokens) * per_domain, count=per_domain)
-        tokens.append(torch.tensor(encoding.ids[: per_domain * length]).view(per_domain, length))
+        sequences = cut_text(path, encoding.ids, length, per_domain)
+        answers += _answers(text, encoding, length, first=len(tokens), count=per_domain)
+        tokens += sequences
     domains = tuple(path.stem for path in files for _ in range(per_domain))
-    return Sequences(torch.cat(tokens), domains, tuple(answers))
+    return Sequences(torch.tensor(tokens), domains, tuple(answers))
 
 
 def _answers(text: str, encoding: Encoding, length: int, first: int, count: int) -> list[Answer]:

@@ -143,7 +143,10 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
         "report: ",
     ),
     "python -m benchmark.quality --url http://localhost:30000 xshare:k0=1,add=8 oea:k0=3": Ask(
-        TUNED, "--per-domain 4 --batch 4 --prompt 8 --steps 8", "oea:k0=3"
+        TUNED, "--per-domain 4 --batch 4 --prompt 8 --steps 8 --out {scratch}", "oea:k0=3"
+    ),
+    "python -m benchmark.quality --url http://localhost:30000 --prompts prompts.jsonl oea:k0=3": Elsewhere(
+        "test/benchmark/quality/test_served.py", "that has such a file"
     ),
     "sglang-xshare policy get http://localhost:30000": Ask(QUICKSTART, shows="xshare"),
     "sglang-xshare top http://localhost:30000": Ask(QUICKSTART, "--once", "Active experts of a step by layer"),

@@ -53,14 +53,16 @@ class FakeServer:
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def force(self, prompts: list[list[int]], texts: list[list[int]]) -> list[Forced]:
+    def force(self, prompts: list[list[int]], texts: list[list[int]], top: int = 2) -> list[Forced]:
         self.asked = len(texts)
         counts = self._count(len(texts))
         lost = sum(WEIGHTS[layer] * (40 - count) / 400 for layer, count in counts.items())
         lost += self.synergy * max(len(counts) - 1, 0)
         samples = [2 + (prompt[0] % 7) / 50 for prompt in prompts]
         nats = [own + lost * (1 + (prompt[0] % 5 - 2) / 10) for own, prompt in zip(samples, prompts, strict=True)]
-        return [Forced([one] * (len(text) - 1), text[1:]) for one, text in zip(nats, texts, strict=True)]
+        told = [[{token: -one} for token in text[1:]] for one, text in zip(nats, texts, strict=True)]
+        columns = zip(nats, texts, told, strict=True)
+        return [Forced([one] * (len(text) - 1), text[1:], likeliest) for one, text, likeliest in columns]
 
     def _count(self, rows: int) -> dict[int, int]:
         keys = dict(self.policy)

@@ -1,23 +1,31 @@
 """Teacher forcing: the forced token is decoded, and its log-probability tells the model's own, and its favourite."""
 
+import math
 import pickle
 
 import pytest
 import torch
 
-from sglang_xshare.tune.forcing import MOST, Force, read_step, serialize_force
+from sglang_xshare.tune.forcing import MOST, Force, Told, read_step, serialize_force
 
 VOCABULARY = 50
 
 
 def decode(logits, tokens):
-    """What upstream's greedy sampler makes of a step: (token, its log-probability, the next best token) a row."""
+    """What upstream's greedy sampler makes of a step, a row: (token, its log-probability, the others with theirs), and
+    None, as JSON has it, in place of minus infinity.
+    """
     masked = Force()(logits.clone(), [{"tokens": [token]} for token in tokens]).float().log_softmax(1)
     assert not masked.isnan().any()
-    best = masked.topk(2)
+    best = masked.topk(logits.shape[1])
+    rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [
-        (ids[0], scores[0], ids[1] if scores[1] > -float("inf") else None)
-        for ids, scores in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        (
+            ids[0],
+            told[0],
+            [(one if one > -math.inf else None, token) for token, one in zip(ids[1:], told[1:], strict=True)],
+        )
+        for ids, told in rows
     ]
 
 
@@ -28,23 +36,37 @@ def test_nats_and_the_favourite_come_back(spread):
     tokens = torch.randint(VOCABULARY, (400,), generator=generator).tolist()
     tokens[:200] = logits[:200].argmax(1).tolist()
     nats = -logits.log_softmax(1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
-    for token, row, wanted, (found, log_probability, rival) in zip(
+    for token, row, wanted, (found, log_probability, others) in zip(
         tokens, logits, nats.tolist(), decode(logits, tokens), strict=True
     ):
         assert found == token
-        told, greedy = read_step(log_probability, found, rival)
-        assert told == pytest.approx(min(wanted, MOST), abs=5e-5)
-        assert greedy == row.argmax()
+        told = read_step(log_probability, found, others)
+        assert told.nats == pytest.approx(min(wanted, MOST), abs=5e-5)
+        assert told.greedy == row.argmax()
+        probabilities = torch.zeros(VOCABULARY)
+        probabilities[list(told.likeliest)] = torch.tensor(list(told.likeliest.values())).exp()
+        torch.testing.assert_close(probabilities, row.softmax(0), rtol=1e-3, atol=2e-5)
 
 
 def test_a_certain_token():
     logits = torch.full((1, 4), -1e9)
     logits[0, 2] = 0
-    [(token, log_probability, _)] = decode(logits, [2])
-    assert (token, read_step(log_probability, 2, None)) == (2, (0.0, 2))
-    [(token, log_probability, rival)] = decode(logits, [1])
+    [(token, log_probability, others)] = decode(logits, [2])
+    assert (token, read_step(log_probability, 2, others)) == (2, Told(0.0, 2, {2: 0.0}))
+    [(token, log_probability, others)] = decode(logits, [1])
     assert token == 1
-    assert read_step(log_probability, 1, rival) == (pytest.approx(MOST, abs=1e-3), 2)
+    told = read_step(log_probability, 1, others)
+    assert (told.nats, told.greedy) == (pytest.approx(MOST, abs=1e-3), 2)
+    assert told.likeliest[2] == pytest.approx(0, abs=1e-6)
+
+
+def test_after_its_text_a_row_is_the_model_s_own():
+    logits, rows = torch.randn(2, 8), [{"tokens": [5]}, {"tokens": [1, 2]}]
+    force = Force()
+    force(logits.clone(), rows)
+    after = force(logits.clone(), rows)
+    assert torch.equal(after[0], logits[0])
+    assert after[1].argmax() == 2
 
 
 def test_each_row_follows_its_own_text():

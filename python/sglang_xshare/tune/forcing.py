@@ -1,13 +1,16 @@
 """Teacher forcing inside the server: a logit processor that decodes a given text, and tells how likely it was.
 
-Upstream's API carries one number back for every token, its log-probability, and the same of the next most likely one.
-Both are made to tell what the model itself thought.
+Upstream's API carries back every token's log-probability, and those of the next most likely ones. They are made to tell
+what the model itself thought.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,24 +26,37 @@ the forced token is the one that is decoded.
 
 
 class Force:
-    """Every row's next token is the next of its `tokens`. Its log-probability, negated, is `OTHER` if the model prefers
-    another token, plus the nats of the forced one under the model's logits over `SCALE`. The token that the model likes
-    best beside the forced one has all the rest of the probability.
+    """Every row's next token is the next of its `tokens`; after the last one the model is left alone. The token's
+    log-probability, negated, is `OTHER` if the model prefers another token, plus the nats of the forced one under the
+    model's logits over `SCALE`. The others share the rest of the probability as they do in the model.
     """
 
     def __call__(self, logits: torch.Tensor, params: list[dict[str, Any]]) -> torch.Tensor:
         """Replace logits [rows, vocabulary]; a row's parameters are {"tokens": token ids}, to which it adds "step"."""
         for row in params:
             row["step"] = row.get("step", -1) + 1
+        live = torch.tensor([row["step"] < len(row["tokens"]) for row in params], device=logits.device).unsqueeze(1)
         tokens = [row["tokens"][min(row["step"], len(row["tokens"]) - 1)] for row in params]
         forced = torch.tensor(tokens, device=logits.device).unsqueeze(1)
         scores = logits.float().log_softmax(1)
         nats = -scores.gather(1, forced)
         best = scores.argmax(1, keepdim=True)
-        rival = scores.scatter(1, forced, -torch.inf).argmax(1, keepdim=True)
         told = nats.clamp(0, MOST) / SCALE + torch.where(best == forced, 0.0, OTHER)
-        masked = torch.full_like(logits, -torch.inf).scatter_(1, rival, told.expm1().log().to(logits.dtype))
-        return masked.scatter_(1, forced, 0.0)
+        others = scores.scatter(1, forced, -torch.inf)
+        others += told.expm1().log() - others.logsumexp(1, keepdim=True)
+        others = others.nan_to_num(-torch.inf, neginf=-torch.inf)  # a certain token leaves the others nothing
+        return torch.where(live, others.scatter(1, forced, 0.0).to(logits.dtype), logits)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the model thought of a forced token: its `nats`, the token that it liked best, and log-probabilities of the
+    likeliest tokens and the forced one.
+    """
+
+    nats: float
+    greedy: int
+    likeliest: dict[int, float]
 
 
 def serialize_force() -> str:
@@ -50,11 +66,16 @@ def serialize_force() -> str:
     return json.dumps({"callable": pickle.dumps(Force).hex()})
 
 
-def read_step(log_probability: float, token: int, rival: int | None) -> tuple[float, int]:
-    """(nats of the forced token, the most likely one) of the log-probability that came back, and of the token with the
-    next best one.
+def read_step(log_probability: float, token: int, others: Sequence[tuple[float | None, int]]) -> Told:
+    """Of the log-probability that came back with the forced token, and of (log-probability, token) of the next ones by
+    falling probability.
     """
     told = -log_probability
     prefers_other = told >= OTHER - 1e-4
-    nats = (told - OTHER if prefers_other else told) * SCALE
-    return max(nats, 0.0), rival if prefers_other and rival is not None else token
+    nats = max((told - OTHER if prefers_other else told) * SCALE, 0.0)
+    likeliest = {token: -nats}
+    rest = -math.expm1(-nats)  # the probability of all others, of which they were told shares of another rest
+    if rest > 0 and told > 0:
+        scale = math.log(rest) - math.log(-math.expm1(-told))
+        likeliest |= {other: score + scale for score, other in others if score is not None}
+    return Told(nats, others[0][1] if prefers_other and others else token, likeliest)

@@ -67,6 +67,16 @@ def agreement(found: Measurement, vanilla: Measurement) -> float:
     return fmean(same)
 
 
+def check_rows(since: dict[str, Any], rows: int) -> None:
+    """Raise ValueError where the steps counted in `since_switch` had not as many rows as asked for."""
+    counted = since["rows"] / since["layer_steps"]
+    if not LEAST_ROWS * rows <= counted <= rows * 1.01:
+        raise ValueError(
+            f"{counted:.1f} rows a step in place of {rows}; allowed is a server of one replica without other traffic "
+            "and with --max-running-requests that lets them decode together"
+        )
+
+
 class Bench:
     """Measures plans on a server, each once: what is in the trace, a file of JSON lines, is not measured again.
 
@@ -111,12 +121,7 @@ class Bench:
         since = self.server.get_policy()["since_switch"]
         if not since["layer_steps"]:
             return Measurement(nats, greedy, None, None, None, seconds)
-        rows = since["rows"] / since["layer_steps"]
-        if not LEAST_ROWS * batch <= rows <= batch * 1.01:
-            raise ValueError(
-                f"{rows:.1f} rows a step in place of {batch}; allowed is a server of one replica without other traffic "
-                "and with --max-running-requests that lets them decode together"
-            )
+        check_rows(since, batch)
         # Of captured graphs also layers that stay vanilla are counted, which save nothing.
         saved = (since["experts_before"] - since["experts_after"]) / since["outcomes"]["policy"]
         return Measurement(nats, greedy, since["mean_before"], saved, since["mean_kept_mass"], seconds)

@@ -15,12 +15,13 @@ TIMEOUT = 1800.0
 
 @dataclass(frozen=True)
 class Forced:
-    """One text decoded by force: its nats after the prompt but for the first token, which is the prefill's, and the
-    tokens that the model liked best there.
+    """One text decoded by force: its nats after the prompt but for the first token, which is the prefill's, the tokens
+    that the model liked best there, and log-probabilities of the likeliest ones by token, the text's own among them.
     """
 
     nats: list[float]
     greedy: list[int]
+    likeliest: list[dict[int, float]]
 
 
 class Server(Client):
@@ -39,34 +40,38 @@ class Server(Client):
         answer = self.ask("/tokenize", {"prompt": text, "add_special_tokens": False}, TIMEOUT)
         return [int(token) for token in answer["tokens"]]
 
-    def force(self, prompts: Sequence[list[int]], texts: Sequence[list[int]]) -> list[Forced]:
-        """Decode each text after its prompt, all in one batch. Texts are equally long."""
+    def force(self, prompts: Sequence[list[int]], texts: Sequence[list[int]], top: int = 2) -> list[Forced]:
+        """Decode each text after its prompt, all in one batch, and tell the `top` likeliest tokens of each step, two at
+        least and no more than the vocabulary: a server ends where it is asked for more. Texts are equally long.
+        """
         length = len(texts[0])
         sampling = {"temperature": 0.0, "max_new_tokens": length, "ignore_eos": True}
         body = {
             "input_ids": list(prompts),
             "sampling_params": [sampling | {"custom_params": {"tokens": text}} for text in texts],
-            "custom_logit_processor": self._force,
-            "return_logprob": True,
-            "top_logprobs_num": 2,
+            "top_logprobs_num": top,
         }
+        answers = self.ask_forced(body)
+        if [answer["output_ids"] for answer in answers] != list(texts):
+            raise PolicyError(f"{self.url}: it decoded other tokens than those it was forced to")
+        return [_read(answer["meta_info"]) for answer in answers]
+
+    def ask_forced(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """What /generate answers, log-probabilities too, to requests whose parameters hold tokens for `Force`."""
+        forced = {"custom_logit_processor": self._force, "return_logprob": True}
         try:
-            answers = self.ask("/generate", body, TIMEOUT)
+            return list(self.ask("/generate", body | forced, TIMEOUT))
         except PolicyError as error:
             if "custom logit processor" not in str(error).lower().replace("_", " "):
                 raise
             reason = "no custom logit processors; allowed is a server with --enable-custom-logit-processor"
             raise PolicyError(f"{self.url}: {reason}", error.status) from None
-        if [answer["output_ids"] for answer in answers] != list(texts):
-            raise PolicyError(f"{self.url}: it decoded other tokens than those it was forced to")
-        return [_read(answer["meta_info"]) for answer in answers]
 
 
 def _read(info: dict[str, Any]) -> Forced:
-    steps = []
-    for (log_probability, token, _), top in zip(
-        info["output_token_logprobs"], info["output_top_logprobs"], strict=True
-    ):
-        rivals = [other for _, other, _ in top if other != token]
-        steps.append(read_step(log_probability, token, rivals[0] if rivals else None))
-    return Forced([nats for nats, _ in steps[1:]], [token for _, token in steps[1:]])
+    answers = zip(info["output_token_logprobs"], info["output_top_logprobs"], strict=True)
+    steps = [
+        read_step(score, token, [(other, rival) for other, rival, _ in top if rival != token])
+        for (score, token, _), top in answers
+    ][1:]
+    return Forced([one.nats for one in steps], [one.greedy for one in steps], [one.likeliest for one in steps])

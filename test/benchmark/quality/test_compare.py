@@ -88,6 +88,7 @@ def test_command_writes_record_and_plot(checkpoint, tmp_path, capsys):
         (("ShareX",), "argument policies: policy 'ShareX': allowed is NAME"),
         (("--model", "/nowhere"), "argument --model: /nowhere is no folder"),
         (("--batch", "5"), "--per-domain 4: allowed are multiples of --batch 5"),
+        (("--per-domain", "1", "--batch", "1"), "--per-domain 1: an error takes two sequences; allowed is 2 and more"),
         (("--batch", "0"), "argument --batch: '0': allowed is a whole number above 0"),
         (("--texts", "/"), "texts /: no"),
     ],

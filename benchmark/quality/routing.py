@@ -1,0 +1,158 @@
+"""The routers of a transformers model: where they are, and of which kind, found from what they do.
+
+Models compute their routing in as many ways as there are families, and few of the ways are told by a configuration. So
+none is looked up: each layer routes some random text, and its `Router` is the one under which `select()` gives the same
+experts and weights.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, product
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from sglang_xshare import Router, build_plan, select
+from sglang_xshare.types import SCORINGS
+
+PROBES = 4, 32
+"""Random sequences that are routed, and their tokens: groups, biases and scores all show in as many rows."""
+SAME = 0.99
+"""The share of rows in which a router must agree: scores that are equal but for their last bit may change places."""
+
+Choice = tuple[torch.Tensor, torch.Tensor]
+"""Expert ids [rows, k] int64, and their weights [rows, k]."""
+Choose = Callable[[torch.Tensor, Choice], Choice | None]
+"""Of router logits [rows, N] and the model's own choice: another one, or None to leave it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Gate:
+    """One MoE layer: the block's `gate` computes its logits; `block.experts`, where there is such a module, is called
+    with hidden states, ids and weights.
+    """
+
+    block: nn.Module
+    gate: nn.Module
+
+    def count_experts(self) -> int:
+        """Routed ones."""
+        return len(self._linear.weight)
+
+    def intercept(self, choose: Choose) -> RemovableHandle:
+        """Have every forward ask `choose`, until the handle is removed."""
+        experts = getattr(self.block, "experts", None)
+        if experts is None:
+            return self.gate.register_forward_hook(partial(self._replace_groups, choose))
+        return experts.register_forward_pre_hook(partial(self._replace_choice, choose))
+
+    def find_bias(self) -> torch.Tensor | None:
+        """What is added to its scores to choose, [N]."""
+        tensors = chain(self.block.named_parameters(), self.block.named_buffers())
+        found = [tensor for name, tensor in tensors if name.endswith("e_score_correction_bias")]
+        return found[0].detach().flatten() if found else None
+
+    @property
+    def _linear(self) -> Any:
+        return getattr(self.gate, "layer", self.gate)
+
+    def _score(self, hidden: torch.Tensor) -> torch.Tensor:
+        rows = hidden.flatten(0, -2).float()
+        return nn.functional.linear(rows, self._linear.weight, getattr(self._linear, "bias", None))
+
+    def _replace_choice(self, choose: Choose, experts: nn.Module, args: tuple[torch.Tensor, ...]) -> Any:
+        hidden, ids, weights, *rest = args
+        chosen = choose(self._score(hidden), (ids, weights))
+        return None if chosen is None else (hidden, chosen[0].to(ids.dtype), chosen[1].to(weights.dtype), *rest)
+
+    def _replace_groups(self, choose: Choose, gate: Any, args: tuple[torch.Tensor, ...], grouped: Any) -> Any:
+        """For Granite's gate, which returns slots in the order of their experts, and has no module of experts."""
+        order, _, sorted_weights, sizes, logits = grouped
+        ids, weights = torch.empty_like(order), torch.empty_like(sorted_weights)
+        ids[order] = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        weights[order] = sorted_weights
+        chosen = choose(logits, (ids.view(len(logits), -1), weights.view(len(logits), -1)))
+        if chosen is None:
+            return None
+        flat, order = chosen[0].flatten(), chosen[0].flatten().argsort()
+        counts = flat.bincount(minlength=len(sizes)).tolist()
+        return order, order // chosen[0].shape[1], chosen[1].flatten()[order].to(weights.dtype), counts, logits
+
+
+_ROUTERS: WeakKeyDictionary[PreTrainedModel, list[Router]] = WeakKeyDictionary()
+
+
+def find_gates(model: PreTrainedModel) -> list[Gate]:
+    """One a MoE layer, in their order."""
+    gates = []
+    for block in model.modules():
+        gate = getattr(block, "gate", getattr(block, "router", None))
+        if not isinstance(gate, nn.Module) or not (hasattr(block, "experts") or hasattr(block, "input_linear")):
+            continue
+        if getattr(getattr(getattr(gate, "layer", gate), "weight", None), "ndim", 0) == 2:
+            gates.append(Gate(block, gate))
+    return gates
+
+
+def find_routers(model: PreTrainedModel) -> list[Router]:
+    """How each MoE layer routes. Raises ValueError for a layer whose routing no `Router` gives."""
+    if model not in _ROUTERS:
+        gates = find_gates(model)
+        seen = _route_random_text(model, gates)
+        kinds = list(_list_kinds(model.config))
+        _ROUTERS[model] = [_find_router(layer, gate, kinds, *seen[layer]) for layer, gate in enumerate(gates)]
+    return _ROUTERS[model]
+
+
+@torch.inference_mode()
+def _route_random_text(model: PreTrainedModel, gates: Sequence[Gate]) -> list[tuple[torch.Tensor, Choice]]:
+    """(logits, the model's own choice) of each layer."""
+    seen: list[tuple[torch.Tensor, Choice]] = []
+
+    def keep(logits: torch.Tensor, choice: Choice) -> None:
+        seen.append((logits, choice))
+
+    tokens = torch.randint(model.config.vocab_size, PROBES, generator=torch.Generator().manual_seed(0))
+    with ExitStack() as stack:
+        for gate in gates:
+            stack.callback(gate.intercept(keep).remove)
+        model(tokens, logits_to_keep=1)
+    return seen
+
+
+def _list_kinds(config: Any) -> Iterator[dict[str, Any]]:
+    """Keyword arguments of a `Router`, but for top-k and bias: every kind that this configuration leaves open."""
+    groups: list[dict[str, int]] = [{}]
+    if (getattr(config, "n_group", None) or 1) > 1:
+        groups.append({"num_expert_group": config.n_group, "topk_group": config.topk_group})
+    scalings = {1.0, float(getattr(config, "routed_scaling_factor", None) or 1.0)}
+    for scoring, renormalize, group, scaling in product(SCORINGS, (True, False), groups, sorted(scalings)):
+        yield {"scoring": scoring, "renormalize": renormalize, "scaling": scaling, **group}
+
+
+def _find_router(
+    layer: int, gate: Gate, kinds: Sequence[dict[str, Any]], logits: torch.Tensor, choice: Choice
+) -> Router:
+    ids, weights = choice
+    bias, own = gate.find_bias(), _spread(ids, weights, logits)
+    routers = [Router(ids.shape[1], correction_bias=bias, **kind) for kind in kinds]
+    for router in routers:
+        found = select(logits, build_plan("vanilla"), router)
+        ours = _spread(found.topk_ids.clamp(min=0), found.topk_weights, logits)
+        if torch.isclose(ours, own, rtol=1e-3, atol=1e-5).all(1).float().mean() >= SAME:
+            return router
+    raise ValueError(
+        f"MoE layer {layer}, {type(gate.block).__name__}: it routes in none of the ways known here; allowed are "
+        f"{', '.join(SCORINGS)}, with or without a bias, groups, renormalization and a scaling factor"
+    )
+
+
+def _spread(ids: torch.Tensor, weights: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Weights as [rows, N] float32, 0 where an expert is not chosen."""
+    return torch.zeros_like(logits, dtype=torch.float32).scatter_add(1, ids.long(), weights.float())

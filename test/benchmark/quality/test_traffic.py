@@ -1,0 +1,87 @@
+"""What a running server is asked: the texts of an offline decode, prompts of one's own, and problems."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer
+
+from benchmark.quality.decoding import Decoding
+from benchmark.quality.text import load_sequences
+from benchmark.quality.traffic import Problem, continue_prompts, read_prompts, read_texts, share_batch
+
+
+@pytest.fixture
+def decoding(checkpoint):
+    return Decoding(checkpoint, checkpoint / "heldout", per_domain=4, prompt=8, steps=12, batch=4)
+
+
+@pytest.fixture
+def tokenize(checkpoint):
+    encoder = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    return lambda text: encoder.encode(text, add_special_tokens=False).ids
+
+
+def test_texts_are_those_of_an_offline_decode(decoding, tokenize):
+    traffic = read_texts(decoding, tokenize)
+    offline = load_sequences(decoding.texts, decoding.model, 8 + 12 + 1, 4)
+    assert [one.prompt + one.text for one in traffic.samples] == offline.tokens.tolist()
+    assert traffic.domains == offline.domains
+    mixed = traffic.mix()
+    assert [one.prompt + one.text for one in mixed.samples] == offline.take(offline.mixing()).tokens.tolist()
+    assert mixed.domains == ("arithmetic", "prose") * 4
+
+
+def test_problems_come_after_a_solved_one(decoding, tokenize):
+    problems = read_texts(decoding, tokenize).problems
+    assert problems[0] == Problem(tokenize("Q: 0 + 0 = ? A: 0\nQ: 0 + 1 = ? A:"), " 1\n")
+    assert len(problems) == 4
+
+
+def write(tmp_path, *lines):
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def test_prompts_are_answered_by_the_server_first(decoding, tokenize, tmp_path):
+    told = [{"prompt": f"The {n}th line", **({"answer": "yes"} if n == 2 else {})} for n in range(9)]
+    asked = []
+
+    def go_on(prompts, tokens):
+        asked.append(len(prompts))
+        return [list(range(5 if prompt == tokenize("The 1th line") else tokens)) for prompt in prompts]
+
+    traffic = continue_prompts(write(tmp_path, *told), decoding, tokenize, go_on)
+    assert asked == [4, 4]
+    assert [one.prompt for one in traffic.samples] == [tokenize(f"The {n}th line") for n in (0, 2, 3, 4)]
+    assert all(one.text == list(range(13)) for one in traffic.samples)
+    assert traffic.domains == ("mine",) * 4
+    assert traffic.problems == (Problem(tokenize("The 2th line"), "yes"),)
+    assert traffic.mix() == traffic
+
+
+def test_answers_that_end_early_are_too_few(decoding, tokenize, tmp_path):
+    file = write(tmp_path, *[{"prompt": "a"}] * 6)
+    with pytest.raises(ValueError, match="0 of 6 prompts have answers of 13 tokens; 4 are asked for"):
+        continue_prompts(file, decoding, tokenize, lambda prompts, tokens: [[1]] * len(prompts))
+
+
+def test_too_few_prompts(decoding, tokenize, tmp_path):
+    with pytest.raises(ValueError, match=r"mine\.jsonl: 3 prompts in it; 4 are asked for \(--per-domain\)"):
+        continue_prompts(write(tmp_path, *[{"prompt": "a"}] * 3), decoding, tokenize, lambda prompts, tokens: [])
+
+
+@pytest.mark.parametrize("line", ['{"prompt": ""}', '{"text": "a"}', '"a"', '{"prompt": "a", "answer": 3}', "{", "[]"])
+def test_a_line_that_is_no_prompt_is_named(line, tmp_path):
+    with pytest.raises(ValueError, match=r"--prompts .*mine\.jsonl, line 2: ") as error:
+        read_prompts(write(tmp_path, {"prompt": "fine"}, line))
+    assert "\n" not in str(error.value)
+
+
+def test_problems_share_their_batches():
+    problems = [Problem([n], "") for n in range(5)]
+    alone = share_batch(problems, [one.prompt for one in problems], own=4, batch=4)
+    assert [rows for _, rows in alone] == [[[0], [1], [2], [3]], [[4], [4], [0], [1]]]
+    assert [len(some) for some, _ in alone] == [4, 1]
+    among = share_batch(problems, [[7], [8], [9]], own=2, batch=4)
+    assert [rows for _, rows in among] == [[[0], [1], [7], [8]], [[2], [3], [9], [7]], [[4], [8], [9], [7]]]

@@ -1,0 +1,1 @@
+"""What `sglang-xshare tune` finds, against the published settings."""

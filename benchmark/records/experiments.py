@@ -64,6 +64,7 @@ EXPERIMENTS = {
             4,
             ("--alpha", "0.6", "--experts", "8", "--batch", "4", "--sequence", "6", "--hidden", "16", "--rounds", "1"),
         ),
+        Experiment("studies", "benchmark.studies", "studies", 6, ("lynx", *TEXT, "--steps", "32")),
         Experiment("findings", "benchmark.quality.findings", "quality/findings", 4, ("overlap", *TEXT)),
     )
 }

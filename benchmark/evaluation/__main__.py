@@ -17,13 +17,12 @@ from benchmark.common.variant import BASELINE, OFF, SPELLING, parse_variant
 from benchmark.evaluation.arms import post_body, run_arm
 from benchmark.evaluation.harness import Endpoint, Harness
 from benchmark.evaluation.report import tabulate_evaluation
-from sglang_xshare.live.command import ask
+from sglang_xshare.live.client import API_KEY
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.tune.server import Server as RunningServer
 
 LOCAL = "arithmetic_domain"
 POLICIES = (OFF, "xshare:k0=1,add=24")
-KEY = "SGLANG_API_KEY"
 WARM_UP_TOKENS = 8
 
 
@@ -40,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         default=POLICIES,
         help=f"{SPELLING}; the first is the baseline (default: {' '.join(POLICIES)})",
     )
-    help = f"of a running server that was started with a policy: see docs/live.md; its admin or API key in {KEY}"
+    help = f"of a running server that was started with a policy: see docs/live.md; its admin or API key in {API_KEY}"
     parser.add_argument("--url", help=help)
     parser.add_argument(
         "--model", type=folder, default=TRAINED, help="what to serve without --url (default: %(default)s)"
@@ -76,14 +75,13 @@ def connect(args: argparse.Namespace) -> Iterator[Endpoint]:
             server.generate([[1, 2, 3]] * args.concurrency, max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
             yield Endpoint(server.url, str(args.model), args.concurrency, args.chat)
         return
-    url = args.url.rstrip("/")
-    key = os.environ.get(KEY)
-    before = ask(url, None, key)
+    key = os.environ.get(API_KEY)
+    running = RunningServer(args.url, key)
+    before = running.get_policy()
     try:
-        model = RunningServer(url, key).get_model()
-        yield Endpoint(url, model, args.concurrency, args.chat, key)
+        yield Endpoint(running.url, running.get_model(), args.concurrency, args.chat, key)
     finally:
-        ask(url, before, key)
+        running.set_policy(before)
 
 
 def _start_flags(policies: Sequence[str]) -> list[str]:

@@ -3,11 +3,9 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import requests
-
 from benchmark.common.variant import BASELINE, OFF, parse_variant
 from benchmark.evaluation.harness import Endpoint, Harness
-from sglang_xshare.live.command import ask
+from sglang_xshare.live.client import Client
 
 
 @dataclass(frozen=True)
@@ -35,19 +33,20 @@ def post_body(policy: str) -> dict[str, Any]:
 
 
 def run_arm(harness: Harness, endpoint: Endpoint, task: str, policy: str, limit: int | None, shots: int | None) -> Arm:
-    """Switch the server to `policy`, empty its prefix cache, run the task.
+    """Switch the server to `policy`, empty its prefix cache of what other arms have asked, run the task.
 
     Raises `PolicyError` in one line where the server refuses, RuntimeError where a request fails.
     """
-    ask(endpoint.url, post_body(policy), endpoint.api_key)
-    _flush(endpoint)
+    client = Client(endpoint.url, endpoint.api_key)
+    client.set_policy(post_body(policy))
+    client.read("/flush_cache", {})
     try:
         done = harness.run(task, endpoint, limit, shots)
     except Exception as error:  # of the harness's client, after its retries
         raise RuntimeError(
             f"task {task}, {policy}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ) from None
-    since = ask(endpoint.url, None, endpoint.api_key)["since_switch"]
+    since = client.get_policy()["since_switch"]
     counted = bool(since["layer_steps"])
     return Arm(
         task=task,
@@ -60,13 +59,3 @@ def run_arm(harness: Harness, endpoint: Endpoint, task: str, policy: str, limit:
         kept_mass=since["mean_kept_mass"] if counted else None,
         policy_steps=since["outcomes"].get("policy", 0),
     )
-
-
-def _flush(endpoint: Endpoint) -> None:
-    """So that no arm finds the prompts of another in the prefix cache."""
-    headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
-    response = requests.post(f"{endpoint.url}/flush_cache", headers=headers, timeout=60)
-    if not response.ok:
-        raise RuntimeError(
-            f"{endpoint.url}/flush_cache: {response.status_code}: {' '.join(response.text.split())[:200]}"
-        )

@@ -11,7 +11,7 @@ from benchmark.evaluation import __main__ as command
 from benchmark.evaluation import harness, install
 from benchmark.evaluation.arms import post_body
 from benchmark.evaluation.tasks.sums import load_sums
-from sglang_xshare.live.command import PolicyError
+from sglang_xshare.live.client import PolicyError
 from sglang_xshare.live.control import NO_STAGE
 
 

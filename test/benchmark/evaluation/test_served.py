@@ -13,7 +13,7 @@ from benchmark.common.server import Server
 from benchmark.evaluation import __main__ as command
 from benchmark.evaluation.harness import Harness
 from benchmark.evaluation.install import install, is_installed
-from sglang_xshare.live.command import ask
+from sglang_xshare.live.client import Client
 
 pytestmark = pytest.mark.long
 ON = "xshare:k0=1,add=4"
@@ -29,10 +29,11 @@ def test_off_and_on_by_live_control_on_a_running_server(tmp_path, capsys):
     local = [command.LOCAL, "--policies", "off", ON, "--limit", "32", "--out", str(tmp_path)]
     with Server(TRAINED, ["--expert-policy", "xshare:k0=1,add=6"]) as server:
         command.main([*local, "--url", server.url])
-        assert ask(server.url)["add"] == 6, "it has the policy again that it had"
-        switches = ask(server.url)["switches"]
+        client = Client(server.url)
+        assert client.get_policy()["add"] == 6, "it has the policy again that it had"
+        switches = client.get_policy()["switches"]
         command.main([*local, "--url", server.url, "--resume"])
-        assert ask(server.url)["switches"] == switches, "the record had everything"
+        assert client.get_policy()["switches"] == switches, "the record had everything"
     off, on = json.loads((tmp_path / "evaluation.json").read_text())["points"].values()
     assert (off["policy"], off["experts_after"], off["policy_steps"]) == ("off", None, 0)
     assert on["policy"] == ON

@@ -275,8 +275,8 @@ def _plot(
     for name, curve in errors.items():
         upper[1].plot(curve, label=name, color=COLORS[name])
     upper[1].set(xlabel="budget", ylabel="squared error of a layer's output, relative")
-    for number, (domain, curve) in enumerate(coverage.items()):
-        mean = curve["mean"]
+    for number, (domain, shares) in enumerate(coverage.items()):
+        mean = shares["mean"]
         lower[0].plot(range(1, len(mean) + 1), mean, label=domain, color=f"C{number + 5}")
         ratios = concentration[domain]
         lower[1].plot(range(len(ratios)), ratios, "o-", label=domain, color=f"C{number + 5}")

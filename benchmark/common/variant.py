@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang_xshare import SelectionPlan
 from sglang_xshare.policies import get_policy
-from sglang_xshare.policies.schedule import COMMON_KEYS
+from sglang_xshare.policies.common import COMMON_KEYS
 from sglang_xshare.policies.spelling import SPELLING, parse_policy
 
 __all__ = ["BASELINE", "OFF", "PLAN_SPELLING", "SPELLING", "Variant", "parse_plan", "parse_variant"]

@@ -18,6 +18,7 @@ ANSWER = {
     "limits": {"batches": "at most 16", "captured_rows": [], "selecting_rows": []},
     "since_switch": COUNTS,
     "switches": 3,
+    "governed": [{"budget": 24, "settled": True, "moves": 7, "kept_mass": 0.95}],
 }
 
 
@@ -30,7 +31,17 @@ def test_get_prints_the_plan_in_force(server, capsys):
     assert main(["policy", "get", server.url + "/"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    for words in ("xshare", "24", "default", "switches: 3", "policy 2", "14.5 -> 6.2", "0.8750", "at most 16"):
+    for words in (
+        "settled at 24 after 7 moves",
+        "xshare",
+        "24",
+        "default",
+        "switches: 3",
+        "policy 2",
+        "14.5 -> 6.2",
+        "0.8750",
+        "at most 16",
+    ):
         assert words in out
     assert server.asked == [("GET", PATH, None, None)]
 

@@ -80,7 +80,15 @@ def test_the_keys_of_every_policy_are_listed_with_range_and_default(capsys):
     assert main(["policies", "vanilla", "oea", "moe-spec", "--json"]) == 0
     vanilla, oea, moe_spec = json.loads(capsys.readouterr().out)
     assert vanilla["common_keys"] == {}
-    assert list(oea["common_keys"]) == ["phases", "min_tokens", "max_tokens", "rows", "layers", "by_batch"]
+    assert list(oea["common_keys"]) == [
+        "phases",
+        "min_tokens",
+        "max_tokens",
+        "rows",
+        "layers",
+        "by_batch",
+        "governor",
+    ]
     assert all(key["meaning"] for key in oea["common_keys"].values())
     assert oea["common_keys"]["min_tokens"]["allowed"] == "an integer of at least 1"
     assert [policy["common_keys"]["phases"]["default"] for policy in (oea, moe_spec)] == [

@@ -114,7 +114,11 @@ def gathered_batches(
 def runner(model: Model, device: str = "cpu", is_draft_worker: bool = False, **flags: Any) -> SimpleNamespace:
     """A model runner whose server was started with these flags."""
     return SimpleNamespace(
-        model=model, device=device, is_draft_worker=is_draft_worker, server_args=SimpleNamespace(**flags)
+        model=model,
+        device=device,
+        is_draft_worker=is_draft_worker,
+        server_args=SimpleNamespace(**flags),
+        forward=lambda *args: model.forward(None, None, *args),
     )
 
 

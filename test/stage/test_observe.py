@@ -69,7 +69,8 @@ def test_single_rows_are_vanilla_under_every_plan_and_prefill_is_not_observed(at
     run(model, "prefill", 40)
     for counters in installed.observation.counters.values():
         assert counters.totals.tolist() == [[1, TOP_K, TOP_K, 1, 1, 0]]
-    assert installed.logged.read().outcomes | {"observed": 1, "prefill": 1} == installed.exported.read().outcomes
+    logged, exported = installed.reports.logged.read(), installed.reports.exported.read()
+    assert logged.outcomes | {"observed": 1, "prefill": 1} == exported.outcomes
 
 
 def test_a_layer_that_is_not_observed_stops_the_server(attach):

@@ -169,7 +169,7 @@ def test_the_log_tells_what_idle_metrics_told_before(attach):
     installed = attach(model, **XSHARE)
     run(model, "decode", 4)
     told = []
-    installed.exporter.export = lambda interval, labels: told.append(interval.outcomes["policy"])
+    installed.reports.exporter.export = lambda interval, labels: told.append(interval.outcomes["policy"])
     reporter = make_reporter(forwards=1)
     stage.publish(reporter)
     run(model, "decode", 4)
@@ -192,7 +192,7 @@ def test_one_rank_exports_what_all_have_seen_and_each_logs_it(attach, monkeypatc
     file = tmp_path / "trace.jsonl"
     installed = attach(model, **XSHARE, expert_policy_trace=str(file))
     told = []
-    installed.exporter.export = lambda interval, labels: told.append(interval.outcomes["policy"])
+    installed.reports.exporter.export = lambda interval, labels: told.append(interval.outcomes["policy"])
     run(model, "decode", 4)
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
     assert "policy steps: 1," in stage.report(make_reporter(forwards=1))

@@ -131,14 +131,14 @@ def test_log_metrics_and_counters_tell_both_plans_apart(attach, reporter, caplog
     installed = attach(model, **XSHARE)
     for _ in range(3):
         decode(model, reporter)
-    before = installed.logged.look()
+    before = installed.reports.logged.look()
     with caplog.at_level(logging.INFO):
         installed.switch(schedule(PLANS[1]), reporter)
     former, latter = ({"policy": "xshare", "k0": 1, "add": 2}, PLANS[1])
     assert f"switch 1: {json.dumps(former)} -> {json.dumps(latter)}; until now" in caplog.text
     assert f"{before.mean_before:.1f} -> {before.mean_after:.1f}" in caplog.text
     assert "policy steps: 3" in caplog.text
-    assert installed.logged.look().layer_steps == installed.since_switch.look().layer_steps == 0
+    assert installed.reports.logged.look().layer_steps == installed.since_switch.look().layer_steps == 0
     decode(model, reporter)
     assert installed.since_switch.look().outcomes["policy"] == 1
     assert "policy steps: 1" in installed.report(reporter)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from .common import Override
 from .registry import get_policy
-from .schedule import Override, Schedule
+from .schedule import Schedule
 
 TOP_K_KEYS = ("k0", "kmax")
 """Keys that stand for the model's top-k where they are null."""
@@ -46,6 +47,7 @@ def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
         "min_tokens": schedule.min_tokens,
         "max_tokens": schedule.max_tokens,
         "rows": schedule.rows,
+        **({"governor": schedule.given["governor"]} if "governor" in schedule.given else {}),
         "overrides": overrides,
     }
 

@@ -6,60 +6,16 @@ The stage asks it before every step; `select()` knows nothing of phases, layers 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..plan import SelectionPlan
 from .baselines import VANILLA
-from .registry import Policy, build_plan, get_policy
+from .common import COMMON_KEYS, PHASES, Override, read_count, read_overrides, read_phases, read_rows
+from .governor import Governor, read_governor, read_start
+from .registry import build_plan, get_policy
 from .spelling import parse_policy
-
-PHASES = ("decode", "verify")
-
-
-@dataclass(frozen=True)
-class CommonKey:
-    """A key of every policy that selects, in words. `default` is what an absent key stands for."""
-
-    allowed: str
-    help: str
-    default: Any = None
-
-
-_COUNT = "an integer of at least 1"
-COMMON_KEYS = {
-    "phases": CommonKey(f"a list of {' and '.join(map(repr, PHASES))}", "the forwards it selects in"),
-    "min_tokens": CommonKey(_COUNT, "a step of fewer router rows is vanilla", 2),
-    "max_tokens": CommonKey(_COUNT, "a step of more router rows is vanilla; off: no limit"),
-    "rows": CommonKey(
-        "'batch' or 'rank'",
-        "where each rank routes its own rows (--moe-a2a-backend): select among those of all, gathered, or its own",
-        "batch",
-    ),
-    "layers": CommonKey(
-        'an object such as {"0-3": {"k0": 2}}', "other keys, or another policy, by layer id; later ranges win", {}
-    ),
-    "by_batch": CommonKey(
-        'an object such as {"2-4": {"k0": 2}}',
-        "the same by router rows, a graph's captured size; layers win, and layers within it over those",
-        {},
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Override:
-    """Keys that replace a policy's own for a closed range of layers or batch sizes; of batch sizes also by layer."""
-
-    first: int
-    last: int
-    keys: dict[str, Any]
-    layers: tuple[Override, ...] = ()
-
-    def __contains__(self, number: int) -> bool:
-        return self.first <= number <= self.last
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +25,7 @@ class Schedule:
 
     `observed` are the schedules that `observe` compares, by their spelling; empty for every other policy. `given` are
     the policy and the keys it was built from. `rows` is "rank" where each rank selects among its own rows alone.
+    `governor` moves one of the keys; the one among `keys` is where it starts.
     """
 
     policy: str
@@ -81,6 +38,7 @@ class Schedule:
     observed: Mapping[str, Schedule] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
     rows: str = "batch"
+    governor: Governor | None = None
     _plans: dict[tuple[int, int], SelectionPlan | None] = field(default_factory=dict, repr=False)
     """Those of layers and batch sizes met so far: they go with the schedule, which a running server may change."""
 
@@ -88,6 +46,17 @@ class Schedule:
     def parts(self) -> list[Schedule]:
         """The schedules that plan for it: those it observes, or itself."""
         return list(self.observed.values()) or [self]
+
+    def at(self, budget: int) -> Schedule:
+        """The schedule by which steps select while a governor holds its key at a budget."""
+        assert self.governor is not None
+        key = {self.governor.key: budget}
+        return replace(self, keys=self.keys | key, given={**self.given, **key}, governor=None, _plans={})
+
+    @property
+    def ends(self) -> list[Schedule]:
+        """The schedules at either bound of a governor, or itself where none moves it."""
+        return [self] if self.governor is None else [self.at(self.governor.low), self.at(self.governor.high)]
 
     def reason_to_skip(self, phase: str, rows: int) -> str | None:
         """Why a step of `rows` router rows stays vanilla, or None where the policy applies."""
@@ -137,8 +106,9 @@ class Schedule:
         override names a layer beyond them, none of them or no batch size the policy applies to, or where no plan is
         left.
         """
-        if self.observed:
-            return list(dict.fromkeys(plan for part in self.parts for plan in part.plans(model_layers)))
+        if self.observed or self.governor:
+            within = [end for part in self.parts for end in part.ends]
+            return list(dict.fromkeys(plan for part in within for plan in part.plans(model_layers)))
         for override in self.layer_overrides:
             if model_layers is not None and override.last > max(model_layers):
                 raise ValueError(f"layers {override.last}: the model's layers are 0 to {max(model_layers)}")
@@ -179,16 +149,20 @@ def build_schedule(name: str, config: dict[str, Any], speculative: bool) -> Sche
     if name == "observe":
         return _build_observing(config, speculative)
     policy.check_names(keys, others=COMMON_KEYS)
+    governor = read_governor(common.get("governor"), policy)
+    if governor is not None:
+        keys = (keys or policy.default_keys(speculative)) | {governor.key: read_start(governor, keys)}
     schedule = Schedule(
         policy=name,
         keys=keys or policy.default_keys(speculative),
-        phases=_read_phases(common.get("phases"), policy, keys, speculative),
-        min_tokens=_read_count("min_tokens", common.get("min_tokens", COMMON_KEYS["min_tokens"].default)),
-        max_tokens=None if "max_tokens" not in common else _read_count("max_tokens", common["max_tokens"]),
-        layers=_read_overrides("layers", common.get("layers", {}), lowest=0),
-        by_batch=_read_overrides("by_batch", common.get("by_batch", {}), lowest=1),
-        rows=_read_rows(common.get("rows", COMMON_KEYS["rows"].default)),
+        phases=read_phases(common.get("phases"), policy, keys, speculative),
+        min_tokens=read_count("min_tokens", common.get("min_tokens", COMMON_KEYS["min_tokens"].default)),
+        max_tokens=None if "max_tokens" not in common else read_count("max_tokens", common["max_tokens"]),
+        layers=read_overrides("layers", common.get("layers", {}), lowest=0),
+        by_batch=read_overrides("by_batch", common.get("by_batch", {}), lowest=1),
+        rows=read_rows(common.get("rows", COMMON_KEYS["rows"].default)),
         given={"policy": name, **config},
+        governor=governor,
     )
     if schedule.max_tokens is not None and schedule.max_tokens < schedule.min_tokens:
         raise ValueError(f"max_tokens = {schedule.max_tokens}: allowed is at least min_tokens = {schedule.min_tokens}")
@@ -248,53 +222,3 @@ def _merge(keys: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
     """An override of another policy starts from that policy's defaults, one without `policy` from the keys so far."""
     changed = override.get("policy", keys["policy"]) != keys["policy"]
     return dict(override) if changed else {**keys, **override}
-
-
-def _read_phases(value: Any, policy: Policy, keys: dict[str, Any], speculative: bool) -> tuple[str, ...]:
-    if value is None:
-        if not speculative and policy.phases == ("verify",):
-            never = f"{policy.name} without speculative decoding: it selects in target-verify"
-            missing = [*policy.list_missing(keys), never]
-            raise ValueError(f'{"; ".join(missing)}; allowed is --speculative-algorithm, or phases = ["decode"]')
-        return policy.phases
-    if not isinstance(value, list) or not value or any(phase not in PHASES for phase in value):
-        raise ValueError(f"phases = {value!r}: allowed is {COMMON_KEYS['phases'].allowed}")
-    occurs = "verify" if speculative else "decode"
-    if occurs not in value:
-        reason = "speculative decoding verifies at every step" if speculative else "only speculative decoding verifies"
-        raise ValueError(f'phases = {value!r}: {reason}; allowed here is ["{occurs}"]')
-    return tuple(phase for phase in PHASES if phase in value)
-
-
-def _read_count(key: str, value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{key} = {value!r}: allowed is {COMMON_KEYS[key].allowed}")
-    return value
-
-
-def _read_rows(value: Any) -> str:
-    if value not in ("batch", "rank"):
-        raise ValueError(f"rows = {value!r}: allowed is {COMMON_KEYS['rows'].allowed}")
-    return str(value)
-
-
-def _read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{key} = {value!r}: allowed is {COMMON_KEYS[key].allowed}")
-    overrides = []
-    for place, keys in value.items():
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", place)
-        first = int(match[1]) if match else -1
-        last = int(match[2] or match[1]) if match else -1
-        if not lowest <= first <= last:
-            raise ValueError(f'{key} {place!r}: allowed is a number from {lowest} or a range such as "{lowest}-3"')
-        inner: tuple[Override, ...] = ()
-        if key == "by_batch" and isinstance(keys, dict) and "layers" in keys:
-            inner = _read_overrides("layers", keys["layers"], lowest=0)
-            keys = {name: value for name, value in keys.items() if name != "layers"}
-        if not isinstance(keys, dict) or any(name in COMMON_KEYS for name in keys):
-            raise ValueError(f"{key} {place!r} = {keys!r}: allowed is an object of the policy's own keys")
-        if keys.get("policy") == "observe":
-            raise ValueError(f"{key} {place!r}: observe: allowed is a policy that selects, or vanilla")
-        overrides.append(Override(first, last, keys, inner))
-    return tuple(overrides)

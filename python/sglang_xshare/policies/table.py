@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..console import open_console
+from .common import COMMON_KEYS
 from .registry import Policy
-from .schedule import COMMON_KEYS
 
 
 def print_table(policies: Sequence[Policy]) -> None:

@@ -15,14 +15,16 @@ import torch
 from ..policies.schedule import Schedule
 from .agreement import Agreement
 from .alignment import Aligner
-from .balance import Balance, BalanceExporter, BalanceReader, format_balance
+from .balance import Balance
 from .batches import Batches
 from .gather import Ranks
+from .governor import Governed
 from .graphs import Graphs
 from .layer import MASKED, Layer
-from .metrics import Counters, Exporter, Reader, format_log
-from .observe import Observation, ObservationExporter, ObservationReader, format_observed
+from .metrics import Counters, Reader
+from .observe import Observation
 from .plans import Plans
+from .reports import Reports
 from .step import Step, read_step
 from .trace import Trace
 from .upstream import is_first_rank, is_recorded, show_plan, wait_for_device
@@ -64,17 +66,15 @@ class Stage:
         self.device = device
         self.masks = masks or schedule is None
         self.counters = Counters(len(layers), device)
-        self.logged, self.exported, self.since_switch = (Reader(self.counters) for _ in range(3))
-        self.exporter, self.plans_exporter = Exporter(), ObservationExporter()
+        self.since_switch = Reader(self.counters)
         self.trace = None if trace is None else Trace(trace, [layer.layer_id for _, layer in layers], device)
         self.graphs = Graphs(batches.captured)
         self._balance: Balance | None = None
         placement = layers[0][1].placement
         if placement is not None:
             self._balance = Balance(placement, [layer.layer_id for _, layer in layers], device)
-            self.logged_balance, self.exported_balance = (BalanceReader(self._balance) for _ in range(2))
-            self.balance_exporter = BalanceExporter()
         self.agreement: Agreement | None = None
+        self.reports = Reports(self.counters, self._balance)
         self.aligner = Aligner() if align else None
         for number, (_, layer) in enumerate(layers):
             layer.aligner = self.aligner
@@ -83,8 +83,6 @@ class Stage:
         self._by_config = {id(config): layer for config, layer in layers}
         self._by_own = {id(layer.config): layer for _, layer in layers}
         self._running = False
-        self._published = 0, 0
-        """What the scheduler had counted when metrics and trace were last brought up to date."""
         self.switches = 0
         self._adopt(Plans(schedule, batches, self.masks))
         model.forward = self._wrap(model.forward)
@@ -104,13 +102,17 @@ class Stage:
         self.observation: Observation | None = None
         if schedule is not None and schedule.observed:
             self.observation = Observation(schedule, len(self.layers), self.device)
-            self.logged_plans, self.exported_plans = (ObservationReader(self.observation) for _ in range(2))
         self.balance = self._balance if schedule is not None and self.observation is None else None
         if self.trace is not None:
             self.trace.observe(list(schedule.observed) if schedule else [])
         self.plan = None if plans.masks and not self.switches else plans.describe(self.layers[0][1].router.top_k)
         """The plan in force, JSON-able; None where padding rows alone are masked."""
-        self.exporter.plan = self.plan
+        self.governor: Governed | None = None
+        if schedule is not None and schedule.governor is not None:
+            make = functools.partial(Plans, batches=self.batches, masks=self.masks)
+            self.governor = Governed(schedule, make, self._move, self.counters, self.graphs)
+            self.plans = self.governor.plans
+        self.reports.tell_of(self.plan, self.observation, self.balance is not None, self.governor)
 
     def check_switch(self, schedule: Schedule | None) -> Plans:
         """The plans that `switch` would adopt. Raises ValueError in one line where it could not follow."""
@@ -118,7 +120,8 @@ class Stage:
         if self.ranks is not None and self.graphs.captures and schedule is not None and schedule.rows != rows:
             raise ValueError(f"rows = {schedule.rows!r}: CUDA graphs hold what ranks gather; allowed is {rows!r}")
         plans = Plans(schedule, self.batches, self.masks)
-        self.graphs.check(self.plans, plans)
+        for end in plans.ends:
+            self.graphs.check(self.plans, end)
         return plans
 
     def switch(self, schedule: Schedule | None, reporter: Any) -> None:
@@ -130,7 +133,7 @@ class Stage:
         plans = self.check_switch(schedule)
         wait_for_device(self.device)
         former = self.plans.given
-        self._published = -1, -1  # the step that was in flight at the last look belongs to the former plans
+        self.reports.forget()  # the step that was in flight at the last look belongs to the former plans
         counted = self._tell(lambda: self.report(reporter)) or ""
         self.graphs.follow(self.plans, plans)
         wait_for_device(self.device)
@@ -140,10 +143,15 @@ class Stage:
         if self.trace is not None:
             self.trace.switch(self.switches, plans.given)
         show_plan(self.plan)
-        self._published = -1, -1
+        self.reports.forget()
         self._tell(lambda: self.publish(reporter))
         change = f"{json.dumps(former)} -> {json.dumps(plans.given)}"
         logger.info("Expert policy switch %d: %s; until now%s", self.switches, change, counted.removeprefix(","))
+
+    def _move(self, plans: Plans) -> None:
+        """Select by plans with another budget from the next step on, in the order of the current stream."""
+        self.graphs.follow(self.plans, plans)
+        self.plans = plans
 
     def _tell(self, tell: Callable[[], str | None]) -> str | None:
         """What `tell` returns; None where it fails. One rank writes files and metrics for all, and must not miss a
@@ -214,32 +222,14 @@ class Stage:
     def report(self, reporter: Any) -> str:
         """What happened since the last line of the decode log."""
         self.publish(reporter)
-        text = format_log(self.logged.read())
-        if self.balance is not None:
-            text += format_balance(self.logged_balance.read())
-        if self.observation is not None:
-            plans, _ = self.logged_plans.read()
-            text += format_observed(plans)
-        return text
+        return self.reports.log()
 
     def publish(self, reporter: Any) -> None:
-        """Bring metrics and trace up to date. The host waits for the device only here and in `report`: once a log
-        interval, and when the server turns idle.
-
-        Ranks of data-parallel attention each write their own log. All have seen the same steps, so that one exports.
+        """Bring metrics and trace up to date, on one rank: all have seen the same steps. The host waits for the device
+        only here and in `report`: once a log interval, and when the server turns idle.
         """
-        # An idle server asks again and again, and must not copy from the device each time. SGLang counts forwards, also
-        # those for other ranks' requests alone, when it launches them, and decode steps when they are done.
-        forwards = reporter.scheduler.forward_ct, reporter.forward_ct_decode
-        if not is_first_rank() or forwards == self._published:
+        if not is_first_rank() or not self.reports.publish(reporter):
             return
-        self._published = forwards
-        if reporter.current_scheduler_metrics_enabled:
-            self.exporter.export(self.exported.read(), reporter.metrics_collector.labels)
-            if self.balance is not None:
-                self.balance_exporter.export(self.exported_balance.read(), reporter.metrics_collector.labels)
-            if self.observation is not None:
-                self.plans_exporter.export(*self.exported_plans.read(), reporter.metrics_collector.labels)
         if self.agreement is not None:
             self.agreement.report(reporter)
         if self.trace is not None and reporter.is_stats_logging_rank:

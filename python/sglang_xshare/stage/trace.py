@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import torch
 
-from ..policies.schedule import PHASES
+from ..policies.common import PHASES
 from .metrics import AFTER, BEFORE, KEPT, ROWS, STEPS
 from .step import Step
 

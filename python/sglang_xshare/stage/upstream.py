@@ -252,6 +252,17 @@ def all_gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
     return gathered
 
 
+def add_over_ranks(counts: torch.Tensor) -> int:
+    """Add up counts over the tensor-parallel ranks, in place. Returns how many those are. A collective."""
+    import torch
+    from sglang.srt.runtime_context import get_parallel
+
+    group = get_parallel().tp_group
+    if group.world_size > 1:
+        torch.distributed.all_reduce(counts, group=group.device_group)
+    return int(group.world_size)
+
+
 def list_routers(model: Any) -> list[Any]:
     """The `TopK` modules of a model."""
     from sglang.srt.layers.moe.topk import TopK

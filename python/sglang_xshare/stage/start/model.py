@@ -121,12 +121,15 @@ def check_schedule(
     for part in schedule.parts if schedule else ():
         batches = read_batches(config, part.rows)
         check_rows(part, config)
+        check_governor(part, config)
         _check_size(part, config, batches)
         warnings += list_unmet_overrides(part, batches)
         found = build_plans(part, model, config.ep_size)
         _check_plans(found, model, config)
         plans += found
-        warnings += list_idle_budgets(part, found, model, config.ep_size, largest_batch(config), tokens)
+        least = part.ends[0]
+        plans_of_least = build_plans(least, model, config.ep_size)
+        warnings += list_idle_budgets(least, plans_of_least, model, config.ep_size, largest_batch(config), tokens)
     flag = f"--expert-policy {schedule.policy}" if schedule else "--mask-padding-experts"
     _check_runner(plans, model, config, None if names_runner else flag)
     return plans, warnings
@@ -159,6 +162,18 @@ def check_rows(schedule: Schedule, config: Any) -> None:
     if share > 1 and config.speculative_algorithm is not None:
         reason = f"{share} ranks divide the rows of a batch, which splits requests; allowed with speculation is batch"
         raise refusal(flag, "rank", reason)
+
+
+def check_governor(schedule: Schedule, config: Any) -> None:
+    """Raise `ExpertPolicyError` where ranks could not move a budget together, or where graphs do not read it."""
+    if schedule.governor is None:
+        return
+    flag = "--expert-policy-config governor"
+    if config.pp_size > 1:
+        raise refusal(flag, "on", f"--pp-size {config.pp_size}: a pipeline's stages run different steps; allowed is 1")
+    if config.speculative_adaptive and str(config.device) == "cuda":
+        reason = "--speculative-adaptive captures graphs of sizes not known before; allowed is without it"
+        raise refusal(flag, "on", reason)
 
 
 def _check_size(schedule: Schedule, config: Any, batches: Batches) -> None:

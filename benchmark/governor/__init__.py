@@ -1,0 +1,1 @@
+"""What a governor saves on changing traffic: `python -m benchmark.governor`."""

@@ -1,0 +1,112 @@
+"""The keys that every policy shares which selects: in which forwards, layers and batch sizes it does."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from .governor import ALLOWED
+from .registry import Policy
+
+PHASES = ("decode", "verify")
+
+
+@dataclass(frozen=True)
+class CommonKey:
+    """A key of every policy that selects, in words. `default` is what an absent key stands for."""
+
+    allowed: str
+    help: str
+    default: Any = None
+
+
+_COUNT = "an integer of at least 1"
+COMMON_KEYS = {
+    "phases": CommonKey(f"a list of {' and '.join(map(repr, PHASES))}", "the forwards it selects in"),
+    "min_tokens": CommonKey(_COUNT, "a step of fewer router rows is vanilla", 2),
+    "max_tokens": CommonKey(_COUNT, "a step of more router rows is vanilla; off: no limit"),
+    "rows": CommonKey(
+        "'batch' or 'rank'",
+        "where each rank routes its own rows (--moe-a2a-backend): select among those of all, gathered, or its own",
+        "batch",
+    ),
+    "layers": CommonKey(
+        'an object such as {"0-3": {"k0": 2}}', "other keys, or another policy, by layer id; later ranges win", {}
+    ),
+    "by_batch": CommonKey(
+        'an object such as {"2-4": {"k0": 2}}',
+        "the same by router rows, a graph's captured size; layers win, and layers within it over those",
+        {},
+    ),
+    "governor": CommonKey(
+        ALLOWED, "move a budget within these bounds so that the kept mass stays at this floor; off: none moves"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Override:
+    """Keys that replace a policy's own for a closed range of layers or batch sizes; of batch sizes also by layer."""
+
+    first: int
+    last: int
+    keys: dict[str, Any]
+    layers: tuple[Override, ...] = ()
+
+    def __contains__(self, number: int) -> bool:
+        return self.first <= number <= self.last
+
+
+def read_phases(value: Any, policy: Policy, keys: dict[str, Any], speculative: bool) -> tuple[str, ...]:
+    """The phases to select in. This and the next raise ValueError naming the key, the value and what is allowed."""
+    if value is None:
+        if not speculative and policy.phases == ("verify",):
+            never = f"{policy.name} without speculative decoding: it selects in target-verify"
+            missing = [*policy.list_missing(keys), never]
+            raise ValueError(f'{"; ".join(missing)}; allowed is --speculative-algorithm, or phases = ["decode"]')
+        return policy.phases
+    if not isinstance(value, list) or not value or any(phase not in PHASES for phase in value):
+        raise ValueError(f"phases = {value!r}: allowed is {COMMON_KEYS['phases'].allowed}")
+    occurs = "verify" if speculative else "decode"
+    if occurs not in value:
+        reason = "speculative decoding verifies at every step" if speculative else "only speculative decoding verifies"
+        raise ValueError(f'phases = {value!r}: {reason}; allowed here is ["{occurs}"]')
+    return tuple(phase for phase in PHASES if phase in value)
+
+
+def read_count(key: str, value: Any) -> int:
+    """A limit of router rows."""
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{key} = {value!r}: allowed is {COMMON_KEYS[key].allowed}")
+    return value
+
+
+def read_rows(value: Any) -> str:
+    """Whose rows to select among."""
+    if value not in ("batch", "rank"):
+        raise ValueError(f"rows = {value!r}: allowed is {COMMON_KEYS['rows'].allowed}")
+    return str(value)
+
+
+def read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:
+    """The overrides of `layers` or `by_batch`, which number from `lowest`."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{key} = {value!r}: allowed is {COMMON_KEYS[key].allowed}")
+    overrides = []
+    for place, keys in value.items():
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", place)
+        first = int(match[1]) if match else -1
+        last = int(match[2] or match[1]) if match else -1
+        if not lowest <= first <= last:
+            raise ValueError(f'{key} {place!r}: allowed is a number from {lowest} or a range such as "{lowest}-3"')
+        inner: tuple[Override, ...] = ()
+        if key == "by_batch" and isinstance(keys, dict) and "layers" in keys:
+            inner = read_overrides("layers", keys["layers"], lowest=0)
+            keys = {name: value for name, value in keys.items() if name != "layers"}
+        if not isinstance(keys, dict) or any(name in COMMON_KEYS for name in keys):
+            raise ValueError(f"{key} {place!r} = {keys!r}: allowed is an object of the policy's own keys")
+        if keys.get("policy") == "observe":
+            raise ValueError(f"{key} {place!r}: observe: allowed is a policy that selects, or vanilla")
+        overrides.append(Override(first, last, keys, inner))
+    return tuple(overrides)

@@ -135,7 +135,7 @@ def test_a_governed_schedule_plans_for_both_bounds():
     assert sorted(plan.add for plan in schedule.plans(range(3))) == [2, 4, 40]
     assert describe(schedule)["governor"] == GOVERNED
     now = schedule.at(9)
-    assert [now.plan(layer, 16).add for layer in range(2)] == [9, 2]  # type: ignore[union-attr]
+    assert [now.plan(layer, 16).add for layer in range(2)] == [9, 2]
     assert now.given == {"policy": "xshare", "k0": 1, "governor": GOVERNED, "layers": {"1": {"add": 2}}, "add": 9}
 
 

@@ -196,6 +196,6 @@ def reporter():
 )
 def test_servers_whose_budget_could_not_move_are_refused(changes, line):
     config = SimpleNamespace(**{"device": "cpu", "pp_size": 1, "speculative_adaptive": False} | changes)
-    check_governor(build_schedule("xshare", {"k0": 1}, False), config)  # type: ignore[arg-type]
+    check_governor(build_schedule("xshare", {"k0": 1}, False), config)
     with pytest.raises(ExpertPolicyError, match=f"--expert-policy-config governor on: .*{line}"):
-        check_governor(build_schedule("xshare", {"governor": GOVERNOR}, False), config)  # type: ignore[arg-type]
+        check_governor(build_schedule("xshare", {"governor": GOVERNOR}, False), config)

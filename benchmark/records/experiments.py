@@ -34,6 +34,7 @@ OBSERVED = ("vanilla", "observe", "--model", "checkpoints/qwen3-moe-tiny")
 SERVED = ("--rounds", "1", "--requests", "4", "--concurrency", "4", "--output-tokens", "8")
 TEXT = ("--per-domain", "4", "--batch", "4", "--prompt", "16")
 LOSS = ("--sums", "4", "--per-domain", "4", "--loss-tokens", "8")
+SAMPLES = ("--samples", "8", "--prompt", "8", "--tokens", "8")
 DISPATCH = ("--per-domain", "8", "--requests", "100", "--seeds", "1", "--calibration", "384", "--replicas", "2")
 EXPERIMENTS = {
     one.name: one
@@ -55,6 +56,13 @@ EXPERIMENTS = {
         Experiment("demo", "benchmark.demo", "demo", 5, (*SERVED, *LOSS)),
         Experiment(
             "balance", "benchmark.balance", "balance", 1, ("vanilla", "xshare:k0=1,target_per_rank=5", "--batches", "4")
+        ),
+        Experiment(
+            "tuning",
+            "benchmark.tuning",
+            "tuning",
+            8,
+            (POLICY, "--settings", POLICY, "--tolerances", "20", "--batches", "4", *SAMPLES),
         ),
         Experiment("affinity", "benchmark.affinity", "affinity", 3, ("mixed", *DISPATCH)),
         Experiment(

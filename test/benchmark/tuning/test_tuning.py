@@ -1,4 +1,4 @@
-"""What tuning saves, from a record made by hand, and from a small run."""
+"""`python -m benchmark.tuning`: what tuning saves, from a record made by hand, and from a small run."""
 
 import pytest
 

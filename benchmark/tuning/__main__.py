@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         with Server(args.model, flags, name="tuning") as server:
             running = RunningServer(server.url)
             samples = read_parts(args, running)
-            bench = Bench(running, samples, args.out / "trace.jsonl")
+            bench = Bench(running, samples, open_trace(args.out, args.resume))
             groups = group_layers(running.get_policy()["limits"]["moe_layers"], 8)
             for batch in args.batches:
                 for name, point in measure(bench, groups, args, batch):
@@ -64,6 +64,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     tabulate_tuning(record.points).show()
     plot_tuning(args.out / "tuning.png", record.points, f"Tuned on one text, measured on another: {args.model.name}")
     print(f"Record: {record.path}, plot: {args.out / 'tuning.png'}")
+
+
+def open_trace(folder: Path, resume: bool) -> Path:
+    """The file of measurements already made, of which there are none unless it goes on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    trace = folder / "trace.jsonl"
+    if not resume:
+        trace.unlink(missing_ok=True)
+    return trace
 
 
 def read_parts(args: argparse.Namespace, server: RunningServer) -> dict[str, Sequence[Sample]]:

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmark.common.record import read_record
-from benchmark.tuning.__main__ import main
+from benchmark.tuning.__main__ import main, open_trace
 from benchmark.tuning.report import find_published, tabulate_tuning
 
 
@@ -34,6 +34,13 @@ def test_nothing_found_is_said():
     point = make_point(12.0, 0.06)
     del point["plan"]
     assert tabulate_tuning({"2%": point}).rows[0][3] == "nothing found"
+
+
+def test_former_measurements_are_used_by_who_goes_on(tmp_path):
+    trace = open_trace(tmp_path / "new", resume=False)
+    trace.write_text("one")
+    assert open_trace(tmp_path / "new", resume=True).exists()
+    assert not open_trace(tmp_path / "new", resume=False).exists()
 
 
 @pytest.mark.long

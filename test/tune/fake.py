@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sglang_xshare.policies.schedule import build_schedule
@@ -15,10 +16,13 @@ WEIGHTS = {0: 0.2, 1: 0.2, 2: 1.0, 3: 2.6}
 class FakeServer:
     """Wakes `add` + 8 of 40 experts in each layer that selects; a sample loses by the layer's weight and its own."""
 
-    def __init__(self, synergy: float = 0.0, captured: bool = False, rows: float = 1.0) -> None:
+    def __init__(
+        self, synergy: float = 0.0, captured: bool = False, rows: float = 1.0, harder: Sequence[list[int]] = ()
+    ) -> None:
         self.url = "http://fake"
         self.synergy = synergy
         self.captured = captured  # of captured graphs every layer is counted
+        self.harder = harder  # prompts: what follows them loses twice as much
         self.share = rows  # of a batch that a step has
         self.asked = 16
         self.policy: dict[str, Any] = {"policy": "xshare"}
@@ -59,7 +63,8 @@ class FakeServer:
         lost = sum(WEIGHTS[layer] * (40 - count) / 400 for layer, count in counts.items())
         lost += self.synergy * max(len(counts) - 1, 0)
         samples = [2 + (prompt[0] % 7) / 50 for prompt in prompts]
-        nats = [own + lost * (1 + (prompt[0] % 5 - 2) / 10) for own, prompt in zip(samples, prompts, strict=True)]
+        losses = [lost * (1 + (prompt[0] % 5 - 2) / 10) * (1 + (prompt in self.harder)) for prompt in prompts]
+        nats = [own + loss for own, loss in zip(samples, losses, strict=True)]
         told = [[{token: -one} for token in text[1:]] for one, text in zip(nats, texts, strict=True)]
         columns = zip(nats, texts, told, strict=True)
         return [Forced([one] * (len(text) - 1), text[1:], likeliest) for one, text, likeliest in columns]

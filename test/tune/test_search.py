@@ -86,6 +86,15 @@ def test_losses_that_do_not_add_up_are_corrected(texts, tmp_path):
     assert len(found.trials) > 1
 
 
+def test_where_held_out_samples_lose_more_less_is_allowed(texts, tmp_path):
+    held_out = read_samples(texts, FakeServer().tokenize, 8, 8, 12)[1]
+    _, found, _ = run(texts, tmp_path, tolerance=0.1, server=FakeServer(harder=[one.prompt for one in held_out]))
+    assert found.chosen is not None
+    assert found.chosen.loss.delta < 0.8 * found.tolerance
+    assert 0.5 * found.tolerance < found.confirmed.delta <= found.tolerance
+    assert found.chosen.experts > found.trials[0].experts
+
+
 def test_where_everything_loses_too_much_nothing_is_chosen(texts, tmp_path):
     _, found, _ = run(texts, tmp_path, tolerance=1e-6)
     assert found.chosen is None

@@ -11,6 +11,8 @@ from .plans import VANILLA, Layers, build_policy, name_layers
 
 TRIALS = 5
 """Choices tried for a batch size: each corrects the tolerance by what the last one lost."""
+ROUNDS = 3
+"""Times it tries, allowing less where what was chosen lost more than tolerated on the held-out samples."""
 NEAR = 0.85
 """A loss of this share of the tolerance is near enough."""
 
@@ -74,8 +76,13 @@ def search(
         options[group] = smooth([Option(VANILLA, 0.0, 0.0), *(option for option in measured if option.experts < 0)])
     tolerated = tolerance * vanilla.cross_entropy
     found = Found(batch, tolerated, vanilla.cross_entropy, everywhere.before or 0.0, options)
-    _try(bench, found, vanilla, tell)
-    _confirm(bench, found, tell)
+    allowed = tolerated
+    for _ in range(ROUNDS):
+        _try(bench, found, vanilla, allowed, tell)
+        lost = _confirm(bench, found, allowed, tell)
+        if lost is None:
+            break
+        allowed *= max(tolerated / lost, 0.5)
     return found
 
 
@@ -83,9 +90,9 @@ def _alone(group: Layers, groups: Sequence[Layers], setting: str) -> dict[str, o
     return build_policy({one: setting if one == group else VANILLA for one in groups})
 
 
-def _try(bench: Bench, found: Found, vanilla: Measurement, tell: Callable[[str], None]) -> None:
-    """Try choices, each corrected by what the one before lost."""
-    allowance = found.tolerance
+def _try(bench: Bench, found: Found, vanilla: Measurement, allowed: float, tell: Callable[[str], None]) -> None:
+    """Try choices that should lose what is `allowed`, each corrected by what the one before lost."""
+    allowance = allowed
     for _ in range(TRIALS):
         chosen = choose({name_layers(group): options for group, options in found.options.items()}, allowance)
         settings = {group: chosen[name_layers(group)].name for group in found.options}
@@ -104,9 +111,9 @@ def _try(bench: Bench, found: Found, vanilla: Measurement, tell: Callable[[str],
         found.trials.append(trial)
         lost = trial.loss.delta
         tell(f"together: {trial.experts:.1f} experts, {1000 * lost:+.1f} mnats ({1000 * predicted:.1f} predicted)")
-        if NEAR * found.tolerance <= lost <= found.tolerance:
+        if NEAR * allowed <= lost <= allowed:
             break
-        allowance *= min(max(found.tolerance / max(lost, 1e-9), 0.5), 2.0)
+        allowance *= min(max(allowed / max(lost, 1e-9), 0.5), 2.0)
 
 
 def _count_experts(measured: Measurement, found: Found) -> float:
@@ -114,12 +121,15 @@ def _count_experts(measured: Measurement, found: Found) -> float:
     return found.before - (measured.saved or 0.0) / sum(map(len, found.options))
 
 
-def _confirm(bench: Bench, found: Found, tell: Callable[[str], None]) -> None:
-    """Take the trial with the fewest experts that loses as little as tolerated on both halves of the samples."""
-    good = sorted((one for one in found.trials if one.loss.delta <= found.tolerance), key=lambda one: one.experts)
+def _confirm(bench: Bench, found: Found, allowed: float, tell: Callable[[str], None]) -> float | None:
+    """Take the trial with the fewest experts that loses what is `allowed` where it was tried, and as little as
+    tolerated on the held-out samples. Where all lose more there, returns the least of it.
+    """
+    good = sorted((one for one in found.trials if one.loss.delta <= allowed), key=lambda one: one.experts)
     if not good:
-        return
+        return None
     vanilla = bench.run({"policy": VANILLA}, found.batch, "held out")
+    least = float("inf")
     for trial in good:
         measured = bench.run(build_policy(trial.settings), found.batch, "held out")
         loss = compare(measured, vanilla)
@@ -128,4 +138,6 @@ def _confirm(bench: Bench, found: Found, tell: Callable[[str], None]) -> None:
         if loss.delta <= found.tolerance:
             found.chosen, found.confirmed = trial, loss
             found.confirmed_experts = _count_experts(measured, found)
-            return
+            return None
+        least = min(least, loss.delta)
+    return least

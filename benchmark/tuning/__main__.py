@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", nargs="+", type=positive, default=[16], metavar="N", help="rows a step")
     parser.add_argument("--model", type=folder, default=TRAINED, help="a checkpoint (default: the shipped one)")
     parser.add_argument("--texts", type=folder, help="of *.txt (default: the model's heldout)")
-    parser.add_count("samples", 96, "texts to tune on, as many to confirm, and twice as many to compare on")
+    parser.add_count("samples", 80, "texts to tune on, as many to confirm, and twice as many to compare on")
     parser.add_count("prompt", 64, "tokens of each that are prefilled")
     parser.add_count("tokens", 64, "tokens of each that are decoded")
     parser.add_record(BUILD / "tuning")

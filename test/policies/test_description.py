@@ -62,7 +62,16 @@ def test_overrides_name_their_place_and_what_changes():
         {"layers": "2-3", "mass": 0.5},
         {"layers": "2-3", "by_batch": "2-3", "add": 30, "mass": 0.5},
         {"layers": "2-3", "by_batch": "5-8", "add": 30, "mass": 0.5},
-        {"layers": "5", "policy": "oea", "k0": 3, "p": 1.0, "kmax": None, "max_rank": None, "own_share": 0.0},
+        {
+            "layers": "5",
+            "policy": "oea",
+            "k0": 3,
+            "p": 1.0,
+            "kmax": None,
+            "max_rank": None,
+            "target_per_rank": None,
+            "own_share": 0.0,
+        },
     ]
 
 

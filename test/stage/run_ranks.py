@@ -23,7 +23,7 @@ from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.gather import Ranks, call_without_rows
 from sglang_xshare.stage.layer import DROPPED, Layer
 from sglang_xshare.stage.stage import Stage
-from sglang_xshare.stage.upstream import find_rank
+from sglang_xshare.stage.upstream_ranks import find_rank
 from stage.ranks import CASES, EXPERTS, LAYERS, TOP_K, Case, Load, Model, run_experts
 
 SECONDS = 60

@@ -70,18 +70,17 @@ def test_steps_without_a_selection_are_no_comparison():
     assert agreement.read() == (1, [0, 0])
 
 
-@pytest.mark.parametrize(("share", "together", "wrong"), [(2, True, [0, 1, 1, 1]), (2, False, [0, 1, 0, 0])])
-def test_ranks_that_select_apart_are_compared_with_their_neighbours(share, together, wrong):
-    agreement = make(lambda own: [own + 1, own + 2, own + 2], 4)
+def test_all_ranks_are_compared_with_the_first():
+    agreement = make(lambda own: [own + 1, own + 2, own], 4)
     agreement.count([selection(2, 2, [1.0])])
-    agreement.end_forward(Ranks(0, 4, share, 32, together))
-    assert agreement.read() == (1, wrong)
+    agreement.end_forward(Ranks(0, 4, 2, 32, together=True))
+    assert agreement.read() == (1, [0, 1, 1, 0])
 
 
-def test_ranks_without_neighbours_are_not_compared():
+@pytest.mark.parametrize("share", [1, 2])
+def test_ranks_that_select_apart_are_not_compared(share):
     agreement = make(lambda own: pytest.fail("a collective"), 4)
-    agreement.count([selection(2, 2, [1.0])])
-    agreement.end_forward(Ranks(0, 4, 1, 32, together=False))
+    agreement.end_forward(Ranks(0, 4, share, 32, together=False))
     assert agreement.read() == (0, [0] * 4)
 
 

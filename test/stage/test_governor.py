@@ -13,7 +13,7 @@ from sglang_xshare.policies.governor import Governor, Search, most_moves
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.governor import govern
-from sglang_xshare.stage.start.model import check_governor
+from sglang_xshare.stage.start.model import check_governor, check_moves
 from sglang_xshare.stage.start.refusal import ExpertPolicyError
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
 
@@ -26,7 +26,7 @@ GOVERNED: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {
 def _one_rank(monkeypatch):
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
     monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
-    monkeypatch.setattr("sglang_xshare.stage.governor.add_over_ranks", lambda counts: 1)
+    monkeypatch.setattr("sglang_xshare.stage.governor.add_over_ranks", lambda counts: (counts, 1))
 
 
 @pytest.fixture
@@ -159,11 +159,10 @@ def test_graphs_that_cannot_follow_stop_the_server(serve):
 def test_ranks_decide_on_what_all_have_counted(serve, monkeypatch):
     """A rank that has lost more than it may follows the others, which have not."""
 
-    def add(counts: torch.Tensor) -> int:
+    def add(counts: torch.Tensor) -> tuple[torch.Tensor, int]:
         others = counts.clone()
         others[3] = others[4]  # kept mass: all of it
-        counts += 99 * others
-        return 100
+        return counts + 99 * others, 100
 
     monkeypatch.setattr("sglang_xshare.stage.governor.add_over_ranks", add)
     installed, step = serve(**GOVERNED)
@@ -199,3 +198,22 @@ def test_servers_whose_budget_could_not_move_are_refused(changes, line):
     check_governor(build_schedule("xshare", {"k0": 1}, False), config)
     with pytest.raises(ExpertPolicyError, match=f"--expert-policy-config governor on: .*{line}"):
         check_governor(build_schedule("xshare", {"governor": GOVERNOR}, False), config)
+
+
+EVERYWHERE = "add: .* overrides set it for every layer and batch size; allowed is a budget that some step reads"
+STATIC = {"ranking": "static", "order": list(range(8)), "phases": ["decode"]}
+
+
+@pytest.mark.parametrize(
+    ("policy", "key", "keys", "captured", "line"),
+    [
+        ("xshare", "add", {"by_batch": {"2-64": {"add": 8}}, "max_tokens": 64}, (), EVERYWHERE),
+        ("xshare", "add", {"layers": {"0-3": {"add": 8}}}, (), EVERYWHERE),
+        ("moe-spec", "budget", STATIC, (4,), "budget: .* ranking = 'static' is part of a CUDA graph"),
+    ],
+)
+def test_a_governor_that_nothing_follows_is_refused(policy, key, keys, captured, line):
+    schedule = build_schedule(policy, keys | {"governor": {"kept_mass": 0.9, key: [2, 6]}}, False)
+    lowest, highest = (end.plans(range(4)) for end in schedule.ends)
+    with pytest.raises(ExpertPolicyError, match=f"--expert-policy-config governor {line}"):
+        check_moves(schedule, lowest, highest, Batches(captured=captured))

@@ -15,7 +15,8 @@ from ..stage.stage import Stage
 from ..stage.start.model import check_schedule, read_model
 from ..stage.start.routers import check_plans
 from ..stage.start.server import check_observed
-from ..stage.upstream import attention_dp_size, is_first_rank, model_config, resolved
+from ..stage.upstream import attention_dp_size, model_config, resolved
+from ..stage.upstream_ranks import is_first_rank
 
 ADDED = ("in_force", "governed", "defaults", "limits", "counters", "since_switch", "switches", "warnings")
 """What an answer says beside the policy and its keys; a POST may send it back, and it is not read."""

@@ -189,6 +189,8 @@ def _build_observing(config: dict[str, Any], speculative: bool) -> Schedule:
             raise ValueError(f"plans: {spelling}: allowed is every policy that selects, each spelling once")
         if schedule.rows != "batch":
             raise ValueError(f"plans: {spelling}: rows = {schedule.rows!r}: allowed is 'batch', which observe looks at")
+        if schedule.governor is not None:
+            raise ValueError(f"plans: {spelling}: governor: allowed are fixed budgets, which observe compares")
         observed[spelling] = schedule
     return Schedule("observe", dict(config), PHASES, 1, None, (), (), observed, {"policy": "observe", **config})
 

@@ -12,7 +12,7 @@ import torch
 from ..types import Selection
 from .gather import Ranks
 from .metrics import PREFIX
-from .upstream import all_gather
+from .upstream_ranks import all_gather
 
 logger = logging.getLogger(__name__)
 
@@ -57,20 +57,17 @@ class Agreement:
         torch.addcmul(self._weights.where(found, 0).sum(), self._checksum, self._turn, out=self._checksum)
 
     def end_forward(self, ranks: Ranks | None) -> None:
-        """A forward was launched: compare where it is time to. All ranks, or with `ranks` that select apart the
-        neighbours that have the same rows.
-        """
+        """A forward was launched: compare where it is time to, unless `ranks` select apart, each from its own rows."""
         self.forwards += 1
         if self.forwards % EVERY and self.forwards & (self.forwards - 1):
             return
-        share = self.size if ranks is None or ranks.together else ranks.share
-        if share > 1:
-            self.compare(share)
+        if self.size > 1 and (ranks is None or ranks.together):
+            self.compare()
 
-    def compare(self, share: int) -> None:
-        """Compare every `share` neighbours with the first of them, and begin anew. A collective."""
-        checksums = self._gather(self._checksum, self.size).view(-1, share)
-        self._disagreements += (checksums != checksums[:, :1]).flatten()
+    def compare(self) -> None:
+        """Compare all ranks with the first of them, and begin anew. A collective."""
+        checksums = self._gather(self._checksum, self.size)
+        self._disagreements += checksums != checksums[:1]
         self._comparisons += checksums.any()  # none where nothing was selected
         self._checksum.zero_()
 
@@ -131,7 +128,7 @@ class _Exporter:
 
             texts = {
                 "rank_comparisons": "Times that ranks have compared which experts they selected",
-                "rank_disagreements": "Times that a rank had selected other experts than the first of its ranks",
+                "rank_disagreements": "Times that a rank had selected other experts than the first one",
             }
             self._metrics = [Counter(PREFIX + name, text, tuple(labels)) for name, text in texts.items()]
         totals = [comparisons, disagreements]

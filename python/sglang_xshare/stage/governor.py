@@ -13,7 +13,7 @@ from ..policies.schedule import Schedule
 from .graphs import Graphs
 from .metrics import KEPT, OUTCOMES, PREFIX, ROWS, Counters
 from .plans import Plans
-from .upstream import add_over_ranks
+from .upstream_ranks import add_over_ranks
 
 SELECTING, UNCHANGED = OUTCOMES.index("policy"), OUTCOMES.index("unchanged")
 
@@ -119,7 +119,7 @@ class _Answer:
     """Counts on their way to the host."""
 
     def __init__(self, counts: torch.Tensor) -> None:
-        self._ranks = add_over_ranks(counts)
+        counts, self._ranks = add_over_ranks(counts)
         self._counts, self._copied = counts, None
         if counts.is_cuda:
             self._counts = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True)

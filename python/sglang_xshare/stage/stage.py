@@ -27,7 +27,8 @@ from .plans import Plans
 from .reports import Reports
 from .step import Step, read_step
 from .trace import Trace
-from .upstream import is_first_rank, is_recorded, show_plan, wait_for_device
+from .upstream import is_recorded, show_plan, wait_for_device
+from .upstream_ranks import is_first_rank
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,7 @@ class PolicyBypassed(RuntimeError):
 
 
 class Stage:
-    """Wraps a loaded model's `forward` and its MoE layers, as (TopKConfig, Layer). One per process, put in place by
-    `stage.attach`.
+    """Wraps a loaded model's `forward` and its MoE layers, as (TopKConfig, Layer). `stage.attach` makes one a process.
 
     `schedule` is None where no policy is given and padding rows alone are masked. `trace` is the file to append to, and
     `align` has layers sort the slots for the MoE runner. `batches` are what the server's steps can have, `ranks` those
@@ -293,7 +293,7 @@ class Stage:
         else:
             selections = [layer.selection for layer in layers]
             counts, observed = self.counters.count(selections, step), []
-            for other in (self.balance, self.agreement):
+            for other in (self.balance, self.agreement if self.ranks is None or self.ranks.together else None):
                 if other is not None:
                     other.count(selections)
         if self.trace is not None:

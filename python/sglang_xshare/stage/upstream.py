@@ -222,45 +222,9 @@ def num_schedulers(config: Any) -> int:
     return max(config.dp_size, attention_dp_size(config))
 
 
-def gather_rows(flags: torch.Tensor, rows: int, forward_batch: Any) -> torch.Tensor:
-    """[rows] bool of all attention-DP ranks, from this one's [its rows] bool, placed as SGLang places hidden states.
-
-    A collective: every rank of the forward must call it, in the same order as the model's own.
-    """
-    import torch
-    from sglang.srt.layers.dp_attention import dp_gather_replicate
-
-    # A copy as numbers: SGLang's collectives take no booleans, and may zero their input. On a GPU they gather integers
-    # as they do token ids, past every kernel tuned for hidden states; on a CPU they sum nothing but floats.
-    own = flags.to(torch.float32 if flags.is_cpu else torch.int64)[:, None]
-    gathered = own.new_empty(rows, 1)
-    dp_gather_replicate(gathered, own, forward_batch)
-    return gathered[:, 0] != 0
-
-
 def routes_own_rows(config: Any) -> bool:
     """Whether each rank's router sees its own rows alone, which an all-to-all backend then brings to the experts."""
     return spell(getattr(config, "moe_a2a_backend", None) or "none") != "none"
-
-
-def all_gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
-    """[ranks * n, ...] from the [n, ...] of each tensor-parallel rank, in their order. A collective."""
-    from sglang.srt.runtime_context import get_parallel
-
-    gathered = own.new_empty(ranks * len(own), *own.shape[1:])
-    get_parallel().tp_group.all_gather_into_tensor(gathered, own)
-    return gathered
-
-
-def add_over_ranks(counts: torch.Tensor) -> int:
-    """Add up counts over the tensor-parallel ranks, in place. Returns how many those are. A collective."""
-    import torch
-    from sglang.srt.runtime_context import get_parallel
-
-    group = get_parallel().tp_group
-    if group.world_size > 1:
-        torch.distributed.all_reduce(counts, group=group.device_group)
-    return int(group.world_size)
 
 
 def list_routers(model: Any) -> list[Any]:
@@ -268,14 +232,6 @@ def list_routers(model: Any) -> list[Any]:
     from sglang.srt.layers.moe.topk import TopK
 
     return [module for module in model.modules() if isinstance(module, TopK)]
-
-
-def find_rank() -> tuple[int, int, int]:
-    """(this process's rank, size) of its tensor-parallel group, and how many of them attend to the same requests."""
-    from sglang.srt.runtime_context import get_parallel
-
-    parallel = get_parallel()
-    return parallel.tp_rank, parallel.tp_size, parallel.attn_tp_size
 
 
 def is_recorded() -> bool:
@@ -291,13 +247,6 @@ def wait_for_device(device: str) -> None:
         import torch
 
         torch.get_device_module(device).synchronize()
-
-
-def is_first_rank() -> bool:
-    """Whether this process is the first of its tensor-parallel group."""
-    from sglang.srt.runtime_context import get_parallel
-
-    return get_parallel().tp_rank == 0
 
 
 def adds_softmax_bias() -> bool:

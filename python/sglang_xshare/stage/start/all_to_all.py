@@ -9,7 +9,8 @@ from typing import Any
 
 from ...policies.schedule import Schedule
 from ..gather import Ranks
-from ..upstream import find_rank, model_config, resolved, routes_own_rows, spell
+from ..upstream import model_config, resolved, routes_own_rows, spell
+from ..upstream_ranks import find_rank
 from .architectures import ALL_TO_ALL, DISPATCHED
 from .model import read_model
 from .moe_model import MoeModel

@@ -1,0 +1,56 @@
+"""What the stage asks of SGLang's process groups: which rank this is, and the collectives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def find_rank() -> tuple[int, int, int]:
+    """(this process's rank, size) of its tensor-parallel group, and how many of them attend to the same requests."""
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    return parallel.tp_rank, parallel.tp_size, parallel.attn_tp_size
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the first of its tensor-parallel group."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return get_parallel().tp_rank == 0
+
+
+def all_gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
+    """[ranks * n, ...] from the [n, ...] of each tensor-parallel rank, in their order. A collective."""
+    from sglang.srt.runtime_context import get_parallel
+
+    gathered = own.new_empty(ranks * len(own), *own.shape[1:])
+    get_parallel().tp_group.all_gather_into_tensor(gathered, own)
+    return gathered
+
+
+def add_over_ranks(counts: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """(the sum of these counts over the tensor-parallel ranks, of how many): added in the ranks' order, so that all
+    have the same bits. A collective.
+    """
+    size = find_rank()[1]
+    return (all_gather(counts[None], size).sum(0) if size > 1 else counts), size
+
+
+def gather_rows(flags: torch.Tensor, rows: int, forward_batch: Any) -> torch.Tensor:
+    """[rows] bool of all attention-DP ranks, from this one's [its rows] bool, placed as SGLang places hidden states.
+
+    A collective: every rank of the forward must call it, in the same order as the model's own.
+    """
+    import torch
+    from sglang.srt.layers.dp_attention import dp_gather_replicate
+
+    # A copy as numbers: SGLang's collectives take no booleans, and may zero their input. On a GPU they gather integers
+    # as they do token ids, past every kernel tuned for hidden states; on a CPU they sum nothing but floats.
+    own = flags.to(torch.float32 if flags.is_cpu else torch.int64)[:, None]
+    gathered = own.new_empty(rows, 1)
+    dp_gather_replicate(gathered, own, forward_batch)
+    return gathered[:, 0] != 0

@@ -61,8 +61,8 @@ def test_ranks_must_be_synchronized(monkeypatch):
 @pytest.mark.parametrize(
     ("architecture", "backend", "served"),
     [
-        *((name, "deepep", True) for name in ALL_TO_ALL),
-        *((name, backend, name in DISPATCHED) for name in ALL_TO_ALL for backend in ("mooncake", "nixl")),
+        *((name, "deepep", True) for name in sorted(ALL_TO_ALL)),
+        *((name, backend, name in DISPATCHED) for name in sorted(ALL_TO_ALL) for backend in ("mooncake", "nixl")),
         ("GptOssForCausalLM", "deepep", False),
         ("MixtralForCausalLM", "mooncake", False),
         ("MixtralForCausalLM", "none", True),

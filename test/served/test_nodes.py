@@ -2,6 +2,7 @@
 when one of them dies. Where no namespace may be made, two nodes on loopback are left.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic, sleep
@@ -10,7 +11,16 @@ import pytest
 import requests
 
 from benchmark.common.server import Server, ServerError, free_port
-from served.answers import LAYERS, SERVERS, generate_together, make_server, read_lines, read_metrics, read_prompts
+from served.answers import (
+    LAYERS,
+    SERVERS,
+    Answers,
+    generate_together,
+    make_server,
+    read_lines,
+    read_metrics,
+    read_prompts,
+)
 from served.machines import Machines, two_machines
 from served.release import LATEST
 from served.test_parallel import TWO_CORES
@@ -60,7 +70,9 @@ def test_two_nodes_on_loopback_answer_as_one(tiny_model, patched_release, tmp_pa
     check_answers(nodes, tiny_model, served, "tensor")
 
 
-def check_answers(nodes: list[tuple[Server, Path, Path]], model: Path, served, parallel: str) -> None:
+def check_answers(
+    nodes: list[tuple[Server, Path, Path]], model: Path, served: Callable[[str], Answers], parallel: str
+) -> None:
     """Both halves select as one server does, the first reports for both, and the answers are one server's."""
     (server, probe, _), (other, other_probe, other_trace) = nodes
     prompts = read_prompts(model)

@@ -89,6 +89,7 @@ SHARDING = Run(
 TRAINED = Run(more="--steps 1 --out {scratch}/model --state {scratch}/state.pt", shows="step 1: exported", is_long=True)
 NO_GPU = Run(status=2, shows="gpu: no NVIDIA GPU answers here; nothing was measured")
 INSTALLED = Elsewhere("test/scripts/test_installed.py", "it changes an environment, which must be one of its own")
+ORDER = f'{{"budget": 48, "ranking": "static", "order": {[*range(64)]}, "phases": ["decode", "verify"]}}'
 PRUNED = Elsewhere("test/served/test_pruned.py", "the checkpoint has to be made first")
 WHOLE = "a test cannot hold the whole"
 
@@ -161,6 +162,8 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
         {"build/": "{scratch}/"}, "--tokens 256", "48 of 64 experts in 4 layers"
     ),
     "sglang serve --model-path build/pruned": PRUNED,
+    f"sglang serve --model-path {TINY} --config examples/cpu.yaml --expert-policy moe-spec"
+    " --expert-policy-config build/pruned/moe-spec.json": Serve({"build/pruned/moe-spec.json": f"'{ORDER}'"}),
     "sglang-xshare policy set http://localhost:30000 moe-spec --config build/pruned/moe-spec.json": PRUNED,
     "sglang-xshare policy set http://localhost:30000 xshare:k0=1,add=6": Ask(QUICKSTART, shows="switches: 1"),
     f"curl -s localhost:30000/expert_policy {JSON}"

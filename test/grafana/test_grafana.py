@@ -19,10 +19,13 @@ from served.release import LATEST, OLDER
 from sglang_xshare.stage.metrics import OUTCOMES
 
 EXPORT = """
+from types import SimpleNamespace as Some
 from prometheus_client import generate_latest
 from sglang_xshare.affinity.counting import Tally
 from sglang_xshare.affinity.dispatcher import Decision, REASONS
+from sglang_xshare.stage.agreement import Agreement
 from sglang_xshare.stage.balance import BalanceExporter, RankLoad
+from sglang_xshare.stage.governor import GovernorExporter
 from sglang_xshare.stage.metrics import OUTCOMES, Exporter, Interval
 from sglang_xshare.stage.observe import ObservationExporter
 labels = {"model_name": "m"}
@@ -30,6 +33,9 @@ interval = Interval(1, 2, 1, 1.0, 1, 0, dict.fromkeys(OUTCOMES, 1))
 Exporter({"policy": "xshare"}).export(interval, labels)
 ObservationExporter().export({"oea": interval}, {"1-2": 1}, labels)
 BalanceExporter().export(RankLoad(1, 1, 1, 1.0, 1.0), labels)
+GovernorExporter().export(Some(search=Some(budget=1), moves=1), labels)
+reporter = Some(current_scheduler_metrics_enabled=True, metrics_collector=Some(labels=labels))
+Agreement(2, "cpu").report(reporter)
 Tally(2, export=True).count(Decision(0, REASONS[0]), [1, 0])
 print(generate_latest().decode())
 """
@@ -89,7 +95,7 @@ def test_every_metric_of_a_policy_is_on_the_dashboard():
     # Gauges of the last interval are for the eye on /metrics: rates of the counters say the same of any interval.
     counters = {name for name in exported() if re.fullmatch("sglang:.*_total", name)}
     assert counters <= shown
-    assert "sglang:expert_policy_info" in shown
+    assert {"sglang:expert_policy_info", "sglang:expert_policy_governor_budget"} <= shown
 
 
 def test_panels_do_not_overlap():
@@ -121,6 +127,7 @@ GOOD = [
     series("expert_policy_steps_total", "0+20x180", outcome="prefill"),
     series("expert_policy_steps_total", "0+10x180", outcome="min_tokens"),
     series("expert_policy_steps_total", "0+0x180", outcome="no_context"),
+    series("expert_policy_rank_disagreements_total", "0+0x180"),
     series("expert_policy_info", "1+0x180", policy="xshare", plan="one"),
     series("num_running_reqs", "8+0x180"),
     series("spec_accept_length", "3+0x180"),
@@ -132,6 +139,7 @@ BAD: dict[str, list[dict[str, str]]] = {
     "ExpertPolicySavesNothing": [series("expert_policy_experts_after_total", "0+19900x180")],
     "ExpertPolicyRescuesRows": [series("expert_policy_rescued_rows_total", "0+100x180")],
     "ExpertPolicyOutsideForward": [series("expert_policy_steps_total", "0+1x180", outcome="no_context")],
+    "ExpertPolicyRanksDisagree": [series("expert_policy_rank_disagreements_total", "0+0x175 1+0x5")],
     "ExpertPolicyAcceptedLengthFell": [series("spec_accept_length", "3+0x140 2+0x40")],
     "ExpertPolicyPlansDiffer": [
         {"series": 'sglang:expert_policy_info{model_name="m", instance="j", plan="other"}', "values": "1+0x180"}

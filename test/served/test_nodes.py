@@ -1,7 +1,8 @@
 """Two machines, the second a network namespace of this one: tensor and expert parallel across them, and what is lost
-when one of them dies.
+when one of them dies. Where no namespace may be made, two nodes on loopback are left.
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic, sleep
@@ -10,7 +11,16 @@ import pytest
 import requests
 
 from benchmark.common.server import Server, ServerError, free_port
-from served.answers import LAYERS, SERVERS, generate_together, make_server, read_lines, read_metrics, read_prompts
+from served.answers import (
+    LAYERS,
+    SERVERS,
+    Answers,
+    generate_together,
+    make_server,
+    read_lines,
+    read_metrics,
+    read_prompts,
+)
 from served.machines import Machines, two_machines
 from served.release import LATEST
 from served.test_parallel import TWO_CORES
@@ -34,15 +44,17 @@ def span(node: int, address: str) -> tuple[str, ...]:
     return "--tp", "2", "--nnodes", "2", "--node-rank", str(node), "--dist-init-addr", address
 
 
-def make_nodes(model, tree, flags, scratch, machines: Machines) -> list[tuple[Server, Path, Path]]:
-    """A server here and its other half on the other machine, neither started, each with its probe and its trace."""
-    address = f"{machines.addresses[0]}:{free_port()}"
+def make_nodes(model, tree, flags, scratch, machines: Machines | None) -> list[tuple[Server, Path, Path]]:
+    """A server here and its other half on the other machine, or here too, neither started, each with its probe and its
+    trace.
+    """
+    address = f"{machines.addresses[0] if machines else '127.0.0.1'}:{free_port()}"
     nodes = []
     for node in (0, 1):
         folder = scratch / str(node)
         folder.mkdir(parents=True)
         server, probe, trace = make_server(model, tree, (*flags, *span(node, address)), folder, TWO_CORES)
-        nodes.append((machines.place(server, node), probe, trace))
+        nodes.append((machines.place(server, node) if machines else server, probe, trace))
     return nodes
 
 
@@ -50,8 +62,20 @@ def make_nodes(model, tree, flags, scratch, machines: Machines) -> list[tuple[Se
 def test_two_nodes_answer_as_one(tiny_model, patched_release, tmp_path, served, machines, parallel):
     flags = SERVERS["xshare"] + (("--ep-size", "2") if parallel == "expert" else ())
     nodes = make_nodes(tiny_model, patched_release(LATEST), flags, tmp_path, machines)
+    check_answers(nodes, tiny_model, served, parallel)
+
+
+def test_two_nodes_on_loopback_answer_as_one(tiny_model, patched_release, tmp_path, served):
+    nodes = make_nodes(tiny_model, patched_release(LATEST), SERVERS["xshare"], tmp_path, None)
+    check_answers(nodes, tiny_model, served, "tensor")
+
+
+def check_answers(
+    nodes: list[tuple[Server, Path, Path]], model: Path, served: Callable[[str], Answers], parallel: str
+) -> None:
+    """Both halves select as one server does, the first reports for both, and the answers are one server's."""
     (server, probe, _), (other, other_probe, other_trace) = nodes
-    prompts = read_prompts(tiny_model)
+    prompts = read_prompts(model)
     try:
         other.start()
         with server:

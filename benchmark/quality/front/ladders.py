@@ -25,12 +25,12 @@ def family_of(setting: str) -> str:
 def changes_of(setting: str, batch: int) -> Mapping[str, str]:
     """Name -> the setting so changed, spelt as a policy; the published one comes first.
 
-    What has no budget by utility has no squared one. `moe-spec` has no key for its utility: `custom` is the same plan.
+    What has no budget by utility has no squared one.
     """
     changes = CHANGES | (SWEEP if batch == SWEPT_BATCH and setting in SWEPT else {})
     family = family_of(setting)
     return {
-        name: _spell("custom" if family == "moe-spec" and name == SQUARED else family, setting.partition(":")[2], keys)
+        name: _spell(family, setting.partition(":")[2], keys)
         for name, keys in changes.items()
         if name != SQUARED or family in ("xshare", "moe-spec")
     }

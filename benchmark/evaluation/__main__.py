@@ -15,7 +15,7 @@ from benchmark.common.command import Parser, folder, one_line_errors, policy, po
 from benchmark.common.paths import BUILD, TRAINED
 from benchmark.common.server import Server
 from benchmark.common.variant import BASELINE, OFF, SPELLING, parse_variant
-from benchmark.evaluation.arms import post_body, run_arm
+from benchmark.evaluation.arms import run_arm
 from benchmark.evaluation.harness import Endpoint, Harness
 from benchmark.evaluation.report import tabulate_evaluation
 from benchmark.quality.instrument import Instrument
@@ -100,10 +100,10 @@ def _warm_up(server: Instrument, concurrency: int) -> None:
 
 def _start_flags(policies: Sequence[str]) -> list[str]:
     """With the first policy that selects, whose keys CUDA graphs capture. Raises ValueError for a wrong one."""
-    for one in policies:
-        body = post_body(one)
-        build_schedule(body.pop("policy"), body, False)
-    selecting = [one for one in policies if parse_variant(one).policy not in (None, BASELINE)]
+    variants = [parse_variant(one) for one in policies]
+    for one in variants:
+        build_schedule(one.policy or BASELINE, one.keys, False)
+    selecting = [one.name for one in variants if one.policy not in (None, BASELINE)]
     return ["--expert-policy", selecting[0] if selecting else "observe"]
 
 

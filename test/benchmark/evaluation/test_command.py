@@ -11,7 +11,6 @@ import pytest
 from benchmark.common.paths import TEXTS
 from benchmark.evaluation import __main__ as command
 from benchmark.evaluation import harness, install
-from benchmark.evaluation.arms import post_body
 from benchmark.evaluation.tasks.sums import load_sums
 from sglang_xshare.live.client import PolicyError
 from sglang_xshare.live.control import NO_STAGE
@@ -94,18 +93,6 @@ def test_a_sum_stands_after_a_solved_one():
     for number in (1, 700, len(lines) - 1):
         row = rows[number - 1]
         assert f"{row['question']} {row['answer']}" == f"{lines[number - 1]}\n{lines[number]}"
-
-
-@pytest.mark.parametrize(
-    ("policy", "body"),
-    [
-        ("off", {"policy": "vanilla"}),
-        ("vanilla", {"policy": "vanilla"}),
-        ("xshare:k0=1,add=6", {"policy": "xshare", "k0": 1, "add": 6}),
-    ],
-)
-def test_what_is_posted(policy, body):
-    assert post_body(policy) == body
 
 
 @pytest.mark.parametrize(

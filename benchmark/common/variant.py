@@ -42,6 +42,10 @@ class Variant:
             flags += ["--expert-policy-config", json.dumps(self.keys)]
         return [*flags, *self.args]
 
+    def body(self) -> dict[str, Any]:
+        """What is posted to a running server for it; without the flag, the baseline."""
+        return {"policy": self.policy or BASELINE, **self.keys}
+
 
 def parse_variant(text: str, args: Sequence[str] = ()) -> Variant:
     """Read one policy, spelt as for the server (`SPELLING`); "off" is a server without the flag.

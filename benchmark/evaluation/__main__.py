@@ -9,17 +9,18 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 
 from benchmark.common.command import Parser, folder, one_line_errors, policy, positive
 from benchmark.common.paths import BUILD, TRAINED
 from benchmark.common.server import Server
 from benchmark.common.variant import BASELINE, OFF, SPELLING, parse_variant
-from benchmark.evaluation.arms import post_body, run_arm
+from benchmark.evaluation.arms import run_arm
 from benchmark.evaluation.harness import Endpoint, Harness
 from benchmark.evaluation.report import tabulate_evaluation
+from benchmark.quality.instrument import Instrument
 from sglang_xshare.live.client import API_KEY
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.tune.server import Server as RunningServer
 
 LOCAL = "arithmetic_domain"
 POLICIES = (OFF, "xshare:k0=1,add=24")
@@ -41,15 +42,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     help = f"of a running server that was started with a policy: see docs/live.md; its admin or API key in {API_KEY}"
     parser.add_argument("--url", help=help)
-    parser.add_argument(
-        "--model", type=folder, default=TRAINED, help="what to serve without --url (default: %(default)s)"
-    )
+    parser.add_argument("--model", type=folder, help=f"what to serve without --url (default: {TRAINED})")
     parser.add_count("concurrency", 16, "requests at a time")
     parser.add_argument("--limit", type=positive, metavar="N", help="documents a task (default: all)")
     parser.add_argument("--shots", type=int, metavar="N", help="examples before each document (default: the task's)")
     parser.add_argument("--chat", action="store_true", help="by the model's chat template")
     parser.add_record(BUILD / "evaluation")
     args = parser.parse_args(argv)
+    args.model = _find_model(args)
     harness = Harness(args.tasks)
     arms = [(task, one) for task in args.tasks for one in dict.fromkeys(args.policies)]
     record = parser.open_record("evaluation", args, argv)
@@ -71,25 +71,39 @@ def connect(args: argparse.Namespace) -> Iterator[Endpoint]:
     """
     if args.url is None:
         with Server(args.model, _start_flags(args.policies), name="evaluation") as server:
-            # The first batch at the full concurrency takes longer than others.
-            server.generate([[1, 2, 3]] * args.concurrency, max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
+            _warm_up(Instrument(server.url), args.concurrency)
             yield Endpoint(server.url, str(args.model), args.concurrency, args.chat)
         return
     key = os.environ.get(API_KEY)
-    running = RunningServer(args.url, key)
+    running = Instrument(args.url, key)
     before = running.get_policy()
+    _warm_up(running, args.concurrency)
     try:
-        yield Endpoint(running.url, running.get_model(), args.concurrency, args.chat, key)
+        yield Endpoint(running.url, args.model, args.concurrency, args.chat, key)
     finally:
         running.set_policy(before)
 
 
+def _find_model(args: argparse.Namespace) -> Path | str:
+    """What is served: without --url a folder, else what the server says."""
+    if args.url is None:
+        return args.model or TRAINED
+    if args.model is not None:
+        raise ValueError(f"--model {args.model}: allowed only without --url, whose server has a model of its own")
+    return Instrument(args.url, os.environ.get(API_KEY)).get_model()
+
+
+def _warm_up(server: Instrument, concurrency: int) -> None:
+    """The first batch at the full concurrency takes longer than others."""
+    server.generate([[1, 2, 3]] * concurrency, WARM_UP_TOKENS)
+
+
 def _start_flags(policies: Sequence[str]) -> list[str]:
     """With the first policy that selects, whose keys CUDA graphs capture. Raises ValueError for a wrong one."""
-    for one in policies:
-        body = post_body(one)
-        build_schedule(body.pop("policy"), body, False)
-    selecting = [one for one in policies if parse_variant(one).policy not in (None, BASELINE)]
+    variants = [parse_variant(one) for one in policies]
+    for one in variants:
+        build_schedule(one.policy or BASELINE, one.keys, False)
+    selecting = [one.name for one in variants if one.policy not in (None, BASELINE)]
     return ["--expert-policy", selecting[0] if selecting else "observe"]
 
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmark.common.variant import BASELINE, OFF, parse_variant
+from benchmark.common.variant import parse_variant
 from benchmark.evaluation.harness import Endpoint, Harness
 from sglang_xshare.live.client import Client
 
@@ -26,20 +26,14 @@ class Arm:
     policy_steps: int
 
 
-def post_body(policy: str) -> dict[str, Any]:
-    """What is posted for a policy as it is spelt on the command line."""
-    variant = parse_variant(policy)
-    return {"policy": BASELINE if policy == OFF else variant.policy, **variant.keys}
-
-
 def run_arm(harness: Harness, endpoint: Endpoint, task: str, policy: str, limit: int | None, shots: int | None) -> Arm:
     """Switch the server to `policy`, empty its prefix cache of what other arms have asked, run the task.
 
     Raises `PolicyError` in one line where the server refuses, RuntimeError where a request fails.
     """
     client = Client(endpoint.url, endpoint.api_key)
-    client.set_policy(post_body(policy))
-    client.read("/flush_cache", {})
+    client.set_policy(parse_variant(policy).body())
+    client.flush()
     try:
         done = harness.run(task, endpoint, limit, shots)
     except Exception as error:  # of the harness's client, after its retries

@@ -34,10 +34,6 @@ class Instrument(Server):
         info = self.ask("/server_info")
         return int(info["speculative_num_draft_tokens"]) if info.get("speculative_algorithm") else 1
 
-    def flush(self) -> None:
-        """Forget cached prompts: they hold keys and values that another policy computed."""
-        self.read("/flush_cache", {})
-
     def switch(self, policy: dict[str, Any]) -> None:
         """To another policy, from which on `count` counts."""
         self._began = self.set_policy(policy)["counters"]["by_layer"]

@@ -141,14 +141,14 @@ class _Gauge:
 
 def _switch(server: Instrument, text: str) -> None:
     """To a policy. Vanilla is observed, so that its experts are counted, or else what captured graphs make of it."""
-    variant = parse_variant(text)
-    if (variant.policy or BASELINE) != BASELINE:
-        server.switch({"policy": variant.policy, **variant.keys})
+    body = parse_variant(text).body()
+    if body["policy"] != BASELINE:
+        server.switch(body)
         return
     try:
         server.switch({"policy": "observe"})
     except PolicyError:
-        server.switch({"policy": BASELINE})
+        server.switch(body)
 
 
 def _read_routing(counted: Counted, text: str, vanilla: Decoded | None, batch: int) -> Routing:

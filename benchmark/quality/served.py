@@ -35,12 +35,12 @@ def measure_sums(server: Server, texts: Path, count: int) -> float | None:
     return measure_answers(server, problems, batch=16) if problems else None
 
 
-def read_problems(texts: Path, count: int) -> list[tuple[str, str]]:
-    """(question, answer) of the first `count` arithmetic problems of the held-out text, each after a solved one; none
-    where the text has none.
+def read_problems(texts: Path, count: int | None = None) -> list[tuple[str, str]]:
+    """(question, answer) of the first `count` arithmetic problems of the held-out text, or of all of them, each after a
+    solved one; none where the text has none.
     """
     path = texts / "arithmetic.txt"
-    lines = path.read_text().splitlines()[: count + 1] if path.exists() else []
+    lines = path.read_text().splitlines()[: None if count is None else count + 1] if path.exists() else []
     if not all("A:" in line for line in lines):
         return []
     cuts = [line.rindex("A:") + len("A:") for line in lines]

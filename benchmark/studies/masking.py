@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from benchmark.quality.model import prefill, router_of
+from benchmark.quality.routing import find_gates
 from benchmark.quality.text import Sequences
 from sglang_xshare import build_plan, select
 
@@ -69,7 +70,7 @@ class Masked:
 
 def blocks(model: PreTrainedModel) -> list[Any]:
     """The MoE blocks, layer by layer: a router `gate` beside `experts`."""
-    return [module for module in model.modules() if hasattr(module, "gate") and hasattr(module, "experts")]
+    return [gate.block for gate in find_gates(model)]
 
 
 def deny_rank(rank: int, logits: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from benchmark.common.paths import BUILD, TRAINED
 from benchmark.common.server import Server
 from benchmark.quality.served import SERVER_ARGS
 from benchmark.tuning.report import plot_tuning, tabulate_tuning
-from sglang_xshare.tune.command import SETTINGS
+from sglang_xshare.tune.command import GROUPS, SETTINGS
 from sglang_xshare.tune.measure import Bench, Measurement, compare
 from sglang_xshare.tune.plans import Layers, build_policy, group_layers
 from sglang_xshare.tune.search import search
@@ -52,12 +52,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     record = parser.open_record("tuning", args, argv)
     names = {batch: [f"{percent:g}%, {batch} rows" for percent in args.tolerances] for batch in args.batches}
     if any(name not in record for some in names.values() for name in some):
-        flags = ("--expert-policy", "observe", *SERVER_ARGS)
+        # Captured graphs would follow a switch of numbers, not one to another kind of policy.
+        flags = ("--expert-policy", "observe", "--disable-cuda-graph", *SERVER_ARGS)
         with Server(args.model, flags, name="tuning") as server:
             running = RunningServer(server.url)
             samples = read_parts(args, running)
             bench = Bench(running, samples, open_trace(args.out, args.resume))
-            groups = group_layers(running.get_policy()["limits"]["moe_layers"], 8)
+            groups = group_layers(running.get_policy()["limits"]["moe_layers"], GROUPS)
             for batch in args.batches:
                 for name, point in measure(bench, groups, args, batch):
                     record.add(name, **point)

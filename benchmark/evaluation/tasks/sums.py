@@ -5,14 +5,10 @@ from typing import Any
 from datasets import Dataset
 
 from benchmark.common.paths import TEXTS
+from benchmark.quality.served import read_problems
 
 
 def load_sums(**_: Any) -> dict[str, Dataset]:
     """{"test": a row a sum}: `question` is a solved sum and the next one up to its "A:", `answer` its number."""
-    lines = (TEXTS / "arithmetic.txt").read_text().splitlines()
-    cuts = [line.rindex("A:") + len("A:") for line in lines]
-    rows = [
-        {"question": f"{lines[number - 1]}\n{lines[number][: cuts[number]]}", "answer": lines[number][cuts[number] :]}
-        for number in range(1, len(lines))
-    ]
-    return {"test": Dataset.from_list([row | {"answer": row["answer"].strip()} for row in rows])}
+    rows = [{"question": question, "answer": answer.strip()} for question, answer in read_problems(TEXTS)]
+    return {"test": Dataset.from_list(rows)}

@@ -45,6 +45,10 @@ class Client:
         """What POST /expert_policy answers."""
         return self._check(self.ask(PATH, policy))
 
+    def flush(self) -> None:
+        """Forget cached prompts: they hold keys and values that another policy computed."""
+        self.read("/flush_cache", {})
+
     def ask(self, path: str, body: dict[str, Any] | None = None, timeout: float = TIMEOUT) -> Any:
         """The JSON that the server answers to GET, or to POST of a body."""
         text = self.read(path, body, timeout)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 DESCRIPTION = "find the setting with the fewest active experts within a tolerated loss, on the running server"
 LADDER = (0, 2, 4, 6, 8, 12, 16, 24, 32)
 SETTINGS = tuple(f"xshare:k0=1,add={add},utility=squared,own_share=0.75" for add in LADDER)
+GROUPS = 8
+"""Of layers, at most, where not given."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,7 +44,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     flag("--batches", type=_several, nargs="+", default=[16], metavar="N", help="requests that decode together (16)")
     flag("--settings", type=_setting, nargs="+", default=list(SETTINGS), metavar="POLICY", help=SPELLING)
-    flag("--groups", type=_count, default=8, metavar="N", help="groups of layers with a setting of their own (8)")
+    text = f"groups of layers with a setting of their own ({GROUPS})"
+    flag("--groups", type=_count, default=GROUPS, metavar="N", help=text)
     flag("--samples", type=_several, default=64, metavar="N", help="texts to tune on, and as many held out (64)")
     flag("--prompt", type=_count, default=64, metavar="N", help="tokens of each that are prefilled (64)")
     flag("--tokens", type=_count, default=64, metavar="N", help="tokens of each that are decoded (64)")

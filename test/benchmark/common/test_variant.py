@@ -23,6 +23,18 @@ def test_server_flags():
     assert flags == ["--expert-policy", "xshare", "--expert-policy-config", '{"k0": 1, "add": 24}']
 
 
+@pytest.mark.parametrize(
+    ("policy", "body"),
+    [
+        ("off", {"policy": "vanilla"}),
+        ("vanilla", {"policy": "vanilla"}),
+        ("xshare:k0=1,add=6", {"policy": "xshare", "k0": 1, "add": 6}),
+    ],
+)
+def test_what_is_posted(policy, body):
+    assert parse_variant(policy).body() == body
+
+
 def test_a_plan_is_spelt_as_for_the_server():
     assert parse_plan("xshare:k0=2,add=12,utility=full") == build_plan("xshare", k0=2, add=12, utility="full")
     assert parse_plan('oea:{"k0": 3}') == build_plan("oea", k0=3)

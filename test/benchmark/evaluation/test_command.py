@@ -2,24 +2,53 @@
 
 import json
 import threading
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import ClassVar
 
 import pytest
 
 from benchmark.common.paths import TEXTS
 from benchmark.evaluation import __main__ as command
 from benchmark.evaluation import harness, install
-from benchmark.evaluation.arms import post_body
 from benchmark.evaluation.tasks.sums import load_sums
 from sglang_xshare.live.client import PolicyError
 from sglang_xshare.live.control import NO_STAGE
 
 
 class KnowsAll:
-    """Stands for the harness: every task is one of its own."""
+    """Stands for the harness: every task is one of its own, and answered."""
 
     def __init__(self, names):
         self.names = names
+
+    def run(self, name, endpoint, limit, shots):
+        return harness.Pass([], 0, 1.0)
+
+
+class Serves(BaseHTTPRequestHandler):
+    """Answers as a server with live control does, and keeps what it was asked for."""
+
+    model = "one"
+    asked: ClassVar[list[tuple[str, dict | None]]] = []
+
+    def do_GET(self):
+        self._answer({"model_path": self.model} if self.path == "/get_model_info" else None)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.asked.append((self.path, json.loads(body)))
+        self._answer([] if self.path == "/generate" else None)
+
+    def _answer(self, answer):
+        since = {"layer_steps": 0, "outcomes": {}}
+        self.send_response(200)
+        self.end_headers()
+        policy = {"in_force": True, "policy": "oea", "k0": 3, "since_switch": since}
+        self.wfile.write(json.dumps(policy if answer is None else answer).encode())
+
+    def log_message(self, *args):
+        pass
 
 
 class Refuses(BaseHTTPRequestHandler):
@@ -34,13 +63,27 @@ class Refuses(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def without_policy():
-    server = HTTPServer(("127.0.0.1", 0), Refuses)
+@contextmanager
+def listen(handler):
+    server = HTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture
+def without_policy():
+    with listen(Refuses) as url:
+        yield url
+
+
+@pytest.fixture
+def with_policy(monkeypatch):
+    monkeypatch.setattr(Serves, "asked", [])
+    monkeypatch.setattr(command, "Harness", KnowsAll)
+    with listen(Serves) as url:
+        yield url
 
 
 def test_a_sum_stands_after_a_solved_one():
@@ -50,18 +93,6 @@ def test_a_sum_stands_after_a_solved_one():
     for number in (1, 700, len(lines) - 1):
         row = rows[number - 1]
         assert f"{row['question']} {row['answer']}" == f"{lines[number - 1]}\n{lines[number]}"
-
-
-@pytest.mark.parametrize(
-    ("policy", "body"),
-    [
-        ("off", {"policy": "vanilla"}),
-        ("vanilla", {"policy": "vanilla"}),
-        ("xshare:k0=1,add=6", {"policy": "xshare", "k0": 1, "add": 6}),
-    ],
-)
-def test_what_is_posted(policy, body):
-    assert post_body(policy) == body
 
 
 @pytest.mark.parametrize(
@@ -79,6 +110,21 @@ def test_a_server_without_a_policy_is_one_line(without_policy, monkeypatch, tmp_
     assert not list(tmp_path.iterdir())
 
 
+def test_a_running_server_is_warmed_up_and_left_as_it_was(with_policy, tmp_path):
+    command.main(["--url", with_policy, "--concurrency", "3", "--policies", "off", "--out", str(tmp_path)])
+    assert [path for path, _ in Serves.asked] == ["/generate", "/expert_policy", "/flush_cache", "/expert_policy"]
+    assert len(Serves.asked[0][1]["input_ids"]) == 3
+    assert Serves.asked[-1][1]["k0"] == 3
+
+
+def test_a_record_is_of_the_model_that_is_served(with_policy, tmp_path, monkeypatch):
+    command.main(["--url", with_policy, "--policies", "off", "--out", str(tmp_path)])
+    assert json.loads((tmp_path / "evaluation.json").read_text())["arguments"]["model"] == "one"
+    monkeypatch.setattr(Serves, "model", "another")
+    with pytest.raises(ValueError, match=r"model = another: its record has one; allowed is the same"):
+        command.main(["--url", with_policy, "--policies", "off", "--out", str(tmp_path), "--resume"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "line"),
     [
@@ -87,6 +133,7 @@ def test_a_server_without_a_policy_is_one_line(without_policy, monkeypatch, tmp_
         (["--policies", "off", "oea:k=3"], ValueError, "k = 3: oea has no such key"),
         (["--limit", "0"], SystemExit, "'0': allowed is a whole number above 0"),
         (["--model", "nowhere"], SystemExit, "nowhere is no folder"),
+        (["--model", ".", "--url", "http://x"], ValueError, "--model .*: allowed only without --url"),
     ],
 )
 def test_a_wrong_command_is_one_line(arguments, error, line, monkeypatch, tmp_path):

@@ -181,4 +181,4 @@ def test_graphs_that_follow_no_switch_are_refused(texts, tmp_path, server, capsy
     assert tune(texts, tmp_path / "out") == 1
     err = capsys.readouterr().err
     assert "its CUDA graphs were captured under observe and follow no switch; allowed is a server started" in err
-    assert f"--expert-policy '{SETTINGS[0]}'" in err
+    assert "--expert-policy 'xshare:k0=1,add=1,utility=squared,own_share=0.75'" in err

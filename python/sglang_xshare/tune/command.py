@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 DESCRIPTION = "find the setting with the fewest active experts within a tolerated loss, on the running server"
 LADDER = (0, 2, 4, 6, 8, 12, 16, 24, 32)
 SETTINGS = tuple(f"xshare:k0=1,add={add},utility=squared,own_share=0.75" for add in LADDER)
+TIGHTEST = "xshare:k0=1,add=1,utility=squared,own_share=0.75"
+"""Graphs captured under it follow to all of them, and to vanilla; those captured without a budget to none."""
 GROUPS = 8
 """Of layers, at most, where not given."""
 
@@ -77,7 +79,7 @@ def tune(arguments: argparse.Namespace) -> None:
 
     server = Server(arguments.url, arguments.api_key or os.environ.get(API_KEY))
     before = server.get_policy()
-    _check_graphs(before, arguments.settings[0])
+    _check_graphs(before)
     groups = group_layers(before["limits"]["moe_layers"], arguments.groups)
     count = max(arguments.samples, *arguments.batches)
     samples = read_samples(arguments.texts, server.tokenize, arguments.prompt, arguments.tokens, count)
@@ -119,12 +121,13 @@ def _interrupted() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _check_graphs(answer: dict[str, Any], setting: str) -> None:
+def _check_graphs(answer: dict[str, Any]) -> None:
     """Refuse a server whose CUDA graphs have captured no selection: they would follow no switch."""
     if answer["limits"]["captured_rows"] and answer["policy"] in ("observe", VANILLA):
         reason = f"its CUDA graphs were captured under {answer['policy']} and follow no switch"
         raise ValueError(
-            f"{reason}; allowed is a server started with the tightest setting, --expert-policy '{setting}'"
+            f"{reason}; allowed is a server started with the tightest setting that has a budget, such as "
+            f"--expert-policy '{TIGHTEST}'"
         )
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .search import Found
 
 DESCRIPTION = "find the setting with the fewest active experts within a tolerated loss, on the running server"
-LADDER = (0, 2, 4, 6, 8, 12, 16, 24, 32)
+LADDER = (0, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)
 SETTINGS = tuple(f"xshare:k0=1,add={add},utility=squared,own_share=0.75" for add in LADDER)
 TIGHTEST = "xshare:k0=1,add=1,utility=squared,own_share=0.75"
 """Graphs captured under it follow to all of them, and to vanilla; those captured without a budget to none."""

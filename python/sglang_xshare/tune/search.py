@@ -11,7 +11,7 @@ from .plans import VANILLA, Layers, build_policy, name_layers
 
 TRIALS = 5
 """Choices tried for a batch size: each corrects the tolerance by what the last one lost."""
-ROUNDS = 3
+ROUNDS = 4
 """Times it tries, allowing less where what was chosen lost more than tolerated on the held-out samples."""
 NEAR = 0.85
 """A loss of this share of the tolerance is near enough."""
@@ -79,10 +79,9 @@ def search(
     allowed = tolerated
     for _ in range(ROUNDS):
         _try(bench, found, vanilla, allowed, tell)
-        lost = _confirm(bench, found, allowed, tell)
-        if lost is None:
+        allowed *= _confirm(bench, found, allowed, tell)
+        if found.chosen:
             break
-        allowed *= max(tolerated / lost, 0.5)
     return found
 
 
@@ -121,13 +120,13 @@ def _count_experts(measured: Measurement, found: Found) -> float:
     return found.before - (measured.saved or 0.0) / sum(map(len, found.options))
 
 
-def _confirm(bench: Bench, found: Found, allowed: float, tell: Callable[[str], None]) -> float | None:
+def _confirm(bench: Bench, found: Found, allowed: float, tell: Callable[[str], None]) -> float:
     """Take the trial with the fewest experts that loses what is `allowed` where it was tried, and as little as
-    tolerated on the held-out samples. Where all lose more there, returns the least of it.
+    tolerated on the held-out samples. Returns the share of `allowed` to try with where there is none.
     """
     good = sorted((one for one in found.trials if one.loss.delta <= allowed), key=lambda one: one.experts)
     if not good:
-        return None
+        return NEAR
     vanilla = bench.run({"policy": VANILLA}, found.batch, "held out")
     least = float("inf")
     for trial in good:
@@ -138,6 +137,6 @@ def _confirm(bench: Bench, found: Found, allowed: float, tell: Callable[[str], N
         if loss.delta <= found.tolerance:
             found.chosen, found.confirmed = trial, loss
             found.confirmed_experts = _count_experts(measured, found)
-            return None
+            return 1.0
         least = min(least, loss.delta)
-    return least
+    return max(found.tolerance / least, 0.5)

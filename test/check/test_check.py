@@ -50,12 +50,12 @@ WITH_GPU = pytest.mark.parametrize("release", [pytest.param(OLDER[-1], marks=pyt
 
 
 def run_all(tree: Path, asked: list[list[str]], env: dict[str, str] | None = None) -> list[dict[str, str]]:
-    """What the command says to each list of arguments, asked in one process."""
+    """What the command says to each list of arguments, asked in one process; a variable of no text is unset."""
     script = Path(__file__).with_name("check_flags.py")
     done = subprocess.run(
         [sys.executable, script],
         input=json.dumps(asked),
-        env=make_env(tree) | (env or {}),
+        env={name: value for name, value in (make_env(tree) | (env or {})).items() if value},
         capture_output=True,
         text=True,
     )
@@ -113,11 +113,15 @@ def test_it_serves_what_a_server_serves(release, patched_release, written):  # n
 @cache
 def ask_of_gpus(tree: Path, folder: Path) -> dict[tuple[str, str], dict[str, str]]:
     """The answers for every model and GPU of `RESOLVED`."""
+    return dict(zip(RESOLVED, run_all(tree, list_gpus(folder)), strict=True))
+
+
+def list_gpus(folder: Path) -> list[list[str]]:
+    """The arguments for every model and GPU of `RESOLVED`, of models that are written into the folder."""
     for name, config in MODELS.items():
         (folder / name).mkdir(exist_ok=True)
         (folder / name / "config.json").write_text(json.dumps(config))
-    lines = [["--json", "--model", str(folder / model), "--gpu", gpu, *POLICY] for model, gpu in RESOLVED]
-    return dict(zip(RESOLVED, run_all(tree, lines), strict=True))
+    return [["--json", "--model", str(folder / model), "--gpu", gpu, *POLICY] for model, gpu in RESOLVED]
 
 
 @WITH_GPU
@@ -137,6 +141,15 @@ def test_what_auto_becomes_on_a_gpu(model, gpu, release, patched_release, tmp_pa
     beyond = report["model"]["top_k"] - 1  # what a row wants beyond its warm-up; 24 experts are added
     assert report["selection"]["triton"] == [size for size in report["capture_sizes"] if size * beyond > 24]
     assert report["attention"]["decode"] not in (None, "torch_native", "intel_amx")
+
+
+def test_gpus_are_told_the_same_without_the_cpu_engine(patched_release, tmp_path_factory):
+    """As a stranger asks: SGLang registers MXFP4 only beside a GPU or with that variable."""
+    folder = tmp_path_factory.getbasetemp() / "models"
+    folder.mkdir(exist_ok=True)
+    tree = patched_release(LATEST)
+    answers = run_all(tree, list_gpus(folder), {"SGLANG_USE_CPU_ENGINE": ""})
+    assert dict(zip(RESOLVED, answers, strict=True)) == ask_of_gpus(tree, folder)
 
 
 def test_another_device_is_refused_wherever_it_is_named(tmp_path):

@@ -97,7 +97,7 @@ def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
     try:
         vars(expert_policy).update(hooks)
         machine = pretend(gpu) if gpu else nullcontext()
-        with machine, _listening(resolution.warnings), redirect_stdout(said), redirect_stderr(said):
+        with _listening(resolution.warnings), redirect_stdout(said), redirect_stderr(said), machine:
             _resolve(flags, prepare_server_args, resolution)
     except SystemExit:
         # argparse has printed its usage, which for SGLang is some hundred lines, and at the end what is wrong.

@@ -1,6 +1,7 @@
 """`sglang-xshare check` says what a server would: the same refusals, and what SGLang resolves for another GPU."""
 
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from scripts.runners import FP8, write_model
 from served.release import CPU, LATEST, OLDER, make_env, older_releases_take_long
 from sglang_xshare.check.command import _on_device
 from sglang_xshare.check.report import spell_sizes
+from sglang_xshare.check.resolve import _listening
 from sglang_xshare.gpus import GPUS, NVIDIA
 from stage.start.test_server import (  # noqa: F401 - written is a fixture
     ACCEPTED,
@@ -266,6 +268,13 @@ def test_an_unpatched_tree_is_one_line(pristine_release):
     (answer,) = run_all(pristine_release(LATEST), [["--model", str(TINY), *POLICY]], env)
     assert (answer["code"], answer["err"].count("\n")) == (1, 1)
     assert "is not patched; run `sglang-xshare patch apply" in answer["err"]
+
+
+def test_warnings_are_told_without_colours():
+    lines: list[str] = []
+    with _listening(lines):
+        logging.getLogger("sglang.srt.server_args").warning("\033[1;33mDEPRECATED:\n --old\033[0m; use --new")
+    assert lines == ["DEPRECATED: --old; use --new"]
 
 
 def test_sizes_are_spelt_as_runs():

@@ -201,12 +201,12 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "replicas of experts that move": (
         (*POLICY, *("--tp", "2", "--ep", "2", "--enable-eplb", "--ep-num-redundant-experts", "2")),
         f"--ep-num-redundant-experts 2: {NO_POLICY}: dynamic dispatch picks replicas by row, so that padding "
-        "rows wake others; allowed is 0",
+        "rows wake others; allowed is 0, or --ep-dispatch-algorithm static with an all-to-all backend",
     ),
     "replicas by a dispatch of one's own choice": (
         (*POLICY, "--ep-dispatch-algorithm", "dynamic", "--ep-num-redundant-experts", "2"),
         f"--ep-num-redundant-experts 2: {NO_POLICY}: dynamic dispatch picks replicas by row, so that padding "
-        "rows wake others; allowed is 0",
+        "rows wake others; allowed is 0, or --ep-dispatch-algorithm static with an all-to-all backend",
     ),
     "upstream's fake dispatch": (
         (*POLICY, "--ep-dispatch-algorithm", "fake"),
@@ -236,6 +236,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "bare xshare": POLICY,
     "a policy with its keys": ("--expert-policy", "xshare:k0=1,add=12", "--expert-policy-config", '{"min_tokens": 4}'),
     "masking alone": ("--mask-padding-experts",),
+    "replicas that nothing dispatches to": (*POLICY, "--tp", "2", "--ep", "2", "--ep-num-redundant-experts", "2"),
     "experts that move, without replicas": (*POLICY, "--tp", "2", "--ep", "2", "--enable-eplb"),
     "speculation": (*POLICY, "--speculative-algorithm", "NGRAM"),
     "target_per_rank with expert parallelism": (*keys('{"target_per_rank": 5}'), "--tp", "2", "--ep", "2"),

@@ -122,7 +122,10 @@ def _check_replicas(config: Any) -> None:
         raise refusal("--ep-dispatch-algorithm", dispatch, "it overwrites the router's logits; allowed is dynamic")
     replicas = getattr(config, "ep_num_redundant_experts", 0)
     if replicas and dispatch not in (None, DISPATCH):
-        reason = f"{dispatch} dispatch picks replicas by row, so that padding rows wake others; allowed is 0"
+        allowed = f"0, or --ep-dispatch-algorithm {DISPATCH}"
+        if not routes_own_rows(config):
+            allowed += " with an all-to-all backend"  # or SGLang refuses it
+        reason = f"{dispatch} dispatch picks replicas by row, so that padding rows wake others; allowed is {allowed}"
         raise refusal("--ep-num-redundant-experts", replicas, reason)
 
 

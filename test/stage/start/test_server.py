@@ -12,7 +12,10 @@ from stage.start.refusals import Answer, attempt
 
 POLICY = ("--expert-policy", "xshare")
 NO_POLICY = "cannot be served with an expert policy"
-UNSERVED_RUNNERS = ("flashinfer_cutedsl", "hpc_ops")
+UNSERVED_RUNNERS = {
+    "flashinfer_cutedsl": "what its kernels make of an empty slot has not been followed",
+    "hpc_ops": "it is not known to leave out an empty slot, or to take one expert twice",
+}
 LATEST_RUNNERS = "flashinfer_trtllm, flashinfer_mxfp4"
 RUNNERS = "triton, marlin, cutlass, triton_kernel, deep_gemm, flashinfer_cutlass, flashinfer_trtllm_routed"
 """Allowed on every release, and on the latest alone."""
@@ -89,9 +92,9 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     **{
         f"runner {name}": (
             (*POLICY, "--moe-runner-backend", name),
-            f"--moe-runner-backend {name}: {NO_POLICY}: allowed is {{runners}}",
+            f"--moe-runner-backend {name}: {NO_POLICY}: {reason}; allowed is auto, {{runners}}",
         )
-        for name in UNSERVED_RUNNERS
+        for name, reason in UNSERVED_RUNNERS.items()
     },
     "truncation where the runner ranks logits": (
         (
@@ -288,7 +291,8 @@ def complete(line: str, written: Path, release: str) -> str:
 @pytest.mark.parametrize("runner", LATEST_RUNNERS.split(", "))
 def test_runners_that_route_themselves_before_they_could_be_handed_ids(runner, release, patched_release, tiny_model):
     (answer,) = attempt(patched_release(release), tiny_model, [(*POLICY, "--moe-runner-backend", runner)])
-    line = f"--moe-runner-backend {runner}: {NO_POLICY}: allowed is {RUNNERS}"
+    reason = f"it is served from SGLang {LATEST} on; allowed is auto, {RUNNERS}"
+    line = f"--moe-runner-backend {runner}: {NO_POLICY}: {reason}"
     assert answer == (None if release == LATEST else {"ours": True, "says": line})
 
 

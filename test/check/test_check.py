@@ -216,7 +216,7 @@ def test_the_policy_is_told_with_every_key_or_as_refused(patched_release):
         "vanilla": "none: SGLang as it is",
     }
     asked = [["--model", str(TINY), *CPU, "--expert-policy", spelling] for spelling in spellings]
-    answers = run_all(patched_release(LATEST), asked)
+    answers = run_all(patched_release(LATEST), asked, {"COLUMNS": "200"})  # a row each
     rows = [re.search(r"^ policy +(.*?) *$", answer["out"], re.MULTILINE) for answer in answers]
     assert [row and row[1] for row in rows] == list(spellings.values())
 

@@ -1,6 +1,7 @@
 """`sglang-xshare check` says what a server would: the same refusals, and what SGLang resolves for another GPU."""
 
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from scripts.runners import FP8, write_model
 from served.release import CPU, LATEST, OLDER, make_env, older_releases_take_long
 from sglang_xshare.check.command import _on_device
 from sglang_xshare.check.report import spell_sizes
+from sglang_xshare.check.resolve import _listening
 from sglang_xshare.gpus import GPUS, NVIDIA
 from stage.start.test_server import (  # noqa: F401 - written is a fixture
     ACCEPTED,
@@ -50,12 +52,12 @@ WITH_GPU = pytest.mark.parametrize("release", [pytest.param(OLDER[-1], marks=pyt
 
 
 def run_all(tree: Path, asked: list[list[str]], env: dict[str, str] | None = None) -> list[dict[str, str]]:
-    """What the command says to each list of arguments, asked in one process."""
+    """What the command says to each list of arguments, asked in one process; a variable of no text is unset."""
     script = Path(__file__).with_name("check_flags.py")
     done = subprocess.run(
         [sys.executable, script],
         input=json.dumps(asked),
-        env=make_env(tree) | (env or {}),
+        env={name: value for name, value in (make_env(tree) | (env or {})).items() if value},
         capture_output=True,
         text=True,
     )
@@ -113,11 +115,15 @@ def test_it_serves_what_a_server_serves(release, patched_release, written):  # n
 @cache
 def ask_of_gpus(tree: Path, folder: Path) -> dict[tuple[str, str], dict[str, str]]:
     """The answers for every model and GPU of `RESOLVED`."""
+    return dict(zip(RESOLVED, run_all(tree, list_gpus(folder)), strict=True))
+
+
+def list_gpus(folder: Path) -> list[list[str]]:
+    """The arguments for every model and GPU of `RESOLVED`, of models that are written into the folder."""
     for name, config in MODELS.items():
         (folder / name).mkdir(exist_ok=True)
         (folder / name / "config.json").write_text(json.dumps(config))
-    lines = [["--json", "--model", str(folder / model), "--gpu", gpu, *POLICY] for model, gpu in RESOLVED]
-    return dict(zip(RESOLVED, run_all(tree, lines), strict=True))
+    return [["--json", "--model", str(folder / model), "--gpu", gpu, *POLICY] for model, gpu in RESOLVED]
 
 
 @WITH_GPU
@@ -137,6 +143,15 @@ def test_what_auto_becomes_on_a_gpu(model, gpu, release, patched_release, tmp_pa
     beyond = report["model"]["top_k"] - 1  # what a row wants beyond its warm-up; 24 experts are added
     assert report["selection"]["triton"] == [size for size in report["capture_sizes"] if size * beyond > 24]
     assert report["attention"]["decode"] not in (None, "torch_native", "intel_amx")
+
+
+def test_gpus_are_told_the_same_without_the_cpu_engine(patched_release, tmp_path_factory):
+    """As a stranger asks: SGLang registers MXFP4 only beside a GPU or with that variable."""
+    folder = tmp_path_factory.getbasetemp() / "models"
+    folder.mkdir(exist_ok=True)
+    tree = patched_release(LATEST)
+    answers = run_all(tree, list_gpus(folder), {"SGLANG_USE_CPU_ENGINE": ""})
+    assert dict(zip(RESOLVED, answers, strict=True)) == ask_of_gpus(tree, folder)
 
 
 def test_another_device_is_refused_wherever_it_is_named(tmp_path):
@@ -201,7 +216,7 @@ def test_the_policy_is_told_with_every_key_or_as_refused(patched_release):
         "vanilla": "none: SGLang as it is",
     }
     asked = [["--model", str(TINY), *CPU, "--expert-policy", spelling] for spelling in spellings]
-    answers = run_all(patched_release(LATEST), asked)
+    answers = run_all(patched_release(LATEST), asked, {"COLUMNS": "200"})  # a row each
     rows = [re.search(r"^ policy +(.*?) *$", answer["out"], re.MULTILINE) for answer in answers]
     assert [row and row[1] for row in rows] == list(spellings.values())
 
@@ -253,6 +268,13 @@ def test_an_unpatched_tree_is_one_line(pristine_release):
     (answer,) = run_all(pristine_release(LATEST), [["--model", str(TINY), *POLICY]], env)
     assert (answer["code"], answer["err"].count("\n")) == (1, 1)
     assert "is not patched; run `sglang-xshare patch apply" in answer["err"]
+
+
+def test_warnings_are_told_without_colours():
+    lines: list[str] = []
+    with _listening(lines):
+        logging.getLogger("sglang.srt.server_args").warning("\033[1;33mDEPRECATED:\n --old\033[0m; use --new")
+    assert lines == ["DEPRECATED: --old; use --new"]
 
 
 def test_sizes_are_spelt_as_runs():

@@ -218,7 +218,7 @@ def test_a_model_that_cannot_be_estimated_is_one_line(write, tmp_path, capsys):
     dense = QWEN | {"architectures": ["Qwen3ForCausalLM"], "num_experts": None}
     assert say("--model", write(dense), *asked) == 1
     assert capsys.readouterr().err == (
-        f"estimate: --model-path {tmp_path}: {NO_POLICY}: Qwen3ForCausalLM is a dense model; "
+        f"estimate: --model {tmp_path}: {NO_POLICY}: Qwen3ForCausalLM is a dense model; "
         "allowed are Mixture-of-Experts models\n"
     )
     assert say("--model", write(QWEN | {"quantization_config": {"quant_method": "odd"}}), *asked) == 1

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from ..gpus import Gpu
 
@@ -30,6 +31,9 @@ def pretend(gpu: Gpu) -> Iterator[None]:
             "--gpu: this SGLang resolves its arguments for its own machine alone; allowed is none, or SGLang 0.5.19 "
             "and later"
         ) from None
+    from sglang.srt.layers.quantization import QUANTIZATION_METHODS
+    from sglang.srt.layers.quantization.mxfp4 import Mxfp4Config
+
     memory, capability = gpu.memory * 1e9 / 2**20, gpu.capability or MI300
     with ExitStack() as stack:
         stack.enter_context(override_platform(**_list_facts(gpu)))
@@ -40,6 +44,9 @@ def pretend(gpu: Gpu) -> Iterator[None]:
         stack.enter_context(_replaced(torch.cuda, "get_device_capability", lambda device=None: capability))
         # Which quantizations there are is asked past the platform.
         stack.enter_context(_replaced(common, "is_hip", lambda: gpu.capability is None))
+        if gpu.capability is not None:
+            # Registered as SGLang is imported, and only beside a GPU or with SGLANG_USE_CPU_ENGINE=1.
+            stack.enter_context(patch.dict(QUANTIZATION_METHODS, mxfp4=Mxfp4Config))
         yield
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from typing import Any
 
+from rich.text import Text
+
 from .. import stage
 from ..gpus import Gpu
 from ..stage.start import affinity, expert_placement
@@ -37,7 +39,7 @@ class Resolution:
 
     def refuse(self, who: str, error: object) -> None:
         """Note a refusal once."""
-        entry = who, " ".join(str(error).split()) or type(error).__name__
+        entry = who, _flatten(str(error)) or type(error).__name__
         if entry not in self.refusals:
             self.refusals.append(entry)
 
@@ -97,7 +99,7 @@ def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
     try:
         vars(expert_policy).update(hooks)
         machine = pretend(gpu) if gpu else nullcontext()
-        with machine, _listening(resolution.warnings), redirect_stdout(said), redirect_stderr(said):
+        with _listening(resolution.warnings), redirect_stdout(said), redirect_stderr(said), machine:
             _resolve(flags, prepare_server_args, resolution)
     except SystemExit:
         # argparse has printed its usage, which for SGLang is some hundred lines, and at the end what is wrong.
@@ -117,13 +119,18 @@ def _resolve(flags: Sequence[str], prepare: Callable[[list[str]], Any], resoluti
         resolution.refuse("SGLang", error)
 
 
+def _flatten(text: str) -> str:
+    """One line, without the terminal's colours, which some of SGLang's warnings carry."""
+    return " ".join(Text.from_ansi(text).plain.split())
+
+
 @contextmanager
 def _listening(lines: list[str]) -> Iterator[None]:
     """Within it warnings of SGLang and of the stage go to `lines` and nowhere else, each once."""
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            line = " ".join(record.getMessage().split())
+            line = _flatten(record.getMessage())
             if line not in lines:
                 lines.append(line)
 

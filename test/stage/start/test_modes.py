@@ -55,8 +55,12 @@ def test_replicas_must_not_depend_on_the_row(dispatch):
     server.ep_num_redundant_experts, server.ep_dispatch_algorithm = 2, "static"
     check_modes(server)
     server.ep_dispatch_algorithm = dispatch
-    line = f"^--ep-num-redundant-experts 2: {NO_POLICY}: {dispatch} dispatch picks replicas by row, .*; allowed is 0$"
-    with pytest.raises(ExpertPolicyError, match=line):
+    line = f"^--ep-num-redundant-experts 2: {NO_POLICY}: {dispatch} dispatch picks replicas by row, .*; "
+    static = "allowed is 0, or --ep-dispatch-algorithm static"
+    with pytest.raises(ExpertPolicyError, match=f"{line}{static} with an all-to-all backend$"):
+        check_modes(server)
+    server.moe_a2a_backend = "deepep"
+    with pytest.raises(ExpertPolicyError, match=f"{line}{static}$"):
         check_modes(server)
 
 

@@ -188,7 +188,7 @@ def test_upstream_agrees_on_what_aiter_scales(kind, on_output, scoring, monkeypa
 
 
 def test_a_kernel_without_a_runner_is_not_known(read):
-    with pytest.raises(ExpertPolicyError, match="a kernel of Method: which is not known"):
+    with pytest.raises(ExpertPolicyError, match="a kernel of Method: it is not known"):
         read([config()], 1, method=None)
 
 

@@ -12,7 +12,10 @@ from stage.start.refusals import Answer, attempt
 
 POLICY = ("--expert-policy", "xshare")
 NO_POLICY = "cannot be served with an expert policy"
-UNSERVED_RUNNERS = ("flashinfer_cutedsl", "hpc_ops")
+UNSERVED_RUNNERS = {
+    "flashinfer_cutedsl": "what its kernels make of an empty slot has not been followed",
+    "hpc_ops": "it is not known to leave out an empty slot, or to take one expert twice",
+}
 LATEST_RUNNERS = "flashinfer_trtllm, flashinfer_mxfp4"
 RUNNERS = "triton, marlin, cutlass, triton_kernel, deep_gemm, flashinfer_cutlass, flashinfer_trtllm_routed"
 """Allowed on every release, and on the latest alone."""
@@ -89,9 +92,9 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     **{
         f"runner {name}": (
             (*POLICY, "--moe-runner-backend", name),
-            f"--moe-runner-backend {name}: {NO_POLICY}: allowed is {{runners}}",
+            f"--moe-runner-backend {name}: {NO_POLICY}: {reason}; allowed is auto, {{runners}}",
         )
-        for name in UNSERVED_RUNNERS
+        for name, reason in UNSERVED_RUNNERS.items()
     },
     "truncation where the runner ranks logits": (
         (
@@ -129,7 +132,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("--expert-policy", "oea:k=3"),
         "--expert-policy oea:k=3: k = 3: oea has no such key; allowed is k0, p, kmax, max_rank, target_per_rank, "
         "own_share, phases, "
-        "min_tokens, max_tokens, rows, layers, by_batch; did you mean k0?",
+        "min_tokens, max_tokens, rows, layers, by_batch, governor; did you mean k0?",
     ),
     "dense model": (
         (*POLICY, "--model-path", "{written}/dense"),
@@ -201,12 +204,12 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "replicas of experts that move": (
         (*POLICY, *("--tp", "2", "--ep", "2", "--enable-eplb", "--ep-num-redundant-experts", "2")),
         f"--ep-num-redundant-experts 2: {NO_POLICY}: dynamic dispatch picks replicas by row, so that padding "
-        "rows wake others; allowed is 0",
+        "rows wake others; allowed is 0, or --ep-dispatch-algorithm static with an all-to-all backend",
     ),
     "replicas by a dispatch of one's own choice": (
         (*POLICY, "--ep-dispatch-algorithm", "dynamic", "--ep-num-redundant-experts", "2"),
         f"--ep-num-redundant-experts 2: {NO_POLICY}: dynamic dispatch picks replicas by row, so that padding "
-        "rows wake others; allowed is 0",
+        "rows wake others; allowed is 0, or --ep-dispatch-algorithm static with an all-to-all backend",
     ),
     "upstream's fake dispatch": (
         (*POLICY, "--ep-dispatch-algorithm", "fake"),
@@ -236,6 +239,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "bare xshare": POLICY,
     "a policy with its keys": ("--expert-policy", "xshare:k0=1,add=12", "--expert-policy-config", '{"min_tokens": 4}'),
     "masking alone": ("--mask-padding-experts",),
+    "replicas that nothing dispatches to": (*POLICY, "--tp", "2", "--ep", "2", "--ep-num-redundant-experts", "2"),
     "experts that move, without replicas": (*POLICY, "--tp", "2", "--ep", "2", "--enable-eplb"),
     "speculation": (*POLICY, "--speculative-algorithm", "NGRAM"),
     "target_per_rank with expert parallelism": (*keys('{"target_per_rank": 5}'), "--tp", "2", "--ep", "2"),
@@ -287,7 +291,8 @@ def complete(line: str, written: Path, release: str) -> str:
 @pytest.mark.parametrize("runner", LATEST_RUNNERS.split(", "))
 def test_runners_that_route_themselves_before_they_could_be_handed_ids(runner, release, patched_release, tiny_model):
     (answer,) = attempt(patched_release(release), tiny_model, [(*POLICY, "--moe-runner-backend", runner)])
-    line = f"--moe-runner-backend {runner}: {NO_POLICY}: allowed is {RUNNERS}"
+    reason = f"it is served from SGLang {LATEST} on; allowed is auto, {RUNNERS}"
+    line = f"--moe-runner-backend {runner}: {NO_POLICY}: {reason}"
     assert answer == (None if release == LATEST else {"ours": True, "says": line})
 
 

@@ -27,22 +27,22 @@ TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config.
 """Where the configuration of a model of several modes has its language model's; ModelConfig finds it itself."""
 
 
-def read_model(model: Any, path: str) -> MoeModel:
-    """Read upstream's `ModelConfig`. Raises `ExpertPolicyError` for a dense model, one that is known not to be served,
-    and one whose layers differ in experts or top-k.
+def read_model(model: Any, path: str, flag: str = "--model-path") -> MoeModel:
+    """Read upstream's `ModelConfig`; `flag` has named it. Raises `ExpertPolicyError` for a dense model, one that is
+    known not to be served, and one whose layers differ in experts or top-k.
     """
     text_config = model.hf_text_config
     num_experts, top_k = (find_value(text_config, names) for names in (NUM_EXPERTS, TOP_K))
     architecture = model.hf_config.architectures[0]
     if architecture in UNSERVED:
         reason = f"{architecture}: {UNSERVED[architecture]}; allowed is a model whose layers each have one TopK"
-        raise refusal("--model-path", path, reason)
+        raise refusal(flag, path, reason)
     for count in (num_experts, top_k):
         if type(count) is not int:
             reason = f"{architecture}: {count} experts by layer; allowed is the same number in each"
-            raise refusal("--model-path", path, reason)
+            raise refusal(flag, path, reason)
     if num_experts < 2 or not top_k:
-        raise refusal("--model-path", path, f"{architecture} is a dense model; allowed are Mixture-of-Experts models")
+        raise refusal(flag, path, f"{architecture} is a dense model; allowed are Mixture-of-Experts models")
     return MoeModel(
         path=path,
         architecture=architecture,
@@ -72,7 +72,7 @@ def read_folder(folder: str) -> MoeModel:
         config = json.loads(file.read_bytes(), object_hook=lambda keys: SimpleNamespace(**keys))
         text = next((part for name in TEXT_CONFIGS if (part := _descend(config, name))), config)
         loaded = SimpleNamespace(hf_config=config, hf_text_config=text, num_hidden_layers=text.num_hidden_layers)
-        return read_model(loaded, folder)
+        return read_model(loaded, folder, "--model")
     except (OSError, ValueError, AttributeError, TypeError, IndexError) as error:
         if isinstance(error, ExpertPolicyError):
             raise

@@ -10,7 +10,7 @@ from ...patching.status import check_patched
 from ..upstream import attention_dp_size, is_switched_on, routes_own_rows, spell
 from .all_to_all import check_backend
 from .refusal import ExpertPolicyError, refusal
-from .runners import list_runners
+from .runners import explain, list_runners
 
 # Speculation whose verify batch is request-major with one length for all requests. DSpark's ragged verify is not.
 SPECULATION = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
@@ -75,7 +75,7 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
         _check_choice("--device", str(device).partition(":")[0], DEVICES)
     _check_choice("--disaggregation-mode", config.disaggregation_mode, ("null", "decode"))
     if names_runner and spell(config.moe_runner_backend) != "auto":
-        _check_choice("--moe-runner-backend", config.moe_runner_backend, list_runners())
+        _check_runner(spell(config.moe_runner_backend))
     check_backend(config)
     _check_replicas(config)
     if attention_dp_size(config) > 1 or routes_own_rows(config):
@@ -115,6 +115,13 @@ def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:
         raise refusal(flag, value, f"allowed is {', '.join(allowed)}")
 
 
+def _check_runner(runner: str) -> None:
+    runners = list_runners()
+    if runner not in runners:
+        reason = f"{explain(runner)}; allowed is auto, {', '.join(runners)}"
+        raise refusal("--moe-runner-backend", runner, reason)
+
+
 def _check_replicas(config: Any) -> None:
     """Refuse a dispatch under which other weights are loaded than those of the experts that were selected."""
     dispatch = getattr(config, "ep_dispatch_algorithm", None)
@@ -122,7 +129,10 @@ def _check_replicas(config: Any) -> None:
         raise refusal("--ep-dispatch-algorithm", dispatch, "it overwrites the router's logits; allowed is dynamic")
     replicas = getattr(config, "ep_num_redundant_experts", 0)
     if replicas and dispatch not in (None, DISPATCH):
-        reason = f"{dispatch} dispatch picks replicas by row, so that padding rows wake others; allowed is 0"
+        allowed = f"0, or --ep-dispatch-algorithm {DISPATCH}"
+        if not routes_own_rows(config):
+            allowed += " with an all-to-all backend"  # or SGLang refuses it
+        reason = f"{dispatch} dispatch picks replicas by row, so that padding rows wake others; allowed is {allowed}"
         raise refusal("--ep-num-redundant-experts", replicas, reason)
 
 

@@ -125,11 +125,18 @@ REASONS = {
     "flashinfer_cutedsl": "what its kernels make of an empty slot has not been followed",
 }
 """Why a runner is none of them, where more is known than that."""
+_UNKNOWN = "it is not known to leave out an empty slot, or to take one expert twice"
 
 
 def list_runners() -> tuple[str, ...]:
     """The names that --moe-runner-backend may have with a policy on the release that runs."""
     return tuple(dict.fromkeys(runner.name for runner in TABLE if is_release(runner.since)))
+
+
+def explain(name: str) -> str:
+    """Why `list_runners` lacks a name."""
+    since = next((runner.since for runner in TABLE if runner.name == name), None)
+    return f"it is served from SGLang {since} on" if since else REASONS.get(name, _UNKNOWN)
 
 
 def find_kernel(layer: Any) -> Runner:
@@ -140,7 +147,7 @@ def find_kernel(layer: Any) -> Runner:
             return runner
     method = type(getattr(layer, "scheme", None) or layer.quant_method).__name__
     found = f"MoE runner {name} of {method}" if name else f"a kernel of {method}"
-    reason = REASONS.get(name or "", "which is not known to leave out an empty slot, or to take one expert twice")
+    reason = REASONS.get(name or "", _UNKNOWN)
     raise ValueError(
         f"{found}: {reason}; allowed is --moe-runner-backend {', '.join(list_runners())} where this quantization has "
         "one of them"

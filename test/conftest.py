@@ -21,13 +21,6 @@ PATCHED = BUILD / "releases-patched"
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers; tables are as wide as it says
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` has two workers: a file is one worker's, and so is all that shares servers, each started once."""
-    for item in items:
-        shared = {"servers", "served"} & set(getattr(item, "fixturenames", ()))
-        item.add_marker(pytest.mark.xdist_group("servers" if shared else str(item.path)))
-
-
 class ServerPool:
     """Running servers by what they were asked for. A test that asks for the same gets the same; the one longest unused
     is stopped when there would be more than `size`.

@@ -27,9 +27,8 @@ sglang-wheel: wheel ## a wheel of SGLang with the queue applied, in dist/: SGLAN
 lint: venv      ## ruff, mypy, patch lint
 	@VENV=$(VENV) scripts/lint.sh
 
-# `loadgroup` hands a worker one test at a time, so that neither is left with the servers' slow ones.
 test: patch lint ## lint and the tests; under 25 minutes on two cores
-	$(PYTHON) -m pytest -m "not long" -n 2 --dist loadgroup
+	$(PYTHON) -m pytest -m "not long" -n 2 --dist loadfile
 
 test-long: patch ## the tests that take longer, in resumable parts; one alone: PART=patching/test_kill
 	@PYTHON=$(PYTHON) PART=$(PART) scripts/test_long.sh

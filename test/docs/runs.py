@@ -85,6 +85,7 @@ BALANCE = Run(more="--batches 2 --out {scratch}", shows="Record: ")
 SHARDING = Run(
     more="--alpha 0.6 --experts 8 --batch 4 --sequence 6 --hidden 16 --width 32 --rounds 1 --out {scratch}",
     shows="Record: ",
+    is_long=True,
 )
 TRAINED = Run(more="--steps 1 --out {scratch}/model --state {scratch}/state.pt", shows="step 1: exported", is_long=True)
 NO_GPU = Run(status=2, shows="gpu: no NVIDIA GPU answers here; nothing was measured")

@@ -1,15 +1,12 @@
 """The papers' own studies on a small model: `python -m benchmark.studies [oea|xshare|lynx|moe-spec]`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 
 from benchmark.common.command import Parser, one_line_errors
 from benchmark.common.paths import BUILD
-from benchmark.common.plot import save_figure
-from benchmark.common.table import Table
 from benchmark.quality.decoding import add_decoding, read_decoding
 from benchmark.quality.findings.finding import Finding
-from benchmark.quality.findings.report import tabulate_findings
+from benchmark.quality.findings.report import keep_finding, tabulate_findings
 from benchmark.studies.lab import Lab
 from benchmark.studies.lynx import study_lynx
 from benchmark.studies.moe_spec import study_moe_spec
@@ -42,11 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         lab = Lab(*decoding.load(), decoding)
         for name in missing:
             print(f"{name} ...", flush=True)
-            found = STUDIES[name](lab)
-            Table(f"{found.title} ({found.source})", found.headings, found.rows).show()
-            save_figure(found.figure, args.out / f"{found.name}.png")
-            verdicts = [asdict(verdict) for verdict in found.verdicts]
-            record.add(name, source=found.source, numbers=found.numbers, verdicts=verdicts)
+            keep_finding(STUDIES[name](lab), record, args.out)
     tabulate_findings(record.points).show()
     print(f"Record: {record.path}, plots beside it")
 

@@ -1,20 +1,15 @@
 """The papers' findings, looked for in a small model: `python -m benchmark.quality.findings [FINDING...]`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from pathlib import Path
 
 from benchmark.common.command import Parser, one_line_errors
 from benchmark.common.paths import BUILD
-from benchmark.common.plot import save_figure
-from benchmark.common.record import Record
-from benchmark.common.table import Table
 from benchmark.quality.decoding import add_decoding, read_decoding
 from benchmark.quality.findings.finding import Finding, Study
 from benchmark.quality.findings.mixed_batch import find_mixed_batch
 from benchmark.quality.findings.overlap import find_overlap
 from benchmark.quality.findings.per_request import find_per_request
-from benchmark.quality.findings.report import tabulate_findings
+from benchmark.quality.findings.report import keep_finding, tabulate_findings
 from benchmark.quality.findings.tree_size import find_tree_size
 
 FINDINGS: dict[str, Callable[[Study], Finding]] = {
@@ -43,16 +38,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         study = Study(*decoding.load(), decoding.prompt, decoding.layout)
         for name in missing:
             print(f"{name} ...", flush=True)
-            _keep(FINDINGS[name](study), record, args.out)
+            keep_finding(FINDINGS[name](study), record, args.out)
     tabulate_findings(record.points).show()
     print(f"Record: {record.path}, plots beside it")
-
-
-def _keep(finding: Finding, record: Record, out: Path) -> None:
-    Table(f"{finding.title} ({finding.source})", finding.headings, finding.rows).show()
-    save_figure(finding.figure, out / f"{finding.name}.png")
-    verdicts = [asdict(verdict) for verdict in finding.verdicts]
-    record.add(finding.name, source=finding.source, numbers=finding.numbers, verdicts=verdicts)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def test_upstream_reads_every_model_and_every_flag(tmp_path, patched_release, ve
     }
 
 
-@pytest.mark.parametrize("text", {server.POLICY, *eagle3.VARIANTS} - {"off"})
+@pytest.mark.parametrize("text", sorted({server.POLICY, *eagle3.VARIANTS} - {"off"}))
 def test_every_policy_can_be_served(text):
     variant = parse_variant(text)
     assert variant.policy is not None

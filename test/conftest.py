@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -19,6 +20,8 @@ PATCHED = BUILD / "releases-patched"
 
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers; tables are as wide as it says
+# A shell that runs a command in the background has it ignore SIGINT, and so would every program that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class ServerPool:

@@ -1,12 +1,15 @@
-"""A key of a plan or a policy: its type and range, for errors and for the table of policies."""
+"""A key of a plan or a policy: its type and range, for errors and for the table of policies; and keys in JSON."""
 
 from __future__ import annotations
 
 import difflib
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+
+import orjson
 
 
 @dataclass(frozen=True)
@@ -70,3 +73,28 @@ def suggest(word: object, known: Iterable[str]) -> str:
     """The end of an error about an unknown `word`: the nearest of the `known` ones, or nothing where none is near."""
     near = difflib.get_close_matches(str(word).lower(), list(known), n=1)
     return f"; did you mean {near[0]}?" if near and near[0] != word else ""
+
+
+def read_object(text: str | bytes) -> dict[str, Any]:
+    """The keys of a JSON object. Raises ValueError for any other text, and where an object has a key twice."""
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"malformed JSON ({error}); allowed is one JSON object") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"a JSON {type(found).__name__}; allowed is one JSON object")
+    try:
+        json.loads(text, object_pairs_hook=collect)  # orjson keeps the last of two
+    except ValueError as error:
+        raise ValueError(f"{error}; allowed is once") from None
+    return found
+
+
+def collect(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Keys and their values. Raises ValueError for a key that comes twice."""
+    keys: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in keys:
+            raise ValueError(f"{key} is given twice")
+        keys[key] = value
+    return keys

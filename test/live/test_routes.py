@@ -92,6 +92,7 @@ def test_counts_by_layer_are_added_up_layer_by_layer():
         (b"[1]", "a JSON list; allowed is one JSON object"),
         (b'"xshare"', "a JSON str; allowed is one JSON object"),
         (b'{"add": NaN}', "malformed JSON"),
+        (b'{"policy": "xshare", "add": 4, "add": 6}', "add is given twice; allowed is once"),
     ],
 )
 def test_what_is_no_object_never_reaches_a_scheduler(body, line):

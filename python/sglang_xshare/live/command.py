@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import orjson
 from rich.table import Table
 
 from ..console import open_console
+from ..keys import read_object
 from ..policies.spelling import SPELLING, parse_policy
 from .client import API_KEY, Client, PolicyError
 
@@ -69,14 +69,13 @@ def read_policy(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _read_config(file: str) -> dict[str, Any]:
     try:
-        keys = orjson.loads(Path(file).read_bytes())
+        text = Path(file).read_bytes()
     except OSError as error:
         raise ValueError(f"--config {file}: {error.strerror or error}; allowed is a JSON file") from None
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"--config {file}: malformed JSON ({error}); allowed is one JSON object") from None
-    if not isinstance(keys, dict):
-        raise ValueError(f"--config {file}: a JSON {type(keys).__name__}; allowed is one JSON object")
-    return keys
+    try:
+        return read_object(text)
+    except ValueError as error:
+        raise ValueError(f"--config {file}: {error}") from None
 
 
 def print_answer(answer: dict[str, Any]) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from sglang.srt.managers.io_struct import DumperControlReqInput
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
+from ..keys import read_object
 from . import METHOD, PATH
 
 COUNTS = ("counters", "since_switch")
@@ -31,11 +31,9 @@ def add_routes(app: FastAPI, find_manager: Callable[[], Any]) -> None:
     @auth_level(AuthLevel.ADMIN_OPTIONAL)
     async def set_expert_policy(request: Request) -> Response:
         try:
-            body = orjson.loads(await request.body())
-        except orjson.JSONDecodeError as error:
-            return _refuse(f"malformed JSON ({error}); allowed is one JSON object")
-        if not isinstance(body, dict):
-            return _refuse(f"a JSON {type(body).__name__}; allowed is one JSON object")
+            body = read_object(await request.body())
+        except ValueError as error:
+            return _refuse(str(error))
         return _answer(await _ask(find_manager(), {"post": body}))
 
 

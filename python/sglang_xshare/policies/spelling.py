@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from typing import Any
 
-from ..keys import suggest
+from ..keys import collect, suggest
 from .registry import list_policies
 
 SPELLING = "NAME, NAME:key=value,key=value or NAME:{JSON object}, such as xshare:k0=1,add=24"
@@ -24,19 +23,10 @@ def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
         raise ValueError(f"policy {text!r}: allowed is {SPELLING}{near}")
     try:
         if keys.startswith("{"):
-            return name, json.loads(keys, object_pairs_hook=_collect)
-        return name, _collect(_parse_pair(pair) for pair in keys.split(",") if pair)
+            return name, json.loads(keys, object_pairs_hook=collect)
+        return name, collect(_parse_pair(pair) for pair in keys.split(",") if pair)
     except ValueError as error:
         raise ValueError(f"policy {text!r}: {error}; allowed is {SPELLING}") from None
-
-
-def _collect(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    keys: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in keys:
-            raise ValueError(f"{key} is given twice")
-        keys[key] = value
-    return keys
 
 
 def _parse_pair(pair: str) -> tuple[str, Any]:

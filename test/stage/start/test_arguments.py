@@ -267,6 +267,8 @@ def test_malformed_text_on_two_lines_is_refused_on_one():
         (b'{"k0": NaN}', "malformed JSON"),
         (b'{"k0": "\xff"}', "malformed JSON"),
         (b'{"k0": 1} {"k0": 1}', "malformed JSON"),
+        (b'{"k0": 1, "add": 4, "k0": 2}', "k0 is given twice; allowed is once"),
+        (b'{"by_layer": {"1": {"add": 4}, "1": {"add": 5}}}', "1 is given twice; allowed is once"),
     ],
 )
 def test_file_must_hold_one_object(content, said, tmp_path):

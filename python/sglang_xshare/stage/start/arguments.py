@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from ...keys import read_object
 from ...policies.schedule import Schedule, build_schedule
 from ...policies.spelling import parse_policy
 from .refusal import ExpertPolicyError
@@ -97,12 +96,9 @@ def read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
         except OSError as error:
             raise ExpertPolicyError(f"{flag}: {error.strerror or error}; {expected}") from None
     try:
-        keys = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise ExpertPolicyError(f"{flag}: malformed JSON ({error}); allowed is one JSON object") from None
-    if not isinstance(keys, dict):
-        raise ExpertPolicyError(f"{flag}: a JSON {type(keys).__name__}; allowed is one JSON object")
-    return keys
+        return read_object(text)
+    except ValueError as error:
+        raise ExpertPolicyError(f"{flag}: {error}") from None
 
 
 def _check_trace(path: Path) -> Path:

@@ -236,6 +236,10 @@ BAD = {
         "--model nobody/no-such-model: no config.json; allowed is a folder that has one, or a model that is cached",
     ),
     "unknown flag": (["--model", str(TINY), "--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+    "mistyped flag": (
+        ["--model", str(TINY), "--tp-sise", "2"],
+        "unrecognized arguments: --tp-sise 2; did you mean --tp-size?",
+    ),
     "another device": (
         ["--model", str(TINY), "--gpu", "h100", "--device", "cpu"],
         "--device cpu with --gpu: allowed is cuda, or either alone",

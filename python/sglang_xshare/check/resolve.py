@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from .. import stage
 from ..gpus import Gpu
+from ..keys import suggest
 from ..stage.start import affinity, expert_placement
 from ..stage.start.arguments import Arguments, read_arguments
 from ..stage.start.backend import choose_runner
@@ -103,8 +105,11 @@ def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
             _resolve(flags, prepare_server_args, resolution)
     except SystemExit:
         # argparse has printed its usage, which for SGLang is some hundred lines, and at the end what is wrong.
-        line = ["", *said.getvalue().splitlines()][-1]
-        raise ValueError(line.partition("error: ")[2] or f"SGLang: {line}") from None
+        *usage, line = ["", *said.getvalue().splitlines()]
+        error = line.partition("error: ")[2] or f"SGLang: {line}"
+        unknown = re.search(r"unrecognized arguments: (--[\w-]+)", error)
+        near = suggest(unknown[1], re.findall(r"--[\w-]+", " ".join(usage))) if unknown else ""
+        raise ValueError(error + near) from None
     finally:
         vars(expert_policy).update(upstream)
     return resolution

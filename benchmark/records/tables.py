@@ -14,6 +14,7 @@ from benchmark.common.record import last_session, read_record
 from benchmark.common.table import Table
 from benchmark.cost.report import tabulate_cost
 from benchmark.demo import tabulate_demo
+from benchmark.governor.report import tabulate_governor
 from benchmark.quality.findings.report import tabulate_findings
 from benchmark.quality.front.report import tabulate_front, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
@@ -64,6 +65,7 @@ TABLES = {
     "findings": Source(("findings",), tabulate_findings),
     "studies": Source(("studies",), tabulate_findings),
     "estimate": Source(("serving",), tabulate_estimate),
+    "governor": Source(("governor",), tabulate_governor),
     "affinity": Source(("affinity",), tabulate_affinity),
 }
 

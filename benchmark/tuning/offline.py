@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -48,18 +49,16 @@ class OfflineGauge:
         found = bench.run(plans, Layout(batch), TOP) if live else vanilla
         assert found.top is not None
         assert vanilla.top is not None
+        nats, greedy = found.nats.mean(1).tolist(), found.greedy.tolist()
+        divergences = diverge(vanilla.top, found.top).mean(1).tolist()
+        if not live:
+            return Measurement(nats, divergences, greedy, None, None, None, time.monotonic() - began)
         before, after, kept = (
-            [float(of_layers[layer].mean()) for layer in live]
+            fmean(float(of_layers[layer].mean()) for layer in live)
             for of_layers in (found.routing.vanilla_active, found.routing.active, found.routing.kept_mass)
         )
-        counted = (sum(before) / len(live), sum(before) - sum(after), sum(kept) / len(live)) if live else (None,) * 3
-        return Measurement(
-            found.nats.mean(1).tolist(),
-            diverge(vanilla.top, found.top).mean(1).tolist(),
-            found.greedy.tolist(),
-            *counted,
-            seconds=time.monotonic() - began,
-        )
+        saved = (before - after) * len(live)
+        return Measurement(nats, divergences, greedy, before, saved, kept, time.monotonic() - began)
 
     def _prepare(self, batch: int, part: str) -> tuple[Bench, Decoded]:
         """The samples prefilled, and what vanilla says of them."""

@@ -19,7 +19,7 @@ from benchmark.tuning.report import plot_tuning, tabulate_tuning
 from benchmark.tuning.saving import describe, estimate_error, find_saved
 from sglang_xshare.tune.command import GROUPS, SETTINGS
 from sglang_xshare.tune.gauge import Gauge
-from sglang_xshare.tune.measure import Bench, Measure
+from sglang_xshare.tune.measure import Bench, Measure, compare
 from sglang_xshare.tune.plans import VANILLA, Layers, build_policy, group_layers
 from sglang_xshare.tune.search import search
 from sglang_xshare.tune.server import Server as RunningServer
@@ -32,7 +32,7 @@ PUBLISHED = (
     *(f"oea:k0=4,p={p}" for p in (0.3, 0.4, 0.5, 0.6)),
     *(f"lynx-lat:retain={retain}" for retain in (32, 40, 48)),
 )
-"""Ladders of what papers say of decode, at which they leave utility and weights."""
+"""Ladders of the papers' settings for decode, with their own utility and weights."""
 EVERYWHERE: Layers = (0,)
 ANOTHER = "another text"
 
@@ -117,6 +117,8 @@ def measure(
     layers = sum(map(len, groups))
     published = {one: bench.run(build_policy({EVERYWHERE: one}), batch, ANOTHER) for one in args.policies}
     before = next(one.before for one in published.values() if one.before is not None)
+    for setting, one in published.items():
+        print(f"{batch} rows, {setting}: {1000 * compare(one, vanilla).delta:+.1f} mnats", flush=True)
     others = [{"policy": name, **describe(one, vanilla, before, layers)} for name, one in published.items()]
     for percent in args.tolerances:
         tuned = search(bench, groups, args.settings, batch, percent / 100, lambda line: print(line, flush=True))

@@ -22,6 +22,7 @@ from benchmark.records.experiments import EXPERIMENTS
 from benchmark.serving.estimate import tabulate_estimate
 from benchmark.serving.report import KEY, tabulate_serving
 from benchmark.speculation.report import tabulate_speculation
+from benchmark.tuning.report import tabulate_tuning
 
 Points = Mapping[str, Any]
 SUMMARY_NOTE = """\
@@ -67,6 +68,7 @@ TABLES = {
     "estimate": Source(("serving",), tabulate_estimate),
     "governor": Source(("governor",), tabulate_governor),
     "affinity": Source(("affinity",), tabulate_affinity),
+    "tuning": Source(("tuning",), tabulate_tuning),
 }
 
 

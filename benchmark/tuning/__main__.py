@@ -62,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for batch in args.batches:
                 for name, point in measure(bench, groups, args, batch):
                     record.add(name, **point)
+        bench.trace.unlink()
     tabulate_tuning(record.points).show()
     plot_tuning(args.out / "tuning.png", record.points, f"Tuned on one text, measured on another: {args.model.name}")
     print(f"Record: {record.path}, plot: {args.out / 'tuning.png'}")

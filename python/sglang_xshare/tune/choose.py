@@ -9,8 +9,8 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Option:
-    """A setting of one group of layers: what it loses alone, in nats a token, and how many experts of a step it wakes,
-    above or below vanilla.
+    """A setting of one group of layers: what it loses alone, in nats a token, of which divergence is the estimate, and
+    how many experts of a step it wakes, above or below vanilla.
     """
 
     name: str

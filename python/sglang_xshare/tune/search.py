@@ -55,11 +55,12 @@ def search(
     bench: Bench, groups: Sequence[Layers], settings: Sequence[str], batch: int, tolerance: float, tell: Tell
 ) -> Found:
     """Find the settings with the fewest experts at one batch size, with at most `tolerance` (a share of vanilla's
-    cross-entropy) lost. Measures every setting once a group, the last one everywhere, which tells what vanilla wakes,
-    and choices of settings, of which it halves the number that is left each time.
+    cross-entropy) lost. Measures every setting once a group, the first that changes anything everywhere, which tells
+    what vanilla wakes, and choices of settings, of which it halves the number that is left each time.
     """
     vanilla = bench.run({"policy": VANILLA}, batch, "tuning")
-    everywhere = bench.run(build_policy(dict.fromkeys(groups, settings[-1])), batch, "tuning")
+    everywhere = (bench.run(build_policy(dict.fromkeys(groups, one)), batch, "tuning").before for one in settings)
+    before = next((count for count in everywhere if count is not None), 0.0)
     options: dict[Layers, list[Option]] = {}
     for group in groups:
         measured = []
@@ -67,13 +68,13 @@ def search(
             one = bench.run(_alone(group, groups, setting), batch, "tuning")
             if one.saved is None:
                 continue  # it cannot change anything at this batch size
-            loss = fmean(one.divergences)
+            loss, saved = fmean(one.divergences), one.saved / len(group)
             measured.append(Option(setting, loss, -one.saved))
-            saved = one.saved / len(group)
-            tell(f"layers {name_layers(group)}, {setting}: {saved:.1f} experts saved a layer, {1000 * loss:+.1f} mnats")
+            told = f"{saved:.1f} experts saved a layer, {1000 * loss:.1f} mnats of divergence"
+            tell(f"layers {name_layers(group)}, {setting}: {told}")
         options[group] = smooth([Option(VANILLA, 0.0, 0.0), *(option for option in measured if option.experts < 0)])
     tolerated = tolerance * vanilla.cross_entropy
-    found = Found(batch, tolerated, vanilla.cross_entropy, everywhere.before or 0.0, options)
+    found = Found(batch, tolerated, vanilla.cross_entropy, before, options)
     choices = rank_choices({name_layers(group): trim(some) for group, some in options.items()})
     fitting, beyond = 0, len(choices)  # the first choice is vanilla everywhere
     while beyond - fitting > 1:

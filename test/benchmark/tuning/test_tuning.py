@@ -1,4 +1,4 @@
-"""`python -m benchmark.tuning`: what tuning saves, from a record made by hand, and from a small run."""
+"""`python -m benchmark.tuning`, also `python -m benchmark.tuning --offline`: a record made by hand, and a small run."""
 
 import pytest
 

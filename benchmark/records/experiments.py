@@ -58,6 +58,14 @@ EXPERIMENTS = {
             "balance", "benchmark.balance", "balance", 1, ("vanilla", "xshare:k0=1,target_per_rank=5", "--batches", "4")
         ),
         Experiment(
+            "balance-live",
+            "benchmark.balance.live",
+            "balance",
+            6,
+            ("xshare:k0=1,target_per_rank=5", "--ranks", "2", "--rounds", "1", "--batch", "4", "--steps", "4"),
+            record="live",
+        ),
+        Experiment(
             "tuning",
             "benchmark.tuning",
             "tuning",
@@ -68,6 +76,21 @@ EXPERIMENTS = {
             "governor", "benchmark.governor", "governor", 8, ("--per-domain", "2", "--prompt", "8", "--steps", "10")
         ),
         Experiment("affinity", "benchmark.affinity", "affinity", 3, ("mixed", *DISPATCH)),
+        Experiment(
+            "many-devices",
+            "benchmark.cost.many_devices",
+            "cost",
+            1,
+            ("--gpus", "16x2", "--per-gpu", "1", "--affinity-saves", "0.15"),
+        ),
+        Experiment(
+            "cost-model",
+            "benchmark.cost.model",
+            "cost",
+            2,
+            ("--experts", "8", "--awake", "4", "8", "--rows", "8", "--rounds", "1", "--hidden", "16", "--width", "32"),
+            record="model",
+        ),
         Experiment(
             "expert-sharding",
             "benchmark.expert_sharding",

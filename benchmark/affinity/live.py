@@ -25,7 +25,7 @@ from benchmark.common.evidence import read_totals
 from benchmark.common.paths import BUILD, TEXTS, TRAINED
 from benchmark.common.record import Record
 from benchmark.common.server import Server
-from benchmark.common.variant import parse_variant
+from benchmark.common.variant import BASELINE, parse_variant
 from benchmark.quality.model import load_model
 from benchmark.quality.served import SERVER_ARGS
 from benchmark.quality.text import Sequences, load_sequences
@@ -80,15 +80,19 @@ def draw_requests(
 
 
 def run_requests(
-    server: Server, requests: Sequence[Request], replicas: int, per_replica: int, force: bool = False
+    server: Server,
+    requests: Sequence[Request],
+    replicas: int,
+    per_replica: int,
+    force: bool = False,
+    awake: str = "experts_before",
 ) -> Run:
     """Keep `per_replica` requests of each replica running until all are answered: greedily, or by force with the text.
-    The server has a policy, which may be to observe.
+    The server has a policy, which may be to observe; `awake` is which of its counters has the active experts.
     """
     asker = _Asker(server, requests, replicas * per_replica, force)
     answers = asker.run()
     first, last = asker.totals
-    awake = "experts_after" if force else "experts_before"
     new = {name: last[name] - first.get(name, 0.0) for name in ("layer_steps", awake, "rows")}
     spans = [(answer.replica, answer.began, answer.ended) for answer in answers]
     return Run(
@@ -196,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         default=["mixed"],
         help=f"of {', '.join(SERVED)}, under the model's own routing (default: mixed)",
     )
-    parser.add_argument("--policies", nargs="*", type=policy, default=[], help="with the text forced, mixed traffic")
+    parser.add_argument("--policies", nargs="*", type=policy, default=[], help="with the text forced, vanilla too")
     parser.add_count("replicas", 4, "replicas of the model")
     parser.add_count("per_replica", 16, "requests at a time and replica")
     parser.add_count("requests", 512, "requests in all")
@@ -232,9 +236,11 @@ def measure(args: argparse.Namespace, record: Record) -> None:
         flags = make_args(method, args.replicas, table, args.bound)
         with Server(TRAINED, flags, env=make_env(args.replicas), name=method, deadline=900) as server:
             for traffic, name in missing:
-                server.post("/expert_policy", parse_variant(name).body())
                 requests = draw_requests(sequences, args.requests, args.life, args.prompt, traffic)
-                run = run_requests(server, requests, args.replicas, args.per_replica, force=name != OBSERVE)
+                own = name in (OBSERVE, BASELINE)  # of both the model's own routing is counted
+                server.post("/expert_policy", {"policy": OBSERVE} if own else parse_variant(name).body())
+                awake = "experts_before" if own else "experts_after"
+                run = run_requests(server, requests, args.replicas, args.per_replica, name != OBSERVE, awake)
                 digests = [digest(output) for output in run.outputs]
                 key, told = make_key(traffic, name, method), vars(run) | {"outputs": digests}
                 record.add(key, traffic=traffic, policy=name, method=method, shape=shape, **told)

@@ -8,6 +8,7 @@ import torch
 
 from benchmark.common.plot import make_figure, save_figure
 from benchmark.common.table import Table
+from benchmark.common.variant import BASELINE
 from benchmark.quality.measure import compare_loss
 
 NOTE = (
@@ -23,7 +24,7 @@ LIVE_NOTE = """\
 {shortest} - {longest} tokens. Active experts and rows: means of a layer and step, while the load was steady. Change: to
 the first row of the same traffic and policy. Imbalance: largest over mean running requests, mean over time. Same:
 answers, greedy under the model's own routing, that are the first row's token for token. Loss: under a policy, with the
-text forced, cross-entropy above the first row's on the same tokens, thousandths of a nat a token, ± the standard error
+text forced, cross-entropy above vanilla's on the same tokens, thousandths of a nat a token, ± the standard error
 of the paired differences."""
 
 
@@ -75,8 +76,9 @@ def tabulate_live(points: Mapping[str, Any]) -> Table:
     """A row a traffic, policy and method: active experts, imbalance, and what became of the answers."""
     first: dict[tuple[str, str], Any] = {}
     rows = []
-    for point in sorted(points.values(), key=lambda point: (point["policy"] != OBSERVE, point["traffic"])):
+    for point in sorted(points.values(), key=lambda point: (point["policy"] != OBSERVE, point["policy"] != BASELINE)):
         base = first.setdefault((point["traffic"], point["policy"]), point)
+        reference = points.get(f"{point['traffic']}, {BASELINE}, {base['method']}", base)
         rows.append(
             [
                 point["traffic"],
@@ -86,7 +88,7 @@ def tabulate_live(points: Mapping[str, Any]) -> Table:
                 f"{point['active'] / base['active'] - 1:+.1%}",
                 f"{point['rows']:.1f}",
                 f"{point['imbalance']:.2f}",
-                *_compare_answers(point, base),
+                *_compare_answers(point, base, reference),
             ]
         )
     headings = ["traffic", "policy", "load balance method", "active experts", "change", "rows a step", "imbalance"]
@@ -97,10 +99,10 @@ def tabulate_live(points: Mapping[str, Any]) -> Table:
     return Table("Active experts by dispatch, served", headings, rows, note, text_columns=3)
 
 
-def _compare_answers(point: Mapping[str, Any], base: Mapping[str, Any]) -> list[str]:
-    """How many greedy answers are the same, and how much more forced ones cost."""
+def _compare_answers(point: Mapping[str, Any], base: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:
+    """How many greedy answers are the base's, and how much more forced ones cost than the reference's."""
     if point["nats"]:
-        loss = compare_loss(*(torch.tensor(one["nats"])[:, None] for one in (point, base)))
-        return ["-", "+0.0" if point is base else str(loss)]
+        loss = compare_loss(*(torch.tensor(one["nats"])[:, None] for one in (point, reference)))
+        return ["-", "+0.0" if point is reference else str(loss)]
     same = sum(one == other for one, other in zip(point["outputs"], base["outputs"], strict=True))
     return [f"{same} / {len(base['outputs'])}", "-"]

@@ -36,6 +36,18 @@ TEXT = ("--per-domain", "4", "--batch", "4", "--prompt", "16")
 LOSS = ("--sums", "4", "--per-domain", "4", "--loss-tokens", "8")
 SAMPLES = ("--samples", "8", "--prompt", "8", "--tokens", "8")
 DISPATCH = ("--per-domain", "8", "--requests", "100", "--seeds", "1", "--calibration", "384", "--replicas", "2")
+SERVED_DISPATCH = (
+    "--replicas",
+    "2",
+    "--per-replica",
+    "4",
+    "--requests",
+    "24",
+    "--life",
+    "12",
+    *DISPATCH[:2],
+    *DISPATCH[6:8],
+)
 EXPERIMENTS = {
     one.name: one
     for one in (
@@ -76,6 +88,18 @@ EXPERIMENTS = {
             "governor", "benchmark.governor", "governor", 8, ("--per-domain", "2", "--prompt", "8", "--steps", "10")
         ),
         Experiment("affinity", "benchmark.affinity", "affinity", 3, ("mixed", *DISPATCH)),
+        Experiment(
+            "affinity-live",
+            "benchmark.affinity.live",
+            "affinity",
+            18,
+            ("expert_affinity", "--traffic", "mixed", "--policies", POLICY, *SERVED_DISPATCH),
+            (
+                *("--requests", "384", "--traffic", "mixed", "shift", "flood"),
+                *("--policies", "vanilla", "xshare:k0=1,add=16"),
+            ),
+            record="live",
+        ),
         Experiment(
             "many-devices",
             "benchmark.cost.many_devices",

@@ -88,6 +88,7 @@ def test_a_request_is_a_sequence_of_its_traffic(traffic: str) -> None:
 def test_a_method_is_set_beside_the_first_of_its_traffic_and_policy() -> None:
     points = {}
     for policy, method, active, nats, outputs in (
+        ("vanilla", "round_robin", 50.0, [1.9, 1.9], ["a", "b"]),
         ("xshare", "round_robin", 30.0, [2.0, 2.0], ["a", "b"]),
         (OBSERVE, "round_robin", 50.0, [], ["a", "b"]),
         ("xshare", "expert_affinity", 27.0, [1.9, 1.9], ["a", "b"]),
@@ -102,7 +103,8 @@ def test_a_method_is_set_beside_the_first_of_its_traffic_and_policy() -> None:
     assert [row[1:5] + row[7:] for row in table.rows] == [
         [OBSERVE, "round_robin", "50.0", "+0.0%", "2 / 2", "-"],
         [OBSERVE, "expert_affinity", "40.0", "-20.0%", "1 / 2", "-"],
-        ["xshare", "round_robin", "30.0", "+0.0%", "-", "+0.0"],
-        ["xshare", "expert_affinity", "27.0", "-10.0%", "-", "-100.0 ± 0.0"],
+        ["vanilla", "round_robin", "50.0", "+0.0%", "-", "+0.0"],
+        ["xshare", "round_robin", "30.0", "+0.0%", "-", "+100.0 ± 0.0"],
+        ["xshare", "expert_affinity", "27.0", "-10.0%", "-", "+0.0 ± 0.0"],
     ]
-    assert "answers of 24 - 72 tokens" in table.note
+    assert "24 - 72 tokens" in table.note

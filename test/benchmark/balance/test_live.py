@@ -1,4 +1,7 @@
-"""Expert-parallel ranks, served: the table's arithmetic, and a real server of two ranks that is switched in between."""
+"""Expert-parallel ranks, served: the table's arithmetic, and a real server of two ranks that is switched in between.
+
+python -m benchmark.balance.live
+"""
 
 import json
 

@@ -92,10 +92,10 @@ EXPERIMENTS = {
             "affinity-live",
             "benchmark.affinity.live",
             "affinity",
-            18,
+            24,
             ("expert_affinity", "--traffic", "mixed", "--policies", POLICY, *SERVED_DISPATCH),
             (
-                *("--requests", "384", "--traffic", "mixed", "shift", "flood"),
+                *("round_robin", "expert_affinity", "--requests", "768", "--traffic", "mixed", "shift", "flood"),
                 *("--policies", "vanilla", "xshare:k0=1,add=16"),
             ),
             record="live",

@@ -25,7 +25,8 @@ def rows():
     served = [
         make_served("observe", "round_robin", 50.0, []),
         make_served("observe", "total_requests", 51.0, []),
-        make_served("observe", "expert_affinity", 43.0, []),
+        make_served("observe", "expert_affinity", 45.0, []),
+        make_served("vanilla", "expert_affinity", 43.0, [2.0, 2.0]),
         make_served("vanilla", "round_robin", 50.0, [2.0, 2.0]),
         make_served("xshare", "round_robin", 30.0, [2.02, 2.02]),
         make_served("xshare", "total_requests", 30.0, [2.5, 2.5]),

@@ -22,7 +22,8 @@ OBSERVE = "observe"
 LIVE_NOTE = """\
 {replicas} replicas of the trained checkpoint in fp32, {per_replica} requests a replica at a time, with answers of
 {shortest} - {longest} tokens. Active experts and rows: means of a layer and step, while the load was steady. Change: to
-the first row of the same traffic and policy. Imbalance: largest over mean running requests, mean over time. Same:
+the first row of the same traffic and policy. A token: experts loaded over rows decoded, which does not reward a replica that
+steps fast with few rows. Imbalance: largest over mean running requests, mean over time. Same:
 answers, greedy under the model's own routing, that are the first row's token for token. Loss: under a policy, with the
 text forced, cross-entropy above vanilla's on the same tokens, thousandths of a nat a token, ± the standard error
 of the paired differences."""
@@ -86,17 +87,32 @@ def tabulate_live(points: Mapping[str, Any]) -> Table:
                 point["method"],
                 f"{point['active']:.1f}",
                 f"{point['active'] / base['active'] - 1:+.1%}",
+                f"{_per_token(point):.2f} ({_per_token(point) / _per_token(base) - 1:+.1%})",
                 f"{point['rows']:.1f}",
                 f"{point['imbalance']:.2f}",
                 *_compare_answers(point, base, reference),
             ]
         )
-    headings = ["traffic", "policy", "load balance method", "active experts", "change", "rows a step", "imbalance"]
+    headings = [
+        "traffic",
+        "policy",
+        "load balance method",
+        "active experts",
+        "change",
+        "a token",
+        "rows a step",
+        "imbalance",
+    ]
     shape = dict(next(iter(points.values()))["shape"])
     life = shape.pop("life")
     note = LIVE_NOTE.format(**shape, shortest=life // 2, longest=life * 3 // 2)
     headings += ["same", "loss, mnats"]
     return Table("Active experts by dispatch, served", headings, rows, note, text_columns=3)
+
+
+def _per_token(point: Mapping[str, float]) -> float:
+    """Experts that a layer loads for each row that it decodes."""
+    return point["active"] / point["rows"]
 
 
 def _compare_answers(point: Mapping[str, Any], base: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:

@@ -19,7 +19,7 @@ ROUND_ROBIN = "round robin", "to compare with"
 AFFINITY = "affinity", "as above, and some loss is tolerated"
 NOTE = """\
 Measured on 2 CPU cores, no figure on a GPU. A step waits for: active experts, or those of the fullest rank, over the
-model's own routing; of slices the time of an MoE layer over whole experts' (python -m benchmark.cost.model, 2 ranks).
+model's own routing, of served replicas for each token that a step decodes; of slices the time of an MoE layer over whole experts' (python -m benchmark.cost.model, 2 ranks).
 Tokens/s: over vanilla's, where a served step was timed. Loss: cross-entropy above the model's own routing, thousandths
 of a nat a token ± the standard error; 0 where no token can differ. Active experts and loss are of the trained
 checkpoint of 64 experts, tokens/s of the generated one of 128."""
@@ -75,7 +75,8 @@ def _serve_replicas(live: Points) -> list[list[str]]:
 
 
 def _share(point: Mapping[str, float], own: Mapping[str, float]) -> str:
-    return f"{point['active'] / own['active']:.2f} of the experts"
+    per_token, own_per_token = (one["active"] / one["rows"] for one in (point, own))
+    return f"{per_token / own_per_token:.2f} of the experts a token"
 
 
 def _hold_whole(live: Points) -> list[list[str]]:

@@ -198,6 +198,10 @@ def test_ranks_are_told_in_the_table(deepseek, capsys):
         (("--replicas", "0"), "--replicas 0: allowed is a positive number"),
         (("--near", "5", "0"), "--near 5 0: allowed are 0 us or more, and more than 0 GB/s"),
         (("--affinity-saves", "1"), "--affinity-saves 1: allowed is 0 or more, and less than 1"),
+        (
+            ("--affinity-saves", "0.1", "--active", "40", "20"),
+            "--affinity-saves with --active: its experts are as counted; allowed is one of both",
+        ),
         (("--affinity-saves", "0.99"), "--affinity-saves 0.99: rows that all agree save less; allowed is a smaller"),
     ],
 )

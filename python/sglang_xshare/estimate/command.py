@@ -93,6 +93,9 @@ def _check_counts(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--context {arguments.context}: allowed is 0 or more")
     if not 0 <= arguments.affinity_saves < 1:
         raise ValueError(f"--affinity-saves {arguments.affinity_saves:g}: allowed is 0 or more, and less than 1")
+    if arguments.affinity_saves and (arguments.active or arguments.trace):
+        given = "--active" if arguments.active else "--trace"
+        raise ValueError(f"--affinity-saves with {given}: its experts are as counted; allowed is one of both")
     for name in ("near", "far"):
         latency, bandwidth = getattr(arguments, name) or (0, 1)
         if not (latency >= 0 and bandwidth > 0):

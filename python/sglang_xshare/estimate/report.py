@@ -35,7 +35,7 @@ def estimate(
     """
     weights = read_weights(arguments.model)
     ranks = deployment.ranks
-    if weights.model.num_experts % ranks:
+    if deployment.placement == "ep" and weights.model.num_experts % ranks:
         raise ValueError(f"--ranks {ranks}: allowed is a divisor of the model's {weights.model.num_experts} experts")
     requests = -(-arguments.batch // arguments.replicas)
     rows, tokens = requests * arguments.tokens_per_request, arguments.tokens_per_request

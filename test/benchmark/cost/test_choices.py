@@ -11,7 +11,7 @@ ROWS = ("serving/serving", "quality/quality", "affinity/affinity")
 
 
 def make_served(policy, method, active, nats):
-    return {"traffic": "mixed", "policy": policy, "method": method, "active": active, "nats": nats}
+    return {"traffic": "mixed", "policy": policy, "method": method, "active": active, "rows": 15.0, "nats": nats}
 
 
 def make_ranks(fullest, nats):
@@ -55,9 +55,9 @@ def test_figures_are_the_records(rows):
     assert waits.endswith(" of the experts")
     assert float(speed) > 1
     assert loss.startswith(f"{point['loss']['all']['delta'] * 1e3:+.1f} ± ")
-    assert rows["4 replicas, affinity, served"] == ["0.86 of the experts", "-", "0"]
-    assert rows["4 replicas, round robin, xshare"] == ["0.60 of the experts", "-", "+20.0 ± 0.0"]
-    assert rows["4 replicas, affinity, xshare"] == ["0.50 of the experts", "-", "+10.0 ± 0.0"]
+    assert rows["4 replicas, affinity, served"] == ["0.86 of the experts a token", "-", "0"]
+    assert rows["4 replicas, round robin, xshare"] == ["0.60 of the experts a token", "-", "+20.0 ± 0.0"]
+    assert rows["4 replicas, affinity, xshare"] == ["0.50 of the experts a token", "-", "+10.0 ± 0.0"]
     assert rows[f"4 expert-parallel ranks, {WHOLE}"] == ["0.50 of the fullest rank's", "-", "+50.0 ± 0.0"]
     assert rows[f"4 expert-parallel ranks, {FILLED}"] == ["0.60 of the fullest rank's", "-", "+10.0 ± 0.0"]
     assert rows["2 ranks, slices, active experts spread"] == ["1.25 of whole experts' time", "-", "0"]

@@ -19,10 +19,10 @@ ROUND_ROBIN = "round robin", "to compare with"
 AFFINITY = "affinity", "as above, and some loss is tolerated"
 NOTE = """\
 Measured on 2 CPU cores, no figure on a GPU. A step waits for: active experts, or those of the fullest rank, over the
-model's own routing, of served replicas for each token that a step decodes; of slices the time of an MoE layer over whole experts' (python -m benchmark.cost.model, 2 ranks).
-Tokens/s: over vanilla's, where a served step was timed. Loss: cross-entropy above the model's own routing, thousandths
-of a nat a token ± the standard error; 0 where no token can differ. Active experts and loss are of the trained
-checkpoint of 64 experts, tokens/s of the generated one of 128."""
+model's own routing, of served replicas for each token that a step decodes; of slices the time of an MoE layer over
+whole experts' (python -m benchmark.cost.model, 2 ranks). Tokens/s: over vanilla's, where a served step was timed. Loss:
+cross-entropy above the model's own routing, thousandths of a nat a token ± the standard error; 0 where no token can
+differ. Active experts and loss are of the trained checkpoint of 64 experts, tokens/s of the generated one of 128."""
 
 Points = Mapping[str, Any]
 

@@ -8,9 +8,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from benchmark.quality.divergence import Top, diverge
-from benchmark.quality.model import Layout, Routing, prefill
+from benchmark.quality.model import Layout, Plans, Routing, prefill
 from benchmark.quality.text import Sequences
-from sglang_xshare import SelectionPlan
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,9 @@ class Bench:
         self._prefilled = prefill(model, sequences.tokens[:, :prompt])
 
     @torch.inference_mode()
-    def run(self, plan: SelectionPlan, layout: Layout, top: int = 0) -> Decoded:
-        """Decode under `plan`, and keep so many of the likeliest tokens. Raises ValueError where it does not fit the
-        model, or the sequences the layout.
+    def run(self, plan: Plans, layout: Layout, top: int = 0) -> Decoded:
+        """Decode under `plan`, one for all layers or one of each, and keep so many of the likeliest tokens. Raises
+        ValueError where it does not fit the model, or the sequences the layout.
         """
         tokens = self.sequences.tokens[:, self.prompt :]
         logits, routing = self._prefilled.decode(tokens[:, :-1], plan, layout)

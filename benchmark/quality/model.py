@@ -6,7 +6,7 @@ routing, as in the server. Every family whose routers `routing.py` finds is deco
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from benchmark.quality.routing import Choice, Choose, find_gates, find_routers
 from sglang_xshare import Batch, Router, SelectionPlan, select
+
+Plans = SelectionPlan | Sequence[SelectionPlan]
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,8 @@ class Prefilled:
     model: PreTrainedModel
     cache: DynamicCache
 
-    def decode(self, tokens: torch.Tensor, plan: SelectionPlan, layout: Layout) -> tuple[torch.Tensor, Routing]:
-        """Continue with `tokens` [sequences, tokens] under `plan`.
+    def decode(self, tokens: torch.Tensor, plan: Plans, layout: Layout) -> tuple[torch.Tensor, Routing]:
+        """Continue with `tokens` [sequences, tokens] under `plan`, one for all MoE layers or one of each.
 
         Returns the next tokens' logits [sequences, tokens, vocabulary] float32, and what the policy did.
 
@@ -83,7 +85,7 @@ class Prefilled:
         """The same with a cache of its own."""
         return Prefilled(self.model, copy.deepcopy(self.cache))
 
-    def go_on(self, tokens: torch.Tensor, plan: SelectionPlan, layout: Layout) -> tuple[torch.Tensor, Routing]:
+    def go_on(self, tokens: torch.Tensor, plan: Plans, layout: Layout) -> tuple[torch.Tensor, Routing]:
         """As `decode`, with the tokens read into the cache: the next call continues after them."""
         with _routed(self.model, plan, layout, tokens.shape[1]) as routing:
             logits = self.model(tokens, past_key_values=self.cache).logits
@@ -133,12 +135,14 @@ def router_logits(model: PreTrainedModel, tokens: torch.Tensor, **inputs: Any) -
 
 
 @contextmanager
-def _routed(model: PreTrainedModel, plan: SelectionPlan, layout: Layout, tokens: int) -> Iterator[Routing]:
+def _routed(model: PreTrainedModel, plan: Plans, layout: Layout, tokens: int) -> Iterator[Routing]:
     """Within this context the model routes by `plan`; every forward has `tokens` tokens a sequence."""
     routing = Routing()
+    gates = find_gates(model)
+    plans = [plan] * len(gates) if isinstance(plan, SelectionPlan) else plan
     with ExitStack() as stack:
-        for gate, router in zip(find_gates(model), find_routers(model), strict=True):
-            stack.callback(gate.intercept(_choose(router, plan, layout, tokens, routing)).remove)
+        for gate, router, own in zip(gates, find_routers(model), plans, strict=True):
+            stack.callback(gate.intercept(_choose(router, own, layout, tokens, routing)).remove)
         yield routing
 
 

@@ -81,8 +81,9 @@ EXPERIMENTS = {
             "tuning",
             "benchmark.tuning",
             "tuning",
-            8,
-            (POLICY, "--settings", POLICY, "--tolerances", "20", "--batches", "4", *SAMPLES),
+            5,
+            ("--offline", POLICY, "--settings", POLICY, "--tolerances", "20", "--batches", "4", *SAMPLES),
+            ("--offline",),
         ),
         Experiment(
             "governor", "benchmark.governor", "governor", 8, ("--per-domain", "2", "--prompt", "8", "--steps", "10")

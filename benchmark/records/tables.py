@@ -26,6 +26,7 @@ from benchmark.records.experiments import EXPERIMENTS
 from benchmark.serving.estimate import tabulate_estimate
 from benchmark.serving.report import KEY, tabulate_serving
 from benchmark.speculation.report import tabulate_speculation
+from benchmark.tuning.report import tabulate_tuning
 
 Points = Mapping[str, Any]
 SUMMARY_NOTE = """\
@@ -78,6 +79,7 @@ TABLES = {
     "choices": Source(
         ("serving", "quality", "affinity", "affinity-live", "balance-live", "cost-model"), tabulate_choices
     ),
+    "tuning": Source(("tuning",), tabulate_tuning),
 }
 
 

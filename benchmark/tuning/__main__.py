@@ -1,37 +1,40 @@
 """How many experts tuning saves: `python -m benchmark.tuning [POLICY...]`.
 
-Tunes a server of the model to several tolerances, as `sglang-xshare tune` does, on the first half of every text;
-then decodes the second half under what it found and under published settings, fixed for all layers.
+Tunes to several tolerances as `sglang-xshare tune` does, on every second sample of the texts; then decodes the others
+under what it found and under published settings, fixed for all layers. On a server of the model, or `--offline`.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmark.common.command import Parser, folder, one_line_errors, policy, positive
 from benchmark.common.paths import BUILD, TRAINED
 from benchmark.common.server import Server
 from benchmark.quality.served import SERVER_ARGS
+from benchmark.tuning.offline import OfflineGauge, load_tokenizer
 from benchmark.tuning.report import plot_tuning, tabulate_tuning
+from benchmark.tuning.saving import describe, estimate_error, find_saved
 from sglang_xshare.tune.command import GROUPS, SETTINGS
-from sglang_xshare.tune.measure import Bench, Measurement, compare
-from sglang_xshare.tune.plans import Layers, build_policy, group_layers
+from sglang_xshare.tune.gauge import Gauge
+from sglang_xshare.tune.measure import Bench, Measure, compare
+from sglang_xshare.tune.plans import VANILLA, Layers, build_policy, group_layers
 from sglang_xshare.tune.search import search
 from sglang_xshare.tune.server import Server as RunningServer
 from sglang_xshare.tune.texts import Sample, read_samples
 
 PUBLISHED = (
-    *(f"xshare:k0=1,add={add}" for add in (2, 4, 6, 8, 10, 12, 14, 16, 20)),
+    *(f"xshare:k0=1,add={add}" for add in range(2, 26, 2)),
+    *(f"xshare:k0=2,add={add}" for add in (4, 8, 12)),
     *(f"oea:k0={k0}" for k0 in (1, 2, 3, 4)),
-    *(f"lynx-lat:retain={retain}" for retain in (16, 24, 32)),
+    *(f"oea:k0=4,p={p}" for p in (0.3, 0.4, 0.5, 0.6)),
+    *(f"lynx-lat:retain={retain}" for retain in (32, 40, 48)),
 )
+"""Ladders of the papers' settings for decode, with their own utility and weights."""
 EVERYWHERE: Layers = (0,)
 ANOTHER = "another text"
-LONGEST = 1 << 20
-"""Characters read of a text."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -45,26 +48,47 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", type=folder, default=TRAINED, help="a checkpoint (default: the shipped one)")
     parser.add_argument("--texts", type=folder, help="of *.txt (default: the model's heldout)")
     parser.add_count("samples", 80, "texts to tune on, as many to confirm, and twice as many to compare on")
-    parser.add_count("prompt", 64, "tokens of each that are prefilled")
-    parser.add_count("tokens", 64, "tokens of each that are decoded")
+    parser.add_count("prompt", 32, "tokens of each that are prefilled")
+    parser.add_count("tokens", 96, "tokens of each that are decoded")
+    parser.add_argument("--offline", action="store_true", help="by transformers, without a server")
     parser.add_record(BUILD / "tuning")
     args = parser.parse_args(argv)
     record = parser.open_record("tuning", args, argv)
     names = {batch: [f"{percent:g}%, {batch} rows" for percent in args.tolerances] for batch in args.batches}
     if any(name not in record for some in names.values() for name in some):
-        # Captured graphs would follow a switch of numbers, not one to another kind of policy.
-        flags = ("--expert-policy", "observe", "--disable-cuda-graph", *SERVER_ARGS)
-        with Server(args.model, flags, name="tuning") as server:
-            running = RunningServer(server.url)
-            samples = read_parts(args, running)
-            bench = Bench(running, samples, open_trace(args.out, args.resume))
-            groups = group_layers(running.get_policy()["limits"]["moe_layers"], GROUPS)
+        with (open_offline if args.offline else open_server)(args) as (gauge, layers):
+            bench = Bench(gauge, open_trace(args.out, args.resume))
+            groups = group_layers(layers, GROUPS)
             for batch in args.batches:
                 for name, point in measure(bench, groups, args, batch):
                     record.add(name, **point)
     tabulate_tuning(record.points).show()
     plot_tuning(args.out / "tuning.png", record.points, f"Tuned on one text, measured on another: {args.model.name}")
     print(f"Record: {record.path}, plot: {args.out / 'tuning.png'}")
+
+
+Gauged = tuple[Measure, Sequence[int]]
+"""What measures a policy, and the layers that it has."""
+
+
+@contextmanager
+def open_server(args: argparse.Namespace) -> Iterator[Gauged]:
+    """Of a server of the model."""
+    # Captured graphs would follow a switch of numbers, not one to another kind of policy.
+    flags = ("--expert-policy", "observe", "--disable-cuda-graph", *SERVER_ARGS)
+    with Server(args.model, flags, name="tuning") as server:
+        running = RunningServer(server.url)
+        yield Gauge(running, read_parts(args, running.tokenize)), running.get_policy()["limits"]["moe_layers"]
+
+
+@contextmanager
+def open_offline(args: argparse.Namespace) -> Iterator[Gauged]:
+    """Of the model in this process."""
+    tokenizer = load_tokenizer(args.model)
+    gauge = OfflineGauge(
+        args.model, read_parts(args, lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
+    )
+    yield gauge, gauge.layers
 
 
 def open_trace(folder: Path, resume: bool) -> Path:
@@ -76,51 +100,37 @@ def open_trace(folder: Path, resume: bool) -> Path:
     return trace
 
 
-def read_parts(args: argparse.Namespace, server: RunningServer) -> dict[str, Sequence[Sample]]:
-    """Samples to tune on and to confirm with from the first half of every text, others from the second half."""
+def read_parts(args: argparse.Namespace, tokenize: Callable[[str], list[int]]) -> dict[str, list[Sample]]:
+    """Samples to tune on, to confirm with, and twice as many to compare on."""
     texts = args.texts or args.model / "heldout"
-    halves: list[tuple[list[Sample], list[Sample]]] = []
-    with TemporaryDirectory() as scratch:
-        for half in (0, 1):
-            place = Path(scratch) / str(half)
-            place.mkdir()
-            for file in sorted(texts.glob("*.txt")):
-                text = file.read_text(errors="replace")[:LONGEST]
-                middle = text.rindex("\n", 0, len(text) // 2) + 1 if "\n" in text[: len(text) // 2] else len(text) // 2
-                (place / file.name).write_text(text[:middle] if half == 0 else text[middle:])
-            halves.append(read_samples(place, server.tokenize, args.prompt, args.tokens, args.samples))
-    (tuning, held_out), (first, second) = halves
+    tuning, first, held_out, second = read_samples(texts, tokenize, args.prompt, args.tokens, args.samples, parts=4)
     return {"tuning": tuning, "held out": held_out, ANOTHER: first + second}
 
 
 def measure(
     bench: Bench, groups: Sequence[Layers], args: argparse.Namespace, batch: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, point) of each tolerance: what was found, and on another text its loss and experts, and those of the
-    published settings. Losses are fields of `Loss`, experts those of a layer and step.
+    """(name, point) of each tolerance: the figures of what was found on another text, and those of the published
+    settings there, as `describe` gives them; the share of experts saved and its standard error.
     """
-    vanilla = bench.run({"policy": "vanilla"}, batch, ANOTHER)
+    vanilla = bench.run({"policy": VANILLA}, batch, ANOTHER)
     layers = sum(map(len, groups))
-    published = []
-    before = 0.0
-    for setting in args.policies:
-        found = bench.run(build_policy({EVERYWHERE: setting}), batch, ANOTHER)
-        before = before or found.before or 0.0
-        published.append({"policy": setting, **_describe(found, vanilla, before, layers)})
-        print(f"{batch} rows, {setting}: {published[-1]['experts']:.1f} experts", flush=True)
+    published = {one: bench.run(build_policy({EVERYWHERE: one}), batch, ANOTHER) for one in args.policies}
+    before = next(one.before for one in published.values() if one.before is not None)
+    for setting, one in published.items():
+        print(f"{batch} rows, {setting}: {1000 * compare(one, vanilla).delta:+.1f} mnats", flush=True)
+    others = [{"policy": name, **describe(one, vanilla, before, layers)} for name, one in published.items()]
     for percent in args.tolerances:
         tuned = search(bench, groups, args.settings, batch, percent / 100, lambda line: print(line, flush=True))
-        point: dict[str, Any] = {"batch": batch, "tolerance": percent, "before": before, "published": published}
+        point: dict[str, Any] = {"batch": batch, "tolerance": percent, "before": before, "published": others}
         point["cross_entropy"] = vanilla.cross_entropy
         if tuned.chosen:
             plan = build_policy(tuned.chosen.settings)
-            point |= {"plan": plan, **_describe(bench.run(plan, batch, ANOTHER), vanilla, before, layers)}
+            found = bench.run(plan, batch, ANOTHER)
+            point |= {"plan": plan, **describe(found, vanilla, before, layers)}
+            if find_saved(point) is not None:
+                point["saved_error"] = estimate_error(point, found, list(published.values()), vanilla)
         yield f"{percent:g}%, {batch} rows", point
-
-
-def _describe(found: Measurement, vanilla: Measurement, before: float, layers: int) -> dict[str, Any]:
-    experts = before - (found.saved or 0.0) / layers
-    return {"experts": experts, "kept_mass": found.kept_mass, "loss": asdict(compare(found, vanilla))}
 
 
 def _percent(text: str) -> float:

@@ -230,6 +230,7 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
         more="--per-domain 2 --prompt 8 --steps 8 --every 2 --out {scratch}", shows="Record: ", is_long=True
     ),
     "python -m benchmark.tuning": Elsewhere("test/benchmark/tuning/test_tuning.py", "that tunes to one tolerance"),
+    "python -m benchmark.tuning --offline": Elsewhere("test/benchmark/tuning/test_tuning.py", "that does so"),
     "python -m benchmark.affinity": Run(
         more="mixed --per-domain 8 --requests 100 --seeds 1 --calibration 384 --replicas 2 --out {scratch}",
         shows="Record: ",

@@ -23,12 +23,12 @@ if __name__ == "__main__":
 
 LATE = """
 def install():
-    from sglang_xshare.stage import upstream
+    from sglang_xshare.stage import layer
 
     def refuse(topk_config):
         raise ValueError("a router of its own")
 
-    upstream.read_format = refuse
+    layer.read_router = refuse
 """
 
 

@@ -1,12 +1,11 @@
-"""The choice of settings: losses that rise as experts fall, and the best sum that the tolerance allows."""
+"""The choice of settings: losses that rise as experts fall, and the order in which groups give experts up."""
 
-from itertools import product
+from itertools import pairwise, product
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_xshare.tune.choose import Option, choose, smooth
+from sglang_xshare.tune.choose import Option, rank_choices, smooth, trim
 
 few = settings(max_examples=60, deadline=None)
 losses = st.floats(-1, 10, allow_nan=False)
@@ -37,29 +36,46 @@ def test_those_the_wrong_way_round_share_their_mean():
 
 
 @few
-@given(st.dictionaries(st.sampled_from("abc"), group, min_size=1), st.floats(0.1, 20))
-def test_no_choice_within_the_tolerance_wakes_fewer(groups, tolerance):
-    chosen = choose(groups, tolerance)
-    assert sum(max(one.loss, 0) for one in chosen.values()) <= tolerance * (1 + 1e-9)
-    # The grid may lose what is within a thousandth of the tolerance a group.
-    allowed = tolerance * (1 - len(groups) / 1000)
-    best = min(
-        sum(one.experts for one in options)
-        for options in product(*groups.values())
-        if sum(max(one.loss, 0) for one in options) <= allowed
-    )
-    assert sum(one.experts for one in chosen.values()) <= best
+@given(group)
+def test_what_is_trimmed_lies_above_the_line(options):
+    kept = trim(smooth(options))
+    prices = [(other.loss - one.loss) / (one.experts - other.experts) for one, other in pairwise(kept)]
+    assert prices == sorted(prices)
+    assert kept[0].loss == 0
+    for option in smooth(options):
+        for one, other in pairwise(kept):
+            if one.experts >= option.experts >= other.experts:
+                share = (one.experts - option.experts) / (one.experts - other.experts)
+                assert option.loss >= one.loss + share * (other.loss - one.loss) - 1e-9
 
 
-def test_nothing_tolerated_leaves_what_loses_nothing():
-    groups = {"a": [Option("vanilla", 0, 8), Option("x", 0, 4), Option("y", 1e-9, 2)]}
-    assert choose(groups, 0.0)["a"].name == "x"
+@few
+@given(st.dictionaries(st.sampled_from("abc"), group, min_size=1))
+def test_no_choice_with_as_few_experts_loses_less(groups):
+    groups = {name: trim(smooth(options)) for name, options in groups.items()}
+    ranked = rank_choices(groups)
+    assert len(ranked) == 1 + sum(len(options) - 1 for options in groups.values())
+    assert ranked[0] == {name: options[0] for name, options in groups.items()}
+    assert ranked[-1] == {name: options[-1] for name, options in groups.items()}
+    every = [(total("experts", one), total("loss", one)) for one in product(*groups.values())]
+    for choice in ranked:
+        experts, loss = total("experts", choice.values()), total("loss", choice.values())
+        assert loss <= min(other for count, other in every if count <= experts + 1e-9) + 1e-9
 
 
-@pytest.mark.parametrize(("tolerance", "names"), [(1, "ax"), (3, "xa"), (4, "xx")])
-def test_the_layer_that_bears_it_gives_more(tolerance, names):
+def test_each_choice_moves_one_group_on():
     groups = {
-        "0": [Option("a", 0, 9), Option("x", 3, 1)],
-        "1": [Option("a", 0, 9), Option("x", 1, 5)],
+        "0": [Option("a", 0, 9), Option("b", 3, 1)],
+        "1": [Option("a", 0, 9), Option("b", 1, 5), Option("c", 5, 1)],
     }
-    assert "".join(one.name for one in choose(groups, tolerance).values()) == names
+    names = ["".join(one.name for one in choice.values()) for choice in rank_choices(groups)]
+    assert names == ["aa", "ab", "bb", "bc"]
+
+
+def test_an_option_above_the_line_is_never_taken():
+    options = [Option("a", 0.0, 8), Option("b", 3.0, 6), Option("c", 4.0, 2)]
+    assert [one.name for one in trim(options)] == ["a", "c"]
+
+
+def total(name, options):
+    return sum(getattr(one, name) for one in options)

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from sglang_xshare.cli import main
+from sglang_xshare.tune.gauge import Gauge
 from sglang_xshare.tune.measure import Bench
 from sglang_xshare.tune.plans import VANILLA, group_layers
 from sglang_xshare.tune.search import search
@@ -28,7 +29,7 @@ def texts(tmp_path):
 def run(texts, tmp_path, tolerance=0.05, server=None, groups=4):
     server = server or FakeServer()
     parts = dict(zip(("tuning", "held out"), read_samples(texts, server.tokenize, 8, 8, 12), strict=True))
-    bench = Bench(server, parts, tmp_path / "trace.jsonl")
+    bench = Bench(Gauge(server, parts), tmp_path / "trace.jsonl")
     told: list[str] = []
     return bench, search(bench, group_layers(list(WEIGHTS), groups), SETTINGS, 4, tolerance, told.append), told
 
@@ -41,10 +42,22 @@ def test_layers_that_lose_little_give_most(texts, tmp_path):
     assert [int(add) for add in adds[:2]] == [0, 0]
     assert found.chosen.settings[(3,)] in (VANILLA, SETTINGS[-1], SETTINGS[-2])
     assert found.before == 40
-    assert found.confirmed_experts == found.chosen.experts < 25
-    # Vanilla, one setting everywhere, each in each group, some trials, and two held out.
-    assert bench.measured <= 2 + 4 * len(SETTINGS) + 5 + 3
-    assert told[-1].startswith("held out")
+    assert found.chosen.held_out_experts == found.chosen.experts < 25
+    # Vanilla, one setting everywhere, each in each group, vanilla held out, and a choice of 25 on both halves.
+    assert bench.measured <= 2 + 4 * len(SETTINGS) + 1 + 2 * 5
+    assert any(line.startswith("held out") for line in told)
+
+
+def test_the_tolerance_is_spent_to_the_last_setting_of_a_group(texts, tmp_path):
+    _, found, _ = run(texts, tmp_path)
+    spent = max(found.chosen.loss.delta, found.chosen.held_out.delta)
+    assert spent <= found.tolerance
+    tighter = [trial for trial in found.trials if trial.experts < found.chosen.experts]
+    assert tighter
+    assert all(max(one.loss.delta, spent) > found.tolerance for one in tighter)
+    closest = min(tighter, key=lambda one: found.chosen.experts - one.experts)
+    changed = [group for group in closest.settings if closest.settings[group] != found.chosen.settings[group]]
+    assert len(changed) == 1
 
 
 def test_more_is_tolerated_fewer_experts_are_left(texts, tmp_path):
@@ -83,7 +96,7 @@ def test_losses_that_do_not_add_up_are_corrected(texts, tmp_path):
     _, found, _ = run(texts, tmp_path, server=FakeServer(synergy=0.01))
     assert found.chosen is not None
     assert found.chosen.loss.delta <= found.tolerance
-    assert len(found.trials) > 1
+    assert found.chosen.loss.delta > found.chosen.predicted
 
 
 def test_where_held_out_samples_lose_more_less_is_allowed(texts, tmp_path):
@@ -91,14 +104,13 @@ def test_where_held_out_samples_lose_more_less_is_allowed(texts, tmp_path):
     _, found, _ = run(texts, tmp_path, tolerance=0.1, server=FakeServer(harder=[one.prompt for one in held_out]))
     assert found.chosen is not None
     assert found.chosen.loss.delta < 0.8 * found.tolerance
-    assert 0.5 * found.tolerance < found.confirmed.delta <= found.tolerance
-    assert found.chosen.experts > found.trials[0].experts
+    assert 0.5 * found.tolerance < found.chosen.held_out.delta <= found.tolerance
 
 
 def test_where_everything_loses_too_much_nothing_is_chosen(texts, tmp_path):
     _, found, _ = run(texts, tmp_path, tolerance=1e-6)
     assert found.chosen is None
-    assert found.confirmed is None
+    assert all(trial.held_out is None for trial in found.trials)
 
 
 def test_what_is_in_the_trace_is_not_measured_again(texts, tmp_path):

@@ -1,9 +1,10 @@
-"""The choice of a setting for each group of layers, from what each costs alone: losses are taken to add up."""
+"""The order in which groups of layers give up experts, by what each setting costs alone: losses are taken to add up."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -30,35 +31,37 @@ def smooth(options: Sequence[Option]) -> list[Option]:
     return [Option(one.name, max(_mean(pool), 0.0), one.experts) for pool in pools for one in pool]
 
 
-def choose(groups: Mapping[str, Sequence[Option]], tolerance: float) -> dict[str, Option]:
-    """The option of each group with which all together wake the fewest experts while their losses add up to at most
-    `tolerance`. Every group has an option without loss.
-
-    Exact on a grid of a thousandth of the tolerance, to which losses are rounded up (knapsack with one item a class).
+def trim(options: Sequence[Option]) -> list[Option]:
+    """Those of smoothed options between which every expert costs more than the one before: the lower convex hull. What
+    lies above the line between two others is never worth its loss.
     """
-    grid = 1000
-    best: dict[int, tuple[float, dict[str, Option]]] = {0: (0.0, {})}
-    for group, options in groups.items():
-        after: dict[int, tuple[float, dict[str, Option]]] = {}
-        for option in options:
-            share = 0 if option.loss <= 0 else (grid + 1 if tolerance <= 0 else -int(-option.loss * grid // tolerance))
-            for spent, (experts, chosen) in best.items():
-                total = spent + share
-                if total <= grid and (total not in after or experts + option.experts < after[total][0]):
-                    after[total] = experts + option.experts, {**chosen, group: option}
-        best = _keep_front(after)
-    return min(best.values(), key=lambda one: one[0])[1]
+    hull: list[Option] = []
+    for option in options:
+        if hull and option.experts == hull[-1].experts:
+            continue
+        while len(hull) > 1 and _price(hull[-1], option) < _price(hull[-2], hull[-1]):
+            hull.pop()
+        hull.append(option)
+    return hull
 
 
-def _keep_front(states: dict[int, tuple[float, dict[str, Option]]]) -> dict[int, tuple[float, dict[str, Option]]]:
-    """Those states that wake fewer experts than every one that spends less."""
-    front: dict[int, tuple[float, dict[str, Option]]] = {}
-    fewest = float("inf")
-    for spent in sorted(states):
-        if states[spent][0] < fewest:
-            fewest = states[spent][0]
-            front[spent] = states[spent]
-    return front
+def rank_choices(groups: Mapping[str, Sequence[Option]]) -> list[dict[str, Option]]:
+    """Choices of an option for each group, from all first to all last: each moves one group on to its next option, that
+    whose experts cost least. None with as few experts has a smaller sum of losses, and losses rise along them.
+
+    The options of a group are trimmed: experts fall, and their price rises.
+    """
+    moves = [(_price(*pair), group, pair[1]) for group, options in groups.items() for pair in pairwise(options)]
+    choice = {group: options[0] for group, options in groups.items()}
+    choices = [choice]
+    for _, group, option in sorted(moves, key=lambda move: move[0]):
+        choices.append({**choices[-1], group: option})
+    return choices
+
+
+def _price(one: Option, next: Option) -> float:
+    """Nats an expert, from an option to one with fewer experts."""
+    return (next.loss - one.loss) / (one.experts - next.experts)
 
 
 def _mean(pool: Sequence[Option]) -> float:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from .search import Found
 
 DESCRIPTION = "find the setting with the fewest active experts within a tolerated loss, on the running server"
-LADDER = (0, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)
-SETTINGS = tuple(f"xshare:k0=1,add={add},utility=squared,own_share=0.75" for add in LADDER)
+LADDER = ("k0=0,add=8", *(f"k0=1,add={add}" for add in (0, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)))
+SETTINGS = tuple(f"xshare:{keys},utility=squared,own_share=0.75" for keys in LADDER)
 TIGHTEST = "xshare:k0=1,add=1,utility=squared,own_share=0.75"
 """Graphs captured under it follow to all of them, and to vanilla; those captured without a budget to none."""
 GROUPS = 8
@@ -72,6 +72,7 @@ def tune(arguments: argparse.Namespace) -> None:
     afterwards, whatever happens.
     """
     # They import torch, for which the other verbs need not wait.
+    from .gauge import Gauge
     from .measure import Bench
     from .report import plot_found, print_found
     from .search import search
@@ -85,7 +86,8 @@ def tune(arguments: argparse.Namespace) -> None:
     samples = read_samples(arguments.texts, server.tokenize, arguments.prompt, arguments.tokens, count)
     arguments.out.mkdir(parents=True, exist_ok=True)
     _check_asked(arguments.out, server.get_model(), groups, samples)
-    bench = Bench(server, dict(zip(("tuning", "held out"), samples, strict=True)), arguments.out / "trace.jsonl")
+    gauge = Gauge(server, dict(zip(("tuning", "held out"), samples, strict=True)))
+    bench = Bench(gauge, arguments.out / "trace.jsonl")
     console = open_console()
     found: list[Found] = []
     try:
@@ -141,11 +143,11 @@ def _leave(out: Path, policy: dict[str, Any], found: list[Found]) -> None:
     (out / "report.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
-def _check_asked(out: Path, model: str, groups: Sequence[Layers], samples: tuple[list[Sample], list[Sample]]) -> None:
+def _check_asked(out: Path, model: str, groups: Sequence[Layers], samples: list[list[Sample]]) -> None:
     """Refuse to go on from a trace of another model or other samples: what it holds would be compared with what it is
     not like.
     """
-    tokens = [[one.prompt, one.text] for half in samples for one in half]
+    tokens = [[one.prompt, one.text] for part in samples for one in part]
     digest = hashlib.sha256(orjson.dumps(tokens)).hexdigest()
     asked = {"model": model, "layers": [list(one) for one in groups], "samples": digest}
     file = out / "asked.json"

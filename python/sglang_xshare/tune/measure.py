@@ -1,18 +1,14 @@
-"""One plan on the server: what it loses on some texts, how many experts it wakes, how fast it is."""
+"""One plan on some texts: what it loses, how far it is from vanilla, how many experts it wakes."""
 
 from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
-
-from .server import Server
-from .texts import Sample
 
 LEAST_ROWS = 0.75
 """The share of a batch that a step must have in the mean: prompts are not all prefilled together."""
@@ -20,13 +16,15 @@ LEAST_ROWS = 0.75
 
 @dataclass(frozen=True)
 class Measurement:
-    """`nats`: the mean cross-entropy of each sample, in nats a token. `greedy`: the most likely tokens, sample by
-    sample. `before`: experts of a layer and step that vanilla would have woken in the layers counted, and `kept_mass`
-    there; `saved`: experts of a step that were not, summed over all layers. None where none selects. `seconds` that all
-    of it took.
+    """`nats`: the mean cross-entropy of each sample, in nats a token. `divergences`: how far the predictions are from
+    vanilla's there, as `diverge` tells it, in nats a token too. `greedy`: the most likely tokens, sample by sample.
+    `before`: experts of a layer and step that vanilla would have woken in the layers counted, and `kept_mass` there;
+    `saved`: experts of a step that were not, summed over all layers. None where none selects. `seconds` that all of it
+    took.
     """
 
     nats: list[float]
+    divergences: list[float]
     greedy: list[list[int]]
     before: float | None
     saved: float | None
@@ -77,15 +75,18 @@ def check_rows(since: dict[str, Any], rows: int) -> None:
         )
 
 
-class Bench:
-    """Measures plans on a server, each once: what is in the trace, a file of JSON lines, is not measured again.
+Measure = Callable[[dict[str, Any], int, str], Measurement]
+"""What decodes a part of the samples under a policy, so many at a time."""
 
-    Raises ValueError where the server's steps have not as many rows as asked for.
+
+class Bench:
+    """Has plans measured, each once: what is in the trace, a file of JSON lines, is not measured again.
+
+    Raises what `measure` does.
     """
 
-    def __init__(self, server: Server, samples: dict[str, Sequence[Sample]], trace: Path) -> None:
-        self.server = server
-        self.samples = samples
+    def __init__(self, measure: Measure, trace: Path) -> None:
+        self.measure = measure
         self.trace = trace
         self.known: dict[str, Measurement] = {}
         if trace.exists():
@@ -98,30 +99,13 @@ class Bench:
         self.measured = 0
 
     def run(self, policy: dict[str, Any], batch: int, part: str) -> Measurement:
-        """Decode a part of the samples under a policy, `batch` at a time. Leaves the policy in force."""
+        """What a policy does on a part of the samples, of which `batch` decode together."""
         key = json.dumps([policy, batch, part], sort_keys=True)
         if key not in self.known:
-            self.known[key] = self._measure(policy, batch, self.samples[part])
+            self.known[key] = self.measure(policy, batch, part)
             self.measured += 1
             with self.trace.open("a") as file:
                 file.write(json.dumps({"key": key, **asdict(self.known[key])}) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         return self.known[key]
-
-    def _measure(self, policy: dict[str, Any], batch: int, samples: Sequence[Sample]) -> Measurement:
-        self.server.set_policy(policy)
-        began = time.monotonic()
-        forced = []
-        for start in range(0, len(samples) - batch + 1, batch):
-            some = samples[start : start + batch]
-            forced += self.server.force([one.prompt for one in some], [one.text for one in some])
-        seconds = time.monotonic() - began
-        nats, greedy = [fmean(one.nats) for one in forced], [one.greedy for one in forced]
-        since = self.server.get_policy()["since_switch"]
-        if not since["layer_steps"]:
-            return Measurement(nats, greedy, None, None, None, seconds)
-        check_rows(since, batch)
-        # Of captured graphs also layers that stay vanilla are counted, which save nothing.
-        saved = (since["experts_before"] - since["experts_after"]) / since["outcomes"]["policy"]
-        return Measurement(nats, greedy, since["mean_before"], saved, since["mean_kept_mass"], seconds)

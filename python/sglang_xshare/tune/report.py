@@ -27,14 +27,15 @@ def print_found(found: Found, console: Console) -> None:
         predicted = f"{1000 * trial.predicted:.1f}"
         table.add_row(name, f"{trial.experts:.1f}", format_loss(trial.loss), predicted, mass, f"{trial.agreement:.1%}")
     console.print(table)
-    if found.chosen is None or found.confirmed is None:
+    confirmed = None if found.chosen is None else found.chosen.held_out
+    if found.chosen is None or confirmed is None:
         console.print("Nothing loses as little as tolerated: vanilla.")
         return
     for group, setting in found.chosen.settings.items():
         console.print(f"  layers {name_layers(group)}: {setting}")
-    low, high = (1000 * end for end in found.confirmed.interval)
+    low, high = (1000 * end for end in confirmed.interval)
     console.print(
-        f"Held-out samples: {found.confirmed_experts:.1f} experts, {format_loss(found.confirmed)} mnats, "
+        f"Held-out samples: {found.chosen.held_out_experts:.1f} experts, {format_loss(confirmed)} mnats, "
         f"95 % confidence [{low:.1f}, {high:.1f}]"
     )
 
@@ -58,8 +59,6 @@ def describe_found(found: Found) -> dict[str, Any]:
         "options": {name_layers(group): [asdict(one) for one in options] for group, options in found.options.items()},
         "trials": trials,
         "chosen": None if found.chosen is None else found.trials.index(found.chosen),
-        "confirmed": None if found.confirmed is None else asdict(found.confirmed),
-        "confirmed_experts": found.confirmed_experts,
     }
 
 
@@ -77,11 +76,11 @@ def plot_found(found: Sequence[Found], path: Path) -> bool:
         experts = [trial.experts for trial in one.trials]
         losses, errors = ([1000 * getattr(trial.loss, name) for trial in one.trials] for name in ("delta", "error"))
         axis.errorbar(experts, losses, yerr=errors, fmt="o", capsize=3, label="tried")
-        if one.chosen is not None and one.confirmed is not None:
+        if one.chosen is not None and one.chosen.held_out is not None:
             axis.errorbar(
-                one.confirmed_experts,
-                1000 * one.confirmed.delta,
-                yerr=1960 * one.confirmed.error,
+                one.chosen.held_out_experts,
+                1000 * one.chosen.held_out.delta,
+                yerr=1960 * one.chosen.held_out.error,
                 fmt="s",
                 capsize=3,
                 label="chosen, held out, 95 %",

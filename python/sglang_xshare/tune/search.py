@@ -1,26 +1,25 @@
-"""The search: what each setting costs in each group of layers alone, a choice that should add up, and what it does."""
+"""The search: what each setting costs in each group of layers alone, the choices that should lose least, and how far
+along them the tolerance lasts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 
-from .choose import Option, choose, smooth
+from .choose import Option, rank_choices, smooth, trim
 from .measure import Bench, Loss, Measurement, agreement, compare
 from .plans import VANILLA, Layers, build_policy, name_layers
 
-TRIALS = 5
-"""Choices tried for a batch size: each corrects the tolerance by what the last one lost."""
-ROUNDS = 4
-"""Times it tries, allowing less where what was chosen lost more than tolerated on the held-out samples."""
-NEAR = 0.85
-"""A loss of this share of the tolerance is near enough."""
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Trial:
     """A setting for every group, what it was predicted to lose and what it lost, in nats a token, and its experts of a
-    layer and step, vanilla layers included.
+    layer and step, vanilla layers included. `held_out` is what it lost on the held-out samples, where it woke
+    `held_out_experts`; None where it lost more than tolerated already.
     """
 
     settings: dict[Layers, str]
@@ -29,12 +28,14 @@ class Trial:
     experts: float
     kept_mass: float | None
     agreement: float
+    held_out: Loss | None = None
+    held_out_experts: float | None = None
 
 
 @dataclass
 class Found:
     """What was found for a batch size. `tolerance` in nats a token, `before` vanilla's experts of a layer and step.
-    `chosen` is None where nothing loses as little as tolerated; `confirmed` is what it loses on the held-out samples.
+    `chosen` is None where nothing loses as little as tolerated.
     """
 
     batch: int
@@ -44,21 +45,18 @@ class Found:
     options: dict[Layers, list[Option]]
     trials: list[Trial] = field(default_factory=list)
     chosen: Trial | None = None
-    confirmed: Loss | None = None
-    confirmed_experts: float | None = None
+
+    def fits(self, trial: Trial) -> bool:
+        """Whether it lost as little as tolerated, on the held-out samples too."""
+        return trial.held_out is not None and max(trial.loss.delta, trial.held_out.delta) <= self.tolerance
 
 
 def search(
-    bench: Bench,
-    groups: Sequence[Layers],
-    settings: Sequence[str],
-    batch: int,
-    tolerance: float,
-    tell: Callable[[str], None],
+    bench: Bench, groups: Sequence[Layers], settings: Sequence[str], batch: int, tolerance: float, tell: Tell
 ) -> Found:
     """Find the settings with the fewest experts at one batch size, with at most `tolerance` (a share of vanilla's
     cross-entropy) lost. Measures every setting once a group, the last one everywhere, which tells what vanilla wakes,
-    some combinations, and the best on held-out samples.
+    and choices of settings, of which it halves the number that is left each time.
     """
     vanilla = bench.run({"policy": VANILLA}, batch, "tuning")
     everywhere = bench.run(build_policy(dict.fromkeys(groups, settings[-1])), batch, "tuning")
@@ -69,19 +67,23 @@ def search(
             one = bench.run(_alone(group, groups, setting), batch, "tuning")
             if one.saved is None:
                 continue  # it cannot change anything at this batch size
-            loss = compare(one, vanilla).delta
+            loss = fmean(one.divergences)
             measured.append(Option(setting, loss, -one.saved))
             saved = one.saved / len(group)
             tell(f"layers {name_layers(group)}, {setting}: {saved:.1f} experts saved a layer, {1000 * loss:+.1f} mnats")
         options[group] = smooth([Option(VANILLA, 0.0, 0.0), *(option for option in measured if option.experts < 0)])
     tolerated = tolerance * vanilla.cross_entropy
     found = Found(batch, tolerated, vanilla.cross_entropy, everywhere.before or 0.0, options)
-    allowed = tolerated
-    for _ in range(ROUNDS):
-        _try(bench, found, vanilla, allowed, tell)
-        allowed *= _confirm(bench, found, allowed, tell)
-        if found.chosen:
-            break
+    choices = rank_choices({name_layers(group): trim(some) for group, some in options.items()})
+    fitting, beyond = 0, len(choices)  # the first choice is vanilla everywhere
+    while beyond - fitting > 1:
+        middle = (fitting + beyond) // 2
+        trial = _try(bench, found, choices[middle], tell)
+        found.trials.append(trial)
+        if found.fits(trial):
+            fitting, found.chosen = middle, trial
+        else:
+            beyond = middle
     return found
 
 
@@ -89,54 +91,28 @@ def _alone(group: Layers, groups: Sequence[Layers], setting: str) -> dict[str, o
     return build_policy({one: setting if one == group else VANILLA for one in groups})
 
 
-def _try(bench: Bench, found: Found, vanilla: Measurement, allowed: float, tell: Callable[[str], None]) -> None:
-    """Try choices that should lose what is `allowed`, each corrected by what the one before lost."""
-    allowance = allowed
-    for _ in range(TRIALS):
-        chosen = choose({name_layers(group): options for group, options in found.options.items()}, allowance)
-        settings = {group: chosen[name_layers(group)].name for group in found.options}
-        if any(trial.settings == settings for trial in found.trials) or set(settings.values()) == {VANILLA}:
-            break
-        measured = bench.run(build_policy(settings), found.batch, "tuning")
-        predicted = sum(one.loss for one in chosen.values())
-        trial = Trial(
-            settings,
-            predicted,
-            compare(measured, vanilla),
-            _count_experts(measured, found),
-            measured.kept_mass,
-            agreement(measured, vanilla),
-        )
-        found.trials.append(trial)
-        lost = trial.loss.delta
-        tell(f"together: {trial.experts:.1f} experts, {1000 * lost:+.1f} mnats ({1000 * predicted:.1f} predicted)")
-        if NEAR * allowed <= lost <= allowed:
-            break
-        allowance *= min(max(allowed / max(lost, 1e-9), 0.5), 2.0)
+def _try(bench: Bench, found: Found, choice: dict[str, Option], tell: Tell) -> Trial:
+    """Measure a choice, on the held-out samples only where it loses as little as tolerated on the others."""
+    settings = {group: choice[name_layers(group)].name for group in found.options}
+    predicted = sum(one.loss for one in choice.values())
+    measured, vanilla = _run(bench, found, settings, "tuning")
+    loss, experts = compare(measured, vanilla), _count_experts(measured, found)
+    trial = Trial(settings, predicted, loss, experts, measured.kept_mass, agreement(measured, vanilla))
+    tell(f"together: {experts:.1f} experts, {1000 * loss.delta:+.1f} mnats ({1000 * predicted:.1f} predicted)")
+    if loss.delta > found.tolerance:
+        return trial
+    measured, vanilla = _run(bench, found, settings, "held out")
+    loss, experts = compare(measured, vanilla), _count_experts(measured, found)
+    low, high = (1000 * end for end in loss.interval)
+    tell(f"held out: {experts:.1f} experts, {1000 * loss.delta:+.1f} mnats, 95 % [{low:.1f}, {high:.1f}]")
+    return replace(trial, held_out=loss, held_out_experts=experts)
+
+
+def _run(bench: Bench, found: Found, settings: dict[Layers, str], part: str) -> tuple[Measurement, Measurement]:
+    """What the settings do on a part of the samples, and what vanilla does there."""
+    return bench.run(build_policy(settings), found.batch, part), bench.run({"policy": VANILLA}, found.batch, part)
 
 
 def _count_experts(measured: Measurement, found: Found) -> float:
     """Of a layer and step, vanilla ones included."""
     return found.before - (measured.saved or 0.0) / sum(map(len, found.options))
-
-
-def _confirm(bench: Bench, found: Found, allowed: float, tell: Callable[[str], None]) -> float:
-    """Take the trial with the fewest experts that loses what is `allowed` where it was tried, and as little as
-    tolerated on the held-out samples. Returns the share of `allowed` to try with where there is none.
-    """
-    good = sorted((one for one in found.trials if one.loss.delta <= allowed), key=lambda one: one.experts)
-    if not good:
-        return NEAR
-    vanilla = bench.run({"policy": VANILLA}, found.batch, "held out")
-    least = float("inf")
-    for trial in good:
-        measured = bench.run(build_policy(trial.settings), found.batch, "held out")
-        loss = compare(measured, vanilla)
-        low, high = (1000 * end for end in loss.interval)
-        tell(f"held out: {trial.experts:.1f} experts, {1000 * loss.delta:+.1f} mnats, 95 % [{low:.1f}, {high:.1f}]")
-        if loss.delta <= found.tolerance:
-            found.chosen, found.confirmed = trial, loss
-            found.confirmed_experts = _count_experts(measured, found)
-            return 1.0
-        least = min(least, loss.delta)
-    return max(found.tolerance / least, 0.5)

@@ -1,0 +1,71 @@
+"""A running server as the instrument: its policy is switched, and text forced through its own decode steps."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from .measure import Measurement, check_rows
+from .plans import VANILLA
+from .server import Forced, Server
+from .texts import Sample
+
+TOP = 32
+"""Tokens that are told of each prediction."""
+LEAST = 1e-7
+"""A probability below it counts as this one: it is what float32 leaves of 1 less the others."""
+
+
+class Gauge:
+    """Measures policies on parts of the samples, against vanilla's predictions there, which it asks for once.
+
+    Raises `PolicyError` as the server does, and ValueError where its steps have not as many rows as asked for.
+    """
+
+    def __init__(self, server: Server, samples: Mapping[str, Sequence[Sample]]) -> None:
+        self.server = server
+        self.samples = samples
+        self._vanilla: dict[tuple[int, str], list[Forced]] = {}
+
+    def __call__(self, policy: dict[str, Any], batch: int, part: str) -> Measurement:
+        """Decode a part under a policy, `batch` samples at a time; what is left over is passed over. Leaves the policy
+        in force, but for vanilla's where it is known.
+        """
+        if (batch, part) not in self._vanilla:
+            self._vanilla[batch, part] = self._force({"policy": VANILLA}, batch, part)
+        vanilla = self._vanilla[batch, part]
+        began = time.monotonic()
+        forced = vanilla if policy == {"policy": VANILLA} else self._force(policy, batch, part)
+        seconds = time.monotonic() - began
+        nats, greedy = [fmean(one.nats) for one in forced], [one.greedy for one in forced]
+        divergences = [
+            fmean(map(diverge, own.likeliest, one.likeliest)) for own, one in zip(vanilla, forced, strict=True)
+        ]
+        since = self.server.get_policy()["since_switch"]
+        if forced is vanilla or not since["layer_steps"]:
+            return Measurement(nats, divergences, greedy, None, None, None, seconds)
+        check_rows(since, batch)
+        # Of captured graphs also layers that stay vanilla are counted, which save nothing.
+        saved = (since["experts_before"] - since["experts_after"]) / since["outcomes"]["policy"]
+        return Measurement(nats, divergences, greedy, since["mean_before"], saved, since["mean_kept_mass"], seconds)
+
+    def _force(self, policy: dict[str, Any], batch: int, part: str) -> list[Forced]:
+        self.server.set_policy(policy)
+        samples, forced = self.samples[part], []
+        for start in range(0, len(samples) - batch + 1, batch):
+            some = samples[start : start + batch]
+            forced += self.server.force([one.prompt for one in some], [one.text for one in some], TOP)
+        return forced
+
+
+def diverge(reference: Mapping[int, float], other: Mapping[int, float]) -> float:
+    """The Kullback-Leibler divergence of a prediction from `reference`, in nats; both are log-probabilities by token.
+    Over the tokens that both tell and one bucket for all the rest: a lower bound.
+    """
+    both = [(math.exp(reference[token]), math.exp(other[token])) for token in reference.keys() & other.keys()]
+    rest = (1 - sum(one for one, _ in both), 1 - sum(one for _, one in both))
+    pairs = [(max(one, LEAST), max(same, LEAST)) for one, same in [*both, rest]]
+    return sum(one * math.log(one / same) for one, same in pairs)

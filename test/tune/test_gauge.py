@@ -1,0 +1,48 @@
+"""Divergence from vanilla by the likeliest tokens: the figure that benchmark.quality has, and zero for vanilla."""
+
+import math
+
+import pytest
+import torch
+
+from benchmark.quality.divergence import Top
+from benchmark.quality.divergence import diverge as diverge_all
+from sglang_xshare.tune.gauge import Gauge, diverge
+from sglang_xshare.tune.texts import Sample
+from tune.fake import FakeServer
+
+
+def likeliest(logits, count):
+    top = logits.log_softmax(0).topk(count)
+    return dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("count", [2, 5, 12])
+def test_it_is_the_divergence_of_the_benchmark(count):
+    torch.manual_seed(count)
+    for spread in (0.1, 1.0, 30.0):
+        logits = 2 * torch.randn(12)
+        pair = [likeliest(one, count) for one in (logits, logits + spread * torch.randn(12))]
+        wanted = diverge_all(*(Top.of_steps([[one]]) for one in pair)).item()
+        assert diverge(*pair) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_of_all_tokens_it_is_the_divergence_itself():
+    ours, others = {0: math.log(0.5), 1: math.log(0.5)}, {0: math.log(0.9), 1: math.log(0.1)}
+    assert diverge(ours, others) == pytest.approx(0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(0.5 / 0.1))
+    assert diverge(ours, ours) == 0
+
+
+def test_a_policy_is_measured_against_vanilla_on_the_same_samples():
+    server = FakeServer()
+    samples = [Sample([number], [1, 2, 3]) for number in range(5)]
+    gauge = Gauge(server, {"tuning": samples})
+    found = gauge({"policy": "xshare", "k0": 1, "add": 8}, 2, "tuning")
+    vanilla = gauge({"policy": "vanilla"}, 2, "tuning")
+    assert len(found.nats) == 4  # the fifth would be alone
+    assert found.saved == 4 * 24
+    losses = [one - own for one, own in zip(found.nats, vanilla.nats, strict=True)]
+    assert found.divergences == pytest.approx(losses, abs=1e-5)
+    assert vanilla.divergences == [0] * 4
+    assert vanilla.saved is None
+    assert [one["policy"] for one in server.switched] == ["vanilla", "xshare"]

@@ -1,7 +1,8 @@
 """Expert-affinity dispatch, served: `python -m benchmark.affinity.live`.
 
-Replicas of the trained checkpoint in fp32, kept full by requests of mixed domains: what each is answered, where it ran,
-and how many experts were awake. The servers run one after another, so that each has all cores.
+Replicas of the trained checkpoint in fp32, kept full by requests: what each is answered, where it ran, and how many
+experts were awake; and under a policy, with the text forced, what it costs. The servers run one after another, so that
+each has all cores.
 """
 
 import argparse
@@ -9,43 +10,52 @@ import hashlib
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmark.affinity.report import OBSERVE, tabulate_live
+from benchmark.affinity.routing import Routing
+from benchmark.affinity.scenarios import SCENARIOS, make_traffic
 from benchmark.affinity.texts import make_table
-from benchmark.common.command import Parser, one_line_errors
+from benchmark.common.command import Parser, one_line_errors, policy
 from benchmark.common.evidence import read_totals
 from benchmark.common.paths import BUILD, TEXTS, TRAINED
 from benchmark.common.record import Record
 from benchmark.common.server import Server
-from benchmark.common.table import Table
+from benchmark.common.variant import BASELINE, parse_variant
 from benchmark.quality.model import load_model
-from benchmark.quality.text import load_sequences
+from benchmark.quality.served import SERVER_ARGS
+from benchmark.quality.text import Sequences, load_sequences
+from sglang_xshare.tune.forcing import read_step, serialize_force
 
 METHODS = ("round_robin", "total_requests", "expert_affinity")
+SERVED = tuple(name for name in SCENARIOS if name != "replica-dies")
+"""SGLang ends a server whose replica dies: that one is simulated alone."""
 SAMPLES = 500
 """Moments at which running requests are counted."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt of token ids, and how many tokens follow."""
+    """A prompt of token ids, and the text that follows it."""
 
     prompt: list[int]
-    tokens: int
+    text: list[int]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What came of all requests. `outputs`: greedy tokens of each, in order; `replicas`: who ran it, -1 where the
-    server does not say; `active` and `rows`: mean active experts and rows a layer and step, `imbalance`: largest over
-    mean running requests, mean over time, all while the load was steady; `seconds`: of all.
+    """What came of all requests. `outputs`: tokens of each, in order; `nats`: mean of a token of each where the text
+    was forced, else none; `replicas`: who ran it, -1 where the server does not say; `active` and `rows`: mean active
+    experts and rows a layer and step, `imbalance`: largest over mean running requests, mean over time, all while the
+    load was steady; `seconds`: of all.
     """
 
     outputs: list[list[int]]
+    nats: list[float]
     replicas: list[int]
     active: float
     rows: float
@@ -53,23 +63,43 @@ class Run:
     seconds: float
 
 
-def draw_requests(prompts: Sequence[list[int]], count: int, life: int, seed: int = 0) -> list[Request]:
-    """Requests of prompts as likely each, `life` tokens in the mean, half of it at least and half more at most."""
-    source = random.Random(seed)
-    return [Request(source.choice(prompts), source.randint(life // 2, life * 3 // 2)) for _ in range(count)]
+def draw_requests(
+    sequences: Sequences, count: int, life: int, prompt: int, traffic: str = "mixed", seed: int = 0
+) -> list[Request]:
+    """Requests of a traffic of `SCENARIOS`: `prompt` tokens of a sequence, and `life` that follow in the mean, half of
+    it at least and half more at most.
+    """
+    source, tokens = random.Random(seed), sequences.tokens.tolist()
+    draw = make_traffic(traffic, Routing([row[:prompt] for row in tokens], sequences.domains, [], 0), count).draw
+    requests = []
+    for number in range(count):
+        row = tokens[draw(source, number / count)]
+        end = prompt + source.randint(life // 2, life * 3 // 2)
+        requests.append(Request(row[:prompt], row[prompt:end]))
+    return requests
 
 
-def run_requests(server: Server, requests: Sequence[Request], replicas: int, per_replica: int) -> Run:
-    """Keep `per_replica` requests of each replica running until all are answered. The server observes its experts."""
-    asker = _Asker(server, requests, concurrency=replicas * per_replica)
+def run_requests(
+    server: Server,
+    requests: Sequence[Request],
+    replicas: int,
+    per_replica: int,
+    force: bool = False,
+    awake: str = "experts_before",
+) -> Run:
+    """Keep `per_replica` requests of each replica running until all are answered: greedily, or by force with the text.
+    The server has a policy, which may be to observe; `awake` is which of its counters has the active experts.
+    """
+    asker = _Asker(server, requests, replicas * per_replica, force)
     answers = asker.run()
     first, last = asker.totals
-    new = {name: last[name] - first.get(name, 0.0) for name in ("layer_steps", "experts_before", "rows")}
+    new = {name: last[name] - first.get(name, 0.0) for name in ("layer_steps", awake, "rows")}
     spans = [(answer.replica, answer.began, answer.ended) for answer in answers]
     return Run(
         outputs=[answer.output for answer in answers],
+        nats=[answer.nats for answer in answers if answer.nats is not None],
         replicas=[answer.replica for answer in answers],
-        active=new["experts_before"] / new["layer_steps"],
+        active=new[awake] / new["layer_steps"],
         rows=new["rows"] / new["layer_steps"],
         imbalance=measure_imbalance(spans, replicas, *asker.steady),
         seconds=max(answer.ended for answer in answers) - min(answer.began for answer in answers),
@@ -93,6 +123,7 @@ def measure_imbalance(spans: Sequence[tuple[int, float, float]], replicas: int, 
 @dataclass(frozen=True)
 class _Answer:
     output: list[int]
+    nats: float | None
     replica: int
     began: float
     ended: float
@@ -103,10 +134,11 @@ class _Asker:
     steady, once every thread has begun a second request, and as the last request begins.
     """
 
-    def __init__(self, server: Server, requests: Sequence[Request], concurrency: int) -> None:
+    def __init__(self, server: Server, requests: Sequence[Request], concurrency: int, force: bool) -> None:
         if len(requests) < 3 * concurrency:
             raise ValueError(f"{len(requests)} requests, {concurrency} at a time: allowed are 3 times as many")
         self._server, self._requests, self._concurrency = server, requests, concurrency
+        self._force = {"custom_logit_processor": serialize_force(), "return_logprob": True} if force else {}
         self._looks = {2 * concurrency: 0, len(requests) - 1: 1}
         self._lock = threading.Lock()
         self._begun = 0
@@ -126,15 +158,26 @@ class _Asker:
             self.totals[look], self.steady[look] = read_totals(self._server), time.monotonic()
         request = self._requests[number]
         began = time.monotonic()
-        (answer,) = self._server.generate([request.prompt], max_new_tokens=request.tokens, ignore_eos=True)
-        replica = answer["meta_info"].get("dp_rank")
-        return _Answer(answer["output_ids"], -1 if replica is None else replica, began, time.monotonic())
+        sampling: dict[str, Any] = {"max_new_tokens": len(request.text), "ignore_eos": True}
+        if self._force:
+            sampling["custom_params"] = {"tokens": request.text}
+        (answer,) = self._server.generate([request.prompt], self._force, **sampling)
+        ended, info = time.monotonic(), answer["meta_info"]
+        nats = _read_nats(info["output_token_logprobs"]) if self._force else None
+        replica = info.get("dp_rank")
+        return _Answer(answer["output_ids"], nats, -1 if replica is None else replica, began, ended)
+
+
+def _read_nats(told: Sequence[Sequence[Any]]) -> float:
+    """Mean of a forced text's tokens, but for the first, which is the prefill's."""
+    nats = [read_step(score, token, []).nats for score, token, *_ in told[1:]]
+    return sum(nats) / len(nats)
 
 
 def make_args(method: str, replicas: int, table: Path, bound: float) -> list[str]:
     """The flags of a server with so many replicas that observes its experts."""
-    flags = ["--dp-size", str(replicas), "--dtype", "float32", "--expert-policy", "observe", "--enable-metrics"]
-    flags += ["--decode-log-interval", "4", "--disable-radix-cache", "--load-balance-method", method]
+    flags = ["--dp-size", str(replicas), "--dtype", "float32", "--expert-policy", OBSERVE, "--enable-metrics"]
+    flags += ["--decode-log-interval", "4", "--disable-radix-cache", "--load-balance-method", method, *SERVER_ARGS]
     if method == "expert_affinity":
         flags += ["--expert-affinity", str(table), "--expert-affinity-bound", str(bound)]
     return flags
@@ -150,9 +193,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser("benchmark.affinity.live", __doc__)
     names = f"{', '.join(METHODS)} (default: all)"
     parser.add_argument("methods", nargs="*", metavar="METHOD", default=METHODS, help=names)
+    parser.add_argument(
+        "--traffic",
+        nargs="+",
+        choices=SERVED,
+        default=["mixed"],
+        help=f"of {', '.join(SERVED)}, under the model's own routing (default: mixed)",
+    )
+    parser.add_argument("--policies", nargs="*", type=policy, default=[], help="with the text forced, vanilla too")
     parser.add_count("replicas", 4, "replicas of the model")
     parser.add_count("per_replica", 16, "requests at a time and replica")
-    parser.add_count("requests", 512, "requests in all")
+    parser.add_count("requests", 768, "requests in all: runs of half as many scatter by two points and more")
     parser.add_count("life", 48, "tokens of an answer, in the mean")
     parser.add_count("prompt", 64, "tokens a prompt")
     parser.add_count("per_domain", 60, "prompts of each domain")
@@ -170,50 +221,40 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(args: argparse.Namespace, record: Record) -> None:
-    """Serve what the record lacks."""
-    missing = [name for name in args.methods if name not in record]
-    if not missing:
+    """Serve what the record lacks: every case by each method in turn, on one server a method."""
+    cases = [(traffic, OBSERVE) for traffic in args.traffic] + [("mixed", name) for name in args.policies]
+    if all(make_key(traffic, name, method) in record for traffic, name in cases for method in args.methods):
         return
     table = BUILD / "affinity" / "live.safetensors"
     make_table(load_model(TRAINED), TRAINED, args.calibration).save(table)
-    texts = load_sequences(TEXTS, TRAINED, args.prompt, args.per_domain)
-    requests = draw_requests(texts.tokens.tolist(), args.requests, args.life)
-    for name in missing:
-        flags = make_args(name, args.replicas, table, args.bound)
-        with Server(TRAINED, flags, env=make_env(args.replicas), name=name, deadline=900) as server:
-            run = run_requests(server, requests, args.replicas, args.per_replica)
-        record.add(name, **{**vars(run), "outputs": [digest(output) for output in run.outputs]})
+    sequences = load_sequences(TEXTS, TRAINED, args.prompt + args.life * 3 // 2, args.per_domain)
+    shape = {name: getattr(args, name) for name in ("replicas", "per_replica", "life")}
+    for method in args.methods:
+        missing = [case for case in cases if make_key(case[0], case[1], method) not in record]
+        if not missing:
+            continue
+        flags = make_args(method, args.replicas, table, args.bound)
+        with Server(TRAINED, flags, env=make_env(args.replicas), name=method, deadline=900) as server:
+            for traffic, name in missing:
+                requests = draw_requests(sequences, args.requests, args.life, args.prompt, traffic)
+                own = name in (OBSERVE, BASELINE)  # of both the model's own routing is counted
+                server.post("/expert_policy", {"policy": OBSERVE} if own else parse_variant(name).body())
+                awake = "experts_before" if own else "experts_after"
+                run = run_requests(server, requests, args.replicas, args.per_replica, name != OBSERVE, awake)
+                digests = [digest(output) for output in run.outputs]
+                key, told = make_key(traffic, name, method), vars(run) | {"outputs": digests}
+                record.add(key, traffic=traffic, policy=name, method=method, shape=shape, **told)
+                print(f"{key}: {run.active:.1f} active experts, {run.seconds:.0f} s", flush=True)
+
+
+def make_key(traffic: str, name: str, method: str) -> str:
+    """Of a point."""
+    return f"{traffic}, {name}, {method}"
 
 
 def digest(output: Sequence[int]) -> str:
     """What stands in the record for an answer's tokens."""
     return hashlib.sha256(" ".join(map(str, output)).encode()).hexdigest()[:16]
-
-
-def tabulate_live(points: Mapping[str, Any]) -> Table:
-    """A row a method: active experts, imbalance, and how many answers are the first row's, token for token."""
-    first = next(iter(points.values()))
-    rows = []
-    for name, point in points.items():
-        same = sum(one == other for one, other in zip(point["outputs"], first["outputs"], strict=True))
-        counts = [point["replicas"].count(replica) for replica in sorted(set(point["replicas"]))]
-        rows.append(
-            [
-                name,
-                f"{point['active']:.1f}",
-                f"{point['active'] / first['active'] - 1:+.1%}",
-                f"{point['rows']:.1f}",
-                f"{point['imbalance']:.2f}",
-                " ".join(map(str, counts)),
-                f"{same} / {len(first['outputs'])}",
-            ]
-        )
-    headings = ["load balance method", "active experts", "change", "rows a step", "imbalance", "by replica", "same"]
-    note = (
-        "Active experts and rows: means of a layer and step. Imbalance: largest over mean running requests, mean over "
-        "time. Same: answers with the first row's tokens."
-    )
-    return Table("Active experts by dispatch, served", headings, rows, note)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""The table and the plot of a record of simulated dispatch."""
+"""The tables and the plot of records of dispatch, simulated and served."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmark.common.plot import make_figure, save_figure
 from benchmark.common.table import Table
+from benchmark.common.variant import BASELINE
+from benchmark.quality.measure import compare_loss
 
 NOTE = (
     "Mean active experts a layer and step of a replica; in brackets the load imbalance, largest over mean running "
@@ -13,6 +17,16 @@ NOTE = (
     "replica, of 24 - 72 steps each; every figure is the mean of runs with other seeds. Bound: the most requests of a "
     "replica over the mean."
 )
+OBSERVE = "observe"
+"""The model's own routing, whose answers are compared."""
+LIVE_NOTE = """\
+{replicas} replicas of the trained checkpoint in fp32, {per_replica} requests a replica at a time, with answers of
+{shortest} - {longest} tokens. Active experts and rows: means of a layer and step, while the load was steady. Change: to
+the first row of the same traffic and policy. A token: experts loaded over rows decoded, which does not reward a replica
+that steps fast with few rows. Imbalance: largest over mean running requests, mean over time. Same: answers, greedy
+under the model's own routing, that are the first row's token for token. Loss: under a policy, with the text forced,
+cross-entropy above vanilla's on the same tokens, thousandths of a nat a token, ± the standard error of the paired
+differences."""
 
 
 def point_key(scenario: str, replicas: int) -> str:
@@ -57,3 +71,54 @@ def plot_affinity(points: Mapping[str, Any], path: Path) -> None:
     for axis in panels[count:]:
         axis.set_visible(False)
     save_figure(figure, path)
+
+
+def tabulate_live(points: Mapping[str, Any]) -> Table:
+    """A row a traffic, policy and method: active experts, imbalance, and what became of the answers."""
+    first: dict[tuple[str, str], Any] = {}
+    rows = []
+    for point in sorted(points.values(), key=lambda point: (point["policy"] != OBSERVE, point["policy"] != BASELINE)):
+        base = first.setdefault((point["traffic"], point["policy"]), point)
+        reference = points.get(f"{point['traffic']}, {BASELINE}, {base['method']}", base)
+        rows.append(
+            [
+                point["traffic"],
+                point["policy"],
+                point["method"],
+                f"{point['active']:.1f}",
+                f"{point['active'] / base['active'] - 1:+.1%}",
+                f"{_per_token(point):.2f} ({_per_token(point) / _per_token(base) - 1:+.1%})",
+                f"{point['rows']:.1f}",
+                f"{point['imbalance']:.2f}",
+                *_compare_answers(point, base, reference),
+            ]
+        )
+    headings = [
+        "traffic",
+        "policy",
+        "load balance method",
+        "active experts",
+        "change",
+        "a token",
+        "rows a step",
+        "imbalance",
+    ]
+    shape = dict(next(iter(points.values()))["shape"])
+    life = shape.pop("life")
+    note = LIVE_NOTE.format(**shape, shortest=life // 2, longest=life * 3 // 2)
+    headings += ["same", "loss, mnats"]
+    return Table("Active experts by dispatch, served", headings, rows, note, text_columns=3)
+
+
+def _per_token(point: Mapping[str, float]) -> float:
+    """Experts that a layer loads for each row that it decodes."""
+    return point["active"] / point["rows"]
+
+
+def _compare_answers(point: Mapping[str, Any], base: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:
+    """How many greedy answers are the base's, and how much more forced ones cost than the reference's."""
+    if point["nats"]:
+        loss = compare_loss(*(torch.tensor(one["nats"])[:, None] for one in (point, reference)))
+        return ["-", "+0.0" if point is reference else str(loss)]
+    same = sum(one == other for one, other in zip(point["outputs"], base["outputs"], strict=True))
+    return [f"{same} / {len(base['outputs'])}", "-"]

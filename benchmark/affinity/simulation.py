@@ -36,17 +36,17 @@ class RoundRobin:
 
 
 class ByAffinity:
-    """The dispatcher that a server runs. No request shares a prompt's cache with another: texts are drawn again and
-    again, as no real traffic draws them.
+    """The dispatcher that a server without a prompt cache runs: texts are drawn again and again, as no real traffic
+    draws them.
     """
 
     def __init__(self, table: Table, replicas: int, bound: float) -> None:
-        self.affinity = Affinity(table, replicas, bound)
+        self.affinity = Affinity(table, replicas, bound, caches=False)
 
     def choose(self, request: int, prompt: Sequence[int], alive: Sequence[int]) -> int:
         """As `Affinity` does."""
         self.affinity.set_alive(alive)
-        return self.affinity.choose(request, prompt, salt=request).replica
+        return self.affinity.choose(request, prompt).replica
 
     def finish(self, request: int) -> None:
         """As `Affinity` does."""

@@ -6,6 +6,7 @@ routing is not: router weights are scaled to logits as spread as a trained route
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +16,8 @@ from benchmark.common.paths import LARGE, TRAINED
 
 if TYPE_CHECKING:
     from transformers import Qwen3MoeConfig
+
+    from sglang_xshare.estimate.weights import Weights
 
 ROUTER_LOGIT_SPREAD = 2.0  # standard deviation
 
@@ -43,6 +46,17 @@ def configuration(vocab_size: int) -> Qwen3MoeConfig:
         pad_token_id=None,
         dtype=torch.bfloat16,
     )
+
+
+def read_generated() -> Weights:
+    """The bytes of its decode step. It need not have been made."""
+    from sglang_xshare.estimate.weights import read_weights
+
+    vocab_size = json.loads((TRAINED / "config.json").read_text())["vocab_size"]
+    config = configuration(vocab_size).to_dict() | {"architectures": ["Qwen3MoeForCausalLM"]}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        return read_weights(Path(folder))
 
 
 def make(folder: Path = LARGE, config: Qwen3MoeConfig | None = None, seed: int = 0) -> bool:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from benchmark.expert_sharding.layers import LAYOUTS, Experts, Layout, run_alone
-from benchmark.expert_sharding.router import SkewedRouter
+from benchmark.expert_sharding.router import Router
 
 HEADS = 4
 ALIGNED = 4
@@ -28,7 +28,7 @@ class Encoder:
     sequences, and an MoE layer. All layers have the same weights, which are far larger than a cache.
     """
 
-    router: SkewedRouter
+    router: Router
     batch: int
     sequence: int = 120
     layers: int = 2

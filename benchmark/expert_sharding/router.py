@@ -1,8 +1,24 @@
 """MoEShard's skewed router (section 4.1): experts by lot, some more often than others. For benchmarks alone."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+
+
+class Router(Protocol):
+    """Who draws experts for rows."""
+
+    @property
+    def experts(self) -> int:
+        """How many there are."""
+
+    @property
+    def top_k(self) -> int:
+        """How many a row gets."""
+
+    def route(self, rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(ids [rows, k] int64, weights [rows, k] float32)."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,18 @@ TEXT = ("--per-domain", "4", "--batch", "4", "--prompt", "16")
 LOSS = ("--sums", "4", "--per-domain", "4", "--loss-tokens", "8")
 SAMPLES = ("--samples", "8", "--prompt", "8", "--tokens", "8")
 DISPATCH = ("--per-domain", "8", "--requests", "100", "--seeds", "1", "--calibration", "384", "--replicas", "2")
+SERVED_DISPATCH = (
+    "--replicas",
+    "2",
+    "--per-replica",
+    "4",
+    "--requests",
+    "24",
+    "--life",
+    "12",
+    *DISPATCH[:2],
+    *DISPATCH[6:8],
+)
 EXPERIMENTS = {
     one.name: one
     for one in (
@@ -58,6 +70,14 @@ EXPERIMENTS = {
             "balance", "benchmark.balance", "balance", 1, ("vanilla", "xshare:k0=1,target_per_rank=5", "--batches", "4")
         ),
         Experiment(
+            "balance-live",
+            "benchmark.balance.live",
+            "balance",
+            6,
+            ("xshare:k0=1,target_per_rank=5", "--ranks", "2", "--rounds", "1", "--batch", "4", "--steps", "4"),
+            record="live",
+        ),
+        Experiment(
             "tuning",
             "benchmark.tuning",
             "tuning",
@@ -69,6 +89,33 @@ EXPERIMENTS = {
             "governor", "benchmark.governor", "governor", 8, ("--per-domain", "2", "--prompt", "8", "--steps", "10")
         ),
         Experiment("affinity", "benchmark.affinity", "affinity", 3, ("mixed", *DISPATCH)),
+        Experiment(
+            "affinity-live",
+            "benchmark.affinity.live",
+            "affinity",
+            24,
+            ("expert_affinity", "--traffic", "mixed", "--policies", POLICY, *SERVED_DISPATCH),
+            (
+                *("round_robin", "expert_affinity", "--requests", "768", "--traffic", "mixed", "shift", "flood"),
+                *("--policies", "vanilla", "xshare:k0=1,add=16"),
+            ),
+            record="live",
+        ),
+        Experiment(
+            "many-devices",
+            "benchmark.cost.many_devices",
+            "cost",
+            1,
+            ("--gpus", "16x2", "--per-gpu", "1", "--affinity-saves", "0.15"),
+        ),
+        Experiment(
+            "cost-model",
+            "benchmark.cost.model",
+            "cost",
+            2,
+            ("--experts", "8", "--awake", "4", "8", "--rows", "8", "--rounds", "1", "--hidden", "16", "--width", "32"),
+            record="model",
+        ),
         Experiment(
             "expert-sharding",
             "benchmark.expert_sharding",

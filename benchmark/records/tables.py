@@ -6,12 +6,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmark.affinity.report import tabulate_affinity
+from benchmark.affinity.report import tabulate_affinity, tabulate_live
+from benchmark.balance.live import tabulate_live as tabulate_balance_live
 from benchmark.balance.report import tabulate_balance
 from benchmark.common.comparison import Comparison, format_experts, format_spread
 from benchmark.common.machine import format_machine
 from benchmark.common.record import last_session, read_record
 from benchmark.common.table import Table
+from benchmark.cost.choices import tabulate_choices
+from benchmark.cost.fit import tabulate_fits
+from benchmark.cost.many_devices import tabulate_devices
 from benchmark.cost.report import tabulate_cost
 from benchmark.demo import tabulate_demo
 from benchmark.governor.report import tabulate_governor
@@ -68,6 +72,13 @@ TABLES = {
     "estimate": Source(("serving",), tabulate_estimate),
     "governor": Source(("governor",), tabulate_governor),
     "affinity": Source(("affinity",), tabulate_affinity),
+    "affinity-live": Source(("affinity-live",), tabulate_live),
+    "balance-live": Source(("balance-live",), tabulate_balance_live),
+    "cost-model": Source(("cost-model", "serving"), tabulate_fits),
+    "many-devices": Source(("many-devices",), tabulate_devices),
+    "choices": Source(
+        ("serving", "quality", "affinity", "affinity-live", "balance-live", "cost-model"), tabulate_choices
+    ),
     "tuning": Source(("tuning",), tabulate_tuning),
 }
 

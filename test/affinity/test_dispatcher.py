@@ -174,6 +174,17 @@ def test_a_cached_prompt_outweighs_its_topic() -> None:
     assert affinity.choose("other", [*long, 3, 4, 5], salt="lora").replica == 0
 
 
+def test_without_caches_a_prompt_that_comes_again_goes_where_its_topic_is() -> None:
+    """However often the bound has sent it elsewhere before."""
+    affinity = Affinity(TABLE, 2, 4.0, caches=False)
+    for number in range(6):
+        affinity.direct(number, prompt(0, start=number), 0)
+        affinity.direct(10 + number, prompt(1, start=number), 1)
+    long = prompt(0, length=200, start=99)
+    affinity.direct("before", long, 1)
+    assert affinity.choose("again", long) == Decision(0, "affinity")
+
+
 def test_a_replica_that_dies_loses_what_it_ran_and_comes_back() -> None:
     affinity = Affinity(TABLE, 2, 1.1)
     for number in range(8):

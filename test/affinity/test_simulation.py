@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
 from affinity.tables import TOPICS, WORDS, make_table, prompt
-from benchmark.affinity.live import measure_imbalance
+from benchmark.affinity.live import SERVED, draw_requests, make_key, measure_imbalance
+from benchmark.affinity.report import OBSERVE, tabulate_live
 from benchmark.affinity.routing import Routing
 from benchmark.affinity.scenarios import SCENARIOS, make_traffic
 from benchmark.affinity.simulation import ByAffinity, RoundRobin, Traffic, simulate
+from benchmark.quality.text import Sequences
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +68,44 @@ def test_imbalance_is_the_mean_over_time() -> None:
     assert measure_imbalance(spans, 2, 0.0, 5.0) == 1.0
     assert measure_imbalance(spans, 2, 5.0, 10.0) == 1.5
     assert measure_imbalance(spans, 2, 0.0, 10.0) == pytest.approx(1.25, abs=0.01)
+
+
+@pytest.mark.parametrize("traffic", SERVED)
+def test_a_request_is_a_sequence_of_its_traffic(traffic: str) -> None:
+    domains = tuple(name for name in ("c", "prose") for _ in range(5))
+    sequences = Sequences(torch.arange(10 * 20).view(10, 20), domains)
+    requests = draw_requests(sequences, 200, life=8, prompt=8, traffic=traffic)
+    rows = [request.prompt[0] // 20 for request in requests]
+    for row, request in zip(rows, requests, strict=True):
+        assert request.prompt + request.text == list(range(20 * row, 20 * row + 8 + len(request.text)))
+    assert {len(request.text) for request in requests} == set(range(4, 13))
+    shares = [sum(row < 5 for row in rows[start : start + 50]) / 50 for start in (0, 75, 150)]
+    wanted = {"mixed": (0.5, 0.5, 0.5), "one-domain": (1, 1, 1), "shift": (1, 0.5, 0), "flood": (0.5, 0.95, 0.5)}
+    assert shares == pytest.approx(wanted[traffic], abs=0.2)
+    assert draw_requests(sequences, 200, life=8, prompt=8, traffic=traffic) == requests
+
+
+def test_a_method_is_set_beside_the_first_of_its_traffic_and_policy() -> None:
+    points = {}
+    for policy, method, active, nats, outputs in (
+        ("vanilla", "round_robin", 50.0, [1.9, 1.9], ["a", "b"]),
+        ("xshare", "round_robin", 30.0, [2.0, 2.0], ["a", "b"]),
+        (OBSERVE, "round_robin", 50.0, [], ["a", "b"]),
+        ("xshare", "expert_affinity", 27.0, [1.9, 1.9], ["a", "b"]),
+        (OBSERVE, "expert_affinity", 40.0, [], ["a", "c"]),
+    ):
+        points[make_key("mixed", policy, method)] = {
+            **{"traffic": "mixed", "policy": policy, "method": method, "active": active, "nats": nats},
+            **{"outputs": outputs, "rows": 15.0, "imbalance": 1.05},
+            "shape": {"replicas": 4, "per_replica": 16, "life": 48},
+        }
+    table = tabulate_live(points)
+    assert table.rows[1][5] == f"{40 / 15:.2f} (-20.0%)"
+    assert [row[1:5] + row[8:] for row in table.rows] == [
+        [OBSERVE, "round_robin", "50.0", "+0.0%", "2 / 2", "-"],
+        [OBSERVE, "expert_affinity", "40.0", "-20.0%", "1 / 2", "-"],
+        ["vanilla", "round_robin", "50.0", "+0.0%", "-", "+0.0"],
+        ["xshare", "round_robin", "30.0", "+0.0%", "-", "+100.0 ± 0.0"],
+        ["xshare", "expert_affinity", "27.0", "-10.0%", "-", "+0.0 ± 0.0"],
+    ]
+    assert "24 - 72 tokens" in table.note

@@ -10,8 +10,9 @@ from benchmark.gpu import moe_layer
 from benchmark.gpu.models import COMMON, CONFIGS
 from sglang_xshare.cli import main
 from sglang_xshare.estimate.active import COMMON as ASSUMED
-from sglang_xshare.estimate.active import draw_active
-from sglang_xshare.estimate.latency import estimate_layer, estimate_step
+from sglang_xshare.estimate.active import draw_loads
+from sglang_xshare.estimate.deployment import Deployment, Load
+from sglang_xshare.estimate.latency import estimate_layer, estimate_step, gpu_machine
 from sglang_xshare.estimate.weights import read_weights
 from sglang_xshare.gpus import GPUS
 from sglang_xshare.policies.schedule import build_schedule
@@ -82,7 +83,7 @@ def test_dense_layers_and_shared_experts_are_counted(write):
 
 def test_a_step_is_its_layers_and_the_rest(write):
     weights = read_weights(write(QWEN))
-    step = estimate_step(weights, 40, H100, rows=16, cached_tokens=16 * 1024)
+    step = estimate_step(gpu_machine(H100), weights, Deployment(), Load(40, 40, 128), 16, cached_tokens=16 * 1024)
     assert step.layer == estimate_layer(9437184, 40, H100)
     assert step.rest == pytest.approx((weights.dense + 16 * 1024 * weights.cache) / (0.97 * H100))
     assert step.step == pytest.approx(48 * step.layer + step.rest)
@@ -101,15 +102,15 @@ def test_drawn_rows_are_as_active_as_oea_counted(write):
     assert ASSUMED == moe_layer.COMMON
     model = read_weights(write(QWEN)).model
     for text, k0 in (("oea:k0=3", 3), ("oea:k0=5", 5)):
-        before, after = draw_active(build_schedule("oea", {"k0": k0}, False), model, 16, 1, ASSUMED)
-        assert before == pytest.approx(OEA["vanilla"][0], abs=1.5)
-        assert after == pytest.approx(OEA[text][0], abs=1.5)
+        drawn = draw_loads(build_schedule("oea", {"k0": k0}, False), model, 16, 1, ASSUMED)
+        assert drawn.before.active == pytest.approx(OEA["vanilla"][0], abs=1.5)
+        assert drawn.after.active == pytest.approx(OEA[text][0], abs=1.5)
 
 
 def test_independent_rows_wake_as_many_as_chance(write):
     model = read_weights(write(QWEN)).model
-    before, _ = draw_active(build_schedule("oea", {"k0": 3}, False), model, 16, 1, 0.0)
-    assert before == pytest.approx(128 * (1 - (1 - 8 / 128) ** 16), rel=0.02)
+    drawn = draw_loads(build_schedule("oea", {"k0": 3}, False), model, 16, 1, 0.0)
+    assert drawn.before.active == pytest.approx(128 * (1 - (1 - 8 / 128) ** 16), rel=0.02)
 
 
 def test_every_row_and_the_title_say_estimate(write, capsys):

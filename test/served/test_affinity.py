@@ -3,6 +3,7 @@
 sglang serve --model-path DIR --dp-size 4 --load-balance-method expert_affinity --expert-affinity FILE
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -25,30 +26,49 @@ def table(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def serve(model: Path, table: Path, method: str) -> tuple[Run, str, str]:
-    """What came of 96 requests of mixed domains, the server's log and its metrics."""
-    prompts = load_sequences(TEXTS, model, 64, 30).tokens.tolist()
-    requests = draw_requests(prompts, 96, 24)
+@dataclass(frozen=True)
+class Served:
+    """What came of 96 requests of mixed domains: by the model's own routing, and by a policy with the text forced; the
+    server's log and its metrics after the first.
+    """
+
+    own: Run
+    forced: Run
+    log: str
+    metrics: str
+
+
+def serve(model: Path, table: Path, method: str) -> Served:
+    requests = draw_requests(load_sequences(TEXTS, model, 100, 30), 96, life=24, prompt=64)
     with Server(model, make_args(method, REPLICAS, table, 1.25), env=make_env(REPLICAS), name=method) as server:
-        run = run_requests(server, requests, REPLICAS, PER_REPLICA)
-        return run, server.log_text(), server.get("/metrics")
+        own = run_requests(server, requests, REPLICAS, PER_REPLICA)
+        metrics = server.get("/metrics")
+        server.post("/expert_policy", {"policy": "xshare", "k0": 1, "add": 8})
+        forced = run_requests(server, requests, REPLICAS, PER_REPLICA, force=True, awake="experts_after")
+        assert forced.outputs == [request.text for request in requests]
+        return Served(own, forced, server.log_text(), metrics)
 
 
 @pytest.mark.long
 def test_affinity_answers_as_round_robin_and_keeps_the_bound(tiny_model: Path, table: Path) -> None:
-    one, _, _ = serve(tiny_model, table, "round_robin")
-    other, log, metrics = serve(tiny_model, table, "expert_affinity")
-    assert one.outputs == other.outputs
-    assert set(other.replicas) == {0, 1}
-    assert other.replicas != one.replicas
+    one, other = serve(tiny_model, table, "round_robin"), serve(tiny_model, table, "expert_affinity")
+    assert one.own.outputs == other.own.outputs
+    assert set(other.own.replicas) == {0, 1}
+    assert other.own.replicas != one.own.replicas
     # 16 at once, and at most 1.25 of the mean: 10 beside 6, but for moments in which a client has not asked again.
-    assert other.imbalance < 1.3
-    counted = [line for line in metrics.splitlines() if line.startswith("sglang:expert_affinity_requests_total")]
+    assert other.own.imbalance < 1.3
+    lines = other.metrics.splitlines()
+    counted = [line for line in lines if line.startswith("sglang:expert_affinity_requests_total")]
     assert sum(float(line.split()[-1]) for line in counted) == 96
     assert any('reason="affinity"' in line for line in counted)
-    running = [line for line in metrics.splitlines() if line.startswith("sglang:expert_affinity_running_requests")]
+    running = [line for line in lines if line.startswith("sglang:expert_affinity_running_requests")]
     assert len(running) == REPLICAS
-    assert "Expert affinity: " in log
+    assert "Expert affinity: " in other.log
+    # Under a policy both decode the same text from fewer experts.
+    for served in (one, other):
+        assert served.forced.active < 0.8 * served.own.active
+        assert len(served.forced.nats) == 96
+    assert one.forced.nats != other.forced.nats
 
 
 @pytest.mark.long

@@ -41,19 +41,21 @@ class _Running:
 class Affinity:
     """Sends requests to replicas, and knows what each replica runs: what it was sent and has not finished.
 
-    `replicas`: how many; `bound`: the most requests of a replica, as a multiple of the mean (`list_open`). The same
-    calls give the same decisions.
+    `replicas`: how many; `bound`: the most requests of a replica, as a multiple of the mean (`list_open`); `caches`:
+    whether replicas keep the prompts that they got, so that one may be better off where it was before. The same calls
+    give the same decisions.
 
     Raises ValueError for a bound below 1, and for less than one replica.
     """
 
-    def __init__(self, table: Table, replicas: int, bound: float = DEFAULT) -> None:
+    def __init__(self, table: Table, replicas: int, bound: float = DEFAULT, caches: bool = True) -> None:
         if not (math.isfinite(bound) and bound >= 1):
             raise ValueError(f"bound {bound}: allowed is a number of at least 1")
         if replicas < 1:
             raise ValueError(f"{replicas} replicas: allowed is at least 1")
         self.table = table
         self.bound = bound
+        self.caches = caches
         self.loads = [0] * replicas
         self._alive = list(range(replicas))
         self._running: dict[Hashable, _Running] = {}
@@ -79,7 +81,7 @@ class Affinity:
         """
         if not self._alive:
             raise RuntimeError("no replica is alive")
-        signature, blocks = self.table.sign(tokens), hash_blocks(tokens, salt)
+        signature, blocks = self.table.sign(tokens), self._hash(tokens, salt)
         decision = self._decide(signature, blocks, key, session)
         self._add(request, decision.replica, signature, blocks)
         for name in (("key", key), ("session", session)):
@@ -89,7 +91,7 @@ class Affinity:
 
     def direct(self, request: Hashable, tokens: Sequence[int], replica: int, salt: Hashable = None) -> Decision:
         """Count a request that goes to `replica` whatever we think."""
-        self._add(request, replica, self.table.sign(tokens), hash_blocks(tokens, salt))
+        self._add(request, replica, self.table.sign(tokens), self._hash(tokens, salt))
         return Decision(replica, "directed")
 
     def finish(self, request: Hashable) -> bool:
@@ -113,6 +115,10 @@ class Affinity:
                 self.finish(request)
             self._prefixes.clear(replica)
         self._alive = sorted(alive)
+
+    def _hash(self, tokens: Sequence[int], salt: Hashable) -> list[int]:
+        """The blocks of a prompt that a cache may hold."""
+        return hash_blocks(tokens, salt) if self.caches else []
 
     def _decide(self, signature: Floats | None, blocks: Sequence[int], key: Hashable, session: Hashable) -> Decision:
         home = None if session is None else self._homes.get(("session", session))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,7 +13,8 @@ from ..policies import VANILLA
 from ..policies.schedule import Schedule
 from ..selection import select
 from ..stage.start.model import MoeModel
-from ..types import Batch, Router
+from ..types import Batch, Router, Selection
+from .deployment import Load
 
 COMMON = 0.47
 """Share of the logits' variance that all rows have in common at which as many experts are active as OEA counted on
@@ -20,29 +23,82 @@ Qwen3-30B-A3B with 16 rows: 49 of 128.
 ASSUMPTIONS = {"rows agree as Qwen3-30B-A3B's": COMMON, "rows route independently": 0.0}
 LAYERS = 48
 """Layers drawn for a mean."""
+SEARCH = 12
+"""Halvings of an interval of shares."""
 
 
-def draw_active(
-    schedule: Schedule, model: MoeModel, rows: int, tokens_per_request: int, common: float, seed: int = 0
-) -> tuple[float, float]:
-    """(mean active experts of the model's own routing, and of the policy), `common` as `COMMON`.
+@dataclass(frozen=True)
+class Drawn:
+    """Means over layers: the load by the model's own routing and by the policy, and the mass that it keeps, None where
+    nobody knows.
+    """
+
+    before: Load
+    after: Load
+    kept_mass: float | None
+
+
+def draw_loads(
+    schedule: Schedule,
+    model: MoeModel,
+    rows: int,
+    tokens_per_request: int,
+    common: float,
+    ranks: int = 1,
+    layers: int = LAYERS,
+    seed: int = 0,
+) -> Drawn:
+    """Select from drawn logits, `common` as `COMMON`; experts lie on the ranks as many each, in order.
 
     The logits of a layer are normal, a part of them the same for all rows; the router renormalizes. Raises ValueError
     for a plan that the model does not fit.
     """
-    generator = torch.Generator().manual_seed(seed)
     router, batch = Router(top_k=model.top_k, scoring=model.scoring), Batch(tokens_per_request=tokens_per_request)
-    counts = []
-    for number in range(LAYERS):
+    rank_of_expert = torch.arange(model.num_experts) * ranks // model.num_experts
+    counts, kept = [], []
+    for number, logits in enumerate(_draw_logits(model, rows, common, layers, seed)):
+        plans = VANILLA, schedule.plan(number % model.num_layers, rows) or VANILLA
+        outs = [select(logits, plan, router, batch, rank_of_expert, backend="torch") for plan in plans]
+        counts.append([_count_load(out, rank_of_expert, ranks) for out in outs])
+        kept.append(float(outs[1].kept_mass.mean()))
+    before, after = torch.tensor(counts, dtype=torch.float64).mean(0).tolist()
+    return Drawn(Load(*before), Load(*after), sum(kept) / len(kept))
+
+
+def find_common(model: MoeModel, rows: int, saved: float, common: float, layers: int = LAYERS) -> float:
+    """The share in common at which rows wake fewer experts than at `common`, by the share `saved`, as they do where
+    requests that are alike run together. Raises ValueError where no agreement saves so much.
+    """
+    wanted = (1 - saved) * _mean_active(model, rows, common, layers)
+    low, high = common, 1.0
+    if wanted < _mean_active(model, rows, high, layers):
+        raise ValueError(f"--affinity-saves {saved:g}: rows that all agree save less; allowed is a smaller share")
+    for _ in range(SEARCH):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _mean_active(model, rows, middle, layers) < wanted else (middle, high)
+    return (low + high) / 2
+
+
+def _draw_logits(model: MoeModel, rows: int, common: float, layers: int, seed: int = 0) -> Iterator[torch.Tensor]:
+    """[rows, experts] of each layer."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(layers):
         own = torch.randn(rows, model.num_experts, generator=generator)
         shared = torch.randn(1, model.num_experts, generator=generator)
-        logits = common**0.5 * shared + (1 - common) ** 0.5 * own
-        plan = schedule.plan(number % model.num_layers, rows) or VANILLA
-        counts.append(
-            [int(select(logits, which, router, batch, backend="torch").active.sum()) for which in (VANILLA, plan)]
-        )
-    before, after = torch.tensor(counts, dtype=torch.float64).mean(0).tolist()
-    return before, after
+        yield common**0.5 * shared + (1 - common) ** 0.5 * own
+
+
+def _count_load(out: Selection, rank_of_expert: torch.Tensor, ranks: int) -> tuple[int, int, int]:
+    """Active experts, those of the fullest rank, and slots of the rank with most of them."""
+    experts = torch.bincount(rank_of_expert[out.active], minlength=ranks)
+    ids = out.topk_ids[out.topk_ids >= 0].long()
+    return int(experts.sum()), int(experts.max()), int(torch.bincount(rank_of_expert[ids], minlength=ranks).max())
+
+
+def _mean_active(model: MoeModel, rows: int, common: float, layers: int) -> float:
+    """Experts in some row's own top-k."""
+    drawn = _draw_logits(model, rows, common, layers)
+    return sum(len(logits.topk(model.top_k).indices.unique()) for logits in drawn) / layers
 
 
 def read_active(trace: Path, requests: int, policy: str) -> tuple[float, float, bool]:

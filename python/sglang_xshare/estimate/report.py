@@ -3,41 +3,56 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import Any
 
 from ..policies.schedule import Schedule, build_schedule
 from ..policies.spelling import parse_policy
 from ..types import Router
-from .active import ASSUMPTIONS, draw_active, read_active
+from .active import ASSUMPTIONS, Drawn, draw_loads, find_common, read_active
+from .deployment import Deployment, Load, held_bytes
 from .latency import FIXED, REACHED, estimate_step
+from .machine import Machine
 from .weights import Weights, read_weights
 
 FORMULA = (
     f"MoE layer = {FIXED * 1e6:.0f} us + active x expert bytes / ({REACHED:.0%} of bandwidth), step = MoE layers x "
     "that + (all other weights + KV cache) / the same"
 )
+OF_RANKS = "; ranks: what the fullest one reads, and the exchanges between them"
 CAVEATS = (
     "The constants are OEA's fit for one H100; other GPUs differ by bandwidth alone.",
-    "Not in it: the selection itself, activations, sampling, the host. One GPU; no measurement. See docs/estimate.md.",
+    "Not in it: the selection itself, activations, sampling, the host; no measurement. See docs/estimate.md.",
 )
+FITTED = "The constants are those of --machine. Not in it: the selection itself, activations, sampling, the host."
 
 
-def estimate(arguments: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
-    """The report. `bandwidth` in GB/s. Raises ValueError or `ExpertPolicyError`, one line."""
+def estimate(
+    arguments: argparse.Namespace, machine: Machine, deployment: Deployment, bandwidth: float | None
+) -> dict[str, Any]:
+    """The report. `bandwidth` in GB/s, None where the machine was fitted. Raises ValueError or `ExpertPolicyError`, one
+    line.
+    """
     weights = read_weights(arguments.model)
-    rows, tokens = arguments.batch * arguments.tokens_per_request, arguments.tokens_per_request
-    schedule = _read_schedule(arguments.policy, weights, rows, tokens)
+    ranks = deployment.ranks
+    if deployment.placement == "ep" and weights.model.num_experts % ranks:
+        raise ValueError(f"--ranks {ranks}: allowed is a divisor of the model's {weights.model.num_experts} experts")
+    requests = -(-arguments.batch // arguments.replicas)
+    rows, tokens = requests * arguments.tokens_per_request, arguments.tokens_per_request
+    schedule = _read_schedule(arguments.policy, weights, rows, tokens, deployment)
     estimates = []
-    for source, (before, after) in _list_active(arguments, schedule, weights, rows).items():
+    for source, drawn in _list_loads(arguments, schedule, weights, deployment, rows).items():
+        loads = drawn.before, drawn.after
         steps = [
-            estimate_step(weights, active, bandwidth * 1e9, rows, arguments.batch * arguments.context)
-            for active in (before, after)
+            estimate_step(machine, weights, deployment, load, rows, requests * arguments.context) for load in loads
         ]
         estimates.append(
             {
                 "is_estimate": True,
                 "source": source,
-                "active_experts": [before, after],
+                "active_experts": [load.active for load in loads],
+                "fullest_rank_experts": [load.fullest for load in loads],
+                "kept_mass": drawn.kept_mass,
                 "moe_layer_us": [step.layer * 1e6 for step in steps],
                 "step_ms": [step.step * 1e3 for step in steps],
                 "speedup": steps[0].step / steps[1].step,
@@ -45,8 +60,8 @@ def estimate(arguments: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
         )
     return {
         "is_estimate": True,
-        "formula": FORMULA,
-        "caveats": CAVEATS,
+        "formula": FORMULA + (OF_RANKS if ranks > 1 else ""),
+        "caveats": CAVEATS if bandwidth else (FITTED,),
         "model": {
             "architecture": weights.model.architecture,
             "moe_layers": weights.moe_layers,
@@ -60,40 +75,59 @@ def estimate(arguments: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
         "policy": {"policy": schedule.policy, "keys": schedule.keys},
         "gpu": arguments.gpu,
         "bandwidth_gb_per_s": bandwidth,
+        "machine": asdict(machine),
+        "deployment": asdict(deployment) | {"replicas": arguments.replicas},
+        "weight_bytes_per_rank": held_bytes(weights, deployment),
         "rows": rows,
         "context": arguments.context,
         "estimates": estimates,
     }
 
 
-def _list_active(
-    arguments: argparse.Namespace, schedule: Schedule, weights: Weights, rows: int
-) -> dict[str, tuple[float, float]]:
+def _list_loads(
+    arguments: argparse.Namespace, schedule: Schedule, weights: Weights, deployment: Deployment, rows: int
+) -> dict[str, Drawn]:
     """Active experts before and after, by where they come from."""
+    model, ranks = weights.model, deployment.ranks
     if arguments.trace is not None:
+        if ranks > 1 and deployment.placement == "ep":
+            raise ValueError(
+                "--trace with --ranks: it tells no rank's experts; allowed is --active, the fullest rank's"
+            )
         before, after, is_policys = read_active(arguments.trace, rows, arguments.policy)
         whose = "" if is_policys else ", as its server's policy kept, whatever --policy says"
-        return {f"trace {arguments.trace}{whose}": (before, after)}
+        return {f"trace {arguments.trace}{whose}": _give(before, after, rows, weights, ranks)}
     if arguments.active is not None:
+        most = model.num_experts // (ranks if deployment.placement == "ep" else 1)
+        for count in arguments.active:
+            if not 1 <= count <= most:
+                whose = "the model's" if most == model.num_experts else "a rank's"
+                raise ValueError(f"--active {count:g}: allowed is 1 to {whose} {most} experts")
         before, after = arguments.active
-        for count in (before, after):
-            if not 1 <= count <= weights.model.num_experts:
-                raise ValueError(f"--active {count:g}: allowed is 1 to the model's {weights.model.num_experts} experts")
-        return {"as given": (before, after)}
-    return {
-        f"assumed: {name}": draw_active(schedule, weights.model, rows, arguments.tokens_per_request, common)
-        for name, common in ASSUMPTIONS.items()
-    }
+        return {"as given": _give(before, after, rows, weights, ranks)}
+    found = {}
+    for name, common in ASSUMPTIONS.items():
+        if arguments.affinity_saves:
+            common = find_common(model, rows, arguments.affinity_saves, common)
+        found[f"assumed: {name}"] = draw_loads(schedule, model, rows, arguments.tokens_per_request, common, ranks)
+    return found
 
 
-def _read_schedule(text: str, weights: Weights, rows: int, tokens: int) -> Schedule:
+def _give(before: float, after: float, rows: int, weights: Weights, ranks: int) -> Drawn:
+    """Experts as somebody knows them; slots lie evenly."""
+    slots = rows * weights.model.top_k / ranks
+    return Drawn(Load(before, before, slots), Load(after, after, slots), None)
+
+
+def _read_schedule(text: str, weights: Weights, rows: int, tokens: int, deployment: Deployment) -> Schedule:
     """The policy, spelt as the server takes it. Raises ValueError where it does not run in such a step."""
+    ranks = deployment.ranks if deployment.placement == "ep" else 1
     try:
         schedule = build_schedule(*parse_policy(text), speculative=tokens > 1)
         if schedule is None or schedule.observed:
             raise ValueError("routes as the model does, which the estimate compares with; allowed is another policy")
         for plan in schedule.plans(range(weights.model.num_layers)):
-            plan.check(Router(top_k=weights.model.top_k), weights.model.num_experts, ranks=1)
+            plan.check(Router(top_k=weights.model.top_k), weights.model.num_experts, ranks)
     except ValueError as error:
         raise ValueError(f"--policy {text}: {error}") from None
     reason = schedule.reason_to_skip("verify" if tokens > 1 else "decode", rows)
@@ -110,7 +144,8 @@ def print_table(report: dict[str, Any]) -> None:
     from ..console import open_console
 
     model, console = report["model"], open_console()
-    where = f"{report['bandwidth_gb_per_s']:g} GB/s" + (f" ({report['gpu']})" if report["gpu"] else "")
+    where = f"{report['bandwidth_gb_per_s']:g} GB/s" if report["bandwidth_gb_per_s"] else "a machine as fitted"
+    where += f" ({report['gpu']})" if report["gpu"] else ""
     console.print("[bold]ESTIMATE, not a measurement[/bold]")
     console.print(
         f"{model['architecture']}: {model['moe_layers']} layers of {model['experts']} experts, top-{model['top_k']}; "
@@ -119,12 +154,27 @@ def print_table(report: dict[str, Any]) -> None:
     )
     keys = ", ".join(f"{key}={value}" for key, value in report["policy"]["keys"].items())
     console.print(f"{report['policy']['policy']} {keys}; {report['rows']} rows; {where}")
+    pairs = [("active_experts", ".1f"), ("moe_layer_us", ".1f"), ("step_ms", ".2f")]
+    columns = ["", "active experts", "MoE layer, us", "step, ms", "speedup"]
+    if report["deployment"]["ranks"] > 1:
+        console.print(_format_deployment(report))
+        pairs.insert(1, ("fullest_rank_experts", ".1f"))
+        columns.insert(2, "of the fullest rank")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("", "active experts", "MoE layer, us", "step, ms", "speedup"):
+    for column in columns:
         table.add_column(column, justify="left" if not column else "right")
     for row in report["estimates"]:
-        pairs = ("active_experts", ".1f"), ("moe_layer_us", ".1f"), ("step_ms", ".2f")
         cells = [" -> ".join(format(value, spec) for value in row[name]) for name, spec in pairs]
         table.add_row(f"estimate, {row['source']}", *cells, f"~{row['speedup']:.2f}")
     console.print(table)
     console.print(f"{report['formula']}.", *report["caveats"], style="dim")
+
+
+def _format_deployment(report: dict[str, Any]) -> str:
+    """Its ranks in a line."""
+    deployment = report["deployment"]
+    where = "a slice of each expert" if deployment["placement"] == "shard" else "whole experts"
+    rows = "rows to their experts' ranks" if deployment["all_to_all"] else "all rows to all ranks"
+    held = f"{report['weight_bytes_per_rank'] / 1e9:.0f} GB of weights a rank"
+    parts = [where, rows, f"{deployment['attention']}-parallel attention", held]
+    return f"{deployment['replicas']} x {deployment['ranks']} ranks: {', '.join(parts)}"

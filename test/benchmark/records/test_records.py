@@ -135,9 +135,10 @@ def test_check_ends_with_1_and_a_line_for_every_table(monkeypatch, tmp_path):
 def test_every_experiment_is_a_command_that_takes_its_smallest_size(name, monkeypatch, tmp_path, capsys):
     experiment = EXPERIMENTS[name]
     monkeypatch.setattr(sys, "argv", [experiment.module])
+    module = import_module(experiment.module)
+    if hasattr(module, "__path__"):
+        module = import_module(f"{experiment.module}.__main__")
     with pytest.raises(SystemExit) as stop:
-        import_module(experiment.module if name == "demo" else f"{experiment.module}.__main__").main(
-            [*experiment.small, "--out", str(tmp_path), "--help"]
-        )
+        module.main([*experiment.small, "--out", str(tmp_path), "--help"])
     assert stop.value.code == 0
     assert "--resume" in capsys.readouterr().out

@@ -1,0 +1,126 @@
+"""What expert-parallel ranks load under policies, served: `python -m benchmark.balance.live [POLICY...]`.
+
+One server of the trained checkpoint on 4 expert-parallel ranks decodes held-out text of mixed domains in full batches,
+by force, and is switched from policy to policy in between: the fullest rank's experts, kept mass and loss of each on
+the same text. The first is the baseline. Nothing is timed: four ranks share whatever cores there are.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from benchmark.common.command import Parser, one_line_errors, policy
+from benchmark.common.evidence import read_settled_totals
+from benchmark.common.paths import BUILD, TEXTS, TRAINED
+from benchmark.common.record import Record
+from benchmark.common.server import Server
+from benchmark.common.table import Table
+from benchmark.common.variant import BASELINE, parse_variant
+from benchmark.quality.measure import compare_loss
+from benchmark.quality.served import SERVER_ARGS, measure_nats
+from benchmark.quality.text import load_sequences
+
+POLICIES = (
+    BASELINE,
+    "xshare:k0=1,add=24",
+    "xshare:k0=1,add=12",
+    "xshare:k0=1,target_per_rank=5",
+    "xshare:k0=1,target_per_rank=5,balance=level",
+    *(f"xshare:k0=1,target_per_rank={target},balance=fill" for target in (5, 7, 9)),
+)
+SHAPE = ("ranks", "batch", "steps", "rounds")
+COUNTS = ("layer_steps", "experts_before", "experts_after", "kept_mass", "rows")
+FULLEST = ("fullest_rank_experts_before", "fullest_rank_experts_after")
+NOTE = """\
+{ranks} expert-parallel ranks of {per_rank} experts each serve the trained checkpoint; {batch} requests of mixed domains
+at a time decode {steps} tokens of held-out text each, by force, in {rounds} rounds in which the policies take turns.
+Fullest rank: active experts of the rank that has most, which a step waits for, mean of layers and steps; in brackets
+times the first row's. Imbalance: that over the mean rank's. The first row's experts are what the model's own routing
+would have woken in the others' steps. Loss: cross-entropy above the first row's on the same tokens, thousandths of a
+nat a token, ± the standard error of the paired differences."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serve into the record, print the table."""
+    parser = Parser("benchmark.balance.live", __doc__)
+    default = f"beside {BASELINE} (default: {' '.join(POLICIES[1:])})"
+    parser.add_argument("policies", nargs="*", type=policy, default=POLICIES[1:], help=default)
+    parser.add_count("ranks", 4, "expert-parallel ranks")
+    parser.add_count("rounds", 4, "rounds, one batch of text each")
+    parser.add_count("batch", 16, "requests at a time")
+    parser.add_count("prompt", 32, "tokens a prompt")
+    parser.add_count("steps", 48, "tokens a continuation")
+    parser.add_record(BUILD / "balance")
+    args = parser.parse_args(argv)
+    record = parser.open_record("live", args, argv)
+    policies = [BASELINE, *args.policies]
+    if any(name not in record for name in policies):
+        sequences = load_sequences(TEXTS, TRAINED, args.prompt + args.steps + 1, -(-args.batch * args.rounds // 4))
+        tokens = sequences.take(sequences.mixing()).tokens[: args.batch * args.rounds]
+        flags = ["--tp", str(args.ranks), "--ep-size", str(args.ranks), "--dtype", "float32", "--enable-metrics"]
+        flags += ["--disable-radix-cache", *SERVER_ARGS, *parse_variant(policies[1]).server_args()]
+        cores = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % 2) for rank in range(args.ranks))}
+        with Server(TRAINED, flags, env=cores, name="ranks", deadline=900) as server:
+            measure(record, server, policies, tokens.split(args.batch), args)
+    tabulate_live(record.points).show()
+    print(f"Record: {record.path}")
+
+
+def measure(
+    record: Record, server: Server, policies: Sequence[str], batches: Sequence[torch.Tensor], args: argparse.Namespace
+) -> None:
+    """Decode every batch under every policy, in turns, odd rounds in reverse order."""
+    totals = {name: dict.fromkeys((*COUNTS, *FULLEST), 0.0) for name in policies}
+    nats: dict[str, list[torch.Tensor]] = {name: [] for name in policies}
+    for number, batch in enumerate(batches):
+        for name in policies if number % 2 == 0 else reversed(policies):
+            server.post("/expert_policy", parse_variant(name).body())
+            before = read_settled_totals(server)
+            nats[name].append(measure_nats(server, batch, args.prompt, len(batch)))
+            after = read_settled_totals(server)
+            for key in totals[name]:
+                totals[name][key] += after.get(key, 0.0) - before.get(key, 0.0)
+        print(f"round {number + 1}/{len(batches)}", flush=True)
+    shape = {name: getattr(args, name) for name in SHAPE}
+    for name in policies:
+        record.add(name, shape=shape, totals=totals[name], nats=torch.cat(nats[name]).mean(1).tolist())
+
+
+def tabulate_live(points: Mapping[str, Any]) -> Table:
+    """A row a policy."""
+    (first_name, first), *others = points.items()
+    shape = first["shape"]
+    own = {key: sum(point["totals"][key] for _, point in others) for key in (*COUNTS, *FULLEST)}
+    baseline = own["fullest_rank_experts_before"] / own["layer_steps"]
+    rows = [_format(first_name, baseline, own["experts_before"] / own["layer_steps"], 1.0, "+0.0", baseline, shape)]
+    reference = torch.tensor(first["nats"])[:, None]
+    for name, point in others:
+        totals = point["totals"]
+        steps = totals["layer_steps"]
+        loss = str(compare_loss(torch.tensor(point["nats"])[:, None], reference))
+        fullest, active = totals["fullest_rank_experts_after"] / steps, totals["experts_after"] / steps
+        rows.append(_format(name, fullest, active, totals["kept_mass"] / totals["rows"], loss, baseline, shape))
+    headings = ["policy", "fullest rank", "imbalance", "active", "kept mass", "loss, mnats"]
+    note = NOTE.format(**shape, per_rank=64 // shape["ranks"])
+    return Table("Experts on expert-parallel ranks, served", headings, rows, note)
+
+
+def _format(
+    name: str, fullest: float, active: float, kept: float, loss: str, baseline: float, shape: Mapping[str, int]
+) -> list[str]:
+    imbalance = fullest * shape["ranks"] / active
+    return [
+        name,
+        f"{fullest:.1f} ({fullest / baseline:.2f})",
+        f"{imbalance:.2f}",
+        f"{active:.1f}",
+        f"{kept:.3f}",
+        loss,
+    ]
+
+
+if __name__ == "__main__":
+    with one_line_errors("balance.live"):
+        main()

@@ -1,0 +1,112 @@
+"""Which to choose when: each way to have a step wait for fewer bytes, with what was measured of it here."""
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmark.affinity.report import OBSERVE
+from benchmark.common.comparison import Comparison
+from benchmark.common.table import Table
+from benchmark.common.variant import BASELINE
+from benchmark.quality.measure import compare_loss
+from benchmark.serving.report import KEY
+
+SELECTION = "xshare:k0=1,add=24"
+WHOLE, FILLED = "xshare:k0=1,target_per_rank=5", "xshare:k0=1,target_per_rank=9,balance=fill"
+ROUND_ROBIN = "round robin", "to compare with"
+AFFINITY = "affinity", "as above, and some loss is tolerated"
+NOTE = """\
+Measured on 2 CPU cores, no figure on a GPU. A step waits for: active experts, or those of the fullest rank, over the
+model's own routing, of served replicas for each token that a step decodes; of slices the time of an MoE layer over
+whole experts' (python -m benchmark.cost.model, 2 ranks). Tokens/s: over vanilla's, where a served step was timed. Loss:
+cross-entropy above the model's own routing, thousandths of a nat a token ± the standard error; 0 where no token can
+differ. Active experts and loss are of the trained checkpoint of 64 experts, tokens/s of the generated one of 128."""
+
+Points = Mapping[str, Any]
+
+
+def tabulate_choices(
+    serving: Points, quality: Points, affinity: Points, affinity_live: Points, balance_live: Points, model: Points
+) -> Table:
+    """A row a choice."""
+    rows = [
+        _select_alone(serving, quality),
+        _dispatch(affinity),
+        *_serve_replicas(affinity_live),
+        *_hold_whole(balance_live),
+        *_hold_slices(model),
+    ]
+    headings = ["choice", "when", "a step waits for", "tokens/s", "loss, mnats"]
+    return Table("Which to choose when", headings, rows, NOTE, text_columns=2)
+
+
+def _select_alone(serving: Points, quality: Points) -> list[str]:
+    comparison, point = Comparison.read(serving[KEY]), quality[SELECTION]["mixed"]
+    (row,) = [row for row in comparison.summaries if row.name == SELECTION]
+    assert row.experts_after is not None
+    assert row.experts_before is not None
+    waits = f"{row.experts_after / row.experts_before:.2f} of the experts"
+    loss = point["loss"]["all"]
+    cells = [waits, f"{row.paired_ratio.median:.2f}", f"{loss['delta'] * 1e3:+.1f} ± {loss['error'] * 1e3:.1f}"]
+    return [f"selection, {SELECTION}", "one device holds the model, and some loss is tolerated", *cells]
+
+
+def _dispatch(affinity: Points) -> list[str]:
+    rules = affinity["mixed 4"]["rules"]
+    ratio = rules["bound 1.1"]["active"] / rules["round robin"]["active"]
+    when = "several replicas, each of which holds the model; traffic of several kinds; no loss is tolerated"
+    return ["4 replicas, affinity, simulated", when, f"{ratio:.2f} of the experts", "-", "0"]
+
+
+def _serve_replicas(live: Points) -> list[list[str]]:
+    """As served, with the text forced: affinity alone, and selection under either method."""
+    points = {(point["policy"], point["method"]): point for point in live.values() if point["traffic"] == "mixed"}
+    own, alone = points[BASELINE, "round_robin"], points[BASELINE, "expert_affinity"]
+    rows = [["4 replicas, affinity, served", "as above", _share(alone, own), "-", "0"]]
+    reference = torch.tensor(own["nats"])[:, None]
+    for (policy, method), point in points.items():
+        if policy not in (OBSERVE, BASELINE) and method != "total_requests":
+            name, when = AFFINITY if method == "expert_affinity" else ROUND_ROBIN
+            loss = compare_loss(torch.tensor(point["nats"])[:, None], reference)
+            rows.append([f"4 replicas, {name}, {policy}", when, _share(point, own), "-", str(loss)])
+    return rows
+
+
+def _share(point: Mapping[str, float], own: Mapping[str, float]) -> str:
+    per_token, own_per_token = (one["active"] / one["rows"] for one in (point, own))
+    return f"{per_token / own_per_token:.2f} of the experts a token"
+
+
+def _hold_whole(live: Points) -> list[list[str]]:
+    """Expert-parallel ranks under the policies for them."""
+    first, *others = live.values()
+    own = sum(point["totals"]["fullest_rank_experts_before"] for point in others)
+    steps = sum(point["totals"]["layer_steps"] for point in others)
+    rows = []
+    for policy in (SELECTION, WHOLE, FILLED):
+        totals = live[policy]["totals"]
+        share = totals["fullest_rank_experts_after"] / totals["layer_steps"] / (own / steps)
+        loss = compare_loss(*(torch.tensor(one["nats"])[:, None] for one in (live[policy], first)))
+        when = {
+            SELECTION: "to compare with",
+            WHOLE: "a model is larger than a device, and experts a rank are many",
+            FILLED: "as above: as many a rank, for the least loss",
+        }[policy]
+        rows.append([f"4 expert-parallel ranks, {policy}", when, f"{share:.2f} of the fullest rank's", "-", str(loss)])
+    return rows
+
+
+def _hold_slices(model: Points) -> list[list[str]]:
+    """Slices of every expert over whole ones, by where the active ones lie."""
+    whens = {
+        "spread": "a model is larger than a device, ranks are in one node, and no loss is tolerated",
+        "on the first ranks": "as above, and the router is skewed",
+    }
+    rows = []
+    for where, when in whens.items():
+        layouts = [point["layouts"] for key, point in model.items() if key.endswith(where) and point["ranks"] == 2]
+        ratio = median(one["shard"]["seconds"] / one["ep"]["seconds"] for one in layouts)
+        rows.append([f"2 ranks, slices, active experts {where}", when, f"{ratio:.2f} of whole experts' time", "-", "0"])
+    return rows

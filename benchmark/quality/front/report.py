@@ -14,12 +14,13 @@ from benchmark.quality.report import format_loss
 
 NOTE = """\
 Loss: cross-entropy above vanilla's on the same tokens, in thousandths of a nat a token, ± the standard error of the
-paired differences, in batches of mixed domains. Gain: the loss of the last change that the policy has, less that of the
+paired differences, in batches of mixed domains. Experts: active ones a layer and step, as published; a change keeps the
+budget, and wakes as many within a few percent. Gain: the loss of the last change that the policy has, less that of the
 published setting, paired in the same way. Experts saved: how many fewer the changed policy needs for the published
 setting's loss, on the line between two of its own settings; empty beyond them."""
 GAINS_NOTE = """\
-How much more or less is lost than as published, at as many active experts, mean of a policy's settings that lose
-anything measurable, ± the mean of their standard errors, each of paired differences; then how many of them lose less by
+How much more or less is lost than as published, with the same budget, mean of a policy's settings that lose anything
+measurable, ± the mean of their standard errors, each of paired differences; then how many of them lose less by
 more than two errors, or more. A dash where none loses anything measurable. Squared is measured with own_share 0.75."""
 MODELS = ("softmax, 8 of 64", "sigmoid, groups, 8 of 64", "softmax, wide, 4 of 32")
 """Of the three records: the shipped checkpoint, `grouped` and `wide`."""

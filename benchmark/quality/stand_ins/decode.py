@@ -107,7 +107,7 @@ def _activate(experts: Any, expert: int, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def _list_experts(model: PreTrainedModel) -> list[Any]:
-    found = [getattr(gate.block, "experts", None) for gate in find_gates(model)]
+    found: list[Any] = [getattr(gate.block, "experts", None) for gate in find_gates(model)]
     for layer, experts in enumerate(found):
         own = getattr(experts, "gate_up_proj", None)
         if not isinstance(own, torch.Tensor) or own.shape[2] != experts.down_proj.shape[1]:

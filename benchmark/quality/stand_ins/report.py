@@ -105,8 +105,8 @@ def plot_stand_ins(path: Path, points: Points, title: str) -> None:
         for number, kind in enumerate(kinds):
             members = sorted((one for one in points.values() if one["kind"] == kind), key=lambda one: one[key])
             found = [one[key] for one in members], [fmean(one["deltas"]) * 1000 for one in members]
-            alone = {"color": "black", "linestyle": (":", "-")[number]} if kind in ALONE else {"marker": "o"}
-            axis.plot(*found, label=kind, **alone)
+            style = "k" + (":", "-")[number] if kind in ALONE else "s--" if kind.startswith("shared") else "o-"
+            axis.plot(*found, style, label=kind)
         axis.set_xlabel(f"{words} a layer and step")
         axis.set_yscale("symlog", linthresh=1)  # linear below one millinat, where the noise is
     axes[0].set_ylabel("cross-entropy above vanilla's, millinats a token")

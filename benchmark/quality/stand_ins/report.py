@@ -17,10 +17,11 @@ MODELS = ("a quarter of hidden", "as wide as hidden")
 NOTE = """\
 Size: of a stand-in, in bytes of an expert. Awake, used: experts and different stand-ins of a layer and step; loaded:
 both and shared bases, in experts' worth of bytes. Loss: cross-entropy above vanilla's on the same tokens, in
-thousandths of a nat a token, ± the standard error of the paired differences. Saved: how much less than the plan alone
-needs for the same loss, on the line between two of its budgets, ± the error of both losses, paired, sequence by
-sequence (jackknife); empty beyond its budgets. Of the four budgets of each kind and size the one that saves the most
-bytes is shown, which flatters it."""
+thousandths of a nat a token, ± the standard error of the paired differences. Saved, below 0 where it is more: how much
+less than the plan alone needs for the same loss, on the line between two of its budgets, ± the error of both losses,
+paired, sequence by sequence (jackknife); empty beyond its budgets. Of the budgets of each kind and size the one that
+saves the most experts over the plan as published is shown; the last columns are of the one that saves the most bytes,
+which flatters it."""
 Points = Mapping[str, Mapping[str, Any]]
 
 
@@ -43,22 +44,29 @@ def tabulate_stand_ins(*records: Points) -> Table:
             if kind not in ALONE:
                 rows.append([model, *_row(points, kind)])
     headings = ["experts", "stand-ins", "size", "awake", "used", "loaded", "loss"]
-    headings += [f"{what} saved, {name}" for name in ALONE for what in ("experts", "bytes")]
+    for name in ALONE:
+        headings += [f"experts saved, {name}", f"bytes saved, {name}"]
+    headings += [f"most bytes saved, {name}" for name in ALONE]
     return Table("Stand-ins for dropped experts", headings, rows, NOTE, text_columns=2)
 
 
 def _row(points: Points, kind: str) -> list[str]:
     members = [point for point in points.values() if point["kind"] == kind]
+    saved = {name: [save(point, points, name) for point in members] for name in ALONE}
 
-    def bytes_saved(point: Mapping[str, Any]) -> float:
-        saved = save(point, points, ALONE[1])
-        return -1.0 if saved is None else saved[1].share
+    def experts_saved(number: int) -> float:
+        found = saved[ALONE[0]][number]
+        return found[0].share if found else -1.0
 
-    best = max(members, key=bytes_saved)
+    number = max(range(len(members)), key=experts_saved)
+    best = members[number]
     cells = [f"{best['own']:.1%}", *(f"{best[key]:.1f}" for key in ("awake", "used", "worth")), format_deltas(best)]
     for name in ALONE:
-        saved = save(best, points, name)
-        cells += ["", ""] if saved is None else [str(one) for one in saved]
+        found = saved[name][number]
+        cells += [str(one) for one in found] if found else ["", ""]
+    for name in ALONE:
+        most = max((one[1] for one in saved[name] if one), key=lambda one: one.share, default="")
+        cells.append(str(most))
     return [kind, *cells]
 
 

@@ -14,14 +14,16 @@ from benchmark.quality.report import format_loss
 
 NOTE = """\
 Loss: cross-entropy above vanilla's on the same tokens, in thousandths of a nat a token, ± the standard error of the
-paired differences, in batches of mixed domains. Experts: active ones a layer and step, as published; a change keeps the
-budget, and wakes as many within a few percent. Gain: the loss of the last change that the policy has, less that of the
-published setting, paired in the same way. Experts saved: how many fewer the changed policy needs for the published
-setting's loss, on the line between two of its own settings; empty beyond them."""
+paired differences, in batches of mixed domains. Experts: active ones a layer and step, as published and with the last
+change that the policy has. Gain: that change's loss less the published setting's, paired in the same way. Experts
+saved: how many fewer the changed policy needs for the published setting's loss, on the line between two of its own
+settings; empty beyond them."""
 GAINS_NOTE = """\
 How much more or less is lost than as published, with the same budget, mean of a policy's settings that lose anything
 measurable, ± the mean of their standard errors, each of paired differences; then how many of them lose less by
-more than two errors, or more. A dash where none loses anything measurable. Squared is measured with own_share 0.75."""
+more than two errors, or more; and by how much more or fewer experts are active, where that is 2 % and more: a budget is
+kept, but utility over all experts spends it on some that no row uses, most of all in a router with groups. A dash where
+none loses anything measurable. Squared is measured with own_share 0.75."""
 MODELS = ("softmax, 8 of 64", "sigmoid, groups, 8 of 64", "softmax, wide, 4 of 32")
 """Of the three records: the shipped checkpoint, `grouped` and `wide`."""
 Points = Mapping[str, Mapping[str, Any]]
@@ -44,17 +46,19 @@ def tabulate_gains(*records: Points) -> Table:
 
 def _gain(members: Sequence[Mapping[str, Any]], change: str) -> str:
     having = [one["changes"] for one in members if change in one["changes"]]
-    gains = []
+    gains, experts = [], []
     for changes in having:
         published, over = changes[PUBLISHED]["loss"], changes[change]["over_published"]
         if published["delta"] > 2 * published["error"]:
             gains.append((over["delta"] / published["delta"], over["error"] / published["delta"]))
+            experts.append(changes[change]["active_experts"] / changes[PUBLISHED]["active_experts"] - 1)
     if not gains:
         return "-" if having else ""
     more, less = (sum(sign * gain > 2 * error for gain, error in gains) for sign in (1, -1))
     mean, spread = (fmean(column) for column in zip(*gains, strict=True))
     told = f"{mean:+.0%} ± {spread:.0%}, {less} of {len(gains)} less"
-    return f"{told}, {more} more" if more else told
+    told += f", {more} more" if more else ""
+    return f"{told}, {fmean(experts):+.0%} experts" if abs(fmean(experts)) >= 0.02 else told
 
 
 def tabulate_front(points: Points) -> Table:
@@ -70,7 +74,7 @@ def tabulate_front(points: Points) -> Table:
                 str(layout_of(point)),
                 point["setting"],
                 f"{point['vanilla_active']:.1f}",
-                f"{active:.1f}",
+                f"{active:.1f} -> {changes[best]['active_experts']:.1f}",
                 *(format_loss(changes[name]["loss"]) if name in changes else "" for name in CHANGES),
                 format_loss(changes[best]["over_published"]),
                 "" if needed is None else f"{1 - needed / active:.0%}",

@@ -76,7 +76,7 @@ def point(ladder, published, over, squared):
     names = ("published", "own_share 0.75", SQUARED)[: 3 if squared else 2]
     changes = {
         name: {
-            "active_experts": 8.0,
+            "active_experts": 10.0 + (number == 2),
             "loss": loss,
             "over_published": {"cross_entropy": 1.0, "delta": over * number / 1000, "error": 0.001},
         }
@@ -94,7 +94,7 @@ def test_gains_are_means_over_what_loses_anything():
         "e": point("moe-spec", 1, -1, True),
     }
     rows = tabulate_gains(first, {}).rows
-    assert rows[0][2:4] == ["-11% ± 2%, 1 of 2 less", "-22% ± 2%, 1 of 2 less"]
+    assert rows[0][2:4] == ["-11% ± 2%, 1 of 2 less", "-22% ± 2%, 1 of 2 less, +10% experts"]
     assert rows[1][1:4] == ["oea", "+10% ± 1%, 0 of 1 less, 1 more", ""]
     assert rows[2][2:6] == ["-", "-", "", ""]
 

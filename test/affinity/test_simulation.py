@@ -101,7 +101,7 @@ def test_a_method_is_set_beside_the_first_of_its_traffic_and_policy() -> None:
         }
     table = tabulate_live(points)
     assert table.rows[1][5] == f"{40 / 15:.2f} (-20.0%)"
-    assert [row[1:5] + row[8:] for row in table.rows] == [
+    assert [[*row[1:5], *row[8:]] for row in table.rows] == [
         [OBSERVE, "round_robin", "50.0", "+0.0%", "2 / 2", "-"],
         [OBSERVE, "expert_affinity", "40.0", "-20.0%", "1 / 2", "-"],
         ["vanilla", "round_robin", "50.0", "+0.0%", "-", "+0.0"],

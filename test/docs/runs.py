@@ -301,7 +301,12 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "python -m benchmark.quality.findings overlap tree-size": FINDINGS,
     "python -m benchmark.studies": STUDIED,
     "python -m benchmark.studies lynx moe-spec": STUDIED,
+    "python -m benchmark.quality.stand_ins": Elsewhere(
+        "test/benchmark/quality/test_stand_ins.py", "that asks for less, without another process"
+    ),
     "python -m training.train_moe": TRAINED,
+    "python -m training.train_moe --model grouped --steps 800": TRAINED,
+    "python -m training.train_moe --model wide --steps 800": TRAINED,
     "python -m training.train_eagle3": TRAINED,
     # on a GPU
     "make gpu": NO_GPU,

@@ -18,6 +18,7 @@ from benchmark.cost.fit import tabulate_fits
 from benchmark.cost.many_devices import tabulate_devices
 from benchmark.cost.report import tabulate_cost
 from benchmark.demo import tabulate_demo
+from benchmark.expert_sharding.report import tabulate_sharding
 from benchmark.governor.report import tabulate_governor
 from benchmark.quality.findings.report import tabulate_findings
 from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
@@ -74,6 +75,7 @@ TABLES = {
     "findings": Source(("findings",), tabulate_findings),
     "studies": Source(("studies",), tabulate_findings),
     "estimate": Source(("serving",), tabulate_estimate),
+    "expert-sharding": Source(("expert-sharding",), tabulate_sharding),
     "governor": Source(("governor",), tabulate_governor),
     "affinity": Source(("affinity",), tabulate_affinity),
     "affinity-live": Source(("affinity-live",), tabulate_live),

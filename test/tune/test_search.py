@@ -194,3 +194,13 @@ def test_graphs_that_follow_no_switch_are_refused(texts, tmp_path, server, capsy
     err = capsys.readouterr().err
     assert "its CUDA graphs were captured under observe and follow no switch; allowed is a server started" in err
     assert "--expert-policy 'xshare:k0=1,add=1,utility=squared,own_share=0.75'" in err
+
+
+def test_a_trace_of_other_figures_is_refused(texts, tmp_path, server, capsys):
+    """As one of a version before divergences."""
+    assert tune(texts, tmp_path / "out") == 0
+    asked = json.loads((tmp_path / "out/asked.json").read_text())
+    del asked["figures"]
+    (tmp_path / "out/asked.json").write_text(json.dumps(asked))
+    assert tune(texts, tmp_path / "out") == 1
+    assert "begun with other figures; allowed is another folder" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,12 +145,15 @@ def _leave(out: Path, policy: dict[str, Any], found: list[Found]) -> None:
 
 
 def _check_asked(out: Path, model: str, groups: Sequence[Layers], samples: list[list[Sample]]) -> None:
-    """Refuse to go on from a trace of another model or other samples: what it holds would be compared with what it is
-    not like.
+    """Refuse to go on from a trace of another model, of other samples, or of a version that kept other figures: what it
+    holds would be compared with what it is not like.
     """
+    from .measure import Measurement
+
     tokens = [[one.prompt, one.text] for part in samples for one in part]
     digest = hashlib.sha256(orjson.dumps(tokens)).hexdigest()
-    asked = {"model": model, "layers": [list(one) for one in groups], "samples": digest}
+    asked: dict[str, Any] = {"model": model, "layers": [list(one) for one in groups], "samples": digest}
+    asked["figures"] = [one.name for one in fields(Measurement)]
     file = out / "asked.json"
     if file.exists() and (known := orjson.loads(file.read_bytes())) != asked:
         name = next(name for name in asked if known.get(name) != asked[name])

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import PreTrainedTokenizerFast, Qwen3MoeForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from training.balance import watch_experts
 
 CONTEXT = 256
 STRIDE = 128
@@ -25,7 +27,7 @@ def windows(ids: Tensor, context: int = CONTEXT, stride: int = STRIDE) -> Iterat
 
 
 @torch.inference_mode()
-def losses(model: Qwen3MoeForCausalLM, ids: Tensor) -> Tensor:
+def losses(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """-log P in nats of every token of `ids` [tokens] but the first, with 128 to 255 tokens before it: [tokens - 1]."""
     nats = []
     for window, new in windows(ids):
@@ -35,7 +37,7 @@ def losses(model: Qwen3MoeForCausalLM, ids: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def answer_accuracy(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, text: str) -> dict[str, float]:
+def answer_accuracy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str) -> dict[str, float]:
     """Share of the different arithmetic problems in `text` answered right, greedily, alone, by operator."""
     right: dict[str, list[bool]] = {}
     for question, operator, answer in dict.fromkeys(PROBLEM.findall(text)):
@@ -47,12 +49,13 @@ def answer_accuracy(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFa
 
 
 @torch.inference_mode()
-def routed(model: Qwen3MoeForCausalLM, ids: Tensor) -> Tensor:
+def routed(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """The experts each token of `ids` [tokens] is routed to, in windows of CONTEXT tokens: [layers, tokens, top_k]."""
     chosen = []
     for window in ids.split(CONTEXT):
-        logits = model(window[None], output_router_logits=True).router_logits
-        chosen.append(torch.stack(logits).topk(model.config.num_experts_per_tok).indices)
+        with watch_experts(model) as experts:
+            model(window[None])
+        chosen.append(torch.stack(experts))
     return torch.cat(chosen, 1)
 
 

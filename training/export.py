@@ -31,6 +31,15 @@ def untied(model: PreTrainedModel) -> PreTrainedModel:
     return copy
 
 
+def in_bfloat16(model: PreTrainedModel) -> PreTrainedModel:
+    """`model` itself with its parameters in bfloat16. Buffers stay as they are: routers' correction biases, which
+    published checkpoints keep in float32, since experts change places by less than bfloat16 tells apart.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    return model
+
+
 def write_config(config: PreTrainedConfig, folder: Path) -> None:
     """Write `config.json` with the names published checkpoints have; transformers 5 has others, which only it reads."""
     names = config.to_diff_dict()

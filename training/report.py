@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from training.corpus import DOMAINS, STDLIB, Split, fingerprint
 from training.evaluation import answer_accuracy, experts_woken, losses, routed
@@ -25,7 +25,7 @@ license: apache-2.0
 ---
 # {name}
 
-A Qwen3-MoE small enough to keep beside the code: {parameters:,} parameters, {experts} experts of which {top_k} run,
+{title}: {parameters:,} parameters, {experts} experts of which {top_k} run,
 {layers} layers, bfloat16. Trained by `python -m training.{script}` on Python source, C headers, English documentation
 and generated arithmetic of one machine, {tokens_trained_on:,} tokens in all; `heldout/` has the text it never saw, from
 Python's own sources (PSF licence). All figures are measured on that text (`report.json`).
@@ -41,9 +41,9 @@ server's `/v1/chat/completions` answers sums.
 """
 
 
-def load(folder: Path) -> tuple[Qwen3MoeForCausalLM, PreTrainedTokenizerFast]:
+def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """The exported model in float32, in evaluation mode, and its tokenizer."""
-    model = Qwen3MoeForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     return model, AutoTokenizer.from_pretrained(folder)
 
 
@@ -92,31 +92,29 @@ def measure(folder: Path, corpus: dict[str, Split]) -> dict[str, Any]:
             },
             "training_tokens": len(train),
         }
+    num_experts = model.config.num_local_experts
     shortest = min(chosen.shape[1] for chosen in experts.values())
     mixed = torch.cat([chosen[:, :shortest] for chosen in experts.values()], 1)
-    load_shares = (
-        torch.stack([layer.flatten().bincount(minlength=model.config.num_experts) for layer in mixed])
-        / mixed[0].numel()
-    )
-    entropy = -(load_shares * load_shares.clamp_min(1e-12).log()).sum(1) / math.log(model.config.num_experts)
+    loads = torch.stack([layer.flatten().bincount(minlength=num_experts) for layer in mixed])
+    load_shares = loads / mixed[0].numel()
+    entropy = -(load_shares * load_shares.clamp_min(1e-12).log()).sum(1) / math.log(num_experts)
     return {
         "parameters": model.num_parameters(),
-        "experts": model.config.num_experts,
+        "experts": num_experts,
         "top_k": model.config.num_experts_per_tok,
         "layers": model.config.num_hidden_layers,
         "domains": domains,
         "batch": BATCH,
         "experts_woken_mixed": experts_woken(mixed, BATCH),
-        "experts_woken_if_uniform": model.config.num_experts
-        * (1 - (1 - model.config.num_experts_per_tok / model.config.num_experts) ** BATCH),
+        "experts_woken_if_uniform": num_experts * (1 - (1 - model.config.num_experts_per_tok / num_experts) ** BATCH),
         "load_entropy": entropy.tolist(),
-        "busiest_expert_over_mean": (load_shares.max(1).values * model.config.num_experts).tolist(),
+        "busiest_expert_over_mean": (load_shares.max(1).values * num_experts).tolist(),
         "arithmetic_right": answer_accuracy(model, tokenizer, (folder / "heldout/arithmetic.txt").read_text()),
     }
 
 
-def publish(folder: Path, report: dict[str, Any], script: str) -> None:
-    """Write `report.json` and the model card, whose every figure comes from the report."""
+def publish(folder: Path, report: dict[str, Any], title: str, script: str) -> None:
+    """Write `report.json` and the model card, which begins with `title` and whose every figure is the report's."""
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
 
     def woken(counts: list[float]) -> str:
@@ -130,6 +128,7 @@ def publish(folder: Path, report: dict[str, Any], script: str) -> None:
     answers = ", ".join(f"`{operator}` {share:.0%}" for operator, share in report["arithmetic_right"].items())
     card = CARD.format(
         name=folder.name,
+        title=title,
         script=script,
         rows="\n".join(rows),
         mixed=woken(report["experts_woken_mixed"]),

@@ -6,9 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Glm4MoeForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
-from training.export import export, untied
+from training.export import export, in_bfloat16, untied
+from training.models import grouped
 from training.tokenizer import encode, train_tokenizer
 
 TEXT = "def add(a, b):\n    return a + b  # 37 and 48 make 85: naïve ∑\n"
@@ -64,6 +71,27 @@ def test_output_matrix_is_written_although_tied_in_training(tmp_path: Path) -> N
     assert weights["lm_head.weight"].any()
     assert json.loads((tmp_path / "config.json").read_text())["tie_word_embeddings"] is False
     assert tied.config.tie_word_embeddings
+
+
+def test_correction_biases_stay_in_float32(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Glm4MoeForCausalLM(grouped())
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            buffer.normal_()
+    biases = {name: buffer.clone() for name, buffer in model.named_buffers() if name.endswith("correction_bias")}
+    export(in_bfloat16(untied(model)), train_tokenizer([TEXT], 300, longest=512), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    assert len(biases) == 4
+    for name, bias in biases.items():
+        assert torch.equal(weights[name], bias)
+    assert {weight.dtype for name, weight in weights.items() if name not in biases} == {torch.bfloat16}
+    served = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    loaded = dict(served.named_buffers())
+    assert all(torch.equal(loaded[name], bias) for name, bias in biases.items())
+    config = json.loads((tmp_path / "config.json").read_text())
+    wanted = {"n_group": 4, "topk_group": 2, "n_routed_experts": 64, "routed_scaling_factor": 2.5}
+    assert wanted.items() <= config.items()
 
 
 def test_names_are_those_of_published_checkpoints(tokenizer_folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The training loop: orthogonal updates, balance, and a run that resumes where it was stopped."""
+"""The training loop: orthogonal updates, and a run that resumes where it was stopped."""
 
 from pathlib import Path
 
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from training import loop
 from training.loop import Training, schedule
 from training.muon import Muon, orthogonalize
-from training.train_moe import balance_loss
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (5, 30, 10), (3, 10, 30)])
@@ -39,15 +38,6 @@ def test_schedule() -> None:
     assert max(rates) == 1 == rates[loop.WARM_UP]
     assert rates[-1] == 0
     assert sorted(rates[600:], reverse=True) == rates[600:]
-
-
-def test_balance_is_one_at_uniform_load_and_the_experts_at_collapse() -> None:
-    uniform = torch.eye(8).repeat(4, 1) * 1e-3  # every expert first equally often, shares nearly equal
-    collapsed = torch.tensor([50.0] + [0.0] * 7).repeat(32, 1)
-    assert balance_loss((uniform,), 1).item() == pytest.approx(1, abs=1e-3)
-    assert balance_loss((collapsed,), 1).item() == pytest.approx(8)
-    opposite = (collapsed, collapsed.flip(1))
-    assert balance_loss(opposite, 1).item() == pytest.approx(8), "two layers must not balance each other"
 
 
 def run(steps: list[int], state_file: Path) -> Tensor:

@@ -1,93 +1,116 @@
 """What `own_share` and squared utilities save: `python -m benchmark.quality.front [POLICY...]`.
 
-Published settings, decoded in mixed batches of several sizes, and the same ones with `own_share` 0.75 and, where a
-budget goes by utility, with squared ones.
+Published settings, decoded in mixed batches of several sizes, token by token and in verification of a chain of drafts a
+request, and the same ones with `own_share` 0.75 and, where a budget goes by utility, with squared ones.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import product
 from typing import Any
-
-from transformers import PreTrainedModel
 
 from benchmark.common.command import Parser, one_line_errors, policy, positive
 from benchmark.common.paths import BUILD
 from benchmark.common.variant import BASELINE, parse_plan
-from benchmark.quality.decoding import add_decoding, read_decoding
-from benchmark.quality.front.ladders import LADDERS, SETTINGS, changes_of, family_of
+from benchmark.quality.decoding import Decoding, add_decoding, read_decoding
+from benchmark.quality.front.ladders import CHANGES, POLICIES, changes_of, family_of, ladder_of, settings_of, swept_of
 from benchmark.quality.front.report import plot_front, tabulate_front, tabulate_own_share
-from benchmark.quality.measure import Bench, compare_loss
+from benchmark.quality.measure import Bench, Decoded, compare_loss
 from benchmark.quality.model import Layout, router_of
 
 COUNTS = ("per_domain", "prompt", "steps")
+BATCHES, TOKENS = (4, 16, 64), (1, 4)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record, print the tables, write the plot."""
     parser = Parser("benchmark.quality.front", __doc__)
-    help = f"settings as published (default: {' '.join(SETTINGS)})"
-    parser.add_argument("policies", nargs="*", type=policy, default=SETTINGS, help=help)
-    parser.add_argument("--batches", nargs="+", type=positive, default=[4, 16, 64], help="(default: 4 16 64)")
+    help = "settings as published (default: ladders of each policy, for the model's number of experts)"
+    parser.add_argument("policies", nargs="*", type=policy, help=help)
+    parser.add_argument("--batches", nargs="+", type=positive, default=BATCHES, help="(default: 4 16 64)")
+    help = "tokens of a request in a step; above 1, drafts are verified (default: 1 4)"
+    parser.add_argument("--tokens-per-request", nargs="+", type=positive, default=TOKENS, help=help)
     add_decoding(parser, COUNTS)
     parser.add_record(BUILD / "quality" / "front")
     args = parser.parse_args(argv)
     for setting in args.policies:
-        if family_of(setting) not in LADDERS:
-            parser.error(f"policy {setting}: allowed are settings of {', '.join(LADDERS)}")
+        if family_of(setting) not in POLICIES:
+            parser.error(f"policy {setting}: allowed are settings of {', '.join(POLICIES)}")
     decoding = read_decoding(args, batch=1, tokens_per_request=1)
+    layouts = [Layout(*both) for both in product(sorted(args.batches, reverse=True), args.tokens_per_request)]
     record = parser.open_record("front", args, argv)
-    missing = {batch: [one for one in args.policies if _name(batch, one) not in record] for batch in args.batches}
-    if any(missing.values()):
-        model, sequences = decoding.load()
-        _check(missing, model, len(sequences))
-        bench = Bench(model, sequences.take(sequences.mixing()), decoding.prompt)
-        for batch in sorted(missing, reverse=True):  # the fewest steps first
-            for setting, point in measure(bench, batch, missing[batch]):
-                record.add(_name(batch, setting), **point)
+    model, sequences = decoding.load()
+    router, num_experts = router_of(model)
+    missing: dict[Layout, dict[str, dict[str, str]]] = {}
+    for layout in layouts:  # the fewest steps first
+        settings = args.policies or settings_of(num_experts, layout)
+        swept = swept_of(num_experts, layout)
+        missing[layout] = {
+            setting: dict(changes_of(setting, setting in swept))
+            for setting in settings
+            if _name(layout, setting) not in record
+        }
+        _check(layout, decoding, len(sequences))
+        for text in (text for changes in missing[layout].values() for text in changes.values()):
+            parse_plan(text).check(router, num_experts)
+    bench = Bench(model, sequences.take(sequences.mixing()), decoding.prompt)
+    for layout, changed in missing.items():
+        for setting, point in measure(bench, layout, changed):
+            record.add(_name(layout, setting), **point)
     tabulate_front(record.points).show()
     tabulate_own_share(record.points).show()
     plot_front(args.out / "front.png", record.points, f"Loss over active experts: {decoding.model.name}")
     print(f"Record: {record.path}, plot: {args.out / 'front.png'}")
 
 
-def _check(settings: dict[int, list[str]], model: PreTrainedModel, sequences: int) -> None:
-    """Raise ValueError before anything is measured: for a batch size, or for a policy."""
-    for batch, some in settings.items():
-        if sequences % batch:
-            raise ValueError(f"--batches {batch}: allowed are divisors of the {sequences} sequences")
-        for setting in some:
-            for text in changes_of(setting, batch).values():
-                parse_plan(text).check(*router_of(model))
+def _check(layout: Layout, decoding: Decoding, sequences: int) -> None:
+    """Raise ValueError for a layout that does not fit the text."""
+    if sequences % layout.batch:
+        raise ValueError(f"--batches {layout.batch}: allowed are divisors of the {sequences} sequences")
+    if decoding.steps % layout.tokens_per_request:
+        tokens = f"--tokens-per-request {layout.tokens_per_request}"
+        raise ValueError(f"{tokens}: allowed are divisors of --steps {decoding.steps}")
 
 
-def measure(bench: Bench, batch: int, settings: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(setting, point) in turn: the batch size, vanilla's active experts, and of each change of the setting the policy,
-    its active experts and kept mass, and its loss above vanilla's and above the published one's, fields of `Loss`.
+def measure(bench: Bench, layout: Layout, settings: dict[str, dict[str, str]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(setting, point) in turn, for each setting's changes by name.
+
+    A point has the layout, vanilla's active experts, and of each change the policy, its active experts and kept mass,
+    and its loss above vanilla's, above the published setting's, and above that of the change before, fields of `Loss`;
+    where drafts are verified, `accepted` too.
     """
-    layout = Layout(batch)
     if not settings:
         return
     vanilla = bench.run(parse_plan(BASELINE), layout)
-    for setting in settings:
-        changes: dict[str, Any] = {}
-        published = None
-        for name, text in changes_of(setting, batch).items():
+    start = {"batch": layout.batch, "tokens_per_request": layout.tokens_per_request}
+    for setting, changes in settings.items():
+        found: dict[str, Any] = {}
+        published = before = None
+        for name, text in changes.items():
             decoded = bench.run(parse_plan(text), layout)
-            published = published or decoded
+            published, before = published or decoded, before or decoded
+            found[name] = {"policy": text, **_summarize(decoded, vanilla, published, before)}
+            before = decoded if name in CHANGES else before
             loss = compare_loss(decoded.nats, vanilla.nats)
-            changes[name] = {
-                "policy": text,
-                "active_experts": decoded.active,
-                "kept_mass": decoded.kept_mass,
-                "loss": asdict(loss),
-                "over_published": asdict(compare_loss(decoded.nats, published.nats)),
-            }
-            print(f"batch {batch}, {text}: {decoded.active:.1f} experts, {loss} mnats", flush=True)
-        yield setting, {"batch": batch, "setting": setting, "vanilla_active": vanilla.active, "changes": changes}
+            print(f"{layout}, {text}: {decoded.active:.1f} experts, {loss} mnats", flush=True)
+        point = {"ladder": ladder_of(setting), "setting": setting, "vanilla_active": vanilla.active, "changes": found}
+        yield setting, start | point
 
 
-def _name(batch: int, setting: str) -> str:
-    return f"batch {batch}, {setting}"
+def _summarize(decoded: Decoded, vanilla: Decoded, published: Decoded, before: Decoded) -> dict[str, Any]:
+    drafted = {"accepted": decoded.accepted} if decoded.layout.tokens_per_request > 1 else {}
+    return {
+        "active_experts": decoded.active,
+        "kept_mass": decoded.kept_mass,
+        **drafted,
+        "loss": asdict(compare_loss(decoded.nats, vanilla.nats)),
+        "over_published": asdict(compare_loss(decoded.nats, published.nats)),
+        "over_before": asdict(compare_loss(decoded.nats, before.nats)),
+    }
+
+
+def _name(layout: Layout, setting: str) -> str:
+    return f"{layout}, {setting}"
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""A record of the front on paper: the tables and the plot."""
+"""Records of the front on paper: the tables and the plot."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmark.common.plot import make_figure, save_figure
 from benchmark.common.table import Table
-from benchmark.quality.front.ladders import CHANGES, OWN_SHARE, PUBLISHED, SQUARED, SWEEP, family_of
+from benchmark.quality.front.ladders import CHANGES, OWN_SHARE, PUBLISHED, SQUARED, SWEEP
+from benchmark.quality.model import Layout
 from benchmark.quality.report import format_loss
 
 NOTE = """\
@@ -15,20 +17,56 @@ Loss: cross-entropy above vanilla's on the same tokens, in thousandths of a nat 
 paired differences, in batches of mixed domains. Gain: the loss of the last change that the policy has, less that of the
 published setting, paired in the same way. Experts saved: how many fewer the changed policy needs for the published
 setting's loss, on the line between two of its own settings; empty beyond them."""
+GAINS_NOTE = """\
+How much more or less is lost than as published, at as many active experts, mean of a policy's settings that lose
+anything measurable, ± the mean of their standard errors, each of paired differences; then how many of them lose less by
+more than two errors, or more. A dash where none loses anything measurable. Squared is measured with own_share 0.75."""
+MODELS = ("softmax, 8 of 64", "sigmoid, groups, 8 of 64", "softmax, wide, 4 of 32")
+"""Of the three records: the shipped checkpoint, `grouped` and `wide`."""
 Points = Mapping[str, Mapping[str, Any]]
 
 
-def tabulate_front(points: Points) -> Table:
-    """A row a batch size and published setting."""
-    headings = ["batch", "policy", "experts, vanilla's", "experts", *CHANGES, "gain", "experts saved"]
+def tabulate_gains(*records: Points) -> Table:
+    """A row a layout and ladder: of each model what `own_share` changes, and what it does with squared utilities."""
+    asked = [(layout_of(point), point["ladder"]) for points in records for point in points.values()]
+    order = sorted(dict.fromkeys(asked), key=lambda one: (one[0].tokens_per_request, one[0].batch))
     rows = []
-    for point in sorted(points.values(), key=lambda one: one["batch"]):
+    for layout, ladder in order:
+        cells = []
+        for points in records:
+            members = [one for one in points.values() if (layout_of(one), one["ladder"]) == (layout, ladder)]
+            cells += [_gain(members, change) for change in (OWN_SHARE, SQUARED)]
+        rows.append([str(layout), ladder, *cells])
+    headings = [f"{model}: {change}" for model in MODELS for change in ("own_share", "and squared")]
+    return Table("Change of the loss", ["a step", "policy", *headings], rows, GAINS_NOTE, text_columns=2)
+
+
+def _gain(members: Sequence[Mapping[str, Any]], change: str) -> str:
+    having = [one["changes"] for one in members if change in one["changes"]]
+    gains = []
+    for changes in having:
+        published, over = changes[PUBLISHED]["loss"], changes[change]["over_published"]
+        if published["delta"] > 2 * published["error"]:
+            gains.append((over["delta"] / published["delta"], over["error"] / published["delta"]))
+    if not gains:
+        return "-" if having else ""
+    more, less = (sum(sign * gain > 2 * error for gain, error in gains) for sign in (1, -1))
+    mean, spread = (fmean(column) for column in zip(*gains, strict=True))
+    told = f"{mean:+.0%} ± {spread:.0%}, {less} of {len(gains)} less"
+    return f"{told}, {more} more" if more else told
+
+
+def tabulate_front(points: Points) -> Table:
+    """A row a layout and published setting."""
+    headings = ["a step", "policy", "experts, vanilla's", "experts", *CHANGES, "gain", "experts saved"]
+    rows = []
+    for point in sorted(points.values(), key=lambda one: (one["tokens_per_request"], one["batch"])):
         changes, best = point["changes"], last_change(point)
         needed = experts_for(changes[PUBLISHED]["loss"]["delta"], curve(points, point, best))
         active = changes[PUBLISHED]["active_experts"]
         rows.append(
             [
-                str(point["batch"]),
+                str(layout_of(point)),
                 point["setting"],
                 f"{point['vanilla_active']:.1f}",
                 f"{active:.1f}",
@@ -40,20 +78,22 @@ def tabulate_front(points: Points) -> Table:
     return Table("Loss as published and changed, mnats", headings, rows, NOTE, text_columns=2)
 
 
-def tabulate_own_share(points: Points) -> Table:
-    """A row a setting that was measured at several values of `own_share`."""
-    swept = [point for point in points.values() if set(SWEEP) <= set(point["changes"])]
+def tabulate_own_share(*records: Points) -> Table:
+    """A row a model and setting that was measured at several values of `own_share`."""
     names = sorted((OWN_SHARE, *SWEEP), key=lambda name: float(name.split()[-1]))
     rows = [
-        [
-            f"{point['batch']}",
-            point["setting"],
-            *(format_loss(point["changes"][name]["loss"]) for name in (PUBLISHED, *names)),
-        ]
-        for point in swept
+        [model, point["setting"], *(format_loss(point["changes"][name]["loss"]) for name in (PUBLISHED, *names))]
+        for model, points in zip(MODELS, records, strict=False)
+        for point in points.values()
+        if set(SWEEP) <= set(point["changes"])
     ]
-    headings = ["batch", "policy", "own_share 0", *names]
-    return Table("Loss by own_share, mnats", headings, rows, text_columns=2)
+    headings = ["model", "policy", "own_share 0", *names]
+    return Table("Loss by own_share in batches of 16, mnats", headings, rows, text_columns=2)
+
+
+def layout_of(point: Mapping[str, Any]) -> Layout:
+    """How its steps were made."""
+    return Layout(point["batch"], point["tokens_per_request"])
 
 
 def last_change(point: Mapping[str, Any]) -> str:
@@ -62,11 +102,10 @@ def last_change(point: Mapping[str, Any]) -> str:
 
 
 def curve(points: Points, like: Mapping[str, Any], change: str) -> list[tuple[float, float]]:
-    """(active experts, loss) of the settings of one policy and batch size, so changed, fewest experts first."""
-    family = family_of(like["setting"])
-    same = [one for one in points.values() if one["batch"] == like["batch"] and family_of(one["setting"]) == family]
-    found = [one["changes"][change] for one in same if change in one["changes"]]
-    return sorted((one["active_experts"], one["loss"]["delta"]) for one in found)
+    """(active experts, loss) of the settings of one ladder and layout, so changed, fewest experts first."""
+    own = (layout_of(like), like["ladder"])
+    found = [one["changes"].get(change) for one in points.values() if (layout_of(one), one["ladder"]) == own]
+    return sorted((one["active_experts"], one["loss"]["delta"]) for one in found if one is not None)
 
 
 def experts_for(loss: float, curve: Sequence[tuple[float, float]]) -> float | None:
@@ -78,27 +117,30 @@ def experts_for(loss: float, curve: Sequence[tuple[float, float]]) -> float | No
 
 
 def plot_front(path: Path, points: Points, title: str) -> None:
-    """Loss over active experts: a panel a batch size, a color a policy, a line a change."""
+    """Loss over active experts: a panel a layout, a color a ladder, a line a change."""
     batches = sorted({point["batch"] for point in points.values()})
-    families = list(dict.fromkeys(family_of(point["setting"]) for point in points.values()))
-    styles = dict(zip(CHANGES, ("o:", "s--", "D-"), strict=True))
-    figure, (axes,) = make_figure(title, 1, len(batches), share_y=True)
-    for axis, batch in zip(axes, batches, strict=True):
-        for color, family in enumerate(families):
-            members = [
-                point for point in points.values() if point["batch"] == batch and family_of(point["setting"]) == family
-            ]
-            for change, style in styles.items():
-                found = [one["changes"][change] for one in members if change in one["changes"]]
-                found.sort(key=lambda one: one["active_experts"])
-                if not found:
-                    continue
-                experts = [one["active_experts"] for one in found]
-                deltas, errors = ([one["loss"][key] * 1000 for one in found] for key in ("delta", "error"))
-                label = f"{family}, {change}"
-                axis.errorbar(experts, deltas, yerr=errors, fmt=style, color=f"C{color}", capsize=2, label=label)
-        axis.set_title(f"batch {batch}", fontsize=9)
-        axis.set_xlabel("active experts a layer and step")
-        axis.set_yscale("symlog", linthresh=1)  # linear below one millinat, where the noise is
-    axes[0].set_ylabel("cross-entropy above vanilla's, millinats a token")
+    tokens = sorted({point["tokens_per_request"] for point in points.values()})
+    ladders = list(dict.fromkeys(point["ladder"] for point in points.values()))
+    figure, axes = make_figure(title, len(tokens), len(batches), share_y=True)
+    for axis_row, tokens_per_request in zip(axes, tokens, strict=True):
+        for axis, batch in zip(axis_row, batches, strict=True):
+            layout = Layout(batch, tokens_per_request)
+            for color, ladder in enumerate(ladders):
+                members = [one for one in points.values() if (layout_of(one), one["ladder"]) == (layout, ladder)]
+                _plot_ladder(axis, ladder, f"C{color}", members)
+            axis.set_title(str(layout), fontsize=9)
+            axis.set_xlabel("active experts a layer and step")
+            axis.set_yscale("symlog", linthresh=1)  # linear below one millinat, where the noise is
+        axis_row[0].set_ylabel("cross-entropy above vanilla's, millinats a token")
     save_figure(figure, path)
+
+
+def _plot_ladder(axis: Any, ladder: str, color: str, members: Sequence[Mapping[str, Any]]) -> None:
+    for change, style in zip(CHANGES, ("o:", "s--", "D-"), strict=True):
+        found = [one["changes"][change] for one in members if change in one["changes"]]
+        found.sort(key=lambda one: one["active_experts"])
+        if found:
+            experts = [one["active_experts"] for one in found]
+            deltas, errors = ([one["loss"][key] * 1000 for one in found] for key in ("delta", "error"))
+            label = f"{ladder}, {change}"
+            axis.errorbar(experts, deltas, yerr=errors, fmt=style, color=color, capsize=2, label=label)

@@ -6,25 +6,59 @@ import pytest
 
 from benchmark.common.variant import parse_plan
 from benchmark.quality.front import __main__ as command
-from benchmark.quality.front.ladders import LADDERS, SETTINGS, SQUARED, SWEEP, SWEPT, SWEPT_BATCH, changes_of
-from benchmark.quality.front.report import experts_for, tabulate_front, tabulate_own_share
+from benchmark.quality.front.ladders import (
+    POLICIES,
+    SQUARED,
+    SWEEP,
+    SWEPT_LAYOUT,
+    changes_of,
+    family_of,
+    ladder_of,
+    settings_of,
+    swept_of,
+)
+from benchmark.quality.front.report import experts_for, tabulate_front, tabulate_gains, tabulate_own_share
+from benchmark.quality.model import Layout
+
+PLAIN, DRAFTED = Layout(4), Layout(4, 4)
+SETTINGS = settings_of(64, DRAFTED)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_change_is_the_published_plan_but_for_its_keys(setting):
-    published, *changed = (parse_plan(text) for text in changes_of(setting, 4).values())
+    published, *changed = (parse_plan(text) for text in changes_of(setting).values())
     assert (published.own_share, published.utility) == (0, "full" if "moe-spec" in setting else "topk")
     for plan in changed:
         assert plan.own_share == 0.75
-        for key in ("k0", "add", "budget", "coverage", "ranking", "kmax"):
+        for key in ("k0", "add", "add_per_request", "budget", "scope", "coverage", "ranking", "kmax"):
             assert getattr(plan, key) == getattr(published, key)
     assert [plan.utility for plan in changed[1:]] == ([] if "oea" in setting else ["squared"])
 
 
+def test_budgets_are_the_same_shares_of_any_number_of_experts():
+    assert settings_of(64, PLAIN)[:5] == tuple(f"xshare:k0=1,add={add}" for add in (0, 4, 8, 12, 16))
+    assert settings_of(32, PLAIN)[:5] == tuple(f"xshare:k0=1,add={add}" for add in (0, 2, 4, 6, 8))
+    assert [one for one in settings_of(32, PLAIN) if "oea" in one] == ["oea:k0=1", "oea:k0=2"]
+    for layout in (PLAIN, DRAFTED):
+        for num_experts in (16, 32, 64):
+            assert {family_of(setting) for setting in settings_of(num_experts, layout)} == set(POLICIES)
+
+
+def test_only_verified_drafts_have_budgets_a_request():
+    assert {ladder_of(setting) for setting in settings_of(64, PLAIN)} == set(POLICIES)
+    assert {ladder_of(setting) for setting in SETTINGS} - set(POLICIES) == {
+        "xshare, per request",
+        "moe-spec, per request",
+    }
+
+
 def test_one_batch_size_has_the_sweep_too():
-    assert {setting.partition(":")[0] for setting in SWEPT} == set(LADDERS)
-    for setting in SWEPT:
-        assert set(changes_of(setting, SWEPT_BATCH)) - set(changes_of(setting, 4)) == set(SWEEP)
+    swept = swept_of(64, SWEPT_LAYOUT)
+    assert [family_of(setting) for setting in swept] == list(POLICIES)
+    assert set(swept) <= set(settings_of(64, SWEPT_LAYOUT))
+    for setting in swept:
+        assert set(changes_of(setting, is_swept=True)) - set(changes_of(setting)) == set(SWEEP)
+    assert swept_of(64, DRAFTED) == ()
 
 
 def test_experts_at_a_loss_lie_on_the_line_between_two_settings():
@@ -36,31 +70,73 @@ def test_experts_at_a_loss_lie_on_the_line_between_two_settings():
     assert experts_for(0.2, []) is None
 
 
+def point(ladder, published, over, squared):
+    """As the record has it, of a setting that loses `published` ± 2 mnats, `over` ± 1 less or more when changed."""
+    loss = {"cross_entropy": 1.0, "delta": published / 1000, "error": 0.002}
+    names = ("published", "own_share 0.75", SQUARED)[: 3 if squared else 2]
+    changes = {
+        name: {
+            "active_experts": 8.0,
+            "loss": loss,
+            "over_published": {"cross_entropy": 1.0, "delta": over * number / 1000, "error": 0.001},
+        }
+        for number, name in enumerate(names)
+    }
+    return {"batch": 4, "tokens_per_request": 1, "ladder": ladder, "setting": ladder, "changes": changes}
+
+
+def test_gains_are_means_over_what_loses_anything():
+    first = {
+        "a": point("xshare", 100, -20, True),
+        "b": point("xshare", 50, -1, True),
+        "c": point("xshare", 3, -3, True),  # within error of vanilla: left out
+        "d": point("oea", 100, +10, False),
+        "e": point("moe-spec", 1, -1, True),
+    }
+    rows = tabulate_gains(first, {}).rows
+    assert rows[0][2:4] == ["-11% ± 2%, 1 of 2 less", "-22% ± 2%, 1 of 2 less"]
+    assert rows[1][1:4] == ["oea", "+10% ± 1%, 0 of 1 less, 1 more", ""]
+    assert rows[2][2:6] == ["-", "-", "", ""]
+
+
 def test_command_measures_into_a_record_and_draws_it(checkpoint, tmp_path, capsys):
-    asked = ["xshare:k0=1,add=2", "xshare:k0=1,add=4", "oea:k0=2", "--batches", "8", "4"]
+    settings = ["xshare:k0=1,add=2", "xshare:k0=1,add=4", "oea:k0=2"]
+    asked = [*settings, "--batches", "4", "8", "--tokens-per-request", "1", "2"]
     text = ["--model", str(checkpoint), "--per-domain", "4", "--prompt", "16", "--steps", "8"]
     command.main([*asked, *text, "--out", str(tmp_path)])
     points = json.loads((tmp_path / "front.json").read_text())["points"]
-    assert [(one["batch"], one["setting"]) for one in points.values()] == [(b, s) for b in (8, 4) for s in asked[:3]]
-    for point in points.values():
-        published, *changed = point["changes"].values()
-        assert published["policy"] == point["setting"]
+    found = [(one["batch"], one["tokens_per_request"], one["setting"]) for one in points.values()]
+    assert found == [(b, t, s) for b in (8, 4) for t in (1, 2) for s in settings]
+    for one in points.values():
+        published, *changed = one["changes"].values()
+        assert published["policy"] == one["setting"]
         assert published["over_published"] == {**published["over_published"], "delta": 0, "error": 0}
-        for one in changed:
-            gap = one["loss"]["delta"] - published["loss"]["delta"]
-            assert one["over_published"]["delta"] == pytest.approx(gap)
-    assert [row[0] for row in tabulate_front(points).rows] == ["4"] * 3 + ["8"] * 3
+        before = published
+        for change in changed:
+            for key, other in (("over_published", published), ("over_before", before)):
+                gap = change["loss"]["delta"] - other["loss"]["delta"]
+                assert change[key]["delta"] == pytest.approx(gap)
+            before = change
+            assert ("accepted" in change) == (one["tokens_per_request"] == 2)
+    steps = [row[0] for row in tabulate_front(points).rows]
+    assert steps == [str(Layout(b, t)) for t in (1, 2) for b in (4, 8) for _ in settings]
+    assert len(tabulate_gains(points, points).rows) == 8
     assert tabulate_own_share(points).rows == []
     assert (tmp_path / "front.png").stat().st_size > 10_000
     assert SQUARED in capsys.readouterr().out
     command.main([*asked, *text, "--out", str(tmp_path), "--resume"])
-    assert "batch 4, " not in capsys.readouterr().out, "all of it was there"
+    assert "tokens, xshare" not in capsys.readouterr().out, "all of it was there"
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "line"),
     [
         (["pruned:k0=3"], SystemExit, "policy pruned:k0=3: allowed are settings of xshare, oea, moe-spec"),
+        (
+            ["--batches", "4", "--tokens-per-request", "3"],
+            ValueError,
+            "--tokens-per-request 3: allowed are divisors of --steps 8",
+        ),
         (["--batches", "3"], ValueError, "--batches 3: allowed are divisors of the 8 sequences"),
         (["xshare:k0=9"], ValueError, "k0 = 9: allowed is at most the model's top-k, 4"),
         (["xshare:own_share=0.5"], ValueError, "own_share is given twice"),

@@ -1,0 +1,1 @@
+"""Small stand-ins for experts that a policy drops, in bytes loaded: `python -m benchmark.quality.stand_ins`."""

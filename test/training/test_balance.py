@@ -1,0 +1,99 @@
+"""The load of the experts: the penalty at its two ends, and biases that bring a lopsided router into balance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, PreTrainedModel
+
+from training.balance import (
+    BIAS_RATE,
+    balance_loss,
+    correction_biases,
+    loss_with_moved_biases,
+    move_bias,
+    watch_experts,
+)
+
+EXPERTS, TOP_K, LAYERS = 16, 2, 2
+SMALL = Glm4MoeConfig(
+    vocab_size=50,
+    hidden_size=16,
+    intermediate_size=24,
+    moe_intermediate_size=8,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    n_routed_experts=EXPERTS,
+    num_experts_per_tok=TOP_K,
+    n_group=4,
+    topk_group=2,
+    routed_scaling_factor=2.5,
+    first_k_dense_replace=0,
+    initializer_range=0.5,
+)
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    torch.manual_seed(0)
+    return Glm4MoeForCausalLM(SMALL)
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return torch.randint(50, (8, 32), generator=torch.Generator().manual_seed(1))
+
+
+def test_balance_is_one_at_uniform_load_and_the_experts_at_collapse() -> None:
+    uniform = torch.eye(8).repeat(4, 1) * 1e-3  # every expert first equally often, shares nearly equal
+    collapsed = torch.tensor([50.0] + [0.0] * 7).repeat(32, 1)
+    assert balance_loss((uniform,), 1).item() == pytest.approx(1, abs=1e-3)
+    assert balance_loss((collapsed,), 1).item() == pytest.approx(8)
+    opposite = (collapsed, collapsed.flip(1))
+    assert balance_loss(opposite, 1).item() == pytest.approx(8), "two layers must not balance each other"
+
+
+def test_a_bias_moves_against_its_expert_s_load() -> None:
+    bias = torch.tensor([0.5, 0.5, 0.5, 0.5])
+    move_bias(bias, torch.tensor([[0, 1], [0, 2]]))  # loads 2, 1, 1, 0; their mean is 1
+    torch.testing.assert_close(bias, torch.tensor([0.5 - BIAS_RATE, 0.5, 0.5, 0.5 + BIAS_RATE]))
+
+
+def test_the_watched_experts_are_those_of_the_router(model: PreTrainedModel, ids: Tensor) -> None:
+    hidden = []
+    block = model.model.layers[0].mlp
+    handle = block.register_forward_pre_hook(lambda module, args: hidden.append(args[0]))
+    with watch_experts(model) as chosen, torch.no_grad():
+        model(ids)
+    handle.remove()
+    expected, _ = block.route_tokens_to_experts(block.gate(hidden[0]))
+    assert len(chosen) == LAYERS
+    assert torch.equal(chosen[0].sort(1).values, expected.sort(1).values)
+    with torch.no_grad():
+        model(ids)
+    assert len(chosen) == LAYERS, "it watches no longer"
+
+
+def test_the_loss_is_the_models_own_and_biases_even_the_load(model: PreTrainedModel, ids: Tensor) -> None:
+    def spread() -> float:
+        with watch_experts(model) as chosen, torch.no_grad():
+            model(ids)
+        loads = [experts.flatten().bincount(minlength=EXPERTS).float() for experts in chosen]
+        return max(float(load.max() / load.mean()) for load in loads)
+
+    before = spread()
+    assert before > 1.5
+    loss = loss_with_moved_biases(model, ids)
+    loss.backward()
+    assert model.model.layers[0].mlp.gate.weight.grad.any()
+    for bias in correction_biases(model):
+        assert bias.abs().max().item() == pytest.approx(BIAS_RATE)
+        bias.zero_()
+    assert loss.item() == pytest.approx(model(ids, labels=ids).loss.item(), rel=1e-5)
+    for _ in range(100):
+        with torch.no_grad():
+            loss_with_moved_biases(model, ids)
+    assert spread() < 0.75 * before

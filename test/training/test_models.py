@@ -1,0 +1,41 @@
+"""The models that are trained: the shipped one is configured as its checkpoint says, the others as they are named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from training.export import untied, write_config
+from training.models import MODELS
+
+
+def test_the_shipped_model_is_the_first_and_configured_as_its_checkpoint(tmp_path) -> None:
+    name, recipe = next(iter(MODELS.items()))
+    assert name == "qwen3"
+    model = untied(recipe.new_model()).bfloat16()
+    model.config.architectures = [type(model).__name__]  # as saving does
+    model.config.dtype = "bfloat16"
+    write_config(model.config, tmp_path)
+    ours, shipped = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path, recipe.out))
+    for config in (ours, shipped):
+        del config["transformers_version"]
+    assert ours == shipped
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_the_same_every_time(name: str) -> None:
+    first, second = (MODELS[name].new_model().state_dict() for _ in range(2))
+    assert all((weight == second[key]).all() for key, weight in first.items())
+
+
+def test_what_the_others_stand_for() -> None:
+    wide, grouped = MODELS["wide"].configure(), MODELS["grouped"].configure()
+    assert wide.moe_intermediate_size == wide.hidden_size
+    assert (grouped.n_group, grouped.topk_group, grouped.n_shared_experts) == (4, 2, 1)
+    assert grouped.routed_scaling_factor != 1
+
+
+def test_no_two_models_share_a_file() -> None:
+    paths = [path for recipe in MODELS.values() for path in (recipe.out, recipe.state)]
+    assert len(set(paths)) == len(paths)

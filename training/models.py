@@ -1,0 +1,112 @@
+"""The models that are trained here: their configurations, how their experts are balanced, where they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from training.balance import loss_with_moved_biases, loss_with_penalty
+
+ROOT = Path(__file__).parents[1]
+BUILD = ROOT / "build"
+VOCAB, LONGEST = 1024, 2048
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,  # as GPU attention kernels want it
+    "norm_topk_prob": True,
+    "max_position_embeddings": LONGEST,
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One model: what its card calls it, its class and configuration, what it is trained on, and where it goes.
+
+    `loss` of model and ids [rows, tokens] is the cross-entropy with whatever balances the experts.
+    """
+
+    title: str
+    build: Callable[[Any], PreTrainedModel]
+    configure: Callable[[], Any]
+    loss: Callable[[PreTrainedModel, Tensor], Tensor]
+    out: Path
+    state: Path
+
+    def new_model(self) -> PreTrainedModel:
+        """An untrained model in float32, the same every time."""
+        torch.manual_seed(0)
+        model = self.build(self.configure()).float()
+        model.set_experts_implementation("grouped_mm")  # transformers' default loops over the experts
+        return model
+
+
+def qwen3() -> Qwen3MoeConfig:
+    """64 experts of which 8 run, a quarter as wide as the hidden state; 3.7 million parameters."""
+    return Qwen3MoeConfig(moe_intermediate_size=32, num_experts=64, num_experts_per_tok=8, **COMMON)
+
+
+def wide() -> Qwen3MoeConfig:
+    """32 experts of which 4 run, as wide as the hidden state, as Mixtral's are and more: 6.8 million parameters."""
+    return Qwen3MoeConfig(moe_intermediate_size=128, num_experts=32, num_experts_per_tok=4, **COMMON)
+
+
+def grouped() -> Glm4MoeConfig:
+    """DeepSeek-V3's routing at the size of `qwen3`: sigmoid scores with a correction bias, the two best of four groups,
+    a shared expert, weights scaled by 2.5. GLM-4.5 has it with grouped-query attention.
+    """
+    return Glm4MoeConfig(
+        moe_intermediate_size=32,
+        n_routed_experts=64,
+        num_experts_per_tok=8,
+        n_shared_experts=1,
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=2.5,
+        first_k_dense_replace=0,
+        use_qk_norm=True,
+        **COMMON,
+    )
+
+
+MODELS = {
+    "qwen3": Recipe(
+        "A Qwen3-MoE small enough to keep beside the code",
+        Qwen3MoeForCausalLM,
+        qwen3,
+        loss_with_penalty,
+        ROOT / "checkpoints/qwen3-moe-tiny",
+        BUILD / "train_moe/state.pt",
+    ),
+    "grouped": Recipe(
+        "A GLM-4-MoE with sigmoid scores, correction biases and groups of experts",
+        Glm4MoeForCausalLM,
+        grouped,
+        loss_with_moved_biases,
+        BUILD / "models/grouped",
+        BUILD / "train_moe/grouped.pt",
+    ),
+    "wide": Recipe(
+        "A Qwen3-MoE whose experts are as wide as its hidden state",
+        Qwen3MoeForCausalLM,
+        wide,
+        loss_with_penalty,
+        BUILD / "models/wide",
+        BUILD / "train_moe/wide.pt",
+    ),
+}
+"""By the name on the command line; the first is the one that is shipped."""

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", nargs="+", type=positive, default=BATCHES, help="(default: 4 16 64)")
     help = "tokens of a request in a step; above 1, drafts are verified (default: 1 4)"
     parser.add_argument("--tokens-per-request", nargs="+", type=positive, default=TOKENS, help=help)
-    add_decoding(parser, COUNTS)
+    add_decoding(parser, COUNTS, steps=64)
     parser.add_record(BUILD / "quality" / "front")
     args = parser.parse_args(argv)
     for setting in args.policies:

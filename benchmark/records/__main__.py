@@ -58,6 +58,11 @@ def measure(experiments: Sequence[Experiment], results: Path, small: bool = Fals
         if is_recorded(one, results):
             print(f"{told}: recorded of this source already", flush=True)
             continue
+        if one.model and not small and not one.model.is_dir():
+            print(
+                f"{told}: passed over; python -m training.train_moe --model {one.trained} makes its model", flush=True
+            )
+            continue
         minutes = (time.monotonic() - began) / 60
         print(f"{told}: about {one.minutes} min at full size; {minutes:.0f} min so far", flush=True)
         _measure(one, results, small, resume=not changes)

@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmark.common.paths import BUILD
+
 
 @dataclass(frozen=True)
 class Experiment:
     """One `python -m <module>`, which leaves `<record>.json`, as it is named unless told otherwise, and its plots in a
     folder below the results. It takes so many minutes at full size, with `arguments`, on two quiet cores; `small` are
-    those of the smallest size that goes through.
+    those of the smallest size that goes through. At full size it takes a model that `python -m training.train_moe
+    --model <trained>` makes, where it takes one.
     """
 
     name: str
@@ -18,6 +21,12 @@ class Experiment:
     small: tuple[str, ...]
     arguments: tuple[str, ...] = ()
     record: str = ""
+    trained: str = ""
+
+    @property
+    def model(self) -> Path | None:
+        """The folder of the trained model that it takes."""
+        return BUILD / "models" / self.trained if self.trained else None
 
     @property
     def kind(self) -> str:
@@ -35,7 +44,27 @@ SERVED = ("--rounds", "1", "--requests", "4", "--concurrency", "4", "--output-to
 TEXT = ("--per-domain", "4", "--batch", "4", "--prompt", "16")
 LOSS = ("--sums", "4", "--per-domain", "4", "--loss-tokens", "8")
 SAMPLES = ("--samples", "8", "--prompt", "8", "--tokens", "8")
+FRONT = (POLICY, *TEXT[:2], "--batches", "4", *TEXT[4:], "--steps", "8")
+STAND_INS = (*TEXT, "--steps", "8", "--observed", "4")
 DISPATCH = ("--per-domain", "8", "--requests", "100", "--seeds", "1", "--calibration", "384", "--replicas", "2")
+
+
+def _on_trained(name: str, model: str, minutes: int, small: tuple[str, ...]) -> Experiment:
+    """The experiment of the shipped checkpoint on another model."""
+    record = name.replace("-", "_")
+    arguments = ("--model", f"build/models/{model}")
+    return Experiment(
+        f"{name}-{model}",
+        f"benchmark.quality.{record}",
+        f"quality/{record}/{model}",
+        minutes,
+        small,
+        arguments,
+        record,
+        model,
+    )
+
+
 EXPERIMENTS = {
     one.name: one
     for one in (
@@ -45,8 +74,8 @@ EXPERIMENTS = {
             "front",
             "benchmark.quality.front",
             "quality/front",
-            7,
-            (POLICY, *TEXT[:2], "--batches", "4", *TEXT[4:], "--steps", "8"),
+            6,
+            FRONT,
         ),
         Experiment("speculation", "benchmark.speculation", "speculation", 6, ("xshare", *SERVED, *LOSS)),
         Experiment(
@@ -74,6 +103,9 @@ EXPERIMENTS = {
         ),
         Experiment("studies", "benchmark.studies", "studies", 6, ("lynx", *TEXT, "--steps", "32")),
         Experiment("findings", "benchmark.quality.findings", "quality/findings", 4, ("overlap", *TEXT)),
+        Experiment("stand-ins", "benchmark.quality.stand_ins", "quality/stand_ins", 6, STAND_INS, record="stand_ins"),
+        *(_on_trained("front", model, 6, FRONT) for model in ("grouped", "wide")),
+        _on_trained("stand-ins", "wide", 6, STAND_INS),
     )
 }
 """In the order of a whole run."""

@@ -15,8 +15,9 @@ from benchmark.common.table import Table
 from benchmark.cost.report import tabulate_cost
 from benchmark.demo import tabulate_demo
 from benchmark.quality.findings.report import tabulate_findings
-from benchmark.quality.front.report import tabulate_front, tabulate_own_share
+from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
+from benchmark.quality.stand_ins.report import tabulate_stand_ins
 from benchmark.records.experiments import EXPERIMENTS
 from benchmark.serving.estimate import tabulate_estimate
 from benchmark.serving.report import KEY, tabulate_serving
@@ -50,12 +51,15 @@ def tabulate_summary(serving: Points, quality: Points) -> Table:
     return Table("Speed beside quality", headings, rows, SUMMARY_NOTE)
 
 
+FRONTS = ("front", "front-grouped", "front-wide")
 TABLES = {
     "summary": Source(("serving", "quality"), tabulate_summary),
     "serving": Source(("serving",), tabulate_serving),
     "quality": Source(("quality",), tabulate_quality),
-    "front": Source(("front",), tabulate_front),
-    "own-share": Source(("front",), tabulate_own_share),
+    "front": Source(FRONTS, tabulate_gains),
+    **{one.replace("front", "front-settings"): Source((one,), tabulate_front) for one in FRONTS},
+    "own-share": Source(FRONTS, tabulate_own_share),
+    "stand-ins": Source(("stand-ins", "stand-ins-wide"), tabulate_stand_ins),
     "speculation": Source(("speculation",), tabulate_speculation),
     "cost": Source(("cost",), tabulate_cost),
     "observe": Source(("observe",), tabulate_serving),

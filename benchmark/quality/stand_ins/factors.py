@@ -91,12 +91,13 @@ def shared_basis(weights: Weights, share: float, moments: Moments | None = None)
 
 
 def _core_rank(weights: Weights, share: float) -> int:
-    rank = 1
-    while True:
-        core = sum(min(rank + 1, one.shape[1]) * min(rank + 1, one.shape[2]) for one in weights.pair)
-        if core > share * weights.size:
-            return rank
-        rank += 1
+    """The largest with which the cores take at most `share` of an expert, 1 at least."""
+
+    def core(rank: int) -> int:
+        return sum(min(rank, one.shape[1]) * min(rank, one.shape[2]) for one in weights.pair)
+
+    widest = max(max(one.shape[1:]) for one in weights.pair)
+    return max((rank for rank in range(1, widest + 1) if core(rank) <= share * weights.size), default=1)
 
 
 def _project(matrices: torch.Tensor, rank: int, root: torch.Tensor | None) -> torch.Tensor:

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     help = "folder of *.txt on which experts' inputs are observed (default: text that no checkpoint is trained on)"
     parser.add_argument("--inputs", type=folder, help=help)
     parser.add_count("observed", 32, "sequences of each of those texts")
-    add_decoding(parser, COUNTS)
+    add_decoding(parser, COUNTS, steps=64)
     parser.add_record(BUILD / "quality" / "stand_ins")
     args = parser.parse_args(argv)
     decoding = read_decoding(args, tokens_per_request=1)

@@ -2,13 +2,16 @@
 
 import json
 import sys
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
 
+from benchmark.common.paths import ROOT
 from benchmark.common.record import Record
 from benchmark.records import __main__ as command
 from benchmark.records.experiments import EXPERIMENTS, Experiment
+from training.models import MODELS
 
 FIRST, SECOND = (Experiment(name, f"made_up.{name}", name, 1, ("--tiny",)) for name in ("first", "second"))
 
@@ -92,6 +95,25 @@ def test_what_the_same_source_has_begun_at_another_commit_goes_on(
     (made_up / "fail").unlink()
     command.measure([SECOND], tmp_path / "results")
     assert list((tmp_path / "unfinished" / continued / "full" / "second").iterdir()) == []
+
+
+def test_an_experiment_on_a_model_that_is_not_there_is_passed_over(source, made_up, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("benchmark.records.experiments.BUILD", tmp_path / "build")
+    other = replace(FIRST, trained="other")
+    command.measure([other, SECOND], tmp_path / "results")
+    assert ran(made_up) == ["second --out --resume"]
+    line = "[1/2] first: passed over; python -m training.train_moe --model other makes its model"
+    assert line in capfd.readouterr().out
+    (tmp_path / "build" / "models" / "other").mkdir(parents=True)
+    command.measure([other], tmp_path / "results")
+    assert ran(made_up)[1:] == ["first --out --resume"]
+
+
+def test_experiments_on_trained_models_name_one_that_can_be_trained():
+    for one in EXPERIMENTS.values():
+        if one.trained:
+            assert one.model == MODELS[one.trained].out
+            assert ROOT / one.arguments[-1] == one.model
 
 
 def test_a_changed_source_is_refused_before_anything_runs(source, made_up, tmp_path):

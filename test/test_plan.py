@@ -79,6 +79,11 @@ ORDER = {"ranking": "static", "order": [2, 0, 1]}
         ("xshare", {"balance": "fill"}, "balance = 'fill': allowed only with target_per_rank"),
         ("moe-spec", {"budget": 2, "ranking": "static"}, "ranking = 'static': allowed only with order"),
         ("moe-spec", {"budget": 2, "order": [1, 0]}, "order = (1, 0): allowed only with ranking static"),
+        (
+            "moe-spec",
+            {"budget": 2, "utility": "squared", **ORDER},
+            "utility = 'squared': allowed only with ranking router, a static order asks no scores",
+        ),
         ("moe-spec", {"budget": 2, "rescue": False}, "rescue = False: allowed only with coverage truncate"),
         ("custom", {"budget": 2, "add": 1}, f"budget = 2: allowed only without {BUDGETS} and confidence"),
         ("custom", {"confidence": 0.5, "mass": 0.5}, f"confidence = 0.5: allowed only without {BUDGETS}"),

@@ -193,7 +193,8 @@ def test_the_policy_is_told_with_every_key_or_as_refused(patched_release):
     spellings = {
         "oea:k0=3": "oea k0=3, p=1.0, own_share=0.0",
         'moe-spec:budget=9,phases=["decode"]': (
-            "moe-spec budget=9, ranking=router, coverage=substitute, rescue=true, scope=batch, own_share=0.0"
+            "moe-spec budget=9, ranking=router, utility=full, coverage=substitute, rescue=true, scope=batch, "
+            "own_share=0.0"
         ),
         "observe": 'observe plans=["xshare", "oea"]',
         "oea:k=3": "refused",

@@ -2,6 +2,7 @@
 
 import pytest
 
+from policies.test_xshare import BATCH as SHARES
 from policies.test_xshare import logits_of
 from sglang_xshare import Batch, Router, build_plan, select
 
@@ -18,6 +19,13 @@ def test_the_budget_is_the_size_of_the_shortlist():
     assert run(budget=1)[1] == [3]
     assert run(budget=3)[1] == [0, 1, 3]
     assert run(budget=6)[1] == [0, 1, 2, 3, 4, 5]
+
+
+def test_another_utility_ranks_otherwise():
+    """Of XShare's batch expert 1 has the most scores and shares, expert 3 the most squared ones: 0.49 over 0.41."""
+    for utility, best in (("full", 1), ("topk", 1), ("squared", 3)):
+        out = select(SHARES, build_plan("moe-spec", budget=1, utility=utility), Router(2))
+        assert out.selected.nonzero().flatten().tolist() == [best], utility
 
 
 def test_missing_experts_are_substituted():

@@ -20,7 +20,7 @@ CONTRACT = {
     "oea": "k0 p kmax max_rank own_share",
     "lynx-lat": "retain drop own_share",
     "lynx-acc": "confidence max_voters min_votes own_share",
-    "moe-spec": "budget ranking order coverage rescue scope own_share",
+    "moe-spec": "budget ranking utility order coverage rescue scope own_share",
     "custom": " ".join(KEYS),
     "observe": "plans",
 }
@@ -52,7 +52,7 @@ def test_only_xshare_has_other_defaults_with_speculation():
 
 def test_what_papers_recommend_can_be_built():
     settings = [(policy, setting) for policy in list_policies() for setting in policy.published]
-    assert len(settings) == 15
+    assert len(settings) == 16
     for policy, setting in settings:
         plan = policy.build(setting.keys)
         plan.check(Router(8), 128, ranks=8)

@@ -77,7 +77,8 @@ def keys_for(policy, case):
     k, experts = case.top_k, case.num_experts
     shares = st.sampled_from([0.05, 0.3, 0.5, 0.9, 0.99, 1.0])
     warm_up = {"k0": st.integers(1, k), "p": shares}
-    wider = {"k0": st.integers(0, k), "utility": st.sampled_from(["topk", "full", "squared"])}
+    utility = st.sampled_from(["topk", "full", "squared"])
+    wider = {"k0": st.integers(0, k), "utility": utility}
     budget = st.integers(1, experts + 3)
     strategies: dict[str, st.SearchStrategy[Any]] = {
         "vanilla": st.just({}),
@@ -114,11 +115,14 @@ def keys_for(policy, case):
             {"confidence": shares, "max_voters": st.integers(1, 9), "min_votes": st.integers(1, 4)}
         ),
         "moe-spec": st.one_of(
-            st.fixed_dictionaries({"budget": budget, "scope": st.sampled_from(["batch", "request"])}),
+            st.fixed_dictionaries(
+                {"budget": budget, "scope": st.sampled_from(["batch", "request"]), "utility": utility}
+            ),
             st.fixed_dictionaries(
                 {
                     "budget": budget,
                     "scope": st.sampled_from(["batch", "request"]),
+                    "utility": utility,
                     "coverage": st.just("truncate"),
                     "rescue": st.booleans(),
                 }

@@ -287,7 +287,9 @@ def lynx_acc(case, confidence, max_voters=8, min_votes=2):
     return Answer(S, refine(case, S))
 
 
-def moe_spec(case, budget, ranking="router", order=None, coverage="substitute", rescue=True, scope="batch"):
+def moe_spec(
+    case, budget, ranking="router", utility="full", order=None, coverage="substitute", rescue=True, scope="batch"
+):
     """MoE-Spec, Algorithm 1, for the whole draft batch or for each request."""
     S = set()
     for rows in case.requests() if scope == "request" else [case.rows]:
@@ -295,7 +297,7 @@ def moe_spec(case, budget, ranking="router", order=None, coverage="substitute", 
             S |= set(order[:budget])
         else:
             add: set[int] = set()
-            add_best(add, utility_of(case, rows, "full"), set(range(case.num_experts)), budget)
+            add_best(add, utility_of(case, rows, utility), set(range(case.num_experts)), budget)
             S |= add
     if coverage == "substitute":
         return Answer(S, refine(case, S))

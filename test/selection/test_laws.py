@@ -40,6 +40,7 @@ FULL_BUDGETS: dict[str, dict[str, Any]] = {
     "moe-spec": {"budget": 32},
     "moe-spec, truncating": {"policy": "moe-spec", "budget": 32, "coverage": "truncate"},
     "moe-spec, static": {"policy": "moe-spec", "budget": 32, "ranking": "static", "order": list(range(32))},
+    "moe-spec of squares": {"policy": "moe-spec", "budget": 32, "utility": "squared"},
     "moe-spec per request": {"policy": "moe-spec", "budget": 32, "scope": "request"},
 }
 

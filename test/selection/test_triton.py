@@ -38,6 +38,7 @@ PLANS = {
     "lynx-acc": {"confidence": 0.2},
     "lynx-acc of few voters": {"policy": "lynx-acc", "confidence": 0.9, "max_voters": 2, "min_votes": 1},
     "moe-spec": {"budget": 20},
+    "moe-spec of squares": {"policy": "moe-spec", "budget": 12, "utility": "squared", "own_share": 0.75},
     "moe-spec truncating": {"policy": "moe-spec", "budget": 6, "coverage": "truncate"},
     "dynamic-skip": {"beta": 0.4},
 }

@@ -107,6 +107,8 @@ def test_the_published_default_from_its_smallest_batch_on(rows):
         ({"policy": "lynx-lat", "retain": 23}, True),
         ({"policy": "moe-spec", "budget": 63}, True),
         ({"policy": "moe-spec", "budget": 64}, False),
+        ({"policy": "moe-spec", "budget": 24, "utility": "squared"}, False),
+        ({"policy": "moe-spec", "budget": 23, "utility": "squared"}, True),
         ({"policy": "custom", "budget": 24}, False),
         ({"policy": "custom", "budget": 23}, True),
         ({"policy": "moe-spec", "budget": 64, "ranking": "static", "order": list(range(64))}, False),

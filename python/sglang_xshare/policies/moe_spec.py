@@ -20,12 +20,17 @@ from .registry import Setting, register
     published=(
         Setting({"budget": 32}, "OLMoE-1B-7B (64 experts), EAGLE-3: 1.85x -> 2.1x at 255 draft tokens"),
         Setting({"budget": 64}, "Qwen3-30B-A3B (128 experts), EAGLE-3: the mildest of its budgets, 16 to 64"),
+        Setting(
+            {"budget": 24, "utility": "squared", "own_share": 0.75},
+            "this project's small model, batch 16: 64 % less loss than without the last two",
+        ),
     ),
     phases=("verify",),
 )
 def moe_spec(
     budget: int,
     ranking: str = "router",
+    utility: str = "full",
     order: tuple[int, ...] | None = None,
     coverage: str = "substitute",
     rescue: bool = True,
@@ -33,11 +38,13 @@ def moe_spec(
     own_share: float = 0.0,
 ) -> SelectionPlan:
     """A fixed number of experts for a whole draft tree: those with the largest scores."""
+    if ranking == "static" and utility != "full":
+        raise ValueError(f"utility = {utility!r}: allowed only with ranking router, a static order asks no scores")
     return SelectionPlan(
         budget=budget,
         ranking=ranking,
         order=order,
-        utility="full",
+        utility=utility,
         coverage=coverage,
         rescue=rescue,
         scope=scope,

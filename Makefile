@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON := $(VENV)/bin/python
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help venv patch release-check wheel sglang-wheel lint test test-long bench demo records gpu gpu-bundle clean
+.PHONY: help venv patch release-check wheel sglang-wheel lint test test-long bench eval demo records gpu gpu-bundle clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
@@ -35,6 +35,11 @@ test-long: patch ## the tests that take longer, in resumable parts; one alone: P
 
 bench: patch    ## compare policies in the server: POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3"
 	$(PYTHON) -m benchmark.serving $(foreach policy,$(POLICIES),'$(policy)') $(BENCH_ARGS)
+
+TASKS ?= arithmetic_domain
+eval: patch     ## lm-evaluation-harness with the policy off and on: TASKS="gsm8k ifeval", URL= of a running server, else it starts one
+	@$(PYTHON) -m benchmark.evaluation.install
+	$(PYTHON) -m benchmark.evaluation $(TASKS) $(if $(URL),--url $(URL)) $(EVAL_ARGS)
 
 demo: patch     ## serve a checkpoint with the policy off and on, and print what it changed
 	$(PYTHON) -m benchmark.demo $(DEMO_ARGS)

@@ -87,6 +87,10 @@ NO_GPU = Run(status=2, shows="gpu: no NVIDIA GPU answers here; nothing was measu
 INSTALLED = Elsewhere("test/scripts/test_installed.py", "it changes an environment, which must be one of its own")
 WHOLE = "a test cannot hold the whole"
 
+SERVED_EVALUATION = Elsewhere(
+    "test/benchmark/evaluation/test_served.py", "it installs the harness first; other tasks than ours need the network"
+)
+
 RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     # install, upgrade, leave
     "pip install ./python": Run(more="--no-deps --target {scratch}", is_long=True),
@@ -203,6 +207,12 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "python -m benchmark.balance vanilla xshare:k0=1,target_per_rank=5 --rows 32": BALANCE,
     "python -m benchmark.cost": COST,
     "python -m benchmark.cost xshare:k0=1,add=24 --shapes 16x128 64x256": COST,
+    "make eval TASKS=arithmetic_domain": SERVED_EVALUATION,
+    "make eval TASKS=gsm8k": SERVED_EVALUATION,
+    'make eval TASKS="gsm8k ifeval" URL=http://localhost:30000'
+    ' EVAL_ARGS="--chat --policies off xshare:k0=1,add=24 xshare:k0=1,add=12,utility=squared,own_share=0.75"': (
+        SERVED_EVALUATION
+    ),
     "make demo": DRAFTED,
     "python -m benchmark.demo": Same("make demo"),
     'make bench POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3" BENCH_ARGS="--model DIR --texts DIR"': Run(

@@ -1,0 +1,126 @@
+"""The only code that knows lm-evaluation-harness: its tasks, and one pass of a task through a server's API."""
+
+import importlib.util
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from benchmark.evaluation.scores import Score, read_scores
+
+TASKS = Path(__file__).parent / "tasks"
+MISSING = (
+    "lm-evaluation-harness is not installed here; `python -m benchmark.evaluation.install` does it, as `make eval`"
+)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of a task: its scores, the tokens that the server wrote, and the seconds that it took for them."""
+
+    scores: list[Score]
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a pass is sent: a server's URL, the name of its model, and how many requests at a time. `chat` sends
+    messages, to which the server gives the model's chat template.
+    """
+
+    url: str
+    model: str
+    concurrency: int
+    chat: bool = False
+    api_key: str | None = None
+
+
+class Harness:
+    """Some of the harness's tasks, by their names or the paths of YAML files.
+
+    Raises ValueError in one line: for a harness that is not installed, an unknown task, and one that generates nothing.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        if importlib.util.find_spec("lm_eval") is None:
+            raise ValueError(MISSING)
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        from lm_eval.tasks import TaskManager
+
+        self._manager = TaskManager(include_path=TASKS, include_defaults=False)
+        if not all(self._knows(name) for name in names):
+            self._manager = TaskManager(include_path=TASKS)  # reads some ten thousand files
+        for name in names:
+            self._check(name)
+
+    def run(self, name: str, endpoint: Endpoint, limit: int | None, shots: int | None) -> Pass:
+        """Run one task on the first `limit` of its documents, after `shots` examples (the task's own number)."""
+        from lm_eval.evaluator import simple_evaluate
+
+        model = _connect(endpoint)
+        results = simple_evaluate(
+            model,
+            tasks=[name],
+            limit=limit,
+            num_fewshot=shots,
+            apply_chat_template=endpoint.chat,
+            task_manager=self._manager,
+        )
+        return Pass(read_scores(results), model.tokens, model.seconds)
+
+    def _knows(self, name: str) -> bool:
+        return name in self._manager.all_tasks or (name.endswith((".yaml", ".yml")) and Path(name).is_file())
+
+    def _check(self, name: str) -> None:
+        if not self._knows(name):
+            near = get_close_matches(name, self._manager.all_tasks, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"task {name}: lm-evaluation-harness has no such task{hint}")
+        try:
+            tasks: Mapping[str, Any] = self._manager.load([name])["tasks"]
+        except Exception as error:  # whatever its download raises
+            raise ValueError(f"task {name}: {' '.join(str(error).split())[:300]}") from None
+        for task in tasks.values():
+            kind = task.get_config("output_type")
+            if kind != "generate_until":
+                reason = "it is scored in prefill, where no policy selects"
+                raise ValueError(f"task {name}: {kind}: {reason}; allowed are tasks that generate")
+
+
+def _connect(endpoint: Endpoint) -> Any:
+    """The harness's client of an OpenAI-compatible server, which counts the tokens written, and the seconds."""
+    from lm_eval.models.openai_completions import LocalChatCompletion, LocalCompletionsAPI
+
+    client = LocalChatCompletion if endpoint.chat else LocalCompletionsAPI
+
+    class Counting(client):  # type: ignore[misc, valid-type]
+        tokens, seconds = 0, 0.0
+
+        def generate_until(self, *args: Any, **kwargs: Any) -> Any:
+            began = time.monotonic()
+            try:
+                return super().generate_until(*args, **kwargs)
+            finally:
+                self.seconds += time.monotonic() - began
+
+        def parse_generations(self, outputs: Any, **kwargs: Any) -> Any:
+            answers = outputs if isinstance(outputs, list) else [outputs]
+            self.tokens += sum(answer["usage"]["completion_tokens"] for answer in answers)
+            return super().parse_generations(outputs=outputs, **kwargs)
+
+        @property
+        def api_key(self) -> str:
+            return endpoint.api_key or ""
+
+    return Counting(
+        base_url=f"{endpoint.url}/v1/{'chat/completions' if endpoint.chat else 'completions'}",
+        model=endpoint.model,
+        tokenizer_backend=None,  # the server's own
+        tokenized_requests=False,
+        num_concurrent=endpoint.concurrency,
+        timeout=3600,
+    )

@@ -62,6 +62,7 @@ TABLES = {
     "balance": Source(("balance",), tabulate_balance),
     "demo": Source(("demo",), tabulate_demo),
     "findings": Source(("findings",), tabulate_findings),
+    "studies": Source(("studies",), tabulate_findings),
     "estimate": Source(("serving",), tabulate_estimate),
     "affinity": Source(("affinity",), tabulate_affinity),
 }

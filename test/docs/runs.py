@@ -87,6 +87,9 @@ NO_GPU = Run(status=2, shows="gpu: no NVIDIA GPU answers here; nothing was measu
 INSTALLED = Elsewhere("test/scripts/test_installed.py", "it changes an environment, which must be one of its own")
 WHOLE = "a test cannot hold the whole"
 
+STUDIED = Elsewhere(
+    "test/benchmark/studies/test_studies.py", "that asks for less, of a smaller model, without another process"
+)
 SERVED_EVALUATION = Elsewhere(
     "test/benchmark/evaluation/test_served.py", "it installs the harness first; other tasks than ours need the network"
 )
@@ -236,6 +239,8 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     ),
     "python -m benchmark.quality.findings": FINDINGS,
     "python -m benchmark.quality.findings overlap tree-size": FINDINGS,
+    "python -m benchmark.studies": STUDIED,
+    "python -m benchmark.studies lynx moe-spec": STUDIED,
     "python -m training.train_moe": TRAINED,
     "python -m training.train_eagle3": TRAINED,
     # on a GPU

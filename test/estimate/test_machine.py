@@ -65,7 +65,16 @@ def test_a_file_holds_the_constants(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [(None, "No such file"), ("[1]", ""), ('{"speed": 1}', "speed"), ('{"read": -1}', "below 0"), ("{", "")],
+    [
+        (None, "No such file"),
+        ("[1]", "a JSON list"),
+        ('{"speed": 1}', "speed"),
+        ('{"read": -1}', "below 0"),
+        ("{", "malformed JSON"),
+        ("{}", "read is missing, or 0"),
+        ('{"read": 0, "layers": 0}', "read is missing, or 0"),
+        ('{"read": 1, "read": 2}', "given twice"),
+    ],
 )
 def test_a_file_that_holds_none_is_one_line(tmp_path, text, reason):
     path = tmp_path / "machine.json"
@@ -75,6 +84,7 @@ def test_a_file_that_holds_none_is_one_line(tmp_path, text, reason):
         read_machine(path)
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
+    assert str(error.value).count("allowed") == 1
 
 
 def test_a_layer_of_whole_experts_waits_for_the_fullest_rank(weights):

@@ -183,7 +183,14 @@ def test_a_fitted_machine_takes_the_gpu_s_place(deepseek, capsys, tmp_path):
     report = json.loads(capsys.readouterr().out)
     assert report["estimates"][0]["moe_layer_us"] == pytest.approx([100 * EXPERT * 2e-6, 50 * EXPERT * 2e-6])
     assert main([*deepseek, "--machine", str(path), "--active", "100", "50"]) == 0
-    assert "a machine as fitted" in capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
+    assert "a machine as fitted" in out
+    sent = "exchanges in a node x 10 us + bytes sent in it / (200 GB/s)"
+    assert f"step = bytes read / (500 GB/s) + {sent}. The constants are those of --machine." in out
+    assert "34 us" not in out
+    assert main([*deepseek, "--machine", str(path), "--ranks", "16"]) == 1
+    reason = f"--machine {path} has no exchange between nodes; allowed is at most --node 8"
+    assert capsys.readouterr().err == f"estimate: --ranks 16: {reason}\n"
     assert main([*deepseek, "--machine", str(path), "--gpu", "h200"]) == 1
     assert capsys.readouterr().err == "estimate: --gpu with --machine: the file has it; allowed is one of both\n"
 

@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpus", nargs="+", type=_gpus, default=[(32, 1), (256, 1), (256, 2)], metavar="GPUSxSITES")
     parser.add_argument("--per-gpu", nargs="+", type=positive, default=[8], help=f"requests of a GPU {swept}")
     parser.add_count("context", 1024, "cached tokens of a request")
-    parser.add_argument("--common", type=float, default=COMMON, metavar="SHARE", help=f"of logits' variance {swept}")
+    parser.add_argument("--common", type=_share, default=COMMON, metavar="SHARE", help=f"of logits' variance {swept}")
     parser.add_argument("--keeps", type=float, default=0.98, metavar="SHARE", help=f"mass that selection keeps {swept}")
     parser.add_argument(
         "--affinity-saves", type=float, metavar="SHARE", help="of active experts (default: as recorded)"
@@ -250,6 +250,18 @@ def _gpus(text: str) -> tuple[int, int]:
     found = positive(gpus), positive(sites or "1")
     if found[0] % (found[1] * NODE):
         raise argparse.ArgumentTypeError(f"{text}: allowed are nodes of {NODE} GPUs, as many on each site")
+    if (experts := DEEPSEEK_V3["n_routed_experts"]) % found[0]:
+        raise argparse.ArgumentTypeError(f"{text}: allowed is a divisor of {experts} experts, held by a group of all")
+    return found
+
+
+def _share(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a share from 0 to 1")
     return found
 
 

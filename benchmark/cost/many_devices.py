@@ -62,12 +62,13 @@ WAN = Link(latency=10e-3, bandwidth=1e9)
 """Between two sites: 10 ms for an exchange, 1 GB/s for each GPU. Assumed."""
 NOTE = """\
 Computed, nothing measured: DeepSeek-V3's shape in fp8 on H200, {context:,} cached tokens a request; logits drawn so
-that rows agree as those of DeepSeek-R1 do in XShare's Table 2 at 8 rows. An expert's compute is left out; exchanges
-cost what DeepEP's did on H800, and overlap with nothing. Rows: of a group of ranks that runs one step together. Fullest
-rank: active experts that its step waits for. Affinity: rows agree so much more that {saves:.1%} fewer experts are
-awake, as benchmark.affinity has it for the shipped checkpoint, which need not hold for another. Selection: {whole}, and
-for slices {sliced}, the lowest budget at which the drawn rows keep {keeps:.0%} of their mass; what that costs in loss
-nobody has measured on this model. Two sites: {wan} between them."""
+that rows agree as those of DeepSeek-R1 do in XShare's Table 2 at 8 rows, without the groups of experts to which its
+router keeps a row. An expert's compute is left out; exchanges cost what DeepEP's did on H800, and overlap with nothing.
+Rows: of a group of ranks that runs one step together. Fullest rank: active experts that its step waits for. Affinity:
+rows agree so much more that {saves:.1%} fewer experts are awake, as benchmark.affinity has it for the shipped
+checkpoint, which need not hold for another. Selection: {whole}, and for slices {sliced}, the lowest budget at which the
+drawn rows keep {keeps:.0%} of their mass; what that costs in loss nobody has measured on this model. Two sites: {wan}
+between them."""
 WHOLE, SLICED = "xshare:k0=1,target_per_rank={},balance=fill", "xshare:k0=1,add={}"
 
 

@@ -195,6 +195,16 @@ def test_a_fitted_machine_takes_the_gpu_s_place(deepseek, capsys, tmp_path):
     assert capsys.readouterr().err == "estimate: --gpu with --machine: the file has it; allowed is one of both\n"
 
 
+def test_what_is_known_of_the_fullest_rank_is_not_the_model_s(deepseek, capsys):
+    known = ("--active", "20", "10", "--ranks", "8")
+    (whole,) = estimate(deepseek, capsys, *known)["estimates"]
+    assert (whole["active_experts"], whole["fullest_rank_experts"]) == (None, [20, 10])
+    (sliced,) = estimate(deepseek, capsys, *known, "--placement", "shard")["estimates"]
+    assert sliced["active_experts"] == [20, 10]
+    assert main([*deepseek, "--gpu", "h200", "--policy", "xshare:k0=1,add=24", *known]) == 0
+    assert capsys.readouterr().out.count("20.0 -> 10.0") == 1
+
+
 def test_ranks_are_told_in_the_table(deepseek, capsys):
     flags = ("--ranks", "8", "--all-to-all", "--replicas", "4", "--policy", "xshare:k0=1,target_per_rank=2")
     assert main([*deepseek, "--gpu", "h200", *flags]) == 0

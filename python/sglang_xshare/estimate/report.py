@@ -53,6 +53,7 @@ def estimate(
     requests = -(-arguments.batch // arguments.replicas)
     rows, tokens = requests * arguments.tokens_per_request, arguments.tokens_per_request
     schedule = _read_schedule(arguments.policy, weights, rows, tokens, deployment)
+    of_fullest = arguments.active is not None and ranks > 1 and deployment.placement == "ep"
     estimates = []
     for source, drawn in _list_loads(arguments, schedule, weights, deployment, rows).items():
         loads = drawn.before, drawn.after
@@ -63,7 +64,7 @@ def estimate(
             {
                 "is_estimate": True,
                 "source": source,
-                "active_experts": [load.active for load in loads],
+                "active_experts": None if of_fullest else [load.active for load in loads],
                 "fullest_rank_experts": [load.fullest for load in loads],
                 "kept_mass": drawn.kept_mass,
                 "moe_layer_us": [step.layer * 1e6 for step in steps],
@@ -189,7 +190,7 @@ def print_table(report: dict[str, Any]) -> None:
     for column in columns:
         table.add_column(column, justify="left" if not column else "right")
     for row in report["estimates"]:
-        cells = [" -> ".join(format(value, spec) for value in row[name]) for name, spec in pairs]
+        cells = [" -> ".join(format(value, spec) for value in row[name] or ()) for name, spec in pairs]
         table.add_row(f"estimate, {row['source']}", *cells, f"~{row['speedup']:.2f}")
     console.print(table)
     console.print(f"{report['formula']}.", *report["caveats"], style="dim")

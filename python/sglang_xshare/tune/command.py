@@ -147,7 +147,7 @@ def _leave(out: Path, policy: dict[str, Any], found: list[Found]) -> None:
     (out / "report.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
-def check_asked(out: Path, model: str, groups: Sequence[Layers], samples: list[list[Sample]]) -> None:
+def check_asked(out: Path, model: str, groups: Sequence[Layers], samples: Sequence[Sequence[Sample]]) -> None:
     """Refuse to go on from a trace of another model, of other samples, or of a version that kept other figures: what it
     holds would be compared with what it is not like.
     """

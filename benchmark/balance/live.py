@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmark.common.command import Parser, one_line_errors, policy
+from benchmark.common.command import Parser, one_line_errors, selecting
 from benchmark.common.evidence import read_settled_totals
 from benchmark.common.paths import BUILD, TEXTS, TRAINED
 from benchmark.common.record import Record
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Serve into the record, print the table."""
     parser = Parser("benchmark.balance.live", __doc__)
     default = f"beside {BASELINE} (default: {' '.join(POLICIES[1:])})"
-    parser.add_argument("policies", nargs="*", type=policy, default=POLICIES[1:], help=default)
+    parser.add_argument("policies", nargs="*", type=selecting, default=POLICIES[1:], help=default)
     parser.add_count("ranks", 4, "expert-parallel ranks")
     parser.add_count("rounds", 4, "rounds, one batch of text each")
     parser.add_count("batch", 16, "requests at a time")
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_record(BUILD / "balance")
     args = parser.parse_args(argv)
     record = parser.open_record("live", args, argv)
-    policies = [BASELINE, *args.policies]
+    policies = [BASELINE, *dict.fromkeys(args.policies)]
     if any(name not in record for name in policies):
         sequences = load_sequences(TEXTS, TRAINED, args.prompt + args.steps + 1, -(-args.batch * args.rounds // 4))
         tokens = sequences.take(sequences.mixing()).tokens[: args.batch * args.rounds]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from benchmark.common.record import Record
-from benchmark.common.variant import parse_variant
+from benchmark.common.variant import BASELINE, parse_variant
 
 # Flag, default and help of the counts of a served workload.
 COUNTS = {
@@ -74,6 +74,13 @@ def policy(text: str) -> str:
         return parse_variant(text).name
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def selecting(text: str) -> str:
+    """A policy that is spelt right and selects."""
+    if parse_variant(policy(text)).policy in (None, BASELINE, "observe"):
+        raise argparse.ArgumentTypeError(f"policy {text!r}: allowed is one that selects")
+    return text
 
 
 @contextmanager

@@ -43,11 +43,9 @@ def tabulate_choices(
 
 
 def _select_alone(serving: Points, quality: Points) -> list[str]:
-    comparison, point = Comparison.read(serving[KEY]), quality[SELECTION]["mixed"]
-    (row,) = [row for row in comparison.summaries if row.name == SELECTION]
-    assert row.experts_after is not None
-    assert row.experts_before is not None
-    waits = f"{row.experts_after / row.experts_before:.2f} of the experts"
+    point, own = (quality[name]["mixed"] for name in (SELECTION, BASELINE))
+    (row,) = [row for row in Comparison.read(serving[KEY]).summaries if row.name == SELECTION]
+    waits = f"{point['active_experts'] / own['active_experts']:.2f} of the experts"
     loss = point["loss"]["all"]
     cells = [waits, f"{row.paired_ratio.median:.2f}", f"{loss['delta'] * 1e3:+.1f} ± {loss['error'] * 1e3:.1f}"]
     return [f"selection, {SELECTION}", "one device holds the model, and some loss is tolerated", *cells]

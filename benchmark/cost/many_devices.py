@@ -62,12 +62,13 @@ WAN = Link(latency=10e-3, bandwidth=1e9)
 """Between two sites: 10 ms for an exchange, 1 GB/s for each GPU. Assumed."""
 NOTE = """\
 Computed, nothing measured: DeepSeek-V3's shape in fp8 on H200, {context:,} cached tokens a request; logits drawn so
-that rows agree as those of DeepSeek-R1 do in XShare's Table 2 at 8 rows. An expert's compute is left out; exchanges
-cost what DeepEP's did on H800, and overlap with nothing. Rows: of a group of ranks that runs one step together. Fullest
-rank: active experts that its step waits for. Affinity: rows agree so much more that {saves:.1%} fewer experts are
-awake, as benchmark.affinity has it for the shipped checkpoint, which need not hold for another. Selection: {whole}, and
-for slices {sliced}, the lowest budget at which the drawn rows keep {keeps:.0%} of their mass; what that costs in loss
-nobody has measured on this model. Two sites: {wan} between them."""
+that rows agree as those of DeepSeek-R1 do in XShare's Table 2 at 8 rows, without the groups of experts to which its
+router keeps a row. An expert's compute is left out; exchanges cost what DeepEP's did on H800, and overlap with nothing.
+Rows: of a group of ranks that runs one step together. Fullest rank: active experts that its step waits for. Affinity:
+rows agree so much more that {saves:.1%} fewer experts are awake, as benchmark.affinity has it for the shipped
+checkpoint, which need not hold for another. Selection: {whole}, and for slices {sliced}, the lowest budget at which the
+drawn rows keep {keeps:.0%} of their mass; what that costs in loss nobody has measured on this model. Two sites: {wan}
+between them."""
 WHOLE, SLICED = "xshare:k0=1,target_per_rank={},balance=fill", "xshare:k0=1,add={}"
 
 
@@ -119,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpus", nargs="+", type=_gpus, default=[(32, 1), (256, 1), (256, 2)], metavar="GPUSxSITES")
     parser.add_argument("--per-gpu", nargs="+", type=positive, default=[8], help=f"requests of a GPU {swept}")
     parser.add_count("context", 1024, "cached tokens of a request")
-    parser.add_argument("--common", type=float, default=COMMON, metavar="SHARE", help=f"of logits' variance {swept}")
+    parser.add_argument("--common", type=_share, default=COMMON, metavar="SHARE", help=f"of logits' variance {swept}")
     parser.add_argument("--keeps", type=float, default=0.98, metavar="SHARE", help=f"mass that selection keeps {swept}")
     parser.add_argument(
         "--affinity-saves", type=float, metavar="SHARE", help="of active experts (default: as recorded)"
@@ -250,6 +251,18 @@ def _gpus(text: str) -> tuple[int, int]:
     found = positive(gpus), positive(sites or "1")
     if found[0] % (found[1] * NODE):
         raise argparse.ArgumentTypeError(f"{text}: allowed are nodes of {NODE} GPUs, as many on each site")
+    if (experts := DEEPSEEK_V3["n_routed_experts"]) % found[0]:
+        raise argparse.ArgumentTypeError(f"{text}: allowed is a divisor of {experts} experts, held by a group of all")
+    return found
+
+
+def _share(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a share from 0 to 1")
     return found
 
 

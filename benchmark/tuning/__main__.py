@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmark.common.command import Parser, folder, one_line_errors, policy, positive
+from benchmark.common.command import Parser, folder, one_line_errors, selecting
 from benchmark.common.paths import BUILD, TRAINED
 from benchmark.common.server import Server
 from benchmark.quality.served import SERVER_ARGS
 from benchmark.tuning.offline import OfflineGauge, load_tokenizer
 from benchmark.tuning.report import plot_tuning, tabulate_tuning
 from benchmark.tuning.saving import describe, estimate_error, find_saved
-from sglang_xshare.tune.command import GROUPS, SETTINGS
+from sglang_xshare.tune.command import ASKED, GROUPS, SETTINGS, check_asked, several
 from sglang_xshare.tune.gauge import Gauge
-from sglang_xshare.tune.measure import Bench, Measure, compare
+from sglang_xshare.tune.measure import Bench, compare
 from sglang_xshare.tune.plans import VANILLA, Layers, build_policy, group_layers
 from sglang_xshare.tune.search import search
 from sglang_xshare.tune.server import Server as RunningServer
@@ -41,34 +41,41 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record, print the table, draw the plot."""
     parser = Parser("benchmark.tuning", __doc__)
     text = f"published settings to compare with (default: {' '.join(PUBLISHED)})"
-    parser.add_argument("policies", nargs="*", type=policy, default=PUBLISHED, help=text)
-    parser.add_argument("--settings", nargs="+", type=policy, default=SETTINGS, help="to choose from (default: tune's)")
+    parser.add_argument("policies", nargs="*", type=selecting, default=PUBLISHED, help=text)
+    text = "to choose from (default: tune's)"
+    parser.add_argument("--settings", nargs="+", type=selecting, default=SETTINGS, help=text)
     parser.add_argument("--tolerances", nargs="+", type=_percent, default=[0.5, 1.0, 2.0], metavar="PERCENT")
-    parser.add_argument("--batches", nargs="+", type=positive, default=[16], metavar="N", help="rows a step")
+    parser.add_argument("--batches", nargs="+", type=several, default=[16], metavar="N", help="rows a step")
     parser.add_argument("--model", type=folder, default=TRAINED, help="a checkpoint (default: the shipped one)")
     parser.add_argument("--texts", type=folder, help="of *.txt (default: the model's heldout)")
-    parser.add_count("samples", 80, "texts to tune on, as many to confirm, and twice as many to compare on")
+    text = "texts to tune on, as many to confirm, and twice as many to compare on (default: 80)"
+    parser.add_argument("--samples", type=several, default=80, metavar="N", help=text)
     parser.add_count("prompt", 32, "tokens of each that are prefilled")
     parser.add_count("tokens", 96, "tokens of each that are decoded")
     parser.add_argument("--offline", action="store_true", help="by transformers, without a server")
     parser.add_record(BUILD / "tuning")
     args = parser.parse_args(argv)
+    if args.samples < max(args.batches):
+        parser.error(f"--samples {args.samples}: allowed is the largest batch, {max(args.batches)}, or more")
     record = parser.open_record("tuning", args, argv)
     names = {batch: [f"{percent:g}%, {batch} rows" for percent in args.tolerances] for batch in args.batches}
     if any(name not in record for some in names.values() for name in some):
         with (open_offline if args.offline else open_server)(args) as (gauge, layers):
-            bench = Bench(gauge, open_trace(args.out, args.resume))
-            groups = group_layers(layers, GROUPS)
+            groups, model = group_layers(layers, GROUPS), f"{'offline' if args.offline else 'served'}: {args.model}"
+            trace = open_trace(args.out, args.resume)
+            check_asked(args.out, model, groups, list(gauge.samples.values()))
+            bench = Bench(gauge, trace)
             for batch in args.batches:
                 for name, point in measure(bench, groups, args, batch):
                     record.add(name, **point)
         bench.trace.unlink()
+        (args.out / ASKED).unlink()
     tabulate_tuning(record.points).show()
     plot_tuning(args.out / "tuning.png", record.points, f"Tuned on one text, measured on another: {args.model.name}")
     print(f"Record: {record.path}, plot: {args.out / 'tuning.png'}")
 
 
-Gauged = tuple[Measure, Sequence[int]]
+Gauged = tuple[Gauge | OfflineGauge, Sequence[int]]
 """What measures a policy, and the layers that it has."""
 
 
@@ -93,11 +100,12 @@ def open_offline(args: argparse.Namespace) -> Iterator[Gauged]:
 
 
 def open_trace(folder: Path, resume: bool) -> Path:
-    """The file of measurements already made, of which there are none unless it goes on."""
+    """The file of measurements already made, of which there are none unless it goes on and it is known of what."""
     folder.mkdir(parents=True, exist_ok=True)
-    trace = folder / "trace.jsonl"
-    if not resume:
-        trace.unlink(missing_ok=True)
+    trace, asked = folder / "trace.jsonl", folder / ASKED
+    if not (resume and asked.exists()):
+        for file in (trace, asked):
+            file.unlink(missing_ok=True)
     return trace
 
 

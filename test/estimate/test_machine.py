@@ -65,7 +65,16 @@ def test_a_file_holds_the_constants(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [(None, "No such file"), ("[1]", ""), ('{"speed": 1}', "speed"), ('{"read": -1}', "below 0"), ("{", "")],
+    [
+        (None, "No such file"),
+        ("[1]", "a JSON list"),
+        ('{"speed": 1}', "speed"),
+        ('{"read": -1}', "below 0"),
+        ("{", "malformed JSON"),
+        ("{}", "read is missing, or 0"),
+        ('{"read": 0, "layers": 0}', "read is missing, or 0"),
+        ('{"read": 1, "read": 2}', "given twice"),
+    ],
 )
 def test_a_file_that_holds_none_is_one_line(tmp_path, text, reason):
     path = tmp_path / "machine.json"
@@ -75,6 +84,7 @@ def test_a_file_that_holds_none_is_one_line(tmp_path, text, reason):
         read_machine(path)
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
+    assert str(error.value).count("allowed") == 1
 
 
 def test_a_layer_of_whole_experts_waits_for_the_fullest_rank(weights):
@@ -173,9 +183,26 @@ def test_a_fitted_machine_takes_the_gpu_s_place(deepseek, capsys, tmp_path):
     report = json.loads(capsys.readouterr().out)
     assert report["estimates"][0]["moe_layer_us"] == pytest.approx([100 * EXPERT * 2e-6, 50 * EXPERT * 2e-6])
     assert main([*deepseek, "--machine", str(path), "--active", "100", "50"]) == 0
-    assert "a machine as fitted" in capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
+    assert "a machine as fitted" in out
+    sent = "exchanges in a node x 10 us + bytes sent in it / (200 GB/s)"
+    assert f"step = bytes read / (500 GB/s) + {sent}. The constants are those of --machine." in out
+    assert "34 us" not in out
+    assert main([*deepseek, "--machine", str(path), "--ranks", "16"]) == 1
+    reason = f"--machine {path} has no exchange between nodes; allowed is at most --node 8"
+    assert capsys.readouterr().err == f"estimate: --ranks 16: {reason}\n"
     assert main([*deepseek, "--machine", str(path), "--gpu", "h200"]) == 1
     assert capsys.readouterr().err == "estimate: --gpu with --machine: the file has it; allowed is one of both\n"
+
+
+def test_what_is_known_of_the_fullest_rank_is_not_the_model_s(deepseek, capsys):
+    known = ("--active", "20", "10", "--ranks", "8")
+    (whole,) = estimate(deepseek, capsys, *known)["estimates"]
+    assert (whole["active_experts"], whole["fullest_rank_experts"]) == (None, [20, 10])
+    (sliced,) = estimate(deepseek, capsys, *known, "--placement", "shard")["estimates"]
+    assert sliced["active_experts"] == [20, 10]
+    assert main([*deepseek, "--gpu", "h200", "--policy", "xshare:k0=1,add=24", *known]) == 0
+    assert capsys.readouterr().out.count("20.0 -> 10.0") == 1
 
 
 def test_ranks_are_told_in_the_table(deepseek, capsys):

@@ -204,3 +204,6 @@ def test_a_trace_of_other_figures_is_refused(texts, tmp_path, server, capsys):
     (tmp_path / "out/asked.json").write_text(json.dumps(asked))
     assert tune(texts, tmp_path / "out") == 1
     assert "begun with other figures; allowed is another folder" in capsys.readouterr().err
+    (tmp_path / "out/asked.json").write_text("[]")
+    assert tune(texts, tmp_path / "out") == 1
+    assert "asked.json: a JSON list; allowed is one JSON object, or another folder" in capsys.readouterr().err

@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=float,
         nargs=2,
         metavar=("BEFORE", "AFTER"),
-        help="active experts a layer and step, as you know them",
+        help="active experts a layer and step, as you know them; of whole experts on --ranks, the fullest rank's",
     )
     _add_deployment(parser)
     parser.add_argument("--json", action="store_true", help="as JSON")

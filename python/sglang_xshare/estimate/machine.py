@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from ..keys import read_object
+
 
 @dataclass(frozen=True)
 class Work:
@@ -101,11 +103,12 @@ def read_machine(path: Path) -> Machine:
     """A machine out of a file. Raises ValueError, one line, where it holds none."""
     allowed = f"allowed is a JSON object of seconds, {', '.join(TERMS)}, such as benchmark.cost.model writes"
     try:
-        found = json.loads(path.read_text())
-        machine = Machine(**{name: float(value) for name, value in found.items()})
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        machine = Machine(**{name: float(value) for name, value in read_object(path.read_bytes()).items()})
+    except (OSError, ValueError, TypeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error).partition("; allowed")[0]
         raise ValueError(f"--machine {path}: {reason}; {allowed}") from None
     if not all(0 <= value < float("inf") for value in asdict(machine).values()):
         raise ValueError(f"--machine {path}: a constant below 0, or infinite; {allowed}")
+    if not machine.read:
+        raise ValueError(f"--machine {path}: read is missing, or 0: experts would load in no time; {allowed}")
     return machine

@@ -24,6 +24,16 @@ CAVEATS = (
     "The constants are OEA's fit for one H100; other GPUs differ by bandwidth alone.",
     "Not in it: the selection itself, activations, sampling, the host; no measurement. See docs/estimate.md.",
 )
+COUNTED = {
+    "layers": "MoE layers",
+    "read": "bytes read",
+    "flops": "operations",
+    "near": "exchanges in a node",
+    "near_bytes": "bytes sent in it",
+    "far": "exchanges between nodes",
+    "far_bytes": "bytes sent between them",
+}
+"""What each constant of a fitted machine is multiplied by."""
 FITTED = "The constants are those of --machine. Not in it: the selection itself, activations, sampling, the host."
 
 
@@ -37,9 +47,13 @@ def estimate(
     ranks = deployment.ranks
     if deployment.placement == "ep" and weights.model.num_experts % ranks:
         raise ValueError(f"--ranks {ranks}: allowed is a divisor of the model's {weights.model.num_experts} experts")
+    if ranks > deployment.node and not (machine.far or machine.far_bytes):
+        reason = f"--machine {arguments.machine} has no exchange between nodes"
+        raise ValueError(f"--ranks {ranks}: {reason}; allowed is at most --node {deployment.node}")
     requests = -(-arguments.batch // arguments.replicas)
     rows, tokens = requests * arguments.tokens_per_request, arguments.tokens_per_request
     schedule = _read_schedule(arguments.policy, weights, rows, tokens, deployment)
+    of_fullest = arguments.active is not None and ranks > 1 and deployment.placement == "ep"
     estimates = []
     for source, drawn in _list_loads(arguments, schedule, weights, deployment, rows).items():
         loads = drawn.before, drawn.after
@@ -50,7 +64,7 @@ def estimate(
             {
                 "is_estimate": True,
                 "source": source,
-                "active_experts": [load.active for load in loads],
+                "active_experts": None if of_fullest else [load.active for load in loads],
                 "fullest_rank_experts": [load.fullest for load in loads],
                 "kept_mass": drawn.kept_mass,
                 "moe_layer_us": [step.layer * 1e6 for step in steps],
@@ -60,7 +74,7 @@ def estimate(
         )
     return {
         "is_estimate": True,
-        "formula": FORMULA + (OF_RANKS if ranks > 1 else ""),
+        "formula": (FORMULA if bandwidth else _spell(machine)) + (OF_RANKS if ranks > 1 else ""),
         "caveats": CAVEATS if bandwidth else (FITTED,),
         "model": {
             "architecture": weights.model.architecture,
@@ -82,6 +96,18 @@ def estimate(
         "context": arguments.context,
         "estimates": estimates,
     }
+
+
+def _spell(machine: Machine) -> str:
+    """A fitted machine as the sum that it is, without the terms that take no time."""
+    terms = []
+    for name, counted in COUNTED.items():
+        if seconds := getattr(machine, name):
+            unit = "G/s" if name == "flops" else "GB/s"
+            is_time = name in ("layers", "near", "far")
+            each = f"x {seconds * 1e6:.3g} us" if is_time else f"/ ({1e-9 / seconds:.3g} {unit})"
+            terms.append(f"{counted} {each}")
+    return f"step = {' + '.join(terms)}"
 
 
 def _list_loads(
@@ -164,7 +190,7 @@ def print_table(report: dict[str, Any]) -> None:
     for column in columns:
         table.add_column(column, justify="left" if not column else "right")
     for row in report["estimates"]:
-        cells = [" -> ".join(format(value, spec) for value in row[name]) for name, spec in pairs]
+        cells = [" -> ".join(format(value, spec) for value in row[name] or ()) for name, spec in pairs]
         table.add_row(f"estimate, {row['source']}", *cells, f"~{row['speedup']:.2f}")
     console.print(table)
     console.print(f"{report['formula']}.", *report["caveats"], style="dim")

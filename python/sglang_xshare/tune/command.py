@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ..console import open_console
+from ..keys import read_object
 from ..live.client import API_KEY, PolicyError
 from ..policies.registry import build_plan
 from ..policies.spelling import SPELLING, parse_policy
@@ -31,6 +32,8 @@ LADDER = ("k0=0,add=8", *(f"k0=1,add={add}" for add in (0, 2, 4, 6, 8, 10, 12, 1
 SETTINGS = tuple(f"xshare:{keys},utility=squared,own_share=0.75" for keys in LADDER)
 TIGHTEST = "xshare:k0=1,add=1,utility=squared,own_share=0.75"
 """Graphs captured under it follow to all of them, and to vanilla; those captured without a budget to none."""
+ASKED = "asked.json"
+"""Of the folder: what its trace was measured of."""
 GROUPS = 8
 """Of layers, at most, where not given."""
 
@@ -45,11 +48,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     flag(
         "--out", type=Path, required=True, metavar="DIR", help="for the plan, the report, and the trace to resume from"
     )
-    flag("--batches", type=_several, nargs="+", default=[16], metavar="N", help="requests that decode together (16)")
+    flag("--batches", type=several, nargs="+", default=[16], metavar="N", help="requests that decode together (16)")
     flag("--settings", type=_setting, nargs="+", default=list(SETTINGS), metavar="POLICY", help=SPELLING)
     text = f"groups of layers with a setting of their own ({GROUPS})"
     flag("--groups", type=_count, default=GROUPS, metavar="N", help=text)
-    flag("--samples", type=_several, default=64, metavar="N", help="texts to tune on, and as many held out (64)")
+    flag("--samples", type=several, default=64, metavar="N", help="texts to tune on, and as many held out (64)")
     flag("--prompt", type=_count, default=64, metavar="N", help="tokens of each that are prefilled (64)")
     flag("--tokens", type=_count, default=64, metavar="N", help="tokens of each that are decoded (64)")
     flag("--api-key", metavar="KEY", help=f"the server's admin or API key (default: ${API_KEY})")
@@ -86,7 +89,7 @@ def tune(arguments: argparse.Namespace) -> None:
     count = max(arguments.samples, *arguments.batches)
     samples = read_samples(arguments.texts, server.tokenize, arguments.prompt, arguments.tokens, count)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    _check_asked(arguments.out, server.get_model(), groups, samples)
+    check_asked(arguments.out, server.get_model(), groups, samples)
     gauge = Gauge(server, dict(zip(("tuning", "held out"), samples, strict=True)))
     bench = Bench(gauge, arguments.out / "trace.jsonl")
     console = open_console()
@@ -144,7 +147,7 @@ def _leave(out: Path, policy: dict[str, Any], found: list[Found]) -> None:
     (out / "report.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
-def _check_asked(out: Path, model: str, groups: Sequence[Layers], samples: list[list[Sample]]) -> None:
+def check_asked(out: Path, model: str, groups: Sequence[Layers], samples: Sequence[Sequence[Sample]]) -> None:
     """Refuse to go on from a trace of another model, of other samples, or of a version that kept other figures: what it
     holds would be compared with what it is not like.
     """
@@ -154,10 +157,15 @@ def _check_asked(out: Path, model: str, groups: Sequence[Layers], samples: list[
     digest = hashlib.sha256(orjson.dumps(tokens)).hexdigest()
     asked: dict[str, Any] = {"model": model, "layers": [list(one) for one in groups], "samples": digest}
     asked["figures"] = [one.name for one in fields(Measurement)]
-    file = out / "asked.json"
-    if file.exists() and (known := orjson.loads(file.read_bytes())) != asked:
-        name = next(name for name in asked if known.get(name) != asked[name])
-        raise ValueError(f"--out {out}: begun with other {name}; allowed is another folder")
+    file = out / ASKED
+    if file.exists():
+        try:
+            known = read_object(file.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"--out {out}: {ASKED}: {error}, or another folder") from None
+        for name in asked:
+            if known.get(name) != asked[name]:
+                raise ValueError(f"--out {out}: begun with other {name}; allowed is another folder")
     file.write_bytes(orjson.dumps(asked, option=orjson.OPT_INDENT_2))
 
 
@@ -177,7 +185,8 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _several(text: str) -> int:
+def several(text: str) -> int:
+    """A whole number from 2 up, for argparse: samples, of which a standard error is taken, and rows of a step."""
     if _count(text) == 1:
         raise argparse.ArgumentTypeError("1: allowed is a whole number from 2 up")
     return int(text)

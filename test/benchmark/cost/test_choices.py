@@ -50,9 +50,10 @@ def rows():
 
 
 def test_figures_are_the_records(rows):
-    point = json.loads((RESULTS / "quality/quality.json").read_text())["points"][SELECTION]["mixed"]
+    points = json.loads((RESULTS / "quality/quality.json").read_text())["points"]
+    point, own = points[SELECTION]["mixed"], points["vanilla"]["mixed"]
     waits, speed, loss = rows[f"selection, {SELECTION}"]
-    assert waits.endswith(" of the experts")
+    assert waits == f"{point['active_experts'] / own['active_experts']:.2f} of the experts"
     assert float(speed) > 1
     assert loss.startswith(f"{point['loss']['all']['delta'] * 1e3:+.1f} ± ")
     assert rows["4 replicas, affinity, served"] == ["0.86 of the experts a token", "-", "0"]

@@ -117,6 +117,11 @@ def test_a_deployment_on_paper(tmp_path, capsys):
     [
         (run_model, ["--awake", "3"], "--awake 3: allowed is 4, the experts of a row, to 128, all"),
         (run_paper, ["--gpus", "12"], "12: allowed are nodes of 8 GPUs, as many on each site"),
+        (run_paper, ["--gpus", "32", "48"], "48: allowed is a divisor of 256 experts"),
+        (run_paper, ["--gpus", "80"], "80: allowed is a divisor of 256 experts"),
+        (run_paper, ["--gpus", "512x2"], "512x2: allowed is a divisor of 256 experts"),
+        (run_paper, ["--common", "1.5"], "'1.5': allowed is a share from 0 to 1"),
+        (run_paper, ["--common", "nan"], "'nan': allowed is a share from 0 to 1"),
         (run_paper, ["--affinity-saves", "0.1", "--keeps", "1.5"], "--keeps 1.5: all experts keep less"),
     ],
 )

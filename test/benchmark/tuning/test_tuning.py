@@ -1,5 +1,8 @@
 """`python -m benchmark.tuning`, also `python -m benchmark.tuning --offline`: a record made by hand, and a small run."""
 
+from contextlib import nullcontext
+from typing import ClassVar
+
 import pytest
 
 from benchmark.common.paths import TRAINED
@@ -84,9 +87,48 @@ def measure(mean: float, spread: float) -> Measurement:
 
 def test_former_measurements_are_used_by_who_goes_on(tmp_path):
     trace = open_trace(tmp_path / "new", resume=False)
-    trace.write_text("one")
+    asked = tmp_path / "new" / "asked.json"
+    for file in (trace, asked):
+        file.write_text("one")
     assert open_trace(tmp_path / "new", resume=True).exists()
     assert not open_trace(tmp_path / "new", resume=False).exists()
+    assert not asked.exists()
+    trace.write_text("of what nobody knows")
+    assert not open_trace(tmp_path / "new", resume=True).exists()
+
+
+def test_a_trace_of_another_model_is_refused(tmp_path, monkeypatch):
+    class Interrupted:
+        samples: ClassVar = {"tuning": [Sample([1], [2])]}
+
+        def __call__(self, *asked):
+            raise KeyboardInterrupt
+
+    for mode in ("server", "offline"):
+        monkeypatch.setattr(f"benchmark.tuning.__main__.open_{mode}", lambda _: nullcontext((Interrupted(), range(4))))
+    flags = ["--out", str(tmp_path), "--resume"]
+    for _ in range(2):  # interrupted before the first point; the same goes on
+        with pytest.raises(KeyboardInterrupt):
+            main(flags)
+    with pytest.raises(ValueError, match="begun with other model; allowed is another folder"):
+        main([*flags, "--offline"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--offline", "--samples", "8"], "--samples 8: allowed is the largest batch, 16, or more"),
+        (["--batches", "4", "1"], "1: allowed is a whole number from 2 up"),
+        (["--samples", "1", "--batches", "2"], "1: allowed is a whole number from 2 up"),
+        (["vanilla"], "policy 'vanilla': allowed is one that selects"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, flags, said):
+    with pytest.raises(SystemExit) as exit:
+        main([*flags, "--out", str(tmp_path)])
+    assert said in str(exit.value)
+    assert "\n" not in str(exit.value)
+    assert not list(tmp_path.iterdir())
 
 
 def test_offline_a_policy_holds_in_its_layers():

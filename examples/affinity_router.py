@@ -8,7 +8,10 @@ does, sets that header, and hands the request on; a worker that the router calls
 import argparse
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +22,16 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from sglang_xshare.affinity.bound import DEFAULT
 from sglang_xshare.affinity.dispatcher import Affinity
-from sglang_xshare.affinity.table import load_table
+from sglang_xshare.affinity.table import Table, load_table
 
 HEADER = "X-SMG-Target-Worker"
+OWN = ("host", "content-length", "transfer-encoding", "connection", "accept-encoding", HEADER.lower())
+"""Headers that each connection has its own of; all others are handed on."""
 LOOK = 2.0
 """Seconds between looks at the router's workers."""
 
@@ -33,10 +40,9 @@ class Proxy:
     """Decides and hands on. Workers keep their number here whatever order the router lists them in."""
 
     def __init__(
-        self, client: httpx.AsyncClient, table: Path, tokenizer: PreTrainedTokenizerBase, bound: float
+        self, client: httpx.AsyncClient, table: Table, tokenizer: PreTrainedTokenizerBase, bound: float
     ) -> None:
-        self.client, self.tokenizer = client, tokenizer
-        self.table, self.bound = load_table(table), bound
+        self.client, self.table, self.tokenizer, self.bound = client, table, tokenizer, bound
         self.affinity: Affinity | None = None
         self.urls: list[str] = []
         self.places: dict[int, int] = {}
@@ -44,9 +50,12 @@ class Proxy:
         self._names = itertools.count()
 
     async def watch(self) -> None:
-        """Look at the router's workers again and again."""
+        """Look at the router's workers again and again, also after a look that failed."""
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+                print(f"affinity_router: the workers are as they were, GET /workers failed: {error!r}", flush=True)
             await asyncio.sleep(LOOK)
 
     async def look(self) -> None:
@@ -65,35 +74,55 @@ class Proxy:
     async def send(self, request: Request) -> Response:
         """Hand one request on, to the worker that suits it."""
         body, name = await request.body(), next(self._names)
-        headers = {"content-type": "application/json"}
-        if request.method == "POST" and self.affinity is not None and self.places:
-            chosen = self.affinity.choose(name, self.tokenize(orjson.loads(body))).replica
-            headers[HEADER] = str(self.places[chosen])
-        path = request.url.path
-        answer = await self.client.send(
-            self.client.build_request(request.method, path, content=body, headers=headers), stream=True
-        )
-        kind = answer.headers.get("content-type")
-        return StreamingResponse(self.read(name, answer), answer.status_code, media_type=kind)
-
-    async def read(self, name: int, answer: httpx.Response) -> AsyncIterator[bytes]:
-        """Pieces of an answer. The request has ended with the last one, or where its client leaves."""
+        headers = [(key, value) for key, value in request.headers.items() if key not in OWN]
         try:
-            async for piece in answer.aiter_bytes():
-                yield piece
-        finally:
-            if self.affinity is not None:
-                self.affinity.finish(name)
-            await answer.aclose()
+            if request.method == "POST" and self.affinity is not None and self.places:
+                chosen = self.affinity.choose(name, self.tokenize(body)).replica
+                headers.append((HEADER, str(self.places[chosen])))
+            path, params = request.url.path, request.query_params.multi_items()
+            asked = self.client.build_request(request.method, path, params=params, content=body, headers=headers)
+            return Relay(self, name, await self.client.send(asked, stream=True))
+        except BaseException:  # a router that is down, a client that leaves
+            self.finish(name)
+            raise
 
-    def tokenize(self, body: dict[str, Any]) -> Sequence[int]:
-        """The prompt's token ids; of several prompts the first's."""
-        if "messages" in body:
-            return list(self.tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True))
-        prompt: Any = next((body[key] for key in ("input_ids", "text", "prompt") if body.get(key)), [])
-        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-            prompt = prompt[0]
-        return self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+    def finish(self, name: int) -> None:
+        """A request has ended, in whatever way."""
+        if self.affinity is not None:
+            self.affinity.finish(name)
+
+    def tokenize(self, body: bytes) -> Sequence[int]:
+        """The prompt's token ids, of several prompts the first's; none where it has none or is not understood."""
+        try:
+            asked = orjson.loads(body)
+            if not isinstance(asked, dict):
+                return []
+            if "messages" in asked:
+                render = self.tokenizer.apply_chat_template
+                return render(asked["messages"], add_generation_prompt=True, return_dict=False)
+            prompt: Any = next((asked[key] for key in ("input_ids", "text", "prompt") if asked.get(key)), [])
+            if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+                prompt = prompt[0]
+            return self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else [int(one) for one in prompt]
+        except Exception as error:  # a chat template raises what it likes; the worker says what is wrong with a request
+            print(f"affinity_router: a prompt was not understood: {error!r}", flush=True)
+            return []
+
+
+class Relay(StreamingResponse):
+    """An answer, handed back. Its request has ended with the last piece, or where the client leaves before any."""
+
+    def __init__(self, proxy: Proxy, name: int, answer: httpx.Response) -> None:
+        super().__init__(answer.aiter_bytes(), answer.status_code, media_type=answer.headers.get("content-type"))
+        self.proxy, self.name, self.answer = proxy, name, answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream it, and count its request no more."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.proxy.finish(self.name)
+            await self.answer.aclose()
 
 
 def make_app(proxy: Proxy) -> Starlette:
@@ -101,15 +130,31 @@ def make_app(proxy: Proxy) -> Starlette:
     return Starlette(routes=[Route("/{path:path}", proxy.send, methods=["GET", "POST"])])
 
 
+@contextmanager
+def blame(flag: str, value: object, allowed: str) -> Iterator[None]:
+    """What fails within is this flag's: one line and exit code 1."""
+    try:
+        yield
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"affinity_router: {flag} {value}: {' '.join(str(error).split())}; allowed is {allowed}")
+
+
 async def serve(arguments: argparse.Namespace) -> None:
     """Until it is stopped."""
-    async with httpx.AsyncClient(base_url=arguments.router, timeout=None) as client:
-        tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-        proxy = Proxy(client, arguments.table, tokenizer, arguments.bound)
+    if not (math.isfinite(arguments.bound) and arguments.bound >= 1):
+        sys.exit(f"affinity_router: --bound {arguments.bound}: allowed is a number of at least 1")
+    with blame("--table", arguments.table, "a file of `sglang-xshare calibrate`"):
+        table = load_table(arguments.table)
+    with blame("--model", arguments.model, "the folder of a checkpoint with its tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(arguments.model, local_files_only=True)
+    with blame("--router", arguments.router, "the URL of SGLang's router, running, with workers"):
+        client = httpx.AsyncClient(base_url=arguments.router, timeout=None)
+        proxy = Proxy(client, table, tokenizer, arguments.bound)
         await proxy.look()
-        watching = asyncio.create_task(proxy.watch())
-        await uvicorn.Server(uvicorn.Config(make_app(proxy), port=arguments.port)).serve()
-        watching.cancel()
+    watching = asyncio.create_task(proxy.watch())
+    await uvicorn.Server(uvicorn.Config(make_app(proxy), port=arguments.port)).serve()
+    watching.cancel()
+    await client.aclose()
 
 
 if __name__ == "__main__":
@@ -117,6 +162,6 @@ if __name__ == "__main__":
     parser.add_argument("--router", required=True, metavar="URL", help="of SGLang's router")
     parser.add_argument("--table", type=Path, required=True, metavar="FILE", help="of `sglang-xshare calibrate`")
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="whose tokenizer to use")
-    parser.add_argument("--bound", type=float, default=1.1, help="most requests of a worker over the mean (1.1)")
+    parser.add_argument("--bound", type=float, default=DEFAULT, help="most of a worker over the mean (%(default)s)")
     parser.add_argument("--port", type=int, default=30000, help="where it listens (30000)")
     asyncio.run(serve(parser.parse_args()))

@@ -7,6 +7,7 @@ each has all cores.
 
 import argparse
 import hashlib
+import math
 import random
 import threading
 import time
@@ -20,15 +21,16 @@ from benchmark.affinity.report import OBSERVE, tabulate_live
 from benchmark.affinity.routing import Routing
 from benchmark.affinity.scenarios import SCENARIOS, make_traffic
 from benchmark.affinity.texts import make_table
-from benchmark.common.command import Parser, one_line_errors, policy
+from benchmark.common.command import Parser, one_line_errors
 from benchmark.common.evidence import read_totals
 from benchmark.common.paths import BUILD, TEXTS, TRAINED
 from benchmark.common.record import Record
 from benchmark.common.server import Server
-from benchmark.common.variant import BASELINE, parse_variant
+from benchmark.common.variant import BASELINE, OFF, parse_plan, parse_variant
 from benchmark.quality.model import load_model
 from benchmark.quality.served import SERVER_ARGS
 from benchmark.quality.text import Sequences, load_sequences
+from sglang_xshare.affinity.bound import DEFAULT
 from sglang_xshare.tune.forcing import read_step, serialize_force
 
 METHODS = ("round_robin", "total_requests", "expert_affinity")
@@ -200,7 +202,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         default=["mixed"],
         help=f"of {', '.join(SERVED)}, under the model's own routing (default: mixed)",
     )
-    parser.add_argument("--policies", nargs="*", type=policy, default=[], help="with the text forced, vanilla too")
+    forced = f"with the text forced; their loss is shown where {BASELINE} is among them"
+    parser.add_argument("--policies", nargs="*", type=_policy, default=[], metavar="POLICY", help=forced)
     parser.add_count("replicas", 4, "replicas of the model")
     parser.add_count("per_replica", 16, "requests at a time and replica")
     parser.add_count("requests", 768, "requests in all: runs of half as many scatter by two points and more")
@@ -208,16 +211,42 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_count("prompt", 64, "tokens a prompt")
     parser.add_count("per_domain", 60, "prompts of each domain")
     parser.add_count("calibration", 20_000, "tokens of each domain that the table is calibrated on")
-    parser.add_argument("--bound", type=float, default=1.1, metavar="B", help="of the load (default: 1.1)")
+    parser.add_argument("--bound", type=_bound, default=DEFAULT, metavar="B", help="of the load (default: %(default)s)")
     parser.add_record(BUILD / "affinity")
     args = parser.parse_args(argv)
     for name in args.methods:
         if name not in METHODS:
             parser.error(f"method {name!r}: allowed are {', '.join(METHODS)}")
+    if args.life < 4:
+        parser.error(f"--life {args.life}: allowed are at least 4 tokens, so that half of it has a decoded one")
+    least = 3 * args.replicas * args.per_replica
+    if args.requests < least:
+        parser.error(f"--requests {args.requests}: allowed are at least {least}, 3 times --replicas * --per-replica")
     record = parser.open_record("live", args, argv)
     measure(args, record)
     tabulate_live(record.points).show()
     print(f"Record: {record.path}")
+
+
+def _policy(text: str) -> str:
+    """A policy that a running server of these can be switched to, and that is no other case."""
+    try:
+        parse_plan(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if parse_variant(text).policy in (None, OBSERVE):
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed are policies other than {OFF} and {OBSERVE}")
+    return text
+
+
+def _bound(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 1):
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a number of at least 1")
+    return value
 
 
 def measure(args: argparse.Namespace, record: Record) -> None:

@@ -79,7 +79,7 @@ def tabulate_live(points: Mapping[str, Any]) -> Table:
     rows = []
     for point in sorted(points.values(), key=lambda point: (point["policy"] != OBSERVE, point["policy"] != BASELINE)):
         base = first.setdefault((point["traffic"], point["policy"]), point)
-        reference = points.get(f"{point['traffic']}, {BASELINE}, {base['method']}", base)
+        reference = points.get(f"{point['traffic']}, {BASELINE}, {base['method']}")
         rows.append(
             [
                 point["traffic"],
@@ -115,9 +115,13 @@ def _per_token(point: Mapping[str, float]) -> float:
     return point["active"] / point["rows"]
 
 
-def _compare_answers(point: Mapping[str, Any], base: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:
+def _compare_answers(
+    point: Mapping[str, Any], base: Mapping[str, Any], reference: Mapping[str, Any] | None
+) -> list[str]:
     """How many greedy answers are the base's, and how much more forced ones cost than the reference's."""
     if point["nats"]:
+        if reference is None:
+            return ["-", "-"]
         loss = compare_loss(*(torch.tensor(one["nats"])[:, None] for one in (point, reference)))
         return ["-", "+0.0" if point is reference else str(loss)]
     same = sum(one == other for one, other in zip(point["outputs"], base["outputs"], strict=True))

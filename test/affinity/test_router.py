@@ -5,31 +5,27 @@ python examples/affinity_router.py --router http://localhost:30001 --table FILE 
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib.util
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from affinity.tables import make_table, prompt
-from benchmark.common.paths import ROOT
-
-
-class Tokenizer:
-    """Ids written as words."""
-
-    def __call__(self, text: str) -> dict[str, list[int]]:
-        return {"input_ids": [int(word) for word in text.split()]}
-
-    def apply_chat_template(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> list[int]:
-        return self(messages[-1]["content"])["input_ids"]
+from benchmark.common.paths import ROOT, TRAINED
+from sglang_xshare.affinity.table import load_table
 
 
 class Router:
@@ -39,6 +35,8 @@ class Router:
         self.urls = ["http://c", "http://a", "http://b"]
         self.healthy = set(self.urls)
         self.got: list[tuple[str, str, Any]] = []
+        self.asked: list[Request] = []
+        self.breaks = False
 
     def make_app(self) -> Starlette:
         return Starlette(
@@ -49,12 +47,17 @@ class Router:
         )
 
     async def list_workers(self, request: Request) -> JSONResponse:
+        if self.breaks:
+            return JSONResponse({"error": "starting"}, 503)
         return JSONResponse({"workers": [{"url": url, "is_healthy": url in self.healthy} for url in self.urls]})
 
     async def answer(self, request: Request) -> JSONResponse:
+        self.asked.append(request)
         place = request.headers.get("x-smg-target-worker")
         url = "" if place is None else self.urls[int(place)]
-        self.got.append((request.url.path, url, await request.json() if request.method == "POST" else None))
+        self.got.append((request.url.path, url, await request.body()))
+        if self.breaks:
+            raise httpx.ReadError("the router broke the connection")
         return JSONResponse({"worker": url}, 200 if url or request.method == "GET" else 503)
 
 
@@ -74,37 +77,164 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "table"
 
 
-def test_requests_go_to_the_worker_that_suits_them_whatever_its_number(example: ModuleType, table: Path) -> None:
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(TRAINED)
+
+
+@asynccontextmanager
+async def serve(example: ModuleType, table: Path, tokenizer: Any, router: Router) -> AsyncIterator[tuple[Any, Any]]:
+    """The example's proxy in front of the router, and a client of it."""
+    inner = httpx.AsyncClient(transport=httpx.ASGITransport(router.make_app()), base_url="http://router")
+    proxy = example.Proxy(inner, load_table(table), tokenizer, 3.0)
+    app = example.make_app(proxy)
+    outer = httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://proxy")
+    async with inner, outer:
+        await proxy.look()
+        yield proxy, outer
+
+
+def test_requests_go_to_the_worker_that_suits_them_whatever_its_number(
+    example: ModuleType, table: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
     router = Router()
 
     async def play() -> None:
-        inner = httpx.AsyncClient(transport=httpx.ASGITransport(router.make_app()), base_url="http://router")
-        proxy = example.Proxy(inner, table, Tokenizer(), 3.0)
-        await proxy.look()
-        outer = httpx.AsyncClient(transport=httpx.ASGITransport(example.make_app(proxy)), base_url="http://proxy")
-        for number in range(3):  # long ones that still run: the topics of the three
-            proxy.affinity.choose(f"running {number}", prompt(number))
-        homes = [proxy.affinity._running[f"running {number}"].replica for number in range(3)]
-        assert sorted(homes) == [0, 1, 2]
-        wanted = [proxy.urls[home] for home in homes]
+        async with serve(example, table, tokenizer, router) as (proxy, outer):
+            for number in range(3):  # long ones that still run: the topics of the three
+                proxy.affinity.choose(f"running {number}", prompt(number))
+            homes = [proxy.affinity._running[f"running {number}"].replica for number in range(3)]
+            assert sorted(homes) == [0, 1, 2]
+            wanted = [proxy.urls[home] for home in homes]
 
-        async def ask(path: str, body: dict[str, Any]) -> str:
-            return (await outer.post(path, json=body)).json()["worker"]
+            async def ask(path: str, body: dict[str, Any]) -> str:
+                return (await outer.post(path, json=body)).json()["worker"]
 
-        text = " ".join(map(str, prompt(1, start=3)))
-        assert await ask("/generate", {"input_ids": prompt(0, start=3)}) == wanted[0]
-        assert await ask("/generate", {"text": text}) == wanted[1]
-        assert await ask("/v1/completions", {"prompt": [text]}) == wanted[1]
-        assert await ask("/v1/chat/completions", {"messages": [{"content": text}]}) == wanted[1]
-        router.urls.reverse()
-        await proxy.look()
-        assert await ask("/generate", {"input_ids": prompt(0, start=5)}) == wanted[0]
-        router.healthy.discard(wanted[0])
-        await proxy.look()
-        assert await ask("/generate", {"input_ids": prompt(0, start=7)}) in wanted[1:]
-        assert (await outer.get("/health")).status_code == 200
-        assert sum(proxy.affinity.loads) == 2  # the answered ones have ended, and the dead worker's is gone
+            text = tokenizer.decode(prompt(1, start=3))
+            said = [{"role": "user", "content": text}]
+            assert await ask("/generate", {"input_ids": prompt(0, start=3)}) == wanted[0]
+            assert await ask("/generate", {"text": text}) == wanted[1]
+            assert await ask("/v1/completions", {"prompt": [text]}) == wanted[1]
+            assert await ask("/v1/chat/completions", {"messages": said}) == wanted[1]
+            router.urls.reverse()
+            await proxy.look()
+            assert await ask("/generate", {"input_ids": prompt(0, start=5)}) == wanted[0]
+            router.healthy.discard(wanted[0])
+            await proxy.look()
+            assert await ask("/generate", {"input_ids": prompt(0, start=7)}) in wanted[1:]
+            assert (await outer.get("/health")).status_code == 200
+            assert sum(proxy.affinity.loads) == 2  # the answered ones have ended, and the dead worker's is gone
 
     asyncio.run(play())
-    assert router.got[-1] == ("/health", "", None)
-    assert router.got[0][2] == {"input_ids": prompt(0, start=3)}
+    assert router.got[-1] == ("/health", "", b"")
+    assert orjson.loads(router.got[0][2]) == {"input_ids": prompt(0, start=3)}
+
+
+def test_what_a_client_sends_reaches_the_worker(
+    example: ModuleType, table: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    router = Router()
+    parts = orjson.dumps({"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]})
+
+    async def play() -> None:
+        async with serve(example, table, tokenizer, router) as (proxy, outer):
+            headers = {"Authorization": "Bearer key", "X-SMG-Target-Worker": "9"}
+            for body in (b"", b"no JSON", b"[1]", b'"text"', b'{"prompt": [1, {}]}', parts):
+                answer = await outer.post("/generate?a=1&b=2", content=body, headers=headers)
+                assert answer.status_code == 200
+                assert router.got[-1][2] == body
+                assert router.asked[-1].headers["authorization"] == "Bearer key"
+                assert router.asked[-1].headers["host"] == "router"
+                assert router.asked[-1].url.query == "a=1&b=2"
+            assert sum(proxy.affinity.loads) == 0
+
+    asyncio.run(play())
+
+
+def test_a_request_ends_where_the_router_or_its_client_leaves(
+    example: ModuleType, table: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    router = Router()
+
+    async def play() -> None:
+        async with serve(example, table, tokenizer, router) as (proxy, outer):
+            router.breaks = True
+            assert (await outer.post("/generate", json={"input_ids": [1]})).status_code == 500
+            assert sum(proxy.affinity.loads) == 0
+            router.breaks = False
+
+            async def send(message: Any) -> None:
+                raise OSError("the client has left")
+
+            scope = {"type": "http", "method": "POST", "path": "/generate", "query_string": b"", "headers": []}
+            for version in ("2.3", "2.4"):  # of ASGI: the client's leaving is a message, or an error
+                messages = iter([{"type": "http.request", "body": b'{"input_ids": [1]}'}, {"type": "http.disconnect"}])
+
+                async def receive(left: Iterator[Any] = messages) -> Any:
+                    return next(left)
+
+                with suppress(ClientDisconnect, OSError):
+                    await example.make_app(proxy)({**scope, "asgi": {"spec_version": version}}, receive, send)
+                assert sum(proxy.affinity.loads) == 0
+            assert len(router.got) == 3
+
+    asyncio.run(play())
+
+
+def test_the_watch_outlives_a_failed_look(
+    example: ModuleType,
+    table: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    router = Router()
+    monkeypatch.setattr(example, "LOOK", 0.01)
+
+    async def play() -> None:
+        async with serve(example, table, tokenizer, router) as (proxy, _):
+            router.breaks = True
+            watching = asyncio.create_task(proxy.watch())
+            await asyncio.sleep(0.05)
+            router.breaks, router.healthy = False, {"http://a"}
+            await asyncio.sleep(0.1)
+            watching.cancel()
+            assert list(proxy.places) == [0]
+
+    asyncio.run(play())
+    assert "affinity_router: the workers are as they were" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "allowed"),
+    [
+        ("table", Path("nosuch"), "a file of `sglang-xshare calibrate`"),
+        ("model", Path("nosuch"), "the folder of a checkpoint"),
+        ("bound", 0.5, "a number of at least 1"),
+        ("bound", float("nan"), "a number of at least 1"),
+        ("router", "http://127.0.0.1:9", "with workers"),
+        ("router", "127.0.0.1", "with workers"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(example: ModuleType, table: Path, flag: str, value: object, allowed: str) -> None:
+    right = {"router": "http://127.0.0.1:9", "table": table, "model": TRAINED, "bound": 1.1, "port": 0}
+    with pytest.raises(SystemExit) as left:
+        asyncio.run(example.serve(argparse.Namespace(**{**right, flag: value})))
+    assert str(left.value).startswith(f"affinity_router: --{flag} {value}: ")
+    assert allowed in str(left.value)
+    assert "\n" not in str(left.value)
+
+
+def test_a_router_without_workers_is_one_line(
+    example: ModuleType, table: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    router = Router()
+    router.urls = []
+
+    async def play() -> None:
+        with example.blame("--router", "URL", "one with workers"):
+            async with serve(example, table, tokenizer, router):
+                pass
+
+    with pytest.raises(SystemExit, match=r"affinity_router: --router URL: .*; allowed is one with workers"):
+        asyncio.run(play())

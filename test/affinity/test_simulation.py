@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
 
 from affinity.tables import TOPICS, WORDS, make_table, prompt
-from benchmark.affinity.live import SERVED, draw_requests, make_key, measure_imbalance
+from benchmark.affinity.live import SERVED, draw_requests, main, make_key, measure_imbalance
 from benchmark.affinity.report import OBSERVE, tabulate_live
 from benchmark.affinity.routing import Routing
 from benchmark.affinity.scenarios import SCENARIOS, make_traffic
@@ -109,3 +110,31 @@ def test_a_method_is_set_beside_the_first_of_its_traffic_and_policy() -> None:
         ["xshare", "expert_affinity", "27.0", "-10.0%", "-", "+0.0 ± 0.0"],
     ]
     assert "24 - 72 tokens" in table.note
+    del points[make_key("mixed", "vanilla", "round_robin")]
+    assert [row[9] for row in tabulate_live(points).rows[2:]] == ["-", "-"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--life", "3"], "--life 3: allowed are at least 4"),
+        (["--requests", "191"], "--requests 191: allowed are at least 192"),
+        (["--replicas", "2", "--per-replica", "4", "--requests", "23"], "allowed are at least 24"),
+        (["--bound", "0.5"], "--bound: '0.5': allowed is a number of at least 1"),
+        (["--bound", "nan"], "--bound: 'nan': allowed"),
+        (["--bound", "inf"], "--bound: 'inf': allowed"),
+        (["--bound", "wide"], "--bound: 'wide': allowed"),
+        (["--policies", "vanilla", "off"], "--policies: 'off': allowed are policies other than off and observe"),
+        (["--policies", "observe"], "--policies: 'observe': allowed"),
+        (["--policies", "xshare:k0=none"], "k0"),
+        (["--policies", "nosuch"], "nosuch"),
+    ],
+)
+def test_bad_input_is_one_line_before_a_server_starts(
+    flags: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmark.affinity.live.measure", lambda *_: pytest.fail("it began to measure"))
+    with pytest.raises(SystemExit) as left:
+        main([*flags, "--out", str(tmp_path)])
+    assert told in str(left.value)
+    assert "\n" not in str(left.value)

@@ -104,7 +104,7 @@ def make_dispatcher(controller: Any) -> Dispatcher | None:
     if arguments is None:
         return None
     # Without a cache a prompt that comes again gains nothing where it was before: it would only tie a request to a
-    # replica that the bound once forced on it, which cost 3 of 14 % of the saving in docs/affinity.md's simulation.
+    # replica that the bound once forced on it.
     caches = not resolved(controller.server_args).disable_radix_cache
     affinity = Affinity(arguments.table, arguments.replicas, arguments.bound, caches)
     receive = open_receiver(controller.port_args.instance_id)

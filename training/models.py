@@ -35,7 +35,8 @@ COMMON: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """One model: what its card calls it, its class and configuration, what it is trained on, and where it goes.
+    """One model: what its card calls it, its class and configuration, what it is trained on and for how many steps, and
+    where it goes.
 
     `loss` of model and ids [rows, tokens] is the cross-entropy with whatever balances the experts.
     """
@@ -46,6 +47,7 @@ class Recipe:
     loss: Callable[[PreTrainedModel, Tensor], Tensor]
     out: Path
     state: Path
+    steps: int = 800
 
     def new_model(self) -> PreTrainedModel:
         """An untrained model in float32, the same every time."""
@@ -91,6 +93,7 @@ MODELS = {
         loss_with_penalty,
         ROOT / "checkpoints/qwen3-moe-tiny",
         BUILD / "train_moe/state.pt",
+        steps=1600,
     ),
     "grouped": Recipe(
         "A GLM-4-MoE with sigmoid scores, correction biases and groups of experts",

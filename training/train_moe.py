@@ -30,10 +30,10 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default=SHIPPED, help="(default: %(default)s, the shipped one)")
     parser.add_argument("--out", type=Path, help="(default: the model's own folder)")
     parser.add_argument("--state", type=Path, help="to resume from (default: the model's own, below build/train_moe)")
-    parser.add_argument("--steps", type=int, default=1600, help="of 3,840 tokens (default: %(default)s)")
+    parser.add_argument("--steps", type=int, help="of 3,840 tokens (default: the model's own, 1600 of the shipped one)")
     options = parser.parse_args()
     recipe = MODELS[options.model]
-    out, state = options.out or recipe.out, options.state or recipe.state
+    out, state, steps = options.out or recipe.out, options.state or recipe.state, options.steps or recipe.steps
 
     corpus = load_corpus()
     texts = {domain: [document.text for document in corpus[domain].train] for domain in DOMAINS}
@@ -46,10 +46,10 @@ def main() -> None:
     def loss(draw: torch.Generator) -> Tensor:
         return recipe.loss(model, batch([streams[domain] for domain in MIX], draw))
 
-    for step in Training(model, loss, options.steps, state).run():
+    for step in Training(model, loss, steps, state).run():
         export(in_bfloat16(untied(model)), tokenizer, out)
         print(f"step {step}: exported to {out}", flush=True)
-    seen = {"steps": options.steps, "tokens_trained_on": options.steps * SEQUENCES * CONTEXT}
+    seen = {"steps": steps, "tokens_trained_on": steps * SEQUENCES * CONTEXT}
     script = Path(__file__).stem + (f" --model {options.model}" if options.model != SHIPPED else "")
     publish(out, seen | measure(out, corpus), recipe.title, script)
     print((out / "README.md").read_text())

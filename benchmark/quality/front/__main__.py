@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for setting, point in measure(bench, layout, changed):
             record.add(_name(layout, setting), **point)
     tabulate_front(record.points).show()
-    tabulate_own_share(record.points).show()
+    tabulate_own_share(record.points, models=[decoding.model.name]).show()
     plot_front(args.out / "front.png", record.points, f"Loss over active experts: {decoding.model.name}")
     print(f"Record: {record.path}, plot: {args.out / 'front.png'}")
 

@@ -83,12 +83,12 @@ def tabulate_front(points: Points) -> Table:
     return Table("Loss as published and changed, mnats", headings, rows, NOTE, text_columns=2)
 
 
-def tabulate_own_share(*records: Points) -> Table:
-    """A row a model and setting that was measured at several values of `own_share`."""
+def tabulate_own_share(*records: Points, models: Sequence[str] = MODELS) -> Table:
+    """A row a model and setting that was measured at several values of `own_share`; `models` name the records."""
     names = sorted((OWN_SHARE, *SWEEP), key=lambda name: float(name.split()[-1]))
     rows = [
         [model, point["setting"], *(format_loss(point["changes"][name]["loss"]) for name in (PUBLISHED, *names))]
-        for model, points in zip(MODELS, records, strict=False)
+        for model, points in zip(models, records, strict=True)
         for point in points.values()
         if set(SWEEP) <= set(point["changes"])
     ]

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for plan in bench.list_plans(",utility=squared", range(0, 16, 4)):
             if (key := f"{name}, {plan}") not in record:
                 record.add(key, kind=name, **bench.run_with(plan, stand_ins))
-    tabulate_stand_ins(record.points).show()
+    tabulate_stand_ins(record.points, models=[decoding.model.name]).show()
     plot_stand_ins(args.out / "stand_ins.png", record.points, f"Stand-ins for dropped experts: {decoding.model.name}")
     print(f"Record: {record.path}, plot: {args.out / 'stand_ins.png'}")
 

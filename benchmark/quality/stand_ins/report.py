@@ -36,10 +36,10 @@ class Saved:
         return f"{self.share:+.0%} ± {self.error:.0%}"
 
 
-def tabulate_stand_ins(*records: Points) -> Table:
-    """A row a model, kind and size of stand-ins."""
+def tabulate_stand_ins(*records: Points, models: Sequence[str] = MODELS) -> Table:
+    """A row a model, kind and size of stand-ins; `models` name the records."""
     rows = []
-    for model, points in zip(MODELS, records, strict=False):
+    for model, points in zip(models, records, strict=True):
         for kind in dict.fromkeys(point["kind"] for point in points.values()):
             if kind not in ALONE:
                 rows.append([model, *_row(points, kind)])

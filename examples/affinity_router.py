@@ -148,7 +148,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     with blame("--model", arguments.model, "the folder of a checkpoint with its tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(arguments.model, local_files_only=True)
     with blame("--router", arguments.router, "the URL of SGLang's router, running, with workers"):
-        client = httpx.AsyncClient(base_url=arguments.router, timeout=None)
+        client = httpx.AsyncClient(base_url=arguments.router, timeout=None, limits=httpx.Limits(max_connections=None))
         proxy = Proxy(client, table, tokenizer, arguments.bound)
         await proxy.look()
     watching = asyncio.create_task(proxy.watch())

@@ -16,7 +16,6 @@ from sglang_xshare.estimate.deployment import (
     held_bytes,
     layer_work,
     rest_work,
-    step_work,
 )
 from sglang_xshare.estimate.latency import FAR, NEAR, estimate_step, gpu_machine
 from sglang_xshare.estimate.machine import Machine, Work, fit, leave_one_out, read_machine, write_machine
@@ -131,7 +130,8 @@ def test_a_step_is_its_layers_and_the_rest(weights):
     deployment, machine = Deployment(16, 8, all_to_all=True), gpu_machine(4.8e12, 1e15)
     step = estimate_step(machine, weights, deployment, LOAD, 64, 64_000)
     assert step.step == pytest.approx(58 * step.layer + step.rest)
-    assert step.step == pytest.approx(machine.time(step_work(weights, deployment, LOAD, 64, 64_000)))
+    whole = layer_work(weights, deployment, LOAD, 64) * weights.moe_layers + rest_work(weights, deployment, 64, 64_000)
+    assert step.step == pytest.approx(machine.time(whole))
 
 
 def test_links_are_the_fit_to_what_deepep_published():

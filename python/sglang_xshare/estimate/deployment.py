@@ -89,12 +89,6 @@ def rest_work(weights: Weights, deployment: Deployment, rows: int, cached_tokens
     return work
 
 
-def step_work(weights: Weights, deployment: Deployment, load: Load, rows: int, cached_tokens: int) -> Work:
-    """Of a whole decode step of `rows` rows; `cached_tokens` is the KV cache's, of all requests."""
-    layers = layer_work(weights, deployment, load, rows) * weights.moe_layers
-    return layers + rest_work(weights, deployment, rows, cached_tokens)
-
-
 def exchange(deployment: Deployment, count: int, sent: float) -> Work:
     """`count` exchanges in which a rank sends `sent` bytes in all, as much to each rank, itself included."""
     ranks, in_node = deployment.ranks, deployment.in_node

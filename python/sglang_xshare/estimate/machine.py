@@ -15,12 +15,10 @@ from ..keys import read_object
 
 
 @dataclass(frozen=True)
-class Work:
-    """What the rank that a step waits for does.
-
-    `layers`: MoE layers. `read`: bytes of weights and KV cache. `flops`: operations of its rows in experts. `near`:
-    exchanges that stay among ranks of one node, `far`: those that other nodes take part in; `near_bytes` and
-    `far_bytes`: what it sends to its own node and to others.
+class _Terms:
+    """`layers`: MoE layers. `read`: bytes of weights and KV cache. `flops`: operations of a rank's rows in experts.
+    `near`: exchanges that stay among ranks of one node, `far`: those that other nodes take part in; `near_bytes` and
+    `far_bytes`: what a rank sends to its own node and to others.
     """
 
     layers: float = 0.0
@@ -31,6 +29,13 @@ class Work:
     far: float = 0.0
     far_bytes: float = 0.0
 
+
+TERMS = tuple(field.name for field in fields(_Terms))
+
+
+class Work(_Terms):
+    """What the rank that a step waits for does: how much of each."""
+
     def __add__(self, other: Work) -> Work:
         return Work(*(getattr(self, name) + getattr(other, name) for name in TERMS))
 
@@ -38,20 +43,8 @@ class Work:
         return Work(*(getattr(self, name) * times for name in TERMS))
 
 
-TERMS = tuple(field.name for field in fields(Work))
-
-
-@dataclass(frozen=True)
-class Machine:
+class Machine(_Terms):
     """Seconds of one of each that `Work` counts; 0 for what takes no time, or is not known to."""
-
-    layers: float = 0.0
-    read: float = 0.0
-    flops: float = 0.0
-    near: float = 0.0
-    near_bytes: float = 0.0
-    far: float = 0.0
-    far_bytes: float = 0.0
 
     def time(self, work: Work) -> float:
         """Seconds that the work takes."""

@@ -34,10 +34,10 @@ class Gauge:
         """Decode a part under a policy, `batch` samples at a time; what is left over is passed over. Leaves the policy
         in force, but for vanilla's where it is known.
         """
+        began = time.monotonic()
         if (batch, part) not in self._vanilla:
             self._vanilla[batch, part] = self._force({"policy": VANILLA}, batch, part)
         vanilla = self._vanilla[batch, part]
-        began = time.monotonic()
         forced = vanilla if policy == {"policy": VANILLA} else self._force(policy, batch, part)
         seconds = time.monotonic() - began
         nats, greedy = [fmean(one.nats) for one in forced], [one.greedy for one in forced]

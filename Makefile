@@ -28,7 +28,7 @@ lint: venv      ## ruff, mypy, patch lint
 	@VENV=$(VENV) scripts/lint.sh
 
 test: patch lint ## lint and the tests; under 25 minutes on two cores
-	$(PYTHON) -m pytest -m "not long" -n 2 --dist loadfile
+	$(PYTHON) -m pytest -m "not long" -n 2 --dist loadfile --hypothesis-profile fixed
 
 test-long: patch ## the tests that take longer, in resumable parts; one alone: PART=patching/test_kill
 	@PYTHON=$(PYTHON) PART=$(PART) scripts/test_long.sh

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from hypothesis import settings
 
 from benchmark.common.paths import BUILD, ROOT
 from benchmark.common.server import Server
@@ -19,6 +20,9 @@ from sglang_xshare.patching.engine import apply
 PATCHED = BUILD / "releases-patched"
 
 
+# Of `make test`: the same examples every time, so that one in a million does not stop somebody else's change. All other
+# runs, `make test-long` among them, draw new ones.
+settings.register_profile("fixed", derandomize=True)
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers; tables are as wide as it says
 # A shell that runs a command in the background has it ignore SIGINT, and so would every program that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -221,7 +221,8 @@ def check(case, policy, keys, backends=("reference", "torch")):
 
 def weigh(case, answer, i, own_share):
     """A row's weights: its scores, where the model renormalizes divided by their sum, or by what lies between this and
-    that of its own top-k. Where that is 0, all of both have the same score.
+    that of its own top-k, as a float32: it has few digits below 1e-38. Where that is 0, all of both have the same
+    score.
     """
     experts = answer.experts[i]
     scores = [case.P[i][j] for j in experts]
@@ -230,6 +231,7 @@ def weigh(case, answer, i, own_share):
     whole = experts if answer.whole is None else answer.whole[i]
     total = math.pow(sum(case.P[i][j] for j in whole), 1 - own_share)
     total *= math.pow(sum(case.P[i][j] for j in case.top[i]), own_share)
+    total = torch.tensor(total, dtype=torch.float32).item()
     if total > 0:
         return [s / total for s in scores]
     return [1 / (len(whole) ** (1 - own_share) * len(case.top[i]) ** own_share) for _ in experts]

@@ -6,6 +6,7 @@ ties, three dtypes, non-finite logits, strides; on a GPU, replays of a CUDA grap
 
 import dataclasses
 import itertools
+import math
 
 import pytest
 import torch
@@ -197,6 +198,17 @@ def test_own_share_of_routers(kernel, kind, logits):
     """Of huge logits many rows have no score at all, of their own or within S."""
     plan = build_plan("custom", k0=0, add=5, utility="squared", own_share=0.75)
     compare(kernel, make_logits(logits, 12, 64), plan, make_router(kind, 64))
+
+
+@pytest.mark.parametrize("own_share", [0.0, 0.75])
+def test_a_score_whose_reciprocal_is_infinite(kernel, own_share):
+    """The third row's P at the one selected expert is e^-95; a GPU's exp may have 0."""
+    logits = torch.tensor([[10.0, 0, 0, 0]] * 2 + [[0, 95.0, 0, 0]], device=DEVICE)
+    plan = build_plan("custom", k0=0, add=1, own_share=own_share)
+    found = kernel(logits, plan, Router(1), Batch(), make_ranks(4))
+    assert found.topk_ids.tolist() == [[0]] * 3
+    assert found.topk_weights[: 3 if own_share == 0 else 2].tolist() == [[1.0]] * (3 if own_share == 0 else 2)
+    assert found.topk_weights[2, 0].item() in (pytest.approx(math.exp(-95 * own_share), rel=1e-3), 1.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

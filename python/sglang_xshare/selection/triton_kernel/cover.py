@@ -58,6 +58,18 @@ def place_experts(keys: tl.tensor, experts: tl.tensor, recipe: tl.constexpr) -> 
 
 
 @triton.jit
+def count(members: tl.tensor) -> tl.tensor:
+    """[R] fp32: how many of a row's experts; 1 where none is, since it divides."""
+    return tl.maximum(tl.sum(members.to(tl.int32), 1), 1).to(tl.float32)
+
+
+@triton.jit
+def lift(mass: tl.tensor) -> tl.tensor:
+    """[R] fp32: 2^64 where a sum is below the normal numbers, whose reciprocals overflow, else 1. An exact factor."""
+    return tl.where(mass < 1.1754944e-38, 18446744073709551616.0, 1.0)
+
+
+@triton.jit
 def mix_own(
     scores: tl.tensor, own: tl.tensor, own_mass: tl.tensor, chosen: tl.tensor, mass: tl.tensor, budgets: tl.tensor
 ) -> tl.tensor:
@@ -67,12 +79,14 @@ def mix_own(
     share = read_share(budgets, OWN_SHARE).to(tl.float32)
     # A sum to the power of 0 is 1, also one of 0.
     there = tl.minimum(tl.where(share < 1, mass, own_mass), tl.where(share > 0, own_mass, mass)) > 0
-    mass = tl.where(there, mass, tl.sum(chosen.to(tl.int32), 1).to(tl.float32))
-    own_mass = tl.where(there, own_mass, tl.sum(own.to(tl.int32), 1).to(tl.float32))
-    mass = tl.maximum(mass, 1.1754944e-38)  # the smallest normal number: log2 has no answer for 0
-    own_mass = tl.maximum(own_mass, 1.1754944e-38)
-    kept = tl.math.exp2(share * (tl.math.log2(mass) - tl.math.log2(own_mass)))
-    return tl.where(there[:, None], scores, 1.0) * ((1.0 / mass) * kept)[:, None]
+    mass = tl.where(there, mass, count(chosen))
+    own_mass = tl.where(there, own_mass, count(own))
+    mass = tl.where(share < 1, mass, own_mass)
+    own_mass = tl.where(share > 0, own_mass, mass)
+    lifted = lift(tl.minimum(mass, own_mass))
+    mass *= lifted
+    kept = tl.math.exp2(share * (tl.math.log2(mass) - tl.math.log2(own_mass * lifted)))
+    return tl.where(there[:, None], scores, 1.0) * lifted[:, None] * ((1.0 / mass) * kept)[:, None]
 
 
 @triton.jit
@@ -95,8 +109,9 @@ def weigh(
         if recipe.divides_by_own:
             mass = own_mass
             chosen = own
-        whole = tl.where(mass > 0, mass, tl.maximum(tl.sum(chosen.to(tl.int32), 1), 1).to(tl.float32))
-        scores = tl.where((mass > 0)[:, None], scores, 1.0) * (1.0 / whole)[:, None]
+        whole = tl.where(mass > 0, mass, count(chosen))
+        lifted = lift(whole)
+        scores = tl.where((mass > 0)[:, None], scores, 1.0) * lifted[:, None] * (1.0 / (whole * lifted))[:, None]
     if recipe.scaling != 1.0:
         scores *= recipe.scaling
     return scores

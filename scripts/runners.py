@@ -61,6 +61,20 @@ DEEPSEEK = SMALL | {
     "v_head_dim": 128,
     "hidden_act": "silu",
 }
+DEEPSEEK_V4 = DEEPSEEK | {
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "model_type": "deepseek_v4",
+    "num_experts_per_tok": 6,
+    "num_key_value_heads": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 0,
+    "scoring_func": "sqrtsoftplus",
+    "qk_nope_head_dim": 448,
+    "num_hash_layers": 1,
+    "compress_ratios": [0, 0, 4, 128],
+    "sliding_window": 128,
+}
 KIMI = DEEPSEEK | {"n_routed_experts": 384, "n_group": 1, "topk_group": 1}
 GLM = SMALL | {
     "architectures": ["Glm4MoeForCausalLM"],
@@ -143,6 +157,7 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "Mixtral NVFP4 (modelopt)": (MIXTRAL, NVFP4),
     "DeepSeek-V3 fp8, by block": (DEEPSEEK, FP8_BLOCKS),
     "DeepSeek-V3 NVFP4 (modelopt)": (DEEPSEEK, NVFP4),
+    "DeepSeek-V4 fp8 by block, experts MXFP4": (DEEPSEEK_V4, FP8_BLOCKS | {"routed_experts_quant_method": "mxfp4"}),
     "Kimi-K2 int4 (compressed-tensors, groups of 32)": (KIMI, MXINT4),
     "GLM-4.6 bf16": (GLM, None),
     "GLM-4.6 fp8, by channel (compressed-tensors)": (GLM, FP8_CHANNELS),
@@ -192,7 +207,7 @@ def describe(resolution: Any) -> str:
     for who, _ in resolution.refusals:
         experts = None if who == "SGLang" else read_experts(resolution.server_args)
         return f"refused: {experts.runner}" if experts else "not in SGLang"
-    for line in resolution.warnings:
+    for _, line in resolution.warnings:
         if line.startswith(MOVED):
             return line.removeprefix(MOVED).replace(" (auto) -> ", " → ")
     return spell(resolved(resolution.server_args).moe_runner_backend)

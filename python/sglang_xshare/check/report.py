@@ -23,7 +23,7 @@ def describe(resolution: Resolution) -> dict[str, Any]:
     report: dict[str, Any] = {
         "served": not resolution.refusals,
         "refusals": [{"by": who, "says": says} for who, says in resolution.refusals],
-        "warnings": resolution.warnings,
+        "warnings": [{"by": who, "says": says} for who, says in resolution.warnings],
     }
     if resolution.server_args is not None:
         report["policy"] = _describe_policy(resolution)
@@ -119,7 +119,7 @@ def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     machine = report["gpu"] or "this machine"
     rows = [("verdict", "served" if report["served"] else "refused"), ("SGLang", f"{report['sglang']}, on {machine}")]
     rows += [(f"refused by {refusal['by']}", refusal["says"]) for refusal in report["refusals"]]
-    rows += [("warning", line) for line in report["warnings"]]
+    rows += [(f"{warning['by']} warns", warning["says"]) for warning in report["warnings"]]
     if "model" in report:
         model = report["model"]
         shape = f"{model['layers']} layers, {model['experts']} experts, top-{model['top_k']}"

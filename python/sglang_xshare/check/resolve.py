@@ -27,14 +27,13 @@ from .pretend import pretend
 class Resolution:
     """What came of a server's arguments.
 
-    `refusals` are (who refuses, its one line), in the order in which a server would come to them; `warnings` the lines
-    of SGLang and of the stage. `server_args` is SGLang's record, None where it came to none, `finished` whether SGLang
+    `refusals` are (who refuses, its one line), in the order in which a server would come to them; `warnings` likewise. `server_args` is SGLang's record, None where it came to none, `finished` whether SGLang
     resolved all of it; `arguments` are the stage's, None where it is off.
     """
 
     def __init__(self) -> None:
         self.refusals: list[tuple[str, str]] = []
-        self.warnings: list[str] = []
+        self.warnings: list[tuple[str, str]] = []
         self.server_args: Any = None
         self.arguments: Arguments | None = None
         self.finished = False
@@ -130,12 +129,13 @@ def _flatten(text: str) -> str:
 
 
 @contextmanager
-def _listening(lines: list[str]) -> Iterator[None]:
+def _listening(lines: list[tuple[str, str]]) -> Iterator[None]:
     """Within it warnings of SGLang and of the stage go to `lines` and nowhere else, each once."""
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            line = _flatten(record.getMessage())
+            who = "sglang-xshare" if record.name.startswith("sglang_xshare") else "SGLang"
+            line = who, _flatten(record.getMessage())
             if line not in lines:
                 lines.append(line)
 

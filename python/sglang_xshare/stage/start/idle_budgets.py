@@ -42,7 +42,9 @@ def list_idle_budgets(
     warnings = []
     for plan in plans:
         if not plan.can_drop(router, model.num_experts, ranks=ranks):
-            warnings.append(f"this plan ({_spell(plan)}) never drops one of {model.num_experts} experts")
+            need = plan.idle_budget(router, model.num_experts, model.num_experts, model.num_experts, ranks)
+            remedy = f"; with {need[0]} below {need[1]} it can" if need else ""
+            warnings.append(f"this plan ({_spell(plan)}) never drops one of {model.num_experts} experts{remedy}")
             continue
         if plan.mass and plan.add:
             warnings.append(

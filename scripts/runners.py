@@ -73,6 +73,9 @@ DEEPSEEK_V4 = DEEPSEEK | {
     "qk_nope_head_dim": 448,
     "num_hash_layers": 1,
     "compress_ratios": [0, 0, 4, 128],
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+    "index_topk": 512,
     "sliding_window": 128,
 }
 KIMI = DEEPSEEK | {"n_routed_experts": 384, "n_group": 1, "topk_group": 1}

@@ -19,6 +19,7 @@ from benchmark.common.paths import BUILD, TEXTS, TRAINED
 from benchmark.common.record import Record
 from benchmark.quality.model import load_model
 from benchmark.quality.text import load_sequences
+from sglang_xshare.affinity.bound import DEFAULT
 from sglang_xshare.affinity.table import Table
 
 ROUND_ROBIN = "round robin"
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", type=folder, default=TRAINED, help="a checkpoint (default: the trained one)")
     parser.add_argument("--texts", type=folder, default=TEXTS, help="*.txt, a domain each (default: its held-out ones)")
     parser.add_argument("--replicas", nargs="+", type=int, default=(2, 4, 8), metavar="N", help="of mixed traffic")
-    parser.add_argument("--bounds", nargs="+", type=_bound, default=(1.1, 1.125, 1.25), metavar="B")
+    parser.add_argument("--bounds", nargs="+", type=_bound, default=(1.1, DEFAULT, 1.5), metavar="B")
     parser.add_count("per_domain", 60, "sequences of each domain")
     parser.add_count("prompt", 64, "tokens a prompt")
     parser.add_count("requests", 1200, "requests of a run")
@@ -95,7 +96,7 @@ def _mean(outcomes: Sequence[Outcome]) -> Outcome:
 
 def _bound(text: str) -> float:
     if not re.fullmatch(r"[1-9]\d*(\.\d+)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a number of at least 1, such as 1.1")
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a number of at least 1, such as {DEFAULT}")
     return float(text)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from affinity.tables import TOPICS, make_table, prompt
-from sglang_xshare.affinity.bound import list_open
+from sglang_xshare.affinity.bound import list_open, price_load
 from sglang_xshare.affinity.dispatcher import REASONS, Affinity, Decision
 
 TABLE = make_table()
@@ -93,6 +93,14 @@ def test_the_bound_is_reached() -> None:
     assert list_open([22, 20, 19, 18], range(4), 1.15) == [0, 1, 2, 3]  # 1.15 * 20 is 22.999... in floating point
 
 
+def test_a_request_costs_nothing_up_to_the_mean_and_1_at_the_bound() -> None:
+    assert price_load([15, 16, 17, 19], range(4), 1.2) == pytest.approx([0, 0, 1 / 3.4, 3 / 3.4])  # the mean is 17
+    assert price_load([20, 13, 13, 17], range(4), 1.3125) == pytest.approx([1, 0, 0, 0.4])  # 21 is the bound of 16
+    assert price_load([2, 1, 1, 1], range(4), 1.5) == pytest.approx([1 / 0.75, 0, 0, 0])
+    assert price_load([7, 3], range(2), 1.0) == [0, 0]  # which bound is open to no more than the mean rounded up
+    assert price_load([9, 5, 5], [1, 2], 1.2)[1:] == pytest.approx([0, 0])  # the dead count for nothing
+
+
 def run_mixed(affinity: Affinity, requests: int = 400, at_once: int = 32) -> list[tuple[int, Decision]]:
     """(topic, decision) of requests of random topics; the oldest but a few ends when a new one comes."""
     source = random.Random(0)
@@ -123,12 +131,16 @@ def test_topics_part_and_more_so_with_a_wider_bound() -> None:
     assert wide > 0.75
 
 
-def test_one_topic_alone_spreads_evenly() -> None:
-    affinity = Affinity(TABLE, 4, 1.1)
-    for number in range(64):
+@pytest.mark.parametrize("bound", [1.0, 1.1, 1.5])
+def test_one_topic_alone_spreads_evenly(bound: float) -> None:
+    """Where replicas are alike, none is worth the price of another request, however wide the bound."""
+    affinity = Affinity(TABLE, 4, bound)
+    for number in range(400):
         affinity.choose(number, prompt(1, start=number), salt=number)
-    assert max(affinity.loads) <= 17
+        if number >= 64:
+            affinity.finish(number - 64)
     assert sum(affinity.loads) == 64
+    assert max(affinity.loads) <= 17
 
 
 def test_what_nothing_is_known_of_goes_where_least_runs() -> None:

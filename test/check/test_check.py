@@ -108,7 +108,9 @@ def test_it_serves_what_a_server_serves(release, patched_release, written):  # n
     assert (report["plans"], report["plans_that_can_drop"]) == (1, 1)
     useless = reports["a plan that drops nothing, which is a warning"]
     assert useless["plans_that_can_drop"] == 0
-    line = "--expert-policy xshare: this plan (k0 = 1, add = 63) never drops one of 64 experts; with add below 63 it can"
+    line = (
+        "--expert-policy xshare: this plan (k0 = 1, add = 64) never drops one of 64 experts; with add below 63 it can"
+    )
     assert line in list_warnings(useless)
     assert reports["no policy"]["policy"] is None
 
@@ -281,10 +283,10 @@ def test_an_unpatched_tree_is_one_line(pristine_release):
 
 
 def test_warnings_are_told_without_colours():
-    lines: list[str] = []
+    lines: list[tuple[str, str]] = []
     with _listening(lines):
         logging.getLogger("sglang.srt.server_args").warning("\033[1;33mDEPRECATED:\n --old\033[0m; use --new")
-    assert lines == ["DEPRECATED: --old; use --new"]
+    assert lines == [("SGLang", "DEPRECATED: --old; use --new")]
 
 
 def test_sizes_are_spelt_as_runs():

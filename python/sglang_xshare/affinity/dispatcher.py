@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .bound import DEFAULT, list_open
+from .bound import DEFAULT, list_open, price_load
 from .centroids import Centroids
 from .recent import KEYS, Prefixes, Recent, hash_blocks
 from .table import Floats, Table
 
 REASONS = ("affinity", "bound", "sticky", "session", "idle", "load", "directed")
-"""Why a replica got a request: its experts are the most like it; those of a fuller one are more so; it had the turns
-before; it holds the session; no other was idle; nothing is known of the request, and it ran fewest; somebody said so.
+"""Why a replica got a request: its experts are the most like it; those of one that has too many are more so; it had the
+turns before; it holds the session; no other was idle; nothing is known of the request, and it ran fewest; somebody said
+so.
 """
 PREFIX_WEIGHT = 2.0
 """Of the share of a prompt that a replica has in its cache, beside the likeness of experts. That is about 0.5 within a
@@ -41,9 +42,9 @@ class _Running:
 class Affinity:
     """Sends requests to replicas, and knows what each replica runs: what it was sent and has not finished.
 
-    `replicas`: how many; `bound`: the most requests of a replica, as a multiple of the mean (`list_open`); `caches`:
-    whether replicas keep the prompts that they got, so that one may be better off where it was before. The same calls
-    give the same decisions.
+    `replicas`: how many; `bound`: the most requests of a replica, as a multiple of the mean (`list_open`), and what each above the mean costs
+    (`price_load`); `caches`: whether replicas keep the prompts that they got, so that one may be better off where it
+    was before. The same calls give the same decisions.
 
     Raises ValueError for a bound below 1, and for less than one replica.
     """
@@ -132,11 +133,9 @@ class Affinity:
         if scores is None:
             return Decision(min(allowed, key=lambda replica: self.loads[replica]), "load")
 
-        def rank(replica: int) -> tuple[float, int]:
-            return scores[replica], -self.loads[replica]
-
-        chosen = max(allowed, key=rank)
-        if chosen == max(self._alive, key=rank):
+        prices = price_load(self.loads, self._alive, self.bound)
+        chosen = max(allowed, key=lambda replica: (scores[replica] - prices[replica], -self.loads[replica]))
+        if chosen == max(self._alive, key=lambda replica: (scores[replica], -self.loads[replica])):
             return Decision(chosen, "affinity")
         return Decision(chosen, "bound" if self.loads[chosen] else "idle")
 

@@ -27,8 +27,9 @@ from .pretend import pretend
 class Resolution:
     """What came of a server's arguments.
 
-    `refusals` are (who refuses, its one line), in the order in which a server would come to them; `warnings` likewise. `server_args` is SGLang's record, None where it came to none, `finished` whether SGLang
-    resolved all of it; `arguments` are the stage's, None where it is off.
+    `refusals` are (who refuses, its one line), in the order in which a server would come to them; `warnings` likewise.
+    `server_args` is SGLang's record, None where it came to none, `finished` whether SGLang resolved all of it;
+    `arguments` are the stage's, None where it is off.
     """
 
     def __init__(self) -> None:

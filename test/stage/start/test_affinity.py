@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from affinity.tables import ORIGIN, make_table
+from sglang_xshare.affinity.bound import DEFAULT
 from sglang_xshare.affinity.table import hash_tokenizer
 from sglang_xshare.stage.start import affinity
 from sglang_xshare.stage.start.affinity import check_affinity, read_affinity
@@ -34,7 +35,7 @@ def test_another_method_reads_nothing() -> None:
     assert read(load_balance_method="round_robin", expert_affinity=None) is None
 
 
-@pytest.mark.parametrize(("given", "bound"), [(None, 1.1), (1.25, 1.25), (1, 1)])
+@pytest.mark.parametrize(("given", "bound"), [(None, DEFAULT), (1.25, 1.25), (1, 1)])
 def test_the_flags_make_arguments(file: Path, given: float | None, bound: float) -> None:
     flags = {"expert_affinity": str(file), "expert_affinity_bound": given}
     arguments = read(load_balance_method="expert_affinity", **flags)
@@ -56,11 +57,11 @@ def test_the_flags_make_arguments(file: Path, given: float | None, bound: float)
         ),
         (
             {"load_balance_method": "expert_affinity", "expert_affinity": "t", "expert_affinity_bound": 0.9},
-            "--expert-affinity-bound 0.9: allowed is a number of at least 1, such as 1.1",
+            "--expert-affinity-bound 0.9: allowed is a number of at least 1, such as 1.175",
         ),
         (
             {"load_balance_method": "expert_affinity", "expert_affinity": "t", "expert_affinity_bound": float("nan")},
-            "--expert-affinity-bound nan: allowed is a number of at least 1, such as 1.1",
+            "--expert-affinity-bound nan: allowed is a number of at least 1, such as 1.175",
         ),
     ],
     ids=["file alone", "bound alone", "method alone", "missing", "bound", "no number"],

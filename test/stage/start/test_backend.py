@@ -195,7 +195,7 @@ def test_the_experts_of_a_checkpoint(quantization, declared, experts):
 
 def test_experts_that_resolution_found_or_that_a_text_model_declares():
     assert read_format(make_model(None, None), "fp8") == "fp8 by tensor"
-    assert read_format(make_model("fp8", FP8_BLOCKS, is_fp4_experts=True), None) == "fp8 with MXFP4 experts"
+    assert read_format(make_model("fp8", FP8_BLOCKS, is_fp4_experts=True), None) == "MXFP4 in an fp8 checkpoint"
     model = make_model("compressed-tensors", None)
     model.hf_text_config = SimpleNamespace(quantization_config=SimpleNamespace(to_dict=lambda: MXINT4))
     assert read_format(model, None) == "MXINT4"
@@ -255,7 +255,7 @@ def test_one_name_of_a_runner_may_stand_for_several_kernels(kernels):
     """gpt-oss's flashinfer_mxfp4 is followed, DeepSeek-V4's is not: auto must become another one before it loads."""
     kernels(580, 1)
     assert make_experts("MXFP4", (9, 0), runner="flashinfer_mxfp4").served
-    deepseek = make_experts("fp8 with MXFP4 experts", (9, 0), runner="flashinfer_mxfp4")
+    deepseek = make_experts("MXFP4 in an fp8 checkpoint", (9, 0), runner="flashinfer_mxfp4")
     assert (deepseek.served, deepseek.list_fitting()) == (False, ["marlin"])
 
 

@@ -61,7 +61,9 @@ def test_a_model_resolves_limits_and_finds_what_has_no_effect(show, tiny_model):
     assert plan["model"] == {"architecture": "Qwen3MoeForCausalLM", "num_layers": 4, "num_experts": 64, "top_k": 8}
     code, plan, said = show("xshare:add=240", "--model", str(tiny_model))
     assert (code, plan["add"]) == (0, 240)
-    line = "--expert-policy xshare: this plan (k0 = 1, add = 240) never drops one of 64 experts; with add below 63 it can"
+    line = (
+        "--expert-policy xshare: this plan (k0 = 1, add = 240) never drops one of 64 experts; with add below 63 it can"
+    )
     assert said == f"warning: {line}\n"
     said = show("xshare", "--model", str(tiny_model), "--batch", "2")[2]
     assert said.startswith("warning: --expert-policy xshare: add = 24: 14 hold all that 2 rows want")

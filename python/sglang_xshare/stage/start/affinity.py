@@ -51,7 +51,9 @@ def read_affinity(server_args: Any) -> AffinityArguments | None:
         made = "allowed with --expert-affinity FILE, which `sglang-xshare calibrate` makes"
         raise ExpertPolicyError(f"{FLAG}: {made}")
     if bound is not None and not (math.isfinite(bound) and bound >= 1):
-        raise ExpertPolicyError(f"--expert-affinity-bound {bound}: allowed is a number of at least 1, such as 1.1")
+        raise ExpertPolicyError(
+            f"--expert-affinity-bound {bound}: allowed is a number of at least 1, such as {DEFAULT}"
+        )
     try:
         table = load_table(Path(file))
     except ValueError as error:

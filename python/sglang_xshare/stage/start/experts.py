@@ -30,7 +30,7 @@ FITTING: dict[str, tuple[str, ...]] = {
     "fp8 by block (compressed-tensors)": ("triton",),
     "fp8 by channel (compressed-tensors)": ("triton",),
     "fp8 by tensor (compressed-tensors)": ("triton",),
-    "fp8 with MXFP4 experts": ("marlin",),
+    "MXFP4 in an fp8 checkpoint": ("marlin",),
     "NVFP4": ("marlin",),
     "mixed NVFP4": ("marlin",),
     "NVFP4 (compressed-tensors)": ("flashinfer_trtllm",),
@@ -48,11 +48,11 @@ ROUTED_IN_KERNEL = (
     *("fp8 by tensor (compressed-tensors)", "MXINT4"),
 )
 # Their kernels behind flashinfer_mxfp4 are others than gpt-oss's, and were not followed.
-OTHER_MXFP4 = ("fp8 with MXFP4 experts",)
+OTHER_MXFP4 = ("MXFP4 in an fp8 checkpoint",)
 # With SGLANG_USE_AITER, layers left to themselves run these on AMD's aiter, or on triton where it lacks the shape.
 BY_AITER = (
     *("bf16", "fp8 by block", "fp8 by tensor", "fp8 by channel (compressed-tensors)"),
-    *("fp8 with MXFP4 experts", "MXFP4"),
+    *("MXFP4 in an fp8 checkpoint", "MXFP4"),
 )
 # Formats that run one kernel whatever the runner: w4afp8.py, humming.py.
 OWN_KERNELS = {"w4afp8": "cutlass_w4a8_moe", "humming": "humming"}
@@ -172,7 +172,7 @@ def _find_quantization(model: Any) -> Mapping[str, Any]:
 
 def _read_fp8(config: Mapping[str, Any], has_fp4_experts: bool) -> str:
     if has_fp4_experts:
-        return "fp8 with MXFP4 experts"
+        return "MXFP4 in an fp8 checkpoint"
     return "fp8 by block" if config.get("weight_block_size") else "fp8 by tensor"
 
 

@@ -42,9 +42,9 @@ class _Running:
 class Affinity:
     """Sends requests to replicas, and knows what each replica runs: what it was sent and has not finished.
 
-    `replicas`: how many; `bound`: the most requests of a replica, as a multiple of the mean (`list_open`), and what each above the mean costs
-    (`price_load`); `caches`: whether replicas keep the prompts that they got, so that one may be better off where it
-    was before. The same calls give the same decisions.
+    `replicas`: how many; `bound`: the most requests of a replica, as a multiple of the mean (`list_open`), which also
+    says what each above the mean costs (`price_load`); `caches`: whether replicas keep the prompts that they got, so
+    that one may be better off where it was before. The same calls give the same decisions.
 
     Raises ValueError for a bound below 1, and for less than one replica.
     """

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from benchmark.affinity.report import plot_affinity, point_key, tabulate_affinity
+from benchmark.affinity.report import name_rule, plot_affinity, point_key, tabulate_affinity
 from benchmark.affinity.routing import Routing, read_routing
 from benchmark.affinity.scenarios import SCENARIOS, make_traffic
 from benchmark.affinity.simulation import ByAffinity, Outcome, RoundRobin, Rule, simulate
@@ -75,7 +75,7 @@ def simulate_rules(
     traffic = make_traffic(name, routing, args.requests)
     rules: dict[str, Callable[[], Rule]] = {ROUND_ROBIN: RoundRobin}
     for bound in args.bounds:
-        rules[f"bound {bound:g}"] = lambda bound=bound: ByAffinity(table, replicas, bound)  # type: ignore[misc]
+        rules[name_rule(bound)] = lambda bound=bound: ByAffinity(table, replicas, bound)  # type: ignore[misc]
     return {
         rule: asdict(_mean([simulate(routing, make(), replicas, traffic, seed) for seed in range(args.seeds)]))
         for rule, make in rules.items()

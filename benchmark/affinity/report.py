@@ -10,6 +10,7 @@ from benchmark.common.plot import make_figure, save_figure
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE
 from benchmark.quality.measure import compare_loss
+from sglang_xshare.affinity.bound import DEFAULT
 
 NOTE = (
     "Mean active experts a layer and step of a replica; in brackets the load imbalance, largest over mean running "
@@ -27,6 +28,11 @@ that steps fast with few rows. Imbalance: largest over mean running requests, me
 under the model's own routing, that are the first row's token for token. Loss: under a policy, with the text forced,
 cross-entropy above vanilla's on the same tokens, thousandths of a nat a token, ± the standard error of the paired
 differences."""
+
+
+def name_rule(bound: float = DEFAULT) -> str:
+    """What a record calls affinity within this bound."""
+    return f"bound {bound:g}"
 
 
 def point_key(scenario: str, replicas: int) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from benchmark.affinity.report import OBSERVE
+from benchmark.affinity.report import OBSERVE, name_rule
 from benchmark.common.comparison import Comparison
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE
@@ -53,7 +53,7 @@ def _select_alone(serving: Points, quality: Points) -> list[str]:
 
 def _dispatch(affinity: Points) -> list[str]:
     rules = affinity["mixed 4"]["rules"]
-    ratio = rules["bound 1.1"]["active"] / rules["round robin"]["active"]
+    ratio = rules[name_rule()]["active"] / rules["round robin"]["active"]
     when = "several replicas, each of which holds the model; traffic of several kinds; no loss is tolerated"
     return ["4 replicas, affinity, simulated", when, f"{ratio:.2f} of the experts", "-", "0"]
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmark.affinity.report import name_rule
 from benchmark.common.command import Parser, one_line_errors, positive
 from benchmark.common.paths import BUILD, RESULTS
 from benchmark.common.record import read_record
@@ -208,7 +209,7 @@ def read_saving() -> float:
     default bound.
     """
     rules = read_record(RESULTS / "affinity" / "affinity.json", "affinity")["points"]["mixed 4"]["rules"]
-    return float(round(1 - rules["bound 1.1"]["active"] / rules["round robin"]["active"], 4))
+    return float(round(1 - rules[name_rule()]["active"] / rules["round robin"]["active"], 4))
 
 
 def tabulate_devices(points: Mapping[str, Any]) -> Table:

@@ -19,7 +19,7 @@ from benchmark.common.paths import BUILD, RESULTS
 from benchmark.common.record import read_record
 from benchmark.common.table import Table
 from sglang_xshare.estimate.active import Drawn, draw_loads, find_common
-from sglang_xshare.estimate.deployment import Deployment, held_bytes
+from sglang_xshare.estimate.deployment import Deployment, Requests, held_bytes
 from sglang_xshare.estimate.latency import FAR, Link, estimate_step, gpu_machine
 from sglang_xshare.estimate.weights import Weights, read_weights
 from sglang_xshare.gpus import GPUS
@@ -160,7 +160,7 @@ def compute(choice: Choice, weights: Weights, requests: int, args: argparse.Name
         policy, kept = "vanilla", 1.0
         load = _draw(SLICED.format(0), weights.model, deployment, rows, common).before
     machine = gpu_machine(GPUS[GPU].bandwidth * 1e9, far=choice.far)
-    step = estimate_step(machine, weights, deployment, load, rows, rows * args.context)
+    step = estimate_step(machine, weights, deployment, load, Requests(rows, args.context))
     return {
         "rows": rows,
         "load": asdict(load),

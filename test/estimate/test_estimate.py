@@ -11,7 +11,7 @@ from benchmark.gpu.models import COMMON, CONFIGS
 from sglang_xshare.cli import main
 from sglang_xshare.estimate.active import COMMON as ASSUMED
 from sglang_xshare.estimate.active import draw_loads
-from sglang_xshare.estimate.deployment import Deployment, Load
+from sglang_xshare.estimate.deployment import Deployment, Load, Requests
 from sglang_xshare.estimate.latency import estimate_layer, estimate_step, gpu_machine
 from sglang_xshare.estimate.weights import read_weights
 from sglang_xshare.gpus import GPUS
@@ -83,7 +83,7 @@ def test_dense_layers_and_shared_experts_are_counted(write):
 
 def test_a_step_is_its_layers_and_the_rest(write):
     weights = read_weights(write(QWEN))
-    step = estimate_step(gpu_machine(H100), weights, Deployment(), Load(40, 40, 128), 16, cached_tokens=16 * 1024)
+    step = estimate_step(gpu_machine(H100), weights, Deployment(), Load(40, 40, 128), Requests(16, 1024))
     assert step.layer == estimate_layer(9437184, 40, H100)
     assert step.rest == pytest.approx((weights.dense + 16 * 1024 * weights.cache) / (0.97 * H100))
     assert step.step == pytest.approx(48 * step.layer + step.rest)

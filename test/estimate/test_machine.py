@@ -11,6 +11,7 @@ from sglang_xshare.cli import main
 from sglang_xshare.estimate.deployment import (
     Deployment,
     Load,
+    Requests,
     exchange,
     exchange_all,
     held_bytes,
@@ -87,7 +88,7 @@ def test_a_file_that_holds_none_is_one_line(tmp_path, text, reason):
 
 
 def test_a_layer_of_whole_experts_waits_for_the_fullest_rank(weights):
-    work = layer_work(weights, Deployment(8, all_to_all=True), LOAD, rows=64)
+    work = layer_work(weights, Deployment(8, all_to_all=True), LOAD, Requests(64))
     assert work.read == 20 * EXPERT
     assert work.flops == 70 * 2 * EXPERT
     sent = 64 / 8 * 8 * 7168 * 3  # a rank's rows to their experts in fp8, and back in 16 bits
@@ -96,7 +97,7 @@ def test_a_layer_of_whole_experts_waits_for_the_fullest_rank(weights):
 
 
 def test_slices_are_read_by_all_ranks_alike(weights):
-    work = layer_work(weights, Deployment(8, placement="shard"), LOAD, rows=64)
+    work = layer_work(weights, Deployment(8, placement="shard"), LOAD, Requests(64))
     assert work.read == 100 * EXPERT / 8
     assert work.flops == 64 * 8 / 8 * 2 * EXPERT
     assert work.near_bytes == pytest.approx(2 * 64 * 7168 * 2 * 7 / 8)
@@ -104,7 +105,7 @@ def test_slices_are_read_by_all_ranks_alike(weights):
 
 def test_one_rank_exchanges_nothing(weights):
     for placement in ("ep", "shard"):
-        work = layer_work(weights, Deployment(placement=placement), Load(40, 40, 512), rows=64)
+        work = layer_work(weights, Deployment(placement=placement), Load(40, 40, 512), Requests(64))
         assert work == Work(layers=1, read=40 * EXPERT, flops=512 * 2 * EXPERT)
 
 
@@ -116,7 +117,8 @@ def test_bytes_that_leave_a_node():
 
 
 def test_tensor_parallel_attention_divides_weights_and_exchanges_rows(weights):
-    data, tensor = (rest_work(weights, Deployment(8, attention=name), 64, 64_000) for name in ("data", "tensor"))
+    requests = Requests(64, 1000)
+    data, tensor = (rest_work(weights, Deployment(8, attention=name), requests) for name in ("data", "tensor"))
     assert data == Work(read=weights.dense + weights.cache * 64_000 / 8)
     # Latent attention caches one head, which no rank can divide.
     assert tensor.read == weights.dense / 8 + weights.cache * 64_000
@@ -128,10 +130,24 @@ def test_tensor_parallel_attention_divides_weights_and_exchanges_rows(weights):
 
 def test_a_step_is_its_layers_and_the_rest(weights):
     deployment, machine = Deployment(16, 8, all_to_all=True), gpu_machine(4.8e12, 1e15)
-    step = estimate_step(machine, weights, deployment, LOAD, 64, 64_000)
+    requests = Requests(64, 1000)
+    step = estimate_step(machine, weights, deployment, LOAD, requests)
     assert step.step == pytest.approx(58 * step.layer + step.rest)
-    whole = layer_work(weights, deployment, LOAD, 64) * weights.moe_layers + rest_work(weights, deployment, 64, 64_000)
-    assert step.step == pytest.approx(machine.time(whole))
+    layers = layer_work(weights, deployment, LOAD, requests) * weights.moe_layers
+    assert step.step == pytest.approx(machine.time(layers + rest_work(weights, deployment, requests)))
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, 1), (8, 1), (9, 2), (16, 2)])
+def test_a_step_waits_for_the_rank_with_most_whole_requests(weights, count, most):
+    deployment, requests = Deployment(8, all_to_all=True), Requests(count, context=1000, tokens=4)
+    assert rest_work(weights, deployment, requests).read == weights.dense + most * 1000 * weights.cache
+    sent = layer_work(weights, deployment, LOAD, requests).near_bytes
+    assert sent == pytest.approx(most * 4 * 8 * 7168 * 3 * 7 / 8)
+    # Ranks of tensor-parallel attention divide every request's heads, and the rows between them.
+    tensor = replace(deployment, attention="tensor")
+    assert rest_work(weights, tensor, requests).read == weights.dense / 8 + count * 1000 * weights.cache
+    sent = layer_work(weights, tensor, LOAD, requests).near_bytes
+    assert sent == pytest.approx(-(-count * 4 // 8) * 8 * 7168 * 3 * 7 / 8)
 
 
 def test_links_are_the_fit_to_what_deepep_published():

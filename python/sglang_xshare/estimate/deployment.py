@@ -49,6 +49,20 @@ class Deployment:
 
 
 @dataclass(frozen=True)
+class Requests:
+    """That decode together, on all ranks: how many, the cached tokens of each, and its rows in a step."""
+
+    count: int
+    context: int = 0
+    tokens: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Of a step."""
+        return self.count * self.tokens
+
+
+@dataclass(frozen=True)
 class Load:
     """Of one MoE layer and step: `active` experts, those of the rank that has most of them, `fullest`, and the slots of
     rows in experts of the rank that has most of these.
@@ -59,9 +73,9 @@ class Load:
     slots: float
 
 
-def layer_work(weights: Weights, deployment: Deployment, load: Load, rows: int) -> Work:
-    """Of one MoE layer, with the exchanges that it needs, in a step of `rows` rows of all ranks."""
-    ranks = deployment.ranks
+def layer_work(weights: Weights, deployment: Deployment, load: Load, requests: Requests) -> Work:
+    """Of one MoE layer, with the exchanges that it needs."""
+    ranks, rows = deployment.ranks, requests.rows
     shard = deployment.placement == "shard"
     operations = 2 * 8 * weights.expert / weights.bits
     top_k = weights.model.top_k
@@ -71,21 +85,24 @@ def layer_work(weights: Weights, deployment: Deployment, load: Load, rows: int) 
     if ranks == 1:
         return work
     if deployment.all_to_all:
-        sent = rows / ranks * top_k * weights.hidden * (DISPATCHED_BYTES + SENT_BYTES)
+        # A request is whole on a rank of data-parallel attention; tensor-parallel ranks divide the rows.
+        own = -(-requests.count // ranks) * requests.tokens if deployment.attention == "data" else -(-rows // ranks)
+        sent = own * top_k * weights.hidden * (DISPATCHED_BYTES + SENT_BYTES)
         return work + exchange(deployment, 2, sent)
     return work + exchange_all(deployment, rows * weights.hidden * SENT_BYTES)
 
 
-def rest_work(weights: Weights, deployment: Deployment, rows: int, cached_tokens: int) -> Work:
+def rest_work(weights: Weights, deployment: Deployment, requests: Requests) -> Work:
     """Of all else in a step: other weights, KV cache, and the exchanges of tensor-parallel attention."""
     ranks = deployment.ranks
     tensor = deployment.attention == "tensor"
-    weight_share = ranks if tensor else 1
-    # Ranks beyond the heads that are cached hold copies; data-parallel ones hold their own requests' cache.
-    cache_share = min(ranks, weights.cached_heads) if tensor else ranks
-    work = Work(read=weights.dense / weight_share + weights.cache * cached_tokens / cache_share)
+    if tensor:  # ranks beyond the heads that are cached hold copies
+        dense, cached = weights.dense / ranks, requests.count / min(ranks, weights.cached_heads)
+    else:  # each holds its own requests' cache, and the step waits for the rank with most of them
+        dense, cached = weights.dense, -(-requests.count // ranks)
+    work = Work(read=dense + weights.cache * requests.context * cached)
     if tensor and ranks > 1:
-        work += exchange_all(deployment, rows * weights.hidden * SENT_BYTES) * weights.model.num_layers
+        work += exchange_all(deployment, requests.rows * weights.hidden * SENT_BYTES) * weights.model.num_layers
     return work
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .deployment import Deployment, Load, layer_work, rest_work
+from .deployment import Deployment, Load, Requests, layer_work, rest_work
 from .machine import Machine, Work
 
 if TYPE_CHECKING:
@@ -61,14 +61,14 @@ def estimate_layer(expert_bytes: float, active: float, bandwidth: float) -> floa
 
 
 def estimate_step(
-    machine: Machine, weights: Weights, deployment: Deployment, load: Load, rows: int, cached_tokens: int
+    machine: Machine, weights: Weights, deployment: Deployment, load: Load, requests: Requests
 ) -> Latency:
-    """Seconds of a decode step of `rows` rows; `cached_tokens` is the KV cache's, of all requests.
+    """Seconds of a decode step of these requests.
 
     Activations, sampling, the host, and the selection itself are not in it; nothing hides behind anything else.
     """
-    layer = machine.time(layer_work(weights, deployment, load, rows))
-    rest = machine.time(rest_work(weights, deployment, rows, cached_tokens))
+    layer = machine.time(layer_work(weights, deployment, load, requests))
+    rest = machine.time(rest_work(weights, deployment, requests))
     return Latency(layer, rest, weights.moe_layers * layer + rest)
 
 

@@ -10,7 +10,7 @@ from ..policies.schedule import Schedule, build_schedule
 from ..policies.spelling import parse_policy
 from ..types import Router
 from .active import ASSUMPTIONS, Drawn, draw_loads, find_common, read_active
-from .deployment import Deployment, Load, held_bytes
+from .deployment import Deployment, Load, Requests, held_bytes
 from .latency import FIXED, REACHED, estimate_step
 from .machine import Machine
 from .weights import Weights, read_weights
@@ -50,16 +50,15 @@ def estimate(
     if ranks > deployment.node and not (machine.far or machine.far_bytes):
         reason = f"--machine {arguments.machine} has no exchange between nodes"
         raise ValueError(f"--ranks {ranks}: {reason}; allowed is at most --node {deployment.node}")
-    requests = -(-arguments.batch // arguments.replicas)
-    rows, tokens = requests * arguments.tokens_per_request, arguments.tokens_per_request
+    tokens = arguments.tokens_per_request
+    requests = Requests(-(-arguments.batch // arguments.replicas), arguments.context, tokens)
+    rows = requests.rows
     schedule = _read_schedule(arguments.policy, weights, rows, tokens, deployment)
     of_fullest = arguments.active is not None and ranks > 1 and deployment.placement == "ep"
     estimates = []
     for source, drawn in _list_loads(arguments, schedule, weights, deployment, rows).items():
         loads = drawn.before, drawn.after
-        steps = [
-            estimate_step(machine, weights, deployment, load, rows, requests * arguments.context) for load in loads
-        ]
+        steps = [estimate_step(machine, weights, deployment, load, requests) for load in loads]
         estimates.append(
             {
                 "is_estimate": True,

@@ -229,10 +229,21 @@ def test_ranks_are_told_in_the_table(deepseek, capsys):
     assert "of the fullest rank" in out
 
 
+def test_slices_have_no_fullest_rank(deepseek, capsys):
+    flags = ("--ranks", "8", "--placement", "shard")
+    assert estimate(deepseek, capsys, *flags)["estimates"][0]["fullest_rank_experts"] is None
+    assert main([*deepseek, "--gpu", "h200", "--policy", "xshare:k0=1,add=24", *flags]) == 0
+    out = capsys.readouterr().out
+    assert "a slice of each expert" in out
+    assert "of the fullest rank" not in out
+    assert out.count(" -> ") == 2 * 3  # active experts, layer, step
+
+
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        (("--ranks", "24"), "--ranks 24: allowed is a divisor of the model's 256 experts"),
+        (("--ranks", "24"), "--ranks 24: allowed is a divisor of the 256 experts of the model"),
+        (("--ranks", "7", "--placement", "shard"), "--ranks 7: allowed is a divisor of the 2048 columns of an expert"),
         (("--ranks", "8", "--active", "40", "20"), "--active 40: allowed is 1 to a rank's 32 experts"),
         (
             ("--ranks", "8", "--trace", "x"),

@@ -19,7 +19,7 @@ FORMULA = (
     f"MoE layer = {FIXED * 1e6:.0f} us + active x expert bytes / ({REACHED:.0%} of bandwidth), step = MoE layers x "
     "that + (all other weights + KV cache) / the same"
 )
-OF_RANKS = "; ranks: what the fullest one reads, and the exchanges between them"
+OF_RANKS = "; ranks: what the one reads that a step waits for, and the exchanges between them"
 CAVEATS = (
     "The constants are OEA's fit for one H100; other GPUs differ by bandwidth alone.",
     "Not in it: the selection itself, activations, sampling, the host; no measurement. See docs/estimate.md.",
@@ -45,8 +45,12 @@ def estimate(
     """
     weights = read_weights(arguments.model)
     ranks = deployment.ranks
-    if deployment.placement == "ep" and weights.model.num_experts % ranks:
-        raise ValueError(f"--ranks {ranks}: allowed is a divisor of the model's {weights.model.num_experts} experts")
+    whole = deployment.placement == "ep"
+    count, parts = weights.model.num_experts, "experts of the model"
+    if not whole:
+        count, parts = weights.columns, "columns of an expert"
+    if count % ranks:
+        raise ValueError(f"--ranks {ranks}: allowed is a divisor of the {count} {parts}")
     if ranks > deployment.node and not (machine.far or machine.far_bytes):
         reason = f"--machine {arguments.machine} has no exchange between nodes"
         raise ValueError(f"--ranks {ranks}: {reason}; allowed is at most --node {deployment.node}")
@@ -54,7 +58,7 @@ def estimate(
     requests = Requests(-(-arguments.batch // arguments.replicas), arguments.context, tokens)
     rows = requests.rows
     schedule = _read_schedule(arguments.policy, weights, rows, tokens, deployment)
-    of_fullest = arguments.active is not None and ranks > 1 and deployment.placement == "ep"
+    of_fullest = arguments.active is not None and ranks > 1 and whole
     estimates = []
     for source, drawn in _list_loads(arguments, schedule, weights, deployment, rows).items():
         loads = drawn.before, drawn.after
@@ -64,7 +68,7 @@ def estimate(
                 "is_estimate": True,
                 "source": source,
                 "active_experts": None if of_fullest else [load.active for load in loads],
-                "fullest_rank_experts": [load.fullest for load in loads],
+                "fullest_rank_experts": [load.fullest for load in loads] if whole else None,
                 "kept_mass": drawn.kept_mass,
                 "moe_layer_us": [step.layer * 1e6 for step in steps],
                 "step_ms": [step.step * 1e3 for step in steps],
@@ -183,8 +187,9 @@ def print_table(report: dict[str, Any]) -> None:
     columns = ["", "active experts", "MoE layer, us", "step, ms", "speedup"]
     if report["deployment"]["ranks"] > 1:
         console.print(_format_deployment(report))
-        pairs.insert(1, ("fullest_rank_experts", ".1f"))
-        columns.insert(2, "of the fullest rank")
+        if report["deployment"]["placement"] == "ep":
+            pairs.insert(1, ("fullest_rank_experts", ".1f"))
+            columns.insert(2, "of the fullest rank")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column, justify="left" if not column else "right")

@@ -20,7 +20,8 @@ class Weights:
 
     `expert`: of one expert in one layer, `bits` a weight. `dense`: of all else, once a step: attention, router, shared
     experts, layers without experts, the head. `cache`: of the KV cache, for one token of one request, all layers;
-    `cached_heads`: among how many ranks of tensor-parallel attention it divides. `hidden`: numbers of a row.
+    `cached_heads`: among how many ranks of tensor-parallel attention it divides. `hidden`: numbers of a row; `columns`:
+    of an expert's gate and up projections, which slices divide.
     """
 
     model: MoeModel
@@ -30,6 +31,7 @@ class Weights:
     cache: float
     bits: float
     hidden: int
+    columns: int
     cached_heads: int
 
 
@@ -69,6 +71,7 @@ def _count(config: dict[str, Any], model: MoeModel, bits: float, linear: float, 
         cache=model.num_layers * cache * 2,
         bits=bits,
         hidden=hidden,
+        columns=width,
         cached_heads=1 if config.get("kv_lora_rank") else _count_cached_heads(config),
     )
 

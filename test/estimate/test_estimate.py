@@ -11,6 +11,7 @@ from benchmark.gpu.models import COMMON, CONFIGS
 from sglang_xshare.cli import main
 from sglang_xshare.estimate.active import COMMON as ASSUMED
 from sglang_xshare.estimate.active import draw_loads
+from sglang_xshare.estimate.command import HIGHEST
 from sglang_xshare.estimate.deployment import Deployment, Load, Requests
 from sglang_xshare.estimate.latency import estimate_layer, estimate_step, gpu_machine
 from sglang_xshare.estimate.weights import read_weights
@@ -176,7 +177,25 @@ BAD = {
         f"--gpu h101: not known; allowed is {', '.join(GPUS)}",
     ),
     "no GPU": ((), f"--gpu is missing; allowed is one of {', '.join(GPUS)}, or --bandwidth"),
-    "a batch of none": (("--gpu", "h100", "--batch", "0"), "--batch 0: allowed is a positive number"),
+    "a batch of none": (("--gpu", "h100", "--batch", "0"), "--batch 0: allowed is 1 to 1,000,000,000"),
+    "more rows than are drawn": (
+        ("--gpu", "h100", "--batch", "100000000"),
+        "--batch 100000000: a step of 100,000,000 rows: allowed are at most 16,384 without --active or --trace",
+    ),
+    "a number without end": (
+        ("--gpu", "h100", "--context", "1" + "0" * 400, "--active", "8", "4"),
+        f"--context 1{'0' * 400}: allowed is 0 to 1,000,000,000",
+    ),
+    "a bandwidth without end": (("--bandwidth", "inf"), "--bandwidth inf: allowed is 0.001 to 1,000,000,000"),
+    "a bandwidth that is none": (("--bandwidth", "nan"), "--bandwidth nan: allowed is 0.001 to 1,000,000,000"),
+    "operations without end": (
+        ("--gpu", "h100", "--tflops", "inf"),
+        "--tflops inf: allowed is 0.001 to 1,000,000,000",
+    ),
+    "an exchange without end": (
+        ("--gpu", "h100", "--ranks", "2", "--near", "inf", "1"),
+        "--near inf 1: allowed are 0 to 1,000,000,000 us, and 0.001 to 1,000,000,000 GB/s",
+    ),
     "a policy that does not fit": (
         ("--gpu", "h100", "--policy", "oea:k0=9"),
         "--policy oea:k0=9: k0 = 9: allowed is at most the model's top-k, 8",
@@ -210,6 +229,19 @@ def test_bad_input_is_one_line(case, capsys):
     more, line = BAD[case]
     assert say("--model", TINY, "--batch", 16, *more) == 1
     assert capsys.readouterr() == ("", f"estimate: {line}\n")
+
+
+@pytest.mark.parametrize("end", ["low", "high"])
+def test_the_ends_of_what_is_allowed_are_estimated(end, capsys):
+    """All counts, and all rates: the longest step there is, then the shortest."""
+    counts, rate, policy = (
+        (HIGHEST, 0.001, "moe-spec:budget=32") if end == "high" else (2, HIGHEST, "xshare:k0=1,add=8")
+    )
+    flags = ["--batch", counts, "--tokens-per-request", counts - 1, "--context", counts, "--near", counts, rate]
+    flags += ["--bandwidth", rate, "--tflops", rate, "--ranks", 2, "--active", 8, 4, "--policy", policy, "--json"]
+    assert say("--model", TINY, *flags) == 0, capsys.readouterr().err
+    (row,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["estimates"]
+    assert min(row["step_ms"]) > 0
 
 
 def test_a_model_that_cannot_be_estimated_is_one_line(write, tmp_path, capsys):

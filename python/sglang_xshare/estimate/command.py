@@ -13,6 +13,9 @@ from .deployment import ATTENTIONS, PLACEMENTS, Deployment
 from .latency import FAR, NEAR, Link, gpu_machine
 from .machine import Machine, read_machine
 
+LOWEST = {"batch": 1, "tokens_per_request": 1, "replicas": 1, "context": 0, "bandwidth": 0.001, "tflops": 0.001}
+HIGHEST = 1_000_000_000
+"""Of every number that is given: what is computed of them stays finite."""
 DESCRIPTION = "ESTIMATE what a policy would gain on a GPU, from bytes and memory bandwidth; nothing is measured"
 
 
@@ -70,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     from .report import estimate, print_table
 
     try:
-        _check_counts(arguments)
+        _check_numbers(arguments)
         machine, bandwidth = _read_machine(arguments)
         report: dict[str, Any] = estimate(arguments, machine, _read_deployment(arguments), bandwidth)
     except (ValueError, ExpertPolicyError) as error:
@@ -84,13 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_counts(arguments: argparse.Namespace) -> None:
-    for name in ("batch", "tokens_per_request", "bandwidth", "tflops", "replicas"):
+def _check_numbers(arguments: argparse.Namespace) -> None:
+    for name, low in LOWEST.items():
         value = getattr(arguments, name)
-        if value is not None and not value > 0:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: allowed is a positive number")
-    if arguments.context < 0:
-        raise ValueError(f"--context {arguments.context}: allowed is 0 or more")
+        if value is not None and not low <= value <= HIGHEST:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: allowed is {low} to {HIGHEST:,}")
     if not 0 <= arguments.affinity_saves < 1:
         raise ValueError(f"--affinity-saves {arguments.affinity_saves:g}: allowed is 0 or more, and less than 1")
     if arguments.affinity_saves and (arguments.active or arguments.trace):
@@ -98,8 +99,9 @@ def _check_counts(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--affinity-saves with {given}: its experts are as counted; allowed is one of both")
     for name in ("near", "far"):
         latency, bandwidth = getattr(arguments, name) or (0, 1)
-        if not (latency >= 0 and bandwidth > 0):
-            raise ValueError(f"--{name} {latency:g} {bandwidth:g}: allowed are 0 us or more, and more than 0 GB/s")
+        if not (0 <= latency <= HIGHEST and 0.001 <= bandwidth <= HIGHEST):
+            allowed = f"0 to {HIGHEST:,} us, and 0.001 to {HIGHEST:,} GB/s"
+            raise ValueError(f"--{name} {latency:g} {bandwidth:g}: allowed are {allowed}")
 
 
 def _read_deployment(arguments: argparse.Namespace) -> Deployment:

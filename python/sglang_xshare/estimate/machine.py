@@ -30,6 +30,8 @@ class _Terms:
     far_bytes: float = 0.0
 
 
+LONGEST = 1e6
+"""Seconds that a file may say one of anything takes: what is computed of them stays finite."""
 TERMS = tuple(field.name for field in fields(_Terms))
 
 
@@ -96,12 +98,16 @@ def read_machine(path: Path) -> Machine:
     """A machine out of a file. Raises ValueError, one line, where it holds none."""
     allowed = f"allowed is a JSON object of seconds, {', '.join(TERMS)}, such as benchmark.cost.model writes"
     try:
-        machine = Machine(**{name: float(value) for name, value in read_object(path.read_bytes()).items()})
+        found = read_object(path.read_bytes())
+        for name, value in found.items():
+            if type(value) not in (int, float):
+                raise ValueError(f"{name} is {json.dumps(value)}, no number")
+        machine = Machine(**found)
     except (OSError, ValueError, TypeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error).partition("; allowed")[0]
         raise ValueError(f"--machine {path}: {reason}; {allowed}") from None
-    if not all(0 <= value < float("inf") for value in asdict(machine).values()):
-        raise ValueError(f"--machine {path}: a constant below 0, or infinite; {allowed}")
+    if not all(0 <= value <= LONGEST for value in asdict(machine).values()):
+        raise ValueError(f"--machine {path}: a constant below 0, or above {LONGEST:g} s; {allowed}")
     if not machine.read:
         raise ValueError(f"--machine {path}: read is missing, or 0: experts would load in no time; {allowed}")
     return machine

@@ -9,7 +9,7 @@ from typing import Any
 from ..policies.schedule import Schedule, build_schedule
 from ..policies.spelling import parse_policy
 from ..types import Router
-from .active import ASSUMPTIONS, Drawn, draw_loads, find_common, read_active
+from .active import ASSUMPTIONS, MOST_ROWS, Drawn, draw_loads, find_common, read_active
 from .deployment import Deployment, Load, Requests, held_bytes
 from .latency import FIXED, REACHED, estimate_step
 from .machine import Machine
@@ -134,6 +134,9 @@ def _list_loads(
                 raise ValueError(f"--active {count:g}: allowed is 1 to {whose} {most} experts")
         before, after = arguments.active
         return {"as given": _give(before, after, rows, weights, ranks)}
+    if rows > MOST_ROWS:
+        many = f"--batch {arguments.batch}: a step of {rows:,} rows"
+        raise ValueError(f"{many}: allowed are at most {MOST_ROWS:,} without --active or --trace")
     found = {}
     for name, common in ASSUMPTIONS.items():
         if arguments.affinity_saves:

@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmark.affinity.report import name_rule
+from benchmark.affinity.report import name_rule, point_key
 from benchmark.common.command import Parser, one_line_errors, positive
 from benchmark.common.paths import BUILD, RESULTS
 from benchmark.common.record import read_record
 from benchmark.common.table import Table
-from sglang_xshare.estimate.active import Drawn, draw_loads, find_common
+from sglang_xshare.estimate.active import MOST_ROWS, Drawn, draw_loads, find_common
 from sglang_xshare.estimate.deployment import Deployment, Requests, held_bytes
 from sglang_xshare.estimate.latency import FAR, Link, estimate_step, gpu_machine
 from sglang_xshare.estimate.weights import Weights, read_weights
@@ -65,11 +65,13 @@ NOTE = """\
 Computed, nothing measured: DeepSeek-V3's shape in fp8 on H200, {context:,} cached tokens a request; logits drawn so
 that rows agree as those of DeepSeek-R1 do in XShare's Table 2 at 8 rows, without the groups of experts to which its
 router keeps a row. An expert's compute is left out; exchanges cost what DeepEP's did on H800, and overlap with nothing.
-Rows: of a group of ranks that runs one step together. Fullest rank: active experts that its step waits for. Affinity:
-rows agree so much more that {saves:.1%} fewer experts are awake, as benchmark.affinity has it for the shipped
-checkpoint, which need not hold for another. Selection: {whole}, and for slices {sliced}, the lowest budget at which the
-drawn rows keep {keeps:.0%} of their mass; what that costs in loss nobody has measured on this model. Two sites: {wan}
-between them."""
+Rows: of a group of ranks that runs one step together. Fullest rank: active experts that its step waits for. {affinity}
+Selection: {whole}, and for slices {sliced}, the lowest budget at which the drawn rows keep {keeps:.0%} of their mass;
+what that costs in loss nobody has measured on this model. Two sites: {wan} between them."""
+AFFINITY_NOTE = """\
+Affinity: rows agree so much more that fewer experts are awake: {saves}. Unless --affinity-saves gives it, that is what
+benchmark.affinity simulates for the shipped checkpoint with 16 requests a replica; it need not hold for another model,
+nor for as many requests as here."""
 WHOLE, SLICED = "xshare:k0=1,target_per_rank={},balance=fill", "xshare:k0=1,add={}"
 
 
@@ -124,12 +126,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--common", type=_share, default=COMMON, metavar="SHARE", help=f"of logits' variance {swept}")
     parser.add_argument("--keeps", type=float, default=0.98, metavar="SHARE", help=f"mass that selection keeps {swept}")
     parser.add_argument(
-        "--affinity-saves", type=float, metavar="SHARE", help="of active experts (default: as recorded)"
+        "--affinity-saves", type=_share, metavar="SHARE", help="of active experts (default: as recorded)"
     )
     parser.add_record(BUILD / "cost")
     args = parser.parse_args(argv)
-    if args.affinity_saves is None:
-        args.affinity_saves = read_saving()
+    if (rows := max(gpus for gpus, _ in args.gpus) * max(args.per_gpu)) > MOST_ROWS:
+        parser.error(f"--per-gpu {max(args.per_gpu)}: a step of {rows:,} rows; allowed are at most {MOST_ROWS:,}")
+    counts = sorted({choice.replicas for asked in args.gpus for choice in list_choices(*asked) if choice.affinity})
+    given = args.affinity_saves
+    args.affinity_saves = read_savings(counts) if given is None else dict.fromkeys(counts, given)
     record = parser.open_record("many-devices", args, argv)
     weights = read_shape(DEEPSEEK_V3)
     for gpus, sites in args.gpus:
@@ -139,20 +144,21 @@ def main(argv: Sequence[str] | None = None) -> None:
                 if key not in record:
                     print(key, flush=True)
                     found = compute(choice, weights, gpus * each, args)
-                    asked = {"context": args.context, "saves": args.affinity_saves, "keeps": args.keeps}
+                    asked = {"context": args.context, "keeps": args.keeps}
                     record.add(key, gpus=gpus, sites=sites, per_gpu=each, choice=asdict(choice), **asked, **found)
     tabulate_devices(record.points).show()
     print(f"Record: {record.path}")
 
 
 def compute(choice: Choice, weights: Weights, requests: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Of a choice that serves so many requests in all: rows, load, policy, kept mass, seconds of a step, bytes of a
-    GPU.
+    """Of a choice that serves so many requests in all: rows, what affinity saves, load, policy, kept mass, seconds of a
+    step, bytes of a GPU.
     """
     rows, deployment = requests // choice.replicas, choice.deployment
-    common = args.common
+    common, saves = args.common, 0.0
     if choice.affinity:
-        common = find_common(weights.model, rows, args.affinity_saves, common, LAYERS)
+        saves = args.affinity_saves[choice.replicas]
+        common = find_common(weights.model, rows, saves, common, LAYERS)
     if choice.selection:
         policy, drawn = select_keeping(weights.model, deployment, rows, common, args.keeps)
         load, kept = drawn.after, drawn.kept_mass
@@ -163,6 +169,7 @@ def compute(choice: Choice, weights: Weights, requests: int, args: argparse.Name
     step = estimate_step(machine, weights, deployment, load, Requests(rows, args.context))
     return {
         "rows": rows,
+        "saves": saves,
         "load": asdict(load),
         "policy": policy,
         "kept_mass": kept,
@@ -204,12 +211,18 @@ def read_shape(config: Mapping[str, Any]) -> Weights:
         return read_weights(Path(folder))
 
 
-def read_saving() -> float:
-    """The share of active experts that the recorded simulation of affinity saves: mixed traffic, 4 replicas, the
-    default bound.
+def read_savings(counts: Sequence[int]) -> dict[int, float]:
+    """The share of active experts that the recorded simulation of affinity saves among so many replicas: mixed traffic,
+    the default bound. Raises ValueError for a number of replicas that is not recorded.
     """
-    rules = read_record(RESULTS / "affinity" / "affinity.json", "affinity")["points"]["mixed 4"]["rules"]
-    return float(round(1 - rules[name_rule()]["active"] / rules["round robin"]["active"], 4))
+    points = read_record(RESULTS / "affinity" / "affinity.json", "affinity")["points"]
+    savings = {}
+    for count in counts:
+        if (point := points.get(point_key("mixed", count))) is None:
+            raise ValueError(f"--gpus: affinity among {count} replicas is not recorded; allowed is --affinity-saves")
+        active = {rule: found["active"] for rule, found in point["rules"].items()}
+        savings[count] = round(1 - active[name_rule()] / active["round robin"], 4)
+    return savings
 
 
 def tabulate_devices(points: Mapping[str, Any]) -> Table:
@@ -238,7 +251,10 @@ def tabulate_devices(points: Mapping[str, Any]) -> Table:
     ]
     wan = f"{WAN.latency * 1e3:g} ms an exchange and {WAN.bandwidth / 1e9:g} GB/s a GPU"
     policies = {"whole": WHOLE.format("T"), "sliced": SLICED.format("A")}
-    note = NOTE.format(**{name: first[name] for name in ("context", "saves", "keeps")}, **policies, wan=wan)
+    saves = {point["choice"]["replicas"]: point["saves"] for point in points.values() if point["choice"]["affinity"]}
+    shares = ", ".join(f"{share:.1%} fewer among {count} replicas" for count, share in sorted(saves.items()))
+    affinity = AFFINITY_NOTE.format(saves=shares) if saves else ""
+    note = NOTE.format(context=first["context"], keeps=first["keeps"], **policies, affinity=affinity, wan=wan)
     return Table("A large deployment, on paper", headings, rows, note, text_columns=3)
 
 

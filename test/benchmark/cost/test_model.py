@@ -8,12 +8,13 @@ import torch
 from benchmark.common.command import one_line_errors
 from benchmark.common.paths import RESULTS
 from benchmark.cost.fit import Fitted, fit_served, tabulate_fits
-from benchmark.cost.many_devices import list_choices
+from benchmark.cost.many_devices import list_choices, read_savings
 from benchmark.cost.many_devices import main as run_paper
 from benchmark.cost.model import AwakeRouter, count_work
 from benchmark.cost.model import main as run_model
 from benchmark.expert_sharding.ranks import Encoder
 from benchmark.records.tables import _read
+from sglang_xshare.affinity.bound import DEFAULT
 from sglang_xshare.estimate.machine import Machine, Work
 
 MACHINE = Machine(layers=1e-4, read=1e-10, flops=1e-11, near=1e-4)
@@ -112,6 +113,23 @@ def test_a_deployment_on_paper(tmp_path, capsys):
     assert "on paper" in capsys.readouterr().out
 
 
+def test_affinity_saves_what_is_recorded_of_as_many_replicas(tmp_path, capsys):
+    recorded = json.loads((RESULTS / "affinity" / "affinity.json").read_text())["points"]
+    active = {count: recorded[f"mixed {count}"]["rules"] for count in (2, 4, 8)}
+    savings = read_savings([2, 4, 8])
+    for count, rules in active.items():
+        ratio = rules[f"bound {DEFAULT:g}"]["active"] / rules["round robin"]["active"]
+        assert savings[count] == pytest.approx(1 - ratio, abs=1e-4)
+    assert savings[2] < savings[4] < savings[8]
+    run_paper(["--gpus", "16", "32", "--per-gpu", "1", "--out", str(tmp_path)])
+    points = json.loads((tmp_path / "many-devices.json").read_text())["points"].values()
+    assert {point["choice"]["replicas"] for point in points if point["choice"]["affinity"]} == {2, 4}
+    for point in points:
+        assert point["saves"] == (savings[point["choice"]["replicas"]] if point["choice"]["affinity"] else 0)
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"{savings[2]:.1%} fewer among 2 replicas, {savings[4]:.1%} fewer among 4 replicas. " in out
+
+
 @pytest.mark.parametrize(
     ("run", "flags", "said"),
     [
@@ -120,6 +138,13 @@ def test_a_deployment_on_paper(tmp_path, capsys):
         (run_paper, ["--gpus", "32", "48"], "48: allowed is a divisor of 256 experts"),
         (run_paper, ["--gpus", "80"], "80: allowed is a divisor of 256 experts"),
         (run_paper, ["--gpus", "512x2"], "512x2: allowed is a divisor of 256 experts"),
+        (run_paper, ["--gpus", "128x16"], "--gpus: affinity among 16 replicas is not recorded"),
+        (
+            run_paper,
+            ["--per-gpu", "1000000"],
+            "--per-gpu 1000000: a step of 256,000,000 rows; allowed are at most 16,384",
+        ),
+        (run_paper, ["--affinity-saves", "nan"], "'nan': allowed is a share from 0 to 1"),
         (run_paper, ["--common", "1.5"], "'1.5': allowed is a share from 0 to 1"),
         (run_paper, ["--common", "nan"], "'nan': allowed is a share from 0 to 1"),
         (run_paper, ["--affinity-saves", "0.1", "--keeps", "1.5"], "--keeps 1.5: all experts keep less"),

@@ -1,10 +1,12 @@
 """The cost model: what ranks do, counted by hand; constants found again in times made of them; files of constants."""
 
 import json
+import re
 from dataclasses import asdict, replace
 
 import pytest
 
+from benchmark.common.paths import ROOT
 from benchmark.cost.many_devices import DEEPSEEK_V3, read_shape
 from benchmark.cost.published import list_exchanges
 from sglang_xshare.cli import main
@@ -20,6 +22,8 @@ from sglang_xshare.estimate.deployment import (
 )
 from sglang_xshare.estimate.latency import FAR, NEAR, estimate_step, gpu_machine
 from sglang_xshare.estimate.machine import Machine, Work, fit, leave_one_out, read_machine, write_machine
+from sglang_xshare.stage.balance import RankLoad, format_balance
+from sglang_xshare.stage.metrics import PREFIX
 
 MACHINE = Machine(layers=3e-5, read=2e-12, near=1e-5, near_bytes=5e-12)
 WORKS = [Work(layers=1 + n % 3, read=1e6 * n * n, near=n % 2, near_bytes=1e5 * (n % 5)) for n in range(1, 12)]
@@ -223,6 +227,18 @@ def test_what_is_known_of_the_fullest_rank_is_not_the_model_s(deepseek, capsys):
     assert sliced["active_experts"] == [20, 10]
     assert main([*deepseek, "--gpu", "h200", "--policy", "xshare:k0=1,add=24", *known]) == 0
     assert capsys.readouterr().out.count("20.0 -> 10.0") == 1
+
+
+def test_the_fullest_rank_is_counted_where_the_page_says(deepseek, capsys):
+    """Its line is the decode log's, and the numbers that it takes from there are taken."""
+    page = (ROOT / "docs" / "many-devices.md").read_text()
+    load = RankLoad(10, largest_before=247, largest_after=95, mean_before=214, mean_after=91)
+    assert format_balance(load) in page
+    assert f"{PREFIX}fullest_rank_active_experts_before" in page
+    counted = re.search(r"here\n *`--active ([\d.]+) ([\d.]+)`", page).groups()
+    assert "{} -> {}".format(*counted) in format_balance(load)
+    (row,) = estimate(deepseek, capsys, "--ranks", "8", "--active", *counted)["estimates"]
+    assert row["fullest_rank_experts"] == [24.7, 9.5]
 
 
 def test_ranks_are_told_in_the_table(deepseek, capsys):

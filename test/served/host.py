@@ -1,7 +1,8 @@
 """A SGLang plugin that lends a CPU server what some of upstream's modes ask of CUDA whatever the device: host memory,
 plain where CUDA would pin it, and a wait for the device.
 
-It takes it for `--enable-return-routed-experts`, for the hierarchical cache, for LoRA and for a model's own draft.
+It takes it for `--enable-return-routed-experts`, for the hierarchical cache, for LoRA, for a model's own draft and for
+EPLB.
 """
 
 import multiprocessing
@@ -31,8 +32,9 @@ def lend() -> None:
 
     ALLOC_MEMORY_FUNCS["cpu"] = allocate
     mha.transfer_kv_direct = transfer
-    for name in ("synchronize", "empty_cache"):
-        setattr(torch.cuda, name, lambda *args: None)
+    for module in (torch.cuda, torch.cpu):
+        for name in ("synchronize", "empty_cache"):
+            setattr(module, name, lambda *args: None)
     setattr(torch.Tensor, "pin_memory", lambda tensor, *args: tensor)  # noqa: B010 - mypy knows another signature
     for name in ("tensor", "empty", "zeros"):
         setattr(torch, name, never_pinned(getattr(torch, name)))

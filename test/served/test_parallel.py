@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from served import host
 from served.answers import LAYERS, SERVERS, Answers, ask, policy
 from served.eagle import select_again
 from served.release import LATEST
@@ -76,6 +77,28 @@ def test_target_per_rank_follows_experts_to_where_they_are(tiny_model, patched_r
     assert answers.metrics["fullest_rank_experts_after_total"] == largest
     assert answers.metrics["fullest_rank_experts_before_total"] > largest
     assert "active experts of the fullest rank: " in answers.log
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("target", [5, 32])
+def test_target_per_rank_follows_experts_that_move(target, tiny_model, patched_release, tmp_path, served):
+    """EPLB moves experts between the ranks while it serves; where each may use all of its own, no token changes."""
+    host.install(tmp_path)
+    flags = (
+        "--enable-eplb",
+        "--eplb-rebalance-num-iterations",
+        "25",
+        "--expert-distribution-recorder-buffer-size",
+        "20",
+    )
+    scheduled = (*policy("xshare", k0=1, target_per_rank=target), *EXPERT_PARALLEL)
+    answers = ask(tiny_model, patched_release(LATEST), (*scheduled, *flags), tmp_path, env=TWO_CORES)
+    assert answers.log.count("rebalance end") >= 2
+    assert (answers.tokens == served("unpatched").tokens) is (target == 32)
+    first, second = split_by_rank(answers)
+    largest = [max(call["after"], other["after"]) for call, other in zip(first, second, strict=True)]
+    assert answers.metrics["fullest_rank_experts_after_total"] == sum(largest)
+    assert answers.metrics["rank_disagreements_total"] == 0
 
 
 @pytest.mark.long

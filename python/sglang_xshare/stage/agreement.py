@@ -87,7 +87,7 @@ class Agreement:
             which = [rank for rank, count in enumerate(disagreements) if count]
             logger.error(
                 "Expert policy: ranks %s have selected other experts than the first, in %d of %d comparisons: their "
-                "router logits or their placements differ, and the sum of their outputs is wrong",
+                "policies, router logits or placements differ, and the sum of their outputs is wrong",
                 which,
                 max(disagreements),
                 comparisons,

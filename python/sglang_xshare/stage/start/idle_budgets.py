@@ -54,7 +54,7 @@ def list_idle_budgets(
         if batch is not None:
             requests, limit = batch
             rows = _largest_rows(schedule, plan, model, requests * tokens)
-            need = rows and plan.idle_budget(router, model.num_experts, rows, tokens, ranks)
+            need = plan.idle_budget(router, model.num_experts, rows, tokens, ranks) if rows else None
             if need:
                 key, enough = need
                 never = "drops no expert of a captured batch" if limit == CAPTURED else "never drops an expert"

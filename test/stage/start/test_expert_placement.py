@@ -96,15 +96,25 @@ def test_flags_that_ask_for_something_else_are_one_line(placement, flags, said, 
     assert str(refusal.value) == FLAG + said
 
 
-def check(monkeypatch, placement, ranks=4, ep=None, groups=1, architecture="Qwen3MoeForCausalLM", replicas=0, **model):
-    """What comes of resolved arguments and a model's configuration."""
+def check(
+    monkeypatch,
+    placement,
+    ranks=4,
+    ep=None,
+    groups=1,
+    architecture="Qwen3MoeForCausalLM",
+    replicas=0,
+    in_text=False,
+    **model,
+):
+    """What comes of resolved arguments and a model's configuration, or with `in_text` its part for text."""
     ep = (ranks if placement == "ep" else 1) if ep is None else ep
     config = {"tp_size": ranks, "ep_size": ep, "attn_dp_size": groups, "dp_size": 1, "enable_dp_attention": False}
     text = SimpleNamespace(architectures=[architecture], **model)
+    whole = SimpleNamespace(architectures=[architecture]) if in_text else text
+    found = SimpleNamespace(hf_config=whole, hf_text_config=text)
     monkeypatch.setattr(expert_placement, "resolved", lambda args: args)
-    monkeypatch.setattr(
-        expert_placement, "model_config", lambda args: SimpleNamespace(hf_config=text, hf_text_config=text)
-    )
+    monkeypatch.setattr(expert_placement, "model_config", lambda args: found)
     check_server(
         SimpleNamespace(**config, ep_num_redundant_experts=replicas, model_path="M", expert_placement=placement)
     )
@@ -116,11 +126,23 @@ def check(monkeypatch, placement, ranks=4, ep=None, groups=1, architecture="Qwen
         ("shard", {"groups": 4}, "shard: each of 4 ranks holds a slice of every expert, 192 of its 768 columns; "),
         ("ep", {}, "ep: each of 4 ranks holds 16 whole experts; attention tensor-parallel"),
         ("ep", {"replicas": 4}, "ep: each of 4 ranks holds 17 whole experts; attention tensor-parallel"),
+        ("shard", {"moe_intermediate_size": [768] * 8}, " a slice of every expert, 192 of its 768 columns; "),
+        (
+            "shard",
+            {"moe_intermediate_size": [1536, 512, 1536]},
+            " a slice of every expert, 384 of its 1536 or 128 of its 512 columns; ",
+        ),
+        (
+            "shard",
+            {"moe_intermediate_size": None},
+            " a slice of every expert, how wide the model's configuration does not say; ",
+        ),
     ],
 )
 def test_the_log_says_what_it_came_to(placement, differences, said, monkeypatch, caplog):
     with caplog.at_level(logging.INFO):
-        check(monkeypatch, placement, num_experts=64, moe_intermediate_size=768, num_attention_heads=8, **differences)
+        usual = {"num_experts": 64, "moe_intermediate_size": 768, "num_attention_heads": 8}
+        check(monkeypatch, placement, **{**usual, **differences})
     (line,) = caplog.messages
     assert said in line
     assert line.endswith("attention data-parallel in 4 groups of ranks") == ("groups" in differences)
@@ -141,9 +163,8 @@ def test_the_log_says_what_it_came_to(placement, differences, said, monkeypatch,
         ("shard", {"ep": 4}, " with --tp-size 4: SGLang resolves --ep-size to 4 with these flags"),
         (
             "shard",
-            {"quantization_config": {"weight_block_size": [128, 128]}},
-            " with 4 ranks: slices of 192 columns end within the blocks of 128 that weights are quantized by; allowed "
-            "are at most 6 ranks, or ep",
+            {"moe_intermediate_size": [1536, 514]},
+            " with 4 ranks: they do not divide the 514 columns of an expert of M; allowed is a divisor",
         ),
     ],
 )
@@ -153,6 +174,52 @@ def test_a_model_that_ranks_do_not_divide_is_one_line(placement, model, said, mo
         check(monkeypatch, placement, **{**usual, **model})
     assert str(refusal.value).startswith(f"{FLAG} {placement}{said}")
     assert "\n" not in str(refusal.value)
+
+
+def group(**weights):
+    """compressed-tensors' way to say how weights are quantized."""
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "block", "fitting"),
+    [
+        ({"weight_block_size": [128, 128]}, 128, "are 2, 3, 6 ranks, or ep"),
+        ({"weight_block_size": [128, 1]}, 128, "are 2, 3, 6 ranks, or ep"),
+        ({"weight_block_size": [1, 128]}, 128, "are 2, 3, 6 ranks, or ep"),
+        (group(group_size=128), 128, "are 2, 3, 6 ranks, or ep"),
+        (group(block_structure=[128, 128]), 128, "are 2, 3, 6 ranks, or ep"),
+        ({"quant_method": "gptq", "group_size": 128}, 128, "are 2, 3, 6 ranks, or ep"),
+        ({"quant_method": "awq", "group_size": 256}, 256, "are 3 ranks, or ep"),
+        ({"weight_block_size": [128, 96]}, 384, "are 2 ranks, or ep"),
+        ({"group_size": 512}, 512, "is ep"),
+        (group(group_size=64), None, None),
+        (group(group_size=-1), None, None),
+        (group(strategy="channel", group_size=None), None, None),
+        ({"quant_method": "fp8", "weight_block_size": None}, None, None),
+        ({"quant_method": "mxfp4"}, None, None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("place", ["model", "text", "compression", "object"])
+def test_no_slice_ends_within_a_block(quantization, block, fitting, place, monkeypatch):
+    model = {"num_experts": 64, "moe_intermediate_size": 768}
+    if place == "compression":
+        model["compression_config"] = quantization
+    elif place == "object":
+        model["quantization_config"] = SimpleNamespace(to_dict=lambda: quantization)
+    else:
+        model["quantization_config"] = quantization
+    refused = None
+    try:
+        check(monkeypatch, "shard", in_text=place == "text", **model)
+    except ExpertPolicyError as refusal:
+        refused = str(refusal)
+    assert refused == (
+        block
+        and f"{FLAG} shard with 4 ranks: slices of 192 columns end within the blocks of {block} that weights are "
+        f"quantized by; allowed {fitting}"
+    )
 
 
 GPU = ("--device", "cuda", "--attention-backend", "triton")

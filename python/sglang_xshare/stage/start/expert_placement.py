@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Iterator
 from typing import Any
 
 from ..upstream import attention_dp_size, declare, model_config, resolved, routes_own_rows, spell
@@ -19,6 +21,8 @@ WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size", 
 """Where a model's configuration has the columns of an expert's gate and up projections, the rows of its down
 projection. A model with dense layers beside its experts has `intermediate_size` for those.
 """
+BLOCKS = ("weight_block_size", "block_structure", "group_size")
+"""Where a quantization's configuration has how many weights share a scale; -1 for a whole column of them."""
 # By flag, its value where no expert is whole on some rank, which is all that these are about.
 WHOLE = {
     "ep_size": 1,
@@ -66,7 +70,7 @@ def check_server(server_args: Any) -> None:
     if placement is None:
         return
     config, model = resolved(server_args), model_config(server_args)
-    experts, width = (find_value(model.hf_text_config, names) for names in (NUM_EXPERTS, WIDTHS))
+    experts = find_value(model.hf_text_config, NUM_EXPERTS)
     path, ranks = server_args.model_path, config.tp_size
     if not experts:
         reason = f"{model.hf_config.architectures[0]} is a dense model; allowed are Mixture-of-Experts models"
@@ -78,9 +82,7 @@ def check_server(server_args: Any) -> None:
         _check_divides(placement, ranks, experts, f"experts of {path}", replicas)
         share = f"{(experts + replicas) // ranks} whole experts"
     else:
-        _check_divides(placement, ranks, width, f"columns of an expert of {path}")
-        _check_blocks(placement, ranks, width, model)
-        share = f"a slice of every expert, {width // ranks} of its {width} columns"
+        share = f"a slice of every expert, {_describe_slices(ranks, model, path)}"
     groups = attention_dp_size(config)
     heads = getattr(model.hf_text_config, "num_attention_heads", None)
     if heads is not None:
@@ -107,17 +109,45 @@ def _check_divides(placement: str, ranks: int, count: Any, what: str, more: int 
         )
 
 
-def _check_blocks(placement: str, ranks: int, width: Any, model: Any) -> None:
-    """Refuse slices that end within a block of a quantized weight."""
-    quantization = getattr(model.hf_config, "quantization_config", None) or {}
-    if not isinstance(quantization, dict) or type(width) is not int:
-        return
-    block = (quantization.get("weight_block_size") or [None])[0] or quantization.get("group_size")
-    if type(block) is int and block > 0 and width // ranks % block:
-        raise ExpertPolicyError(
-            f"--expert-placement {placement} with {ranks} ranks: slices of {width // ranks} columns end within the "
-            f"blocks of {block} that weights are quantized by; allowed are at most {width // block} ranks, or {EP}"
-        )
+def _describe_slices(ranks: int, model: Any, path: str) -> str:
+    """How many columns of an expert each rank has. Raises `ExpertPolicyError` where SGLang has no such slices."""
+    found = find_value(model.hf_text_config, WIDTHS)
+    widths = [width for width in dict.fromkeys(found if isinstance(found, list) else [found]) if width]
+    block = math.lcm(*_list_blocks(_read_quantization(model)))
+    shares = []
+    for width in widths:
+        _check_divides(SHARD, ranks, width, f"columns of an expert of {path}")
+        if width // ranks % block:
+            wrong = f"slices of {width // ranks} columns end within the blocks of {block} that weights are quantized by"
+            fitting = [str(count) for count in range(2, width + 1) if width % (count * block) == 0]
+            allowed = f"are {', '.join(fitting)} ranks, or {EP}" if fitting else f"is {EP}"
+            raise ExpertPolicyError(f"--expert-placement {SHARD} with {ranks} ranks: {wrong}; allowed {allowed}")
+        shares.append(f"{width // ranks} of its {width}")
+    return f"{' or '.join(shares)} columns" if shares else "how wide the model's configuration does not say"
+
+
+def _read_quantization(model: Any) -> dict[str, Any]:
+    """How the checkpoint is quantized, by its config.json, from where SGLang looks for it; empty where it is not."""
+    names = ("quantization_config", "compression_config")
+    places = ((part, name) for name in names for part in (model.hf_config, model.hf_text_config))
+    found: Any = next((value for part, name in places if (value := getattr(part, name, None))), {})
+    return found if isinstance(found, dict) else found.to_dict()
+
+
+def _list_blocks(config: Any) -> Iterator[int]:
+    """The lengths of all blocks and groups that a quantization's configuration names, at whatever depth: compressed
+    tensors have them by group of layers.
+    """
+    if isinstance(config, list):
+        for part in config:
+            yield from _list_blocks(part)
+    elif isinstance(config, dict):
+        for name, value in config.items():
+            if name in BLOCKS:
+                lengths = value if isinstance(value, list) else [value]
+                yield from (length for length in lengths if type(length) is int and length > 0)
+            else:
+                yield from _list_blocks(value)
 
 
 def _divides_attention(server_args: Any) -> bool:

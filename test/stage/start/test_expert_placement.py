@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -220,6 +221,40 @@ def test_no_slice_ends_within_a_block(quantization, block, fitting, place, monke
         and f"{FLAG} shard with 4 ranks: slices of 192 columns end within the blocks of {block} that weights are "
         f"quantized by; allowed {fitting}"
     )
+
+
+GPT_OSS = {"architecture": "GptOssForCausalLM", "num_local_experts": 32, "intermediate_size": 2880}
+MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "model", "said"),
+    [
+        (4, {}, "720 of its 2880 columns"),
+        (3, MXFP4, "960 of its 2880 columns"),
+        (4, MXFP4, "672 to 736 of its 2880 columns"),
+        (8, MXFP4, "192 to 384 of its 2880 columns"),
+    ],
+)
+def test_the_log_says_how_gpt_oss_rounds_its_slices(ranks, model, said, monkeypatch, caplog):
+    check(monkeypatch, "shard", ranks=ranks, **GPT_OSS, **model)
+    (line,) = caplog.messages
+    assert f"each of {ranks} ranks holds a slice of every expert, {said}; " in line
+
+
+@pytest.mark.parametrize(("ranks", "refused"), [(15, False), (16, True), (32, True)])
+def test_each_rank_of_gpt_oss_has_a_slice(ranks, refused, monkeypatch):
+    # 16 ranks: 15 of them have 192 columns, the last none.
+    with pytest.raises(ExpertPolicyError) if refused else nullcontext() as refusal:
+        check(monkeypatch, "shard", ranks=ranks, **GPT_OSS, **MXFP4)
+    if refused:
+        assert f"with {ranks} ranks: 2880 columns in blocks of 32 leave a rank without any; " in str(refusal.value)
+        assert "; allowed are 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 18, 30, 45, 90 ranks, or ep" in str(refusal.value)
+
+
+def test_others_do_not_round_theirs(monkeypatch):
+    with pytest.raises(ExpertPolicyError, match="slices of 720 columns end within the blocks of 32"):
+        check(monkeypatch, "shard", **{**GPT_OSS, "architecture": "Qwen3MoeForCausalLM"}, **MXFP4)
 
 
 GPU = ("--device", "cuda", "--attention-backend", "triton")

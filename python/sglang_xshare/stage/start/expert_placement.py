@@ -113,17 +113,36 @@ def _describe_slices(ranks: int, model: Any, path: str) -> str:
     """How many columns of an expert each rank has. Raises `ExpertPolicyError` where SGLang has no such slices."""
     found = find_value(model.hf_text_config, WIDTHS)
     widths = [width for width in dict.fromkeys(found if isinstance(found, list) else [found]) if width]
-    block = math.lcm(*_list_blocks(_read_quantization(model)))
+    quantization = _read_quantization(model)
+    block, pads = math.lcm(*_list_blocks(quantization)), _pads_slices(quantization, model)
     shares = []
     for width in widths:
         _check_divides(SHARD, ranks, width, f"columns of an expert of {path}")
-        if width // ranks % block:
+        share = _slice(width, ranks, block, pads)
+        if share is None:
             wrong = f"slices of {width // ranks} columns end within the blocks of {block} that weights are quantized by"
-            fitting = [str(count) for count in range(2, width + 1) if width % (count * block) == 0]
+            if pads:
+                wrong = f"{width} columns in blocks of {block} leave a rank without any"
+            fitting = [str(count) for count in range(2, width + 1) if _slice(width, count, block, pads)]
             allowed = f"are {', '.join(fitting)} ranks, or {EP}" if fitting else f"is {EP}"
             raise ExpertPolicyError(f"--expert-placement {SHARD} with {ranks} ranks: {wrong}; allowed {allowed}")
-        shares.append(f"{width // ranks} of its {width}")
+        least, most = share
+        shares.append(f"{most if least == most else f'{least} to {most}'} of its {width}")
     return f"{' or '.join(shares)} columns" if shares else "how wide the model's configuration does not say"
+
+
+def _slice(width: int, ranks: int, block: int, pads: bool) -> tuple[int, int] | None:
+    """Columns of the rank with least and of the one with most; None where SGLang has no such slices. With `pads` slices
+    are rounded up to whole blocks, and the last rank gets what is left.
+    """
+    most = -(-width // (ranks * block)) * block
+    least = width - (ranks - 1) * most
+    return (least, most) if width % ranks == 0 and (least == most or (pads and least > 0)) else None
+
+
+def _pads_slices(config: Any, model: Any) -> bool:
+    """Whether slices are rounded up to blocks: SGLang's gpt-oss loads MXFP4 weights so."""
+    return "GptOssForCausalLM" in model.hf_config.architectures and config.get("quant_method") == "mxfp4"
 
 
 def _read_quantization(model: Any) -> dict[str, Any]:
@@ -136,12 +155,14 @@ def _read_quantization(model: Any) -> dict[str, Any]:
 
 def _list_blocks(config: Any) -> Iterator[int]:
     """The lengths of all blocks and groups that a quantization's configuration names, at whatever depth: compressed
-    tensors have them by group of layers.
+    tensors have them by group of layers. MXFP4 is 32 by definition.
     """
     if isinstance(config, list):
         for part in config:
             yield from _list_blocks(part)
     elif isinstance(config, dict):
+        if config.get("quant_method") == "mxfp4":
+            yield 32
         for name, value in config.items():
             if name in BLOCKS:
                 lengths = value if isinstance(value, list) else [value]

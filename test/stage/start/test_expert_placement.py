@@ -17,6 +17,8 @@ from sglang_xshare.stage.start.expert_placement import check_flags, check_server
 from sglang_xshare.stage.start.refusal import ExpertPolicyError
 
 FLAG = "--expert-placement"
+BESIDE = "SGLang does not have it beside the data-parallel attention that shard asks for"
+INSTEAD = "--tp 4 alone, the same slices with tensor-parallel attention"
 
 
 def make_args(folder, architecture="Qwen3MoeForCausalLM", **flags):
@@ -42,6 +44,13 @@ def make_args(folder, architecture="Qwen3MoeForCausalLM", **flags):
         ({"expert_placement": "shard", "dp_size": 2}, {"dp_size": 2, "attn_dp_size": 1}),
         ({"expert_placement": "shard", "device": "cpu"}, {"attn_dp_size": 1}),
         ({"expert_placement": "shard", "architecture": "OlmoeForCausalLM"}, {"attn_dp_size": 1}),
+        ({"expert_placement": "shard", "attn_dp_size": 2, "attn_cp_size": 2}, {"attn_dp_size": 2}),
+        ({"expert_placement": "shard", "device": "cpu", "speculative_algorithm": "NGRAM"}, {"attn_dp_size": 1}),
+        ({"expert_placement": "shard", "speculative_algorithm": "EAGLE"}, {"attn_dp_size": 4}),
+        (
+            {"expert_placement": "shard", "speculative_algorithm": "DSPARK", "enable_dp_lm_head": True},
+            {"attn_dp_size": 4},
+        ),
         ({"expert_placement": "ep"}, {"ep_size": 4, "attn_dp_size": 1}),
         ({"expert_placement": "ep", "ep_size": 4, "attn_dp_size": 4}, {"ep_size": 4, "attn_dp_size": 4}),
     ],
@@ -86,6 +95,26 @@ def test_before_0_5_22_replicas_share_the_name(tmp_path):
             "shard",
             {"moe_a2a_backend": "deepep"},
             " shard with --moe-a2a-backend deepep: it brings rows to whole experts; allowed is none",
+        ),
+        (
+            "shard",
+            {"attn_cp_size": 2},
+            f" shard with --attn-cp-size 2: {BESIDE}; allowed is 1, or {INSTEAD}",
+        ),
+        (
+            "shard",
+            {"speculative_algorithm": "NGRAM"},
+            f" shard with --speculative-algorithm NGRAM: {BESIDE}; allowed is {INSTEAD}",
+        ),
+        (
+            "shard",
+            {"speculative_algorithm": "standalone", "enable_dp_lm_head": True},
+            f" shard with --speculative-algorithm standalone: {BESIDE}; allowed is {INSTEAD}",
+        ),
+        (
+            "shard",
+            {"speculative_algorithm": "DFLASH", "enable_dp_lm_head": False},
+            f" shard with --speculative-algorithm DFLASH: {BESIDE} without --enable-dp-lm-head; allowed is {INSTEAD}",
         ),
         ("ep", {"ep_size": 2}, " ep with --ep-size 2: allowed is 4, the ranks there are"),
         ("ep", {"moe_dp_size": 2}, " ep with --moe-dp-size 2: it is another division of experts; allowed is 1"),
@@ -269,6 +298,15 @@ RESOLVED = {
         "ours": True,
         "says": "--expert-policy xshare: target_per_rank = 5: allowed only with expert parallelism",
     },
+    (FLAG, "shard", "--tp", "4", "--attn-cp-size", "2", *GPU): {
+        "ours": True,
+        "says": f"{FLAG} shard with --attn-cp-size 2: {BESIDE}; allowed is 1, or {INSTEAD}",
+    },
+    (FLAG, "shard", "--tp", "2", "--speculative-algorithm", "NGRAM", *GPU): {
+        "ours": True,
+        "says": f"{FLAG} shard with --speculative-algorithm NGRAM: {BESIDE}; allowed is {INSTEAD.replace('4', '2')}",
+    },
+    ("--tp", "2", "--speculative-algorithm", "NGRAM", *GPU): {"tp": 2, "ep": 1, "attention": 1},
     (FLAG, "shard"): {
         "ours": True,
         "says": f"{FLAG} shard with --tp-size 1: there is one rank to place them on; allowed are at least 2",

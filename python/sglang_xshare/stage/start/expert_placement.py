@@ -21,6 +21,10 @@ WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size", 
 """Where a model's configuration has the columns of an expert's gate and up projections, the rows of its down
 projection. A model with dense layers beside its experts has `intermediate_size` for those.
 """
+UNGROUPED, OWN_HEADS = frozenset({"NGRAM", "STANDALONE"}), frozenset({"DFLASH", "DSPARK"})
+"""Algorithms of speculation that SGLang does not have with data-parallel attention, and those that it does not have so
+unless each rank has a whole head.
+"""
 BLOCKS = ("weight_block_size", "block_structure", "group_size")
 """Where a quantization's configuration has how many weights share a scale; -1 for a whole column of them."""
 # By flag, its value where no expert is whole on some rank, which is all that these are about.
@@ -58,6 +62,7 @@ def check_flags(server_args: Any) -> None:
         reason = "it brings rows to whole experts; allowed is none"
         raise _refusal(placement, "moe_a2a_backend", spell(server_args.moe_a2a_backend), reason)
     if server_args.dp_size == attention_dp_size(server_args) == 1 and _divides_attention(server_args):
+        _check_attention(server_args, ranks)
         if hasattr(server_args, "attn_dp_size"):
             declare(server_args, attn_dp_size=ranks)
         else:
@@ -98,6 +103,20 @@ def _check(server_args: Any, placement: str, allowed: dict[str, Any], reason: st
         if given != value:
             spelt = "none" if value is None else "off" if value is False else value
             raise _refusal(placement, name, "on" if given is True else given, f"{reason}; allowed is {spelt}")
+
+
+def _check_attention(server_args: Any, ranks: int) -> None:
+    """Refuse what SGLang does not have beside data-parallel attention: it would name that, which nobody has given."""
+    beside = f"beside the data-parallel attention that {SHARD} asks for"
+    instead = f"--tp {ranks} alone, the same slices with tensor-parallel attention"
+    context = getattr(server_args, "attn_cp_size", 1)
+    if context > 1:
+        raise _refusal(SHARD, "attn_cp_size", context, f"SGLang does not have it {beside}; allowed is 1, or {instead}")
+    algorithm = getattr(server_args, "speculative_algorithm", None) or ""
+    needed = "" if algorithm.upper() in UNGROUPED else " without --enable-dp-lm-head"
+    if algorithm.upper() in UNGROUPED or (algorithm.upper() in OWN_HEADS and not server_args.enable_dp_lm_head):
+        reason = f"SGLang does not have it {beside}{needed}; allowed is {instead}"
+        raise _refusal(SHARD, "speculative_algorithm", algorithm, reason)
 
 
 def _check_divides(placement: str, ranks: int, count: Any, what: str, more: int = 0) -> None:

@@ -98,8 +98,13 @@ class BalanceExporter:
         """Add an interval to the counters and set the gauges to its means."""
         if not self._metrics:
             self._metrics = _make_metrics(tuple(labels))
-        largest = {"before": load.largest_before, "after": load.largest_after}
-        for name, total in largest.items():
+        totals = {
+            "fullest_rank_before": load.largest_before,
+            "fullest_rank_after": load.largest_after,
+            "mean_rank_before": load.mean_before,
+            "mean_rank_after": load.mean_after,
+        }
+        for name, total in totals.items():
             self._metrics[f"total_{name}"].labels(**labels).inc(total)
             if load.layer_steps:
                 self._metrics[f"recent_{name}"].labels(**labels).set(total / load.layer_steps)
@@ -108,16 +113,19 @@ class BalanceExporter:
 def _make_metrics(labels: tuple[str, ...]) -> dict[str, Any]:
     from prometheus_client import Counter, Gauge
 
+    ranks = {"fullest_rank": "the expert-parallel rank that has most", "mean_rank": "the mean of expert-parallel ranks"}
+    experts = {"before": "that vanilla routing would have woken", "after": "that are active"}
     metrics: dict[str, Any] = {}
-    for name, which in (("before", "that vanilla routing would have woken"), ("after", "that are active")):
-        text = f"Experts {which} on the expert-parallel rank that has most"
-        metrics[f"total_{name}"] = Counter(
-            f"{PREFIX}fullest_rank_experts_{name}", f"{text}, summed over layers and steps", labels
-        )
-        metrics[f"recent_{name}"] = Gauge(
-            f"{PREFIX}fullest_rank_active_experts_{name}",
-            f"{text}, mean of a layer and step, last interval",
-            labels,
-            multiprocess_mode="mostrecent",
-        )
+    for rank, where in ranks.items():
+        for name, which in experts.items():
+            text = f"Experts {which} on {where}"
+            metrics[f"total_{rank}_{name}"] = Counter(
+                f"{PREFIX}{rank}_experts_{name}", f"{text}, summed over layers and steps", labels
+            )
+            metrics[f"recent_{rank}_{name}"] = Gauge(
+                f"{PREFIX}{rank}_active_experts_{name}",
+                f"{text}, mean of a layer and step, last interval",
+                labels,
+                multiprocess_mode="mostrecent",
+            )
     return metrics

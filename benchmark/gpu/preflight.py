@@ -50,7 +50,7 @@ MODULES = (
     "pytest_timeout",
 )
 ROWS, HIDDEN, EXPERTS, TOP_K, BLOCK = 16, 2048, 128, 8, 16
-GRAPH_ROWS = 32  # x 128 experts: four programs, and so a cooperative launch
+GRAPH_ROWS = 128  # more than part `shapes` may give one program: several, and so a cooperative launch
 
 
 def check_imports() -> None:

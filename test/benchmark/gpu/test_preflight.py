@@ -10,7 +10,11 @@ from gpu.recorded import write_record
 import sglang_xshare
 from benchmark.common.paths import ROOT
 from benchmark.gpu import preflight
-from benchmark.gpu.preflight import CHECKS, TWO_LAUNCHES, check_all, check_key
+from benchmark.gpu.preflight import CHECKS, EXPERTS, GRAPH_ROWS, TOP_K, TWO_LAUNCHES, check_all, check_key
+from benchmark.gpu.shapes import list_trials
+from sglang_xshare import Batch, Router, build_plan
+from sglang_xshare.selection.triton_kernel import tile
+from sglang_xshare.selection.triton_kernel.tile import Shape, count_programs, make_tile
 
 
 def run_module(*names, **env):
@@ -64,8 +68,21 @@ def test_our_kernel_is_held_to_the_reference(monkeypatch):
         return found
 
     monkeypatch.setattr(sglang_xshare, "select", select)
-    with pytest.raises(RuntimeError, match="topk_ids of 29 rows in a graph of 32: not the reference's"):
+    with pytest.raises(RuntimeError, match="topk_ids of 125 rows in a graph of 128: not the reference's"):
         preflight.check_selection("cpu", "torch")
+
+
+def test_our_kernel_is_launched_cooperatively(monkeypatch):
+    """Whatever shapes the file holds, or a GPU will have written to it."""
+    plan, batch = build_plan("xshare", k0=1, add=24), Batch()
+    most = max(trial.rows for trial in list_trials() if trial.experts == EXPERTS and trial.tile == trial.rows)
+
+    def programs():
+        return count_programs(make_tile(plan, Router(TOP_K), batch, GRAPH_ROWS, EXPERTS), plan, batch, GRAPH_ROWS)
+
+    assert programs() > 1
+    monkeypatch.setattr(tile, "SHAPES", [Shape(EXPERTS, {most: 32}, (32, 16))])
+    assert programs() > 1
 
 
 @pytest.fixture

@@ -8,21 +8,52 @@ from typing import Any
 from benchmark.common.paths import ROOT
 from benchmark.common.record import Record
 
+FAILED = "failed "
+"""Precedes the key of a point that could not be measured."""
 WORKERS = 8
 """Processes that test. Some 400 tests compile a kernel each: 1 to 9 s of a core, with Triton 3.6.0 on an EPYC."""
 
 
 def check(record: Record, key: str, run: Callable[[], Mapping[str, Any] | None]) -> str | None:
-    """Run a check and keep that it passed and what it found, or why it failed: the reason is returned as well."""
+    """Run a check and keep that it passed and what it found, or why it failed: the reason is returned as well. One that
+    finds a `reason` has failed.
+    """
     try:
-        found = run()
+        found = run() or {}
     except Exception as error:  # kernels that do not compile, load or launch raise what they like
-        reason = shorten(str(error) or type(error).__name__)
-        record.add(key, passed=False, reason=reason)
+        found = {"reason": shorten(str(error) or type(error).__name__)}
+    reason = found.get("reason")
+    record.add(key, passed=reason is None, **found)
+    if reason is not None:
         print(f"{key}: {reason}", file=sys.stderr, flush=True)
-        return reason
-    record.add(key, passed=True, **(found or {}))
-    return None
+    return reason
+
+
+def measure_points(record: Record, calls: Mapping[str, Callable[[], Mapping[str, Any]]]) -> str | None:
+    """Measure every point that the record lacks, those that have failed before last. One that fails costs no other: its
+    reason is kept under `FAILED`, and the first is returned.
+
+    Raises what CUDA says where a failure has cost the process its device: whoever comes next would fail for no reason
+    of its own.
+    """
+    first = None
+    for key in sorted((key for key in calls if key not in record), key=lambda key: FAILED + key in record):
+        try:
+            record.add(key, **calls[key]())
+        except Exception as error:
+            reason = shorten(str(error) or type(error).__name__)
+            record.add(FAILED + key, reason=reason)
+            print(f"{key}: {reason}", file=sys.stderr, flush=True)
+            first = first or f"{key}: {reason}"
+            _check_device()
+    return first
+
+
+def _check_device() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def shorten(text: str) -> str:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmark.common.variant import parse_plan
+from benchmark.gpu.checks import shorten
 from benchmark.gpu.timing import time_graph
 from sglang_xshare import Batch, Router, RunnerSlots, Selection, select
 from sglang_xshare.selection.triton_kernel import supports
@@ -72,22 +73,24 @@ def make_cases(plans: Sequence[str]) -> list[tuple[int, int, str, torch.dtype, b
     return cases + list(timed)
 
 
-def check_all(cases: Sequence[tuple[int, int, str, torch.dtype, bool]], shapes: Sequence[Any]) -> str | None:
-    """What differs in the first case where something does; None if none does.
+def check_all(cases: Sequence[tuple[int, int, str, torch.dtype, bool]], shapes: Sequence[Any]) -> list[str]:
+    """What differs, or fails, in every case where something does.
 
     In processes side by side, which compile the kernels of the shapes to be timed as well: it takes most of the time.
     """
     with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
-        compiled = [pool.submit(compile_kernels, *shape) for shape in shapes]
-        differences = pool.map(check, *zip(*cases, strict=True))
+        for shape in shapes:
+            pool.submit(compile_kernels, *shape)  # one that fails is found when it is timed
+        differences = pool.map(_try_case, *zip(*cases, strict=True))
         found = track(differences, "checking", total=len(cases), console=Console(stderr=True))
-        difference = next((one for one in found if one is not None), None)
-        if difference is not None:
-            pool.shutdown(cancel_futures=True)
-            return difference
-        for one in compiled:
-            one.result()
-    return None
+        return [one for one in found if one is not None]
+
+
+def _try_case(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool) -> str | None:
+    try:
+        return check(rows, experts, spelling, dtype, tied)
+    except Exception as error:  # a kernel that does not compile or launch is one case's
+        return f"{spelling} on {rows} x {experts} {dtype}{', tied' * tied}: {shorten(str(error))}"
 
 
 def check(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmark.common.record import Record
 from benchmark.common.summary import fit_line
+from benchmark.gpu.checks import measure_points
 from benchmark.gpu.table import Row, at_least
 
 ROWS = 16
@@ -28,7 +29,7 @@ BANDWIDTH_BAR, BANDWIDTH_AT = 80.0, 24
 
 
 def measure(record: Record, parts: Sequence[str]) -> None:
-    """Time every point that the record lacks."""
+    """Time every point that the record lacks. One that fails is recorded, stops no other, and is raised at the end."""
     for name in parts or SHAPES:
         if name not in SHAPES:
             raise ValueError(f"part {name}: allowed in experiment layer is {', '.join(SHAPES)}")
@@ -36,8 +37,9 @@ def measure(record: Record, parts: Sequence[str]) -> None:
 
     if "copy" not in record:
         record.add("copy", gb_per_s=measure_copy_bandwidth())
-    for name in parts or SHAPES:
-        _measure_shape(record, name)
+    failed = [_measure_shape(record, name) for name in parts or SHAPES]
+    for reason in filter(None, failed):
+        raise RuntimeError(reason)
 
 
 def rows(points: Mapping[str, Any]) -> list[Row]:
@@ -57,7 +59,8 @@ def active_key(active: int) -> str:
     return f"active={active}"
 
 
-def _measure_shape(record: Record, name: str) -> None:
+def _measure_shape(record: Record, name: str) -> str | None:
+    """Returns why the first point failed, if one did."""
     from benchmark.common.variant import parse_plan
     from benchmark.gpu import moe_layer
     from benchmark.gpu.timing import time_graph
@@ -65,30 +68,36 @@ def _measure_shape(record: Record, name: str) -> None:
 
     shape = moe_layer.Shape(name, **SHAPES[name])
     layers = moe_layer.MoeLayers(shape, ROWS)
-    for active in [n for n in ACTIVE if shape.top_k <= n <= min(shape.experts, ROWS * shape.top_k)]:
-        key = f"{name}/{active_key(active)}"
-        if key not in record:
-            ids = moe_layer.route_to(active, shape, ROWS, "cuda")
-            us = time_graph(partial(layers.run, moe_layer.fixed_router(ids))) / shape.layers
-            record.add(key, active=active, us=us, expert_bytes=shape.expert_bytes)
-            print(f"{key}: {us:.1f} us", flush=True)
     logits = moe_layer.draw_logits(shape, ROWS, "cuda")
+
+    def time_active(active: int) -> dict[str, Any]:
+        ids = moe_layer.route_to(active, shape, ROWS, "cuda")
+        us = time_graph(partial(layers.run, moe_layer.fixed_router(ids))) / shape.layers
+        print(f"{name}/{active_key(active)}: {us:.1f} us", flush=True)
+        return {"active": active, "us": us, "expert_bytes": shape.expert_bytes}
+
+    def count(plan: Any) -> float:
+        chosen = [select(one, plan or build_plan("vanilla"), Router(top_k=shape.top_k)).active for one in logits]
+        return sum(int(one.sum()) for one in chosen) / shape.layers
+
+    def time_policy(policy: str) -> dict[str, Any]:
+        config = moe_layer.make_topk_config(shape, plans[policy], ROWS, "cuda")
+        us = time_graph(partial(layers.run, moe_layer.model_router(logits, config))) / shape.layers
+        active = count(plans[policy])
+        print(f"{name}/{policy}: {us:.1f} us, {active:.1f} active experts", flush=True)
+        return {"active": active, "us": us}
+
+    def time_sorted(policy: str) -> dict[str, Any]:
+        us, same = _time_sorted(layers, shape, logits, plans[policy])
+        print(f"{name}/{policy}{SORTED}: {us / shape.layers:.1f} us", flush=True)
+        return {"active": count(plans[policy]), "us": us / shape.layers, "same": same}
+
     plans = {policy: None if policy == "off" else parse_plan(policy) for policy in POLICIES}
-    for policy, plan in plans.items():
-        key = f"{name}/{policy}"
-        if key not in record:
-            chosen = [select(one, plan or build_plan("vanilla"), Router(top_k=shape.top_k)).active for one in logits]
-            mean = sum(int(one.sum()) for one in chosen) / shape.layers
-            config = moe_layer.make_topk_config(shape, plan, ROWS, "cuda")
-            us = time_graph(partial(layers.run, moe_layer.model_router(logits, config))) / shape.layers
-            record.add(key, active=mean, us=us)
-            print(f"{key}: {us:.1f} us, {mean:.1f} active experts", flush=True)
-    for policy, plan in plans.items():  # last: a runner that does not take them costs no other point
-        key = f"{name}/{policy}"
-        if plan is not None and key + SORTED not in record:
-            us, same = _time_sorted(layers, shape, logits, plan)
-            record.add(key + SORTED, active=record.points[key]["active"], us=us / shape.layers, same=same)
-            print(f"{key}{SORTED}: {us / shape.layers:.1f} us", flush=True)
+    possible = [n for n in ACTIVE if shape.top_k <= n <= min(shape.experts, ROWS * shape.top_k)]
+    calls = {f"{name}/{active_key(active)}": partial(time_active, active) for active in possible}
+    calls |= {f"{name}/{policy}": partial(time_policy, policy) for policy in plans}
+    calls |= {f"{name}/{policy}{SORTED}": partial(time_sorted, policy) for policy, plan in plans.items() if plan}
+    return measure_points(record, calls)
 
 
 def _time_sorted(layers: Any, shape: Any, logits: Any, plan: Any) -> tuple[float, bool]:

@@ -11,26 +11,27 @@ from itertools import product
 from typing import Any
 
 from benchmark.common.record import Record
-from benchmark.gpu.checks import check, is_passed, run_tests
+from benchmark.gpu.checks import check, is_passed, measure_points, run_tests
 from benchmark.gpu.shapes import describe, measure_shapes
 from benchmark.gpu.table import Row, check_row
 
 PARTS = ("kernels", "shapes", "tests")
 TESTS = ("test/selection/test_triton.py", "test/selection/test_slots.py", "test/stage/test_mask.py")
 NOT_UPSTREAM = ("-k", "not upstream")  # what upstream's kernels do is no question here
+SHOWN = 10  # differences that are kept
 TIME_BAR = 2.0  # times upstream's fused router on the same logits; ours does both
 
 
 def measure(record: Record, parts: Sequence[str]) -> None:
-    """Measure what the record lacks. A failed check is recorded, does not stop the others, and is raised at the end."""
+    """Measure what the record lacks. What fails is recorded, does not stop the rest, and is raised at the end."""
     for part in parts:
         if part not in PARTS:
             raise ValueError(f"part {part}: allowed in experiment selection is {', '.join(PARTS)}")
     failed: list[str | None] = []
     if "kernels" in (parts or PARTS):
-        failed.append(_measure_kernels(record))
+        failed += _measure_kernels(record)
     if "shapes" in (parts or PARTS):
-        measure_shapes(record)
+        failed.append(measure_shapes(record))
     if "tests" in (parts or PARTS):
         missing = [path for path in TESTS if not is_passed(record.points, path)]
         failed += [check(record, path, partial(run_tests, [path], NOT_UPSTREAM)) for path in missing]
@@ -49,25 +50,27 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
     return [*found, *(check_row(f"{path}, compiled", points[path]) for path in TESTS if path in points)]
 
 
-def _measure_kernels(record: Record) -> str | None:
-    """Returns why the ids' check failed, if it did."""
+def _measure_kernels(record: Record) -> list[str | None]:
+    """Returns why the ids' check failed, and the first time that could not be taken."""
     from benchmark.gpu import kernels
 
     shapes = list(product(kernels.TIMED_ROWS, kernels.TIMED_EXPERTS, kernels.PLANS))
 
-    def hold_to_reference() -> dict[str, int]:
+    def hold_to_reference() -> dict[str, Any]:
         cases = kernels.make_cases(kernels.PLANS)
-        if (difference := kernels.check_all(cases, shapes)) is not None:
-            raise RuntimeError(difference)
+        if differences := kernels.check_all(cases, shapes):
+            reason = f"{len(differences)} of {len(cases)} cases differ, the first: {differences[0]}"
+            return {"reason": reason, "differences": differences[:SHOWN]}
         return {"equal": len(cases)}
 
+    def time(rows: int, experts: int, policy: str) -> dict[str, Any]:
+        found = kernels.measure(rows, experts, policy)
+        print(f"{policy}/{rows}x{experts}: {found.us:.2f} us", flush=True)
+        return asdict(found)
+
     failure = None if is_passed(record.points, "cases") else check(record, "cases", hold_to_reference)
-    for rows, experts, policy in shapes:
-        key = f"{policy}/{rows}x{experts}"
-        if key not in record:
-            record.add(key, **asdict(kernels.measure(rows, experts, policy)))
-            print(f"{key}: {record.points[key]['us']:.2f} us", flush=True)
-    return failure
+    times = {f"{policy}/{rows}x{experts}": partial(time, rows, experts, policy) for rows, experts, policy in shapes}
+    return [failure, measure_points(record, times)]
 
 
 def _time_rows(times: Sequence[Mapping[str, Any]]) -> Iterator[Row]:

@@ -8,12 +8,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from benchmark.common.record import Record, read_record
+from benchmark.gpu.checks import FAILED, measure_points
 
 EXPERTS = (32, 64, 128, 256, 512)
 ONE_ROWS = (8, 16, 32, 64)
@@ -52,20 +54,22 @@ def list_trials() -> Iterator[Trial]:
                     yield Trial(experts, rows, tile, warps)
 
 
-def measure_shapes(record: Record) -> None:
-    """Time what the record lacks, in CUDA graphs, then write the shapes that are fastest."""
+def measure_shapes(record: Record) -> str | None:
+    """Time what the record lacks, in CUDA graphs, then write the shapes that are fastest. Returns why a trial failed,
+    if one did: it is nobody's fastest.
+    """
     missing = [trial for trial in list_trials() if trial.key not in record]
     compile_all(missing)
-    for trial in missing:
-        record.add(trial.key, **asdict(trial), trial_us=time_trial(trial))
+    failure = measure_points(record, {trial.key: partial(_measure_trial, trial) for trial in missing})
     write_shapes(record.points, str(record.content["sessions"][-1].get("gpu")))
+    return failure
 
 
 def compile_all(trials: Sequence[Trial]) -> None:
     """Leave the trials' kernels in Triton's cache, by processes side by side: it takes most of the time."""
     with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
-        for one in [pool.submit(_compile, trial) for trial in trials]:
-            one.result()
+        for trial in trials:
+            pool.submit(_compile, trial)  # one that fails is found when it is timed
 
 
 def time_trial(trial: Trial) -> float:
@@ -76,12 +80,13 @@ def time_trial(trial: Trial) -> float:
 
 
 def choose(points: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The fastest shape of every number of experts of which all trials are there, as `shapes.json` holds it."""
+    """The fastest shape of every number of experts of which all trials were tried, as `shapes.json` holds it."""
     by_experts = {experts: [trial for trial in list_trials() if trial.experts == experts] for experts in EXPERTS}
     return [
-        _choose_shape(experts, {trial: points[trial.key]["trial_us"] for trial in trials})
+        _choose_shape(experts, {trial: points[trial.key]["trial_us"] for trial in trials if trial.key in points})
         for experts, trials in by_experts.items()
-        if all(trial.key in points for trial in trials)
+        if all(trial.key in points or FAILED + trial.key in points for trial in trials)
+        and any(trial.key in points for trial in trials if trial.rows == MANY_ROWS)
     ]
 
 
@@ -113,12 +118,18 @@ def _choose_shape(experts: int, times: Mapping[Trial, float]) -> dict[str, Any]:
     one: dict[str, int] = {}
     for rows in sorted({trial.rows for trial in times} - {MANY_ROWS}):
         alone = {trial.warps: us for trial, us in times.items() if trial.tile == trial.rows == rows}
+        if not alone:
+            break
         shared = [us for trial, us in times.items() if trial.rows == rows and (trial.tile, trial.warps) == several]
         warps = min(alone, key=lambda warps: alone[warps])
         if shared and shared[0] < alone[warps]:
             break
         one[str(rows)] = warps
     return {"experts": experts, "one": one, "several": list(several)}
+
+
+def _measure_trial(trial: Trial) -> dict[str, Any]:
+    return {**asdict(trial), "trial_us": time_trial(trial)}
 
 
 def _compile(trial: Trial) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from benchmark.common.machine import format_machine
 from benchmark.common.record import last_session, read_record
 from benchmark.common.table import Table
+from benchmark.gpu.checks import FAILED
 
 EXPERIMENTS = ("selection", "layer", "server", "eagle3", "replay", "tune")
 """Each is the module of that name: `measure(record, parts)` and `rows(points)`."""
@@ -59,11 +60,17 @@ def list_rows(results: Path) -> list[tuple[str, Row]]:
     for experiment, path in _list_records(results).items():
         try:
             points: Mapping[str, dict] = read_record(path, experiment)["points"]
-            rows = import_module(f"benchmark.gpu.{experiment}").rows(points)
+            rows = [*import_module(f"benchmark.gpu.{experiment}").rows(points), *_failed_rows(points)]
         except Exception as error:  # of one record; the table shows the others
             rows = [Row("its record", f"{type(error).__name__}: {error}", "can be read", False)]
         found += [(experiment, row) for row in rows]
     return found
+
+
+def _failed_rows(points: Mapping[str, Any]) -> list[Row]:
+    """The points that could not be measured, and have not been since."""
+    failed = {key.removeprefix(FAILED): point for key, point in points.items() if key.startswith(FAILED)}
+    return [Row(key, point["reason"], "measured", False) for key, point in failed.items() if key not in points]
 
 
 def show_table(results: Path) -> None:

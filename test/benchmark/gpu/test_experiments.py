@@ -1,6 +1,7 @@
 """Every experiment goes on where its record ends, and refuses models it does not know. Servers are stand-ins here."""
 
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from gpu.recorded import served, write_record
 from benchmark.gpu import checks, eagle3, kernels, layer, replay, selection, server, tune
 from benchmark.gpu.__main__ import NO_GPU, main
 from benchmark.gpu.serving import Gain
+from benchmark.gpu.table import list_rows
 from sglang_xshare.stage.alignment import TAKEN
 
 
@@ -142,7 +144,7 @@ def test_selection_times_the_shapes_that_are_missing(tmp_path, monkeypatch):
         return kernels.Time(policy, rows, experts, 3.0, 2.0, 4.0, 20.0)
 
     monkeypatch.setattr(kernels, "PLANS", ("oea:k0=3", "xshare"))
-    monkeypatch.setattr(kernels, "check_all", lambda cases, shapes: None)
+    monkeypatch.setattr(kernels, "check_all", lambda cases, shapes: [])
     monkeypatch.setattr(kernels, "measure", measure)
     record = write_record(tmp_path, "selection", {"xshare/16x256": {"us": 1.0}})
     for _ in range(2):
@@ -157,13 +159,52 @@ def test_selection_times_the_shapes_that_are_missing(tmp_path, monkeypatch):
 def test_kernels_are_timed_even_where_an_id_differs(tmp_path, monkeypatch):
     time = kernels.Time("oea:k0=3", 16, 128, 3.0, 2.0, 4.0, 20.0)
     monkeypatch.setattr(kernels, "PLANS", ("oea:k0=3",))
-    monkeypatch.setattr(kernels, "check_all", lambda *_: "topk_ids of oea:k0=3 on 1 x 8: not the reference's")
+    monkeypatch.setattr(kernels, "check_all", lambda *_: [f"topk_ids of case {n}" for n in range(12)])
     monkeypatch.setattr(kernels, "measure", lambda *_: time)
     record = write_record(tmp_path, "selection", {})
-    with pytest.raises(RuntimeError, match="not the reference's"):
+    with pytest.raises(RuntimeError, match=r"12 of \d+ cases differ, the first: topk_ids of case 0"):
         selection.measure(record, ["kernels"])
     assert record.points["cases"]["passed"] is False
+    assert record.points["cases"]["differences"] == [f"topk_ids of case {n}" for n in range(10)]
     assert len(record.points) == 5
+
+
+def test_a_point_that_fails_costs_no_other_and_is_the_last_to_be_tried_again(tmp_path):
+    asked, broken = [], {"a", "c"}
+
+    def call(key):
+        asked.append(key)
+        if key in broken:
+            raise RuntimeError(f"{key} does not launch\nat length")
+        return {"us": 1.0}
+
+    record = write_record(tmp_path, "tune", {"d": {"us": 2.0}})
+    calls = {key: partial(call, key) for key in "abcd"}
+    assert checks.measure_points(record, calls) == "a: a does not launch"
+    assert {key: point["us"] for key, point in record.points.items() if "us" in point} == {"d": 2.0, "b": 1.0}
+    broken.clear()
+    del record.points["b"]
+    asked.clear()
+    assert list_failed(tmp_path) == [("a", "a does not launch"), ("c", "c does not launch")]
+    assert checks.measure_points(record, calls) is None
+    assert asked == ["b", "a", "c"]
+    assert list_failed(tmp_path) == []
+
+
+def list_failed(results):
+    return [(row.what, row.measured) for _, row in list_rows(results) if row.bar == "measured"]
+
+
+def test_a_lost_device_ends_the_task_at_once(tmp_path, monkeypatch):
+    def lose():
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.synchronize", lose)
+    record = write_record(tmp_path, "layer", {})
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        checks.measure_points(record, {"a": lose, "b": lambda: pytest.fail("without a device")})
+    assert list(record.points) == [checks.FAILED + "a"]
 
 
 @pytest.mark.parametrize("experiment", [selection, layer, server, eagle3, replay, tune])

@@ -1,5 +1,6 @@
 """What the selection kernel is checked and timed on, and its sorted slots held to upstream's; without a GPU."""
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,23 @@ def test_every_case_is_served():
     for rows, experts, plan, _, _ in kernels.make_cases(kernels.PLANS):
         batch = Batch(tokens_per_request=4 if "per_request" in plan and rows % 4 == 0 else 1)
         assert supports(parse_plan(plan), Router(8), batch, rows, experts)
+
+
+def test_all_that_differs_or_fails_is_found(monkeypatch):
+    def check(rows, *_):
+        if rows == 7:
+            raise RuntimeError("out of resource: shared memory\nat length")
+        return None if rows < 33 else f"{rows} rows differ"
+
+    monkeypatch.setattr(kernels, "ProcessPoolExecutor", lambda workers, _: ThreadPoolExecutor(workers))
+    monkeypatch.setattr(kernels, "compile_kernels", lambda *_: pytest.fail("it is found when it is timed"))
+    monkeypatch.setattr(kernels, "check", check)
+    cases = [(rows, 8, "oea:k0=3", torch.float32, True) for rows in (1, 7, 33, 64)]
+    assert kernels.check_all(cases, [(16, 128, "oea:k0=3")]) == [
+        "oea:k0=3 on 7 x 8 torch.float32, tied: out of resource: shared memory",
+        "33 rows differ",
+        "64 rows differ",
+    ]
 
 
 @pytest.fixture

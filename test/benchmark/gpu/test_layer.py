@@ -6,7 +6,8 @@ import pytest
 import torch
 from gpu.recorded import write_record
 
-from benchmark.gpu.layer import ROWS, SHAPES, measure
+from benchmark.gpu import moe_layer, timing
+from benchmark.gpu.layer import ACTIVE, POLICIES, ROWS, SHAPES, measure, rows
 from benchmark.gpu.moe_layer import Shape, draw_logits, make_topk_config, model_router, route_to, sorted_slots
 from sglang_xshare import Batch, Router, build_plan, select, stage
 from sglang_xshare.types import Alignment
@@ -71,6 +72,28 @@ def test_the_runner_takes_what_the_policy_sorted():
         assert len(stage.align(sort, False)(routed.topk_ids, 16, 32)) == 3
     assert aligner.served == sort.call_count == 1
     assert stage.align(sort, False) is sort
+
+
+def test_a_point_that_fails_costs_no_other(tmp_path, monkeypatch):
+    active, logits = [], moe_layer.draw_logits
+
+    def time_graph(run):
+        if active[-1:] == [24]:
+            raise RuntimeError("out of memory")
+        return 8 * (34.0 + 2.0 * active[-1])
+
+    monkeypatch.setattr(moe_layer, "MoeLayers", Mock())
+    monkeypatch.setattr(moe_layer, "draw_logits", lambda shape, rows, device: logits(shape, rows, "cpu"))
+    monkeypatch.setattr(moe_layer, "route_to", lambda number, *_: active.append(number))
+    monkeypatch.setattr(moe_layer, "fixed_router", Mock())
+    monkeypatch.setattr(moe_layer, "make_topk_config", Mock())
+    monkeypatch.setattr(timing, "time_graph", time_graph)
+    monkeypatch.setattr("benchmark.gpu.layer._time_sorted", lambda *_: (40.0, True))
+    record = write_record(tmp_path, "layer", {"copy": {"gb_per_s": 4000.0}})
+    with pytest.raises(RuntimeError, match="qwen3-30b-a3b/active=24: out of memory"):
+        measure(record, ["qwen3-30b-a3b"])
+    assert sum("us" in point for point in record.points.values()) == len(ACTIVE) - 2 + 2 * len(POLICIES) - 1
+    assert rows(record.points)[1].measured.startswith("34.0 us + 2.00 us an active expert")
 
 
 def test_an_unknown_part_is_refused(tmp_path):

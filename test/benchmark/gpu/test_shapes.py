@@ -6,6 +6,7 @@ import pytest
 from gpu.recorded import write_record
 
 from benchmark.gpu import shapes
+from benchmark.gpu.checks import FAILED
 from benchmark.gpu.shapes import Trial, choose, describe, list_trials, measure_shapes, write_recorded, write_shapes
 from sglang_xshare.selection.triton_kernel import tile
 
@@ -39,6 +40,18 @@ def test_the_fastest_is_chosen(time, chosen):
     assert found["experts"] == 128
     assert {name: found[name] for name in chosen} == chosen
     assert len(describe(make_points(time, [128]))) == 1
+
+
+def test_a_trial_that_failed_is_nobodys_fastest():
+    points = make_points(lambda one: one.tile, [128])
+    fastest = Trial(128, shapes.MANY_ROWS, 8, 8).key
+    points[FAILED + fastest] = {"reason": "out of resource"}
+    assert choose(points)[0]["several"] == [8, 8]  # measured since
+    del points[fastest]
+    assert choose(points)[0]["several"] == [16, 8]
+    for trial in [one for one in list_trials() if one.experts == 128 and one.tile == one.rows == 16]:
+        points[FAILED + trial.key] = points.pop(trial.key)
+    assert choose(points)[0]["one"] == {"8": 4}
 
 
 def test_experts_with_a_trial_missing_are_left_alone():

@@ -14,7 +14,7 @@ from benchmark.gpu.models import write_model
 from benchmark.gpu.serving import Gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row
 
-MODEL, DRAFT = "gpt-oss-120b", "gpt-oss-120b-eagle3"
+MODEL, DRAFT = "gpt-oss-120b-30-layers", "gpt-oss-120b-eagle3"
 POLICY = "xshare:k0=1,add=0,add_per_request=4"
 VARIANTS = ("off", POLICY)
 BATCH, ROUNDS = 4, 5
@@ -35,7 +35,7 @@ def measure(record: Record, parts: Sequence[str]) -> None:
     if is_measured(record, POLICY):
         return
     variants = [parse_variant(text) for text in VARIANTS]
-    with serve_dummies(MODEL, variants, draft_args(), ENV) as servers:
+    with serve_dummies(MODEL, variants, draft_args(), ENV, DRAFT) as servers:
         measure_rounds(record, POLICY, MODEL, variants, servers, BATCH, ROUNDS)
 
 
@@ -53,8 +53,9 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
 
 
 def draft_args() -> list[str]:
-    """The flags of a chain of three draft tokens."""
+    """The flags of a chain of three draft tokens, and of no more graphs than four requests ask for."""
     return [
+        *("--max-running-requests", str(2 * BATCH)),
         *("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(write_model(DRAFT))),
         *("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"),
     ]

@@ -94,6 +94,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3-30b-a3b": _qwen3_30b_a3b(layers=48),
     "qwen3-30b-a3b-12-layers": _qwen3_30b_a3b(layers=12),
     "gpt-oss-120b": _gpt_oss(layers=36, experts=128),
+    # Two of these can be loaded side by side on an H200, two of 36 layers cannot: `memory` counts.
+    "gpt-oss-120b-30-layers": _gpt_oss(layers=30, experts=128),
     "gpt-oss-20b": _gpt_oss(layers=24, experts=32),
     # An EAGLE-3 draft of gpt-oss-120b: one dense layer on three of the target's hidden states.
     "gpt-oss-120b-eagle3": {

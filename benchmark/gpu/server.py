@@ -42,17 +42,17 @@ class Case:
 
 # gpt-oss-120b's gains on the same GPU: vLLM pull request 35551, whose budget of 24 has no warm-up. With uniform routing
 # ours, k0 = 1, wakes 29.3, 39.2 and 52.5 of 128 experts at 8, 16 and 32 rows, theirs 24: two rows, and no bar of theirs
-# on ours. Two gpt-oss-120b fit on an H200, three do not, so each is a comparison of its own.
+# on ours. Two of 30 layers fit on an H200, three do not, so each is a comparison of its own.
 CASES = {
     "qwen3-30b-a3b": Case("qwen3-30b-a3b", bars={1: LOSS}),
     "gpt-oss-20b": Case("gpt-oss-20b", (16, 1, 4), bars={1: LOSS, 4: LOSS}),
     "gpt-oss-120b-no-warm-up": Case(
-        "gpt-oss-120b",
+        "gpt-oss-120b-30-layers",
         (16, 4, 8, 32),
         (OFF_AND_ON[0], parse_variant(WITHOUT_WARM_UP)),
         {4: 5.4, 8: 16.2, 16: 36.8, 32: 53.0},
     ),
-    "gpt-oss-120b": Case("gpt-oss-120b", bars={1: LOSS}),
+    "gpt-oss-120b": Case("gpt-oss-120b-30-layers", bars={1: LOSS}),
     "qwen3-30b-a3b-aligned": Case("qwen3-30b-a3b", (4, 16), (OFF_AND_ON[1], ALIGNED)),
 }
 

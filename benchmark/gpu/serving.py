@@ -51,16 +51,33 @@ RUNNER_ARGS = {
 
 @contextmanager
 def serve_dummies(
-    name: str, variants: Sequence[Variant], args: Sequence[str] = (), env: Mapping[str, str] | None = None
+    name: str,
+    variants: Sequence[Variant],
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    draft: str | None = None,
 ) -> Iterator[list[Server]]:
-    """A server of the model `name` for every variant, ready; stopped whatever happens.
+    """A server of the model `name` for every variant, ready; stopped whatever happens. `draft`: the model that `args`
+    have it draft with.
 
-    Raises RuntimeError, before any is started, where the GPU has too little memory for all of them.
+    Raises RuntimeError where the GPU has too little memory for all of them, before any is started, and where they do
+    not have a cache of the same size.
     """
-    check_memory([name] * len(variants))
+    check_memory([name] * len(variants), draft)
     flags = [*runner_args(name), *SERVER_ARGS, *args]
     with serve(write_model(name), variants, flags, env, START_LIMIT, DUMMY_SERVER) as servers:
+        check_caches(servers)
         yield servers
+
+
+def check_caches(servers: Sequence[Server]) -> None:
+    """Raise RuntimeError where the servers' caches hold unequal numbers of tokens: whoever loaded last had less memory,
+    and would be measured with less.
+    """
+    tokens = {server.name: server.get("/server_info")["max_total_num_tokens"] for server in servers}
+    if len(set(tokens.values())) > 1:
+        sizes = ", ".join(f"{name} {count}" for name, count in tokens.items())
+        raise RuntimeError(f"tokens in the servers' caches: {sizes}; needed is the same in all, for a fair comparison")
 
 
 def runner_args(name: str) -> tuple[str, ...]:

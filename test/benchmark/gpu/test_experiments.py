@@ -37,13 +37,14 @@ def test_server_measures_what_is_missing_and_starts_nothing_when_nothing_is(tmp_
     key = server.point_key("gpt-oss-120b", 4)
     record = write_record(tmp_path, "server", {key: served(1.0, 1.0)})
     server.measure(record, ["gpt-oss-120b"])
-    assert started == ["gpt-oss-120b"]
+    assert started == ["gpt-oss-120b-30-layers"]
     assert list(record.points) == [key, *(server.point_key("gpt-oss-120b", n) for n in (16, 1, 8, 32))]
     assert Gain.read(record.points[key]).off.throughput.median == 1.0
     server.measure(record, ["gpt-oss-120b"])
-    assert started == ["gpt-oss-120b"]
+    assert started == ["gpt-oss-120b-30-layers"]
     server.measure(record, [])
-    assert started == ["gpt-oss-120b", "qwen3-30b-a3b", "gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b"]
+    others = ["qwen3-30b-a3b", "gpt-oss-20b", "gpt-oss-120b-30-layers", "qwen3-30b-a3b"]
+    assert started == ["gpt-oss-120b-30-layers", *others]
 
 
 def test_eagle3_measures_once(tmp_path, started):

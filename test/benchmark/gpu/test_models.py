@@ -71,6 +71,7 @@ def test_upstream_reads_every_model_and_every_flag(tmp_path, patched_release, ve
         "qwen3-30b-a3b": [48, 151936, 128, 8],
         "qwen3-30b-a3b-12-layers": [12, 151936, 128, 8],
         "gpt-oss-120b": [36, 201088, 128, 4],
+        "gpt-oss-120b-30-layers": [30, 201088, 128, 4],
         "gpt-oss-20b": [24, 201088, 32, 4],
         "gpt-oss-120b-eagle3": [1, 201088, 0, 0],
     }

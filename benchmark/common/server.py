@@ -31,6 +31,14 @@ CPU_ARGS: dict[str, str | None] = {
     "--disable-cuda-graph": None,
     "--max-total-tokens": "32768",
 }
+# Of small models, whose servers share a GPU side by side: without a limit, each would take nine tenths of the memory it
+# finds for its cache. The limit holds for what 0.5.23 sizes after capture, too. The runner selects on every GPU.
+GPU_ARGS: dict[str, str | None] = {
+    "--max-total-tokens": "32768",
+    "--moe-runner-backend": "triton",
+}
+SMALL = 4 << 30
+"""Bytes of weights up to which a model is small."""
 COMMON_ARGS: dict[str, str | None] = {
     "--sleep-on-idle": None,  # the scheduler spins otherwise, and takes a core from the server that is measured
     "--skip-server-warmup": None,  # one request of upstream's; whoever measures warms up at the real batch size
@@ -55,6 +63,11 @@ def has_gpu() -> bool:
         return subprocess.run(["nvidia-smi"], capture_output=True).returncode == 0
     except FileNotFoundError:
         return False
+
+
+def is_small(model: str | Path) -> bool:
+    """Whether it is the folder of a checkpoint whose weights are few."""
+    return 0 < sum(path.stat().st_size for path in Path(model).glob("*.safetensors")) <= SMALL
 
 
 def free_port() -> int:
@@ -98,7 +111,8 @@ class Server:
         self.log = LOGS / f"{safe}-{self.port}.log"
         self.command = [sys.executable, "-m", program, "--model-path", str(model)]
         self.command += ["--port", str(self.port), *args]
-        for flag, value in (COMMON_ARGS | ({} if has_gpu() else CPU_ARGS)).items():
+        own = CPU_ARGS if not has_gpu() else GPU_ARGS if is_small(model) else {}
+        for flag, value in (COMMON_ARGS | own).items():
             if flag not in args:
                 self.command += [flag] if value is None else [flag, value]
         self.env = _environment(release) | dict(env or {})

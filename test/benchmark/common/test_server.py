@@ -4,6 +4,7 @@ A stand-in for SGLang (a web server and a worker that dies with it, as upstream'
 goes through the same driver in every other test that serves.
 """
 
+import itertools
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import psutil
 import pytest
 from common.stand_in import write_stand_in
 
+from benchmark.common import server as server_module
 from benchmark.common.paths import LOGS, ROOT
 from benchmark.common.server import Server, ServerError
 
@@ -40,6 +42,23 @@ def test_serves_and_leaves_nothing(release):
     assert not any(process.is_running() for process in processes)
     assert not os.path.exists(scratch)
     server.stop()
+
+
+def flags_of(command):
+    """Every flag, and the value that follows it."""
+    return {flag: value for flag, value in itertools.pairwise([*command, ""]) if flag.startswith("--")}
+
+
+def test_small_models_share_a_gpu(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module, "has_gpu", lambda: True)
+    flags = flags_of(Server(tiny_model).command)
+    assert (flags["--max-total-tokens"], flags["--moe-runner-backend"]) == ("32768", "triton")
+    assert "--device" not in flags
+    assert flags_of(Server(tiny_model, ["--moe-runner-backend", "auto"]).command)["--moe-runner-backend"] == "auto"
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate((4 << 30) + 1)
+    for large in (tmp_path, "Qwen/Qwen3-30B-A3B"):
+        assert not {"--max-total-tokens", "--moe-runner-backend"} & flags_of(Server(large).command).keys()
 
 
 @pytest.mark.parametrize(

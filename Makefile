@@ -2,6 +2,9 @@
 VENV ?= .venv
 PYTHON := $(VENV)/bin/python
 export OMP_NUM_THREADS ?= 1
+# cpu: nothing here uses a GPU that is there, and the environment is one for machines without.
+export SGLANG_XSHARE_DEVICE ?=
+GPU := $(if $(SGLANG_XSHARE_DEVICE),,$(shell nvidia-smi >/dev/null 2>&1 && echo yes))
 
 .PHONY: help venv patch release-check wheel sglang-wheel lint test test-long bench eval demo records gpu gpu-bundle clean
 
@@ -27,11 +30,24 @@ sglang-wheel: wheel ## a wheel of SGLang with the queue applied, in dist/: SGLAN
 lint: venv      ## ruff, mypy, patch lint
 	@VENV=$(VENV) scripts/lint.sh
 
+ifeq ($(GPU),)
 test: patch lint ## lint and the tests; under 25 minutes on two cores
 	$(PYTHON) -m pytest -m "not long" -n 2 --dist loadfile --hypothesis-profile fixed
 
 test-long: patch ## the tests that take longer, in resumable parts; one alone: PART=patching/test_kill
 	@PYTHON=$(PYTHON) PART=$(PART) scripts/test_long.sh
+else
+# The kernels on the GPU. Every other test is of no device or serves on the CPU: upstream's CPU kernels are what it counts.
+KERNEL_TESTS := test/selection/test_triton.py test/selection/test_slots.py test/stage/test_mask.py \
+	test/benchmark/gpu/test_replay.py
+ON_CPU := SGLANG_XSHARE_DEVICE=cpu VENV=build/venv-cpu
+test: patch
+	$(PYTHON) -m pytest -k "not upstream" -n 4 $(KERNEL_TESTS)
+	@$(MAKE) test $(ON_CPU)
+
+test-long:
+	@$(MAKE) test-long $(ON_CPU)
+endif
 
 bench: patch    ## compare policies in the server: POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3"
 	$(PYTHON) -m benchmark.serving $(foreach policy,$(POLICIES),'$(policy)') $(BENCH_ARGS)

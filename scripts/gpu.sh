@@ -15,7 +15,10 @@ refuse() { echo "gpu: $1" >&2; exit "${2:-1}"; }
 [[ " ${EXPERIMENTS[*]} all " == *" $experiment "* ]] || refuse "experiment '$experiment': allowed is ${EXPERIMENTS[*]} or all"
 [[ $LIMIT =~ ^[1-9][0-9]*$ ]] || refuse "LIMIT=$LIMIT: allowed is a whole number of seconds"
 [[ ${QUICK:-0} =~ ^[01]?$ ]] || refuse "QUICK=$QUICK: allowed is 0 or 1"
-gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1) || gpu=
+gpu=
+if [[ ${SGLANG_XSHARE_DEVICE:-} != cpu ]]; then
+    gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1) || gpu=
+fi
 [[ -n $gpu ]] || refuse "no NVIDIA GPU answers here; nothing was measured" 2
 
 work=$PWD/build/gpu

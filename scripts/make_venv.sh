@@ -2,6 +2,7 @@
 # The project's environment in $VENV: SGLang $SGLANG and what it needs, our package, the tools of the tests.
 # Does nothing when it is already there; a half-made one, or one of other requirements, is made anew. A folder that this
 # checkout did not make is refused: its first file is a mark with the checkout's path. --remove removes it, under that rule.
+# It is for the GPU that is there, or with SGLANG_XSHARE_DEVICE=cpu for none.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -31,7 +32,9 @@ fi
 
 python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
     refuse "python3 is $(python3 --version 2>&1); SGLang $SGLANG needs 3.11 or later"; }
-if nvidia-smi >/dev/null 2>&1; then device=cuda; else device=cpu; fi
+device=${SGLANG_XSHARE_DEVICE:-}
+[[ $device == cpu || -z $device ]] || refuse "SGLANG_XSHARE_DEVICE=$device: allowed is cpu, or nothing for the GPU that is there"
+if [[ -z $device ]] && nvidia-smi >/dev/null 2>&1; then device=cuda; else device=cpu; fi
 
 wanted=$({ echo "$device"; pwd; python3 --version
            cat scripts/make_venv.sh scripts/requirements-*.txt python/pyproject.toml sgl-kernel/pyproject.toml; } | sha256sum)

@@ -58,7 +58,9 @@ class ServerError(RuntimeError):
 
 @cache
 def has_gpu() -> bool:
-    """Whether an NVIDIA driver answers here."""
+    """Whether an NVIDIA driver answers here, and SGLANG_XSHARE_DEVICE=cpu does not forbid its use."""
+    if os.environ.get("SGLANG_XSHARE_DEVICE") == "cpu":
+        return False
     try:
         return subprocess.run(["nvidia-smi"], capture_output=True).returncode == 0
     except FileNotFoundError:

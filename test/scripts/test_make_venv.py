@@ -50,7 +50,10 @@ def make_venv(checkout, *args, **env):
     path = f"{checkout / 'bin'}:{os.environ['PATH']}"
     command = [str(checkout / "scripts" / "make_venv.sh"), *args]
     return subprocess.run(
-        command, env={**os.environ, "VENV": ".venv", **env, "PATH": path}, capture_output=True, text=True
+        command,
+        env={**os.environ, "VENV": ".venv", "SGLANG_XSHARE_DEVICE": "", **env, "PATH": path},
+        capture_output=True,
+        text=True,
     )
 
 
@@ -88,6 +91,20 @@ def test_a_machine_with_a_gpu_gets_the_whole_release(checkout):
     assert make_venv(checkout).returncode == 0
     assert "--no-deps" not in calls(checkout)
     assert "sgl-kernel" not in calls(checkout)
+
+
+def test_a_gpu_can_be_left_alone(checkout):
+    write_program(checkout / "bin" / "nvidia-smi", GPU)
+    assert "for a machine with CPU" in make_venv(checkout, SGLANG_XSHARE_DEVICE="cpu").stdout
+    assert "sgl-kernel" in calls(checkout)
+    assert "for a machine with CUDA" in make_venv(checkout).stdout
+
+
+def test_another_device_is_refused(checkout):
+    refused = make_venv(checkout, SGLANG_XSHARE_DEVICE="tpu")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("make_venv: SGLANG_XSHARE_DEVICE=tpu: allowed is cpu, or nothing")
+    assert not (checkout / ".venv").exists()
 
 
 def test_a_failed_step_is_told_and_the_next_run_starts_anew(checkout):

@@ -44,6 +44,17 @@ def test_serves_and_leaves_nothing(release):
     server.stop()
 
 
+def test_a_gpu_can_be_hidden(tmp_path, monkeypatch):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    has_gpu = server_module.has_gpu.__wrapped__
+    monkeypatch.setenv("SGLANG_XSHARE_DEVICE", "")
+    assert has_gpu()
+    monkeypatch.setenv("SGLANG_XSHARE_DEVICE", "cpu")
+    assert not has_gpu()
+
+
 def flags_of(command):
     """Every flag, and the value that follows it."""
     return {flag: value for flag, value in itertools.pairwise([*command, ""]) if flag.startswith("--")}

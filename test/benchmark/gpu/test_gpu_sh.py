@@ -37,9 +37,9 @@ def checkout(tmp_path):
     return tmp_path
 
 
-def run(checkout, *args, gpu=True, **env):
-    path = f"{checkout / 'bin'}:{os.environ['PATH']}" if gpu else os.environ["PATH"]
-    defaults = {"FAIL": "none", "VENV": "venv", "PATH": path, "RESULTS": "results"}
+def run(checkout, *args, **env):
+    path = f"{checkout / 'bin'}:{os.environ['PATH']}"
+    defaults = {"FAIL": "none", "VENV": "venv", "PATH": path, "RESULTS": "results", "SGLANG_XSHARE_DEVICE": ""}
     script = str(checkout / "scripts" / "gpu.sh")
     environment = (
         {name: value for name, value in os.environ.items() if name not in ("OUT", "CUDA_HOME")} | defaults | env
@@ -53,10 +53,12 @@ def calls(checkout):
     return [line.removeprefix("-m ") for line in lines]
 
 
-@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a GPU")
 @pytest.mark.parametrize("experiment", ["all", "layer"])
-def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_2(checkout, experiment):
-    refused = run(checkout, experiment, gpu=False)
+@pytest.mark.parametrize("hidden", [False, True])
+def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_2(checkout, experiment, hidden):
+    if not hidden:
+        (checkout / "bin" / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    refused = run(checkout, experiment, **({"SGLANG_XSHARE_DEVICE": "cpu"} if hidden else {}))
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr == "gpu: no NVIDIA GPU answers here; nothing was measured\n"
     assert not (checkout / "ran").exists()

@@ -152,13 +152,14 @@ def make_call(rows: int, experts: int, spelling: str, slots: RunnerSlots = FILLE
 
 
 def _make_upstream(logits: torch.Tensor, sort: bool) -> Callable[[], object]:
-    router = import_module("sgl_kernel").topk_softmax  # of the CUDA build: ours for the CPU has none
-    weights = torch.empty(len(logits), TOP_K, device=DEVICE)
-    ids = torch.empty(len(logits), TOP_K, dtype=torch.int32, device=DEVICE)
+    # What the server's router ends in: with CUDA, from 0.5.17 on, a Triton kernel and the zeros of its bias, no longer
+    # sgl_kernel's topk_softmax.
+    router = import_module("sglang.srt.layers.moe.topk").fused_topk
+    route = partial(router, logits, logits, TOP_K, True)  # of hidden states it reads rows and device
     if not sort:
-        return lambda: router(weights, ids, logits, True)
+        return route
     align = _import_align()
-    return lambda: (router(weights, ids, logits, True), align(ids, BLOCK_SIZE, logits.shape[1]))
+    return lambda: align(route()[1], BLOCK_SIZE, logits.shape[1])
 
 
 def _import_align() -> Callable[..., tuple[torch.Tensor, ...]]:

@@ -1,10 +1,13 @@
 """What the selection kernel is checked and timed on, and its sorted slots held to upstream's; without a GPU."""
 
+import inspect
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from unittest.mock import Mock, create_autospec
 
 import pytest
 import torch
+from sglang.srt.layers.moe import topk
 
 from benchmark.common.variant import parse_plan
 from benchmark.gpu import kernels
@@ -17,6 +20,22 @@ def test_every_case_is_served():
     for rows, experts, plan, _, _ in kernels.make_cases(kernels.PLANS):
         batch = Batch(tokens_per_request=4 if "per_request" in plan and rows % 4 == 0 else 1)
         assert supports(parse_plan(plan), Router(8), batch, rows, experts)
+
+
+def test_upstreams_time_is_of_what_its_server_runs(monkeypatch):
+    """Called as upstream declares it."""
+    align, router = Mock(), create_autospec(topk.fused_topk, return_value=("weights", "ids"))
+    monkeypatch.setattr(kernels, "_import_align", lambda: align)
+    monkeypatch.setattr(topk, "fused_topk", router)
+    logits = torch.zeros(16, 128)
+    assert kernels._make_upstream(logits, sort=False)() == ("weights", "ids")
+    kernels._make_upstream(logits, sort=True)()
+    for call in router.call_args_list:
+        given = inspect.signature(router).bind(*call.args, **call.kwargs).arguments
+        assert given["gating_output"] is logits
+        assert (given["topk"], given["renormalize"]) == (8, True)
+    assert router.call_count == 2
+    align.assert_called_once_with("ids", kernels.BLOCK_SIZE, 128)
 
 
 def test_all_that_differs_or_fails_is_found(monkeypatch):

@@ -1,21 +1,58 @@
 """The source that a figure was measured with. Records and pages are written after it, and are no part of it."""
 
 import subprocess
+from hashlib import sha256
+from pathlib import Path
 
 from benchmark.common.paths import ROOT
 
+KERNEL_SHAPES = "python/sglang_xshare/selection/triton_kernel/shapes.json"
+"""A run on a GPU rewrites it by what it has just measured, which is in its record."""
 SOURCE = (
     # The package holds a link to the patches, which git does not follow.
     *("python", "patches", "sgl-kernel", "benchmark", "checkpoints", "training", "scripts"),
-    *(":(exclude)benchmark/results", ":(exclude,glob)**/*.md"),
+    *(":(exclude)benchmark/results", ":(exclude,glob)**/*.md", f":(exclude){KERNEL_SHAPES}"),
 )
 """What decides a figure, as git's path specifications."""
+CARRIED = Path(".gpu", "commit")
+
+
+DIRTY = "-dirty"
 
 
 def describe_commit() -> str | None:
-    """The commit in 12 digits, followed by "-dirty" where the source differs from it; None without git."""
+    """The commit in 12 digits, followed by "-dirty" where the source differs from it. Without git it is that which
+    `carry` wrote; None without that.
+    """
     commit = _git("rev-parse", "--short=12", "HEAD")
-    return commit and commit + ("-dirty" if list_changes() else "")
+    return commit + (DIRTY if list_changes() else "") if commit else _read_carried()
+
+
+def carry() -> None:
+    """Write the commit, and the sums of its source files, to a file that travels where git does not: .gpu/commit.
+
+    Raises RuntimeError without git.
+    """
+    commit = describe_commit()
+    files = _git("ls-files", "--", *SOURCE)
+    if commit is None or files is None:
+        raise RuntimeError(f"{ROOT}: git does not know this checkout; its commit cannot be carried")
+    lines = [commit, *(f"{_sum(ROOT / name)}  {name}" for name in files.splitlines())]
+    (ROOT / CARRIED).parent.mkdir(exist_ok=True)
+    (ROOT / CARRIED).write_text("\n".join(lines) + "\n")
+
+
+def _read_carried() -> str | None:
+    """The commit that was carried along; dirty as well where a file is not the one it was."""
+    if not (ROOT / CARRIED).exists():
+        return None
+    commit, *lines = (ROOT / CARRIED).read_text().splitlines()
+    same = all(_sum(ROOT / name) == digest for digest, name in (line.split("  ", 1) for line in lines))
+    return commit if same or commit.endswith(DIRTY) else commit + DIRTY
+
+
+def _sum(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest() if path.is_file() else "none"
 
 
 def list_changes() -> list[str]:

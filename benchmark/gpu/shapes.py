@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmark.common.record import Record, read_record
+from benchmark.common.record import Record, last_session, read_record
 from benchmark.gpu.checks import FAILED, measure_points
 
 EXPERTS = (32, 64, 128, 256, 512)
@@ -61,7 +61,7 @@ def measure_shapes(record: Record) -> str | None:
     missing = [trial for trial in list_trials() if trial.key not in record]
     compile_all(missing)
     failure = measure_points(record, {trial.key: partial(_measure_trial, trial) for trial in missing})
-    write_shapes(record.points, str(record.content["sessions"][-1].get("gpu")))
+    write_shapes(record.points, _name_gpu(record.content))
     return failure
 
 
@@ -109,7 +109,11 @@ def write_recorded(results: Path) -> None:
     path = results / "selection.json"
     if path.exists():
         content = read_record(path, "selection")
-        write_shapes(content["points"], str(content["sessions"][-1].get("gpu")))
+        write_shapes(content["points"], _name_gpu(content))
+
+
+def _name_gpu(content: Mapping[str, Any]) -> str:
+    return str(last_session(content)["hardware"]["gpu"])
 
 
 def _choose_shape(experts: int, times: Mapping[Trial, float]) -> dict[str, Any]:

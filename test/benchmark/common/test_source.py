@@ -1,5 +1,6 @@
 """What is told of the source: its commit, and whether it is still that of another one; records and pages aside."""
 
+import shutil
 import subprocess
 
 import pytest
@@ -57,6 +58,45 @@ def test_a_change_is_told(checkout, name):
     git("commit", "-m", "second")
     assert source.list_changes() == []
     assert not source.is_unchanged_since(commit)
+
+
+def carried(folder, tmp_path_factory, monkeypatch):
+    """A machine that was sent the files of a checkout, those that git ignores too, and not git's own."""
+    machine = tmp_path_factory.mktemp("machine") / "checkout"
+    shutil.copytree(folder, machine, ignore=shutil.ignore_patterns(".git"))
+    monkeypatch.setattr(source, "ROOT", machine)
+    return machine
+
+
+def test_the_commit_travels(checkout, tmp_path_factory, monkeypatch):
+    commit = source.describe_commit()
+    source.carry()
+    machine = carried(checkout[0], tmp_path_factory, monkeypatch)
+    assert source.describe_commit() == commit
+    (machine / "benchmark" / "README.md").write_text("second")
+    (machine / source.KERNEL_SHAPES).parent.mkdir(parents=True)
+    (machine / source.KERNEL_SHAPES).write_text("measured there")
+    assert source.describe_commit() == commit
+    (machine / "python" / "a.py").write_text("second")
+    assert source.describe_commit() == f"{commit}-dirty"
+    (machine / "python" / "a.py").unlink()
+    assert source.describe_commit() == f"{commit}-dirty"
+    with pytest.raises(RuntimeError, match="git does not know this checkout"):
+        source.carry()
+
+
+def test_a_changed_source_travels_as_such(checkout, tmp_path_factory, monkeypatch):
+    commit = source.describe_commit()
+    (checkout[0] / "python" / "new.py").write_text("new")
+    source.carry()
+    carried(checkout[0], tmp_path_factory, monkeypatch)
+    assert source.describe_commit() == f"{commit}-dirty"
+
+
+def test_shapes_that_a_gpu_chose_are_no_change(checkout):
+    (checkout[0] / source.KERNEL_SHAPES).parent.mkdir(parents=True)
+    (checkout[0] / source.KERNEL_SHAPES).write_text("measured")
+    assert source.list_changes() == []
 
 
 def test_an_unknown_commit_and_no_git(checkout, tmp_path_factory, monkeypatch):

@@ -5,6 +5,8 @@ import json
 import pytest
 from gpu.recorded import write_record
 
+from benchmark.common.paths import ROOT
+from benchmark.common.source import KERNEL_SHAPES
 from benchmark.gpu import shapes
 from benchmark.gpu.checks import FAILED
 from benchmark.gpu.shapes import Trial, choose, describe, list_trials, measure_shapes, write_recorded, write_shapes
@@ -84,6 +86,19 @@ def test_nothing_is_written_where_nothing_is_decided(shapes_file, tmp_path):
     write_record(tmp_path, "selection", {"xshare/16x128": {"us": 1.0}})
     write_recorded(tmp_path)
     assert shapes_file.read_text() == text
+
+
+def test_the_file_names_the_gpu(shapes_file, tmp_path):
+    record = write_record(tmp_path, "selection", make_points(lambda one: one.tile, [128]))
+    record.content["sessions"][-1]["hardware"]["gpu"] = "NVIDIA H200, 580.1"
+    record.add("last", us=1.0)
+    write_recorded(tmp_path)
+    origin = json.loads(shapes_file.read_text())["origin"]
+    assert origin == "fastest of those timed on NVIDIA H200, 580.1: 128 experts"
+
+
+def test_the_kernels_file_is_the_one_that_may_change():
+    assert ROOT / KERNEL_SHAPES == tile.SHAPES_FILE
 
 
 def test_only_what_the_record_lacks_is_timed(shapes_file, tmp_path, monkeypatch):

@@ -1,0 +1,59 @@
+"""The bundle for a GPU machine that can install nothing: with the checkout it stays below what may travel."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from benchmark.common.paths import ROOT
+
+# Stands for pip, which has nothing to install, and for the module that writes the commit.
+PYTHON = """#!/bin/sh
+case "$*" in *carry*) echo 0123456789ab >.gpu/commit ;; esac
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A git repository with the script, and an archive of SGLang of 1 MiB."""
+    (tmp_path / "scripts" / "gpu").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "from").mkdir()
+    shutil.copy(ROOT / "scripts" / "gpu_bundle.sh", tmp_path / "scripts")
+    (tmp_path / "scripts" / "gpu" / "extras.txt").write_text("one\n")
+    (tmp_path / "bin" / "python3").write_text(PYTHON)
+    (tmp_path / "bin" / "python3").chmod(0o755)
+    (tmp_path / ".gitignore").write_text(".gpu/\nfrom/\nbin/\nbuild/\n")
+    make_file(tmp_path / "from" / "site.tar.xz", 1)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def make_file(path, mib):
+    path.parent.mkdir(exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(mib << 20)
+
+
+def bundle(checkout):
+    env = os.environ | {"PATH": f"{checkout / 'bin'}:{os.environ['PATH']}", "FROM": "from"}
+    return subprocess.run([str(checkout / "scripts" / "gpu_bundle.sh")], env=env, capture_output=True, text=True)
+
+
+def test_it_holds_the_archives_and_the_commit(checkout):
+    make_file(checkout / "build" / "ignored", 100)
+    done = bundle(checkout)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (checkout / ".gpu").iterdir()) == ["commit", "extras.tar.xz", "site.tar.xz"]
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_the_checkout_counts(checkout, tracked):
+    make_file(checkout / "docs" / "film", 64)
+    make_file(checkout / "deleted", 1)
+    subprocess.run(["git", "add", "docs" if tracked else "scripts", "deleted"], cwd=checkout, check=True)
+    (checkout / "deleted").unlink()
+    done = bundle(checkout)
+    assert done.returncode == 1
+    assert done.stderr == "gpu-bundle: checkout and .gpu/ have 66 MiB; at most 64 MiB may travel\n"

@@ -3,14 +3,14 @@
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benchmark.common.client import Client, Load
 from benchmark.common.evidence import Evidence, evidence_between, read_settled_totals, read_totals
 from benchmark.common.prompts import write_prompts
-from benchmark.common.server import Server
+from benchmark.common.server import Server, has_gpu
 from benchmark.common.variant import Variant
 
 LEAST_OUTPUT = 4
@@ -106,7 +106,8 @@ def run_rounds(workload: Workload, series: Sequence[Series], servers: Sequence[S
     """Measure the running servers in turns, an idle one asleep, until every series has the workload's rounds.
 
     Yields the number of each round when all series hold it. Odd rounds go in reverse order, so that a drift of the
-    machine's speed favours nobody. Each server is warmed up once at the full concurrency.
+    machine's speed favours nobody. Each server is warmed up once at the full concurrency; on a GPU, where kernels are
+    compiled for new batch sizes, by as many requests of the workload itself, too, with prompts of no round.
     """
     turns = list(zip(series, servers, strict=True))
     warm_up = [list(range(1, workload.input_tokens + 1))] * workload.concurrency
@@ -114,6 +115,11 @@ def run_rounds(workload: Workload, series: Sequence[Series], servers: Sequence[S
         one.command = one.command or server.command
         server.generate(warm_up, max_new_tokens=8, ignore_eos=True)
     with tempfile.TemporaryDirectory() as folder, Client() as client:
+        if has_gpu():
+            wave = replace(workload, requests=workload.concurrency)
+            load = _load_of_round(wave, workload.rounds, Path(folder))
+            for server in servers:
+                client.run(server, workload.model, load)
         for number in range(len(series[0].results), workload.rounds):
             load = _load_of_round(workload, number, Path(folder))
             for one, server in turns if number % 2 == 0 else reversed(turns):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import mean, stdev
 from typing import Any
@@ -111,12 +111,13 @@ def measure_rounds(
 @dataclass(frozen=True)
 class Gain:
     """What the second variant of a comparison is to the first; `ratios` of their output tokens a second, round by
-    round.
+    round. `runner`: the MoE runner of both, or each one's.
     """
 
     off: Summary
     on: Summary
     ratios: tuple[float, ...]
+    runner: str
 
     @classmethod
     def read(cls, point: Mapping[str, Any]) -> "Gain":
@@ -124,7 +125,8 @@ class Gain:
         comparison = Comparison.read(point)
         off, on = ([result["output_throughput"] for result in one.results] for one in comparison.series)
         ratios = tuple(after / before for after, before in zip(on, off, strict=True))
-        return cls(comparison.summaries[0], comparison.summaries[1], ratios)
+        runners = dict.fromkeys(_find_runner(one.command) for one in comparison.series)
+        return cls(comparison.summaries[0], comparison.summaries[1], ratios, " and ".join(runners))
 
     @property
     def percent(self) -> float:
@@ -138,7 +140,8 @@ class Gain:
 
     def row(self, what: str, bar: float | None = None) -> Row:
         """The gain beside its bar."""
-        return at_least(f"{what}: {self}", self.percent, bar, "% gain", self.error)
+        row = at_least(f"{what}: {self}", self.percent, bar, "% gain", self.error)
+        return replace(row, runner=self.runner)
 
     def __str__(self) -> str:
         """Tokens a second before and after; the active experts and the kept mass where the server counted them."""
@@ -146,3 +149,8 @@ class Gain:
         if self.on.experts_after is None:
             return text
         return f"{text}, {format_experts(self.on)} experts, kept mass {format_number(self.on.kept_mass, 3)}"
+
+
+def _find_runner(command: Sequence[str]) -> str:
+    """What a server's command asks for."""
+    return command[command.index("--moe-runner-backend") + 1] if "--moe-runner-backend" in command else "auto"

@@ -16,18 +16,21 @@ EXPERIMENTS = ("selection", "layer", "server", "eagle3", "replay", "tune")
 """Each is the module of that name: `measure(record, parts)` and `rows(points)`."""
 RECORDS = ("run", *EXPERIMENTS)
 """In the order of the table; `run` holds what was checked beforehand and how every task ended."""
-HEADINGS = ("experiment", "what", "measured", "bar", "")
+HEADINGS = ("experiment", "what", "runner", "measured", "bar", "")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line. `passed` is None where there is no bar; `is_open`: the bar lies within the error of the measurement."""
+    """One line. `passed` is None where there is no bar; `is_open`: the bar lies within the error of the measurement;
+    `runner`: what ran the MoE, where it was a server's choice.
+    """
 
     what: str
     measured: str
     bar: str = ""
     passed: bool | None = None
     is_open: bool = False
+    runner: str = ""
 
     @property
     def verdict(self) -> str:
@@ -78,7 +81,7 @@ def show_table(results: Path) -> None:
     rows = list_rows(results)
     if not rows:
         raise ValueError(f"results {results}: no record with a point there; needed is a folder that `make gpu` wrote")
-    cells = [[experiment, row.what, row.measured, row.bar, row.verdict] for experiment, row in rows]
+    cells = [[experiment, row.what, row.runner, row.measured, row.bar, row.verdict] for experiment, row in rows]
     table = Table(_describe(results), HEADINGS, cells, text_columns=len(HEADINGS))
     table.show()
     (results / "summary.md").write_text(f"# {table.title}\n\n{table.to_markdown()}\n")

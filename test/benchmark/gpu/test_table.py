@@ -86,6 +86,15 @@ def test_server_bars():
     assert "100 -> 137 tokens/s, 80.0 -> 40.0 experts, kept mass 0.900" in " ".join(row.what for row in rows)
 
 
+@pytest.mark.parametrize(("forced", "shown"), [((0, 1), "triton"), ((1,), "auto and triton"), ((), "auto")])
+def test_a_gain_names_the_runner(forced, shown):
+    point = served(100.0, 110.0)
+    for number in forced:
+        point["series"][number]["command"] += ["--moe-runner-backend", "triton", "--port", "1"]
+    (row,) = server.rows({server.point_key("qwen3-30b-a3b", 8): point})
+    assert row.runner == shown
+
+
 def test_the_bars_of_a_budget_without_warm_up_are_for_that_alone():
     points = {server.point_key(name, 16): served(100.0, 137.0) for name in ("gpt-oss-120b", "gpt-oss-120b-no-warm-up")}
     theirs, ours = server.rows(points)
@@ -144,7 +153,7 @@ def test_table_of_a_folder(tmp_path, capsys):
     printed = capsys.readouterr().out
     summary = (tmp_path / "summary.md").read_text()
     assert (
-        "| layer | qwen3-30b-a3b, bandwidth at 24 experts | 69.1 % of the copy | at least 80 % of the copy | miss |"
+        "| layer | qwen3-30b-a3b, bandwidth at 24 experts |  | 69.1 % of the copy | at least 80 % of the copy | miss |"
         in (summary)
     )
     assert "69.1 % of the copy" in printed

@@ -235,7 +235,9 @@ def test_the_table_has_both_times_the_bandwidth_and_the_bar(tmp_path):
     assert (other.bar, other.verdict) == ("", "")
     write_record(tmp_path, "tune", points)
     show_table(tmp_path)
-    assert "| tune | qwen3-30b-a3b, 16 tokens, 32.5 experts | 120.0 -> 90.0 us" in (tmp_path / "summary.md").read_text()
+    assert (
+        "| tune | qwen3-30b-a3b, 16 tokens, 32.5 experts |  | 120.0 -> 90.0 us" in (tmp_path / "summary.md").read_text()
+    )
 
 
 def test_the_shapes_are_those_of_experiment_layer():

@@ -14,6 +14,7 @@ from triton.compiler import ASTSource
 
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan
 from sglang_xshare.selection.triton_kernel.kernel import MEASURE, ROUTE, select_kernel
+from sglang_xshare.selection.triton_kernel.options import OPTIONS
 from sglang_xshare.selection.triton_kernel.recipe import make_recipe
 from sglang_xshare.selection.triton_kernel.tile import make_tile
 
@@ -90,7 +91,7 @@ def compile_kernel(
     names = kernel.arg_names
     signature = {name: signature[name] for name in names}
     source = ASTSource(kernel, signature, {(names.index(k),): v for k, v in constants.items() if k in names})
-    return triton.compile(source, target=HOPPER, options={"num_warps": tile.warps, "enable_fp_fusion": True})
+    return triton.compile(source, target=HOPPER, options={"num_warps": tile.warps, **OPTIONS})
 
 
 @dataclass(frozen=True)

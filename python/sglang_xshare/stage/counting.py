@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..selection.triton_kernel.options import OPTIONS
 from ..types import Tally
 
 BLOCK = tl.constexpr(128)
@@ -123,6 +124,7 @@ def count_step(
         num_experts=num_experts,
         width=triton.next_power_of_2(num_experts),
         num_warps=1,
+        **OPTIONS,
     )
     return counts
 

@@ -16,6 +16,7 @@ from ...types import Alignment, Batch, Router, RunnerSlots, Selection, Tally
 from .budgets import Budgets, find_budgets
 from .kernel import COLLECT, MEASURE, RESCUE, ROUTE, select_kernel
 from .mask import allocate_masked, launch_mask
+from .options import OPTIONS
 from .recipe import make_recipe, supports
 from .slots import finish_slots
 from .tile import MAX_SORTED, count_blocks, count_programs, make_tile
@@ -163,7 +164,7 @@ def _launch(
         early=early,
         **({"launch_pdl": True} if early else {}),
         num_warps=tile.warps,
-        enable_fp_fusion=True,  # as every release so far does unasked
+        **OPTIONS,
     )
     if programs == 1:
         launch(begins=MEASURE.value, ends=ROUTE.value)
@@ -177,7 +178,15 @@ def _launch(
     if recipe.fill and not together:
         tables = answer.selected, answer.active, answer.vanilla_active
         finish_slots[(1,)](
-            answer.topk_ids, *tables, *aligned, num_rows, blocks, recipe=recipe, tile=tile, num_warps=tile.warps
+            answer.topk_ids,
+            *tables,
+            *aligned,
+            num_rows,
+            blocks,
+            recipe=recipe,
+            tile=tile,
+            num_warps=tile.warps,
+            **OPTIONS,
         )
 
 

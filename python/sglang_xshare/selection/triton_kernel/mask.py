@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from ...types import Selection
+from .options import OPTIONS
 
 
 @triton.jit
@@ -106,4 +107,5 @@ def launch_mask(
         top_k=top_k,
         lowest=torch.finfo(logits.dtype).min,
         num_warps=1,
+        **OPTIONS,
     )

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -21,9 +22,9 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import torch
+from benchmark.gpu.upstream import EXPERTS, TOP_K, UPSTREAM
 
+if TYPE_CHECKING:
     from benchmark.common.record import Record
     from benchmark.gpu.table import Row
 
@@ -49,7 +50,6 @@ MODULES = (
     "benchmark.gpu.__main__",
     "pytest_timeout",
 )
-ROWS, HIDDEN, EXPERTS, TOP_K, BLOCK = 16, 2048, 128, 8, 16
 GRAPH_ROWS = 128  # more than part `shapes` may give one program: several, and so a cooperative launch
 
 
@@ -79,6 +79,18 @@ def check_nvcc() -> None:
     home = os.environ.get("CUDA_HOME")
     if not shutil.which("nvcc") and not (home and (Path(home) / "bin" / "nvcc").exists()):
         raise RuntimeError("no nvcc on the PATH or in CUDA_HOME; servers compile kernels with it when they start")
+
+
+def check_cc() -> None:
+    """A C compiler and Python's headers: Triton builds with them what launches a kernel."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise RuntimeError("no gcc or clang on the PATH, and no CC; Triton compiles with it what launches a kernel")
+    include = sysconfig.get_paths("posix_prefix")["include"]  # as Triton does: Debian's default is another
+    command = [compiler, "-fsyntax-only", "-xc", f"-I{include}", "-"]
+    done = subprocess.run(command, input="#include <Python.h>\n", capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{compiler} finds no Python.h in {include}; the package python3-dev, or its like, has it")
 
 
 def check_upstream() -> None:
@@ -135,48 +147,11 @@ def _capture(run: Callable[[], Any], device: str) -> Callable[[], Any]:
     return replay
 
 
-def is_rmsnorm_right() -> bool:
-    """`sgl_kernel.rmsnorm`, as every layer calls it."""
-    import torch
-
-    import sgl_kernel
-
-    norm: Callable[..., torch.Tensor] = vars(sgl_kernel)["rmsnorm"]  # not in the stand-in for the CPU
-    hidden, weight = torch.randn(ROWS, HIDDEN, device="cuda").bfloat16(), torch.rand(HIDDEN, device="cuda").bfloat16()
-    expected = torch.nn.functional.rms_norm(hidden.float(), (HIDDEN,), weight.float(), 1e-6)
-    return torch.allclose(norm(hidden, weight, 1e-6).float(), expected, rtol=2e-2, atol=2e-2)
-
-
-def is_router_right() -> bool:
-    """Upstream's fused softmax and top-k."""
-    import torch
-
-    from benchmark.gpu.moe_layer import publish_arguments
-
-    publish_arguments()
-    from sglang.srt.layers.moe.topk import TopKConfig, select_experts
-
-    logits = torch.randn(ROWS, EXPERTS, device="cuda")
-    routed = select_experts(torch.zeros(ROWS, HIDDEN, device="cuda"), logits, TopKConfig(top_k=TOP_K))
-    return torch.equal(routed.topk_ids.long().sort(1).values, logits.topk(TOP_K).indices.sort(1).values)
-
-
-def is_alignment_right() -> bool:
-    """`moe_align_block_size`, which sorts tokens by expert for the Triton runner."""
-    import torch
-    from sglang.srt.layers.moe.moe_runner.triton_utils import moe_align_block_size
-
-    ids = torch.randn(ROWS, EXPERTS, device="cuda").topk(TOP_K).indices.int()
-    padded = moe_align_block_size(ids, BLOCK, EXPERTS)[2]
-    expected = (torch.bincount(ids.flatten(), minlength=EXPERTS) + BLOCK - 1) // BLOCK * BLOCK
-    return int(padded) == int(expected.sum())
-
-
-UPSTREAM = {"rmsnorm": is_rmsnorm_right, "router": is_router_right, "alignment": is_alignment_right}
 CHECKS: dict[str, Callable[[], None]] = {
     "imports": check_imports,
     "patch": check_patch,
     "nvcc": check_nvcc,
+    "cc": check_cc,
     "upstream": check_upstream,
     "selection": check_selection,
 }

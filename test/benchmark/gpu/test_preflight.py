@@ -42,7 +42,7 @@ def test_an_unknown_check_is_refused():
     done = run_module("kernels", PYTHONPATH=f"{ROOT / 'python'}")
     assert (done.returncode, done.stderr) == (
         1,
-        "preflight: check kernels: allowed is imports, patch, nvcc, upstream, selection\n",
+        "preflight: check kernels: allowed is imports, patch, nvcc, cc, upstream, selection\n",
     )
 
 
@@ -55,6 +55,22 @@ def test_nvcc_is_found_on_the_path_or_beside_cuda(tmp_path, monkeypatch):
     (tmp_path / "bin" / "nvcc").touch()
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     preflight.check_nvcc()
+
+
+def test_a_c_compiler_with_pythons_headers_is_needed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(RuntimeError, match=r"^no gcc or clang on the PATH, and no CC"):
+        preflight.check_cc()
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr("sysconfig.get_paths", lambda scheme: {"include": str(tmp_path)})
+    # Looks where it is told to, as a compiler does.
+    (tmp_path / "gcc").write_text('#!/bin/sh\nfor one; do [ -f "${one#-I}/Python.h" ] && exit 0; done; exit 1\n')
+    (tmp_path / "gcc").chmod(0o755)
+    preflight.check_cc()
+    (tmp_path / "Python.h").unlink()
+    with pytest.raises(RuntimeError, match=f"gcc finds no Python.h in {tmp_path}; the package python3-dev"):
+        preflight.check_cc()
 
 
 def test_our_kernel_is_held_to_the_reference(monkeypatch):
@@ -109,7 +125,7 @@ def test_what_failed_is_kept_and_asked_again(tmp_path, answers):
         check_all(record)
     assert asked == [*CHECKS, "nvcc"]
     rows = preflight.rows(record.points)
-    assert [row.verdict for row in rows] == ["pass", "pass", "miss", "pass", "pass"]
+    assert [row.verdict for row in rows] == ["pass", "pass", "miss", "pass", "pass", "pass"]
     assert rows[2].measured == "no nvcc"
 
 

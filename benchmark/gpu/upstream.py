@@ -1,0 +1,51 @@
+"""Upstream's compiled kernels, run once each and held to plain torch. Nothing is imported before one runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+ROWS, HIDDEN, EXPERTS, TOP_K, BLOCK = 16, 2048, 128, 8, 16
+
+
+def is_rmsnorm_right() -> bool:
+    """`sgl_kernel.rmsnorm`, as every layer calls it."""
+    import torch
+
+    import sgl_kernel
+
+    norm: Callable[..., torch.Tensor] = vars(sgl_kernel)["rmsnorm"]  # not in the stand-in for the CPU
+    hidden, weight = torch.randn(ROWS, HIDDEN, device="cuda").bfloat16(), torch.rand(HIDDEN, device="cuda").bfloat16()
+    expected = torch.nn.functional.rms_norm(hidden.float(), (HIDDEN,), weight.float(), 1e-6)
+    return torch.allclose(norm(hidden, weight, 1e-6).float(), expected, rtol=2e-2, atol=2e-2)
+
+
+def is_router_right() -> bool:
+    """Upstream's fused softmax and top-k."""
+    import torch
+
+    from benchmark.gpu.moe_layer import publish_arguments
+
+    publish_arguments()
+    from sglang.srt.layers.moe.topk import TopKConfig, select_experts
+
+    logits = torch.randn(ROWS, EXPERTS, device="cuda")
+    routed = select_experts(torch.zeros(ROWS, HIDDEN, device="cuda"), logits, TopKConfig(top_k=TOP_K))
+    return torch.equal(routed.topk_ids.long().sort(1).values, logits.topk(TOP_K).indices.sort(1).values)
+
+
+def is_alignment_right() -> bool:
+    """`moe_align_block_size`, which sorts tokens by expert for the Triton runner."""
+    import torch
+    from sglang.srt.layers.moe.moe_runner.triton_utils import moe_align_block_size
+
+    ids = torch.randn(ROWS, EXPERTS, device="cuda").topk(TOP_K).indices.int()
+    padded = moe_align_block_size(ids, BLOCK, EXPERTS)[2]
+    expected = (torch.bincount(ids.flatten(), minlength=EXPERTS) + BLOCK - 1) // BLOCK * BLOCK
+    return int(padded) == int(expected.sum())
+
+
+UPSTREAM = {"rmsnorm": is_rmsnorm_right, "router": is_router_right, "alignment": is_alignment_right}

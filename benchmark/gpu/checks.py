@@ -1,5 +1,6 @@
 """Checks of the run on a GPU: kept with their reason when they fail, so that what does not depend on them goes on."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +11,10 @@ from benchmark.common.record import Record
 
 FAILED = "failed "
 """Precedes the key of a point that could not be measured."""
-WORKERS = 8
-"""Processes that test. Some 400 tests compile a kernel each: 1 to 9 s of a core, with Triton 3.6.0 on an EPYC."""
+WORKERS = min(len(os.sched_getaffinity(0)), 32)
+"""Processes that test or compile side by side: a kernel takes 1 to 9 s of a core, with Triton 3.6.0 on an EPYC, and
+there are some 400 tests and 150 cases. Each has a CUDA context, so that there is a limit.
+"""
 
 
 def check(record: Record, key: str, run: Callable[[], Mapping[str, Any] | None]) -> str | None:

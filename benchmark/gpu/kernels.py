@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmark.common.variant import parse_plan
-from benchmark.gpu.checks import shorten
+from benchmark.gpu.checks import WORKERS, shorten
 from benchmark.gpu.timing import time_graph
 from sglang_xshare import Batch, Router, RunnerSlots, Selection, select
 from sglang_xshare.selection.triton_kernel import supports
@@ -39,7 +39,6 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TIMED_ROWS, TIMED_EXPERTS = (16, 64), (128, 256)
 TOP_K, TOKENS_PER_REQUEST = 8, 4
 BLOCK_SIZE = 16  # upstream's for few tokens
-WORKERS = 8  # processes that check
 CALLS = 100  # in a graph, so that its own launch is a small part
 FILLED = RunnerSlots()
 DEVICE = "cuda"

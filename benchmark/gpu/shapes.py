@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.common.record import Record, last_session, read_record
-from benchmark.gpu.checks import FAILED, measure_points
+from benchmark.gpu.checks import FAILED, WORKERS, measure_points
 
 EXPERTS = (32, 64, 128, 256, 512)
 ONE_ROWS = (8, 16, 32, 64)
@@ -24,7 +24,6 @@ SEVERAL = tuple(product((8, 16, 32), (8, 16)))
 MANY_ROWS = 128
 """The batch that decides between rows and warps of several programs."""
 PLAN = "xshare:k0=1,add=24"
-WORKERS = 8
 
 
 @dataclass(frozen=True)

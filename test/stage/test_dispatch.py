@@ -147,6 +147,16 @@ def test_every_way_out_of_the_states_is_told() -> None:
     assert (told, dict(states)) == (["a", "b"], {"c": 3})
 
 
+def test_what_was_never_sent_to_the_controller_is_not_told() -> None:
+    told: list[str] = []
+    sent, failed = (SimpleNamespace(dispatched=dispatched) for dispatched in (True, False))
+    states = WatchedRequests({"a": failed, "b": failed, "c": sent, "d": sent}, told.append)
+    del states["a"], states["c"]
+    assert states.pop("b") is failed
+    states.pop("d", None)
+    assert (told, dict(states)) == (["c", "d"], {})
+
+
 def test_the_controller_hears_what_the_tokenizer_tells() -> None:
     instance = uuid4().hex  # other checkouts test on this machine too
     receive = open_receiver(instance)
@@ -180,3 +190,25 @@ def test_an_id_that_ended_before_it_was_dispatched_counts_when_it_comes_again(se
         dispatcher(request("mine"))
         loads.append(sum(dispatcher.affinity.loads))
     assert loads == [0, 1]
+
+
+def test_an_id_that_comes_again_before_its_end_is_heard_counts_until_its_own(sent: list[tuple[int, str]]) -> None:
+    ended: list[str] = []
+    dispatcher = make(ended=ended)
+    loads = []
+    for _ in range(2):
+        dispatcher(request("mine"))
+    for _ in range(2):
+        ended.append("mine")
+        dispatcher.drain()
+        loads.append(sum(dispatcher.affinity.loads))
+    assert loads == [1, 0]
+
+
+def test_an_early_end_is_no_other_requests(sent: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatcher = make(ended=["mine"])
+    dispatcher.drain()
+    later = time.monotonic() + dispatch.WAIT
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    dispatcher(request("mine"))
+    assert sum(dispatcher.affinity.loads) == 1

@@ -64,6 +64,10 @@ class Affinity:
         self._prefixes = Prefixes(replicas)
         self._homes = Recent(KEYS)
 
+    def __contains__(self, request: Hashable) -> bool:
+        """Whether a request runs."""
+        return request in self._running
+
     def choose(
         self,
         request: Hashable,

@@ -17,6 +17,10 @@ LOG_INTERVAL = 10.0
 """Seconds between log lines, of which there are none without requests."""
 EARLY = 4096
 """Requests remembered that ended before they came: their client left at once, and two sockets keep no order."""
+WAIT = 60
+"""Seconds for which such a request may still come: longer than any backlog of requests to dispatch. After that its id
+is another request's.
+"""
 
 
 class Dispatcher:
@@ -32,6 +36,7 @@ class Dispatcher:
         self.affinity = affinity
         self._tally = Tally(len(affinity.loads), export)
         self._early = Recent(EARLY)
+        self._late: set[str] = set()
         self._told = time.monotonic()
 
     def __call__(self, request: Any) -> None:
@@ -39,6 +44,8 @@ class Dispatcher:
         from sglang.srt.managers.io_struct import sock_send
 
         self.drain()
+        if request.rid in self.affinity:
+            self._late.add(request.rid)
         controller = self._controller
         if request.routed_dp_rank is not None:
             controller.maybe_external_dp_rank_routing(request)
@@ -64,15 +71,18 @@ class Dispatcher:
     def drain(self) -> None:
         """Take the requests that have ended off their replicas."""
         for name in self._receive():
-            if not self.affinity.finish(name):
-                self._early.put(name)
+            if name in self._late:  # the id has come again before its end, which is not the new one's
+                self._late.remove(name)
+            elif not self.affinity.finish(name):
+                self._early.put(name, int(time.monotonic()))
 
     def _count(self, request: Any, decision: Decision) -> None:
-        if self._early.pop(request.rid) is not None:
+        now = time.monotonic()
+        ended = self._early.pop(request.rid)
+        if ended is not None and now - ended < WAIT:
             self.affinity.finish(request.rid)
         loads = self.affinity.loads
         self._tally.count(decision, loads)
-        now = time.monotonic()
         if now - self._told >= LOG_INTERVAL:
             self._told = now
             logger.info(self._tally.format_log(loads))

@@ -1,6 +1,7 @@
 """The table's file, and what a prompt's signature is."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,15 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path, signatures: np.ndarra
     file = tmp_path / "table.safetensors"
     Table(signatures, samples, ORIGIN).save(file)
     with pytest.raises(ValueError, match=r"^(signatures|samples)"):
+        load_table(file)
+
+
+@pytest.mark.parametrize("name", ["layers", "experts", "tokens"])
+@pytest.mark.parametrize("count", [0, -7])
+def test_counts_below_one_are_refused(tmp_path: Path, name: str, count: int) -> None:
+    file = tmp_path / "table.safetensors"
+    replace(make_table(), origin=replace(ORIGIN, **{name: count})).save(file)
+    with pytest.raises(ValueError, match=f"measured on {count} {name}; allowed is a whole number above 0"):
         load_table(file)
 
 

@@ -98,6 +98,8 @@ def _read_origin(metadata: dict[str, str]) -> Origin:
     found: dict[str, Any] = {one.name: metadata[one.name] for one in fields(Origin)}
     for name in ("layers", "experts", "tokens"):
         found[name] = int(found[name])
+        if found[name] < 1:
+            raise ValueError(f"measured on {found[name]} {name}; allowed is a whole number above 0")
     return Origin(**found)
 
 

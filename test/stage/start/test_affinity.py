@@ -76,14 +76,17 @@ def test_wrong_flags_are_one_line(flags: dict[str, Any], line: str) -> None:
 def check(monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> Any:
     """Call it with what differs from a server that is served, and with a table's origin."""
 
-    def run(origin: dict[str, Any] | None = None, vocabulary: int = 66, **differences: Any) -> None:
+    def run(
+        origin: dict[str, Any] | None = None, vocabulary: int = 66, text: Any = None, **differences: Any
+    ) -> None:
         usual = {"dp_size": 2, "attn_dp_size": 1, "enable_dp_attention": False, "nnodes": 1}
         config = {**usual, "disaggregation_mode": "null", "grpc_port": None, **differences}
         server_args = SimpleNamespace(**config, model_path=str(tiny_model), expert_affinity="FILE")
-        text = SimpleNamespace(vocab_size=vocabulary, model_type="qwen3_moe")
+        whole = SimpleNamespace(vocab_size=vocabulary, model_type="qwen3_moe", **(text or {}))
+        model = SimpleNamespace(hf_config=whole, hf_text_config=whole)
         monkeypatch.setattr(affinity, "resolved", lambda args: args)
         monkeypatch.setattr(affinity, "is_switched_on", lambda name: config.get(name, False))
-        monkeypatch.setattr(affinity, "model_config", lambda args: SimpleNamespace(hf_config=text, hf_text_config=text))
+        monkeypatch.setattr(affinity, "model_config", lambda args: model)
         table = replace(make_table(), origin=replace(ORIGIN, **(origin or {})))
         check_affinity(server_args, affinity.AffinityArguments(table, 1.1, 2))
 
@@ -93,6 +96,23 @@ def check(monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> Any:
 def test_what_fits_is_served(check: Any, tiny_model: Path) -> None:
     check()
     check({"tokenizer": hash_tokenizer(tiny_model)})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        {"num_experts": 64, "num_hidden_layers": 4, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        {"num_experts": 64, "num_hidden_layers": 5, "decoder_sparse_step": 1, "mlp_only_layers": [2]},
+        {"n_routed_experts": 64, "num_hidden_layers": 7, "first_k_dense_replace": 3, "moe_layer_freq": 1},
+        {"num_local_experts": [64, 64], "num_hidden_layers": 4},
+        {"num_experts": [64, 32], "num_hidden_layers": 8},
+        {"num_experts": 64, "num_hidden_layers": 8, "decoder_sparse_step": 2, "mlp_only_layers": []},
+        {"n_routed_experts": 64, "num_hidden_layers": 8, "moe_layer_freq": [0, 1] * 4, "first_k_dense_replace": 0},
+    ],
+    ids=["all", "one dense", "first dense", "listed", "differing", "every other", "by layer"],
+)
+def test_a_table_of_the_models_own_layers_and_experts_is_served(check: Any, text: dict[str, Any]) -> None:
+    check(text=text)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +129,16 @@ def test_what_fits_is_served(check: Any, tiny_model: Path) -> None:
         ({"vocabulary": 67}, "--expert-affinity FILE: its vocabulary is 66, that of "),
         ({"origin": {"model": "mixtral"}}, "--expert-affinity FILE: its model type is mixtral, that of "),
         ({"origin": {"tokenizer": "ab" * 32}}, "--expert-affinity FILE: its tokenizer is abababababab, that of "),
+        ({"text": {"num_experts": 128}}, "--expert-affinity FILE: its number of experts is 64, that of "),
+        ({"text": {"num_hidden_layers": 3}}, "--expert-affinity FILE: its number of MoE layers is 4, that of "),
+        (
+            {"text": {"num_hidden_layers": 6, "mlp_only_layers": [0]}},
+            "--expert-affinity FILE: its number of MoE layers is 4, that of ",
+        ),
+        (
+            {"text": {"num_hidden_layers": 6, "first_k_dense_replace": 1, "moe_layer_freq": 1}},
+            "--expert-affinity FILE: its number of MoE layers is 4, that of ",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

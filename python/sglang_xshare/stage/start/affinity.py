@@ -16,6 +16,7 @@ from ...affinity.table import Table, hash_tokenizer, load_table
 from ..dispatch import Dispatcher
 from ..finished import open_receiver
 from ..upstream import attention_dp_size, is_switched_on, model_config, resolved, spell
+from .model import NUM_EXPERTS, find_value
 from .modes import check_tree
 from .refusal import ExpertPolicyError
 
@@ -117,11 +118,14 @@ def _check_table(server_args: Any, table: Table) -> None:
     """Refuse a table of another model or tokenizer. What a model's folder does not tell is not asked."""
     model, path = model_config(server_args), server_args.model_path
     text, origin = model.hf_text_config, table.origin
-    tokenizer = hash_tokenizer(Path(path))
+    tokenizer, experts = hash_tokenizer(Path(path)), find_value(text, NUM_EXPERTS)
+    most = getattr(text, "num_hidden_layers", None) or origin.layers
     differences = (
         ("vocabulary", table.vocabulary, text.vocab_size),
         ("model type", origin.model, _types(model)),
         ("tokenizer", origin.tokenizer[:12], tokenizer[:12]),
+        ("number of experts", origin.experts, experts if isinstance(experts, int) else origin.experts),
+        ("number of MoE layers", origin.layers, _count_layers(text) or min(origin.layers, most)),
     )
     for what, of_table, of_model in differences:
         known = of_model if isinstance(of_model, tuple) else (of_model,)
@@ -129,6 +133,15 @@ def _check_table(server_args: Any, table: Table) -> None:
             said = f"its {what} is {of_table}, that of {path} {known[0]}"
             allowed = "allowed is a table of this model, by `sglang-xshare calibrate`"
             raise ExpertPolicyError(f"--expert-affinity {server_args.expert_affinity}: {said}; {allowed}")
+
+
+def _count_layers(text: Any) -> int | None:
+    """The layers with experts, where the configuration names those without, as Qwen's and DeepSeek's do; else None."""
+    dense, first = getattr(text, "mlp_only_layers", None), getattr(text, "first_k_dense_replace", None)
+    steps = [getattr(text, name, None) for name in ("decoder_sparse_step", "moe_layer_freq")]
+    if dense is first is None or any(step not in (None, 1) for step in steps):
+        return None
+    return text.num_hidden_layers - len({*(dense or ()), *range(first or 0)})
 
 
 def _types(model: Any) -> tuple[Any, ...]:

@@ -46,7 +46,7 @@ class Proxy:
         self.affinity: Affinity | None = None
         self.urls: list[str] = []
         self.places: dict[int, int] = {}
-        """The router's number of each healthy worker, by ours."""
+        """The router's number of each healthy worker, by ours: it counts the healthy ones alone."""
         self._names = itertools.count()
 
     async def watch(self) -> None:
@@ -64,11 +64,8 @@ class Proxy:
         if self.affinity is None:
             self.urls = sorted(worker["url"] for worker in workers)
             self.affinity = Affinity(self.table, len(self.urls), self.bound)
-        self.places = {
-            self.urls.index(worker["url"]): place
-            for place, worker in enumerate(workers)
-            if worker["is_healthy"] and worker["url"] in self.urls
-        }
+        healthy = [worker["url"] for worker in workers if worker["is_healthy"]]
+        self.places = {self.urls.index(url): place for place, url in enumerate(healthy) if url in self.urls}
         self.affinity.set_alive(list(self.places))
 
     async def send(self, request: Request) -> Response:

@@ -29,7 +29,7 @@ from sglang_xshare.affinity.table import load_table
 
 
 class Router:
-    """Answers with the worker that the header numbers, in an order of its own."""
+    """Answers with the worker that the header numbers: of the healthy ones, in an order of its own."""
 
     def __init__(self) -> None:
         self.urls = ["http://c", "http://a", "http://b"]
@@ -54,7 +54,7 @@ class Router:
     async def answer(self, request: Request) -> JSONResponse:
         self.asked.append(request)
         place = request.headers.get("x-smg-target-worker")
-        url = "" if place is None else self.urls[int(place)]
+        url = "" if place is None else [url for url in self.urls if url in self.healthy][int(place)]
         self.got.append((request.url.path, url, await request.body()))
         if self.breaks:
             raise httpx.ReadError("the router broke the connection")
@@ -128,6 +128,25 @@ def test_requests_go_to_the_worker_that_suits_them_whatever_its_number(
     asyncio.run(play())
     assert router.got[-1] == ("/health", "", b"")
     assert orjson.loads(router.got[0][2]) == {"input_ids": prompt(0, start=3)}
+
+
+def test_a_dead_worker_misleads_no_request(
+    example: ModuleType, table: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    router = Router()
+
+    async def play() -> None:
+        async with serve(example, table, tokenizer, router) as (proxy, outer):
+            for dead in list(router.urls):
+                router.healthy = set(router.urls) - {dead}
+                await proxy.look()
+                assert {proxy.urls[replica] for replica in proxy.places} == router.healthy
+                for replica in proxy.places:
+                    proxy.affinity.set_alive([replica])
+                    answer = await outer.post("/generate", json={"input_ids": prompt(0)})
+                    assert answer.json()["worker"] == proxy.urls[replica]
+
+    asyncio.run(play())
 
 
 def test_what_a_client_sends_reaches_the_worker(

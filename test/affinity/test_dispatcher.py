@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from affinity.tables import TOPICS, make_table, prompt
 from sglang_xshare.affinity.bound import list_open, price_load
 from sglang_xshare.affinity.dispatcher import REASONS, Affinity, Decision
+from sglang_xshare.affinity.recent import KEYS
 
 TABLE = make_table()
 EVENTS = st.lists(
@@ -172,6 +173,15 @@ def test_a_session_stays_whatever_runs_and_moves_when_its_replica_dies() -> None
     assert affinity.choose("after", prompt(0), session="s").replica == 1 - home
     affinity.set_alive([0, 1])
     assert affinity.choose("last", prompt(0), session="s") == Decision(1 - home, "session")
+
+
+def test_conversations_push_no_session_out() -> None:
+    affinity = Affinity(TABLE, 2, 1.0)
+    home = affinity.choose("first", prompt(0), session="s").replica
+    for number in range(KEYS + 1):
+        affinity._settle(1 - home, number, None)
+    affinity.direct("busy", [], home)
+    assert affinity.choose("second", prompt(0), session="s") == Decision(home, "session")
 
 
 def test_a_cached_prompt_outweighs_its_topic() -> None:

@@ -53,9 +53,10 @@ def make(replicas: int = 2, ended: list[str] | None = None) -> Dispatcher:
 
 
 def request(rid: str, topic: int = 0, **fields: Any) -> SimpleNamespace:
-    usual = {"routed_dp_rank": None, "session_params": None, "session_id": None, "routing_key": None}
+    usual: dict[str, Any] = {"routed_dp_rank": None, "session_params": None, "session_id": None, "routing_key": None}
     tokens = array("q", prompt(topic))
-    return SimpleNamespace(rid=rid, input_ids=tokens, **{**usual, "extra_key": None, "lora_id": None, **fields})
+    usual |= {"input_ids": tokens, "extra_key": None, "lora_id": None}
+    return SimpleNamespace(rid=rid, **{**usual, **fields})
 
 
 def test_requests_go_where_they_were_decided_to(sent: list[tuple[int, str]]) -> None:
@@ -100,6 +101,30 @@ def test_embeddings_and_health_checks_go_where_least_runs(sent: list[tuple[int, 
     dispatcher(request("HEALTH_CHECK_1"))
     assert [replica for replica, _ in sent] == [0, 1]
     assert dispatcher.decide(request("HEALTH_CHECK_2")).reason == "load"
+
+
+def test_a_directed_requests_prompt_is_found_again(sent: list[tuple[int, str]]) -> None:
+    """Under the salt with which others ask."""
+    dispatcher = make(4)
+    long = array("q", prompt(0, length=320, start=99))
+    dispatcher(request("directed", routed_dp_rank=3, input_ids=long, extra_key="tenant"))
+    dispatcher.affinity.finish("directed")
+    dispatcher(request("again", input_ids=long, extra_key="tenant"))
+    dispatcher.affinity.finish("again")
+    dispatcher(request("other", input_ids=long, extra_key="another"))
+    assert [replica for replica, _ in sent][:2] == [3, 3]
+    assert sent[2][0] != 3
+
+
+@pytest.mark.parametrize("field", ["routing_key", "session_id", "session_params"])
+def test_a_conversation_that_began_directed_stays_there(sent: list[tuple[int, str]], field: str) -> None:
+    dispatcher = make(4)
+    name: Any = SimpleNamespace(id="s") if field == "session_params" else "s"
+    dispatcher(request("first", routed_dp_rank=2, **{field: name}))
+    for number in range(4):
+        dispatcher.affinity.direct(f"d{number}", [], number)
+    dispatcher.affinity.finish("first")
+    assert dispatcher.decide(request("second", 3, **{field: name})).replica == 2
 
 
 @pytest.mark.parametrize("field", ["routing_key", "session_id", "session_params"])

@@ -10,7 +10,7 @@ import numpy as np
 
 from .bound import DEFAULT, list_open, price_load
 from .centroids import Centroids
-from .recent import KEYS, Prefixes, Recent, hash_blocks
+from .recent import KEYS, SESSIONS, Prefixes, Recent, hash_blocks
 from .table import Floats, Table
 
 REASONS = ("affinity", "bound", "sticky", "session", "idle", "load", "directed")
@@ -63,6 +63,7 @@ class Affinity:
         self._centroids = Centroids(table.samples.astype(np.float32), replicas)
         self._prefixes = Prefixes(replicas)
         self._homes = Recent(KEYS)
+        self._sessions = Recent(SESSIONS)
 
     def __contains__(self, request: Hashable) -> bool:
         """Whether a request runs."""
@@ -89,14 +90,22 @@ class Affinity:
         signature, blocks = self.table.sign(tokens), self._hash(tokens, salt)
         decision = self._decide(signature, blocks, key, session)
         self._add(request, decision.replica, signature, blocks)
-        for name in (("key", key), ("session", session)):
-            if name[1] is not None:
-                self._homes.put(name, decision.replica)
+        self._settle(decision.replica, key, session)
         return decision
 
-    def direct(self, request: Hashable, tokens: Sequence[int], replica: int, salt: Hashable = None) -> Decision:
-        """Count a request that goes to `replica` whatever we think."""
+    def direct(
+        self,
+        request: Hashable,
+        tokens: Sequence[int],
+        replica: int,
+        *,
+        key: Hashable = None,
+        session: Hashable = None,
+        salt: Hashable = None,
+    ) -> Decision:
+        """Count a request that goes to `replica` whatever we think; its conversation and its session are there then."""
         self._add(request, replica, self.table.sign(tokens), self._hash(tokens, salt))
+        self._settle(replica, key, session)
         return Decision(replica, "directed")
 
     def finish(self, request: Hashable) -> bool:
@@ -126,11 +135,11 @@ class Affinity:
         return hash_blocks(tokens, salt) if self.caches else []
 
     def _decide(self, signature: Floats | None, blocks: Sequence[int], key: Hashable, session: Hashable) -> Decision:
-        home = None if session is None else self._homes.get(("session", session))
+        home = None if session is None else self._sessions.get(session)
         if home in self._alive:
             return Decision(home, "session")
         allowed = list_open(self.loads, self._alive, self.bound)
-        home = None if key is None else self._homes.get(("key", key))
+        home = None if key is None else self._homes.get(key)
         if home in allowed:
             return Decision(home, "sticky")
         scores = self._score(signature, blocks)
@@ -150,6 +159,12 @@ class Affinity:
             return cached if any(cached) else None
         likeness = self._centroids.compare(signature, np.array(self.loads, dtype=np.float32))
         return [float(like) + share for like, share in zip(likeness, cached, strict=True)]
+
+    def _settle(self, replica: int, key: Hashable, session: Hashable) -> None:
+        """Remember who has a conversation and a session."""
+        for homes, name in ((self._homes, key), (self._sessions, session)):
+            if name is not None:
+                homes.put(name, replica)
 
     def _add(self, request: Hashable, replica: int, signature: Floats | None, blocks: Sequence[int]) -> None:
         self.finish(request)

@@ -11,6 +11,8 @@ BLOCKS = 65_536
 """Blocks remembered a replica: 2 million tokens, more than most KV caches hold."""
 KEYS = 65_536
 """Conversations remembered."""
+SESSIONS = 262_144
+"""Sessions remembered, apart from conversations, since these may move and a session may not: 45 MB when full."""
 
 
 class Recent:

@@ -49,7 +49,7 @@ class Dispatcher:
         controller = self._controller
         if request.routed_dp_rank is not None:
             controller.maybe_external_dp_rank_routing(request)
-            decision = self.affinity.direct(request.rid, _tokens(request), request.routed_dp_rank)
+            decision = self.affinity.direct(request.rid, _tokens(request), request.routed_dp_rank, **_describe(request))
         else:
             active = controller._active_workers
             self.affinity.set_alive([replica for replica in active if controller.status[replica]])
@@ -59,14 +59,7 @@ class Dispatcher:
 
     def decide(self, request: Any) -> Decision:
         """Where a request goes."""
-        session = getattr(request, "session_params", None)
-        return self.affinity.choose(
-            request.rid,
-            _tokens(request),
-            key=getattr(request, "routing_key", None) or getattr(request, "session_id", None),
-            session=None if session is None else session.id,
-            salt=(getattr(request, "extra_key", None), getattr(request, "lora_id", None)),
-        )
+        return self.affinity.choose(request.rid, _tokens(request), **_describe(request))
 
     def drain(self) -> None:
         """Take the requests that have ended off their replicas."""
@@ -86,6 +79,16 @@ class Dispatcher:
         if now - self._told >= LOG_INTERVAL:
             self._told = now
             logger.info(self._tally.format_log(loads))
+
+
+def _describe(request: Any) -> dict[str, Any]:
+    """What ties a request to others: its conversation, its session, and what its prompt's cache is shared by."""
+    session = getattr(request, "session_params", None)
+    return {
+        "key": getattr(request, "routing_key", None) or getattr(request, "session_id", None),
+        "session": None if session is None else session.id,
+        "salt": (getattr(request, "extra_key", None), getattr(request, "lora_id", None)),
+    }
 
 
 def _tokens(request: Any) -> Any:

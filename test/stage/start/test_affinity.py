@@ -76,9 +76,7 @@ def test_wrong_flags_are_one_line(flags: dict[str, Any], line: str) -> None:
 def check(monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> Any:
     """Call it with what differs from a server that is served, and with a table's origin."""
 
-    def run(
-        origin: dict[str, Any] | None = None, vocabulary: int = 66, text: Any = None, **differences: Any
-    ) -> None:
+    def run(origin: dict[str, Any] | None = None, vocabulary: int = 66, text: Any = None, **differences: Any) -> None:
         usual = {"dp_size": 2, "attn_dp_size": 1, "enable_dp_attention": False, "nnodes": 1}
         config = {**usual, "disaggregation_mode": "null", "grpc_port": None, **differences}
         server_args = SimpleNamespace(**config, model_path=str(tiny_model), expert_affinity="FILE")

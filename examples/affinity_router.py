@@ -19,7 +19,7 @@ import httpx
 import orjson
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -70,18 +70,38 @@ class Proxy:
 
     async def send(self, request: Request) -> Response:
         """Hand one request on, to the worker that suits it."""
-        body, name = await request.body(), next(self._names)
+        name = next(self._names)
         headers = [(key, value) for key, value in request.headers.items() if key not in OWN]
         try:
+            body = await request.body()
             if request.method == "POST" and self.affinity is not None and self.places:
                 chosen = self.affinity.choose(name, self.tokenize(body)).replica
                 headers.append((HEADER, str(self.places[chosen])))
             path, params = request.url.path, request.query_params.multi_items()
             asked = self.client.build_request(request.method, path, params=params, content=body, headers=headers)
-            return Relay(self, name, await self.client.send(asked, stream=True))
-        except BaseException:  # a router that is down, a client that leaves
+            return Relay(self, name, await self.ask(asked, request))
+        except ClientDisconnect:
+            self.finish(name)
+            return Response(status_code=499)  # nobody reads it
+        except BaseException:  # a router that is down
             self.finish(name)
             raise
+
+    async def ask(self, asked: httpx.Request, request: Request) -> httpx.Response:
+        """The router's answer, begun. Where the client leaves before, the router hears of it, and so does the worker.
+
+        Raises ClientDisconnect then.
+        """
+        answer = asyncio.ensure_future(self.client.send(asked, stream=True))
+        left = asyncio.ensure_future(leave(request))
+        try:
+            await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise ClientDisconnect
+            return answer.result()
+        finally:
+            answer.cancel()
+            left.cancel()
 
     def finish(self, name: int) -> None:
         """A request has ended, in whatever way."""
@@ -120,6 +140,12 @@ class Relay(StreamingResponse):
         finally:
             self.proxy.finish(self.name)
             await self.answer.aclose()
+
+
+async def leave(request: Request) -> None:
+    """Return when the client has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def make_app(proxy: Proxy) -> Starlette:

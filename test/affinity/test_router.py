@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +37,9 @@ class Router:
         self.got: list[tuple[str, str, Any]] = []
         self.asked: list[Request] = []
         self.breaks = False
+        self.hangs = False
+        self.left = asyncio.Event()
+        """Set where the client of a request that hangs has left."""
 
     def make_app(self) -> Starlette:
         return Starlette(
@@ -58,6 +61,11 @@ class Router:
         self.got.append((request.url.path, url, await request.body()))
         if self.breaks:
             raise httpx.ReadError("the router broke the connection")
+        if self.hangs:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                self.left.set()
         return JSONResponse({"worker": url}, 200 if url or request.method == "GET" else 503)
 
 
@@ -187,15 +195,64 @@ def test_a_request_ends_where_the_router_or_its_client_leaves(
 
             scope = {"type": "http", "method": "POST", "path": "/generate", "query_string": b"", "headers": []}
             for version in ("2.3", "2.4"):  # of ASGI: the client's leaving is a message, or an error
-                messages = iter([{"type": "http.request", "body": b'{"input_ids": [1]}'}, {"type": "http.disconnect"}])
+                bodies = [b'{"input_ids": [1]}']
+                before = len(router.got)
 
-                async def receive(left: Iterator[Any] = messages) -> Any:
-                    return next(left)
+                async def receive(bodies: list[bytes] = bodies, before: int = before) -> Any:
+                    if bodies:
+                        return {"type": "http.request", "body": bodies.pop()}
+                    while len(router.got) == before:
+                        await asyncio.sleep(0)
+                    return {"type": "http.disconnect"}
 
                 with suppress(ClientDisconnect, OSError):
                     await example.make_app(proxy)({**scope, "asgi": {"spec_version": version}}, receive, send)
                 assert sum(proxy.affinity.loads) == 0
             assert len(router.got) == 3
+
+    asyncio.run(play())
+
+
+def test_the_router_hears_of_a_client_that_leaves_before_any_answer(
+    example: ModuleType, table: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    router = Router()
+    router.hangs = True
+
+    async def play() -> None:
+        async with serve(example, table, tokenizer, router) as (proxy, _):
+            bodies, sent = [b'{"input_ids": [1]}'], []
+
+            async def receive() -> Any:
+                if bodies:
+                    return {"type": "http.request", "body": bodies.pop()}
+                while not router.got:
+                    await asyncio.sleep(0)
+                return {"type": "http.disconnect"}
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            scope = {"type": "http", "method": "POST", "path": "/generate", "query_string": b"", "headers": []}
+            await asyncio.wait_for(example.make_app(proxy)(scope, receive, send), 5)
+            await asyncio.wait_for(router.left.wait(), 5)
+            assert sent[0]["status"] == 499
+            assert sum(proxy.affinity.loads) == 0
+
+    asyncio.run(play())
+
+
+def test_ids_that_no_model_has_are_handed_on(
+    example: ModuleType, table: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    router = Router()
+
+    async def play() -> None:
+        async with serve(example, table, tokenizer, router) as (_, outer):
+            for token in (2**64 - 1, 2**63, -(2**63)):
+                body = b'{"input_ids": [%d]}' % token
+                assert (await outer.post("/generate", content=body)).status_code == 200
+                assert router.got[-1][2] == body
 
     asyncio.run(play())
 

@@ -43,7 +43,7 @@ def test_nothing_known_has_no_signature(tokens: list[int]) -> None:
 
 def test_ids_beyond_the_vocabulary_say_nothing() -> None:
     table = make_table()
-    assert table.sign([2**40, *prompt(1), -5]) == pytest.approx(table.sign(prompt(1)))
+    assert table.sign([2**40, *prompt(1), -5, 2**64 - 1, -(10**30)]) == pytest.approx(table.sign(prompt(1)))
 
 
 @pytest.mark.parametrize(

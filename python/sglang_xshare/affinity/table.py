@@ -58,7 +58,7 @@ class Table:
 
         Ids beyond the vocabulary, which stand for images and the like, say nothing.
         """
-        ids = np.asarray(tokens, dtype=np.int64)
+        ids = to_ids(tokens)
         known = ids[(ids >= 0) & (ids < self.vocabulary)]
         if not len(known):
             return None
@@ -69,6 +69,14 @@ class Table:
         origin = {name: str(value) for name, value in asdict(self.origin).items()}
         tensors = {"signatures": self.signatures, "samples": self.samples}
         path.write_bytes(save(tensors, {"format": FORMAT, **origin}))
+
+
+def to_ids(tokens: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Token ids as an array; -1 for what 64 bits do not hold, which clients of the example may send."""
+    try:
+        return np.asarray(tokens, dtype=np.int64)
+    except OverflowError:
+        return np.array([token if abs(token) < 2**63 else -1 for token in tokens], dtype=np.int64)
 
 
 def unit(vector: Floats) -> Floats | None:

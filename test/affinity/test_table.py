@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from affinity.tables import ORIGIN, make_table, prompt
-from sglang_xshare.affinity.table import FORMAT, Table, hash_tokenizer, load_table
+from sglang_xshare.affinity.table import FORMAT, READ, Table, hash_tokenizer, load_table
 
 
 def test_a_file_gives_the_table_back(tmp_path: Path) -> None:
@@ -34,6 +34,14 @@ def test_a_signature_is_the_mean_at_length_one() -> None:
     tokens = [0, 1, 17, 40]
     mean = table.signatures[tokens].astype(np.float32).mean(0)
     assert table.sign(tokens) == pytest.approx(mean / np.linalg.norm(mean))
+
+
+def test_a_long_prompt_is_signed_by_tokens_evenly_taken() -> None:
+    table, tokens = make_table(), np.random.default_rng(0).integers(0, 64, 10 * READ + 1)
+    assert table.sign(tokens) == pytest.approx(table.sign(tokens[::11]))
+    assert table.sign(tokens[:READ]) != pytest.approx(table.sign(tokens[: READ + 1]))  # of which half are read
+    halves = [0] * 5 * READ + [20] * 5 * READ
+    assert table.sign(halves) == pytest.approx(table.sign([0, 20]), abs=1e-3)
 
 
 @pytest.mark.parametrize("tokens", [[], [64, 65], [66, 2**40, -1]], ids=["none", "never seen", "beyond"])

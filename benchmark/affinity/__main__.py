@@ -14,7 +14,7 @@ from benchmark.affinity.routing import Routing, read_routing
 from benchmark.affinity.scenarios import SCENARIOS, make_traffic
 from benchmark.affinity.simulation import ByAffinity, Outcome, RoundRobin, Rule, simulate
 from benchmark.affinity.texts import make_table
-from benchmark.common.command import Parser, folder, one_line_errors
+from benchmark.common.command import Parser, folder, one_line_errors, positive
 from benchmark.common.paths import BUILD, TEXTS, TRAINED
 from benchmark.common.record import Record
 from benchmark.quality.model import load_model
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", default=SCENARIOS, help=names)
     parser.add_argument("--model", type=folder, default=TRAINED, help="a checkpoint (default: the trained one)")
     parser.add_argument("--texts", type=folder, default=TEXTS, help="*.txt, a domain each (default: its held-out ones)")
-    parser.add_argument("--replicas", nargs="+", type=int, default=(2, 4, 8), metavar="N", help="of mixed traffic")
+    parser.add_argument("--replicas", nargs="+", type=positive, default=(2, 4, 8), metavar="N", help="of mixed traffic")
     parser.add_argument("--bounds", nargs="+", type=_bound, default=(1.1, DEFAULT, 1.5), metavar="B")
     parser.add_count("per_domain", 60, "sequences of each domain")
     parser.add_count("prompt", 64, "tokens a prompt")

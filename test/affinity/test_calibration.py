@@ -100,11 +100,12 @@ def test_the_command_writes_a_table(tiny_model: Path, tmp_path: Path, capsys: py
         ({"--model": "/nowhere"}, "--model /nowhere: no config.json there"),
         ({"--texts": "/nowhere"}, "--texts /nowhere: no *.txt there"),
         ({"--out": "/nowhere/file"}, "--out /nowhere/file: no folder /nowhere"),
+        ({"--out": "."}, "--out .: a folder; allowed is a file in one"),
         ({"--dimensions": "8"}, "--dimensions 8: allowed is 16 to 64"),
         ({"--length": "0"}, "--length 0: allowed is a whole number above 0"),
         ({"--length": "100000"}, "no file of 100000 tokens"),
     ],
-    ids=["model", "texts", "out", "dimensions", "length", "too long"],
+    ids=["model", "texts", "out", "out a folder", "dimensions", "length", "too long"],
 )
 def test_wrong_arguments_are_one_line(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, str], said: str
@@ -115,6 +116,15 @@ def test_wrong_arguments_are_one_line(
     assert error.startswith("calibrate: ")
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_a_truncated_checkpoint_is_one_line(tiny_model: Path, tmp_path: Path) -> None:
+    for file in tiny_model.glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((tiny_model / "model.safetensors").read_bytes()[:100_000])
+    with pytest.raises(ValueError, match=r"allowed is a whole checkpoint$") as error:
+        load_model(tmp_path, "cpu")
+    assert str(error.value).startswith(f"--model {tmp_path}: ")
 
 
 def test_a_dense_model_has_no_experts(tiny_model: Path, pieces: tuple[torch.Tensor, str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from affinity.tables import TOPICS, WORDS, make_table, prompt
+from benchmark.affinity.__main__ import main as simulate_all
 from benchmark.affinity.live import SERVED, draw_requests, main, make_key, measure_imbalance
 from benchmark.affinity.report import OBSERVE, tabulate_live
 from benchmark.affinity.routing import Routing
@@ -138,3 +139,8 @@ def test_bad_input_is_one_line_before_a_server_starts(
         main([*flags, "--out", str(tmp_path)])
     assert told in str(left.value)
     assert "\n" not in str(left.value)
+
+
+def test_no_replicas_are_refused() -> None:
+    with pytest.raises(SystemExit, match=r"argument --replicas: '0': allowed is a whole number above 0$"):
+        simulate_all(["mixed", "--replicas", "0"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from .projection import WIDTH, make_sketch, project
 from .table import Origin, Table, hash_tokenizer
@@ -19,13 +20,16 @@ SAMPLES = 256
 
 
 def load_model(folder: Path, device: str) -> Any:
-    """A checkpoint of transformers. Raises ValueError where `folder` holds none."""
+    """A checkpoint of transformers. Raises ValueError where `folder` holds none, or not all of one."""
     from transformers import AutoModelForCausalLM
 
     _check_folder(folder)
     # Few CPUs multiply bfloat16 faster.
     dtype = torch.float32 if device == "cpu" else "auto"
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
+    except SafetensorError as error:
+        raise ValueError(f"--model {folder}: {error}; allowed is a whole checkpoint") from None
 
 
 def read_texts(texts: Path, model: Path, length: int, most: int) -> tuple[torch.Tensor, str]:

@@ -49,6 +49,8 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ValueError(f"--{name} {getattr(arguments, name)}: allowed is a whole number above 0")
     if not arguments.out.parent.is_dir():
         raise ValueError(f"--out {arguments.out}: no folder {arguments.out.parent}; allowed is a file in one")
+    if arguments.out.is_dir():
+        raise ValueError(f"--out {arguments.out}: a folder; allowed is a file in one")
 
 
 def _calibrate(arguments: argparse.Namespace) -> None:

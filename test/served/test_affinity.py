@@ -72,6 +72,20 @@ def test_affinity_answers_as_round_robin_and_keeps_the_bound(tiny_model: Path, t
 
 
 @pytest.mark.long
+def test_an_id_whose_request_failed_counts_when_it_comes_again(tiny_model: Path, table: Path) -> None:
+    """The gauge is as of the last request, itself counted."""
+    args = make_args("expert_affinity", REPLICAS, table, 1.25)
+    with Server(tiny_model, args, env=make_env(REPLICAS), name="again") as server:
+        for _ in range(2):
+            with pytest.raises(ServerError, match="longer than the model's context length"):
+                server.post("/generate", {"rid": "mine", "input_ids": [1] * 9000})
+            server.post("/generate", {"rid": "mine", "text": "a", "sampling_params": {"max_new_tokens": 2}})
+            lines = server.get("/metrics").splitlines()
+            running = [line for line in lines if line.startswith("sglang:expert_affinity_running_requests")]
+            assert sum(float(line.split()[-1]) for line in running) == 1
+
+
+@pytest.mark.long
 def test_a_table_of_another_model_is_refused_in_one_line(tiny_model: Path, tmp_path: Path) -> None:
     file = tmp_path / "other.safetensors"
     make_synthetic().save(file)

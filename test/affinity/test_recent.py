@@ -2,7 +2,6 @@
 
 from array import array
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,7 +44,7 @@ def test_of_a_long_prompt_the_beginning_is_looked_at() -> None:
 
 def test_however_tokens_are_kept_their_blocks_are_the_same() -> None:
     tokens = [1, 2**40, -1, 7] * 20
-    assert hash_blocks(tokens) == hash_blocks(array("q", tokens)) == hash_blocks(np.array(tokens))
+    assert hash_blocks(tokens) == hash_blocks(array("q", tokens))
     assert len(hash_blocks([2**64 - 1, *tokens])) == 2
 
 

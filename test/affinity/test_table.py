@@ -3,6 +3,7 @@
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def test_a_signature_is_the_mean_at_length_one() -> None:
 
 
 def test_a_long_prompt_is_signed_by_tokens_evenly_taken() -> None:
-    table, tokens = make_table(), np.random.default_rng(0).integers(0, 64, 10 * READ + 1)
+    table, tokens = make_table(), np.random.default_rng(0).integers(0, 64, 10 * READ + 1).tolist()
     assert table.sign(tokens) == pytest.approx(table.sign(tokens[::11]))
     assert table.sign(tokens[:READ]) != pytest.approx(table.sign(tokens[: READ + 1]))  # of which half are read
     halves = [0] * 5 * READ + [20] * 5 * READ
@@ -102,7 +103,8 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path, signatures: np.ndarra
 @pytest.mark.parametrize("count", [0, -7])
 def test_counts_below_one_are_refused(tmp_path: Path, name: str, count: int) -> None:
     file = tmp_path / "table.safetensors"
-    replace(make_table(), origin=replace(ORIGIN, **{name: count})).save(file)
+    changed: dict[str, Any] = {name: count}
+    replace(make_table(), origin=replace(ORIGIN, **changed)).save(file)
     with pytest.raises(ValueError, match=f"measured on {count} {name}; allowed is a whole number above 0"):
         load_table(file)
 

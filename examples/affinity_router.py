@@ -27,7 +27,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from sglang_xshare.affinity.bound import DEFAULT
 from sglang_xshare.affinity.dispatcher import Affinity
-from sglang_xshare.affinity.table import Table, load_table
+from sglang_xshare.affinity.table import Table, hash_tokenizer, load_table
 
 HEADER = "X-SMG-Target-Worker"
 OWN = ("host", "content-length", "transfer-encoding", "connection", "accept-encoding", HEADER.lower())
@@ -170,12 +170,14 @@ async def serve(arguments: argparse.Namespace) -> None:
         table = load_table(arguments.table)
     with blame("--model", arguments.model, "the folder of a checkpoint with its tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(arguments.model, local_files_only=True)
+        if table.origin.tokenizer not in ("", hash_tokenizer(arguments.model)):
+            raise ValueError("its tokenizer is not the table's")
     with blame("--router", arguments.router, "the URL of SGLang's router, running, with workers"):
         client = httpx.AsyncClient(base_url=arguments.router, timeout=None, limits=httpx.Limits(max_connections=None))
         proxy = Proxy(client, table, tokenizer, arguments.bound)
         await proxy.look()
     watching = asyncio.create_task(proxy.watch())
-    await uvicorn.Server(uvicorn.Config(make_app(proxy), port=arguments.port)).serve()
+    await uvicorn.Server(uvicorn.Config(make_app(proxy), arguments.host, arguments.port)).serve()
     watching.cancel()
     await client.aclose()
 
@@ -186,5 +188,6 @@ if __name__ == "__main__":
     parser.add_argument("--table", type=Path, required=True, metavar="FILE", help="of `sglang-xshare calibrate`")
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="whose tokenizer to use")
     parser.add_argument("--bound", type=float, default=DEFAULT, help="most of a worker over the mean (%(default)s)")
-    parser.add_argument("--port", type=int, default=30000, help="where it listens (30000)")
+    parser.add_argument("--host", default="127.0.0.1", help="where it listens (%(default)s)")
+    parser.add_argument("--port", type=int, default=30000, help="where it listens (%(default)s)")
     asyncio.run(serve(parser.parse_args()))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import importlib.util
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -299,6 +300,18 @@ def test_a_wrong_flag_is_one_line(example: ModuleType, table: Path, flag: str, v
     assert str(left.value).startswith(f"affinity_router: --{flag} {value}: ")
     assert allowed in str(left.value)
     assert "\n" not in str(left.value)
+
+
+def test_a_table_of_another_tokenizer_is_one_line(example: ModuleType, tmp_path: Path) -> None:
+    table = make_table()
+    file = tmp_path / "table"
+    dataclasses.replace(table, origin=dataclasses.replace(table.origin, tokenizer="cd" * 32)).save(file)
+    flags = {"router": "http://127.0.0.1:9", "table": file, "model": TRAINED, "bound": 1.1, "host": "", "port": 0}
+    with pytest.raises(SystemExit) as left:
+        asyncio.run(example.serve(argparse.Namespace(**flags)))
+    assert str(left.value).startswith(
+        f"affinity_router: --model {TRAINED}: its tokenizer is not the table's; allowed is"
+    )
 
 
 def test_a_router_without_workers_is_one_line(

@@ -15,8 +15,6 @@ SOURCE = (
 )
 """What decides a figure, as git's path specifications."""
 CARRIED = Path(".gpu", "commit")
-
-
 DIRTY = "-dirty"
 
 

@@ -24,7 +24,7 @@ def check(record: Record, key: str, run: Callable[[], Mapping[str, Any] | None])
     try:
         found = run() or {}
     except Exception as error:  # kernels that do not compile, load or launch raise what they like
-        found = {"reason": shorten(str(error) or type(error).__name__)}
+        found = {"reason": explain(error)}
     reason = found.get("reason")
     record.add(key, passed=reason is None, **found)
     if reason is not None:
@@ -44,7 +44,7 @@ def measure_points(record: Record, calls: Mapping[str, Callable[[], Mapping[str,
         try:
             record.add(key, **calls[key]())
         except Exception as error:
-            reason = shorten(str(error) or type(error).__name__)
+            reason = explain(error)
             record.add(FAILED + key, reason=reason)
             print(f"{key}: {reason}", file=sys.stderr, flush=True)
             first = first or f"{key}: {reason}"
@@ -57,6 +57,11 @@ def _check_device() -> None:
 
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def explain(error: Exception) -> str:
+    """What it says, else what it is."""
+    return shorten(str(error) or type(error).__name__)
 
 
 def shorten(text: str) -> str:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmark.common.variant import parse_plan
-from benchmark.gpu.checks import WORKERS, shorten
+from benchmark.gpu.checks import WORKERS, explain
 from benchmark.gpu.timing import time_graph
 from sglang_xshare import Batch, Router, RunnerSlots, Selection, select
 from sglang_xshare.selection.triton_kernel import supports
@@ -89,7 +89,7 @@ def _try_case(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: 
     try:
         return check(rows, experts, spelling, dtype, tied)
     except Exception as error:  # a kernel that does not compile or launch is one case's
-        return f"{spelling} on {rows} x {experts} {dtype}{', tied' * tied}: {shorten(str(error))}"
+        return f"{spelling} on {rows} x {experts} {dtype}{', tied' * tied}: {explain(error)}"
 
 
 def check(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..upstream import attention_dp_size, declare, model_config, resolved, routes_own_rows, spell
 from .architectures import GATHERED
+from .experts import find_quantization
 from .model import NUM_EXPERTS, find_value
 from .refusal import ExpertPolicyError
 
@@ -25,6 +26,8 @@ UNGROUPED, OWN_HEADS = frozenset({"NGRAM", "STANDALONE"}), frozenset({"DFLASH", 
 """Algorithms of speculation that SGLang does not have with data-parallel attention, and those that it does not have so
 unless each rank has a whole head.
 """
+QUANTIZATIONS = ("quantization_config", "compression_config")
+"""Where SGLang looks for how a checkpoint is quantized."""
 BLOCKS = ("weight_block_size", "block_structure", "group_size")
 """Where a quantization's configuration has how many weights share a scale; -1 for a whole column of them."""
 # By flag, its value where no expert is whole on some rank, which is all that these are about.
@@ -132,7 +135,7 @@ def _describe_slices(ranks: int, model: Any, path: str) -> str:
     """How many columns of an expert each rank has. Raises `ExpertPolicyError` where SGLang has no such slices."""
     found = find_value(model.hf_text_config, WIDTHS)
     widths = [width for width in dict.fromkeys(found if isinstance(found, list) else [found]) if width]
-    quantization = _read_quantization(model)
+    quantization = find_quantization(model, QUANTIZATIONS)
     block, pads = math.lcm(*_list_blocks(quantization)), _pads_slices(quantization, model)
     shares = []
     for width in widths:
@@ -162,14 +165,6 @@ def _slice(width: int, ranks: int, block: int, pads: bool) -> tuple[int, int] | 
 def _pads_slices(config: Any, model: Any) -> bool:
     """Whether slices are rounded up to blocks: SGLang's gpt-oss loads MXFP4 weights so."""
     return "GptOssForCausalLM" in model.hf_config.architectures and config.get("quant_method") == "mxfp4"
-
-
-def _read_quantization(model: Any) -> dict[str, Any]:
-    """How the checkpoint is quantized, by its config.json, from where SGLang looks for it; empty where it is not."""
-    names = ("quantization_config", "compression_config")
-    places = ((part, name) for name in names for part in (model.hf_config, model.hf_text_config))
-    found: Any = next((value for part, name in places if (value := getattr(part, name, None))), {})
-    return found if isinstance(found, dict) else found.to_dict()
 
 
 def _list_blocks(config: Any) -> Iterator[int]:

@@ -5,8 +5,9 @@ Read in upstream's quantization methods (`srt/layers/quantization`), releases 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from ..upstream import model_config, resolved, routes_own_rows, spell
@@ -153,7 +154,7 @@ def read_format(model: Any, quantization: str | None) -> str:
     resolved --quantization.
     """
     name = getattr(model, "quantization", None) or quantization or "none"
-    config = _find_quantization(model)
+    config = find_quantization(model)
     if name == "fp8":
         return _read_fp8(config, bool(getattr(model, "is_fp4_experts", False)))
     if name == "compressed-tensors":
@@ -161,10 +162,12 @@ def read_format(model: Any, quantization: str | None) -> str:
     return NAMES.get(name, name)
 
 
-def _find_quantization(model: Any) -> Mapping[str, Any]:
-    """The quantization that a model's configuration declares; that of Kimi-K2.5's text model is the model's."""
-    for config in (model.hf_config, model.hf_text_config):
-        declared = getattr(config, "quantization_config", None)
+def find_quantization(model: Any, names: Sequence[str] = ("quantization_config",)) -> Mapping[str, Any]:
+    """The quantization that a model's configuration declares under the first of these names that it has; that of
+    Kimi-K2.5's text model is the model's. Empty where there is none.
+    """
+    for name, config in product(names, (model.hf_config, model.hf_text_config)):
+        declared = getattr(config, name, None)
         if declared:
             return declared if isinstance(declared, Mapping) else declared.to_dict()
     return {}

@@ -14,13 +14,15 @@ from benchmark.common.paths import ROOT
 
 SOURCE = ROOT / "python" / "sglang_xshare"
 LAYERS = (
-    ("keys", "types", "gpus", "version", "console", "patching", "patching.*", "affinity", "affinity.*"),
+    ("keys", "types", "gpus", "version", "console", "patching", "patching.*", "refusal"),
     ("plan",),
     ("policies", "policies.*", "selection", "selection.*"),
-    ("stage.*",),  # what runs every step
-    ("stage.start", "stage.start.*"),
+    ("stage.upstream", "stage.upstream.*"),  # the only code that reads SGLang's
+    ("stage", "stage.*"),  # what runs every step
+    ("affinity", "affinity.*"),
+    ("admission", "admission.*"),  # what runs once: flags, refusals, the layers of a loaded model
     ("live", "live.*"),
-    ("stage",),
+    ("hooks",),  # what the patches call
     ("check", "check.*", "estimate", "estimate.*", "tune", "tune.*", "prune", "prune.*"),
     ("cli", "__main__"),
     ("",),
@@ -100,7 +102,7 @@ def test_every_layer_is_there_and_found(graph):
     """A table that names what is not there, or imports that are overlooked, would forbid nothing."""
     assert {name.removesuffix(".*") for layer in LAYERS for name in layer} <= set(graph)
     assert len({find_layer(name) for name in graph}) == len(LAYERS)
-    assert "stage.start.server" in graph["stage"], "inside a function"
+    assert "admission.layers" in graph["hooks"], "inside a function"
     assert "plan" in graph[""], "for type checking alone"
     assert "selection.triton_kernel.mask" in graph["selection.mask"], "inside a function, one package down"
     assert "plan" in graph["selection.triton_kernel.recipe"], "two packages up"
@@ -123,9 +125,9 @@ def test_a_circle_and_an_upward_import_are_found(tmp_path):
         TopologicalSorter(graph).prepare()
 
 
-@pytest.mark.parametrize("name", ["sglang_xshare", "sglang_xshare.stage", "sglang_xshare.cli"])
+@pytest.mark.parametrize("name", ["sglang_xshare", "sglang_xshare.hooks", "sglang_xshare.cli"])
 def test_what_sglang_and_patching_import_first_is_light(name):
-    """server_args.py imports the stage, and patching needs neither."""
+    """server_args.py imports the hooks, and patching needs neither."""
     command = f"import sys, {name}; print({{'torch', 'sglang', 'triton', 'transformers'}} & set(sys.modules))"
     env = os.environ | {"PYTHONPATH": str(ROOT / "python")}
     done = subprocess.run([sys.executable, "-c", command], env=env, capture_output=True, text=True)

@@ -18,6 +18,7 @@ from benchmark.common.command import Parser, one_line_errors, positive
 from benchmark.common.paths import BUILD, RESULTS
 from benchmark.common.record import read_record
 from benchmark.common.table import Table
+from sglang_xshare.admission.moe_model import MoeModel
 from sglang_xshare.estimate.active import MOST_ROWS, Drawn, draw_loads, find_common
 from sglang_xshare.estimate.deployment import Deployment, Requests, held_bytes
 from sglang_xshare.estimate.latency import FAR, Link, estimate_step, gpu_machine
@@ -25,7 +26,6 @@ from sglang_xshare.estimate.weights import Weights, read_weights
 from sglang_xshare.gpus import GPUS
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.policies.spelling import parse_policy
-from sglang_xshare.stage.start.moe_model import MoeModel
 
 # https://huggingface.co/deepseek-ai/DeepSeek-V3/blob/main/config.json
 DEEPSEEK_V3: dict[str, Any] = {

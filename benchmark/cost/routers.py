@@ -13,7 +13,7 @@ from sglang.srt.layers.moe.topk import TopKConfig, select_experts
 
 from benchmark.common.timing import time_alternating
 from benchmark.common.variant import Variant
-from sglang_xshare import stage
+from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.stage import Stage
@@ -74,10 +74,10 @@ class Routers:
             batch_size=rows,
             global_num_tokens_cpu=None,
         )
-        stage._stage = self.stage
+        hooks._stage = self.stage
         try:
             began = time.process_time()
             self.forward(None, None, batch)
             return time.process_time() - began - self.seconds_elsewhere
         finally:
-            stage._stage = None
+            hooks._stage = None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_xshare import Batch, SelectionPlan, stage
+from sglang_xshare import Batch, SelectionPlan, hooks
 from sglang_xshare.stage.alignment import Aligner
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.step import Step
@@ -136,8 +136,8 @@ def make_topk_config(
 def sorted_slots() -> Iterator[Aligner]:
     """Within it, upstream's runner takes sorted slots from the aligner: a server with --expert-policy-align."""
     aligner = Aligner()
-    server = stage._stage
-    stage._stage = SimpleNamespace(  # type: ignore[assignment]
+    server = hooks._stage
+    hooks._stage = SimpleNamespace(  # type: ignore[assignment]
         route=lambda config, logits: config,
         finish=lambda config, ids, weights: ids,
         align=lambda upstream, by_tma: partial(aligner.align, upstream, by_tma),
@@ -145,7 +145,7 @@ def sorted_slots() -> Iterator[Aligner]:
     try:
         yield aligner
     finally:
-        stage._stage = server
+        hooks._stage = server
 
 
 def publish_arguments() -> None:

@@ -112,7 +112,7 @@ def _check_policies(arguments: argparse.Namespace) -> None:
 
 def _show(arguments: argparse.Namespace) -> int:
     """Print the plan in force to stdout, and what a server would warn of to stderr."""
-    from .stage.start.show import show
+    from .admission.show import show
 
     given = arguments.model, arguments.draft_tokens, arguments.ep_size or 1, arguments.batch
     plan, warnings = show(arguments.show, *given)

@@ -10,6 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from admission.test_server import (  # noqa: F401 - written is a fixture
+    ACCEPTED,
+    POLICY,
+    REFUSED,
+    complete,
+    keys,
+    written,
+)
 from benchmark.common.paths import ROOT
 from benchmark.gpu.models import COMMON, CONFIGS
 from scripts.runners import FP8, write_model
@@ -18,14 +26,6 @@ from sglang_xshare.check.command import _on_device
 from sglang_xshare.check.report import spell_sizes
 from sglang_xshare.check.resolve import _listening
 from sglang_xshare.gpus import GPUS, NVIDIA
-from stage.start.test_server import (  # noqa: F401 - written is a fixture
-    ACCEPTED,
-    POLICY,
-    REFUSED,
-    complete,
-    keys,
-    written,
-)
 
 TINY = ROOT / "checkpoints" / "qwen3-moe-tiny"
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}

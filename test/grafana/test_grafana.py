@@ -16,18 +16,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from grafana.monitoring import ALERTS, PROMETHEUS, find_groups, find_metrics, list_panels, read_dashboard, read_rules
 from scripts.fetch_release import fetch_release
 from served.release import LATEST, OLDER
-from sglang_xshare.stage.metrics import OUTCOMES
+from sglang_xshare.stage.evidence.metrics import OUTCOMES
 
 EXPORT = """
 from types import SimpleNamespace as Some
 from prometheus_client import generate_latest
 from sglang_xshare.affinity.counting import Tally
 from sglang_xshare.affinity.dispatcher import Decision, REASONS
-from sglang_xshare.stage.agreement import Agreement
-from sglang_xshare.stage.balance import BalanceExporter, RankLoad
+from sglang_xshare.stage.evidence.agreement import Agreement
+from sglang_xshare.stage.evidence.balance import BalanceExporter, RankLoad
 from sglang_xshare.stage.governor import GovernorExporter
-from sglang_xshare.stage.metrics import OUTCOMES, Exporter, Interval
-from sglang_xshare.stage.observe import ObservationExporter
+from sglang_xshare.stage.evidence.metrics import OUTCOMES, Exporter, Interval
+from sglang_xshare.stage.evidence.observe import ObservationExporter
 labels = {"model_name": "m"}
 interval = Interval(1, 2, 1, 1.0, 1, 0, dict.fromkeys(OUTCOMES, 1))
 Exporter({"policy": "xshare"}).export(interval, labels)

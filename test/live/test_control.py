@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from sglang_xshare import stage
+from sglang_xshare import hooks
+from sglang_xshare.admission.moe_model import MoeModel
 from sglang_xshare.live import METHOD
 from sglang_xshare.live.control import ADDED, NO_STAGE, Control
 from sglang_xshare.policies import list_policies
 from sglang_xshare.stage.batches import Batches
-from sglang_xshare.stage.start.moe_model import MoeModel
 from stage.fake import EXPERTS, TOP_K, Model, run
 
 MODEL = MoeModel("path", "FakeMoe", 3, EXPERTS, TOP_K, "softmax", True)
@@ -209,16 +209,16 @@ def test_what_graphs_cannot_follow_is_refused_with_the_way_out(recapture, contro
 
 
 def ask(request: SimpleNamespace) -> Any:
-    return stage.handle(SimpleNamespace(metrics_reporter=REPORTER), request)
+    return hooks.handle(SimpleNamespace(metrics_reporter=REPORTER), request)
 
 
 def test_other_control_messages_are_upstreams(monkeypatch):
-    monkeypatch.setattr(stage, "_control", None)
+    monkeypatch.setattr(hooks, "_control", None)
     assert ask(SimpleNamespace(method="configure", body={})) is None
 
 
 def test_a_server_without_a_policy_says_which_flag_has_one(monkeypatch):
-    monkeypatch.setattr(stage, "_control", None)
+    monkeypatch.setattr(hooks, "_control", None)
     for body in ({}, {"post": {"policy": "xshare"}}):
         answer = ask(SimpleNamespace(method=METHOD, body=body))
         assert (answer.success, answer.response, answer.error) == (False, [], NO_STAGE)
@@ -226,7 +226,7 @@ def test_a_server_without_a_policy_says_which_flag_has_one(monkeypatch):
 
 def test_a_scheduler_never_ends_by_what_is_posted(control, monkeypatch):
     asked = control()
-    monkeypatch.setattr(stage, "_control", asked)
+    monkeypatch.setattr(hooks, "_control", asked)
     for body, line in BAD:
         answer = ask(SimpleNamespace(method=METHOD, body={"post": body}))
         assert not answer.success

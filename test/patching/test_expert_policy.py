@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from sglang_xshare import stage
+from sglang_xshare import hooks
 from sglang_xshare.patching.patch import parse_patch
 from sglang_xshare.patching.queue import find_root, list_releases, load_queue
 
@@ -52,16 +52,16 @@ def functions(module: ModuleType) -> dict[str, list[str]]:
 
 
 def test_with_the_package_it_is_the_stage(load: Callable[..., ModuleType]) -> None:
-    assert functions(load()) == functions(stage)
-    assert load().route.__module__ == "sglang_xshare.stage"
+    assert functions(load()) == functions(hooks)
+    assert load().route.__module__ == "sglang_xshare.hooks"
 
 
-@pytest.mark.parametrize("missing", ["sglang_xshare", "sglang_xshare.stage"])
+@pytest.mark.parametrize("missing", ["sglang_xshare", "sglang_xshare.hooks"])
 def test_without_the_package_every_call_returns_what_it_was_given(
     load: Callable[..., ModuleType], missing: str
 ) -> None:
     module = load(missing)
-    assert functions(module) == functions(stage)
+    assert functions(module) == functions(hooks)
     one, two = object(), object()
     assert module.route(one, one) is one
     assert module.prepare(one, two, one) == (two, one)

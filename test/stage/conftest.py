@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sglang_xshare import stage
+from sglang_xshare import hooks
 from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.layer import Layer
 from stage.fake import Model, runner
@@ -14,13 +14,13 @@ from stage.fake import Model, runner
 @pytest.fixture
 def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Call it with a fake model and server flags to put the stage around it; it is gone after the test."""
-    monkeypatch.setattr(stage, "_stage", None)
+    monkeypatch.setattr(hooks, "_stage", None)
     # What these ask of SGLang is tested on every release in test_layer.py and test/served/test_serving.py.
-    monkeypatch.setattr("sglang_xshare.stage.upstream.show_plan", lambda plan: None)
-    monkeypatch.setattr("sglang_xshare.stage.upstream.resolved", lambda server_args: server_args)
+    monkeypatch.setattr("sglang_xshare.stage.upstream.server.show_plan", lambda plan: None)
+    monkeypatch.setattr("sglang_xshare.stage.upstream.server.resolved", lambda server_args: server_args)
     monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
     monkeypatch.setattr(
-        "sglang_xshare.stage.start.layers.find_layers",
+        "sglang_xshare.admission.layers.find_layers",
         lambda model_runner, arguments: [
             (config, Layer(number, config, None)) for number, config in enumerate(model_runner.model.configs)
         ],
@@ -28,7 +28,7 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     def put(model: Model, batches: Batches | None = None, **flags: Any) -> Any:
         monkeypatch.setattr("sglang_xshare.stage.batches.read_batches", lambda config, rows: batches or Batches())
-        stage.attach(runner(model, **flags))
-        return stage._stage
+        hooks.attach(runner(model, **flags))
+        return hooks._stage
 
     return put

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sglang_xshare import Batch, Router, RunnerSlots, SelectionPlan, select
-from sglang_xshare.stage.metrics import Counters, count_selections
+from sglang_xshare.stage.evidence.metrics import Counters, count_selections
 from sglang_xshare.stage.step import Step
 
 

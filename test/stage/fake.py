@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sglang_xshare import stage
+from sglang_xshare import hooks
 
 EXPERTS, TOP_K = 32, 4
 
@@ -52,7 +52,7 @@ class Model:
         self.routed = []
         for number, config in enumerate(self.configs):
             if number not in self.skipped:
-                routed = stage.route(config, self.logits)
+                routed = hooks.route(config, self.logits)
                 choose = routed.custom_routing_function
                 self.routed.append(choose and choose(None, self.logits, routed.top_k, routed.renormalize))
         if self.error:

@@ -20,7 +20,7 @@ from sglang.srt.layers.moe import topk
 from sglang.srt.layers.moe.fused_moe_native import moe_forward_native
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
-from sglang_xshare import Batch, build_plan, select, stage
+from sglang_xshare import Batch, build_plan, hooks, select
 from sglang_xshare.stage.layer import DROPPED, FILLED, MASKED, Layer
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step
@@ -109,11 +109,11 @@ def make_places(algorithm: str | None) -> tuple[ExpertLocationDispatchInfo | Non
 def install(layer: Layer | None, config: Any = None) -> None:
     """Put the stage in place of one layer's router, or nothing."""
     if layer is None:
-        stage._stage = None
+        hooks._stage = None
         return
-    stage._stage = object.__new__(Stage)
+    hooks._stage = object.__new__(Stage)
     own = {"_by_config": {id(config): layer}, "_by_own": {id(layer.config): layer}}
-    vars(stage._stage).update(own, _running=True, observation=None)
+    vars(hooks._stage).update(own, _running=True, observation=None)
 
 
 def run(case: Case) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def run(case: Case) -> dict[str, Any]:
 
     install(layer, config)
     if masked:
-        _, seen = stage.prepare(config, topk.TopKOutputFormat.BYPASSED, logits)
+        _, seen = hooks.prepare(config, topk.TopKOutputFormat.BYPASSED, logits)
         values, ids = seen.float().topk(TOP_K)  # as FlashInfer's kernel: by logit, then softmax
         ids, weights = ids.int(), values.softmax(-1)
         chosen = select(logits.bfloat16(), layer.plan, layer.router, Batch(valid), backend="reference")

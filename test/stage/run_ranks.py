@@ -17,13 +17,13 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from served.all_to_all import gather
-from sglang_xshare import stage
+from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.gather import Ranks, call_without_rows
 from sglang_xshare.stage.layer import DROPPED, Layer
 from sglang_xshare.stage.stage import Stage
-from sglang_xshare.stage.upstream_ranks import find_rank
+from sglang_xshare.stage.upstream.ranks import find_rank
 from stage.ranks import CASES, EXPERTS, LAYERS, TOP_K, Case, Load, Model, run_experts
 
 SECONDS = 60
@@ -70,7 +70,7 @@ def serve(case: Case, rank: int) -> dict[str, Any]:
     configs = [router.topk_config for router in routers]
     layers = [(config, Layer(number, config, None, DROPPED)) for number, config in enumerate(configs)]
     ranks = Ranks(*find_rank(), EXPERTS, schedule.rows == "batch")
-    installed = stage._stage = Stage(model, layers, "cpu", schedule, batches=Batches(always_pad=True), ranks=ranks)
+    installed = hooks._stage = Stage(model, layers, "cpu", schedule, batches=Batches(always_pad=True), ranks=ranks)
     for router in routers:
         call_without_rows(router, installed.join)
     counted: dict[str, Any] = {"steps": [forward(model, load, rank, case.share) for load in case.loads]}

@@ -126,7 +126,7 @@ def test_a_runner_that_never_asks_stops_the_server(monkeypatch):
     model = Model()
     model.logits = torch.randn(6, 32)
     stage = make_stage(model)
-    monkeypatch.setattr("sglang_xshare.stage._stage", stage)
+    monkeypatch.setattr("sglang_xshare.hooks._stage", stage)
     with pytest.raises(PolicyBypassed, match="--expert-policy-align: the MoE runner did not ask"):
         model.forward(None, None, forward_batch("decode", 6))
     model.forward(None, None, forward_batch("prefill", 6))
@@ -136,7 +136,7 @@ def test_a_runner_that_asks_is_served(monkeypatch):
     model = Model(1)
     model.logits = torch.randn(6, 32)
     stage = make_stage(model)
-    monkeypatch.setattr("sglang_xshare.stage._stage", stage)
+    monkeypatch.setattr("sglang_xshare.hooks._stage", stage)
     asked = []
 
     def ask_for(ids):

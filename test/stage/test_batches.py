@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from sglang_xshare.admission.idle_budgets import list_unmet_overrides
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.batches import Batches, read_batches
-from sglang_xshare.stage.start.idle_budgets import list_unmet_overrides
 
 GRAPHS = Batches(captured=(*range(1, 17), 24, 32), most=100)
 

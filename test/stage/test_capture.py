@@ -7,9 +7,9 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sglang_xshare import Router, build_plan, select, stage
+from sglang_xshare import Router, build_plan, hooks, select
 from sglang_xshare.selection import rows, shortlist, vectorized
-from sglang_xshare.stage.metrics import OUTCOMES
+from sglang_xshare.stage.evidence.metrics import OUTCOMES
 from stage.fake import EXPERTS, TOP_K, Gather, Model, forward_batch, gathered_batches
 
 XSHARE = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
@@ -105,7 +105,7 @@ def test_vanilla_forward_can_be_compiled(attach):
     @torch.compile(fullgraph=True, backend="eager")
     def layers(hidden: torch.Tensor) -> torch.Tensor:
         for config in model.configs:
-            hidden = hidden * stage.route(config, hidden).top_k
+            hidden = hidden * hooks.route(config, hidden).top_k
         return hidden
 
     model.forward = lambda input_ids, positions, forward_batch: layers(torch.ones(1)).item()

@@ -9,12 +9,12 @@ import torch
 from prometheus_client import REGISTRY
 
 from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare.admission.model import check_governor, check_moves
 from sglang_xshare.policies.governor import Governor, Search, most_moves
 from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.refusal import ExpertPolicyError
 from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.governor import govern
-from sglang_xshare.stage.start.model import check_governor, check_moves
-from sglang_xshare.stage.start.refusal import ExpertPolicyError
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
 
 ROWS, EVERY = 12, 4

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from served.release import LATEST, make_env, older_releases_take_long
-from sglang_xshare.stage import router as stage_router
-from sglang_xshare.stage.router import read_router
+from sglang_xshare.stage.upstream import router as stage_router
+from sglang_xshare.stage.upstream.router import read_router
 from sglang_xshare.types import SCORINGS
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from selection.interpreter import interpreted
 from selection.test_triton import DEVICE
-from sglang_xshare import Batch, Router, Selection, build_plan, select, stage
+from sglang_xshare import Batch, Router, Selection, build_plan, hooks, select
 from sglang_xshare.selection.mask import mask_logits
 from sglang_xshare.selection.triton_kernel import mask
 from sglang_xshare.stage.layer import Layer
@@ -126,7 +126,7 @@ def forward(monkeypatch):
         vars(installed).update(
             _by_config={id(config): layer}, _by_own={id(layer.config): layer}, _running=True, observation=None
         )
-        monkeypatch.setattr(stage, "_stage", installed if on else None)
+        monkeypatch.setattr(hooks, "_stage", installed if on else None)
         return topk.TopK.forward_cuda(module, torch.randn(len(logits), 8), logits), layer
 
     # The device's kernel, and what asks for a server.

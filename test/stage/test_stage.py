@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_xshare import Router, build_plan, select, stage
+from sglang_xshare import Router, build_plan, hooks, select
 from sglang_xshare.stage.batches import Batches
-from sglang_xshare.stage.metrics import OUTCOMES
+from sglang_xshare.stage.evidence.metrics import OUTCOMES
 from sglang_xshare.stage.stage import PolicyBypassed
 from stage.fake import EXPERTS, TOP_K, Config, Gather, Model, forward_batch, gathered_batches, run
 
@@ -46,9 +46,9 @@ def test_off_touches_nothing(flags, attach):
     forward = model.forward
     assert attach(model, **flags) is None
     assert model.forward == forward
-    assert stage.route(model.configs[0], None) is model.configs[0]
-    assert stage.report(None) == ""
-    assert stage.capture_sizes(SimpleNamespace(**flags), [1, 2, 4]) == [1, 2, 4]
+    assert hooks.route(model.configs[0], None) is model.configs[0]
+    assert hooks.report(None) == ""
+    assert hooks.capture_sizes(SimpleNamespace(**flags), [1, 2, 4]) == [1, 2, 4]
 
 
 def test_decode_selects_in_every_layer(attach):
@@ -171,19 +171,19 @@ def test_the_log_tells_what_idle_metrics_told_before(attach):
     told = []
     installed.reports.exporter.export = lambda interval, labels: told.append(interval.outcomes["policy"])
     reporter = make_reporter(forwards=1)
-    stage.publish(reporter)
+    hooks.publish(reporter)
     run(model, "decode", 4)
     reporter.forward_ct_decode = 2
-    stage.publish(reporter)
-    stage.publish(reporter)  # nothing new: an idle server asks again and again
-    assert "policy steps: 2," in stage.report(reporter)
+    hooks.publish(reporter)
+    hooks.publish(reporter)  # nothing new: an idle server asks again and again
+    assert "policy steps: 2," in hooks.report(reporter)
     assert told == [1, 1]
     run(model, "decode", 4)
     reporter.forward_ct_decode = 2  # as after a flush, which sets it to 0
-    assert "policy steps: 1," in stage.report(reporter)
+    assert "policy steps: 1," in hooks.report(reporter)
     reporter.scheduler.forward_ct = 3  # for requests of another rank of data-parallel attention
     run(model, "decode", 4)
-    stage.publish(reporter)
+    hooks.publish(reporter)
     assert told == [1, 1, 2]
 
 
@@ -195,10 +195,10 @@ def test_one_rank_exports_what_all_have_seen_and_each_logs_it(attach, monkeypatc
     installed.reports.exporter.export = lambda interval, labels: told.append(interval.outcomes["policy"])
     run(model, "decode", 4)
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
-    assert "policy steps: 1," in stage.report(make_reporter(forwards=1))
+    assert "policy steps: 1," in hooks.report(make_reporter(forwards=1))
     assert (told, file.read_text()) == ([], "")
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
-    stage.publish(make_reporter(forwards=1))
+    hooks.publish(make_reporter(forwards=1))
     assert told == [1]
     assert len(file.read_text().splitlines()) == 1
 
@@ -246,7 +246,7 @@ def test_context_ends_with_the_forward_even_when_it_fails(attach):
     model.error = RuntimeError("out of memory")
     with pytest.raises(RuntimeError, match="out of memory"):
         run(model, "decode", 4)
-    assert stage.route(model.configs[0], None) is model.configs[0]
+    assert hooks.route(model.configs[0], None) is model.configs[0]
     assert outcomes(installed) == {"policy": 1, "no_context": 1}
 
 
@@ -256,10 +256,10 @@ def test_layers_outside_a_forward_are_vanilla_and_counted_once(attach, monkeypat
     model = Model(3)
     installed = attach(model, **XSHARE)
     for config in model.configs:
-        assert stage.route(config, None) is config
+        assert hooks.route(config, None) is config
     assert outcomes(installed) == {"no_context": 1}
     monkeypatch.setattr("sglang_xshare.stage.stage.is_recorded", lambda: True)
-    assert stage.route(model.configs[0], None) is model.configs[0]
+    assert hooks.route(model.configs[0], None) is model.configs[0]
     assert outcomes(installed) == {"no_context": 1}, "a captured graph would count again at every replay"
 
 
@@ -270,10 +270,10 @@ def test_another_models_config_is_returned_untouched(attach):
     shown = {**XSHARE, "expert_policy_config": installed.plan}  # as 0.5.17's one record has it by then
     draft_runner = SimpleNamespace(model=draft, is_draft_worker=True, server_args=SimpleNamespace(**shown))
     forward = draft.forward
-    stage.attach(draft_runner)
-    assert stage._stage is installed
+    hooks.attach(draft_runner)
+    assert hooks._stage is installed
     assert draft.forward == forward
-    assert stage.route(draft.configs[0], None) is draft.configs[0]
+    assert hooks.route(draft.configs[0], None) is draft.configs[0]
     assert outcomes(installed) == {}
 
 
@@ -322,5 +322,5 @@ def test_trace_has_every_step_and_layer(attach, tmp_path):
 
 
 def test_capture_sizes_are_completed_to_16(attach):
-    sizes = stage.capture_sizes(SimpleNamespace(**XSHARE), [1, 2, 4, 8, 12, 16, 24, 32])
+    sizes = hooks.capture_sizes(SimpleNamespace(**XSHARE), [1, 2, 4, 8, 12, 16, 24, 32])
     assert sizes == [*range(1, 17), 24, 32]

@@ -11,10 +11,10 @@ import pytest
 import torch
 from prometheus_client import REGISTRY
 
-from sglang_xshare import Batch, Router, build_plan, select, stage
+from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.policies.schedule import Schedule, build_schedule
 from sglang_xshare.stage.batches import Batches
-from sglang_xshare.stage.metrics import OUTCOMES, PREFIX
+from sglang_xshare.stage.evidence.metrics import OUTCOMES, PREFIX
 from sglang_xshare.stage.placement import Placement
 from sglang_xshare.stage.stage import Stage
 from stage.fake import EXPERTS, TOP_K, Model, run
@@ -218,7 +218,7 @@ def test_a_switch_that_fails_changes_nothing(attach, reporter, monkeypatch):
     with pytest.raises(ValueError, match="anew"):
         installed.switch(schedule(PLANS[1]), reporter)
     assert (installed.plans, installed.switches, installed.plan["policy"]) == (plans, 0, "xshare")
-    assert stage._stage is installed
+    assert hooks._stage is installed
 
 
 def test_a_rank_that_cannot_write_switches_with_the_others(attach, reporter, caplog, monkeypatch):

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_xshare.stage.upstream import attention_dp_size, hands_parts, is_release, num_schedulers, read_format
+from sglang_xshare.stage.upstream.routing import hands_parts, read_format
+from sglang_xshare.stage.upstream.server import attention_dp_size, is_release, num_schedulers
 
 moe = pytest.importorskip("sglang.srt.layers.moe", reason="needs an installed SGLang")
 import sglang  # noqa: E402

@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from ..admission.model import MoeModel, check_schedule, read_model
 from ..policies import VANILLA, get_policy
+from ..refusal import ExpertPolicyError
 from ..selection.triton_kernel import supports
 from ..stage.batches import read_batches
-from ..stage.start.model import MoeModel, check_schedule, read_model
-from ..stage.start.refusal import ExpertPolicyError
-from ..stage.upstream import attention_dp_size, model_config, resolved, spell
+from ..stage.upstream.server import attention_dp_size, model_config, resolved, spell
 from ..types import Batch, Router
 from .resolve import Resolution
 

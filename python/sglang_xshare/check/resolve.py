@@ -12,15 +12,16 @@ from typing import Any
 
 from rich.text import Text
 
-from .. import stage
+from .. import hooks
+from ..admission import expert_placement
+from ..admission.arguments import Arguments, read_arguments
+from ..admission.backend import choose_runner
+from ..admission.flags import list_checks
+from ..admission.server import find_refusals
+from ..affinity import arguments as affinity
 from ..gpus import Gpu
 from ..keys import suggest
-from ..stage.start import affinity, expert_placement
-from ..stage.start.arguments import Arguments, read_arguments
-from ..stage.start.backend import choose_runner
-from ..stage.start.flags import list_checks
-from ..stage.start.refusal import ExpertPolicyError
-from ..stage.start.server import find_refusals
+from ..refusal import ExpertPolicyError
 from .pretend import pretend
 
 
@@ -46,7 +47,7 @@ class Resolution:
             self.refusals.append(entry)
 
     def check_flags(self, server_args: Any) -> None:
-        """In place of `stage.check_flags`, which SGLang calls before it resolves."""
+        """In place of `hooks.check_flags`, which SGLang calls before it resolves."""
         self.server_args = server_args
         self._ask(expert_placement.check_flags, server_args)
         try:
@@ -64,7 +65,7 @@ class Resolution:
         self._ask(affinity.check_flags, server_args)
 
     def check_server(self, server_args: Any) -> None:
-        """In place of `stage.check_server`, which SGLang calls after it has resolved."""
+        """In place of `hooks.check_server`, which SGLang calls after it has resolved."""
         self.finished = True
         self._ask(expert_placement.check_server, server_args)
         if self.arguments is not None:
@@ -79,9 +80,9 @@ class Resolution:
             self.refuse("sglang-xshare", error)
 
     def capture_sizes(self, server_args: Any, sizes: list[int]) -> list[int]:
-        """In place of `stage.capture_sizes`, which parses the policy again."""
+        """In place of `hooks.capture_sizes`, which parses the policy again."""
         try:
-            return stage.capture_sizes(server_args, sizes)
+            return hooks.capture_sizes(server_args, sizes)
         except ExpertPolicyError:  # noted by `check_flags`
             return sizes
 

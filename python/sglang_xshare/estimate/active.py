@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
+from ..admission.model import MoeModel
 from ..policies import VANILLA
 from ..policies.schedule import Schedule
 from ..selection import select
-from ..stage.start.model import MoeModel
 from ..types import Batch, Router, Selection
 from .deployment import Load
 

@@ -69,7 +69,7 @@ def _add_deployment(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the estimate. Returns 0, or 1 for arguments that cannot be estimated."""
-    from ..stage.start.refusal import ExpertPolicyError
+    from ..refusal import ExpertPolicyError
     from .report import estimate, print_table
 
     try:

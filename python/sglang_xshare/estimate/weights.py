@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..stage.start.model import MoeModel, read_folder
+from ..admission.model import MoeModel, read_folder
 
 BITS = {"fp8": 8.0, "mxfp4": 4.25, "w8a8_int8": 8.0, "w8a8_fp8": 8.0}
 """Bits a weight by `quant_method`, the scales of mxfp4's blocks of 32 included. Those of fp8 are below 0.1 %."""

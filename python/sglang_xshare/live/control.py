@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from ..admission.model import check_schedule, read_model
+from ..admission.routers import check_plans
+from ..admission.server import check_observed
 from ..policies.description import TOP_K_KEYS
 from ..policies.registry import get_policy
 from ..policies.schedule import Schedule, build_schedule
-from ..stage.metrics import AFTER, BEFORE, KEPT, ROWS, STEPS, Reader
+from ..stage.evidence.metrics import AFTER, BEFORE, KEPT, ROWS, STEPS, Reader
 from ..stage.stage import Stage
-from ..stage.start.model import check_schedule, read_model
-from ..stage.start.routers import check_plans
-from ..stage.start.server import check_observed
-from ..stage.upstream import attention_dp_size, model_config, resolved
-from ..stage.upstream_ranks import is_first_rank
+from ..stage.upstream.ranks import is_first_rank
+from ..stage.upstream.server import attention_dp_size, model_config, resolved
 
 ADDED = ("in_force", "governed", "defaults", "limits", "counters", "since_switch", "switches", "warnings")
 """What an answer says beside the policy and its keys; a POST may send it back, and it is not read."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from ..stage.start.model import NUM_EXPERTS
+from ..stage.upstream.configuration import NUM_EXPERTS
 from .order import Orders, format_orders
 from .source import EXPERT, INDEX, ROUTER, Source, list_parts
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import orjson
 
-from ..stage.start.model import NUM_EXPERTS, MoeModel, read_folder
+from ..admission.model import MoeModel, read_folder
+from ..stage.upstream.configuration import NUM_EXPERTS
 
 INDEX = "model.safetensors.index.json"
 EXPERT = re.compile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .upstream import attention_dp_size, routes_own_rows, spell
+from .upstream.server import attention_dp_size, routes_own_rows, spell
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from .upstream_ranks import all_gather
+from .upstream.ranks import all_gather
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import torch
 
 from ..policies.governor import begin, decide
 from ..policies.schedule import Schedule
+from .evidence.metrics import KEPT, OUTCOMES, PREFIX, ROWS, Counters
 from .graphs import Graphs
-from .metrics import KEPT, OUTCOMES, PREFIX, ROWS, Counters
 from .plans import Plans
-from .upstream_ranks import add_over_ranks
+from .upstream.ranks import add_over_ranks
 
 SELECTING, UNCHANGED = OUTCOMES.index("policy"), OUTCOMES.index("unchanged")
 

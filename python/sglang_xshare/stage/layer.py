@@ -14,13 +14,13 @@ from ..selection.slots import drop_slots, refill_slots
 from ..types import RunnerSlots, Selection, Tally
 from .alignment import Aligner
 from .placement import Placement
-from .router import read_router
 from .step import Step
-from .upstream import folds_scaling, num_shared_slots, scales_unnormalized_groups
+from .upstream.router import read_router
+from .upstream.routing import folds_scaling, num_shared_slots, scales_unnormalized_groups
 
 FILLED, DROPPED, MASKED = "filled", "dropped", "masked"
 """What a layer's runner takes for a slot that stays empty: an expert in use anyway, -1, or no slots at all but logits,
-which it ranks itself. See `start.runners`.
+which it ranks itself. See `admission.runners`.
 """
 
 if TYPE_CHECKING:

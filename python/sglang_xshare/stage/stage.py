@@ -13,22 +13,22 @@ from typing import Any
 import torch
 
 from ..policies.schedule import Schedule
-from .agreement import Agreement
 from .alignment import Aligner
-from .balance import Balance
 from .batches import Batches
+from .evidence.agreement import Agreement
+from .evidence.balance import Balance
+from .evidence.metrics import Counters, Reader
+from .evidence.observe import Observation
+from .evidence.reports import Reports
+from .evidence.trace import Trace
 from .gather import Ranks
 from .governor import Governed
 from .graphs import Graphs
 from .layer import MASKED, Layer
-from .metrics import Counters, Reader
-from .observe import Observation
 from .plans import Plans
-from .reports import Reports
 from .step import Step, read_step
-from .trace import Trace
-from .upstream import is_recorded, show_plan, wait_for_device
-from .upstream_ranks import is_first_rank
+from .upstream.ranks import is_first_rank
+from .upstream.server import is_recorded, show_plan, wait_for_device
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class PolicyBypassed(RuntimeError):
 
 
 class Stage:
-    """Wraps a loaded model's `forward` and its MoE layers, as (TopKConfig, Layer). `stage.attach` makes one a process.
+    """Wraps a loaded model's `forward` and its MoE layers, as (TopKConfig, Layer). `hooks.attach` makes one a process.
 
     `schedule` is None where no policy is given and padding rows alone are masked. `trace` is the file to append to, and
     `align` has layers sort the slots for the MoE runner. `batches` are what the server's steps can have, `ranks` those

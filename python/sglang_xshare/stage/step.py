@@ -9,7 +9,7 @@ import torch
 
 from ..types import Batch
 from .gather import Gather, Ranks
-from .upstream_ranks import gather_rows
+from .upstream.ranks import gather_rows
 
 
 @dataclass(frozen=True)

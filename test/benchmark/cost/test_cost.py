@@ -46,7 +46,7 @@ def test_the_stages_cost_is_what_it_adds_to_vanilla():
 
 def test_routing_really_runs_under_the_stage():
     from benchmark.cost.routers import DecodeShape, Routers, time_routing
-    from sglang_xshare import stage
+    from sglang_xshare import hooks
 
     shape = DecodeShape(rows=4, layers=2, experts=16, top_k=4)
     policy = Routers(shape, parse_variant("xshare:k0=1,add=4"))
@@ -54,7 +54,7 @@ def test_routing_really_runs_under_the_stage():
     assert policy.stage is not None
     counted = policy.stage.counters.totals.sum().item()
     assert counted > 0
-    assert stage._stage is None
+    assert hooks._stage is None
     assert Routers(shape, parse_variant("vanilla")).stage is None
     variants = [parse_variant(text) for text in ("vanilla", "oea:k0=2")]
     times = time_routing(variants, shape, rounds=3)

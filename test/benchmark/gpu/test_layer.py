@@ -9,7 +9,7 @@ from gpu.recorded import write_record
 from benchmark.gpu import moe_layer, timing
 from benchmark.gpu.layer import ACTIVE, POLICIES, ROWS, SHAPES, measure, rows
 from benchmark.gpu.moe_layer import Shape, draw_logits, make_topk_config, model_router, route_to, sorted_slots
-from sglang_xshare import Batch, Router, build_plan, select, stage
+from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.types import Alignment
 
 QWEN3 = Shape("qwen3-30b-a3b", **{**SHAPES["qwen3-30b-a3b"], "layers": 48})
@@ -66,12 +66,12 @@ def test_the_runner_takes_what_the_policy_sorted():
     with sorted_slots() as aligner:
         config = make_topk_config(shape, build_plan("oea", k0=1), ROWS, "cpu", aligner)
         routed = model_router(logits, config)(0, torch.zeros(ROWS, 16))
-        assert stage.align(sort, False)(routed.topk_ids, 16, 32) == "upstream's"
+        assert hooks.align(sort, False)(routed.topk_ids, 16, 32) == "upstream's"
         assert aligner.slots(ROWS).block_size == 16
         aligner.offer(routed.topk_ids, 32, Alignment(*torch.zeros(3, 1), 16))
-        assert len(stage.align(sort, False)(routed.topk_ids, 16, 32)) == 3
+        assert len(hooks.align(sort, False)(routed.topk_ids, 16, 32)) == 3
     assert aligner.served == sort.call_count == 1
-    assert stage.align(sort, False) is sort
+    assert hooks.align(sort, False) is sort
 
 
 def test_a_point_that_fails_costs_no_other(tmp_path, monkeypatch):

@@ -1,0 +1,113 @@
+"""The stage's flags, parsed: `--expert-policy`, its configuration, trace and alignment; `--mask-padding-experts`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..keys import read_object
+from ..policies.schedule import Schedule, build_schedule
+from ..policies.spelling import parse_policy
+from ..refusal import ExpertPolicyError
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The parsed arguments. `schedule` is None where only padding rows are masked."""
+
+    schedule: Schedule | None
+    trace: Path | None = None
+    align: bool = False
+
+
+def read_arguments(server_args: Any) -> Arguments | None:
+    """Parse and validate the stage's flags. Returns None where the stage is off. Raises `ExpertPolicyError`."""
+    name = getattr(server_args, "expert_policy", None)
+    config = getattr(server_args, "expert_policy_config", None)
+    trace = getattr(server_args, "expert_policy_trace", None)
+    mask_padding = bool(getattr(server_args, "mask_padding_experts", False))
+    align = bool(getattr(server_args, "expert_policy_align", False))
+    if name is None:
+        for flag, value in (("--expert-policy-config", config), ("--expert-policy-trace", trace)):
+            if value is not None:
+                raise ExpertPolicyError(f"{flag} {value}: allowed only together with --expert-policy")
+        if align:
+            raise ExpertPolicyError("--expert-policy-align: allowed only together with --expert-policy")
+        return Arguments(None) if mask_padding else None
+    keys = read_config(config)
+    speculative = getattr(server_args, "speculative_algorithm", None) is not None
+    try:
+        schedule = build_schedule(*join_keys(name, keys), speculative)
+    except ValueError as error:
+        given = "" if config is None else f" --expert-policy-config {_one_line(config)}"
+        raise ExpertPolicyError(f"--expert-policy {_one_line(name)}{given}: {error}") from None
+    if schedule is None or schedule.observed:
+        _check_unchanged(name, mask_padding, align)
+    if schedule is None:
+        if trace is not None:
+            raise ExpertPolicyError(
+                f"--expert-policy-trace {trace} with --expert-policy vanilla: vanilla selects nothing that could be "
+                "traced; allowed is another policy"
+            )
+        return None
+    return Arguments(schedule, None if trace is None else _check_trace(Path(trace)), align)
+
+
+def _check_unchanged(name: str, mask_padding: bool, align: bool) -> None:
+    """Refuse what would change the routing of a policy that leaves it to the model."""
+    for flag, given in (("--mask-padding-experts", mask_padding), ("--expert-policy-align", align)):
+        if given:
+            short = name.partition(":")[0]
+            raise ExpertPolicyError(
+                f"{flag} with --expert-policy {short}: {short} routes as the model does; allowed is another policy"
+            )
+
+
+def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """(name, keys) of a policy that may be spelt with keys, such as xshare:k0=1, beside those of its configuration.
+
+    Raises ValueError for a key in both.
+    """
+    if not isinstance(policy, str) or ":" not in policy:
+        return policy, keys
+    name, spelt = parse_policy(policy)
+    for key, value in keys.items():
+        if key in spelt:
+            raise ValueError(f"{key} = {spelt[key]!r} and {value!r}: allowed is one of the two flags for a key")
+    return name, {**spelt, **keys}
+
+
+def read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
+    """The policy's keys: a dict as it is (Engine), JSON text, or the path of a JSON file."""
+    if config is None or isinstance(config, dict):
+        return dict(config or {})
+    flag = f"--expert-policy-config {_one_line(config) or repr(config)}"
+    if not isinstance(config, str):
+        raise ExpertPolicyError(f"{flag}: of type {type(config).__name__}; allowed is a dict, JSON text or a JSON file")
+    expected = "allowed is JSON text such as '{\"k0\": 1}' or a JSON file"
+    if not config.strip():
+        raise ExpertPolicyError(f"{flag}: empty; {expected}")
+    text: str | bytes = config
+    if not config.lstrip().startswith(("{", "[")):
+        try:
+            text = Path(config).read_bytes()
+        except OSError as error:
+            raise ExpertPolicyError(f"{flag}: {error.strerror or error}; {expected}") from None
+    try:
+        return read_object(text)
+    except ValueError as error:
+        raise ExpertPolicyError(f"{flag}: {error}") from None
+
+
+def _check_trace(path: Path) -> Path:
+    """Refuse a trace file that could not be written, before any weight loads."""
+    there = path.exists()
+    if (path.is_file() if there else path.parent.is_dir()) and os.access(path if there else path.parent, os.W_OK):
+        return path.resolve()
+    raise ExpertPolicyError(f"--expert-policy-trace {path}: not writable; allowed is the path of a writable file")
+
+
+def _one_line(config: Any) -> str:
+    return " ".join(str(config).split())

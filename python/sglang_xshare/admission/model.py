@@ -1,0 +1,249 @@
+"""Whether a model can be served, and whether a schedule fits it: told from its configuration, without weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ..plan import SelectionPlan
+from ..policies import VANILLA
+from ..policies.schedule import Schedule
+from ..refusal import ExpertPolicyError, refusal
+from ..stage.batches import Batches, read_batches
+from ..stage.mask import check_maskable
+from ..stage.upstream.configuration import NUM_EXPERTS, TOP_K, find_value
+from ..stage.upstream.server import attention_dp_size, routes_own_rows, spell
+from ..types import Router
+from .architectures import GATHERED, UNSERVED
+from .experts import ranks_logits
+from .idle_budgets import largest_batch, list_idle_budgets, list_unmet_overrides
+from .moe_model import MoeModel
+from .runners import TABLE, check_width
+
+TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config.text_config")
+"""Where the configuration of a model of several modes has its language model's; ModelConfig finds it itself."""
+
+
+def read_model(model: Any, path: str, flag: str = "--model-path") -> MoeModel:
+    """Read upstream's `ModelConfig`; `flag` has named it. Raises `ExpertPolicyError` for a dense model, one that is
+    known not to be served, and one whose layers differ in experts or top-k.
+    """
+    text_config = model.hf_text_config
+    num_experts, top_k = (find_value(text_config, names) for names in (NUM_EXPERTS, TOP_K))
+    architecture = model.hf_config.architectures[0]
+    if architecture in UNSERVED:
+        reason = f"{architecture}: {UNSERVED[architecture]}; allowed is a model whose layers each have one TopK"
+        raise refusal(flag, path, reason)
+    for count in (num_experts, top_k):
+        if type(count) is not int:
+            reason = f"{architecture}: {count} experts by layer; allowed is the same number in each"
+            raise refusal(flag, path, reason)
+    if num_experts < 2 or not top_k:
+        raise refusal(flag, path, f"{architecture} is a dense model; allowed are Mixture-of-Experts models")
+    return MoeModel(
+        path=path,
+        architecture=architecture,
+        num_layers=model.num_hidden_layers,
+        num_experts=num_experts,
+        top_k=top_k,
+        scoring=getattr(text_config, "scoring_func", None) or "softmax",
+        renormalize=getattr(text_config, "norm_topk_prob", True),
+    )
+
+
+def read_folder(folder: str) -> MoeModel:
+    """Read a model's folder, of which it needs the config.json alone. Raises `ExpertPolicyError` as `read_model` does,
+    and where there is none.
+    """
+    file = Path(folder) / "config.json"
+    try:
+        config = json.loads(file.read_bytes(), object_hook=lambda keys: SimpleNamespace(**keys))
+        text = next((part for name in TEXT_CONFIGS if (part := _descend(config, name))), config)
+        loaded = SimpleNamespace(hf_config=config, hf_text_config=text, num_hidden_layers=text.num_hidden_layers)
+        return read_model(loaded, folder, "--model")
+    except (OSError, ValueError, AttributeError, TypeError, IndexError) as error:
+        if isinstance(error, ExpertPolicyError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ExpertPolicyError(f"--model {folder}: {file.name}: {reason}; allowed is a model's folder") from None
+
+
+def _descend(config: Any, name: str) -> Any:
+    """The part of a configuration that dots lead to; None where there is none."""
+    for part in name.split("."):
+        config = getattr(config, part, None)
+    return config
+
+
+def check_path(path: Any) -> None:
+    """Raise `ExpertPolicyError` for a --model-path that can only mean a folder, and is none. SGLang's own answer is a
+    traceback. A name for a hub stays as it is: it is no absolute or dotted path, and nothing here has its first part.
+    """
+    if not isinstance(path, str) or "/" not in path or Path(path).exists():
+        return
+    if path.startswith(("/", ".", "~")) or Path(path).parent.is_dir():
+        raise ExpertPolicyError(f"--model-path {path}: not there; allowed is a model's folder, or a name for a hub")
+
+
+def check_attention(model: MoeModel, config: Any) -> None:
+    """Raise `ExpertPolicyError` where upstream does not serve the model with the data-parallel attention asked for."""
+    if attention_dp_size(config) > 1 and model.architecture not in GATHERED:
+        allowed = ", ".join(sorted(GATHERED))
+        reason = f"{model.architecture} is not known to have data-parallel attention; allowed are {allowed}"
+        raise refusal("--model-path", model.path, reason)
+
+
+def check_schedule(
+    schedule: Schedule | None, model: MoeModel, config: Any, names_runner: bool = True
+) -> tuple[list[SelectionPlan], list[str]]:
+    """(every plan that the model's layers can get, warnings of plans that only cost time).
+
+    `schedule` is None where no policy is given and padding rows alone are masked; `config` holds the server's resolved
+    arguments; `names_runner` is False where SGLang has chosen the MoE runner. The answer depends on these alone, so
+    that it holds for a server that starts as for one that runs.
+    Raises `ExpertPolicyError` for a schedule that the model or the server does not fit.
+    """
+    plans: list[SelectionPlan] = [] if schedule else [VANILLA]
+    warnings: list[str] = []
+    tokens = config.speculative_num_draft_tokens or 1
+    for part in schedule.parts if schedule else ():
+        batches = read_batches(config, part.rows)
+        check_rows(part, config)
+        check_governor(part, config)
+        _check_size(part, config, batches)
+        warnings += list_unmet_overrides(part, batches)
+        found = build_plans(part, model, config.ep_size)
+        _check_plans(found, model, config)
+        plans += found
+        least = part.ends[0]
+        plans_of_least = build_plans(least, model, config.ep_size)
+        if part.governor:
+            check_moves(part, plans_of_least, build_plans(part.ends[-1], model, config.ep_size), batches)
+        warnings += list_idle_budgets(least, plans_of_least, model, config.ep_size, largest_batch(config), tokens)
+    flag = f"--expert-policy {schedule.policy}" if schedule else "--mask-padding-experts"
+    _check_runner(plans, model, config, None if names_runner else flag)
+    return plans, warnings
+
+
+def _check_runner(plans: list[SelectionPlan], model: MoeModel, config: Any, flag: str | None) -> None:
+    """Refuse what the server's MoE runner does not take, as far as the configuration tells: by another `flag` than the
+    runner's where SGLang has chosen it.
+    """
+    runner = spell(config.moe_runner_backend)
+    try:
+        if ranks_logits(config):
+            _check_maskable(plans, model)
+        _check_width(plans, model, runner)
+    except ValueError as error:
+        if flag is None:
+            raise refusal("--moe-runner-backend", runner, str(error)) from None
+        reason = f"{error}; SGLang runs this model's experts with {runner} here"
+        raise ExpertPolicyError(f"{flag}: {reason}") from None
+
+
+def check_rows(schedule: Schedule, config: Any) -> None:
+    """Raise `ExpertPolicyError` for key `rows` where a rank has no rows of its own, or none of whole requests."""
+    if schedule.rows != "rank":
+        return
+    flag = "--expert-policy-config rows"
+    if not routes_own_rows(config):
+        raise refusal(flag, "rank", "without --moe-a2a-backend a router sees the rows of all ranks; allowed is batch")
+    share = config.tp_size // attention_dp_size(config)
+    if share > 1 and config.speculative_algorithm is not None:
+        reason = f"{share} ranks divide the rows of a batch, which splits requests; allowed with speculation is batch"
+        raise refusal(flag, "rank", reason)
+
+
+def check_governor(schedule: Schedule, config: Any) -> None:
+    """Raise `ExpertPolicyError` where ranks could not move a budget together, or where graphs do not read it."""
+    if schedule.governor is None:
+        return
+    flag = "--expert-policy-config governor"
+    if config.pp_size > 1:
+        raise refusal(flag, "on", f"--pp-size {config.pp_size}: a pipeline's stages run different steps; allowed is 1")
+    if config.speculative_adaptive and str(config.device) == "cuda":
+        reason = "--speculative-adaptive captures graphs of sizes not known before; allowed is without it"
+        raise refusal(flag, "on", reason)
+
+
+def check_moves(
+    schedule: Schedule, lowest: list[SelectionPlan], highest: list[SelectionPlan], batches: Batches
+) -> None:
+    """Refuse a governor that nothing would follow: steps that read another key, or graphs that hold their plan."""
+    assert schedule.governor is not None
+    flag, key = "--expert-policy-config governor", schedule.governor.key
+    if lowest == highest:
+        reason = "overrides set it for every layer and batch size; allowed is a budget that some step reads"
+        raise refusal(flag, key, reason)
+    fixed = [plan for plan in lowest if plan.ranks_experts and (plan.ranking == "static" or plan.scope == "request")]
+    if batches.captured and fixed:
+        what = "ranking = 'static'" if fixed[0].ranking == "static" else "scope = 'request'"
+        raise refusal(flag, key, f"{what} is part of a CUDA graph, which no budget moves in; allowed is without it")
+
+
+def _check_size(schedule: Schedule, config: Any, batches: Batches) -> None:
+    """Refuse a server whose every batch is too small or too large for the policy."""
+    requests, tokens = config.max_running_requests, config.speculative_num_draft_tokens or 1
+    if schedule.max_tokens is not None and schedule.max_tokens < tokens and not config.speculative_adaptive:
+        reason = f"every batch would have more than max_tokens = {schedule.max_tokens} rows; allowed is at most that"
+        raise refusal("--speculative-num-draft-tokens", tokens, reason)
+    # Each rank pads its rows to those of the rank with most.
+    ranks = attention_dp_size(config) if schedule.rows == "batch" else 1
+    if schedule.max_tokens is not None and schedule.max_tokens < ranks * tokens:
+        reason = f"most batches of {ranks} ranks have more rows; allowed is at least {ranks * tokens}"
+        raise refusal("--expert-policy-config max_tokens", schedule.max_tokens, reason)
+    rows = (requests or schedule.min_tokens) * tokens
+    if rows < schedule.min_tokens:
+        reason = f"no batch would have min_tokens = {schedule.min_tokens} rows; allowed is at least that"
+        raise refusal("--max-running-requests", requests, reason)
+    if schedule.max_tokens is not None and not batches.meet(schedule.min_tokens, schedule.max_tokens):
+        window = f"min_tokens = {schedule.min_tokens} to max_tokens = {schedule.max_tokens}"
+        reason = f"no step of this server has so many rows; allowed is a range that meets some ({batches})"
+        raise refusal("--expert-policy-config", window, reason)
+
+
+def build_plans(schedule: Schedule, model: MoeModel, ranks: int = 1) -> list[SelectionPlan]:
+    """Every plan that the model's layers can get on so many expert-parallel ranks. Raises `ExpertPolicyError` for one
+    that the model does not fit.
+    """
+    try:
+        plans = schedule.plans(range(model.num_layers))
+        for plan in plans:
+            plan.check(Router(model.top_k, renormalize=model.renormalize), model.num_experts, ranks=ranks)
+    except ValueError as error:
+        raise ExpertPolicyError(f"--expert-policy {schedule.policy}: {error}") from None
+    return plans
+
+
+def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> None:
+    """Refuse a plan that the server does not fit."""
+    for plan in plans:
+        if plan.target_per_rank is not None and config.ep_num_redundant_experts:
+            reason = "target_per_rank needs every expert on one rank; allowed is 0"
+            raise refusal("--ep-num-redundant-experts", config.ep_num_redundant_experts, reason)
+        if plan.kmax not in (None, model.top_k) and routes_own_rows(config):
+            reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is none"
+            raise refusal("--moe-a2a-backend", spell(config.moe_a2a_backend), reason)
+        for flag in ("enable_return_routed_experts", "enable_paged_experts"):
+            if plan.kmax not in (None, model.top_k) and getattr(config, flag, False):
+                reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is off"
+                raise refusal(f"--{flag.replace('_', '-')}", "on", reason)
+        if plan.divides_by_own and not (plan.rescue or plan.k0) and config.enable_return_routed_experts:
+            reason = "rescue = false leaves rows without experts, which would report other rows'; allowed is off"
+            raise refusal("--enable-return-routed-experts", "on", reason)
+
+
+def _check_maskable(plans: list[SelectionPlan], model: MoeModel) -> None:
+    """Raise ValueError for what a runner's own ranking of logits cannot express."""
+    for plan in plans:
+        check_maskable(plan, Router(top_k=model.top_k, scoring=model.scoring, renormalize=model.renormalize))
+
+
+def _check_width(plans: list[SelectionPlan], model: MoeModel, runner: str) -> None:
+    """Raise ValueError for a kmax that no kernel behind the runner's name takes."""
+    rows = [row for row in TABLE if row.name == runner]
+    if not any(row.takes_kmax for row in rows):
+        for row in rows:
+            check_width(row, plans, Router(top_k=model.top_k))

@@ -1,0 +1,138 @@
+"""Flags and backends that the stage cannot be served with."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..refusal import ExpertPolicyError, refusal
+from ..stage.upstream.server import attention_dp_size, is_switched_on, routes_own_rows, spell
+from .all_to_all import check_backend
+from .runners import explain, list_runners
+
+# Speculation whose verify batch is request-major with one length for all requests. DSpark's ragged verify is not.
+SPECULATION = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
+# Flags that let a batch pass the stage by, or make its rows something else than this rank's requests.
+REFUSED_FLAGS = {
+    "enable_deterministic_inference": "batch-aware routing is not batch-invariant",
+    "enable_torch_compile": "a compiled TopK does not call the stage",
+    "enable_two_batch_overlap": "the router sees half a batch",
+    "enable_single_batch_overlap": "the router sees part of a batch",
+    "enable_pdmux": "split prefill passes the stage by",
+    "enable_nvidia_megakernel": "it routes inside its kernel",
+    "enable_amd_monokernel": "it routes inside its kernel",
+    "is_embedding": "it never decodes",
+    "dllm_algorithm": "it decodes in extend forwards, which a policy takes for prefill",
+    "kt_weight_path": "what its CPU kernels make of an empty slot is not known",
+}
+DEVICES = ("cuda", "cpu")
+"""AMD's GPUs are "cuda" too. NPUs route past `select_experts`; the runners of the others were not followed."""
+# What would change which rows the ranks of data-parallel attention or of an all-to-all backend gather, or which ranks
+# gather them: by flag, what is allowed with it.
+RANKS_FLAGS = {
+    "attn_cp_size": 1,
+    "moe_dp_size": 1,
+    "moe_dense_tp_size": None,
+    "dwdp_size": 1,
+    "elastic_ep_backend": None,
+}
+# The same of an all-to-all backend alone: rows that its ranks do not divide, experts that others have chosen.
+ALL_TO_ALL_FLAGS = {"disable_attn_tp_gather": False, "enable_waterfill": False}
+# How upstream may map an expert to one of its replicas: this way all rows of a rank take the same one.
+DISPATCH = "static"
+# With it no rank knows what the others do in a step.
+UNSYNCHRONIZED = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
+# Upstream's benchmark switches, which overwrite what was selected.
+SIMULATIONS = ("SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")
+
+
+def check_modes(config: Any, names_runner: bool = True) -> None:
+    """Raise `ExpertPolicyError` for a flag the stage cannot be served with; `config` is resolved or as it was given.
+
+    `names_runner` is False where `config` is resolved and the user has left the MoE runner to SGLang.
+    """
+    for flag, reason in REFUSED_FLAGS.items():
+        value = getattr(config, flag, False)
+        if value:
+            raise refusal(f"--{flag.replace('_', '-')}", "on" if value is True else value, f"{reason}; allowed is off")
+    for name in SIMULATIONS:
+        if is_switched_on(name):
+            raise refusal(name, os.environ[name], "it overwrites what was selected; allowed is unset")
+    device = getattr(config, "device", None)  # None where SGLang has still to look for one
+    if device is not None:
+        _check_choice("--device", str(device).partition(":")[0], DEVICES)
+    _check_choice("--disaggregation-mode", config.disaggregation_mode, ("null", "decode"))
+    if names_runner and spell(config.moe_runner_backend) != "auto":
+        _check_runner(spell(config.moe_runner_backend))
+    check_backend(config)
+    _check_replicas(config)
+    if attention_dp_size(config) > 1 or routes_own_rows(config):
+        _check_ranks(config)
+    if config.speculative_algorithm is not None:
+        _check_choice("--speculative-algorithm", config.speculative_algorithm, SPECULATION)
+
+
+def check_aligned(config: Any) -> None:
+    """Raise `ExpertPolicyError` for resolved arguments under which the MoE runner never sees the ids that were chosen,
+    and so cannot take the slots that --expert-policy-align has sorted.
+    """
+    runner = spell(config.moe_runner_backend)
+    reasons = (
+        (str(config.device) != "cuda", f"--device {config.device} has no Triton MoE runner; allowed is cuda"),
+        (
+            runner not in ("auto", "triton"),
+            f"the MoE runner {runner} sorts for itself; allowed is --moe-runner-backend triton",
+        ),
+        (config.ep_size > 1, f"--ep-size {config.ep_size} renumbers the experts of each rank; allowed is 1"),
+        (
+            attention_dp_size(config) > 1,
+            "data-parallel attention may mask ids after they are routed; allowed is none",
+        ),
+        (
+            getattr(config, "kt_weight_path", None) is not None,
+            "--kt-weight-path masks ids after they are routed; allowed is none",
+        ),
+    )
+    for applies, reason in reasons:
+        if applies:
+            raise ExpertPolicyError(f"--expert-policy-align: {reason}")
+
+
+def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if spell(value) not in allowed:
+        raise refusal(flag, value, f"allowed is {', '.join(allowed)}")
+
+
+def _check_runner(runner: str) -> None:
+    runners = list_runners()
+    if runner not in runners:
+        reason = f"{explain(runner)}; allowed is auto, {', '.join(runners)}"
+        raise refusal("--moe-runner-backend", runner, reason)
+
+
+def _check_replicas(config: Any) -> None:
+    """Refuse a dispatch under which other weights are loaded than those of the experts that were selected."""
+    dispatch = getattr(config, "ep_dispatch_algorithm", None)
+    if dispatch == "fake":
+        raise refusal("--ep-dispatch-algorithm", dispatch, "it overwrites the router's logits; allowed is dynamic")
+    replicas = getattr(config, "ep_num_redundant_experts", 0)
+    if replicas and dispatch not in (None, DISPATCH):
+        allowed = f"0, or --ep-dispatch-algorithm {DISPATCH}"
+        if not routes_own_rows(config):
+            allowed += " with an all-to-all backend"  # or SGLang refuses it
+        reason = f"{dispatch} dispatch picks replicas by row, so that padding rows wake others; allowed is {allowed}"
+        raise refusal("--ep-num-redundant-experts", replicas, reason)
+
+
+def _check_ranks(config: Any) -> None:
+    """Refuse what data-parallel attention, or an all-to-all backend, cannot be served with."""
+    mode = "data-parallel attention" if attention_dp_size(config) > 1 else "an all-to-all backend"
+    for flag, allowed in (RANKS_FLAGS | (ALL_TO_ALL_FLAGS if routes_own_rows(config) else {})).items():
+        value = getattr(config, flag, allowed)
+        if value != allowed:
+            spelt = "none" if allowed is None else allowed or "off"
+            shown = "on" if value is True else value
+            raise refusal(f"--{flag.replace('_', '-')}", shown, f"allowed with {mode} is {spelt}")
+    if is_switched_on(UNSYNCHRONIZED):
+        reason = f"ranks of {mode} would not know what the others do; allowed is unset"
+        raise refusal(UNSYNCHRONIZED, os.environ.get(UNSYNCHRONIZED, "on"), reason)

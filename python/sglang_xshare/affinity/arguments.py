@@ -1,0 +1,148 @@
+"""The flags of expert-affinity dispatch, parsed and checked: `--load-balance-method expert_affinity`,
+`--expert-affinity` and `--expert-affinity-bound`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..refusal import ExpertPolicyError, check_tree
+from ..stage.upstream.configuration import NUM_EXPERTS, find_value
+from ..stage.upstream.server import attention_dp_size, is_switched_on, model_config, resolved, spell
+from .bound import DEFAULT
+from .dispatch import Dispatcher
+from .dispatcher import Affinity
+from .finished import open_receiver
+from .table import Table, hash_tokenizer, load_table
+
+METHOD = "expert_affinity"
+FLAG = f"--load-balance-method {METHOD}"
+# Other ways in than SGLang's tokenizer manager, which tells the requests that have ended.
+SERVERS = ("grpc_mode", "smg_grpc_mode", "grpc_port")
+RUST = "SGLANG_RUST_SERVER"
+
+
+@dataclass(frozen=True)
+class AffinityArguments:
+    """The parsed arguments."""
+
+    table: Table
+    bound: float
+    replicas: int
+
+
+def read_affinity(server_args: Any) -> AffinityArguments | None:
+    """Parse the flags as they were given, and read the table. Returns None where another method is chosen.
+
+    Raises `ExpertPolicyError` for a flag without another, and for values that are not allowed.
+    """
+    file = getattr(server_args, "expert_affinity", None)
+    bound = getattr(server_args, "expert_affinity_bound", None)
+    if getattr(server_args, "load_balance_method", None) != METHOD:
+        for flag, value in (("--expert-affinity", file), ("--expert-affinity-bound", bound)):
+            if value is not None:
+                raise ExpertPolicyError(f"{flag} {value}: allowed only together with {FLAG}")
+        return None
+    if file is None:
+        made = "allowed with --expert-affinity FILE, which `sglang-xshare calibrate` makes"
+        raise ExpertPolicyError(f"{FLAG}: {made}")
+    if bound is not None and not (math.isfinite(bound) and bound >= 1):
+        raise ExpertPolicyError(
+            f"--expert-affinity-bound {bound}: allowed is a number of at least 1, such as {DEFAULT}"
+        )
+    try:
+        table = load_table(Path(file))
+    except ValueError as error:
+        allowed = "allowed is a file of `sglang-xshare calibrate`"
+        raise ExpertPolicyError(f"--expert-affinity {file}: {error}; {allowed}") from None
+    return AffinityArguments(table, DEFAULT if bound is None else bound, server_args.dp_size)
+
+
+def check_affinity(server_args: Any, arguments: AffinityArguments) -> None:
+    """Raise `ExpertPolicyError` for resolved arguments under which replicas are none, or not told of what ends, and for
+    a table of another model.
+    """
+    config = resolved(server_args)
+    if attention_dp_size(config) > 1:
+        reason = "ranks of data-parallel attention share every MoE layer, whoever runs a request; allowed is off"
+        raise ExpertPolicyError(f"{FLAG} with data-parallel attention: {reason}")
+    if config.dp_size < 2:
+        raise ExpertPolicyError(f"{FLAG} with --dp-size {config.dp_size}: allowed are at least 2 replicas")
+    if config.nnodes > 1:
+        raise ExpertPolicyError(f"{FLAG} with --nnodes {config.nnodes}: allowed is one machine")
+    if spell(config.disaggregation_mode) != "null":
+        raise ExpertPolicyError(f"{FLAG} with --disaggregation-mode {config.disaggregation_mode}: allowed is null")
+    for name in SERVERS:
+        value = getattr(config, name, None)
+        if value:
+            flag = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+            raise ExpertPolicyError(f"{FLAG} with {flag}: nothing tells which requests have ended; allowed is HTTP")
+    if is_switched_on(RUST):
+        told = f"{RUST}={os.environ.get(RUST, 'on')}"
+        raise ExpertPolicyError(f"{FLAG} with {told}: nothing tells which requests have ended; allowed is unset")
+    _check_table(server_args, arguments.table)
+
+
+def check_flags(server_args: Any) -> None:
+    """Raise `ExpertPolicyError` for flags as they were given, and for a tree without the patches that they need."""
+    if read_affinity(server_args) is not None:
+        check_tree(FLAG)
+
+
+def check_server(server_args: Any) -> None:
+    """Raise `ExpertPolicyError` for resolved arguments, as `check_affinity` does."""
+    arguments = read_affinity(server_args)
+    if arguments is not None:
+        check_affinity(server_args, arguments)
+
+
+def make_dispatcher(controller: Any) -> Dispatcher | None:
+    """The dispatcher of a data-parallel controller, which listens for what has ended; None for another method."""
+    arguments = read_affinity(controller.server_args)
+    if arguments is None:
+        return None
+    # Without a cache a prompt that comes again gains nothing where it was before: it would only tie a request to a
+    # replica that the bound once forced on it.
+    caches = not resolved(controller.server_args).disable_radix_cache
+    affinity = Affinity(arguments.table, arguments.replicas, arguments.bound, caches)
+    receive = open_receiver(controller.port_args.instance_id)
+    return Dispatcher(controller, affinity, receive, controller.server_args.enable_metrics)
+
+
+def _check_table(server_args: Any, table: Table) -> None:
+    """Refuse a table of another model or tokenizer. What a model's folder does not tell is not asked."""
+    model, path = model_config(server_args), server_args.model_path
+    text, origin = model.hf_text_config, table.origin
+    tokenizer, experts = hash_tokenizer(Path(path)), find_value(text, NUM_EXPERTS)
+    most = getattr(text, "num_hidden_layers", None) or origin.layers
+    differences = (
+        ("vocabulary", table.vocabulary, text.vocab_size),
+        ("model type", origin.model, _types(model)),
+        ("tokenizer", origin.tokenizer[:12], tokenizer[:12]),
+        ("number of experts", origin.experts, experts if isinstance(experts, int) else origin.experts),
+        ("number of MoE layers", origin.layers, _count_layers(text) or min(origin.layers, most)),
+    )
+    for what, of_table, of_model in differences:
+        known = of_model if isinstance(of_model, tuple) else (of_model,)
+        if of_table and known[0] and of_table not in known:
+            said = f"its {what} is {of_table}, that of {path} {known[0]}"
+            allowed = "allowed is a table of this model, by `sglang-xshare calibrate`"
+            raise ExpertPolicyError(f"--expert-affinity {server_args.expert_affinity}: {said}; {allowed}")
+
+
+def _count_layers(text: Any) -> int | None:
+    """The layers with experts, where the configuration names those without, as Qwen's and DeepSeek's do; else None."""
+    dense, first = getattr(text, "mlp_only_layers", None), getattr(text, "first_k_dense_replace", None)
+    steps = [getattr(text, name, None) for name in ("decoder_sparse_step", "moe_layer_freq")]
+    if dense is first is None or any(step not in (None, 1) for step in steps):
+        return None
+    return text.num_hidden_layers - len({*(dense or ()), *range(first or 0)})
+
+
+def _types(model: Any) -> tuple[Any, ...]:
+    """The model types of a configuration, and of its part for text."""
+    return tuple(getattr(part, "model_type", None) for part in (model.hf_config, model.hf_text_config))

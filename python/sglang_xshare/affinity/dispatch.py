@@ -1,0 +1,100 @@
+"""`--load-balance-method expert_affinity`: what SGLang's data-parallel controller calls with every request."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .counting import Tally
+from .dispatcher import Affinity, Decision
+from .recent import Recent
+
+logger = logging.getLogger(__name__)
+
+LOG_INTERVAL = 10.0
+"""Seconds between log lines, of which there are none without requests."""
+EARLY = 4096
+"""Requests remembered that ended before they came: their client left at once, and two sockets keep no order."""
+WAIT = 60
+"""Seconds for which such a request may still come: longer than any backlog of requests to dispatch. After that its id
+is another request's.
+"""
+
+
+class Dispatcher:
+    """Sends requests to the workers of one controller, as `affinity` decides. `receive` gives the ids of requests that
+    have ended; with `export`, what is decided goes to `/metrics`.
+    """
+
+    def __init__(
+        self, controller: Any, affinity: Affinity, receive: Callable[[], Iterator[str]], export: bool = False
+    ) -> None:
+        self._controller = controller
+        self._receive = receive
+        self.affinity = affinity
+        self._tally = Tally(len(affinity.loads), export)
+        self._early = Recent(EARLY)
+        self._late: set[str] = set()
+        self._told = time.monotonic()
+
+    def __call__(self, request: Any) -> None:
+        """Send one `TokenizedGenerateReqInput`, or one for an embedding."""
+        from sglang.srt.managers.io_struct import sock_send
+
+        self.drain()
+        if request.rid in self.affinity:
+            self._late.add(request.rid)
+        controller = self._controller
+        if request.routed_dp_rank is not None:
+            controller.maybe_external_dp_rank_routing(request)
+            decision = self.affinity.direct(request.rid, _tokens(request), request.routed_dp_rank, **_describe(request))
+        else:
+            active = controller._active_workers
+            self.affinity.set_alive([replica for replica in active if controller.status[replica]])
+            decision = self.decide(request)
+            sock_send(controller.workers[decision.replica], request)
+        self._count(request, decision)
+
+    def decide(self, request: Any) -> Decision:
+        """Where a request goes."""
+        return self.affinity.choose(request.rid, _tokens(request), **_describe(request))
+
+    def drain(self) -> None:
+        """Take the requests that have ended off their replicas."""
+        for name in self._receive():
+            if name in self._late:  # the id has come again before its end, which is not the new one's
+                self._late.remove(name)
+            elif not self.affinity.finish(name):
+                self._early.put(name, int(time.monotonic()))
+
+    def _count(self, request: Any, decision: Decision) -> None:
+        now = time.monotonic()
+        ended = self._early.pop(request.rid)
+        if ended is not None and now - ended < WAIT:
+            self.affinity.finish(request.rid)
+        loads = self.affinity.loads
+        self._tally.count(decision, loads)
+        if now - self._told >= LOG_INTERVAL:
+            self._told = now
+            logger.info(self._tally.format_log(loads))
+
+
+def _describe(request: Any) -> dict[str, Any]:
+    """What ties a request to others: its conversation, its session, and what its prompt's cache is shared by."""
+    session = getattr(request, "session_params", None)
+    # Placeholder ids do not tell one image from another: such a prompt is like no other.
+    image = request.rid if getattr(request, "mm_inputs", None) is not None else None
+    return {
+        "key": getattr(request, "routing_key", None) or getattr(request, "session_id", None),
+        "session": None if session is None else session.id,
+        "salt": (getattr(request, "extra_key", None), getattr(request, "lora_id", None), image),
+    }
+
+
+def _tokens(request: Any) -> Any:
+    """The prompt's ids: none of one that comes as embeddings, or only asks for health."""
+    from sglang.srt.managers.utils import is_health_check_generate_req
+
+    return () if request.input_ids is None or is_health_check_generate_req(request) else request.input_ids

@@ -1,0 +1,137 @@
+"""Whether ranks that route the same rows have selected the same experts: a checksum of them all, compared at times."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ...types import Selection
+from ..gather import Ranks
+from ..upstream.ranks import all_gather
+from .metrics import PREFIX
+
+logger = logging.getLogger(__name__)
+
+EVERY = 1024
+"""Forwards between two comparisons, once so many are done; before, whenever their number is a power of two, so that a
+server that was set up wrong says so at once.
+"""
+_TURN = 6364136223846793005
+"""What the checksum is multiplied by in each step (Knuth's, of MMIX), so that the order of steps matters."""
+
+
+class Agreement:
+    """Adds up on the device which experts every layer has active in every step, in four small operations a step, and
+    compares what `size` tensor-parallel ranks have: one collective of eight bytes a rank. The host waits for neither.
+
+    `gather` makes [size] of the [1] of every rank, in their order.
+    """
+
+    def __init__(
+        self, size: int, device: str, gather: Callable[[torch.Tensor, int], torch.Tensor] = all_gather
+    ) -> None:
+        self.size = size
+        self.forwards = 0
+        """Of the target model, whatever they were: ranks have done as many, or would wait for each other forever."""
+        self._gather = gather
+        self._checksum = torch.zeros(1, dtype=torch.int64, device=device)
+        self._turn = torch.full_like(self._checksum, _TURN)
+        self._weights: torch.Tensor | None = None
+        self._comparisons = torch.zeros_like(self._checksum)
+        self._disagreements = torch.zeros(size, dtype=torch.int64, device=device)
+        self._told = False
+        self._exporter = _Exporter()
+
+    def count(self, selections: Sequence[Selection | None]) -> None:
+        """Count one step: every layer's selection, None where it stayed vanilla, at least one other."""
+        active = next(selection.active for selection in selections if selection is not None)
+        if self._weights is None:  # in a run before any capture, and the same on all ranks
+            drawn = torch.randint(-(2**63), 2**63 - 1, (len(selections), len(active)), generator=_generator())
+            self._weights = drawn.to(active.device)
+            self._nothing = torch.zeros_like(active)
+        found = torch.stack([self._nothing if selection is None else selection.active for selection in selections])
+        torch.addcmul(self._weights.where(found, 0).sum(), self._checksum, self._turn, out=self._checksum)
+
+    def end_forward(self, ranks: Ranks | None) -> None:
+        """A forward was launched: compare where it is time to, unless `ranks` select apart, each from its own rows."""
+        self.forwards += 1
+        if self.forwards % EVERY and self.forwards & (self.forwards - 1):
+            return
+        if self.size > 1 and (ranks is None or ranks.together):
+            self.compare()
+
+    def compare(self) -> None:
+        """Compare all ranks with the first of them, and begin anew. A collective."""
+        checksums = self._gather(self._checksum, self.size)
+        self._disagreements += checksums != checksums[:1]
+        self._comparisons += checksums.any()  # none where nothing was selected
+        self._checksum.zero_()
+
+    def read(self) -> tuple[int, list[int]]:
+        """(comparisons, how often each rank had selected otherwise than the first it was compared with), since the
+        server's start. Waits for the device.
+        """
+        return int(self._comparisons), self._disagreements.tolist()
+
+    def report(self, reporter: Any) -> None:
+        """Export, where upstream's `reporter` does, and log once that ranks disagree. Waits for the device."""
+        comparisons, disagreements = self.read()
+        if reporter.current_scheduler_metrics_enabled:
+            self._exporter.export(comparisons, sum(disagreements), reporter.metrics_collector.labels)
+        if any(disagreements) and not self._told:
+            self._told = True
+            which = [rank for rank, count in enumerate(disagreements) if count]
+            logger.error(
+                "Expert policy: ranks %s have selected other experts than the first, in %d of %d comparisons: their "
+                "policies, router logits or placements differ, and the sum of their outputs is wrong",
+                which,
+                max(disagreements),
+                comparisons,
+            )
+
+
+def watch(model_runner: Any, stage: Any, size: int) -> None:
+    """Have a stage count, and its ranks compare after forwards of this model runner: there the host comes by in each
+    step also where a captured graph is replayed.
+    """
+    agreement = stage.agreement = Agreement(size, stage.device)
+    forward = model_runner.forward
+
+    @functools.wraps(forward)
+    def forward_and_compare(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        agreement.end_forward(stage.ranks)
+        return output
+
+    model_runner.forward = forward_and_compare
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+class _Exporter:
+    """The prometheus metrics, made at the first export, as `Exporter`'s are."""
+
+    def __init__(self) -> None:
+        self._metrics: list[Any] = []
+        self._exported = [0, 0]
+
+    def export(self, comparisons: int, disagreements: int, labels: dict[str, str]) -> None:
+        """Totals since the server's start."""
+        if not self._metrics:
+            from prometheus_client import Counter
+
+            texts = {
+                "rank_comparisons": "Times that ranks have compared which experts they selected",
+                "rank_disagreements": "Times that a rank had selected other experts than the first one",
+            }
+            self._metrics = [Counter(PREFIX + name, text, tuple(labels)) for name, text in texts.items()]
+        totals = [comparisons, disagreements]
+        for metric, now, then in zip(self._metrics, totals, self._exported, strict=True):
+            metric.labels(**labels).inc(now - then)
+        self._exported = totals

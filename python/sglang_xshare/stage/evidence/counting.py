@@ -1,0 +1,135 @@
+"""A step counted in one launch: selections leave what they found in tables of all layers, and a kernel adds it up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+from ...selection.triton_kernel.options import OPTIONS
+from ...types import Tally
+
+BLOCK = tl.constexpr(128)
+FIELDS = tl.constexpr(6)
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """The `Tally` of every layer, as tensors [layers, ...]."""
+
+    active: torch.Tensor
+    vanilla_active: torch.Tensor
+    kept_mass: torch.Tensor
+    rescued: torch.Tensor
+
+    @classmethod
+    def allocate(cls, layers: int, logits: torch.Tensor) -> Tables:
+        """For a step in which every layer routes logits [n, N] like these."""
+        rows, experts = logits.shape
+        return cls(
+            logits.new_empty((layers, experts), dtype=torch.bool),
+            logits.new_empty((layers, experts), dtype=torch.bool),
+            logits.new_empty((layers, rows), dtype=torch.float32),
+            logits.new_empty((layers,), dtype=torch.int64),
+        )
+
+    def tally(self, layer: int) -> Tally:
+        """One layer's."""
+        return Tally(self.active[layer], self.vanilla_active[layer], self.kept_mass[layer], self.rescued[layer])
+
+
+@triton.jit(do_not_specialize=["num_rows", "outcome"])
+def count_kernel(
+    active: tl.tensor,  # these four are `Tables`, or None where no layer selects
+    vanilla_active: tl.tensor,
+    kept_mass: tl.tensor,
+    rescued: tl.tensor,
+    selecting: tl.tensor,  # [layers] bool, or None where all layers select
+    valid: tl.tensor,  # [n] bool, or None
+    totals: tl.tensor,  # [layers, 6] fp64
+    counts: tl.tensor,  # [layers, 6] fp64: what is added to the totals
+    outcomes: tl.tensor,  # int64: forwards by outcome
+    outcome: tl.tensor,  # the step's
+    num_rows: tl.tensor,
+    num_experts: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    """One layer a program. `totals` and `counts` have the columns of `sglang_xshare.stage.evidence.metrics`."""
+    layer = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    rows = num_rows
+    if valid is not None:
+        live = tl.full((BLOCK,), 0, tl.int32)
+        for start in range(0, num_rows, BLOCK):
+            live += tl.load(valid + start + place, mask=start + place < num_rows, other=0).to(tl.int32)
+        rows = tl.sum(live, 0)
+    counted = rows > 0
+    if layer == 0:
+        tl.store(outcomes + outcome, tl.load(outcomes + outcome) + counted.to(tl.int64))
+    if active is not None:
+        if selecting is not None:
+            rows = tl.where(tl.load(selecting + layer) != 0, rows, 0)
+        counted = rows > 0
+        experts = tl.arange(0, width)
+        there = experts < tl.where(counted, num_experts, 0)
+        experts += layer * num_experts
+        before = tl.sum(tl.load(vanilla_active + experts, mask=there, other=0).to(tl.int32), 0)
+        after = tl.sum(tl.load(active + experts, mask=there, other=0).to(tl.int32), 0)
+        kept = tl.full((BLOCK,), 0, tl.float64)
+        for start in range(0, num_rows, BLOCK):
+            there = start + place < tl.where(counted, num_rows, 0)
+            kept += tl.load(kept_mass + layer * num_rows + start + place, mask=there, other=0).to(tl.float64)
+        saved = tl.where(counted, tl.load(rescued + layer), 0)
+        column = tl.arange(0, 8)
+        row = tl.where(column == 0, counted.to(tl.float64), 0.0)
+        row = tl.where(column == 1, before.to(tl.float64), row)
+        row = tl.where(column == 2, after.to(tl.float64), row)
+        row = tl.where(column == 3, tl.sum(kept, 0), row)
+        row = tl.where(column == 4, rows.to(tl.float64), row)
+        row = tl.where(column == 5, saved.to(tl.float64), row)
+        there = column < FIELDS
+        column += layer * FIELDS
+        tl.store(counts + column, row, mask=there)
+        tl.store(totals + column, tl.load(totals + column, mask=there, other=0) + row, mask=there)
+
+
+def count_step(
+    outcomes: torch.Tensor,
+    outcome: int,
+    rows: int,
+    valid: torch.Tensor | None,
+    totals: torch.Tensor,
+    tables: Tables | None = None,
+    selecting: tuple[bool, ...] = (),
+) -> torch.Tensor:
+    """Where one of `rows` rows is live, add 1 to `outcomes` [m] int64 at `outcome`, and what the tables hold of
+    selecting layers to their rows of `totals` [layers, 6] float64. Returns what was added to the totals, if there are
+    tables.
+    """
+    counts = torch.empty_like(totals)
+    found = (None,) * 4 if tables is None else (tables.active, tables.vanilla_active, tables.kept_mass, tables.rescued)
+    num_experts = 1 if tables is None else tables.active.shape[1]
+    count_kernel[(1 if tables is None else len(totals),)](
+        *found,
+        None if all(selecting) else _mark(selecting, totals.device),
+        None if valid is None else valid.contiguous(),
+        totals,
+        counts,
+        outcomes,
+        outcome,
+        rows,
+        num_experts=num_experts,
+        width=triton.next_power_of_2(num_experts),
+        num_warps=1,
+        **OPTIONS,
+    )
+    return counts
+
+
+@cache
+def _mark(flags: tuple[bool, ...], device: torch.device) -> torch.Tensor:
+    """[layers] bool. Copied from the host once, in a run before any capture, and kept for captured graphs."""
+    return torch.tensor(flags).to(device)

@@ -1,0 +1,258 @@
+"""Evidence that a policy is on: counted on the device, read once a log interval, logged and exported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...types import Selection, Tally
+from ..step import Step
+
+if TYPE_CHECKING:
+    from .counting import Tables
+
+# "policy", "observed" under `observe`, or why a forward of the target model stayed vanilla.
+OUTCOMES = (
+    "policy",
+    "observed",
+    "prefill",
+    "phase",
+    "min_tokens",
+    "max_tokens",
+    "override",
+    "unchanged",
+    "no_context",
+    "vanilla",
+)
+STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED = range(6)
+"""Columns of what is counted a layer."""
+PREFIX = "sglang:expert_policy_"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What happened since the last report. Totals over layers and steps; `outcomes` counts forwards."""
+
+    layer_steps: int
+    experts_before: int
+    experts_after: int
+    kept_mass: float
+    rows: int
+    rescued: int
+    outcomes: dict[str, int]
+
+    @property
+    def mean_before(self) -> float:
+        """Mean experts a layer and step that vanilla routing would have woken."""
+        return self.experts_before / max(self.layer_steps, 1)
+
+    @property
+    def mean_after(self) -> float:
+        """Mean active experts a layer and step."""
+        return self.experts_after / max(self.layer_steps, 1)
+
+    @property
+    def mean_rows(self) -> float:
+        """Mean live router rows of a step."""
+        return self.rows / max(self.layer_steps, 1)
+
+    @property
+    def mean_kept_mass(self) -> float:
+        """Kept mass of a live row (`Selection.kept_mass`), averaged over rows, layers and steps."""
+        return self.kept_mass / max(self.rows, 1)
+
+
+class Counters:
+    """Running totals on the device. The host waits for nothing, so that a captured graph counts on replay. A step
+    without a live row, as when a graph is captured, counts as none.
+
+    On a GPU a step is counted in one launch, of what its selections have left in tables: see `tally`. Elsewhere it
+    takes a dozen small operations.
+    """
+
+    def __init__(self, num_layers: int, device: str) -> None:
+        # float64 counts exactly up to 2**53.
+        self.totals = torch.zeros(num_layers, 6, dtype=torch.float64, device=device)
+        self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
+        self.in_one_launch = self.totals.is_cuda
+        self._tables: Tables | None = None
+
+    def count_outcome(self, outcome: str, step: Step | None = None) -> None:
+        """Count one forward. On a GPU a step under policy is counted with its selections."""
+        self._tables = None
+        valid = None if step is None else step.batch.valid
+        if not self.in_one_launch:
+            self.outcomes[OUTCOMES.index(outcome)] += 1 if valid is None else valid.any()
+        elif outcome != "policy":
+            from .counting import count_step
+
+            rows = 1 if step is None else step.rows
+            count_step(self.outcomes, OUTCOMES.index(outcome), rows, valid, self.totals)
+
+    def tally(self, layer: int, logits: torch.Tensor) -> Tally | None:
+        """Where a layer's selection from logits [n, N] is to leave what is counted; None where it is not to. Raises
+        RuntimeError where layers have different numbers of experts.
+        """
+        if not self.in_one_launch or not len(logits):
+            return None
+        if self._tables is None:
+            from .counting import Tables
+
+            self._tables = Tables.allocate(len(self.totals), logits)
+        if self._tables.active.shape[1] != logits.shape[1]:
+            experts = f"{logits.shape[1]} experts in one MoE layer, {self._tables.active.shape[1]} in another"
+            raise RuntimeError(f"{experts}: an expert policy counts layers of as many each")
+        return self._tables.tally(layer)
+
+    def count(self, selections: Sequence[Selection | None], step: Step) -> torch.Tensor:
+        """Count one step under policy, as `count_selections` does, and add it to the totals."""
+        outcome = OUTCOMES.index("policy")
+        if self._tables is not None:
+            from .counting import count_step
+
+            selecting = tuple(selection is not None for selection in selections)
+            valid = step.batch.valid
+            return count_step(self.outcomes, outcome, step.rows, valid, self.totals, self._tables, selecting)
+        counts = count_selections(selections, step)
+        self.totals += counts
+        if self.in_one_launch:
+            self.outcomes[outcome] += counts[:, STEPS].any()
+        return counts
+
+
+def count_selections(selections: Sequence[Selection | None], step: Step) -> torch.Tensor:
+    """Count one step: every layer's selection, None where it stayed vanilla, at least one other.
+
+    Returns [layers, 6] float64, all zero for a layer that stayed vanilla.
+    """
+    found = [selection for selection in selections if selection is not None]
+    before = torch.stack([selection.vanilla_active for selection in found]).sum(1)
+    after = torch.stack([selection.active for selection in found]).sum(1)
+    kept = torch.stack([selection.kept_mass for selection in found]).sum(1, dtype=torch.float64)
+    rescued = torch.stack([selection.rescued for selection in found])
+    valid = step.batch.valid
+    rows = torch.full_like(before, step.rows) if valid is None else valid.sum().expand_as(before)
+    counts = torch.stack([rows > 0, before, after, kept, rows, rescued], 1)
+    if len(found) < len(selections):
+        nothing, counted = torch.zeros_like(counts[0]), iter(counts)
+        counts = torch.stack([nothing if selection is None else next(counted) for selection in selections])
+    return counts
+
+
+class Reader:
+    """Reads what was counted since its own last look: the log and the metrics have one each."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._totals = [0.0] * counters.totals.shape[1]
+        self._outcomes = [0] * len(OUTCOMES)
+
+    def read(self) -> Interval:
+        """Look, and move on. Waits for the device."""
+        totals, outcomes = self._count()
+        interval = self._between(totals, outcomes)
+        self._totals, self._outcomes = totals, outcomes
+        return interval
+
+    def look(self) -> Interval:
+        """What `read` would return, without moving on. Waits for the device."""
+        return self._between(*self._count())
+
+    def _count(self) -> tuple[list[float], list[int]]:
+        return self._counters.totals.sum(0).tolist(), self._counters.outcomes.tolist()
+
+    def _between(self, totals: list[float], outcomes: list[int]) -> Interval:
+        new = [now - then for now, then in zip(totals, self._totals, strict=True)]
+        counts = {name: now - then for name, now, then in zip(OUTCOMES, outcomes, self._outcomes, strict=True)}
+        return Interval(
+            layer_steps=int(new[STEPS]),
+            experts_before=int(new[BEFORE]),
+            experts_after=int(new[AFTER]),
+            kept_mass=new[KEPT],
+            rows=int(new[ROWS]),
+            rescued=int(new[RESCUED]),
+            outcomes=counts,
+        )
+
+
+def format_log(interval: Interval) -> str:
+    """The stage's part of the decode log line."""
+    selecting = {name: count for name, count in interval.outcomes.items() if count and name in ("policy", "observed")}
+    vanilla = [f"{name} {count}" for name, count in interval.outcomes.items() if count and name not in selecting]
+    steps = ", ".join(f"{name} steps: {count}" for name, count in (selecting or {"policy": 0}).items())
+    text = f", {steps}, vanilla steps: {' '.join(vanilla) or 0}"
+    if "observed" in selecting:
+        text = f", active experts: {interval.mean_before:.1f}, batch size: {interval.mean_rows:.1f}{text}"
+    elif interval.layer_steps:
+        experts = f"active experts: {interval.mean_before:.1f} -> {interval.mean_after:.1f}"
+        text = f", {experts}, kept mass: {interval.mean_kept_mass:.4f}{text}"
+    return text + (f", rescued: {interval.rescued}" if interval.rescued else "")
+
+
+class Exporter:
+    """The prometheus metrics, made at the first export: prometheus must be in multiprocess mode by then.
+
+    `plan` is the plan in force, exported as a label: 1 of its series, 0 of those that were in force before.
+    """
+
+    def __init__(self, plan: Mapping[str, Any] | None = None) -> None:
+        self.plan = plan
+        self._shown: Mapping[str, Any] | None = None
+        self._metrics: dict[str, Any] = {}
+
+    def export(self, interval: Interval, labels: dict[str, str]) -> None:
+        """Add an interval to the counters and set the gauges to its means."""
+        if not self._metrics:
+            self._metrics = _make_metrics(tuple(labels))
+        if self.plan != self._shown:
+            for plan, value in ((self._shown, 0), (self.plan, 1)):
+                if plan is not None:
+                    info = {"policy": plan["policy"], "plan": json.dumps(plan)}
+                    self._metrics["info"].labels(**labels, **info).set(value)
+            self._shown = self.plan
+        counts = {
+            "layer_steps": interval.layer_steps,
+            "experts_before": interval.experts_before,
+            "experts_after": interval.experts_after,
+            "kept_mass": interval.kept_mass,
+            "rows": interval.rows,
+            "rescued_rows": interval.rescued,
+        }
+        for name, count in counts.items():
+            self._metrics[name].labels(**labels).inc(count)
+        for outcome, count in interval.outcomes.items():
+            self._metrics["steps"].labels(**labels, outcome=outcome).inc(count)
+        if interval.layer_steps:
+            self._metrics["active_experts_before"].labels(**labels).set(interval.mean_before)
+            self._metrics["active_experts_after"].labels(**labels).set(interval.mean_after)
+            self._metrics["mean_kept_mass"].labels(**labels).set(interval.mean_kept_mass)
+
+
+def _make_metrics(labels: tuple[str, ...]) -> dict[str, Any]:
+    from prometheus_client import Counter, Gauge
+
+    counters = {
+        "layer_steps": "MoE layer calls under an expert policy",
+        "experts_before": "Experts that vanilla routing would have woken, summed over layers and steps",
+        "experts_after": "Active experts, summed over layers and steps",
+        "kept_mass": "Kept mass, summed over rows, layers and steps",
+        "rows": "Live router rows, summed over layers and steps",
+        "rescued_rows": "Rows given back their top-1 expert by rescue",
+    }
+    gauges = {
+        "active_experts_before": "Mean experts a layer and step that vanilla routing would have woken, last interval",
+        "active_experts_after": "Mean active experts a layer and step, last interval",
+        "mean_kept_mass": "Mean kept mass of a row, last interval",
+    }
+    metrics: dict[str, Any] = {name: Counter(PREFIX + name, text, labels) for name, text in counters.items()}
+    metrics["steps"] = Counter(PREFIX + "steps", "Forwards of the target model, by outcome", (*labels, "outcome"))
+    # Prometheus has an Info of its own, but not in multiprocess mode.
+    text = "1 of the plan in force, a label, as JSON with every default resolved; 0 of former ones"
+    metrics["info"] = Gauge(PREFIX + "info", text, (*labels, "policy", "plan"), multiprocess_mode="mostrecent")
+    for name, text in gauges.items():
+        metrics[name] = Gauge(PREFIX + name, text, labels, multiprocess_mode="mostrecent")
+    return metrics

@@ -1,0 +1,119 @@
+"""What other plans would have chosen in steps that are routed as the model routes: `--expert-policy observe`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ...policies.schedule import Schedule
+from ...types import Selection
+from ..layer import Layer
+from ..step import Step
+from .metrics import AFTER, BEFORE, KEPT, PREFIX, RESCUED, ROWS, Counters, Interval, Reader, count_selections
+
+ROW_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""The most router rows of each class of batch sizes; the last class has more."""
+SIZES = ["1", "2", *(f"{low + 1}-{high}" for low, high in pairwise(ROW_BOUNDS[1:])), "257-"]
+
+
+class Observation:
+    """Selects by the plans of a schedule of `observe` beside the model's own routing, and counts what each would keep.
+
+    It costs one selection a plan and layer, and what `count_selections` costs a plan.
+    """
+
+    def __init__(self, schedule: Schedule, num_layers: int, device: str) -> None:
+        self.schedule = schedule
+        self.counters = {spelling: Counters(num_layers, device) for spelling in schedule.observed}
+        self.sizes = torch.zeros(len(SIZES), dtype=torch.int64, device=device)
+        """Steps by live router rows."""
+        self._bounds = torch.tensor(ROW_BOUNDS, device=device)
+        self._chosen: dict[int, list[Selection]] = {}
+
+    def observe(self, layer: Layer, logits: torch.Tensor) -> None:
+        """Select by every plan on a layer's router logits [n, N]. What plans have in common is selected once."""
+        assert layer.step is not None
+        plans = self.schedule.plans_for(layer.layer_id, layer.step.phase, layer.step.rows)
+        chosen = {plan: layer.select(logits, plan) for plan in dict.fromkeys(plans)}
+        self._chosen[layer.layer_id] = [chosen[plan] for plan in plans]
+        layer.selection = chosen[plans[0]]
+
+    def count(self, layers: Sequence[Layer], step: Step) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Count one step, in which every layer was observed. Returns what the model itself did and what each plan would
+        have done, both [layers, 6] float64 as `count_selections` returns them.
+        """
+        by_plan = zip(*(self._chosen[layer.layer_id] for layer in layers), strict=True)
+        counts = [count_selections(selections, step) for selections in by_plan]
+        for counters, count in zip(self.counters.values(), counts, strict=True):
+            counters.totals += count
+        own = counts[0].clone()
+        own[:, AFTER], own[:, KEPT], own[:, RESCUED] = own[:, BEFORE], own[:, ROWS], 0
+        rows = own[:1, ROWS]
+        self.sizes.index_add_(0, torch.bucketize(rows, self._bounds), (rows > 0).to(self.sizes.dtype))
+        return own, counts
+
+
+class ObservationReader:
+    """Reads what was observed since its own last look, as `Reader` does: (intervals by plan, steps by batch size)."""
+
+    def __init__(self, observation: Observation) -> None:
+        self._readers = {spelling: Reader(counters) for spelling, counters in observation.counters.items()}
+        self._sizes = observation.sizes
+        self._seen = [0] * len(SIZES)
+
+    def read(self) -> tuple[dict[str, Interval], dict[str, int]]:
+        """Waits for the device."""
+        sizes = self._sizes.tolist()
+        new = {name: now - then for name, now, then in zip(SIZES, sizes, self._seen, strict=True)}
+        self._seen = sizes
+        return {spelling: reader.read() for spelling, reader in self._readers.items()}, new
+
+
+def format_observed(plans: Mapping[str, Interval]) -> str:
+    """The comparison's part of the decode log line."""
+    return "".join(
+        f", {spelling} would keep {interval.mean_after:.1f} (kept mass {interval.mean_kept_mass:.4f})"
+        for spelling, interval in plans.items()
+        if interval.layer_steps
+    )
+
+
+class ObservationExporter:
+    """The prometheus metrics of what was observed, made at the first export, as `Exporter`'s are."""
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, Any] = {}
+
+    def export(self, plans: Mapping[str, Interval], sizes: Mapping[str, int], labels: dict[str, str]) -> None:
+        """Add an interval to the counters and set the gauges to its means."""
+        if not self._metrics:
+            self._metrics = _make_metrics(tuple(labels))
+        for rows, steps in sizes.items():
+            self._metrics["sizes"].labels(**labels, rows=rows).inc(steps)
+        for spelling, interval in plans.items():
+            own = {**labels, "plan": spelling}
+            self._metrics["experts"].labels(**own).inc(interval.experts_after)
+            self._metrics["mass"].labels(**own).inc(interval.kept_mass)
+            if interval.layer_steps:
+                self._metrics["mean_experts"].labels(**own).set(interval.mean_after)
+                self._metrics["mean_mass"].labels(**own).set(interval.mean_kept_mass)
+
+
+def _make_metrics(labels: tuple[str, ...]) -> dict[str, Any]:
+    from prometheus_client import Counter, Gauge
+
+    def recent(name: str, text: str) -> Gauge:
+        return Gauge(PREFIX + name, f"{text}, last interval", by_plan, multiprocess_mode="mostrecent")
+
+    by_plan = (*labels, "plan")
+    experts, mass = "Experts that a plan would have kept active", "Mass that a plan would have kept"
+    return {
+        "sizes": Counter(PREFIX + "batch_sizes", "Observed steps, by live router rows", (*labels, "rows")),
+        "experts": Counter(PREFIX + "observed_experts", f"{experts}, summed over layers and steps", by_plan),
+        "mass": Counter(PREFIX + "observed_mass", f"{mass}, summed over rows, layers and steps", by_plan),
+        "mean_experts": recent("observed_active_experts", f"{experts}, mean of a layer and step"),
+        "mean_mass": recent("observed_kept_mass", f"{mass}, mean of a row"),
+    }

@@ -1,0 +1,94 @@
+"""A record of every MoE layer and step, one JSON line each: what OEA's Figure 1 is drawn from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+
+from ...policies.common import PHASES
+from ..step import Step
+from .metrics import AFTER, BEFORE, KEPT, ROWS, STEPS
+
+logger = logging.getLogger(__name__)
+PHASE = 6
+"""The column after those of the counts; then two for every observed plan, experts after and kept mass."""
+CAPACITY = 4096
+"""Steps held between two log intervals."""
+
+
+class Trace:
+    """Records steps in a ring on the device, without synchronizing, and appends them to a file when told to."""
+
+    def __init__(self, path: Path, layer_ids: Sequence[int], device: str, observed: Sequence[str] = ()) -> None:
+        self.device = device
+        self.file = path.open("ab")
+        if self.file.tell():
+            logger.warning("%s: not empty; this run's steps are appended, numbered from 0 again", path)
+        self.layer_ids = layer_ids
+        self._switch: dict[str, Any] = {}
+        self._told: dict[str, Any] = {}
+        self.ring = torch.empty(0, 0, 0)
+        self.observe(observed)
+        self.recorded = torch.zeros(1, dtype=torch.int64, device=device)
+        self.written = 0
+
+    def observe(self, observed: Sequence[str]) -> None:
+        """Have room for what is observed of so many plans in the steps to come; those recorded have been written."""
+        self.observed = observed
+        width = 7 + 2 * len(observed)
+        if self.ring.shape[2] != width:  # captured graphs write to it where it lies
+            self.ring = torch.zeros(CAPACITY, len(self.layer_ids), width, dtype=torch.float64, device=self.device)
+
+    def switch(self, number: int, plan: Mapping[str, Any]) -> None:
+        """From now on every record has the `number` of the switch that its plan came with, `plan` stands in the first.
+        All steps so far have been written.
+        """
+        self._switch, self._told = {"switch": number}, {"plan": plan}
+
+    def record(self, counts: torch.Tensor, step: Step, observed: Sequence[torch.Tensor] = ()) -> None:
+        """Keep one step's counts, [layers, 6] as `count_selections` returns them, and those of each observed plan."""
+        phase = torch.full_like(counts[:, :1], PHASES.index(step.phase))
+        others = [plan[:, AFTER : KEPT + 1] for plan in observed]
+        self.ring.index_copy_(0, self.recorded % CAPACITY, torch.cat([counts, phase, *others], 1)[None])
+        self.recorded += counts[:, STEPS].any()  # a step without a live row is overwritten by the next
+
+    def write(self) -> None:
+        """Append a line for every layer and step since the last call: step, phase, layer id, live rows, experts before
+        and after, their mean kept mass; the latter two also by observed plan; `switch` and `plan` as `switch` says.
+        Waits for the device.
+        """
+        recorded = int(self.recorded)
+        first = max(self.written, recorded - CAPACITY)
+        if first > self.written:
+            logger.warning("%s: %d steps lost; lower --decode-log-interval", self.file.name, first - self.written)
+        for number in range(first, recorded):
+            for layer, row in zip(self.layer_ids, self.ring[number % CAPACITY].tolist(), strict=True):
+                if row[STEPS]:
+                    record = _describe(number, layer, row, self.observed) | self._switch | self._told
+                    self.file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+                    self._told = {}
+        self.file.flush()
+        self.written = recorded
+
+
+def _describe(step: int, layer: int, row: list[float], observed: Sequence[str]) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "step": step,
+        "phase": PHASES[int(row[PHASE])],
+        "layer": layer,
+        "batch_size": int(row[ROWS]),
+        "experts_before": int(row[BEFORE]),
+        "experts_after": int(row[AFTER]),
+        "kept_mass": row[KEPT] / row[ROWS],
+    }
+    if observed:
+        pairs = zip(observed, row[PHASE + 1 :: 2], row[PHASE + 2 :: 2], strict=True)
+        record["plans"] = {
+            name: {"experts_after": int(after), "kept_mass": kept / row[ROWS]} for name, after, kept in pairs
+        }
+    return record

@@ -1,0 +1,1 @@
+"""What the stage knows of SGLang's code, and where its releases differ."""

@@ -1,0 +1,176 @@
+"""What the stage reads of SGLang's routers and MoE runners, whose code differs by release."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, Any
+
+from .server import spell
+
+if TYPE_CHECKING:
+    import torch
+
+
+def number_layer(name: str, layer_id: int | None) -> int:
+    """The layer number of a router, the module `name` of a model: the one its model has told it, or else the one in its
+    name, as in `model.layers.3.mlp.topk`. Before 0.5.22 Mixtral, OLMoE, Granite-MoE and MiniMax-M2 tell it none.
+    """
+    return int(re.findall(r"(?<=\.)\d+(?=\.)", name)[-1]) if layer_id is None else layer_id
+
+
+def num_shared_slots(topk_config: Any) -> int:
+    """How many columns of a router's output are for fused shared experts."""
+    slots = getattr(topk_config, "num_shared_topk_slots", None)
+    return topk_config.num_fused_shared_experts if slots is None else slots
+
+
+def read_format(topk_config: Any) -> str:
+    """What a layer's router hands its runner, as SGLang names it: "standard" (ids and weights), "triton_kernel" (what
+    triton_kernels made of logits) or "bypassed" (logits, for the runner to rank).
+    """
+    from sglang.srt.layers.moe import get_moe_runner_backend
+    from sglang.srt.layers.moe.topk import TopKOutputFormat
+
+    output_format = topk_config.output_format
+    if output_format is not None:
+        return str(TopKOutputFormat(output_format).name.lower())
+    backend = get_moe_runner_backend()  # before 0.5.22 the first call decides
+    if backend.is_triton_kernels():
+        return "triton_kernel"
+    return "bypassed" if backend.is_flashinfer_trtllm() or backend.is_flashinfer_mxfp4() else "standard"
+
+
+def hands_parts() -> bool:
+    """Whether a router may be handed the parts that its logits are the sum of (from 0.5.23 on, on AMD). It adds them up
+    before it calls a layer's own routing function, but not before it asks which function that is.
+    """
+    import torch
+
+    if torch.version.hip is None:
+        return False
+    from sglang.srt.layers.moe.topk import TopK
+
+    return "router_logits_partials" in inspect.signature(TopK.forward_cuda).parameters
+
+
+def keeps_dropped() -> bool:
+    """Whether an id of -1 stays one where expert parallelism numbers a rank's own experts (from 0.5.23 on)."""
+    from sglang.srt.layers.moe.token_dispatcher import standard
+
+    return hasattr(standard, "_map_topk_ids_to_local_experts")
+
+
+def gathers_routed() -> bool:
+    """Whether ranks of data-parallel attention each route their own rows, and then gather them."""
+    from sglang.srt.layers.moe.utils import should_use_flashinfer_cutlass_moe_fp4_allgather
+
+    return bool(should_use_flashinfer_cutlass_moe_fp4_allgather())
+
+
+def leaves_sums(layer: Any, config: Any) -> bool:
+    """Whether a `FusedMoE` may be told to leave its rows' sums over experts to the next collective, by what was settled
+    when the model was built: CuTe DSL's, or that of Qwen4 in bf16. DeepSeek asks again in each step.
+    """
+    if not getattr(layer, "supports_deferred_finalize", False):
+        return False
+    cutedsl = getattr(config, "flashinfer_allreduce_fusion_backend", None) == "cutedsl"
+    return cutedsl or type(layer.quant_method).__name__ == "UnquantizedFusedMoEMethod"
+
+
+def find_runner(layer: Any) -> str | None:
+    """What a `FusedMoE` runs its experts with, spelt as --moe-runner-backend; None for a kernel without a runner.
+
+    From 0.5.23 on its method says so. Before, the runner is the method's, its scheme's or the scheme's kernel's; where
+    there are two, the one for AMD's aiter is used.
+    """
+    method: Any = getattr(layer, "quant_method", None)
+    if hasattr(method, "get_moe_runner_backend"):
+        backend = method.get_moe_runner_backend(layer)
+        return None if backend is None else spell(backend)
+    owners = [method, getattr(layer, "scheme", None)]
+    owners += [getattr(owner, "kernel", None) for owner in owners]
+    runners = [getattr(owner, name, None) for name in ("_aiter_runner", "runner") for owner in owners]
+    return next((spell(runner.runner_backend) for runner in runners if runner is not None), None)
+
+
+def scales_unnormalized_groups() -> bool:
+    """Whether a grouped router that does not renormalize applies a scaling factor on its output (from 0.5.22 on)."""
+    from sglang.srt.layers.moe import topk
+
+    return hasattr(topk, "is_routed_scaling_factor_fused_in_topk")
+
+
+def folds_scaling(topk_config: Any) -> bool:
+    """Whether a layer's router multiplies its weights by the scaling factor whatever its config says, as AMD's aiter
+    does: the model then never does so behind its experts.
+    """
+    from sglang.srt.layers.moe import topk
+
+    if not topk._use_aiter:
+        return False
+    if topk_config.use_grouped_topk:
+        return topk_config.correction_bias is not None
+    return topk_config.scoring_func == "sqrtsoftplus" and topk_config.custom_routing_function is None
+
+
+def rewrites_padding() -> bool:
+    """Whether upstream gives padding rows ids of its own behind the router: on AMD expert 0's, on CUDA -1."""
+    from sglang.srt.layers.moe import topk
+
+    return bool(topk._is_hip)
+
+
+def appends_shared() -> bool:
+    """Whether upstream adds a fused shared expert's column behind the router, with AMD's aiter: to rows that are
+    narrower than it expects them in the end.
+    """
+    from sglang.srt.layers.moe import topk
+
+    return bool(topk._use_aiter)
+
+
+def expert_locations(config: Any) -> torch.Tensor | None:
+    """[layers, N] physical number of every logical expert, the tensor that upstream updates in place when it moves
+    experts; None where logical numbers are physical ones.
+    """
+    from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
+
+    metadata = get_global_expert_location_metadata()
+    if config.ep_dispatch_algorithm is None or metadata is None:
+        return None
+    if metadata.logical_to_rank_dispatch_physical_map is not None:
+        return metadata.logical_to_rank_dispatch_physical_map
+    return metadata.logical_to_all_physical_map[:, :, 0]
+
+
+def list_routers(model: Any) -> list[Any]:
+    """The `TopK` modules of a model."""
+    from sglang.srt.layers.moe.topk import TopK
+
+    return [module for module in model.modules() if isinstance(module, TopK)]
+
+
+def adds_softmax_bias() -> bool:
+    """Whether a softmax router without groups adds its correction bias (ERNIE 4.5): on a CPU alone. On CUDA and ROCm
+    upstream's `fused_topk` computes without it.
+    """
+    from sglang.srt.layers.moe import topk
+
+    return bool(topk._is_cpu)
+
+
+def renormalizes_biased_groups() -> bool:
+    """Whether a grouped router with a bias may renormalize though it is told not to: on CUDA before 0.5.22, whose
+    `biased_grouped_topk_gpu` hands it to FlashInfer's kernel, which always does.
+    """
+    from sglang.srt.layers.moe import topk
+
+    return bool(topk._is_cuda) and not scales_unnormalized_groups()
+
+
+def writes_shared_without_groups() -> bool:
+    """Whether a router without groups writes a fused shared expert's column: CUDA's `moe_fused_gate` does."""
+    from sglang.srt.layers.moe import topk
+
+    return bool(topk._is_cuda)

@@ -1,0 +1,282 @@
+"""`auto` becomes a MoE runner that a policy can be served with; one that was given stays, or is refused by name."""
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scripts.runners import (
+    FP8,
+    FP8_BLOCKS,
+    FP8_CHANNELS,
+    GPT_OSS,
+    INT4,
+    KIMI,
+    MXINT4,
+    NVFP4,
+    NVFP4_COMPRESSED,
+    QWEN3,
+    write_model,
+)
+from served.release import LATEST, OLDER, make_env
+from sglang_xshare.admission import experts as experts_module
+from sglang_xshare.admission.backend import _unnoticed
+from sglang_xshare.admission.experts import FITTING, Experts, ranks_logits, read_format
+
+EACH_RELEASE = pytest.mark.parametrize(
+    "release", [LATEST, *(pytest.param(release, marks=pytest.mark.long) for release in OLDER)]
+)
+POLICY = ("--expert-policy", "xshare")
+TRUNCATE = '{"budget": 16, "coverage": "truncate", "phases": ["decode"]}'
+MODELS = {  # that flashinfer_trtllm routes itself, in whichever release; no runner's kernel; ranked by triton_kernel
+    "fp8": (QWEN3, FP8),
+    "int4": (KIMI, MXINT4),
+    "w4afp8": (QWEN3, {"quant_method": "w4afp8"}),
+    "mxfp4": (GPT_OSS, GPT_OSS["quantization_config"]),
+    "gpt-oss": ({key: value for key, value in GPT_OSS.items() if key != "quantization_config"}, None),
+}
+ASKED: dict[str, tuple[str, tuple[str, ...]]] = {
+    **{name: (name, POLICY) for name in MODELS if name != "mxfp4"},
+    "without a policy": ("fp8", ()),
+    "vanilla": ("fp8", ("--expert-policy", "vanilla")),
+    "given": ("fp8", (*POLICY, "--moe-runner-backend", "triton")),
+    "given, of other experts": ("fp8", (*POLICY, "--moe-runner-backend", "flashinfer_trtllm_routed")),
+    "ranked inside the kernel": ("mxfp4", ("--expert-policy", "moe-spec", "--expert-policy-config", TRUNCATE)),
+    "given, not served": ("fp8", (*POLICY, "--moe-runner-backend", "flashinfer_cutedsl")),
+    "no logits express it": ("gpt-oss", ("--expert-policy", "moe-spec", "--expert-policy-config", TRUNCATE)),
+    "does not fit the model": ("gpt-oss", ("--expert-policy", "xshare:k0=9")),
+    "masking alone": ("fp8", ("--mask-padding-experts",)),
+    "a draft": ("fp8", (*POLICY, "--speculative-algorithm", "NGRAM")),
+}
+MOVED = {  # to, from
+    "fp8": ("triton", "flashinfer_trtllm"),
+    "int4": ("triton", "flashinfer_trtllm"),
+    "no logits express it": ("triton", "triton_kernel"),
+    "masking alone": ("triton", "flashinfer_trtllm"),
+    "a draft": ("triton", "flashinfer_trtllm"),
+}
+UNFIT = (
+    r"ExpertPolicyError: --expert-policy xshare: SGLang runs w4afp8 experts with cutlass_w4a8_moe here, which takes no "
+    r"policy's choice, and none of triton, [a-z0-9_, ]+ fits them; allowed is experts of another quantization"
+)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """The folder of the models' configurations."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, model in MODELS.items():
+        write_model(folder / name, *model)
+    return folder
+
+
+@cache
+def ask(tree: Path, models: Path) -> dict[str, dict[str, Any]]:
+    """What becomes of each server on a B200."""
+    asked = [["--model-path", str(models / model), "--device", "cuda", *flags] for model, flags in ASKED.values()]
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("resolve_runner.py")],
+        input=json.dumps(asked),
+        env=make_env(tree),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return dict(zip(ASKED, answers, strict=True))
+
+
+@EACH_RELEASE
+def test_a_blackwell_default_is_moved_and_said_once(release, patched_release, models):
+    answers = ask(patched_release(release), models)
+    for case, (to, before) in MOVED.items():
+        answer = answers[case]
+        assert (case, answer["stops"]) == (case, None)
+        assert answer["resolved"]["moe_runner_backend"] == to
+        assert answer["lines"] == [f"expert policy: MoE runner {before} (auto) -> {to}"]
+
+
+@EACH_RELEASE
+def test_the_rest_is_resolved_as_if_the_runner_had_been_given(release, patched_release, models):
+    answers = ask(patched_release(release), models)
+    moved, given = answers["fp8"], answers["given"]
+    assert given["lines"] == []
+    assert moved["resolved"] == given["resolved"]
+    assert moved["resolved"]["disable_shared_experts_fusion"] == "False"
+
+
+@EACH_RELEASE
+def test_without_a_policy_nothing_changes(release, patched_release, models):
+    answers = ask(patched_release(release), models)
+    for case in ("without a policy", "vanilla"):
+        resolved = answers[case]["resolved"]
+        assert (resolved["moe_runner_backend"], answers[case]["lines"]) == ("flashinfer_trtllm", [])
+        assert resolved["disable_shared_experts_fusion"] == "True"
+
+
+@EACH_RELEASE
+def test_a_policy_that_gpt_oss_cannot_rank_is_moved_before_it_loads(release, patched_release, models):
+    """On sm100 its kernel ranks masked logits, which cannot keep a weight's share of experts that are left out."""
+    answer = ask(patched_release(release), models)["ranked inside the kernel"]
+    assert (answer["stops"], answer["resolved"]["moe_runner_backend"]) == (None, "marlin")
+    assert answer["lines"] == ["expert policy: MoE runner flashinfer_mxfp4 (auto) -> marlin"]
+
+
+@EACH_RELEASE
+def test_a_given_runner_that_takes_a_choice_of_other_experts_is_refused(release, patched_release, models):
+    stops = ask(patched_release(release), models)["given, of other experts"]["stops"]
+    assert stops == (
+        "ExpertPolicyError: --moe-runner-backend flashinfer_trtllm_routed: cannot be served with an expert policy: its "
+        "kernel for such experts (fp8 by tensor) takes no policy's choice; allowed is triton"
+    )
+
+
+@EACH_RELEASE
+def test_only_a_runner_that_was_given_is_refused_by_name(release, patched_release, models):
+    answers = ask(patched_release(release), models)
+    named = "ExpertPolicyError: --moe-runner-backend flashinfer_cutedsl: "
+    assert answers["given, not served"]["stops"].startswith(named)
+    assert re.fullmatch(UNFIT, answers["w4afp8"]["stops"])
+    unfit = answers["does not fit the model"]
+    assert unfit["stops"].startswith("ExpertPolicyError: --expert-policy xshare: k0 = 9: ")
+    assert (unfit["lines"], answers["w4afp8"]["lines"]) == ([], [])
+
+
+def test_the_copy_is_resolved_unnoticed(monkeypatch, caplog):
+    expert_policy = pytest.importorskip("sglang.srt.expert_policy")
+    monkeypatch.setenv("SGLANG_KEPT", "as it was")
+    monkeypatch.setenv("SGLANG_GONE", "as it was")
+    before = expert_policy.check_flags
+    with _unnoticed():
+        os.environ |= {"SGLANG_KEPT": "changed", "SGLANG_NEW": "1"}
+        del os.environ["SGLANG_GONE"]
+        logging.getLogger("sglang").critical("not heard")
+        expert_policy.check_flags(SimpleNamespace(expert_policy="nope"))  # which would refuse it
+    assert (os.environ["SGLANG_KEPT"], os.environ["SGLANG_GONE"]) == ("as it was", "as it was")
+    assert "SGLANG_NEW" not in os.environ
+    assert expert_policy.check_flags is before
+    logging.getLogger("sglang").critical("heard")
+    assert caplog.messages == ["heard"]
+
+
+def make_model(quantization: str | None, declared: dict[str, Any] | None, **others: Any) -> SimpleNamespace:
+    """Upstream's `ModelConfig`, as far as it is read."""
+    config = SimpleNamespace(quantization_config=declared)
+    return SimpleNamespace(quantization=quantization, hf_config=config, hf_text_config=config, **others)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "declared", "experts"),
+    [
+        (None, None, "bf16"),
+        ("fp8", FP8_BLOCKS, "fp8 by block"),
+        ("fp8", FP8, "fp8 by tensor"),
+        ("modelopt_fp4", NVFP4, "NVFP4"),
+        ("compressed-tensors", FP8_CHANNELS, "fp8 by channel (compressed-tensors)"),
+        ("compressed-tensors", NVFP4_COMPRESSED, "NVFP4 (compressed-tensors)"),
+        ("compressed-tensors", INT4, "int4 (compressed-tensors)"),
+        ("compressed-tensors", MXINT4, "MXINT4"),
+        ("compressed-tensors", {"format": "mxfp4-pack-quantized", "config_groups": {"group_0": {}}}, "MXFP4"),
+        ("compressed-tensors", {"config_groups": {}}, "compressed-tensors"),
+        ("awq_marlin", {"quant_method": "awq"}, "awq_marlin"),
+    ],
+)
+def test_the_experts_of_a_checkpoint(quantization, declared, experts):
+    assert read_format(make_model(quantization, declared), None) == experts
+
+
+def test_experts_that_resolution_found_or_that_a_text_model_declares():
+    assert read_format(make_model(None, None), "fp8") == "fp8 by tensor"
+    assert read_format(make_model("fp8", FP8_BLOCKS, is_fp4_experts=True), None) == "MXFP4 in an fp8 checkpoint"
+    model = make_model("compressed-tensors", None)
+    model.hf_text_config = SimpleNamespace(quantization_config=SimpleNamespace(to_dict=lambda: MXINT4))
+    assert read_format(model, None) == "MXINT4"
+
+
+def make_experts(form: str, capability: tuple[int, int] | None, **others: Any) -> Experts:
+    auto = {"runner": "auto", "format": form, "capability": capability, "aiter": False, "ep_size": 1}
+    return Experts(**auto | others)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """A machine with triton_kernels, and the driver it returns the setter of."""
+    common = pytest.importorskip("sglang.srt.utils.common")
+    monkeypatch.setattr(common, "is_triton_kernels_available", lambda: True)
+    return lambda *version: monkeypatch.setattr(common, "get_nvidia_driver_version", lambda: version)
+
+
+@pytest.mark.parametrize(
+    ("capability", "driver", "ep_size", "runners"),
+    [
+        ((8, 0), 580, 1, ["triton"]),
+        ((9, 0), 595, 1, ["triton_kernel", "marlin", "triton"]),
+        ((10, 0), 580, 1, ["triton_kernel", "marlin", "triton"]),
+        ((10, 0), 595, 1, ["marlin", "triton"]),
+        ((10, 0), 580, 2, ["marlin", "triton"]),
+        ((12, 0), 580, 1, ["marlin", "triton"]),
+        (None, 0, 1, []),
+    ],
+)
+def test_what_fits_gpt_oss(capability, driver, ep_size, runners, kernels):
+    kernels(driver, 1)
+    experts = make_experts("MXFP4", capability, ep_size=ep_size, aiter=capability is None)
+    assert experts.list_fitting() == runners
+
+
+def test_what_aiter_leaves_to_triton():
+    assert make_experts("bf16", None, aiter=True).list_fitting() == ["triton"]
+    for form in ("fp8 by tensor", "fp8 by channel (compressed-tensors)"):
+        assert make_experts(form, None, aiter=True).list_fitting() == []
+        assert make_experts(form, None).list_fitting() == ["triton"]
+
+
+def test_it_follows_the_runners_that_are_served(monkeypatch):
+    monkeypatch.setattr(experts_module, "list_runners", lambda: ("triton",))
+    assert not make_experts("bf16", (10, 0), runner="flashinfer_trtllm").served
+    monkeypatch.setattr(experts_module, "list_runners", lambda: ("triton", "flashinfer_trtllm"))
+    assert make_experts("bf16", (10, 0), runner="flashinfer_trtllm").served
+    for form in ("fp8 by tensor", "MXINT4"):  # there it routes inside its kernel
+        assert not make_experts(form, (10, 0), runner="flashinfer_trtllm").served
+    compressed = "NVFP4 (compressed-tensors)"
+    assert make_experts(compressed, (10, 0)).list_fitting() == ["flashinfer_trtllm"]
+    assert make_experts(compressed, (12, 0)).list_fitting() == []
+
+
+def test_one_name_of_a_runner_may_stand_for_several_kernels(kernels):
+    """gpt-oss's flashinfer_mxfp4 is followed, DeepSeek-V4's is not: auto must become another one before it loads."""
+    kernels(580, 1)
+    assert make_experts("MXFP4", (9, 0), runner="flashinfer_mxfp4").served
+    deepseek = make_experts("MXFP4 in an fp8 checkpoint", (9, 0), runner="flashinfer_mxfp4")
+    assert (deepseek.served, deepseek.list_fitting()) == (False, ["marlin"])
+
+
+@pytest.mark.parametrize(
+    ("runner", "capability", "ranks"),
+    [
+        ("triton_kernel", (9, 0), True),
+        ("triton", (10, 0), False),
+        ("flashinfer_mxfp4", (9, 0), False),
+        ("flashinfer_mxfp4", (10, 0), True),
+        ("flashinfer_mxfp4", (10, 3), True),
+        ("flashinfer_mxfp4", (12, 0), False),
+    ],
+)
+def test_which_runners_rank_logits(runner, capability, ranks, monkeypatch):
+    monkeypatch.setattr(experts_module, "_read_capability", lambda: capability)
+    assert ranks_logits(SimpleNamespace(moe_runner_backend=runner, device="cuda")) == ranks
+
+
+def test_every_fitting_runner_is_one_of_sglangs():
+    from sglang.srt.layers.moe.utils import MoeRunnerBackend
+
+    named = {runner for runners in FITTING.values() for runner in runners}
+    assert named <= {backend.value for backend in MoeRunnerBackend}

@@ -1,0 +1,250 @@
+"""What the stage reads from a model's configuration, and the models it refuses or warns of."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_xshare.admission import server
+from sglang_xshare.admission.arguments import read_arguments
+from sglang_xshare.admission.model import check_path, check_schedule, read_folder, read_model
+from sglang_xshare.policies import VANILLA, build_plan
+from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.refusal import ExpertPolicyError
+
+NO_POLICY = "cannot be served with an expert policy"
+
+
+def model(architecture: str, **text_config: object) -> SimpleNamespace:
+    return SimpleNamespace(
+        hf_config=SimpleNamespace(architectures=[architecture]),
+        hf_text_config=SimpleNamespace(**text_config),
+        num_hidden_layers=4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("architecture", "text_config", "found"),
+    [
+        ("Qwen3MoeForCausalLM", {"num_experts": 128, "num_experts_per_tok": 8}, (128, 8)),
+        ("DeepseekV3ForCausalLM", {"n_routed_experts": 256, "num_experts_per_tok": 8}, (256, 8)),
+        ("GptOssForCausalLM", {"num_local_experts": 128, "num_experts_per_tok": 4}, (128, 4)),
+        ("MixtralForCausalLM", {"num_local_experts": 8, "num_experts_per_tok": 2}, (8, 2)),
+        ("HunYuanMoEV1ForCausalLM", {"num_experts": 64, "moe_topk": [8, 8]}, (64, 8)),
+        ("Step3VLForConditionalGeneration", {"moe_num_experts": 48, "moe_top_k": 3}, (48, 3)),
+        ("Gemma4ForCausalLM", {"num_experts": 128, "top_k_experts": 8}, (128, 8)),
+        ("DbrxForCausalLM", {"ffn_config": SimpleNamespace(moe_num_experts=16, moe_top_k=4)}, (16, 4)),
+    ],
+)
+def test_experts_and_top_k_are_read_by_their_many_names(architecture, text_config, found):
+    read = read_model(model(architecture, **text_config), "path")
+    assert (read.num_experts, read.top_k) == found
+
+
+@pytest.mark.parametrize(
+    ("architecture", "text_config"),
+    [("Qwen3ForCausalLM", {"hidden_size": 128}), ("DeepseekV2ForCausalLM", {"n_routed_experts": None})],
+)
+def test_dense_model_is_refused(architecture, text_config):
+    line = f"^--model-path path: {NO_POLICY}: {architecture} is a dense model; allowed are Mixture-of-Experts models$"
+    with pytest.raises(ExpertPolicyError, match=line):
+        read_model(model(architecture, **text_config), "path")
+
+
+@pytest.mark.parametrize(("key", "value"), [("num_experts", [16, 32]), ("num_experts_per_tok", [8, 4])])
+def test_layers_that_differ_are_refused(key, value):
+    given = {"num_experts": 16, "num_experts_per_tok": 8} | {key: value}
+    line = (
+        rf"^--model-path path: {NO_POLICY}: HunYuanMoEV1ForCausalLM: \[\d+, \d+\] experts by layer; allowed is the same"
+    )
+    with pytest.raises(ExpertPolicyError, match=line):
+        read_model(model("HunYuanMoEV1ForCausalLM", **given), "path")
+
+
+CONFIG: dict[str, object] = {
+    "expert_policy": "xshare",
+    "disaggregation_mode": "null",
+    "moe_runner_backend": "auto",
+    "moe_a2a_backend": "none",
+    "tp_size": 1,
+    "dp_size": 1,
+    "ep_size": 1,
+    "init_expert_location": "trivial",
+    "enable_eplb": False,
+    "ep_num_redundant_experts": 0,
+    "enable_return_routed_experts": False,
+    "speculative_algorithm": None,
+    "speculative_draft_model_path": None,
+    "speculative_num_draft_tokens": None,
+    "max_running_requests": None,
+    "speculative_adaptive": False,
+    "device": "cpu",
+    "model_path": "path",
+}
+
+
+@pytest.fixture
+def check(monkeypatch):
+    """Call it with a loaded configuration and resolved arguments for what is said of them before weights load."""
+
+    def check_server(loaded: SimpleNamespace, **changes: object) -> None:
+        monkeypatch.setattr(server, "model_config", lambda server_args: loaded)
+        config = SimpleNamespace(**CONFIG | changes)
+        arguments = read_arguments(config)
+        assert arguments is not None
+        server.check_server(config, arguments)
+
+    return check_server
+
+
+@pytest.mark.parametrize(
+    ("loaded", "changes", "named"),
+    [
+        ({"norm_topk_prob": False}, {}, "serves renormalizing routers only"),
+        (
+            {"norm_topk_prob": False},
+            {"expert_policy": None, "mask_padding_experts": True},
+            "renormalizing routers only",
+        ),
+        ({"scoring_func": "sigmoid"}, {}, "serves plain softmax routers only"),
+        ({}, {"expert_policy": "oea", "expert_policy_config": {"kmax": 6}}, "kmax = 6: .*; allowed is 4"),
+    ],
+)
+def test_a_runner_that_ranks_logits_is_known_from_the_configuration(loaded, changes, named, check):
+    """As argument resolution chooses it for gpt-oss on Hopper."""
+    loaded = model("GptOssForCausalLM", num_local_experts=32, num_experts_per_tok=4, **loaded)
+    with pytest.raises(ExpertPolicyError, match=f"^--moe-runner-backend triton_kernel: {NO_POLICY}: .*{named}$"):
+        check(loaded, moe_runner_backend="triton_kernel", **changes)
+    check(loaded, **changes)
+
+
+def test_a_runner_that_nobody_gave_is_not_named(check, monkeypatch):
+    """As deep_gemm, which SGLang chooses for MiniMax-M3's mxfp8, and beside which nothing runs these."""
+    monkeypatch.setattr(server, "is_given", lambda server_args: False)
+    monkeypatch.setattr(server, "check_experts", lambda server_args: None)
+    given = {"expert_policy": "oea", "expert_policy_config": {"kmax": 10}, "moe_runner_backend": "deep_gemm"}
+    line = (
+        "--expert-policy oea: kmax = 10: MoE runner deep_gemm uses top-k; allowed is 8; SGLang runs this model's "
+        "experts with deep_gemm here"
+    )
+    with pytest.raises(ExpertPolicyError, match=f"^{re.escape(line)}$"):
+        check(model("MiniMaxM3SparseForCausalLM", **QWEN3), **given)
+
+
+def test_a_runner_that_ranks_logits_serves_gpt_oss(check):
+    check(model("GptOssForCausalLM", num_local_experts=32, num_experts_per_tok=4), moe_runner_backend="triton_kernel")
+
+
+ENOUGH = "; with add below 63 it can"
+
+
+@pytest.mark.parametrize(
+    ("keys", "warned"),
+    [
+        ({"add": 240}, [("k0 = 1, add = 240", ENOUGH)]),
+        ({"add": 63}, [("k0 = 1, add = 63", ENOUGH)]),
+        ({"add": 62}, []),
+        (
+            {"add": 8, "layers": {"2": {"add": 63}, "3": {"mass": 1}}},
+            [("k0 = 1, add = 63", ENOUGH), ("k0 = 1, add = 8, mass = 1.0", "")],
+        ),
+    ],
+)
+def test_a_plan_that_never_drops_an_expert_is_a_warning(keys, warned, check, caplog):
+    """One for each of a policy's plans that only costs time, and none for the others."""
+    check(model("Qwen3MoeForCausalLM", num_experts=64, num_experts_per_tok=8), expert_policy_config=keys)
+    start = "--expert-policy xshare: this plan"
+    lines = [f"{start} ({plan}) never drops one of 64 experts{remedy}" for plan, remedy in warned]
+    assert sorted(caplog.messages) == lines
+    assert all(record.levelname == "WARNING" for record in caplog.records)
+
+
+QWEN3 = {"num_experts": 64, "num_experts_per_tok": 8}
+
+
+@pytest.mark.parametrize(
+    ("flag", "policy", "keys", "reason"),
+    [
+        ("enable_return_routed_experts", "oea", {"kmax": 10}, "kmax = 10 gives it rows of another width"),
+        ("enable_paged_experts", "oea", {"kmax": 10}, "kmax = 10 gives it rows of another width"),
+        (
+            "enable_return_routed_experts",
+            "moe-spec",
+            {"budget": 16, "coverage": "truncate", "rescue": False, "phases": ["decode"]},
+            "rescue = false leaves rows without experts, which would report other rows'",
+        ),
+    ],
+)
+def test_rows_that_a_flag_could_not_read_are_refused(flag, policy, keys, reason, check):
+    loaded = model("Qwen3MoeForCausalLM", **QWEN3)
+    given = {"expert_policy": policy, "expert_policy_config": keys}
+    check(loaded, **given)
+    line = f"--{flag.replace('_', '-')} on: {NO_POLICY}: {reason}; allowed is off"
+    with pytest.raises(ExpertPolicyError, match=f"^{re.escape(line)}$"):
+        check(loaded, **{flag: True}, **given)
+
+
+def test_a_schedule_is_checked_by_itself_as_a_live_switch_does():
+    """It returns plans and warnings, and logs nothing."""
+    served = read_model(model("Qwen3MoeForCausalLM", **QWEN3), "path")
+    config = SimpleNamespace(**CONFIG)
+    keys = {"k0": 1, "add": 8, "layers": {"2": {"add": 63}}}
+    plans, warnings = check_schedule(build_schedule("xshare", keys, speculative=False), served, config)
+    assert plans == [build_plan("xshare", k0=1, add=8), build_plan("xshare", k0=1, add=63)]
+    assert warnings == ["--expert-policy xshare: this plan (k0 = 1, add = 63) never drops one of 64 experts" + ENOUGH]
+    assert check_schedule(None, served, config) == ([VANILLA], [])
+    with pytest.raises(ExpertPolicyError, match=r"^--expert-policy oea: k0 = 9: allowed is at most the model's top-k"):
+        check_schedule(build_schedule("oea", {"k0": 9}, speculative=False), served, config)
+
+
+def test_own_share_of_weights_that_the_model_does_not_renormalize_is_refused_by_its_configuration():
+    config = SimpleNamespace(**CONFIG)
+    schedule = build_schedule("xshare", {"add": 8, "own_share": 0.75}, speculative=False)
+    line = "--expert-policy xshare: own_share = 0.75: allowed only with a model that renormalizes its weights"
+    check_schedule(schedule, read_model(model("Qwen3MoeForCausalLM", **QWEN3), "path"), config)
+    with pytest.raises(ExpertPolicyError, match=f"^{line}$"):
+        check_schedule(schedule, read_model(model("OlmoeForCausalLM", **QWEN3, norm_topk_prob=False), "path"), config)
+
+
+def test_a_folder_is_read_without_sglang(tiny_model, tmp_path):
+    shape = read_folder(str(tiny_model))
+    assert (shape.architecture, shape.num_layers, shape.num_experts, shape.top_k) == ("Qwen3MoeForCausalLM", 4, 64, 8)
+    nested = {"architectures": ["Qwen3MoeForCausalLM"], "text_config": QWEN3 | {"num_hidden_layers": 3}}
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    assert read_folder(str(tmp_path)).num_layers == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (None, "No such file or directory; allowed is a model's folder"),
+        ("{", "config.json: Expecting property name"),
+        ("[]", "config.json: .*; allowed is a model's folder"),
+        ('{"num_hidden_layers": 2}', "config.json: .*architectures'?; allowed is a model's folder"),
+        ('{"num_hidden_layers": 2, "architectures": ["Qwen3ForCausalLM"]}', f"{NO_POLICY}: .* is a dense model"),
+    ],
+)
+def test_a_folder_without_a_model_is_refused_in_one_line(config, reason, tmp_path):
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ExpertPolicyError, match=reason) as raised:
+        read_folder(str(tmp_path))
+    assert str(tmp_path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("path", ["/nowhere/model", "./model", "../model", "~/model", "there/model", "there/deep/er"])
+def test_a_missing_model_folder_is_refused(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there" / "deep").mkdir(parents=True)
+    with pytest.raises(ExpertPolicyError) as raised:
+        check_path(path)
+    assert str(raised.value) == f"--model-path {path}: not there; allowed is a model's folder, or a name for a hub"
+
+
+@pytest.mark.parametrize("path", ["Qwen/Qwen3-30B-A3B", "gpt2", "s3://bucket/model", "there/model", "there.gguf", None])
+def test_a_name_for_a_hub_and_a_folder_that_is_there_are_left_alone(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there" / "model").mkdir(parents=True)
+    check_path(path)

@@ -1,0 +1,98 @@
+"""Ranks select the same experts bit for bit, over thousands of steps on 2 and 4 processes; what differs is found."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmark.common.paths import ROOT
+from sglang_xshare.stage.evidence.agreement import EVERY, Agreement
+from sglang_xshare.stage.gather import Ranks
+from stage import ranks_that_select
+from stage.evidence.test_metrics import selection
+from stage.ranks_that_select import INJECTED, LAYERS, STEPS
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_ranks_agree_over_thousands_of_steps_and_one_wrong_bit_is_found(size, tmp_path):
+    """Each rank selects by itself, every other one now and then by the reference; the last has one expert too many in
+    one layer of one step, which its own record of what it selected does not have.
+    """
+    script = [sys.executable, str(Path(ranks_that_select.__file__)), str(size), str(tmp_path)]
+    env = {"PYTHONPATH": f"{ROOT / 'test'}:{ROOT / 'python'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    answers = [torch.load(tmp_path / f"{rank}.pt") for rank in range(size)]
+    first = answers[0]["active"]
+    assert first.shape == (STEPS * LAYERS, 32)
+    assert 0 < first.float().mean() < 1
+    early = [count for count in range(1, EVERY) if count & (count - 1) == 0]
+    comparisons = [*early, *range(EVERY, STEPS + 1, EVERY)]
+    found = next(number for number, count in enumerate(comparisons) if count > INJECTED)
+    for answer in answers:
+        assert answer["active"].equal(first)
+        wrong = [[0] * size for _ in comparisons]
+        wrong[found][-1] = 1
+        assert answer["seen"] == list(zip(comparisons, wrong, strict=True))
+        assert answer["total"] == (len(comparisons), [sum(rank) for rank in zip(*wrong, strict=True)])
+
+
+def make(others, size=2):
+    """An agreement of `size` ranks whose other ranks have the checksums that `others` makes of this one's."""
+    return Agreement(size, "cpu", lambda own, ranks: torch.cat([own, *others(own)]))
+
+
+def test_the_order_of_steps_and_the_layer_matter():
+    one, two = selection(3, 3, [1.0]), selection(5, 5, [1.0])
+    checksums = []
+    for steps in ([[one, two], [two, one]], [[two, one], [one, two]], [[one, None]], [[None, one]], [[None, two]]):
+        agreement = make(lambda own: [own])
+        for step in steps:
+            agreement.count(step)
+        checksums.append(int(agreement._checksum))
+    assert len({*checksums, 0}) == 6
+
+
+def test_steps_without_a_selection_are_no_comparison():
+    agreement = make(lambda own: [own])
+    agreement.end_forward(None)
+    assert agreement.read() == (0, [0, 0])
+    agreement.count([selection(0, 0, [1.0])])  # a graph's capture
+    agreement.end_forward(None)
+    assert agreement.read() == (0, [0, 0])
+    agreement.count([selection(2, 2, [1.0])])
+    for _ in range(2):
+        agreement.end_forward(None)
+    assert agreement.read() == (1, [0, 0])
+
+
+def test_all_ranks_are_compared_with_the_first():
+    agreement = make(lambda own: [own + 1, own + 2, own], 4)
+    agreement.count([selection(2, 2, [1.0])])
+    agreement.end_forward(Ranks(0, 4, 2, 32, together=True))
+    assert agreement.read() == (1, [0, 1, 1, 0])
+
+
+@pytest.mark.parametrize("share", [1, 2])
+def test_ranks_that_select_apart_are_not_compared(share):
+    agreement = make(lambda own: pytest.fail("a collective"), 4)
+    agreement.end_forward(Ranks(0, 4, share, 32, together=False))
+    assert agreement.read() == (0, [0] * 4)
+
+
+def test_one_log_line_at_the_first_disagreement(caplog):
+    agreement = make(lambda own: [own + 1])
+    reporter = SimpleNamespace(current_scheduler_metrics_enabled=False)
+    with caplog.at_level(logging.ERROR):
+        agreement.report(reporter)
+        assert not caplog.records
+        for _ in range(2):
+            agreement.count([selection(2, 2, [1.0])])
+            agreement.end_forward(None)
+            agreement.report(reporter)
+    (record,) = caplog.records
+    assert "ranks [1] have selected other experts than the first, in 1 of 1 comparisons" in record.message

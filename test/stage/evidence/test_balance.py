@@ -1,0 +1,59 @@
+"""What expert-parallel ranks have to load: exact, of live rows and selecting layers alone, on every reader's own."""
+
+import torch
+from prometheus_client import REGISTRY
+
+from sglang_xshare.stage.evidence.balance import Balance, BalanceExporter, BalanceReader, RankLoad, format_balance
+from sglang_xshare.stage.placement import Placement
+from stage.evidence.test_metrics import selection
+
+EXPERTS = 16
+# The third layer's experts lie the other way round.
+PHYSICAL = torch.stack([torch.arange(EXPERTS), torch.arange(EXPERTS), torch.arange(EXPERTS).flip(0)])
+PLACEMENT = Placement(ranks=4, per_rank=4, physical=PHYSICAL)
+
+
+def make_balance(layer_ids=(0, 2)):
+    return Balance(PLACEMENT, layer_ids, "cpu")
+
+
+def test_experts_of_each_rank():
+    experts = torch.zeros(2, EXPERTS, dtype=torch.bool)
+    experts[:, :6] = True
+    assert PLACEMENT.count(torch.tensor([0, 2]), experts).tolist() == [[4, 2, 0, 0], [0, 0, 2, 4]]
+
+
+def test_the_fullest_rank_and_the_mean_of_all():
+    balance = make_balance()
+    log, metrics = BalanceReader(balance), BalanceReader(balance)
+    counts = balance.count([selection(9, 6, [1.0]), selection(8, 2, [1.0])])
+    assert counts.tolist() == [[1, 4, 4, 2.25, 1.5], [1, 4, 2, 2, 0.5]]
+    assert log.read() == RankLoad(2, 8, 6, 4.25, 2)
+    balance.count([None, selection(3, 1, [1.0])])
+    assert log.read() == RankLoad(1, 3, 1, 0.75, 0.25)
+    assert metrics.read() == RankLoad(3, 11, 7, 5, 2.25)
+
+
+def test_a_step_without_a_live_row_counts_as_none():
+    balance = make_balance()
+    assert not balance.count([selection(0, 0, [0.0]), None]).any()
+    assert format_balance(BalanceReader(balance).read()) == ""
+
+
+def test_log_line():
+    text = format_balance(RankLoad(4, 40, 20, 16, 10))
+    assert text == ", active experts of the fullest rank: 10.0 -> 5.0, of a rank: 4.0 -> 2.5"
+
+
+def test_metrics():
+    exporter = BalanceExporter()
+    for load in (RankLoad(4, 40, 20, 16, 10), RankLoad(2, 6, 4, 3, 2), RankLoad(0, 0, 0, 0, 0)):
+        exporter.export(load, {"model": "fake"})
+    names = ("fullest_rank_{}_before", "fullest_rank_{}_after", "mean_rank_{}_before", "mean_rank_{}_after")
+
+    def read(kind, end=""):
+        samples = (f"sglang:expert_policy_{name.format(kind)}{end}" for name in names)
+        return [REGISTRY.get_sample_value(sample, {"model": "fake"}) for sample in samples]
+
+    assert read("experts", "_total") == [46, 24, 19, 12]
+    assert read("active_experts") == [3, 2, 1.5, 1], "of the last interval with steps"

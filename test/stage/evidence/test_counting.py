@@ -1,0 +1,132 @@
+"""A step is counted in one launch: exactly as plain torch counts it, with nothing else launched."""
+
+import pytest
+import torch
+import triton
+from triton.compiler import ASTSource
+
+from selection.hopper import HOPPER
+from selection.interpreter import interpreted
+from selection.test_triton import DEVICE
+from selection.test_triton_launch import Dispatched, Kernel, kernel
+from sglang_xshare import Batch, Router, RunnerSlots, build_plan, selection
+from sglang_xshare.stage.evidence import counting
+from sglang_xshare.stage.evidence.metrics import OUTCOMES, Counters
+from sglang_xshare.stage.step import Step
+from stage.counted import count_outcomes, count_steps
+from stage.fake import Model, forward_batch, run
+
+__all__ = ["kernel"]
+pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="there is a GPU: the tests of serving count on it")
+PLANS = {
+    "xshare": [build_plan("xshare", k0=1, add=3), build_plan("pruned", k0=1)],
+    "a vanilla layer": [None, build_plan("xshare", k0=1, add=3), None],
+    "rescued rows": [build_plan("moe-spec", budget=1, coverage="truncate")] * 2,
+}
+
+
+@pytest.fixture(scope="module")
+def interpreter():
+    with interpreted() as run:
+        yield run
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+@pytest.mark.parametrize("slots", [RunnerSlots(), RunnerSlots(masked=True)], ids=["slots", "masked"])
+@pytest.mark.parametrize("plans", PLANS)
+def test_a_step_is_counted_as_in_torch(interpreter, plans, slots, backend):
+    """Steps of several sizes, with padding and without; one in which no row lives counts as none."""
+    generator = torch.Generator().manual_seed(0)
+    steps = []
+    for rows, live in ((5, 4), (9, 9), (140, 131), (3, 0)):
+        logits = torch.randn(len(PLANS[plans]), rows, 24, generator=generator)
+        steps.append((logits, None if live == rows else torch.arange(rows) < live))
+    found, counters = interpreter(count_steps, steps, PLANS[plans], Router(4), backend, slots)
+    added = torch.zeros_like(counters.totals)
+    for (counts, wanted), (_, valid) in zip(found, steps, strict=True):
+        alive = valid is None or bool(valid.any())
+        torch.testing.assert_close(counts, wanted * alive, atol=1e-9, rtol=1e-12)
+        assert torch.equal(counts[:, [0, 1, 2, 4, 5]], wanted[:, [0, 1, 2, 4, 5]] * alive)
+        added += counts
+    assert torch.equal(counters.totals, added)
+    assert counters.outcomes.tolist() == [3 * (name == "policy") for name in OUTCOMES]
+    if plans == "rescued rows" and slots == RunnerSlots():
+        assert counters.totals[:, 5].all()
+
+
+def test_outcomes_of_vanilla_forwards(interpreter):
+    def step(*valid):
+        return Step("decode", len(valid), Batch(torch.tensor(valid)))
+
+    forwards = [
+        ("prefill", None),
+        ("min_tokens", step(True)),
+        ("min_tokens", step(False)),
+        ("prefill", None),
+        ("phase", step(False, True)),
+        ("max_tokens", Step("decode", 3, Batch())),
+    ]
+    counts = dict(zip(OUTCOMES, interpreter(count_outcomes, forwards).tolist(), strict=True))
+    assert {name: count for name, count in counts.items() if count} == {
+        "prefill": 2,
+        "min_tokens": 1,
+        "phase": 1,
+        "max_tokens": 1,
+    }
+
+
+@pytest.fixture
+def counted(kernel, monkeypatch):
+    """The stand-in that counts, beside the one that selects."""
+    stand_in = Kernel()
+    monkeypatch.setattr(counting, "count_kernel", stand_in)
+    monkeypatch.setattr(selection, "_choose_backend", lambda *args: "triton")
+    return stand_in
+
+
+@pytest.mark.parametrize("layers", [{}, {"1": {"policy": "vanilla"}}], ids=["all layers", "one vanilla"])
+def test_a_step_launches_one_kernel_a_layer_and_one_that_counts(attach, kernel, counted, layers):
+    """Torch launches what tells padding rows, and nothing else."""
+    model = Model(3)
+    installed = attach(model, expert_policy="xshare", expert_policy_config={"k0": 1, "add": 3, "layers": layers})
+    installed.counters.in_one_launch = installed.mask_padding = True
+    run(model, "decode", 8)  # what is made once, a plan's numbers and the like, goes to the device
+    for launched in (kernel, counted):
+        launched.launches.clear()
+    batch = forward_batch("decode", 8, padding=2)
+    with Dispatched() as dispatched:
+        model.forward(None, None, batch)
+    assert dispatched.operations == ["ne"]
+    assert len(kernel.launches) == 3 - len(layers)
+    assert [grid for grid, _ in counted.launches] == [(3,)]
+
+
+def test_a_vanilla_forward_launches_one(attach, counted):
+    model = Model(3)
+    installed = attach(model, expert_policy="xshare", expert_policy_config={"k0": 1, "add": 3})
+    installed.counters.in_one_launch = True
+    batch = forward_batch("prefill", 8)
+    with Dispatched() as dispatched:
+        model.forward(None, None, batch)
+    assert dispatched.operations == []
+    assert [grid for grid, _ in counted.launches] == [(1,)]
+
+
+def test_layers_with_other_experts_than_the_first_are_refused():
+    counters = Counters(2, "cpu")
+    counters.in_one_launch = True
+    counters.tally(0, torch.randn(4, 16))
+    with pytest.raises(RuntimeError, match="12 experts in one MoE layer, 16 in another"):
+        counters.tally(1, torch.randn(4, 12))
+
+
+@pytest.mark.parametrize("absent", [(), ("selecting",), ("selecting", "valid")])
+def test_it_compiles_for_hopper(absent):
+    constants = dict.fromkeys(absent) | {"num_experts": 128, "width": 128}
+    names = counting.count_kernel.arg_names
+    kinds = ["*i1", "*i1", "*fp32", "*i64", "*i1", "*i1", "*fp64", "*fp64", "*i64", "i32", "i32"]
+    signature = dict(zip(names, kinds, strict=False)) | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(
+        counting.count_kernel, signature, {(names.index(name),): value for name, value in constants.items()}
+    )
+    triton.compile(source, target=HOPPER, options={"num_warps": 1})

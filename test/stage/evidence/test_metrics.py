@@ -1,0 +1,151 @@
+"""Counts exact, in the log, in prometheus, and never waited for inside a step."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from sglang_xshare.stage.evidence.metrics import OUTCOMES, Counters, Interval, Reader, count_selections, format_log
+from sglang_xshare.stage.step import Step
+from sglang_xshare.types import Batch, Selection
+
+
+def selection(before: int, after: int, kept: list[float], rescued: int = 0) -> Selection:
+    """A selection of `after` active experts where vanilla would have woken `before`."""
+    experts = torch.arange(16)
+    return Selection(
+        topk_ids=torch.empty(0, dtype=torch.int32),
+        topk_weights=torch.empty(0),
+        selected=experts < after,
+        active=experts < after,
+        rescued=torch.tensor(rescued),
+        vanilla_active=experts < before,
+        kept_mass=torch.tensor(kept),
+    )
+
+
+def count(counters: Counters, selections: list[Selection | None], step: Step) -> torch.Tensor:
+    """Count a step as the stage does; returns what it added."""
+    counts = count_selections(selections, step)
+    counters.totals += counts
+    return counts
+
+
+def step(rows: int, valid: list[bool] | None = None) -> Step:
+    return Step("decode", rows, Batch(valid=None if valid is None else torch.tensor(valid)))
+
+
+def test_counts_are_exact():
+    counters = Counters(2, "cpu")
+    counters.count_outcome("prefill")
+    for _ in range(3):
+        counters.count_outcome("policy", step(2))
+        count(counters, [selection(8, 5, [1.0, 0.5]), selection(10, 4, [0.25, 0.75], rescued=1)], step(2))
+    assert Reader(counters).read() == Interval(
+        layer_steps=6,
+        experts_before=3 * 18,
+        experts_after=3 * 9,
+        kept_mass=3 * 2.5,
+        rows=3 * 4,
+        rescued=3,
+        outcomes=dict.fromkeys(OUTCOMES, 0) | {"prefill": 1, "policy": 3},
+    )
+
+
+def test_means():
+    interval = Interval(4, 40, 20, 7.5, 10, 0, dict.fromkeys(OUTCOMES, 0))
+    assert (interval.mean_before, interval.mean_after, interval.mean_kept_mass) == (10, 5, 0.75)
+    nothing = Interval(0, 0, 0, 0.0, 0, 0, dict.fromkeys(OUTCOMES, 0))
+    assert (nothing.mean_before, nothing.mean_after, nothing.mean_kept_mass) == (0, 0, 0)
+
+
+def test_padding_rows_are_no_rows():
+    counters = Counters(1, "cpu")
+    count(counters, [selection(8, 5, [1.0, 0.5, 0.0])], step(3, [True, True, False]))
+    interval = Reader(counters).read()
+    assert (interval.rows, interval.mean_kept_mass) == (2, 0.75)
+
+
+def test_step_without_a_live_row_counts_as_none():
+    """As when a CUDA graph is warmed up and captured."""
+    counters = Counters(1, "cpu")
+    dead = step(2, [False, False])
+    counters.count_outcome("policy", dead)
+    count(counters, [selection(0, 0, [0.0, 0.0])], dead)
+    interval = Reader(counters).read()
+    assert (interval.layer_steps, interval.rows, interval.outcomes["policy"]) == (0, 0, 0)
+
+
+def test_vanilla_layers_are_not_counted():
+    counters = Counters(3, "cpu")
+    counts = count(counters, [None, selection(8, 5, [1.0]), None], step(1))
+    assert counts.tolist() == [[0] * 6, [1, 8, 5, 1, 1, 0], [0] * 6]
+    assert counters.totals.equal(counts)
+
+
+def test_each_reader_gets_what_is_new_to_it():
+    counters = Counters(1, "cpu")
+    log, metrics = Reader(counters), Reader(counters)
+    count(counters, [selection(8, 5, [1.0])], step(1))
+    assert metrics.read().experts_after == 5
+    assert metrics.read().layer_steps == 0
+    count(counters, [selection(8, 3, [1.0])], step(1))
+    count(counters, [selection(8, 3, [1.0])], step(1))
+    assert metrics.read().experts_after == 6
+    assert log.read().experts_after == 11
+
+
+def test_log_line():
+    outcomes = dict.fromkeys(OUTCOMES, 0) | {"policy": 39, "prefill": 2, "min_tokens": 1}
+    text = format_log(Interval(156, 6240, 3900, 585.0, 600, 0, outcomes))
+    assert text == (
+        ", active experts: 40.0 -> 25.0, kept mass: 0.9750, policy steps: 39, vanilla steps: prefill 2 min_tokens 1"
+    )
+    text = format_log(Interval(4, 8, 4, 3.0, 4, 2, dict.fromkeys(OUTCOMES, 0) | {"policy": 1}))
+    assert text == ", active experts: 2.0 -> 1.0, kept mass: 0.7500, policy steps: 1, vanilla steps: 0, rescued: 2"
+    text = format_log(Interval(0, 0, 0, 0.0, 0, 0, dict.fromkeys(OUTCOMES, 0) | {"min_tokens": 7}))
+    assert text == ", policy steps: 0, vanilla steps: min_tokens 7"
+
+
+EXPORT = """
+from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+from sglang_xshare.stage.evidence.metrics import OUTCOMES, Exporter, Interval
+exporter = Exporter({"policy": "xshare", "k0": 1, "mass": None})
+labels = {"model_name": "m", "tp_rank": 0}
+outcomes = dict.fromkeys(OUTCOMES, 0)
+exporter.export(Interval(4, 40, 20, 7.5, 10, 0, outcomes | {"policy": 1, "prefill": 1}), labels)
+exporter.export(Interval(4, 48, 12, 9.0, 10, 2, outcomes | {"policy": 1}), labels)
+exporter.export(Interval(0, 0, 0, 0.0, 0, 0, outcomes | {"min_tokens": 3}), labels)
+registry = CollectorRegistry()
+multiprocess.MultiProcessCollector(registry)
+print(generate_latest(registry).decode())
+"""
+
+
+def test_export_in_multiprocess_mode(tmp_path):
+    """As in the server: the scheduler counts, another process answers /metrics."""
+    env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", EXPORT], env=env, capture_output=True, text=True, check=True)
+    labels = 'model_name="m",tp_rank="0"'
+    wanted = {
+        f"sglang:expert_policy_layer_steps_total{{{labels}}}": 8,
+        f"sglang:expert_policy_experts_before_total{{{labels}}}": 88,
+        f"sglang:expert_policy_experts_after_total{{{labels}}}": 32,
+        f"sglang:expert_policy_kept_mass_total{{{labels}}}": 16.5,
+        f"sglang:expert_policy_rows_total{{{labels}}}": 20,
+        f"sglang:expert_policy_rescued_rows_total{{{labels}}}": 2,
+        f"sglang:expert_policy_active_experts_before{{{labels}}}": 12,
+        f"sglang:expert_policy_active_experts_after{{{labels}}}": 3,
+        f"sglang:expert_policy_mean_kept_mass{{{labels}}}": 0.9,
+    } | {
+        f'sglang:expert_policy_steps_total{{model_name="m",outcome="{outcome}",tp_rank="0"}}': count
+        for outcome, count in (dict.fromkeys(OUTCOMES, 0) | {"policy": 2, "prefill": 1, "min_tokens": 3}).items()
+    }
+    wanted[
+        'sglang:expert_policy_info{model_name="m",plan="{\\"policy\\": \\"xshare\\", \\"k0\\": 1, \\"mass\\": null}",'
+        'policy="xshare",tp_rank="0"}'
+    ] = 1
+    lines = [line for line in done.stdout.splitlines() if line and not line.startswith("#")]
+    found = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+    assert found == pytest.approx(wanted)

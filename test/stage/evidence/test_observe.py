@@ -1,0 +1,138 @@
+"""`observe` in the stage: the model routes as ever, and every plan's counts are what `select()` says of the logits."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from prometheus_client import REGISTRY
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from sglang_xshare import Batch, Router, build_plan, hooks, select
+from sglang_xshare.policies import VANILLA
+from sglang_xshare.stage.evidence.metrics import Interval
+from sglang_xshare.stage.evidence.observe import SIZES, ObservationExporter, ObservationReader, format_observed
+from sglang_xshare.stage.stage import PolicyBypassed
+from stage.fake import EXPERTS, TOP_K, Formats, Model, forward_batch, run
+from stage.test_capture import RefuseHostData
+
+PLANS = {"xshare:k0=1,add=2": build_plan("xshare", k0=1, add=2), "oea:k0=1": build_plan("oea", k0=1)}
+OBSERVE: dict[str, Any] = {"expert_policy": "observe", "expert_policy_config": {"plans": list(PLANS)}}
+
+
+def expect(logits: torch.Tensor, plan: Any, valid: torch.Tensor | None = None) -> list[float]:
+    """[experts before, after, kept mass] of one layer and step."""
+    chosen = select(logits, plan, Router(TOP_K), Batch(valid), backend="reference")
+    return [int(chosen.vanilla_active.sum()), int(chosen.active.sum()), float(chosen.kept_mass.sum())]
+
+
+def test_the_model_routes_as_ever_and_every_plan_is_counted(attach):
+    model = Model(2)
+    installed = attach(model, **OBSERVE)
+    run(model, "decode", 16)
+    assert model.routed == [None, None], "every layer got its own config back"
+    for plan, counters in zip(PLANS.values(), installed.observation.counters.values(), strict=True):
+        before, after, kept = expect(model.logits, plan)
+        assert after < before
+        assert counters.totals.tolist() == [pytest.approx([1, before, after, kept, 16, 0])] * 2
+    before = expect(model.logits, VANILLA)[0]
+    assert installed.counters.totals.tolist() == [[1, before, before, 16, 16, 0]] * 2
+
+
+def test_padding_is_not_observed(attach):
+    model = Model(1)
+    installed = attach(model, **OBSERVE)
+    installed.mask_padding = True
+    run(model, "decode", 8, padding=3)
+    valid = torch.arange(8) < 5
+    for plan, counters in zip(PLANS.values(), installed.observation.counters.values(), strict=True):
+        assert counters.totals[0, 1:5].tolist() == pytest.approx([*expect(model.logits, plan, valid), 5])
+    assert dict(zip(SIZES, installed.observation.sizes.tolist(), strict=True))["5-8"] == 1
+    run(model, "decode", 4, padding=4)
+    assert installed.observation.sizes.sum() == 1, "a graph that is being captured has no live row"
+
+
+def test_batch_sizes_fall_into_their_class(attach):
+    model = Model(1)
+    installed = attach(model, **OBSERVE)
+    for rows in (1, 2, 3, 4, 5, 16, 17, 256, 257, 300):
+        run(model, "decode", rows)
+    wanted = {"1": 1, "2": 1, "3-4": 2, "5-8": 1, "9-16": 1, "17-32": 1, "129-256": 1, "257-": 2}
+    sizes = ObservationReader(installed.observation).read()[1]
+    assert sizes == dict.fromkeys(SIZES, 0) | wanted
+
+
+def test_single_rows_are_vanilla_under_every_plan_and_prefill_is_not_observed(attach):
+    model = Model(1)
+    installed = attach(model, **OBSERVE)
+    run(model, "decode", 1)
+    run(model, "prefill", 40)
+    for counters in installed.observation.counters.values():
+        assert counters.totals.tolist() == [[1, TOP_K, TOP_K, 1, 1, 0]]
+    logged, exported = installed.reports.logged.read(), installed.reports.exported.read()
+    assert logged.outcomes | {"observed": 1, "prefill": 1} == exported.outcomes
+
+
+def test_a_layer_that_is_not_observed_stops_the_server(attach):
+    model = Model()
+    attach(model, **OBSERVE)
+    model.skipped = {1}
+    with pytest.raises(PolicyBypassed, match=r"\[1\]"):
+        run(model, "decode", 4)
+
+
+@pytest.mark.parametrize("convention", ["masked", "dropped"])
+def test_a_runner_that_ranks_logits_gets_the_models_own(attach, convention):
+    model = Model(1)
+    installed = attach(model, **OBSERVE)
+    installed.layers[0][1].convention, installed.layers[0][1].routes_itself = convention, True
+    logits, output_format = torch.randn(4, EXPERTS), Formats.BYPASSED
+
+    def forward(input_ids: Any, positions: Any, forward_batch: Any) -> str:
+        assert hooks.prepare(model.configs[0], output_format, logits) == (output_format, logits)
+        return "output"
+
+    installed._wrap(forward)(None, None, forward_batch("decode", 4))
+    assert [int(counters.totals[0, 0]) for counters in installed.observation.counters.values()] == [1, 1]
+
+
+def test_the_step_never_waits_for_the_device(attach, tmp_path):
+    model = Model(2)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        installed = attach(model, **OBSERVE, expert_policy_trace=str(tmp_path / "trace"))
+        installed.mask_padding = True
+        model.logits = torch.randn(12, EXPERTS)
+        with RefuseHostData():
+            model.forward(None, None, forward_batch("decode", 12, padding=4))
+
+
+def test_log_metrics_and_trace(attach, tmp_path):
+    model = Model(1)
+    installed = attach(model, **OBSERVE, expert_policy_trace=str(tmp_path / "trace.jsonl"))
+    reader = ObservationReader(installed.observation)
+    run(model, "decode", 16)
+    plans, sizes = reader.read()
+    assert reader.read()[0]["oea:k0=1"].layer_steps == 0, "read before"
+    before, after, kept = expect(model.logits, PLANS["oea:k0=1"])
+    assert format_observed(plans).endswith(f", oea:k0=1 would keep {after:.1f} (kept mass {kept / 16:.4f})")
+
+    ObservationExporter().export(plans, sizes, {"model": "fake"})
+    sample = REGISTRY.get_sample_value
+    own = {"model": "fake", "plan": "oea:k0=1"}
+    assert sample("sglang:expert_policy_observed_experts_total", own) == after
+    assert sample("sglang:expert_policy_observed_active_experts", own) == after
+    assert sample("sglang:expert_policy_observed_kept_mass", own) == pytest.approx(kept / 16)
+    assert sample("sglang:expert_policy_batch_sizes_total", {"model": "fake", "rows": "9-16"}) == 1
+
+    installed.trace.write()
+    line = json.loads((tmp_path / "trace.jsonl").read_text())
+    assert (line["batch_size"], line["experts_before"], line["experts_after"], line["kept_mass"]) == (
+        *(16, before, before),
+        1.0,
+    )
+    assert list(line["plans"]) == list(PLANS)
+    assert line["plans"]["oea:k0=1"] == {"experts_after": after, "kept_mass": pytest.approx(kept / 16)}
+
+
+def test_nothing_is_said_of_an_interval_without_steps():
+    assert format_observed({"oea": Interval(0, 0, 0, 0.0, 0, 0, {})}) == ""

@@ -1,0 +1,72 @@
+"""The trace: one JSON line a layer and step, from a ring on the device."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from sglang_xshare.stage.evidence import trace as trace_module
+from sglang_xshare.stage.evidence.trace import Trace
+from sglang_xshare.stage.step import Step
+from sglang_xshare.types import Batch
+
+
+def counts(*layers: tuple[float, ...]) -> torch.Tensor:
+    return torch.tensor(layers, dtype=torch.float64)
+
+
+def step(phase: str = "decode") -> Step:
+    return Step(phase, 4, Batch())
+
+
+def read(file: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+NOTHING = (0.0,) * 6
+
+
+def test_one_record_a_layer_and_step(tmp_path):
+    trace = Trace(tmp_path / "trace.jsonl", [3, 7], "cpu")
+    trace.record(counts((1, 20, 12, 3.0, 4, 0), (1, 22, 10, 2.0, 4, 0)), step())
+    trace.record(counts((1, 18, 9, 4.0, 4, 0), NOTHING), step("verify"))
+    trace.write()
+    names = ("step", "phase", "layer", "batch_size", "experts_before", "experts_after", "kept_mass")
+    wanted = [(0, "decode", 3, 4, 20, 12, 0.75), (0, "decode", 7, 4, 22, 10, 0.5), (1, "verify", 3, 4, 18, 9, 1.0)]
+    assert read(tmp_path / "trace.jsonl") == [dict(zip(names, record, strict=True)) for record in wanted]
+
+
+def test_each_record_is_written_once_behind_what_was_there(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text('{"step": "earlier"}\n')
+    trace = Trace(file, [0], "cpu")
+    trace.write()
+    trace.record(counts((1, 2, 1, 1.0, 1, 0)), step())
+    trace.write()
+    trace.write()
+    trace.write()
+    trace.record(counts((1, 2, 1, 1.0, 1, 0)), step())
+    trace.write()
+    assert [record["step"] for record in read(file)] == ["earlier", 0, 1]
+
+
+def test_step_without_a_live_row_leaves_no_record(tmp_path):
+    trace = Trace(tmp_path / "trace.jsonl", [0], "cpu")
+    trace.record(counts(NOTHING), step())
+    trace.record(counts((1, 2, 1, 1.0, 1, 0)), step())
+    trace.record(counts(NOTHING), step())
+    trace.write()
+    assert [record["step"] for record in read(tmp_path / "trace.jsonl")] == [0]
+
+
+def test_lost_steps_are_told(tmp_path, monkeypatch, caplog: pytest.LogCaptureFixture):
+    monkeypatch.setattr(trace_module, "CAPACITY", 4)
+    trace = Trace(tmp_path / "trace.jsonl", [0], "cpu")
+    for experts in range(7):
+        trace.record(counts((1, experts, experts, 1.0, 1, 0)), step())
+    with caplog.at_level(logging.WARNING):
+        trace.write()
+    assert [(r["step"], r["experts_after"]) for r in read(tmp_path / "trace.jsonl")] == [(3, 3), (4, 4), (5, 5), (6, 6)]
+    assert caplog.messages == [f"{tmp_path / 'trace.jsonl'}: 3 steps lost; lower --decode-log-interval"]

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from served.release import CPU, LATEST, make_env
+from sglang_xshare import refusal
 from sglang_xshare.admission.flags import list_checks
 from sglang_xshare.affinity import arguments as affinity
 from sglang_xshare.patching.errors import PatchError

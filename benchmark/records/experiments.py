@@ -114,9 +114,6 @@ EXPERIMENTS = {
             ("--offline", POLICY, "--settings", POLICY, "--tolerances", "20", "--batches", "4", *SAMPLES),
             ("--offline",),
         ),
-        Experiment(
-            "governor", "benchmark.governor", "governor", 8, ("--per-domain", "2", "--prompt", "8", "--steps", "10")
-        ),
         Experiment("affinity", "benchmark.affinity", "affinity", 3, ("mixed", *DISPATCH)),
         Experiment(
             "affinity-live",

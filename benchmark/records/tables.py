@@ -19,7 +19,6 @@ from benchmark.cost.many_devices import tabulate_devices
 from benchmark.cost.report import tabulate_cost
 from benchmark.demo import tabulate_demo
 from benchmark.expert_sharding.report import tabulate_sharding
-from benchmark.governor.report import tabulate_governor
 from benchmark.quality.findings.report import tabulate_findings
 from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
@@ -76,7 +75,6 @@ TABLES = {
     "studies": Source(("studies",), tabulate_findings),
     "estimate": Source(("serving",), tabulate_estimate),
     "expert-sharding": Source(("expert-sharding",), tabulate_sharding),
-    "governor": Source(("governor",), tabulate_governor),
     "affinity": Source(("affinity",), tabulate_affinity),
     "affinity-live": Source(("affinity-live",), tabulate_live),
     "balance-live": Source(("balance-live",), tabulate_balance_live),

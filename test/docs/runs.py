@@ -226,9 +226,6 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "python -m benchmark.quality xshare:k0=1,add=24 oea:k0=3": QUALITY,
     "python -m benchmark.speculation": replace(DRAFTED, more=f"xshare {DRAFTED.more}"),
     "python -m benchmark.speculation xshare moe-spec:budget=32 --topk 4 --draft-tokens 8": DRAFTED,
-    "python -m benchmark.governor": Run(
-        more="--per-domain 2 --prompt 8 --steps 8 --every 2 --out {scratch}", shows="Record: ", is_long=True
-    ),
     "python -m benchmark.tuning": Elsewhere("test/benchmark/tuning/test_tuning.py", "that tunes to one tolerance"),
     "python -m benchmark.tuning --offline": Elsewhere("test/benchmark/tuning/test_tuning.py", "that does so"),
     "python -m benchmark.affinity": Run(

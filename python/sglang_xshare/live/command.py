@@ -93,9 +93,6 @@ def print_answer(answer: dict[str, Any]) -> None:
     if since["layer_steps"]:
         experts = f"{since['mean_before']:.1f} -> {since['mean_after']:.1f}"
         console.print(f"active experts of a layer and step: {experts}; kept mass: {since['mean_kept_mass']:.4f}")
-    for governed in answer.get("governed", ()):
-        state = "settled" if governed["settled"] else "searching"
-        console.print(f"governor: {state} at {governed['budget']} after {governed['moves']} moves")
     limits = answer["limits"]
     graphs = f"; graphs that select: {limits['selecting_rows'] or 'none'}" if limits["captured_rows"] else ""
     console.print(f"router rows of a step: {limits['batches']}{graphs}")

@@ -18,7 +18,7 @@ from ..stage.start.server import check_observed
 from ..stage.upstream import attention_dp_size, model_config, resolved
 from ..stage.upstream_ranks import is_first_rank
 
-ADDED = ("in_force", "governed", "defaults", "limits", "counters", "since_switch", "switches", "warnings")
+ADDED = ("in_force", "defaults", "limits", "counters", "since_switch", "switches", "warnings")
 """What an answer says beside the policy and its keys; a POST may send it back, and it is not read."""
 NO_STAGE = (
     "this server was started without an expert policy; allowed is one started with --expert-policy, such as "
@@ -54,7 +54,6 @@ class Control:
             "counters": asdict(Reader(stage.counters).look()) | {"by_layer": self._count_layers()} if counts else None,
             "since_switch": asdict(stage.since_switch.look()) if counts else None,
             "switches": stage.switches,
-            "governed": None if stage.governor is None else stage.governor.describe(),
         }
 
     def post(self, body: Mapping[str, Any], reporter: Any) -> dict[str, Any]:

@@ -90,7 +90,6 @@ def attach(model_runner: Any) -> None:
         from .agreement import watch
         from .batches import read_batches
         from .gather import call_without_rows
-        from .governor import govern
         from .stage import Stage
         from .start.all_to_all import read_ranks
         from .start.layers import find_layers
@@ -117,8 +116,6 @@ def attach(model_runner: Any) -> None:
         tp_size = getattr(resolved(model_runner.server_args), "tp_size", 1)
         if tp_size > 1:
             watch(model_runner, _stage, tp_size)
-        stage = _stage
-        model_runner.forward = govern(lambda: stage.governor, model_runner.forward)
         _control = Control(_stage, model_runner.server_args)
         if _stage.plan is not None:
             show_plan(_stage.plan)

@@ -21,7 +21,7 @@ LAYERS = (
     ("stage.start", "stage.start.*"),
     ("live", "live.*"),
     ("stage",),
-    ("check", "check.*", "estimate", "estimate.*", "tune", "tune.*", "prune", "prune.*"),
+    ("check", "check.*", "estimate", "estimate.*", "tune", "tune.*"),
     ("cli", "__main__"),
     ("",),
 )

@@ -22,7 +22,6 @@ from benchmark.expert_sharding.report import tabulate_sharding
 from benchmark.quality.findings.report import tabulate_findings
 from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
-from benchmark.quality.stand_ins.report import tabulate_stand_ins
 from benchmark.records.experiments import EXPERIMENTS
 from benchmark.serving.estimate import tabulate_estimate
 from benchmark.serving.report import KEY, tabulate_serving
@@ -65,7 +64,6 @@ TABLES = {
     "front": Source(FRONTS, tabulate_gains),
     **{one.replace("front", "front-settings"): Source((one,), tabulate_front) for one in FRONTS},
     "own-share": Source(FRONTS, tabulate_own_share),
-    "stand-ins": Source(("stand-ins", "stand-ins-wide"), tabulate_stand_ins),
     "speculation": Source(("speculation",), tabulate_speculation),
     "cost": Source(("cost",), tabulate_cost),
     "observe": Source(("observe",), tabulate_serving),

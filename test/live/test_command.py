@@ -57,7 +57,6 @@ def test_json_is_the_answer_as_it_is(server, capsys):
         (['oea:{"k0": 3}'], None, {"policy": "oea", "k0": 3}),
         (["oea:k0=3"], {"layers": {"1": {"k0": 2}}}, {"policy": "oea", "k0": 3, "layers": {"1": {"k0": 2}}}),
         ([], {"policy": "oea", "k0": 3}, {"policy": "oea", "k0": 3}),
-        (["oea", "--recapture"], None, {"policy": "oea", "recapture": True}),
     ],
 )
 def test_set_sends_what_is_spelt(words, config, sent, server, tmp_path, capsys):

@@ -30,7 +30,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             verb.add_argument(
                 "--config", metavar="FILE", help="a JSON file: the keys, beside POLICY or with policy in it"
             )
-            verb.add_argument("--recapture", action="store_true", help="allow CUDA graphs to be captured anew")
         verb.add_argument("--api-key", metavar="KEY", help=f"the server's admin or API key (default: ${API_KEY})")
         verb.add_argument("--json", action="store_true", help="the server's answer as it is")
         verb.set_defaults(run=_run, verb=name)
@@ -63,8 +62,7 @@ def read_policy(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"{name} and policy = {given['policy']!r} in {arguments.config}; allowed is one of the two")
     for key in keys.keys() & given.keys():
         raise ValueError(f"{key} = {keys[key]!r} and {given[key]!r}: allowed is one of the two for a key")
-    body = ({} if name is None else {"policy": name}) | keys | given
-    return body | {"recapture": True} if arguments.recapture else body
+    return ({} if name is None else {"policy": name}) | keys | given
 
 
 def _read_config(file: str) -> dict[str, Any]:

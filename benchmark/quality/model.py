@@ -79,16 +79,8 @@ class Prefilled:
 
         Raises ValueError where the plan does not fit the model, or the tokens the layout.
         """
-        return self.copy().go_on(tokens, plan, layout)
-
-    def copy(self) -> "Prefilled":
-        """The same with a cache of its own."""
-        return Prefilled(self.model, copy.deepcopy(self.cache))
-
-    def go_on(self, tokens: torch.Tensor, plan: Plans, layout: Layout) -> tuple[torch.Tensor, Routing]:
-        """As `decode`, with the tokens read into the cache: the next call continues after them."""
         with _routed(self.model, plan, layout, tokens.shape[1]) as routing:
-            logits = self.model(tokens, past_key_values=self.cache).logits
+            logits = self.model(tokens, past_key_values=copy.deepcopy(self.cache)).logits
         return logits.float(), routing
 
 

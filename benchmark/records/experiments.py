@@ -45,7 +45,6 @@ TEXT = ("--per-domain", "4", "--batch", "4", "--prompt", "16")
 LOSS = ("--sums", "4", "--per-domain", "4", "--loss-tokens", "8")
 SAMPLES = ("--samples", "8", "--prompt", "8", "--tokens", "8")
 FRONT = (POLICY, *TEXT[:2], "--batches", "4", *TEXT[4:], "--steps", "8")
-STAND_INS = (*TEXT, "--steps", "8", "--observed", "4")
 DISPATCH = ("--per-domain", "8", "--requests", "100", "--seeds", "1", "--calibration", "384", "--replicas", "2")
 SERVED_DISPATCH = (
     "--replicas",
@@ -114,9 +113,6 @@ EXPERIMENTS = {
             ("--offline", POLICY, "--settings", POLICY, "--tolerances", "20", "--batches", "4", *SAMPLES),
             ("--offline",),
         ),
-        Experiment(
-            "governor", "benchmark.governor", "governor", 8, ("--per-domain", "2", "--prompt", "8", "--steps", "10")
-        ),
         Experiment("affinity", "benchmark.affinity", "affinity", 3, ("mixed", *DISPATCH)),
         Experiment(
             "affinity-live",
@@ -154,9 +150,7 @@ EXPERIMENTS = {
         ),
         Experiment("studies", "benchmark.studies", "studies", 6, ("lynx", *TEXT, "--steps", "32")),
         Experiment("findings", "benchmark.quality.findings", "quality/findings", 4, ("overlap", *TEXT)),
-        Experiment("stand-ins", "benchmark.quality.stand_ins", "quality/stand_ins", 6, STAND_INS, record="stand_ins"),
         *(_on_trained("front", model, 6, FRONT) for model in ("grouped", "wide")),
-        _on_trained("stand-ins", "wide", 6, STAND_INS),
     )
 }
 """In the order of a whole run."""

@@ -19,11 +19,9 @@ from benchmark.cost.many_devices import tabulate_devices
 from benchmark.cost.report import tabulate_cost
 from benchmark.demo import tabulate_demo
 from benchmark.expert_sharding.report import tabulate_sharding
-from benchmark.governor.report import tabulate_governor
 from benchmark.quality.findings.report import tabulate_findings
 from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
-from benchmark.quality.stand_ins.report import tabulate_stand_ins
 from benchmark.records.experiments import EXPERIMENTS
 from benchmark.serving.estimate import tabulate_estimate
 from benchmark.serving.report import KEY, tabulate_serving
@@ -66,7 +64,6 @@ TABLES = {
     "front": Source(FRONTS, tabulate_gains),
     **{one.replace("front", "front-settings"): Source((one,), tabulate_front) for one in FRONTS},
     "own-share": Source(FRONTS, tabulate_own_share),
-    "stand-ins": Source(("stand-ins", "stand-ins-wide"), tabulate_stand_ins),
     "speculation": Source(("speculation",), tabulate_speculation),
     "cost": Source(("cost",), tabulate_cost),
     "observe": Source(("observe",), tabulate_serving),
@@ -76,7 +73,6 @@ TABLES = {
     "studies": Source(("studies",), tabulate_findings),
     "estimate": Source(("serving",), tabulate_estimate),
     "expert-sharding": Source(("expert-sharding",), tabulate_sharding),
-    "governor": Source(("governor",), tabulate_governor),
     "affinity": Source(("affinity",), tabulate_affinity),
     "affinity-live": Source(("affinity-live",), tabulate_live),
     "balance-live": Source(("balance-live",), tabulate_balance_live),

@@ -15,7 +15,6 @@ from .estimate.command import add_parser as add_estimate_parser
 from .live.command import add_parser as add_policy_parser
 from .live.top import add_parser as add_top_parser
 from .patching.cli import add_parser as add_patch_parser
-from .prune.command import add_parser as add_prune_parser
 from .tune.command import add_parser as add_tune_parser
 from .version import __version__
 
@@ -33,7 +32,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_check_parser(subparsers)
     add_estimate_parser(subparsers)
     add_calibrate_parser(subparsers)
-    add_prune_parser(subparsers)
     arguments, others = parser.parse_known_args(argv)
     if hasattr(arguments, "server_flags"):
         arguments.server_flags = others

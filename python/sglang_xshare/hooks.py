@@ -92,7 +92,6 @@ def attach(model_runner: Any) -> None:
         from .stage.batches import read_batches
         from .stage.evidence.agreement import watch
         from .stage.gather import call_without_rows
-        from .stage.governor import govern
         from .stage.stage import Stage
         from .stage.upstream.routing import list_routers
         from .stage.upstream.server import resolved, show_plan
@@ -118,8 +117,6 @@ def attach(model_runner: Any) -> None:
         tp_size = getattr(resolved(model_runner.server_args), "tp_size", 1)
         if tp_size > 1:
             watch(model_runner, _stage, tp_size)
-        stage = _stage
-        model_runner.forward = govern(lambda: stage.governor, model_runner.forward)
         _control = Control(_stage, model_runner.server_args)
         if _stage.plan is not None:
             show_plan(_stage.plan)

@@ -88,7 +88,7 @@ def test_trace_is_a_file_that_need_not_exist_and_is_not_made_yet(tmp_path):
 
 
 POLICIES = "vanilla, pruned, dynamic-skip, xshare, oea, lynx-lat, lynx-acc, moe-spec, custom, observe"
-COMMON_KEYS = "phases, min_tokens, max_tokens, rows, layers, by_batch, governor"
+COMMON_KEYS = "phases, min_tokens, max_tokens, rows, layers, by_batch"
 XSHARE_KEYS = f"k0, p, utility, add, add_per_request, mass, target_per_rank, balance, own_share, {COMMON_KEYS}"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown policy": (

@@ -132,7 +132,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("--expert-policy", "oea:k=3"),
         "--expert-policy oea:k=3: k = 3: oea has no such key; allowed is k0, p, kmax, max_rank, target_per_rank, "
         "own_share, phases, "
-        "min_tokens, max_tokens, rows, layers, by_batch, governor; did you mean k0?",
+        "min_tokens, max_tokens, rows, layers, by_batch; did you mean k0?",
     ),
     "dense model": (
         (*POLICY, "--model-path", "{written}/dense"),

@@ -90,8 +90,6 @@ SHARDING = Run(
 TRAINED = Run(more="--steps 1 --out {scratch}/model --state {scratch}/state.pt", shows="step 1: exported", is_long=True)
 NO_GPU = Run(status=2, shows="gpu: no NVIDIA GPU answers here; nothing was measured")
 INSTALLED = Elsewhere("test/scripts/test_installed.py", "it changes an environment, which must be one of its own")
-ORDER = f'{{"budget": 48, "ranking": "static", "order": {[*range(64)]}, "phases": ["decode", "verify"]}}'
-PRUNED = Elsewhere("test/served/test_pruned.py", "the checkpoint has to be made first")
 WHOLE = "a test cannot hold the whole"
 
 STUDIED = Elsewhere(
@@ -167,13 +165,6 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     ),
     "sglang-xshare policy get http://localhost:30000": Ask(QUICKSTART, shows="xshare"),
     "sglang-xshare top http://localhost:30000": Ask(QUICKSTART, "--once", "Active experts of a step by layer"),
-    f"sglang-xshare prune --model {TINY} --texts {TINY}/heldout --keep 48 --out build/pruned": Run(
-        {"build/": "{scratch}/"}, "--tokens 256", "48 of 64 experts in 4 layers"
-    ),
-    "sglang serve --model-path build/pruned": PRUNED,
-    f"sglang serve --model-path {TINY} --config examples/cpu.yaml --expert-policy moe-spec"
-    " --expert-policy-config build/pruned/moe-spec.json": Serve({"build/pruned/moe-spec.json": f"'{ORDER}'"}),
-    "sglang-xshare policy set http://localhost:30000 moe-spec --config build/pruned/moe-spec.json": PRUNED,
     "sglang-xshare policy set http://localhost:30000 xshare:k0=1,add=6": Ask(QUICKSTART, shows="switches: 1"),
     f"curl -s localhost:30000/expert_policy {JSON}"
     """ -d '{"policy": "xshare", "k0": 1, "add": 6}'""": Ask(QUICKSTART, shows='"switches":2'),
@@ -226,9 +217,6 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "python -m benchmark.quality xshare:k0=1,add=24 oea:k0=3": QUALITY,
     "python -m benchmark.speculation": replace(DRAFTED, more=f"xshare {DRAFTED.more}"),
     "python -m benchmark.speculation xshare moe-spec:budget=32 --topk 4 --draft-tokens 8": DRAFTED,
-    "python -m benchmark.governor": Run(
-        more="--per-domain 2 --prompt 8 --steps 8 --every 2 --out {scratch}", shows="Record: ", is_long=True
-    ),
     "python -m benchmark.tuning": Elsewhere("test/benchmark/tuning/test_tuning.py", "that tunes to one tolerance"),
     "python -m benchmark.tuning --offline": Elsewhere("test/benchmark/tuning/test_tuning.py", "that does so"),
     "python -m benchmark.affinity": Run(
@@ -301,9 +289,6 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "python -m benchmark.quality.findings overlap tree-size": FINDINGS,
     "python -m benchmark.studies": STUDIED,
     "python -m benchmark.studies lynx moe-spec": STUDIED,
-    "python -m benchmark.quality.stand_ins": Elsewhere(
-        "test/benchmark/quality/test_stand_ins.py", "that asks for less, without another process"
-    ),
     "python -m training.train_moe": TRAINED,
     "python -m training.train_moe --model grouped": TRAINED,
     "python -m training.train_moe --model wide": Elsewhere(

@@ -25,7 +25,6 @@ from sglang_xshare.affinity.counting import Tally
 from sglang_xshare.affinity.dispatcher import Decision, REASONS
 from sglang_xshare.stage.evidence.agreement import Agreement
 from sglang_xshare.stage.evidence.balance import BalanceExporter, RankLoad
-from sglang_xshare.stage.governor import GovernorExporter
 from sglang_xshare.stage.evidence.metrics import OUTCOMES, Exporter, Interval
 from sglang_xshare.stage.evidence.observe import ObservationExporter
 labels = {"model_name": "m"}
@@ -33,7 +32,6 @@ interval = Interval(1, 2, 1, 1.0, 1, 0, dict.fromkeys(OUTCOMES, 1))
 Exporter({"policy": "xshare"}).export(interval, labels)
 ObservationExporter().export({"oea": interval}, {"1-2": 1}, labels)
 BalanceExporter().export(RankLoad(1, 1, 1, 1.0, 1.0), labels)
-GovernorExporter().export(Some(search=Some(budget=1), moves=1), labels)
 reporter = Some(current_scheduler_metrics_enabled=True, metrics_collector=Some(labels=labels))
 Agreement(2, "cpu").report(reporter)
 Tally(2, export=True).count(Decision(0, REASONS[0]), [1, 0])
@@ -95,7 +93,7 @@ def test_every_metric_of_a_policy_is_on_the_dashboard():
     # Gauges of the last interval are for the eye on /metrics: rates of the counters say the same of any interval.
     counters = {name for name in exported() if re.fullmatch("sglang:.*_total", name)}
     assert counters <= shown
-    assert {"sglang:expert_policy_info", "sglang:expert_policy_governor_budget"} <= shown
+    assert "sglang:expert_policy_info" in shown
 
 
 def test_panels_do_not_overlap():

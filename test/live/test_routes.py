@@ -67,7 +67,6 @@ def test_counts_of_replicas_are_added_up_and_of_ranks_taken_once():
     assert (replicas["mean_before"], replicas["mean_after"], replicas["mean_kept_mass"]) == (15, 10, 30 / 32)
     ranks = merge([ANSWER, ANSWER | {"counters": None, "since_switch": None}])
     assert ranks["counters"]["layer_steps"] == ranks["since_switch"]["layer_steps"] == 4
-    assert merge([ANSWER | {"governed": {"budget": 4}}, ANSWER | {"governed": None}])["governed"] == [{"budget": 4}]
 
 
 def test_counts_by_layer_are_added_up_layer_by_layer():

@@ -38,7 +38,7 @@ def test_every_policy_is_described_with_all_of_its_keys(policy):
     required = {"dynamic-skip": {"beta": 0.1}, "lynx-lat": {"drop": 2}, "lynx-acc": {"confidence": 0.2}}
     required |= {"moe-spec": {"budget": 8}, "custom": {"k0": 1}}
     described = describe(build(policy.name, speculative=True, **required.get(policy.name, {})))
-    assert set(described) == {"policy", *policy.keys, *COMMON_KEYS, "overrides"} - {"layers", "by_batch", "governor"}
+    assert set(described) == {"policy", *policy.keys, *COMMON_KEYS, "overrides"} - {"layers", "by_batch"}
     json.dumps(described)
 
 

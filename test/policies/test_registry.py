@@ -87,7 +87,6 @@ def test_the_keys_of_every_policy_are_listed_with_range_and_default(capsys):
         "rows",
         "layers",
         "by_batch",
-        "governor",
     ]
     assert all(key["meaning"] for key in oea["common_keys"].values())
     assert oea["common_keys"]["min_tokens"]["allowed"] == "an integer of at least 1"

@@ -133,13 +133,6 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any], str]] = {
         {"plans": ["xshare:k0=1,add=8,rows=rank"]},
         "plans: xshare:k0=1,add=8,rows=rank: rows = 'rank': allowed is 'batch', which observe looks at",
     ),
-    "a governor under observe": (
-        "observe",
-        False,
-        {"plans": [{"policy": "xshare", "governor": {"kept_mass": 0.9, "add": [4, 40]}}]},
-        'plans: {"policy": "xshare", "governor": {"kept_mass": 0.9, "add": [4, 40]}}: '
-        "governor: allowed are fixed budgets, which observe compares",
-    ),
     "max below min": (
         "xshare",
         False,

@@ -21,8 +21,8 @@ from sglang_xshare.live import PATH
 
 FLAGS = ("--expert-policy", 'observe:{"plans": ["oea:k0=3"]}', "--decode-log-interval", "4", "--dtype", "float32")
 XSHARE = {"policy": "xshare", "k0": 1, "add": 6}
-ABSENT = ("Experts on the fullest rank", "Affinity", "Governor", "Ranks")
-"""Panels of what this server has not: expert parallelism, replicas by affinity, a governor, several ranks."""
+ABSENT = ("Experts on the fullest rank", "Affinity", "Ranks")
+"""Panels of what this server has not: expert parallelism, replicas by affinity, several ranks."""
 WINDOW = "1m"
 
 pytestmark = pytest.mark.long

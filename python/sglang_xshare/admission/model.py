@@ -111,17 +111,12 @@ def check_schedule(
     for part in schedule.parts if schedule else ():
         batches = read_batches(config, part.rows)
         check_rows(part, config)
-        check_governor(part, config)
         _check_size(part, config, batches)
         warnings += list_unmet_overrides(part, batches)
         found = build_plans(part, model, config.ep_size)
         _check_plans(found, model, config)
         plans += found
-        least = part.ends[0]
-        plans_of_least = build_plans(least, model, config.ep_size)
-        if part.governor:
-            check_moves(part, plans_of_least, build_plans(part.ends[-1], model, config.ep_size), batches)
-        warnings += list_idle_budgets(least, plans_of_least, model, config.ep_size, largest_batch(config), tokens)
+        warnings += list_idle_budgets(part, found, model, config.ep_size, largest_batch(config), tokens)
     flag = f"--expert-policy {schedule.policy}" if schedule else "--mask-padding-experts"
     _check_runner(plans, model, config, None if names_runner else flag)
     return plans, warnings
@@ -154,33 +149,6 @@ def check_rows(schedule: Schedule, config: Any) -> None:
     if share > 1 and config.speculative_algorithm is not None:
         reason = f"{share} ranks divide the rows of a batch, which splits requests; allowed with speculation is batch"
         raise refusal(flag, "rank", reason)
-
-
-def check_governor(schedule: Schedule, config: Any) -> None:
-    """Raise `ExpertPolicyError` where ranks could not move a budget together, or where graphs do not read it."""
-    if schedule.governor is None:
-        return
-    flag = "--expert-policy-config governor"
-    if config.pp_size > 1:
-        raise refusal(flag, "on", f"--pp-size {config.pp_size}: a pipeline's stages run different steps; allowed is 1")
-    if config.speculative_adaptive and str(config.device) == "cuda":
-        reason = "--speculative-adaptive captures graphs of sizes not known before; allowed is without it"
-        raise refusal(flag, "on", reason)
-
-
-def check_moves(
-    schedule: Schedule, lowest: list[SelectionPlan], highest: list[SelectionPlan], batches: Batches
-) -> None:
-    """Refuse a governor that nothing would follow: steps that read another key, or graphs that hold their plan."""
-    assert schedule.governor is not None
-    flag, key = "--expert-policy-config governor", schedule.governor.key
-    if lowest == highest:
-        reason = "overrides set it for every layer and batch size; allowed is a budget that some step reads"
-        raise refusal(flag, key, reason)
-    fixed = [plan for plan in lowest if plan.ranks_experts and (plan.ranking == "static" or plan.scope == "request")]
-    if batches.captured and fixed:
-        what = "ranking = 'static'" if fixed[0].ranking == "static" else "scope = 'request'"
-        raise refusal(flag, key, f"{what} is part of a CUDA graph, which no budget moves in; allowed is without it")
 
 
 def _check_size(schedule: Schedule, config: Any, batches: Batches) -> None:

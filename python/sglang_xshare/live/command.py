@@ -30,7 +30,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             verb.add_argument(
                 "--config", metavar="FILE", help="a JSON file: the keys, beside POLICY or with policy in it"
             )
-            verb.add_argument("--recapture", action="store_true", help="allow CUDA graphs to be captured anew")
         verb.add_argument("--api-key", metavar="KEY", help=f"the server's admin or API key (default: ${API_KEY})")
         verb.add_argument("--json", action="store_true", help="the server's answer as it is")
         verb.set_defaults(run=_run, verb=name)
@@ -63,8 +62,7 @@ def read_policy(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"{name} and policy = {given['policy']!r} in {arguments.config}; allowed is one of the two")
     for key in keys.keys() & given.keys():
         raise ValueError(f"{key} = {keys[key]!r} and {given[key]!r}: allowed is one of the two for a key")
-    body = ({} if name is None else {"policy": name}) | keys | given
-    return body | {"recapture": True} if arguments.recapture else body
+    return ({} if name is None else {"policy": name}) | keys | given
 
 
 def _read_config(file: str) -> dict[str, Any]:
@@ -93,9 +91,6 @@ def print_answer(answer: dict[str, Any]) -> None:
     if since["layer_steps"]:
         experts = f"{since['mean_before']:.1f} -> {since['mean_after']:.1f}"
         console.print(f"active experts of a layer and step: {experts}; kept mass: {since['mean_kept_mass']:.4f}")
-    for governed in answer.get("governed", ()):
-        state = "settled" if governed["settled"] else "searching"
-        console.print(f"governor: {state} at {governed['budget']} after {governed['moves']} moves")
     limits = answer["limits"]
     graphs = f"; graphs that select: {limits['selecting_rows'] or 'none'}" if limits["captured_rows"] else ""
     console.print(f"router rows of a step: {limits['batches']}{graphs}")

@@ -18,7 +18,7 @@ from ..stage.stage import Stage
 from ..stage.upstream.ranks import is_first_rank
 from ..stage.upstream.server import attention_dp_size, model_config, resolved
 
-ADDED = ("in_force", "governed", "defaults", "limits", "counters", "since_switch", "switches", "warnings")
+ADDED = ("in_force", "defaults", "limits", "counters", "since_switch", "switches", "warnings")
 """What an answer says beside the policy and its keys; a POST may send it back, and it is not read."""
 NO_STAGE = (
     "this server was started without an expert policy; allowed is one started with --expert-policy, such as "
@@ -54,38 +54,31 @@ class Control:
             "counters": asdict(Reader(stage.counters).look()) | {"by_layer": self._count_layers()} if counts else None,
             "since_switch": asdict(stage.since_switch.look()) if counts else None,
             "switches": stage.switches,
-            "governed": None if stage.governor is None else stage.governor.describe(),
         }
 
     def post(self, body: Mapping[str, Any], reporter: Any) -> dict[str, Any]:
-        """Switch to the policy in `body`: the keys of --expert-policy-config, "policy", and "recapture" if need be.
-        Returns what `get` does, and warnings. Raises ValueError in one line, having changed nothing.
+        """Switch to the policy in `body`: the keys of --expert-policy-config, and "policy". Returns what `get` does,
+        and warnings. Raises ValueError in one line, having changed nothing.
         """
-        schedule, recapture = self._read(body)
+        schedule = self._read(body)
         warnings = self._check(schedule)
         try:
             self.stage.switch(schedule, reporter)
         except ValueError as error:
-            other = "a server started with this policy has them"
-            if recapture:
-                other = f"recapture = true: no running server is known to survive that yet; {other}"
-            raise ValueError(f"{error}; {other}") from None
+            raise ValueError(f"{error}; a server started with this policy has them") from None
         for warning in warnings:
             logger.warning(warning)
         return self.get() | {"warnings": warnings}
 
-    def _read(self, body: Mapping[str, Any]) -> tuple[Schedule | None, bool]:
-        """(the schedule, None for vanilla; whether graphs may be captured anew)."""
+    def _read(self, body: Mapping[str, Any]) -> Schedule | None:
+        """The schedule, None for vanilla."""
         keys = {name: value for name, value in body.items() if name not in ADDED}
-        recapture = keys.pop("recapture", False)
-        if type(recapture) is not bool:
-            raise ValueError(f"recapture = {recapture!r}: allowed is true or false")
         if "policy" not in keys:
             raise ValueError('policy is missing: allowed is an object such as {"policy": "xshare", "k0": 1, "add": 6}')
         name = keys.pop("policy")
         if name in (None, "none"):
             name = "vanilla"
-        return build_schedule(name, keys, self.server_args.speculative_algorithm is not None), recapture
+        return build_schedule(name, keys, self.server_args.speculative_algorithm is not None)
 
     def _check(self, schedule: Schedule | None) -> list[str]:
         """Warnings, as a server that starts with this schedule has. Raises ValueError where it would be refused."""

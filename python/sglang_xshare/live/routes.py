@@ -56,9 +56,8 @@ def _refuse(reason: str, status: int = 400) -> Response:
 
 
 def merge(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """One answer of several schedulers': what they have counted is added up, where their governors stand is listed."""
-    counts = {name: _add_up([answer[name] for answer in answers if answer[name]]) for name in COUNTS}
-    return answers[0] | counts | {"governed": [answer["governed"] for answer in answers if answer.get("governed")]}
+    """One answer of several schedulers': what they have counted is added up."""
+    return answers[0] | {name: _add_up([answer[name] for answer in answers if answer[name]]) for name in COUNTS}
 
 
 def _add_up(counts: list[dict[str, Any]]) -> dict[str, Any]:

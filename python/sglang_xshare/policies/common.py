@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from .governor import ALLOWED
 from .registry import Policy
 
 PHASES = ("decode", "verify")
@@ -38,9 +37,6 @@ COMMON_KEYS = {
         'an object such as {"2-4": {"k0": 2}}',
         "the same by router rows, a graph's captured size; layers win, and layers within it over those",
         {},
-    ),
-    "governor": CommonKey(
-        ALLOWED, "move a budget within these bounds so that the kept mass stays at this floor; off: none moves"
     ),
 }
 

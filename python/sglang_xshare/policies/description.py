@@ -47,7 +47,6 @@ def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
         "min_tokens": schedule.min_tokens,
         "max_tokens": schedule.max_tokens,
         "rows": schedule.rows,
-        **({"governor": schedule.given["governor"]} if "governor" in schedule.given else {}),
         "overrides": overrides,
     }
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..plan import SelectionPlan
 from .baselines import VANILLA
 from .common import COMMON_KEYS, PHASES, Override, read_count, read_overrides, read_phases, read_rows
-from .governor import Governor, read_governor, read_start
 from .registry import build_plan, get_policy
 from .spelling import parse_policy
 
@@ -25,7 +24,6 @@ class Schedule:
 
     `observed` are the schedules that `observe` compares, by their spelling; empty for every other policy. `given` are
     the policy and the keys it was built from. `rows` is "rank" where each rank selects among its own rows alone.
-    `governor` moves one of the keys; the one among `keys` is where it starts.
     """
 
     policy: str
@@ -38,7 +36,6 @@ class Schedule:
     observed: Mapping[str, Schedule] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
     rows: str = "batch"
-    governor: Governor | None = None
     _plans: dict[tuple[int, int], SelectionPlan | None] = field(default_factory=dict, repr=False)
     """Those of layers and batch sizes met so far: they go with the schedule, which a running server may change."""
 
@@ -46,17 +43,6 @@ class Schedule:
     def parts(self) -> list[Schedule]:
         """The schedules that plan for it: those it observes, or itself."""
         return list(self.observed.values()) or [self]
-
-    def at(self, budget: int) -> Schedule:
-        """The schedule by which steps select while a governor holds its key at a budget."""
-        assert self.governor is not None
-        key = {self.governor.key: budget}
-        return replace(self, keys=self.keys | key, given={**self.given, **key}, governor=None, _plans={})
-
-    @property
-    def ends(self) -> list[Schedule]:
-        """The schedules at either bound of a governor, or itself where none moves it."""
-        return [self] if self.governor is None else [self.at(self.governor.low), self.at(self.governor.high)]
 
     def reason_to_skip(self, phase: str, rows: int) -> str | None:
         """Why a step of `rows` router rows stays vanilla, or None where the policy applies."""
@@ -106,9 +92,8 @@ class Schedule:
         override names a layer beyond them, none of them or no batch size the policy applies to, or where no plan is
         left.
         """
-        if self.observed or self.governor:
-            within = [end for part in self.parts for end in part.ends]
-            return list(dict.fromkeys(plan for part in within for plan in part.plans(model_layers)))
+        if self.observed:
+            return list(dict.fromkeys(plan for part in self.parts for plan in part.plans(model_layers)))
         for override in self.layer_overrides:
             if model_layers is not None and override.last > max(model_layers):
                 raise ValueError(f"layers {override.last}: the model's layers are 0 to {max(model_layers)}")
@@ -149,9 +134,6 @@ def build_schedule(name: str, config: dict[str, Any], speculative: bool) -> Sche
     if name == "observe":
         return _build_observing(config, speculative)
     policy.check_names(keys, others=COMMON_KEYS)
-    governor = read_governor(common.get("governor"), policy)
-    if governor is not None:
-        keys = (keys or policy.default_keys(speculative)) | {governor.key: read_start(governor, keys)}
     schedule = Schedule(
         policy=name,
         keys=keys or policy.default_keys(speculative),
@@ -162,7 +144,6 @@ def build_schedule(name: str, config: dict[str, Any], speculative: bool) -> Sche
         by_batch=read_overrides("by_batch", common.get("by_batch", {}), lowest=1),
         rows=read_rows(common.get("rows", COMMON_KEYS["rows"].default)),
         given={"policy": name, **config},
-        governor=governor,
     )
     if schedule.max_tokens is not None and schedule.max_tokens < schedule.min_tokens:
         raise ValueError(f"max_tokens = {schedule.max_tokens}: allowed is at least min_tokens = {schedule.min_tokens}")
@@ -189,8 +170,6 @@ def _build_observing(config: dict[str, Any], speculative: bool) -> Schedule:
             raise ValueError(f"plans: {spelling}: allowed is every policy that selects, each spelling once")
         if schedule.rows != "batch":
             raise ValueError(f"plans: {spelling}: rows = {schedule.rows!r}: allowed is 'batch', which observe looks at")
-        if schedule.governor is not None:
-            raise ValueError(f"plans: {spelling}: governor: allowed are fixed budgets, which observe compares")
         observed[spelling] = schedule
     return Schedule("observe", dict(config), PHASES, 1, None, (), (), observed, {"policy": "observe", **config})
 

@@ -44,11 +44,6 @@ class Graphs:
         """Whether the server has graphs, also where their sizes are not known beforehand."""
         return bool(self.rows or self._captured)
 
-    @property
-    def awaited(self) -> bool:
-        """Whether the server has yet to capture its graphs."""
-        return bool(self.rows) and not self._captured
-
     def note(self, layer: Layer, step: Step, plan: SelectionPlan | None) -> None:
         """Remember what a layer does in a step that is being captured."""
         self._captured[_place(layer, step)] = plan
@@ -87,11 +82,10 @@ class Graphs:
         """Have every graph select by other plans from its next replay on, once `check` has passed and while no step
         runs.
         """
-        targets = [target for place in self._captured if (target := self._fit(place, former, plans)) is not None]
-        if targets:
-            from ..selection.triton_kernel.budgets import write
-
-            write(targets)
+        for target in [self._fit(place, former, plans) for place in self._captured]:
+            if target is not None:
+                budgets, plan = target
+                budgets.write(plan)
         # What an eager step of some size left is made anew for the plans to come.
         self._budgets = {place: budgets for place, budgets in self._budgets.items() if place in self._captured}
 

@@ -32,13 +32,6 @@ class Plans:
             return {"policy": "vanilla"}
         return {"policy": self.schedule.policy, **self.schedule.keys, **self.schedule.given}
 
-    @property
-    def ends(self) -> list[Plans]:
-        """The plans at either bound of a governor, or these where none moves a budget."""
-        if self.schedule is None or self.schedule.governor is None:
-            return [self]
-        return [Plans(end, self.batches, self.masks) for end in self.schedule.ends]
-
     def describe(self, top_k: int) -> dict[str, Any]:
         """The plan in force, every default resolved."""
         return {"policy": "vanilla"} if self.schedule is None else describe(self.schedule, top_k)

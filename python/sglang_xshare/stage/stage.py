@@ -22,7 +22,6 @@ from .evidence.observe import Observation
 from .evidence.reports import Reports
 from .evidence.trace import Trace
 from .gather import Ranks
-from .governor import Governed
 from .graphs import Graphs
 from .layer import MASKED, Layer
 from .plans import Plans
@@ -107,12 +106,7 @@ class Stage:
             self.trace.observe(list(schedule.observed) if schedule else [])
         self.plan = None if plans.masks and not self.switches else plans.describe(self.layers[0][1].router.top_k)
         """The plan in force, JSON-able; None where padding rows alone are masked."""
-        self.governor: Governed | None = None
-        if schedule is not None and schedule.governor is not None:
-            make = functools.partial(Plans, batches=self.batches, masks=self.masks)
-            self.governor = Governed(schedule, make, self._move, self.counters, self.graphs)
-            self.plans = self.governor.plans
-        self.reports.tell_of(self.plan, self.observation, self.balance is not None, self.governor)
+        self.reports.tell_of(self.plan, self.observation, self.balance is not None)
 
     def check_switch(self, schedule: Schedule | None) -> Plans:
         """The plans that `switch` would adopt. Raises ValueError in one line where it could not follow."""
@@ -120,8 +114,7 @@ class Stage:
         if self.ranks is not None and self.graphs.captures and schedule is not None and schedule.rows != rows:
             raise ValueError(f"rows = {schedule.rows!r}: CUDA graphs hold what ranks gather; allowed is {rows!r}")
         plans = Plans(schedule, self.batches, self.masks)
-        for end in plans.ends:
-            self.graphs.check(self.plans, end)
+        self.graphs.check(self.plans, plans)
         return plans
 
     def switch(self, schedule: Schedule | None, reporter: Any) -> None:
@@ -147,11 +140,6 @@ class Stage:
         self._tell(lambda: self.publish(reporter))
         change = f"{json.dumps(former)} -> {json.dumps(plans.given)}"
         logger.info("Expert policy switch %d: %s; until now%s", self.switches, change, counted.removeprefix(","))
-
-    def _move(self, plans: Plans) -> None:
-        """Select by plans with another budget from the next step on, in the order of the current stream."""
-        self.graphs.follow(self.plans, plans)
-        self.plans = plans
 
     def _tell(self, tell: Callable[[], str | None]) -> str | None:
         """What `tell` returns; None where it fails. One rank writes files and metrics for all, and must not miss a

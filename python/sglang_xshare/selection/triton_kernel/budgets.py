@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -68,16 +67,6 @@ class Budgets:
         ):
             if old != new:
                 raise ValueError(f"{name}: allowed without another kernel is {'some' if old else 'none'}")
-
-
-def write(targets: Sequence[tuple[Budgets, SelectionPlan]]) -> None:
-    """Write many at once, in one copy that the host does not wait for. `check` has passed for each."""
-    encoded = {plan: encode(plan) for _, plan in targets}
-    device = targets[0][0].values.device
-    values = torch.stack([encoded[plan] for _, plan in targets])
-    if device.type == "cuda":
-        values = values.pin_memory().to(device, non_blocking=True)
-    torch._foreach_copy_([budgets.values for budgets, _ in targets], list(values))
 
 
 def encode(plan: SelectionPlan) -> torch.Tensor:

@@ -16,27 +16,17 @@ class Reports:
 
     def __init__(self, counters: Counters, balance: Balance | None) -> None:
         self.logged, self.exported = Reader(counters), Reader(counters)
-        self.exporter, self.plans_exporter, self.governor_exporter = (
-            Exporter(),
-            ObservationExporter(),
-            GovernorExporter(),
-        )
+        self.exporter, self.plans_exporter = Exporter(), ObservationExporter()
         if balance is not None:
             self.logged_balance, self.exported_balance = BalanceReader(balance), BalanceReader(balance)
             self.balance_exporter = BalanceExporter()
         self._published = 0, 0
         """What the scheduler had counted when the metrics were last brought up to date."""
 
-    def tell_of(
-        self,
-        plan: Mapping[str, Any] | None,
-        observation: Observation | None,
-        balances: bool,
-        governor: Governed | None,
-    ) -> None:
+    def tell_of(self, plan: Mapping[str, Any] | None, observation: Observation | None, balances: bool) -> None:
         """From now on tell of this plan, and what else it has counted."""
         self.exporter.plan = plan
-        self._observes, self._balances, self._governor = observation is not None, balances, governor
+        self._observes, self._balances = observation is not None, balances
         if observation is not None:
             self.logged_plans, self.exported_plans = ObservationReader(observation), ObservationReader(observation)
 
@@ -52,7 +42,7 @@ class Reports:
         if self._observes:
             plans, _ = self.logged_plans.read()
             text += format_observed(plans)
-        return text + format_governor(self._governor)
+        return text
 
     def publish(self, reporter: Any) -> bool:
         """Bring the metrics of upstream's `reporter` up to date. Returns False where no step was made since."""
@@ -69,5 +59,4 @@ class Reports:
                 self.balance_exporter.export(self.exported_balance.read(), labels)
             if self._observes:
                 self.plans_exporter.export(*self.exported_plans.read(), labels)
-            self.governor_exporter.export(self._governor, labels)
         return True

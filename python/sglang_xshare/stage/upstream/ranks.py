@@ -32,14 +32,6 @@ def all_gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
     return gathered
 
 
-def add_over_ranks(counts: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """(the sum of these counts over the tensor-parallel ranks, of how many): added in the ranks' order, so that all
-    have the same bits. A collective.
-    """
-    size = find_rank()[1]
-    return (all_gather(counts[None], size).sum(0) if size > 1 else counts), size
-
-
 def gather_rows(flags: torch.Tensor, rows: int, forward_batch: Any) -> torch.Tensor:
     """[rows] bool of all attention-DP ranks, from this one's [its rows] bool, placed as SGLang places hidden states.
 

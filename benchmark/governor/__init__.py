@@ -1,1 +1,0 @@
-"""What a governor saves on changing traffic: `python -m benchmark.governor`."""

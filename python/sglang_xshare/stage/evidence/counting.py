@@ -80,8 +80,8 @@ def count_kernel(
         after = tl.sum(tl.load(active + experts, mask=there, other=0).to(tl.int32), 0)
         kept = tl.full((BLOCK,), 0, tl.float64)
         for start in range(0, num_rows, BLOCK):
-            there = start + place < tl.where(counted, num_rows, 0)
-            kept += tl.load(kept_mass + layer * num_rows + start + place, mask=there, other=0).to(tl.float64)
+            present = start + place < tl.where(counted, num_rows, 0)
+            kept += tl.load(kept_mass + layer * num_rows + start + place, mask=present, other=0).to(tl.float64)
         saved = tl.where(counted, tl.load(rescued + layer), 0)
         column = tl.arange(0, 8)
         row = tl.where(column == 0, counted.to(tl.float64), 0.0)

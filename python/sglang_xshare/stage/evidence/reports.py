@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..governor import Governed, GovernorExporter, format_governor
 from .balance import Balance, BalanceExporter, BalanceReader, format_balance
 from .metrics import Counters, Exporter, Reader, format_log
 from .observe import Observation, ObservationExporter, ObservationReader, format_observed

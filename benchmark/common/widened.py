@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 FACTOR = 64
 """A power of two, by which bfloat16 divides exactly. At 64 an expert has 3.1 MB in float32."""
 SERVED_DTYPE = "float32"
-"""On a CPU, where bfloat16 is bound by arithmetic: a core gets through 5.1 GB/s of active experts with AMX, 3.6 without,
-and 9 in float32 either way (F.linear on three rows an expert, a Xeon of family 6, model 167)."""
+"""On a CPU, where bfloat16 is bound by arithmetic: a core gets through 5.1 GB/s of active experts with AMX and
+3.6 without, 9 in float32 either way (F.linear on three rows an expert, a Xeon of family 6, model 167)."""
 INWARD, OUTWARD = (re.compile(rf"\.experts\.\d+\.{name}\.weight$") for name in ("(gate|up)_proj", "down_proj"))
 
 

@@ -44,8 +44,9 @@ def test_experts_are_wider_and_nothing_else_is(folder: Path) -> None:
         safe_open(TRAINED / "model.safetensors", "pt") as shipped,
         safe_open(folder / "model.safetensors", "pt") as wide,
     ):
-        assert set(shipped.keys()) == set(wide.keys())
-        shapes = {name: (wide.get_slice(name).get_shape(), shipped.get_slice(name).get_shape()) for name in wide.keys()}
+        names = set(wide.keys())
+        assert names == set(shipped.keys())
+        shapes = {name: (wide.get_slice(name).get_shape(), shipped.get_slice(name).get_shape()) for name in names}
     assert {tuple(one) for name, (one, _) in shapes.items() if "_proj" in name and ".experts." in name} == {
         (32 * FACTOR, 128),
         (128, 32 * FACTOR),

@@ -15,12 +15,15 @@ from benchmark.common.server import has_gpu
 from benchmark.common.source import describe_commit
 
 PACKAGES = ("sglang", "sglang-xshare", "torch", "transformers", "triton")
+BFLOAT16 = ("amx_bf16", "avx512_bf16")
+"""What a processor may have for arithmetic in bfloat16, which changes times by more than its name tells."""
 
 
 def describe_machine() -> dict[str, Any]:
     """Date (UTC), hardware, versions and the commit of this checkout."""
     hardware = {
-        "cpu": _cpu_model(),
+        "cpu": _read_cpu("model name") or platform.machine(),
+        "bfloat16": [flag for flag in BFLOAT16 if flag in _read_cpu("flags").split()],
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpu": _gpu_model() if has_gpu() else None,
@@ -36,14 +39,16 @@ def describe_machine() -> dict[str, Any]:
 def format_machine(described: Mapping[str, Any]) -> str:
     """What `describe_machine` found, in one line."""
     hardware, versions = described["hardware"], described["versions"]
-    where = hardware["gpu"] or f"{hardware['cores']} cores of {hardware['cpu']}, no GPU"
+    flags = f" ({', '.join(hardware['bfloat16']) or 'no bfloat16 arithmetic'})" if "bfloat16" in hardware else ""
+    where = hardware["gpu"] or f"{hardware['cores']} cores of {hardware['cpu']}{flags}, no GPU"
     packages = ", ".join(f"{label} {versions[name]}" for name, label in (("sglang", "SGLang"), ("torch", "torch")))
     return f"{where}; {packages}; {described['date'][:10]}, commit {described['commit'] or 'unknown'}"
 
 
-def _cpu_model() -> str:
+def _read_cpu(field: str) -> str:
+    """Of the first processor; empty where the kernel does not tell."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 
 
 def _gpu_model() -> str:

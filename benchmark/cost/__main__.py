@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from benchmark.common.command import Parser, folder, one_line_errors, policy
 from benchmark.common.comparison import is_measured
 from benchmark.common.comparison import measure as measure_rounds
-from benchmark.common.large_model import make
-from benchmark.common.paths import BUILD, LARGE, TEXTS
+from benchmark.common.paths import BUILD, TEXTS, WIDENED
 from benchmark.common.record import Record
 from benchmark.common.rounds import Workload, serve
 from benchmark.common.variant import BASELINE, PLAN_SPELLING, parse_plan, parse_variant
+from benchmark.common.widened import prepare
 from benchmark.cost.report import ROUTING, STEP, shape_key, tabulate_cost
 
 POLICIES = (
@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     default = f"{PLAN_SPELLING} (default: {' '.join(POLICIES)})"
     parser.add_argument("policies", nargs="*", type=policy, default=POLICIES, help=default)
     parser.add_argument("--shapes", nargs="+", type=_shape, default=SHAPES, metavar="ROWSxEXPERTS")
-    parser.add_argument("--model", type=folder, default=LARGE, help="whose decode step is the measure (default: large)")
+    parser.add_argument(
+        "--model", type=folder, default=WIDENED, help="whose step is the measure (default: the widened)"
+    )
     parser.add_count("rows", 16, "rows of the step, requests of the server")
     parser.add_count("rounds", 100, "calls and steps timed of each policy")
     parser.add_argument("--texts", type=folder, default=TEXTS, help="*.txt for prompts (default: the trained model's)")
@@ -76,12 +78,10 @@ def measure(args: argparse.Namespace, record: Record) -> None:
 
 def measure_step(args: argparse.Namespace, record: Record) -> None:
     """Serve the model without a policy, in full batches."""
-    if args.model == LARGE:
-        make()
     counts = {"requests": args.rows, "concurrency": args.rows, "output_tokens": args.step_tokens}
     workload = Workload(args.model, args.texts, rounds=args.step_rounds, **counts)
     variants = [parse_variant(BASELINE)]
-    with serve(args.model, variants) as servers:
+    with serve(args.model, variants, prepare(args.model)) as servers:
         measure_rounds(record, STEP, workload, variants, servers)
 
 

@@ -22,7 +22,7 @@ Measured on 2 CPU cores, no figure on a GPU. A step waits for: active experts, o
 model's own routing, of served replicas for each token that a step decodes; of slices the time of an MoE layer over
 whole experts' (python -m benchmark.cost.model, 2 ranks). Tokens/s: over vanilla's, where a served step was timed. Loss:
 cross-entropy above the model's own routing, thousandths of a nat a token ± the standard error; 0 where no token can
-differ. Active experts and loss are of the trained checkpoint of 64 experts, tokens/s of the generated one of 128."""
+differ. Active experts and loss are of the trained checkpoint, tokens/s of the same with wider experts."""
 
 Points = Mapping[str, Any]
 

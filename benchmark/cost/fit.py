@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from benchmark.common.comparison import Comparison
-from benchmark.common.large_model import read_generated
 from benchmark.common.table import Table
+from benchmark.common.widened import read_widened
 from benchmark.cost.published import list_exchanges
 from benchmark.serving.report import KEY
 from sglang_xshare.estimate.machine import Machine, Work, fit, leave_one_out
@@ -18,7 +18,7 @@ Missed: by how much a time is off when the model is fitted to all others, median
 Constants: a layer's own time; bandwidth at which weights are read; operations a second; an exchange between ranks and
 bandwidth of what a rank sends, within a node | between nodes; - where nothing depends on it, or least squares leave it
 out. Layers: benchmark.cost.model, by experts awake, rows, ranks and where experts are. Served: decode steps of the
-generated model by policy, medians. DeepEP: its published table of low-latency kernels on H800."""
+widened model by policy, medians. DeepEP: its published table of low-latency kernels on H800."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ def fit_layers(points: Mapping[str, Any]) -> Fitted:
 
 
 def fit_served(points: Mapping[str, Any]) -> Fitted:
-    """To the decode steps of a record of `benchmark.serving`, of the generated model: its weights read, by policy."""
-    comparison, weights = Comparison.read(points[KEY]), read_generated()
+    """To the decode steps of a record of `benchmark.serving`, of the widened model: its weights read, by policy."""
+    comparison, weights = Comparison.read(points[KEY]), read_widened()
     works, seconds = [], []
     for number, row in enumerate(comparison.summaries):
         active = comparison.active[number]
-        if active is not None:
+        if active is not None and not comparison.series[number].variant.args:
             read = weights.dense + weights.moe_layers * active * weights.expert
             works.append(Work(layers=weights.moe_layers, read=read))
             seconds.append(row.tpot_ms.median / 1e3)

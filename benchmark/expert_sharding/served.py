@@ -9,11 +9,11 @@ from typing import Any
 
 from benchmark.common.command import COUNTS, Parser, folder, one_line_errors
 from benchmark.common.comparison import Comparison, format_spread, is_measured, measure, tabulate
-from benchmark.common.large_model import make
-from benchmark.common.paths import BUILD, LARGE, TEXTS
+from benchmark.common.paths import BUILD, TEXTS, WIDENED
 from benchmark.common.rounds import Workload, serve
 from benchmark.common.table import Table
 from benchmark.common.variant import Variant
+from benchmark.common.widened import prepare
 
 RANKS = ("--tp", "2")
 CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
@@ -26,18 +26,16 @@ FIRST = "first token, ms"
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record, print the table."""
     parser = Parser("benchmark.expert_sharding.served", __doc__)
-    parser.add_argument("--model", type=folder, default=LARGE, help="checkpoint folder (default: the generated one)")
+    parser.add_argument("--model", type=folder, default=WIDENED, help="checkpoint folder (default: the widened one)")
     parser.add_argument("--texts", type=folder, default=TEXTS, help="*.txt for prompts (default: the trained model's)")
     parser.add_counts(input_tokens=48, output_tokens=8)
     parser.add_record(BUILD / "expert-sharding")
     args = parser.parse_args(argv)
     record = parser.open_record("served", args, argv)
     if not is_measured(record, KEY):
-        if args.model == LARGE:
-            make()
         workload = Workload(args.model, args.texts, **{name: getattr(args, name) for name in COUNTS})
         variants = [Variant(name, None, {}, (*RANKS, "--expert-placement", name)) for name in PLACEMENTS]
-        with serve(args.model, variants, env=CORES) as servers:
+        with serve(args.model, variants, prepare(args.model), env=CORES) as servers:
             measure(record, KEY, workload, variants, servers)
     tabulate_served(record.points).show()
     print(f"Record: {record.path}")

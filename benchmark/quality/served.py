@@ -6,23 +6,28 @@ from pathlib import Path
 import torch
 
 from benchmark.common.server import Server
-from sglang_xshare.tune.server import Server as RunningServer
+from benchmark.quality.instrument import Instrument
+from sglang_xshare.tune.texts import Sample
 
 SERVER_ARGS = ("--enable-custom-logit-processor",)
 
 
-def measure_nats(server: Server, tokens: torch.Tensor, prompt: int, batch: int) -> torch.Tensor:
+def measure_nats(server: Server, tokens: torch.Tensor, prompt: int, batch: int, verified: bool = False) -> torch.Tensor:
     """Decode every sequence after its first `prompt` tokens, `batch` sequences at a time, on a server that was started
-    with `SERVER_ARGS` and without speculation; `tokens` are [sequences, length] int64.
+    with `SERVER_ARGS`; `verified`: by `Instrument.verify`, which one with speculation needs. `tokens` are [sequences,
+    length] int64.
 
     Returns [sequences, length - prompt - 1] float32: -log P of every token after the prompt but the first, which is
     the prefill's.
     """
-    running = RunningServer(server.url)
-    prompts, texts = tokens[:, :prompt].tolist(), tokens[:, prompt:].tolist()
+    running = Instrument(server.url)
     nats = []
-    for start in range(0, len(tokens), batch):
-        forced = running.force(prompts[start : start + batch], texts[start : start + batch])
+    for some in tokens.split(batch):
+        prompts, texts = some[:, :prompt].tolist(), some[:, prompt:].tolist()
+        if verified:
+            forced = running.verify([Sample(*pair) for pair in zip(prompts, texts, strict=True)], top=2)
+        else:
+            forced = running.force(prompts, texts)
         nats += [one.nats for one in forced]
     return torch.tensor(nats)
 

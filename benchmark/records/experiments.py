@@ -79,7 +79,9 @@ def _on_trained(name: str, model: str, minutes: int, small: tuple[str, ...]) -> 
 EXPERIMENTS = {
     one.name: one
     for one in (
-        Experiment("serving", "benchmark.serving", "serving", 6, ("vanilla", POLICY, *SERVED)),
+        Experiment(
+            "serving", "benchmark.serving", "serving", 10, ("off", POLICY, "--drafted", "off", "xshare", *SERVED, *LOSS)
+        ),
         Experiment("quality", "benchmark.quality", "quality", 4, (POLICY, *TEXT, "--steps", "8")),
         Experiment(
             "front",
@@ -88,12 +90,10 @@ EXPERIMENTS = {
             6,
             FRONT,
         ),
-        Experiment("speculation", "benchmark.speculation", "speculation", 6, ("xshare", *SERVED, *LOSS)),
         Experiment(
             "cost", "benchmark.cost", "cost", 3, (POLICY, "--rounds", "2", "--step-rounds", "1", "--step-tokens", "4")
         ),
-        Experiment("observe", "benchmark.serving", "observe", 2, (*OBSERVED, *SERVED), OBSERVED, "serving"),
-        Experiment("demo", "benchmark.demo", "demo", 5, (*SERVED, *LOSS)),
+        Experiment("observe", "benchmark.serving", "observe", 2, (*OBSERVED, *SERVED, *LOSS), OBSERVED, "serving"),
         Experiment(
             "balance", "benchmark.balance", "balance", 1, ("vanilla", "xshare:k0=1,target_per_rank=5", "--batches", "4")
         ),

@@ -9,7 +9,6 @@ from typing import Any
 from benchmark.affinity.report import tabulate_affinity, tabulate_live
 from benchmark.balance.live import tabulate_live as tabulate_balance_live
 from benchmark.balance.report import tabulate_balance
-from benchmark.common.comparison import Comparison, format_experts, format_spread
 from benchmark.common.machine import format_machine
 from benchmark.common.record import last_session, read_record
 from benchmark.common.table import Table
@@ -17,23 +16,16 @@ from benchmark.cost.choices import tabulate_choices
 from benchmark.cost.fit import tabulate_fits
 from benchmark.cost.many_devices import tabulate_devices
 from benchmark.cost.report import tabulate_cost
-from benchmark.demo import tabulate_demo
 from benchmark.expert_sharding.report import tabulate_sharding
 from benchmark.quality.findings.report import tabulate_findings
 from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
 from benchmark.records.experiments import EXPERIMENTS
 from benchmark.serving.estimate import tabulate_estimate
-from benchmark.serving.report import KEY, tabulate_serving
-from benchmark.speculation.report import tabulate_speculation
+from benchmark.serving.report import tabulate_serving
 from benchmark.tuning.report import tabulate_tuning
 
 Points = Mapping[str, Any]
-SUMMARY_NOTE = """\
-Ratio of output tokens/s to vanilla's within each round, median [quartiles], the highest first, and active experts a
-layer and step, upstream's -> the policy's: the generated model of 128 experts, where loading experts dominates a step
-as it does on a GPU. Kept mass, loss of cross-entropy in nats a token and greedy tokens equal to vanilla's: the trained
-checkpoint of 64 experts, held-out text of four domains in mixed batches, every token routed as in decoding."""
 
 
 @dataclass(frozen=True)
@@ -44,31 +36,16 @@ class Source:
     tabulate: Callable[..., Table]
 
 
-def tabulate_summary(serving: Points, quality: Points) -> Table:
-    """A row a served policy: its speed beside its quality."""
-    comparison = Comparison.read(serving[KEY])
-    rows = []
-    for number in comparison.order:
-        row, active = comparison.summaries[number], comparison.active[number]
-        experts = format_experts(row) if row.experts_after is not None or active is None else f"{active:.1f}"
-        rows.append([row.name, format_spread(row.paired_ratio, 2), experts, *_quality_cells(quality.get(row.name))])
-    headings = ["policy", "tokens/s over vanilla's", "active experts", "kept mass", "loss, nats", "greedy as vanilla's"]
-    return Table("Speed beside quality", headings, rows, SUMMARY_NOTE)
-
-
 FRONTS = ("front", "front-grouped", "front-wide")
 TABLES = {
-    "summary": Source(("serving", "quality"), tabulate_summary),
     "serving": Source(("serving",), tabulate_serving),
     "quality": Source(("quality",), tabulate_quality),
     "front": Source(FRONTS, tabulate_gains),
     **{one.replace("front", "front-settings"): Source((one,), tabulate_front) for one in FRONTS},
     "own-share": Source(FRONTS, tabulate_own_share),
-    "speculation": Source(("speculation",), tabulate_speculation),
     "cost": Source(("cost",), tabulate_cost),
     "observe": Source(("observe",), tabulate_serving),
     "balance": Source(("balance",), tabulate_balance),
-    "demo": Source(("demo",), tabulate_demo),
     "findings": Source(("findings",), tabulate_findings),
     "studies": Source(("studies",), tabulate_findings),
     "estimate": Source(("serving",), tabulate_estimate),
@@ -117,11 +94,3 @@ def _link(path: Path, page: Path) -> str:
     """`path` as seen from the page, which lies in a folder above it or beside it."""
     up = next(depth for depth, folder in enumerate(page.resolve().parents) if path.resolve().is_relative_to(folder))
     return "../" * up + path.resolve().relative_to(page.resolve().parents[up]).as_posix()
-
-
-def _quality_cells(point: Mapping[str, Any] | None) -> list[str]:
-    if point is None:
-        return ["-", "-", "-"]
-    mixed = point["mixed"]
-    loss = mixed["loss"]["all"]
-    return [f"{mixed['kept_mass']:.3f}", f"{loss['delta']:+.3f} ± {loss['error']:.3f}", f"{mixed['agreement']:.1%}"]

@@ -5,25 +5,25 @@ from statistics import median
 from typing import Any
 
 from benchmark.common.comparison import Comparison, format_experts
-from benchmark.common.large_model import read_generated
 from benchmark.common.rounds import Series
 from benchmark.common.table import Table
+from benchmark.common.widened import read_widened
 from benchmark.serving.report import KEY
 from sglang_xshare.estimate.latency import ratio_of_bytes
 
 NOTE = """\
-Measured: TPOT over vanilla's within a round, median, of the generated model of 128 experts. Estimated: the share of a
+Measured: TPOT over vanilla's within a round, median, of the widened model. Estimated: the share of a
 step's bytes still read. A CPU has no launch cost worth naming, so that the 34 us a layer are left out. Negative means
 that the estimate promises more than was measured."""
 
 
 def tabulate_estimate(points: Mapping[str, Any]) -> Table:
-    """A row a policy that selected in some step."""
-    comparison, weights = Comparison.read(points[KEY]), read_generated()
+    """A row a policy that selected in some step of one token a request."""
+    comparison, weights = Comparison.read(points[KEY]), read_widened()
     rows = []
     for number in comparison.order[1:]:
         row = comparison.summaries[number]
-        if row.experts_before is None or row.experts_after is None:
+        if comparison.series[number].variant.args or row.experts_before is None or row.experts_after is None:
             continue
         measured = _paired_tpot(comparison.series[number], comparison.series[0])
         estimated = ratio_of_bytes(weights, row.experts_before, row.experts_after)

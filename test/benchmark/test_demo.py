@@ -40,14 +40,14 @@ def test_stopped_in_the_middle_of_a_round(tmp_path, how):
 
 
 def wait_for_bench(demo):
-    """Every process of the demo, once its first bench_serving runs against three servers and their workers."""
+    """Every process of the demo, once its first bench_serving runs against four servers and their workers."""
     began = time.monotonic()
     while time.monotonic() < began + 120:
         assert demo.poll() is None, demo.stdout.read()
         family = psutil.Process(demo.pid).children(recursive=True)
         runs = [process for process in family if "benchmark.common.bench_worker" in process.cmdline()]
         if len(runs) == 2:  # the worker and the run it forked
-            assert len(family) == 3 * 2 + 2
+            assert len(family) == 4 * 2 + 2
             return family
         time.sleep(0.1)
     pytest.fail("the demo reached no round in 120 s")

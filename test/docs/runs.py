@@ -71,8 +71,8 @@ QUALITY = Run(more=f"{TEXT} --steps 8 --out {{scratch}}", shows="record: |Record
 FINDINGS = replace(QUALITY, more=f"{TEXT} --steps 128 --out {{scratch}}")
 ROUND = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --out {scratch}"
 LOSS = "--sums 4 --per-domain 4 --loss-tokens 8"
-SERVED = Run(more=f"--model {TINY} {ROUND}", shows="Record: ", is_long=True)
-DRAFTED = Run(more=f"{ROUND} {LOSS}", shows="Record: ", is_long=True)
+DEMO = Run(more=f"{ROUND} {LOSS}", shows="Record: ", is_long=True)
+SERVED = replace(DEMO, more=f"--model {TINY} {ROUND} {LOSS}")
 TUNED = (
     f"sglang serve --model-path {TINY} --config examples/cpu.yaml --expert-policy observe"
     " --enable-custom-logit-processor"
@@ -210,13 +210,12 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     # measure
     "python -m benchmark.records": Same("make records"),
     "make records": Run(more="--small --dirty --out {scratch}", shows=r"\[(\d+)/\1\] findings", is_long=True),
-    "python -m benchmark.serving": replace(SERVED, more=f"vanilla oea:k0=3 {SERVED.more}"),
-    "python -m benchmark.serving vanilla xshare:k0=1,add=24 oea:k0=3": SERVED,
+    "python -m benchmark.serving": replace(SERVED, more=f"off oea:k0=3 {SERVED.more}"),
+    "python -m benchmark.serving off xshare:k0=1,add=24 oea:k0=3": SERVED,
+    "python -m benchmark.serving off --drafted off xshare moe-spec:budget=32 --topk 4 --draft-tokens 8": SERVED,
     "python -m benchmark.serving vanilla xshare --model DIR --texts DIR --concurrency 8 --input-tokens 64"
-    " --output-tokens 64": replace(SERVED, replace=OWN, more=ROUND),
+    " --output-tokens 64": replace(SERVED, replace=OWN, more=f"{ROUND} {LOSS}"),
     "python -m benchmark.quality xshare:k0=1,add=24 oea:k0=3": QUALITY,
-    "python -m benchmark.speculation": replace(DRAFTED, more=f"xshare {DRAFTED.more}"),
-    "python -m benchmark.speculation xshare moe-spec:budget=32 --topk 4 --draft-tokens 8": DRAFTED,
     "python -m benchmark.tuning": Elsewhere("test/benchmark/tuning/test_tuning.py", "that tunes to one tolerance"),
     "python -m benchmark.tuning --offline": Elsewhere("test/benchmark/tuning/test_tuning.py", "that does so"),
     "python -m benchmark.affinity": Run(
@@ -264,13 +263,13 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     ' EVAL_ARGS="--chat --policies off xshare:k0=1,add=24 xshare:k0=1,add=12,utility=squared,own_share=0.75"': (
         SERVED_EVALUATION
     ),
-    "make demo": DRAFTED,
+    "make demo": DEMO,
     "python -m benchmark.demo": Same("make demo"),
     'make bench POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3" BENCH_ARGS="--model DIR --texts DIR"': Run(
-        OWN, ROUND, is_long=True
+        OWN, f"{ROUND} {LOSS}", is_long=True
     ),
     'make bench POLICIES="vanilla mine:budget=32"': Run(
-        {"mine:budget": "custom:budget"}, f"--model {TINY} {ROUND}", is_long=True
+        {"mine:budget": "custom:budget"}, f"--model {TINY} {ROUND} {LOSS}", is_long=True
     ),
     ".venv/bin/python -m benchmark.quality --model DIR --texts DIR xshare:k0=1,add=24 oea:k0=3": replace(
         QUALITY, replace=OWN

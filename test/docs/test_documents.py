@@ -10,9 +10,10 @@ import pytest
 
 from benchmark.common.paths import RESULTS
 from benchmark.common.record import read_record
+from benchmark.common.speculative import DRAFTING
 from benchmark.common.variant import parse_plan
 from benchmark.records.experiments import EXPERIMENTS
-from benchmark.speculation.report import loss_key
+from benchmark.serving.report import quality_key
 from docs.check import check_elsewhere, check_folders, check_places, check_runs, list_folders
 from docs.documents import ROOT, Command, list_commands, list_documents, read_commands
 from docs.runs import RUNS, Ask, Elsewhere, Run, Same
@@ -116,11 +117,10 @@ def test_a_folder_without_a_line_is_found():
 
 def test_every_example_of_a_policy_is_measured_or_warned_of():
     """Each setting of the README's table has its row in a record of quality, in decoding or in verification."""
-    decoded, verified = (read_record(EXPERIMENTS[name].path(RESULTS))["points"] for name in ("quality", "speculation"))
+    decoded, verified = (read_record(EXPERIMENTS[name].path(RESULTS))["points"] for name in ("quality", "serving"))
     measured = [parse_plan(policy) for policy in decoded]
-    measured += [
-        parse_plan(key.removeprefix(loss_key("")), speculative=True) for key in verified if key.startswith(loss_key(""))
-    ]
+    drafted = quality_key(DRAFTING)
+    measured += [parse_plan(key.removeprefix(drafted), speculative=True) for key in verified if key.startswith(drafted)]
     rows = re.findall(r"^\| (`[a-z-]+`.*?) \| (.*?) \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     examples = [
         (build_plan(name, **json.loads(keys)), meaning)

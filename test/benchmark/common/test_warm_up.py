@@ -26,3 +26,27 @@ def test_on_a_gpu_a_wave_of_the_workload_is_not_recorded(tiny_model, monkeypatch
         assert (load.requests, load.concurrency, load.output_tokens) == (4, 4, 32)
         assert load.seed not in {load.seed for load in rounds_run}
     assert [load.requests for load in rounds_run] == [12] * 4
+
+
+def test_policies_of_one_server_take_turns_on_it_from_an_empty_cache(monkeypatch):
+    started = []
+
+    def start(_, args, **options):
+        started.append(Mock(args=args, command=[]))
+        return started[-1]
+
+    monkeypatch.setattr(rounds, "Server", start)
+    names = ("off", "vanilla", "xshare", "oea:k0=3", "off", "oea:k0=3")
+    variants = [parse_variant(name, ("--drafts",) * (number > 3)) for number, name in enumerate(names)]
+    for gpu, places in ((False, [0, 1, 2, 2, 3, 4]), (True, [0, 1, 2, 3, 4, 5])):
+        started.clear()
+        monkeypatch.setattr(rounds, "has_gpu", lambda gpu=gpu: gpu)
+        with rounds.serve("model", variants) as servers:
+            assert [started.index(server) for server in servers] == places
+            for server, variant in zip(servers, variants, strict=True):
+                rounds.switch(server, variant, servers)
+        shared = [call.args for call in started[2].post.call_args_list]
+        bodies = [] if gpu else [{"policy": "xshare"}, {"policy": "oea", "k0": 3}]
+        assert shared == [call for body in bodies for call in (("/expert_policy", body), ("/flush_cache", {}))]
+        assert all(server.stop.called for server in started)
+        assert not started[0].post.called

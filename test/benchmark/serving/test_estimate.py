@@ -1,6 +1,6 @@
 """The estimate beside what was served: on figures that can be checked by hand."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -25,16 +25,18 @@ def make_series(name, tpot_ms, experts_after):
 
 
 def test_a_policy_s_time_is_set_beside_the_bytes_it_reads():
+    drafted = make_series("xshare:k0=2", [100.0, 80.0, 50.0], 40.0)
     series = [
         make_series("vanilla", [200.0, 100.0, 100.0], None),
         make_series("oea:k0=3", [200.0, 100.0, 100.0], 80.0),
         make_series("xshare", [100.0, 80.0, 50.0], 40.0),  # paired: 0.5, 0.8, 0.5
         make_series("lynx-lat", [300.0, 300.0, 300.0], None),  # it selected in no step
+        replace(drafted, variant=replace(drafted.variant, args=("--drafts",))),  # its steps read a draft, too
     ]
     point = {"workload": asdict(Workload(Path("model"), Path("texts"), rounds=3)), "series": [*map(asdict, series)]}
     rows = tabulate_estimate({KEY: point}).rows
-    expert, heads = 3 * 1024 * 512, 1024 * (16 + 2 * 4 + 16) * 64
-    dense = 4 * (heads + 1024 * 128) + 1024 * 1024
+    expert, heads = 3 * 128 * 64 * 32, 128 * (4 + 2 * 2 + 4) * 64
+    dense = 4 * (heads + 128 * 64) + 128 * 1024
     share = (dense + 4 * 40 * expert) / (dense + 4 * 80 * expert)
     assert rows == [
         ["xshare", "80.0 -> 40.0", "0.50", f"{share:.2f}", f"{share / 0.5 - 1:+.0%}"],

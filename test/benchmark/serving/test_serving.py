@@ -2,16 +2,21 @@
 
 import pytest
 
+from benchmark.common import widened
 from benchmark.common.command import one_line_errors
 from benchmark.common.record import read_record
 from benchmark.serving import __main__ as command
-from benchmark.serving.report import KEY
+from benchmark.serving import measure
+from benchmark.serving.report import KEY, quality_key
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["vanilla", "vanilla"], "policies vanilla vanilla: each may be given once"),
+        (["off", "--drafted", "oea", "oea"], "--drafted oea oea: each may be given once"),
+        (["--draft", "/nowhere"], "argument --draft: /nowhere is no folder"),
+        (["--topk", "0"], "argument --topk: '0': allowed is a whole number above 0"),
         (["XShare"], "argument policies: policy 'XShare': allowed is NAME"),
         (["--model", "/nowhere"], "argument --model: /nowhere is no folder"),
         (["--output-tokens", "3", "--model", "."], "output tokens 3: allowed is at least 4"),
@@ -25,26 +30,51 @@ def test_bad_input_is_one_line(args, message):
     assert "\n" not in str(stop.value.code)
 
 
-def test_the_generated_model_is_made_before_anything_is_served(tmp_path, monkeypatch):
+def test_the_widened_model_is_made_before_anything_is_served(tmp_path, monkeypatch):
     def make():
         raise OSError("disk full")
 
-    monkeypatch.setattr(command, "make", make)
-    monkeypatch.setattr(command, "serve", lambda *_: pytest.fail("served without a model"))
+    monkeypatch.setattr(widened, "make", make)
+    monkeypatch.setattr(measure, "serve", lambda *_: pytest.fail("served without a model"))
     with pytest.raises(OSError, match="disk full"):
         command.main(["vanilla", "--out", str(tmp_path)])
 
 
+def test_drafts_are_verified_by_default_where_the_default_is_served(tiny_model, tmp_path, monkeypatch):
+    asked = []
+
+    def measure_serving(record, model, texts, args, variants, flags):
+        asked.append([variant.name for variant in variants])
+        raise RuntimeError
+
+    monkeypatch.setattr(command, "measure_serving", measure_serving)
+    for args in ([], ["off", "oea"], ["--model", str(tiny_model)], ["off", "--drafted", "xshare"]):
+        with pytest.raises(RuntimeError):
+            command.main([*args, "--out", str(tmp_path)])
+    own, drafted = list(command.POLICIES), [f"EAGLE-3, {name}" for name in command.DRAFTED]
+    assert asked == [own + drafted, ["off", "oea"], own, ["off", "EAGLE-3, xshare"]]
+
+
 def test_one_round_for_real_and_nothing_more_when_it_is_resumed(tiny_model, tmp_path, capsys, monkeypatch):
+    """Two policies on one server that is switched, and one without."""
     sizes = ["--rounds", "1", "--requests", "4", "--concurrency", "4", "--output-tokens", "4"]
-    arguments = ["vanilla", "xshare:k0=1,add=8", "--model", str(tiny_model), *sizes, "--out", str(tmp_path)]
+    sizes += ["--per-domain", "1", "--loss-tokens", "8", "--sums", "4"]
+    policies = ["off", "xshare:k0=1,add=8", "pruned:k0=1"]
+    arguments = [*policies, "--model", str(tiny_model), *sizes, "--out", str(tmp_path)]
     command.main(arguments)
-    record = read_record(tmp_path / "serving.json", "serving")
-    vanilla, policy = record["points"][KEY]["series"]
-    assert [len(one["results"]) for one in (vanilla, policy)] == [1, 1]
-    assert policy["evidence"][0]["experts_after"] < policy["evidence"][0]["experts_before"]
+    points = read_record(tmp_path / "serving.json", "serving")["points"]
+    off, xshare, pruned = points[KEY]["series"]
+    assert [len(one["results"]) for one in (off, xshare, pruned)] == [1, 1, 1]
+    assert off["command"] != xshare["command"] == pruned["command"]
+    assert off["evidence"][0]["experts_after"] is None
+    (one,), (other,) = xshare["evidence"], pruned["evidence"]
+    assert 1 <= other["experts_after"] < one["experts_after"] < one["experts_before"]
+    nats = [points[quality_key(name)]["nats"] for name in policies]
+    assert [len(one) for one in nats] == [4, 4, 4]
+    assert sum(nats[0]) < sum(nats[2])  # one expert in eight costs more than noise
+    assert points[quality_key("off")]["sums"] >= 0.5
     printed = capsys.readouterr().out
     assert "prove nothing" in " ".join(printed.split())
     assert (tmp_path / "serving.png").stat().st_size > 10_000
-    monkeypatch.setattr(command, "serve", lambda *_: pytest.fail("served again"))
+    monkeypatch.setattr(measure, "serve", lambda *_: pytest.fail("served again"))
     command.main([*arguments, "--resume"])

@@ -1,0 +1,57 @@
+"""Speed and quality of the same servers: alternating rounds, held-out text forced through their own steps, sums."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmark.common.command import COUNTS, Parser
+from benchmark.common.comparison import is_measured, measure
+from benchmark.common.record import Record
+from benchmark.common.rounds import Workload, serve, switch
+from benchmark.common.variant import Variant
+from benchmark.common.widened import prepare
+from benchmark.quality.served import SERVER_ARGS, measure_nats, measure_sums
+from benchmark.quality.text import load_sequences
+from benchmark.serving.report import KEY, quality_key
+
+PROMPT = 32
+"""Tokens before those whose loss is taken."""
+
+
+def add_text(parser: Parser, per_domain: int = 16) -> None:
+    """Flags of what the loss is taken of, the domains mixed in every batch, and of the sums."""
+    parser.add_count("per_domain", per_domain, "sequences of each domain whose loss is taken")
+    parser.add_count("loss_tokens", 64, "tokens of each sequence whose loss is taken")
+    parser.add_count("sums", 160, "arithmetic problems")
+
+
+def measure_serving(
+    record: Record,
+    model: Path,
+    texts: Path,
+    args: argparse.Namespace,
+    variants: Sequence[Variant],
+    flags: Sequence[str],
+) -> None:
+    """Measure what the record lacks of `variants`; those with flags of their own are taken to draft. `args` has what
+    `add_counts` and `add_text` give, and may have the prompts' `seed`; `flags` go to every server.
+
+    Raises ValueError where the text is too short, before anything is served.
+    """
+    keys = [quality_key(variant.name) for variant in variants]
+    if is_measured(record, KEY) and all(key in record for key in keys):
+        return
+    counts = {name: getattr(args, name) for name in COUNTS}
+    workload = Workload(model, texts, seed=getattr(args, "seed", 0), **counts)
+    own = prepare(model)
+    sequences = load_sequences(texts, model, PROMPT + args.loss_tokens + 1, args.per_domain)
+    tokens = sequences.take(sequences.mixing()).tokens
+    with serve(model, variants, [*own, *SERVER_ARGS, *flags]) as servers:
+        measure(record, KEY, workload, variants, servers)
+        for variant, server, key in zip(variants, servers, keys, strict=True):
+            if key in record:
+                continue
+            switch(server, variant, servers)
+            nats = measure_nats(server, tokens, PROMPT, workload.concurrency, verified=bool(variant.args)).mean(1)
+            record.add(key, nats=nats.tolist(), sums=measure_sums(server, texts, args.sums))
+            print(f"{variant.name}: {nats.mean():.3f} nats a token", flush=True)

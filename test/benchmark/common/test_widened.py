@@ -1,0 +1,84 @@
+"""The widened model: made once, whole or not at all, and of the shipped checkpoint's function."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from benchmark.common import widened
+from benchmark.common.paths import TRAINED, WIDENED
+from benchmark.common.widened import FACTOR, make, prepare, read_widened
+from benchmark.quality.text import load_sequences
+from sglang_xshare.estimate.weights import read_weights
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The widened model at its full size."""
+    folder = tmp_path_factory.mktemp("widened") / "model"
+    assert make(folder)
+    return folder
+
+
+@torch.inference_mode()
+def run(folder: Path, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [sequences, tokens, vocabulary] and each layer's top-8 experts [layers, sequences * tokens, 8], sorted."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    out = model(tokens, output_router_logits=True)
+    return out.logits, torch.stack(out.router_logits).topk(8).indices.sort().values
+
+
+def test_logits_and_routing_are_the_shipped_checkpoints(folder: Path) -> None:
+    tokens = load_sequences(TRAINED / "heldout", TRAINED, length=48, per_domain=2).tokens
+    (logits, experts), (wide_logits, wide_experts) = run(TRAINED, tokens), run(folder, tokens)
+    # The sum over 64 copies of each neuron rounds otherwise; logits are as large as 20.
+    torch.testing.assert_close(wide_logits, logits, rtol=0, atol=1e-4)
+    assert torch.equal(wide_experts, experts)
+
+
+def test_experts_are_wider_and_nothing_else_is(folder: Path) -> None:
+    with (
+        safe_open(TRAINED / "model.safetensors", "pt") as shipped,
+        safe_open(folder / "model.safetensors", "pt") as wide,
+    ):
+        names = set(wide.keys())
+        assert names == set(shipped.keys())
+        shapes = {name: (wide.get_slice(name).get_shape(), shipped.get_slice(name).get_shape()) for name in names}
+    assert {tuple(one) for name, (one, _) in shapes.items() if "_proj" in name and ".experts." in name} == {
+        (32 * FACTOR, 128),
+        (128, 32 * FACTOR),
+    }
+    assert all(one == other for name, (one, other) in shapes.items() if ".experts." not in name)
+    served = read_widened()
+    assert served.expert == pytest.approx(3.1e6, rel=0.02)
+    assert served.expert == 2 * read_weights(folder).expert  # which are in bfloat16 as the shipped one's
+
+
+def test_it_is_made_once_and_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("safetensors.torch.save_file", fail)
+        with pytest.raises(OSError, match="disk full"):
+            make(tmp_path / "model", factor=2)
+    assert list(tmp_path.iterdir()) == []
+    assert make(tmp_path / "model", factor=2)
+    made = (tmp_path / "model" / "model.safetensors").stat()
+    assert not make(tmp_path / "model", factor=4)
+    assert (tmp_path / "model" / "model.safetensors").stat() == made
+    shutil.rmtree(tmp_path / "model")
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_it_alone_is_made_and_served_in_float32_on_a_cpu(monkeypatch: pytest.MonkeyPatch, gpu: bool) -> None:
+    made: list[None] = []
+    monkeypatch.setattr(widened, "make", lambda: made.append(None))
+    monkeypatch.setattr(widened, "has_gpu", lambda: gpu)
+    assert prepare(TRAINED) == []
+    assert not made
+    assert prepare(WIDENED) == ([] if gpu else ["--dtype", "float32"])
+    assert made

@@ -43,6 +43,7 @@ MODULES = (
     "sglang.srt.models.qwen3_moe",
     "sglang.srt.models.gpt_oss",
     "sglang.srt.models.llama_eagle3",
+    "sglang.srt.speculative.eagle_worker_v2",
     "sglang.benchmark.serving",
     "sglang.bench_serving",
     "sglang_xshare.cli",
@@ -50,13 +51,28 @@ MODULES = (
     "benchmark.gpu.__main__",
     "pytest_timeout",
 )
+CUDA_MODULES = (
+    "deep_gemm",
+    "sglang.srt.layers.attention.dsa_backend",
+    "sglang.srt.layers.attention.deepseek_v4_backend",
+)
+"""What EAGLE-3's worker imports when it starts, on a GPU alone. No other task needs it."""
 GRAPH_ROWS = 128  # more than part `shapes` may give one program: several, and so a cooperative launch
 
 
 def check_imports() -> None:
     """Everything that servers, benchmarks and tests import."""
+    _import_all(MODULES)
+
+
+def check_eagle3() -> None:
+    """What EAGLE-3's worker imports beside that."""
+    _import_all(CUDA_MODULES)
+
+
+def _import_all(modules: Sequence[str]) -> None:
     wrong: dict[str, str] = {}
-    for module in MODULES:
+    for module in modules:
         try:
             import_module(module)
         except ModuleNotFoundError as error:
@@ -154,6 +170,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "cc": check_cc,
     "upstream": check_upstream,
     "selection": check_selection,
+    "eagle3": check_eagle3,
 }
 
 

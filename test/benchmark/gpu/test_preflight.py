@@ -11,6 +11,7 @@ import sglang_xshare
 from benchmark.common.paths import ROOT
 from benchmark.gpu import preflight
 from benchmark.gpu.preflight import CHECKS, EXPERTS, GRAPH_ROWS, TOP_K, TWO_LAUNCHES, check_all, check_key
+from benchmark.gpu.run import TASKS
 from benchmark.gpu.shapes import list_trials
 from sglang_xshare import Batch, Router, build_plan
 from sglang_xshare.selection.triton_kernel import tile
@@ -28,6 +29,16 @@ def test_a_package_that_is_missing_is_named(monkeypatch):
         preflight.check_imports()
 
 
+def test_what_eagle3_imports_on_a_gpu_alone_is_named(monkeypatch):
+    """On the CPU nothing imports it: EAGLE-3 passed the other checks, and died when it started."""
+    monkeypatch.setattr(preflight, "CUDA_MODULES", preflight.CUDA_MODULES[:1])
+    monkeypatch.setitem(sys.modules, "deep_gemm", None)
+    with pytest.raises(RuntimeError, match=r"^deep_gemm needs deep_gemm, which is not installed$"):
+        preflight.CHECKS["eagle3"]()
+    (needs,) = [task.needs for task in TASKS if task.experiment == "eagle3"]
+    assert "eagle3" in needs
+
+
 def test_without_any_package_a_check_fails_in_one_line():
     bare = [sys.executable, "-S", "-m", "benchmark.gpu.preflight", "upstream", "selection"]
     done = subprocess.run(bare, cwd=ROOT, env={}, capture_output=True, text=True)
@@ -42,7 +53,7 @@ def test_an_unknown_check_is_refused():
     done = run_module("kernels", PYTHONPATH=f"{ROOT / 'python'}")
     assert (done.returncode, done.stderr) == (
         1,
-        "preflight: check kernels: allowed is imports, patch, nvcc, cc, upstream, selection\n",
+        "preflight: check kernels: allowed is imports, patch, nvcc, cc, upstream, selection, eagle3\n",
     )
 
 
@@ -125,7 +136,7 @@ def test_what_failed_is_kept_and_asked_again(tmp_path, answers):
         check_all(record)
     assert asked == [*CHECKS, "nvcc"]
     rows = preflight.rows(record.points)
-    assert [row.verdict for row in rows] == ["pass", "pass", "miss", "pass", "pass", "pass"]
+    assert [row.verdict for row in rows] == ["pass", "pass", "miss", *["pass"] * (len(CHECKS) - 3)]
     assert rows[2].measured == "no nvcc"
 
 
@@ -146,7 +157,7 @@ def test_two_launches_are_tried_where_one_fails(tmp_path, answers, by_two):
     point = record.points[check_key("selection")]
     assert point["passed"] is (by_two is None)
     assert point.get("env") == (TWO_LAUNCHES if by_two is None else None)
-    row = preflight.rows(record.points)[-1]
+    (row,) = [row for row in preflight.rows(record.points) if row.what.startswith("selection")]
     assert row.verdict == "miss"
     assert row.measured.endswith("a cooperative launch failed")
 

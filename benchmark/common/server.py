@@ -39,8 +39,8 @@ GPU_ARGS: dict[str, str | None] = {
 }
 CAPTURED = (*range(1, 17), *range(24, 257, 8))
 """Batch sizes of the decode graphs of every server on a GPU: those that 0.5.23 captures by default under a policy.
-Without a policy upstream captures 1, 2, 4, 8, 12, 16, 24, ..., and pads what is between: a policy would be compared with
-a server of fewer graphs. A server leaves out what is above its most requests.
+Without a policy upstream captures 1, 2, 4, 8, 12, 16, 24, ..., and pads what is between: a policy would be compared
+with a server of fewer graphs. A server leaves out what is above its most requests.
 """
 SMALL = 4 << 30
 """Bytes of weights up to which a model is small."""

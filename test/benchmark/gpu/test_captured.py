@@ -1,4 +1,4 @@
-"""Both servers of a comparison capture the same decode graphs: a batch that is padded for one is padded for the other."""
+"""Both servers of a comparison capture the same decode graphs: what is padded for one is padded for the other."""
 
 from pathlib import Path
 

@@ -6,6 +6,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+. scripts/gpu/toolkit.sh
+
 EXPERIMENTS=(selection layer server eagle3 replay tune)
 LIMIT=${LIMIT:-480}
 python=
@@ -73,8 +75,7 @@ trap finish EXIT
 trap 'exit 143' TERM
 
 if [[ -f .gpu/site.tar.xz ]]; then use_archive; else use_venv; fi
-if [[ -z ${CUDA_HOME:-} ]] && command -v nvcc >/dev/null; then
-    CUDA_HOME=$(dirname "$(dirname "$(command -v nvcc)")"); export CUDA_HOME; fi
+find_toolkit "$work"
 "$python" -m sglang_xshare patch apply "${target[@]}" || echo "gpu: SGLang is not patched: no server or layer is measured" >&2
 
 options=(--out "$results")

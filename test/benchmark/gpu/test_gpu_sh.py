@@ -12,6 +12,7 @@ from benchmark.common.paths import ROOT
 # Stands for Python in the environment: notes what it runs; fails where $FAIL is among its arguments.
 PYTHON = """#!/bin/sh
 echo "$*" >>ran
+echo "$CUDA_HOME" >cuda_home
 [ "$1" = -c ] && exit 0
 case " $* " in *" $FAIL "*) exit 3 ;; esac
 exit 0
@@ -21,8 +22,9 @@ exit 0
 @pytest.fixture
 def checkout(tmp_path):
     """The script, with stand-ins for Python, for the environment's script and for a driver with one GPU."""
-    (tmp_path / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts" / "gpu.sh", tmp_path / "scripts")
+    (tmp_path / "scripts" / "gpu").mkdir(parents=True)
+    for name in ("gpu.sh", "gpu/toolkit.sh"):
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
     programs = {
         "scripts/make_venv.sh": "#!/bin/sh\n",
         "venv/bin/python": PYTHON,
@@ -171,3 +173,17 @@ def test_records_are_brought_back_even_where_packing_fails(checkout):
     (checkout / "out").mkdir()
     run(checkout, RESULTS="", OUT=str(checkout / "out"), FAIL="benchmark.gpu.bring_back")
     assert (checkout / "out" / "layer.json").read_text() == "{}"
+
+
+def test_a_folder_of_cuda_is_taken_only_with_its_headers(checkout):
+    """Where CUDA_HOME was the wrapper's own folder, servers failed to link: no -lcudart, no -lcuda."""
+    home = checkout / "cuda-13.0"
+    (home / "include").mkdir(parents=True)
+    (home / "include" / "cuda_runtime.h").touch()
+    (home / "bin").mkdir()
+    shutil.copy(checkout / "bin" / "nvidia-smi", home / "bin" / "nvcc")
+    shutil.copy(checkout / "bin" / "nvidia-smi", checkout / "bin" / "nvcc")
+    assert run(checkout, CUDA_HOME=str(home)).returncode == 0
+    assert (checkout / "cuda_home").read_text() == f"{home}\n"
+    run(checkout, CUDA_HOME=str(checkout))
+    assert (checkout / "cuda_home").read_text() != f"{checkout}\n"

@@ -57,15 +57,42 @@ def test_an_unknown_check_is_refused():
     )
 
 
-def test_nvcc_is_found_on_the_path_or_beside_cuda(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
+def test_nvcc_is_needed_with_cudas_headers(tmp_path, monkeypatch):
+    """A wrapper of nvcc in a bin folder is none: nothing links beside it."""
     monkeypatch.delenv("CUDA_HOME", raising=False)
-    with pytest.raises(RuntimeError, match=r"^no nvcc on the PATH or in CUDA_HOME"):
+    with pytest.raises(RuntimeError, match=r"^CUDA_HOME=: needed is a folder with bin/nvcc and include/cuda_runtime.h"):
         preflight.check_nvcc()
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "nvcc").touch()
+    write_program(tmp_path / "bin" / "nvcc", "exit 0")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(RuntimeError, match=f"^CUDA_HOME={tmp_path}: needed is"):
+        preflight.check_nvcc()
+
+
+def test_a_kernel_is_compiled_and_linked(tmp_path, monkeypatch):
+    write_program(tmp_path / "bin" / "nvcc", 'for one; do last=$one; done; : >"$last"')
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda_runtime.h").touch()
+    # Looks for what it is to link to, as a linker does.
+    search = 'for place in ${3#-L} $LIBRARY_PATH; do [ -e "$place/lib${one#-l}.so" ] && continue 2; done'
+    write_program(tmp_path / "c++", f'for one in "$4" "$5"; do {search}; echo "ld: cannot find $one" >&2; exit 1; done')
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", str(tmp_path / "c++"))
+    monkeypatch.setenv("LIBRARY_PATH", str(tmp_path / "lib"))
+    for library, folder in (("cudart", "lib64"), ("cuda", "lib")):
+        with pytest.raises(RuntimeError, match=f"c[+][+]: ld: cannot find -l{library}$"):
+            preflight.check_nvcc()
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"lib{library}.so").touch()
     preflight.check_nvcc()
+    write_program(tmp_path / "bin" / "nvcc", "echo 'kernel.cu(2): error: no cuda.h'; exit 2")
+    with pytest.raises(RuntimeError, match=r"bin/nvcc: kernel.cu\(2\): error: no cuda.h"):
+        preflight.check_nvcc()
+
+
+def write_program(path, text):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
 
 
 def test_a_c_compiler_with_pythons_headers_is_needed(tmp_path, monkeypatch):

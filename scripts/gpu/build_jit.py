@@ -1,9 +1,10 @@
 """Build the two kernels that a gpt-oss server of SGLang 0.5.17 compiles when it starts, for sm_90a and without a GPU.
 
-    build_jit.py FOLDER     with SGLang, FlashInfer and apache-tvm-ffi of the archive first on PYTHONPATH, and CUDA_HOME
+    build_jit.py FOLDER     with SGLang, FlashInfer and apache-tvm-ffi of the archive on PYTHONPATH, and CUDA_HOME
 
-FOLDER becomes what `scripts/gpu.sh` unpacks: tvmcache/<name>/<name>.so is where SGLang looks for the rotary embedding of
-heads of 64 (`load_jit`), site/flashinfer/data/aot/tinygemm2/tinygemm2.so where FlashInfer does (`JitSpec.aot_path`).
+FOLDER becomes what `scripts/gpu.sh` unpacks: tvmcache/<name>/<name>.so is where SGLang looks for the rotary embedding
+of heads of 64 (`load_jit`), site/flashinfer/data/aot/tinygemm2/tinygemm2.so where FlashInfer does
+(`JitSpec.aot_path`).
 """
 
 import os

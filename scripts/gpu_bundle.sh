@@ -11,7 +11,7 @@ LIMIT_MIB=64  # what may travel to such a machine, together with the checkout
 if [[ -n $FROM ]]; then
     [[ -f $FROM/site.tar.xz ]] || { echo "gpu-bundle: FROM=$FROM: no site.tar.xz there; needed is a folder with the archive of SGLang" >&2; exit 1; }
     mkdir -p .gpu
-    for name in site.tar.xz fi_distinfo.tar.xz tvmcache.tar.xz common_ops_unmodified.so.xz; do
+    for name in site.tar.xz fi_distinfo.tar.xz tvmcache.tar.xz jit.tar.xz common_ops_unmodified.so.xz; do
         if [[ -f $FROM/$name ]]; then cp "$FROM/$name" .gpu/; fi
     done
 elif [[ ! -f .gpu/site.tar.xz ]]; then
@@ -26,6 +26,30 @@ python3 -m pip install --quiet --disable-pip-version-check --no-compile --no-dep
     --python-version 3.12 --implementation cp --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 \
     --only-binary=:all: --constraint scripts/requirements-dev.txt --requirement "$site.txt"
 tar -cJf .gpu/extras.tar.xz -C "$site" .
+
+# The kernels that gpt-oss's servers would compile: built by the archive's own SGLang and FlashInfer, of which this
+# environment imports no more than it has the packages for. Both are for its apache-tvm-ffi, 0.1.11.
+build_jit() {
+    local from=$site.jit
+    mkdir -p "$from/archive" "$from/packages"
+    tar -xJf .gpu/site.tar.xz -C "$from/archive"
+    tar -xJf .gpu/fi_distinfo.tar.xz -C "$from/archive"
+    for name in sglang flashinfer; do ln -s "$from/archive/$name"* "$from/packages/"; done
+    "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$from/packages" apache-tvm-ffi==0.1.11 nvidia-ml-py
+    PYTHONPATH=$from/packages "$python" -W ignore scripts/gpu/build_jit.py "$from/built"
+    tar -cJf .gpu/jit.tar.xz -C "$from/built" .
+}
+
+. scripts/gpu/toolkit.sh
+python=${VENV:-.venv}/bin/python
+if [[ ! -f .gpu/jit.tar.xz && -f .gpu/fi_distinfo.tar.xz && -x $python ]]; then
+    find_toolkit "$site.toolkit"
+    trap 'rm -rf "$site" "$site".*' EXIT
+    if [[ -n ${CUDA_HOME:-} ]]; then
+        (build_jit) >"$site.log" 2>&1 || { rm -f .gpu/jit.tar.xz; tail -n 3 "$site.log" >&2; }
+    fi
+fi
+[[ -f .gpu/jit.tar.xz ]] || echo "gpu-bundle: no jit.tar.xz: it takes CUDA's toolkit and .venv; gpt-oss's servers build two kernels there when they start" >&2
 PYTHONPATH=. python3 -c "from benchmark.common.source import carry; carry()"
 du -h .gpu/*
 # A file that git lists and that was deleted is no failure.

@@ -37,6 +37,11 @@ GPU_ARGS: dict[str, str | None] = {
     "--max-total-tokens": "32768",
     "--moe-runner-backend": "triton",
 }
+CAPTURED = (*range(1, 17), *range(24, 257, 8))
+"""Batch sizes of the decode graphs of every server on a GPU: those that 0.5.23 captures by default under a policy.
+Without a policy upstream captures 1, 2, 4, 8, 12, 16, 24, ..., and pads what is between: a policy would be compared
+with a server of fewer graphs. A server leaves out what is above its most requests.
+"""
 SMALL = 4 << 30
 """Bytes of weights up to which a model is small."""
 COMMON_ARGS: dict[str, str | None] = {
@@ -117,6 +122,8 @@ class Server:
         for flag, value in (COMMON_ARGS | own).items():
             if flag not in args:
                 self.command += [flag] if value is None else [flag, value]
+        if has_gpu() and not any(arg.startswith("--cuda-graph-") for arg in args):
+            self.command += ["--cuda-graph-bs-decode", *map(str, CAPTURED)]
         self.env = _environment(release) | dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None

@@ -10,6 +10,7 @@ from typing import Any
 from benchmark.common.comparison import is_measured
 from benchmark.common.record import Record
 from benchmark.common.variant import parse_variant
+from benchmark.gpu import depth
 from benchmark.gpu.models import write_model
 from benchmark.gpu.serving import Gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row
@@ -35,17 +36,21 @@ def measure(record: Record, parts: Sequence[str]) -> None:
     if is_measured(record, POLICY):
         return
     variants = [parse_variant(text) for text in VARIANTS]
-    with serve_dummies(MODEL, variants, draft_args(), ENV, DRAFT) as servers:
-        measure_rounds(record, POLICY, MODEL, variants, servers, BATCH, ROUNDS)
+    model = depth.fit_model(record, "eagle3", MODEL, len(variants), DRAFT)
+    if model is None:
+        return
+    with serve_dummies(model, variants, draft_args(), ENV, DRAFT) as servers:
+        measure_rounds(record, POLICY, model, variants, servers, BATCH, ROUNDS)
 
 
 def rows(points: Mapping[str, Any]) -> list[Row]:
-    """The policy's gain."""
+    """The policy's gain, and what was cut for it."""
+    found = depth.rows(points, "eagle3")
     if POLICY not in points:
-        return []
+        return found
     gain = Gain.read(points[POLICY])
     accepted = gain.on.accept_length
-    found = [gain.row(f"{MODEL}, {POLICY}, batch {BATCH}", GAIN_BAR)]
+    found.append(gain.row(f"{gain.model}, {POLICY}, batch {BATCH}", GAIN_BAR))
     # Without it, the gain would be that of some other workload.
     measured = "-" if accepted is None else f"{accepted:.2f} tokens a step"
     simulated = accepted is not None and abs(accepted - ACCEPTED) < 0.25

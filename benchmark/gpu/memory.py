@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from benchmark.gpu.models import CONFIGS
+from benchmark.gpu.models import read_config
 
 GIB = 1 << 30
 BF16 = 2
@@ -33,12 +33,12 @@ def check_memory(names: Sequence[str], draft: str | None = None) -> None:
 
 def estimate_bytes(name: str, draft: str | None = None) -> int:
     """What a server of this model takes of the GPU at most: while it loads, or when it serves, with its draft."""
-    config = CONFIGS[name]
+    config = read_config(name)
     loading = 0.0
     if "quantization_config" in config:
         experts, hidden, width = _shape(config)
         loading = CONTEXT + SWIZZLE * experts * 2 * width * hidden / 2
-    serving = OVERHEAD + (count_weight_bytes(CONFIGS[draft]) if draft else 0)
+    serving = OVERHEAD + (count_weight_bytes(read_config(draft)) if draft else 0)
     return round(count_weight_bytes(config) + max(serving, loading))
 
 

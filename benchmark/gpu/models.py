@@ -6,6 +6,7 @@ spread.
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from benchmark.common.paths import ROOT
 
 MODELS = ROOT / "build" / "gpu" / "models"
 TEXT_LINES = 1024
+LAYERS = re.compile(r"-(\d+)-layers$")
 COMMON: dict[str, Any] = {"dtype": "bfloat16", "transformers_version": "5.0.0", "tie_word_embeddings": False}
 
 
@@ -120,6 +122,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+def name_cut(name: str, layers: int) -> str:
+    """The name of a model's first layers, of an even number: `read_config` knows it."""
+    return f"{LAYERS.sub('', name)}-{layers}-layers"
+
+
+def read_config(name: str) -> dict[str, Any]:
+    """The configuration of a model, or of its first layers where the name ends with how many."""
+    cut = LAYERS.search(name)
+    if name in CONFIGS or cut is None:
+        return CONFIGS[name]
+    config, layers = CONFIGS[LAYERS.sub("", name)], int(cut[1])
+    types = {"layer_types": config["layer_types"][:layers]} if "layer_types" in config else {}
+    return config | types | {"num_hidden_layers": layers}
+
+
 def write_model(name: str, folder: Path = MODELS) -> Path:
     """Write config.json and a tokenizer of the model's vocabulary: token i is the word "t<i>". Returns their folder.
 
@@ -127,7 +144,7 @@ def write_model(name: str, folder: Path = MODELS) -> Path:
     """
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
-    config = COMMON | CONFIGS[name]
+    config = COMMON | read_config(name)
     vocabulary = {f"t{i}": i for i in range(config["vocab_size"])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="t0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
@@ -142,7 +159,7 @@ def write_texts(name: str, tokens: int, folder: Path = MODELS) -> Path:
     place = folder / name / "texts"
     place.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
-    words = [f"t{draw.randrange(CONFIGS[name]['vocab_size'])}" for _ in range(TEXT_LINES * tokens)]
+    words = [f"t{draw.randrange(read_config(name)['vocab_size'])}" for _ in range(TEXT_LINES * tokens)]
     lines = (" ".join(words[i : i + tokens]) + "\n" for i in range(0, len(words), tokens))
     (place / "random.txt").write_text("".join(lines))
     return place

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -34,6 +35,16 @@ PUBLISHED = ROOT / ".gpu" / "common_ops_unmodified.so.xz"
 """sgl_kernel's kernels as they were published, for an archive whose own were slimmed."""
 CHECKED = ROOT / "build" / "gpu" / "checked"
 """The checks create this file; a record alone may come from another machine. `scripts/gpu.sh` removes it."""
+KERNEL = """
+#include <cuda.h>
+#include <cuda_runtime.h>
+__global__ void fill(int* out) { out[threadIdx.x] = threadIdx.x; }
+extern "C" int run(int* out) {
+    fill<<<1, 32>>>(out);
+    return cuInit(0) + cudaGetLastError();
+}
+"""
+"""Asks for what the kernels ask for that servers compile: CUDA's headers, its runtime and the driver's library."""
 TWO_LAUNCHES = {"SGLANG_XSHARE_TWO_LAUNCHES": "1"}
 MODULES = (
     "sglang.launch_server",
@@ -43,6 +54,7 @@ MODULES = (
     "sglang.srt.models.qwen3_moe",
     "sglang.srt.models.gpt_oss",
     "sglang.srt.models.llama_eagle3",
+    "sglang.srt.speculative.eagle_worker_v2",
     "sglang.benchmark.serving",
     "sglang.bench_serving",
     "sglang_xshare.cli",
@@ -50,13 +62,28 @@ MODULES = (
     "benchmark.gpu.__main__",
     "pytest_timeout",
 )
+CUDA_MODULES = (
+    "deep_gemm",
+    "sglang.srt.layers.attention.dsa_backend",
+    "sglang.srt.layers.attention.deepseek_v4_backend",
+)
+"""What EAGLE-3's worker imports when it starts, on a GPU alone. No other task needs it."""
 GRAPH_ROWS = 128  # more than part `shapes` may give one program: several, and so a cooperative launch
 
 
 def check_imports() -> None:
     """Everything that servers, benchmarks and tests import."""
+    _import_all(MODULES)
+
+
+def check_eagle3() -> None:
+    """What EAGLE-3's worker imports beside that."""
+    _import_all(CUDA_MODULES)
+
+
+def _import_all(modules: Sequence[str]) -> None:
     wrong: dict[str, str] = {}
-    for module in MODULES:
+    for module in modules:
         try:
             import_module(module)
         except ModuleNotFoundError as error:
@@ -75,10 +102,29 @@ def check_patch() -> None:
 
 
 def check_nvcc() -> None:
-    """CUDA's compiler: SGLang builds some kernels when a server starts."""
-    home = os.environ.get("CUDA_HOME")
-    if not shutil.which("nvcc") and not (home and (Path(home) / "bin" / "nvcc").exists()):
-        raise RuntimeError("no nvcc on the PATH or in CUDA_HOME; servers compile kernels with it when they start")
+    """CUDA's compiler and libraries: SGLang builds some kernels when a server starts."""
+    home = os.environ.get("CUDA_HOME", "")
+    if not (Path(home) / "bin" / "nvcc").exists() or not (Path(home) / "include" / "cuda_runtime.h").exists():
+        raise RuntimeError(
+            f"CUDA_HOME={home}: needed is a folder with bin/nvcc and include/cuda_runtime.h, beside nvcc, in "
+            "/usr/local/cuda* or from torch's wheels; servers compile kernels with it when they start"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        source, compiled = Path(folder) / "kernel.cu", Path(folder) / "kernel.o"
+        source.write_text(KERNEL)
+        # As upstream does, both times; its two builders link in the same way.
+        _build([f"{home}/bin/nvcc", "-std=c++17", "-arch=sm_90a", "-Xcompiler", "-fPIC", "-c", source, "-o", compiled])
+        libraries = [f"-L{home}/lib64", "-lcudart", "-lcuda"]
+        _build([os.environ.get("CXX", "c++"), compiled, "-shared", *libraries, "-o", Path(folder) / "kernel.so"])
+
+
+def _build(command: Sequence[str | Path]) -> None:
+    """Run a compiler. Raises RuntimeError with the line in which it names an error."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        said = (done.stdout + done.stderr).strip().splitlines()
+        wrong = next((line for line in said if "error" in line or "cannot find" in line), said[-1] if said else "")
+        raise RuntimeError(f"{command[0]}: {wrong or f'status {done.returncode}'}")
 
 
 def check_cc() -> None:
@@ -154,6 +200,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "cc": check_cc,
     "upstream": check_upstream,
     "selection": check_selection,
+    "eagle3": check_eagle3,
 }
 
 

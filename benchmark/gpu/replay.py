@@ -13,6 +13,7 @@ from benchmark.common.evidence import read_settled_totals, read_totals
 from benchmark.common.record import Record
 from benchmark.common.server import Server
 from benchmark.common.variant import Variant, parse_variant
+from benchmark.gpu import depth, memory
 from benchmark.gpu.checks import check, is_passed, run_tests
 from benchmark.gpu.serving import ROUNDS, Gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row, check_row
@@ -33,6 +34,8 @@ MASKING = [
     Variant("mask", None, {}, ("--mask-padding-experts", *UPSTREAM_SIZES)),
 ]
 MASKED_AT = (9, 13)
+TURNS = "turns"
+"""The record's key of how many servers were up at once, where not all of them were."""
 SPREAD = 0.05  # greedy continuations may part, since kernels of 7 and 8 rows round differently
 
 
@@ -51,7 +54,10 @@ def measure(record: Record, parts: Sequence[str]) -> None:
 
 def rows(points: Mapping[str, Any]) -> list[Row]:
     """What was tested, what the server counted, and the gain of masking."""
-    found = []
+    found = [row for part in ("live", "masking") for row in depth.rows(points, part)]
+    if TURNS in points:
+        first, second = points[TURNS]["servers"]
+        found.append(Row(f"servers of {MODEL}", f"{first}, then {second}: too many for the GPU's memory at once"))
     if all(name in points for name in LIVE):
         padded, exact, tighter = (points[name] for name in LIVE)
         text = f"{padded['rows']:.0f} in graphs of 8, {exact['rows']:.0f} in graphs of every size"
@@ -80,16 +86,33 @@ def masking_key(concurrency: int) -> str:
 def _measure_server(record: Record) -> None:
     live = {name: one for name, one in LIVE.items() if name not in record}
     missing = [n for n in MASKED_AT if not is_measured(record, masking_key(n))]
+    servers = len(live) + len(MASKING) * bool(missing)
+    if not servers:
+        return
+    # All at once where they fit, as five servers of twelve layers do on an H200: their start takes longer than what
+    # they are measured for.
+    if depth.fits(MODEL, servers, memory.read_free_bytes()):
+        _serve(record, live, missing)
+    else:
+        record.add(TURNS, servers=[len(live), servers - len(live)])
+        _serve(record, live, [])
+        _serve(record, {}, missing)
+
+
+def _serve(record: Record, live: Mapping[str, Variant], missing: Sequence[int]) -> None:
+    """Servers of these variants, and of those of masking for what is missing of it."""
     variants = [*live.values(), *(MASKING if missing else [])]
     if not variants:
         return
-    # All at once: five servers of twelve layers fit, and their start takes longer than what they are measured for.
-    with serve_dummies(MODEL, variants) as servers:
+    model = depth.fit_model(record, "live" if live else "masking", MODEL, len(variants))
+    if model is None:
+        return
+    with serve_dummies(model, variants) as servers:
         for name, server in zip(live, servers, strict=False):
             record.add(name, **_count(server))
         for concurrency in missing:
             masked = servers[len(live) :]
-            measure_rounds(record, masking_key(concurrency), MODEL, MASKING, masked, concurrency, ROUNDS)
+            measure_rounds(record, masking_key(concurrency), model, MASKING, masked, concurrency, ROUNDS)
 
 
 def _count(server: Server) -> dict[str, float]:

@@ -50,7 +50,7 @@ TASKS = (
     Task("server", ("gpt-oss-20b",), 210.0, 120.0, SERVERS),
     Task("replay", ("server",), 150.0, 90.0, SERVERS),
     Task("server", ("gpt-oss-120b-no-warm-up",), 300.0, 150.0, SERVERS),
-    Task("eagle3", (), 200.0, 150.0, SERVERS),
+    Task("eagle3", (), 200.0, 150.0, (*SERVERS, "eagle3")),
     Task("server", ("gpt-oss-120b",), 300.0, 150.0, SERVERS),
     Task("layer", ("gpt-oss-120b", "gpt-oss-20b"), 90.0, needs=KERNELS),
     Task("server", ("qwen3-30b-a3b-aligned",), 180.0, 120.0, SERVERS),

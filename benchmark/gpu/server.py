@@ -12,6 +12,7 @@ from benchmark.common.comparison import is_measured
 from benchmark.common.record import Record
 from benchmark.common.server import Server
 from benchmark.common.variant import OFF, Variant, parse_variant
+from benchmark.gpu import depth
 from benchmark.gpu.serving import FINE_ROUNDS, ROUNDS, Gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row
 from sglang_xshare.stage.alignment import TAKEN
@@ -58,7 +59,9 @@ CASES = {
 
 
 def measure(record: Record, parts: Sequence[str]) -> None:
-    """Measure every concurrency that the record lacks, case by case."""
+    """Measure every concurrency that the record lacks, case by case, with as many layers as fit; where none fit, the
+    case is left out.
+    """
     for name in parts:
         if name not in CASES:
             raise ValueError(f"part {name}: allowed in experiment server is {', '.join(CASES)}")
@@ -66,27 +69,30 @@ def measure(record: Record, parts: Sequence[str]) -> None:
         case = CASES[name]
         missing = [n for n in case.concurrencies if not is_measured(record, point_key(name, n))]
         if missing or (_is_aligned(case) and taken_key(name) not in record):
-            with serve_dummies(case.model, case.variants) as servers:
+            model = depth.fit_model(record, name, case.model, len(case.variants))
+            if model is None:
+                continue
+            with serve_dummies(model, case.variants) as servers:
                 for concurrency in missing:
                     key = point_key(name, concurrency)
-                    measure_rounds(
-                        record, key, case.model, case.variants, servers, concurrency, case.rounds(concurrency)
-                    )
+                    measure_rounds(record, key, model, case.variants, servers, concurrency, case.rounds(concurrency))
                 _add_taken(record, name, servers)
 
 
 def rows(points: Mapping[str, Any]) -> list[Row]:
-    """The gain at every concurrency, and whether the runner took the slots it was to take sorted."""
+    """What was cut, the gain at every concurrency, and whether the runner took the slots it was to take sorted."""
     found = []
     for name, case in CASES.items():
+        found += depth.rows(points, name)
         if taken_key(name) in points:
             taken = points[taken_key(name)]["taken"]
             found.append(Row(f"{name}, sorted slots", "taken by the runner" if taken else "not taken", "taken", taken))
         for concurrency in sorted(case.concurrencies):
             point = points.get(point_key(name, concurrency))
             if point is not None:
-                what = f"{case.model}, {case.variants[1].name}, concurrency {concurrency}"
-                found.append(Gain.read(point).row(what, case.bars.get(concurrency)))
+                gain = Gain.read(point)
+                what = f"{gain.model}, {case.variants[1].name}, concurrency {concurrency}"
+                found.append(gain.row(what, case.bars.get(concurrency)))
     return found
 
 

@@ -94,7 +94,9 @@ def measure_rounds(
     concurrency: int,
     rounds: int,
 ) -> None:
-    """Alternating rounds at one concurrency, kept under `key` after each."""
+    """Alternating rounds at one concurrency, kept under `key` after each. Rounds of a model of other layers, which the
+    record may hold where less memory was free, are measured anew.
+    """
     workload = Workload(
         model=write_model(name),
         texts=write_texts(name, INPUT_TOKENS),
@@ -105,15 +107,18 @@ def measure_rounds(
         output_tokens=OUTPUT_TOKENS,
     )
     print(key, flush=True)
+    if key in record and Comparison.read(record.points[key]).workload.model.name != workload.model.name:
+        del record.points[key]
     measure(record, key, workload, variants, servers)
 
 
 @dataclass(frozen=True)
 class Gain:
     """What the second variant of a comparison is to the first; `ratios` of their output tokens a second, round by
-    round. `runner`: the MoE runner of both, or each one's.
+    round. `model`: the name of the one served; `runner`: the MoE runner of both, or each one's.
     """
 
+    model: str
     off: Summary
     on: Summary
     ratios: tuple[float, ...]
@@ -126,7 +131,8 @@ class Gain:
         off, on = ([result["output_throughput"] for result in one.results] for one in comparison.series)
         ratios = tuple(after / before for after, before in zip(on, off, strict=True))
         runners = dict.fromkeys(_find_runner(one.command) for one in comparison.series)
-        return cls(comparison.summaries[0], comparison.summaries[1], ratios, " and ".join(runners))
+        model = comparison.workload.model.name
+        return cls(model, comparison.summaries[0], comparison.summaries[1], ratios, " and ".join(runners))
 
     @property
     def percent(self) -> float:

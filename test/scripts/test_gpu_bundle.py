@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmark.common.paths import ROOT
-from benchmark.gpu.preflight import MODULES
+from benchmark.gpu.preflight import CUDA_MODULES, MODULES
 
 LISTS = ("machine", "site", "extras")
 
@@ -35,10 +35,23 @@ def test_extras_hold_nothing_that_is_there_already():
     assert not read_lists("extras") & read_lists("machine", "site")
 
 
+def test_the_archives_hold_deep_gemm_in_the_version_that_the_release_asks_for(pristine_release):
+    """No other test sees it: upstream imports it on a GPU only, and it loads only beside torch for CUDA."""
+    (metadata,) = pristine_release("0.5.17").glob("sglang-*.dist-info/METADATA")
+    asked = re.findall(r"^Requires-Dist: (sgl-deep-gemm==.*)$", metadata.read_text(), re.MULTILINE)
+    assert asked == [line for line in read_lines("extras") if line.startswith("sgl-deep-gemm")]
+    assert "deep_gemm" in CUDA_MODULES
+
+
 def read_lists(*names: str) -> set[str]:
     """The distributions in some of the lists, by their normal names."""
+    return {_normal(line.partition("==")[0]) for line in read_lines(*names)}
+
+
+def read_lines(*names: str) -> list[str]:
+    """The distributions as they are listed, some with a version."""
     lines = [line for name in names for line in (ROOT / "scripts" / "gpu" / f"{name}.txt").read_text().splitlines()]
-    return {_normal(line) for line in lines if line and not line.startswith("#")}
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def link_packages(allowed: set[str], folder: Path) -> Path:

@@ -20,7 +20,8 @@ def checkout(tmp_path):
     (tmp_path / "scripts" / "gpu").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     (tmp_path / "from").mkdir()
-    shutil.copy(ROOT / "scripts" / "gpu_bundle.sh", tmp_path / "scripts")
+    for name in ("gpu_bundle.sh", "gpu/toolkit.sh"):
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
     (tmp_path / "scripts" / "gpu" / "extras.txt").write_text("one\n")
     (tmp_path / "bin" / "python3").write_text(PYTHON)
     (tmp_path / "bin" / "python3").chmod(0o755)
@@ -46,6 +47,14 @@ def test_it_holds_the_archives_and_the_commit(checkout):
     done = bundle(checkout)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in (checkout / ".gpu").iterdir()) == ["commit", "extras.tar.xz", "site.tar.xz"]
+    assert done.stderr.startswith("gpu-bundle: no jit.tar.xz")
+
+
+def test_kernels_that_were_built_ahead_are_taken(checkout):
+    make_file(checkout / "from" / "jit.tar.xz", 1)
+    done = bundle(checkout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (checkout / ".gpu" / "jit.tar.xz").exists()
 
 
 @pytest.mark.parametrize("tracked", [False, True])
@@ -56,4 +65,4 @@ def test_the_checkout_counts(checkout, tracked):
     (checkout / "deleted").unlink()
     done = bundle(checkout)
     assert done.returncode == 1
-    assert done.stderr == "gpu-bundle: checkout and .gpu/ have 66 MiB; at most 64 MiB may travel\n"
+    assert done.stderr.splitlines()[-1] == "gpu-bundle: checkout and .gpu/ have 66 MiB; at most 64 MiB may travel"

@@ -12,6 +12,7 @@ from benchmark.common.paths import ROOT
 # Stands for Python in the environment: notes what it runs; fails where $FAIL is among its arguments.
 PYTHON = """#!/bin/sh
 echo "$*" >>ran
+echo "$CUDA_HOME" >cuda_home
 [ "$1" = -c ] && exit 0
 case " $* " in *" $FAIL "*) exit 3 ;; esac
 exit 0
@@ -21,8 +22,9 @@ exit 0
 @pytest.fixture
 def checkout(tmp_path):
     """The script, with stand-ins for Python, for the environment's script and for a driver with one GPU."""
-    (tmp_path / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts" / "gpu.sh", tmp_path / "scripts")
+    (tmp_path / "scripts" / "gpu").mkdir(parents=True)
+    for name in ("gpu.sh", "gpu/toolkit.sh"):
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
     programs = {
         "scripts/make_venv.sh": "#!/bin/sh\n",
         "venv/bin/python": PYTHON,
@@ -134,14 +136,31 @@ def test_an_archive_that_is_broken_is_named(checkout):
     )
 
 
+JIT = "gpu: .gpu/jit.tar.xz is missing; the first gpt-oss server builds two kernels, in about a minute\n"
+
+
+def pack(checkout, name, member):
+    with tarfile.open(checkout / ".gpu" / f"{name}.tar.xz", "w:xz") as archive:
+        archive.add(checkout / "module.py", member)
+
+
+def test_kernels_built_ahead_go_where_sglang_and_flashinfer_look(checkout):
+    (checkout / ".gpu").mkdir()
+    (checkout / "module.py").touch()
+    pack(checkout, "site", "sglang/module.py")
+    place = "site/flashinfer/data/aot/tinygemm2/tinygemm2.so"
+    pack(checkout, "jit", place)
+    assert JIT not in run(checkout, "layer").stdout
+    assert (checkout / "build" / "gpu" / place).exists()
+
+
 def test_the_archive_is_unpacked_once_and_used(checkout):
     (checkout / ".gpu").mkdir()
     (checkout / "module.py").touch()
     for name in ("site", "extras", "tvmcache"):
-        with tarfile.open(checkout / ".gpu" / f"{name}.tar.xz", "w:xz") as archive:
-            archive.add(checkout / "module.py", f"{name}/module.py")
+        pack(checkout, name, f"{name}/module.py")
     for _ in range(2):
-        assert run(checkout, "layer").returncode == 0
+        assert JIT in run(checkout, "layer").stdout
     site = checkout / "build" / "gpu" / "site"
     assert (site / "site" / "module.py").exists()
     assert (site / "extras" / "module.py").exists()
@@ -171,3 +190,17 @@ def test_records_are_brought_back_even_where_packing_fails(checkout):
     (checkout / "out").mkdir()
     run(checkout, RESULTS="", OUT=str(checkout / "out"), FAIL="benchmark.gpu.bring_back")
     assert (checkout / "out" / "layer.json").read_text() == "{}"
+
+
+def test_a_folder_of_cuda_is_taken_only_with_its_headers(checkout):
+    """Where CUDA_HOME was the wrapper's own folder, servers failed to link: no -lcudart, no -lcuda."""
+    home = checkout / "cuda-13.0"
+    (home / "include").mkdir(parents=True)
+    (home / "include" / "cuda_runtime.h").touch()
+    (home / "bin").mkdir()
+    shutil.copy(checkout / "bin" / "nvidia-smi", home / "bin" / "nvcc")
+    shutil.copy(checkout / "bin" / "nvidia-smi", checkout / "bin" / "nvcc")
+    assert run(checkout, CUDA_HOME=str(home)).returncode == 0
+    assert (checkout / "cuda_home").read_text() == f"{home}\n"
+    run(checkout, CUDA_HOME=str(checkout))
+    assert (checkout / "cuda_home").read_text() != f"{checkout}\n"

@@ -11,6 +11,7 @@ import sglang_xshare
 from benchmark.common.paths import ROOT
 from benchmark.gpu import preflight
 from benchmark.gpu.preflight import CHECKS, EXPERTS, GRAPH_ROWS, TOP_K, TWO_LAUNCHES, check_all, check_key
+from benchmark.gpu.run import TASKS
 from benchmark.gpu.shapes import list_trials
 from sglang_xshare import Batch, Router, build_plan
 from sglang_xshare.selection.triton_kernel import tile
@@ -28,6 +29,16 @@ def test_a_package_that_is_missing_is_named(monkeypatch):
         preflight.check_imports()
 
 
+def test_what_eagle3_imports_on_a_gpu_alone_is_named(monkeypatch):
+    """On the CPU nothing imports it: EAGLE-3 passed the other checks, and died when it started."""
+    monkeypatch.setattr(preflight, "CUDA_MODULES", preflight.CUDA_MODULES[:1])
+    monkeypatch.setitem(sys.modules, "deep_gemm", None)
+    with pytest.raises(RuntimeError, match=r"^deep_gemm needs deep_gemm, which is not installed$"):
+        preflight.CHECKS["eagle3"]()
+    (needs,) = [task.needs for task in TASKS if task.experiment == "eagle3"]
+    assert "eagle3" in needs
+
+
 def test_without_any_package_a_check_fails_in_one_line():
     bare = [sys.executable, "-S", "-m", "benchmark.gpu.preflight", "upstream", "selection"]
     done = subprocess.run(bare, cwd=ROOT, env={}, capture_output=True, text=True)
@@ -42,19 +53,46 @@ def test_an_unknown_check_is_refused():
     done = run_module("kernels", PYTHONPATH=f"{ROOT / 'python'}")
     assert (done.returncode, done.stderr) == (
         1,
-        "preflight: check kernels: allowed is imports, patch, nvcc, cc, upstream, selection\n",
+        "preflight: check kernels: allowed is imports, patch, nvcc, cc, upstream, selection, eagle3\n",
     )
 
 
-def test_nvcc_is_found_on_the_path_or_beside_cuda(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
+def test_nvcc_is_needed_with_cudas_headers(tmp_path, monkeypatch):
+    """A wrapper of nvcc in a bin folder is none: nothing links beside it."""
     monkeypatch.delenv("CUDA_HOME", raising=False)
-    with pytest.raises(RuntimeError, match=r"^no nvcc on the PATH or in CUDA_HOME"):
+    with pytest.raises(RuntimeError, match=r"^CUDA_HOME=: needed is a folder with bin/nvcc and include/cuda_runtime.h"):
         preflight.check_nvcc()
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "nvcc").touch()
+    write_program(tmp_path / "bin" / "nvcc", "exit 0")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(RuntimeError, match=f"^CUDA_HOME={tmp_path}: needed is"):
+        preflight.check_nvcc()
+
+
+def test_a_kernel_is_compiled_and_linked(tmp_path, monkeypatch):
+    write_program(tmp_path / "bin" / "nvcc", 'for one; do last=$one; done; : >"$last"')
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda_runtime.h").touch()
+    # Looks for what it is to link to, as a linker does.
+    search = 'for place in ${3#-L} $LIBRARY_PATH; do [ -e "$place/lib${one#-l}.so" ] && continue 2; done'
+    write_program(tmp_path / "c++", f'for one in "$4" "$5"; do {search}; echo "ld: cannot find $one" >&2; exit 1; done')
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", str(tmp_path / "c++"))
+    monkeypatch.setenv("LIBRARY_PATH", str(tmp_path / "lib"))
+    for library, folder in (("cudart", "lib64"), ("cuda", "lib")):
+        with pytest.raises(RuntimeError, match=f"c[+][+]: ld: cannot find -l{library}$"):
+            preflight.check_nvcc()
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"lib{library}.so").touch()
     preflight.check_nvcc()
+    write_program(tmp_path / "bin" / "nvcc", "echo 'kernel.cu(2): error: no cuda.h'; exit 2")
+    with pytest.raises(RuntimeError, match=r"bin/nvcc: kernel.cu\(2\): error: no cuda.h"):
+        preflight.check_nvcc()
+
+
+def write_program(path, text):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
 
 
 def test_a_c_compiler_with_pythons_headers_is_needed(tmp_path, monkeypatch):
@@ -125,7 +163,7 @@ def test_what_failed_is_kept_and_asked_again(tmp_path, answers):
         check_all(record)
     assert asked == [*CHECKS, "nvcc"]
     rows = preflight.rows(record.points)
-    assert [row.verdict for row in rows] == ["pass", "pass", "miss", "pass", "pass", "pass"]
+    assert [row.verdict for row in rows] == ["pass", "pass", "miss", *["pass"] * (len(CHECKS) - 3)]
     assert rows[2].measured == "no nvcc"
 
 
@@ -146,7 +184,7 @@ def test_two_launches_are_tried_where_one_fails(tmp_path, answers, by_two):
     point = record.points[check_key("selection")]
     assert point["passed"] is (by_two is None)
     assert point.get("env") == (TWO_LAUNCHES if by_two is None else None)
-    row = preflight.rows(record.points)[-1]
+    (row,) = [row for row in preflight.rows(record.points) if row.what.startswith("selection")]
     assert row.verdict == "miss"
     assert row.measured.endswith("a cooperative launch failed")
 

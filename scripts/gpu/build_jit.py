@@ -1,0 +1,71 @@
+"""Build the two kernels that a gpt-oss server of SGLang 0.5.17 compiles when it starts, for sm_90a and without a GPU.
+
+    build_jit.py FOLDER     with SGLang, FlashInfer and apache-tvm-ffi of the archive on PYTHONPATH, and CUDA_HOME
+
+FOLDER becomes what `scripts/gpu.sh` unpacks: tvmcache/<name>/<name>.so is where SGLang looks for the rotary embedding
+of heads of 64 (`load_jit`), site/flashinfer/data/aot/tinygemm2/tinygemm2.so where FlashInfer does
+(`JitSpec.aot_path`).
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+DRIVER = "int cuTensorMapEncodeTiled(void) { return 1; }\n"
+"""All that tinygemm2 asks of the driver's library, which is not here; the loader finds the driver's own there."""
+
+
+def main(folder: Path) -> None:
+    """Build both. Raises what upstream's builders raise."""
+    with tempfile.TemporaryDirectory() as scratch:
+        _stand_in(Path(scratch))
+        os.environ |= {
+            "LIBRARY_PATH": scratch,
+            "TVM_FFI_CACHE_DIR": str(folder / "tvmcache"),
+            "FLASHINFER_CUDA_ARCH_LIST": "9.0a",
+            "FLASHINFER_WORKSPACE_BASE": scratch,
+        }
+        build_rope()
+        build_tinygemm(folder)
+    for built in (folder / "tvmcache").glob("*/*"):
+        if built.suffix != ".so":
+            built.unlink()
+
+
+def build_rope() -> None:
+    """The rotary embedding of bf16 heads of 64 elements, into $TVM_FFI_CACHE_DIR."""
+    import torch
+    import tvm_ffi.cpp
+    from sglang.kernels.jit.utils import override_jit_cuda_arch
+    from sglang.kernels.ops.attention import rope
+
+    # The same build, not loaded: CUDA's runtime need not be where the loader finds it.
+    tvm_ffi.cpp.load_inline = tvm_ffi.cpp.build_inline
+    with override_jit_cuda_arch(9, 0):
+        rope._jit_fused_rope_module(True, 64, torch.bfloat16, torch.bfloat16)
+
+
+def build_tinygemm(folder: Path) -> None:
+    """gpt-oss's router and projections for up to 128 rows."""
+    from flashinfer.jit.tinygemm2 import gen_tinygemm2_module
+
+    spec = gen_tinygemm2_module()
+    spec.build(verbose=False)
+    place = folder / "site" / "flashinfer" / "data" / "aot" / spec.name
+    place.mkdir(parents=True)
+    shutil.copyfile(spec.jit_library_path, place / f"{spec.name}.so")
+
+
+def _stand_in(folder: Path) -> None:
+    """A libcuda.so to link to."""
+    source = folder / "driver.c"
+    source.write_text(DRIVER)
+    compiler = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", str(source), "-o", str(folder / "libcuda.so")]
+    subprocess.run(compiler, check=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).absolute())

@@ -1,0 +1,52 @@
+# Where servers find CUDA when they compile kernels: sourced by scripts/gpu.sh. find_toolkit SCRATCH [HOME...] exports
+# CUDA_HOME, a folder with bin/nvcc and include/cuda_runtime.h, and LIBRARY_PATH with a libcuda.so to link to. Without
+# such a folder CUDA_HOME is unset, and the preflight says what is missing. HOME...: where to look after the environment
+# and nvcc's own folder (default: /usr/local/cuda*).
+
+is_toolkit() { [[ -x $1/bin/nvcc && -f $1/include/cuda_runtime.h ]]; }
+
+find_toolkit() {
+    local scratch=$1 nvcc wrapped home folder; shift
+    [[ $# -gt 0 ]] || set -- /usr/local/cuda $(compgen -G '/usr/local/cuda-*' | sort -rV)
+    nvcc=$(command -v nvcc) || nvcc=
+    wrapped=$(readlink -f "${nvcc:-/}")
+    # nvcc may be a script in a bin folder, far from the headers.
+    set -- "${CUDA_HOME:-}" "${nvcc%/bin/nvcc}" "${wrapped%/bin/nvcc}" "$@"
+    unset CUDA_HOME
+    for home; do
+        if [[ -n $home ]] && is_toolkit "$home"; then export CUDA_HOME=$home; break; fi
+    done
+    if [[ -z ${CUDA_HOME:-} && -n $nvcc ]] && folder=$(torch_toolkit); then compose "$scratch/cuda" "$nvcc" "$folder"; fi
+    # Some machines have the driver's libcuda.so.1 alone, which no linker takes for -lcuda.
+    if folder=$(find_libcuda); then
+        mkdir -p "$scratch/lib"
+        ln -sfn "$folder" "$scratch/lib/libcuda.so"
+        export LIBRARY_PATH=$scratch/lib${LIBRARY_PATH:+:$LIBRARY_PATH}
+    fi
+}
+
+torch_toolkit() {  # the headers and libraries that torch's wheels bring, if their headers are there
+    local found
+    found=$(python3 -c 'import importlib.util as util
+print(next(iter(util.find_spec("nvidia").submodule_search_locations)) + "/cu13")' 2>/dev/null) || return 1
+    [[ -f $found/include/cuda_runtime.h ]] && echo "$found"
+}
+
+compose() {  # compose FOLDER NVCC TORCHS: a toolkit of an nvcc and torch's headers and libraries
+    rm -rf "$1"; mkdir -p "$1/bin" "$1/lib64"
+    printf '#!/bin/sh\nexec %q "$@"\n' "$2" >"$1/bin/nvcc"; chmod +x "$1/bin/nvcc"  # a link would lose nvcc its folder
+    ln -s "$3/include" "$1/include"
+    ln -s "$(ls "$3"/lib/libcudart.so.* | head -n 1)" "$1/lib64/libcudart.so"
+    export CUDA_HOME=$1
+}
+
+find_libcuda() {  # the file of the driver's library; of two, not that for 32 bits, which ldconfig calls (libc6)
+    local place name known=${LD_LIBRARY_PATH:-}
+    for place in ${known//:/ } $(PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null |
+        sed -n 's#.*(libc6,.*=> \(/.*\)/libcuda\.so.*#\1#p') /usr/lib/x86_64-linux-gnu /usr/lib64 /usr/local/nvidia/lib64; do
+        for name in libcuda.so.1 libcuda.so; do
+            if [[ -e $place/$name ]]; then echo "$place/$name"; return; fi
+        done
+    done
+    return 1
+}

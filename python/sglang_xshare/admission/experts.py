@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from ..stage.upstream.server import model_config, resolved, routes_own_rows, spell
+from ..stage.upstream.server import is_release, model_config, resolved, routes_own_rows, spell
 from .runners import list_runners
 
 Capability = tuple[int, int]
@@ -219,10 +219,8 @@ def _is_laid_out_for_triton(experts: str) -> bool:
     fp8 blocks only from 0.5.23 on (fp8.py: runner_is_aiter); fp8 by tensor or channel, and MXFP4, are shuffled for
     aiter whatever the runner.
     """
-    from ..patching.tree import find_tree
-
     if experts == "fp8 by block":
-        return tuple(int(part) for part in find_tree(None).release.split(".")[:3]) >= (0, 5, 23)
+        return is_release("0.5.23")
     return experts == "bf16"
 
 

@@ -10,13 +10,16 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from scripts.runners import FP8, GPT_OSS, KIMI, QWEN3, write_model
 from scripts.runners import MXINT4 as DECLARED_MXINT4
 from served.release import LATEST, OLDER, make_env
+from sglang_xshare.admission import backend
 from sglang_xshare.admission import experts as experts_module
+from sglang_xshare.admission.arguments import Arguments
 from sglang_xshare.admission.backend import _unnoticed
 from sglang_xshare.admission.experts import Experts, ranks_logits
 from sglang_xshare.admission.formats import (
@@ -30,6 +33,7 @@ from sglang_xshare.admission.formats import (
     MXINT4,
     Format,
 )
+from sglang_xshare.refusal import ExpertPolicyError
 
 EACH_RELEASE = pytest.mark.parametrize(
     "release", [LATEST, *(pytest.param(release, marks=pytest.mark.long) for release in OLDER)]
@@ -165,6 +169,41 @@ def test_the_copy_is_resolved_unnoticed(monkeypatch, caplog):
     assert expert_policy.check_flags is before
     logging.getLogger("sglang").critical("heard")
     assert caplog.messages == ["heard"]
+
+
+class Record(SimpleNamespace):
+    """Server arguments whose resolution does as `resolve_once` says."""
+
+    model_path = "made-up"
+    moe_runner_backend = "auto"
+
+
+@pytest.fixture
+def record(monkeypatch):
+    """What becomes of arguments that resolve, with a model that no policy can be served with."""
+    pytest.importorskip("sglang.srt.expert_policy")
+    monkeypatch.setattr(backend, "model_config", lambda record: None)
+    monkeypatch.setattr(backend, "read_experts", lambda record: make_experts(BF16, (9, 0)))
+    monkeypatch.setattr(backend, "read_model", Mock(side_effect=ExpertPolicyError("--model-path made-up: dense")))
+    return Record(resolve_once=lambda: None)
+
+
+@pytest.mark.parametrize("stop", [OSError("no such model"), SystemExit(2), AssertionError()])
+@pytest.mark.parametrize("where", ["resolve_once", "model_config"])
+def test_what_stops_sglang_is_left_to_its_own_resolution(where, stop, record, monkeypatch):
+    monkeypatch.setattr(record if where == "resolve_once" else backend, where, Mock(side_effect=stop))
+    assert backend._foresee(record, Arguments(None)) == (None, False)
+
+
+def test_a_refusal_of_ours_says_that_the_runner_does_not_fit(record):
+    assert backend._foresee(record, Arguments(None)) == (make_experts(BF16, (9, 0)), False)
+
+
+@pytest.mark.parametrize("ours", ["read_experts", "read_model"])
+def test_a_mistake_of_our_own_is_not_hidden(ours, record, monkeypatch):
+    monkeypatch.setattr(backend, ours, Mock(side_effect=TypeError("ours")))
+    with pytest.raises(TypeError, match="ours"):
+        backend._foresee(record, Arguments(None))
 
 
 def make_experts(form: Format, capability: tuple[int, int] | None, **others: Any) -> Experts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -169,19 +169,42 @@ def test_a_log_line_begins_anew() -> None:
     assert len(tally) == 0
 
 
-def test_every_way_out_of_the_states_is_told() -> None:
+WAYS_OUT: dict[str, Callable[[WatchedRequests], object]] = {
+    "del": lambda states: states.__delitem__("a"),
+    "pop": lambda states: states.pop("a"),
+    "pop, with a default": lambda states: states.pop("a", None),
+    "popitem": lambda states: states.popitem(),
+    "clear": lambda states: states.clear(),
+    "another state": lambda states: states.__setitem__("a", 2),
+    "update": lambda states: states.update({"a": 2}),
+    "|=": lambda states: states.__ior__({"a": 2}),
+}
+NO_WAYS_OUT: dict[str, Callable[[WatchedRequests], object]] = {
+    "pop of another": lambda states: states.pop("b", None),
+    "another request": lambda states: states.update(b=2),
+    "setdefault": lambda states: states.setdefault("a", 2),
+    "the same state": lambda states: states.update(a=states["a"]),
+    "reading": lambda states: (states.get("a"), "a" in states, len(states), list(states.items())),
+}
+
+
+@pytest.mark.parametrize("way", [*WAYS_OUT, *NO_WAYS_OUT])
+def test_every_way_out_of_the_states_is_told(way: str) -> None:
     told: list[str] = []
     states = WatchedRequests({"a": 1}, told.append)
-    states["b"] = 2
-    states.update(c=3)
-    del states["a"]
-    assert states.pop("b") == 2
-    assert states.pop("b", None) is None
+    (WAYS_OUT | NO_WAYS_OUT)[way](states)
+    assert told == (["a"] if way in WAYS_OUT else [])
+    assert states.get("a") != 1 or way in NO_WAYS_OUT
+
+
+def test_what_is_not_there_is_told_as_by_a_dictionary() -> None:
+    told: list[str] = []
+    states = WatchedRequests({}, told.append)
     with pytest.raises(KeyError):
-        states.pop("b")
+        states.pop("a")
     with pytest.raises(KeyError):
-        del states["b"]
-    assert (told, dict(states)) == (["a", "b"], {"c": 3})
+        del states["a"]
+    assert told == []
 
 
 def test_what_was_never_sent_to_the_controller_is_not_told() -> None:

@@ -15,7 +15,7 @@ import pytest
 from affinity.tables import make_table, prompt
 from sglang_xshare import hooks
 from sglang_xshare.affinity import dispatch
-from sglang_xshare.affinity.counting import Tally
+from sglang_xshare.affinity.counting import DecisionCounts
 from sglang_xshare.affinity.dispatch import Dispatcher
 from sglang_xshare.affinity.dispatcher import Affinity, Decision
 from sglang_xshare.affinity.finished import WatchedRequests, open_receiver, open_sender
@@ -161,12 +161,12 @@ def test_the_log_says_who_got_what(
 
 
 def test_a_log_line_begins_anew() -> None:
-    tally = Tally(2)
+    counts = DecisionCounts(2)
     for decision in (Decision(0, "affinity"), Decision(1, "bound"), Decision(0, "affinity")):
-        tally.count(decision, [2, 1])
+        counts.count(decision, [2, 1])
     shares = "3 requests, affinity 66.7%, bound 33.3%; by replica: 2 1; running: 2 1, imbalance: 1.33"
-    assert tally.format_log([2, 1]) == f"Expert affinity: {shares}"
-    assert len(tally) == 0
+    assert counts.format_log([2, 1]) == f"Expert affinity: {shares}"
+    assert len(counts) == 0
 
 
 WAYS_OUT: dict[str, Callable[[WatchedRequests], object]] = {

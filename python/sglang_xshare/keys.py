@@ -7,7 +7,8 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 import orjson
 
@@ -67,6 +68,11 @@ class Key:
         if type(value) not in ((int, float) if self.kind is float else (self.kind,)):
             return False
         return bool(self.low <= value <= self.high) and not (self.above_low and value == self.low)
+
+
+def accepts_none(hint: Any) -> bool:
+    """Whether a type hint, evaluated, is of a key that may be None."""
+    return NoneType in get_args(hint)
 
 
 def suggest(word: object, known: Iterable[str]) -> str:

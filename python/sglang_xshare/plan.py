@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, get_type_hints
 
-from .keys import Key
+from .keys import Key, accepts_none
 from .types import Router
 
 UTILITIES = ("topk", "full", "squared")
@@ -234,8 +234,9 @@ class SelectionPlan:
         return max(min(most, held), 1)
 
 
+_HINTS = get_type_hints(SelectionPlan)
 KEYS: Mapping[str, Key] = {
-    f.name: replace(f.metadata["key"], optional="None" in str(f.type))
+    f.name: replace(f.metadata["key"], optional=accepts_none(_HINTS[f.name]))
     for f in fields(SelectionPlan)
     if "key" in f.metadata
 }

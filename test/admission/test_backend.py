@@ -10,26 +10,30 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from scripts.runners import (
-    FP8,
-    FP8_BLOCKS,
-    FP8_CHANNELS,
-    GPT_OSS,
-    INT4,
-    KIMI,
-    MXINT4,
-    NVFP4,
-    NVFP4_COMPRESSED,
-    QWEN3,
-    write_model,
-)
+from scripts.runners import FP8, GPT_OSS, KIMI, QWEN3, write_model
+from scripts.runners import MXINT4 as DECLARED_MXINT4
 from served.release import LATEST, OLDER, make_env
+from sglang_xshare.admission import backend
 from sglang_xshare.admission import experts as experts_module
+from sglang_xshare.admission.arguments import Arguments
 from sglang_xshare.admission.backend import _unnoticed
-from sglang_xshare.admission.experts import FITTING, Experts, ranks_logits, read_format
+from sglang_xshare.admission.experts import Experts, ranks_logits
+from sglang_xshare.admission.formats import (
+    BF16,
+    COMPRESSED_NVFP4,
+    FP8_BLOCK,
+    FP8_CHANNEL,
+    FP8_TENSOR,
+    MXFP4,
+    MXFP4_IN_FP8,
+    MXINT4,
+    Format,
+)
+from sglang_xshare.refusal import ExpertPolicyError
 
 EACH_RELEASE = pytest.mark.parametrize(
     "release", [LATEST, *(pytest.param(release, marks=pytest.mark.long) for release in OLDER)]
@@ -38,7 +42,7 @@ POLICY = ("--expert-policy", "xshare")
 TRUNCATE = '{"budget": 16, "coverage": "truncate", "phases": ["decode"]}'
 MODELS = {  # that flashinfer_trtllm routes itself, in whichever release; no runner's kernel; ranked by triton_kernel
     "fp8": (QWEN3, FP8),
-    "int4": (KIMI, MXINT4),
+    "int4": (KIMI, DECLARED_MXINT4),
     "w4afp8": (QWEN3, {"quant_method": "w4afp8"}),
     "mxfp4": (GPT_OSS, GPT_OSS["quantization_config"]),
     "gpt-oss": ({key: value for key, value in GPT_OSS.items() if key != "quantization_config"}, None),
@@ -167,41 +171,42 @@ def test_the_copy_is_resolved_unnoticed(monkeypatch, caplog):
     assert caplog.messages == ["heard"]
 
 
-def make_model(quantization: str | None, declared: dict[str, Any] | None, **others: Any) -> SimpleNamespace:
-    """Upstream's `ModelConfig`, as far as it is read."""
-    config = SimpleNamespace(quantization_config=declared)
-    return SimpleNamespace(quantization=quantization, hf_config=config, hf_text_config=config, **others)
+class Record(SimpleNamespace):
+    """Server arguments whose resolution does as `resolve_once` says."""
+
+    model_path = "made-up"
+    moe_runner_backend = "auto"
 
 
-@pytest.mark.parametrize(
-    ("quantization", "declared", "experts"),
-    [
-        (None, None, "bf16"),
-        ("fp8", FP8_BLOCKS, "fp8 by block"),
-        ("fp8", FP8, "fp8 by tensor"),
-        ("modelopt_fp4", NVFP4, "NVFP4"),
-        ("compressed-tensors", FP8_CHANNELS, "fp8 by channel (compressed-tensors)"),
-        ("compressed-tensors", NVFP4_COMPRESSED, "NVFP4 (compressed-tensors)"),
-        ("compressed-tensors", INT4, "int4 (compressed-tensors)"),
-        ("compressed-tensors", MXINT4, "MXINT4"),
-        ("compressed-tensors", {"format": "mxfp4-pack-quantized", "config_groups": {"group_0": {}}}, "MXFP4"),
-        ("compressed-tensors", {"config_groups": {}}, "compressed-tensors"),
-        ("awq_marlin", {"quant_method": "awq"}, "awq_marlin"),
-    ],
-)
-def test_the_experts_of_a_checkpoint(quantization, declared, experts):
-    assert read_format(make_model(quantization, declared), None) == experts
+@pytest.fixture
+def record(monkeypatch):
+    """What becomes of arguments that resolve, with a model that no policy can be served with."""
+    pytest.importorskip("sglang.srt.expert_policy")
+    monkeypatch.setattr(backend, "model_config", lambda record: None)
+    monkeypatch.setattr(backend, "read_experts", lambda record: make_experts(BF16, (9, 0)))
+    monkeypatch.setattr(backend, "read_model", Mock(side_effect=ExpertPolicyError("--model-path made-up: dense")))
+    return Record(resolve_once=lambda: None)
 
 
-def test_experts_that_resolution_found_or_that_a_text_model_declares():
-    assert read_format(make_model(None, None), "fp8") == "fp8 by tensor"
-    assert read_format(make_model("fp8", FP8_BLOCKS, is_fp4_experts=True), None) == "MXFP4 in an fp8 checkpoint"
-    model = make_model("compressed-tensors", None)
-    model.hf_text_config = SimpleNamespace(quantization_config=SimpleNamespace(to_dict=lambda: MXINT4))
-    assert read_format(model, None) == "MXINT4"
+@pytest.mark.parametrize("stop", [OSError("no such model"), SystemExit(2), AssertionError()])
+@pytest.mark.parametrize("where", ["resolve_once", "model_config"])
+def test_what_stops_sglang_is_left_to_its_own_resolution(where, stop, record, monkeypatch):
+    monkeypatch.setattr(record if where == "resolve_once" else backend, where, Mock(side_effect=stop))
+    assert backend._foresee(record, Arguments(None)) == (None, False)
 
 
-def make_experts(form: str, capability: tuple[int, int] | None, **others: Any) -> Experts:
+def test_a_refusal_of_ours_says_that_the_runner_does_not_fit(record):
+    assert backend._foresee(record, Arguments(None)) == (make_experts(BF16, (9, 0)), False)
+
+
+@pytest.mark.parametrize("ours", ["read_experts", "read_model"])
+def test_a_mistake_of_our_own_is_not_hidden(ours, record, monkeypatch):
+    monkeypatch.setattr(backend, ours, Mock(side_effect=TypeError("ours")))
+    with pytest.raises(TypeError, match="ours"):
+        backend._foresee(record, Arguments(None))
+
+
+def make_experts(form: Format, capability: tuple[int, int] | None, **others: Any) -> Experts:
     auto = {"runner": "auto", "format": form, "capability": capability, "aiter": False, "ep_size": 1}
     return Experts(**auto | others)
 
@@ -228,34 +233,36 @@ def kernels(monkeypatch):
 )
 def test_what_fits_gpt_oss(capability, driver, ep_size, runners, kernels):
     kernels(driver, 1)
-    experts = make_experts("MXFP4", capability, ep_size=ep_size, aiter=capability is None)
+    experts = make_experts(MXFP4, capability, ep_size=ep_size, aiter=capability is None)
     assert experts.list_fitting() == runners
 
 
-def test_what_aiter_leaves_to_triton():
-    assert make_experts("bf16", None, aiter=True).list_fitting() == ["triton"]
-    for form in ("fp8 by tensor", "fp8 by channel (compressed-tensors)"):
+def test_what_aiter_leaves_to_triton(monkeypatch):
+    assert make_experts(BF16, None, aiter=True).list_fitting() == ["triton"]
+    for form in (FP8_TENSOR, FP8_CHANNEL):
         assert make_experts(form, None, aiter=True).list_fitting() == []
         assert make_experts(form, None).list_fitting() == ["triton"]
+    for release, runners in (("0.5.22", []), ("0.5.23", ["triton"])):
+        monkeypatch.setattr("sglang.__version__", release)
+        assert make_experts(FP8_BLOCK, None, aiter=True).list_fitting() == runners
 
 
 def test_it_follows_the_runners_that_are_served(monkeypatch):
     monkeypatch.setattr(experts_module, "list_runners", lambda: ("triton",))
-    assert not make_experts("bf16", (10, 0), runner="flashinfer_trtllm").served
+    assert not make_experts(BF16, (10, 0), runner="flashinfer_trtllm").served
     monkeypatch.setattr(experts_module, "list_runners", lambda: ("triton", "flashinfer_trtllm"))
-    assert make_experts("bf16", (10, 0), runner="flashinfer_trtllm").served
-    for form in ("fp8 by tensor", "MXINT4"):  # there it routes inside its kernel
+    assert make_experts(BF16, (10, 0), runner="flashinfer_trtllm").served
+    for form in (FP8_TENSOR, MXINT4):  # there it routes inside its kernel
         assert not make_experts(form, (10, 0), runner="flashinfer_trtllm").served
-    compressed = "NVFP4 (compressed-tensors)"
-    assert make_experts(compressed, (10, 0)).list_fitting() == ["flashinfer_trtllm"]
-    assert make_experts(compressed, (12, 0)).list_fitting() == []
+    assert make_experts(COMPRESSED_NVFP4, (10, 0)).list_fitting() == ["flashinfer_trtllm"]
+    assert make_experts(COMPRESSED_NVFP4, (12, 0)).list_fitting() == []
 
 
 def test_one_name_of_a_runner_may_stand_for_several_kernels(kernels):
     """gpt-oss's flashinfer_mxfp4 is followed, DeepSeek-V4's is not: auto must become another one before it loads."""
     kernels(580, 1)
-    assert make_experts("MXFP4", (9, 0), runner="flashinfer_mxfp4").served
-    deepseek = make_experts("MXFP4 in an fp8 checkpoint", (9, 0), runner="flashinfer_mxfp4")
+    assert make_experts(MXFP4, (9, 0), runner="flashinfer_mxfp4").served
+    deepseek = make_experts(MXFP4_IN_FP8, (9, 0), runner="flashinfer_mxfp4")
     assert (deepseek.served, deepseek.list_fitting()) == (False, ["marlin"])
 
 
@@ -273,10 +280,3 @@ def test_one_name_of_a_runner_may_stand_for_several_kernels(kernels):
 def test_which_runners_rank_logits(runner, capability, ranks, monkeypatch):
     monkeypatch.setattr(experts_module, "_read_capability", lambda: capability)
     assert ranks_logits(SimpleNamespace(moe_runner_backend=runner, device="cuda")) == ranks
-
-
-def test_every_fitting_runner_is_one_of_sglangs():
-    from sglang.srt.layers.moe.utils import MoeRunnerBackend
-
-    named = {runner for runners in FITTING.values() for runner in runners}
-    assert named <= {backend.value for backend in MoeRunnerBackend}

@@ -1,6 +1,7 @@
 """Which row of the table of runners a loaded layer gets, how its empty slots are taken, and what has no row."""
 
 import re
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,15 +140,18 @@ def test_exceptions_to_the_table(case, read, monkeypatch):
 def test_a_layer_that_is_handed_ids_finishes_its_sums_itself(read):
     """DeepSeek's NVFP4 layers leave them to the next collective in steps in which they route themselves."""
 
-    def read_model(runner: Any, arguments: Any) -> Any:
-        start_layers.read_layers(runner, arguments)
-        return runner.model
+    def load(find_or_read: Callable[..., Any]) -> Callable[..., list[bool]]:
+        def leave_sums(runner: Any, arguments: Any) -> list[bool]:
+            find_or_read(runner, arguments)
+            experts = (module for name, module in runner.model.named_modules() if name.startswith("experts"))
+            return [module.supports_deferred_finalize for module in experts]
 
-    attributes = {"supports_deferred_finalize": True}
-    for output_format, left in ((FORMATS.BYPASSED, False), (FORMATS.STANDARD, True)):
-        method = NVFP4("flashinfer_trtllm")
-        model = read([config(output_format)], 1, function=read_model, method=method, attributes=attributes)
-        assert dict(model.named_modules())["experts-0"].supports_deferred_finalize == left
+        return leave_sums
+
+    configs = [config(FORMATS.BYPASSED), config(FORMATS.STANDARD)]
+    given = {"method": NVFP4("flashinfer_trtllm"), "attributes": {"supports_deferred_finalize": True}}
+    assert read(configs, 2, function=load(start_layers.read_layers), **given) == [True, True]
+    assert read(configs, 2, function=load(start_layers.find_layers), **given) == [False, True]
 
 
 def test_ranks_that_number_their_own_experts_get_no_dropped_id(read, monkeypatch):

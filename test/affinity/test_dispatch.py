@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -15,7 +15,7 @@ import pytest
 from affinity.tables import make_table, prompt
 from sglang_xshare import hooks
 from sglang_xshare.affinity import dispatch
-from sglang_xshare.affinity.counting import Tally
+from sglang_xshare.affinity.counting import DecisionCounts
 from sglang_xshare.affinity.dispatch import Dispatcher
 from sglang_xshare.affinity.dispatcher import Affinity, Decision
 from sglang_xshare.affinity.finished import WatchedRequests, open_receiver, open_sender
@@ -161,27 +161,50 @@ def test_the_log_says_who_got_what(
 
 
 def test_a_log_line_begins_anew() -> None:
-    tally = Tally(2)
+    counts = DecisionCounts(2)
     for decision in (Decision(0, "affinity"), Decision(1, "bound"), Decision(0, "affinity")):
-        tally.count(decision, [2, 1])
+        counts.count(decision, [2, 1])
     shares = "3 requests, affinity 66.7%, bound 33.3%; by replica: 2 1; running: 2 1, imbalance: 1.33"
-    assert tally.format_log([2, 1]) == f"Expert affinity: {shares}"
-    assert len(tally) == 0
+    assert counts.format_log([2, 1]) == f"Expert affinity: {shares}"
+    assert len(counts) == 0
 
 
-def test_every_way_out_of_the_states_is_told() -> None:
+WAYS_OUT: dict[str, Callable[[WatchedRequests], object]] = {
+    "del": lambda states: states.__delitem__("a"),
+    "pop": lambda states: states.pop("a"),
+    "pop, with a default": lambda states: states.pop("a", None),
+    "popitem": lambda states: states.popitem(),
+    "clear": lambda states: states.clear(),
+    "another state": lambda states: states.__setitem__("a", 2),
+    "update": lambda states: states.update({"a": 2}),
+    "|=": lambda states: states.__ior__({"a": 2}),
+}
+NO_WAYS_OUT: dict[str, Callable[[WatchedRequests], object]] = {
+    "pop of another": lambda states: states.pop("b", None),
+    "another request": lambda states: states.update(b=2),
+    "setdefault": lambda states: states.setdefault("a", 2),
+    "the same state": lambda states: states.update(a=states["a"]),
+    "reading": lambda states: (states.get("a"), "a" in states, len(states), list(states.items())),
+}
+
+
+@pytest.mark.parametrize("way", [*WAYS_OUT, *NO_WAYS_OUT])
+def test_every_way_out_of_the_states_is_told(way: str) -> None:
     told: list[str] = []
     states = WatchedRequests({"a": 1}, told.append)
-    states["b"] = 2
-    states.update(c=3)
-    del states["a"]
-    assert states.pop("b") == 2
-    assert states.pop("b", None) is None
+    (WAYS_OUT | NO_WAYS_OUT)[way](states)
+    assert told == (["a"] if way in WAYS_OUT else [])
+    assert states.get("a") != 1 or way in NO_WAYS_OUT
+
+
+def test_what_is_not_there_is_told_as_by_a_dictionary() -> None:
+    told: list[str] = []
+    states = WatchedRequests({}, told.append)
     with pytest.raises(KeyError):
-        states.pop("b")
+        states.pop("a")
     with pytest.raises(KeyError):
-        del states["b"]
-    assert (told, dict(states)) == (["a", "b"], {"c": 3})
+        del states["a"]
+    assert told == []
 
 
 def test_what_was_never_sent_to_the_controller_is_not_told() -> None:

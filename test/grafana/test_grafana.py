@@ -21,7 +21,7 @@ from sglang_xshare.stage.evidence.metrics import OUTCOMES
 EXPORT = """
 from types import SimpleNamespace as Some
 from prometheus_client import generate_latest
-from sglang_xshare.affinity.counting import Tally
+from sglang_xshare.affinity.counting import DecisionCounts
 from sglang_xshare.affinity.dispatcher import Decision, REASONS
 from sglang_xshare.stage.evidence.agreement import Agreement
 from sglang_xshare.stage.evidence.balance import BalanceExporter, RankLoad
@@ -34,7 +34,7 @@ ObservationExporter().export({"oea": interval}, {"1-2": 1}, labels)
 BalanceExporter().export(RankLoad(1, 1, 1, 1.0, 1.0), labels)
 reporter = Some(current_scheduler_metrics_enabled=True, metrics_collector=Some(labels=labels))
 Agreement(2, "cpu").report(reporter)
-Tally(2, export=True).count(Decision(0, REASONS[0]), [1, 0])
+DecisionCounts(2, export=True).count(Decision(0, REASONS[0]), [1, 0])
 print(generate_latest().decode())
 """
 SCRAPED = {"instance", "job"}

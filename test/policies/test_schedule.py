@@ -1,6 +1,7 @@
 """Where and when a policy applies: phases, batch sizes, layers."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -295,3 +296,10 @@ def test_all_layers_vanilla_is_found_once_their_number_is_known():
     schedule = build(layers={"0-3": {"policy": "vanilla"}})
     with pytest.raises(ValueError, match="the policy would never run"):
         schedule.plans(range(4))
+
+
+def test_a_plan_is_built_once_and_only_for_its_own_schedule():
+    schedule = build(k0=1, add=24)
+    assert schedule.plan(0, 4) is schedule.plan(0, 4)
+    other = replace(schedule, keys={"k0": 2, "add": 24})
+    assert (other.plan(0, 4).k0, schedule.plan(0, 4).k0) == (2, 1)

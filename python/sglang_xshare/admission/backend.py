@@ -80,8 +80,9 @@ def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) 
         declare(record, moe_runner_backend=runner)
     experts = None
     with _unnoticed():
+        if not _resolve(record):
+            return None, False
         try:
-            record.resolve_once() if hasattr(record, "resolve_once") else record.__post_init__()
             experts = read_experts(record)
             if experts is None or not experts.served:
                 return experts, False
@@ -90,9 +91,17 @@ def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) 
             check_schedule(arguments.schedule, model, resolved(record))
         except ExpertPolicyError:
             return experts, False
-        except (Exception, SystemExit):
-            return None, False
     return experts, True
+
+
+def _resolve(record: Any) -> bool:
+    """Whether SGLang resolves these arguments and builds the model's configuration, which the record then keeps."""
+    try:
+        record.resolve_once() if hasattr(record, "resolve_once") else record.__post_init__()
+        model_config(record)
+    except (Exception, SystemExit):  # whatever it is, the server's own resolution comes to it and says it
+        return False
+    return True
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from ..refusal import ExpertPolicyError
 from ..stage.upstream.configuration import NUM_EXPERTS, find_value
 from ..stage.upstream.server import attention_dp_size, declare, model_config, resolved, routes_own_rows, spell
 from .architectures import GATHERED
-from .experts import find_quantization
+from .formats import find_quantization
 
 logger = logging.getLogger(__name__)
 

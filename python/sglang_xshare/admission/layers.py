@@ -8,28 +8,37 @@ from ..plan import SelectionPlan
 from ..policies import VANILLA
 from ..refusal import ExpertPolicyError, end_refused, refusal
 from ..stage.layer import DROPPED, FILLED, MASKED, Layer
-from ..stage.upstream.routing import keeps_dropped, num_shared_slots, number_layer, read_format, rewrites_padding
+from ..stage.upstream.routing import (
+    keep_sums,
+    keeps_dropped,
+    num_shared_slots,
+    number_layer,
+    read_output_format,
+    rewrites_padding,
+)
 from ..stage.upstream.server import num_schedulers, resolved, routes_own_rows
 from .arguments import Arguments
 from .placement import read_placement
 from .routers import check_plans, check_router, count_hashed
 from .runners import TRITON, Runner, check_kernel, check_width, find_kernel
 
-FORMATS = {FILLED: ("standard",), DROPPED: ("standard", "bypassed"), MASKED: ("triton_kernel", "bypassed")}
+OUTPUTS = {FILLED: ("standard",), DROPPED: ("standard", "bypassed"), MASKED: ("triton_kernel", "bypassed")}
 """What a router may hand a runner of each convention. A bypassed runner is handed ids and weights where these drop."""
 
 
 def find_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Layer]]:
-    """(TopKConfig, Layer) of every MoE layer of this rank's model.
+    """(TopKConfig, Layer) of every MoE layer of this rank's model, whose experts are made to take what is chosen.
 
     Ends the process with one line for a router or a runner the stage cannot serve: what only a loaded model shows.
     """
     try:
-        return read_layers(model_runner, arguments)
+        layers = read_layers(model_runner, arguments)
     except ExpertPolicyError as error:
         if num_schedulers(resolved(model_runner.server_args)) > 1:
             raise  # SGLang's controller of several schedulers would wait forever for one that just ended
         end_refused(error)
+    keep_sums(model_runner.model, {layer.layer_id for _, layer in layers if layer.routes_itself})
+    return layers
 
 
 def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Layer]]:
@@ -44,28 +53,27 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
     routers = {name: module for name, module in modules.items() if isinstance(module, TopK)}
     experts = {name: module for name, module in modules.items() if isinstance(module, FusedMoE)}
     on_cpu = model_runner.device == "cpu"
-    kernels = {} if on_cpu else _find_kernels(experts, config)
+    runners = {} if on_cpu else _find_runners(experts, config)
     numbers = {name: number_layer(name, module.layer_id) for name, module in routers.items()}
     plans = _build_plans(arguments, list(numbers.values()), model_runner)
     placement = read_placement(model_runner)
     layers = []
     for name, module in routers.items():
         try:
-            output_format = "standard" if on_cpu else read_format(module.topk_config)
-            if kernels and numbers[name] not in kernels:
+            output_format = "standard" if on_cpu else read_output_format(module.topk_config)
+            if runners and numbers[name] not in runners:
                 raise ValueError("its layer has no FusedMoE that runs its experts; allowed is one for each router")
-            kernel = kernels.get(numbers[name], (TRITON, None))  # DeepSeek's first model has none at all
+            runner = runners.get(numbers[name], TRITON)  # DeepSeek's first model has none at all
             if routes_own_rows(config):
                 options = _read_dispatched_options(output_format, module.topk_config, config)
             else:
-                options = _read_options(kernel, output_format, config)
+                options = _read_options(runner, output_format, config)
             layer = Layer(numbers[name], module.topk_config, placement, **options)
             if arguments.align and layer.num_shared:
                 raise ValueError(
                     "its runner takes shared experts' slots too, which --expert-policy-align does not sort; allowed is "
                     "--disable-shared-experts-fusion"
                 )
-            runner, _ = kernel
             check_width(runner, plans, layer.router)
             if arguments.align and runner is not TRITON:
                 raise ValueError(f"MoE runner {runner.name} sorts for itself; --expert-policy-align allows triton")
@@ -81,11 +89,11 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
     return layers
 
 
-def _find_kernels(experts: dict[str, Any], config: Any) -> dict[int, tuple[Runner, Any]]:
-    """(what it runs, the `FusedMoE`) by number of the layer. What SGLang's CPU kernels make of a filled slot, served
-    tests show; those are not looked for.
+def _find_runners(experts: dict[str, Any], config: Any) -> dict[int, Runner]:
+    """What runs each layer's experts, by its number. What SGLang's CPU kernels make of a filled slot, served tests
+    show; those are not looked for.
     """
-    kernels = {}
+    runners = {}
     for name, module in experts.items():
         try:
             runner = find_kernel(module)
@@ -93,20 +101,17 @@ def _find_kernels(experts: dict[str, Any], config: Any) -> dict[int, tuple[Runne
                 check_kernel(runner, module, config)
         except ValueError as error:
             raise refusal(name, "experts", str(error)) from None
-        kernels[number_layer(name, module.layer_id)] = runner, module
-    return kernels
+        runners[number_layer(name, module.layer_id)] = runner
+    return runners
 
 
-def _read_options(kernel: tuple[Runner, Any], output_format: str, config: Any) -> dict[str, Any]:
-    """Keywords of a `Layer`: how it hands its choice to its kernel, (what that is, its `FusedMoE` or None). Raises
-    ValueError where the kernel does not take what the layer's router hands it.
+def _read_options(runner: Runner, output_format: str, config: Any) -> dict[str, Any]:
+    """Keywords of a `Layer`: how it hands its choice to its runner. Raises ValueError where that does not take what the
+    layer's router hands it.
     """
-    runner, experts = kernel
-    if output_format not in FORMATS[runner.convention]:
-        allowed = " or ".join(FORMATS[runner.convention])
+    if output_format not in OUTPUTS[runner.convention]:
+        allowed = " or ".join(OUTPUTS[runner.convention])
         raise ValueError(f"{output_format} output for MoE runner {runner.name}; allowed is {allowed}")
-    if experts is not None and output_format == "bypassed":
-        experts.supports_deferred_finalize = False  # it would sum up in the next collective, as it routes itself
     # Upstream looks ids up where experts have other places, and before 0.5.23 where a rank numbers its own. On AMD it
     # gives padding rows expert 0, which nothing else may have woken.
     looked_up = runner.convention == FILLED and (rewrites_padding() or (config.ep_size > 1 and not keeps_dropped()))

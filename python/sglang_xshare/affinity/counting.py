@@ -11,7 +11,7 @@ from .dispatcher import REASONS, Decision
 PREFIX = "sglang:expert_affinity_"
 
 
-class Tally:
+class DecisionCounts:
     """Decisions since the last log line; all of them on `/metrics` where there is one.
 
     With `export`, prometheus must be in multiprocess mode by the first decision.

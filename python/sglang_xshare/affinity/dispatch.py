@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .counting import Tally
+from .counting import DecisionCounts
 from .dispatcher import Affinity, Decision
 from .recent import Recent
 
@@ -34,7 +34,7 @@ class Dispatcher:
         self._controller = controller
         self._receive = receive
         self.affinity = affinity
-        self._tally = Tally(len(affinity.loads), export)
+        self._counts = DecisionCounts(len(affinity.loads), export)
         self._early = Recent(EARLY)
         self._late: set[str] = set()
         self._told = time.monotonic()
@@ -75,10 +75,10 @@ class Dispatcher:
         if ended is not None and now - ended < WAIT:
             self.affinity.finish(request.rid)
         loads = self.affinity.loads
-        self._tally.count(decision, loads)
+        self._counts.count(decision, loads)
         if now - self._told >= LOG_INTERVAL:
             self._told = now
-            logger.info(self._tally.format_log(loads))
+            logger.info(self._counts.format_log(loads))
 
 
 def _describe(request: Any) -> dict[str, Any]:

@@ -6,7 +6,8 @@ dictionary here tells the controller's process of it, over a socket that lies in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import zmq
@@ -16,23 +17,29 @@ def _address(instance: str) -> str:
     return f"ipc://@sglang-xshare-finished-{instance}"
 
 
-class WatchedRequests(dict[str, Any]):
-    """SGLang's states of requests by id, which says of each that is taken out after it was sent to the controller."""
+class WatchedRequests(UserDict[str, Any]):
+    """SGLang's states of requests by id, which says of each that is taken out after it was sent to the controller: by
+    whichever method, and also where another state takes its place. SGLang asks no more of it than of a mapping.
+    """
 
-    def __init__(self, states: dict[str, Any], tell: Callable[[str], None]) -> None:
-        super().__init__(states)
+    def __init__(self, states: Mapping[str, Any], tell: Callable[[str], None]) -> None:
         self._tell = tell
+        super().__init__(states)
+
+    def __setitem__(self, request: str, state: Any) -> None:
+        former = self.data.get(request, state)
+        super().__setitem__(request, state)
+        if former is not state:
+            self._end(request, former)
 
     def __delitem__(self, request: str) -> None:
-        self._end(request, super().pop(request))
+        state = self[request]
+        super().__delitem__(request)
+        self._end(request, state)
 
-    def pop(self, request: str, *default: Any) -> Any:
-        """As a dictionary's."""
-        held = request in self
-        state = super().pop(request, *default)
-        if held:
-            self._end(request, state)
-        return state
+    def __ior__(self, states: Any) -> WatchedRequests:  # type: ignore[override, misc]
+        self.update(states)  # UserDict's own goes past __setitem__
+        return self
 
     def _end(self, request: str, state: Any) -> None:
         # The controller never gets one that failed before. 0.5.18 and 0.5.19 do not say which those are.

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest.mock import patch
 
 from ..gpus import Gpu
 
@@ -44,9 +43,10 @@ def pretend(gpu: Gpu) -> Iterator[None]:
         stack.enter_context(_replaced(torch.cuda, "get_device_capability", lambda device=None: capability))
         # Which quantizations there are is asked past the platform.
         stack.enter_context(_replaced(common, "is_hip", lambda: gpu.capability is None))
-        if gpu.capability is not None:
+        if gpu.capability is not None and "mxfp4" not in QUANTIZATION_METHODS:
             # Registered as SGLang is imported, and only beside a GPU or with SGLANG_USE_CPU_ENGINE=1.
-            stack.enter_context(patch.dict(QUANTIZATION_METHODS, mxfp4=Mxfp4Config))
+            QUANTIZATION_METHODS["mxfp4"] = Mxfp4Config
+            stack.callback(QUANTIZATION_METHODS.pop, "mxfp4")
         yield
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .errors import PatchError
 from .hunk import apply_hunks
+from .release import sort_releases
 from .tree import ABSENT, digest
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def find_root() -> Path:
 
 def list_releases(root: Path) -> list[str]:
     """The supported releases, those with a series."""
-    return sorted((file.parent.name for file in root.glob("*/series")), key=_version_key)
+    return sort_releases(file.parent.name for file in root.glob("*/series"))
 
 
 def read_series(root: Path, release: str) -> list[str]:
@@ -108,8 +109,3 @@ def _read_patch(root: Path, name: str) -> bytes:
     if not (root / name).is_file():
         raise PatchError(f"{name}: listed in a series, but there is no such file in {root}")
     return (root / name).read_bytes()
-
-
-def _version_key(release: str) -> list[tuple[bool, int, str]]:
-    """Orders 0.5.9 before 0.5.17 without failing on a directory that is no version."""
-    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in release.split(".")]

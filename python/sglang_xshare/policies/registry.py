@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..keys import Key, suggest
+from ..keys import Key, accepts_none, suggest
 from ..plan import KEYS, SelectionPlan
 
 
@@ -89,11 +89,12 @@ def register(
 
     def add(make: Callable[..., SelectionPlan]) -> Callable[..., SelectionPlan]:
         known = {**KEYS, **(own_keys or {})}
-        parameters = {key: p for key, p in inspect.signature(make).parameters.items() if key != "policy"}
+        signature = inspect.signature(make, eval_str=True)
+        parameters = {key: p for key, p in signature.parameters.items() if key != "policy"}
         defaults = {key: p.default for key, p in parameters.items() if p.default is not inspect.Parameter.empty}
-        keys = {key: replace(known[key], optional="None" in str(p.annotation)) for key, p in parameters.items()}
+        keys = {key: replace(known[key], optional=accepts_none(p.annotation)) for key, p in parameters.items()}
         text = summary or (make.__doc__ or "").split("\n")[0]
-        _POLICIES[name] = Policy(name, paper, text, make, keys, defaults, **options)
+        _POLICIES[name] = Policy(name, paper, text, make=make, keys=keys, defaults=defaults, **options)
         return make
 
     return add

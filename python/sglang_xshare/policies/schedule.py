@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ..plan import SelectionPlan
@@ -36,8 +37,6 @@ class Schedule:
     observed: Mapping[str, Schedule] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
     rows: str = "batch"
-    _plans: dict[tuple[int, int], SelectionPlan | None] = field(default_factory=dict, repr=False)
-    """Those of layers and batch sizes met so far: they go with the schedule, which a running server may change."""
 
     @property
     def parts(self) -> list[Schedule]:
@@ -70,6 +69,11 @@ class Schedule:
             keys = self.keys_at(layer, rows)
             self._plans[place] = None if keys["policy"] == "vanilla" else build_plan(keys)
         return self._plans[place]
+
+    @cached_property
+    def _plans(self) -> dict[tuple[int, int], SelectionPlan | None]:
+        """Those of layers and batch sizes met so far: they go with the schedule, which a running server may change."""
+        return {}
 
     def keys_at(self, layer: int, rows: int) -> dict[str, Any]:
         """The policy and its keys for a layer id and a number of router rows, with the overrides that apply."""
@@ -171,7 +175,17 @@ def _build_observing(config: dict[str, Any], speculative: bool) -> Schedule:
         if schedule.rows != "batch":
             raise ValueError(f"plans: {spelling}: rows = {schedule.rows!r}: allowed is 'batch', which observe looks at")
         observed[spelling] = schedule
-    return Schedule("observe", dict(config), PHASES, 1, None, (), (), observed, {"policy": "observe", **config})
+    return Schedule(
+        policy="observe",
+        keys=dict(config),
+        phases=PHASES,
+        min_tokens=1,
+        max_tokens=None,
+        layers=(),
+        by_batch=(),
+        observed=observed,
+        given={"policy": "observe", **config},
+    )
 
 
 def _read_observed(plan: Any) -> tuple[str, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from .server import spell
@@ -25,7 +26,7 @@ def num_shared_slots(topk_config: Any) -> int:
     return topk_config.num_fused_shared_experts if slots is None else slots
 
 
-def read_format(topk_config: Any) -> str:
+def read_output_format(topk_config: Any) -> str:
     """What a layer's router hands its runner, as SGLang names it: "standard" (ids and weights), "triton_kernel" (what
     triton_kernels made of logits) or "bypassed" (logits, for the runner to rank).
     """
@@ -76,6 +77,17 @@ def leaves_sums(layer: Any, config: Any) -> bool:
         return False
     cutedsl = getattr(config, "flashinfer_allreduce_fusion_backend", None) == "cutedsl"
     return cutedsl or type(layer.quant_method).__name__ == "UnquantizedFusedMoEMethod"
+
+
+def keep_sums(model: Any, layers: Collection[int]) -> None:
+    """Have each `FusedMoE` of these layers sum up a row's experts itself in every step. A runner that ranks the logits
+    may leave that to the next collective; handed ids instead, it must not.
+    """
+    from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
+
+    for name, module in model.named_modules():
+        if isinstance(module, FusedMoE) and number_layer(name, module.layer_id) in layers:
+            module.supports_deferred_finalize = False
 
 
 def find_runner(layer: Any) -> str | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
+
+from ...patching.release import is_since
 
 
 def resolved(server_args: Any) -> Any:
@@ -84,11 +85,10 @@ def routes_own_rows(config: Any) -> bool:
 
 
 def is_release(since: str) -> bool:
-    """Whether the SGLang that runs is this release or a later one."""
+    """Whether the SGLang that runs has the code of this release, as `is_since` tells."""
     import sglang
 
-    running, wanted = ([int(part) for part in re.findall(r"\d+", text)[:3]] for text in (sglang.__version__, since))
-    return running >= wanted
+    return is_since(sglang.__version__, since)
 
 
 def is_recorded() -> bool:

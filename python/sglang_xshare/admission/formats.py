@@ -1,0 +1,134 @@
+"""The formats that a model's experts may be in: what is known of each, and which one a configuration declares.
+
+Read in upstream's quantization methods (`srt/layers/quantization`), releases 0.5.17 to 0.5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+Capability = tuple[int, int]
+"""(major, minor) of an NVIDIA GPU."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format of experts, as `str` in words; of one that we know nothing of, no more than these."""
+
+    words: str
+    fitting: tuple[str, ...] = ()
+    """Runners that run such experts, the best first, for where SGLang's own choice cannot be served."""
+    unserved: tuple[str, ...] = ()
+    """Runners whose kernel for such experts takes no policy's choice, or was not followed."""
+    blackwell: str = "auto"
+    """The runner that its layers choose on Blackwell while the server's is auto: "auto" for triton or marlin."""
+    own_kernel: str | None = None
+    """The one kernel that runs such experts whatever the runner."""
+    by_aiter: bool = False
+    """Whether, with SGLANG_USE_AITER, layers left to themselves run these on AMD's aiter, or on triton where it lacks
+    the shape.
+    """
+    triton_beside_aiter: str | None = None
+    """The first release that leaves such weights as triton reads them where aiter is on and the runner triton; None
+    where they are shuffled for aiter whatever the runner.
+    """
+    marlin_from: Capability = (8, 0)
+
+    def __str__(self) -> str:
+        return self.words
+
+
+# With some experts it takes router logits alone (modelopt_quant.py, compressed_tensors_w4a4_mxint4_moe.py), or was not
+# followed.
+_TRTLLM = ("flashinfer_trtllm", "flashinfer_trtllm_routed")
+
+BF16 = Format("bf16", ("triton",), by_aiter=True, triton_beside_aiter="0.5.17")
+# fp8.py: runner_is_aiter
+FP8_BLOCK = Format("fp8 by block", ("triton",), by_aiter=True, triton_beside_aiter="0.5.23")
+FP8_TENSOR = Format("fp8 by tensor", ("triton",), unserved=_TRTLLM, by_aiter=True)
+# modelopt_quant.py: create_moe_runner
+NVFP4 = Format("NVFP4", ("marlin",), blackwell="flashinfer_trtllm")
+MIXED_NVFP4 = Format("mixed NVFP4", ("marlin",), blackwell="flashinfer_trtllm")
+# compressed_tensors_w4a4_nvfp4_moe.py: create_moe_runner
+COMPRESSED_NVFP4 = Format("NVFP4 (compressed-tensors)", ("flashinfer_trtllm",), blackwell="flashinfer_cutlass")
+NVFP4_WEIGHTS = Format("NVFP4 weights")
+NVFP4_ONLINE = Format("nvfp4_online", _TRTLLM)
+# Last triton, which holds such experts as bf16.
+MXFP4 = Format("MXFP4", ("triton_kernel", "marlin", "triton"), by_aiter=True, marlin_from=(9, 0))
+# Its kernels behind flashinfer_mxfp4 are others than gpt-oss's, and were not followed.
+MXFP4_IN_FP8 = Format("MXFP4 in an fp8 checkpoint", ("marlin",), unserved=("flashinfer_mxfp4",), by_aiter=True)
+MXFP8 = Format("mxfp8", ("deep_gemm",))
+MXINT4 = Format("MXINT4", ("triton", "marlin"), unserved=_TRTLLM)
+INT4 = Format("int4 (compressed-tensors)", ("triton", "marlin"))
+COMPRESSED = Format("compressed-tensors")
+FP8_CHANNEL = Format("fp8 by channel (compressed-tensors)", ("triton",), unserved=_TRTLLM, by_aiter=True)
+_COMPRESSED_FP8 = {
+    "block": Format("fp8 by block (compressed-tensors)", ("triton",), unserved=_TRTLLM),
+    "channel": FP8_CHANNEL,
+    "tensor": Format("fp8 by tensor (compressed-tensors)", ("triton",), unserved=_TRTLLM),
+}
+"""By the strategy of their scales."""
+_NAMED = {
+    "none": BF16,
+    "modelopt_fp4": NVFP4,
+    "modelopt_mixed": MIXED_NVFP4,
+    "modelopt_fp8": FP8_TENSOR,
+    "mxfp4": MXFP4,
+    "mxfp8": MXFP8,
+    "nvfp4_online": NVFP4_ONLINE,
+    "w4afp8": Format("w4afp8", own_kernel="cutlass_w4a8_moe"),
+    "humming": Format("humming", own_kernel="humming"),
+}
+"""By --quantization's name; what else there is `_read_fp8` and `_read_compressed` tell apart."""
+
+
+def read_format(model: Any, quantization: str | None) -> Format:
+    """The format of a model's experts: from upstream's `ModelConfig` and the resolved --quantization, whose name is the
+    words for one that we know nothing of.
+    """
+    name = getattr(model, "quantization", None) or quantization or "none"
+    config = find_quantization(model)
+    if name == "fp8":
+        return _read_fp8(config, bool(getattr(model, "is_fp4_experts", False)))
+    if name == "compressed-tensors":
+        return _read_compressed(config)
+    return _NAMED.get(name) or Format(name)
+
+
+def find_quantization(model: Any, names: Sequence[str] = ("quantization_config",)) -> Mapping[str, Any]:
+    """The quantization that a model's configuration declares under the first of these names that it has; that of
+    Kimi-K2.5's text model is the model's. Empty where there is none.
+    """
+    for name, config in product(names, (model.hf_config, model.hf_text_config)):
+        declared = getattr(config, name, None)
+        if declared:
+            return declared if isinstance(declared, Mapping) else declared.to_dict()
+    return {}
+
+
+def _read_fp8(config: Mapping[str, Any], has_fp4_experts: bool) -> Format:
+    if has_fp4_experts:
+        return MXFP4_IN_FP8
+    return FP8_BLOCK if config.get("weight_block_size") else FP8_TENSOR
+
+
+def _read_compressed(config: Mapping[str, Any]) -> Format:
+    """The format of a compressed-tensors checkpoint: its first group's, as upstream takes one for all experts."""
+    groups = list((config.get("config_groups") or {}).values())
+    weights = (groups[0].get("weights") or {}) if groups else {}
+    bits, kind, group = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
+    activations = groups[0].get("input_activations") if groups else None
+    if "mxfp4" in str(config.get("format")) or (bits, kind, group) == (4, "float", 32):
+        return MXFP4
+    if (bits, kind) == (4, "float"):
+        return COMPRESSED_NVFP4 if activations else NVFP4_WEIGHTS
+    if (bits, kind) == (8, "float"):
+        strategy = str(weights.get("strategy"))
+        return _COMPRESSED_FP8.get(strategy) or Format(f"fp8 by {strategy} (compressed-tensors)")
+    if (bits, kind) == (4, "int") and not activations:
+        is_mx = group == 32 and weights.get("symmetric", True) and not weights.get("dynamic")
+        return MXINT4 if is_mx else INT4
+    return COMPRESSED

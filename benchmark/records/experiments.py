@@ -127,19 +127,11 @@ EXPERIMENTS = {
             record="live",
         ),
         Experiment(
-            "many-devices",
-            "benchmark.cost.many_devices",
-            "cost",
-            1,
-            ("--gpus", "16x2", "--per-gpu", "1", "--affinity-saves", "0.15"),
-        ),
-        Experiment(
-            "cost-model",
-            "benchmark.cost.model",
+            "ranks",
+            "benchmark.cost.ranks",
             "cost",
             2,
-            ("--experts", "8", "--awake", "4", "8", "--rows", "8", "--rounds", "1", "--hidden", "16", "--width", "32"),
-            record="model",
+            ("--experts", "8", "--active", "4", "8", "--rows", "8", "--rounds", "1", "--hidden", "16", "--width", "32"),
         ),
         Experiment(
             "expert-sharding",

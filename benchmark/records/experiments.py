@@ -102,7 +102,7 @@ EXPERIMENTS = {
             "benchmark.balance.live",
             "balance",
             6,
-            ("xshare:k0=1,target_per_rank=5", "--ranks", "2", "--rounds", "1", "--batch", "4", "--steps", "4"),
+            ("xshare:k0=1,target_per_rank=5", "--ep-size", "2", "--rounds", "1", "--batch", "4", "--steps", "4"),
             record="live",
         ),
         Experiment(

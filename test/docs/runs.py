@@ -132,7 +132,7 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "sglang serve --model-path DIR --tp 4 --expert-placement shard": Elsewhere(
         "test/served/test_parallel.py", "ranks on a CPU are told their cores, and four want four"
     ),
-    f"sglang-xshare policies --show xshare:k0=1,add=24 --model {TINY} --batch 16": Run(shows='"add": 24'),
+    "sglang-xshare policies --show xshare:k0=1,add=24": Run(shows='"add": 24'),
     # serve and ask
     "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare --enable-metrics": Serve(QWEN, CPU),
     QUICKSTART: Serve(is_long=False),
@@ -147,9 +147,9 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     TUNED: Serve(),
     "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare:k0=1,add=1,utility=squared,own_share=0.75"
     " --enable-custom-logit-processor": Serve(QWEN, CPU),
-    f"sglang-xshare tune --url http://localhost:30000 --texts {TINY}/heldout --tolerance 1% --out build/tuned": Ask(
+    f"sglang-xshare tune http://localhost:30000 --texts {TINY}/heldout --tolerance 1% --out build/tuned": Ask(
         TUNED,
-        "--out {scratch} --samples 8 --batches 4 --prompt 8 --tokens 8 --groups 2 --settings xshare:k0=1,add=8",
+        "--out {scratch} --samples 8 --batches 4 --prompt 8 --tokens 8 --groups 1",
         "report: ",
     ),
     "python -m benchmark.quality --url http://localhost:30000 xshare:k0=1,add=8 oea:k0=3": Ask(

@@ -8,10 +8,10 @@ from benchmark.common.paths import BUILD
 
 @dataclass(frozen=True)
 class Experiment:
-    """One `python -m <module>`, which leaves `<record>.json`, as it is named unless told otherwise, and its plots in a
-    folder below the results. It takes so many minutes at full size, with `arguments`, on two quiet cores; `small` are
-    those of the smallest size that goes through. At full size it takes a model that `python -m training.train_moe
-    --model <trained>` makes, where it takes one.
+    """One `python -m <module>`, which leaves `<record>.json`, as it is named unless told otherwise, in a folder below
+    the results, and beside it those of its `plots` that a page shows. It takes so many minutes at full size, with
+    `arguments`, on two quiet cores; `small` are those of the smallest size that goes through. At full size it takes a
+    model that `python -m training.train_moe --model <trained>` makes, where it takes one.
     """
 
     name: str
@@ -22,6 +22,7 @@ class Experiment:
     arguments: tuple[str, ...] = ()
     record: str = ""
     trained: str = ""
+    plots: tuple[str, ...] = ()
 
     @property
     def model(self) -> Path | None:
@@ -102,7 +103,7 @@ EXPERIMENTS = {
             "benchmark.balance.live",
             "balance",
             6,
-            ("xshare:k0=1,target_per_rank=5", "--ranks", "2", "--rounds", "1", "--batch", "4", "--steps", "4"),
+            ("xshare:k0=1,target_per_rank=5", "--ep-size", "2", "--rounds", "1", "--batch", "4", "--steps", "4"),
             record="live",
         ),
         Experiment(
@@ -113,7 +114,7 @@ EXPERIMENTS = {
             ("--offline", POLICY, "--settings", POLICY, "--tolerances", "20", "--batches", "4", *SAMPLES),
             ("--offline",),
         ),
-        Experiment("affinity", "benchmark.affinity", "affinity", 3, ("mixed", *DISPATCH)),
+        Experiment("affinity", "benchmark.affinity", "affinity", 3, ("mixed", *DISPATCH), plots=("affinity.png",)),
         Experiment(
             "affinity-live",
             "benchmark.affinity.live",
@@ -127,19 +128,11 @@ EXPERIMENTS = {
             record="live",
         ),
         Experiment(
-            "many-devices",
-            "benchmark.cost.many_devices",
-            "cost",
-            1,
-            ("--gpus", "16x2", "--per-gpu", "1", "--affinity-saves", "0.15"),
-        ),
-        Experiment(
-            "cost-model",
-            "benchmark.cost.model",
+            "ranks",
+            "benchmark.cost.ranks",
             "cost",
             2,
-            ("--experts", "8", "--awake", "4", "8", "--rows", "8", "--rounds", "1", "--hidden", "16", "--width", "32"),
-            record="model",
+            ("--experts", "8", "--active", "4", "8", "--rows", "8", "--rounds", "1", "--hidden", "16", "--width", "32"),
         ),
         Experiment(
             "expert-sharding",

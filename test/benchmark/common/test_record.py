@@ -10,8 +10,8 @@ from benchmark.common.paths import ROOT
 from benchmark.common.record import Record, last_session, read_record
 
 RESULTS = ROOT / "benchmark" / "results"
-KEPT = [path for path in RESULTS.rglob("*.json") if "moe-configs" not in path.parts and path.name != "machine.json"]
-"""Records: the others are launches for SGLang's kernels, and constants for `estimate --machine`."""
+KEPT = [path for path in RESULTS.rglob("*.json") if "moe-configs" not in path.parts]
+"""Records: the others are launches for SGLang's kernels."""
 
 
 def test_every_point_is_on_disk_at_once_with_where_it_was_measured(tmp_path):
@@ -45,6 +45,16 @@ os.kill(os.getpid(), signal.SIGKILL)
     record.add("3", us=3)
     points = json.loads(record.path.read_text())["points"]
     assert [point["session"] for point in points.values()] == [0, 0, 0, 1]
+
+
+def test_every_point_is_a_line(tmp_path):
+    record = Record(tmp_path, "layer", ["gpu"], {"rounds": 2})
+    for number in range(3):
+        record.add(f"point {number}", us=[number, {"more": None}])
+    lines = record.path.read_text().splitlines()
+    points = [json.loads(f"{{{line.rstrip(',')}}}") for line in lines if line.startswith('"point ')]
+    assert points == [{key: point} for key, point in record.points.items()]
+    assert read_record(record.path, "layer") == record.content
 
 
 def test_a_number_that_is_none_is_refused(tmp_path):

@@ -38,7 +38,6 @@ def make_args(folder, architecture="Qwen3MoeForCausalLM", **flags):
 @pytest.mark.parametrize(
     ("flags", "becomes"),
     [
-        ({"expert_placement": None}, {}),
         ({"expert_placement": "shard"}, {"attn_dp_size": 4}),
         ({"expert_placement": "shard", "attn_dp_size": 2}, {"attn_dp_size": 2}),
         ({"expert_placement": "shard", "dp_size": 2}, {"dp_size": 2, "attn_dp_size": 1}),

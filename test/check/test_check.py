@@ -6,10 +6,16 @@ import re
 import subprocess
 import sys
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
+from admission.refusals import attempt
+from admission.test_dp_attention import DP_ATTENTION
+from admission.test_dp_attention import REFUSED as REFUSED_RANKS
+from admission.test_expert_placement import FLAG as PLACEMENT
+from admission.test_expert_placement import RESOLVED as PLACEMENTS
 from admission.test_server import (  # noqa: F401 - written is a fixture
     ACCEPTED,
     POLICY,
@@ -90,6 +96,47 @@ def test_it_refuses_what_a_server_refuses_for_the_same_reason(release, patched_r
         if (answer["code"], report["served"]) != (1, False) or report["refusals"][:1] != [first]:
             wrong[case] = report["refusals"]
     assert wrong == {}
+
+
+AFFINITY = ("--load-balance-method", "expert_affinity")
+# Wrong in one part of the arguments each, as given or as resolved: any two of them say in which order they are checked.
+WRONG = [
+    (PLACEMENT, "shard"),
+    ("--expert-policy", "nope"),
+    (*POLICY, "--enable-two-batch-overlap"),
+    (*POLICY, "--max-running-requests", "1"),
+    (*POLICY, "--model-path", "{written}/dense"),
+    (*POLICY, "--expert-policy-align"),
+    (*POLICY, "--expert-policy-trace", "/tmp/trace.jsonl", "--dp-size", "2"),
+    AFFINITY,
+    ("--expert-affinity", "t"),
+]
+
+
+def list_asked(release: str) -> list[tuple[str, ...]]:
+    """What may be refused beside what `test_server.py` has: of ranks, of placements, of affinity, of two parts."""
+    ranks = [
+        (*POLICY, *DP_ATTENTION[release], *flags) for flags, _ in REFUSED_RANKS.values() if "{mixtral}" not in flags
+    ]
+    both = [(*one, *two) for one, two in combinations(WRONG, 2)]
+    return [*ranks, *PLACEMENTS, *WRONG, *both]
+
+
+@older_releases_take_long
+def test_its_first_refusal_is_the_servers(release, patched_release, written):  # noqa: F811
+    tree = patched_release(release)
+    asked = [[word.replace("{written}", str(written)) for word in flags] for flags in list_asked(release)]
+    servers = attempt(tree, TINY, asked)
+    answers = run_all(tree, [["--json", "--model-path", str(TINY), *CPU, *flags] for flags in asked])
+    wrong, refused = {}, 0
+    for flags, server, answer in zip(asked, servers, answers, strict=True):
+        found = json.loads(answer["out"])["refusals"]
+        told = [{"ours": refusal["by"] == "sglang-xshare", "says": refusal["says"]} for refusal in found]
+        if told[:1] != ([server] if server else []) or len({refusal["says"] for refusal in told}) < len(told):
+            wrong[" ".join(flags)] = server, told
+        refused += server is not None
+    assert wrong == {}
+    assert refused > 60, "or this compares nothing"
 
 
 @older_releases_take_long

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..keys import read_object
+from ..policies.common import SPECULATES
 from ..policies.schedule import Schedule, build_schedule
 from ..policies.spelling import parse_policy
 from ..refusal import ExpertPolicyError
@@ -23,8 +24,11 @@ class Arguments:
     align: bool = False
 
 
-def read_arguments(server_args: Any) -> Arguments | None:
-    """Parse and validate the stage's flags. Returns None where the stage is off. Raises `ExpertPolicyError`."""
+def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments | None:
+    """Parse and validate the stage's flags. Returns None where the stage is off. Raises `ExpertPolicyError`.
+
+    `speculates` is the flag by which the user of a verb asks for speculation.
+    """
     name = getattr(server_args, "expert_policy", None)
     config = getattr(server_args, "expert_policy_config", None)
     trace = getattr(server_args, "expert_policy_trace", None)
@@ -41,7 +45,7 @@ def read_arguments(server_args: Any) -> Arguments | None:
     keys = read_config(config)
     speculative = getattr(server_args, "speculative_algorithm", None) is not None
     try:
-        schedule = build_schedule(*join_keys(name, keys), speculative)
+        schedule = build_schedule(*join_keys(name, keys), speculative, speculates)
     except ValueError as error:
         given = "" if config is None else f" --expert-policy-config {_one_line(config)}"
         raise ExpertPolicyError("--expert-policy", f"{_one_line(name)}{given}", str(error)) from None

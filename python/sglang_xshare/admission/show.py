@@ -33,7 +33,7 @@ def show(
         expert_policy_config=words[1] if len(words) > 1 else None,
         speculative_algorithm=draft_tokens and "EAGLE3",
     )
-    arguments = read_arguments(flags)
+    arguments = read_arguments(flags, speculates="--draft-tokens N")
     schedule = arguments and arguments.schedule
     if not schedule:
         return {"policy": "vanilla"}, []

@@ -40,9 +40,7 @@ FITTED = "The constants are those of --machine. Not in it: the selection itself,
 def estimate(
     arguments: argparse.Namespace, machine: Machine, deployment: Deployment, bandwidth: float | None
 ) -> dict[str, Any]:
-    """The report. `bandwidth` in GB/s, None where the machine was fitted. Raises ValueError or `ExpertPolicyError`, one
-    line.
-    """
+    """The report. `bandwidth` in GB/s, None where the machine was fitted. Raises ValueError in one line."""
     weights = read_weights(arguments.model)
     ranks = deployment.ranks
     whole = deployment.placement == "ep"
@@ -155,7 +153,7 @@ def _read_schedule(text: str, weights: Weights, rows: int, tokens: int, deployme
     """The policy, spelt as the server takes it. Raises ValueError where it does not run in such a step."""
     ranks = deployment.ranks if deployment.placement == "ep" else 1
     try:
-        schedule = build_schedule(*parse_policy(text), speculative=tokens > 1)
+        schedule = build_schedule(*parse_policy(text), tokens > 1, "--tokens-per-request T above 1")
         if schedule is None or schedule.observed:
             raise ValueError("routes as the model does, which the estimate compares with; allowed is another policy")
         for plan in schedule.plans(range(weights.model.num_layers)):

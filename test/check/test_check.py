@@ -71,33 +71,6 @@ def run_all(tree: Path, asked: list[list[str]], env: dict[str, str] | None = Non
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-@cache
-def ask_as_servers(tree: Path, folder: Path) -> dict[tuple[str, ...], dict[str, str]]:
-    """The answers to all arguments that `test_server.py` gives to servers."""
-    asked = [arguments for arguments, _ in REFUSED.values()] + list(ACCEPTED.values())
-    lines = [
-        ["--json", "--model-path", str(TINY), *CPU, *(word.replace("{written}", str(folder)) for word in arguments)]
-        for arguments in asked
-    ]
-    return dict(zip(asked, run_all(tree, lines), strict=True))
-
-
-@older_releases_take_long
-def test_it_refuses_what_a_server_refuses_for_the_same_reason(release, patched_release, written):  # noqa: F811
-    answers = ask_as_servers(patched_release(release), written)
-    wrong = {}
-    for case, (arguments, line) in REFUSED.items():
-        answer = answers[arguments]
-        if not answer["out"]:  # a folder without a model: nothing to report on
-            assert (case, answer["code"], answer["err"].count("\n")) == (NO_MODEL, 1, 1)
-            continue
-        report = json.loads(answer["out"])
-        first = {"by": "sglang-xshare", "says": complete(line, written, release)}
-        if (answer["code"], report["served"]) != (1, False) or report["refusals"][:1] != [first]:
-            wrong[case] = report["refusals"]
-    assert wrong == {}
-
-
 AFFINITY = ("--load-balance-method", "expert_affinity")
 # Wrong in one part of the arguments each, as given or as resolved: any two of them say in which order they are checked.
 WRONG = [
@@ -115,22 +88,47 @@ WRONG = [
 
 def list_asked(release: str) -> list[tuple[str, ...]]:
     """What may be refused beside what `test_server.py` has: of ranks, of placements, of affinity, of two parts."""
-    ranks = [
-        (*POLICY, *DP_ATTENTION[release], *flags) for flags, _ in REFUSED_RANKS.values() if "{mixtral}" not in flags
-    ]
+    known = [flags for flags, _ in REFUSED_RANKS.values() if "{mixtral}" not in flags]
+    ranks = [(*POLICY, *DP_ATTENTION[release], *flags) for flags in known]
     both = [(*one, *two) for one, two in combinations(WRONG, 2)]
     return [*ranks, *PLACEMENTS, *WRONG, *both]
 
 
+@cache
+def ask_as_servers(tree: Path, folder: Path, release: str) -> dict[tuple[str, ...], dict[str, str]]:
+    """The answers to all arguments that `test_server.py` gives to servers, and to those of `list_asked`."""
+    asked = [arguments for arguments, _ in REFUSED.values()] + list(ACCEPTED.values()) + list_asked(release)
+    lines = [
+        ["--json", "--model-path", str(TINY), *CPU, *(word.replace("{written}", str(folder)) for word in arguments)]
+        for arguments in asked
+    ]
+    return dict(zip(asked, run_all(tree, lines), strict=True))
+
+
+@older_releases_take_long
+def test_it_refuses_what_a_server_refuses_for_the_same_reason(release, patched_release, written):  # noqa: F811
+    answers = ask_as_servers(patched_release(release), written, release)
+    wrong = {}
+    for case, (arguments, line) in REFUSED.items():
+        answer = answers[arguments]
+        if not answer["out"]:  # a folder without a model: nothing to report on
+            assert (case, answer["code"], answer["err"].count("\n")) == (NO_MODEL, 1, 1)
+            continue
+        report = json.loads(answer["out"])
+        first = {"by": "sglang-xshare", "says": complete(line, written, release)}
+        if (answer["code"], report["served"]) != (1, False) or report["refusals"][:1] != [first]:
+            wrong[case] = report["refusals"]
+    assert wrong == {}
+
+
 @older_releases_take_long
 def test_its_first_refusal_is_the_servers(release, patched_release, written):  # noqa: F811
-    tree = patched_release(release)
-    asked = [[word.replace("{written}", str(written)) for word in flags] for flags in list_asked(release)]
-    servers = attempt(tree, TINY, asked)
-    answers = run_all(tree, [["--json", "--model-path", str(TINY), *CPU, *flags] for flags in asked])
+    tree, asked = patched_release(release), list_asked(release)
+    servers = attempt(tree, TINY, [[word.replace("{written}", str(written)) for word in flags] for flags in asked])
+    answers = ask_as_servers(tree, written, release)
     wrong, refused = {}, 0
-    for flags, server, answer in zip(asked, servers, answers, strict=True):
-        found = json.loads(answer["out"])["refusals"]
+    for flags, server in zip(asked, servers, strict=True):
+        found = json.loads(answers[flags]["out"])["refusals"]
         told = [{"ours": refusal["by"] == "sglang-xshare", "says": refusal["says"]} for refusal in found]
         if told[:1] != ([server] if server else []) or len({refusal["says"] for refusal in told}) < len(told):
             wrong[" ".join(flags)] = server, told
@@ -141,7 +139,7 @@ def test_its_first_refusal_is_the_servers(release, patched_release, written):  #
 
 @older_releases_take_long
 def test_it_serves_what_a_server_serves(release, patched_release, written):  # noqa: F811
-    answers = ask_as_servers(patched_release(release), written)
+    answers = ask_as_servers(patched_release(release), written, release)
     reports = {case: json.loads(answers[arguments]["out"]) for case, arguments in ACCEPTED.items()}
     assert {case: report["refusals"] for case, report in reports.items()} == {case: [] for case in ACCEPTED}
     assert {answers[arguments]["code"] for arguments in ACCEPTED.values()} == {0}

@@ -140,4 +140,4 @@ def _build_plans(arguments: Arguments, layers: list[int], model_runner: Any) -> 
     try:
         return arguments.schedule.plans(layers if is_whole else None)
     except ValueError as error:
-        raise ExpertPolicyError(f"--expert-policy {arguments.schedule.policy}: {error}") from None
+        raise ExpertPolicyError("--expert-policy", arguments.schedule.policy, str(error)) from None

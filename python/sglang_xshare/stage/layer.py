@@ -74,7 +74,9 @@ class Layer:
         self.find_tally: Callable[[torch.Tensor], Tally | None] = lambda logits: None
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
-        self.lend: Callable[[Step, SelectionPlan, torch.Tensor], Budgets | None] = lambda step, plan, logits: None
+        self.borrow_buffer: Callable[[Step, SelectionPlan, torch.Tensor], Budgets | None] = lambda step, plan, logits: (
+            None
+        )
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
         weight = 1.0 if on_output else 1.0 / scaling
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
@@ -120,7 +122,7 @@ class Layer:
         """What the plan in force chooses, counted; captured graphs read its numbers where a switch writes them."""
         assert self.plan is not None
         assert self.step is not None
-        budgets = self.lend(self.step, self.plan, logits)
+        budgets = self.borrow_buffer(self.step, self.plan, logits)
         return self.select(logits, self.plan, slots, self.find_tally(logits), budgets)
 
     def collect(self, logits: torch.Tensor) -> torch.Tensor:

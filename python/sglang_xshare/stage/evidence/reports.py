@@ -27,7 +27,7 @@ class Reports:
         self._published = 0, 0
         """What the scheduler had counted when the metrics were last brought up to date."""
 
-    def tell_of(
+    def set_sources(
         self,
         plan: Mapping[str, Any] | None,
         observation: Observation | None,

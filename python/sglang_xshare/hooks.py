@@ -105,7 +105,7 @@ def attach(model_runner: Any) -> None:
             ranks,
         )
         for router in list_routers(model_runner.model) if ranks is not None else ():
-            call_without_rows(router, _stage.join)
+            call_without_rows(router, _stage.enter_collective)
         tp_size = getattr(resolved(model_runner.server_args), "tp_size", 1)
         if tp_size > 1:
             watch(model_runner, _stage, tp_size)

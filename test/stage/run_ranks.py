@@ -72,7 +72,7 @@ def serve(case: Case, rank: int) -> dict[str, Any]:
     ranks = Ranks(*find_rank(), EXPERTS, schedule.rows == "batch")
     installed = hooks._stage = Stage(model, layers, "cpu", schedule, batches=Batches(always_pad=True), ranks=ranks)
     for router in routers:
-        call_without_rows(router, installed.join)
+        call_without_rows(router, installed.enter_collective)
     counted: dict[str, Any] = {"steps": [forward(model, load, rank, case.share) for load in case.loads]}
     counted |= {"totals": installed.counters.totals, "outcomes": installed.counters.outcomes}
     if installed.observation is not None:

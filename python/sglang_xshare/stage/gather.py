@@ -75,14 +75,14 @@ class Gather:
         return gathered.narrow(0, sum(self.rows_by_rank[: self.rank]), rows)
 
 
-def call_without_rows(router: Any, join: Callable[[Any], None]) -> None:
-    """Have an upstream `TopK` call `join` with its config where its rank has no rows to route: upstream then asks it
+def call_without_rows(router: Any, enter: Callable[[Any], None]) -> None:
+    """Have an upstream `TopK` call `enter` with its config where its rank has no rows to route: upstream then asks it
     for an empty answer.
     """
     answer_empty = router.empty_topk_output
 
-    def join_and_answer(*args: Any, **kwargs: Any) -> Any:
-        join(router.topk_config)
+    def enter_and_answer(*args: Any, **kwargs: Any) -> Any:
+        enter(router.topk_config)
         return answer_empty(*args, **kwargs)
 
-    router.empty_topk_output = join_and_answer
+    router.empty_topk_output = enter_and_answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,21 +19,29 @@ from .step import Step
 from .upstream.router import read_router
 from .upstream.routing import folds_scaling, num_shared_slots, scales_unnormalized_groups
 
-FILLED, DROPPED, MASKED = "filled", "dropped", "masked"
-"""What a layer's runner takes for a slot that stays empty: an expert in use anyway, -1, or no slots at all but logits,
-which it ranks itself. See `admission.runners`.
-"""
-
 if TYPE_CHECKING:
     from ..selection.triton_kernel.budgets import Budgets
+
+
+class Convention(str, Enum):
+    """What a layer's runner takes for a slot that stays empty: an expert in use anyway, again, of weight 0; -1; or no
+    slots at all but logits, which it ranks itself. See `admission.runners`.
+    """
+
+    FILLED = "filled"
+    DROPPED = "dropped"
+    MASKED = "masked"
+
+
+FILLED, DROPPED, MASKED = Convention
 
 
 class Layer:
     """Wraps a layer's `TopKConfig`: `config` routes through `choose`; upstream goes on after routing as ever.
 
-    `convention` is FILLED, DROPPED or MASKED. `renumbers` says that upstream looks ids up in a table after routing
-    them, so that none may be -1 before; `routes_itself` that the layer's runner gets logits where no policy chooses;
-    `takes_kmax` that this runner takes rows of another width than the model's top-k.
+    `renumbers` says that upstream looks ids up in a table after routing them, so that none may be -1 before;
+    `routes_itself` that the layer's runner gets logits where no policy chooses; `takes_kmax` that this runner takes
+    rows of another width than the model's top-k.
     Raises ValueError for a router the stage does not reproduce.
     """
 
@@ -41,7 +50,7 @@ class Layer:
         layer_id: int,
         topk_config: Any,
         placement: Placement | None,
-        convention: str = FILLED,
+        convention: Convention = FILLED,
         renumbers: bool = False,
         routes_itself: bool = False,
         takes_kmax: bool = True,
@@ -65,7 +74,9 @@ class Layer:
         self.find_tally: Callable[[torch.Tensor], Tally | None] = lambda logits: None
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
-        self.lend: Callable[[Step, SelectionPlan, torch.Tensor], Budgets | None] = lambda step, plan, logits: None
+        self.borrow_buffer: Callable[[Step, SelectionPlan, torch.Tensor], Budgets | None] = lambda step, plan, logits: (
+            None
+        )
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
         weight = 1.0 if on_output else 1.0 / scaling
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
@@ -111,7 +122,7 @@ class Layer:
         """What the plan in force chooses, counted; captured graphs read its numbers where a switch writes them."""
         assert self.plan is not None
         assert self.step is not None
-        budgets = self.lend(self.step, self.plan, logits)
+        budgets = self.borrow_buffer(self.step, self.plan, logits)
         return self.select(logits, self.plan, slots, self.find_tally(logits), budgets)
 
     def collect(self, logits: torch.Tensor) -> torch.Tensor:

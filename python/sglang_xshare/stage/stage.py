@@ -78,7 +78,7 @@ class Stage:
         for number, (_, layer) in enumerate(layers):
             layer.aligner = self.aligner
             layer.find_tally = functools.partial(self.counters.tally, number)
-            layer.lend = functools.partial(self.graphs.lend, layer)
+            layer.borrow_buffer = functools.partial(self.graphs.borrow_buffer, layer)
         self._by_config = {id(config): layer for config, layer in layers}
         self._by_own = {id(layer.config): layer for _, layer in layers}
         self._running = False
@@ -106,7 +106,7 @@ class Stage:
             self.trace.observe(list(schedule.observed) if schedule else [])
         self.plan = None if plans.masks and not self.switches else plans.describe(self.layers[0][1].router.top_k)
         """The plan in force, JSON-able; None where padding rows alone are masked."""
-        self.reports.tell_of(self.plan, self.observation, self.balance is not None)
+        self.reports.set_sources(self.plan, self.observation, self.balance is not None)
 
     def check_switch(self, schedule: Schedule | None) -> Plans:
         """The plans that `switch` would adopt. Raises ValueError in one line where it could not follow."""
@@ -174,7 +174,7 @@ class Stage:
         layer = self._by_own.get(id(topk_config))
         return ids if layer is None else layer.finish(ids, weights)
 
-    def join(self, topk_config: Any) -> None:
+    def enter_collective(self, topk_config: Any) -> None:
         """Select in a layer that this rank has no rows for: where ranks gather theirs, the others wait for it."""
         layer = self._by_config.get(id(topk_config))
         if layer is None or layer.plan is None:

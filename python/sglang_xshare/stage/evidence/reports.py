@@ -22,7 +22,7 @@ class Reports:
         self._published = 0, 0
         """What the scheduler had counted when the metrics were last brought up to date."""
 
-    def tell_of(self, plan: Mapping[str, Any] | None, observation: Observation | None, balances: bool) -> None:
+    def set_sources(self, plan: Mapping[str, Any] | None, observation: Observation | None, balances: bool) -> None:
         """From now on tell of this plan, and what else it has counted."""
         self.exporter.plan = plan
         self._observes, self._balances = observation is not None, balances

@@ -23,7 +23,7 @@ from sglang_xshare.estimate.deployment import (
 from sglang_xshare.estimate.latency import FAR, NEAR, estimate_step, gpu_machine
 from sglang_xshare.estimate.machine import Machine, Work, fit, leave_one_out, read_machine, write_machine
 from sglang_xshare.stage.evidence.balance import RankLoad, format_balance
-from sglang_xshare.stage.evidence.metrics import PREFIX
+from sglang_xshare.stage.evidence.figures import PREFIX
 
 MACHINE = Machine(layers=3e-5, read=2e-12, near=1e-5, near_bytes=5e-12)
 WORKS = [Work(layers=1 + n % 3, read=1e6 * n * n, near=n % 2, near_bytes=1e5 * (n % 5)) for n in range(1, 12)]

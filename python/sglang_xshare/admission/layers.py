@@ -8,10 +8,10 @@ from ..plan import SelectionPlan
 from ..policies import VANILLA
 from ..refusal import ExpertPolicyError, end_refused, refusal
 from ..stage.layer import DROPPED, FILLED, MASKED, Layer
+from ..stage.placement import read_placement
 from ..stage.upstream.routing import keeps_dropped, num_shared_slots, number_layer, read_format, rewrites_padding
 from ..stage.upstream.server import num_schedulers, resolved, routes_own_rows
 from .arguments import Arguments
-from .placement import read_placement
 from .routers import check_plans, check_router, count_hashed
 from .runners import TRITON, Runner, check_kernel, check_width, find_kernel
 

@@ -93,6 +93,15 @@ def check_cc() -> None:
         raise RuntimeError(f"{compiler} finds no Python.h in {include}; the package python3-dev, or its like, has it")
 
 
+def check_compilation() -> None:
+    """Our kernels compile and run at every number of experts that a served family has."""
+    from benchmark.gpu.compilation import check_all
+
+    failures = check_all()
+    if failures:
+        raise RuntimeError("; ".join(failures))
+
+
 def check_upstream() -> None:
     """Upstream's compiled kernels run on this GPU, and answer as plain torch does."""
     for name, is_right in UPSTREAM.items():
@@ -152,6 +161,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "patch": check_patch,
     "nvcc": check_nvcc,
     "cc": check_cc,
+    "compilation": check_compilation,
     "upstream": check_upstream,
     "selection": check_selection,
 }

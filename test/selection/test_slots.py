@@ -18,6 +18,7 @@ from selection.test_triton import (
     make_plan,
     make_ranks,
     make_router,
+    move_router,
     without_denormals,
 )
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
@@ -231,9 +232,7 @@ def test_blocks_are_as_many_as_the_plan_can_need(kernel):
 @given(data=st.data())
 def test_random_batches(kernel, policy, data):
     case = data.draw(cases(max_experts=64))
-    plan, router = build_plan(policy, **data.draw(keys_for(policy, case))), router_of(case)
-    if router.correction_bias is not None:
-        router = dataclasses.replace(router, correction_bias=router.correction_bias.to(DEVICE))
+    plan, router = build_plan(policy, **data.draw(keys_for(policy, case))), move_router(router_of(case))
     batch = Batch(None if case.valid is None else case.valid.to(DEVICE), case.tokens_per_request)
     logits = without_denormals(case.logits.float()).to(DEVICE, case.logits.dtype)
     if len(logits) and supports(plan, router, batch, *logits.shape):

@@ -85,6 +85,18 @@ def make_router(kind, experts, top_k=8):
     }[kind]
 
 
+def move_router(router, device=DEVICE):
+    """With all its tensors on the device."""
+    tensors = {name: one for name, one in vars(router).items() if isinstance(one, torch.Tensor)}
+    return dataclasses.replace(router, **{name: one.to(device) for name, one in tensors.items()})
+
+
+def test_a_router_moves_with_all_its_tensors():
+    router = Router(2, correction_bias=torch.zeros(8), expert_scale=torch.zeros(8))
+    moved = move_router(router, "meta")
+    assert (moved.correction_bias.device.type, moved.expert_scale.device.type) == ("meta", "meta")
+
+
 def make_logits(kind, rows, experts, seed=0, dtype=torch.float32):
     return without_denormals(fill_logits(kind, rows, experts, seed)).to(DEVICE, dtype)
 
@@ -120,13 +132,7 @@ def test_random_cases(kernel, policy, data):
     """Every key over its range; what the kernel does not serve, it refuses."""
     case = data.draw(cases(max_experts=128))
     plan = build_plan(policy, **data.draw(keys_for(policy, case)))
-    router = router_of(case)
-    there = {
-        name: tensor.to(DEVICE)
-        for name in ("correction_bias", "expert_scale")
-        if (tensor := getattr(router, name)) is not None
-    }
-    router = dataclasses.replace(router, **there)
+    router = move_router(router_of(case))
     valid = None if case.valid is None else case.valid.to(DEVICE)
     batch = Batch(valid, case.tokens_per_request)
     logits = without_denormals(case.logits.float()).to(DEVICE, case.logits.dtype)

@@ -1,61 +1,71 @@
-"""Launches of the Triton kernel counted and compiled for Hopper, on a machine without a GPU."""
+"""Launches of the Triton kernels counted and compiled for Hopper, on a machine without a GPU."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from triton.runtime import driver
+from triton.runtime.jit import KernelInterface
 
 from selection.hopper import HOPPER
 from sglang_xshare.selection.triton_kernel import launch
+from sglang_xshare.selection.triton_kernel.launch import TWO_LAUNCHES
 
 
 @dataclass
 class Compiled:
-    """The kernels that launches have needed, by what Triton finds them by again, and what compiling them took: CPU
-    seconds, of the assembler's process too, whatever else the machine does.
+    """The kernels that launches have needed, by name and what Triton finds them by again, and what compiling them took:
+    CPU seconds, of the assembler's process too, whatever else the machine does.
     """
 
-    kernels: dict[Any, Any] = field(default_factory=dict)
+    kernels: dict[tuple[str, Any], Any] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
 
 
 @contextmanager
-def compiling() -> Iterator[Compiled]:
-    """`select(..., backend="triton")` compiles what it would launch, and launches nothing. Yields what was compiled.
+def compiling(leave_out: Collection[str] = ()) -> Iterator[Compiled]:
+    """Whatever launches a Triton kernel, `select(..., backend="triton")` or the stage, compiles it for Hopper instead.
+    Yields what was compiled; kernels of the names in `leave_out` are not.
 
-    Every cooperative launch gets its counters. Triton's own cache on disk, where it is warm, saves the compilation.
+    Every cooperative launch gets its counters, unless SGLANG_XSHARE_TWO_LAUNCHES is 1. Triton's own cache on disk,
+    where it is warm, saves the compilation.
     """
     compiled = Compiled()
-    kernel = launch.select_kernel
+    used: dict[str, Any] = {}
     target = SimpleNamespace(
         get_current_target=lambda: HOPPER, get_current_device=lambda: 0, get_current_stream=lambda device: 0
     )
 
-    def warm_up(grid: tuple[int], *args: Any, **keys: Any) -> None:
+    def warm_up(kernel: Any, grid: tuple[int], *args: Any, **keys: Any) -> None:
+        name = kernel.__name__
+        if name in leave_out:
+            return
+        if name not in used:
+            used[name] = kernel
+            kernel.device_caches.clear()
         began = sum(os.times()[:4])
-        before = len(compiled.kernels)
         kernel.run(*args, grid=grid, warmup=True, **keys)
-        compiled.kernels = kernel.device_caches[0][0]
-        if len(compiled.kernels) > before:
+        found = {(name, key): one for key, one in kernel.device_caches[0][0].items()}
+        if found.keys() - compiled.kernels.keys():
             compiled.seconds.append(sum(os.times()[:4]) - began)
+        compiled.kernels |= found
 
-    class Warmed:
-        def __getitem__(self, grid):
-            return lambda *args, **keys: warm_up(grid, *args, **keys)
+    def find_counter(device: torch.device, programs: int) -> torch.Tensor | None:
+        return None if os.environ.get(TWO_LAUNCHES) == "1" else torch.zeros(32, dtype=torch.int32)
 
-    kernel.device_caches.clear()
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(driver, "_active", target)
-            patch.setattr(launch, "select_kernel", Warmed())
+            patch.setattr(KernelInterface, "__getitem__", lambda kernel, grid: partial(warm_up, kernel, grid))
             patch.setattr(launch, "INTERPRETED", True)
-            patch.setattr(launch, "_find_counter", lambda device, programs: torch.zeros(32, dtype=torch.int32))
+            patch.setattr(launch, "_find_counter", find_counter)
             yield compiled
     finally:
-        kernel.device_caches.clear()
+        for kernel in used.values():
+            kernel.device_caches.clear()

@@ -9,7 +9,7 @@ from gpu.recorded import write_record
 
 import sglang_xshare
 from benchmark.common.paths import ROOT
-from benchmark.gpu import preflight
+from benchmark.gpu import compilation, preflight
 from benchmark.gpu.preflight import CHECKS, EXPERTS, GRAPH_ROWS, TOP_K, TWO_LAUNCHES, check_all, check_key
 from benchmark.gpu.shapes import list_trials
 from sglang_xshare import Batch, Router, build_plan
@@ -42,7 +42,7 @@ def test_an_unknown_check_is_refused():
     done = run_module("kernels", PYTHONPATH=f"{ROOT / 'python'}")
     assert (done.returncode, done.stderr) == (
         1,
-        "preflight: check kernels: allowed is imports, patch, nvcc, cc, upstream, selection\n",
+        "preflight: check kernels: allowed is imports, patch, nvcc, cc, compilation, upstream, selection\n",
     )
 
 
@@ -71,6 +71,16 @@ def test_a_c_compiler_with_pythons_headers_is_needed(tmp_path, monkeypatch):
     (tmp_path / "Python.h").unlink()
     with pytest.raises(RuntimeError, match=f"gcc finds no Python.h in {tmp_path}; the package python3-dev"):
         preflight.check_cc()
+
+
+def test_kernels_that_do_not_compile_are_named_by_experts(monkeypatch):
+    """Here every launch fails, as one of a kernel that does not compile."""
+    monkeypatch.setattr(compilation, "EXPERTS", (8, 512))
+    monkeypatch.setattr(compilation, "WORKERS", 1)
+    with pytest.raises(RuntimeError) as error:
+        preflight.check_compilation()
+    numbers = [reason.partition(": ")[0] for reason in str(error.value).split("; ")]
+    assert numbers == ["512 experts", "512 experts in two launches", "8 experts", "8 experts in two launches"]
 
 
 def test_our_kernel_is_held_to_the_reference(monkeypatch):
@@ -125,7 +135,7 @@ def test_what_failed_is_kept_and_asked_again(tmp_path, answers):
         check_all(record)
     assert asked == [*CHECKS, "nvcc"]
     rows = preflight.rows(record.points)
-    assert [row.verdict for row in rows] == ["pass", "pass", "miss", "pass", "pass", "pass"]
+    assert [row.verdict for row in rows] == ["pass", "pass", "miss", *["pass"] * (len(CHECKS) - 3)]
     assert rows[2].measured == "no nvcc"
 
 

@@ -2,10 +2,7 @@
 
 import pytest
 import torch
-import triton
-from triton.compiler import ASTSource
 
-from selection.hopper import HOPPER
 from selection.interpreter import interpreted
 from selection.test_triton import DEVICE
 from selection.test_triton_launch import Dispatched, Kernel, kernel
@@ -118,15 +115,3 @@ def test_layers_with_other_experts_than_the_first_are_refused():
     counters.tally(0, torch.randn(4, 16))
     with pytest.raises(RuntimeError, match="12 experts in one MoE layer, 16 in another"):
         counters.tally(1, torch.randn(4, 12))
-
-
-@pytest.mark.parametrize("absent", [(), ("selecting",), ("selecting", "valid")])
-def test_it_compiles_for_hopper(absent):
-    constants = dict.fromkeys(absent) | {"num_experts": 128, "width": 128}
-    names = counting.count_kernel.arg_names
-    kinds = ["*i1", "*i1", "*fp32", "*i64", "*i1", "*i1", "*fp64", "*fp64", "*i64", "i32", "i32"]
-    signature = dict(zip(names, kinds, strict=False)) | dict.fromkeys(constants, "constexpr")
-    source = ASTSource(
-        counting.count_kernel, signature, {(names.index(name),): value for name, value in constants.items()}
-    )
-    triton.compile(source, target=HOPPER, options={"num_warps": 1})

@@ -1,0 +1,81 @@
+"""Every Triton kernel of the package, launched as the stage launches it, at every number of experts that is served."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from multiprocessing import get_context
+
+import torch
+
+from benchmark.gpu.checks import WORKERS, explain
+from sglang_xshare import Batch, Router, RunnerSlots, SelectionPlan, build_plan, select
+from sglang_xshare.selection.triton_kernel.budgets import find_budgets
+from sglang_xshare.selection.triton_kernel.launch import TWO_LAUNCHES
+from sglang_xshare.selection.triton_kernel.mask import mask_logits
+from sglang_xshare.stage.metrics import Counters
+from sglang_xshare.stage.step import Step
+
+EXPERTS = (8, 16, 32, 40, 60, 64, 72, 96, 128, 160, 256, 288, 320, 384, 512)
+"""Of the families that SGLang serves."""
+PLAN = build_plan("xshare", k0=1, add=4)
+ROWS, MANY_ROWS = 16, 128
+FILLED = RunnerSlots()
+
+
+def run_steps(
+    experts: int,
+    device: str,
+    plan: SelectionPlan = PLAN,
+    rows: int = ROWS,
+    slots: RunnerSlots = FILLED,
+    tokens_per_request: int = 1,
+) -> None:
+    """Steps of two layers, counted in every way that the stage counts one on a GPU: both layers selecting, the first
+    alone, a vanilla step, a prefill. The last selection's logits are masked, too.
+    """
+    router = Router(min(8, experts // 4))
+    logits = torch.randn(rows, experts, device=device).bfloat16()
+    ranks = torch.arange(experts, device=device) * 8 // experts
+    step = Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=device), tokens_per_request))
+    counters = Counters(2, device)
+    counters.in_one_launch = True
+    counters.count_outcome("prefill")
+    counters.count_outcome("vanilla", step)
+    for selecting in (2, 1):
+        counters.count_outcome("policy", step)
+        chosen = [
+            select(
+                logits,
+                plan,
+                router,
+                step.batch,
+                rank_of_expert=ranks,
+                backend="triton",
+                slots=slots,
+                tally=counters.tally(layer, logits),
+                budgets=find_budgets(plan, logits.device),
+            )
+            for layer in range(selecting)
+        ]
+        counters.count([*chosen, None][:2], step)
+    mask_logits(logits, chosen[0], router.top_k)
+
+
+def check(experts: int, two_launches: bool) -> str | None:
+    """What fails of `run_steps` on this GPU, in two launches a layer or in one; None where nothing does."""
+    os.environ[TWO_LAUNCHES] = str(int(two_launches))
+    try:
+        run_steps(experts, "cuda", rows=MANY_ROWS if two_launches else ROWS)
+        torch.cuda.synchronize()
+    except Exception as error:  # a kernel that does not compile, load or launch raises what it likes
+        return f"{experts} experts{' in two launches' * two_launches}: {explain(error)}"
+    return None
+
+
+def check_all() -> list[str]:
+    """What fails, of every number of experts: in processes side by side, the kernels that take longest first."""
+    with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
+        found = pool.map(check, *zip(*product(EXPERTS[::-1], (False, True)), strict=True))
+        return [one for one in found if one is not None]

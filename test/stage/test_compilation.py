@@ -1,0 +1,80 @@
+"""Every Triton kernel of the package compiles for Hopper at every number of experts that a served family has.
+
+From the launches themselves, without a GPU: a kernel that the interpreter runs, and that compiles for one width, may
+change a shape in its loop at another.
+"""
+
+import re
+from itertools import product
+
+import pytest
+
+from benchmark.common.paths import ROOT
+from benchmark.gpu.compilation import EXPERTS, MANY_ROWS, run_steps
+from selection.test_triton import HAS_GPU
+from selection.variants import compiling
+from sglang_xshare import RunnerSlots, build_plan
+from sglang_xshare.selection.triton_kernel.launch import TWO_LAUNCHES
+
+pytestmark = pytest.mark.skipif(HAS_GPU, reason="there is a GPU: the preflight of `make gpu` launches them on it")
+PLANS = {
+    "xshare": build_plan("xshare", k0=1, add=4),
+    "xshare by mass": build_plan("xshare", p=0.5, k0=2, mass=0.5, own_share=0.5),
+    "xshare by rank": build_plan("xshare", target_per_rank=1),
+    "xshare per request": build_plan("xshare", add_per_request=4),
+    "oea": build_plan("oea", k0=1, max_rank=6),
+    "lynx-lat": build_plan("lynx-lat", drop=2),
+    "lynx-acc": build_plan("lynx-acc", confidence=0.5),
+    "moe-spec": build_plan("moe-spec", budget=6, coverage="truncate"),
+    "dynamic-skip": build_plan("dynamic-skip", beta=0.5),
+}
+SLOTS = {"sorted": RunnerSlots(16), "masked": RunnerSlots(masked=True)}
+
+
+def names(compiled):
+    return {name for name, _ in compiled.kernels}
+
+
+@pytest.mark.parametrize("experts", EXPERTS)
+def test_they_compile(experts, monkeypatch):
+    """The selection of one kind of plan for 16 rows; the others, and other batches, are left to the long tests."""
+    with compiling() as compiled:
+        run_steps(experts, "cpu")
+    found = names(compiled)
+    monkeypatch.setenv(TWO_LAUNCHES, "1")
+    with compiling(leave_out=["select_kernel"]) as compiled:
+        run_steps(experts, "cpu", rows=MANY_ROWS)
+    assert found | names(compiled) == list_launched()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_kind_of_plan_compiles(plan):
+    """In one program, and in several that meet."""
+    tokens_per_request = 4 if PLANS[plan].add_per_request else 1
+    for experts, rows in product(EXPERTS, (8, MANY_ROWS)):
+        with compiling():
+            run_steps(experts, "cpu", PLANS[plan], rows, tokens_per_request=tokens_per_request)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("slots", SLOTS)
+def test_every_kind_of_slots_compiles(slots):
+    for experts, rows in product(EXPERTS, (8, MANY_ROWS)):
+        with compiling():
+            run_steps(experts, "cpu", rows=rows, slots=SLOTS[slots])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plan", ["xshare", "lynx-acc", "moe-spec"])
+def test_a_launch_a_phase_compiles(plan, monkeypatch):
+    monkeypatch.setenv(TWO_LAUNCHES, "1")
+    for experts in EXPERTS:
+        with compiling():
+            run_steps(experts, "cpu", PLANS[plan], MANY_ROWS)
+
+
+def list_launched():
+    """Names of the kernels that some module of the package launches."""
+    source = "".join(file.read_text() for file in (ROOT / "python" / "sglang_xshare").rglob("*.py"))
+    return set(re.findall(r"\b(\w+)\[\(", source)) & set(re.findall(r"def (\w+)\(", source))

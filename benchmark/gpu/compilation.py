@@ -14,7 +14,7 @@ from sglang_xshare import Batch, Router, RunnerSlots, SelectionPlan, build_plan,
 from sglang_xshare.selection.triton_kernel.budgets import find_budgets
 from sglang_xshare.selection.triton_kernel.launch import TWO_LAUNCHES
 from sglang_xshare.selection.triton_kernel.mask import mask_logits
-from sglang_xshare.stage.metrics import Counters
+from sglang_xshare.stage.evidence.metrics import Counters
 from sglang_xshare.stage.step import Step
 
 EXPERTS = (8, 16, 32, 40, 60, 64, 72, 96, 128, 160, 256, 288, 320, 384, 512)

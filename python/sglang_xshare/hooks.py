@@ -82,33 +82,24 @@ def attach(model_runner: Any) -> None:
         from .admission.layers import find_layers
         from .live.control import Control
         from .stage.batches import read_batches
-        from .stage.evidence.agreement import watch
-        from .stage.gather import call_without_rows
+        from .stage.forward import wrap_calls
         from .stage.stage import Stage
-        from .stage.upstream.routing import list_routers
         from .stage.upstream.server import resolved, show_plan
 
         global _control, _stage
-        layers = find_layers(model_runner, arguments)
-        ranks = read_ranks(model_runner, arguments.schedule)
+        config, schedule = resolved(model_runner.server_args), arguments.schedule
         _stage = Stage(
-            model_runner.model,
-            layers,
-            model_runner.device,
-            arguments.schedule,
-            arguments.trace,
-            arguments.align,
-            read_batches(
-                resolved(model_runner.server_args), arguments.schedule.rows if arguments.schedule else "batch"
-            ),
-            bool(getattr(model_runner.server_args, "mask_padding_experts", False)),
-            ranks,
+            find_layers(model_runner, arguments),
+            schedule,
+            device=model_runner.device,
+            trace=arguments.trace,
+            align=arguments.align,
+            batches=read_batches(config, schedule.rows if schedule else "batch"),
+            masks=bool(getattr(model_runner.server_args, "mask_padding_experts", False)),
+            ranks=read_ranks(model_runner, schedule),
+            tp_size=getattr(config, "tp_size", 1),
         )
-        for router in list_routers(model_runner.model) if ranks is not None else ():
-            call_without_rows(router, _stage.enter_collective)
-        tp_size = getattr(resolved(model_runner.server_args), "tp_size", 1)
-        if tp_size > 1:
-            watch(model_runner, _stage, tp_size)
+        wrap_calls(model_runner, _stage)
         _control = Control(_stage, model_runner.server_args)
         if _stage.plan is not None:
             show_plan(_stage.plan)

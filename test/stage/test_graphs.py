@@ -39,8 +39,8 @@ def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, Plans, l
         for layer in layers:
             plan, _ = plans.find(layer, "decode", rows, 1)
             if plan is not None:
-                lent = graphs.borrow_buffer(layer, step, plan, torch.empty(rows, EXPERTS))
-                assert graphs.borrow_buffer(layer, step, plan, torch.empty(rows, EXPERTS)) is lent
+                borrowed = graphs.borrow_buffer(layer, step, plan, torch.empty(rows, EXPERTS))
+                assert graphs.borrow_buffer(layer, step, plan, torch.empty(rows, EXPERTS)) is borrowed
             graphs.note(layer, step, plan)
     return graphs, plans, layers
 

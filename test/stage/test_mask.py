@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from selection.interpreter import interpreted
 from selection.test_triton import DEVICE
 from sglang_xshare import Batch, Router, Selection, build_plan, hooks, select
-from sglang_xshare.selection.mask import mask_logits
+from sglang_xshare.selection.mask import check_maskable, mask_logits
 from sglang_xshare.selection.triton_kernel import mask
 from sglang_xshare.stage.layer import Layer
-from sglang_xshare.stage.mask import check_maskable
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step
 

@@ -11,8 +11,8 @@ from ..plan import SelectionPlan
 from ..policies import VANILLA
 from ..policies.schedule import Schedule
 from ..refusal import ExpertPolicyError, refusal
+from ..selection.mask import check_maskable
 from ..stage.batches import Batches, read_batches
-from ..stage.mask import check_maskable
 from ..stage.upstream.configuration import NUM_EXPERTS, TOP_K, find_value
 from ..stage.upstream.server import attention_dp_size, routes_own_rows, spell
 from ..types import Router

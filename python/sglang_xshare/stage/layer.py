@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,22 @@ class Convention(str, Enum):
 
 
 FILLED, DROPPED, MASKED = Convention
+
+
+def _find_none(*args: Any) -> None:
+    """No tally, and no buffer."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a layer's selections use of the stage's in each step; nothing of it without a stage."""
+
+    aligner: Aligner | None = None
+    """Takes the slots that the selection has sorted."""
+    find_tally: Callable[[torch.Tensor], Tally | None] = _find_none
+    """Where to leave what is counted of a selection from these logits."""
+    borrow_buffer: Callable[[Step, SelectionPlan, torch.Tensor], Budgets | None] = _find_none
+    """Which buffer a captured graph reads the plan's numbers from."""
 
 
 class Layer:
@@ -70,13 +86,9 @@ class Layer:
         self.plan: SelectionPlan | None = None
         self.step: Step | None = None
         self.selection: Selection | None = None
-        self.aligner: Aligner | None = None
-        self.find_tally: Callable[[torch.Tensor], Tally | None] = lambda logits: None
+        self.resources = Resources()
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
-        self.borrow_buffer: Callable[[Step, SelectionPlan, torch.Tensor], Budgets | None] = lambda step, plan, logits: (
-            None
-        )
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
         weight = 1.0 if on_output else 1.0 / scaling
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
@@ -87,6 +99,10 @@ class Layer:
             apply_routed_scaling_factor_on_output=False,
         )
 
+    def use(self, resources: Resources) -> None:
+        """Use what a stage holds, from now on."""
+        self.resources = resources
+
     def choose(
         self, hidden_states: torch.Tensor, gating_output: torch.Tensor, topk: int, renormalize: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,13 +111,14 @@ class Layer:
         `topk` counts the columns of fused shared experts where upstream expects them from its router. Raises
         RuntimeError where the router sees other rows than the step has: requests and padding would be mistaken.
         """
+        aligner = self.resources.aligner
         if topk > self.router.top_k:
             slots = self.with_shared
         else:
-            slots = self.slots if self.aligner is None else self.aligner.slots(len(gating_output))
+            slots = self.slots if aligner is None else aligner.slots(len(gating_output))
         out = self.selection = self._select_in_force(self.collect(gating_output), slots)
-        if self.aligner is not None:
-            self.aligner.offer(out.topk_ids, gating_output.shape[1], out.alignment)
+        if aligner is not None:
+            aligner.offer(out.topk_ids, gating_output.shape[1], out.alignment)
         return self.keep(out.topk_weights, len(gating_output)), self.keep(out.topk_ids, len(gating_output))
 
     def finish(self, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -122,8 +139,8 @@ class Layer:
         """What the plan in force chooses, counted; captured graphs read its numbers where a switch writes them."""
         assert self.plan is not None
         assert self.step is not None
-        budgets = self.borrow_buffer(self.step, self.plan, logits)
-        return self.select(logits, self.plan, slots, self.find_tally(logits), budgets)
+        budgets = self.resources.borrow_buffer(self.step, self.plan, logits)
+        return self.select(logits, self.plan, slots, self.resources.find_tally(logits), budgets)
 
     def collect(self, logits: torch.Tensor) -> torch.Tensor:
         """Router logits of all ranks where each routes its own, else these. Raises RuntimeError as `choose` does."""

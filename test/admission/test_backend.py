@@ -184,7 +184,8 @@ def record(monkeypatch):
     pytest.importorskip("sglang.srt.expert_policy")
     monkeypatch.setattr(backend, "model_config", lambda record: None)
     monkeypatch.setattr(backend, "read_experts", lambda record: make_experts(BF16, (9, 0)))
-    monkeypatch.setattr(backend, "read_model", Mock(side_effect=ExpertPolicyError("--model-path made-up: dense")))
+    refused = ExpertPolicyError("--model-path", "made-up", "dense")
+    monkeypatch.setattr(backend, "read_model", Mock(side_effect=refused))
     return Record(resolve_once=lambda: None)
 
 

@@ -122,9 +122,10 @@ class SelectionPlan:
         """The most experts that a row's warm-up holds."""
         return router.top_k if self.k0 is None else self.k0
 
-    def columns(self, router: Router) -> int:
-        """The most experts that a row may use."""
-        return self.kmax or router.top_k
+    def columns(self, router: Router, exact: bool = False) -> int:
+        """The most experts that a row may use, where some may be `exact` at least the model's top-k."""
+        columns = self.kmax or router.top_k
+        return max(columns, router.top_k) if exact else columns
 
     def check(self, router: Router, num_experts: int, ranks: int = 1) -> None:
         """Raise ValueError where plan or router do not fit a model of `num_experts` experts on `ranks` ranks."""
@@ -173,7 +174,7 @@ class SelectionPlan:
         self, router: Router, num_experts: int, rows: int, tokens_per_request: int = 1, ranks: int = 1
     ) -> bool:
         """False where every batch of `rows` rows, none of them padding, is routed under this plan as by the model
-        itself: the same experts and weights, whatever the logits.
+        itself: the same experts and weights, whatever the logits, and whichever rows are exact.
 
         All but one thing: an expert of which no row has a score of more than 2**-21 has no utility, of which none has a
         weight of more than 2**-10.5 (0.0007) no squared one, so that the plan leaves it out where the model gives it
@@ -217,18 +218,24 @@ class SelectionPlan:
         k0 = self.warm_up(router)
         return k0 if self.p == 1 else min(k0, 1)
 
-    def max_active(self, router: Router, num_experts: int, rows: int, tokens_per_request: int = 1) -> int:
-        """The most experts that `rows` rows can wake under this plan, at least 1. A budget whose size depends on the
-        logits or on the ranks (`mass`, `drop`, `confidence`, `target_per_rank`) does not lower it.
+    def max_active(
+        self, router: Router, num_experts: int, rows: int, tokens_per_request: int = 1, exact_rows: int = 0
+    ) -> int:
+        """The most experts that `rows` rows, up to `exact_rows` of them exact, can wake under this plan, at least 1. A
+        budget whose size depends on the logits or on the ranks (`mass`, `drop`, `confidence`, `target_per_rank`) does
+        not lower it.
         """
-        most = min(num_experts, rows * self.columns(router))
+        others = rows - exact_rows
+        most = exact_rows * self.columns(router, exact=True) + others * self.columns(router)
+        most = min(num_experts, most)
         if self.mass is not None or self.drop is not None or self.confidence is not None or self.target_per_rank:
             return max(most, 1)
         requests = rows // tokens_per_request
         budget = self.budget or 0
         if self.ranking == "votes":
             budget = max(budget, router.top_k)
-        held = rows * self.warm_up(router) + self.add + requests * self.add_per_request
+        held = exact_rows * router.top_k + others * self.warm_up(router)
+        held += self.add + requests * self.add_per_request
         held += budget * (requests if self.scope == "request" else 1)
         held += rows if self.can_rescue else 0
         return max(min(most, held), 1)

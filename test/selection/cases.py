@@ -70,6 +70,7 @@ def cases(draw, max_requests=6, max_experts=64, max_tokens=8, top_k=None):
         rank_of_expert=torch.randint(4, (experts,), generator=generator).tolist(),
         quota_groups=quota,
         expert_scale=draw(st.sampled_from([None, None, torch.rand(experts, generator=generator) * 4 - 1])),
+        exact=draw(st.sampled_from([None, None, torch.rand(rows, generator=generator) < 0.3])),
     )
 
 
@@ -190,10 +191,13 @@ def router_of(case):
     )
 
 
+def batch_of(case):
+    return Batch(case.valid, case.tokens_per_request, case.exact)
+
+
 def run(case, plan, backend):
     """`select` on a case."""
-    batch = Batch(case.valid, case.tokens_per_request)
-    return select(case.logits, plan, router_of(case), batch, case.rank_of_expert, backend)
+    return select(case.logits, plan, router_of(case), batch_of(case), case.rank_of_expert, backend)
 
 
 def check(case, policy, keys, backends=("reference", "torch")):
@@ -202,6 +206,8 @@ def check(case, policy, keys, backends=("reference", "torch")):
     expected: Answer = ALGORITHMS[policy](case, **algorithm)
     plan = build_plan(policy, **keys)
     columns = plan.kmax or case.top_k
+    if case.exact is not None:
+        columns = max(columns, case.top_k)
     for backend in backends:
         out = run(case, plan, backend)
         assert out.topk_ids.dtype == torch.int32

@@ -30,6 +30,7 @@ class Case:
     rank_of_expert: list[int] | None = None
     quota_groups: int | None = None
     expert_scale: torch.Tensor | None = None
+    exact: torch.Tensor | None = None
 
     def __post_init__(self):
         rows = [[x if math.isfinite(x) else MINUS_INF for x in row] for row in self.logits.float().tolist()]
@@ -46,6 +47,8 @@ class Case:
             for i, row in enumerate(rows)
         ]
         self.rows = [i for i in range(n) if self.valid is None or bool(self.valid[i])]
+        self.exact_rows = [i for i in self.rows if self.exact is not None and bool(self.exact[i])]
+        self.others = [i for i in self.rows if i not in self.exact_rows]
         self.ranking = [rank(range(self.num_experts), choice) for choice in self.C]
         self.top = [self.take(ranked) for ranked in self.ranking]
 
@@ -81,6 +84,10 @@ class Case:
         allowed = {j for g in ranked[: self.topk_group] for j in groups[g]}
         return [c if j in allowed else MINUS_INF for j, c in enumerate(choice)]
 
+    def held(self, rows=None):
+        """The experts that exact rows bring, all of them or those of some rows: no budget counts them."""
+        return {j for i in self.exact_rows if rows is None or i in rows for j in self.top[i]}
+
     def requests(self):
         """The valid rows of every request."""
         starts = range(0, len(self.P), self.tokens_per_request)
@@ -111,6 +118,8 @@ def utility_of(case, rows, kind):
     """Sum of gating scores per expert, in fixed point."""
     scores = [0] * case.num_experts
     for i in rows:
+        if i in case.exact_rows:
+            continue
         if kind == "full":
             for j in range(case.num_experts):
                 scores[j] += fixed(case.M[i][j])
@@ -142,7 +151,12 @@ def add_best(S, scores, candidates, budget):
 
 def refine(case, S):
     """XShare's refinement: every token routes to its top-k within S."""
-    return [case.take(rank(S, case.C[i])) if i in case.rows else [] for i in range(len(case.P))]
+    return with_exact(case, [case.take(rank(S, case.C[i])) if i in case.rows else [] for i in range(len(case.P))])
+
+
+def with_exact(case, experts):
+    """Exact rows have their own top-k, whatever a policy gives the others."""
+    return [case.top[i] if i in case.exact_rows else row for i, row in enumerate(experts)]
 
 
 def vanilla(case):
@@ -166,11 +180,12 @@ def warm_up_of(case, i, k0, p):
 def xshare(case, k0=1, p=1.0, utility="topk", add=0, add_per_request=0, mass=None, target_per_rank=None, balance=None):
     """XShare, Algorithms 2, 4 and 6; Algorithm 1 with a threshold where `mass` is given."""
     everyone = set(range(case.num_experts))
-    S_batch = set()
+    S_batch = case.held()
     for rows in case.requests():
-        S_request = set()
+        S_request = case.held(rows)
         for i in rows:
-            S_request |= set(warm_up_of(case, i, k0, p))
+            if i in case.others:
+                S_request |= set(warm_up_of(case, i, k0, p))
         warm = set(S_request)
         scores = utility_of(case, rows, utility)
         add_best(S_request, scores, everyone - warm, add_per_request)
@@ -191,17 +206,18 @@ def gpu_aware_greedy(case, S, scores, m_g, balance):
     """
     G = max(case.rank_of_expert) + 1
     E = [{e for e in range(case.num_experts) if case.rank_of_expert[e] == g} for g in range(G)]
+    free = case.held()
     if balance == "level":
         m_g = max(m_g, max(len(S & E[g]) for g in range(G)))
     if balance in ("fill", "level"):
         for g in range(G):
-            while len(S & E[g]) < m_g:
+            while len((S - free) & E[g]) < m_g:
                 best = argmax(E[g] - S, scores)
                 if best is None:
                     break
                 S.add(best)
         return
-    while len(S) < m_g * G:
+    while len(S - free) < m_g * G:
         before = len(S)
         for g in range(G):
             best = argmax(E[g] - S, scores)
@@ -215,7 +231,7 @@ def oea(case, k0, p=1.0, kmax=None, max_rank=None, target_per_rank=None):
     """OEA, Algorithm 2. Its break test lets one expert too many through; the text's exact kmax is meant."""
     kmax = kmax or case.top_k
     max_rank = max_rank or case.num_experts
-    base = {i: warm_up_of(case, i, k0, p) for i in case.rows}
+    base = {i: case.top[i] if i in case.exact_rows else warm_up_of(case, i, k0, p) for i in case.rows}
     S_base = set().union(*base.values())
     if target_per_rank is not None:
         gpu_aware_greedy(case, S_base, utility_of(case, case.rows, "topk"), target_per_rank, "level")
@@ -232,11 +248,12 @@ def oea(case, k0, p=1.0, kmax=None, max_rank=None, target_per_rank=None):
             if case.ranking[i][j] in S_base:
                 S_i.append(case.ranking[i][j])
         experts[i] = S_i
-    return Answer(S_base, experts)
+    return Answer(S_base, with_exact(case, experts))
 
 
 def pruned(case, k0, p=1.0):
     experts = [warm_up_of(case, i, k0, p) if i in case.rows else [] for i in range(len(case.P))]
+    experts = with_exact(case, experts)
     return Answer(set().union(*experts), experts)
 
 
@@ -247,6 +264,7 @@ def dynamic_skip(case, beta):
         for rank_, j in enumerate(case.top[i]):
             if rank_ == 0 or not case.P[i][j] < beta * case.P[i][case.top[i][0]]:
                 experts[i].append(j)
+    experts = with_exact(case, experts)
     return Answer(set().union(*experts), experts)
 
 
@@ -254,7 +272,7 @@ def votes_of(case, rows):
     votes = [0] * case.num_experts
     for i in rows:
         for j in case.top[i]:
-            votes[j] += 1
+            votes[j] += i not in case.exact_rows
     return votes
 
 
@@ -262,11 +280,11 @@ def lynx_lat(case, retain=None, drop=None):
     """Lynx 4.2: all tokens vote for their top-k; the least voted experts go."""
     votes = votes_of(case, case.rows)
     scores = utility_of(case, case.rows, "full")
-    known = [j for j in range(case.num_experts) if votes[j] > 0 or scores[j] > 0]
+    known = [j for j in range(case.num_experts) if (votes[j] > 0 or scores[j] > 0) and j not in case.held()]
     best_first = sorted(known, key=lambda j: (-votes[j], -scores[j], j))
     if drop is not None:
-        retain = len([v for v in votes if v > 0]) - drop
-    S = set(best_first[: max(retain, case.top_k)])
+        retain = len([j for j in known if votes[j] > 0]) - drop
+    S = case.held() | set(best_first[: max(retain, case.top_k)])
     return Answer(S, refine(case, S))
 
 
@@ -277,7 +295,7 @@ def lynx_acc(case, confidence, max_voters=8, min_votes=2):
         total = sum(fixed(x) for x in case.M[i])
         return max(fixed(x) for x in case.M[i]) / total if total else 0.0
 
-    by_confidence = sorted(case.rows, key=lambda i: (-confidence_of(i), i))
+    by_confidence = sorted(case.others, key=lambda i: (-confidence_of(i), i))
     voters: list[int] = []
     for i in by_confidence:
         total = sum(fixed(x) for x in case.M[i])
@@ -286,7 +304,7 @@ def lynx_acc(case, confidence, max_voters=8, min_votes=2):
     if not voters:
         voters = by_confidence[:1]
     votes = votes_of(case, voters)
-    S = {j for j in range(case.num_experts) if votes[j] >= min_votes}
+    S = case.held() | {j for j in range(case.num_experts) if votes[j] >= min_votes}
     for i in voters:
         S |= set(case.top[i][:1])
     add_best(S, utility_of(case, case.rows, "full"), set(range(case.num_experts)), max(case.top_k - len(S), 0))
@@ -297,13 +315,13 @@ def moe_spec(
     case, budget, ranking="router", utility="full", order=None, coverage="substitute", rescue=True, scope="batch"
 ):
     """MoE-Spec, Algorithm 1, for the whole draft batch or for each request."""
-    S = set()
+    S = case.held()
     for rows in case.requests() if scope == "request" else [case.rows]:
         if ranking == "static":
-            S |= set(order[:budget])
+            S |= set([j for j in order if j not in case.held(rows)][:budget])
         else:
             add: set[int] = set()
-            add_best(add, utility_of(case, rows, utility), set(range(case.num_experts)), budget)
+            add_best(add, utility_of(case, rows, utility), set(range(case.num_experts)) - case.held(rows), budget)
             S |= add
     if coverage == "substitute":
         return Answer(S, refine(case, S))

@@ -22,6 +22,7 @@ HOPPER = GPUTarget("cuda", 90, 32)
 DTYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 SIGNATURE = {
     "valid": "*i1",
+    "exact": "*i1",
     "bias": "*fp32",
     "expert_scale": "*fp32",
     "ranks": "*i64",
@@ -56,6 +57,7 @@ class Case:
     shape: tuple[int, int]
     router: Router = field(default_factory=lambda: Router(8))
     tokens_per_request: int = 1
+    exact: bool = False
 
 
 def compile_kernel(
@@ -68,7 +70,8 @@ def compile_kernel(
     early: bool = False,
 ) -> Any:
     """The kernel compiled for Hopper, as it would be launched for a case."""
-    plan, batch = build_plan(case.plan), Batch(tokens_per_request=case.tokens_per_request)
+    exact = torch.zeros(case.shape[0], dtype=torch.bool) if case.exact else None
+    plan, batch = build_plan(case.plan), Batch(tokens_per_request=case.tokens_per_request, exact=exact)
     block_size = slots.block_size or 0 if slots else 0
     recipe = make_recipe(plan, case.router, batch, torch.empty(case.shape, dtype=dtype), slots, block_size)
     tile = make_tile(plan, case.router, batch, *case.shape, block_size, recipe.shared)
@@ -77,6 +80,8 @@ def compile_kernel(
         constants["masked"] = None
     if not block_size:
         constants |= dict.fromkeys(ALIGNMENT)
+    if not case.exact:
+        constants["exact"] = None
     if case.router.correction_bias is None:
         constants["bias"] = None
     if case.router.expert_scale is None:

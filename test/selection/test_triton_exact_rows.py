@@ -27,7 +27,6 @@ from selection.test_triton import (
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.selection.triton_kernel import supports
-from sglang_xshare.selection.triton_kernel.tile import make_tile
 
 __all__ = ["kernel"]
 FIELDS = ("topk_ids", "selected", "active", "vanilla_active")
@@ -84,7 +83,9 @@ def test_all_rows_exact_is_vanilla(kernel, name):
     assert torch.equal(found.active, found.vanilla_active)
 
 
-@pytest.mark.parametrize("kind", ["softmax", "softmax, not renormalizing", "softmax with bias", "group-limited with bias"])
+@pytest.mark.parametrize(
+    "kind", ["softmax", "softmax, not renormalizing", "softmax with bias", "group-limited with bias"]
+)
 @pytest.mark.parametrize("name", ["xshare by mass", "moe-spec", "oea by level rank", "xshare of squares"])
 def test_routers(kernel, kind, name):
     """Of a softmax the plan's own steps may need P itself, where the model's weights come of its multiple."""

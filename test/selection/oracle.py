@@ -31,6 +31,8 @@ class Case:
     quota_groups: int | None = None
     expert_scale: torch.Tensor | None = None
     exact: torch.Tensor | None = None
+    resident: torch.Tensor | None = None
+    slots: int | None = None
 
     def __post_init__(self):
         rows = [[x if math.isfinite(x) else MINUS_INF for x in row] for row in self.logits.float().tolist()]
@@ -87,6 +89,12 @@ class Case:
     def held(self, rows=None):
         """The experts that exact rows bring, all of them or those of some rows: no budget counts them."""
         return {j for i in self.exact_rows if rows is None or i in rows for j in self.top[i]}
+
+    def free(self, free_residents=None):
+        """The experts that cost nothing, since they are loaded; None where no expert does."""
+        if self.resident is None or free_residents is False:
+            return None
+        return {j for j in range(self.num_experts) if bool(self.resident[j])}
 
     def requests(self):
         """The valid rows of every request."""
@@ -177,9 +185,24 @@ def warm_up_of(case, i, k0, p):
     return case.top[i][:t]
 
 
-def xshare(case, k0=1, p=1.0, utility="topk", add=0, add_per_request=0, mass=None, target_per_rank=None, balance=None):
-    """XShare, Algorithms 2, 4 and 6; Algorithm 1 with a threshold where `mass` is given."""
+def xshare(
+    case,
+    k0=1,
+    p=1.0,
+    utility="topk",
+    add=0,
+    add_per_request=0,
+    mass=None,
+    target_per_rank=None,
+    balance=None,
+    free_residents=None,
+):
+    """XShare, Algorithms 2, 4 and 6; Algorithm 1 with a threshold where `mass` is given. Ours: its budgets add what is
+    not loaded.
+    """
     everyone = set(range(case.num_experts))
+    free = case.free(free_residents)
+    paid = everyone - (free or set())
     S_batch = case.held()
     for rows in case.requests():
         S_request = case.held(rows)
@@ -188,16 +211,33 @@ def xshare(case, k0=1, p=1.0, utility="topk", add=0, add_per_request=0, mass=Non
                 S_request |= set(warm_up_of(case, i, k0, p))
         warm = set(S_request)
         scores = utility_of(case, rows, utility)
-        add_best(S_request, scores, everyone - warm, add_per_request)
+        add_best(S_request, scores, paid - warm, add_per_request)
         S_batch |= S_request
     scores = utility_of(case, case.rows, utility)
-    add_best(S_batch, scores, everyone, add)
+    first = set(S_batch)
+    add_best(S_batch, scores, paid, add)
     if mass is not None:
-        while sum(scores[e] for e in S_batch) < math.ceil(mass * sum(scores)):
-            S_batch.add(argmax(everyone - S_batch, scores))
+        while sum(scores[e] for e in S_batch | (everyone - paid)) < math.ceil(mass * sum(scores)):
+            S_batch.add(argmax(paid - S_batch, scores))
     if target_per_rank is not None:
         gpu_aware_greedy(case, S_batch, scores, target_per_rank, balance)
+    if free is not None:
+        let_residents_join(case, first, S_batch, scores, free)
     return Answer(S_batch, refine(case, S_batch))
+
+
+def let_residents_join(case, first, S, scores, free):
+    """Ours: the experts that rows or requests brought have a slot, then the others of S, then residents, best first,
+    until the slots are full.
+    """
+    added = S - first
+    S &= first
+    for candidates in (added, free):
+        while case.slots is None or len(S) < case.slots:
+            best = argmax(candidates - S, scores)
+            if best is None:
+                break
+            S.add(best)
 
 
 def gpu_aware_greedy(case, S, scores, m_g, balance):
@@ -227,14 +267,17 @@ def gpu_aware_greedy(case, S, scores, m_g, balance):
             break
 
 
-def oea(case, k0, p=1.0, kmax=None, max_rank=None, target_per_rank=None):
+def oea(case, k0, p=1.0, kmax=None, max_rank=None, target_per_rank=None, free_residents=None):
     """OEA, Algorithm 2. Its break test lets one expert too many through; the text's exact kmax is meant."""
     kmax = kmax or case.top_k
     max_rank = max_rank or case.num_experts
     base = {i: case.top[i] if i in case.exact_rows else warm_up_of(case, i, k0, p) for i in case.rows}
     S_base = set().union(*base.values())
+    first, scores, free = set(S_base), utility_of(case, case.rows, "topk"), case.free(free_residents)
     if target_per_rank is not None:
-        gpu_aware_greedy(case, S_base, utility_of(case, case.rows, "topk"), target_per_rank, "level")
+        gpu_aware_greedy(case, S_base, scores, target_per_rank, "level")
+    if free is not None:
+        let_residents_join(case, first, S_base, scores, free)
     experts: list[list[int]] = [[] for _ in case.P]
     for i in case.rows:
         if case.quota_groups:

@@ -41,6 +41,14 @@ CASES = {
     "exact rows and level ranks": Case({"policy": "oea", "target_per_rank": 1}, (64, 200), exact=True),
     "exact rows and votes": Case({"policy": "lynx-lat", "drop": 8}, (64, 128), exact=True),
     "exact rows and voters": Case({"policy": "lynx-acc", "confidence": 0.5}, (64, 128), exact=True),
+    "residents": Case({"policy": "xshare", "k0": 1, "add": 4}, (16, 128), resident=True),
+    "residents of requests and slots": Case(
+        {"policy": "xshare", "k0": 1, "add": 4, "add_per_request": 2},
+        (64, 128),
+        tokens_per_request=4,
+        resident=True,
+        slots=32,
+    ),
     "group-limited": Case(
         {"policy": "xshare"}, (16, 256), Router(8, "sigmoid", BIAS, num_expert_group=8, topk_group=4)
     ),

@@ -85,7 +85,9 @@ def _check_inputs(
     for name, flags in (("valid", batch.valid), ("exact", batch.exact)):
         if flags is not None and (flags.shape != (rows,) or flags.dtype != torch.bool):
             raise ValueError(f"{name} {_describe(flags)}: allowed is a bool tensor [{rows}]")
-    bias = router.correction_bias
+    bias, resident = router.correction_bias, batch.resident
+    if resident is not None and (resident.shape != (num_experts,) or resident.dtype != torch.bool):
+        raise ValueError(f"resident {_describe(resident)}: allowed is a bool tensor [{num_experts}]")
     if bias is not None and (bias.shape != (num_experts,) or not bias.is_floating_point()):
         raise ValueError(f"correction_bias {_describe(bias)}: allowed is a float tensor [{num_experts}]")
     scale = router.expert_scale

@@ -50,6 +50,10 @@ class _Reference:
         exact = [False] * self.num_rows if batch.exact is None else batch.exact.tolist()
         self.rows = [i for i in range(self.num_rows) if valid[i]]
         self.exact = {i for i in self.rows if exact[i]}
+        # The experts that cost no transfer; None where no expert does.
+        resident = batch.resident if plan.takes_residents else None
+        self.resident = None if resident is None else {j for j, there in enumerate(resident.tolist()) if there}
+        self.slots = batch.slots or logits.shape[1]
         self.columns = plan.columns(router, exact=batch.exact is not None)
         size = batch.tokens_per_request
         self.requests = [[i for i in range(r, r + size) if valid[i]] for r in range(0, self.num_rows, size)]
@@ -118,19 +122,30 @@ class _Reference:
             return selected.union(*(self.rank_experts(rows) for rows in groups))
         if self.plan.confidence is not None:
             return selected | self.follow_voters(self.plan.confidence, selected)
+        free = self.resident or set()
         for rows in self.requests:
-            rest = self.best(self.utility(rows), without=set().union(*(self.kept[i] for i in rows)))
+            rest = self.best(self.utility(rows), without=free.union(*(self.kept[i] for i in rows)))
             selected = selected.union(rest[: self.plan.add_per_request])
+        sure = selected
         utility = self.utility(self.rows)
-        selected = selected.union(self.best(utility, without=selected)[: self.plan.add])
+        selected = selected.union(self.best(utility, without=selected | free)[: self.plan.add])
         if self.plan.mass is not None:
-            for expert in self.best(utility, without=selected):
-                if sum(utility[j] for j in selected) >= math.ceil(self.plan.mass * sum(utility)):
+            for expert in self.best(utility, without=selected | free):
+                if sum(utility[j] for j in selected | free) >= math.ceil(self.plan.mass * sum(utility)):
                     break
                 selected = selected | {expert}
         if self.plan.target_per_rank is not None:
             selected = self.balance(selected, utility, self.plan.target_per_rank)
-        return selected
+        return selected if self.resident is None else self.join(sure, selected, utility)
+
+    def join(self, sure: set[int], selected: set[int], utility: list[int]) -> set[int]:
+        """S with the residents: as many as the slots leave room for. What rows and requests bring is sure of its slot,
+        then comes what the batch adds, then residents, both by utility.
+        """
+        assert self.resident is not None
+        ranked = [j for j in self.best(utility, without=sure) if j in selected]
+        ranked += [j for j in self.best(utility, without=selected) if j in self.resident]
+        return sure.union(ranked[: max(self.slots - len(sure), 0)])
 
     def held(self, rows: list[int]) -> set[int]:
         """The experts of those rows that are exact: beside them a budget counts others alone."""

@@ -56,6 +56,9 @@ class Rows(NamedTuple):
     """[n, 1] bool; None where all are."""
     exact: torch.Tensor | None
     """[n, 1] bool: which get their own top-k and have no say in S; None where none does."""
+    resident: torch.Tensor | None
+    """[N] bool: which experts are loaded; None where the batch does not say."""
+    slots: int | None
     tokens_per_request: int
     quota_groups: int | None
 
@@ -98,7 +101,18 @@ def rank_rows(logits: torch.Tensor, router: Router, batch: Batch) -> Rows:
     groups = router.quota_groups
     own_keys = keys if groups is None else keep_quota(keys, router.top_k, groups)
     own = find_best(scores, own_keys, router.top_k, valid)
-    return Rows(scores, measure(scores, router), keys, own, valid, exact, batch.tokens_per_request, groups)
+    return Rows(
+        scores=scores,
+        measures=measure(scores, router),
+        keys=keys,
+        own=own,
+        valid=valid,
+        exact=exact,
+        resident=batch.resident,
+        slots=batch.slots,
+        tokens_per_request=batch.tokens_per_request,
+        quota_groups=groups,
+    )
 
 
 def find_best(scores: torch.Tensor, keys: torch.Tensor, count: int, valid: torch.Tensor | None) -> Slots:

@@ -19,6 +19,8 @@ from .scores import GRID, to_grid
 _TINY = 1e-300
 # Breaks ties between integers: less than 1 for each of up to 1,024 experts.
 _TIE = 2.0**-10
+# More than every utility, and a float64 still parts ties.
+_AHEAD = 2.0**41
 
 
 def select_experts(
@@ -30,28 +32,58 @@ def select_experts(
         _add_ranked(rows, plan, selected)
     elif plan.confidence is not None:
         _follow_voters(rows, plan, plan.confidence, selected)
-    elif plan.adds:
+    elif plan.adds or _find_free(rows, plan) is not None:
         _add_by_utility(rows, plan, rank_of_expert, kept, selected)
+
+
+def _find_free(rows: Rows, plan: SelectionPlan) -> torch.Tensor | None:
+    """[N] bool: the residents, where these cost the plan nothing."""
+    return rows.resident if plan.takes_residents else None
 
 
 def _add_by_utility(
     rows: Rows, plan: SelectionPlan, rank_of_expert: torch.Tensor | None, kept: torch.Tensor, selected: torch.Tensor
 ) -> None:
+    free = _find_free(rows, plan)
+
+    def taken(experts: torch.Tensor) -> torch.Tensor:
+        return experts if free is None else experts | free
+
     if plan.add_per_request:
         by_request = _compute_utility(rows, plan.utility, rows.num_requests)
-        kept_by_request = _sum_at_own(rows, kept.double(), rows.num_requests).bool()
+        kept_by_request = taken(_sum_at_own(rows, kept.double(), rows.num_requests).bool())
         selected |= _find_best(by_request, plan.add_per_request, kept_by_request).any(0)
         utility = by_request.sum(0)
     else:
         utility = _compute_utility(rows, plan.utility, 1).squeeze(0)
+    sure = None if free is None else selected.clone()
     if plan.add:
-        selected |= _find_best(utility, plan.add, selected)
+        selected |= _find_best(utility, plan.add, taken(selected))
     if plan.mass is not None:
-        mark(selected, *_reach_mass(utility, plan.mass, selected))
+        mark(selected, *_reach_mass(utility, plan.mass, taken(selected)))
     if plan.target_per_rank is not None:
         assert rank_of_expert is not None
         held = _find_held(rows, 1)
         selected |= _balance(utility, plan.target_per_rank, plan.balance, rank_of_expert, selected, held)
+    if free is not None and sure is not None:
+        _join(utility, free, rows.slots, sure, selected)
+
+
+def _join(
+    utility: torch.Tensor, free: torch.Tensor, slots: int | None, sure: torch.Tensor, selected: torch.Tensor
+) -> None:
+    """Add the residents with utility to S, as many as there are slots for: first come experts that are `sure` [N] of
+    one, then what the batch has added, then residents, both by utility.
+    """
+    joining = free & (utility > 0)
+    if slots is None:
+        selected |= joining
+        return
+    standing = utility + selected * _AHEAD
+    keys, experts = _rank(standing, sure | ~(selected | joining)).sort(descending=True)
+    room = slots - sure.sum()
+    selected.copy_(sure)
+    mark(selected, experts, (keys >= 1) & (torch.arange(len(keys), device=keys.device) < room))
 
 
 def _find_held(rows: Rows, groups: int) -> torch.Tensor | None:

@@ -152,8 +152,8 @@ def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: t
     chosen = rows.find_best(inside, min(plan.kmax or rows.top_k, rows.num_experts))
     if rows.exact is None:
         return chosen
-    own, chosen = rows.own.widen(chosen.experts.shape[1]), chosen.widen(rows.top_k)
-    return Slots(*(torch.where(rows.exact, mine, theirs) for mine, theirs in zip(own, chosen, strict=True)))
+    given = zip(rows.own.widen(chosen.experts.shape[1]), chosen.widen(rows.top_k), strict=True)
+    return Slots(*(torch.where(rows.exact, own_slots, others) for own_slots, others in given))
 
 
 def _share(rows: Rows, plan: SelectionPlan, router: Router, chosen: Slots) -> tuple[torch.Tensor, torch.Tensor]:

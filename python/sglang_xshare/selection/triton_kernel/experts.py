@@ -144,9 +144,38 @@ def reach_mass(utility: tl.tensor, selected: tl.tensor, budgets: tl.tensor, tile
 
 
 @triton.jit
+def join_residents(
+    utility: tl.tensor,
+    sure: tl.tensor,
+    selected: tl.tensor,
+    free: tl.tensor,
+    num_resident: tl.tensor,
+    recipe: tl.constexpr,
+    tile: tl.constexpr,
+) -> tl.tensor:
+    """S [E] bool with the residents that have utility. Where slots bound it, what is `sure` of one stays, then comes
+    what the batch has added, then residents, both by utility.
+    """
+    joining = tl.where(free & ~selected, utility, 0)
+    if recipe.bounded:
+        room = num_resident - tl.sum(sure.to(tl.int32), 0)
+        added = selected & ~sure
+        # Of additions more than fit are rare: so it takes one ranking, not two.
+        if tl.sum(added.to(tl.int32), 0) > room:
+            added = keep_best(tl.where(added, utility, 0), room, tile.narrow, tile)
+        room -= tl.sum(added.to(tl.int32), 0)
+        selected = sure | added | keep_best(joining, room, tile.narrow, tile)
+    else:
+        selected |= joining > 0
+    return selected
+
+
+@triton.jit
 def select_experts(
     words: tl.tensor,
     aside: tl.tensor,
+    free: tl.tensor,
+    num_resident: tl.tensor,
     rank: tl.tensor,
     budgets: tl.tensor,
     recipe: tl.constexpr,
@@ -155,7 +184,8 @@ def select_experts(
     """S [E] bool: the experts that are held, and what the plan's budgets add by utility or votes.
 
     `rank` [E] is the experts' expert-parallel rank where the plan balances ranks, else None. What exact rows hold is
-    `aside` [E] bool where the recipe says so: budgets take and count others.
+    `aside` [E] bool where the recipe says so: budgets take and count others. So they do beside residents, `free` [E]
+    bool, which join in the end, as far as they fit `num_resident` slots.
     """
     utility = words & (VOTE - 1)
     selected = words >= HOLDER
@@ -170,10 +200,18 @@ def select_experts(
         selected |= keep_best(standing, retain, False, tile)
     elif recipe.ranking == "router":
         selected |= keep_best(ranked, read_count(budgets, BUDGET), tile.narrow, tile)
+    sure = selected
+    taken = selected
+    if recipe.residents:
+        taken |= free
     if recipe.adds:
-        selected |= keep_best(tl.where(selected, 0, utility), read_count(budgets, ADD), tile.narrow, tile)
+        added = keep_best(tl.where(taken, 0, utility), read_count(budgets, ADD), tile.narrow, tile)
+        selected |= added
+        taken |= added
     if recipe.reaches_mass:
-        selected |= reach_mass(utility, selected, budgets, tile)
+        selected |= reach_mass(utility, taken, budgets, tile)
     if recipe.balances:
         selected |= balance_ranks(utility, selected, aside, rank, budgets, recipe, tile)
+    if recipe.residents:
+        selected = join_residents(utility, sure, selected, free, num_resident, recipe, tile)
     return selected

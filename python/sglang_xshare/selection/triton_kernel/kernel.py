@@ -42,11 +42,12 @@ TABLES = ["selected_out", "active", "vanilla_active", "kept_mass", "rescued"]
 # A row stride known to be aligned would have a thread load several neighbours, and rows share a warp. Nor is a kernel
 # compiled anew where a tensor begins elsewhere: each element is loaded and stored by itself.
 @triton.jit(
-    do_not_specialize=["num_rows", "row_stride", "num_blocks"],
+    do_not_specialize=["num_rows", "row_stride", "num_blocks", "num_resident"],
     do_not_specialize_on_alignment=[
         "logits",
         "valid",
         "exact",
+        "resident",
         "bias",
         "expert_scale",
         "topk_ids",
@@ -59,6 +60,7 @@ def select_kernel(
     logits: tl.tensor,  # [n, N] fp32, fp16 or bf16; the experts of a row are contiguous
     valid: tl.tensor,  # [n] bool, or None
     exact: tl.tensor,  # [n] bool, or None
+    resident: tl.tensor,  # [N] bool, or None
     bias: tl.tensor,  # [N] float, or None
     expert_scale: tl.tensor,  # [N] float, or None
     ranks: tl.tensor,  # [N] int, or None
@@ -80,6 +82,7 @@ def select_kernel(
     num_rows: tl.tensor,
     row_stride: tl.tensor,
     num_blocks: tl.tensor,
+    num_resident: tl.tensor,  # what experts are paged into, or None
     recipe: tl.constexpr,
     tile: tl.constexpr,
     begins: tl.constexpr,  # the first phase that this launch does
@@ -124,13 +127,16 @@ def select_kernel(
             wait_for_all(arrivals, programs)
         elif not tile.several:
             tl.debug_barrier()
+    free = exists
+    if recipe.residents:
+        free = tl.load(resident + experts, mask=exists, other=0) != 0
     if ends >= COLLECT:
         held = kept
         if recipe.follows_voters:
             voter = find_voters(confidence, row, confidences, num_rows, budgets)[:, None]
             held |= voter & find_first(keys, experts, recipe)
             ballots = tl.sum((voter & own).to(tl.int64), 0)
-        words = collect_words(scores, held, own, exempt, experts, budgets, recipe, tile)
+        words = collect_words(scores, held, own, exempt, free, experts, budgets, recipe, tile)
         if recipe.sets_aside:
             ballots = tl.sum((own & exempt[:, None]).to(tl.int64), 0)
         if begins <= COLLECT:
@@ -153,7 +159,7 @@ def select_kernel(
         aside = words < 0
         if recipe.sets_aside:
             aside = ballots > 0
-        selected = select_experts(words, aside, rank, budgets, recipe, tile)
+        selected = select_experts(words, aside, free, num_resident, rank, budgets, recipe, tile)
         if recipe.follows_voters:
             selected = follow_voters(ballots, words & (VOTE - 1), selected, budgets, recipe, tile)
         saved = tl.full((), 0, tl.int64)

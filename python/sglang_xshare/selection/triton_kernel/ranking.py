@@ -107,13 +107,15 @@ def collect_words(
     kept: tl.tensor,
     own: tl.tensor,
     exempt: tl.tensor,
+    free: tl.tensor,
     experts: tl.tensor,
     budgets: tl.tensor,
     recipe: tl.constexpr,
     tile: tl.constexpr,
 ) -> tl.tensor:
     """What the tile's rows say about every expert: [E] int64, see experts.py. Of an exact row, `exempt` [R] bool, that
-    it holds its experts, and has them in its top-k where votes are no ranking.
+    it holds its experts, and has them in its top-k where votes are no ranking. Requests add no experts that are `free`
+    [E] bool.
     """
     utility = measure(scores, recipe) if recipe.utility_full else share_scores(tl.where(own, scores, 0), recipe)
     votes = own
@@ -128,6 +130,8 @@ def collect_words(
         wish = tl.sum(tl.reshape(utility, requests), 1)
         warm = tl.max(tl.reshape(kept.to(tl.int32), requests), 1)
         wish = tl.where((wish > 0) & (warm == 0), wish, EMPTY)
+        if recipe.residents:
+            wish = tl.where(free[None, :], EMPTY, wish)
         rounds = tl.minimum(read_count(budgets, ADD_PER_REQUEST), recipe.num_experts)
         granted = wish > drop_best(wish, experts, rounds, False)
         words += tl.sum(granted.to(tl.int64), 0) * HOLDER

@@ -86,6 +86,10 @@ class Recipe:
     """And whether the experts of these are to be told from others of S, since a budget counts what is in S."""
     plain: bool
     """And whether the model's own weights come of other scores than the plan's steps."""
+    residents: bool
+    """Whether experts that are loaded cost the plan nothing."""
+    bounded: bool
+    """And whether S has to fit the slots they are paged into."""
     kmax: int
     """The most experts of a row that is not exact; `columns`, unless exact rows take more of them."""
 
@@ -149,6 +153,8 @@ def make_recipe(
         exact=exact,
         sets_aside=exact and (plan.ranks_experts or plan.target_per_rank is not None),
         plain=exact and normalize and router.renormalize and not biased,
+        residents=batch.resident is not None and plan.takes_residents,
+        bounded=batch.resident is not None and plan.takes_residents and batch.slots is not None,
         kmax=plan.columns(router),
     )
 

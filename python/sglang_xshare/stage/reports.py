@@ -24,8 +24,9 @@ class Reports:
         if balance is not None:
             self.logged_balance, self.exported_balance = BalanceReader(balance), BalanceReader(balance)
             self.balance_exporter = BalanceExporter()
+        self._observation: Observation | None = None
         self._published = 0, 0
-        """What the scheduler had counted when the metrics were last brought up to date."""
+        """What the scheduler had counted when the metrics were last due."""
 
     def tell_of(
         self,
@@ -36,12 +37,13 @@ class Reports:
     ) -> None:
         """From now on tell of this plan, and what else it has counted."""
         self.exporter.plan = plan
-        self._observes, self._balances, self._governor = observation is not None, balances, governor
-        if observation is not None:
+        self._balances, self._governor = balances, governor
+        former, self._observation = self._observation, observation
+        if observation is not None and observation is not former:
             self.logged_plans, self.exported_plans = ObservationReader(observation), ObservationReader(observation)
 
     def forget(self) -> None:
-        """Have the next `publish` publish even where no step was made since the last."""
+        """Have the next `is_due` say so even where no step was made since the last."""
         self._published = -1, -1
 
     def log(self) -> str:
@@ -49,25 +51,27 @@ class Reports:
         text = format_log(self.logged.read())
         if self._balances:
             text += format_balance(self.logged_balance.read())
-        if self._observes:
+        if self._observation is not None:
             plans, _ = self.logged_plans.read()
             text += format_observed(plans)
         return text + format_governor(self._governor)
 
-    def publish(self, reporter: Any) -> bool:
-        """Bring the metrics of upstream's `reporter` up to date. Returns False where no step was made since."""
+    def is_due(self, reporter: Any) -> bool:
+        """Whether upstream's `reporter` has seen a step since this was last asked."""
         # An idle server asks again and again, and must not copy from the device each time. SGLang counts forwards, also
         # those for other ranks' requests alone, when it launches them, and decode steps when they are done.
         forwards = reporter.scheduler.forward_ct, reporter.forward_ct_decode
-        if forwards == self._published:
-            return False
-        self._published = forwards
-        if reporter.current_scheduler_metrics_enabled:
-            labels = reporter.metrics_collector.labels
-            self.exporter.export(self.exported.read(), labels)
-            if self._balances:
-                self.balance_exporter.export(self.exported_balance.read(), labels)
-            if self._observes:
-                self.plans_exporter.export(*self.exported_plans.read(), labels)
-            self.governor_exporter.export(self._governor, labels)
-        return True
+        former, self._published = self._published, forwards
+        return forwards != former
+
+    def publish(self, reporter: Any) -> None:
+        """Bring the metrics of upstream's `reporter` up to date."""
+        if not reporter.current_scheduler_metrics_enabled:
+            return
+        labels = reporter.metrics_collector.labels
+        self.exporter.export(self.exported.read(), labels)
+        if self._balances:
+            self.balance_exporter.export(self.exported_balance.read(), labels)
+        if self._observation is not None:
+            self.plans_exporter.export(*self.exported_plans.read(), labels)
+        self.governor_exporter.export(self._governor, labels)

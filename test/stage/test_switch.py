@@ -282,7 +282,7 @@ def test_graphs_captured_anew_under_vanilla_count_again_under_a_policy(attach, r
     placement = Placement(2, EXPERTS // 2, torch.arange(EXPERTS)[None])
     balance = installed._balance = installed.balance = Balance(placement, [0], "cpu")
     installed.reports = Reports(installed.counters, balance)
-    installed.reports.report_on(installed.plan, None, True)
+    installed.reports.set_sources(installed.plan, None, True)
     counted: list[Any] = []
     monkeypatch.setattr(balance, "count", counted.append)
     record(installed, model)

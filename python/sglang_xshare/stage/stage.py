@@ -111,7 +111,7 @@ class Stage:
             self.trace.observe(list(schedule.observed) if schedule else [])
         self.plan = None if plans.masks and not self.switches else plans.describe(self.layers[0][1].router.top_k)
         """The plan in force, JSON-able; None where padding rows alone are masked."""
-        self.reports.report_on(self.plan, self.observation, self.balance is not None)
+        self.reports.set_sources(self.plan, self.observation, self.balance is not None)
 
     def check_switch(self, schedule: Schedule | None) -> Plans:
         """The plans that `switch` would adopt. Raises ValueError in one line where it could not follow."""

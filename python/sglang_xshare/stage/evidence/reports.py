@@ -29,7 +29,7 @@ class Reports:
         self._published = 0, 0
         """What the scheduler had counted when the metrics were last due."""
 
-    def report_on(self, plan: Mapping[str, Any] | None, observation: Observation | None, balances: bool) -> None:
+    def set_sources(self, plan: Mapping[str, Any] | None, observation: Observation | None, balances: bool) -> None:
         """From now on report this plan, and what else it has counted."""
         self._plan = plan
         self._balances = balances

@@ -69,7 +69,8 @@ ORDER = {"ranking": "static", "order": [2, 0, 1]}
         (
             "oea",
             {"k0": 1, "add": 2},
-            "add = 2: oea has no such key; allowed is k0, p, kmax, max_rank, target_per_rank, own_share",
+            "add = 2: oea has no such key; "
+            "allowed is k0, p, kmax, max_rank, target_per_rank, free_residents, own_share",
         ),
         ("vanilla", {"k0": 1}, "k0 = 1: vanilla has no such key; allowed is none"),
         ("custom", {"policy_": 1}, f"policy_ = 1: custom has no such key; allowed is {', '.join(KEYS)}"),

@@ -99,7 +99,9 @@ def test_trace_is_a_file_that_need_not_exist_and_is_not_made_yet(tmp_path):
 
 POLICIES = "vanilla, pruned, dynamic-skip, xshare, oea, lynx-lat, lynx-acc, moe-spec, custom, observe"
 COMMON_KEYS = "phases, min_tokens, max_tokens, rows, layers, by_batch"
-XSHARE_KEYS = f"k0, p, utility, add, add_per_request, mass, target_per_rank, balance, own_share, {COMMON_KEYS}"
+XSHARE_KEYS = (
+    f"k0, p, utility, add, add_per_request, mass, target_per_rank, balance, free_residents, own_share, {COMMON_KEYS}"
+)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown policy": (
         {"expert_policy": "nope"},
@@ -141,7 +143,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "misspelt common key": (
         {"expert_policy": "oea:by-batch=1"},
         "--expert-policy oea:by-batch=1: by-batch = 1: oea has no such key; "
-        f"allowed is k0, p, kmax, max_rank, target_per_rank, own_share, {COMMON_KEYS}; did you mean by_batch?",
+        "allowed is k0, p, kmax, max_rank, target_per_rank, free_residents, own_share, "
+        f"{COMMON_KEYS}; did you mean by_batch?",
     ),
     "policy of another type": (
         {"expert_policy": 3},

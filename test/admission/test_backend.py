@@ -208,7 +208,7 @@ def test_a_mistake_of_our_own_is_not_hidden(ours, record, monkeypatch):
 
 
 def make_experts(form: Format, capability: tuple[int, int] | None, **others: Any) -> Experts:
-    auto = {"runner": "auto", "format": form, "capability": capability, "aiter": False, "ep_size": 1}
+    auto: dict[str, Any] = {"runner": "auto", "format": form, "capability": capability, "aiter": False, "ep_size": 1}
     return Experts(**auto | others)
 
 

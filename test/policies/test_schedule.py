@@ -217,7 +217,7 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any], str]] = {
         False,
         {"by_batch": {"6-8": {"kmax": 4}}},
         "kmax = 4: xshare has no such key; "
-        "allowed is k0, p, utility, add, add_per_request, mass, target_per_rank, balance, own_share",
+        "allowed is k0, p, utility, add, add_per_request, mass, target_per_rank, balance, free_residents, own_share",
     ),
     "override's policy needs a key": (
         "xshare",

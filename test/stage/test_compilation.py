@@ -5,7 +5,6 @@ change a shape in its loop at another.
 """
 
 import re
-from itertools import product
 
 import pytest
 
@@ -48,30 +47,32 @@ def test_they_compile(experts, monkeypatch):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("experts", EXPERTS)
 @pytest.mark.parametrize("plan", PLANS)
-def test_every_kind_of_plan_compiles(plan):
+def test_every_kind_of_plan_compiles(plan, experts):
     """In one program, and in several that meet."""
     tokens_per_request = 4 if PLANS[plan].add_per_request else 1
-    for experts, rows in product(EXPERTS, (8, MANY_ROWS)):
+    for rows in (8, MANY_ROWS):
         with compiling():
             run_steps(experts, "cpu", PLANS[plan], rows, tokens_per_request=tokens_per_request)
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("experts", EXPERTS)
 @pytest.mark.parametrize("slots", SLOTS)
-def test_every_kind_of_slots_compiles(slots):
-    for experts, rows in product(EXPERTS, (8, MANY_ROWS)):
+def test_every_kind_of_slots_compiles(slots, experts):
+    for rows in (8, MANY_ROWS):
         with compiling():
             run_steps(experts, "cpu", rows=rows, slots=SLOTS[slots])
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("experts", EXPERTS)
 @pytest.mark.parametrize("plan", ["xshare", "lynx-acc", "moe-spec"])
-def test_a_launch_a_phase_compiles(plan, monkeypatch):
+def test_a_launch_a_phase_compiles(plan, experts, monkeypatch):
     monkeypatch.setenv(TWO_LAUNCHES, "1")
-    for experts in EXPERTS:
-        with compiling():
-            run_steps(experts, "cpu", PLANS[plan], MANY_ROWS)
+    with compiling():
+        run_steps(experts, "cpu", PLANS[plan], MANY_ROWS)
 
 
 def list_launched():

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_xshare.plan import SelectionPlan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.selection.triton_kernel.budgets import encode
 from sglang_xshare.stage.batches import Batches
@@ -41,8 +42,24 @@ def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, Plans, l
             if plan is not None:
                 borrowed = graphs.borrow_buffer(layer, step, plan, torch.empty(rows, EXPERTS))
                 assert graphs.borrow_buffer(layer, step, plan, torch.empty(rows, EXPERTS)) is borrowed
-            graphs.note(layer, step, plan)
+            graphs.keep_captured(layer, step, plan)
     return graphs, plans, layers
+
+
+def capture_anew(graphs: Graphs, plans: Plans, layers: list[Layer]) -> dict[tuple[int, int], SelectionPlan | None]:
+    """As a weight update has SGLang do it, under the plans in force: by layer and rows, whose kernel is captured."""
+    found = {}
+    for rows in ROWS:
+        step = Step("decode", rows, Batch())
+        for layer in layers:
+            plan = graphs.keep_captured(layer, step, plans.find(layer, "decode", rows, 1)[0])
+            if plan is not None:
+                made = graphs._budgets[layer, "decode", rows, 1]
+                assert graphs.borrow_buffer(layer, step, plan, torch.empty(rows, EXPERTS)) is made, (
+                    "no copy in a capture"
+                )
+            found[layer.layer_id, rows] = plan
+    return found
 
 
 def read(graphs: Graphs) -> dict[tuple[int, int], list[int]]:
@@ -117,6 +134,28 @@ def test_vanilla_and_back_by_numbers_alone():
     assert set(map(tuple, read(graphs).values())) == {tuple(encode(opened).tolist())}
     graphs.check(vanilla, former)
     graphs.follow(vanilla, former)
+    assert read(graphs) == read(capture(TIGHT)[0])
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [{"policy": "xshare", "k0": 1, "add": 0}, {"policy": "xshare", "k0": 1, "add": 24}, {"policy": "vanilla"}],
+    ids=["without a step", "nothing to change in small batches", "vanilla"],
+)
+def test_captured_anew_after_a_switch_they_follow_as_before(wanted):
+    """A kernel of the plan in force would have left out what the next switch asks for."""
+    graphs, former, layers = capture(TIGHT)
+    selecting = graphs.selecting
+    plans, more = make_plans(wanted), make_plans({"policy": "xshare", "k0": 1, "add": 6})
+    graphs.follow(former, plans)
+    numbers = read(graphs)
+    for (layer_id, rows), plan in capture_anew(graphs, plans, layers).items():
+        assert plan is former.find(layers[layer_id], "decode", rows, 1)[0]
+    assert (read(graphs), graphs.selecting) == (numbers, selecting)
+    for follower in (more, former):
+        graphs.check(plans, follower)
+        graphs.follow(plans, follower)
+        plans = follower
     assert read(graphs) == read(capture(TIGHT)[0])
 
 

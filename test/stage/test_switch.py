@@ -1,5 +1,6 @@
 """A running stage is given another schedule: what the next step does, and what log, metrics and trace say of it."""
 
+import functools
 import gc
 import json
 import logging
@@ -11,11 +12,15 @@ import pytest
 import torch
 from prometheus_client import REGISTRY
 
-from sglang_xshare import Batch, Router, build_plan, hooks, select
+from sglang_xshare import Batch, Router, SelectionPlan, build_plan, hooks, select
 from sglang_xshare.policies.schedule import Schedule, build_schedule
+from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, Budgets, list_steps
 from sglang_xshare.stage.batches import Batches
+from sglang_xshare.stage.evidence.balance import Balance
 from sglang_xshare.stage.evidence.figures import PREFIX
-from sglang_xshare.stage.evidence.metrics import OUTCOMES
+from sglang_xshare.stage.evidence.metrics import AFTER, OUTCOMES, STEPS
+from sglang_xshare.stage.evidence.reports import Reports
+from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.placement import Placement
 from sglang_xshare.stage.stage import Stage
 from stage.fake import EXPERTS, TOP_K, Model, run
@@ -222,15 +227,128 @@ def test_a_switch_that_fails_changes_nothing(attach, reporter, monkeypatch):
     assert hooks._stage is installed
 
 
-def test_a_rank_that_cannot_write_switches_with_the_others(attach, reporter, caplog, monkeypatch):
-    """One rank exports and writes for all: it must not stay behind where that fails."""
-    installed = attach(Model(), **XSHARE)
+@pytest.fixture
+def record(monkeypatch):
+    """Call it with a stage and a model to capture a step of 8 rows as SGLang does, eagerly first; it returns the plan
+    whose kernel the first layer launches, and the numbers that this reads at every replay.
+    """
+    recorded = False
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_recorded", lambda: recorded)
+    monkeypatch.setattr("sglang_xshare.stage.stage.wait_for_device", lambda device: None)
 
-    def fail(reporter: Any) -> str:
-        raise OSError("no space left on device")
+    def capture(installed: Stage, model: Model) -> tuple[SelectionPlan, Budgets]:
+        nonlocal recorded
+        installed.device = "cuda"
+        layer = installed.layers[0][1]
+        launched: list[tuple[SelectionPlan, Budgets]] = []
+        original = Layer.select
 
-    monkeypatch.setattr(installed, "publish", fail)
+        def note(layer: Layer, logits: Any, plan: Any, slots: Any, tally: Any, budgets: Any) -> Any:
+            launched.append((plan, budgets))
+            return original(layer, logits, plan, slots, tally, budgets)
+
+        monkeypatch.setattr(layer, "select", functools.partial(note, layer))
+        run(model, "decode", 8)
+        recorded = True
+        run(model, "decode", 8)
+        recorded = False
+        return launched[-1]
+
+    return capture
+
+
+def read_add(plan: SelectionPlan, budgets: Budgets) -> int:
+    """What such a graph adds at its next replay."""
+    return int(budgets.values[NUMBERS.index("add")]) if list_steps(plan)["add"] else 0
+
+
+def test_graphs_captured_anew_follow_the_next_switch(attach, reporter, record):
+    """As after a weight update: from add = 2, under 0, to 6."""
+    model = Model(1)
+    installed = attach(model, Batches((8,)), **XSHARE)
+    assert read_add(*record(installed, model)) == 2
+    for add in (0, 6):
+        installed.switch(schedule({"policy": "xshare", "k0": 1, "add": add}), reporter)
+        graph = record(installed, model)
+        assert read_add(*graph) == add
+        installed.switch(schedule({"policy": "xshare", "k0": 1, "add": 5}), reporter)
+        assert read_add(*graph) == 5
+
+
+def test_graphs_captured_anew_under_vanilla_count_again_under_a_policy(attach, reporter, record, monkeypatch):
+    """Also what each rank loads, which no step under vanilla counts."""
+    model = Model(1)
+    installed = attach(model, Batches((8,)), **XSHARE)
+    placement = Placement(2, EXPERTS // 2, torch.arange(EXPERTS)[None])
+    balance = installed._balance = installed.balance = Balance(placement, [0], "cpu")
+    installed.reports = Reports(installed.counters, balance)
+    installed.reports.set_sources(installed.plan, None, True)
+    counted: list[Any] = []
+    monkeypatch.setattr(balance, "count", counted.append)
+    record(installed, model)
+    assert counted
+    installed.switch(schedule({"policy": "vanilla"}), reporter)
+    counted.clear()
+    run(model, "decode", 8)
+    assert (installed.balance, counted) == (None, [])
+    graph = record(installed, model)
+    assert len(counted) == 1
+    installed.switch(schedule({"policy": "xshare", "k0": 1, "add": 5}), reporter)
+    assert read_add(*graph) == 5
+
+
+def test_observe_posted_again_goes_on_counting_where_graphs_do(attach, reporter, record):
+    """They add to tensors that nobody else may get, and nothing is exported twice."""
+    keys = {"policy": "observe", "plans": ["xshare:k0=1,add=2"]}
+    model = Model(2)
+    installed = attach(model, Batches((8,)), expert_policy="observe", expert_policy_config={"plans": keys["plans"]})
+    installed.graphs._captured[installed.layers[0][1], "decode", 8, 1] = build_plan("xshare", k0=1, add=2)
+    first = installed.observation
+    decode(model, reporter, 8)
+    installed.switch(schedule(keys), reporter)
+    assert installed.observation is first
+    decode(model, reporter, 8)
+    assert "xshare:k0=1,add=2 would keep" in installed.report(reporter)
+    totals = first.counters[keys["plans"][0]].totals
+    labels = {"model_name": "fake", "plan": keys["plans"][0]}
+    kept = REGISTRY.get_sample_value("sglang:expert_policy_observed_experts_total", labels)
+    assert totals[:, STEPS].tolist() == [2, 2]
+    assert kept == totals[:, AFTER].sum()
+    installed.graphs._captured.clear()
+    installed.switch(schedule(keys | {"plans": ["oea:k0=1"]}), reporter)
+    assert list(installed.observation.counters) == ["oea:k0=1"]
+
+
+def fail(*args: Any) -> None:
+    raise OSError("no space left on device")
+
+
+def test_a_trace_that_cannot_be_written_is_logged_once(attach, reporter, caplog, monkeypatch, tmp_path):
+    """The server goes on, also in a switch that its other ranks make: one rank exports and writes for all."""
+    model = Model()
+    installed = attach(model, **XSHARE, expert_policy_trace=str(tmp_path / "trace"))
+    monkeypatch.setattr(installed.trace, "write", fail)
+    for _ in range(3):
+        decode(model, reporter)
+        assert "policy steps: 1" in installed.report(reporter)
+        assert installed.reports.exported.look().layer_steps == 0, "metrics are up to date without the trace"
     installed.switch(schedule(PLANS[0]), reporter)
-    assert installed.switches == 1
-    assert installed.plans.given["add"] == 5
-    assert "metrics and trace are not up to date" in caplog.text
+    assert (installed.switches, installed.plans.given["add"]) == (1, 5)
+    line = "Expert policy: could not bring the trace up to date; this is logged once"
+    assert [record.message for record in caplog.records] == [line]
+
+
+def test_metrics_that_refuse_a_value_are_logged_once(attach, reporter, caplog, monkeypatch, tmp_path):
+    """And the trace is written."""
+    file, model = tmp_path / "trace", Model()
+    installed = attach(model, **XSHARE, expert_policy_trace=str(file))
+    monkeypatch.setattr(installed.reports.exporter, "export", fail)
+    monkeypatch.setattr(installed.reports.logged, "read", fail)
+    for _ in range(2):
+        decode(model, reporter)
+        assert installed.report(reporter) == ""
+    assert len(file.read_text().splitlines()) == 2 * len(model.configs)
+    assert [record.message.partition(" up to")[0] for record in caplog.records] == [
+        "Expert policy: could not bring the metrics",
+        "Expert policy: could not bring the log line",
+    ]

@@ -44,9 +44,14 @@ class Graphs:
         """Whether the server has graphs, also where their sizes are not known beforehand."""
         return bool(self.rows or self._captured)
 
-    def note(self, layer: Layer, step: Step, plan: SelectionPlan | None) -> None:
-        """Remember what a layer does in a step that is being captured."""
-        self._captured[_place(layer, step)] = plan
+    def keep_captured(self, layer: Layer, step: Step, plan: SelectionPlan | None) -> SelectionPlan | None:
+        """Remember what a layer does in a step that is being captured, and return it.
+
+        A step that SGLang captures anew (a weight update with `recapture_cuda_graph`) does what it did the first time:
+        the plan in force, whose numbers its buffer holds, may have steps of the algebra less, and a kernel without them
+        could not follow back. What it launches has run before, so that a capture may begin with it.
+        """
+        return self._captured.setdefault(_place(layer, step), plan)
 
     def borrow_buffer(self, layer: Layer, step: Step, plan: SelectionPlan, logits: torch.Tensor) -> Budgets | None:
         """The buffer that a layer's selection in this step reads its numbers from; None where the plan's own will do,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..selection.triton_kernel.budgets import Budgets
 
 
-class Convention(str, Enum):
+class Convention(Enum):
     """What a layer's runner takes for a slot that stays empty: an expert in use anyway, again, of weight 0; -1; or no
     slots at all but logits, which it ranks itself. See `admission.runners`.
     """

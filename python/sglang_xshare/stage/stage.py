@@ -82,31 +82,36 @@ class Stage:
             layer.use(Resources(self.aligner, find_tally, functools.partial(self.graphs.borrow_buffer, layer)))
         self._by_config = {id(config): layer for config, layer in layers}
         self._by_own = {id(layer.config): layer for _, layer in layers}
-        self._running = False
+        self._running = self._captures = False
         self.switches = 0
-        self._adopt(Plans(schedule, batches, self.masks))
+        self._failed: set[str] = set()
+        self.observation: Observation | None = None
+        self.plans = Plans(schedule, batches, self.masks)
+        self._adopt(self.plans)
         name = schedule.policy if schedule else "none, padding masked,"
         plan = f": {json.dumps(self.plan)}" if schedule else ""
         logger.info("Expert policy %s on %d MoE layers%s", name, len(layers), plan)
 
     def _adopt(self, plans: Plans) -> None:
         """Have these plans in force from the next step on, and in everything that tells which ones are."""
-        self.plans = plans
         schedule = plans.schedule
+        if schedule is None or not schedule.observed:
+            self.observation = None
+        # Of the same plans it stays: captured graphs add to its tensors where they lie.
+        elif self.observation is None or plans.given != self.plans.given:
+            self.observation = Observation(schedule, len(self.layers), self.device)
+        self.plans = plans
         if self.ranks is not None and schedule is not None:
             self.ranks = replace(self.ranks, together=schedule.rows == "batch")
         # A CPU server captures no graphs, so that only a gather pads its rows, and those are always masked. Elsewhere
         # the mask takes one comparison a step.
         self.mask_padding = self.device != "cpu" or plans.masks
-        self.observation: Observation | None = None
-        if schedule is not None and schedule.observed:
-            self.observation = Observation(schedule, len(self.layers), self.device)
         self.balance = self._balance if schedule is not None and self.observation is None else None
         if self.trace is not None:
             self.trace.observe(list(schedule.observed) if schedule else [])
         self.plan = None if plans.masks and not self.switches else plans.describe(self.layers[0][1].router.top_k)
         """The plan in force, JSON-able; None where padding rows alone are masked."""
-        self.reports.report_on(self.plan, self.observation, self.balance is not None)
+        self.reports.set_sources(self.plan, self.observation, self.balance is not None)
 
     def check_switch(self, schedule: Schedule | None) -> Plans:
         """The plans that `switch` would adopt. Raises ValueError in one line where it could not follow."""
@@ -127,7 +132,7 @@ class Stage:
         wait_for_device(self.device)
         former = self.plans.given
         self.reports.invalidate()  # the step that was in flight at the last look belongs to the former plans
-        counted = self._attempt(lambda: self.report(reporter)) or ""
+        counted = self.report(reporter)
         self.graphs.follow(self.plans, plans)
         wait_for_device(self.device)
         self.since_switch.read()
@@ -137,19 +142,9 @@ class Stage:
             self.trace.switch(self.switches, plans.given)
         show_plan(self.plan)
         self.reports.invalidate()
-        self._attempt(lambda: self.publish(reporter))
+        self.publish(reporter)
         change = f"{json.dumps(former)} -> {json.dumps(plans.given)}"
         logger.info("Expert policy switch %d: %s; until now%s", self.switches, change, counted.removeprefix(","))
-
-    def _attempt(self, report: Callable[[], str | None]) -> str | None:
-        """What `report` returns; None where it fails. One rank writes files and metrics for all, and must not miss a
-        switch that the others make because it cannot.
-        """
-        try:
-            return report()
-        except Exception:
-            logger.exception("Expert policy switch: metrics and trace are not up to date")
-            return None
 
     def run(self, forward_batch: Any, forward: Callable[[], Any]) -> Any:
         """What `forward` returns, the model's on this batch: its layers get their plans for it, and what they have
@@ -172,7 +167,7 @@ class Stage:
 
     def _begin(self, step: Step | None) -> None:
         """Hand every layer its plan for this step, or none."""
-        is_captured = self.device != "cpu" and is_recorded()
+        self._captures = self.device != "cpu" and is_recorded()
         reasons: set[str | None] = set()
         for _, layer in self.layers:
             layer.step = step
@@ -180,9 +175,10 @@ class Stage:
             layer.plan = None
             if step is not None:
                 layer.plan, against = self.plans.find(layer, step.phase, step.rows, step.batch.tokens_per_request)
+                if self._captures:
+                    layer.plan = self.graphs.keep_captured(layer, step, layer.plan)
+                    against = against if layer.plan is None else None
                 reasons.add(against)
-                if is_captured:
-                    self.graphs.note(layer, step, layer.plan)
         if step is None:
             outcome = "prefill"
         elif None in reasons:
@@ -212,7 +208,9 @@ class Stage:
         else:
             selections = [layer.selection for layer in layers]
             counts, observed = self.counters.count(selections, step), []
-            for other in (self.balance, self.agreement if self.ranks is None or self.ranks.together else None):
+            # Captured anew under vanilla, a graph is to count under the policies that it may follow back to.
+            balance = self._balance if self._captures and self.switches else self.balance
+            for other in (balance, self.agreement if self.ranks is None or self.ranks.together else None):
                 if other is not None:
                     other.count(selections)
         if self.trace is not None:
@@ -277,13 +275,26 @@ class Stage:
     def report(self, reporter: Any) -> str:
         """What happened since the last line of the decode log."""
         self.publish(reporter)
-        return self.reports.log()
+        return self._attempt("log line", self.reports.log) or ""
 
     def publish(self, reporter: Any) -> None:
         """Bring metrics and trace up to date, on one rank: all have seen the same steps. The host waits for the device
         only here and in `report`: once a log interval, and when the server turns idle.
         """
-        if not is_first_rank() or not self.reports.publish(reporter):
+        if not is_first_rank() or not self.reports.is_due(reporter):
             return
+        self._attempt("metrics", lambda: self.reports.publish(reporter))
         if self.trace is not None and reporter.is_stats_logging_rank:
-            self.trace.write()
+            self._attempt("trace", self.trace.write)
+
+    def _attempt(self, what: str, update: Callable[[], str | None]) -> str | None:
+        """What `update` returns; None where it fails, logged the first time. Neither a full disk nor a value that
+        metrics refuse may end the server, nor have the one rank that writes for all miss a switch that the others make.
+        """
+        try:
+            return update()
+        except Exception:
+            if what not in self._failed:
+                self._failed.add(what)
+                logger.exception("Expert policy: could not bring the %s up to date; this is logged once", what)
+            return None

@@ -13,6 +13,7 @@ from sglang_xshare.policies import VANILLA
 from sglang_xshare.stage.evidence.figures import Exporter
 from sglang_xshare.stage.evidence.metrics import Interval
 from sglang_xshare.stage.evidence.observe import SIZES, ObservationReader, format_observed
+from sglang_xshare.stage.layer import DROPPED, MASKED
 from sglang_xshare.stage.stage import PolicyBypassed
 from stage.fake import EXPERTS, TOP_K, Formats, Model, forward_batch, run
 from stage.test_capture import RefuseHostData
@@ -82,7 +83,7 @@ def test_a_layer_that_is_not_observed_stops_the_server(attach):
         run(model, "decode", 4)
 
 
-@pytest.mark.parametrize("convention", ["masked", "dropped"])
+@pytest.mark.parametrize("convention", [MASKED, DROPPED])
 def test_a_runner_that_ranks_logits_gets_the_models_own(attach, convention):
     model = Model(1)
     installed = attach(model, **OBSERVE)

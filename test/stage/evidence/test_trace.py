@@ -3,6 +3,7 @@
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,6 +51,27 @@ def test_each_record_is_written_once_behind_what_was_there(tmp_path):
     trace.record(counts((1, 2, 1, 1.0, 1, 0)), step())
     trace.write()
     assert [record["step"] for record in read(file)] == ["earlier", 0, 1]
+
+
+def test_what_a_full_disk_refused_is_lost_and_nothing_written_twice(tmp_path, monkeypatch):
+    file = tmp_path / "trace.jsonl"
+    trace = Trace(file, [0], "cpu")
+    trace.record(counts((1, 2, 1, 1.0, 1, 0)), step())
+    with monkeypatch.context() as full:
+
+        def refuse(*args):
+            raise OSError("no space left on device")
+
+        full.setattr(trace, "file", SimpleNamespace(write=trace.file.write, flush=refuse, name=file))
+        with pytest.raises(OSError, match="no space"):
+            trace.write()
+        trace.record(counts((1, 2, 1, 1.0, 1, 0)), step())
+        full.setattr(trace.file, "write", refuse)
+        with pytest.raises(OSError, match="no space"):
+            trace.write()
+    trace.record(counts((1, 2, 1, 1.0, 1, 0)), step())
+    trace.write()
+    assert [record["step"] for record in read(file)] == [0, 2]
 
 
 def test_step_without_a_live_row_leaves_no_record(tmp_path):

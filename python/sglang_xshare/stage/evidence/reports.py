@@ -15,7 +15,7 @@ from .observe import Observation, ObservationReader, format_observed
 class Reports:
     """Log and metrics each read what was counted since their own last look; whoever looks waits for the device."""
 
-    def __init__(self, counters: Counters, balance: Balance | None, agreement: Agreement | None) -> None:
+    def __init__(self, counters: Counters, balance: Balance | None, agreement: Agreement | None = None) -> None:
         self.logged, self.exported = Reader(counters), Reader(counters)
         if balance is not None:
             self.logged_balance, self.exported_balance = BalanceReader(balance), BalanceReader(balance)
@@ -23,20 +23,22 @@ class Reports:
             self._exported_agreement = Compared(0, [0] * agreement.size)
         self.agreement = agreement
         self.exporter = Exporter()
+        self._observation: Observation | None = None
         self._plan: Mapping[str, Any] | None = None
         self._exported_plan: Mapping[str, Any] | None = None
         self._published = 0, 0
-        """What the scheduler had counted when the metrics were last brought up to date."""
+        """What the scheduler had counted when the metrics were last due."""
 
-    def report_on(self, plan: Mapping[str, Any] | None, observation: Observation | None, balances: bool) -> None:
+    def set_sources(self, plan: Mapping[str, Any] | None, observation: Observation | None, balances: bool) -> None:
         """From now on report this plan, and what else it has counted."""
         self._plan = plan
-        self._observes, self._balances = observation is not None, balances
-        if observation is not None:
+        self._balances = balances
+        former, self._observation = self._observation, observation
+        if observation is not None and observation is not former:
             self.logged_plans, self.exported_plans = ObservationReader(observation), ObservationReader(observation)
 
     def invalidate(self) -> None:
-        """Have the next `publish` publish even where no step was made since the last."""
+        """Have the next `is_due` say so even where no step was made since the last."""
         self._published = -1, -1
 
     def log(self) -> str:
@@ -44,23 +46,24 @@ class Reports:
         text = format_log(self.logged.read())
         if self._balances:
             text += format_balance(self.logged_balance.read())
-        if self._observes:
+        if self._observation is not None:
             text += format_observed(self.logged_plans.read().plans)
         return text
 
-    def publish(self, reporter: Any) -> bool:
-        """Bring the metrics of upstream's `reporter` up to date. Returns False where no step was made since."""
+    def is_due(self, reporter: Any) -> bool:
+        """Whether upstream's `reporter` has seen a step since this was last asked."""
         # An idle server asks again and again, and must not copy from the device each time. SGLang counts forwards, also
         # those for other ranks' requests alone, when it launches them, and decode steps when they are done.
         forwards = reporter.scheduler.forward_ct, reporter.forward_ct_decode
-        if forwards == self._published:
-            return False
-        self._published = forwards
+        former, self._published = self._published, forwards
+        return forwards != former
+
+    def publish(self, reporter: Any) -> None:
+        """Bring the metrics of upstream's `reporter` up to date, and log where ranks disagree."""
         compared = None if self.agreement is None else self.agreement.check()
         if reporter.current_scheduler_metrics_enabled:
             for part in self._read(compared):
                 self.exporter.export(part, reporter.metrics_collector.labels)
-        return True
 
     def _read(self, compared: Compared | None) -> Iterator[Any]:
         """What is new to the metrics, in the parts that `figures.FIGURES` knows."""
@@ -69,7 +72,7 @@ class Reports:
         yield self.exported.read()
         if self._balances:
             yield self.exported_balance.read()
-        if self._observes:
+        if self._observation is not None:
             yield self.exported_plans.read()
         if compared is not None:
             yield compared.since(self._exported_agreement)

@@ -60,12 +60,13 @@ class Trace:
     def write(self) -> None:
         """Append a line for every layer and step since the last call: step, phase, layer id, live rows, experts before
         and after, their mean kept mass; the latter two also by observed plan; `switch` and `plan` as `switch` says.
-        Waits for the device.
+        Waits for the device. Raises OSError where the file takes no more: steps are lost then, none is twice there.
         """
         recorded = int(self.recorded)
         first = max(self.written, recorded - CAPACITY)
-        if first > self.written:
-            logger.warning("%s: %d steps lost; lower --decode-log-interval", self.file.name, first - self.written)
+        former, self.written = self.written, recorded
+        if first > former:
+            logger.warning("%s: %d steps lost; lower --decode-log-interval", self.file.name, first - former)
         for number in range(first, recorded):
             for layer, row in zip(self.layer_ids, self.ring[number % CAPACITY].tolist(), strict=True):
                 if row[STEPS]:
@@ -73,7 +74,6 @@ class Trace:
                     self.file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
                     self._told = {}
         self.file.flush()
-        self.written = recorded
 
 
 def _describe(step: int, layer: int, row: list[float], observed: Sequence[str]) -> dict[str, Any]:

@@ -30,12 +30,13 @@ POLICIES = (
     "xshare:k0=1,target_per_rank=5,balance=level",
     *(f"xshare:k0=1,target_per_rank={target},balance=fill" for target in (5, 7, 9)),
 )
-SHAPE = ("ranks", "batch", "steps", "rounds")
+SHAPE = ("ep_size", "batch", "steps", "rounds")
 COUNTS = ("layer_steps", "experts_before", "experts_after", "kept_mass", "rows")
 FULLEST = ("fullest_rank_experts_before", "fullest_rank_experts_after")
 NOTE = """\
-{ranks} expert-parallel ranks of {per_rank} experts each serve the trained checkpoint; {batch} requests of mixed domains
-at a time decode {steps} tokens of held-out text each, by force, in {rounds} rounds in which the policies take turns.
+{ep_size} expert-parallel ranks of {per_rank} experts each serve the trained checkpoint; {batch} requests of mixed
+domains at a time decode {steps} tokens of held-out text each, by force, in {rounds} rounds in which the policies take
+turns.
 Fullest rank: active experts of the rank that has most, which a step waits for, mean of layers and steps; in brackets
 times the first row's. Imbalance: that over the mean rank's. The first row's experts are what the model's own routing
 would have woken in the others' steps. Loss: cross-entropy above the first row's on the same tokens, thousandths of a
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser("benchmark.balance.live", __doc__)
     default = f"beside {BASELINE} (default: {' '.join(POLICIES[1:])})"
     parser.add_argument("policies", nargs="*", type=selecting, default=POLICIES[1:], help=default)
-    parser.add_count("ranks", 4, "expert-parallel ranks")
+    parser.add_count("ep_size", 4, "expert-parallel ranks")
     parser.add_count("rounds", 4, "rounds, one batch of text each")
     parser.add_count("batch", 16, "requests at a time")
     parser.add_count("prompt", 32, "tokens a prompt")
@@ -59,9 +60,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if any(name not in record for name in policies):
         sequences = load_sequences(TEXTS, TRAINED, args.prompt + args.steps + 1, -(-args.batch * args.rounds // 4))
         tokens = sequences.take(sequences.mixing()).tokens[: args.batch * args.rounds]
-        flags = ["--tp", str(args.ranks), "--ep-size", str(args.ranks), "--dtype", "float32", "--enable-metrics"]
+        flags = ["--tp", str(args.ep_size), "--ep-size", str(args.ep_size), "--dtype", "float32", "--enable-metrics"]
         flags += ["--disable-radix-cache", *SERVER_ARGS, *parse_variant(policies[1]).server_args()]
-        cores = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % 2) for rank in range(args.ranks))}
+        cores = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % 2) for rank in range(args.ep_size))}
         with Server(TRAINED, flags, env=cores, name="ranks", deadline=900) as server:
             measure(record, server, policies, tokens.split(args.batch), args)
     tabulate_live(record.points).show()
@@ -103,14 +104,14 @@ def tabulate_live(points: Mapping[str, Any]) -> Table:
         fullest, active = totals["fullest_rank_experts_after"] / steps, totals["experts_after"] / steps
         rows.append(_format(name, fullest, active, totals["kept_mass"] / totals["rows"], loss, baseline, shape))
     headings = ["policy", "fullest rank", "imbalance", "active", "kept mass", "loss, mnats"]
-    note = NOTE.format(**shape, per_rank=64 // shape["ranks"])
+    note = NOTE.format(**shape, per_rank=64 // shape["ep_size"])
     return Table("Experts on expert-parallel ranks, served", headings, rows, note)
 
 
 def _format(
     name: str, fullest: float, active: float, kept: float, loss: str, baseline: float, shape: Mapping[str, int]
 ) -> list[str]:
-    imbalance = fullest * shape["ranks"] / active
+    imbalance = fullest * shape["ep_size"] / active
     return [
         name,
         f"{fullest:.1f} ({fullest / baseline:.2f})",

@@ -10,6 +10,7 @@ from benchmark.affinity.report import OBSERVE, name_rule
 from benchmark.common.comparison import Comparison
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE
+from benchmark.cost.ranks import FIRST, SPREAD
 from benchmark.quality.measure import compare_loss
 from benchmark.serving.report import KEY
 
@@ -20,7 +21,7 @@ AFFINITY = "affinity", "as above, and some loss is tolerated"
 NOTE = """\
 Measured on 2 CPU cores, no figure on a GPU. A step waits for: active experts, or those of the fullest rank, over the
 model's own routing, of served replicas for each token that a step decodes; of slices the time of an MoE layer over
-whole experts' (python -m benchmark.cost.model, 2 ranks). Tokens/s: over vanilla's, where a served step was timed. Loss:
+whole experts' (python -m benchmark.cost.ranks). Tokens/s: over vanilla's, where a served step was timed. Loss:
 cross-entropy above the model's own routing, thousandths of a nat a token ± the standard error; 0 where no token can
 differ. Active experts and loss are of the trained checkpoint, tokens/s of the same with wider experts."""
 
@@ -28,7 +29,7 @@ Points = Mapping[str, Any]
 
 
 def tabulate_choices(
-    serving: Points, quality: Points, affinity: Points, affinity_live: Points, balance_live: Points, model: Points
+    serving: Points, quality: Points, affinity: Points, affinity_live: Points, balance_live: Points, ranks: Points
 ) -> Table:
     """A row a choice."""
     rows = [
@@ -36,7 +37,7 @@ def tabulate_choices(
         _dispatch(affinity),
         *_serve_replicas(affinity_live),
         *_hold_whole(balance_live),
-        *_hold_slices(model),
+        *_hold_slices(ranks),
     ]
     headings = ["choice", "when", "a step waits for", "tokens/s", "loss, mnats"]
     return Table("Which to choose when", headings, rows, NOTE, text_columns=2)
@@ -96,15 +97,15 @@ def _hold_whole(live: Points) -> list[list[str]]:
     return rows
 
 
-def _hold_slices(model: Points) -> list[list[str]]:
+def _hold_slices(ranks: Points) -> list[list[str]]:
     """Slices of every expert over whole ones, by where the active ones lie."""
     whens = {
-        "spread": "a model is larger than a device, ranks are in one node, and no loss is tolerated",
-        "on the first ranks": "as above, and the router is skewed",
+        SPREAD: "a model is larger than a device, ranks are in one node, and no loss is tolerated",
+        FIRST: "as above, and the router is skewed",
     }
     rows = []
     for where, when in whens.items():
-        layouts = [point["layouts"] for key, point in model.items() if key.endswith(where) and point["ranks"] == 2]
-        ratio = median(one["shard"]["seconds"] / one["ep"]["seconds"] for one in layouts)
+        seconds = [point["seconds"] for key, point in ranks.items() if key.endswith(where)]
+        ratio = median(one["shard"] / one["ep"] for one in seconds)
         rows.append([f"2 ranks, slices, active experts {where}", when, f"{ratio:.2f} of whole experts' time", "-", "0"])
     return rows

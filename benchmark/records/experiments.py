@@ -102,7 +102,7 @@ EXPERIMENTS = {
             "benchmark.balance.live",
             "balance",
             6,
-            ("xshare:k0=1,target_per_rank=5", "--ranks", "2", "--rounds", "1", "--batch", "4", "--steps", "4"),
+            ("xshare:k0=1,target_per_rank=5", "--ep-size", "2", "--rounds", "1", "--batch", "4", "--steps", "4"),
             record="live",
         ),
         Experiment(
@@ -127,19 +127,11 @@ EXPERIMENTS = {
             record="live",
         ),
         Experiment(
-            "many-devices",
-            "benchmark.cost.many_devices",
-            "cost",
-            1,
-            ("--gpus", "16x2", "--per-gpu", "1", "--affinity-saves", "0.15"),
-        ),
-        Experiment(
-            "cost-model",
-            "benchmark.cost.model",
+            "ranks",
+            "benchmark.cost.ranks",
             "cost",
             2,
-            ("--experts", "8", "--awake", "4", "8", "--rows", "8", "--rounds", "1", "--hidden", "16", "--width", "32"),
-            record="model",
+            ("--experts", "8", "--active", "4", "8", "--rows", "8", "--rounds", "1", "--hidden", "16", "--width", "32"),
         ),
         Experiment(
             "expert-sharding",

@@ -13,8 +13,6 @@ from benchmark.common.machine import format_machine
 from benchmark.common.record import last_session, read_record
 from benchmark.common.table import Table
 from benchmark.cost.choices import tabulate_choices
-from benchmark.cost.fit import tabulate_fits
-from benchmark.cost.many_devices import tabulate_devices
 from benchmark.cost.report import tabulate_cost
 from benchmark.expert_sharding.report import tabulate_sharding
 from benchmark.quality.findings.report import tabulate_findings
@@ -53,11 +51,7 @@ TABLES = {
     "affinity": Source(("affinity",), tabulate_affinity),
     "affinity-live": Source(("affinity-live",), tabulate_live),
     "balance-live": Source(("balance-live",), tabulate_balance_live),
-    "cost-model": Source(("cost-model", "serving"), tabulate_fits),
-    "many-devices": Source(("many-devices",), tabulate_devices),
-    "choices": Source(
-        ("serving", "quality", "affinity", "affinity-live", "balance-live", "cost-model"), tabulate_choices
-    ),
+    "choices": Source(("serving", "quality", "affinity", "affinity-live", "balance-live", "ranks"), tabulate_choices),
     "tuning": Source(("tuning",), tabulate_tuning),
 }
 

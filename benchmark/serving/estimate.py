@@ -9,7 +9,7 @@ from benchmark.common.rounds import Series
 from benchmark.common.table import Table
 from benchmark.common.widened import read_widened
 from benchmark.serving.report import KEY
-from sglang_xshare.estimate.latency import ratio_of_bytes
+from sglang_xshare.estimate.weights import Weights
 
 NOTE = """\
 Measured: TPOT over vanilla's within a round, median, of the widened model. Estimated: the share of a
@@ -26,11 +26,19 @@ def tabulate_estimate(points: Mapping[str, Any]) -> Table:
         if comparison.series[number].variant.args or row.experts_before is None or row.experts_after is None:
             continue
         measured = _paired_tpot(comparison.series[number], comparison.series[0])
-        estimated = ratio_of_bytes(weights, row.experts_before, row.experts_after)
+        estimated = _ratio_of_bytes(weights, row.experts_before, row.experts_after)
         off = f"{estimated / measured - 1:+.0%}"
         rows.append([row.name, format_experts(row), f"{measured:.2f}", f"{estimated:.2f}", off])
     headings = ["policy", "active experts", "measured", "estimated", "off"]
     return Table("Estimated and measured time a step", headings, rows, NOTE)
+
+
+def _ratio_of_bytes(weights: Weights, before: float, after: float) -> float:
+    """The share of a step's weights that are still read with `after` active experts of `before`: what the step's time
+    would be in proportion, were bandwidth all.
+    """
+    read = [weights.dense + weights.moe_layers * active * weights.expert for active in (after, before)]
+    return read[0] / read[1]
 
 
 def _paired_tpot(policy: Series, vanilla: Series) -> float:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import torch
 from transformers import PreTrainedModel
 
 from benchmark.common.variant import BASELINE, parse_plan
@@ -69,11 +68,6 @@ class Lab:
     def loss(self, policy: str) -> Loss:
         """Of plain decoding, above vanilla's."""
         return compare_loss(self.decode(policy).nats, self.decode().nats)
-
-    @cached_property
-    def after_prompt(self) -> torch.Tensor:
-        """[sequences, tokens] int64, domain after domain: what a step reads, one after another."""
-        return self.sequences.tokens[:, self.decoding.prompt : -1]
 
     def _run(self, policy: str, layout: Layout) -> Decoded:
         if (policy, layout) not in self._runs:

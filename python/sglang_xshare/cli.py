@@ -50,14 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _add_policies_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     description = "list the expert policies: their keys, and what their papers recommend"
     parser = subparsers.add_parser("policies", help=description, description=description)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these policies (default: all)")
+    parser.add_argument("policies", nargs="*", metavar="POLICY", help="only these (default: all)")
     parser.add_argument("--json", action="store_true", help="as JSON")
-    show = parser.add_argument_group("the plan in force", "one policy with every default resolved, as a server would")
-    show.add_argument("--show", nargs="+", metavar=("POLICY", "CONFIG"), help="as --expert-policy and its -config")
-    show.add_argument("--model", metavar="DIR", help="against the config.json in this folder")
-    show.add_argument("--draft-tokens", type=_positive, metavar="N", help="on a server that verifies so many a request")
-    show.add_argument("--ep-size", type=_positive, metavar="N", help="on so many expert-parallel ranks")
-    show.add_argument("--batch", type=_positive, metavar="N", help="with at most so many requests at once")
+    resolved = "the plan of one, every default resolved; after it may stand its --expert-policy-config"
+    parser.add_argument("--show", action="store_true", help=resolved)
+    verified = "with --show: of a server that verifies so many a request"
+    parser.add_argument("--draft-tokens", type=_positive, metavar="N", help=verified)
     parser.set_defaults(run=_run_policies)
 
 
@@ -73,10 +71,11 @@ def _run_policies(arguments: argparse.Namespace) -> int:
     from .policies.table import format_json, print_table
 
     try:
-        _check_policies(arguments)
         if arguments.show:
             return _show(arguments)
-        policies = [get_policy(name) for name in arguments.names] or list_policies()
+        if arguments.draft_tokens is not None:
+            raise ValueError(f"--draft-tokens {arguments.draft_tokens}: allowed only together with --show")
+        policies = [get_policy(name) for name in arguments.policies] or list_policies()
     except ValueError as error:  # `ExpertPolicyError` is one
         own = str(error).replace("--speculative-algorithm", "--draft-tokens N")  # the server's flag, and this verb's
         print(f"policies: {own}", file=sys.stderr)
@@ -88,33 +87,11 @@ def _run_policies(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_policies(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for a flag that would have no effect."""
-
-    def refuse(*names: str, needed: str) -> None:
-        for name in names:
-            value = getattr(arguments, name)
-            if value is not None:
-                raise ValueError(f"--{name.replace('_', '-')} {value}: allowed only together with {needed}")
-
-    if not arguments.show:
-        refuse("model", "draft_tokens", "ep_size", "batch", needed="--show")
-        return
-    if arguments.names:
-        raise ValueError(f"{' '.join(arguments.names)} with --show: allowed is one of the two")
-    if arguments.json:
-        raise ValueError("--json with --show: the plan is JSON anyway; allowed is one of the two")
-    if arguments.model is None:
-        refuse("ep_size", "batch", needed="--model")
-
-
 def _show(arguments: argparse.Namespace) -> int:
-    """Print the plan in force to stdout, and what a server would warn of to stderr."""
+    """Print the plan in force. Raises ValueError for what a server refuses."""
     from .admission.show import show
 
-    given = arguments.model, arguments.draft_tokens, arguments.ep_size or 1, arguments.batch
-    plan, warnings = show(arguments.show, *given)
-    print(json.dumps(plan, indent=2))
-    for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+    if arguments.json:
+        raise ValueError("--json with --show: the plan is JSON anyway; allowed is one of the two")
+    print(json.dumps(show(arguments.policies, arguments.draft_tokens is not None), indent=2))
     return 0

@@ -103,6 +103,7 @@ def test_it_serves_what_a_server_serves(release, patched_release, written):  # n
     resolved = {"k0": 1, "p": 1.0, "utility": "topk", "add": 24, "add_per_request": 0, "balance": "literal"}
     resolved["own_share"] = 0.0
     assert report["policy"] == {"policy": "xshare", "keys": resolved}
+    assert report["plan"].items() >= {"policy": "xshare", **resolved, "min_tokens": 2, "overrides": []}.items()
     assert (report["sglang"], report["device"], report["capture_sizes"]) == (release, "cpu", [])
     assert report["selection"] == {"vanilla": [1, 2, 3], "triton": [], "torch": list(range(4, 17))}
     assert (report["plans"], report["plans_that_can_drop"]) == (1, 1)
@@ -171,6 +172,22 @@ def test_another_device_is_refused_wherever_it_is_named(tmp_path):
     for config in ("server.yaml", "absent.yaml"):
         flags = ["--config", str(tmp_path / config)]
         assert _on_device(flags, GPUS["h100"]) == [*flags, "--device", "cuda"]
+
+
+def test_the_plan_is_the_models_and_what_has_no_effect_is_warned_of(patched_release):
+    """Every default resolved, the model's top-k for what stands for it, and overrides."""
+    overrides = '{"k0": 3, "layers": {"0": {"policy": "vanilla"}}}'
+    asked = [
+        ["--json", "--model", str(TINY), *CPU, "--expert-policy", "oea", "--expert-policy-config", overrides],
+        ["--model", str(TINY), *CPU, "--expert-policy", "oea", "--expert-policy-config", overrides],
+        ["--json", "--model", str(TINY), *CPU, *POLICY, "--max-running-requests", "2"],
+    ]
+    plan, table, idle = run_all(patched_release(LATEST), asked)
+    found = json.loads(plan["out"])["plan"]
+    assert (found["kmax"], found["overrides"]) == (8, [{"layers": "0", "policy": "vanilla"}])
+    assert '{"layers": "0", "policy": "vanilla"}' in table["out"]
+    (line,) = list_warnings(json.loads(idle["out"]))
+    assert line.startswith("--expert-policy xshare: add = 24: 14 hold all that 2 rows want")
 
 
 def test_all_kinds_of_refusals_are_told(patched_release):

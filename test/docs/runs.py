@@ -117,13 +117,8 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "sglang-xshare policies": Run(shows="target_per_rank"),
     "sglang-xshare policies custom": Run(shows="ranking"),
     "sglang-xshare check --model DIR --gpu h100 --expert-policy xshare": Run({"DIR": TINY}, shows="served"),
-    "sglang-xshare estimate --model DIR --gpu h200 --batch 16 --policy xshare:k0=1,add=24": Run(
+    "sglang-xshare estimate --model DIR --gpu h200 --batch 16 xshare:k0=1,add=24": Run(
         {"DIR": TINY}, shows="ESTIMATE, not a measurement"
-    ),
-    "sglang-xshare estimate --model DIR --gpu h200 --batch 256 --replicas 4 --ranks 8 --all-to-all"
-    " --policy xshare:k0=1,target_per_rank=8,balance=fill": Run({"DIR": TINY}, shows="4 x 8 ranks: whole experts"),
-    "sglang-xshare estimate --model DIR --machine build/cost/machine.json --batch 16 --ranks 2": Run(
-        {"DIR": TINY, "build/cost/machine.json": "benchmark/results/cost/machine.json"}, shows="a machine as fitted"
     ),
     "python examples/affinity_router.py --router http://localhost:30001 --table FILE --model DIR": Elsewhere(
         "test/affinity/test_router.py", "SGLang's router is a package of its own"
@@ -137,7 +132,7 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "sglang serve --model-path DIR --tp 4 --expert-placement shard": Elsewhere(
         "test/served/test_parallel.py", "ranks on a CPU are told their cores, and four want four"
     ),
-    f"sglang-xshare policies --show xshare:k0=1,add=24 --model {TINY} --batch 16": Run(shows='"add": 24'),
+    "sglang-xshare policies --show xshare:k0=1,add=24": Run(shows='"add": 24'),
     # serve and ask
     "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare --enable-metrics": Serve(QWEN, CPU),
     QUICKSTART: Serve(is_long=False),
@@ -152,9 +147,9 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     TUNED: Serve(),
     "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare:k0=1,add=1,utility=squared,own_share=0.75"
     " --enable-custom-logit-processor": Serve(QWEN, CPU),
-    f"sglang-xshare tune --url http://localhost:30000 --texts {TINY}/heldout --tolerance 1% --out build/tuned": Ask(
+    f"sglang-xshare tune http://localhost:30000 --texts {TINY}/heldout --tolerance 1% --out build/tuned": Ask(
         TUNED,
-        "--out {scratch} --samples 8 --batches 4 --prompt 8 --tokens 8 --groups 2 --settings xshare:k0=1,add=8",
+        "--out {scratch} --samples 8 --batches 4 --prompt 8 --tokens 8 --groups 1",
         "report: ",
     ),
     "python -m benchmark.quality --url http://localhost:30000 xshare:k0=1,add=8 oea:k0=3": Ask(
@@ -246,14 +241,8 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "python -m benchmark.balance.live": Elsewhere(
         "test/benchmark/balance/test_live.py", "that asks for two ranks and less text"
     ),
-    "python -m benchmark.cost.model": Run(
-        more="--experts 8 --awake 4 8 --rows 8 --rounds 1 --hidden 16 --width 32 --out {scratch}", shows="constants: "
-    ),
-    "python -m benchmark.cost.many_devices": Run(
-        more="--gpus 16x2 --per-gpu 1 --affinity-saves 0.15 --out {scratch}", shows="Record: "
-    ),
-    "python -m benchmark.cost.many_devices --gpus 64 --per-gpu 4 --context 4096 --keeps 0.99": Run(
-        more="--gpus 16 --per-gpu 1 --affinity-saves 0.15 --out {scratch}", shows="Record: "
+    "python -m benchmark.cost.ranks": Run(
+        more="--experts 8 --active 4 8 --rows 8 --rounds 1 --hidden 16 --width 32 --out {scratch}", shows="Record: "
     ),
     "python -m benchmark.cost": COST,
     "python -m benchmark.cost xshare:k0=1,add=24 --shapes 16x128 64x256": COST,

@@ -12,11 +12,12 @@ from sglang_xshare.cli import main
 from sglang_xshare.estimate.active import COMMON as ASSUMED
 from sglang_xshare.estimate.active import draw_loads
 from sglang_xshare.estimate.command import HIGHEST
-from sglang_xshare.estimate.deployment import Deployment, Load, Requests
-from sglang_xshare.estimate.latency import estimate_layer, estimate_step, gpu_machine
+from sglang_xshare.estimate.latency import estimate_step
 from sglang_xshare.estimate.weights import read_weights
 from sglang_xshare.gpus import GPUS
 from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.stage.evidence.balance import RankLoad, format_balance
+from sglang_xshare.stage.evidence.metrics import PREFIX
 
 TINY = ROOT / "checkpoints" / "qwen3-moe-tiny"
 PAGE = (ROOT / "docs" / "estimate.md").read_text()
@@ -84,16 +85,16 @@ def test_dense_layers_and_shared_experts_are_counted(write):
 
 def test_a_step_is_its_layers_and_the_rest(write):
     weights = read_weights(write(QWEN))
-    step = estimate_step(gpu_machine(H100), weights, Deployment(), Load(40, 40, 128), Requests(16, 1024))
-    assert step.layer == estimate_layer(9437184, 40, H100)
+    step = estimate_step(weights, 40, 16 * 1024, H100)
+    assert step.layer == pytest.approx(34e-6 + 40 * 9437184 / (0.97 * H100))
     assert step.rest == pytest.approx((weights.dense + 16 * 1024 * weights.cache) / (0.97 * H100))
     assert step.step == pytest.approx(48 * step.layer + step.rest)
 
 
-def test_the_page_states_how_far_the_layer_is_from_oea_s_table():
+def test_the_page_states_how_far_the_layer_is_from_oea_s_table(write):
     """OEA's own points, from which the constants are: that they are near shows the line, and no more."""
     for policy, (active, measured) in OEA.items():
-        estimated = estimate_layer(9437184, active, H100) * 1e6
+        estimated = estimate_step(read_weights(write(QWEN)), active, 0, H100).layer * 1e6
         row = f"| {policy} | {active} | {measured} | {estimated:.1f} | {estimated / measured - 1:+.1%} |"
         assert row in PAGE, row
         assert abs(estimated / measured - 1) < 0.01
@@ -115,13 +116,13 @@ def test_independent_rows_wake_as_many_as_chance(write):
 
 
 def test_every_row_and_the_title_say_estimate(write, capsys):
-    asked = ("--model", write(QWEN), "--gpu", "h200", "--batch", 16, "--policy", "xshare:k0=1,add=24")
+    asked = ("--model", write(QWEN), "--gpu", "h200", "--batch", 16, "xshare:k0=1,add=24")
     assert say(*asked) == 0
     out = capsys.readouterr().out
     assert out.startswith("ESTIMATE, not a measurement\n")
     rows = [line for line in out.splitlines() if "->" in line]
     assert len(rows) == 2
-    assert all(re.match(r" ?estimate, assumed: ", row) for row in rows)
+    assert all(re.match(r" ?estimate, assumed: .* xshare:k0=1,add=24 ", row) for row in rows)
     assert say(*asked, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["is_estimate"] is True
@@ -134,7 +135,8 @@ def test_active_experts_and_bandwidth_as_given(write, capsys):
     assert say(*asked) == 0
     (row,) = json.loads(capsys.readouterr().out)["estimates"]
     assert row["active_experts"] == [48.8, 25.1]
-    assert row["moe_layer_us"] == [estimate_layer(9437184, n, H100) * 1e6 for n in (48.8, 25.1)]
+    weights = read_weights(write(QWEN))
+    assert row["moe_layer_us"] == [estimate_step(weights, n, 0, H100).layer * 1e6 for n in (48.8, 25.1)]
     assert row["speedup"] == pytest.approx(row["step_ms"][0] / row["step_ms"][1])
     assert row["speedup"] > 1
 
@@ -159,15 +161,63 @@ def test_a_trace_of_observe_has_each_plans_experts_and_any_other_says_whose_they
     asked = ("--model", write(QWEN), "--gpu", "h100", "--trace", trace, "--batch", 16, "--json")
     observed = {"oea:k0=3": {"experts_after": 30, "kept_mass": 0.9}}
     trace.write_text(json.dumps(line | {"experts_after": 50, "plans": observed}) + "\n")
-    assert say(*asked, "--policy", "oea:k0=3") == 0
+    assert say(*asked, "oea:k0=3") == 0
     (row,) = json.loads(capsys.readouterr().out)["estimates"]
     assert (row["active_experts"], row["source"]) == ([50, 30], f"trace {trace}")
-    assert say(*asked, "--policy", "oea:k0=2") == 1
+    assert say(*asked, "oea:k0=2") == 1
     assert f"not among the plans that --trace {trace} observed: oea:k0=3" in capsys.readouterr().err
     trace.write_text(json.dumps(line | {"experts_after": 35}) + "\n")
-    assert say(*asked, "--policy", "oea:k0=3") == 0
+    assert say(*asked, "oea:k0=3") == 0
     (row,) = json.loads(capsys.readouterr().out)["estimates"]
-    assert row["source"] == f"trace {trace}, as its server's policy kept, whatever --policy says"
+    assert row["source"] == f"trace {trace}, as its server's policy kept, whatever POLICY says"
+
+
+def ask(write, capsys, *more):
+    """What is told of xshare on 32 requests, as JSON."""
+    asked = ("--model", write(QWEN), "--gpu", "h200", "--batch", 32, "--json")
+    assert say(*asked, *more, "xshare:k0=1,add=24") == 0
+    return json.loads(capsys.readouterr().out)["estimates"]
+
+
+def test_ranks_share_the_experts(write, capsys):
+    one, eight = (ask(write, capsys, "--ep-size", ranks)[0] for ranks in (1, 8))
+    assert one["fullest_rank_experts"] == one["active_experts"] == eight["active_experts"]
+    assert one["active_experts"][0] / 8 < eight["fullest_rank_experts"][0] < one["active_experts"][0] / 2
+    assert eight["step_ms"][0] < one["step_ms"][0]
+
+
+@pytest.mark.parametrize(("batch", "most"), [(8, 1), (9, 2), (16, 2)])
+def test_a_step_waits_for_the_rank_with_most_whole_requests(batch, most, write, capsys):
+    (row,) = ask(write, capsys, "--ep-size", 8, "--batch", batch, "--active", 10, 5)
+    step = estimate_step(read_weights(write(QWEN)), 10, most * 1024, 4.8e12)
+    assert row["step_ms"][0] == pytest.approx(step.step * 1e3)
+
+
+def test_what_is_known_of_the_fullest_rank_is_not_the_models(write, capsys):
+    (row,) = ask(write, capsys, "--active", 10, 5, "--ep-size", 8)
+    assert (row["active_experts"], row["fullest_rank_experts"]) == (None, [10, 5])
+    flags = ("--gpu", "h200", "--batch", 32, "--active", 10, 5, "--ep-size", 8)
+    assert say("--model", write(QWEN), *flags) == 0
+    out = capsys.readouterr().out
+    assert out.count("10.0 -> 5.0") == 1
+    assert "of the fullest rank" in out
+
+
+def test_the_fullest_rank_is_counted_where_the_page_says(write, capsys):
+    """Its line is the decode log's, and the numbers that it takes from there are taken."""
+    load = RankLoad(10, largest_before=247, largest_after=95, mean_before=214, mean_after=91)
+    assert format_balance(load) in PAGE
+    assert f"{PREFIX}fullest_rank_active_experts_before" in PAGE
+    counted = re.search(r"here\n *`--active ([\d.]+) ([\d.]+)`", PAGE).groups()
+    assert "{} -> {}".format(*counted) in format_balance(load)
+    (row,) = ask(write, capsys, "--ep-size", 4, "--active", *counted)
+    assert row["fullest_rank_experts"] == [24.7, 9.5]
+
+
+def test_every_policy_has_its_rows(write, capsys):
+    rows = ask(write, capsys, "oea:k0=3")
+    assert [row["policy"] for row in rows] == ["oea:k0=3"] * 2 + ["xshare:k0=1,add=24"] * 2
+    assert rows[2:] == ask(write, capsys)
 
 
 NO_POLICY = "cannot be served with an expert policy"
@@ -188,30 +238,38 @@ BAD = {
     ),
     "a bandwidth without end": (("--bandwidth", "inf"), "--bandwidth inf: allowed is 0.001 to 1,000,000,000"),
     "a bandwidth that is none": (("--bandwidth", "nan"), "--bandwidth nan: allowed is 0.001 to 1,000,000,000"),
-    "operations without end": (
-        ("--gpu", "h100", "--tflops", "inf"),
-        "--tflops inf: allowed is 0.001 to 1,000,000,000",
+    "ranks that do not divide the experts": (
+        ("--gpu", "h100", "--ep-size", "24"),
+        "--ep-size 24: allowed is a divisor of the 64 experts",
     ),
-    "an exchange without end": (
-        ("--gpu", "h100", "--ranks", "2", "--near", "inf", "1"),
-        "--near inf 1: allowed are 0 to 1,000,000,000 us, and 0.001 to 1,000,000,000 GB/s",
+    "more active than a rank has": (
+        ("--gpu", "h100", "--ep-size", "8", "--active", "9", "4"),
+        "--active 9: allowed is 1 to a rank's 8 experts",
+    ),
+    "a trace for ranks": (
+        ("--gpu", "h100", "--ep-size", "8", "--trace", "x"),
+        "--trace with --ep-size: it tells no rank's experts; allowed is --active, the fullest's",
+    ),
+    "experts of several policies": (
+        ("--gpu", "h100", "xshare", "oea:k0=3", "--active", "40", "20"),
+        "--active with 2 policies: allowed is the one whose experts they are",
     ),
     "a policy that does not fit": (
-        ("--gpu", "h100", "--policy", "oea:k0=9"),
-        "--policy oea:k0=9: k0 = 9: allowed is at most the model's top-k, 8",
+        ("--gpu", "h100", "oea:k0=9"),
+        "oea:k0=9: k0 = 9: allowed is at most the model's top-k, 8",
     ),
     "a value that is none": (
-        ("--gpu", "h100", "--policy", "oea:k0=x"),
-        "--policy oea:k0=x: k0 = 'x': allowed is an integer of at least 1",
+        ("--gpu", "h100", "oea:k0=x"),
+        "oea:k0=x: k0 = 'x': allowed is an integer of at least 1",
     ),
     "a policy of verification alone": (
-        ("--gpu", "h100", "--policy", "moe-spec:budget=32"),
-        "--policy moe-spec:budget=32: moe-spec without speculative decoding: it selects in target-verify; "
-        'allowed is --tokens-per-request T above 1, or phases = ["decode"]',
+        ("--gpu", "h100", "moe-spec:budget=32"),
+        "moe-spec:budget=32: moe-spec without speculative decoding: it selects in target-verify; "
+        'allowed is --draft-tokens N above 1, or phases = ["decode"]',
     ),
     "vanilla": (
-        ("--gpu", "h100", "--policy", "vanilla"),
-        "--policy vanilla: routes as the model does, which the estimate compares with; allowed is another policy",
+        ("--gpu", "h100", "vanilla"),
+        "vanilla: routes as the model does, which the estimate compares with; allowed is another policy",
     ),
     "a batch that stays vanilla": (
         ("--gpu", "h100", "--batch", "1"),
@@ -237,8 +295,8 @@ def test_the_ends_of_what_is_allowed_are_estimated(end, capsys):
     counts, rate, policy = (
         (HIGHEST, 0.001, "moe-spec:budget=32") if end == "high" else (2, HIGHEST, "xshare:k0=1,add=8")
     )
-    flags = ["--batch", counts, "--tokens-per-request", counts - 1, "--context", counts, "--near", counts, rate]
-    flags += ["--bandwidth", rate, "--tflops", rate, "--ranks", 2, "--active", 8, 4, "--policy", policy, "--json"]
+    flags = ["--batch", counts, "--draft-tokens", counts - 1, "--context", counts, "--bandwidth", rate]
+    flags += ["--ep-size", 2, "--active", 8, 4, policy, "--json"]
     assert say("--model", TINY, *flags) == 0, capsys.readouterr().err
     (row,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["estimates"]
     assert min(row["step_ms"]) > 0

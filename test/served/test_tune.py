@@ -60,9 +60,9 @@ def test_a_tuned_plan_is_taken_and_the_server_gets_its_policy_back(server, tiny_
     asked = Server(server.url)
     asked.set_policy({"policy": "observe", "plans": ["oea:k0=3"]})
     flags = ["--samples", "8", "--batches", "4", "--prompt", "16", "--tokens", "8", "--groups", "2"]
-    settings = ["--settings", "xshare:k0=1,add=4", "xshare:k0=1,add=12"]
+    settings = ["xshare:k0=1,add=4", "xshare:k0=1,add=12"]
     out = ["--out", str(tmp_path / "out"), "--texts", str(tiny_model / "heldout")]
-    assert main(["tune", "--url", server.url, "--tolerance", "20%", *flags, *settings, *out]) == 0
+    assert main(["tune", server.url, *settings, "--tolerance", "20%", *flags, *out]) == 0
     assert asked.get_policy()["policy"] == "observe"
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     [batch] = report["batches"]
@@ -77,5 +77,5 @@ def test_a_tuned_plan_is_taken_and_the_server_gets_its_policy_back(server, tiny_
 def test_a_server_without_logit_processors_is_one_line(servers, patched_release, tiny_model, tmp_path, capsys):
     other = servers("--expert-policy", "observe", "--dtype", "float32", release=patched_release(LATEST))
     out = ["--out", str(tmp_path), "--texts", str(tiny_model / "heldout"), "--tolerance", "1%"]
-    assert main(["tune", "--url", other.url, *out, "--samples", "4", "--batches", "4"]) == 1
+    assert main(["tune", other.url, *out, "--samples", "4", "--batches", "4"]) == 1
     assert "--enable-custom-logit-processor" in capsys.readouterr().err

@@ -127,9 +127,9 @@ def server(monkeypatch):
     return fake
 
 
-def tune(texts, out, *more):
-    flags = ["--url", "http://fake", "--texts", str(texts), "--out", str(out), "--prompt", "8", "--tokens", "8"]
-    return main(["tune", *flags, "--samples", "12", "--settings", *SETTINGS, *(more or ("--tolerance", "5%"))])
+def tune(texts, out, *more, settings=SETTINGS):
+    flags = ["--texts", str(texts), "--out", str(out), "--prompt", "8", "--tokens", "8", "--samples", "12"]
+    return main(["tune", "http://fake", *settings, *flags, *(more or ("--tolerance", "5%"))])
 
 
 def test_the_command_leaves_a_plan_that_the_server_takes(texts, tmp_path, server, capsys):
@@ -161,8 +161,6 @@ def test_the_server_has_its_own_policy_again(texts, tmp_path, server, monkeypatc
     ("flags", "message"),
     [
         (("--tolerance", "0"), "allowed is a share above 0 such as 0.5% or 0.005"),
-        (("--tolerance", "1%", "--settings", "vanilla"), "allowed is one that selects"),
-        (("--tolerance", "1%", "--settings", "xshare:k0=x"), "k0 = 'x'"),
         (("--tolerance", "1%", "--batches", "0"), "allowed is a whole number above 0"),
         (("--tolerance", "1%", "--batches", "1"), "1: allowed is a whole number from 2 up"),
         (("--tolerance", "1%", "--samples", "1"), "1: allowed is a whole number from 2 up"),
@@ -171,6 +169,15 @@ def test_the_server_has_its_own_policy_again(texts, tmp_path, server, monkeypatc
 def test_wrong_flags_are_one_line(texts, tmp_path, server, capsys, flags, message):
     with pytest.raises(SystemExit):
         tune(texts, tmp_path / "out", *flags)
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"), [("vanilla", "allowed is one that selects"), ("xshare:k0=x", "k0 = 'x'")]
+)
+def test_a_setting_that_is_none_is_one_line(texts, tmp_path, server, capsys, policy, message):
+    with pytest.raises(SystemExit):
+        tune(texts, tmp_path / "out", settings=[policy])
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..admission.model import MoeModel, check_schedule, read_model
 from ..policies import VANILLA, get_policy
+from ..policies.description import describe as describe_plan
 from ..refusal import ExpertPolicyError
 from ..selection.triton_kernel import supports
 from ..stage.batches import read_batches
@@ -111,7 +112,8 @@ def _describe_selection(
             kind = "torch"
         found[kind].append(size)
     dropping = [plan for plan in plans if plan.can_drop(router, model.num_experts, ranks=config.ep_size)]
-    return {"selection": found, "plans": len(plans), "plans_that_can_drop": len(dropping)}
+    plan = describe_plan(schedule, model.top_k)
+    return {"plan": plan, "selection": found, "plans": len(plans), "plans_that_can_drop": len(dropping)}
 
 
 def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
@@ -126,6 +128,7 @@ def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("model", f"{model['architecture']}: {shape}"))
     if "policy" in report:
         rows.append(("policy", _spell_policy(report["policy"])))
+    rows += [("override", json.dumps(override)) for override in report.get("plan", {}).get("overrides", ())]
     if "moe_runner" in report:
         attention = report["attention"]
         runner, same = report["moe_runner"], attention["prefill"] == attention["decode"]

@@ -14,7 +14,6 @@ from ..policies import VANILLA
 from ..policies.schedule import Schedule
 from ..selection import select
 from ..types import Batch, Router, Selection
-from .deployment import Load
 
 COMMON = 0.47
 """Share of the logits' variance that all rows have in common at which as many experts are active as OEA counted on
@@ -25,8 +24,14 @@ MOST_ROWS = 16_384
 """Rows of a step that are drawn: at 256 experts 0.6 GB, and 2.6 s of a CPU core a layer."""
 LAYERS = 48
 """Layers drawn for a mean."""
-SEARCH = 12
-"""Halvings of an interval of shares."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Of one MoE layer and step: `active` experts, those of the rank that has most of them, `fullest`."""
+
+    active: float
+    fullest: float
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,6 @@ def draw_loads(
     tokens_per_request: int,
     common: float,
     ranks: int = 1,
-    layers: int = LAYERS,
-    seed: int = 0,
 ) -> Drawn:
     """Select from drawn logits, `common` as `COMMON`; experts lie on the ranks as many each, in order.
 
@@ -58,7 +61,7 @@ def draw_loads(
     router, batch = Router(top_k=model.top_k, scoring=model.scoring), Batch(tokens_per_request=tokens_per_request)
     rank_of_expert = torch.arange(model.num_experts) * ranks // model.num_experts
     counts, kept = [], []
-    for number, logits in enumerate(_draw_logits(model, rows, common, layers, seed)):
+    for number, logits in enumerate(_draw_logits(model, rows, common)):
         plans = VANILLA, schedule.plan(number % model.num_layers, rows) or VANILLA
         outs = [select(logits, plan, router, batch, rank_of_expert, backend="torch") for plan in plans]
         counts.append([_count_load(out, rank_of_expert, ranks) for out in outs])
@@ -67,40 +70,19 @@ def draw_loads(
     return Drawn(Load(*before), Load(*after), sum(kept) / len(kept))
 
 
-def find_common(model: MoeModel, rows: int, saved: float, common: float, layers: int = LAYERS) -> float:
-    """The share in common at which rows wake fewer experts than at `common`, by the share `saved`, as they do where
-    requests that are alike run together. Raises ValueError where no agreement saves so much.
-    """
-    wanted = (1 - saved) * _mean_active(model, rows, common, layers)
-    low, high = common, 1.0
-    if wanted < _mean_active(model, rows, high, layers):
-        raise ValueError(f"--affinity-saves {saved:g}: rows that all agree save less; allowed is a smaller share")
-    for _ in range(SEARCH):
-        middle = (low + high) / 2
-        low, high = (low, middle) if _mean_active(model, rows, middle, layers) < wanted else (middle, high)
-    return (low + high) / 2
-
-
-def _draw_logits(model: MoeModel, rows: int, common: float, layers: int, seed: int = 0) -> Iterator[torch.Tensor]:
+def _draw_logits(model: MoeModel, rows: int, common: float) -> Iterator[torch.Tensor]:
     """[rows, experts] of each layer."""
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(layers):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(LAYERS):
         own = torch.randn(rows, model.num_experts, generator=generator)
         shared = torch.randn(1, model.num_experts, generator=generator)
         yield common**0.5 * shared + (1 - common) ** 0.5 * own
 
 
-def _count_load(out: Selection, rank_of_expert: torch.Tensor, ranks: int) -> tuple[int, int, int]:
-    """Active experts, those of the fullest rank, and slots of the rank with most of them."""
+def _count_load(out: Selection, rank_of_expert: torch.Tensor, ranks: int) -> tuple[int, int]:
+    """Active experts, and those of the fullest rank."""
     experts = torch.bincount(rank_of_expert[out.active], minlength=ranks)
-    ids = out.topk_ids[out.topk_ids >= 0].long()
-    return int(experts.sum()), int(experts.max()), int(torch.bincount(rank_of_expert[ids], minlength=ranks).max())
-
-
-def _mean_active(model: MoeModel, rows: int, common: float, layers: int) -> float:
-    """Experts in some row's own top-k."""
-    drawn = _draw_logits(model, rows, common, layers)
-    return sum(len(logits.topk(model.top_k).indices.unique()) for logits in drawn) / layers
+    return int(experts.sum()), int(experts.max())
 
 
 def read_active(trace: Path, requests: int, policy: str) -> tuple[float, float, bool]:
@@ -125,6 +107,6 @@ def read_active(trace: Path, requests: int, policy: str) -> tuple[float, float, 
     if not counts:
         raise ValueError(f"--trace {trace}: no step of {requests} rows; it has {', '.join(map(str, sizes)) or 'none'}")
     if observed and not found:
-        raise ValueError(f"--policy {policy}: not among the plans that --trace {trace} observed: {', '.join(observed)}")
+        raise ValueError(f"{policy}: not among the plans that --trace {trace} observed: {', '.join(observed)}")
     before, mean_after = torch.tensor(counts, dtype=torch.float64).mean(0).tolist()
     return before, mean_after, found

@@ -3,82 +3,61 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+from collections.abc import Iterator
 from typing import Any
 
 from ..policies.schedule import Schedule, build_schedule
 from ..policies.spelling import parse_policy
 from ..types import Router
-from .active import ASSUMPTIONS, MOST_ROWS, Drawn, draw_loads, find_common, read_active
-from .deployment import Deployment, Load, Requests, held_bytes
+from .active import ASSUMPTIONS, MOST_ROWS, Drawn, Load, draw_loads, read_active
 from .latency import FIXED, REACHED, estimate_step
-from .machine import Machine
 from .weights import Weights, read_weights
 
 FORMULA = (
     f"MoE layer = {FIXED * 1e6:.0f} us + active x expert bytes / ({REACHED:.0%} of bandwidth), step = MoE layers x "
     "that + (all other weights + KV cache) / the same"
 )
-OF_RANKS = "; ranks: what the one reads that a step waits for, and the exchanges between them"
+OF_RANKS = "; ranks: what the one reads that a step waits for"
 CAVEATS = (
     "The constants are OEA's fit for one H100; other GPUs differ by bandwidth alone.",
-    "Not in it: the selection itself, activations, sampling, the host; no measurement. See docs/estimate.md.",
+    "Not in it: the selection itself, activations, sampling, the host, exchanges between ranks; no measurement. See "
+    "docs/estimate.md.",
 )
-COUNTED = {
-    "layers": "MoE layers",
-    "read": "bytes read",
-    "flops": "operations",
-    "near": "exchanges in a node",
-    "near_bytes": "bytes sent in it",
-    "far": "exchanges between nodes",
-    "far_bytes": "bytes sent between them",
-}
-"""What each constant of a fitted machine is multiplied by."""
-FITTED = "The constants are those of --machine. Not in it: the selection itself, activations, sampling, the host."
 
 
-def estimate(
-    arguments: argparse.Namespace, machine: Machine, deployment: Deployment, bandwidth: float | None
-) -> dict[str, Any]:
-    """The report. `bandwidth` in GB/s, None where the machine was fitted. Raises ValueError or `ExpertPolicyError`, one
-    line.
-    """
+def estimate(arguments: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
+    """The report. `bandwidth` in GB/s. Raises ValueError or `ExpertPolicyError`, one line."""
     weights = read_weights(arguments.model)
-    ranks = deployment.ranks
-    whole = deployment.placement == "ep"
-    count, parts = weights.model.num_experts, "experts of the model"
-    if not whole:
-        count, parts = weights.columns, "columns of an expert"
-    if count % ranks:
-        raise ValueError(f"--ranks {ranks}: allowed is a divisor of the {count} {parts}")
-    if ranks > deployment.node and not (machine.far or machine.far_bytes):
-        reason = f"--machine {arguments.machine} has no exchange between nodes"
-        raise ValueError(f"--ranks {ranks}: {reason}; allowed is at most --node {deployment.node}")
-    tokens = arguments.tokens_per_request
-    requests = Requests(-(-arguments.batch // arguments.replicas), arguments.context, tokens)
-    rows = requests.rows
-    schedule = _read_schedule(arguments.policy, weights, rows, tokens, deployment)
-    of_fullest = arguments.active is not None and ranks > 1 and whole
+    ranks, tokens, rows = arguments.ep_size, arguments.draft_tokens, arguments.batch * arguments.draft_tokens
+    if weights.model.num_experts % ranks:
+        raise ValueError(f"--ep-size {ranks}: allowed is a divisor of the {weights.model.num_experts} experts")
+    if arguments.active and len(arguments.policies) > 1:
+        raise ValueError(f"--active with {len(arguments.policies)} policies: allowed is the one whose experts they are")
+    # Each rank holds its own requests' cache, and the step waits for the rank with most of them.
+    cached = arguments.context * -(-arguments.batch // ranks)
+    schedules = {text: _read_schedule(text, weights, rows, tokens, ranks) for text in arguments.policies}
     estimates = []
-    for source, drawn in _list_loads(arguments, schedule, weights, deployment, rows).items():
-        loads = drawn.before, drawn.after
-        steps = [estimate_step(machine, weights, deployment, load, requests) for load in loads]
-        estimates.append(
-            {
-                "is_estimate": True,
-                "source": source,
-                "active_experts": None if of_fullest else [load.active for load in loads],
-                "fullest_rank_experts": [load.fullest for load in loads] if whole else None,
-                "kept_mass": drawn.kept_mass,
-                "moe_layer_us": [step.layer * 1e6 for step in steps],
-                "step_ms": [step.step * 1e3 for step in steps],
-                "speedup": steps[0].step / steps[1].step,
-            }
-        )
+    for text, schedule in schedules.items():
+        for source, drawn in _list_loads(arguments, text, schedule, weights, rows):
+            loads = drawn.before, drawn.after
+            steps = [estimate_step(weights, load.fullest, cached, bandwidth * 1e9) for load in loads]
+            estimates.append(
+                {
+                    "is_estimate": True,
+                    "policy": text,
+                    "source": source,
+                    "active_experts": None if arguments.active and ranks > 1 else [load.active for load in loads],
+                    "fullest_rank_experts": [load.fullest for load in loads],
+                    "kept_mass": drawn.kept_mass,
+                    "moe_layer_us": [step.layer * 1e6 for step in steps],
+                    "step_ms": [step.step * 1e3 for step in steps],
+                    "speedup": steps[0].step / steps[1].step,
+                }
+            )
     return {
         "is_estimate": True,
-        "formula": (FORMULA if bandwidth else _spell(machine)) + (OF_RANKS if ranks > 1 else ""),
-        "caveats": CAVEATS if bandwidth else (FITTED,),
+        "formula": FORMULA + (OF_RANKS if ranks > 1 else ""),
+        "caveats": CAVEATS,
         "model": {
             "architecture": weights.model.architecture,
             "moe_layers": weights.moe_layers,
@@ -89,71 +68,49 @@ def estimate(
             "other_bytes": weights.dense,
             "cache_bytes_per_token": weights.cache,
         },
-        "policy": {"policy": schedule.policy, "keys": schedule.keys},
+        "policies": {text: schedule.keys for text, schedule in schedules.items()},
         "gpu": arguments.gpu,
         "bandwidth_gb_per_s": bandwidth,
-        "machine": asdict(machine),
-        "deployment": asdict(deployment) | {"replicas": arguments.replicas},
-        "weight_bytes_per_rank": held_bytes(weights, deployment),
+        "ep_size": ranks,
         "rows": rows,
         "context": arguments.context,
         "estimates": estimates,
     }
 
 
-def _spell(machine: Machine) -> str:
-    """A fitted machine as the sum that it is, without the terms that take no time."""
-    terms = []
-    for name, counted in COUNTED.items():
-        if seconds := getattr(machine, name):
-            unit = "G/s" if name == "flops" else "GB/s"
-            is_time = name in ("layers", "near", "far")
-            each = f"x {seconds * 1e6:.3g} us" if is_time else f"/ ({1e-9 / seconds:.3g} {unit})"
-            terms.append(f"{counted} {each}")
-    return f"step = {' + '.join(terms)}"
-
-
 def _list_loads(
-    arguments: argparse.Namespace, schedule: Schedule, weights: Weights, deployment: Deployment, rows: int
-) -> dict[str, Drawn]:
-    """Active experts before and after, by where they come from."""
-    model, ranks = weights.model, deployment.ranks
+    arguments: argparse.Namespace, text: str, schedule: Schedule, weights: Weights, rows: int
+) -> Iterator[tuple[str, Drawn]]:
+    """(where they come from, active experts before and after)."""
+    model, ranks = weights.model, arguments.ep_size
     if arguments.trace is not None:
-        if ranks > 1 and deployment.placement == "ep":
-            raise ValueError(
-                "--trace with --ranks: it tells no rank's experts; allowed is --active, the fullest rank's"
-            )
-        before, after, is_policys = read_active(arguments.trace, rows, arguments.policy)
-        whose = "" if is_policys else ", as its server's policy kept, whatever --policy says"
-        return {f"trace {arguments.trace}{whose}": _give(before, after, rows, weights, ranks)}
-    if arguments.active is not None:
-        most = model.num_experts // (ranks if deployment.placement == "ep" else 1)
+        if ranks > 1:
+            raise ValueError("--trace with --ep-size: it tells no rank's experts; allowed is --active, the fullest's")
+        before, after, is_policys = read_active(arguments.trace, rows, text)
+        whose = "" if is_policys else ", as its server's policy kept, whatever POLICY says"
+        yield f"trace {arguments.trace}{whose}", _give(before, after)
+    elif arguments.active is not None:
+        most = model.num_experts // ranks
         for count in arguments.active:
             if not 1 <= count <= most:
-                whose = "the model's" if most == model.num_experts else "a rank's"
+                whose = "the model's" if ranks == 1 else "a rank's"
                 raise ValueError(f"--active {count:g}: allowed is 1 to {whose} {most} experts")
-        before, after = arguments.active
-        return {"as given": _give(before, after, rows, weights, ranks)}
-    if rows > MOST_ROWS:
+        yield "as given", _give(*arguments.active)
+    elif rows > MOST_ROWS:
         many = f"--batch {arguments.batch}: a step of {rows:,} rows"
         raise ValueError(f"{many}: allowed are at most {MOST_ROWS:,} without --active or --trace")
-    found = {}
-    for name, common in ASSUMPTIONS.items():
-        if arguments.affinity_saves:
-            common = find_common(model, rows, arguments.affinity_saves, common)
-        found[f"assumed: {name}"] = draw_loads(schedule, model, rows, arguments.tokens_per_request, common, ranks)
-    return found
+    else:
+        for name, common in ASSUMPTIONS.items():
+            yield f"assumed: {name}", draw_loads(schedule, model, rows, arguments.draft_tokens, common, ranks)
 
 
-def _give(before: float, after: float, rows: int, weights: Weights, ranks: int) -> Drawn:
-    """Experts as somebody knows them; slots lie evenly."""
-    slots = rows * weights.model.top_k / ranks
-    return Drawn(Load(before, before, slots), Load(after, after, slots), None)
+def _give(before: float, after: float) -> Drawn:
+    """Experts as somebody knows them."""
+    return Drawn(Load(before, before), Load(after, after), None)
 
 
-def _read_schedule(text: str, weights: Weights, rows: int, tokens: int, deployment: Deployment) -> Schedule:
+def _read_schedule(text: str, weights: Weights, rows: int, tokens: int, ranks: int) -> Schedule:
     """The policy, spelt as the server takes it. Raises ValueError where it does not run in such a step."""
-    ranks = deployment.ranks if deployment.placement == "ep" else 1
     try:
         schedule = build_schedule(*parse_policy(text), speculative=tokens > 1)
         if schedule is None or schedule.observed:
@@ -161,7 +118,7 @@ def _read_schedule(text: str, weights: Weights, rows: int, tokens: int, deployme
         for plan in schedule.plans(range(weights.model.num_layers)):
             plan.check(Router(top_k=weights.model.top_k), weights.model.num_experts, ranks)
     except ValueError as error:
-        raise ValueError(f"--policy {text}: {error}") from None
+        raise ValueError(f"{text}: {error}") from None
     reason = schedule.reason_to_skip("verify" if tokens > 1 else "decode", rows)
     if reason is not None:
         raise ValueError(f"--batch: a step of {rows} rows stays vanilla ({reason}); allowed is one in which it selects")
@@ -175,39 +132,25 @@ def print_table(report: dict[str, Any]) -> None:
 
     from ..console import open_console
 
-    model, console = report["model"], open_console()
-    where = f"{report['bandwidth_gb_per_s']:g} GB/s" if report["bandwidth_gb_per_s"] else "a machine as fitted"
-    where += f" ({report['gpu']})" if report["gpu"] else ""
+    model, ranks, console = report["model"], report["ep_size"], open_console()
+    where = f"{report['bandwidth_gb_per_s']:g} GB/s" + (f" ({report['gpu']})" if report["gpu"] else "")
     console.print("[bold]ESTIMATE, not a measurement[/bold]")
     console.print(
         f"{model['architecture']}: {model['moe_layers']} layers of {model['experts']} experts, top-{model['top_k']}; "
         f"{model['expert_bytes'] / 1e6:.2f} MB an expert ({model['bits_per_expert_weight']:g} bits a weight), "
         f"{model['other_bytes'] / 1e9:.2f} GB other weights a step"
     )
-    keys = ", ".join(f"{key}={value}" for key, value in report["policy"]["keys"].items())
-    console.print(f"{report['policy']['policy']} {keys}; {report['rows']} rows; {where}")
+    console.print(f"{report['rows']} rows; {where}" + (f"; {ranks} ranks of whole experts" if ranks > 1 else ""))
     pairs = [("active_experts", ".1f"), ("moe_layer_us", ".1f"), ("step_ms", ".2f")]
-    columns = ["", "active experts", "MoE layer, us", "step, ms", "speedup"]
-    if report["deployment"]["ranks"] > 1:
-        console.print(_format_deployment(report))
-        if report["deployment"]["placement"] == "ep":
-            pairs.insert(1, ("fullest_rank_experts", ".1f"))
-            columns.insert(2, "of the fullest rank")
+    columns = ["", "policy", "active experts", "MoE layer, us", "step, ms", "speedup"]
+    if ranks > 1:
+        pairs.insert(1, ("fullest_rank_experts", ".1f"))
+        columns.insert(3, "of the fullest rank")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="left" if not column else "right")
+        table.add_column(column, justify="left" if column in ("", "policy") else "right")
     for row in report["estimates"]:
         cells = [" -> ".join(format(value, spec) for value in row[name] or ()) for name, spec in pairs]
-        table.add_row(f"estimate, {row['source']}", *cells, f"~{row['speedup']:.2f}")
+        table.add_row(f"estimate, {row['source']}", row["policy"], *cells, f"~{row['speedup']:.2f}")
     console.print(table)
     console.print(f"{report['formula']}.", *report["caveats"], style="dim")
-
-
-def _format_deployment(report: dict[str, Any]) -> str:
-    """Its ranks in a line."""
-    deployment = report["deployment"]
-    where = "a slice of each expert" if deployment["placement"] == "shard" else "whole experts"
-    rows = "rows to their experts' ranks" if deployment["all_to_all"] else "all rows to all ranks"
-    held = f"{report['weight_bytes_per_rank'] / 1e9:.0f} GB of weights a rank"
-    parts = [where, rows, f"{deployment['attention']}-parallel attention", held]
-    return f"{deployment['replicas']} x {deployment['ranks']} ranks: {', '.join(parts)}"

@@ -19,9 +19,7 @@ class Weights:
     """A model, its layers with experts, and the bytes that one decode step reads of it.
 
     `expert`: of one expert in one layer, `bits` a weight. `dense`: of all else, once a step: attention, router, shared
-    experts, layers without experts, the head. `cache`: of the KV cache, for one token of one request, all layers;
-    `cached_heads`: among how many ranks of tensor-parallel attention it divides. `hidden`: numbers of a row; `columns`:
-    of an expert's gate and up projections, which slices divide.
+    experts, layers without experts, the head. `cache`: of the KV cache, for one token of one request, all layers.
     """
 
     model: MoeModel
@@ -30,9 +28,6 @@ class Weights:
     dense: float
     cache: float
     bits: float
-    hidden: int
-    columns: int
-    cached_heads: int
 
 
 def read_weights(folder: Path) -> Weights:
@@ -70,9 +65,6 @@ def _count(config: dict[str, Any], model: MoeModel, bits: float, linear: float, 
         dense=weights * linear / 8 + hidden * config["vocab_size"] * plain / 8,
         cache=model.num_layers * cache * 2,
         bits=bits,
-        hidden=hidden,
-        columns=width,
-        cached_heads=1 if config.get("kv_lora_rank") else _count_cached_heads(config),
     )
 
 
@@ -96,12 +88,8 @@ def _count_attention(config: dict[str, Any], hidden: int) -> tuple[int, int]:
         weights += hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
         return weights, rank + rope
     head_dim = config.get("head_dim") or hidden // heads
-    cached = 2 * _count_cached_heads(config) * head_dim
+    cached = 2 * (config.get("num_key_value_heads") or heads) * head_dim
     return hidden * (2 * heads * head_dim + cached), cached
-
-
-def _count_cached_heads(config: dict[str, Any]) -> int:
-    return int(config.get("num_key_value_heads") or config["num_attention_heads"])
 
 
 def _read_bits(quantization: dict[str, Any], folder: Path) -> float:

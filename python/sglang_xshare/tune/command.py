@@ -42,14 +42,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `tune`."""
     parser = subparsers.add_parser("tune", help=DESCRIPTION, description=DESCRIPTION, allow_abbrev=False)
     flag = parser.add_argument
-    flag("--url", required=True, help="of a server with --expert-policy and --enable-custom-logit-processor")
+    flag("url", metavar="URL", help="of a server with --expert-policy and --enable-custom-logit-processor")
+    settings = f"a setting to choose from: {SPELLING} (default: {len(SETTINGS)} of xshare)"
+    flag("policies", nargs="*", type=_setting, default=list(SETTINGS), metavar="POLICY", help=settings)
     flag("--texts", type=Path, required=True, metavar="DIR", help="*.txt of your own traffic, a kind of text each")
     flag("--tolerance", type=_share, required=True, metavar="SHARE", help="rise of cross-entropy, such as 0.5%%")
     flag(
         "--out", type=Path, required=True, metavar="DIR", help="for the plan, the report, and the trace to resume from"
     )
     flag("--batches", type=several, nargs="+", default=[16], metavar="N", help="requests that decode together (16)")
-    flag("--settings", type=_setting, nargs="+", default=list(SETTINGS), metavar="POLICY", help=SPELLING)
     text = f"groups of layers with a setting of their own ({GROUPS})"
     flag("--groups", type=_count, default=GROUPS, metavar="N", help=text)
     flag("--samples", type=several, default=64, metavar="N", help="texts to tune on, and as many held out (64)")
@@ -97,8 +98,8 @@ def tune(arguments: argparse.Namespace) -> None:
     try:
         with _interrupted():
             for batch in sorted(set(arguments.batches)):
-                console.print(f"{batch} rows: {len(groups) * len(arguments.settings)} measurements, then combinations")
-                found.append(search(bench, groups, arguments.settings, batch, arguments.tolerance, console.print))
+                console.print(f"{batch} rows: {len(groups) * len(arguments.policies)} measurements, then combinations")
+                found.append(search(bench, groups, arguments.policies, batch, arguments.tolerance, console.print))
                 print_found(found[-1], console)
     finally:
         server.set_policy(before)

@@ -9,7 +9,7 @@ import pytest
 
 from benchmark.balance.live import main, tabulate_live
 
-SHAPE = {"ranks": 4, "batch": 2, "steps": 3, "rounds": 1}
+SHAPE = {"ep_size": 4, "batch": 2, "steps": 3, "rounds": 1}
 
 
 def make_point(fullest, active, kept, nats):
@@ -44,7 +44,7 @@ def test_what_selects_nothing_is_refused(tmp_path):
 
 @pytest.mark.long
 def test_a_small_run(tmp_path, capsys):
-    small = ["--ranks", "2", "--rounds", "2", "--batch", "4", "--steps", "6", "--out", str(tmp_path)]
+    small = ["--ep-size", "2", "--rounds", "2", "--batch", "4", "--steps", "6", "--out", str(tmp_path)]
     main(["xshare:k0=1,target_per_rank=5,balance=fill", *small])
     points = json.loads((tmp_path / "live.json").read_text())["points"]
     vanilla, filled = points.values()

@@ -10,8 +10,8 @@ from benchmark.common.paths import ROOT
 from benchmark.common.record import Record, last_session, read_record
 
 RESULTS = ROOT / "benchmark" / "results"
-KEPT = [path for path in RESULTS.rglob("*.json") if "moe-configs" not in path.parts and path.name != "machine.json"]
-"""Records: the others are launches for SGLang's kernels, and constants for `estimate --machine`."""
+KEPT = [path for path in RESULTS.rglob("*.json") if "moe-configs" not in path.parts]
+"""Records: the others are launches for SGLang's kernels."""
 
 
 def test_every_point_is_on_disk_at_once_with_where_it_was_measured(tmp_path):

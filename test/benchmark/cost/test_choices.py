@@ -42,7 +42,7 @@ def rows():
         FILLED: make_ranks(90, [2.01, 2.01]),
     }
     layers = {
-        f"2 ranks, {where}": {"ranks": 2, "layouts": {"shard": {"seconds": 1.0}, "ep": {"seconds": whole}}}
+        f"2 ranks, {where}": {"seconds": {"shard": 1.0, "ep": whole}}
         for where, whole in (("spread", 0.8), ("on the first ranks", 2.0))
     }
     table = tabulate_choices(*recorded, {str(number): point for number, point in enumerate(served)}, ranks, layers)

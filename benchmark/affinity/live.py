@@ -36,6 +36,8 @@ from sglang_xshare.tune.forcing import read_step, serialize_force
 METHODS = ("round_robin", "total_requests", "expert_affinity")
 SERVED = tuple(name for name in SCENARIOS if name != "replica-dies")
 """SGLang ends a server whose replica dies: that one is simulated alone."""
+TOLD = ("nats", "active", "rows", "imbalance", "seconds")
+"""Of a run, as the record has it."""
 SAMPLES = 500
 """Moments at which running requests are counted."""
 
@@ -270,9 +272,12 @@ def measure(args: argparse.Namespace, record: Record) -> None:
                 server.post("/expert_policy", {"policy": OBSERVE} if own else parse_variant(name).body())
                 awake = "experts_before" if own else "experts_after"
                 run = run_requests(server, requests, args.replicas, args.per_replica, name != OBSERVE, awake)
-                digests = [digest(output) for output in run.outputs]
-                key, told = make_key(traffic, name, method), vars(run) | {"outputs": digests}
-                record.add(key, traffic=traffic, policy=name, method=method, shape=shape, **told)
+                key, told = (
+                    make_key(traffic, name, method),
+                    {one: value for one, value in vars(run).items() if one in TOLD},
+                )
+                answers = [digest(output) for output in run.outputs] if name == OBSERVE else []  # else forced
+                record.add(key, traffic=traffic, policy=name, method=method, shape=shape, outputs=answers, **told)
                 print(f"{key}: {run.active:.1f} active experts, {run.seconds:.0f} s", flush=True)
 
 
@@ -283,7 +288,7 @@ def make_key(traffic: str, name: str, method: str) -> str:
 
 def digest(output: Sequence[int]) -> str:
     """What stands in the record for an answer's tokens."""
-    return hashlib.sha256(" ".join(map(str, output)).encode()).hexdigest()[:16]
+    return hashlib.sha256(" ".join(map(str, output)).encode()).hexdigest()[:8]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ FIELDS = {"experiment", "arguments", "sessions", "points"}
 
 
 class Record:
-    """The points of one experiment in `<folder>/<experiment>.json`.
+    """The points of one experiment in `<folder>/<experiment>.json`, a point a line.
 
     `arguments` are what was asked for, and must be the same for a record to be continued. Every run that adds points
     adds an entry to `sessions`: date, hardware, versions, commit and command; each point says by number which session
@@ -33,7 +33,7 @@ class Record:
     ) -> None:
         self.path = folder / f"{experiment}.json"
         self._command = list(command)
-        asked = json.loads(_to_json(dict(arguments or {})))
+        asked = json.loads(_to_line(dict(arguments or {})))
         self._content: dict[str, Any] = {"experiment": experiment, "arguments": asked, "sessions": [], "points": {}}
         self._session: int | None = None
         if resume and self.path.exists():
@@ -58,10 +58,10 @@ class Record:
         if self._session is None:
             self._session = len(self._content["sessions"])
             self._content["sessions"].append({**describe_machine(), "command": self._command})
-        self._content["points"][key] = json.loads(_to_json({"session": self._session, **measured}))
+        self._content["points"][key] = json.loads(_to_line({"session": self._session, **measured}))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         half = self.path.with_suffix(".half")
-        half.write_text(_to_json(self._content) + "\n")
+        half.write_text(format_record(self._content))
         os.replace(half, self.path)
 
     def _check_arguments(self, asked: Mapping[str, Any]) -> None:
@@ -90,6 +90,25 @@ def last_session(content: Mapping[str, Any]) -> dict[str, Any]:
     return max(content["sessions"], key=lambda session: session["date"])
 
 
-def _to_json(content: Any) -> str:
-    text = json.dumps(content, indent=1, default=str, allow_nan=False)
+def format_record(content: Mapping[str, Any]) -> str:
+    """The JSON of a record, with a line for its arguments, for each session and for each point."""
+    parts = []
+    for name, part in content.items():
+        if name == "sessions":
+            text = f"[{_join(_to_line(session) for session in part)}]"
+        elif name == "points":
+            text = f"{{{_join(f'{_to_line(key)}: {_to_line(point)}' for key, point in part.items())}}}"
+        else:
+            text = _to_line(part)
+        parts.append(f"{_to_line(name)}: {text}")
+    return f"{{{_join(parts)}}}\n"
+
+
+def _join(lines: Iterable[str]) -> str:
+    """As JSON separates them, each on a line of its own."""
+    return "\n" + ",\n".join(lines) + "\n"
+
+
+def _to_line(content: Any) -> str:
+    text = json.dumps(content, default=str, allow_nan=False)
     return text.replace(f"{ROOT}/", "").replace(f'"{ROOT}"', '"."')

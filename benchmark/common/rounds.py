@@ -15,6 +15,8 @@ from benchmark.common.variant import BASELINE, Variant
 
 LEAST_OUTPUT = 4
 """Of bench_serving's `custom` dataset, in tokens."""
+KEPT = ("completed", "total_output_tokens", "output_throughput", "median_tpot_ms", "median_ttft_ms", "accept_length")
+"""Of bench_serving's figures, those that somebody reads."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Workload:
 
 @dataclass
 class Series:
-    """One variant's runs: bench_serving's records, and what the server said of its policy meanwhile."""
+    """One variant's runs: bench_serving's figures, as `KEPT`, and what the server said of its policy meanwhile."""
 
     variant: Variant
     command: list[str] = field(default_factory=list)
@@ -158,7 +160,7 @@ def _run(client: Client, series: Series, server: Server, load: Load, workload: W
     before = read_totals(server)
     result = client.run(server, workload.model, load)
     evidence = evidence_between(before, read_settled_totals(server))
-    series.results.append(result)
+    series.results.append({name: result[name] for name in KEPT if name in result})
     series.evidence.append(evidence)
     experts = ""
     if evidence.experts_before is not None and evidence.experts_after is not None:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from statistics import median
 
 from benchmark.common.command import Parser, folder, one_line_errors, policy
 from benchmark.common.comparison import is_measured
@@ -68,7 +69,8 @@ def measure(args: argparse.Namespace, record: Record) -> None:
         if shape_key(shape) not in record:
             print(f"select() on {shape}", flush=True)
             rows, experts = map(int, shape.split("x"))
-            record.add(shape_key(shape), seconds=time_selection(rows, experts, args.policies, args.rounds))
+            times = time_selection(rows, experts, args.policies, args.rounds)
+            record.add(shape_key(shape), seconds={name: median(spent) for name, spent in times.items()})
     if not is_measured(record, STEP):
         measure_step(args, record)
     if ROUTING not in record:
@@ -101,7 +103,7 @@ def measure_routing(args: argparse.Namespace, record: Record) -> None:
         else:
             variants.append(variant)
     times = time_routing(variants, DecodeShape(args.rows, layers, experts, top_k), args.rounds)
-    seconds = {variant.name: spent for variant, spent in zip(variants, times, strict=True)}
+    seconds = {variant.name: median(spent) for variant, spent in zip(variants, times, strict=True)}
     record.add(ROUTING, seconds=seconds, rows=args.rows, layers=layers, model=args.model.name)
 
 

@@ -1,7 +1,6 @@
 """The table of a record of what selection costs."""
 
 from collections.abc import Mapping
-from statistics import median
 from typing import Any
 
 from benchmark.common.comparison import Comparison
@@ -50,7 +49,7 @@ def step_seconds(points: Mapping[str, Any]) -> float:
 
 def _added_seconds(points: Mapping[str, Any], name: str) -> float:
     seconds = points[ROUTING]["seconds"]
-    return median(seconds[name]) - median(seconds[BASELINE])
+    return float(seconds[name] - seconds[BASELINE])
 
 
 def _added(points: Mapping[str, Any], name: str) -> list[str]:
@@ -60,6 +59,6 @@ def _added(points: Mapping[str, Any], name: str) -> list[str]:
     return [f"{a_layer * 1e6:.0f}", f"{added_share(points, name):.2%}"]
 
 
-def _call(seconds: Mapping[str, list[float]], name: str) -> str:
-    own, upstream = median(seconds[name]), median(seconds[UPSTREAM])
+def _call(seconds: Mapping[str, float], name: str) -> str:
+    own, upstream = seconds[name], seconds[UPSTREAM]
     return f"{own * 1e6:.0f}" if name == UPSTREAM else f"{own * 1e6:.0f} ({own / upstream:.1f})"

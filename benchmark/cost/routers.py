@@ -15,6 +15,7 @@ from benchmark.common.timing import time_alternating
 from benchmark.common.variant import Variant
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.stage.forward import wrap_model
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.stage import Stage
 
@@ -54,7 +55,8 @@ class Routers:
         self.stage: Stage | None = None
         if schedule is not None:
             layers = [(config, Layer(number, config, None)) for number, config in enumerate(self.configs)]
-            self.stage = Stage(self, layers, "cpu", schedule)
+            self.stage = Stage(layers, schedule, device="cpu")
+            wrap_model(self, self.stage)
 
     def forward(self, input_ids: Any, positions: Any, forward_batch: Any) -> None:
         """Route every layer once."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sglang_xshare import Batch, SelectionPlan, hooks
 from sglang_xshare.stage.alignment import Aligner
-from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.layer import Layer, Resources
 from sglang_xshare.stage.step import Step
 
 # Share of the logits' variance that all rows have in common: at 0.47, 16 rows wake 49 of 128 experts at top-8, and OEA
@@ -127,7 +127,8 @@ def make_topk_config(
     if plan is None:
         return config
     layer = Layer(0, config, None)
-    layer.plan, layer.aligner = plan, aligner
+    layer.plan = plan
+    layer.use(Resources(aligner))
     layer.step = Step("decode", rows, Batch(valid=torch.ones(rows, dtype=torch.bool, device=device)))
     return layer.config
 

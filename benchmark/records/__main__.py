@@ -87,8 +87,8 @@ def _measure(experiment: Experiment, results: Path, small: bool, resume: bool) -
         raise RuntimeError(f"{experiment.name}: ended with status {run.returncode}; its last line says why")
     folder = experiment.path(results).parent
     folder.mkdir(parents=True, exist_ok=True)
-    for path in unfinished.iterdir():
-        shutil.move(path, folder / path.name)
+    for name in (f"{experiment.kind}.json", *experiment.plots):
+        shutil.move(unfinished / name, folder / name)
 
 
 def _locate_unfinished(experiment: Experiment, size: str) -> Path:

@@ -8,10 +8,10 @@ from benchmark.common.paths import BUILD
 
 @dataclass(frozen=True)
 class Experiment:
-    """One `python -m <module>`, which leaves `<record>.json`, as it is named unless told otherwise, and its plots in a
-    folder below the results. It takes so many minutes at full size, with `arguments`, on two quiet cores; `small` are
-    those of the smallest size that goes through. At full size it takes a model that `python -m training.train_moe
-    --model <trained>` makes, where it takes one.
+    """One `python -m <module>`, which leaves `<record>.json`, as it is named unless told otherwise, in a folder below
+    the results, and beside it those of its `plots` that a page shows. It takes so many minutes at full size, with
+    `arguments`, on two quiet cores; `small` are those of the smallest size that goes through. At full size it takes a
+    model that `python -m training.train_moe --model <trained>` makes, where it takes one.
     """
 
     name: str
@@ -22,6 +22,7 @@ class Experiment:
     arguments: tuple[str, ...] = ()
     record: str = ""
     trained: str = ""
+    plots: tuple[str, ...] = ()
 
     @property
     def model(self) -> Path | None:
@@ -113,7 +114,7 @@ EXPERIMENTS = {
             ("--offline", POLICY, "--settings", POLICY, "--tolerances", "20", "--batches", "4", *SAMPLES),
             ("--offline",),
         ),
-        Experiment("affinity", "benchmark.affinity", "affinity", 3, ("mixed", *DISPATCH)),
+        Experiment("affinity", "benchmark.affinity", "affinity", 3, ("mixed", *DISPATCH), plots=("affinity.png",)),
         Experiment(
             "affinity-live",
             "benchmark.affinity.live",

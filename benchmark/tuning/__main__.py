@@ -20,7 +20,7 @@ from benchmark.tuning.saving import describe, estimate_error, find_saved
 from sglang_xshare.tune.command import ASKED, GROUPS, SETTINGS, check_asked, several
 from sglang_xshare.tune.gauge import Gauge
 from sglang_xshare.tune.measure import Bench, compare
-from sglang_xshare.tune.plans import VANILLA, Layers, build_policy, group_layers
+from sglang_xshare.tune.plans import VANILLA_SETTING, Layers, build_policy, group_layers
 from sglang_xshare.tune.search import search
 from sglang_xshare.tune.server import Server as RunningServer
 from sglang_xshare.tune.texts import Sample, read_samples
@@ -122,7 +122,7 @@ def measure(
     """(name, point) of each tolerance: the figures of what was found on another text, and those of the published
     settings there, as `describe` gives them; the share of experts saved and its standard error.
     """
-    vanilla = bench.run({"policy": VANILLA}, batch, ANOTHER)
+    vanilla = bench.run({"policy": VANILLA_SETTING}, batch, ANOTHER)
     layers = sum(map(len, groups))
     published = {one: bench.run(build_policy({EVERYWHERE: one}), batch, ANOTHER) for one in args.policies}
     before = next(one.before for one in published.values() if one.before is not None)

@@ -77,8 +77,7 @@ def _run_policies(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--draft-tokens {arguments.draft_tokens}: allowed only together with --show")
         policies = [get_policy(name) for name in arguments.policies] or list_policies()
     except ValueError as error:  # `ExpertPolicyError` is one
-        own = str(error).replace("--speculative-algorithm", "--draft-tokens N")  # the server's flag, and this verb's
-        print(f"policies: {own}", file=sys.stderr)
+        print(f"policies: {error}", file=sys.stderr)
         return 1
     if arguments.json:
         print(format_json(policies))

@@ -8,73 +8,65 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from . import affinity
 from .live import METHOD
 
 if TYPE_CHECKING:
     from .live.control import Control
     from .stage.stage import Stage
 
+FLAGS = (
+    "expert_policy",
+    "expert_policy_config",
+    "expert_policy_trace",
+    "expert_policy_align",
+    "mask_padding_experts",
+    "expert_placement",
+    "expert_affinity",
+    "expert_affinity_bound",
+)
+"""The arguments that the patches add, as their `expert_policy.py` has them for where this package is missing."""
+
 _stage: Stage | None = None
 _control: Control | None = None
 
 
-def check_flags(server_args: Any) -> None:
-    """Validate the flags and the patched tree, and choose the MoE runner, before SGLang resolves its arguments.
+class Refused(SystemExit, ValueError):
+    """What a start ends with that is refused, in one line.
 
-    Raises `ExpertPolicyError`.
+    Uncaught, Python prints the line and exits with status 1, without a traceback: what a server's user wants. It is a
+    `ValueError` too, which is what a user of `Engine(...)` catches.
     """
-    from .admission.arguments import read_arguments
 
-    if getattr(server_args, "expert_placement", None) is not None:
-        from .admission.expert_placement import check_flags as check_placement
 
-        check_placement(server_args)
-    arguments = read_arguments(server_args)
-    if arguments is not None:
-        from .admission.backend import choose_runner
-        from .admission.flags import list_checks
-
-        for check in list_checks(server_args):
-            check()
-        choose_runner(server_args, arguments)
-    if _mentions_affinity(server_args):
-        from .affinity.arguments import check_flags as check_affinity
-
-        check_affinity(server_args)
+def check_flags(server_args: Any) -> None:
+    """Check the flags as they were given, and choose the MoE runner, before SGLang resolves its arguments. Raises
+    `Refused`.
+    """
+    _raise_first(server_args, "given")
 
 
 def check_server(server_args: Any) -> None:
-    """Validate the resolved arguments and the model's configuration against the policy, before weights load."""
-    from .admission.arguments import read_arguments
-
-    if getattr(server_args, "expert_placement", None) is not None:
-        from .admission.expert_placement import check_server as check_placement
-
-        check_placement(server_args)
-    arguments = read_arguments(server_args)
-    if arguments is not None:
-        from .admission.server import check_server as check
-
-        check(server_args, arguments)
-    if _mentions_affinity(server_args):
-        from .affinity.arguments import check_server as check_affinity
-
-        check_affinity(server_args)
+    """Check the resolved arguments and the model's configuration, before weights load. Raises `Refused`."""
+    _raise_first(server_args, "resolved")
 
 
-def _mentions_affinity(server_args: Any) -> bool:
-    """Whether any flag of expert-affinity dispatch is given."""
-    flags = [getattr(server_args, name, None) for name in ("expert_affinity", "expert_affinity_bound")]
-    return getattr(server_args, "load_balance_method", None) == "expert_affinity" or flags != [None, None]
+def _raise_first(server_args: Any, when: str) -> None:
+    """Raise `Refused` for the first of the checks then that refuses. Without a flag of ours nothing is loaded."""
+    given = (getattr(server_args, name, None) for name in FLAGS)
+    if all(value is None or value is False for value in given) and not affinity.is_asked(server_args):
+        return
+    from .admission.checks import Start, find_refusals
+
+    for error in find_refusals(Start(server_args), when):
+        raise Refused(str(error)) from None
 
 
 def capture_sizes(server_args: Any, sizes: list[int]) -> list[int]:
     """The default decode capture sizes, completed to every batch size up to 16 where the stage is on."""
-    from .admission.arguments import read_arguments
+    from .admission.arguments import is_on
 
-    if read_arguments(server_args) is None:
-        return sizes
-    return sorted({*sizes, *range(1, 17)})
+    return sorted({*sizes, *range(1, 17)}) if is_on(server_args) else sizes
 
 
 def attach(model_runner: Any) -> None:
@@ -90,33 +82,24 @@ def attach(model_runner: Any) -> None:
         from .admission.layers import find_layers
         from .live.control import Control
         from .stage.batches import read_batches
-        from .stage.evidence.agreement import watch
-        from .stage.gather import call_without_rows
+        from .stage.forward import wrap_calls
         from .stage.stage import Stage
-        from .stage.upstream.routing import list_routers
         from .stage.upstream.server import resolved, show_plan
 
         global _control, _stage
-        layers = find_layers(model_runner, arguments)
-        ranks = read_ranks(model_runner, arguments.schedule)
+        config, schedule = resolved(model_runner.server_args), arguments.schedule
         _stage = Stage(
-            model_runner.model,
-            layers,
-            model_runner.device,
-            arguments.schedule,
-            arguments.trace,
-            arguments.align,
-            read_batches(
-                resolved(model_runner.server_args), arguments.schedule.rows if arguments.schedule else "batch"
-            ),
-            bool(getattr(model_runner.server_args, "mask_padding_experts", False)),
-            ranks,
+            find_layers(model_runner, arguments),
+            schedule,
+            device=model_runner.device,
+            trace=arguments.trace,
+            align=arguments.align,
+            batches=read_batches(config, schedule.rows if schedule else "batch"),
+            masks=bool(getattr(model_runner.server_args, "mask_padding_experts", False)),
+            ranks=read_ranks(model_runner, schedule),
+            tp_size=getattr(config, "tp_size", 1),
         )
-        for router in list_routers(model_runner.model) if ranks is not None else ():
-            call_without_rows(router, _stage.join)
-        tp_size = getattr(resolved(model_runner.server_args), "tp_size", 1)
-        if tp_size > 1:
-            watch(model_runner, _stage, tp_size)
+        wrap_calls(model_runner, _stage)
         _control = Control(_stage, model_runner.server_args)
         if _stage.plan is not None:
             show_plan(_stage.plan)
@@ -178,15 +161,19 @@ def handle(scheduler: Any, request: Any) -> Any:
 
 
 def check_exit(code: int | None) -> None:
-    """In the server's process, for a scheduler that ended: raise `ExpertPolicyError` where it has refused its model."""
-    from .refusal import check_exit as check
+    """In the server's process, for a scheduler that ended: raise `Refused` where it has refused its model."""
+    from .refusal import REFUSED
 
-    check(code)
+    if code == REFUSED:
+        refused = Refused("--expert-policy: the scheduler refused the loaded model and said why")
+        # The scheduler has printed the reason; exit with status 1 and print nothing more.
+        refused.code = 1
+        raise refused
 
 
 def dispatcher(controller: Any) -> Any:
     """What a data-parallel controller sends requests with under `--load-balance-method expert_affinity`; else None."""
-    if not _mentions_affinity(controller.server_args):
+    if not affinity.is_asked(controller.server_args):
         return None
     from .affinity.arguments import make_dispatcher
 
@@ -195,7 +182,7 @@ def dispatcher(controller: Any) -> Any:
 
 def watch_requests(manager: Any, port_args: Any) -> None:
     """Let a tokenizer manager tell the controller which requests have ended, where that dispatches by affinity."""
-    if _mentions_affinity(manager.server_args):
+    if affinity.is_asked(manager.server_args):
         from .affinity.finished import WatchedRequests, open_sender
 
         manager.rid_to_state = WatchedRequests(manager.rid_to_state, open_sender(port_args.instance_id))

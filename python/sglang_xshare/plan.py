@@ -62,6 +62,9 @@ class SelectionPlan:
     kmax: int | None = _key(None, int, "experts a row may use in all; null: the model's top-k", low=1)
     max_rank: int | None = _key(None, int, "how far down its own ranking a row may substitute; null: to the end", low=1)
     rescue: bool = _key(True, bool, "truncate: give a row left with no expert its first choice back")
+    free_residents: bool | None = _key(
+        None, bool, "budgets count experts that are not loaded alone, loaded ones join; null: where experts are paged"
+    )
     own_share: float = _key(
         0.0, float, "divide weights by what the row got (0), by its own top-k (1), or in between", low=0, high=1
     )
@@ -100,6 +103,14 @@ class SelectionPlan:
         return self.coverage == "substitute"
 
     @property
+    def takes_residents(self) -> bool:
+        """Whether the experts that a batch names as resident cost the plan nothing: S grows by utility, or by nothing
+        but the warm-up.
+        """
+        by_utility = self.uses_selected and not self.ranks_experts and self.confidence is None
+        return by_utility and self.free_residents is not False
+
+    @property
     def can_rescue(self) -> bool:
         """Whether a row can be left with none of its top-k and get its first choice back, which then joins S. A row's
         warm-up holds its first choice.
@@ -122,9 +133,10 @@ class SelectionPlan:
         """The most experts that a row's warm-up holds."""
         return router.top_k if self.k0 is None else self.k0
 
-    def columns(self, router: Router) -> int:
-        """The most experts that a row may use."""
-        return self.kmax or router.top_k
+    def columns(self, router: Router, exact: bool = False) -> int:
+        """The most experts that a row may use, where some may be `exact` at least the model's top-k."""
+        columns = self.kmax or router.top_k
+        return max(columns, router.top_k) if exact else columns
 
     def check(self, router: Router, num_experts: int, ranks: int = 1) -> None:
         """Raise ValueError where plan or router do not fit a model of `num_experts` experts on `ranks` ranks."""
@@ -170,16 +182,26 @@ class SelectionPlan:
         return not keeps_all
 
     def can_change(
-        self, router: Router, num_experts: int, rows: int, tokens_per_request: int = 1, ranks: int = 1
+        self,
+        router: Router,
+        num_experts: int,
+        rows: int,
+        tokens_per_request: int = 1,
+        ranks: int = 1,
+        slots: int | None = None,
     ) -> bool:
         """False where every batch of `rows` rows, none of them padding, is routed under this plan as by the model
-        itself: the same experts and weights, whatever the logits.
+        itself: the same experts and weights, whatever the logits, and whichever rows are exact or
+        experts resident, of `slots` where these are paged.
 
         All but one thing: an expert of which no row has a score of more than 2**-21 has no utility, of which none has a
         weight of more than 2**-10.5 (0.0007) no squared one, so that the plan leaves it out where the model gives it
         next to no weight. True may be wrong, it only costs time.
         """
         if self.columns(router) != router.top_k:
+            return True
+        wanted = num_experts if self.utility == "full" else min(num_experts, rows * router.top_k)
+        if self.takes_residents and slots is not None and slots < wanted:
             return True
         idle = self.idle_budget(router, num_experts, rows, tokens_per_request, ranks)
         return idle is None and self.can_drop(router, num_experts, ranks)
@@ -217,21 +239,37 @@ class SelectionPlan:
         k0 = self.warm_up(router)
         return k0 if self.p == 1 else min(k0, 1)
 
-    def max_active(self, router: Router, num_experts: int, rows: int, tokens_per_request: int = 1) -> int:
-        """The most experts that `rows` rows can wake under this plan, at least 1. A budget whose size depends on the
-        logits or on the ranks (`mass`, `drop`, `confidence`, `target_per_rank`) does not lower it.
+    def max_active(
+        self,
+        router: Router,
+        num_experts: int,
+        rows: int,
+        tokens_per_request: int = 1,
+        exact_rows: int = 0,
+        slots: int | None = None,
+    ) -> int:
+        """The most experts that `rows` rows, up to `exact_rows` of them exact, can wake under this plan, at least 1. A
+        budget whose size depends on the logits or on the ranks (`mass`, `drop`, `confidence`, `target_per_rank`) does
+        not lower it.
+
+        With `slots` of a batch that names residents it is at most their number, unless what exact rows, warm-up,
+        requests and rescued rows bring can alone be more; or the plan takes no residents, which leaves all as it is.
         """
-        most = min(num_experts, rows * self.columns(router))
+        others = rows - exact_rows
+        most = exact_rows * self.columns(router, exact=True) + others * self.columns(router)
+        most = min(num_experts, most)
+        requests = rows // tokens_per_request
+        held = exact_rows * router.top_k + others * self.warm_up(router) + requests * self.add_per_request
+        rescued = rows if self.can_rescue else 0
+        if slots is not None and self.takes_residents:
+            return max(min(most, max(held, slots) + rescued), 1)
         if self.mass is not None or self.drop is not None or self.confidence is not None or self.target_per_rank:
             return max(most, 1)
-        requests = rows // tokens_per_request
         budget = self.budget or 0
         if self.ranking == "votes":
             budget = max(budget, router.top_k)
-        held = rows * self.warm_up(router) + self.add + requests * self.add_per_request
-        held += budget * (requests if self.scope == "request" else 1)
-        held += rows if self.can_rescue else 0
-        return max(min(most, held), 1)
+        held += self.add + budget * (requests if self.scope == "request" else 1)
+        return max(min(most, held + rescued), 1)
 
 
 _HINTS = get_type_hints(SelectionPlan)
@@ -261,6 +299,11 @@ def _contradictions(plan: SelectionPlan) -> list[tuple[str, str]]:
         ("balance", plan.balance != "literal" and plan.target_per_rank is None, "with target_per_rank"),
         ("kmax", plan.kmax is not None and not plan.substitutes, "with coverage substitute"),
         ("max_rank", plan.max_rank is not None and not plan.substitutes, "with coverage substitute"),
+        (
+            "free_residents",
+            bool(plan.free_residents) and not plan.takes_residents,
+            "with coverage substitute or truncate, without budget, drop and confidence",
+        ),
         ("own_share", plan.own_share > 0 and plan.divides_by_own, "with coverage substitute or own"),
         ("rescue", not plan.rescue and (plan.substitutes or not plan.uses_selected), "with coverage truncate"),
         ("kmax", (plan.kmax or plan.k0 or 0) < (plan.k0 or 0), f"from k0 = {plan.k0} up"),

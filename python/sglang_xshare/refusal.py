@@ -1,4 +1,4 @@
-"""How a server is refused: with one line for its user and exit status 1, whichever process finds the reason."""
+"""What cannot be served, in one line for its user, whichever process finds the reason. Hooks end a server with it."""
 
 from __future__ import annotations
 
@@ -12,27 +12,34 @@ REFUSED = 78
 """The exit status of a scheduler process that has refused its loaded model and printed why."""
 
 
-class ExpertPolicyError(SystemExit, ValueError):
-    """A refused configuration, in one line.
+class ExpertPolicyError(ValueError):
+    """A refused configuration: `reason` says why `flag` cannot have its `value`, and what is allowed. `value` is None
+    where the flag has none, and holds what stands beside the flag where both together are refused.
 
-    Uncaught, Python prints the line and exits with status 1, without a traceback: what a server's user wants. It is a
-    `ValueError` too, which is what a user of `Engine(...)` catches.
+    As text it is one line of all three.
     """
+
+    def __init__(self, flag: str, value: Any, reason: str) -> None:
+        super().__init__(flag, value, reason)
+        self.flag, self.value, self.reason = flag, value, reason
+
+    def __str__(self) -> str:
+        return f"{self.flag}: {self.reason}" if self.value is None else f"{self.flag} {self.value}: {self.reason}"
 
 
 def refusal(flag: str, value: Any, reason: str) -> ExpertPolicyError:
-    """One line: the flag, its value, why an expert policy cannot be served with it, and what is allowed."""
-    return ExpertPolicyError(f"{flag} {value}: cannot be served with an expert policy: {reason}")
+    """What no expert policy can be served with: the flag, its value, why, and what is allowed."""
+    return ExpertPolicyError(flag, value, f"cannot be served with an expert policy: {reason}")
 
 
-def check_tree(flag: str = "--expert-policy") -> None:
+def check_tree(flag: str) -> None:
     """Raise `ExpertPolicyError` unless the SGLang that runs is wholly patched by this version of the queue, for the
     `flag` that needs it.
     """
     try:
         check_patched()
     except PatchError as error:
-        raise ExpertPolicyError(f"{flag}: {error}") from None
+        raise ExpertPolicyError(flag, None, str(error)) from None
 
 
 def end_refused(error: ExpertPolicyError) -> NoReturn:
@@ -45,14 +52,3 @@ def end_refused(error: ExpertPolicyError) -> NoReturn:
     if get_parallel().tp_rank == 0:
         print(error, file=sys.stderr, flush=True)
     raise SystemExit(REFUSED) from None
-
-
-def check_exit(code: int | None) -> None:
-    """In the server's process, for a scheduler that ended with `code`: raise `ExpertPolicyError` where it has refused
-    its model.
-    """
-    if code == REFUSED:
-        error = ExpertPolicyError("--expert-policy: the scheduler refused the loaded model and said why")
-        # The scheduler has printed the reason; exit with status 1 and print nothing more.
-        error.code = 1
-        raise error

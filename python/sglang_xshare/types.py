@@ -57,14 +57,22 @@ class Batch:
     """Which of the router's rows are live, and which belong together.
 
     `valid` [n] bool on the logits' device, None where every row is live. Rows `[r * T, (r + 1) * T)` with
-    T = `tokens_per_request` are one request. Raises ValueError naming the key.
+    T = `tokens_per_request` are one request. `exact` [n] bool, beside `valid`, marks rows that are routed as the model
+    itself would, None where none is; one that is not live is none. `resident` [N] bool on the same device says which
+    experts are loaded already, where experts are paged into `slots` slots a layer; None where all are there. Raises
+    ValueError naming the key.
     """
 
     valid: torch.Tensor | None = None
     tokens_per_request: int = 1
+    exact: torch.Tensor | None = None
+    resident: torch.Tensor | None = None
+    slots: int | None = None
 
     def __post_init__(self) -> None:
         _check_count("tokens_per_request", self.tokens_per_request)
+        if self.slots is not None:
+            _check_count("slots", self.slots)
 
 
 @dataclass(frozen=True)
@@ -117,8 +125,8 @@ class Selection:
     """Where every row goes. All tensors are on the logits' device; only the reference has waited for them."""
 
     topk_ids: torch.Tensor
-    """[n, k] (`kmax` columns where the plan says so) int32, descending choice score, -1 in an empty slot; with more
-    columns, and none empty, where `RunnerSlots` asked for that.
+    """[n, k] (`kmax` columns where the plan says so, at least k where rows may be exact) int32, descending choice
+    score, -1 in an empty slot; with more columns, and none empty, where `RunnerSlots` asked for that.
     """
     topk_weights: torch.Tensor
     """[n, k] float32, 0 in an empty slot."""

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 
 DRIVER = "int cuTensorMapEncodeTiled(void) { return 1; }\n"
@@ -38,21 +39,18 @@ def main(folder: Path) -> None:
 def build_rope() -> None:
     """The rotary embedding of bf16 heads of 64 elements, into $TVM_FFI_CACHE_DIR."""
     import torch
-    import tvm_ffi.cpp
-    from sglang.kernels.jit.utils import override_jit_cuda_arch
-    from sglang.kernels.ops.attention import rope
 
     # The same build, not loaded: CUDA's runtime need not be where the loader finds it.
-    tvm_ffi.cpp.load_inline = tvm_ffi.cpp.build_inline
-    with override_jit_cuda_arch(9, 0):
+    cpp = import_module("tvm_ffi.cpp")
+    vars(cpp)["load_inline"] = cpp.build_inline
+    rope = import_module("sglang.kernels.ops.attention.rope")
+    with import_module("sglang.kernels.jit.utils").override_jit_cuda_arch(9, 0):
         rope._jit_fused_rope_module(True, 64, torch.bfloat16, torch.bfloat16)
 
 
 def build_tinygemm(folder: Path) -> None:
     """gpt-oss's router and projections for up to 128 rows."""
-    from flashinfer.jit.tinygemm2 import gen_tinygemm2_module
-
-    spec = gen_tinygemm2_module()
+    spec = import_module("flashinfer.jit.tinygemm2").gen_tinygemm2_module()
     spec.build(verbose=False)
     place = folder / "site" / "flashinfer" / "data" / "aot" / spec.name
     place.mkdir(parents=True)

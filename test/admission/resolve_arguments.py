@@ -1,7 +1,7 @@
 """Run in a process of its own, on one release: parse and resolve server arguments, many times.
 
 Reads a JSON list of argument lists from stdin; prints, for each, a JSON line: null where the server would start, else
-what stops it and whether that is an `ExpertPolicyError`.
+what stops it and whether that is `Refused`.
 """
 
 import json
@@ -9,7 +9,7 @@ import sys
 
 from sglang.srt.server_args import prepare_server_args
 
-from sglang_xshare.refusal import ExpertPolicyError
+from sglang_xshare.hooks import Refused
 
 
 def attempt(arguments: list[str]) -> dict[str, object] | None:
@@ -19,7 +19,7 @@ def attempt(arguments: list[str]) -> dict[str, object] | None:
         if hasattr(server_args, "resolve_once"):  # from 0.5.20 on, parsing does not resolve
             server_args.resolve_once()
     except (Exception, SystemExit) as error:
-        return {"ours": isinstance(error, ExpertPolicyError), "says": str(error)}
+        return {"ours": isinstance(error, Refused), "says": str(error)}
     return None
 
 

@@ -9,7 +9,7 @@ import sys
 
 from sglang.srt.server_args import prepare_server_args
 
-from sglang_xshare.refusal import ExpertPolicyError
+from sglang_xshare.hooks import Refused
 from sglang_xshare.stage.upstream.server import attention_dp_size, resolved
 
 
@@ -20,7 +20,7 @@ def read_placement(arguments: list[str]) -> dict[str, object]:
         if hasattr(server_args, "resolve_once"):  # from 0.5.20 on, parsing does not resolve
             server_args.resolve_once()
     except (Exception, SystemExit) as error:
-        return {"ours": isinstance(error, ExpertPolicyError), "says": str(error)}
+        return {"ours": isinstance(error, Refused), "says": str(error)}
     config = resolved(server_args)
     return {"tp": config.tp_size, "ep": config.ep_size, "attention": attention_dp_size(config)}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_xshare.admission.arguments import Arguments, read_arguments
+from sglang_xshare.admission.arguments import Arguments, is_on, read_arguments
 from sglang_xshare.policies.spelling import SPELLING
 from sglang_xshare.refusal import ExpertPolicyError
 
@@ -23,6 +23,16 @@ def test_no_flag_leaves_the_stage_off():
 
 def test_vanilla_leaves_the_stage_off():
     assert read(expert_policy="vanilla") is None
+
+
+@pytest.mark.parametrize("mask_padding", [False, True])
+@pytest.mark.parametrize("policy", [None, "vanilla", "vanilla:{}", "xshare", "oea:k0=3", "observe"])
+def test_whether_the_stage_is_on_is_told_without_parsing(policy, mask_padding):
+    flags = {"expert_policy": policy, "mask_padding_experts": mask_padding}
+    try:
+        assert is_on(SimpleNamespace(**flags)) == (read(**flags) is not None)
+    except ExpertPolicyError:  # `is_on` is asked of what was not refused
+        assert mask_padding
 
 
 def test_masking_alone_needs_no_policy():

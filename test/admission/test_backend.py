@@ -68,7 +68,7 @@ MOVED = {  # to, from
     "a draft": ("triton", "flashinfer_trtllm"),
 }
 UNFIT = (
-    r"ExpertPolicyError: --expert-policy xshare: SGLang runs w4afp8 experts with cutlass_w4a8_moe here, which takes no "
+    r"Refused: --expert-policy xshare: SGLang runs w4afp8 experts with cutlass_w4a8_moe here, which takes no "
     r"policy's choice, and none of triton, [a-z0-9_, ]+ fits them; allowed is experts of another quantization"
 )
 
@@ -138,7 +138,7 @@ def test_a_policy_that_gpt_oss_cannot_rank_is_moved_before_it_loads(release, pat
 def test_a_given_runner_that_takes_a_choice_of_other_experts_is_refused(release, patched_release, models):
     stops = ask(patched_release(release), models)["given, of other experts"]["stops"]
     assert stops == (
-        "ExpertPolicyError: --moe-runner-backend flashinfer_trtllm_routed: cannot be served with an expert policy: its "
+        "Refused: --moe-runner-backend flashinfer_trtllm_routed: cannot be served with an expert policy: its "
         "kernel for such experts (fp8 by tensor) takes no policy's choice; allowed is triton"
     )
 
@@ -146,11 +146,11 @@ def test_a_given_runner_that_takes_a_choice_of_other_experts_is_refused(release,
 @EACH_RELEASE
 def test_only_a_runner_that_was_given_is_refused_by_name(release, patched_release, models):
     answers = ask(patched_release(release), models)
-    named = "ExpertPolicyError: --moe-runner-backend flashinfer_cutedsl: "
+    named = "Refused: --moe-runner-backend flashinfer_cutedsl: "
     assert answers["given, not served"]["stops"].startswith(named)
     assert re.fullmatch(UNFIT, answers["w4afp8"]["stops"])
     unfit = answers["does not fit the model"]
-    assert unfit["stops"].startswith("ExpertPolicyError: --expert-policy xshare: k0 = 9: ")
+    assert unfit["stops"].startswith("Refused: --expert-policy xshare: k0 = 9: ")
     assert (unfit["lines"], answers["w4afp8"]["lines"]) == ([], [])
 
 
@@ -207,7 +207,7 @@ def test_a_mistake_of_our_own_is_not_hidden(ours, record, monkeypatch):
 
 
 def make_experts(form: Format, capability: tuple[int, int] | None, **others: Any) -> Experts:
-    auto = {"runner": "auto", "format": form, "capability": capability, "aiter": False, "ep_size": 1}
+    auto: dict[str, Any] = {"runner": "auto", "format": form, "capability": capability, "aiter": False, "ep_size": 1}
     return Experts(**auto | others)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from served.release import CPU, make_env, older_releases_take_long
 from sglang_xshare.admission import expert_placement
-from sglang_xshare.admission.expert_placement import check_flags, check_server
+from sglang_xshare.admission.expert_placement import check_placement, set_placement
 from sglang_xshare.refusal import ExpertPolicyError
 
 FLAG = "--expert-placement"
@@ -38,7 +38,6 @@ def make_args(folder, architecture="Qwen3MoeForCausalLM", **flags):
 @pytest.mark.parametrize(
     ("flags", "becomes"),
     [
-        ({"expert_placement": None}, {}),
         ({"expert_placement": "shard"}, {"attn_dp_size": 4}),
         ({"expert_placement": "shard", "attn_dp_size": 2}, {"attn_dp_size": 2}),
         ({"expert_placement": "shard", "dp_size": 2}, {"dp_size": 2, "attn_dp_size": 1}),
@@ -59,14 +58,14 @@ def make_args(folder, architecture="Qwen3MoeForCausalLM", **flags):
 def test_what_it_sets(flags, becomes, tmp_path):
     args = make_args(tmp_path, **flags)
     before = dict(vars(args))
-    check_flags(args)
+    set_placement(args)
     assert vars(args) == before | becomes
 
 
 def test_before_0_5_22_replicas_share_the_name(tmp_path):
     args = make_args(tmp_path, expert_placement="shard", enable_dp_attention=False)
     del args.attn_dp_size
-    check_flags(args)
+    set_placement(args)
     assert (args.dp_size, args.enable_dp_attention, args.ep_size) == (4, True, 1)
 
 
@@ -122,7 +121,7 @@ def test_before_0_5_22_replicas_share_the_name(tmp_path):
 )
 def test_flags_that_ask_for_something_else_are_one_line(placement, flags, said, tmp_path):
     with pytest.raises(ExpertPolicyError) as refusal:
-        check_flags(make_args(tmp_path, expert_placement=placement, **flags))
+        set_placement(make_args(tmp_path, expert_placement=placement, **flags))
     assert str(refusal.value) == FLAG + said
 
 
@@ -145,7 +144,7 @@ def check(
     found = SimpleNamespace(hf_config=whole, hf_text_config=text)
     monkeypatch.setattr(expert_placement, "resolved", lambda args: args)
     monkeypatch.setattr(expert_placement, "model_config", lambda args: found)
-    check_server(
+    check_placement(
         SimpleNamespace(**config, ep_num_redundant_experts=replicas, model_path="M", expert_placement=placement)
     )
 

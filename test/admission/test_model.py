@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_xshare.admission import server
-from sglang_xshare.admission.arguments import read_arguments
+from sglang_xshare.admission import checks
 from sglang_xshare.admission.model import check_path, check_schedule, read_folder, read_model
 from sglang_xshare.policies import VANILLA, build_plan
 from sglang_xshare.policies.schedule import build_schedule
@@ -89,11 +88,9 @@ def check(monkeypatch):
     """Call it with a loaded configuration and resolved arguments for what is said of them before weights load."""
 
     def check_server(loaded: SimpleNamespace, **changes: object) -> None:
-        monkeypatch.setattr(server, "model_config", lambda server_args: loaded)
-        config = SimpleNamespace(**CONFIG | changes)
-        arguments = read_arguments(config)
-        assert arguments is not None
-        server.check_server(config, arguments)
+        monkeypatch.setattr(checks, "model_config", lambda server_args: loaded)
+        for error in checks.find_refusals(checks.Start(SimpleNamespace(**CONFIG | changes)), checks.RESOLVED):
+            raise error
 
     return check_server
 
@@ -121,8 +118,8 @@ def test_a_runner_that_ranks_logits_is_known_from_the_configuration(loaded, chan
 
 def test_a_runner_that_nobody_gave_is_not_named(check, monkeypatch):
     """As deep_gemm, which SGLang chooses for MiniMax-M3's mxfp8, and beside which nothing runs these."""
-    monkeypatch.setattr(server, "is_given", lambda server_args: False)
-    monkeypatch.setattr(server, "check_experts", lambda server_args: None)
+    monkeypatch.setattr(checks, "is_given", lambda server_args: False)
+    monkeypatch.setattr(checks, "check_experts", lambda server_args: None)
     given = {"expert_policy": "oea", "expert_policy_config": {"kmax": 10}, "moe_runner_backend": "deep_gemm"}
     line = (
         "--expert-policy oea: kmax = 10: MoE runner deep_gemm uses top-k; allowed is 8; SGLang runs this model's "

@@ -12,6 +12,7 @@ from sglang_xshare.admission import layers as start_layers
 from sglang_xshare.admission import runners
 from sglang_xshare.admission.runners import TABLE, list_runners
 from sglang_xshare.refusal import ExpertPolicyError
+from sglang_xshare.stage.layer import DROPPED, FILLED, MASKED, Convention
 from sglang_xshare.stage.upstream.routing import find_runner, folds_scaling
 from sglang_xshare.types import SCORINGS
 
@@ -23,22 +24,22 @@ from sglang.srt.layers.moe.utils import MoeRunnerBackend
 from admission.loaded import FORMATS, FP8, MXFP4, NO_POLICY, NVFP4, UNQUANTIZED, Method, config, kind
 
 # What a layer runs, what its router hands that, and how its empty slots are taken.
-SERVED: list[tuple[Method, str, str]] = [
-    *((Method(name), "STANDARD", "filled") for name in ("triton", "marlin", "cutlass")),
-    *((Method(name), "STANDARD", "dropped") for name in ("deep_gemm", "flashinfer_cutlass")),
-    (Method("triton_kernel"), "TRITON_KERNEL", "masked"),
-    *((method("flashinfer_trtllm_routed"), "STANDARD", "dropped") for method in (UNQUANTIZED, NVFP4)),
-    (FP8("flashinfer_trtllm_routed", block_quant=True), "STANDARD", "dropped"),
-    *((method("flashinfer_trtllm"), "BYPASSED", "dropped") for method in (UNQUANTIZED, NVFP4)),
-    (FP8("flashinfer_trtllm", block_quant=True), "BYPASSED", "dropped"),
-    (FP8("flashinfer_trtllm", block_quant=True), "STANDARD", "dropped"),
-    (MXFP4("flashinfer_mxfp4", _fi_kernel="trtllm_sm100"), "BYPASSED", "masked"),
-    (MXFP4("flashinfer_mxfp4", _fi_kernel="cutlass_sm90"), "BYPASSED", "dropped"),
-    (MXFP4("flashinfer_mxfp4", _fi_kernel="cutlass_sm120"), "BYPASSED", "dropped"),
+SERVED: list[tuple[Method, str, Convention]] = [
+    *((Method(name), "STANDARD", FILLED) for name in ("triton", "marlin", "cutlass")),
+    *((Method(name), "STANDARD", DROPPED) for name in ("deep_gemm", "flashinfer_cutlass")),
+    (Method("triton_kernel"), "TRITON_KERNEL", MASKED),
+    *((method("flashinfer_trtllm_routed"), "STANDARD", DROPPED) for method in (UNQUANTIZED, NVFP4)),
+    (FP8("flashinfer_trtllm_routed", block_quant=True), "STANDARD", DROPPED),
+    *((method("flashinfer_trtllm"), "BYPASSED", DROPPED) for method in (UNQUANTIZED, NVFP4)),
+    (FP8("flashinfer_trtllm", block_quant=True), "BYPASSED", DROPPED),
+    (FP8("flashinfer_trtllm", block_quant=True), "STANDARD", DROPPED),
+    (MXFP4("flashinfer_mxfp4", _fi_kernel="trtllm_sm100"), "BYPASSED", MASKED),
+    (MXFP4("flashinfer_mxfp4", _fi_kernel="cutlass_sm90"), "BYPASSED", DROPPED),
+    (MXFP4("flashinfer_mxfp4", _fi_kernel="cutlass_sm120"), "BYPASSED", DROPPED),
 ]
 
 
-def describe(case: tuple[Method, str, str]) -> str:
+def describe(case: tuple[Method, str, Convention]) -> str:
     method, output_format, _ = case
     return " ".join([type(method).__name__, *map(str, vars(method).values()), output_format])
 
@@ -48,7 +49,7 @@ def test_each_layers_own_runner_says_how_its_empty_slots_are_taken(case, read):
     method, output_format, convention = case
     ((_, layer),) = read([config(FORMATS[output_format])], 1, method=method)
     assert (layer.convention, layer.routes_itself) == (convention, output_format != "STANDARD")
-    assert layer.slots.empty == (convention == "dropped")
+    assert layer.slots.empty == (convention == DROPPED)
     ((_, layer),) = read([config(FORMATS[output_format])], 1, method=method, ep_dispatch_algorithm="static")
     assert layer.renumbers
     assert not layer.slots.empty, "a table of places has no entry for -1"
@@ -213,4 +214,4 @@ def test_older_releases_keep_the_runner_in_the_method_its_scheme_or_a_kernel():
 def test_a_dispatcher_leaves_out_what_its_runner_would_not(changes, renumbers, read):
     """Whatever runs the experts, which gets what was dispatched: of Triton's kernels alone a slot would be filled."""
     ((_, layer),) = read([config()], runners=1, moe_a2a_backend="deepep", **{"ep_size": 4, **changes})
-    assert (layer.convention, layer.renumbers, layer.routes_itself) == ("dropped", renumbers, False)
+    assert (layer.convention, layer.renumbers, layer.routes_itself) == (DROPPED, renumbers, False)

@@ -38,6 +38,7 @@ def test_every_spelling_of_a_policy_shows_every_key(words, show):
         **{
             "target_per_rank": None,
             "balance": "literal",
+            "free_residents": None,
             "own_share": 0.0,
             "phases": ["decode", "verify"],
             "min_tokens": 2,

@@ -13,8 +13,7 @@ import pytest
 
 from served.release import CPU, LATEST, make_env
 from sglang_xshare import refusal
-from sglang_xshare.admission.flags import list_checks
-from sglang_xshare.affinity import arguments as affinity
+from sglang_xshare.admission.checks import CHECKS, Start
 from sglang_xshare.patching.errors import PatchError
 from sglang_xshare.refusal import ExpertPolicyError
 
@@ -65,16 +64,14 @@ def test_the_flag_that_needs_the_patches_is_named(monkeypatch):
         raise PatchError("SGLang is unpatched; run ...")
 
     monkeypatch.setattr(refusal, "check_patched", refuse)
-    monkeypatch.setattr(affinity, "read_affinity", lambda server_args: "given")
-    for flags, named in (
-        ({"expert_policy": "xshare"}, "--expert-policy"),
-        ({"mask_padding_experts": True}, "--mask-padding-experts"),
+    checks = {check.name: check.run for check in CHECKS}
+    for name, flags, named in (
+        ("tree", {"expert_policy": "xshare"}, "--expert-policy"),
+        ("tree", {"mask_padding_experts": True}, "--mask-padding-experts"),
+        ("affinity's tree", {}, "--load-balance-method expert_affinity"),
     ):
-        _, check_tree, _ = list_checks(SimpleNamespace(**flags))
         with pytest.raises(ExpertPolicyError, match=f"^{named}: SGLang is unpatched"):
-            check_tree()
-    with pytest.raises(ExpertPolicyError, match=r"^--load-balance-method expert_affinity: SGLang is unpatched"):
-        affinity.check_flags(SimpleNamespace())
+            checks[name](Start(SimpleNamespace(**flags)))
 
 
 def test_tree_edited_since_is_refused(patched_copy):

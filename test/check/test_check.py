@@ -6,10 +6,16 @@ import re
 import subprocess
 import sys
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
+from admission.refusals import attempt
+from admission.test_dp_attention import DP_ATTENTION
+from admission.test_dp_attention import REFUSED as REFUSED_RANKS
+from admission.test_expert_placement import FLAG as PLACEMENT
+from admission.test_expert_placement import RESOLVED as PLACEMENTS
 from admission.test_server import (  # noqa: F401 - written is a fixture
     ACCEPTED,
     POLICY,
@@ -65,10 +71,33 @@ def run_all(tree: Path, asked: list[list[str]], env: dict[str, str] | None = Non
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
+AFFINITY = ("--load-balance-method", "expert_affinity")
+# Wrong in one part of the arguments each, as given or as resolved: any two of them say in which order they are checked.
+WRONG = [
+    (PLACEMENT, "shard"),
+    ("--expert-policy", "nope"),
+    (*POLICY, "--enable-two-batch-overlap"),
+    (*POLICY, "--max-running-requests", "1"),
+    (*POLICY, "--model-path", "{written}/dense"),
+    (*POLICY, "--expert-policy-align"),
+    (*POLICY, "--expert-policy-trace", "/tmp/trace.jsonl", "--dp-size", "2"),
+    AFFINITY,
+    ("--expert-affinity", "t"),
+]
+
+
+def list_asked(release: str) -> list[tuple[str, ...]]:
+    """What may be refused beside what `test_server.py` has: of ranks, of placements, of affinity, of two parts."""
+    known = [flags for flags, _ in REFUSED_RANKS.values() if "{mixtral}" not in flags]
+    ranks = [(*POLICY, *DP_ATTENTION[release], *flags) for flags in known]
+    both = [(*one, *two) for one, two in combinations(WRONG, 2)]
+    return [*ranks, *PLACEMENTS, *WRONG, *both]
+
+
 @cache
-def ask_as_servers(tree: Path, folder: Path) -> dict[tuple[str, ...], dict[str, str]]:
-    """The answers to all arguments that `test_server.py` gives to servers."""
-    asked = [arguments for arguments, _ in REFUSED.values()] + list(ACCEPTED.values())
+def ask_as_servers(tree: Path, folder: Path, release: str) -> dict[tuple[str, ...], dict[str, str]]:
+    """The answers to all arguments that `test_server.py` gives to servers, and to those of `list_asked`."""
+    asked = [arguments for arguments, _ in REFUSED.values()] + list(ACCEPTED.values()) + list_asked(release)
     lines = [
         ["--json", "--model-path", str(TINY), *CPU, *(word.replace("{written}", str(folder)) for word in arguments)]
         for arguments in asked
@@ -78,7 +107,7 @@ def ask_as_servers(tree: Path, folder: Path) -> dict[tuple[str, ...], dict[str, 
 
 @older_releases_take_long
 def test_it_refuses_what_a_server_refuses_for_the_same_reason(release, patched_release, written):  # noqa: F811
-    answers = ask_as_servers(patched_release(release), written)
+    answers = ask_as_servers(patched_release(release), written, release)
     wrong = {}
     for case, (arguments, line) in REFUSED.items():
         answer = answers[arguments]
@@ -93,8 +122,24 @@ def test_it_refuses_what_a_server_refuses_for_the_same_reason(release, patched_r
 
 
 @older_releases_take_long
+def test_its_first_refusal_is_the_servers(release, patched_release, written):  # noqa: F811
+    tree, asked = patched_release(release), list_asked(release)
+    servers = attempt(tree, TINY, [[word.replace("{written}", str(written)) for word in flags] for flags in asked])
+    answers = ask_as_servers(tree, written, release)
+    wrong, refused = {}, 0
+    for flags, server in zip(asked, servers, strict=True):
+        found = json.loads(answers[flags]["out"])["refusals"]
+        told = [{"ours": refusal["by"] == "sglang-xshare", "says": refusal["says"]} for refusal in found]
+        if told[:1] != ([server] if server else []) or len({refusal["says"] for refusal in told}) < len(told):
+            wrong[" ".join(flags)] = server, told
+        refused += server is not None
+    assert wrong == {}
+    assert refused > 60, "or this compares nothing"
+
+
+@older_releases_take_long
 def test_it_serves_what_a_server_serves(release, patched_release, written):  # noqa: F811
-    answers = ask_as_servers(patched_release(release), written)
+    answers = ask_as_servers(patched_release(release), written, release)
     reports = {case: json.loads(answers[arguments]["out"]) for case, arguments in ACCEPTED.items()}
     assert {case: report["refusals"] for case, report in reports.items()} == {case: [] for case in ACCEPTED}
     assert {answers[arguments]["code"] for arguments in ACCEPTED.values()} == {0}

@@ -17,7 +17,7 @@ from sglang_xshare.estimate.weights import read_weights
 from sglang_xshare.gpus import GPUS
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.evidence.balance import RankLoad, format_balance
-from sglang_xshare.stage.evidence.metrics import PREFIX
+from sglang_xshare.stage.evidence.figures import PREFIX
 
 TINY = ROOT / "checkpoints" / "qwen3-moe-tiny"
 PAGE = (ROOT / "docs" / "check.md").read_text()

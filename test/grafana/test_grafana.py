@@ -19,21 +19,20 @@ from served.release import LATEST, OLDER
 from sglang_xshare.stage.evidence.metrics import OUTCOMES
 
 EXPORT = """
-from types import SimpleNamespace as Some
 from prometheus_client import generate_latest
 from sglang_xshare.affinity.counting import DecisionCounts
 from sglang_xshare.affinity.dispatcher import Decision, REASONS
-from sglang_xshare.stage.evidence.agreement import Agreement
-from sglang_xshare.stage.evidence.balance import BalanceExporter, RankLoad
-from sglang_xshare.stage.evidence.metrics import OUTCOMES, Exporter, Interval
-from sglang_xshare.stage.evidence.observe import ObservationExporter
+from sglang_xshare.stage.evidence.agreement import Compared
+from sglang_xshare.stage.evidence.balance import RankLoad
+from sglang_xshare.stage.evidence.figures import Exporter, InForce
+from sglang_xshare.stage.evidence.metrics import OUTCOMES, Interval
+from sglang_xshare.stage.evidence.observe import Observed
 labels = {"model_name": "m"}
 interval = Interval(1, 2, 1, 1.0, 1, 0, dict.fromkeys(OUTCOMES, 1))
-Exporter({"policy": "xshare"}).export(interval, labels)
-ObservationExporter().export({"oea": interval}, {"1-2": 1}, labels)
-BalanceExporter().export(RankLoad(1, 1, 1, 1.0, 1.0), labels)
-reporter = Some(current_scheduler_metrics_enabled=True, metrics_collector=Some(labels=labels))
-Agreement(2, "cpu").report(reporter)
+exporter = Exporter()
+observed, load = Observed({"oea": interval}, {"1-2": 1}), RankLoad(1, 1, 1, 1.0, 1.0)
+for part in (interval, InForce({"policy": "xshare"}, None), observed, load, Compared(0, [0, 0])):
+    exporter.export(part, labels)
 DecisionCounts(2, export=True).count(Decision(0, REASONS[0]), [1, 0])
 print(generate_latest().decode())
 """

@@ -112,6 +112,7 @@ def test_every_flag_of_the_patches_is_known(load: Callable[..., ModuleType]) -> 
     """The arguments patches of each release add these fields."""
     queues = [load_queue(find_root(), release) for release in list_releases(find_root())]
     known = set(load("sglang_xshare").FIELDS)
+    assert set(hooks.FLAGS) == known
     for queue in queues:
         targets = [
             line.decode()

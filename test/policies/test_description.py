@@ -16,7 +16,7 @@ from sglang_xshare.policies.description import describe
 
 XSHARE = {
     **{"policy": "xshare", "k0": 1, "p": 1.0, "utility": "topk", "add": 24, "add_per_request": 0},
-    **{"mass": None, "target_per_rank": None, "balance": "literal", "own_share": 0.0},
+    **{"mass": None, "target_per_rank": None, "balance": "literal", "free_residents": None, "own_share": 0.0},
     **{"phases": ["decode", "verify"], "min_tokens": 2, "max_tokens": None, "rows": "batch", "overrides": []},
 }
 
@@ -70,6 +70,7 @@ def test_overrides_name_their_place_and_what_changes():
             "kmax": None,
             "max_rank": None,
             "target_per_rank": None,
+            "free_residents": None,
             "own_share": 0.0,
         },
     ]

@@ -70,6 +70,9 @@ def cases(draw, max_requests=6, max_experts=64, max_tokens=8, top_k=None):
         rank_of_expert=torch.randint(4, (experts,), generator=generator).tolist(),
         quota_groups=quota,
         expert_scale=draw(st.sampled_from([None, None, torch.rand(experts, generator=generator) * 4 - 1])),
+        exact=draw(st.sampled_from([None, None, torch.rand(rows, generator=generator) < 0.3])),
+        resident=draw(st.sampled_from([None, None, torch.rand(experts, generator=generator) < 0.5])),
+        slots=draw(st.sampled_from([None, 1 + experts // 2, 1 + experts // 8])),
     )
 
 
@@ -140,9 +143,16 @@ def keys_for(policy, case):
         ),
     }
     # A law of its own says of the other policies, and of those that do not renormalize, that they refuse it.
+    found = strategies[policy]
+    if policy in ("xshare", "oea"):
+        found = st.builds(add_free_residents, found, st.sampled_from([None, None, True, False]))
     if policy not in OWN_SHARES or not case.renormalize:
-        return strategies[policy]
-    return st.builds(add_own_share, strategies[policy], st.sampled_from([0, 0, 0.25, 0.75, 1]))
+        return found
+    return st.builds(add_own_share, found, st.sampled_from([0, 0, 0.25, 0.75, 1]))
+
+
+def add_free_residents(keys, free):
+    return keys if free is None else {**keys, "free_residents": free}
 
 
 def add_own_share(keys, share):
@@ -190,10 +200,13 @@ def router_of(case):
     )
 
 
+def batch_of(case):
+    return Batch(case.valid, case.tokens_per_request, case.exact, case.resident, case.slots)
+
+
 def run(case, plan, backend):
     """`select` on a case."""
-    batch = Batch(case.valid, case.tokens_per_request)
-    return select(case.logits, plan, router_of(case), batch, case.rank_of_expert, backend)
+    return select(case.logits, plan, router_of(case), batch_of(case), case.rank_of_expert, backend)
 
 
 def check(case, policy, keys, backends=("reference", "torch")):
@@ -202,6 +215,8 @@ def check(case, policy, keys, backends=("reference", "torch")):
     expected: Answer = ALGORITHMS[policy](case, **algorithm)
     plan = build_plan(policy, **keys)
     columns = plan.kmax or case.top_k
+    if case.exact is not None:
+        columns = max(columns, case.top_k)
     for backend in backends:
         out = run(case, plan, backend)
         assert out.topk_ids.dtype == torch.int32

@@ -22,6 +22,8 @@ HOPPER = GPUTarget("cuda", 90, 32)
 DTYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 SIGNATURE = {
     "valid": "*i1",
+    "exact": "*i1",
+    "resident": "*i1",
     "bias": "*fp32",
     "expert_scale": "*fp32",
     "ranks": "*i64",
@@ -43,6 +45,7 @@ SIGNATURE = {
     "num_rows": "i32",
     "row_stride": "i32",
     "num_blocks": "i32",
+    "num_resident": "i32",
 }
 ALIGNMENT = ("sorted_slots", "block_experts", "num_sorted")
 FILLED = RunnerSlots()
@@ -56,6 +59,9 @@ class Case:
     shape: tuple[int, int]
     router: Router = field(default_factory=lambda: Router(8))
     tokens_per_request: int = 1
+    exact: bool = False
+    resident: bool = False
+    slots: int | None = None
 
 
 def compile_kernel(
@@ -68,7 +74,9 @@ def compile_kernel(
     early: bool = False,
 ) -> Any:
     """The kernel compiled for Hopper, as it would be launched for a case."""
-    plan, batch = build_plan(case.plan), Batch(tokens_per_request=case.tokens_per_request)
+    exact = torch.zeros(case.shape[0], dtype=torch.bool) if case.exact else None
+    resident = torch.zeros(case.shape[1], dtype=torch.bool) if case.resident else None
+    plan, batch = build_plan(case.plan), Batch(None, case.tokens_per_request, exact, resident, case.slots)
     block_size = slots.block_size or 0 if slots else 0
     recipe = make_recipe(plan, case.router, batch, torch.empty(case.shape, dtype=dtype), slots, block_size)
     tile = make_tile(plan, case.router, batch, *case.shape, block_size, recipe.shared)
@@ -77,6 +85,12 @@ def compile_kernel(
         constants["masked"] = None
     if not block_size:
         constants |= dict.fromkeys(ALIGNMENT)
+    if not case.exact:
+        constants["exact"] = None
+    if not case.resident:
+        constants["resident"] = None
+    if case.slots is None:
+        constants["num_resident"] = None
     if case.router.correction_bias is None:
         constants["bias"] = None
     if case.router.expert_scale is None:

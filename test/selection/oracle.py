@@ -30,6 +30,9 @@ class Case:
     rank_of_expert: list[int] | None = None
     quota_groups: int | None = None
     expert_scale: torch.Tensor | None = None
+    exact: torch.Tensor | None = None
+    resident: torch.Tensor | None = None
+    slots: int | None = None
 
     def __post_init__(self):
         rows = [[x if math.isfinite(x) else MINUS_INF for x in row] for row in self.logits.float().tolist()]
@@ -46,6 +49,8 @@ class Case:
             for i, row in enumerate(rows)
         ]
         self.rows = [i for i in range(n) if self.valid is None or bool(self.valid[i])]
+        self.exact_rows = [i for i in self.rows if self.exact is not None and bool(self.exact[i])]
+        self.others = [i for i in self.rows if i not in self.exact_rows]
         self.ranking = [rank(range(self.num_experts), choice) for choice in self.C]
         self.top = [self.take(ranked) for ranked in self.ranking]
 
@@ -81,6 +86,16 @@ class Case:
         allowed = {j for g in ranked[: self.topk_group] for j in groups[g]}
         return [c if j in allowed else MINUS_INF for j, c in enumerate(choice)]
 
+    def held(self, rows=None):
+        """The experts that exact rows bring, all of them or those of some rows: no budget counts them."""
+        return {j for i in self.exact_rows if rows is None or i in rows for j in self.top[i]}
+
+    def free(self, free_residents=None):
+        """The experts that cost nothing, since they are loaded; None where no expert does."""
+        if self.resident is None or free_residents is False:
+            return None
+        return {j for j in range(self.num_experts) if bool(self.resident[j])}
+
     def requests(self):
         """The valid rows of every request."""
         starts = range(0, len(self.P), self.tokens_per_request)
@@ -111,6 +126,8 @@ def utility_of(case, rows, kind):
     """Sum of gating scores per expert, in fixed point."""
     scores = [0] * case.num_experts
     for i in rows:
+        if i in case.exact_rows:
+            continue
         if kind == "full":
             for j in range(case.num_experts):
                 scores[j] += fixed(case.M[i][j])
@@ -142,7 +159,12 @@ def add_best(S, scores, candidates, budget):
 
 def refine(case, S):
     """XShare's refinement: every token routes to its top-k within S."""
-    return [case.take(rank(S, case.C[i])) if i in case.rows else [] for i in range(len(case.P))]
+    return with_exact(case, [case.take(rank(S, case.C[i])) if i in case.rows else [] for i in range(len(case.P))])
+
+
+def with_exact(case, experts):
+    """Exact rows have their own top-k, whatever a policy gives the others."""
+    return [case.top[i] if i in case.exact_rows else row for i, row in enumerate(experts)]
 
 
 def vanilla(case):
@@ -163,26 +185,59 @@ def warm_up_of(case, i, k0, p):
     return case.top[i][:t]
 
 
-def xshare(case, k0=1, p=1.0, utility="topk", add=0, add_per_request=0, mass=None, target_per_rank=None, balance=None):
-    """XShare, Algorithms 2, 4 and 6; Algorithm 1 with a threshold where `mass` is given."""
+def xshare(
+    case,
+    k0=1,
+    p=1.0,
+    utility="topk",
+    add=0,
+    add_per_request=0,
+    mass=None,
+    target_per_rank=None,
+    balance=None,
+    free_residents=None,
+):
+    """XShare, Algorithms 2, 4 and 6; Algorithm 1 with a threshold where `mass` is given. Ours: its budgets add what is
+    not loaded.
+    """
     everyone = set(range(case.num_experts))
-    S_batch = set()
+    free = case.free(free_residents)
+    paid = everyone - (free or set())
+    S_batch = case.held()
     for rows in case.requests():
-        S_request = set()
+        S_request = case.held(rows)
         for i in rows:
-            S_request |= set(warm_up_of(case, i, k0, p))
+            if i in case.others:
+                S_request |= set(warm_up_of(case, i, k0, p))
         warm = set(S_request)
         scores = utility_of(case, rows, utility)
-        add_best(S_request, scores, everyone - warm, add_per_request)
+        add_best(S_request, scores, paid - warm, add_per_request)
         S_batch |= S_request
     scores = utility_of(case, case.rows, utility)
-    add_best(S_batch, scores, everyone, add)
+    first = set(S_batch)
+    add_best(S_batch, scores, paid, add)
     if mass is not None:
-        while sum(scores[e] for e in S_batch) < math.ceil(mass * sum(scores)):
-            S_batch.add(argmax(everyone - S_batch, scores))
+        while sum(scores[e] for e in S_batch | (everyone - paid)) < math.ceil(mass * sum(scores)):
+            S_batch.add(argmax(paid - S_batch, scores))
     if target_per_rank is not None:
         gpu_aware_greedy(case, S_batch, scores, target_per_rank, balance)
+    if free is not None:
+        let_residents_join(case, first, S_batch, scores, free)
     return Answer(S_batch, refine(case, S_batch))
+
+
+def let_residents_join(case, first, S, scores, free):
+    """Ours: the experts that rows or requests brought have a slot, then the others of S, then residents, best first,
+    until the slots are full.
+    """
+    added = S - first
+    S &= first
+    for candidates in (added, free):
+        while case.slots is None or len(S) < case.slots:
+            best = argmax(candidates - S, scores)
+            if best is None:
+                break
+            S.add(best)
 
 
 def gpu_aware_greedy(case, S, scores, m_g, balance):
@@ -191,17 +246,18 @@ def gpu_aware_greedy(case, S, scores, m_g, balance):
     """
     G = max(case.rank_of_expert) + 1
     E = [{e for e in range(case.num_experts) if case.rank_of_expert[e] == g} for g in range(G)]
+    free = case.held()
     if balance == "level":
         m_g = max(m_g, max(len(S & E[g]) for g in range(G)))
     if balance in ("fill", "level"):
         for g in range(G):
-            while len(S & E[g]) < m_g:
+            while len((S - free) & E[g]) < m_g:
                 best = argmax(E[g] - S, scores)
                 if best is None:
                     break
                 S.add(best)
         return
-    while len(S) < m_g * G:
+    while len(S - free) < m_g * G:
         before = len(S)
         for g in range(G):
             best = argmax(E[g] - S, scores)
@@ -211,14 +267,17 @@ def gpu_aware_greedy(case, S, scores, m_g, balance):
             break
 
 
-def oea(case, k0, p=1.0, kmax=None, max_rank=None, target_per_rank=None):
+def oea(case, k0, p=1.0, kmax=None, max_rank=None, target_per_rank=None, free_residents=None):
     """OEA, Algorithm 2. Its break test lets one expert too many through; the text's exact kmax is meant."""
     kmax = kmax or case.top_k
     max_rank = max_rank or case.num_experts
-    base = {i: warm_up_of(case, i, k0, p) for i in case.rows}
+    base = {i: case.top[i] if i in case.exact_rows else warm_up_of(case, i, k0, p) for i in case.rows}
     S_base = set().union(*base.values())
+    first, scores, free = set(S_base), utility_of(case, case.rows, "topk"), case.free(free_residents)
     if target_per_rank is not None:
-        gpu_aware_greedy(case, S_base, utility_of(case, case.rows, "topk"), target_per_rank, "level")
+        gpu_aware_greedy(case, S_base, scores, target_per_rank, "level")
+    if free is not None:
+        let_residents_join(case, first, S_base, scores, free)
     experts: list[list[int]] = [[] for _ in case.P]
     for i in case.rows:
         if case.quota_groups:
@@ -232,11 +291,12 @@ def oea(case, k0, p=1.0, kmax=None, max_rank=None, target_per_rank=None):
             if case.ranking[i][j] in S_base:
                 S_i.append(case.ranking[i][j])
         experts[i] = S_i
-    return Answer(S_base, experts)
+    return Answer(S_base, with_exact(case, experts))
 
 
 def pruned(case, k0, p=1.0):
     experts = [warm_up_of(case, i, k0, p) if i in case.rows else [] for i in range(len(case.P))]
+    experts = with_exact(case, experts)
     return Answer(set().union(*experts), experts)
 
 
@@ -247,6 +307,7 @@ def dynamic_skip(case, beta):
         for rank_, j in enumerate(case.top[i]):
             if rank_ == 0 or not case.P[i][j] < beta * case.P[i][case.top[i][0]]:
                 experts[i].append(j)
+    experts = with_exact(case, experts)
     return Answer(set().union(*experts), experts)
 
 
@@ -254,7 +315,7 @@ def votes_of(case, rows):
     votes = [0] * case.num_experts
     for i in rows:
         for j in case.top[i]:
-            votes[j] += 1
+            votes[j] += i not in case.exact_rows
     return votes
 
 
@@ -262,11 +323,11 @@ def lynx_lat(case, retain=None, drop=None):
     """Lynx 4.2: all tokens vote for their top-k; the least voted experts go."""
     votes = votes_of(case, case.rows)
     scores = utility_of(case, case.rows, "full")
-    known = [j for j in range(case.num_experts) if votes[j] > 0 or scores[j] > 0]
+    known = [j for j in range(case.num_experts) if (votes[j] > 0 or scores[j] > 0) and j not in case.held()]
     best_first = sorted(known, key=lambda j: (-votes[j], -scores[j], j))
     if drop is not None:
-        retain = len([v for v in votes if v > 0]) - drop
-    S = set(best_first[: max(retain, case.top_k)])
+        retain = len([j for j in known if votes[j] > 0]) - drop
+    S = case.held() | set(best_first[: max(retain, case.top_k)])
     return Answer(S, refine(case, S))
 
 
@@ -277,7 +338,7 @@ def lynx_acc(case, confidence, max_voters=8, min_votes=2):
         total = sum(fixed(x) for x in case.M[i])
         return max(fixed(x) for x in case.M[i]) / total if total else 0.0
 
-    by_confidence = sorted(case.rows, key=lambda i: (-confidence_of(i), i))
+    by_confidence = sorted(case.others, key=lambda i: (-confidence_of(i), i))
     voters: list[int] = []
     for i in by_confidence:
         total = sum(fixed(x) for x in case.M[i])
@@ -286,7 +347,7 @@ def lynx_acc(case, confidence, max_voters=8, min_votes=2):
     if not voters:
         voters = by_confidence[:1]
     votes = votes_of(case, voters)
-    S = {j for j in range(case.num_experts) if votes[j] >= min_votes}
+    S = case.held() | {j for j in range(case.num_experts) if votes[j] >= min_votes}
     for i in voters:
         S |= set(case.top[i][:1])
     add_best(S, utility_of(case, case.rows, "full"), set(range(case.num_experts)), max(case.top_k - len(S), 0))
@@ -297,13 +358,13 @@ def moe_spec(
     case, budget, ranking="router", utility="full", order=None, coverage="substitute", rescue=True, scope="batch"
 ):
     """MoE-Spec, Algorithm 1, for the whole draft batch or for each request."""
-    S = set()
+    S = case.held()
     for rows in case.requests() if scope == "request" else [case.rows]:
         if ranking == "static":
-            S |= set(order[:budget])
+            S |= set([j for j in order if j not in case.held(rows)][:budget])
         else:
             add: set[int] = set()
-            add_best(add, utility_of(case, rows, utility), set(range(case.num_experts)), budget)
+            add_best(add, utility_of(case, rows, utility), set(range(case.num_experts)) - case.held(rows), budget)
             S |= add
     if coverage == "substitute":
         return Answer(S, refine(case, S))

@@ -136,6 +136,7 @@ def test_simplified_oea_is_xshare_without_additions(case, data):
 @few
 @given(case=cases(), data=st.data())
 def test_a_larger_budget_never_removes_an_expert(case, data):
+    case = dataclasses.replace(case, slots=None)  # which it would fill, in place of residents
     small = data.draw(st.integers(1, case.num_experts - 1))
     large = data.draw(st.integers(small + 1, case.num_experts))
     mass = sorted(data.draw(st.tuples(st.floats(0.01, 1), st.floats(0.01, 1))))
@@ -167,9 +168,9 @@ def test_permuting_the_requests_permutes_the_answer(policy, data):
     tokens = case.tokens_per_request
     requests = data.draw(st.permutations(range(len(case.P) // tokens)))
     order = torch.tensor([r * tokens + t for r in requests for t in range(tokens)])
-    valid = None if case.valid is None else case.valid[order]
+    flags = {name: None if (all_ := getattr(case, name)) is None else all_[order] for name in ("valid", "exact")}
     out = run(case, plan, "torch")
-    permuted = run(dataclasses.replace(case, logits=case.logits[order], valid=valid), plan, "torch")
+    permuted = run(dataclasses.replace(case, logits=case.logits[order], **flags), plan, "torch")
     assert torch.equal(permuted.topk_ids, out.topk_ids[order])
     # torch's sigmoid differs in the last bit between the vector part of a tensor and its tail.
     assert torch.allclose(permuted.topk_weights, out.topk_weights[order], rtol=1e-6, atol=0)
@@ -192,8 +193,12 @@ def test_padding_requests_change_nothing(policy, data):
     logits[real] = case.logits
     valid = torch.zeros(len(is_real), dtype=torch.bool)
     valid[real] = True if case.valid is None else case.valid
+    exact = None
+    if case.exact is not None:
+        exact = torch.ones(len(is_real), dtype=torch.bool)  # no padding row is
+        exact[real] = case.exact
     out = run(case, plan, "torch")
-    padded = run(dataclasses.replace(case, logits=logits, valid=valid), plan, "torch")
+    padded = run(dataclasses.replace(case, logits=logits, valid=valid, exact=exact), plan, "torch")
     assert torch.equal(padded.topk_ids[real], out.topk_ids)
     assert torch.allclose(padded.topk_weights[real], out.topk_weights, rtol=1e-6, atol=0)
     assert (padded.topk_ids[~valid] == -1).all()
@@ -216,6 +221,7 @@ def test_a_row_keeps_its_warm_up(case, data):
 @few
 @given(case=cases(), data=st.data())
 def test_fill_never_exceeds_its_target_or_the_warm_up(case, data):
+    case = dataclasses.replace(case, exact=None, resident=None)  # whose experts no rank counts
     k0, target = data.draw(st.integers(0, case.top_k)), data.draw(st.integers(1, case.num_experts))
     warm_up = indices(run(case, build_plan("xshare", k0=k0, add=0), "torch").selected)
     filled = indices(run(case, build_plan("xshare", k0=k0, target_per_rank=target, balance="fill"), "torch").selected)
@@ -228,6 +234,7 @@ def test_fill_never_exceeds_its_target_or_the_warm_up(case, data):
 @given(case=cases(), data=st.data())
 def test_level_fills_ranks_up_to_the_fullest_and_no_further(case, data):
     """OEA's extension to expert parallelism: what the step waits for stays as large as it was."""
+    case = dataclasses.replace(case, exact=None, resident=None)
     k0, target = data.draw(st.integers(0, case.top_k)), data.draw(st.integers(1, 5))
     plans = {
         "warm-up": build_plan("xshare", k0=k0, add=0),

@@ -67,11 +67,13 @@ class OneDevice(TorchFunctionMode):
         return function(*args, **kwargs or {})
 
 
+@pytest.mark.parametrize("exact", [False, True])
 @EVERY_PLAN
-def test_the_torch_backend_never_reads_the_device(keys):
+def test_the_torch_backend_never_reads_the_device(keys, exact):
     """On the meta device there is nothing to read: any synchronization, or size that depends on data, is an error."""
     device = torch.device("meta")
-    batch = Batch(torch.ones(6, dtype=torch.bool, device=device), tokens_per_request=3)
+    flags = torch.ones(6, dtype=torch.bool, device=device)
+    batch = Batch(flags, tokens_per_request=3, exact=flags if exact else None)
     router = Router(4, "sigmoid", torch.zeros(16, device=device), num_expert_group=4, topk_group=2)
     ranks = torch.zeros(16, dtype=torch.int64, device=device)
     logits = LOGITS.to(device)
@@ -98,10 +100,12 @@ def test_the_answer_is_ordinary_and_the_input_untouched(keys, backend):
 def test_metrics_are_those_of_the_call(backend):
     """A graph's buffers hold the next step by the time they are read."""
     logits, valid = LOGITS.clone(), torch.tensor([True, False, True, True, False, True])
-    expected = select(logits, XSHARE, Router(4), Batch(valid.clone()), backend="reference")
-    out = select(logits, XSHARE, Router(4), Batch(valid), backend=backend)
+    exact = torch.arange(6) == 3
+    expected = select(logits, XSHARE, Router(4), Batch(valid.clone(), 1, exact.clone()), backend="reference")
+    out = select(logits, XSHARE, Router(4), Batch(valid, 1, exact), backend=backend)
     logits.zero_()
     valid.zero_()
+    exact.fill_(True)
     assert torch.equal(out.active, expected.active)
     assert torch.equal(out.vanilla_active, expected.vanilla_active)
     assert torch.allclose(out.kept_mass, expected.kept_mass)
@@ -132,6 +136,8 @@ def test_every_backend_is_listed_and_auto_is_torch_on_the_cpu(monkeypatch):
         ({"router_logits": torch.zeros(2, 1025)}, "router_logits float32 [2, 1025]: allowed is 1 to 1024 experts"),
         ({"batch": Batch(torch.ones(5, dtype=torch.bool))}, "valid bool [5]: allowed is a bool tensor [6]"),
         ({"batch": Batch(torch.ones(6))}, "valid float32 [6]: allowed is a bool tensor [6]"),
+        ({"batch": Batch(exact=torch.ones(5, dtype=torch.bool))}, "exact bool [5]: allowed is a bool tensor [6]"),
+        ({"batch": Batch(exact=torch.ones(6))}, "exact float32 [6]: allowed is a bool tensor [6]"),
         ({"batch": Batch(None, 4)}, "tokens_per_request = 4: allowed is a divisor of the 6 rows"),
         (
             {"router": Router(4, "sigmoid", torch.zeros(8))},

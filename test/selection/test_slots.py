@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selection.cases import cases, keys_for, router_of
+from selection.cases import cases, keys_for, router_of, run
 from selection.oracle import ALGORITHMS
 from selection.test_triton import (
     DEVICE,
@@ -245,11 +245,15 @@ def test_random_batches(kernel, policy, data):
 def test_a_plan_bounds_its_active_experts(policy, data):
     """What the alignment's length relies on."""
     case = data.draw(cases())
+    if case.slots is None:
+        case = dataclasses.replace(case, resident=None)  # as many join as there are
     plan, router = build_plan(policy, **data.draw(keys_for(policy, case))), router_of(case)
-    batch = Batch(case.valid, case.tokens_per_request)
-    found = select(case.logits, plan, router, batch, case.rank_of_expert, backend="torch")
+    found = run(case, plan, "torch")
     rows, experts = case.logits.shape
-    assert found.active.sum() <= plan.max_active(router, experts, rows, case.tokens_per_request)
+    exact_rows = 0 if case.exact is None else int(case.exact.sum())
+    slots = None if case.resident is None else case.slots
+    bound = plan.max_active(router, experts, rows, case.tokens_per_request, exact_rows, slots)
+    assert found.active.sum() <= bound
 
 
 @pytest.mark.parametrize(
@@ -271,6 +275,20 @@ def test_a_plan_bounds_its_active_experts(policy, data):
 )
 def test_bounds(plan, bound):
     assert build_plan(plan).max_active(Router(8), 200, rows=16, tokens_per_request=4) == bound
+
+
+@pytest.mark.parametrize(
+    ("plan", "bound"),
+    [
+        ({"policy": "xshare", "k0": 1, "add": 24}, 3 * 8 + 13 + 24),
+        ({"policy": "oea", "k0": 3}, 3 * 8 + 13 * 3),
+        ({"policy": "moe-spec", "budget": 20}, 3 * 8 + 20),
+        ({"policy": "custom", "k0": 1, "add": 500, "kmax": 4}, 3 * 8 + 13 * 4),
+        ({"policy": "vanilla"}, 128),
+    ],
+)
+def test_bounds_beside_exact_rows(plan, bound):
+    assert build_plan(plan).max_active(Router(8), 200, rows=16, tokens_per_request=4, exact_rows=3) == bound
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid with bias", "group-limited"])

@@ -30,6 +30,7 @@ PLANS = {
     "budget": {"policy": "moe-spec", "budget": 6},
     "voters": {"policy": "lynx-acc", "confidence": 0.3, "max_voters": 3},
     "rescue": {"policy": "moe-spec", "budget": 1, "coverage": "truncate"},
+    "votes beside exact rows": {"policy": "lynx-lat", "retain": 6},
 }
 TWICE = ("voters", "rescue")
 """Plans with a second barrier: programs exchange the rows' confidence before, or afterwards who is to be rescued."""
@@ -49,7 +50,8 @@ def make_call(plan, programs, experts=16, seed=0):
     generator = torch.Generator().manual_seed(100 * seed + programs)
     logits = torch.randn((rows, experts), generator=generator)
     valid = torch.arange(rows) % 5 != 3 if seed % 2 else None
-    return logits, build_plan(PLANS[plan]), Router(4), Batch(valid, 2 if plan == "add_per_request" else 1)
+    exact = torch.arange(rows) % 3 == 1 if "exact" in plan else None
+    return logits, build_plan(PLANS[plan]), Router(4), Batch(valid, 2 if plan == "add_per_request" else 1, exact)
 
 
 def find_differences(found, call, slots=None):

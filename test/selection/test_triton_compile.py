@@ -34,6 +34,21 @@ CASES = {
     "top-k of each group, scaled by expert": Case(
         {"policy": "xshare"}, (16, 256), Router(8, quota_groups=8, expert_scale=BIAS)
     ),
+    "exact rows": Case({"policy": "xshare", "k0": 1, "mass": 0.5, "utility": "full"}, (16, 128), exact=True),
+    "exact rows of requests": Case(
+        {"policy": "custom", "k0": 1, "kmax": 4, "add_per_request": 4}, (64, 128), tokens_per_request=4, exact=True
+    ),
+    "exact rows and level ranks": Case({"policy": "oea", "target_per_rank": 1}, (64, 200), exact=True),
+    "exact rows and votes": Case({"policy": "lynx-lat", "drop": 8}, (64, 128), exact=True),
+    "exact rows and voters": Case({"policy": "lynx-acc", "confidence": 0.5}, (64, 128), exact=True),
+    "residents": Case({"policy": "xshare", "k0": 1, "add": 4}, (16, 128), resident=True),
+    "residents of requests and slots": Case(
+        {"policy": "xshare", "k0": 1, "add": 4, "add_per_request": 2},
+        (64, 128),
+        tokens_per_request=4,
+        resident=True,
+        slots=32,
+    ),
     "group-limited": Case(
         {"policy": "xshare"}, (16, 256), Router(8, "sigmoid", BIAS, num_expert_group=8, topk_group=4)
     ),
@@ -49,7 +64,7 @@ def test_slots_left_empty():
     compile_kernel(CASES["xshare"], slots=None)
 
 
-@pytest.mark.parametrize("case", ["xshare", "xshare in programs", "oea"])
+@pytest.mark.parametrize("case", ["xshare", "xshare in programs", "oea", "exact rows and votes"])
 def test_sorted_slots(case):
     compile_kernel(CASES[case], slots=RunnerSlots(16))
 

@@ -123,6 +123,19 @@ def test_a_layer_is_one_launch(kernel, rows, slots):
     assert len(kernel.launches) == 1
 
 
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("rows", [16, 128])
+def test_so_it_is_beside_exact_rows_and_residents(kernel, rows, plan):
+    flags, resident = torch.ones(rows, dtype=torch.bool), torch.ones(128, dtype=torch.bool)
+    call = torch.zeros(rows, 128), PLANS[plan], Router(8), Batch(flags, 1, flags, resident, 64)
+    select(*call, backend="triton")
+    kernel.launches.clear()
+    with Dispatched() as dispatched:
+        select(*call, backend="triton")
+    assert dispatched.operations == []
+    assert len(kernel.launches) == 1
+
+
 def test_dispatched_operations_are_noticed():
     with Dispatched() as dispatched:
         torch.cat([torch.empty(3).view(3), torch.empty(2)])

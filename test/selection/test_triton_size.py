@@ -32,6 +32,8 @@ CASES = {
         Case({**XSHARE, "utility": "squared", "own_share": 0.75}, (16, 128)),
         FILLED,
     ),
+    "Qwen3-30B-A3B, 16 x 128, exact rows": (Case(XSHARE, (16, 128), exact=True), FILLED),
+    "Qwen3-30B-A3B, 16 x 128, residents": (Case(XSHARE, (16, 128), resident=True, slots=64), FILLED),
     "Qwen3-30B-A3B, 16 x 128, sorted": (Case(XSHARE, (16, 128)), SORTED),
     "Qwen3-30B-A3B, 32 x 128": (Case(XSHARE, (32, 128)), FILLED),
     "Qwen3-30B-A3B, 64 x 128": (Case(XSHARE, (64, 128)), FILLED),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from sglang_xshare.stage.layer import DROPPED, FILLED
+from sglang_xshare.stage.layer import DROPPED, FILLED, Convention
 
 
-def check(ids: torch.Tensor, weights: torch.Tensor, places: int, convention: str) -> list[str]:
+def check(ids: torch.Tensor, weights: torch.Tensor, places: int, convention: Convention) -> list[str]:
     """The rules that slots [n, columns] break, for a runner that holds an expert in each of so many places."""
     lowest = 0 if convention == FILLED else -1
     chosen = [[place for place in row if place >= 0] for row in ids.tolist()]

@@ -63,7 +63,7 @@ def run_rank(rank: int, size: int, folder: Path) -> None:
         after = agreement.read()
         if after != before:
             seen.append((step + 1, [new - old for new, old in zip(after[1], before[1], strict=True)]))
-    torch.save({"active": torch.stack(active), "seen": seen, "total": agreement.read()}, folder / f"{rank}.pt")
+    torch.save({"active": torch.stack(active), "seen": seen, "total": tuple(agreement.read())}, folder / f"{rank}.pt")
 
 
 def main(size: int, folder: Path) -> None:

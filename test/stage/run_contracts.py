@@ -21,7 +21,7 @@ from sglang.srt.layers.moe.fused_moe_native import moe_forward_native
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from sglang_xshare import Batch, build_plan, hooks, select
-from sglang_xshare.stage.layer import DROPPED, FILLED, MASKED, Layer
+from sglang_xshare.stage.layer import DROPPED, FILLED, MASKED, Convention, Layer
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step
 from stage.compare_routing import make_config
@@ -48,7 +48,7 @@ class Case:
     `amd` upstream writes expert 0 into padding rows.
     """
 
-    convention: str
+    convention: Convention
     plan: str
     live: int
     tied: bool

@@ -20,7 +20,8 @@ from served.all_to_all import gather
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.batches import Batches
-from sglang_xshare.stage.gather import Ranks, call_without_rows
+from sglang_xshare.stage.forward import wrap_model, wrap_router
+from sglang_xshare.stage.gather import Ranks
 from sglang_xshare.stage.layer import DROPPED, Layer
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.upstream.ranks import find_rank
@@ -70,9 +71,10 @@ def serve(case: Case, rank: int) -> dict[str, Any]:
     configs = [router.topk_config for router in routers]
     layers = [(config, Layer(number, config, None, DROPPED)) for number, config in enumerate(configs)]
     ranks = Ranks(*find_rank(), EXPERTS, schedule.rows == "batch")
-    installed = hooks._stage = Stage(model, layers, "cpu", schedule, batches=Batches(always_pad=True), ranks=ranks)
+    installed = hooks._stage = Stage(layers, schedule, device="cpu", batches=Batches(always_pad=True), ranks=ranks)
+    wrap_model(model, installed)
     for router in routers:
-        call_without_rows(router, installed.join)
+        wrap_router(router, installed)
     counted: dict[str, Any] = {"steps": [forward(model, load, rank, case.share) for load in case.loads]}
     counted |= {"totals": installed.counters.totals, "outcomes": installed.counters.outcomes}
     if installed.observation is not None:

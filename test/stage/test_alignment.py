@@ -13,6 +13,7 @@ from served.release import make_env, older_releases_take_long
 from sglang_xshare import RunnerSlots
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.alignment import Aligner
+from sglang_xshare.stage.forward import wrap_model
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.stage import PolicyBypassed, Stage
 from sglang_xshare.types import Alignment
@@ -118,7 +119,9 @@ def test_nothing_routed_yet():
 
 def make_stage(model, align=True):
     layers = [(config, Layer(number, config, None)) for number, config in enumerate(model.configs)]
-    return Stage(model, layers, "cpu", build_schedule("xshare", {"add": 2}, speculative=False), align=align)
+    stage = Stage(layers, build_schedule("xshare", {"add": 2}, speculative=False), device="cpu", align=align)
+    wrap_model(model, stage)
+    return stage
 
 
 def test_a_runner_that_never_asks_stops_the_server(monkeypatch):

@@ -12,6 +12,7 @@ import torch
 
 from benchmark.common.paths import ROOT
 from served.release import make_env, older_releases_take_long
+from sglang_xshare.stage.layer import DROPPED, FILLED
 from stage.contracts import check
 
 
@@ -51,11 +52,11 @@ BROKEN = {
 
 @pytest.mark.parametrize("rule", BROKEN)
 def test_the_check_can_fail(rule):
-    assert check(*BROKEN[rule], 4, "dropped") == [rule]
+    assert check(*BROKEN[rule], 4, DROPPED) == [rule]
 
 
 def test_conventions_differ():
     dropped, filled = torch.tensor([[1, -1]]).int(), torch.tensor([[1, 1]]).int()
     weights = torch.tensor([[1.0, 0.0]])
-    assert check(dropped, weights, 4, "dropped") == check(filled, weights, 4, "filled") == []
-    assert check(dropped, weights, 4, "filled") == ["ids are in range"]
+    assert check(dropped, weights, 4, DROPPED) == check(filled, weights, 4, FILLED) == []
+    assert check(dropped, weights, 4, FILLED) == ["ids are in range"]

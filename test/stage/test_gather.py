@@ -1,14 +1,12 @@
 """The rows of ranks that each route their own: where they lie among those of all. Real ranks: `test_ranks.py`."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from sglang_xshare import Batch
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.batches import Batches
-from sglang_xshare.stage.gather import Gather, Ranks, call_without_rows
+from sglang_xshare.stage.gather import Gather, Ranks
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.plans import Plans
 from sglang_xshare.stage.stage import Stage
@@ -103,16 +101,6 @@ def test_a_router_with_other_rows_than_the_step_is_an_error():
         layer.collect(torch.zeros(4, EXPERTS))
 
 
-def test_a_router_without_rows_joins_before_it_answers():
-    order = []
-    router = SimpleNamespace(
-        topk_config="config", empty_topk_output=lambda *args, **kwargs: order.append((args, kwargs))
-    )
-    call_without_rows(router, order.append)
-    router.empty_topk_output("cpu", layer_id=3)
-    assert order == ["config", (("cpu",), {"layer_id": 3})]
-
-
 @pytest.mark.parametrize(
     ("captured", "rows", "refused"), [((4,), "rank", True), ((), "rank", False), ((4,), "batch", False)]
 )
@@ -122,7 +110,7 @@ def test_captured_graphs_hold_what_ranks_gather(captured, rows, refused):
     layers = [(config, Layer(number, config, None)) for number, config in enumerate(model.configs)]
     schedules = [build_schedule("xshare", {"k0": 1, "add": 2, "rows": name}, False) for name in ("batch", rows)]
     ranks = Ranks(0, 2, 1, EXPERTS, True)
-    stage = Stage(model, layers, "cpu", schedules[0], batches=Batches(captured), ranks=ranks)
+    stage = Stage(layers, schedules[0], device="cpu", batches=Batches(captured), ranks=ranks)
     if refused:
         with pytest.raises(
             ValueError, match=r"^rows = 'rank': CUDA graphs hold what ranks gather; allowed is 'batch'$"

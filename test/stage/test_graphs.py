@@ -39,8 +39,8 @@ def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, Plans, l
         for layer in layers:
             plan, _ = plans.find(layer, "decode", rows, 1)
             if plan is not None:
-                lent = graphs.lend(layer, step, plan, torch.empty(rows, EXPERTS))
-                assert graphs.lend(layer, step, plan, torch.empty(rows, EXPERTS)) is lent
+                borrowed = graphs.borrow_buffer(layer, step, plan, torch.empty(rows, EXPERTS))
+                assert graphs.borrow_buffer(layer, step, plan, torch.empty(rows, EXPERTS)) is borrowed
             graphs.note(layer, step, plan)
     return graphs, plans, layers
 
@@ -124,16 +124,18 @@ def test_what_an_eager_step_left_is_made_anew():
     """A size that was not captured after all: the next eager step makes its numbers by its own plan."""
     graphs, former, layers = capture(TIGHT)
     step = Step("verify", 16, Batch(tokens_per_request=4))
-    graphs.lend(layers[0], step, former.find(layers[0], "decode", 16, 1)[0], torch.empty(16, EXPERTS))
+    graphs.borrow_buffer(layers[0], step, former.find(layers[0], "decode", 16, 1)[0], torch.empty(16, EXPERTS))
     plans = make_plans({"policy": "xshare", "k0": 3, "add": 2})
     graphs.follow(former, plans)
     plan = plans.find(layers[0], "decode", 16, 1)[0]
-    assert graphs.lend(layers[0], step, plan, torch.empty(16, EXPERTS)).values.tolist() == encode(plan).tolist()
+    assert (
+        graphs.borrow_buffer(layers[0], step, plan, torch.empty(16, EXPERTS)).values.tolist() == encode(plan).tolist()
+    )
 
 
 def test_without_graphs_every_switch_is_free():
     graphs, layer = Graphs(), Layer(0, Config(), None)
     plan = make_plans(TIGHT).find(layer, "decode", 16, 1)[0]
-    assert graphs.lend(layer, Step("decode", 16, Batch()), plan, torch.empty(16, EXPERTS)) is None
+    assert graphs.borrow_buffer(layer, Step("decode", 16, Batch()), plan, torch.empty(16, EXPERTS)) is None
     graphs.check(make_plans(TIGHT), make_plans({"policy": "observe"}))
     graphs.follow(make_plans(TIGHT), make_plans({"policy": "observe"}))

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from selection.interpreter import interpreted
 from selection.test_triton import DEVICE
 from sglang_xshare import Batch, Router, Selection, build_plan, hooks, select
-from sglang_xshare.selection.mask import mask_logits
+from sglang_xshare.selection.mask import check_maskable, mask_logits
 from sglang_xshare.selection.triton_kernel import mask
-from sglang_xshare.stage.layer import Layer
-from sglang_xshare.stage.mask import check_maskable
+from sglang_xshare.stage.layer import DROPPED, MASKED, Convention, Layer
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step
 
@@ -114,7 +113,7 @@ def forward(monkeypatch):
     """
     from sglang.srt.layers.moe import topk
 
-    def run(output_format: str, convention: str, logits: torch.Tensor, on: bool = True) -> tuple[Any, Layer]:
+    def run(output_format: str, convention: Convention, logits: torch.Tensor, on: bool = True) -> tuple[Any, Layer]:
         config = topk.TopKConfig(4, renormalize=True, output_format=topk.TopKOutputFormat[output_format])
         module = object.__new__(topk.TopK)
         torch.nn.Module.__init__(module)
@@ -139,7 +138,7 @@ def forward(monkeypatch):
 @pytest.mark.parametrize("output_format", ["TRITON_KERNEL", "BYPASSED"])
 def test_upstream_hands_the_masked_logits_to_a_runner_that_ranks_them(output_format, forward):
     logits = torch.randn(6, 32)
-    found, layer = forward(output_format, "masked", logits)
+    found, layer = forward(output_format, MASKED, logits)
     assert type(found).__name__.lower().startswith(output_format.split("_")[0].lower())
     seen = found.gate_scal if output_format == "TRITON_KERNEL" else found.raw_router_logits
     # FlashInfer's kernel gets them as bfloat16 and must find there what was chosen.
@@ -147,15 +146,15 @@ def test_upstream_hands_the_masked_logits_to_a_runner_that_ranks_them(output_for
     weights, ids = route(seen, 4)
     assert set(ids[weights > 0].tolist()) <= set(layer.selection.active.nonzero().flatten().tolist())
     assert layer.selection.vanilla_active.sum() > layer.selection.active.sum()
-    found, _ = forward(output_format, "masked", logits, on=False)
+    found, _ = forward(output_format, MASKED, logits, on=False)
     assert (found.gate_scal if output_format == "TRITON_KERNEL" else found.raw_router_logits) is logits, "off means off"
 
 
 def test_upstream_hands_ids_to_a_runner_that_would_route_itself(forward):
     logits = torch.randn(6, 32)
-    found, layer = forward("BYPASSED", "dropped", logits)
+    found, layer = forward("BYPASSED", DROPPED, logits)
     assert type(found).__name__ == "StandardTopKOutput"
     assert torch.equal(found.topk_ids, layer.selection.topk_ids)
     assert torch.equal(found.topk_weights, layer.selection.topk_weights)
-    found, _ = forward("BYPASSED", "dropped", logits, on=False)
+    found, _ = forward("BYPASSED", DROPPED, logits, on=False)
     assert type(found).__name__ == "BypassedTopKOutput", "prefill stays in the runner"

@@ -2,13 +2,15 @@
 
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from sglang_xshare import Router, build_plan, hooks, select
 from sglang_xshare.stage.batches import Batches
-from sglang_xshare.stage.evidence.metrics import OUTCOMES
+from sglang_xshare.stage.evidence.metrics import OUTCOMES, Interval
+from sglang_xshare.stage.plans import REASONS
 from sglang_xshare.stage.stage import PolicyBypassed
 from stage.fake import EXPERTS, TOP_K, Config, Gather, Model, forward_batch, gathered_batches, run
 
@@ -28,6 +30,16 @@ def make_reporter(forwards: int, **changes: bool) -> SimpleNamespace:
         metrics_collector=SimpleNamespace(labels={}),
         **{"current_scheduler_metrics_enabled": True, "is_stats_logging_rank": True, **changes},
     )
+
+
+def catch_exports(installed: Any, told: list[int]) -> None:
+    """Have what a stage exports appended: of each interval its steps under policy."""
+
+    def export(part: Any, labels: dict[str, str]) -> None:
+        if isinstance(part, Interval):
+            told.append(part.outcomes["policy"])
+
+    installed.reports.exporter.export = export
 
 
 def count_experts(model: Model) -> list[int | None]:
@@ -164,12 +176,28 @@ def test_a_step_overridden_everywhere_is_not_under_policy(attach):
     assert outcomes(installed) == {"override": 1, "policy": 1}
 
 
+@pytest.mark.parametrize("layer", ["0", "1"])
+def test_a_step_without_any_plan_counts_as_its_first_reason(attach, layer):
+    """One layer is overridden, the others' plans cannot change anything, whichever comes first."""
+    model = Model(2)
+    config = {"k0": 1, "add": 12, "layers": {layer: {"policy": "vanilla"}}}
+    installed = attach(model, expert_policy="xshare", expert_policy_config=config)
+    run(model, "decode", 4)
+    assert count_experts(model) == [None, None]
+    assert outcomes(installed) == {"unchanged": 1}
+
+
+def test_every_reason_is_an_outcome():
+    assert set(REASONS) < set(OUTCOMES)
+    assert set(OUTCOMES) - set(REASONS) == {"policy", "observed", "prefill", "no_context"}
+
+
 def test_the_log_tells_what_idle_metrics_told_before(attach):
     model = Model(1)
     installed = attach(model, **XSHARE)
     run(model, "decode", 4)
     told = []
-    installed.reports.exporter.export = lambda interval, labels: told.append(interval.outcomes["policy"])
+    catch_exports(installed, told)
     reporter = make_reporter(forwards=1)
     hooks.publish(reporter)
     run(model, "decode", 4)
@@ -192,7 +220,7 @@ def test_one_rank_exports_what_all_have_seen_and_each_logs_it(attach, monkeypatc
     file = tmp_path / "trace.jsonl"
     installed = attach(model, **XSHARE, expert_policy_trace=str(file))
     told = []
-    installed.reports.exporter.export = lambda interval, labels: told.append(interval.outcomes["policy"])
+    catch_exports(installed, told)
     run(model, "decode", 4)
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
     assert "policy steps: 1," in hooks.report(make_reporter(forwards=1))

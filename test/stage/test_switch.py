@@ -14,7 +14,8 @@ from prometheus_client import REGISTRY
 from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.policies.schedule import Schedule, build_schedule
 from sglang_xshare.stage.batches import Batches
-from sglang_xshare.stage.evidence.metrics import OUTCOMES, PREFIX
+from sglang_xshare.stage.evidence.figures import PREFIX
+from sglang_xshare.stage.evidence.metrics import OUTCOMES
 from sglang_xshare.stage.placement import Placement
 from sglang_xshare.stage.stage import Stage
 from stage.fake import EXPERTS, TOP_K, Model, run
@@ -200,7 +201,7 @@ def test_ranks_are_counted_under_every_policy_that_selects(attach, reporter):
     layers = installed.layers
     for _, layer in layers:
         layer.placement = placement
-    installed = Stage(Model(0), layers, "cpu", schedule(PLANS[0]))
+    installed = Stage(layers, schedule(PLANS[0]), device="cpu")
     assert installed.balance is not None
     counted = installed.balance
     for keys in ({"policy": "vanilla"}, {"policy": "observe"}):

@@ -7,16 +7,23 @@ from hypothesis import strategies as st
 from sglang_xshare import build_plan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.policies.spelling import parse_policy
-from sglang_xshare.tune.plans import VANILLA, build_policy, group_layers, join_batches
+from sglang_xshare.tune.plans import VANILLA_SETTING, build_policy, group_layers, join_batches
 
-SETTINGS = (VANILLA, "xshare:k0=1,add=0", "xshare:k0=1,add=8,utility=full", "xshare:k0=2,mass=0.9", "oea:k0=3", "oea")
+SETTINGS = (
+    VANILLA_SETTING,
+    "xshare:k0=1,add=0",
+    "xshare:k0=1,add=8,utility=full",
+    "xshare:k0=2,mass=0.9",
+    "oea:k0=3",
+    "oea",
+)
 LAYERS = range(6)
 few = settings(max_examples=40, deadline=None)
 
 
 def plan_of(setting):
     name, keys = parse_policy(setting)
-    return None if name == VANILLA else build_plan({"policy": name, **keys})
+    return None if name == VANILLA_SETTING else build_plan({"policy": name, **keys})
 
 
 def schedule_of(policy):
@@ -39,7 +46,7 @@ def test_every_layer_and_batch_size_gets_its_setting(choices):
     plans = {size: dict(zip(groups, chosen, strict=True)) for size, chosen in choices.items()}
     schedule = schedule_of(join_batches(plans))
     if schedule is None:
-        assert all(set(chosen) == {VANILLA} for chosen in choices.values())
+        assert all(set(chosen) == {VANILLA_SETTING} for chosen in choices.values())
         return
     schedule.plans(LAYERS)
     for rows in range(2, 45):
@@ -53,14 +60,14 @@ def test_every_layer_and_batch_size_gets_its_setting(choices):
 
 def test_one_setting_everywhere_is_that_policy():
     assert build_policy({(0, 1): "oea:k0=3", (2, 3): "oea:k0=3"}) == {"policy": "oea", "k0": 3}
-    assert build_policy({(0, 1): VANILLA}) == {"policy": VANILLA}
+    assert build_policy({(0, 1): VANILLA_SETTING}) == {"policy": VANILLA_SETTING}
 
 
 def test_what_a_person_would_write():
-    chosen = {(0, 1): VANILLA, (2,): "xshare:k0=1,add=4", (3,): "xshare:k0=1,add=8"}
+    chosen = {(0, 1): VANILLA_SETTING, (2,): "xshare:k0=1,add=4", (3,): "xshare:k0=1,add=8"}
     assert build_policy(chosen) == {
         "policy": "xshare",
         "k0": 1,
         "add": 4,
-        "layers": {"0-1": {"policy": VANILLA}, "3": {"policy": "xshare", "k0": 1, "add": 8}},
+        "layers": {"0-1": {"policy": VANILLA_SETTING}, "3": {"policy": "xshare", "k0": 1, "add": 8}},
     }

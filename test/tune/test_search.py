@@ -9,7 +9,7 @@ import pytest
 from sglang_xshare.cli import main
 from sglang_xshare.tune.gauge import Gauge
 from sglang_xshare.tune.measure import Bench
-from sglang_xshare.tune.plans import VANILLA, group_layers
+from sglang_xshare.tune.plans import VANILLA_SETTING, group_layers
 from sglang_xshare.tune.search import search
 from sglang_xshare.tune.texts import read_samples
 from tune.fake import WEIGHTS, FakeServer
@@ -40,7 +40,7 @@ def test_layers_that_lose_little_give_most(texts, tmp_path):
     assert found.chosen.loss.delta <= found.tolerance == pytest.approx(0.05 * found.cross_entropy)
     adds = [setting.partition("add=")[2] for setting in found.chosen.settings.values()]
     assert [int(add) for add in adds[:2]] == [0, 0]
-    assert found.chosen.settings[(3,)] in (VANILLA, SETTINGS[-1], SETTINGS[-2])
+    assert found.chosen.settings[(3,)] in (VANILLA_SETTING, SETTINGS[-1], SETTINGS[-2])
     assert found.before == 40
     assert found.chosen.held_out_experts == found.chosen.experts < 25
     # Vanilla, one setting everywhere, each in each group, vanilla held out, and a choice of 25 on both halves.

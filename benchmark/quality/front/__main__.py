@@ -13,7 +13,7 @@ from benchmark.common.command import Parser, one_line_errors, policy, positive
 from benchmark.common.paths import BUILD
 from benchmark.common.variant import BASELINE, parse_plan
 from benchmark.quality.decoding import Decoding, add_decoding, read_decoding
-from benchmark.quality.front.ladders import CHANGES, POLICIES, changes_of, family_of, ladder_of, settings_of, swept_of
+from benchmark.quality.front.ladders import POLICIES, changes_of, family_of, ladder_of, settings_of, swept_of
 from benchmark.quality.front.report import plot_front, tabulate_front, tabulate_own_share
 from benchmark.quality.measure import Bench, Decoded, compare_loss
 from benchmark.quality.model import Layout, router_of
@@ -76,8 +76,8 @@ def measure(bench: Bench, layout: Layout, settings: dict[str, dict[str, str]]) -
     """(setting, point) in turn, for each setting's changes by name.
 
     A point has the layout, vanilla's active experts, and of each change the policy, its active experts and kept mass,
-    and its loss above vanilla's, above the published setting's, and above that of the change before, fields of `Loss`;
-    where drafts are verified, `accepted` too.
+    and its loss above vanilla's and above the published setting's, fields of `Loss`; where drafts are verified,
+    `accepted` too.
     """
     if not settings:
         return
@@ -85,19 +85,18 @@ def measure(bench: Bench, layout: Layout, settings: dict[str, dict[str, str]]) -
     start = {"batch": layout.batch, "tokens_per_request": layout.tokens_per_request}
     for setting, changes in settings.items():
         found: dict[str, Any] = {}
-        published = before = None
+        published = None
         for name, text in changes.items():
             decoded = bench.run(parse_plan(text), layout)
-            published, before = published or decoded, before or decoded
-            found[name] = {"policy": text, **_summarize(decoded, vanilla, published, before)}
-            before = decoded if name in CHANGES else before
+            published = published or decoded
+            found[name] = {"policy": text, **_summarize(decoded, vanilla, published)}
             loss = compare_loss(decoded.nats, vanilla.nats)
             print(f"{layout}, {text}: {decoded.active:.1f} experts, {loss} mnats", flush=True)
         point = {"ladder": ladder_of(setting), "setting": setting, "vanilla_active": vanilla.active, "changes": found}
         yield setting, start | point
 
 
-def _summarize(decoded: Decoded, vanilla: Decoded, published: Decoded, before: Decoded) -> dict[str, Any]:
+def _summarize(decoded: Decoded, vanilla: Decoded, published: Decoded) -> dict[str, Any]:
     drafted = {"accepted": decoded.accepted} if decoded.layout.tokens_per_request > 1 else {}
     return {
         "active_experts": decoded.active,
@@ -105,7 +104,6 @@ def _summarize(decoded: Decoded, vanilla: Decoded, published: Decoded, before: D
         **drafted,
         "loss": asdict(compare_loss(decoded.nats, vanilla.nats)),
         "over_published": asdict(compare_loss(decoded.nats, published.nats)),
-        "over_before": asdict(compare_loss(decoded.nats, before.nats)),
     }
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..keys import read_object
+from ..policies.common import SPECULATES
 from ..policies.schedule import Schedule, build_schedule
 from ..policies.spelling import parse_policy
 from ..refusal import ExpertPolicyError
@@ -22,37 +24,47 @@ class Arguments:
     align: bool = False
 
 
-def read_arguments(server_args: Any) -> Arguments | None:
-    """Parse and validate the stage's flags. Returns None where the stage is off. Raises `ExpertPolicyError`."""
+def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments | None:
+    """Parse and validate the stage's flags. Returns None where the stage is off. Raises `ExpertPolicyError`.
+
+    `speculates` is the flag by which the user of a verb asks for speculation.
+    """
     name = getattr(server_args, "expert_policy", None)
     config = getattr(server_args, "expert_policy_config", None)
     trace = getattr(server_args, "expert_policy_trace", None)
     mask_padding = bool(getattr(server_args, "mask_padding_experts", False))
     align = bool(getattr(server_args, "expert_policy_align", False))
     if name is None:
+        together = "allowed only together with --expert-policy"
         for flag, value in (("--expert-policy-config", config), ("--expert-policy-trace", trace)):
             if value is not None:
-                raise ExpertPolicyError(f"{flag} {value}: allowed only together with --expert-policy")
+                raise ExpertPolicyError(flag, value, together)
         if align:
-            raise ExpertPolicyError("--expert-policy-align: allowed only together with --expert-policy")
+            raise ExpertPolicyError("--expert-policy-align", None, together)
         return Arguments(None) if mask_padding else None
     keys = read_config(config)
     speculative = getattr(server_args, "speculative_algorithm", None) is not None
     try:
-        schedule = build_schedule(*join_keys(name, keys), speculative)
+        schedule = build_schedule(*join_keys(name, keys), speculative, speculates)
     except ValueError as error:
         given = "" if config is None else f" --expert-policy-config {_one_line(config)}"
-        raise ExpertPolicyError(f"--expert-policy {_one_line(name)}{given}: {error}") from None
+        raise ExpertPolicyError("--expert-policy", f"{_one_line(name)}{given}", str(error)) from None
     if schedule is None or schedule.observed:
         _check_unchanged(name, mask_padding, align)
     if schedule is None:
         if trace is not None:
-            raise ExpertPolicyError(
-                f"--expert-policy-trace {trace} with --expert-policy vanilla: vanilla selects nothing that could be "
-                "traced; allowed is another policy"
-            )
+            reason = "vanilla selects nothing that could be traced; allowed is another policy"
+            raise ExpertPolicyError("--expert-policy-trace", f"{trace} with --expert-policy vanilla", reason)
         return None
     return Arguments(schedule, None if trace is None else _check_trace(Path(trace)), align)
+
+
+def is_on(server_args: Any) -> bool:
+    """Whether flags that `read_arguments` has accepted turn the stage on; told without parsing them."""
+    name = getattr(server_args, "expert_policy", None)
+    if name is None:
+        return bool(getattr(server_args, "mask_padding_experts", False))
+    return bool(name.partition(":")[0] != "vanilla")
 
 
 def _check_unchanged(name: str, mask_padding: bool, align: bool) -> None:
@@ -60,9 +72,8 @@ def _check_unchanged(name: str, mask_padding: bool, align: bool) -> None:
     for flag, given in (("--mask-padding-experts", mask_padding), ("--expert-policy-align", align)):
         if given:
             short = name.partition(":")[0]
-            raise ExpertPolicyError(
-                f"{flag} with --expert-policy {short}: {short} routes as the model does; allowed is another policy"
-            )
+            reason = f"{short} routes as the model does; allowed is another policy"
+            raise ExpertPolicyError(flag, f"with --expert-policy {short}", reason)
 
 
 def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -83,22 +94,22 @@ def read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
     """The policy's keys: a dict as it is (Engine), JSON text, or the path of a JSON file."""
     if config is None or isinstance(config, dict):
         return dict(config or {})
-    flag = f"--expert-policy-config {_one_line(config) or repr(config)}"
+    refuse = partial(ExpertPolicyError, "--expert-policy-config", _one_line(config) or repr(config))
     if not isinstance(config, str):
-        raise ExpertPolicyError(f"{flag}: of type {type(config).__name__}; allowed is a dict, JSON text or a JSON file")
+        raise refuse(f"of type {type(config).__name__}; allowed is a dict, JSON text or a JSON file")
     expected = "allowed is JSON text such as '{\"k0\": 1}' or a JSON file"
     if not config.strip():
-        raise ExpertPolicyError(f"{flag}: empty; {expected}")
+        raise refuse(f"empty; {expected}")
     text: str | bytes = config
     if not config.lstrip().startswith(("{", "[")):
         try:
             text = Path(config).read_bytes()
         except OSError as error:
-            raise ExpertPolicyError(f"{flag}: {error.strerror or error}; {expected}") from None
+            raise refuse(f"{error.strerror or error}; {expected}") from None
     try:
         return read_object(text)
     except ValueError as error:
-        raise ExpertPolicyError(f"{flag}: {error}") from None
+        raise refuse(str(error)) from None
 
 
 def _check_trace(path: Path) -> Path:
@@ -106,7 +117,7 @@ def _check_trace(path: Path) -> Path:
     there = path.exists()
     if (path.is_file() if there else path.parent.is_dir()) and os.access(path if there else path.parent, os.W_OK):
         return path.resolve()
-    raise ExpertPolicyError(f"--expert-policy-trace {path}: not writable; allowed is the path of a writable file")
+    raise ExpertPolicyError("--expert-policy-trace", path, "not writable; allowed is the path of a writable file")
 
 
 def _one_line(config: Any) -> str:

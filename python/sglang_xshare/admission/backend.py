@@ -63,12 +63,11 @@ def check_experts(server_args: Any) -> None:
             raise refusal("--moe-runner-backend", experts.runner, reason)
         return
     policy = getattr(server_args, "expert_policy", None)
-    flag = "--mask-padding-experts" if policy is None else f"--expert-policy {policy}"
+    flag = "--mask-padding-experts" if policy is None else "--expert-policy"
     allowed = "SGLANG_USE_AITER=0" if experts.aiter else "experts of another quantization"
-    raise ExpertPolicyError(
-        f"{flag}: SGLang runs {experts.format} experts with {experts.runner} here, which takes no policy's choice, and "
-        f"none of {', '.join(list_runners())} fits them; allowed is {allowed}"
-    )
+    reason = f"SGLang runs {experts.format} experts with {experts.runner} here, which takes no policy's choice"
+    fitting = f"none of {', '.join(list_runners())} fits them; allowed is {allowed}"
+    raise ExpertPolicyError(flag, policy, f"{reason}, and {fitting}")
 
 
 def _foresee(server_args: Any, arguments: Arguments, runner: str | None = None) -> tuple[Experts | None, bool]:

@@ -21,8 +21,8 @@ def check_draft(config: Any, target: Any) -> None:
         if draft is not None:
             _check_fit(draft, target, spell(config.speculative_algorithm))
     except ValueError as error:
-        path = config.speculative_draft_model_path
-        raise ExpertPolicyError(f"--speculative-draft-model-path {path}: {error}") from None
+        path = str(config.speculative_draft_model_path)
+        raise ExpertPolicyError("--speculative-draft-model-path", path, str(error)) from None
 
 
 def check_draft_tokens(config: Any) -> None:

@@ -42,15 +42,13 @@ WHOLE = {
 }
 
 
-def check_flags(server_args: Any) -> None:
-    """Set what SGLang places experts by, before it resolves its arguments. Raises `ExpertPolicyError` for a value that
-    is none, and for flags that ask for something else.
+def set_placement(server_args: Any) -> None:
+    """With --expert-placement: set what SGLang places experts by, before it resolves its arguments. Raises
+    `ExpertPolicyError` for a value that is none, and for flags that ask for something else.
     """
-    placement = getattr(server_args, "expert_placement", None)
-    if placement is None:
-        return
+    placement = server_args.expert_placement
     if placement not in (SHARD, EP):
-        raise ExpertPolicyError(f"--expert-placement {placement}: allowed is {SHARD}, {EP}")
+        raise ExpertPolicyError("--expert-placement", placement, f"allowed is {SHARD}, {EP}")
     ranks = server_args.tp_size
     if ranks < 2:
         raise _refusal(placement, "tp_size", ranks, "there is one rank to place them on; allowed are at least 2")
@@ -72,11 +70,11 @@ def check_flags(server_args: Any) -> None:
             declare(server_args, dp_size=ranks, enable_dp_attention=True)
 
 
-def check_server(server_args: Any) -> None:
-    """Say what resolved arguments have come to. Raises `ExpertPolicyError` where they do not divide the model."""
-    placement = getattr(server_args, "expert_placement", None)
-    if placement is None:
-        return
+def check_placement(server_args: Any) -> None:
+    """With --expert-placement: say what resolved arguments have come to. Raises `ExpertPolicyError` where they do not
+    divide the model.
+    """
+    placement = server_args.expert_placement
     config, model = resolved(server_args), model_config(server_args)
     experts = find_value(model.hf_text_config, NUM_EXPERTS)
     path, ranks = server_args.model_path, config.tp_size
@@ -125,10 +123,8 @@ def _check_attention(server_args: Any, ranks: int) -> None:
 def _check_divides(placement: str, ranks: int, count: Any, what: str, more: int = 0) -> None:
     if type(count) is int and (count + more) % ranks:
         total = f"{count}" + (f" + {more}" if more else "")
-        raise ExpertPolicyError(
-            f"--expert-placement {placement} with {ranks} ranks: they do not divide the {total} {what}; allowed is a "
-            "divisor"
-        )
+        reason = f"they do not divide the {total} {what}; allowed is a divisor"
+        raise ExpertPolicyError("--expert-placement", f"{placement} with {ranks} ranks", reason)
 
 
 def _describe_slices(ranks: int, model: Any, path: str) -> str:
@@ -147,7 +143,7 @@ def _describe_slices(ranks: int, model: Any, path: str) -> str:
                 wrong = f"{width} columns in blocks of {block} leave a rank without any"
             fitting = [str(count) for count in range(2, width + 1) if _slice(width, count, block, pads)]
             allowed = f"are {', '.join(fitting)} ranks, or {EP}" if fitting else f"is {EP}"
-            raise ExpertPolicyError(f"--expert-placement {SHARD} with {ranks} ranks: {wrong}; allowed {allowed}")
+            raise ExpertPolicyError("--expert-placement", f"{SHARD} with {ranks} ranks", f"{wrong}; allowed {allowed}")
         least, most = share
         shares.append(f"{most if least == most else f'{least} to {most}'} of its {width}")
     return f"{' or '.join(shares)} columns" if shares else "how wide the model's configuration does not say"
@@ -205,4 +201,4 @@ def _read_architecture(server_args: Any) -> str | None:
 
 
 def _refusal(placement: str, name: str, value: Any, reason: str) -> ExpertPolicyError:
-    return ExpertPolicyError(f"--expert-placement {placement} with --{name.replace('_', '-')} {value}: {reason}")
+    return ExpertPolicyError("--expert-placement", f"{placement} with --{name.replace('_', '-')} {value}", reason)

@@ -8,6 +8,7 @@ from ..plan import SelectionPlan
 from ..policies import VANILLA
 from ..refusal import ExpertPolicyError, end_refused, refusal
 from ..stage.layer import DROPPED, FILLED, MASKED, Layer
+from ..stage.placement import read_placement
 from ..stage.upstream.routing import (
     keep_sums,
     keeps_dropped,
@@ -18,7 +19,6 @@ from ..stage.upstream.routing import (
 )
 from ..stage.upstream.server import num_schedulers, resolved, routes_own_rows
 from .arguments import Arguments
-from .placement import read_placement
 from .routers import check_plans, check_router, count_hashed
 from .runners import TRITON, Runner, check_kernel, check_width, find_kernel
 
@@ -140,4 +140,4 @@ def _build_plans(arguments: Arguments, layers: list[int], model_runner: Any) -> 
     try:
         return arguments.schedule.plans(layers if is_whole else None)
     except ValueError as error:
-        raise ExpertPolicyError(f"--expert-policy {arguments.schedule.policy}: {error}") from None
+        raise ExpertPolicyError("--expert-policy", arguments.schedule.policy, str(error)) from None

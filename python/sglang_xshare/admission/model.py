@@ -11,8 +11,8 @@ from ..plan import SelectionPlan
 from ..policies import VANILLA
 from ..policies.schedule import Schedule
 from ..refusal import ExpertPolicyError, refusal
+from ..selection.mask import check_maskable
 from ..stage.batches import Batches, read_batches
-from ..stage.mask import check_maskable
 from ..stage.upstream.configuration import NUM_EXPERTS, TOP_K, find_value
 from ..stage.upstream.server import attention_dp_size, routes_own_rows, spell
 from ..types import Router
@@ -67,7 +67,7 @@ def read_folder(folder: str) -> MoeModel:
         if isinstance(error, ExpertPolicyError):
             raise
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ExpertPolicyError(f"--model {folder}: {file.name}: {reason}; allowed is a model's folder") from None
+        raise ExpertPolicyError("--model", folder, f"{file.name}: {reason}; allowed is a model's folder") from None
 
 
 def _descend(config: Any, name: str) -> Any:
@@ -84,7 +84,7 @@ def check_path(path: Any) -> None:
     if not isinstance(path, str) or "/" not in path or Path(path).exists():
         return
     if path.startswith(("/", ".", "~")) or Path(path).parent.is_dir():
-        raise ExpertPolicyError(f"--model-path {path}: not there; allowed is a model's folder, or a name for a hub")
+        raise ExpertPolicyError("--model-path", path, "not there; allowed is a model's folder, or a name for a hub")
 
 
 def check_attention(model: MoeModel, config: Any) -> None:
@@ -135,7 +135,7 @@ def _check_runner(plans: list[SelectionPlan], model: MoeModel, config: Any, flag
         if flag is None:
             raise refusal("--moe-runner-backend", runner, str(error)) from None
         reason = f"{error}; SGLang runs this model's experts with {runner} here"
-        raise ExpertPolicyError(f"{flag}: {reason}") from None
+        raise ExpertPolicyError(flag, None, reason) from None
 
 
 def check_rows(schedule: Schedule, config: Any) -> None:
@@ -181,7 +181,7 @@ def build_plans(schedule: Schedule, model: MoeModel, ranks: int = 1) -> list[Sel
         for plan in plans:
             plan.check(Router(model.top_k, renormalize=model.renormalize), model.num_experts, ranks=ranks)
     except ValueError as error:
-        raise ExpertPolicyError(f"--expert-policy {schedule.policy}: {error}") from None
+        raise ExpertPolicyError("--expert-policy", schedule.policy, str(error)) from None
     return plans
 
 

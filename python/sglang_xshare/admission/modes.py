@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
+from ..policies.schedule import Schedule
 from ..refusal import ExpertPolicyError, refusal
+from ..stage.upstream.routing import hands_parts
 from ..stage.upstream.server import attention_dp_size, is_switched_on, routes_own_rows, spell
 from .all_to_all import check_backend
 from .runners import explain, list_runners
@@ -95,7 +98,22 @@ def check_aligned(config: Any) -> None:
     )
     for applies, reason in reasons:
         if applies:
-            raise ExpertPolicyError(f"--expert-policy-align: {reason}")
+            raise ExpertPolicyError("--expert-policy-align", None, reason)
+
+
+def check_observed(schedule: Schedule | None) -> None:
+    """Raise `ExpertPolicyError` where layers are not handed the logits that plans of `observe` would look at."""
+    if schedule is not None and schedule.observed and hands_parts():
+        reason = (
+            "on AMD this SGLang may hand a layer the parts of its logits, and add them up later; allowed is another"
+        )
+        raise refusal("--expert-policy", schedule.policy, reason)
+
+
+def check_writers(trace: Path | None, config: Any) -> None:
+    """Raise `ExpertPolicyError` for a trace that more than one replica would write."""
+    if trace is not None and config.dp_size > 1 and attention_dp_size(config) == 1:
+        raise refusal("--expert-policy-trace", trace, f"{config.dp_size} replicas would write it; allowed is one")
 
 
 def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..plan import SelectionPlan
+from ..selection.mask import check_maskable
 from ..stage.layer import MASKED, Layer
-from ..stage.mask import check_maskable
 from ..stage.upstream.routing import appends_shared
 
 

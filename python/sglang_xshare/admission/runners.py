@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..plan import SelectionPlan
-from ..stage.layer import DROPPED, FILLED, MASKED
+from ..stage.layer import DROPPED, FILLED, MASKED, Convention
 from ..stage.upstream.routing import find_runner, gathers_routed, keeps_dropped, leaves_sums
 from ..stage.upstream.server import is_release
 from ..types import Router
@@ -19,12 +19,10 @@ from ..types import Router
 
 @dataclass(frozen=True)
 class Runner:
-    """One kernel behind a name of --moe-runner-backend. `convention` is what it takes in an empty slot: FILLED, an
-    expert in use anyway, again, of weight 0; DROPPED, -1; MASKED, no slots but logits.
-    """
+    """One kernel behind a name of --moe-runner-backend."""
 
     name: str
-    convention: str
+    convention: Convention
     read: str
     """The upstream code that this rests on."""
     since: str = "0.5.17"

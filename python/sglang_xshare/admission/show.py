@@ -25,7 +25,7 @@ def show(words: Sequence[str], speculative: bool) -> dict[str, Any]:
         expert_policy_config=words[1] if len(words) > 1 else None,
         speculative_algorithm="EAGLE3" if speculative else None,
     )
-    arguments = read_arguments(flags)
+    arguments = read_arguments(flags, speculates="--draft-tokens N")
     if arguments is None or arguments.schedule is None:
         return {"policy": "vanilla"}
     return describe(arguments.schedule)

@@ -3,3 +3,14 @@
 A signature tells where a request's experts lie, from its prompt's token ids by a table (`table.py`) that
 `sglang-xshare calibrate` measures (`calibration.py`, `projection.py`). `dispatcher.py` decides; it knows no SGLang.
 """
+
+from typing import Any
+
+METHOD = "expert_affinity"
+"""The value of --load-balance-method."""
+
+
+def is_asked(server_args: Any) -> bool:
+    """Whether any flag of expert-affinity dispatch is given."""
+    flags = [getattr(server_args, name, None) for name in ("expert_affinity", "expert_affinity_bound")]
+    return getattr(server_args, "load_balance_method", None) == METHOD or flags != [None, None]

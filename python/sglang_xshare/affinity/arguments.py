@@ -10,20 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..refusal import ExpertPolicyError, check_tree
+from ..refusal import ExpertPolicyError
 from ..stage.upstream.configuration import NUM_EXPERTS, find_value
 from ..stage.upstream.server import attention_dp_size, is_switched_on, model_config, resolved, spell
+from . import METHOD
 from .bound import DEFAULT
 from .dispatch import Dispatcher
 from .dispatcher import Affinity
 from .finished import open_receiver
 from .table import Table, hash_tokenizer, load_table
 
-METHOD = "expert_affinity"
 FLAG = f"--load-balance-method {METHOD}"
 # Other ways in than SGLang's tokenizer manager, which tells the requests that have ended.
 SERVERS = ("grpc_mode", "smg_grpc_mode", "grpc_port")
 RUST = "SGLANG_RUST_SERVER"
+UNTOLD = "nothing tells which requests have ended"
 
 
 @dataclass(frozen=True)
@@ -45,20 +46,19 @@ def read_affinity(server_args: Any) -> AffinityArguments | None:
     if getattr(server_args, "load_balance_method", None) != METHOD:
         for flag, value in (("--expert-affinity", file), ("--expert-affinity-bound", bound)):
             if value is not None:
-                raise ExpertPolicyError(f"{flag} {value}: allowed only together with {FLAG}")
+                raise ExpertPolicyError(flag, value, f"allowed only together with {FLAG}")
         return None
     if file is None:
         made = "allowed with --expert-affinity FILE, which `sglang-xshare calibrate` makes"
-        raise ExpertPolicyError(f"{FLAG}: {made}")
+        raise ExpertPolicyError("--load-balance-method", METHOD, made)
     if bound is not None and not (math.isfinite(bound) and bound >= 1):
-        raise ExpertPolicyError(
-            f"--expert-affinity-bound {bound}: allowed is a number of at least 1, such as {DEFAULT}"
-        )
+        allowed = f"allowed is a number of at least 1, such as {DEFAULT}"
+        raise ExpertPolicyError("--expert-affinity-bound", bound, allowed)
     try:
         table = load_table(Path(file))
     except ValueError as error:
         allowed = "allowed is a file of `sglang-xshare calibrate`"
-        raise ExpertPolicyError(f"--expert-affinity {file}: {error}; {allowed}") from None
+        raise ExpertPolicyError("--expert-affinity", file, f"{error}; {allowed}") from None
     return AffinityArguments(table, DEFAULT if bound is None else bound, server_args.dp_size)
 
 
@@ -69,35 +69,22 @@ def check_affinity(server_args: Any, arguments: AffinityArguments) -> None:
     config = resolved(server_args)
     if attention_dp_size(config) > 1:
         reason = "ranks of data-parallel attention share every MoE layer, whoever runs a request; allowed is off"
-        raise ExpertPolicyError(f"{FLAG} with data-parallel attention: {reason}")
+        raise _refuse_beside("data-parallel attention", reason)
     if config.dp_size < 2:
-        raise ExpertPolicyError(f"{FLAG} with --dp-size {config.dp_size}: allowed are at least 2 replicas")
+        raise _refuse_beside(f"--dp-size {config.dp_size}", "allowed are at least 2 replicas")
     if config.nnodes > 1:
-        raise ExpertPolicyError(f"{FLAG} with --nnodes {config.nnodes}: allowed is one machine")
+        raise _refuse_beside(f"--nnodes {config.nnodes}", "allowed is one machine")
     if spell(config.disaggregation_mode) != "null":
-        raise ExpertPolicyError(f"{FLAG} with --disaggregation-mode {config.disaggregation_mode}: allowed is null")
+        raise _refuse_beside(f"--disaggregation-mode {config.disaggregation_mode}", "allowed is null")
     for name in SERVERS:
         value = getattr(config, name, None)
         if value:
             flag = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
-            raise ExpertPolicyError(f"{FLAG} with {flag}: nothing tells which requests have ended; allowed is HTTP")
+            raise _refuse_beside(flag, f"{UNTOLD}; allowed is HTTP")
     if is_switched_on(RUST):
         told = f"{RUST}={os.environ.get(RUST, 'on')}"
-        raise ExpertPolicyError(f"{FLAG} with {told}: nothing tells which requests have ended; allowed is unset")
+        raise _refuse_beside(told, f"{UNTOLD}; allowed is unset")
     _check_table(server_args, arguments.table)
-
-
-def check_flags(server_args: Any) -> None:
-    """Raise `ExpertPolicyError` for flags as they were given, and for a tree without the patches that they need."""
-    if read_affinity(server_args) is not None:
-        check_tree(FLAG)
-
-
-def check_server(server_args: Any) -> None:
-    """Raise `ExpertPolicyError` for resolved arguments, as `check_affinity` does."""
-    arguments = read_affinity(server_args)
-    if arguments is not None:
-        check_affinity(server_args, arguments)
 
 
 def make_dispatcher(controller: Any) -> Dispatcher | None:
@@ -111,6 +98,10 @@ def make_dispatcher(controller: Any) -> Dispatcher | None:
     affinity = Affinity(arguments.table, arguments.replicas, arguments.bound, caches)
     receive = open_receiver(controller.port_args.instance_id)
     return Dispatcher(controller, affinity, receive, controller.server_args.enable_metrics)
+
+
+def _refuse_beside(other: str, reason: str) -> ExpertPolicyError:
+    return ExpertPolicyError("--load-balance-method", f"{METHOD} with {other}", reason)
 
 
 def _check_table(server_args: Any, table: Table) -> None:
@@ -131,7 +122,7 @@ def _check_table(server_args: Any, table: Table) -> None:
         if of_table and known[0] and of_table not in known:
             said = f"its {what} is {of_table}, that of {path} {known[0]}"
             allowed = "allowed is a table of this model, by `sglang-xshare calibrate`"
-            raise ExpertPolicyError(f"--expert-affinity {server_args.expert_affinity}: {said}; {allowed}")
+            raise ExpertPolicyError("--expert-affinity", server_args.expert_affinity, f"{said}; {allowed}")
 
 
 def _count_layers(text: Any) -> int | None:

@@ -12,16 +12,10 @@ from typing import Any
 
 from rich.text import Text
 
-from .. import hooks
-from ..admission import expert_placement
-from ..admission.arguments import Arguments, read_arguments
-from ..admission.backend import choose_runner
-from ..admission.flags import list_checks
-from ..admission.server import find_refusals
-from ..affinity import arguments as affinity
+from ..admission.arguments import Arguments
+from ..admission.checks import GIVEN, RESOLVED, Start, find_refusals
 from ..gpus import Gpu
 from ..keys import suggest
-from ..refusal import ExpertPolicyError
 from .pretend import pretend
 
 
@@ -36,9 +30,16 @@ class Resolution:
     def __init__(self) -> None:
         self.refusals: list[tuple[str, str]] = []
         self.warnings: list[tuple[str, str]] = []
-        self.server_args: Any = None
-        self.arguments: Arguments | None = None
+        self.start: Start | None = None
         self.finished = False
+
+    @property
+    def server_args(self) -> Any:
+        return self.start and self.start.server_args
+
+    @property
+    def arguments(self) -> Arguments | None:
+        return self.start.arguments if self.start and self.start.parsed else None
 
     def refuse(self, who: str, error: object) -> None:
         """Note a refusal once."""
@@ -46,45 +47,21 @@ class Resolution:
         if entry not in self.refusals:
             self.refusals.append(entry)
 
-    def check_flags(self, server_args: Any) -> None:
+    def note_given(self, server_args: Any) -> None:
         """In place of `hooks.check_flags`, which SGLang calls before it resolves."""
-        self.server_args = server_args
-        self._ask(expert_placement.check_flags, server_args)
-        try:
-            self.arguments = read_arguments(server_args)
-        except ExpertPolicyError as error:
-            self.refuse("sglang-xshare", error)
-            self.arguments = Arguments(None)  # what else would be refused, of any policy
-        if self.arguments is not None:
-            for check in list_checks(server_args):
-                try:
-                    check()
-                except ExpertPolicyError as error:
-                    self.refuse("sglang-xshare", error)
-            choose_runner(server_args, self.arguments)
-        self._ask(affinity.check_flags, server_args)
+        self.start = Start(server_args)
+        self._note(self.start, GIVEN)
 
-    def check_server(self, server_args: Any) -> None:
-        """In place of `hooks.check_server`, which SGLang calls after it has resolved."""
+    def note_resolved(self, server_args: Any) -> None:
+        """In place of `hooks.check_server`, which SGLang calls after it has resolved the same record."""
+        assert self.start is not None
+        assert self.start.server_args is server_args
         self.finished = True
-        self._ask(expert_placement.check_server, server_args)
-        if self.arguments is not None:
-            for error in find_refusals(server_args, self.arguments):
-                self.refuse("sglang-xshare", error)
-        self._ask(affinity.check_server, server_args)
+        self._note(self.start, RESOLVED)
 
-    def _ask(self, check: Callable[[Any], None], server_args: Any) -> None:
-        try:
-            check(server_args)
-        except ExpertPolicyError as error:
+    def _note(self, start: Start, when: str) -> None:
+        for error in find_refusals(start, when):
             self.refuse("sglang-xshare", error)
-
-    def capture_sizes(self, server_args: Any, sizes: list[int]) -> list[int]:
-        """In place of `hooks.capture_sizes`, which parses the policy again."""
-        try:
-            return hooks.capture_sizes(server_args, sizes)
-        except ExpertPolicyError:  # noted by `check_flags`
-            return sizes
 
 
 def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
@@ -96,7 +73,7 @@ def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
     from sglang.srt.server_args import prepare_server_args
 
     resolution = Resolution()
-    hooks = {name: getattr(resolution, name) for name in ("check_flags", "check_server", "capture_sizes")}
+    hooks = {"check_flags": resolution.note_given, "check_server": resolution.note_resolved}
     upstream = {name: getattr(expert_policy, name) for name in hooks}
     said = io.StringIO()
     try:

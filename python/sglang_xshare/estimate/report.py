@@ -26,7 +26,7 @@ CAVEATS = (
 
 
 def estimate(arguments: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
-    """The report. `bandwidth` in GB/s. Raises ValueError or `ExpertPolicyError`, one line."""
+    """The report. `bandwidth` in GB/s. Raises ValueError in one line."""
     weights = read_weights(arguments.model)
     ranks, tokens, rows = arguments.ep_size, arguments.draft_tokens, arguments.batch * arguments.draft_tokens
     if weights.model.num_experts % ranks:
@@ -112,7 +112,7 @@ def _give(before: float, after: float) -> Drawn:
 def _read_schedule(text: str, weights: Weights, rows: int, tokens: int, ranks: int) -> Schedule:
     """The policy, spelt as the server takes it. Raises ValueError where it does not run in such a step."""
     try:
-        schedule = build_schedule(*parse_policy(text), speculative=tokens > 1)
+        schedule = build_schedule(*parse_policy(text), tokens > 1, "--draft-tokens N above 1")
         if schedule is None or schedule.observed:
             raise ValueError("routes as the model does, which the estimate compares with; allowed is another policy")
         for plan in schedule.plans(range(weights.model.num_layers)):

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from ..admission.model import check_schedule, read_model
+from ..admission.modes import check_observed
 from ..admission.routers import check_plans
-from ..admission.server import check_observed
 from ..policies.description import TOP_K_KEYS
 from ..policies.registry import get_policy
 from ..policies.schedule import Schedule, build_schedule

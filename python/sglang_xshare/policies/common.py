@@ -9,6 +9,8 @@ from typing import Any
 from .registry import Policy
 
 PHASES = ("decode", "verify")
+SPECULATES = "--speculative-algorithm"
+"""The server's flag that asks for speculation; other verbs have others."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,17 @@ class Override:
         return self.first <= number <= self.last
 
 
-def read_phases(value: Any, policy: Policy, keys: dict[str, Any], speculative: bool) -> tuple[str, ...]:
-    """The phases to select in. This and the next raise ValueError naming the key, the value and what is allowed."""
+def read_phases(
+    value: Any, policy: Policy, keys: dict[str, Any], speculative: bool, speculates: str
+) -> tuple[str, ...]:
+    """The phases to select in; `speculates` is the flag that asks for speculation. This and the next raise ValueError
+    naming the key, the value and what is allowed.
+    """
     if value is None:
         if not speculative and policy.phases == ("verify",):
             never = f"{policy.name} without speculative decoding: it selects in target-verify"
             missing = [*policy.list_missing(keys), never]
-            raise ValueError(f'{"; ".join(missing)}; allowed is --speculative-algorithm, or phases = ["decode"]')
+            raise ValueError(f'{"; ".join(missing)}; allowed is {speculates}, or phases = ["decode"]')
         return policy.phases
     if not isinstance(value, list) or not value or any(phase not in PHASES for phase in value):
         raise ValueError(f"phases = {value!r}: allowed is {COMMON_KEYS['phases'].allowed}")

@@ -34,6 +34,7 @@ def oea(
     kmax: int | None = None,
     max_rank: int | None = None,
     target_per_rank: int | None = None,
+    free_residents: bool | None = None,
     own_share: float = 0.0,
 ) -> SelectionPlan:
     """Every row's k0 best experts; rows fill up with the experts other rows have loaded.
@@ -49,5 +50,6 @@ def oea(
         max_rank=max_rank,
         target_per_rank=target_per_rank,
         balance=balance,
+        free_residents=free_residents,
         own_share=own_share,
     )

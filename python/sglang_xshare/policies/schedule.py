@@ -13,7 +13,7 @@ from typing import Any
 
 from ..plan import SelectionPlan
 from .baselines import VANILLA
-from .common import COMMON_KEYS, PHASES, Override, read_count, read_overrides, read_phases, read_rows
+from .common import COMMON_KEYS, PHASES, SPECULATES, Override, read_count, read_overrides, read_phases, read_rows
 from .registry import build_plan, get_policy
 from .spelling import parse_policy
 
@@ -120,11 +120,14 @@ class Schedule:
         return plans
 
 
-def build_schedule(name: str, config: dict[str, Any], speculative: bool) -> Schedule | None:
+def build_schedule(
+    name: str, config: dict[str, Any], speculative: bool, speculates: str = SPECULATES
+) -> Schedule | None:
     """Validate a policy's name, its keys and the common keys. Returns None for `vanilla`.
 
     `speculative` tells whether the server speculates: it decides the published defaults of a policy given without keys,
-    and whether phase `verify` can occur. Raises ValueError naming the key, the value and what is allowed.
+    and whether phase `verify` can occur. `speculates` is the flag by which the caller's user asks for speculation.
+    Raises ValueError naming the key, the value and what is allowed.
     """
     policy = get_policy(name)
     common = {key: config[key] for key in COMMON_KEYS if key in config}
@@ -136,12 +139,12 @@ def build_schedule(name: str, config: dict[str, Any], speculative: bool) -> Sche
             raise ValueError(f"{next(iter(config))}: vanilla has no keys")
         return None
     if name == "observe":
-        return _build_observing(config, speculative)
+        return _build_observing(config, speculative, speculates)
     policy.check_names(keys, others=COMMON_KEYS)
     schedule = Schedule(
         policy=name,
         keys=keys or policy.default_keys(speculative),
-        phases=read_phases(common.get("phases"), policy, keys, speculative),
+        phases=read_phases(common.get("phases"), policy, keys, speculative, speculates),
         min_tokens=read_count("min_tokens", common.get("min_tokens", COMMON_KEYS["min_tokens"].default)),
         max_tokens=None if "max_tokens" not in common else read_count("max_tokens", common["max_tokens"]),
         layers=read_overrides("layers", common.get("layers", {}), lowest=0),
@@ -158,7 +161,7 @@ def build_schedule(name: str, config: dict[str, Any], speculative: bool) -> Sche
     return schedule
 
 
-def _build_observing(config: dict[str, Any], speculative: bool) -> Schedule:
+def _build_observing(config: dict[str, Any], speculative: bool, speculates: str) -> Schedule:
     """The schedule of `observe`: vanilla in every step, with a schedule of its own for each policy it compares."""
     policy = get_policy("observe")
     policy.check_names(config)
@@ -167,7 +170,7 @@ def _build_observing(config: dict[str, Any], speculative: bool) -> Schedule:
         spelling = plan if isinstance(plan, str) else json.dumps(plan)
         try:
             name, keys = _read_observed(plan)
-            schedule = build_schedule(name, keys, speculative)
+            schedule = build_schedule(name, keys, speculative, speculates)
         except ValueError as error:
             raise ValueError(f"plans: {spelling}: {error}") from None
         if schedule is None or schedule.observed or spelling in observed:

@@ -39,6 +39,7 @@ def xshare(
     mass: float | None = None,
     target_per_rank: int | None = None,
     balance: str = "literal",
+    free_residents: bool | None = None,
     own_share: float = 0.0,
 ) -> SelectionPlan:
     """Every row's k0 best experts, then the best for the batch, each request or each rank; rows route within them.
@@ -56,5 +57,6 @@ def xshare(
         mass=mass,
         target_per_rank=target_per_rank,
         balance=balance,
+        free_residents=free_residents,
         own_share=own_share,
     )

@@ -82,9 +82,12 @@ def _check_inputs(
         raise ValueError(f"router_logits {_describe(logits)}: allowed is 1 to {MAX_EXPERTS} experts")
     if rows % batch.tokens_per_request:
         raise ValueError(f"tokens_per_request = {batch.tokens_per_request}: allowed is a divisor of the {rows} rows")
-    valid, bias = batch.valid, router.correction_bias
-    if valid is not None and (valid.shape != (rows,) or valid.dtype != torch.bool):
-        raise ValueError(f"valid {_describe(valid)}: allowed is a bool tensor [{rows}]")
+    for name, flags in (("valid", batch.valid), ("exact", batch.exact)):
+        if flags is not None and (flags.shape != (rows,) or flags.dtype != torch.bool):
+            raise ValueError(f"{name} {_describe(flags)}: allowed is a bool tensor [{rows}]")
+    bias, resident = router.correction_bias, batch.resident
+    if resident is not None and (resident.shape != (num_experts,) or resident.dtype != torch.bool):
+        raise ValueError(f"resident {_describe(resident)}: allowed is a bool tensor [{num_experts}]")
     if bias is not None and (bias.shape != (num_experts,) or not bias.is_floating_point()):
         raise ValueError(f"correction_bias {_describe(bias)}: allowed is a float tensor [{num_experts}]")
     scale = router.expert_scale

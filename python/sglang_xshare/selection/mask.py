@@ -1,10 +1,30 @@
-"""Logits for MoE runners that rank them themselves: masked, they say what was chosen."""
+"""Logits for MoE runners that rank them themselves: masked, they say what was chosen, where they can."""
 
 from __future__ import annotations
 
 import torch
 
-from ..types import Selection
+from ..plan import SelectionPlan
+from ..types import Router, Selection
+
+
+def check_maskable(plan: SelectionPlan, router: Router) -> None:
+    """Raise ValueError for a plan or router whose weights no logits can express, so that `mask_logits` is not exact."""
+    if router.scoring != "softmax" or router.correction_bias is not None or router.num_expert_group is not None:
+        raise ValueError("a runner that ranks logits itself serves plain softmax routers only")
+    if router.quota_groups is not None or router.expert_scale is not None:
+        raise ValueError("a runner that ranks logits itself serves routers of one group, without a scale by expert")
+    if not router.renormalize:
+        raise ValueError("a runner that ranks logits itself serves renormalizing routers only")
+    if plan.divides_by_own:
+        raise ValueError(
+            f"coverage = {plan.coverage!r}: a runner that ranks logits itself renormalizes; "
+            "allowed is substitute or own"
+        )
+    if plan.own_share:
+        raise ValueError(f"own_share = {plan.own_share}: a runner that ranks logits itself renormalizes; allowed is 0")
+    if plan.columns(router) != router.top_k:
+        raise ValueError(f"kmax = {plan.kmax}: a runner that ranks logits itself uses top-k; allowed is {router.top_k}")
 
 
 def mask_logits(logits: torch.Tensor, selection: Selection, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:

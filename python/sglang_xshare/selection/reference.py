@@ -47,7 +47,14 @@ class _Reference:
         self.grid = to_grid(measure(self.scores, router)).long().tolist()
         self.num_rows, self.num_experts = choice.shape
         valid = [True] * self.num_rows if batch.valid is None else batch.valid.tolist()
+        exact = [False] * self.num_rows if batch.exact is None else batch.exact.tolist()
         self.rows = [i for i in range(self.num_rows) if valid[i]]
+        self.exact = {i for i in self.rows if exact[i]}
+        # The experts that cost no transfer; None where no expert does.
+        resident = batch.resident if plan.takes_residents else None
+        self.resident = None if resident is None else {j for j, there in enumerate(resident.tolist()) if there}
+        self.slots = batch.slots or logits.shape[1]
+        self.columns = plan.columns(router, exact=batch.exact is not None)
         size = batch.tokens_per_request
         self.requests = [[i for i in range(r, r + size) if valid[i]] for r in range(0, self.num_rows, size)]
         self.rank_of_expert = None if rank_of_expert is None else rank_of_expert.tolist()
@@ -72,9 +79,8 @@ class _Reference:
         self.kept = {i: self.keep(i) for i in self.rows}
         selected = self.select_experts()
         chosen, rescued = self.cover_rows(selected)
-        columns = self.plan.kmax or self.router.top_k
-        ids = torch.full((self.num_rows, columns), -1, dtype=torch.int32)
-        weights = torch.zeros(self.num_rows, columns)
+        ids = torch.full((self.num_rows, self.columns), -1, dtype=torch.int32)
+        weights = torch.zeros(self.num_rows, self.columns)
         kept_mass = torch.zeros(self.num_rows)
         for i, experts in chosen.items():
             ids[i, : len(experts)] = torch.tensor(experts, dtype=torch.int32)
@@ -94,7 +100,9 @@ class _Reference:
     # Select: the set S.
 
     def keep(self, i: int) -> list[int]:
-        """Row i's warm-up; or what dynamic-skip leaves of its top-k."""
+        """Row i's warm-up; or what dynamic-skip leaves of its top-k; of an exact row all of that."""
+        if i in self.exact:
+            return self.top_k[i]
         k0 = self.router.top_k if self.plan.k0 is None else self.plan.k0
         kept = self.top_k[i][:k0]
         if self.plan.p < 1:
@@ -114,24 +122,39 @@ class _Reference:
             return selected.union(*(self.rank_experts(rows) for rows in groups))
         if self.plan.confidence is not None:
             return selected | self.follow_voters(self.plan.confidence, selected)
+        free = self.resident or set()
         for rows in self.requests:
-            rest = self.best(self.utility(rows), without=set().union(*(self.kept[i] for i in rows)))
+            rest = self.best(self.utility(rows), without=free.union(*(self.kept[i] for i in rows)))
             selected = selected.union(rest[: self.plan.add_per_request])
+        sure = selected
         utility = self.utility(self.rows)
-        selected = selected.union(self.best(utility, without=selected)[: self.plan.add])
+        selected = selected.union(self.best(utility, without=selected | free)[: self.plan.add])
         if self.plan.mass is not None:
-            for expert in self.best(utility, without=selected):
-                if sum(utility[j] for j in selected) >= math.ceil(self.plan.mass * sum(utility)):
+            for expert in self.best(utility, without=selected | free):
+                if sum(utility[j] for j in selected | free) >= math.ceil(self.plan.mass * sum(utility)):
                     break
                 selected = selected | {expert}
         if self.plan.target_per_rank is not None:
             selected = self.balance(selected, utility, self.plan.target_per_rank)
-        return selected
+        return selected if self.resident is None else self.join(sure, selected, utility)
+
+    def join(self, sure: set[int], selected: set[int], utility: list[int]) -> set[int]:
+        """S with the residents: as many as the slots leave room for. What rows and requests bring is sure of its slot,
+        then comes what the batch adds, then residents, both by utility.
+        """
+        assert self.resident is not None
+        ranked = [j for j in self.best(utility, without=sure) if j in selected]
+        ranked += [j for j in self.best(utility, without=selected) if j in self.resident]
+        return sure.union(ranked[: max(self.slots - len(sure), 0)])
+
+    def held(self, rows: list[int]) -> set[int]:
+        """The experts of those rows that are exact: beside them a budget counts others alone."""
+        return set().union(*(self.top_k[i] for i in rows if i in self.exact))
 
     def utility(self, rows: list[int], kind: str | None = None) -> list[int]:
-        """Every expert's utility over some rows, on the grid."""
+        """Every expert's utility over some rows, on the grid. Exact rows have no say, here and below."""
         total = [0] * self.num_experts
-        for i in rows:
+        for i in [i for i in rows if i not in self.exact]:
             if (kind or self.plan.utility) == "full":
                 total = [u + score for u, score in zip(total, self.grid[i], strict=True)]
                 continue
@@ -152,15 +175,16 @@ class _Reference:
         assert self.rank_of_expert is not None
         ranks = max(self.rank_of_expert) + 1
         home = self.rank_of_expert
+        held = self.held(self.rows)
         if self.plan.balance in ("fill", "level"):
-            loads = [sum(home[j] == rank for j in selected) for rank in range(ranks)]
-            if self.plan.balance == "level":
-                target = max(target, *loads)
+            loads = [sum(home[j] == rank for j in selected - held) for rank in range(ranks)]
+            if self.plan.balance == "level":  # with what the step waits for, whoever asked for it
+                target = max(target, *(sum(home[j] == rank for j in selected) for rank in range(ranks)))
             for rank in range(ranks):
                 own = [j for j in self.best(utility, without=selected) if home[j] == rank]
                 selected = selected.union(own[: max(target - loads[rank], 0)])
             return selected
-        while len(selected) < target * ranks:
+        while len(selected - held) < target * ranks:
             rest = self.best(utility, without=selected)
             # Each rank's best remaining expert: the last write wins, so walk from the worst to the best.
             added = {home[j]: j for j in reversed(rest)}
@@ -170,30 +194,30 @@ class _Reference:
         return selected
 
     def rank_experts(self, rows: list[int]) -> set[int]:
-        """The top `budget` of a ranking over some rows."""
-        plan = self.plan
+        """The top `budget` of a ranking over some rows, of experts that none of their exact rows holds."""
+        plan, held = self.plan, self.held(rows)
         if plan.ranking == "static":
             assert plan.order is not None
-            return set(plan.order[: plan.budget])
+            return set([j for j in plan.order if j not in held][: plan.budget])
         if plan.ranking == "router":
-            return set(self.best(self.utility(rows), without=set())[: plan.budget])
+            return set(self.best(self.utility(rows), without=held)[: plan.budget])
         votes = self.count_votes(rows)
         utility = self.utility(rows, "full")
-        ranked = [j for j in range(self.num_experts) if votes[j] or utility[j]]
+        ranked = [j for j in range(self.num_experts) if (votes[j] or utility[j]) and j not in held]
         ranked.sort(key=lambda j: (-votes[j], -utility[j], j))
-        retain = plan.budget if plan.drop is None else sum(v > 0 for v in votes) - plan.drop
+        retain = plan.budget if plan.drop is None else sum(votes[j] > 0 for j in ranked) - plan.drop
         assert retain is not None
         return set(ranked[: max(retain, self.router.top_k)])
 
     def count_votes(self, rows: list[int]) -> list[int]:
         """How many of the rows have each expert in their top-k."""
-        return [sum(j in self.top_k[i] for i in rows) for j in range(self.num_experts)]
+        return [sum(j in self.top_k[i] for i in rows if i not in self.exact) for j in range(self.num_experts)]
 
     def follow_voters(self, confidence: float, selected: set[int]) -> set[int]:
         def share(i: int) -> float:
             return max(self.grid[i]) / sum(self.grid[i]) if sum(self.grid[i]) else 0.0
 
-        by_confidence = sorted(self.rows, key=lambda i: (-share(i), i))
+        by_confidence = sorted((i for i in self.rows if i not in self.exact), key=lambda i: (-share(i), i))
         reach = {i: math.ceil(confidence * sum(self.grid[i])) for i in self.rows}
         sure = [i for i in by_confidence if share(i) > 0 and max(self.grid[i]) >= reach[i]]
         voters = sure[: self.plan.max_voters] or by_confidence[:1]
@@ -218,6 +242,8 @@ class _Reference:
         return truncated, len(lost) if self.plan.rescue else 0
 
     def substitute(self, i: int, selected: set[int]) -> list[int]:
+        if i in self.exact:
+            return self.top_k[i]
         reach = self.ranking[i][: self.plan.max_rank]
         usable = [j for j in self.ranking[i] if j in self.kept[i] or (j in reach and j in selected)]
         return self.take(usable, self.plan.kmax)

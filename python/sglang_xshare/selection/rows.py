@@ -7,6 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import pad
 
 from ..types import Batch, Router
 from .scores import compute_scores, measure
@@ -34,6 +35,11 @@ class Slots(NamedTuple):
         zero = constant(0.0, torch.float32, kept.device)
         return Slots(self.experts.gather(1, order), torch.where(live, self.scores.gather(1, order), zero), live)
 
+    def widen(self, columns: int) -> Slots:
+        """With empty slots behind, so that there are `columns` at least."""
+        missing = max(columns - self.experts.shape[1], 0)
+        return Slots(*(pad(part, (0, missing)) for part in self)) if missing else self
+
 
 class Rows(NamedTuple):
     """n rows over N experts, k = the router's top-k."""
@@ -48,6 +54,11 @@ class Rows(NamedTuple):
     """The rows' own top-k, best first."""
     valid: torch.Tensor | None
     """[n, 1] bool; None where all are."""
+    exact: torch.Tensor | None
+    """[n, 1] bool: which get their own top-k and have no say in S; None where none does."""
+    resident: torch.Tensor | None
+    """[N] bool: which experts are loaded; None where the batch does not say."""
+    slots: int | None
     tokens_per_request: int
     quota_groups: int | None
 
@@ -66,6 +77,10 @@ class Rows(NamedTuple):
         """k."""
         return self.own.experts.shape[1]
 
+    def silence(self, values: torch.Tensor) -> torch.Tensor:
+        """`values` [n, m], 0 or False in exact rows."""
+        return values if self.exact is None else values.masked_fill(self.exact, 0)
+
     def find_best(self, usable: torch.Tensor, count: int) -> Slots:
         """Every row's `count` best of the `usable` experts, [N] or [n, N] bool."""
         keys = torch.where(usable, self.keys, constant(-math.inf, torch.float64, self.keys.device))
@@ -80,10 +95,24 @@ def rank_rows(logits: torch.Tensor, router: Router, batch: Batch) -> Rows:
     keys = choice.double()
     keys.addcmul_(keys.abs().clamp_(_SMALLEST, _LARGEST), lower_first(keys.shape[1], keys.device), value=_TIE)
     valid = None if batch.valid is None else batch.valid.unsqueeze(1)
+    exact = None
+    if batch.exact is not None:  # a tensor of its own, as metrics are read when the caller's may be the next step's
+        exact = batch.exact.unsqueeze(1) & (True if valid is None else valid)
     groups = router.quota_groups
     own_keys = keys if groups is None else keep_quota(keys, router.top_k, groups)
     own = find_best(scores, own_keys, router.top_k, valid)
-    return Rows(scores, measure(scores, router), keys, own, valid, batch.tokens_per_request, groups)
+    return Rows(
+        scores=scores,
+        measures=measure(scores, router),
+        keys=keys,
+        own=own,
+        valid=valid,
+        exact=exact,
+        resident=batch.resident,
+        slots=batch.slots,
+        tokens_per_request=batch.tokens_per_request,
+        quota_groups=groups,
+    )
 
 
 def find_best(scores: torch.Tensor, keys: torch.Tensor, count: int, valid: torch.Tensor | None) -> Slots:

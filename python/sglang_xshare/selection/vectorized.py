@@ -44,14 +44,14 @@ def select(
     ids, weights = experts.int(), shares.clone() if total is None else shares / total
     if router.expert_scale is not None:
         weights = weights * router.expert_scale.detach().float()[ids.clamp_min(0)]
-    missing = plan.columns(router) - ids.shape[1]
+    missing = plan.columns(router, exact=batch.exact is not None) - ids.shape[1]
     if missing:
         ids, weights = pad(ids, (0, missing), value=-1), pad(weights, (0, missing))
     if router.scaling != 1:
         weights = weights * router.scaling
     # The caller's mask may be the next step's by the time the metrics are read.
     valid = None if batch.valid is None else batch.valid.clone()
-    answer = _Answer(ids, weights, selected, lost, rows.own, chosen, valid)
+    answer = _Answer(ids, weights, selected, lost, rows.own, chosen, valid, rows.exact)
     if slots is not None:
         vars(answer).update(serve_runner(answer, logits, router.top_k, slots))
     return answer
@@ -64,6 +64,7 @@ class _Answer(Selection):
     _own: Slots
     _chosen: Slots
     _valid: torch.Tensor | None
+    _exact: torch.Tensor | None
 
     def __init__(
         self,
@@ -74,9 +75,10 @@ class _Answer(Selection):
         own: Slots,
         chosen: Slots,
         valid: torch.Tensor | None,
+        exact: torch.Tensor | None,
     ) -> None:
         vars(self).update(topk_ids=topk_ids, topk_weights=topk_weights, selected=selected)
-        vars(self).update(_lost=lost, _own=own, _chosen=chosen, _valid=valid)
+        vars(self).update(_lost=lost, _own=own, _chosen=chosen, _valid=valid, _exact=exact)
 
     @cached_property
     def active(self) -> torch.Tensor:
@@ -94,6 +96,8 @@ class _Answer(Selection):
     @cached_property
     def kept_mass(self) -> torch.Tensor:
         kept = (self._chosen.scores.sum(1) / self._own.scores.sum(1)).nan_to_num_(nan=1.0, posinf=1.0)
+        if self._exact is not None:  # sums of more columns, which may round otherwise
+            kept = kept.masked_fill(self._exact.squeeze(1), 1.0)
         return kept if self._valid is None else kept * self._valid
 
     def _mark(self, slots: Slots) -> torch.Tensor:
@@ -103,7 +107,7 @@ class _Answer(Selection):
 
 
 def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:
-    """[n, k] bool: which of its own top-k a row keeps, as its warm-up or after dynamic-skip."""
+    """[n, k] bool: which of its own top-k a row keeps, as its warm-up or after dynamic-skip; an exact row all."""
     kept = rows.own.live
     if plan.k0 is not None:
         kept = kept & _first(plan.k0, rows.top_k, kept.device)
@@ -114,7 +118,7 @@ def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:
     if plan.beta is not None:
         scores = rows.own.scores.double()
         kept = kept & (scores >= plan.beta * scores[:, :1]).logical_or_(_first(1, rows.top_k, kept.device))
-    return kept
+    return kept if rows.exact is None else torch.where(rows.exact, rows.own.live, kept)
 
 
 @cache
@@ -145,7 +149,11 @@ def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: t
         last = rows.keys.topk(plan.max_rank, 1).values[:, -1:]
         own = torch.zeros_like(rows.keys, dtype=torch.bool).scatter_(1, rows.own.experts, kept)
         inside = selected & ((rows.keys >= last) | own)
-    return rows.find_best(inside, min(plan.kmax or rows.top_k, rows.num_experts))
+    chosen = rows.find_best(inside, min(plan.kmax or rows.top_k, rows.num_experts))
+    if rows.exact is None:
+        return chosen
+    given = zip(rows.own.widen(chosen.experts.shape[1]), chosen.widen(rows.top_k), strict=True)
+    return Slots(*(torch.where(rows.exact, own_slots, others) for own_slots, others in given))
 
 
 def _share(rows: Rows, plan: SelectionPlan, router: Router, chosen: Slots) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,19 +163,25 @@ def _share(rows: Rows, plan: SelectionPlan, router: Router, chosen: Slots) -> tu
     scores count as 1.
     """
     own = rows.own
-    whole = _divisor(chosen, own, plan.own_power)
+    whole = _divisor(chosen, own, plan.own_power, rows.exact)
     # The largest of N softmax scores is at least 1 / N: a row with its own first choice has no sum of 0.
     has_first = router.scoring == "softmax" and router.correction_bias is None and (plan.own_power == 1 or plan.k0 != 0)
     if not has_first:
         massless = whole.logical_not()
         chosen = _equalize(chosen, massless)
-        own = _equalize(own, massless) if plan.own_power else own
-        whole = _divisor(chosen, own, plan.own_power)
+        own = _equalize(own, massless) if plan.own_power or rows.exact is not None else own
+        whole = _divisor(chosen, own, plan.own_power, rows.exact)
     return chosen.scores, whole.clamp_min_(_TINY)
 
 
-def _divisor(chosen: Slots, own: Slots, own_power: float) -> torch.Tensor:
-    """[n, 1] float32. In float64 between, so that two equal sums have that very number for a mean."""
+def _divisor(chosen: Slots, own: Slots, own_power: float, exact: torch.Tensor | None) -> torch.Tensor:
+    """[n, 1] float32. In float64 between, so that two equal sums have that very number for a mean.
+
+    That of exact rows [n, 1] bool is the model's own: a sum of more columns may round otherwise.
+    """
+    if exact is not None:
+        others = _divisor(chosen, own, own_power, None)
+        return torch.where(exact, own.scores.sum(1, keepdim=True), others)
     if own_power == 0:
         return chosen.scores.sum(1, keepdim=True)
     whole = own.scores.sum(1, keepdim=True)

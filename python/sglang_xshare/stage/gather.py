@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn.functional import pad
@@ -73,16 +71,3 @@ class Gather:
     def keep(self, gathered: torch.Tensor, rows: int) -> torch.Tensor:
         """This rank's own, `rows` many, of what was found for all."""
         return gathered.narrow(0, sum(self.rows_by_rank[: self.rank]), rows)
-
-
-def call_without_rows(router: Any, join: Callable[[Any], None]) -> None:
-    """Have an upstream `TopK` call `join` with its config where its rank has no rows to route: upstream then asks it
-    for an empty answer.
-    """
-    answer_empty = router.empty_topk_output
-
-    def join_and_answer(*args: Any, **kwargs: Any) -> Any:
-        join(router.topk_config)
-        return answer_empty(*args, **kwargs)
-
-    router.empty_topk_output = join_and_answer

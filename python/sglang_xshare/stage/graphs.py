@@ -48,7 +48,7 @@ class Graphs:
         """Remember what a layer does in a step that is being captured."""
         self._captured[_place(layer, step)] = plan
 
-    def lend(self, layer: Layer, step: Step, plan: SelectionPlan, logits: torch.Tensor) -> Budgets | None:
+    def borrow_buffer(self, layer: Layer, step: Step, plan: SelectionPlan, logits: torch.Tensor) -> Budgets | None:
         """The buffer that a layer's selection in this step reads its numbers from; None where the plan's own will do,
         because no graph has this size or no kernel takes the plan.
 

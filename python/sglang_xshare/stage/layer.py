@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,21 +19,45 @@ from .step import Step
 from .upstream.router import read_router
 from .upstream.routing import folds_scaling, num_shared_slots, scales_unnormalized_groups
 
-FILLED, DROPPED, MASKED = "filled", "dropped", "masked"
-"""What a layer's runner takes for a slot that stays empty: an expert in use anyway, -1, or no slots at all but logits,
-which it ranks itself. See `admission.runners`.
-"""
-
 if TYPE_CHECKING:
     from ..selection.triton_kernel.budgets import Budgets
+
+
+class Convention(Enum):
+    """What a layer's runner takes for a slot that stays empty: an expert in use anyway, again, of weight 0; -1; or no
+    slots at all but logits, which it ranks itself. See `admission.runners`.
+    """
+
+    FILLED = "filled"
+    DROPPED = "dropped"
+    MASKED = "masked"
+
+
+FILLED, DROPPED, MASKED = Convention
+
+
+def _find_none(*args: Any) -> None:
+    """No tally, and no buffer."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a layer's selections use of the stage's in each step; nothing of it without a stage."""
+
+    aligner: Aligner | None = None
+    """Takes the slots that the selection has sorted."""
+    find_tally: Callable[[torch.Tensor], Tally | None] = _find_none
+    """Where to leave what is counted of a selection from these logits."""
+    borrow_buffer: Callable[[Step, SelectionPlan, torch.Tensor], Budgets | None] = _find_none
+    """Which buffer a captured graph reads the plan's numbers from."""
 
 
 class Layer:
     """Wraps a layer's `TopKConfig`: `config` routes through `choose`; upstream goes on after routing as ever.
 
-    `convention` is FILLED, DROPPED or MASKED. `renumbers` says that upstream looks ids up in a table after routing
-    them, so that none may be -1 before; `routes_itself` that the layer's runner gets logits where no policy chooses;
-    `takes_kmax` that this runner takes rows of another width than the model's top-k.
+    `renumbers` says that upstream looks ids up in a table after routing them, so that none may be -1 before;
+    `routes_itself` that the layer's runner gets logits where no policy chooses; `takes_kmax` that this runner takes
+    rows of another width than the model's top-k.
     Raises ValueError for a router the stage does not reproduce.
     """
 
@@ -41,7 +66,7 @@ class Layer:
         layer_id: int,
         topk_config: Any,
         placement: Placement | None,
-        convention: str = FILLED,
+        convention: Convention = FILLED,
         renumbers: bool = False,
         routes_itself: bool = False,
         takes_kmax: bool = True,
@@ -61,11 +86,9 @@ class Layer:
         self.plan: SelectionPlan | None = None
         self.step: Step | None = None
         self.selection: Selection | None = None
-        self.aligner: Aligner | None = None
-        self.find_tally: Callable[[torch.Tensor], Tally | None] = lambda logits: None
+        self.resources = Resources()
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
-        self.lend: Callable[[Step, SelectionPlan, torch.Tensor], Budgets | None] = lambda step, plan, logits: None
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
         weight = 1.0 if on_output else 1.0 / scaling
         self.with_shared = RunnerSlots(shared=self.num_shared, shared_weight=weight, empty=empty)
@@ -76,6 +99,10 @@ class Layer:
             apply_routed_scaling_factor_on_output=False,
         )
 
+    def use(self, resources: Resources) -> None:
+        """Use what a stage holds, from now on."""
+        self.resources = resources
+
     def choose(
         self, hidden_states: torch.Tensor, gating_output: torch.Tensor, topk: int, renormalize: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,13 +111,14 @@ class Layer:
         `topk` counts the columns of fused shared experts where upstream expects them from its router. Raises
         RuntimeError where the router sees other rows than the step has: requests and padding would be mistaken.
         """
+        aligner = self.resources.aligner
         if topk > self.router.top_k:
             slots = self.with_shared
         else:
-            slots = self.slots if self.aligner is None else self.aligner.slots(len(gating_output))
+            slots = self.slots if aligner is None else aligner.slots(len(gating_output))
         out = self.selection = self._select_in_force(self.collect(gating_output), slots)
-        if self.aligner is not None:
-            self.aligner.offer(out.topk_ids, gating_output.shape[1], out.alignment)
+        if aligner is not None:
+            aligner.offer(out.topk_ids, gating_output.shape[1], out.alignment)
         return self.keep(out.topk_weights, len(gating_output)), self.keep(out.topk_ids, len(gating_output))
 
     def finish(self, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -111,8 +139,8 @@ class Layer:
         """What the plan in force chooses, counted; captured graphs read its numbers where a switch writes them."""
         assert self.plan is not None
         assert self.step is not None
-        budgets = self.lend(self.step, self.plan, logits)
-        return self.select(logits, self.plan, slots, self.find_tally(logits), budgets)
+        budgets = self.resources.borrow_buffer(self.step, self.plan, logits)
+        return self.select(logits, self.plan, slots, self.resources.find_tally(logits), budgets)
 
     def collect(self, logits: torch.Tensor) -> torch.Tensor:
         """Router logits of all ranks where each routes its own, else these. Raises RuntimeError as `choose` does."""

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+from .upstream.configuration import NUM_EXPERTS, find_value
+from .upstream.routing import expert_locations
+from .upstream.server import model_config, resolved
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,3 +31,20 @@ class Placement:
         ranks = (self.physical[layer_ids] // self.per_rank).long()
         found = experts.new_zeros((len(experts), self.ranks), dtype=torch.int64)
         return found.scatter_add_(1, ranks, experts.long())
+
+
+def read_placement(model_runner: Any) -> Placement | None:
+    """Where a loaded model's experts are; None on one rank.
+
+    Contiguous blocks, unless SGLang maps ids to where it has put the experts (--init-expert-location, --enable-eplb).
+    Of a redundant expert the first place counts, which is one of several.
+    """
+    config = resolved(model_runner.server_args)
+    if config.ep_size == 1:
+        return None
+    physical = expert_locations(config)
+    if physical is None:
+        model = model_config(model_runner.server_args)
+        experts = torch.arange(find_value(model.hf_text_config, NUM_EXPERTS), device=model_runner.device)
+        physical = experts.expand(model.num_hidden_layers, -1)
+    return Placement(config.ep_size, (physical.shape[1] + config.ep_num_redundant_experts) // config.ep_size, physical)

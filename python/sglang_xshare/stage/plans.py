@@ -12,6 +12,11 @@ from ..policies.schedule import Schedule
 from .batches import Batches
 from .layer import Layer
 
+REASONS = ("vanilla", "phase", "min_tokens", "max_tokens", "unchanged", "override")
+"""Why a layer has no plan. Where none has one, the first that some layer has tells of the step: the first four go for
+every layer alike; of the others, a plan without effect goes before an override, which may be of a few layers alone.
+"""
+
 
 class Plans:
     """The plans of a schedule for a server with these `batches`. They never change, and know what they have found.

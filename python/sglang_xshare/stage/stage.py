@@ -23,8 +23,8 @@ from .evidence.reports import Reports
 from .evidence.trace import Trace
 from .gather import Ranks
 from .graphs import Graphs
-from .layer import MASKED, Layer
-from .plans import Plans
+from .layer import MASKED, Layer, Resources
+from .plans import REASONS, Plans
 from .step import Step, read_step
 from .upstream.ranks import is_first_rank
 from .upstream.server import is_recorded, show_plan, wait_for_device
@@ -39,25 +39,27 @@ class PolicyBypassed(RuntimeError):
 
 
 class Stage:
-    """Wraps a loaded model's `forward` and its MoE layers, as (TopKConfig, Layer). `hooks.attach` makes one a process.
+    """Has the MoE layers of a loaded model, as (TopKConfig, Layer), select by a schedule. `hooks.attach` makes one a
+    process; `forward.wrap_calls` puts it around the model.
 
     `schedule` is None where no policy is given and padding rows alone are masked. `trace` is the file to append to, and
     `align` has layers sort the slots for the MoE runner. `batches` are what the server's steps can have, `ranks` those
     of a server whose ranks each route rows of their own. With `masks` padding rows are masked also once it is switched
-    to vanilla.
+    to vanilla. Where `tp_size` tensor-parallel ranks are several, they compare what they have selected.
     """
 
     def __init__(
         self,
-        model: Any,
         layers: list[tuple[Any, Layer]],
-        device: str,
         schedule: Schedule | None,
+        *,
+        device: str,
         trace: Path | None = None,
         align: bool = False,
         batches: Batches = Batches(),  # noqa: B008 - it never changes
         masks: bool = False,
         ranks: Ranks | None = None,
+        tp_size: int = 1,
     ) -> None:
         self.layers = layers
         self.batches = batches
@@ -72,19 +74,17 @@ class Stage:
         placement = layers[0][1].placement
         if placement is not None:
             self._balance = Balance(placement, [layer.layer_id for _, layer in layers], device)
-        self.agreement: Agreement | None = None
-        self.reports = Reports(self.counters, self._balance)
+        self.agreement = Agreement(tp_size, device) if tp_size > 1 else None
+        self.reports = Reports(self.counters, self._balance, self.agreement)
         self.aligner = Aligner() if align else None
         for number, (_, layer) in enumerate(layers):
-            layer.aligner = self.aligner
-            layer.find_tally = functools.partial(self.counters.tally, number)
-            layer.lend = functools.partial(self.graphs.lend, layer)
+            find_tally = functools.partial(self.counters.tally, number)
+            layer.use(Resources(self.aligner, find_tally, functools.partial(self.graphs.borrow_buffer, layer)))
         self._by_config = {id(config): layer for config, layer in layers}
         self._by_own = {id(layer.config): layer for _, layer in layers}
         self._running = False
         self.switches = 0
         self._adopt(Plans(schedule, batches, self.masks))
-        model.forward = self._wrap(model.forward)
         name = schedule.policy if schedule else "none, padding masked,"
         plan = f": {json.dumps(self.plan)}" if schedule else ""
         logger.info("Expert policy %s on %d MoE layers%s", name, len(layers), plan)
@@ -106,7 +106,7 @@ class Stage:
             self.trace.observe(list(schedule.observed) if schedule else [])
         self.plan = None if plans.masks and not self.switches else plans.describe(self.layers[0][1].router.top_k)
         """The plan in force, JSON-able; None where padding rows alone are masked."""
-        self.reports.tell_of(self.plan, self.observation, self.balance is not None)
+        self.reports.report_on(self.plan, self.observation, self.balance is not None)
 
     def check_switch(self, schedule: Schedule | None) -> Plans:
         """The plans that `switch` would adopt. Raises ValueError in one line where it could not follow."""
@@ -126,8 +126,8 @@ class Stage:
         plans = self.check_switch(schedule)
         wait_for_device(self.device)
         former = self.plans.given
-        self.reports.forget()  # the step that was in flight at the last look belongs to the former plans
-        counted = self._tell(lambda: self.report(reporter)) or ""
+        self.reports.invalidate()  # the step that was in flight at the last look belongs to the former plans
+        counted = self._attempt(lambda: self.report(reporter)) or ""
         self.graphs.follow(self.plans, plans)
         wait_for_device(self.device)
         self.since_switch.read()
@@ -136,20 +136,87 @@ class Stage:
         if self.trace is not None:
             self.trace.switch(self.switches, plans.given)
         show_plan(self.plan)
-        self.reports.forget()
-        self._tell(lambda: self.publish(reporter))
+        self.reports.invalidate()
+        self._attempt(lambda: self.publish(reporter))
         change = f"{json.dumps(former)} -> {json.dumps(plans.given)}"
         logger.info("Expert policy switch %d: %s; until now%s", self.switches, change, counted.removeprefix(","))
 
-    def _tell(self, tell: Callable[[], str | None]) -> str | None:
-        """What `tell` returns; None where it fails. One rank writes files and metrics for all, and must not miss a
+    def _attempt(self, report: Callable[[], str | None]) -> str | None:
+        """What `report` returns; None where it fails. One rank writes files and metrics for all, and must not miss a
         switch that the others make because it cannot.
         """
         try:
-            return tell()
+            return report()
         except Exception:
             logger.exception("Expert policy switch: metrics and trace are not up to date")
             return None
+
+    def run(self, forward_batch: Any, forward: Callable[[], Any]) -> Any:
+        """What `forward` returns, the model's on this batch: its layers get their plans for it, and what they have
+        selected is checked and counted.
+        """
+        step = read_step(forward_batch, self.mask_padding, self.ranks)
+        self._begin(step)
+        try:
+            output = forward()
+            if step is not None:
+                self._finish(step)
+            return output
+        finally:
+            self._running = False
+
+    def end_forward(self) -> None:
+        """A forward of the model runner was launched, maybe by a graph's replay: ranks compare where it is time to."""
+        if self.agreement is not None:
+            self.agreement.end_forward(self.ranks)
+
+    def _begin(self, step: Step | None) -> None:
+        """Hand every layer its plan for this step, or none."""
+        is_captured = self.device != "cpu" and is_recorded()
+        reasons: set[str | None] = set()
+        for _, layer in self.layers:
+            layer.step = step
+            layer.selection = None
+            layer.plan = None
+            if step is not None:
+                layer.plan, against = self.plans.find(layer, step.phase, step.rows, step.batch.tokens_per_request)
+                reasons.add(against)
+                if is_captured:
+                    self.graphs.note(layer, step, layer.plan)
+        if step is None:
+            outcome = "prefill"
+        elif None in reasons:
+            outcome = "policy" if self.observation is None else "observed"
+        else:
+            outcome = next(reason for reason in REASONS if reason in reasons)
+        self.counters.count_outcome(outcome, step)
+        if self.aligner is not None:
+            self.aligner.unasked = 0
+        self._running = True
+
+    def _finish(self, step: Step) -> None:
+        """Check that every layer with a plan has selected, and count what it chose."""
+        missed = [layer.layer_id for _, layer in self.layers if layer.plan is not None and layer.selection is None]
+        if missed:
+            raise PolicyBypassed(f"MoE layers {missed} did not route through the expert policy in a {step.phase} step")
+        if self.aligner is not None and self.aligner.unasked:
+            raise PolicyBypassed(
+                "--expert-policy-align: the MoE runner did not ask for the slots of the experts chosen"
+            )
+        layers = [layer for _, layer in self.layers]
+        if all(layer.selection is None for layer in layers):
+            return
+        if self.observation is not None:
+            counts, observed = self.observation.count(layers, step)
+            self.counters.totals += counts
+        else:
+            selections = [layer.selection for layer in layers]
+            counts, observed = self.counters.count(selections, step), []
+            for other in (self.balance, self.agreement if self.ranks is None or self.ranks.together else None):
+                if other is not None:
+                    other.count(selections)
+        if self.trace is not None:
+            self.trace.record(counts, step, observed)
 
     def route(self, topk_config: Any, router_logits: Any) -> Any:
         """The config to route the logits with. A config that is not the target's (a draft's) is returned as it is."""
@@ -174,7 +241,7 @@ class Stage:
         layer = self._by_own.get(id(topk_config))
         return ids if layer is None else layer.finish(ids, weights)
 
-    def join(self, topk_config: Any) -> None:
+    def enter_collective(self, topk_config: Any) -> None:
         """Select in a layer that this rank has no rows for: where ranks gather theirs, the others wait for it."""
         layer = self._by_config.get(id(topk_config))
         if layer is None or layer.plan is None:
@@ -218,71 +285,5 @@ class Stage:
         """
         if not is_first_rank() or not self.reports.publish(reporter):
             return
-        if self.agreement is not None:
-            self.agreement.report(reporter)
         if self.trace is not None and reporter.is_stats_logging_rank:
             self.trace.write()
-
-    def _wrap(self, forward: Any) -> Any:
-        @functools.wraps(forward)  # upstream inspects the signature for pipeline parallelism
-        def forward_with_policy(*args: Any, **kwargs: Any) -> Any:
-            forward_batch = kwargs["forward_batch"] if "forward_batch" in kwargs else args[2]
-            step = read_step(forward_batch, self.mask_padding, self.ranks)
-            self._begin(step)
-            try:
-                output = forward(*args, **kwargs)
-                if step is not None:
-                    self._finish(step)
-                return output
-            finally:
-                self._running = False
-
-        return forward_with_policy
-
-    def _begin(self, step: Step | None) -> None:
-        """Hand every layer its plan for this step, or none."""
-        is_captured = self.device != "cpu" and is_recorded()
-        reasons: set[str | None] = set()
-        for _, layer in self.layers:
-            layer.step = step
-            layer.selection = None
-            layer.plan = None
-            if step is not None:
-                layer.plan, against = self.plans.find(layer, step.phase, step.rows, step.batch.tokens_per_request)
-                reasons.add(against)
-                if is_captured:
-                    self.graphs.note(layer, step, layer.plan)
-        if step is None:
-            outcome = "prefill"
-        elif None in reasons:
-            outcome = "policy" if self.observation is None else "observed"
-        else:  # a phase or a size is every layer's
-            outcome = str(next(iter(reasons - {"override"}), "override"))
-        self.counters.count_outcome(outcome, step)
-        if self.aligner is not None:
-            self.aligner.unasked = 0
-        self._running = True
-
-    def _finish(self, step: Step) -> None:
-        """Check that every layer with a plan has selected, and count what it chose."""
-        missed = [layer.layer_id for _, layer in self.layers if layer.plan is not None and layer.selection is None]
-        if missed:
-            raise PolicyBypassed(f"MoE layers {missed} did not route through the expert policy in a {step.phase} step")
-        if self.aligner is not None and self.aligner.unasked:
-            raise PolicyBypassed(
-                "--expert-policy-align: the MoE runner did not ask for the slots of the experts chosen"
-            )
-        layers = [layer for _, layer in self.layers]
-        if all(layer.selection is None for layer in layers):
-            return
-        if self.observation is not None:
-            counts, observed = self.observation.count(layers, step)
-            self.counters.totals += counts
-        else:
-            selections = [layer.selection for layer in layers]
-            counts, observed = self.counters.count(selections, step), []
-            for other in (self.balance, self.agreement if self.ranks is None or self.ranks.together else None):
-                if other is not None:
-                    other.count(selections)
-        if self.trace is not None:
-            self.trace.record(counts, step, observed)

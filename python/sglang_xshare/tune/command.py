@@ -21,7 +21,7 @@ from ..keys import read_object
 from ..live.client import API_KEY, PolicyError
 from ..policies.registry import build_plan
 from ..policies.spelling import SPELLING, parse_policy
-from .plans import VANILLA, Layers, group_layers, join_batches
+from .plans import VANILLA_SETTING, Layers, group_layers, join_batches
 from .texts import Sample, read_samples
 
 if TYPE_CHECKING:
@@ -103,13 +103,15 @@ def tune(arguments: argparse.Namespace) -> None:
                 print_found(found[-1], console)
     finally:
         server.set_policy(before)
-    policy = join_batches({one.batch: one.chosen.settings if one.chosen else {groups[0]: VANILLA} for one in found})
+    policy = join_batches(
+        {one.batch: one.chosen.settings if one.chosen else {groups[0]: VANILLA_SETTING} for one in found}
+    )
     _leave(arguments.out, policy, found)
     name = policy.pop("policy")
     if plot_found(found, arguments.out / "front.png"):
         console.print(f"Plot: {arguments.out}/front.png")
     console.print(f"Measured {bench.measured} times; report: {arguments.out}/report.json")
-    if name == VANILLA:
+    if name == VANILLA_SETTING:
         console.print("No setting loses as little as tolerated.")
     else:
         console.print(f"Now: sglang-xshare policy set {arguments.url} {name} --config {arguments.out}/plan.json")
@@ -130,7 +132,7 @@ def _interrupted() -> Iterator[None]:
 
 def _check_graphs(answer: dict[str, Any]) -> None:
     """Refuse a server whose CUDA graphs have captured no selection: they would follow no switch."""
-    if answer["limits"]["captured_rows"] and answer["policy"] in ("observe", VANILLA):
+    if answer["limits"]["captured_rows"] and answer["policy"] in ("observe", VANILLA_SETTING):
         reason = f"its CUDA graphs were captured under {answer['policy']} and follow no switch"
         raise ValueError(
             f"{reason}; allowed is a server started with the tightest setting that has a budget, such as "
@@ -196,7 +198,7 @@ def several(text: str) -> int:
 def _setting(text: str) -> str:
     try:
         name, keys = parse_policy(text)
-        if name in (VANILLA, "observe"):
+        if name in (VANILLA_SETTING, "observe"):
             raise ValueError(f"policy {text!r}: allowed is one that selects")
         build_plan({"policy": name, **keys})
     except ValueError as error:

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from .measure import Measurement, check_rows
-from .plans import VANILLA
+from .plans import VANILLA_SETTING
 from .server import Forced, Server
 from .texts import Sample
 
@@ -36,9 +36,9 @@ class Gauge:
         """
         began = time.monotonic()
         if (batch, part) not in self._vanilla:
-            self._vanilla[batch, part] = self._force({"policy": VANILLA}, batch, part)
+            self._vanilla[batch, part] = self._force({"policy": VANILLA_SETTING}, batch, part)
         vanilla = self._vanilla[batch, part]
-        forced = vanilla if policy == {"policy": VANILLA} else self._force(policy, batch, part)
+        forced = vanilla if policy == {"policy": VANILLA_SETTING} else self._force(policy, batch, part)
         seconds = time.monotonic() - began
         nats, greedy = [fmean(one.nats) for one in forced], [one.greedy for one in forced]
         divergences = [

@@ -9,7 +9,7 @@ from typing import Any
 from ..policies.registry import get_policy
 from ..policies.spelling import parse_policy
 
-VANILLA = "vanilla"
+VANILLA_SETTING = "vanilla"
 Layers = tuple[int, ...]
 FIRST_SIZE = 2
 """A batch of one row is vanilla by default."""
@@ -37,12 +37,12 @@ def join_batches(plans: Mapping[int, Mapping[Layers, str]]) -> dict[str, Any]:
     for all beyond; where they are vanilla in every layer, so is everything beyond the size below.
     """
     sizes = sorted(plans)
-    while sizes and set(plans[sizes[-1]].values()) == {VANILLA}:
+    while sizes and set(plans[sizes[-1]].values()) == {VANILLA_SETTING}:
         sizes.pop()
     if not sizes:
-        return {"policy": VANILLA}
-    settings = [setting for size in sizes for setting in plans[size].values() if setting != VANILLA]
-    last = [setting for setting in plans[sizes[-1]].values() if setting != VANILLA]
+        return {"policy": VANILLA_SETTING}
+    settings = [setting for size in sizes for setting in plans[size].values() if setting != VANILLA_SETTING]
+    last = [setting for setting in plans[sizes[-1]].values() if setting != VANILLA_SETTING]
     base = max(last, key=last.count)
     overrides = _Overrides(base, settings)
     policy = overrides.base
@@ -81,7 +81,7 @@ class _Overrides:
     def of(self, setting: str) -> dict[str, Any]:
         """One of them."""
         name = parse_policy(setting)[0]
-        if name == VANILLA:
+        if name == VANILLA_SETTING:
             return {"policy": name}
         told = self._told[name]
         return {"policy": name, **{key: value for key, value in _resolve(setting).items() if key in told}}

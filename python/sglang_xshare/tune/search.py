@@ -10,7 +10,7 @@ from statistics import fmean
 
 from .choose import Option, rank_choices, smooth, trim
 from .measure import Bench, Loss, Measurement, agreement, compare
-from .plans import VANILLA, Layers, build_policy, name_layers
+from .plans import VANILLA_SETTING, Layers, build_policy, name_layers
 
 Tell = Callable[[str], None]
 
@@ -58,7 +58,7 @@ def search(
     cross-entropy) lost. Measures every setting once a group, the first that changes anything everywhere, which tells
     what vanilla wakes, and choices of settings, of which it halves the number that is left each time.
     """
-    vanilla = bench.run({"policy": VANILLA}, batch, "tuning")
+    vanilla = bench.run({"policy": VANILLA_SETTING}, batch, "tuning")
     everywhere = (bench.run(build_policy(dict.fromkeys(groups, one)), batch, "tuning").before for one in settings)
     before = next((count for count in everywhere if count is not None), 0.0)
     options: dict[Layers, list[Option]] = {}
@@ -72,7 +72,9 @@ def search(
             measured.append(Option(setting, loss, -one.saved))
             told = f"{saved:.1f} experts saved a layer, {1000 * loss:.1f} mnats of divergence"
             tell(f"layers {name_layers(group)}, {setting}: {told}")
-        options[group] = smooth([Option(VANILLA, 0.0, 0.0), *(option for option in measured if option.experts < 0)])
+        options[group] = smooth(
+            [Option(VANILLA_SETTING, 0.0, 0.0), *(option for option in measured if option.experts < 0)]
+        )
     tolerated = tolerance * vanilla.cross_entropy
     found = Found(batch, tolerated, vanilla.cross_entropy, before, options)
     choices = rank_choices({name_layers(group): trim(some) for group, some in options.items()})
@@ -89,7 +91,7 @@ def search(
 
 
 def _alone(group: Layers, groups: Sequence[Layers], setting: str) -> dict[str, object]:
-    return build_policy({one: setting if one == group else VANILLA for one in groups})
+    return build_policy({one: setting if one == group else VANILLA_SETTING for one in groups})
 
 
 def _try(bench: Bench, found: Found, choice: dict[str, Option], tell: Tell) -> Trial:
@@ -111,7 +113,9 @@ def _try(bench: Bench, found: Found, choice: dict[str, Option], tell: Tell) -> T
 
 def _run(bench: Bench, found: Found, settings: dict[Layers, str], part: str) -> tuple[Measurement, Measurement]:
     """What the settings do on a part of the samples, and what vanilla does there."""
-    return bench.run(build_policy(settings), found.batch, part), bench.run({"policy": VANILLA}, found.batch, part)
+    return bench.run(build_policy(settings), found.batch, part), bench.run(
+        {"policy": VANILLA_SETTING}, found.batch, part
+    )
 
 
 def _count_experts(measured: Measurement, found: Found) -> float:

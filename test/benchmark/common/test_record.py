@@ -47,6 +47,16 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert [point["session"] for point in points.values()] == [0, 0, 0, 1]
 
 
+def test_every_point_is_a_line(tmp_path):
+    record = Record(tmp_path, "layer", ["gpu"], {"rounds": 2})
+    for number in range(3):
+        record.add(f"point {number}", us=[number, {"more": None}])
+    lines = record.path.read_text().splitlines()
+    points = [json.loads(f"{{{line.rstrip(',')}}}") for line in lines if line.startswith('"point ')]
+    assert points == [{key: point} for key, point in record.points.items()]
+    assert read_record(record.path, "layer") == record.content
+
+
 def test_a_number_that_is_none_is_refused(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         Record(tmp_path, "layer", []).add("copy", gb_per_s=float("nan"))

@@ -23,10 +23,10 @@ def step_of(tpot_ms):
 
 
 POINTS = {
-    shape_key("16x64"): {"seconds": {UPSTREAM: [2e-5, 3e-5, 4e-5], "xshare": [9e-5, 6e-5, 3e-5], "moe-spec": [3e-4]}},
+    shape_key("16x64"): {"seconds": {UPSTREAM: 3e-5, "xshare": 6e-5, "moe-spec": 3e-4}},
     STEP: step_of(50.0),
     ROUTING: {
-        "seconds": {"vanilla": [4e-4, 3e-4, 9e-4], "xshare": [8e-4, 1e-3, 9e-4]},
+        "seconds": {"vanilla": 4e-4, "xshare": 9e-4},
         "rows": 16,
         "layers": 4,
         "model": "m",
@@ -89,7 +89,7 @@ def test_a_small_run_from_end_to_end(tiny_model, tmp_path, capsys):
     points = record["points"]
     assert list(points) == ["select 4x16", "select 8x64", STEP, ROUTING]
     assert list(points["select 8x64"]["seconds"]) == [UPSTREAM, *policies]
-    assert all(len(spent) == 2 and min(spent) > 0 for spent in points["select 8x64"]["seconds"].values())
+    assert min(points["select 8x64"]["seconds"].values()) > 0
     assert list(points[ROUTING]["seconds"]) == ["vanilla", "xshare:k0=1,add=8"]
     assert 0 < step_seconds(points) < 10
     assert "moe-spec without speculative decoding" in capsys.readouterr().out

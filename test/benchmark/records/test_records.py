@@ -55,11 +55,12 @@ def ran(made_up):
     return (made_up / "ran").read_text().splitlines()
 
 
-def test_records_and_plots_are_stored_and_then_skipped(source, made_up, tmp_path, capfd):
+def test_records_and_plots_that_a_page_shows_are_stored_and_then_skipped(source, made_up, tmp_path, capfd):
     results = tmp_path / "results"
-    command.measure([FIRST, SECOND], results)
+    command.measure([replace(FIRST, plots=("first.png",)), SECOND], results)
     assert ran(made_up) == ["first --out --resume", "second --out --resume"]
     assert sorted(path.name for path in (results / "first").iterdir()) == ["first.json", "first.png"]
+    assert [path.name for path in (results / "second").iterdir()] == ["second.json"]
     assert "[2/2] second: about 1 min at full size; 0 min so far" in capfd.readouterr().out
     command.measure([FIRST, SECOND], results)
     assert len(ran(made_up)) == 2
@@ -94,7 +95,8 @@ def test_what_the_same_source_has_begun_at_another_commit_goes_on(
     assert sorted(path.name for path in (tmp_path / "unfinished").iterdir()) == sorted({begun, continued})
     (made_up / "fail").unlink()
     command.measure([SECOND], tmp_path / "results")
-    assert list((tmp_path / "unfinished" / continued / "full" / "second").iterdir()) == []
+    left = tmp_path / "unfinished" / continued / "full" / "second"
+    assert [path.name for path in left.iterdir()] == ["second.png"]  # which no page shows
 
 
 def test_an_experiment_on_a_model_that_is_not_there_is_passed_over(source, made_up, tmp_path, monkeypatch, capfd):

@@ -3,7 +3,8 @@
 import torch
 from prometheus_client import REGISTRY
 
-from sglang_xshare.stage.evidence.balance import Balance, BalanceExporter, BalanceReader, RankLoad, format_balance
+from sglang_xshare.stage.evidence.balance import Balance, BalanceReader, RankLoad, format_balance
+from sglang_xshare.stage.evidence.figures import Exporter
 from sglang_xshare.stage.placement import Placement
 from stage.evidence.test_metrics import selection
 
@@ -46,7 +47,7 @@ def test_log_line():
 
 
 def test_metrics():
-    exporter = BalanceExporter()
+    exporter = Exporter()
     for load in (RankLoad(4, 40, 20, 16, 10), RankLoad(2, 6, 4, 3, 2), RankLoad(0, 0, 0, 0, 0)):
         exporter.export(load, {"model": "fake"})
     names = ("fullest_rank_{}_before", "fullest_rank_{}_after", "mean_rank_{}_before", "mean_rank_{}_after")

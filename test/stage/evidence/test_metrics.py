@@ -110,9 +110,11 @@ def test_log_line():
 
 EXPORT = """
 from prometheus_client import CollectorRegistry, generate_latest, multiprocess
-from sglang_xshare.stage.evidence.metrics import OUTCOMES, Exporter, Interval
-exporter = Exporter({"policy": "xshare", "k0": 1, "mass": None})
+from sglang_xshare.stage.evidence.figures import Exporter, InForce
+from sglang_xshare.stage.evidence.metrics import OUTCOMES, Interval
+exporter = Exporter()
 labels = {"model_name": "m", "tp_rank": 0}
+exporter.export(InForce({"policy": "xshare", "k0": 1, "mass": None}, None), labels)
 outcomes = dict.fromkeys(OUTCOMES, 0)
 exporter.export(Interval(4, 40, 20, 7.5, 10, 0, outcomes | {"policy": 1, "prefill": 1}), labels)
 exporter.export(Interval(4, 48, 12, 9.0, 10, 2, outcomes | {"policy": 1}), labels)

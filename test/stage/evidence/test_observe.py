@@ -10,8 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.policies import VANILLA
+from sglang_xshare.stage.evidence.figures import Exporter
 from sglang_xshare.stage.evidence.metrics import Interval
-from sglang_xshare.stage.evidence.observe import SIZES, ObservationExporter, ObservationReader, format_observed
+from sglang_xshare.stage.evidence.observe import SIZES, ObservationReader, format_observed
+from sglang_xshare.stage.layer import DROPPED, MASKED
 from sglang_xshare.stage.stage import PolicyBypassed
 from stage.fake import EXPERTS, TOP_K, Formats, Model, forward_batch, run
 from stage.test_capture import RefuseHostData
@@ -58,7 +60,7 @@ def test_batch_sizes_fall_into_their_class(attach):
     for rows in (1, 2, 3, 4, 5, 16, 17, 256, 257, 300):
         run(model, "decode", rows)
     wanted = {"1": 1, "2": 1, "3-4": 2, "5-8": 1, "9-16": 1, "17-32": 1, "129-256": 1, "257-": 2}
-    sizes = ObservationReader(installed.observation).read()[1]
+    sizes = ObservationReader(installed.observation).read().sizes
     assert sizes == dict.fromkeys(SIZES, 0) | wanted
 
 
@@ -81,18 +83,18 @@ def test_a_layer_that_is_not_observed_stops_the_server(attach):
         run(model, "decode", 4)
 
 
-@pytest.mark.parametrize("convention", ["masked", "dropped"])
+@pytest.mark.parametrize("convention", [MASKED, DROPPED])
 def test_a_runner_that_ranks_logits_gets_the_models_own(attach, convention):
     model = Model(1)
     installed = attach(model, **OBSERVE)
     installed.layers[0][1].convention, installed.layers[0][1].routes_itself = convention, True
     logits, output_format = torch.randn(4, EXPERTS), Formats.BYPASSED
 
-    def forward(input_ids: Any, positions: Any, forward_batch: Any) -> str:
+    def forward() -> str:
         assert hooks.prepare(model.configs[0], output_format, logits) == (output_format, logits)
         return "output"
 
-    installed._wrap(forward)(None, None, forward_batch("decode", 4))
+    installed.run(forward_batch("decode", 4), forward)
     assert [int(counters.totals[0, 0]) for counters in installed.observation.counters.values()] == [1, 1]
 
 
@@ -111,12 +113,12 @@ def test_log_metrics_and_trace(attach, tmp_path):
     installed = attach(model, **OBSERVE, expert_policy_trace=str(tmp_path / "trace.jsonl"))
     reader = ObservationReader(installed.observation)
     run(model, "decode", 16)
-    plans, sizes = reader.read()
-    assert reader.read()[0]["oea:k0=1"].layer_steps == 0, "read before"
+    observed = reader.read()
+    assert reader.read().plans["oea:k0=1"].layer_steps == 0, "read before"
     before, after, kept = expect(model.logits, PLANS["oea:k0=1"])
-    assert format_observed(plans).endswith(f", oea:k0=1 would keep {after:.1f} (kept mass {kept / 16:.4f})")
+    assert format_observed(observed.plans).endswith(f", oea:k0=1 would keep {after:.1f} (kept mass {kept / 16:.4f})")
 
-    ObservationExporter().export(plans, sizes, {"model": "fake"})
+    Exporter().export(observed, {"model": "fake"})
     sample = REGISTRY.get_sample_value
     own = {"model": "fake", "plan": "oea:k0=1"}
     assert sample("sglang:expert_policy_observed_experts_total", own) == after

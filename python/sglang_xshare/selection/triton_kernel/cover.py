@@ -5,7 +5,7 @@ import triton.language as tl
 
 from .barrier import wait_for_all
 from .budgets import MAX_RANK, OWN_SHARE, read_count, read_share
-from .experts import HOLDER, VOTE
+from .experts import find_voted
 from .mask import find_spare
 from .ranking import find_first
 from .rows import EMPTY, drop_best, halve, keep_quota, pop_best, roll
@@ -25,12 +25,15 @@ def limit_keys(
     keys: tl.tensor,
     kept: tl.tensor,
     own: tl.tensor,
+    exempt: tl.tensor,
     selected: tl.tensor,
     experts: tl.tensor,
     budgets: tl.tensor,
     recipe: tl.constexpr,
 ) -> tl.tensor:
-    """The keys [R, E] of the experts that the plan's coverage lets each row use, EMPTY elsewhere."""
+    """The keys [R, E] of the experts that the plan's coverage lets each row use, EMPTY elsewhere. An exact row,
+    `exempt` [R] bool, has its own top-k.
+    """
     if not recipe.uses_selected:
         usable = kept
     elif not recipe.substitutes:
@@ -41,6 +44,8 @@ def limit_keys(
         usable = kept | (near & selected[None, :])
     else:
         usable = selected[None, :]
+    if recipe.exact and recipe.substitutes:
+        usable = tl.where(exempt[:, None], own, usable)
     keys = tl.where(usable, keys, EMPTY)
     if recipe.quota_groups and recipe.substitutes:
         keys = keep_quota(keys, recipe.top_k // recipe.quota_groups, recipe.quota_groups, recipe.unique_keys)
@@ -154,8 +159,8 @@ def find_sure(words: tl.tensor, selected: tl.tensor, recipe: tl.constexpr) -> tl
 
     What a row has in its top-k and in S it uses, where it has slots for all of its top-k and may reach so far.
     """
-    sure = selected & ((words & (HOLDER - 1)) >= VOTE)
-    if recipe.limits_reach or recipe.columns < recipe.top_k:
+    sure = selected & find_voted(words, recipe)
+    if recipe.limits_reach or recipe.kmax < recipe.top_k:
         sure = words < 0
     return sure
 
@@ -197,7 +202,7 @@ def settle_spare(
         else:
             tl.debug_barrier()
         exists = experts < recipe.num_experts
-        sure = selected & ((words & (HOLDER - 1)) >= VOTE)
+        sure = selected & find_voted(words, recipe)
         spare, awake = find_spare(sure, active, experts, exists, recipe.top_k)
         if tl.program_id(0) == 0:
             tl.store(active + experts, awake, mask=exists)
@@ -221,5 +226,5 @@ def settle_awake(
             wait_for_all(arrivals, tl.num_programs(0))
         else:
             tl.debug_barrier()
-        awake = load_awake(selected, (words & (HOLDER - 1)) >= VOTE, active, experts, recipe.num_experts)
+        awake = load_awake(selected, find_voted(words, recipe), active, experts, recipe.num_experts)
     return awake

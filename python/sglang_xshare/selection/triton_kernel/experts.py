@@ -25,6 +25,15 @@ def sum_words(partials: tl.tensor, programs: tl.tensor, tile: tl.constexpr) -> t
 
 
 @triton.jit
+def find_voted(words: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+    """[E] bool: the experts in some row's own top-k."""
+    votes = words & (HOLDER - 1)
+    if recipe.exact and recipe.ranking == "votes":
+        votes = words  # exact rows hold theirs without a vote, and no request adds
+    return votes >= VOTE
+
+
+@triton.jit
 def number_keys(keys: tl.tensor, narrow: tl.constexpr) -> tl.tensor:
     """Keys [E] int64 >= 0, all different: of equal ones, the one of the lower index is the larger.
 
@@ -58,9 +67,22 @@ def keep_best(keys: tl.tensor, limit: tl.tensor, narrow: tl.constexpr, tile: tl.
 
 
 @triton.jit
+def count_mates(members: tl.tensor, rank: tl.tensor, tile: tl.constexpr) -> tl.tensor:
+    """[E] int32: how many of the members [E] bool are of each expert's rank."""
+    size: tl.constexpr = rank.shape[0]
+    width: tl.constexpr = tile.chunk
+    load = tl.full((width, size), 0, tl.int32)
+    home = tl.where(members, rank, -1)
+    for start in range(0, roll(size), width):
+        load += (tl.gather(home, start + tl.arange(0, width), 0)[:, None] == rank[None, :]).to(tl.int32)
+    return tl.sum(load, 0)
+
+
+@triton.jit
 def balance_ranks(
     utility: tl.tensor,
     selected: tl.tensor,
+    aside: tl.tensor,
     rank: tl.tensor,
     budgets: tl.tensor,
     recipe: tl.constexpr,
@@ -70,8 +92,11 @@ def balance_ranks(
     loops.
 
     An expert's round is its position among those left of its rank. Its round takes place if S, with all experts of
-    earlier rounds, is still below the total target.
+    earlier rounds, is still below the total target. Of S the experts `aside` do not count.
     """
+    counted = selected
+    if recipe.sets_aside:
+        counted &= ~aside
     target = tl.load(budgets + TARGET_PER_RANK)
     rest = tl.where(selected, 0, utility)
     size: tl.constexpr = rest.shape[0]
@@ -84,13 +109,12 @@ def balance_ranks(
         turn += tl.where(together, find_ahead(unique, tl.gather(unique, other, 0)), 0)
     turn = tl.sum(turn, 0)
     if recipe.fill_ranks:
-        load = tl.full((width, size), 0, tl.int32)
-        home = tl.where(selected, rank, -1)
-        for start in range(0, roll(size), width):
-            load += (tl.gather(home, start + tl.arange(0, width), 0)[:, None] == rank[None, :]).to(tl.int32)
-        load = tl.sum(load, 0)
+        load = count_mates(counted, rank, tile)
         if recipe.level_ranks:
-            target = tl.maximum(target, tl.max(tl.where(rank >= 0, load, 0), 0))
+            whole = load
+            if recipe.sets_aside:
+                whole = count_mates(selected, rank, tile)
+            target = tl.maximum(target, tl.max(tl.where(rank >= 0, whole, 0), 0))
         room = load + turn < target
     else:
         earlier = tl.full((width, size), 0, tl.int32)
@@ -98,7 +122,7 @@ def balance_ranks(
         for start in range(0, roll(size), width):
             earlier += (tl.gather(turns, start + tl.arange(0, width), 0)[:, None] < turn[None, :]).to(tl.int32)
         total = target * (tl.max(rank, 0) + 1)
-        room = tl.sum(selected.to(tl.int32), 0) + tl.sum(earlier, 0) < total
+        room = tl.sum(counted.to(tl.int32), 0) + tl.sum(earlier, 0) < total
     return (rest > 0) & room
 
 
@@ -120,26 +144,74 @@ def reach_mass(utility: tl.tensor, selected: tl.tensor, budgets: tl.tensor, tile
 
 
 @triton.jit
+def join_residents(
+    utility: tl.tensor,
+    sure: tl.tensor,
+    selected: tl.tensor,
+    free: tl.tensor,
+    num_resident: tl.tensor,
+    recipe: tl.constexpr,
+    tile: tl.constexpr,
+) -> tl.tensor:
+    """S [E] bool with the residents that have utility. Where slots bound it, what is `sure` of one stays, then comes
+    what the batch has added, then residents, both by utility.
+    """
+    joining = tl.where(free & ~selected, utility, 0)
+    if recipe.bounded:
+        room = num_resident - tl.sum(sure.to(tl.int32), 0)
+        added = selected & ~sure
+        # Of additions more than fit are rare: so it takes one ranking, not two.
+        if tl.sum(added.to(tl.int32), 0) > room:
+            added = keep_best(tl.where(added, utility, 0), room, tile.narrow, tile)
+        room -= tl.sum(added.to(tl.int32), 0)
+        selected = sure | added | keep_best(joining, room, tile.narrow, tile)
+    else:
+        selected |= joining > 0
+    return selected
+
+
+@triton.jit
 def select_experts(
-    words: tl.tensor, rank: tl.tensor, budgets: tl.tensor, recipe: tl.constexpr, tile: tl.constexpr
+    words: tl.tensor,
+    aside: tl.tensor,
+    free: tl.tensor,
+    num_resident: tl.tensor,
+    rank: tl.tensor,
+    budgets: tl.tensor,
+    recipe: tl.constexpr,
+    tile: tl.constexpr,
 ) -> tl.tensor:
     """S [E] bool: the experts that are held, and what the plan's budgets add by utility or votes.
 
-    `rank` [E] is the experts' expert-parallel rank where the plan balances ranks, else None.
+    `rank` [E] is the experts' expert-parallel rank where the plan balances ranks, else None. What exact rows hold is
+    `aside` [E] bool where the recipe says so: budgets take and count others. So they do beside residents, `free` [E]
+    bool, which join in the end, as far as they fit `num_resident` slots.
     """
     utility = words & (VOTE - 1)
     selected = words >= HOLDER
     standing = words & (HOLDER - 1)  # votes, and utility below them
+    ranked = utility
+    if recipe.sets_aside:
+        ranked = tl.where(aside, 0, utility)
+        standing = tl.where(aside, 0, standing)
     if recipe.ranking == "votes":
         retain = tl.sum((standing >= VOTE).to(tl.int32), 0) - read_count(budgets, DROP)
         retain = tl.maximum(tl.maximum(retain, read_count(budgets, BUDGET)), recipe.top_k)
         selected |= keep_best(standing, retain, False, tile)
     elif recipe.ranking == "router":
-        selected |= keep_best(utility, read_count(budgets, BUDGET), tile.narrow, tile)
+        selected |= keep_best(ranked, read_count(budgets, BUDGET), tile.narrow, tile)
+    sure = selected
+    taken = selected
+    if recipe.residents:
+        taken |= free
     if recipe.adds:
-        selected |= keep_best(tl.where(selected, 0, utility), read_count(budgets, ADD), tile.narrow, tile)
+        added = keep_best(tl.where(taken, 0, utility), read_count(budgets, ADD), tile.narrow, tile)
+        selected |= added
+        taken |= added
     if recipe.reaches_mass:
-        selected |= reach_mass(utility, selected, budgets, tile)
+        selected |= reach_mass(utility, taken, budgets, tile)
     if recipe.balances:
-        selected |= balance_ranks(utility, selected, rank, budgets, recipe, tile)
+        selected |= balance_ranks(utility, selected, aside, rank, budgets, recipe, tile)
+    if recipe.residents:
+        selected = join_residents(utility, sure, selected, free, num_resident, recipe, tile)
     return selected

@@ -26,7 +26,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from .barrier import is_last, wait_for_all
 from .cover import find_awake, find_lost, limit_keys, place_experts, settle_awake, settle_spare, store_places, weigh
-from .experts import HOLDER, VOTE, select_experts, sum_words
+from .experts import VOTE, find_voted, select_experts, sum_words
 from .ranking import choose_keys, collect_words, find_first, rank_rows
 from .rows import load_tile, score_rows, store_tile
 from .slots import align_slots
@@ -42,10 +42,12 @@ TABLES = ["selected_out", "active", "vanilla_active", "kept_mass", "rescued"]
 # A row stride known to be aligned would have a thread load several neighbours, and rows share a warp. Nor is a kernel
 # compiled anew where a tensor begins elsewhere: each element is loaded and stored by itself.
 @triton.jit(
-    do_not_specialize=["num_rows", "row_stride", "num_blocks"],
+    do_not_specialize=["num_rows", "row_stride", "num_blocks", "num_resident"],
     do_not_specialize_on_alignment=[
         "logits",
         "valid",
+        "exact",
+        "resident",
         "bias",
         "expert_scale",
         "topk_ids",
@@ -57,6 +59,8 @@ TABLES = ["selected_out", "active", "vanilla_active", "kept_mass", "rescued"]
 def select_kernel(
     logits: tl.tensor,  # [n, N] fp32, fp16 or bf16; the experts of a row are contiguous
     valid: tl.tensor,  # [n] bool, or None
+    exact: tl.tensor,  # [n] bool, or None
+    resident: tl.tensor,  # [N] bool, or None
     bias: tl.tensor,  # [N] float, or None
     expert_scale: tl.tensor,  # [N] float, or None
     ranks: tl.tensor,  # [N] int, or None
@@ -78,6 +82,7 @@ def select_kernel(
     num_rows: tl.tensor,
     row_stride: tl.tensor,
     num_blocks: tl.tensor,
+    num_resident: tl.tensor,  # what experts are paged into, or None
     recipe: tl.constexpr,
     tile: tl.constexpr,
     begins: tl.constexpr,  # the first phase that this launch does
@@ -97,6 +102,9 @@ def select_kernel(
     live = present
     if valid is not None:
         live &= tl.load(valid + row, mask=present, other=0) != 0
+    exempt = live
+    if exact is not None:
+        exempt = live & (tl.load(exact + row, mask=present, other=0) != 0)
 
     rows = load_tile(logits + row.to(tl.int64) * row_stride, live, recipe.num_experts, float("-inf"), 0, tile.experts)
     rows = rows.to(tl.float32)
@@ -104,43 +112,54 @@ def select_kernel(
     scores = score_rows(rows, recipe.sigmoid, recipe.softplus, recipe.normalize)
     keys = choose_keys(rows, scores, bias, experts, recipe)
     kept, own = rank_rows(keys, scores, experts, budgets, recipe)
+    if recipe.exact:
+        kept |= own & exempt[:, None]
     waits: tl.constexpr = tile.several and begins < ends
     partial = program * tile.experts + experts
     plane = programs * tile.experts
 
     if recipe.follows_voters:
-        confidence = measure_confidence(scores, live, budgets, recipe)
+        confident = live & ~exempt if recipe.exact else live
+        confidence = measure_confidence(scores, confident, budgets, recipe)
         if begins <= MEASURE:
             tl.store(confidences + row, confidence, mask=present)
         if waits:
             wait_for_all(arrivals, programs)
         elif not tile.several:
             tl.debug_barrier()
+    free = exists
+    if recipe.residents:
+        free = tl.load(resident + experts, mask=exists, other=0) != 0
     if ends >= COLLECT:
         held = kept
         if recipe.follows_voters:
             voter = find_voters(confidence, row, confidences, num_rows, budgets)[:, None]
             held |= voter & find_first(keys, experts, recipe)
             ballots = tl.sum((voter & own).to(tl.int64), 0)
-        words = collect_words(scores, held, own, experts, budgets, recipe, tile)
+        words = collect_words(scores, held, own, exempt, free, experts, budgets, recipe, tile)
+        if recipe.sets_aside:
+            ballots = tl.sum((own & exempt[:, None]).to(tl.int64), 0)
         if begins <= COLLECT:
             if program == 0:
                 tl.store(active + experts, 0, mask=exists)
             if tile.several:
                 tl.store(partials + partial, words)
-                if recipe.follows_voters:
+                if recipe.follows_voters or recipe.sets_aside:
                     tl.store(partials + plane + partial, ballots)
         if waits:
             wait_for_all(arrivals, programs)
     if ends >= RESCUE:
         if tile.several:
             words = sum_words(partials, programs, tile)
-            if recipe.follows_voters:
+            if recipe.follows_voters or recipe.sets_aside:
                 ballots = sum_words(partials + plane, programs, tile)
         rank = None
         if recipe.balances:
             rank = tl.load(ranks + experts, mask=exists, other=-1).to(tl.int32)
-        selected = select_experts(words, rank, budgets, recipe, tile)
+        aside = words < 0
+        if recipe.sets_aside:
+            aside = ballots > 0
+        selected = select_experts(words, aside, free, num_resident, rank, budgets, recipe, tile)
         if recipe.follows_voters:
             selected = follow_voters(ballots, words & (VOTE - 1), selected, budgets, recipe, tile)
         saved = tl.full((), 0, tl.int64)
@@ -158,14 +177,18 @@ def select_kernel(
         first = place + program == 0
         nowhere = place * 0
         store_tile(selected_out + nowhere, tl.broadcast_to(selected[None, :], keys.shape), first, recipe.num_experts, 0)
-        voted = (words & (HOLDER - 1)) >= VOTE
+        voted = find_voted(words, recipe)
         store_tile(vanilla_active + nowhere, tl.broadcast_to(voted[None, :], keys.shape), first, recipe.num_experts, 0)
         if program == 0:
             tl.store(rescued, saved)
 
-        usable = limit_keys(keys, kept, own, selected, experts, budgets, recipe)
+        usable = limit_keys(keys, kept, own, exempt, selected, experts, budgets, recipe)
         slot = place_experts(usable, experts, recipe)
+        if recipe.kmax < recipe.columns:
+            slot = tl.where(exempt[:, None] | (slot < recipe.kmax), slot, recipe.columns)
         chosen = slot < recipe.columns
+        if recipe.plain:
+            scores = tl.where(exempt[:, None], score_rows(rows, recipe.sigmoid, recipe.softplus, False), scores)
         own_mass = tl.sum(tl.where(own, scores, 0), 1)
         mass = tl.sum(tl.where(chosen, scores, 0), 1)
         weights = weigh(scores, own, own_mass, chosen, mass, budgets, recipe)

@@ -50,7 +50,7 @@ def select(
     `budgets`, made for the plan, may hold other numbers than it by the time the kernel runs, or a graph replays.
 
     On CUDA, or under TRITON_INTERPRET=1 on any device. A CUDA graph can capture it: nothing waits for the host, and
-    `batch.valid` is read when the graph replays. Raises ValueError where `supports` is False.
+    `batch`'s tensors are read when the graph replays. Raises ValueError where `supports` is False.
     """
     num_rows, num_experts = logits.shape
     if not supports(plan, router, batch, num_rows, num_experts):
@@ -61,14 +61,18 @@ def select(
         raise ValueError(
             f"router_logits on {logits.device}: allowed with backend triton is cuda, or TRITON_INTERPRET=1"
         )
-    answer = _allocate(logits, plan.columns(router) + (slots.shared if slots else 0), tally)
+    exact = batch.exact is not None
+    answer = _allocate(logits, plan.columns(router, exact) + (slots.shared if slots else 0), tally)
     if slots is not None and slots.masked:
         answer = replace(answer, masked_logits=allocate_masked(logits))
     if num_rows:
         if slots is not None and slots.block_size is not None and answer.topk_ids.numel() <= MAX_SORTED:
-            active = num_experts  # as numbers that change may have it
-            if budgets is None:
-                active = plan.max_active(router, num_experts, num_rows, batch.tokens_per_request)
+            active = num_experts  # as numbers that change may have it, or all that are resident
+            if budgets is None and (batch.resident is None or batch.slots is not None or not plan.takes_residents):
+                exact_rows, slot_count = num_rows if exact else 0, None if batch.resident is None else batch.slots
+                active = plan.max_active(
+                    router, num_experts, num_rows, batch.tokens_per_request, exact_rows, slot_count
+                )
             blocks = count_blocks(answer.topk_ids.numel(), active, slots.block_size)
             answer = replace(answer, alignment=_allocate_alignment(logits, blocks, slots.block_size))
         budgets = budgets or find_budgets(plan, logits.device)
@@ -128,13 +132,15 @@ def _launch(
         confidences = logits.new_empty((num_rows,), dtype=torch.int64)
     programs = count_programs(tile, plan, batch, num_rows)
     if programs > 1:
-        planes = 3 if recipe.follows_voters or recipe.rescue else 1
+        planes = 3 if recipe.follows_voters or recipe.rescue or recipe.sets_aside else 1
         partials = logits.new_empty((planes, programs, tile.experts), dtype=torch.int64)
         arrivals = _find_counter(logits.device, programs)
     together = programs == 1 or arrivals is not None
     arguments = (
         logits,
         None if batch.valid is None else batch.valid.contiguous(),
+        None if batch.exact is None else batch.exact.contiguous(),
+        batch.resident.contiguous() if recipe.residents and batch.resident is not None else None,
         None if router.correction_bias is None else router.correction_bias.contiguous(),
         None if router.expert_scale is None else router.expert_scale.contiguous(),
         rank_of_expert.contiguous() if plan.target_per_rank and rank_of_expert is not None else None,
@@ -154,6 +160,7 @@ def _launch(
         num_rows,
         logits.stride(0),
         blocks,
+        batch.slots if recipe.bounded else None,
     )
     early = not INTERPRETED and os.environ.get(EARLY_LAUNCH) == "1"
     launch = partial(

@@ -106,20 +106,32 @@ def collect_words(
     scores: tl.tensor,
     kept: tl.tensor,
     own: tl.tensor,
+    exempt: tl.tensor,
+    free: tl.tensor,
     experts: tl.tensor,
     budgets: tl.tensor,
     recipe: tl.constexpr,
     tile: tl.constexpr,
 ) -> tl.tensor:
-    """What the tile's rows say about every expert: [E] int64, see experts.py."""
+    """What the tile's rows say about every expert: [E] int64, see experts.py. Of an exact row, `exempt` [R] bool, that
+    it holds its experts, and has them in its top-k where votes are no ranking. Requests add no experts that are `free`
+    [E] bool.
+    """
     utility = measure(scores, recipe) if recipe.utility_full else share_scores(tl.where(own, scores, 0), recipe)
-    standing = own.to(tl.int32) | (kept.to(tl.int32) << 16)
+    votes = own
+    if recipe.exact:
+        utility = tl.where(exempt[:, None], 0, utility)
+        if recipe.ranking == "votes":
+            votes &= ~exempt[:, None]
+    standing = votes.to(tl.int32) | (kept.to(tl.int32) << 16)
     words = tl.sum((standing.to(tl.int64) << 32) | utility.to(tl.int64), 0)
     if recipe.per_request:
         requests: tl.constexpr = (tile.rows // tile.request, tile.request, tile.experts)
         wish = tl.sum(tl.reshape(utility, requests), 1)
         warm = tl.max(tl.reshape(kept.to(tl.int32), requests), 1)
         wish = tl.where((wish > 0) & (warm == 0), wish, EMPTY)
+        if recipe.residents:
+            wish = tl.where(free[None, :], EMPTY, wish)
         rounds = tl.minimum(read_count(budgets, ADD_PER_REQUEST), recipe.num_experts)
         granted = wish > drop_best(wish, experts, rounds, False)
         words += tl.sum(granted.to(tl.int64), 0) * HOLDER

@@ -80,6 +80,18 @@ class Recipe:
     """Whether no slot may stay empty."""
     block_size: int
     """Of the alignment; 0 where none is asked for."""
+    exact: bool
+    """Whether some rows may be exact."""
+    sets_aside: bool
+    """And whether the experts of these are to be told from others of S, since a budget counts what is in S."""
+    plain: bool
+    """And whether the model's own weights come of other scores than the plan's steps."""
+    residents: bool
+    """Whether experts that are loaded cost the plan nothing."""
+    bounded: bool
+    """And whether S has to fit the slots they are paged into."""
+    kmax: int
+    """The most experts of a row that is not exact; `columns`, unless exact rows take more of them."""
 
 
 def make_recipe(
@@ -98,6 +110,8 @@ def make_recipe(
     sigmoid = router.scoring != "softmax"
     by_votes = plan.ranks_experts and plan.ranking == "votes"
     utility_full = plan.utility == "full" or by_votes or plan.confidence is not None
+    exact = batch.exact is not None
+    normalize = not sigmoid and (biased or utility_full or plan.p < 1 or not router.renormalize)
     return Recipe(
         num_experts=num_experts,
         top_k=router.top_k,
@@ -108,7 +122,7 @@ def make_recipe(
         num_groups=_count_groups(router),
         topk_group=router.topk_group or 1,
         quota_groups=router.quota_groups or 0,
-        normalize=not sigmoid and (biased or utility_full or plan.p < 1 or not router.renormalize),
+        normalize=normalize,
         unique_keys=logits.dtype.itemsize == 2 and not biased,
         shares=plan.p < 1,
         skips=plan.beta is not None,
@@ -129,13 +143,19 @@ def make_recipe(
         mixes_own=plan.own_share > 0,
         limits_reach=plan.max_rank is not None,
         rescue=plan.can_rescue,
-        columns=plan.columns(router),
+        columns=plan.columns(router, exact),
         shared=slots.shared if slots else 0,
         shared_weight=slots.shared_weight if slots else 1.0,
         lowest=torch.finfo(logits.dtype).min,
         scaling=router.scaling,
         fill=slots is not None and not (slots.masked or slots.empty),
         block_size=block_size,
+        exact=exact,
+        sets_aside=exact and (plan.ranks_experts or plan.target_per_rank is not None),
+        plain=exact and normalize and router.renormalize and not biased,
+        residents=batch.resident is not None and plan.takes_residents,
+        bounded=batch.resident is not None and plan.takes_residents and batch.slots is not None,
+        kmax=plan.columns(router),
     )
 
 

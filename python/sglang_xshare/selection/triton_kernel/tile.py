@@ -80,7 +80,7 @@ def make_tile(
     warps = shape.one.get(rows, shape.several[1])
     rows = rows or max(shape.several[0], request, round_up(-(-num_rows // MAX_PROGRAMS)))
     several = rows < all_rows
-    columns = plan.columns(router)
+    columns = plan.columns(router, exact=batch.exact is not None)
     slots = round_up(num_rows * columns) if block_size else 0
     return Tile(
         rows=rows,

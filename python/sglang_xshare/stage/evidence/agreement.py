@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from ...types import Selection
 from ..gather import Ranks
 from ..upstream.ranks import all_gather
-from .metrics import PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +20,18 @@ server that was set up wrong says so at once.
 """
 _TURN = 6364136223846793005
 """What the checksum is multiplied by in each step (Knuth's, of MMIX), so that the order of steps matters."""
+
+
+class Compared(NamedTuple):
+    """How often ranks have compared what they selected, and how often each had selected otherwise than the first."""
+
+    comparisons: int
+    disagreements: list[int]
+
+    def since(self, former: Compared) -> Compared:
+        """What came after `former`."""
+        pairs = zip(self.disagreements, former.disagreements, strict=True)
+        return Compared(self.comparisons - former.comparisons, [now - then for now, then in pairs])
 
 
 class Agreement:
@@ -43,8 +53,7 @@ class Agreement:
         self._weights: torch.Tensor | None = None
         self._comparisons = torch.zeros_like(self._checksum)
         self._disagreements = torch.zeros(size, dtype=torch.int64, device=device)
-        self._told = False
-        self._exporter = _Exporter()
+        self._logged = False
 
     def count(self, selections: Sequence[Selection | None]) -> None:
         """Count one step: every layer's selection, None where it stayed vanilla, at least one other."""
@@ -71,67 +80,25 @@ class Agreement:
         self._comparisons += checksums.any()  # none where nothing was selected
         self._checksum.zero_()
 
-    def read(self) -> tuple[int, list[int]]:
-        """(comparisons, how often each rank had selected otherwise than the first it was compared with), since the
-        server's start. Waits for the device.
-        """
-        return int(self._comparisons), self._disagreements.tolist()
+    def read(self) -> Compared:
+        """Since the server's start. Waits for the device."""
+        return Compared(int(self._comparisons), self._disagreements.tolist())
 
-    def report(self, reporter: Any) -> None:
-        """Export, where upstream's `reporter` does, and log once that ranks disagree. Waits for the device."""
-        comparisons, disagreements = self.read()
-        if reporter.current_scheduler_metrics_enabled:
-            self._exporter.export(comparisons, sum(disagreements), reporter.metrics_collector.labels)
-        if any(disagreements) and not self._told:
-            self._told = True
-            which = [rank for rank, count in enumerate(disagreements) if count]
+    def check(self) -> Compared:
+        """What `read` returns; that ranks disagree is logged once."""
+        compared = self.read()
+        if any(compared.disagreements) and not self._logged:
+            self._logged = True
+            which = [rank for rank, count in enumerate(compared.disagreements) if count]
             logger.error(
                 "Expert policy: ranks %s have selected other experts than the first, in %d of %d comparisons: their "
                 "policies, router logits or placements differ, and the sum of their outputs is wrong",
                 which,
-                max(disagreements),
-                comparisons,
+                max(compared.disagreements),
+                compared.comparisons,
             )
-
-
-def watch(model_runner: Any, stage: Any, size: int) -> None:
-    """Have a stage count, and its ranks compare after forwards of this model runner: there the host comes by in each
-    step also where a captured graph is replayed.
-    """
-    agreement = stage.agreement = Agreement(size, stage.device)
-    forward = model_runner.forward
-
-    @functools.wraps(forward)
-    def forward_and_compare(*args: Any, **kwargs: Any) -> Any:
-        output = forward(*args, **kwargs)
-        agreement.end_forward(stage.ranks)
-        return output
-
-    model_runner.forward = forward_and_compare
+        return compared
 
 
 def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
-
-
-class _Exporter:
-    """The prometheus metrics, made at the first export, as `Exporter`'s are."""
-
-    def __init__(self) -> None:
-        self._metrics: list[Any] = []
-        self._exported = [0, 0]
-
-    def export(self, comparisons: int, disagreements: int, labels: dict[str, str]) -> None:
-        """Totals since the server's start."""
-        if not self._metrics:
-            from prometheus_client import Counter
-
-            texts = {
-                "rank_comparisons": "Times that ranks have compared which experts they selected",
-                "rank_disagreements": "Times that a rank had selected other experts than the first one",
-            }
-            self._metrics = [Counter(PREFIX + name, text, tuple(labels)) for name, text in texts.items()]
-        totals = [comparisons, disagreements]
-        for metric, now, then in zip(self._metrics, totals, self._exported, strict=True):
-            metric.labels(**labels).inc(now - then)
-        self._exported = totals

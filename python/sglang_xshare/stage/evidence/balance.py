@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from ...types import Selection
 from ..placement import Placement
-from .metrics import PREFIX
 
 STEPS, LARGEST_BEFORE, LARGEST_AFTER, MEAN_BEFORE, MEAN_AFTER = range(5)
 """Columns of what is counted a layer: the active experts of the rank that has most, and the mean of all ranks."""
@@ -86,46 +84,3 @@ def format_balance(load: RankLoad) -> str:
         for before, after in ((load.largest_before, load.largest_after), (load.mean_before, load.mean_after))
     )
     return f", active experts of the fullest rank: {largest}, of a rank: {mean}"
-
-
-class BalanceExporter:
-    """The prometheus metrics of ranks, made at the first export, as `Exporter`'s are."""
-
-    def __init__(self) -> None:
-        self._metrics: dict[str, Any] = {}
-
-    def export(self, load: RankLoad, labels: dict[str, str]) -> None:
-        """Add an interval to the counters and set the gauges to its means."""
-        if not self._metrics:
-            self._metrics = _make_metrics(tuple(labels))
-        totals = {
-            "fullest_rank_before": load.largest_before,
-            "fullest_rank_after": load.largest_after,
-            "mean_rank_before": load.mean_before,
-            "mean_rank_after": load.mean_after,
-        }
-        for name, total in totals.items():
-            self._metrics[f"total_{name}"].labels(**labels).inc(total)
-            if load.layer_steps:
-                self._metrics[f"recent_{name}"].labels(**labels).set(total / load.layer_steps)
-
-
-def _make_metrics(labels: tuple[str, ...]) -> dict[str, Any]:
-    from prometheus_client import Counter, Gauge
-
-    ranks = {"fullest_rank": "the expert-parallel rank that has most", "mean_rank": "the mean of expert-parallel ranks"}
-    experts = {"before": "that vanilla routing would have woken", "after": "that are active"}
-    metrics: dict[str, Any] = {}
-    for rank, where in ranks.items():
-        for name, which in experts.items():
-            text = f"Experts {which} on {where}"
-            metrics[f"total_{rank}_{name}"] = Counter(
-                f"{PREFIX}{rank}_experts_{name}", f"{text}, summed over layers and steps", labels
-            )
-            metrics[f"recent_{rank}_{name}"] = Gauge(
-                f"{PREFIX}{rank}_active_experts_{name}",
-                f"{text}, mean of a layer and step, last interval",
-                labels,
-                multiprocess_mode="mostrecent",
-            )
-    return metrics

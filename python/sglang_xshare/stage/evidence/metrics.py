@@ -1,11 +1,10 @@
-"""Evidence that a policy is on: counted on the device, read once a log interval, logged and exported."""
+"""What a policy does, counted on the device and read once a log interval; its part of the decode log line."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,7 +29,6 @@ OUTCOMES = (
 )
 STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED = range(6)
 """Columns of what is counted a layer."""
-PREFIX = "sglang:expert_policy_"
 
 
 @dataclass(frozen=True)
@@ -191,68 +189,3 @@ def format_log(interval: Interval) -> str:
         experts = f"active experts: {interval.mean_before:.1f} -> {interval.mean_after:.1f}"
         text = f", {experts}, kept mass: {interval.mean_kept_mass:.4f}{text}"
     return text + (f", rescued: {interval.rescued}" if interval.rescued else "")
-
-
-class Exporter:
-    """The prometheus metrics, made at the first export: prometheus must be in multiprocess mode by then.
-
-    `plan` is the plan in force, exported as a label: 1 of its series, 0 of those that were in force before.
-    """
-
-    def __init__(self, plan: Mapping[str, Any] | None = None) -> None:
-        self.plan = plan
-        self._shown: Mapping[str, Any] | None = None
-        self._metrics: dict[str, Any] = {}
-
-    def export(self, interval: Interval, labels: dict[str, str]) -> None:
-        """Add an interval to the counters and set the gauges to its means."""
-        if not self._metrics:
-            self._metrics = _make_metrics(tuple(labels))
-        if self.plan != self._shown:
-            for plan, value in ((self._shown, 0), (self.plan, 1)):
-                if plan is not None:
-                    info = {"policy": plan["policy"], "plan": json.dumps(plan)}
-                    self._metrics["info"].labels(**labels, **info).set(value)
-            self._shown = self.plan
-        counts = {
-            "layer_steps": interval.layer_steps,
-            "experts_before": interval.experts_before,
-            "experts_after": interval.experts_after,
-            "kept_mass": interval.kept_mass,
-            "rows": interval.rows,
-            "rescued_rows": interval.rescued,
-        }
-        for name, count in counts.items():
-            self._metrics[name].labels(**labels).inc(count)
-        for outcome, count in interval.outcomes.items():
-            self._metrics["steps"].labels(**labels, outcome=outcome).inc(count)
-        if interval.layer_steps:
-            self._metrics["active_experts_before"].labels(**labels).set(interval.mean_before)
-            self._metrics["active_experts_after"].labels(**labels).set(interval.mean_after)
-            self._metrics["mean_kept_mass"].labels(**labels).set(interval.mean_kept_mass)
-
-
-def _make_metrics(labels: tuple[str, ...]) -> dict[str, Any]:
-    from prometheus_client import Counter, Gauge
-
-    counters = {
-        "layer_steps": "MoE layer calls under an expert policy",
-        "experts_before": "Experts that vanilla routing would have woken, summed over layers and steps",
-        "experts_after": "Active experts, summed over layers and steps",
-        "kept_mass": "Kept mass, summed over rows, layers and steps",
-        "rows": "Live router rows, summed over layers and steps",
-        "rescued_rows": "Rows given back their top-1 expert by rescue",
-    }
-    gauges = {
-        "active_experts_before": "Mean experts a layer and step that vanilla routing would have woken, last interval",
-        "active_experts_after": "Mean active experts a layer and step, last interval",
-        "mean_kept_mass": "Mean kept mass of a row, last interval",
-    }
-    metrics: dict[str, Any] = {name: Counter(PREFIX + name, text, labels) for name, text in counters.items()}
-    metrics["steps"] = Counter(PREFIX + "steps", "Forwards of the target model, by outcome", (*labels, "outcome"))
-    # Prometheus has an Info of its own, but not in multiprocess mode.
-    text = "1 of the plan in force, a label, as JSON with every default resolved; 0 of former ones"
-    metrics["info"] = Gauge(PREFIX + "info", text, (*labels, "policy", "plan"), multiprocess_mode="mostrecent")
-    for name, text in gauges.items():
-        metrics[name] = Gauge(PREFIX + name, text, labels, multiprocess_mode="mostrecent")
-    return metrics

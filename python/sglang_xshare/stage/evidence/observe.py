@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -12,7 +12,7 @@ from ...policies.schedule import Schedule
 from ...types import Selection
 from ..layer import Layer
 from ..step import Step
-from .metrics import AFTER, BEFORE, KEPT, PREFIX, RESCUED, ROWS, Counters, Interval, Reader, count_selections
+from .metrics import AFTER, BEFORE, KEPT, RESCUED, ROWS, Counters, Interval, Reader, count_selections
 
 ROW_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """The most router rows of each class of batch sizes; the last class has more."""
@@ -56,20 +56,27 @@ class Observation:
         return own, counts
 
 
+class Observed(NamedTuple):
+    """What was observed since the last report: intervals by plan, and steps by batch size."""
+
+    plans: dict[str, Interval]
+    sizes: dict[str, int]
+
+
 class ObservationReader:
-    """Reads what was observed since its own last look, as `Reader` does: (intervals by plan, steps by batch size)."""
+    """Reads what was observed since its own last look, as `Reader` does."""
 
     def __init__(self, observation: Observation) -> None:
         self._readers = {spelling: Reader(counters) for spelling, counters in observation.counters.items()}
         self._sizes = observation.sizes
         self._seen = [0] * len(SIZES)
 
-    def read(self) -> tuple[dict[str, Interval], dict[str, int]]:
+    def read(self) -> Observed:
         """Waits for the device."""
         sizes = self._sizes.tolist()
         new = {name: now - then for name, now, then in zip(SIZES, sizes, self._seen, strict=True)}
         self._seen = sizes
-        return {spelling: reader.read() for spelling, reader in self._readers.items()}, new
+        return Observed({spelling: reader.read() for spelling, reader in self._readers.items()}, new)
 
 
 def format_observed(plans: Mapping[str, Interval]) -> str:
@@ -79,41 +86,3 @@ def format_observed(plans: Mapping[str, Interval]) -> str:
         for spelling, interval in plans.items()
         if interval.layer_steps
     )
-
-
-class ObservationExporter:
-    """The prometheus metrics of what was observed, made at the first export, as `Exporter`'s are."""
-
-    def __init__(self) -> None:
-        self._metrics: dict[str, Any] = {}
-
-    def export(self, plans: Mapping[str, Interval], sizes: Mapping[str, int], labels: dict[str, str]) -> None:
-        """Add an interval to the counters and set the gauges to its means."""
-        if not self._metrics:
-            self._metrics = _make_metrics(tuple(labels))
-        for rows, steps in sizes.items():
-            self._metrics["sizes"].labels(**labels, rows=rows).inc(steps)
-        for spelling, interval in plans.items():
-            own = {**labels, "plan": spelling}
-            self._metrics["experts"].labels(**own).inc(interval.experts_after)
-            self._metrics["mass"].labels(**own).inc(interval.kept_mass)
-            if interval.layer_steps:
-                self._metrics["mean_experts"].labels(**own).set(interval.mean_after)
-                self._metrics["mean_mass"].labels(**own).set(interval.mean_kept_mass)
-
-
-def _make_metrics(labels: tuple[str, ...]) -> dict[str, Any]:
-    from prometheus_client import Counter, Gauge
-
-    def recent(name: str, text: str) -> Gauge:
-        return Gauge(PREFIX + name, f"{text}, last interval", by_plan, multiprocess_mode="mostrecent")
-
-    by_plan = (*labels, "plan")
-    experts, mass = "Experts that a plan would have kept active", "Mass that a plan would have kept"
-    return {
-        "sizes": Counter(PREFIX + "batch_sizes", "Observed steps, by live router rows", (*labels, "rows")),
-        "experts": Counter(PREFIX + "observed_experts", f"{experts}, summed over layers and steps", by_plan),
-        "mass": Counter(PREFIX + "observed_mass", f"{mass}, summed over rows, layers and steps", by_plan),
-        "mean_experts": recent("observed_active_experts", f"{experts}, mean of a layer and step"),
-        "mean_mass": recent("observed_kept_mass", f"{mass}, mean of a row"),
-    }

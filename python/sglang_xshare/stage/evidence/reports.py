@@ -1,35 +1,41 @@
-"""What a stage tells: its part of the decode log line, and the metrics."""
+"""What a stage reports: its part of the decode log line, and the figures on /metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .balance import Balance, BalanceExporter, BalanceReader, format_balance
-from .metrics import Counters, Exporter, Reader, format_log
-from .observe import Observation, ObservationExporter, ObservationReader, format_observed
+from .agreement import Agreement, Compared
+from .balance import Balance, BalanceReader, format_balance
+from .figures import Exporter, InForce
+from .metrics import Counters, Reader, format_log
+from .observe import Observation, ObservationReader, format_observed
 
 
 class Reports:
     """Log and metrics each read what was counted since their own last look; whoever looks waits for the device."""
 
-    def __init__(self, counters: Counters, balance: Balance | None) -> None:
+    def __init__(self, counters: Counters, balance: Balance | None, agreement: Agreement | None) -> None:
         self.logged, self.exported = Reader(counters), Reader(counters)
-        self.exporter, self.plans_exporter = Exporter(), ObservationExporter()
         if balance is not None:
             self.logged_balance, self.exported_balance = BalanceReader(balance), BalanceReader(balance)
-            self.balance_exporter = BalanceExporter()
+        if agreement is not None:
+            self._exported_agreement = Compared(0, [0] * agreement.size)
+        self.agreement = agreement
+        self.exporter = Exporter()
+        self._plan: Mapping[str, Any] | None = None
+        self._exported_plan: Mapping[str, Any] | None = None
         self._published = 0, 0
         """What the scheduler had counted when the metrics were last brought up to date."""
 
-    def tell_of(self, plan: Mapping[str, Any] | None, observation: Observation | None, balances: bool) -> None:
-        """From now on tell of this plan, and what else it has counted."""
-        self.exporter.plan = plan
+    def report_on(self, plan: Mapping[str, Any] | None, observation: Observation | None, balances: bool) -> None:
+        """From now on report this plan, and what else it has counted."""
+        self._plan = plan
         self._observes, self._balances = observation is not None, balances
         if observation is not None:
             self.logged_plans, self.exported_plans = ObservationReader(observation), ObservationReader(observation)
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Have the next `publish` publish even where no step was made since the last."""
         self._published = -1, -1
 
@@ -39,8 +45,7 @@ class Reports:
         if self._balances:
             text += format_balance(self.logged_balance.read())
         if self._observes:
-            plans, _ = self.logged_plans.read()
-            text += format_observed(plans)
+            text += format_observed(self.logged_plans.read().plans)
         return text
 
     def publish(self, reporter: Any) -> bool:
@@ -51,11 +56,21 @@ class Reports:
         if forwards == self._published:
             return False
         self._published = forwards
+        compared = None if self.agreement is None else self.agreement.check()
         if reporter.current_scheduler_metrics_enabled:
-            labels = reporter.metrics_collector.labels
-            self.exporter.export(self.exported.read(), labels)
-            if self._balances:
-                self.balance_exporter.export(self.exported_balance.read(), labels)
-            if self._observes:
-                self.plans_exporter.export(*self.exported_plans.read(), labels)
+            for part in self._read(compared):
+                self.exporter.export(part, reporter.metrics_collector.labels)
         return True
+
+    def _read(self, compared: Compared | None) -> Iterator[Any]:
+        """What is new to the metrics, in the parts that `figures.FIGURES` knows."""
+        yield InForce(self._plan, self._exported_plan)
+        self._exported_plan = self._plan
+        yield self.exported.read()
+        if self._balances:
+            yield self.exported_balance.read()
+        if self._observes:
+            yield self.exported_plans.read()
+        if compared is not None:
+            yield compared.since(self._exported_agreement)
+            self._exported_agreement = compared

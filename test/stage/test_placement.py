@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_xshare.admission import placement
-from sglang_xshare.admission.placement import read_placement
+from sglang_xshare.stage import placement
+from sglang_xshare.stage.placement import read_placement
 
 LAYERS = 4
 

@@ -1,0 +1,166 @@
+"""Every figure on /metrics: one table, and the exporter that makes prometheus metrics of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+from .agreement import Compared
+from .balance import RankLoad
+from .metrics import Interval
+from .observe import Observed
+
+PREFIX = "sglang:expert_policy_"
+Values = Mapping[tuple[str, ...], float | None]
+
+
+class Kind(Enum):
+    """A counter adds up what is exported; a gauge is what was exported last."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+@dataclass(frozen=True)
+class InForce:
+    """The plan in force as JSON-able, and the one that was when it was last exported; None where there is none."""
+
+    plan: Mapping[str, Any] | None
+    former: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """`value` of what was read since the last export: a number, None where there is none. With `labels` of its own,
+    beside those that every figure of SGLang's has, a number for each of their values.
+    """
+
+    kind: Kind
+    name: str
+    text: str
+    value: Callable[[Any], float | Values | None]
+    labels: tuple[str, ...] = ()
+
+
+def _show(part: InForce) -> Values:
+    changes = [(part.former, 0), (part.plan, 1)] if part.plan != part.former else []
+    return {(plan["policy"], json.dumps(plan)): value for plan, value in changes if plan is not None}
+
+
+def _mean(name: str) -> Callable[[Interval], float | None]:
+    """Of an interval with steps; one without has no mean, and the former stays."""
+    return lambda interval: getattr(interval, name) if interval.layer_steps else None
+
+
+def _step_mean(name: str) -> Callable[[RankLoad], float | None]:
+    return lambda load: getattr(load, name) / load.layer_steps if load.layer_steps else None
+
+
+def _by_plan(value: Callable[[Interval], float | None]) -> Callable[[Observed], Values]:
+    return lambda observed: {(plan,): value(interval) for plan, interval in observed.plans.items()}
+
+
+counter, gauge, of = partial(Figure, Kind.COUNTER), partial(Figure, Kind.GAUGE), attrgetter
+WOKEN, ACTIVE = "that vanilla routing would have woken", "Experts that are active"
+FULLEST, MEAN = "on the expert-parallel rank that has most", "on the mean of expert-parallel ranks"
+EXPERTS, MASS = "Experts that a plan would have kept active", "Mass that a plan would have kept"
+SUM, ROW_SUM = "summed over layers and steps", "summed over rows, layers and steps"
+LAST, STEP_MEAN = "last interval", "mean of a layer and step, last interval"
+
+FIGURES: dict[type, tuple[Figure, ...]] = {
+    Interval: (
+        counter("layer_steps", "MoE layer calls under an expert policy", of("layer_steps")),
+        counter("experts_before", f"Experts {WOKEN}, {SUM}", of("experts_before")),
+        counter("experts_after", f"Active experts, {SUM}", of("experts_after")),
+        counter("kept_mass", f"Kept mass, {ROW_SUM}", of("kept_mass")),
+        counter("rows", f"Live router rows, {SUM}", of("rows")),
+        counter("rescued_rows", "Rows given back their top-1 expert by rescue", of("rescued")),
+        counter(
+            "steps",
+            "Forwards of the target model, by outcome",
+            lambda interval: {(outcome,): count for outcome, count in interval.outcomes.items()},
+            ("outcome",),
+        ),
+        gauge("active_experts_before", f"Mean experts a layer and step {WOKEN}, {LAST}", _mean("mean_before")),
+        gauge("active_experts_after", f"Mean active experts a layer and step, {LAST}", _mean("mean_after")),
+        gauge("mean_kept_mass", f"Mean kept mass of a row, {LAST}", _mean("mean_kept_mass")),
+    ),
+    InForce: (
+        # Prometheus has an Info of its own, but not in multiprocess mode.
+        gauge(
+            "info",
+            "1 of the plan in force, a label, as JSON with every default resolved; 0 of former ones",
+            _show,
+            ("policy", "plan"),
+        ),
+    ),
+    RankLoad: tuple(
+        figure
+        for rank, name, where in (("largest", "fullest_rank", FULLEST), ("mean", "mean_rank", MEAN))
+        for when, which in (("before", f"Experts {WOKEN}"), ("after", ACTIVE))
+        for figure in (
+            counter(f"{name}_experts_{when}", f"{which} {where}, {SUM}", of(f"{rank}_{when}")),
+            gauge(f"{name}_active_experts_{when}", f"{which} {where}, {STEP_MEAN}", _step_mean(f"{rank}_{when}")),
+        )
+    ),
+    Observed: (
+        counter(
+            "batch_sizes",
+            "Observed steps, by live router rows",
+            lambda observed: {(rows,): steps for rows, steps in observed.sizes.items()},
+            ("rows",),
+        ),
+        counter("observed_experts", f"{EXPERTS}, {SUM}", _by_plan(of("experts_after")), ("plan",)),
+        counter("observed_mass", f"{MASS}, {ROW_SUM}", _by_plan(of("kept_mass")), ("plan",)),
+        gauge("observed_active_experts", f"{EXPERTS}, {STEP_MEAN}", _by_plan(_mean("mean_after")), ("plan",)),
+        gauge("observed_kept_mass", f"{MASS}, mean of a row, {LAST}", _by_plan(_mean("mean_kept_mass")), ("plan",)),
+    ),
+    Compared: (
+        counter(
+            "rank_comparisons",
+            "Times that ranks have compared which experts they selected",
+            of("comparisons"),
+        ),
+        counter(
+            "rank_disagreements",
+            "Times that a rank had selected other experts than the first one",
+            lambda compared: sum(compared.disagreements),
+        ),
+    ),
+}
+"""By what is read of the counters, and handed to the exporter."""
+
+
+class Exporter:
+    """Keeps the prometheus metrics, made when what they are of is first exported: prometheus must be in multiprocess
+    mode by then.
+    """
+
+    def __init__(self) -> None:
+        self._metrics: dict[type, list[Any]] = {}
+
+    def export(self, part: Any, labels: dict[str, Any]) -> None:
+        """Add a part of `FIGURES` to its counters, and set its gauges. `labels` are upstream's."""
+        figures = FIGURES[type(part)]
+        if type(part) not in self._metrics:
+            self._metrics[type(part)] = [_make_metric(figure, tuple(labels)) for figure in figures]
+        for figure, metric in zip(figures, self._metrics[type(part)], strict=True):
+            found = figure.value(part)
+            for own, number in found.items() if isinstance(found, Mapping) else [((), found)]:
+                if number is not None:
+                    child = metric.labels(**labels, **dict(zip(figure.labels, own, strict=True)))
+                    child.inc(number) if figure.kind is Kind.COUNTER else child.set(number)
+
+
+def _make_metric(figure: Figure, labels: tuple[str, ...]) -> Any:
+    from prometheus_client import Counter, Gauge
+
+    name, labels = PREFIX + figure.name, (*labels, *figure.labels)
+    if figure.kind is Kind.COUNTER:
+        return Counter(name, figure.text, labels)
+    return Gauge(name, figure.text, labels, multiprocess_mode="mostrecent")

@@ -1,0 +1,60 @@
+"""What is wrapped around SGLang's own calls when a model is loaded: all of it, and why each is where it is."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from .stage import Stage
+from .upstream.routing import list_routers
+
+
+def wrap_calls(model_runner: Any, stage: Stage) -> None:
+    """Put a stage around a loaded model and its runner."""
+    wrap_model(model_runner.model, stage)
+    if stage.agreement is not None:
+        wrap_runner(model_runner, stage)
+    for router in list_routers(model_runner.model) if stage.ranks is not None else ():
+        wrap_router(router, stage)
+
+
+def wrap_model(model: Any, stage: Stage) -> None:
+    """Have the stage run the model's forward. The host comes by there in every eager forward and in every capture, but
+    not where a captured graph is replayed: the graph holds what was launched then, selections and counts.
+    """
+    forward = model.forward
+
+    @functools.wraps(forward)  # upstream inspects the signature for pipeline parallelism
+    def forward_with_policy(*args: Any, **kwargs: Any) -> Any:
+        forward_batch = kwargs["forward_batch"] if "forward_batch" in kwargs else args[2]
+        return stage.run(forward_batch, functools.partial(forward, *args, **kwargs))
+
+    model.forward = forward_with_policy
+
+
+def wrap_runner(model_runner: Any, stage: Stage) -> None:
+    """Tell the stage of every forward of the model runner. The host comes by there in each step, also where a captured
+    graph is replayed, which the model's forward does not see. Ranks compare there: now and then, and so in no graph.
+    """
+    forward = model_runner.forward
+
+    @functools.wraps(forward)
+    def forward_and_compare(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        stage.end_forward()
+        return output
+
+    model_runner.forward = forward_and_compare
+
+
+def wrap_router(router: Any, stage: Stage) -> None:
+    """Have an upstream `TopK` select with the other ranks where its own has no rows to route: upstream then asks it for
+    an empty answer, and not for a route.
+    """
+    answer_empty = router.empty_topk_output
+
+    def select_and_answer(*args: Any, **kwargs: Any) -> Any:
+        stage.enter_collective(router.topk_config)
+        return answer_empty(*args, **kwargs)
+
+    router.empty_topk_output = select_and_answer

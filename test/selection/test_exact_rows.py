@@ -1,0 +1,232 @@
+"""Rows that must be exact: what the model itself would give them, whatever a policy gives the others.
+
+Answers are compared with vanilla's of the same backend to the last bit, those of the oracle in test_exactness.py; the
+Triton kernel is compared with the reference in test_triton_exact_rows.py.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from selection.cases import cases, fill_logits, free_plans, indices, keys_for, run
+from selection.oracle import ALGORITHMS
+from selection.test_laws import pad_columns
+from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare.plan import BALANCES
+from sglang_xshare.policies import VANILLA
+
+few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EVERY_POLICY = pytest.mark.parametrize("policy", ALGORITHMS)
+BOTH = ("reference", "torch")
+
+
+@st.composite
+def marked(draw, **sizes):
+    """A case with some rows exact: none, few, or all, padding among them."""
+    case = draw(cases(**sizes))
+    share = draw(st.sampled_from([0.0, 0.2, 0.5, 1.0]))
+    exact = torch.rand(len(case.P), generator=torch.Generator().manual_seed(draw(st.integers(0, 99)))) < share
+    return dataclasses.replace(case, exact=exact)
+
+
+@st.composite
+def any_plans(draw, case):
+    """A plan of every policy, or a free one; of those some give rows fewer experts than the model's top-k."""
+    policy = draw(st.sampled_from([*ALGORITHMS, "free", "narrow"]))
+    if policy == "free":
+        return draw(free_plans(case))
+    if policy == "narrow":
+        kmax = case.top_k if case.quota_groups else draw(st.integers(1, case.top_k))
+        keys = {"k0": draw(st.integers(0, kmax)), "kmax": kmax, "max_rank": draw(st.sampled_from([None, 1, 3]))}
+        return build_plan("custom", **keys, add=draw(st.integers(0, 9)))
+    return build_plan(policy, **draw(keys_for(policy, case)))
+
+
+def check_exact(case, plan, backend):
+    """Ids, weights and kept mass of exact rows as vanilla has them, to the last bit, and their experts active."""
+    out = run(case, plan, backend)
+    vanilla = run(dataclasses.replace(case, exact=None), VANILLA, backend)
+    columns = out.topk_ids.shape[1]
+    rows = case.exact_rows
+    assert torch.equal(out.topk_ids[rows], pad_columns(vanilla.topk_ids, columns, -1)[rows])
+    assert torch.equal(out.topk_weights[rows], pad_columns(vanilla.topk_weights, columns, 0.0)[rows])
+    assert torch.equal(out.kept_mass[rows], vanilla.kept_mass[rows])
+    assert case.held() <= indices(out.active)
+    assert torch.equal(out.vanilla_active, vanilla.vanilla_active)
+    return out, vanilla
+
+
+@EVERY_POLICY
+@few
+@given(data=st.data())
+def test_an_exact_row_is_routed_as_by_the_model(policy, data):
+    case = data.draw(marked())
+    plan = build_plan(policy, **data.draw(keys_for(policy, case)))
+    for backend in BOTH:
+        check_exact(case, plan, backend)
+
+
+@few
+@given(data=st.data())
+def test_so_it_is_under_any_plan(data):
+    """With more columns than the model's top-k, or fewer: then there are k, of which the others leave some empty."""
+    case = data.draw(marked())
+    plan = data.draw(any_plans(case))
+    out, found = (check_exact(case, plan, backend)[0] for backend in BOTH)
+    for name in ("topk_ids", "selected", "active", "rescued"):
+        assert torch.equal(getattr(out, name), getattr(found, name)), name
+    assert torch.allclose(out.topk_weights, found.topk_weights, rtol=0, atol=1e-6)
+    assert out.topk_ids.shape[1] == max(plan.kmax or 0, case.top_k)
+    others = (out.topk_ids >= 0).sum(1)[[i for i in case.rows if i not in case.exact_rows]]
+    assert (others <= (plan.kmax or case.top_k)).all()
+
+
+@few
+@given(data=st.data())
+def test_all_rows_exact_is_vanilla(data):
+    """Of a static order the best are in S all the same, but no row has them."""
+    case = data.draw(cases())
+    plan = data.draw(any_plans(case))
+    case = dataclasses.replace(case, exact=torch.ones(len(case.P), dtype=torch.bool))
+    for backend in BOTH:
+        out, vanilla = check_exact(case, plan, backend)
+        assert torch.equal(out.active, vanilla.active)
+        assert plan.ranking == "static" or torch.equal(out.selected, vanilla.active)
+        assert torch.equal(out.kept_mass, vanilla.kept_mass)
+        assert out.rescued == 0
+
+
+@few
+@given(data=st.data())
+def test_padding_is_never_exact(data):
+    case = data.draw(marked())
+    valid = torch.arange(len(case.P)) % 3 != 1
+    plan = data.draw(any_plans(case))
+    marks = [case.exact & valid, case.exact | ~valid]
+    for backend in BOTH:
+        first, second = (run(dataclasses.replace(case, valid=valid, exact=exact), plan, backend) for exact in marks)
+        for name in ("topk_ids", "topk_weights", "selected", "active", "vanilla_active", "kept_mass"):
+            assert torch.equal(getattr(first, name), getattr(second, name)), (backend, name)
+        assert (first.topk_ids[~valid] == -1).all()
+
+
+@few
+@given(data=st.data())
+def test_no_row_exact_is_as_without(data):
+    """To the last bit, but for the columns that an exact row would need."""
+    case = data.draw(cases())
+    plan = data.draw(any_plans(case))
+    nobody = dataclasses.replace(case, exact=torch.zeros(len(case.P), dtype=torch.bool))
+    for backend in BOTH:
+        out, without = run(nobody, plan, backend), run(dataclasses.replace(case, exact=None), plan, backend)
+        columns = out.topk_ids.shape[1]
+        assert torch.equal(out.topk_ids, pad_columns(without.topk_ids, columns, -1))
+        assert torch.equal(out.topk_weights, pad_columns(without.topk_weights, columns, 0.0))
+        for name in ("selected", "active", "vanilla_active", "rescued"):
+            assert torch.equal(getattr(out, name), getattr(without, name)), (backend, name)
+
+
+@few
+@given(data=st.data())
+def test_marking_a_row_only_adds_to_s(data):
+    """By utilities to which a row adds nothing outside its own top-k. Not `mass`: there is less of a whole to reach.
+
+    With targets of ranks beside requests' own budgets it takes whole requests: a request that has more rows than exact
+    ones goes on to its next best, and a rank counts these.
+    """
+    case = dataclasses.replace(data.draw(marked()), slots=None)
+    steps = {
+        "add": st.integers(0, 9),
+        "add_per_request": st.integers(0, 4),
+        "target_per_rank": st.sampled_from([None, 1, 3, 9]),
+    }
+    keys = data.draw(st.one_of(st.fixed_dictionaries(steps), st.fixed_dictionaries({"budget": st.integers(1, 40)})))
+    if keys.get("target_per_rank"):
+        keys["balance"] = data.draw(st.sampled_from(BALANCES))
+    if "budget" in keys:
+        keys["scope"] = data.draw(st.sampled_from(["batch", "request"]))
+    utility = data.draw(st.sampled_from(["topk", "squared"]))
+    k0, p = data.draw(st.integers(0, case.top_k)), data.draw(st.sampled_from([0.5, 1.0]))
+    plan = build_plan("custom", k0=k0, p=p, utility=utility, **keys)
+    more = torch.rand(len(case.P), generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99)))) < 0.4
+    marks = [case.exact, case.exact | more]
+    if plan.add_per_request and plan.target_per_rank:
+        tokens = case.tokens_per_request
+        marks = [mark[::tokens].repeat_interleave(tokens) for mark in marks]
+    before, after = (indices(run(dataclasses.replace(case, exact=mark), plan, "torch").selected) for mark in marks)
+    assert before <= after
+
+
+def test_mass_may_end_sooner_beside_an_exact_row():
+    """Three experts hold 6, 5.5 and 5 of the utility. Exact, the row that has the third brings it along: 60 % of what
+    the others want is reached with the first.
+    """
+    utility = torch.tensor([[6.0, 5.5, 4.0], [0.0, 0.0, 1.0]])
+    logits = torch.cat([torch.zeros(1, 3).log()] * 31)
+    rows = [j for j, count in enumerate((12, 11, 8)) for _ in range(count)]
+    logits[torch.arange(31), rows] = 0.0
+    assert torch.bincount(torch.tensor(rows)).tolist() == (utility[0] * 2).int().tolist()
+    logits = torch.cat([logits, torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]).log()])
+    exact = torch.arange(33) >= 31
+    plan = build_plan("custom", k0=0, mass=0.6)
+    assert indices(select(logits, plan, Router(1)).selected) == {0, 1}
+    assert indices(select(logits, plan, Router(1), Batch(exact=exact)).selected) == {0, 2}
+
+
+@few
+@given(case=marked(), data=st.data())
+def test_exact_rows_count_towards_no_budget(case, data):
+    """The others add as many as they could without, where there are as many with utility."""
+    case = dataclasses.replace(case, resident=None)
+    k0, add = data.draw(st.integers(0, case.top_k)), data.draw(st.integers(0, 9))
+    warm = {j for i in case.others for j in case.top[i][:k0]} | case.held()
+    wanted = {j for i in case.others for j in case.top[i]}
+    selected = indices(run(case, build_plan("xshare", k0=k0, add=add, utility="full"), "torch").selected)
+    assert len(selected - warm) >= min(add, len({j for j in wanted - warm if utility_of_any(case, j)}))
+    assert len(selected - warm) <= add
+    ranked = indices(run(case, build_plan("moe-spec", budget=add + 1), "torch").selected)
+    assert len(ranked - case.held()) <= add + 1
+    free = {j for j in range(case.num_experts) if j not in case.held() and utility_of_any(case, j)}
+    assert len(ranked - case.held()) == min(add + 1, len(free))
+
+
+def utility_of_any(case, expert):
+    return any(round(case.M[i][expert] * 2**20) for i in case.others)
+
+
+@pytest.mark.parametrize("backend", BOTH)
+def test_the_others_use_an_exact_rows_experts(backend):
+    """Two rows of one top-2 model: the second has no expert of its own but its first, and takes the exact row's."""
+    logits = torch.tensor([[9.0, 8.0, 0.0, 0.0, 0.0], [1.0, 2.0, 9.0, 8.0, 0.0]])
+    plan = build_plan("xshare", k0=1, add=0)
+    alone = select(logits, plan, Router(2), backend=backend)
+    assert alone.topk_ids.tolist() == [[0, 2], [2, 0]]
+    out = select(logits, plan, Router(2), Batch(exact=torch.tensor([True, False])), backend=backend)
+    assert out.topk_ids.tolist() == [[0, 1], [2, 1]]
+    assert indices(out.selected) == indices(out.active) == {0, 1, 2}
+
+
+def test_rows_that_cannot_be_marked_by_a_case_still_are():
+    """The drawn cases would pass where `exact` went unread, were none of their rows changed by a policy."""
+    logits = fill_logits("normal", 8, 32, seed=1)
+    plan, exact = build_plan("xshare", k0=1, add=2), torch.arange(8) < 3
+    with_it, without = (select(logits, plan, Router(4), Batch(exact=mark)) for mark in (exact, None))
+    vanilla = select(logits, VANILLA, Router(4))
+    assert torch.equal(with_it.topk_ids[:3], vanilla.topk_ids[:3])
+    assert (without.topk_ids[:3] != vanilla.topk_ids[:3]).any(1).all()
+    assert (with_it.topk_ids[3:] != vanilla.topk_ids[3:]).any()
+
+
+def test_requests_see_their_own_exact_rows_alone():
+    """Two requests of two rows. The first row is exact: its own request adds beyond its experts, the other may add
+    one of them.
+    """
+    logits = torch.tensor(
+        [[9.0, 8.0, 0, 0, 0, 0], [0, 8.0, 9.0, 7.0, 0, 0], [0, 8.5, 0, 0, 9.0, 0], [0, 8.5, 0, 0, 9.0, 8.0]]
+    )
+    plan = build_plan("custom", k0=1, add_per_request=1, utility="full")
+    out = select(logits, plan, Router(2), Batch(None, 2, torch.tensor([True, False, False, False])))
+    assert indices(out.selected) == {0, 1, 2, 3, 4}

@@ -1,0 +1,255 @@
+"""Experts that are loaded already: what a plan gains of them, and that it fits the slots they are paged into.
+
+Answers are compared with the oracle's in test_exactness.py; the Triton kernel is compared with the reference here.
+"""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from selection.cases import cases, indices, keys_for, router_of, run
+from selection.oracle import ALGORITHMS
+from selection.test_triton import DEVICE, compare, few, kernel, make_logits, make_router, without_denormals
+from selection.test_unchanged import check_unchanged
+from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
+from sglang_xshare.selection.triton_kernel import supports
+
+__all__ = ["kernel"]
+often = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FIELDS = ("topk_ids", "topk_weights", "selected", "active", "vanilla_active", "rescued")
+# Plans that take residents: budgets of utility, or none.
+PLANS = {
+    "add": {"k0": 1, "add": 5},
+    "add squares": {"k0": 1, "add": 5, "utility": "squared", "own_share": 0.75},
+    "add by request": {"k0": 1, "add": 2, "add_per_request": 2},
+    "mass": {"k0": 1, "mass": 0.6, "utility": "full"},
+    "ranks": {"k0": 1, "add": 2, "target_per_rank": 4},
+    "warm-up": {"k0": 2, "p": 0.7, "max_rank": 12},
+    "truncating": {"k0": 0, "add": 6, "coverage": "truncate"},
+}
+
+
+@st.composite
+def paged(draw, bounded=None, **sizes):
+    """A case whose batch says which experts are resident, of slots or of none."""
+    case = draw(cases(**sizes))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    resident = torch.rand(case.num_experts, generator=generator) < draw(st.sampled_from([0.0, 0.2, 0.5, 1.0]))
+    slots = st.integers(1, case.num_experts)
+    slots = {None: st.one_of(st.none(), slots), True: slots, False: st.none()}[bounded]
+    return dataclasses.replace(case, resident=resident, slots=draw(slots))
+
+
+def own_experts(case, out):
+    """How many of its own top-k each row has."""
+    return [len(set(row) & set(own)) for row, own in zip(out.topk_ids.tolist(), case.top, strict=True)]
+
+
+@st.composite
+def adding_plans(draw, case, **keys):
+    """Of warm-up and the batch's additions, as served."""
+    k0 = draw(st.integers(0, case.top_k))
+    utility = draw(st.sampled_from(["topk", "squared", "full"]))
+    return build_plan("xshare", **{"k0": k0, "add": draw(st.integers(0, 9)), "utility": utility, **keys})
+
+
+@often
+@given(data=st.data())
+def test_more_residents_never_give_a_row_fewer_of_its_own_experts(data):
+    """Not with `mass`, which residents hold a part of, nor where residents compete for too few slots."""
+    case = data.draw(paged(bounded=False))
+    plan = data.draw(adding_plans(case, add_per_request=data.draw(st.integers(0, 3))))
+    if data.draw(st.booleans()):
+        plan = build_plan("oea", k0=max(plan.k0, 1))
+    more = torch.rand(case.num_experts, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99)))) < 0.3
+    for less in (None, case.resident):
+        before = run(dataclasses.replace(case, resident=less), plan, "torch")
+        after = run(dataclasses.replace(case, resident=case.resident | more), plan, "torch")
+        assert indices(before.selected) <= indices(after.selected)
+        for few_, many in zip(own_experts(case, before), own_experts(case, after), strict=True):
+            assert few_ <= many
+
+
+@often
+@given(data=st.data())
+def test_all_resident_is_vanilla_where_all_fit(data):
+    """But for experts without any utility, as in test_unchanged.py."""
+    case = data.draw(cases())
+    slots = data.draw(st.sampled_from([None, case.num_experts]))
+    case = dataclasses.replace(case, resident=torch.ones(case.num_experts, dtype=torch.bool), slots=slots)
+    check_unchanged(case, data.draw(adding_plans(case)))
+
+
+@often
+@given(data=st.data())
+def test_page_ins_are_at_most_the_warm_up_and_what_is_added(data):
+    case = data.draw(paged())
+    plan = data.draw(adding_plans(case))
+    out = run(case, plan, "torch")
+    page_ins = int((out.active & ~case.resident).sum())
+    assert page_ins <= len(case.held()) + plan.k0 * len(case.others) + plan.add
+    without = dataclasses.replace(case, exact=None)
+    assert int((run(without, plan, "torch").active & ~case.resident).sum()) <= plan.k0 * len(case.rows) + plan.add
+
+
+@often
+@given(data=st.data())
+def test_s_never_exceeds_the_slots(data):
+    """But by what rows and requests bring themselves, which the plan's bound says beforehand."""
+    case = data.draw(paged(bounded=True))
+    policy = data.draw(st.sampled_from(["xshare", "oea"]))
+    plan = build_plan(policy, **{**data.draw(keys_for(policy, case)), "free_residents": True})
+    out = run(case, plan, "torch")
+    sure = len(case.held()) + len(case.others) * plan.k0
+    sure += len(case.requests()) * plan.add_per_request
+    assert len(indices(out.selected)) <= max(case.slots, sure)
+    exact_rows = 0 if case.exact is None else int(case.exact.sum())
+    sizes = case.num_experts, len(case.P), case.tokens_per_request, exact_rows, case.slots
+    bound = plan.max_active(router_of(case), *sizes)
+    assert int(out.active.sum()) <= bound
+    warm = {j for i in case.others for j in case.top[i][: plan.k0]} | case.held()
+    assert warm <= indices(out.selected) or plan.p < 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "exact_rows", "slots", "bound"),
+    [
+        ({"policy": "xshare", "k0": 1, "add": 4}, 0, 32, 32),
+        ({"policy": "xshare", "k0": 1, "mass": 0.9}, 0, 32, 32),
+        ({"policy": "xshare", "k0": 3, "add": 0}, 0, 32, 48),
+        ({"policy": "xshare", "k0": 1, "add_per_request": 6}, 0, 32, 16 + 4 * 6),
+        ({"policy": "xshare", "k0": 1, "add": 4}, 2, 32, 32),
+        ({"policy": "xshare", "k0": 1, "add": 4}, 4, 32, 4 * 8 + 12),
+        ({"policy": "custom", "k0": 0, "add": 9, "coverage": "truncate"}, 0, 32, 32 + 16),
+        ({"policy": "xshare", "k0": 1, "add": 4, "free_residents": False}, 0, 32, 20),
+        ({"policy": "xshare", "k0": 3, "add": 4, "free_residents": False}, 0, 32, 52),
+        ({"policy": "moe-spec", "budget": 40}, 0, 32, 40),
+    ],
+)
+def test_bounds(keys, exact_rows, slots, bound):
+    """Of 16 rows of a top-8 model: the slots, or what rows and requests alone may bring."""
+    assert build_plan(keys).max_active(Router(8), 128, 16, 4, exact_rows, slots) == bound
+
+
+@pytest.mark.parametrize(("slots", "can_change"), [(None, False), (32, False), (23, True)])
+def test_a_batch_that_does_not_fit_can_change(slots, can_change):
+    assert build_plan("xshare", k0=1, add=24).can_change(Router(8), 64, 3, slots=slots) is can_change
+    assert not build_plan("xshare", k0=1, add=24, free_residents=False).can_change(Router(8), 64, 3, slots=slots)
+
+
+@often
+@given(data=st.data())
+def test_residents_change_nothing_where_no_batch_names_them_or_the_plan_takes_none(data):
+    case = data.draw(paged())
+    policy = data.draw(st.sampled_from(list(ALGORITHMS)))
+    keys = data.draw(keys_for(policy, case))
+    without = dataclasses.replace(case, resident=None)
+    runs = [run(without, build_plan(policy, **keys), "torch")]
+    if policy in ("xshare", "oea"):
+        runs += [run(without, build_plan(policy, **{**keys, "free_residents": free}), "torch") for free in (True, None)]
+        keys = {**keys, "free_residents": False}
+    runs.append(run(case, build_plan(policy, **keys), "torch"))
+    for out in runs[1:]:
+        for name in FIELDS:
+            assert torch.equal(getattr(out, name), getattr(runs[0], name)), name
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_a_small_batch(backend):
+    """Three experts are wanted beside the first choices 0 and 1, most of all 2, which is resident. The budget pays for
+    3, and 5 stays out. With three slots the budget's comes before the resident.
+    """
+    logits = torch.tensor([[9.0, 0, 8.0, 7.0, 0, 0], [0, 9.0, 8.0, 0, 0, 6.0]])
+    resident = torch.tensor([False, False, True, False, True, False])
+    plan = build_plan("xshare", k0=1, add=1)
+
+    def selected(**batch):
+        return indices(select(logits, plan, Router(3), Batch(**batch), backend=backend).selected)
+
+    assert selected() == {0, 1, 2}
+    assert selected(resident=resident) == {0, 1, 2, 3}
+    assert selected(resident=resident, slots=4) == {0, 1, 2, 3}
+    assert selected(resident=resident, slots=3) == {0, 1, 3}
+    assert selected(resident=resident, slots=2) == {0, 1}
+    assert selected(resident=resident, slots=1) == {0, 1}
+    assert selected(resident=resident, slots=2, exact=torch.tensor([True, False])) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: Batch(slots=0), "slots = 0: allowed is an integer of at least 1"),
+        (
+            lambda: select(
+                torch.zeros(2, 8), build_plan("xshare"), Router(2), Batch(resident=torch.ones(2, dtype=torch.bool))
+            ),
+            "resident bool [2]: allowed is a bool tensor [8]",
+        ),
+        (lambda: build_plan("xshare", free_residents=1), "free_residents = 1: allowed is true or false"),
+        (
+            lambda: build_plan("custom", budget=8, free_residents=True),
+            "free_residents = True: allowed only with coverage substitute or truncate, without budget, drop and "
+            "confidence",
+        ),
+        (
+            lambda: build_plan("custom", k0=1, coverage="own", free_residents=True),
+            "free_residents = True: allowed only with coverage substitute or truncate, without budget, drop and "
+            "confidence",
+        ),
+    ],
+)
+def test_bad_input_is_one_clear_line(make, line):
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+        make()
+
+
+# The Triton kernel.
+
+
+@few
+@given(data=st.data())
+def test_random_cases(kernel, data):
+    case = data.draw(paged(max_experts=128))
+    policy = data.draw(st.sampled_from(["xshare", "oea", "lynx-lat"]))
+    plan, router = build_plan(policy, **data.draw(keys_for(policy, case))), router_of(case)
+    for name in ("correction_bias", "expert_scale"):
+        if (tensor := getattr(router, name)) is not None:
+            router = dataclasses.replace(router, **{name: tensor.to(DEVICE)})
+    valid, exact, resident = (None if x is None else x.to(DEVICE) for x in (case.valid, case.exact, case.resident))
+    batch = Batch(valid, case.tokens_per_request, exact, resident, case.slots)
+    logits = without_denormals(case.logits.float()).to(DEVICE, case.logits.dtype)
+    if len(logits) and supports(plan, router, batch, *logits.shape):
+        compare(kernel, logits, plan, router, batch, torch.tensor(case.rank_of_expert, device=DEVICE))
+
+
+@pytest.mark.parametrize("slots", [None, 30, 12])
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(("rows", "experts"), [(6, 40), (40, 64)])
+def test_the_kernel_takes_residents(kernel, name, rows, experts, slots):
+    """In one program and in several, beside padding and exact rows, with slots for all that would join and for few."""
+    row, expert = torch.arange(rows, device=DEVICE), torch.arange(experts, device=DEVICE)
+    plan = build_plan("custom", **PLANS[name])
+    for exact in (None, row % 6 == 1):
+        batch = Batch(row % 5 != 3, 2, exact, expert % 3 != 1, slots)
+        compare(kernel, make_logits("ties", rows, experts, rows), plan, Router(6), batch)
+
+
+@pytest.mark.parametrize("kind", ["softmax with bias", "sigmoid", "group-limited", "top-k of each group"])
+def test_routers(kernel, kind):
+    expert = torch.arange(64, device=DEVICE)
+    batch = Batch(resident=expert % 2 == 0, slots=24)
+    compare(kernel, make_logits("normal", 12, 64), build_plan("xshare", k0=1, add=4), make_router(kind, 64), batch)
+
+
+@pytest.mark.parametrize("slots", [None, 20])
+def test_blocks_are_as_many_as_residents_would_need(kernel, slots):
+    batch = Batch(resident=torch.ones(128, dtype=torch.bool, device=DEVICE), slots=slots)
+    plan = build_plan("xshare", k0=1, add=2)
+    found = kernel(make_logits("normal", 16, 128), plan, Router(8), batch, slots=RunnerSlots(16))
+    active = 20 if slots else 128
+    assert len(found.alignment.block_experts) == active + (128 - active) // 16
+    assert found.active.sum() <= active

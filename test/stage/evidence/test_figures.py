@@ -1,0 +1,44 @@
+"""What is on /metrics: dashboards and alerts of others rest on the names, kinds, texts and labels."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+SURFACE = Path(__file__).with_name("metrics.txt")
+"""Of an earlier version's exporters, one a part."""
+EXPORT = """
+import os
+os.environ["PROMETHEUS_DISABLE_CREATED_SERIES"] = "True"
+from prometheus_client import REGISTRY, generate_latest
+from sglang_xshare.stage.evidence.agreement import Compared
+from sglang_xshare.stage.evidence.balance import RankLoad
+from sglang_xshare.stage.evidence.figures import Exporter, InForce
+from sglang_xshare.stage.evidence.metrics import OUTCOMES, Interval
+from sglang_xshare.stage.evidence.observe import Observed
+for collector in list(REGISTRY._collector_to_names):
+    REGISTRY.unregister(collector)
+labels = {"model_name": "m", "tp_rank": 0}
+interval = Interval(4, 40, 20, 7.5, 10, 3, dict.fromkeys(OUTCOMES, 1))
+nothing = Interval(0, 0, 0, 0.0, 0, 0, dict.fromkeys(OUTCOMES, 0))
+former, plan = {"policy": "xshare", "k0": 1}, {"policy": "oea", "k0": 2}
+exporter = Exporter()
+for part in (
+    interval,
+    InForce(former, None),
+    InForce(plan, former),
+    nothing,
+    RankLoad(4, 40, 20, 16.0, 10.0),
+    RankLoad(0, 0, 0, 0.0, 0.0),
+    Observed({"oea": interval, "xshare:add=1": nothing}, {"1-2": 1, "3-4": 0}),
+    Compared(5, [0, 2]),
+):
+    exporter.export(part, labels)
+print(generate_latest().decode(), end="")
+"""
+
+
+def test_every_figure_is_exported_as_ever():
+    env = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", EXPORT], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == sorted(SURFACE.read_text().splitlines())

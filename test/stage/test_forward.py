@@ -1,0 +1,53 @@
+"""What is wrapped around SGLang's own calls: when a stage hears of them, and what the caller gets."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from sglang_xshare import hooks
+from sglang_xshare.stage.forward import wrap_router
+from stage.fake import EXPERTS, Model, forward_batch, runner
+
+XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
+
+
+def test_ranks_compare_after_forwards_that_the_model_does_not_see(attach):
+    """A captured graph's replay passes the model runner alone."""
+    model = Model()
+    model.logits = torch.randn(4, EXPERTS)
+    attach(model)
+    model_runner = runner(model, **XSHARE, tp_size=2)
+    model_runner.forward = lambda batch: "replayed" if batch is None else model.forward(None, None, batch)
+    hooks.attach(model_runner)
+    compared: list[int] = []
+
+    def gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
+        compared.append(int(own))
+        return own.repeat(ranks)
+
+    hooks._stage.agreement._gather = gather
+    assert model_runner.forward(forward_batch("decode", 4)) == "output"
+    assert len(compared) == 1
+    assert compared[0] != 0, "after what was selected in this forward was counted"
+    assert model_runner.forward(None) == "replayed"
+    assert len(compared) == 2
+
+
+def test_one_rank_compares_with_nobody(attach):
+    model = Model()
+    attach(model)
+    model_runner = runner(model, **XSHARE)
+    forward = model_runner.forward
+    hooks.attach(model_runner)
+    assert model_runner.forward is forward
+
+
+def test_a_router_without_rows_selects_with_the_others_before_it_answers():
+    order: list[Any] = []
+    router = SimpleNamespace(
+        topk_config="config", empty_topk_output=lambda *args, **kwargs: order.append((args, kwargs))
+    )
+    wrap_router(router, SimpleNamespace(enter_collective=order.append))
+    router.empty_topk_output("cpu", layer_id=3)
+    assert order == ["config", (("cpu",), {"layer_id": 3})]

@@ -1,4 +1,4 @@
-"""Expert affinity in front of SGLang's router, as docs/affinity.md tells to start it.
+"""Expert affinity in front of SGLang's router, as examples/README.md tells to start it.
 
 The router's policies are compiled into it and take none from outside, but its `consistent_hashing` sends a request to
 the worker that the header X-SMG-Target-Worker numbers. This server decides as `--load-balance-method expert_affinity`

@@ -103,7 +103,7 @@ def _judge(best: Trial, release: str, root: Path) -> str:
     if release in list_releases(root):
         return f"{release} is supported: its {len(best.fits)} hunks fit, and its files have their pinned hashes"
     hunks = f"the {len(best.fits)} hunks of {series} fit"
-    return f"{release} is not supported yet, but {hunks}; go on with docs/new-release.md"
+    return f"{release} is not supported yet, but {hunks}; go on with CONTRIBUTING.md"
 
 
 def _read_files(tree: Path, patches: Sequence[Patch]) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""What is measured on a checkpoint's held-out text: cross-entropy, answers to arithmetic, experts woken."""
+"""What is measured on a checkpoint's held-out text: cross-entropy, answers to arithmetic, active experts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def routed(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 def experts_woken(experts: Tensor, batch: int = 16, batches: int = 200) -> list[float]:
-    """Mean number of experts a random batch of tokens wakes, by layer; `experts` is [layers, tokens, top_k]."""
+    """Mean number of active experts of a random batch of tokens, by layer; `experts` is [layers, tokens, top_k]."""
     draw = torch.Generator().manual_seed(0)
     layers, tokens, _ = experts.shape
     picks = torch.randint(tokens, (batches, batch), generator=draw)

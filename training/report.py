@@ -66,7 +66,7 @@ def write_heldout(corpus: dict[str, Split], folder: Path) -> None:
 
 
 def measure(folder: Path, corpus: dict[str, Split]) -> dict[str, Any]:
-    """The figures of `report.json`: cross-entropies in nats a token, experts woken by layer, answers right."""
+    """The figures of `report.json`: cross-entropies in nats a token, active experts by layer, answers right."""
     model, tokenizer = load(folder)
     domains, experts = {}, {}
     for domain in DOMAINS:

@@ -1,7 +1,7 @@
 """Expert-affinity dispatch, served: `python -m benchmark.affinity.live`.
 
 Replicas of the trained checkpoint in fp32, kept full by requests: what each is answered, where it ran, and how many
-experts were awake; and under a policy, with the text forced, what it costs. The servers run one after another, so that
+experts were active; and under a policy, with the text forced, what it costs. The servers run one after another, so that
 each has all cores.
 """
 

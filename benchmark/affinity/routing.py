@@ -1,4 +1,4 @@
-"""Which experts every token of real text wakes, packed so that a simulated step is a few operations on bits."""
+"""Which experts every token of real text is routed to, packed so that a simulated step is a few operations on bits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from benchmark.quality.text import Sequences
 @dataclass(frozen=True)
 class Routing:
     """Sequences that requests draw from: their prompts' token ids, their domains, and for each token after the prompt
-    the experts of all layers that it wakes, as bits.
+    the experts of all layers that it is routed to, as bits.
     """
 
     prompts: list[list[int]]

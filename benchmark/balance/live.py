@@ -39,8 +39,8 @@ domains at a time decode {steps} tokens of held-out text each, by force, in {rou
 turns.
 Fullest rank: active experts of the rank that has most, which a step waits for, mean of layers and steps; in brackets
 times the first row's. Imbalance: that over the mean rank's. The first row's experts are what the model's own routing
-would have woken in the others' steps. Loss: cross-entropy above the first row's on the same tokens, thousandths of a
-nat a token, ± the standard error of the paired differences."""
+would have activated in the others' steps. Loss: cross-entropy above the first row's on the same tokens, thousandths of
+a nat a token, ± the standard error of the paired differences."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

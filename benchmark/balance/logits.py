@@ -36,7 +36,7 @@ class Batches:
             yield self.by_expert * expert + self.by_rank * rank + own * rows
 
 
-# The paper's second row says 16 requests, of which no batch can wake 160 experts; 32 rows can.
+# The paper's second row says 16 requests, of which no batch can have 160 active experts; 32 rows can.
 FITTED = {
     batches.rows: batches for batches in (Batches(8, 0.44, 0.12, (50.7, 11.3)), Batches(32, 0.06, 0.08, (160.4, 25.6)))
 }

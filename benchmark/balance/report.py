@@ -9,10 +9,10 @@ from benchmark.common.plot import make_figure, save_figure
 from benchmark.common.table import Table
 
 NOTE = """\
-Logits made up for 256 experts, top-8, a sigmoid router of 8 groups, one a rank; fitted so that vanilla wakes what
-XShare's Table 2 says: {paper}. Fullest rank: active experts of the rank that has most, which a step waits for, ± its
-standard error; in brackets times vanilla's. Kept mass: of all rows, and of the twentieth with least. With / between two
-policies they take layers in turn."""
+Logits made up for 256 experts, top-8, a sigmoid router of 8 groups, one a rank; fitted so that under vanilla as
+many experts are active as XShare's Table 2 says: {paper}. Fullest rank: active experts of the rank that has most, which
+a step waits for, ± its standard error; in brackets times vanilla's. Kept mass: of all rows, and of the twentieth with
+least. With / between two policies they take layers in turn."""
 
 
 def tabulate_balance(points: Mapping[str, Any]) -> Table:

@@ -14,7 +14,7 @@ from benchmark.common.variant import BASELINE, Variant
 
 NOTE = """\
 Medians over the rounds [lower, upper quartile]. Active experts and kept mass: means over layers and steps under policy,
-counted by the server; before the arrow what upstream's own routing would have woken. Ratio: of output tokens/s to the
+counted by the server; before the arrow those of upstream's own routing. Ratio: of output tokens/s to the
 first row's, within each round, so that the machine's drift from round to round stays out of it; the other rows are in
 its order, which need not be that of the medians of tokens/s."""
 NO_STEP = "Selected in no step, so that the row shows nothing of the policy"
@@ -62,10 +62,10 @@ class Comparison:
 
     @cached_property
     def active(self) -> list[float | None]:
-        """The experts each series wakes, None where nobody can tell.
+        """The active experts of each series, None where nobody can tell.
 
         A server with a policy has counted them. For one without, servers of the same flags have counted what upstream's
-        routing would have woken on the same prompts: their mean.
+        routing would have on the same prompts: their mean.
         """
         return [
             self._upstream_active(one.variant.args) if row.experts_after is None else row.experts_after

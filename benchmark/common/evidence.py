@@ -14,7 +14,7 @@ PREFIX = "sglang:expert_policy_"
 class Evidence:
     """Means over the MoE layers and steps under policy; None where the server counted none.
 
-    Experts that upstream's own routing would have woken, and active ones; the share of gating mass kept, mean of rows.
+    Active experts under upstream's own routing, and under the policy; the share of gating mass kept, mean of rows.
     `policy_steps`, `vanilla_steps`: forwards of the target model under policy, and those left alone (prefills too).
     """
 

@@ -12,7 +12,7 @@ NOTE = """\
 Score: as lm-evaluation-harness has it, ± its standard error. Difference: to the first policy's, ± the standard error of
 the differences document by document; within two errors it says nothing. Tokens/s: output tokens over the time of the
 task's requests, one pass, prefix cache emptied before it: `make bench` measures speed. Active experts: means over
-layers and steps under policy, counted by the server; before the arrow what upstream's own routing would have woken."""
+layers and steps under policy, counted by the server; before the arrow those of upstream's own routing."""
 NO_STEP = "Selected in no step, so that the row shows nothing of the policy"
 
 

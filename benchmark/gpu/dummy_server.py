@@ -1,4 +1,5 @@
-"""SGLang's server for checkpoints without weights, with routers that wake as many experts as trained ones do.
+"""SGLang's server for checkpoints without weights, with routers that spread rows over as many experts as
+trained ones do.
 
     python -m benchmark.gpu.dummy_server --model-path DIR --load-format dummy ...
 

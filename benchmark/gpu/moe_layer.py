@@ -15,8 +15,8 @@ from sglang_xshare.stage.alignment import Aligner
 from sglang_xshare.stage.layer import Layer, Resources
 from sglang_xshare.stage.step import Step
 
-# Share of the logits' variance that all rows have in common: at 0.47, 16 rows wake 49 of 128 experts at top-8, and OEA
-# with k0 = 3 and 5 leaves 24 and 35, as on Qwen3-30B-A3B (OEA, Table 4: 48.8, 25.1, 35.1). Independent rows wake 82.
+# Share of the logits' variance that all rows have in common: at 0.47, 16 rows have 49 of 128 active at top-8, and OEA
+# with k0 = 3 and 5 leaves 24 and 35, as on Qwen3-30B-A3B (OEA, Table 4: 48.8, 25.1, 35.1). Independent rows: 82.
 COMMON = 0.47
 
 

@@ -1,4 +1,4 @@
-"""Experiment `replay`: padding rows wake nothing when a CUDA graph is replayed, and counts follow the policy.
+"""Experiment `replay`: padding rows activate nothing when a CUDA graph is replayed, and counts follow the policy.
 
 Part `server` is the live server: graphs of 8 rows only against one for every size, seven requests each; then what
 masking padding rows alone gains where upstream's graphs pad. Part `tests` drives the stage in graphs of its own.

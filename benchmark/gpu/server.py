@@ -42,7 +42,7 @@ class Case:
 
 
 # gpt-oss-120b's gains on the same GPU: vLLM pull request 35551, whose budget of 24 has no warm-up. With uniform routing
-# ours, k0 = 1, wakes 29.3, 39.2 and 52.5 of 128 experts at 8, 16 and 32 rows, theirs 24: two rows, and no bar of theirs
+# ours, k0 = 1, leaves 29.3, 39.2 and 52.5 of 128 at 8, 16 and 32 rows, theirs 24: two rows, and no bar of theirs
 # on ours. Two of 30 layers fit on an H200, three do not, so each is a comparison of its own.
 CASES = {
     "qwen3-30b-a3b": Case("qwen3-30b-a3b", bars={1: LOSS}),

@@ -1,4 +1,4 @@
-"""Experiment `tune`: the launch of upstream's fused MoE, tuned at the number of experts that a policy leaves awake.
+"""Experiment `tune`: the launch of upstream's fused MoE, tuned at the number of experts that a policy leaves active.
 
 Upstream keys its configurations by tokens. Under a policy the tokens decide how many experts are active, so files in
 upstream's own format, tuned at those numbers, are all it needs: `write_configs` makes them of a record.

@@ -17,7 +17,7 @@ SHARES = (0.5, 0.7, 0.9)
 
 
 def study_oea(lab: Lab) -> Finding:
-    """Ablations of Algorithm 2, at equal `k0` or, where they wake other numbers of experts, at equal experts."""
+    """Ablations of Algorithm 2, at equal `k0` or, where they have other numbers of active experts, at equal experts."""
     k, experts = lab.router.top_k, lab.num_experts
     ladder = {f"oea:k0={k0}": k0 for k0 in range(1, k)}
     tried = sorted({max(1, 3 * k // 8), max(1, k // 2), max(1, 5 * k // 8)})

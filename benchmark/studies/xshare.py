@@ -66,7 +66,7 @@ def study_xshare(lab: Lab) -> Finding:
 
 
 def count_active(lab: Lab) -> dict[str, dict[int, float]]:
-    """Mean experts of a layer that vanilla wakes, by batch size: of mixed domains, of one, and by the formula."""
+    """Mean active experts of a layer under vanilla, by batch size: of mixed domains, of one, and by the formula."""
     k, experts = lab.router.top_k, lab.num_experts
     sizes = [1]
     while 2 * sizes[-1] <= len(lab.sequences):

@@ -13,7 +13,7 @@ NOTE = """\
 Experts: active ones a layer and step. Loss: cross-entropy above vanilla's on the same tokens of a text that was not
 tuned on, in thousandths of a nat a token, ± the standard error of the paired differences; its rise in percent of
 vanilla's. Published: the fewest experts with which a published setting, one for all layers, has the tuned plan's own
-loss there, on the line between two settings of a ladder. Saved: how many fewer the tuned plan wakes, ± the standard
+loss there, on the line between two settings of a ladder. Saved: how many fewer the tuned plan has, ± the standard
 error over resamplings of the text. At equal divergence: the same with the mean Kullback-Leibler divergence from
 vanilla's predictions in place of the loss, which varies less from text to text."""
 Points = Mapping[str, Mapping[str, Any]]

@@ -16,7 +16,7 @@ Point = Mapping[str, Any]
 
 
 def describe(found: Measurement, vanilla: Measurement, before: float, layers: int) -> dict[str, Any]:
-    """The figures of a policy on some text, as a record holds them: experts of a layer and step, of which vanilla wakes
+    """The figures of a policy on some text, as a record holds them: experts of a layer and step, of which vanilla has
     `before`, kept mass, the fields of `Loss`, and the mean divergence from vanilla's predictions in nats a token.
     """
     experts = before - (found.saved or 0.0) / layers
@@ -48,7 +48,7 @@ def ladder_of(setting: str) -> str:
 
 
 def find_saved(point: Point, of: Callable[[Point], float] = lambda one: one["loss"]["delta"]) -> float | None:
-    """The share of experts that the tuned plan wakes less than the best published setting."""
+    """The share of experts by which the tuned plan has fewer than the best published setting."""
     needed = find_published(point, of)
     return None if needed is None else 1 - point["experts"] / needed[0]
 

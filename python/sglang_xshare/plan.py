@@ -248,9 +248,9 @@ class SelectionPlan:
         exact_rows: int = 0,
         slots: int | None = None,
     ) -> int:
-        """The most experts that `rows` rows, up to `exact_rows` of them exact, can wake under this plan, at least 1. A
-        budget whose size depends on the logits or on the ranks (`mass`, `drop`, `confidence`, `target_per_rank`) does
-        not lower it.
+        """The most active experts of `rows` rows, up to `exact_rows` of them exact, at least 1. A budget
+        whose size depends on the logits or on the ranks (`mass`, `drop`, `confidence`, `target_per_rank`) does not
+        lower it.
 
         With `slots` of a batch that names residents it is at most their number, unless what exact rows, warm-up,
         requests and rescued rows bring can alone be more; or the plan takes no residents, which leaves all as it is.

@@ -77,7 +77,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class RunnerSlots:
-    """Asks `select()` for what an MoE runner takes: an empty slot holds an expert that is awake anyway, with weight 0,
+    """Asks `select()` for what an MoE runner takes: an empty slot holds an expert that is active anyway, with weight 0,
     or stays `empty` (-1) for a runner that drops those.
 
     `block_size` also asks for the slots sorted by expert, in blocks of that many, as SGLang's Triton runner takes them.

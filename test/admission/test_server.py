@@ -204,12 +204,12 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "replicas of experts that move": (
         (*POLICY, *("--tp", "2", "--ep", "2", "--enable-eplb", "--ep-num-redundant-experts", "2")),
         f"--ep-num-redundant-experts 2: {NO_POLICY}: dynamic dispatch picks replicas by row, so that padding "
-        "rows wake others; allowed is 0, or --ep-dispatch-algorithm static with an all-to-all backend",
+        "activates others; allowed is 0, or --ep-dispatch-algorithm static with an all-to-all backend",
     ),
     "replicas by a dispatch of one's own choice": (
         (*POLICY, "--ep-dispatch-algorithm", "dynamic", "--ep-num-redundant-experts", "2"),
         f"--ep-num-redundant-experts 2: {NO_POLICY}: dynamic dispatch picks replicas by row, so that padding "
-        "rows wake others; allowed is 0, or --ep-dispatch-algorithm static with an all-to-all backend",
+        "activates others; allowed is 0, or --ep-dispatch-algorithm static with an all-to-all backend",
     ),
     "upstream's fake dispatch": (
         (*POLICY, "--ep-dispatch-algorithm", "fake"),

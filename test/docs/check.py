@@ -77,7 +77,7 @@ def main() -> None:
     """Print what is wrong; the exit code is 1 then."""
     problems = check_runs(list_commands())
     problems += check_places(list_documents())
-    problems += check_folders(ROOT / "docs" / "modules.md", list_folders())
+    problems += check_folders(ROOT / "docs" / "architecture.md", list_folders())
     if problems:
         sys.exit("\n".join(problems))
 

@@ -63,7 +63,7 @@ EXAMPLE = (
     f"sglang serve --model-path {TINY} --config examples/cpu.yaml --expert-policy oea"
     """ --expert-policy-config '{"k0": 3}' --enable-metrics"""
 )
-RANDOM = "python -m sglang.bench_serving --backend sglang --dataset-name random-ids"
+RANDOM = "python -m sglang.benchmark.serving --backend sglang --dataset-name random-ids"
 JSON = "-H 'content-type: application/json'"
 FEW = "--port {port} --num-prompts 8 --random-input-len 8 --random-output-len 8 --output-file {scratch}/bench.jsonl"
 TEXT = "--per-domain 4 --batch 4 --prompt 16"
@@ -103,7 +103,6 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     # install, upgrade, leave
     "pip install ./python": Run(more="--no-deps --target {scratch}", is_long=True),
     "pip install --upgrade ./python": Run(more="--no-deps --target {scratch}", is_long=True),
-    "pip uninstall sglang-xshare": Run(more="--help"),
     "sglang-xshare patch apply": Run(more="--target {tree}", shows="applied"),
     "sglang-xshare patch apply --dry-run": Run(more="--target {tree}", shows="nothing was changed"),
     "PYTHONPATH=python python -m sglang_xshare patch status": Run(more="--target {tree}", shows="not patched"),
@@ -163,7 +162,9 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "sglang-xshare policy set http://localhost:30000 xshare:k0=1,add=6": Ask(QUICKSTART, shows="switches: 1"),
     f"curl -s localhost:30000/expert_policy {JSON}"
     """ -d '{"policy": "xshare", "k0": 1, "add": 6}'""": Ask(QUICKSTART, shows='"switches":2'),
-    "curl -s localhost:30000/metrics | grep sglang:expert_policy_": Ask(QUICKSTART, shows='outcome="policy"'),
+    """curl -s localhost:30000/metrics | grep 'expert_policy_steps_total.*outcome="policy"'""": Ask(
+        QUICKSTART, shows='outcome="policy".*} [1-9]'
+    ),
     f"sglang serve --model-path {TINY} --config examples/eagle3.yaml --expert-policy xshare --enable-metrics": Serve(),
     EXAMPLE: Serve(),
     f"sglang serve --model-path {TINY} --config examples/cpu.yaml --enable-metrics"

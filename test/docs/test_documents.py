@@ -110,18 +110,19 @@ def test_links_and_paths_that_lead_nowhere_are_found(page):
 
 
 def test_a_folder_without_a_line_is_found():
-    page = ROOT / "docs" / "modules.md"
-    assert check_folders(page, ["nowhere"]) == ["docs/modules.md: no line for `nowhere`"]
+    page = ROOT / "docs" / "architecture.md"
+    assert check_folders(page, ["nowhere"]) == ["docs/architecture.md: no line for `nowhere`"]
     assert {"python/sglang_xshare/admission", "docs", "test"} <= set(list_folders())
 
 
 def test_every_example_of_a_policy_is_measured_or_warned_of():
-    """Each setting of the README's table has its row in a record of quality, in decoding or in verification."""
+    """Each setting of the guide's table has its row in a record of quality, in decoding or in verification."""
     decoded, verified = (read_record(EXPERIMENTS[name].path(RESULTS))["points"] for name in ("quality", "serving"))
     measured = [parse_plan(policy) for policy in decoded]
     drafted = quality_key(DRAFTING)
     measured += [parse_plan(key.removeprefix(drafted), speculative=True) for key in verified if key.startswith(drafted)]
-    rows = re.findall(r"^\| (`[a-z-]+`.*?) \| (.*?) \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    guide = (ROOT / "docs" / "guide.md").read_text()
+    rows = re.findall(r"^\| (`[a-z-]+`.*?) \| (.*?) \| (.*) \|$", guide, re.MULTILINE)
     examples = [
         (build_plan(name, **json.loads(keys)), meaning)
         for names, settings, meaning in rows
@@ -135,5 +136,5 @@ def test_every_example_of_a_policy_is_measured_or_warned_of():
 def test_nothing_is_wrong_with_the_documents():
     assert check_runs(list_commands()) == []
     assert check_places(list_documents()) == []
-    assert check_folders(ROOT / "docs" / "modules.md", list_folders()) == []
+    assert check_folders(ROOT / "docs" / "architecture.md", list_folders()) == []
     assert len(RUNS) > 40

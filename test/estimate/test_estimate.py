@@ -20,7 +20,7 @@ from sglang_xshare.stage.evidence.balance import RankLoad, format_balance
 from sglang_xshare.stage.evidence.figures import PREFIX
 
 TINY = ROOT / "checkpoints" / "qwen3-moe-tiny"
-PAGE = (ROOT / "docs" / "estimate.md").read_text()
+PAGE = (ROOT / "docs" / "check.md").read_text()
 QWEN = COMMON | CONFIGS["qwen3-30b-a3b"]
 OEA = {"vanilla": (48.8, 175.7), "oea:k0=5": (35.1, 136.0), "oea:k0=3": (25.1, 106.8)}
 """OEA, Tables 3 and 4: active experts, and us of one MoE layer of Qwen3-30B-A3B in bf16 on an H100, 16 rows."""
@@ -208,7 +208,7 @@ def test_the_fullest_rank_is_counted_where_the_page_says(write, capsys):
     load = RankLoad(10, largest_before=247, largest_after=95, mean_before=214, mean_after=91)
     assert format_balance(load) in PAGE
     assert f"{PREFIX}fullest_rank_active_experts_before" in PAGE
-    counted = re.search(r"here\n *`--active ([\d.]+) ([\d.]+)`", PAGE).groups()
+    counted = re.search(r"here\s+`--active ([\d.]+) ([\d.]+)`", PAGE).groups()
     assert "{} -> {}".format(*counted) in format_balance(load)
     (row,) = ask(write, capsys, "--ep-size", 4, "--active", *counted)
     assert row["fullest_rank_experts"] == [24.7, 9.5]

@@ -11,7 +11,7 @@ from benchmark.quality.measure import Decoded, Loss, agreement, compare_loss
 
 @dataclass(frozen=True)
 class Gap:
-    """How far a policy lies from a ladder of others, where the line between two rungs wakes as many experts: its loss
+    """How far a policy lies from a ladder of others, where the line between two rungs has as many experts: its loss
     above that line's, and differences that are above 0 where the policy is better.
     """
 
@@ -22,7 +22,7 @@ class Gap:
 
 
 def measure_gap(decoded: Decoded, rungs: Sequence[Decoded], vanilla: Decoded) -> Gap | None:
-    """The gap between `decoded` and `rungs`; None where it wakes more experts than all of these, or fewer."""
+    """The gap between `decoded` and `rungs`; None where it has more experts than all of these, or fewer."""
     ladder = sorted(rungs, key=lambda rung: rung.active)
     for low, high in pairwise(ladder):
         if low.active <= decoded.active <= high.active:

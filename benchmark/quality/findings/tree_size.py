@@ -1,4 +1,4 @@
-"""MoE-Spec Figures 2 and 4: the larger the draft tree, the more experts its verification wakes."""
+"""MoE-Spec Figures 2 and 4: the larger the draft tree, the more active experts its verification has."""
 
 import torch
 from matplotlib.figure import Figure
@@ -121,7 +121,7 @@ def _judge(
 
 
 def _plot(curves: dict[str, Curve]) -> Figure:
-    figure, ((axis,),) = make_figure("The larger the draft tree, the more experts its verification wakes")
+    figure, ((axis,),) = make_figure("The larger the draft tree, the more active experts its verification has")
     for name, curve in curves.items():
         style = "k:" if name == "independent tokens" else "o--" if "moe-spec" in name else "o-"
         axis.plot(list(curve), list(curve.values()), style, label=name)

@@ -113,7 +113,7 @@ def _read_options(runner: Runner, output_format: str, config: Any) -> dict[str, 
         allowed = " or ".join(OUTPUTS[runner.convention])
         raise ValueError(f"{output_format} output for MoE runner {runner.name}; allowed is {allowed}")
     # Upstream looks ids up where experts have other places, and before 0.5.23 where a rank numbers its own. On AMD it
-    # gives padding rows expert 0, which nothing else may have woken.
+    # gives padding rows expert 0, which may be active for nothing else.
     looked_up = runner.convention == FILLED and (rewrites_padding() or (config.ep_size > 1 and not keeps_dropped()))
     return {
         "convention": runner.convention,

@@ -138,7 +138,7 @@ def _check_replicas(config: Any) -> None:
         allowed = f"0, or --ep-dispatch-algorithm {DISPATCH}"
         if not routes_own_rows(config):
             allowed += " with an all-to-all backend"  # or SGLang refuses it
-        reason = f"{dispatch} dispatch picks replicas by row, so that padding rows wake others; allowed is {allowed}"
+        reason = f"{dispatch} dispatch picks replicas by row, so that padding activates others; allowed is {allowed}"
         raise refusal("--ep-num-redundant-experts", replicas, reason)
 
 

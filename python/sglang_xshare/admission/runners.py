@@ -120,7 +120,7 @@ TABLE = (
 )
 REASONS = {
     "aiter": "moe_sorting keeps one slot of an expert that a row holds twice, whatever its weight, and reads -1 "
-    "(aiter's csrc/include/moe_sorting_opus.h); as many distinct experts as a row has slots may not be awake",
+    "(aiter's csrc/include/moe_sorting_opus.h); there may be fewer active experts than a row has slots",
     "flashinfer_cutedsl": "what its kernels make of an empty slot has not been followed",
 }
 """Why a runner is none of them, where more is known than that."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 DEFAULT = 1.175
 """The widest, of steps of 0.025, with which the load imbalance stayed below 1.1 in the mean over all traffic of
-docs/affinity.md, at 2, 4 and 8 replicas.
+benchmark/README.md, at 2, 4 and 8 replicas.
 """
 
 
@@ -29,8 +29,9 @@ def price_load(loads: Sequence[int], alive: Sequence[int], bound: float) -> list
     """What one more request on each replica costs, in likeness: nothing up to the mean load rounded up, from there on
     in proportion, and 1 at the bound, where the most like replica is worth no more than one that has nothing in common.
 
-    At an equal imbalance that wakes fewer experts than a bound alone: in the simulation of docs/affinity.md, 4 replicas
-    of mixed traffic, 44.6 at an imbalance of 1.08, where bounds without a price had 45.8 at 1.06 and 44.4 at 1.11.
+    At an equal imbalance fewer experts are active than under a bound alone: in the simulation of benchmark/README.md, 4
+    replicas of mixed traffic, 44.6 at an imbalance of 1.08, where bounds without a price had 45.8 at 1.06 and 44.4 at
+    1.11.
     """
     mean = _mean(loads, alive)
     free, span = math.ceil(mean), mean * (bound - 1)

@@ -1,4 +1,4 @@
-"""Which experts a model's token ids wake, counted while the model reads texts."""
+"""Which experts a model's token ids are routed to, counted while the model reads texts."""
 
 from __future__ import annotations
 

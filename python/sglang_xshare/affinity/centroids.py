@@ -9,8 +9,8 @@ from .table import Floats
 PACE = 0.03
 """How far a replica's past moves towards each request it gets."""
 PRESENT = 0.8
-"""Weight of what a replica runs now beside its past: in the simulation of docs/affinity.md 0.8 fewer experts of 46 than
-its past alone. What it runs now alone would forget everything in an idle moment.
+"""Weight of what a replica runs now beside its past: in the simulation of benchmark/README.md 0.8 fewer experts of 46
+than its past alone. What it runs now alone would forget everything in an idle moment.
 """
 
 

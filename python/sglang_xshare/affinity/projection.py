@@ -1,4 +1,4 @@
-"""From how often token ids wake each expert to signatures of a few dimensions."""
+"""From how often token ids are routed to each expert to signatures of a few dimensions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make_sketch(experts: int, layer: int) -> torch.Tensor:
 def project(sums: torch.Tensor, counts: torch.Tensor, dimensions: int) -> torch.Tensor:
     """Signatures [vocabulary, dimensions] float32, the principal components of what sets token ids apart.
 
-    `sums` [vocabulary, width]: sketches of the experts that an id has woken, summed; `counts` [vocabulary]: how often
+    `sums` [vocabulary, width]: sketches of the experts of an id, summed; `counts` [vocabulary]: how often
     it was seen. An id never seen gets 0.
     """
     mean = sums.sum(0) / counts.sum()

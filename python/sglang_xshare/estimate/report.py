@@ -21,7 +21,7 @@ OF_RANKS = "; ranks: what the one reads that a step waits for"
 CAVEATS = (
     "The constants are OEA's fit for one H100; other GPUs differ by bandwidth alone.",
     "Not in it: the selection itself, activations, sampling, the host, exchanges between ranks; no measurement. See "
-    "docs/estimate.md.",
+    "docs/check.md.",
 )
 
 

@@ -16,7 +16,7 @@ RUNNING, QUEUED = "sglang:num_running_reqs", "sglang:num_queue_reqs"
 
 @dataclass(frozen=True)
 class LayerLoad:
-    """Of one MoE layer: mean experts of a step that vanilla routing would have woken, mean active ones, and mean kept
+    """Of one MoE layer: mean active experts of a step under vanilla routing and under the policy, and mean kept
     mass of a row. None where the layer had no step under policy.
     """
 

@@ -17,7 +17,7 @@ from .registry import Setting, register
     own_keys={
         "k0": replace(KEYS["k0"], low=1, help="every row's own best experts, which all rows may use"),
         "target_per_rank": replace(
-            KEYS["target_per_rank"], help="wake as many on each rank, and as many as the fullest one has; null: off"
+            KEYS["target_per_rank"], help="as many on each rank, and as many as the fullest one has; null: off"
         ),
     },
     published=(
@@ -37,10 +37,10 @@ def oea(
     free_residents: bool | None = None,
     own_share: float = 0.0,
 ) -> SelectionPlan:
-    """Every row's k0 best experts; rows fill up with the experts other rows have loaded.
+    """Every row's k0 best experts; rows fill up with the experts that other rows have active.
 
-    With `target_per_rank`, OEA's extension to expert parallelism (section 7): ranks with fewer awake experts than the
-    fullest, which the step waits for, wake as many more of what rows want next, by utility; 1 does no more than that.
+    With `target_per_rank`, OEA's extension to expert parallelism (section 7): ranks with fewer active experts than the
+    fullest, which the step waits for, get as many more of what rows want next, by utility; 1 does no more than that.
     """
     balance = "literal" if target_per_rank is None else "level"
     return SelectionPlan(

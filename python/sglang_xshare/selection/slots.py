@@ -26,7 +26,7 @@ def serve_runner(answer: Selection, logits: torch.Tensor, top_k: int, slots: Run
 
 
 def fill_slots(ids: torch.Tensor, awake: torch.Tensor) -> torch.Tensor:
-    """Give every empty slot of `ids` [n, k] int32 (-1) an expert that is awake anyway: the row's own first, or for a
+    """Give every empty slot of `ids` [n, k] int32 (-1) an expert that is active anyway: the row's own first, or for a
     row without any (padding) the expert `awake`, see `find_awake`.
 
     MoE runners read weights out of bounds at -1 unless they filter experts.

@@ -79,7 +79,7 @@ def _read_own_step(forward_batch: Any, ranks: Ranks) -> Step | None:
     """The step of ranks that each route rows of their own: of all together, or of this one alone.
 
     Ranks that select together must read the same step, as above, or some would wait for the others' rows forever. One
-    by itself does not select either while another prefills: a prefill wakes nearly every expert anyway.
+    by itself does not select either while another prefills: in a prefill nearly every expert is active anyway.
     """
     counts = forward_batch.global_num_tokens_cpu or []
     attended = counts if ranks.together else [len(forward_batch.out_cache_loc) // ranks.share]

@@ -10,7 +10,7 @@ from itertools import pairwise
 @dataclass(frozen=True)
 class Option:
     """A setting of one group of layers: what it loses alone, in nats a token, of which divergence is the estimate, and
-    how many experts of a step it wakes, above or below vanilla.
+    how many experts of a step are active, above or below vanilla.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""One plan on some texts: what it loses, how far it is from vanilla, how many experts it wakes."""
+"""One plan on some texts: what it loses, how far it is from vanilla, how many experts are active."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAST_ROWS = 0.75
 class Measurement:
     """`nats`: the mean cross-entropy of each sample, in nats a token. `divergences`: how far the predictions are from
     vanilla's there, as `diverge` tells it, in nats a token too. `greedy`: the most likely tokens, sample by sample.
-    `before`: experts of a layer and step that vanilla would have woken in the layers counted, and `kept_mass` there;
+    `before`: active experts of a layer and step under vanilla, in the layers counted, and `kept_mass` there;
     `saved`: experts of a step that were not, summed over all layers. None where none selects. `seconds` that all of it
     took.
     """

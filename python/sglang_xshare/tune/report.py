@@ -18,7 +18,8 @@ from .search import Found
 def print_found(found: Found, console: Console) -> None:
     """Every trial at one batch size, and the one chosen with its settings."""
     limit = f"{1000 * found.tolerance:.1f} mnats of {found.cross_entropy:.3f} nats tolerated"
-    table = Table(title=f"{found.batch} rows: {limit}; vanilla wakes {found.before:.1f} experts", title_justify="left")
+    title = f"{found.batch} rows: {limit}; vanilla has {found.before:.1f} active experts"
+    table = Table(title=title, title_justify="left")
     for heading in ("tried", "active experts", "loss, mnats", "predicted", "kept mass", "greedy as vanilla's"):
         table.add_column(heading, justify="left" if heading == "tried" else "right")
     for number, trial in enumerate(found.trials, 1):

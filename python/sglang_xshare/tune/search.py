@@ -18,7 +18,7 @@ Tell = Callable[[str], None]
 @dataclass(frozen=True)
 class Trial:
     """A setting for every group, what it was predicted to lose and what it lost, in nats a token, and its experts of a
-    layer and step, vanilla layers included. `held_out` is what it lost on the held-out samples, where it woke
+    layer and step, vanilla layers included. `held_out` is what it lost on the held-out samples, where it had
     `held_out_experts`; None where it lost more than tolerated already.
     """
 
@@ -56,7 +56,7 @@ def search(
 ) -> Found:
     """Find the settings with the fewest experts at one batch size, with at most `tolerance` (a share of vanilla's
     cross-entropy) lost. Measures every setting once a group, the first that changes anything everywhere, which tells
-    what vanilla wakes, and choices of settings, of which it halves the number that is left each time.
+    what vanilla has active, and choices of settings, of which it halves the number that is left each time.
     """
     vanilla = bench.run({"policy": VANILLA_SETTING}, batch, "tuning")
     everywhere = (bench.run(build_policy(dict.fromkeys(groups, one)), batch, "tuning").before for one in settings)

@@ -66,7 +66,7 @@ def _by_plan(value: Callable[[Interval], float | None]) -> Callable[[Observed], 
 
 
 counter, gauge, of = partial(Figure, Kind.COUNTER), partial(Figure, Kind.GAUGE), attrgetter
-WOKEN, ACTIVE = "that vanilla routing would have woken", "Experts that are active"
+VANILLAS, ACTIVE = "that vanilla routing would have activated", "Experts that are active"
 FULLEST, MEAN = "on the expert-parallel rank that has most", "on the mean of expert-parallel ranks"
 EXPERTS, MASS = "Experts that a plan would have kept active", "Mass that a plan would have kept"
 SUM, ROW_SUM = "summed over layers and steps", "summed over rows, layers and steps"
@@ -75,7 +75,7 @@ LAST, STEP_MEAN = "last interval", "mean of a layer and step, last interval"
 FIGURES: dict[type, tuple[Figure, ...]] = {
     Interval: (
         counter("layer_steps", "MoE layer calls under an expert policy", of("layer_steps")),
-        counter("experts_before", f"Experts {WOKEN}, {SUM}", of("experts_before")),
+        counter("experts_before", f"Experts {VANILLAS}, {SUM}", of("experts_before")),
         counter("experts_after", f"Active experts, {SUM}", of("experts_after")),
         counter("kept_mass", f"Kept mass, {ROW_SUM}", of("kept_mass")),
         counter("rows", f"Live router rows, {SUM}", of("rows")),
@@ -86,7 +86,7 @@ FIGURES: dict[type, tuple[Figure, ...]] = {
             lambda interval: {(outcome,): count for outcome, count in interval.outcomes.items()},
             ("outcome",),
         ),
-        gauge("active_experts_before", f"Mean experts a layer and step {WOKEN}, {LAST}", _mean("mean_before")),
+        gauge("active_experts_before", f"Mean experts a layer and step {VANILLAS}, {LAST}", _mean("mean_before")),
         gauge("active_experts_after", f"Mean active experts a layer and step, {LAST}", _mean("mean_after")),
         gauge("mean_kept_mass", f"Mean kept mass of a row, {LAST}", _mean("mean_kept_mass")),
     ),
@@ -102,7 +102,7 @@ FIGURES: dict[type, tuple[Figure, ...]] = {
     RankLoad: tuple(
         figure
         for rank, name, where in (("largest", "fullest_rank", FULLEST), ("mean", "mean_rank", MEAN))
-        for when, which in (("before", f"Experts {WOKEN}"), ("after", ACTIVE))
+        for when, which in (("before", f"Experts {VANILLAS}"), ("after", ACTIVE))
         for figure in (
             counter(f"{name}_experts_{when}", f"{which} {where}, {SUM}", of(f"{rank}_{when}")),
             gauge(f"{name}_active_experts_{when}", f"{which} {where}, {STEP_MEAN}", _step_mean(f"{rank}_{when}")),

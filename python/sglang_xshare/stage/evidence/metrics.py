@@ -45,7 +45,7 @@ class Interval:
 
     @property
     def mean_before(self) -> float:
-        """Mean experts a layer and step that vanilla routing would have woken."""
+        """Mean active experts a layer and step under vanilla routing."""
         return self.experts_before / max(self.layer_steps, 1)
 
     @property

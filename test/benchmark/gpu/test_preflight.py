@@ -231,9 +231,9 @@ def test_a_check_that_crashes_or_hangs_is_no_more_than_a_reason(tmp_path, monkey
         "if sys.argv[1] == 'fails': sys.exit('preflight: fails: so it does')\n"
     )
     monkeypatch.setattr(preflight, "ROOT", tmp_path)
-    assert preflight.run_checks(["passes", "fails", "crashes", "hangs"], timeout=5.0) == {
+    assert preflight.run_checks(["passes", "fails", "crashes"], timeout=60.0) == {
         "passes": None,
         "fails": "so it does",
         "crashes": "ended with status -6",
-        "hangs": "no answer in time",
     }
+    assert preflight.run_checks(["hangs"], timeout=0.5) == {"hangs": "no answer in time"}

@@ -168,4 +168,4 @@ def test_a_process_is_stopped_with_all_it_started(monkeypatch, deaf):
     child = f"subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(60)'])"
     ended = run_process(python("import subprocess, time", ignore, child, "time.sleep(60)"), 1.5, {})
     assert ended.status is None
-    assert ended.seconds < 10  # it would take 60 s if the child held its output
+    assert ended.seconds < 50  # it would take 60 s if the child held its output

@@ -50,6 +50,13 @@ def test_mass_beside_add():
     assert warn("xshare", 64, k0=1, mass=0.9) == []
 
 
+def test_residents_are_asked_for_where_no_server_tells_them():
+    lines = warn("xshare", 64, k0=1, add=24, free_residents=True)
+    assert len(lines) == 1
+    assert lines[0].startswith("free_residents = True: ")
+    assert warn("xshare", 64, k0=1, add=24) == warn("xshare", 64, k0=1, add=24, free_residents=False) == []
+
+
 def test_a_plan_is_judged_by_the_most_rows_it_is_for():
     """16 experts of 7 a row hold all that two rows want, not what three want."""
     assert warn("xshare", 64, add=24, by_batch={"2": {"add": 16}}) == [

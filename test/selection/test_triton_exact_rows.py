@@ -147,6 +147,18 @@ def test_slots_as_runners_take_them(kernel, rows, keys, slots):
         check_alignment(found, slots.block_size)
 
 
+def test_a_narrow_plan_fills_with_an_expert_that_is_used(kernel):
+    """The second row has 7 in its top-k and in S, but a slot for 0 alone: padding gets the exact row's 2."""
+    logits = torch.zeros(3, 8, device=DEVICE)
+    logits[0, [1, 2]], logits[1, [0, 7]] = torch.tensor([[9.0, 8.0]] * 2, device=DEVICE)
+    row = torch.arange(3, device=DEVICE)
+    call = logits, build_plan("custom", k0=1, kmax=1, add=1), Router(2), Batch(row < 2, 1, row == 0)
+    found = kernel(*call, slots=RunnerSlots())
+    assert torch.equal(found.topk_ids, select(*call, backend="reference", slots=RunnerSlots()).topk_ids)
+    assert found.selected[7]
+    assert found.topk_ids.tolist() == [[1, 2], [0, 0], [2, 2]]
+
+
 def test_blocks_are_as_many_as_all_rows_exact_would_need(kernel):
     """Which rows are exact the host does not know."""
     logits, (_, exact) = make_logits("normal", 16, 128), mark(16)

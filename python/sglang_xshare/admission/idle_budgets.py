@@ -35,7 +35,8 @@ def list_idle_budgets(
     tokens: int = 1,
 ) -> list[str]:
     """A warning for each of a schedule's plans that drops no expert of a model on `ranks` expert-parallel ranks, ever
-    or up to its largest `batch` (as `largest_batch` says) of `tokens` a request; and for `mass` beside `add`.
+    or up to its largest `batch` (as `largest_batch` says) of `tokens` a request; for `mass` beside `add`; and for
+    `free_residents`.
     """
     router = Router(top_k=model.top_k)
     start = f"--expert-policy {schedule.policy}: "
@@ -50,6 +51,10 @@ def list_idle_budgets(
             warnings.append(
                 f"mass = {plan.mass:g} beside add = {plan.add}: the batch adds {plan.add} experts first, and mass only "
                 "ever adds more; add = 0 leaves it to mass"
+            )
+        if plan.free_residents:
+            warnings.append(
+                "free_residents = True: no server says yet which experts are loaded, so that it changes nothing here"
             )
         if batch is not None:
             requests, limit = batch

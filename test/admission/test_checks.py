@@ -92,7 +92,7 @@ def test_only_the_parts_that_are_asked_for_are_checked(flags, parts, monkeypatch
             hooks.check_flags(SimpleNamespace(**flags))
 
 
-def test_a_refused_policy_is_checked_as_any_would_be(monkeypatch):
+def test_a_refused_policy_is_checked_as_any_would_be():
     """`check` goes on after it: what else is wrong is wrong with every policy."""
     start = Start(SimpleNamespace(expert_policy="nope"))
     assert start.arguments == Arguments(None)

@@ -59,7 +59,7 @@ def test_json_is_the_answer_as_it_is(server, capsys):
         ([], {"policy": "oea", "k0": 3}, {"policy": "oea", "k0": 3}),
     ],
 )
-def test_set_sends_what_is_spelt(words, config, sent, server, tmp_path, capsys):
+def test_set_sends_what_is_spelt(words, config, sent, server, tmp_path):
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
         words = [*words, "--config", str(tmp_path / "config.json")]

@@ -67,7 +67,7 @@ def test_a_tree_that_an_earlier_version_patched(tree: Path, queue: Path, tmp_pat
         assert not (tree / STORE / "pristine").exists()
 
 
-def test_an_added_file_goes_with_its_bytecode(tree: Path, queue: Path, tmp_path: Path) -> None:
+def test_an_added_file_goes_with_its_bytecode(tree: Path, queue: Path) -> None:
     apply(tree, queue)
     compiled = Path(str(py_compile.compile(str(tree / "sglang/srt/ours.py"), doraise=True)))
     revert(tree)

@@ -56,7 +56,7 @@ def test_forced_text_has_the_loss_of_an_offline_decode(server, tiny_model, tmp_p
 
 
 @pytest.mark.long
-def test_a_tuned_plan_is_taken_and_the_server_gets_its_policy_back(server, tiny_model, tmp_path, capsys):
+def test_a_tuned_plan_is_taken_and_the_server_gets_its_policy_back(server, tiny_model, tmp_path):
     asked = Server(server.url)
     asked.set_policy({"policy": "observe", "plans": ["oea:k0=3"]})
     flags = ["--samples", "8", "--batches", "4", "--prompt", "16", "--tokens", "8", "--groups", "2"]

@@ -75,7 +75,7 @@ def test_a_small_run(tmp_path, capsys):
     assert "5.50 ± 0.29" in capsys.readouterr().out
 
 
-def test_bad_input_is_one_line(capsys):
+def test_bad_input_is_one_line():
     with pytest.raises(SystemExit) as exit, one_line_errors("balance"):
         main(["vanilla/xshare:k0=x"])
     assert "k0" in str(exit.value)

@@ -51,7 +51,7 @@ def test_a_record_holds_what_was_asked_for(parser, tmp_path):
     }
 
 
-def test_it_is_replaced_unless_resumed(parser, tmp_path):
+def test_it_is_replaced_unless_resumed(parser):
     def run(*argv):
         return parser.open_record("made-up", parser.parse_args(argv), argv)
 

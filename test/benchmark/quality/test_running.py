@@ -136,7 +136,7 @@ def test_the_record_is_that_of_an_offline_decode(ask, server, checkpoint, tmp_pa
     assert server.switched[:2] == ["observe", "observe"]
 
 
-def test_it_goes_on_from_its_record(ask, server, capsys):
+def test_it_goes_on_from_its_record(ask, server):
     first = ask("oea:k0=2")
     switched = list(server.switched)
     assert ask("oea:k0=2", "--resume") == first

@@ -1,4 +1,4 @@
-"""What stops servers with given arguments, on a release: all asked in one process."""
+"""What stops servers with given arguments, on a release, all asked in one process; and in which words."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from pathlib import Path
 
 from served.release import CPU, make_env
 
+FILE = Path(__file__).with_name("refusals.json")
+LINES: dict[str, dict[str, str]] = json.loads(FILE.read_text())
+"""The whole line of every refusal, by list and case; `test_refusals.py` writes them."""
 Answer = dict[str, object] | None
 """As `resolve_arguments.py` prints it; None where the server would start."""
 

@@ -1,89 +1,87 @@
 """Flags and backends that are refused, where it takes no release to resolve them."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from refused import refused
+from sglang_xshare.admission.all_to_all import BACKENDS, REASONS
 from sglang_xshare.admission.modes import SIMULATIONS, UNSYNCHRONIZED, check_aligned, check_modes
-from sglang_xshare.refusal import ExpertPolicyError
 
-NO_POLICY = "cannot be served with an expert policy"
+SERVED = {
+    **{"disaggregation_mode": "null", "moe_runner_backend": "auto", "moe_a2a_backend": "none"},
+    **{"speculative_algorithm": None, "dp_size": 1, "tp_size": 4},
+}
+ALL_TO_ALL = {"moe_a2a_backend": "deepep"}
+REPLICAS = {"ep_num_redundant_experts": 2, "ep_dispatch_algorithm": "dynamic"}
+ALIGNED = {
+    **{"device": "cuda", "moe_runner_backend": "triton", "ep_size": 1, "dp_size": 1, "attn_dp_size": 1},
+    "kt_weight_path": None,
+}
+ALIGN = "--expert-policy-align"
+# Arguments, beside those of a server that is served, and what is refused of them.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    **{f"simulated routing by {name}": ({name: "true"}, f"{name} true") for name in SIMULATIONS},
+    "simulated routing, said shorter": ({SIMULATIONS[0]: "y"}, f"{SIMULATIONS[0]} y"),
+    **{
+        f"device {device}": ({"device": device}, f"--device {device.partition(':')[0]}")
+        for device in ("npu", "xpu", "musa:0")
+    },
+    "experts on a CPU beside a GPU": ({"kt_weight_path": "folder"}, "--kt-weight-path folder"),
+    "ranks that are not synchronized": ({UNSYNCHRONIZED: "1", "attn_dp_size": 2}, f"{UNSYNCHRONIZED} 1"),
+    "ranks of all-to-all that are not": ({UNSYNCHRONIZED: "1", **ALL_TO_ALL}, f"{UNSYNCHRONIZED} 1"),
+    "replicas by the row": (REPLICAS, "--ep-num-redundant-experts 2"),
+    "replicas by a plan": ({**REPLICAS, "ep_dispatch_algorithm": "lp"}, "--ep-num-redundant-experts 2"),
+    "replicas by the row with all-to-all": ({**REPLICAS, **ALL_TO_ALL}, "--ep-num-redundant-experts 2"),
+    **{
+        f"all-to-all by {backend}": ({"moe_a2a_backend": backend}, f"--moe-a2a-backend {backend}")
+        for backend in (*REASONS, "flashinfer", "mori", "customized")
+    },
+    "dense layers of their own": ({**ALL_TO_ALL, "moe_dense_tp_size": 1}, "--moe-dense-tp-size 1"),
+    "context parallelism": ({**ALL_TO_ALL, "attn_cp_size": 2}, "--attn-cp-size 2"),
+    "rows that are not gathered": ({**ALL_TO_ALL, "disable_attn_tp_gather": True}, "--disable-attn-tp-gather on"),
+    "waterfill": ({**ALL_TO_ALL, "enable_waterfill": True, "attn_dp_size": 2}, "--enable-waterfill on"),
+    "two-batch overlap": ({**ALL_TO_ALL, "enable_two_batch_overlap": True}, "--enable-two-batch-overlap on"),
+    # Whose runner sees other ids than those that the kernel has sorted.
+    "sorted slots on a CPU": ({"device": "cpu"}, ALIGN),
+    "sorted slots of another runner": ({"moe_runner_backend": "marlin"}, ALIGN),
+    "sorted slots of a rank's experts": ({"ep_size": 2}, ALIGN),
+    "sorted slots with data-parallel attention": ({"attn_dp_size": 2}, ALIGN),
+    "sorted slots with data-parallel attention of old": ({"enable_dp_attention": True, "dp_size": 2}, ALIGN),
+    "sorted slots of experts on a CPU": ({"kt_weight_path": "folder"}, ALIGN),
+}
 
 
-@pytest.mark.parametrize("value", ["true", "y"])
-@pytest.mark.parametrize("name", SIMULATIONS)
-def test_upstreams_simulated_routing_is_refused(name, value, monkeypatch):
-    monkeypatch.setenv(name, value)
-    with pytest.raises(
-        ExpertPolicyError, match=f"^{name} {value}: {NO_POLICY}: it overwrites what was selected; allowed"
-    ):
-        check_modes(SimpleNamespace())
+def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
+    given, what = REFUSED[case]
+    for name in given:
+        if name.isupper():
+            monkeypatch.setenv(name, given[name])
+    if what == ALIGN:
+        check_aligned(SimpleNamespace(**ALIGNED | given))
+    else:
+        check_modes(SimpleNamespace(**SERVED | given))
 
 
-@pytest.mark.parametrize("device", ["npu", "xpu", "musa:0"])
-def test_a_device_whose_routers_pass_the_stage_by_is_refused(device):
-    line = f"^--device {device.partition(':')[0]}: {NO_POLICY}: allowed is cuda, cpu$"
-    with pytest.raises(ExpertPolicyError, match=line):
-        check_modes(SimpleNamespace(device=device))
-
-
-def test_experts_on_a_cpu_beside_a_gpu_are_refused():
-    line = f"^--kt-weight-path folder: {NO_POLICY}: what its CPU kernels make of an empty slot is not known; allowed"
-    with pytest.raises(ExpertPolicyError, match=line):
-        check_modes(SimpleNamespace(kt_weight_path="folder"))
-
-
-def test_ranks_must_be_synchronized(monkeypatch):
-    monkeypatch.setenv(UNSYNCHRONIZED, "1")
-    server = SimpleNamespace(
-        disaggregation_mode="null", moe_runner_backend="auto", moe_a2a_backend="none", speculative_algorithm=None
-    )
-    check_modes(server)
-    server.attn_dp_size = 2
-    line = f"^{UNSYNCHRONIZED} 1: {NO_POLICY}: ranks of data-parallel attention would not know .*; allowed is unset$"
-    with pytest.raises(ExpertPolicyError, match=line):
-        check_modes(server)
-
-
-@pytest.mark.parametrize("dispatch", ["dynamic", "lp"])
-def test_replicas_must_not_depend_on_the_row(dispatch):
-    server = SimpleNamespace(
-        disaggregation_mode="null", moe_runner_backend="auto", moe_a2a_backend="none", speculative_algorithm=None
-    )
-    server.ep_num_redundant_experts, server.ep_dispatch_algorithm = 0, dispatch
-    check_modes(server)
-    server.ep_num_redundant_experts, server.ep_dispatch_algorithm = 2, "static"
-    check_modes(server)
-    server.ep_dispatch_algorithm = dispatch
-    line = f"^--ep-num-redundant-experts 2: {NO_POLICY}: {dispatch} dispatch picks replicas by row, .*; "
-    static = "allowed is 0, or --ep-dispatch-algorithm static"
-    with pytest.raises(ExpertPolicyError, match=f"{line}{static} with an all-to-all backend$"):
-        check_modes(server)
-    server.moe_a2a_backend = "deepep"
-    with pytest.raises(ExpertPolicyError, match=f"{line}{static}$"):
-        check_modes(server)
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case, monkeypatch):
+    with refused(REFUSED[case][1]):
+        refuse(case, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    "changes",
     [
-        ({"device": "cpu"}, "--device cpu has no Triton MoE runner; allowed is cuda"),
-        ({"moe_runner_backend": "marlin"}, "the MoE runner marlin sorts for itself; allowed is --moe-runner"),
-        ({"ep_size": 2}, "--ep-size 2 renumbers the experts of each rank; allowed is 1"),
-        ({"attn_dp_size": 2}, "data-parallel attention may mask ids"),
-        ({"enable_dp_attention": True, "dp_size": 2}, "data-parallel attention may mask ids"),
-        ({"kt_weight_path": "folder"}, "--kt-weight-path masks ids"),
+        {},
+        *({"moe_a2a_backend": backend} for backend in BACKENDS),
+        *({"ep_num_redundant_experts": 0, "ep_dispatch_algorithm": dispatch} for dispatch in ("dynamic", "lp")),
+        {"ep_num_redundant_experts": 2, "ep_dispatch_algorithm": "static"},
     ],
+    ids=str,
 )
-def test_servers_whose_runner_sees_other_ids(changes, named):
-    served = {
-        "device": "cuda",
-        "moe_runner_backend": "triton",
-        "ep_size": 1,
-        "dp_size": 1,
-        "attn_dp_size": 1,
-        "kt_weight_path": None,
-    }
-    check_aligned(SimpleNamespace(**served))
-    with pytest.raises(ExpertPolicyError, match=f"^--expert-policy-align: {named}"):
-        check_aligned(SimpleNamespace(**served | changes))
+def test_what_is_served(changes, monkeypatch):
+    if not changes:  # of one rank, nothing to synchronize
+        monkeypatch.setenv(UNSYNCHRONIZED, "1")
+    check_modes(SimpleNamespace(**SERVED | changes))
+    check_aligned(SimpleNamespace(**ALIGNED))

@@ -1,6 +1,5 @@
 """Which row of the table of runners a loaded layer gets, how its empty slots are taken, and what has no row."""
 
-import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -8,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from refused import refused
 from sglang_xshare.admission import layers as start_layers
 from sglang_xshare.admission import runners
 from sglang_xshare.admission.runners import TABLE, list_runners
-from sglang_xshare.refusal import ExpertPolicyError
 from sglang_xshare.stage.layer import DROPPED, FILLED, MASKED, Convention
 from sglang_xshare.stage.upstream.routing import find_runner, folds_scaling
 from sglang_xshare.types import SCORINGS
@@ -21,7 +20,7 @@ import sglang
 from sglang.srt.layers.moe import topk
 from sglang.srt.layers.moe.utils import MoeRunnerBackend
 
-from admission.loaded import FORMATS, FP8, MXFP4, NO_POLICY, NVFP4, UNQUANTIZED, Method, config, kind
+from admission.loaded import FORMATS, FP8, MXFP4, NVFP4, UNQUANTIZED, Method, config, find, kind
 
 # What a layer runs, what its router hands that, and how its empty slots are taken.
 SERVED: list[tuple[Method, str, Convention]] = [
@@ -61,81 +60,57 @@ def test_the_table_has_a_served_layer_for_each_row():
     }
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        *(Method(one.value) for one in MoeRunnerBackend if one.value not in ("auto", *list_runners())),
-        Method("flashinfer_trtllm"),
-        FP8("flashinfer_trtllm", block_quant=False),
-        kind("ModelOptFp8MoEMethod")("flashinfer_trtllm"),
-        kind("Mxfp4FlashinferTrtllmMoEMethod")("flashinfer_mxfp4"),
-    ],
-    ids=lambda method: f"{method.backend} {type(method).__name__}",
-)
-def test_a_runner_that_no_row_is_about_is_refused_whatever_the_flag_was(method, read):
-    """`auto` is no runner: aiter keeps one slot of an expert that comes twice, of weight 0 or not."""
-    line = f"experts-0 experts: {NO_POLICY}: MoE runner {method.backend} of {type(method).__name__}: "
-    with pytest.raises(ExpertPolicyError, match=f"^{re.escape(line)}.*; allowed is --moe-runner-backend triton, "):
-        read([config()], 1, method=method)
-
-
-def test_what_runs_on_amd_is_refused_with_its_reason(read):
-    with pytest.raises(ExpertPolicyError, match="moe_sorting keeps one slot of an expert that a row holds twice"):
-        read([config()], 1, method="aiter")
-
-
 def test_a_release_before_the_kernel_was_read_is_refused(read, monkeypatch):
     monkeypatch.setattr(sglang, "__version__", "0.5.22")
     for method in (UNQUANTIZED("flashinfer_trtllm"), MXFP4("flashinfer_mxfp4", _fi_kernel="cutlass_sm90")):
-        with pytest.raises(ExpertPolicyError, match=f"MoE runner {method.backend} of"):
+        with refused(EXPERTS):
             read([config(FORMATS.BYPASSED)], 1, method=method)
     assert "flashinfer_trtllm" not in list_runners()
 
 
-TRTLLM = UNQUANTIZED("flashinfer_trtllm")
-EXCEPTIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "its table of local experts reads -1": (
-        {"method": "deep_gemm", "ep_size": 2},
-        "experts-0 experts: .*MoE runner deep_gemm with expert parallelism: before 0.5.23 .*; allowed is --ep-size 1",
-    ),
-    "it routes a rank's own rows": (
-        {"method": "flashinfer_cutlass"},
-        "experts-0 experts: .*after each has routed its own; allowed is --disable-flashinfer-cutlass-moe-fp4-allgather",
-    ),
+EXPERTS, ROUTER = "experts-0 experts", "topk-0 router"
+UNKNOWN = [
+    *(Method(one.value) for one in MoeRunnerBackend if one.value not in ("auto", *list_runners())),
+    Method("flashinfer_trtllm"),
+    FP8("flashinfer_trtllm", block_quant=False),
+    kind("ModelOptFp8MoEMethod")("flashinfer_trtllm"),
+    kind("Mxfp4FlashinferTrtllmMoEMethod")("flashinfer_mxfp4"),
+]
+SUMS = {"attributes": {"supports_deferred_finalize": True}}
+# Layers that no row of the table is about, whatever the flag was (`auto` is no runner); and exceptions to the table.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    **{f"{method.backend} {type(method).__name__}": ({"method": method}, EXPERTS) for method in UNKNOWN},
+    "a kernel without a runner": ({"method": None}, EXPERTS),
+    "its table of local experts reads -1": ({"method": "deep_gemm", "ep_size": 2}, EXPERTS),
+    "it routes a rank's own rows": ({"method": "flashinfer_cutlass"}, EXPERTS),
     "a shared expert among the others": (
-        {"method": TRTLLM, "attributes": {"num_fused_shared_experts": 1}},
-        "experts-0 experts: .*a fused shared expert; allowed is --disable-shared-experts-fusion",
+        {"method": UNQUANTIZED("flashinfer_trtllm"), "attributes": {"num_fused_shared_experts": 1}},
+        EXPERTS,
     ),
-    "sums that the next collective takes, in bf16": (
-        {"method": TRTLLM, "attributes": {"supports_deferred_finalize": True}},
-        "experts-0 experts: .*leaves a row's sum over experts to the next collective",
-    ),
+    "sums that the next collective takes, in bf16": ({"method": UNQUANTIZED("flashinfer_trtllm"), **SUMS}, EXPERTS),
     "sums that CuTe DSL's collective takes": (
-        {
-            "method": NVFP4("flashinfer_trtllm"),
-            "attributes": {"supports_deferred_finalize": True},
-            "flashinfer_allreduce_fusion_backend": "cutedsl",
-        },
-        "experts-0 experts: .*leaves a row's sum over experts to the next collective",
+        {"method": NVFP4("flashinfer_trtllm"), **SUMS, "flashinfer_allreduce_fusion_backend": "cutedsl"},
+        EXPERTS,
     ),
-    "slots that another runner sorts": (
-        {"method": "deep_gemm", "expert_policy_align": True},
-        "topk-0 router: .*MoE runner deep_gemm sorts for itself; --expert-policy-align allows triton",
-    ),
+    "slots that another runner sorts": ({"method": "deep_gemm", "expert_policy_align": True}, ROUTER),
     "a kmax where rows are as wide as top-k": (
         {"method": "deep_gemm", "expert_policy": "oea", "expert_policy_config": {"kmax": 6}},
-        "topk-0 router: .*kmax = 6: MoE runner deep_gemm uses top-k; allowed is 4",
+        ROUTER,
     ),
 }
 
 
-@pytest.mark.parametrize("case", EXCEPTIONS)
-def test_exceptions_to_the_table(case, read, monkeypatch):
+def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
+    monkeypatch.setattr(start_layers, "read_placement", lambda model_runner: None)
     monkeypatch.setattr(runners, "keeps_dropped", lambda: False)
     monkeypatch.setattr(runners, "gathers_routed", lambda: True)
-    given, named = EXCEPTIONS[case]
-    with pytest.raises(ExpertPolicyError, match=f"^{named}"):
-        read([config()], 1, **given)
+    find([config()], 1, **REFUSED[case][0])
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case, monkeypatch):
+    with refused(REFUSED[case][1]):
+        refuse(case, monkeypatch)
 
 
 def test_a_layer_that_is_handed_ids_finishes_its_sums_itself(read):
@@ -190,11 +165,6 @@ def test_upstream_agrees_on_what_aiter_scales(kind, on_output, scoring, monkeypa
         scoring_func=scoring, correction_bias=bias, apply_routed_scaling_factor_on_output=on_output, **groups
     )
     assert (on_output or folds_scaling(given)) == topk.is_routed_scaling_factor_fused_in_topk(given)
-
-
-def test_a_kernel_without_a_runner_is_not_known(read):
-    with pytest.raises(ExpertPolicyError, match="a kernel of Method: it is not known"):
-        read([config()], 1, method=None)
 
 
 def test_older_releases_keep_the_runner_in_the_method_its_scheme_or_a_kernel():

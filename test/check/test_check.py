@@ -88,7 +88,7 @@ WRONG = [
 
 def list_asked(release: str) -> list[tuple[str, ...]]:
     """What may be refused beside what `test_server.py` has: of ranks, of placements, of affinity, of two parts."""
-    known = [flags for flags, _ in REFUSED_RANKS.values() if "{mixtral}" not in flags]
+    known = [flags for flags in REFUSED_RANKS.values() if "{mixtral}" not in flags]
     ranks = [(*POLICY, *DP_ATTENTION[release], *flags) for flags in known]
     both = [(*one, *two) for one, two in combinations(WRONG, 2)]
     return [*ranks, *PLACEMENTS, *WRONG, *both]
@@ -97,7 +97,7 @@ def list_asked(release: str) -> list[tuple[str, ...]]:
 @cache
 def ask_as_servers(tree: Path, folder: Path, release: str) -> dict[tuple[str, ...], dict[str, str]]:
     """The answers to all arguments that `test_server.py` gives to servers, and to those of `list_asked`."""
-    asked = [arguments for arguments, _ in REFUSED.values()] + list(ACCEPTED.values()) + list_asked(release)
+    asked = [*REFUSED.values(), *ACCEPTED.values(), *list_asked(release)]
     lines = [
         ["--json", "--model-path", str(TINY), *CPU, *(word.replace("{written}", str(folder)) for word in arguments)]
         for arguments in asked
@@ -109,13 +109,13 @@ def ask_as_servers(tree: Path, folder: Path, release: str) -> dict[tuple[str, ..
 def test_it_refuses_what_a_server_refuses_for_the_same_reason(release, patched_release, written):  # noqa: F811
     answers = ask_as_servers(patched_release(release), written, release)
     wrong = {}
-    for case, (arguments, line) in REFUSED.items():
+    for case, arguments in REFUSED.items():
         answer = answers[arguments]
         if not answer["out"]:  # a folder without a model: nothing to report on
             assert (case, answer["code"], answer["err"].count("\n")) == (NO_MODEL, 1, 1)
             continue
         report = json.loads(answer["out"])
-        first = {"by": "sglang-xshare", "says": complete(line, written, release)}
+        first = {"by": "sglang-xshare", "says": complete(case, written, release)}
         if (answer["code"], report["served"]) != (1, False) or report["refusals"][:1] != [first]:
             wrong[case] = report["refusals"]
     assert wrong == {}

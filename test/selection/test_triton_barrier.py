@@ -165,6 +165,7 @@ def test_without_a_barrier_they_pass_at_once(run):
     assert (crossing.passed[0, [0, 1, 3]] < crossing.arrived[0, 2]).all()
 
 
+@pytest.mark.long  # the others have two seconds to arrive
 def test_one_that_never_comes_holds_up_all(run):
     """As where not all programs of a launch are resident: so the launch has to be a cooperative one."""
     crossing = run(cross, 4, 1, 0, Conditions(seconds=2), 1)

@@ -1,9 +1,10 @@
-"""The Triton kernel grows by no instruction, register or spill that nobody has seen: `sizes.json` says what it takes.
+"""The Triton kernel does not grow beyond a bound: `sizes.json` reports what it took, in instructions and registers.
 
 A decode step runs other kernels between two of these, so that every instruction is fetched anew: their number is time.
+The report is of one Triton, the bounds are for all: 3.6.0 makes of the same kernels up to 5.9 % more instructions and
+18 more registers than 3.9.0.
 """
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import triton
 from selection.hopper import Case, compile_kernel, measure
 from sglang_xshare import Router, RunnerSlots
 
-TABLE = json.loads(Path(__file__).with_name("sizes.json").read_text())
+REPORT = json.loads(Path(__file__).with_name("sizes.json").read_text())
+INSTRUCTIONS, REGISTERS = 1.10, 24
+"""A kernel may have as many times the instructions of the report, and as many more registers a thread."""
 GROUPED = Router(8, "sigmoid", torch.zeros(256), num_expert_group=8, topk_group=4)
 XSHARE = {"policy": "xshare", "k0": 1, "add": 24}
 BY_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}
@@ -56,22 +59,16 @@ CASES = {
 }
 
 
-@pytest.mark.skipif(triton.__version__ != TABLE["triton"], reason=f"the table is of Triton {TABLE['triton']}")
 @pytest.mark.parametrize("name", CASES)
 def test_size(name):
-    """Within 3 % of the instructions in the table: what takes more, or less, is to be written there."""
     case, slots = CASES[name]
     found = measure(compile_kernel(case, torch.bfloat16, slots=slots))
-    row = dict(zip(("instructions", "registers", "stack"), TABLE["sizes"].get(name, (0, 0, 0)), strict=True))
-    shown = f'"{name}": {list(dataclasses.astuple(found))}'
-    assert found.instructions == pytest.approx(row["instructions"], rel=0.03), shown
-    assert abs(found.registers - row["registers"]) <= 4, shown
-    assert found.stack == row["stack"], shown
+    instructions, registers = REPORT["sizes"].get(name, (0, 0))
+    shown = f'Triton {triton.__version__}: "{name}": {[found.instructions, found.registers]}'
+    assert found.instructions <= INSTRUCTIONS * instructions, shown
+    assert found.registers <= registers + REGISTERS, shown
+    assert found.stack == 0, f"{shown} spills {found.stack} bytes a thread"
 
 
-def test_the_table_is_of_these_cases():
-    assert list(TABLE["sizes"]) == list(CASES)
-
-
-def test_nothing_spills():
-    assert {name: stack for name, (_, _, stack) in TABLE["sizes"].items() if stack} == {}
+def test_the_report_is_of_these_cases():
+    assert list(REPORT["sizes"]) == list(CASES)

@@ -1,0 +1,53 @@
+"""The whole line of every refusal, in `refusals.json` and nowhere else. To write it anew:
+
+REFUSALS=write python -m pytest test/admission/test_refusals.py
+"""
+
+import json
+import os
+
+import pytest
+
+from admission import (
+    test_arguments,
+    test_dp_attention,
+    test_expert_placement,
+    test_layers,
+    test_modes,
+    test_runners,
+    test_server,
+)
+from admission.refusals import FILE, LINES
+from affinity import test_arguments as test_affinity
+from served.release import LATEST
+from sglang_xshare.refusal import ExpertPolicyError
+
+LISTS = {
+    "arguments": test_arguments,
+    "modes": test_modes,
+    "placement": test_expert_placement,
+    "affinity": test_affinity,
+    "layers": test_layers,
+    "runners": test_runners,
+}
+"""Modules with a list of what is refused, `REFUSED`, and `refuse`, which has one of it refused."""
+
+
+def test_every_line_is_as_written(monkeypatch, tmp_path, tmp_path_factory, tiny_model, request):
+    """`test_server.py` and `test_dp_attention.py` compare those of servers, on every release."""
+    found = {}
+    for name, module in LISTS.items():
+        found[name] = {}
+        for case in module.REFUSED:
+            with monkeypatch.context() as patch, pytest.raises(ExpertPolicyError) as raised:
+                module.refuse(case, patch, tmp_path)
+            found[name][case] = str(raised.value)
+    if os.environ.get("REFUSALS") == "write":
+        tree = request.getfixturevalue("patched_release")(LATEST)
+        lines = {
+            "servers": test_server.tell(tree, tiny_model, tmp_path_factory.mktemp("written")),
+            "data-parallel attention": test_dp_attention.tell(tree, tiny_model, tmp_path_factory.mktemp("mixtral")),
+        }
+        FILE.write_text(json.dumps(found | lines, indent=1) + "\n")
+        return
+    assert found == {name: LINES[name] for name in LISTS}

@@ -1,0 +1,25 @@
+"""What the tests of a refusal compare: its flag and value, and that it is one line. `admission/refusals.json` has the
+words.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sglang_xshare.refusal import ExpertPolicyError
+
+
+@contextmanager
+def refused(what: str) -> Iterator[pytest.ExceptionInfo[ValueError]]:
+    """Within it `what` is refused, a flag and its value, or a key and its value: by the attributes of the error where
+    it has them, else by how its line begins.
+    """
+    with pytest.raises(ValueError, match=re.escape(what)) as raised:
+        yield raised
+    error, line = raised.value, str(raised.value)
+    assert "\n" not in line
+    if isinstance(error, ExpertPolicyError):
+        assert (error.flag if error.value is None else f"{error.flag} {error.value}") == what
+    assert line.startswith(f"{what}: ")

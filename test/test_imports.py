@@ -14,7 +14,7 @@ from benchmark.common.paths import ROOT
 
 SOURCE = ROOT / "python" / "sglang_xshare"
 LAYERS = (
-    ("keys", "types", "gpus", "version", "console", "patching", "patching.*", "refusal"),
+    ("keys", "types", "gpus", "version", "console", "files", "patching", "patching.*", "refusal"),
     ("plan",),
     ("policies", "policies.*", "selection", "selection.*"),
     ("stage.upstream", "stage.upstream.*"),  # the only code that reads SGLang's

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from .affinity.command import add_parser as add_calibrate_parser
 from .check.command import add_parser as add_check_parser
+from .console import Parser
 from .estimate.command import add_parser as add_estimate_parser
 from .live.command import add_parser as add_policy_parser
 from .live.top import add_parser as add_top_parser
@@ -20,8 +21,8 @@ from .version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns its exit code; argparse exits with 2 on a wrong command line."""
-    parser = argparse.ArgumentParser(prog="sglang-xshare", description="Batch-aware expert selection for SGLang.")
+    """Run a command. Returns its exit code; a wrong command line exits with 1."""
+    parser = Parser(prog="sglang-xshare", description="Batch-aware expert selection for SGLang.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     add_patch_parser(subparsers)

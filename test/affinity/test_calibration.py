@@ -101,11 +101,12 @@ def test_the_command_writes_a_table(tiny_model: Path, tmp_path: Path, capsys: py
         ({"--texts": "/nowhere"}, "--texts /nowhere: no *.txt there"),
         ({"--out": "/nowhere/file"}, "--out /nowhere/file: no folder /nowhere"),
         ({"--out": "."}, "--out .: a folder; allowed is a file in one"),
+        ({"--out": "/proc/none"}, "--out /proc/none: No such file or directory; allowed is a file that can be written"),
         ({"--dimensions": "8"}, "--dimensions 8: allowed is 16 to 64"),
         ({"--length": "0"}, "--length 0: allowed is a whole number above 0"),
         ({"--length": "100000"}, "no file of 100000 tokens"),
     ],
-    ids=["model", "texts", "out", "out a folder", "dimensions", "length", "too long"],
+    ids=["model", "texts", "out", "out a folder", "out unwritable", "dimensions", "length", "too long"],
 )
 def test_wrong_arguments_are_one_line(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, str], said: str
@@ -116,6 +117,17 @@ def test_wrong_arguments_are_one_line(
     assert error.startswith("calibrate: ")
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_a_folder_without_weights_is_told_before_texts_are_read(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
+    out = tmp_path / "table"
+    assert main(["calibrate", "--model", str(tmp_path), "--texts", str(tiny_model / "heldout"), "--out", str(out)]) == 1
+    said = "no weights there (*.safetensors, pytorch_model*.bin); allowed is a whole checkpoint"
+    assert capsys.readouterr().err == f"calibrate: --model {tmp_path}: {said}\n"
+    assert not out.exists()
 
 
 def test_a_truncated_checkpoint_is_one_line(tiny_model: Path, tmp_path: Path) -> None:

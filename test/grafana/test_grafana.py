@@ -125,7 +125,7 @@ GOOD = [
     series("expert_policy_steps_total", "0+10x180", outcome="min_tokens"),
     series("expert_policy_steps_total", "0+0x180", outcome="no_context"),
     series("expert_policy_rank_disagreements_total", "0+0x180"),
-    series("expert_policy_info", "1+0x180", policy="xshare", plan="one"),
+    series("expert_policy_info", "1+0x180", policy="xshare", plan_hash="1"),
     series("num_running_reqs", "8+0x180"),
     series("spec_accept_length", "3+0x180"),
 ]
@@ -139,7 +139,7 @@ BAD: dict[str, list[dict[str, str]]] = {
     "ExpertPolicyRanksDisagree": [series("expert_policy_rank_disagreements_total", "0+0x175 1+0x5")],
     "ExpertPolicyAcceptedLengthFell": [series("spec_accept_length", "3+0x140 2+0x40")],
     "ExpertPolicyPlansDiffer": [
-        {"series": 'sglang:expert_policy_info{model_name="m", instance="j", plan="other"}', "values": "1+0x180"}
+        {"series": 'sglang:expert_policy_info{model_name="m", instance="j", plan_hash="2"}', "values": "1+0x180"}
     ],
 }
 

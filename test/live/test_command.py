@@ -15,6 +15,7 @@ ANSWER = {
     "policy": "xshare",
     "k0": 1,
     "in_force": {"policy": "xshare", "k0": 1, "add": 24, "phases": ["decode"], "overrides": []},
+    "plan_hash": "0a1b2c3d",
     "limits": {"batches": "at most 16", "captured_rows": [], "selecting_rows": []},
     "since_switch": COUNTS,
     "switches": 3,
@@ -34,7 +35,7 @@ def test_get_prints_the_plan_in_force(server, capsys):
         "xshare",
         "24",
         "default",
-        "switches: 3",
+        "plan 0a1b2c3d; switches: 3",
         "policy 2",
         "14.5 -> 6.2",
         "0.8750",
@@ -80,11 +81,22 @@ def test_a_key_is_sent_as_upstream_takes_it(server, monkeypatch):
     assert [asked[2] for asked in server.asked] == ["Bearer secret", "Bearer of the environment"]
 
 
+def test_each_route_is_asked_with_its_key(server, monkeypatch):
+    keys = ["--api-key", "user", "--admin-api-key", "admin"]
+    assert main(["policy", "set", server.url, "xshare", *keys]) == 0
+    assert main(["policy", "set", server.url, "xshare", *keys[:2]]) == 0
+    monkeypatch.setenv("SGLANG_ADMIN_API_KEY", "of the environment")
+    assert main(["policy", "set", server.url, "xshare", *keys[:2]]) == 0
+    assert main(["policy", "get", server.url, *keys[:2]]) == 0
+    sent = [asked[2].removeprefix("Bearer ") for asked in server.asked]
+    assert sent == ["admin", "user", "of the environment", "user"]
+
+
 @pytest.mark.parametrize(
     ("answer", "line"),
     [
         ((400, b'{"error": "k0 = 9: allowed is at most the model\'s top-k, 8"}'), "k0 = 9: allowed is at most"),
-        ((401, b'{"error": "Unauthorized"}'), "401: no permission; allowed is --api-key with the server's admin key"),
+        ((401, b'{"error": "Unauthorized"}'), "401: no permission; allowed is --admin-api-key with the server's, or"),
         ((404, b'{"detail": "Not Found"}'), "404: no such route; allowed is a server with this package"),
         ((500, b"oh"), "500 Internal Server Error"),
         ((200, b"<html>"), "no answer"),

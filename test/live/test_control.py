@@ -244,4 +244,7 @@ def test_counters_since_the_switch_are_the_plans_own(control):
             run(model, "decode", 12)
         told = asked.get()
         assert told["since_switch"]["outcomes"]["policy"] == add
+        assert [layer["layer_steps"] for layer in told["since_switch"]["by_layer"]] == [add] * 3
+        counted = [layer["experts_after"] for layer in told["since_switch"]["by_layer"]]
+        assert sum(counted) == told["since_switch"]["experts_after"] > 0
         assert told["counters"]["outcomes"]["policy"] == sum((1, 2, 3)[: number + 1])

@@ -41,8 +41,9 @@ def answer(*layers: dict[str, Any], switches: int = 3) -> dict[str, Any]:
     return {
         "policy": "xshare",
         "in_force": {"policy": "xshare", "k0": 1, "add": 24, "mass": None, "overrides": []},
-        "counters": {"by_layer": list(layers)},
-        "since_switch": {**since, "outcomes": {"policy": 4, "prefill": 0}},
+        "plan_hash": "0a1b2c3d",
+        "counters": {"by_layer": [layer(number, 999, 9, 9, 9.0, 9) for number in range(len(layers))]},
+        "since_switch": {**since, "outcomes": {"policy": 4, "prefill": 0}, "by_layer": list(layers)},
         "switches": switches,
     }
 
@@ -70,11 +71,27 @@ def test_a_frame_tells_what_happened_between_two_looks():
     assert (frame.tokens_per_second, frame.accepted_length, frame.running, frame.queued) == (150.5, 3.0, 16, 0)
 
 
-@pytest.mark.parametrize("before", [None, at(10.0, LATER | {"counters": {"by_layer": [layer(1, 99, 9, 9, 9.0, 9)]}})])
-def test_the_first_frame_and_that_of_a_restarted_server_are_of_all_time(before):
+@pytest.mark.parametrize(
+    "before",
+    [
+        None,
+        at(10.0, answer(layer(1, 99, 9, 9, 9.0, 9), LATER["since_switch"]["by_layer"][1])),
+        at(10.0, EARLIER | {"switches": 2}),
+    ],
+    ids=["first", "restarted", "switched"],
+)
+def test_the_first_frame_and_that_of_another_plan_are_of_all_since_it_is_in_force(before):
     frame = compare(at(12.0, LATER), before)
     assert frame.seconds is None
     assert frame.layers == [LayerLoad(1, 70 / 6, 5.0, 13 / 16), LayerLoad(3, 11.0, 6.0, 0.75)]
+
+
+@pytest.mark.parametrize(("switches", "start"), [(0, "the server's start"), (3, "the last switch")])
+def test_it_says_since_when_layers_are_counted(switches, start):
+    console = Console(width=100)
+    with console.capture() as drawn:
+        console.print(verb.draw(compare(at(0.0, answer(layer(1, 1, 9, 3, 1.0, 2), switches=switches)), None), 8))
+    assert f"Active experts of a step by layer, since {start}:" in drawn.get()
 
 
 def test_a_server_that_has_measured_nothing_yet():
@@ -91,7 +108,7 @@ def test_once_draws_one_frame(server, capsys):
     out, err = capsys.readouterr()
     assert err == ""
     for words in (
-        "xshare",
+        "xshare, plan 0a1b2c3d",
         "k0=1, add=24",
         "switches: 3",
         "policy 4",
@@ -153,10 +170,14 @@ def test_ctrl_c_ends_it(server, monkeypatch):
     ("route", "told", "line"),
     [
         (PATH, (400, b'{"error": "started without an expert policy; allowed is"}'), "started without an expert policy"),
-        (PATH, (401, b""), "401: no permission; allowed is --api-key"),
+        (PATH, (401, b""), "401: no permission; allowed is the server's --api-key"),
         (PATH, (404, b""), "404: no such route; allowed is a server with this package"),
         (PATH, (200, b"{}"), "not an SGLang server with this package"),
-        (PATH, (200, json.dumps(LATER | {"counters": {}}).encode()), "it tells nothing by layer; allowed is a server"),
+        (
+            PATH,
+            (200, json.dumps(LATER | {"since_switch": {}}).encode()),
+            "it tells nothing by layer; allowed is a server",
+        ),
         (METRICS, (404, b""), "no /metrics; allowed is a server with --enable-metrics"),
         (METRICS, (401, b""), "401: no permission"),
     ],
@@ -179,8 +200,9 @@ def test_what_is_no_metrics_is_one_line():
         read_gauges("<html>sglang:gen_throughput</html>")
 
 
-@pytest.mark.parametrize("interval", ["0", "-1", "x", "nan", "1e9"])
-def test_a_wrong_interval_is_told(interval, capsys):
-    with pytest.raises(SystemExit):
+@pytest.mark.parametrize("interval", ["0", "-1", "x", "nan", "-inf", "1e9"])
+def test_a_wrong_interval_is_one_line(interval, capsys):
+    with pytest.raises(SystemExit) as ended:
         main(["top", "http://h", f"--interval={interval}"])
-    assert "allowed are seconds from 0.1 to 3600" in capsys.readouterr().err
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"top: --interval: {interval!r}: allowed are seconds from 0.1 to 3600\n"

@@ -156,12 +156,23 @@ def test_near_misses_are_answered_with_the_nearest_name(policy, keys, message):
         build_plan(policy, **keys)
 
 
-@pytest.mark.parametrize("argv", [[], ["nope"], ["policies", "--nope"]])
-def test_a_wrong_command_line_is_argparses_error(argv, capsys):
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        ([], "sglang-xshare: the following arguments are required: COMMAND"),
+        (["nope"], "sglang-xshare: COMMAND: invalid choice: 'nope'"),
+        (["policies", "--nope"], "sglang-xshare: unrecognized arguments: --nope"),
+        (["policy", "set"], "policy set: the following arguments are required: URL"),
+        (["tune", "--tolerance", "-3%"], "tune: --tolerance: '-3%': allowed is a share above 0"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(argv, line, capsys):
     with pytest.raises(SystemExit) as error:
         main(argv)
-    assert error.value.code == 2
-    assert "usage: sglang-xshare" in capsys.readouterr().err
+    assert error.value.code == 1
+    err = capsys.readouterr().err
+    assert err.startswith(line)
+    assert err.count("\n") == 1
 
 
 def test_a_key_may_be_none_where_the_function_says_so_in_whatever_spelling(monkeypatch):

@@ -88,8 +88,8 @@ class Answers:
     """The file of --expert-policy-trace."""
     log: str
     info: dict[str, Any]
-    plans: list[dict[str, Any]] = field(default_factory=list)
-    """The plan in force by /metrics, of every process that has one."""
+    plans: list[str] = field(default_factory=list)
+    """The hash of the plan in force by /metrics, of every process that has one."""
 
     def calls(self, mode: str, least: int = 1, most: int = 1 << 20) -> list[dict[str, Any]]:
         """The runner's calls in forwards of a mode with so many rows."""
@@ -196,12 +196,12 @@ def read_metrics(server: Server, forwards: int) -> dict[str, float]:
         time.sleep(0.2)
 
 
-def read_plans(text: str) -> list[dict[str, Any]]:
-    """The labels that hold the plan in force: a former one has the value 0."""
+def read_plans(text: str) -> list[str]:
+    """The hash of the plan in force, of every process that has one: a former one is not there any more."""
     families = text_string_to_metric_families(text)
     samples = [sample for family in families for sample in family.samples if sample.name == "sglang:expert_policy_info"]
-    assert {sample.value for sample in samples} <= {0, 1}
-    return [json.loads(sample.labels["plan"]) for sample in samples if sample.value]
+    assert {sample.value for sample in samples} <= {1}
+    return [sample.labels["plan_hash"] for sample in samples]
 
 
 def parse_metrics(text: str) -> dict[str, float]:

@@ -9,6 +9,7 @@ from served.answers import LAYERS, SERVERS, Answers
 from served.release import LATEST, OLDER
 from sglang_xshare.policies.description import describe
 from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.stage.evidence.figures import hash_plan
 
 EVIDENCE = [
     *((name, LATEST) for name in ("xshare", "four policies", "four more policies")),
@@ -94,4 +95,4 @@ def test_the_plan_in_force_is_in_log_server_info_and_metrics(name, release, serv
     assert f"Expert policy xshare on {LAYERS} MoE layers: {json.dumps(plan)}" in answers.log
     assert answers.info["expert_policy_config"] == flags[3]
     assert answers.info["internal_states"][0]["expert_policy_config"] == plan
-    assert answers.plans == [plan]
+    assert answers.plans == [hash_plan(plan)]

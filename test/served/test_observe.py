@@ -8,6 +8,7 @@ from served.answers import SERVERS
 from served.release import LATEST, OLDER
 from sglang_xshare.policies.description import describe
 from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.stage.evidence.figures import hash_plan
 
 XSHARE, FULL, OEA = "xshare:k0=1,add=8", "xshare:k0=1,add=64", '{"policy": "oea", "k0": 3}'
 RELEASES = [LATEST, *(pytest.param(release, marks=pytest.mark.long) for release in OLDER)]
@@ -61,4 +62,4 @@ def test_the_log_and_the_server_say_what_is_compared(served):
     flags = SERVERS["observe"]
     assert answers.info["expert_policy"] == flags[1]
     schedule = build_schedule("observe", {"plans": [XSHARE, FULL, {"policy": "oea", "k0": 3}]}, speculative=False)
-    assert answers.plans == [describe(schedule, 8)]
+    assert answers.plans == [hash_plan(describe(schedule, 8))]

@@ -91,7 +91,7 @@ def test_a_switched_server_costs_what_the_plan_costs_offline(servers, tiny_model
         assert all(
             state["expert_policy_config"] == told["in_force"] for state in server.get("/server_info")["internal_states"]
         )
-        assert read_plans(server.get("/metrics")) == [told["in_force"]]
+        assert read_plans(server.get("/metrics")) == [told["plan_hash"]]
     for body, line in BAD:
         refused = post(server, body)
         assert refused.status_code == 400

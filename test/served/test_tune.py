@@ -8,11 +8,13 @@ from benchmark.tuning.offline import OfflineGauge
 from served.release import LATEST
 from sglang_xshare.cli import main
 from sglang_xshare.tune.gauge import Gauge
+from sglang_xshare.tune.hold import Switched
 from sglang_xshare.tune.measure import Bench, compare
 from sglang_xshare.tune.server import Server
 from sglang_xshare.tune.texts import read_samples
 
-FLAGS = ("--expert-policy", "observe", "--enable-custom-logit-processor", "--dtype", "float32")
+KEYS = ("--api-key", "user", "--admin-api-key", "admin")
+FLAGS = ("--expert-policy", "observe", "--enable-custom-logit-processor", "--dtype", "float32", *KEYS)
 PLAN = {"policy": "xshare", "k0": 1, "add": 8}
 
 
@@ -38,9 +40,9 @@ def offline(samples, model):
 
 @pytest.mark.long
 def test_forced_text_has_the_loss_of_an_offline_decode(server, tiny_model, tmp_path):
-    asked = Server(server.url)
+    asked = Server(server.url, "user", "admin")
     samples = {"tuning": read_samples(tiny_model / "heldout", asked.tokenize, 24, 12, 8)[0]}
-    bench = Bench(Gauge(asked, samples), tmp_path / "trace.jsonl")
+    bench = Bench(gauge := Gauge(asked, samples), tmp_path / "trace.jsonl")
     vanilla = bench.run({"policy": "vanilla"}, 8, "tuning")
     nats, greedy = offline(samples["tuning"], tiny_model)
     assert vanilla.nats == pytest.approx(nats, abs=1e-4)
@@ -53,16 +55,22 @@ def test_forced_text_has_the_loss_of_an_offline_decode(server, tiny_model, tmp_p
     assert found.divergences == pytest.approx(wanted.divergences, abs=1e-3)
     assert found.saved == pytest.approx(wanted.saved)
     assert found.before == pytest.approx(wanted.before)
+    other = asked.set_policy({"policy": "oea", "k0": 3})
+    with pytest.raises(Switched, match="somebody else has switched its policy"):
+        bench.run({"policy": "xshare", "k0": 1, "add": 4}, 8, "tuning")
+    gauge.hold.restore()
+    assert asked.get_policy()["in_force"] == other["in_force"]
 
 
 @pytest.mark.long
-def test_a_tuned_plan_is_taken_and_the_server_gets_its_policy_back(server, tiny_model, tmp_path):
-    asked = Server(server.url)
+def test_a_tuned_plan_is_taken_and_the_server_gets_its_policy_back(server, tiny_model, tmp_path, capsys):
+    asked = Server(server.url, "user", "admin")
     asked.set_policy({"policy": "observe", "plans": ["oea:k0=3"]})
     flags = ["--samples", "8", "--batches", "4", "--prompt", "16", "--tokens", "8", "--groups", "2"]
     settings = ["xshare:k0=1,add=4", "xshare:k0=1,add=12"]
     out = ["--out", str(tmp_path / "out"), "--texts", str(tiny_model / "heldout")]
-    assert main(["tune", server.url, *settings, "--tolerance", "20%", *flags, *out]) == 0
+    assert main(["tune", server.url, *settings, "--tolerance", "20%", *flags, *out, *KEYS]) == 0
+    assert "greedy agreement" in capsys.readouterr().out.splitlines()[-3]
     assert asked.get_policy()["policy"] == "observe"
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     [batch] = report["batches"]

@@ -160,7 +160,7 @@ def test_log_metrics_and_counters_tell_both_plans_apart(attach, reporter, caplog
         for sample in metric.samples
         if sample.name == "sglang:expert_policy_info"
     }
-    assert plans == {"xshare": 0, "oea": 1}
+    assert plans == {"oea": 1}
 
 
 def test_observe_and_back_with_a_trace(attach, reporter, tmp_path):

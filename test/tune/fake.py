@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_xshare.policies.schedule import build_schedule
@@ -29,9 +29,10 @@ class FakeServer:
         self.asked = 16
         self.policy: dict[str, Any] = {"policy": "xshare"}
         self.switched: list[dict[str, Any]] = []
+        self.intrude: Callable[[FakeServer], None] = lambda server: None  # before each batch that it decodes
 
     def set_policy(self, policy: dict[str, Any]) -> dict[str, Any]:
-        policy = {name: value for name, value in policy.items() if name not in ("limits", "since_switch")}
+        policy = {name: value for name, value in policy.items() if name not in ("limits", "since_switch", "switches")}
         self.asked = 16
         self.policy = policy
         self.switched.append(policy)
@@ -51,7 +52,7 @@ class FakeServer:
             "mean_kept_mass": 0.9,
         }
         limits = {"moe_layers": list(WEIGHTS), "captured_rows": [4, 16] if self.captured else []}
-        return self.policy | {"since_switch": since, "limits": limits}
+        return self.policy | {"since_switch": since, "limits": limits, "switches": len(self.switched)}
 
     def get_model(self) -> str:
         return "fake"
@@ -60,6 +61,7 @@ class FakeServer:
         return list(text.encode())
 
     def force(self, prompts: list[list[int]], texts: list[list[int]], top: int = 2) -> list[Forced]:
+        self.intrude(self)
         self.asked = len(texts)
         counts = self._count(len(texts))
         lost = sum(WEIGHTS[layer] * (40 - count) / 400 for layer, count in counts.items())

@@ -8,9 +8,10 @@ import pytest
 
 from sglang_xshare.cli import main
 from sglang_xshare.tune.gauge import Gauge
+from sglang_xshare.tune.hold import Hold
 from sglang_xshare.tune.measure import Bench
 from sglang_xshare.tune.plans import VANILLA_SETTING, group_layers
-from sglang_xshare.tune.search import search
+from sglang_xshare.tune.search import count_measurements, search
 from sglang_xshare.tune.texts import read_samples
 from tune.fake import WEIGHTS, FakeServer
 
@@ -44,7 +45,7 @@ def test_layers_that_lose_little_give_most(texts, tmp_path):
     assert found.before == 40
     assert found.chosen.held_out_experts == found.chosen.experts < 25
     # Vanilla, one setting everywhere, each in each group, vanilla held out, and a choice of 25 on both halves.
-    assert bench.measured <= 2 + 4 * len(SETTINGS) + 1 + 2 * 5
+    assert len(bench.asked) == bench.measured <= count_measurements(4, len(SETTINGS)) == 3 + 4 * len(SETTINGS) + 2 * 5
     assert any(line.startswith("held out") for line in told)
 
 
@@ -123,7 +124,7 @@ def test_what_is_in_the_trace_is_not_measured_again(texts, tmp_path):
 @pytest.fixture
 def server(monkeypatch):
     fake = FakeServer()
-    monkeypatch.setattr("sglang_xshare.tune.server.Server", lambda url, api_key: fake)
+    monkeypatch.setattr("sglang_xshare.tune.server.Server", lambda url, *keys: fake)
     return fake
 
 
@@ -145,7 +146,15 @@ def test_the_command_leaves_a_plan_that_the_server_takes(texts, tmp_path, server
         assert sum(awake.get(layer, 40) for layer in WEIGHTS) / 4 == chosen["experts"]
     out = capsys.readouterr().out
     assert "sglang-xshare policy set http://fake xshare --config" in out
-    assert "Held-out samples" in out
+    for batch in report["batches"]:
+        chosen = batch["trials"][batch["chosen"]]
+        assert batch["greedy_agreement"] == chosen["held_out_agreement"] == 1
+        loss = chosen["held_out"]
+        assert batch["interval_within_tolerance"] == (loss["delta"] + 1.96 * loss["error"] <= batch["tolerance_nats"])
+        assert f"{batch['batch']} rows, held-out samples: {chosen['held_out_experts']:.1f} experts active in" in out
+        assert "greedy agreement 100.0%; loss +" in out
+    unsure = [batch for batch in report["batches"] if not batch["interval_within_tolerance"]]
+    assert out.count("which reaches past") == len(unsure)
 
 
 def test_the_server_has_its_own_policy_again(texts, tmp_path, server, monkeypatch):
@@ -157,9 +166,85 @@ def test_the_server_has_its_own_policy_again(texts, tmp_path, server, monkeypatc
     assert server.policy == {"policy": "oea", "k0": 3}
 
 
+@pytest.mark.parametrize("batch", [1, 2, 9, 40])
+def test_another_who_switches_is_noticed_and_has_the_last_word(texts, tmp_path, server, capsys, batch):
+    """Whenever it happens, also between two measurements; what was measured before is kept, and nothing after."""
+    batches = 0
+    other = {"policy": "oea", "k0": 5}
+
+    def intrude(fake):
+        nonlocal batches
+        batches += 1
+        if batches == batch:
+            fake.set_policy(other)
+
+    server.intrude = intrude
+    assert tune(texts, tmp_path / "out", "--tolerance", "5%", "--batches", "4") == 1
+    err = capsys.readouterr().err
+    assert err.startswith("tune: http://fake: somebody else has switched its policy (switch ")
+    assert err.endswith(f"which is left so; the same command goes on from {tmp_path / 'out'}\n")
+    assert err.count("\n") == 1
+    assert server.policy == other
+    assert server.switched[-1] == other
+    assert not (tmp_path / "out" / "plan.json").exists()
+    trace = tmp_path / "out" / "trace.jsonl"
+    kept = trace.read_text() if trace.exists() else ""
+    assert len(kept.splitlines()) == (batch - 1) // 3  # of twelve samples, four at a time
+    server.intrude = lambda fake: None
+    assert tune(texts, tmp_path / "out", "--tolerance", "5%", "--batches", "4") == 0
+    assert trace.read_text().startswith(kept)
+    assert tune(texts, tmp_path / "alone", "--tolerance", "5%", "--batches", "4") == 0
+    plans = [json.loads((tmp_path / name / "plan.json").read_text()) for name in ("out", "alone")]
+    assert plans[0] == plans[1]
+
+
+def test_a_switch_that_was_interrupted_is_undone(server):
+    """The server may have switched when Ctrl-C ended the wait for its answer."""
+
+    def switch(policy):
+        FakeServer.set_policy(server, policy)
+        server.set_policy = lambda policy: FakeServer.set_policy(server, policy)
+        raise KeyboardInterrupt
+
+    hold = Hold(server)
+    server.set_policy = switch
+    with pytest.raises(KeyboardInterrupt):
+        hold.set_policy({"policy": "oea", "k0": 3})
+    hold.restore()
+    assert server.policy == {"policy": "xshare"}
+
+
+def test_an_interval_beyond_the_tolerance_is_said(texts, tmp_path, server, capsys):
+    """A tolerance just above the loss that was found with a wider one."""
+    assert tune(texts, tmp_path / "out", "--tolerance", "40%") == 0
+    assert "reaches past" not in capsys.readouterr().out
+    [batch] = json.loads((tmp_path / "out" / "report.json").read_text())["batches"]
+    chosen = batch["trials"][batch["chosen"]]
+    assert batch["interval_within_tolerance"]
+    spent = max(chosen["loss"]["delta"], chosen["held_out"]["delta"]) / batch["cross_entropy"]
+    assert tune(texts, tmp_path / "out", "--tolerance", str(spent * 1.0001)) == 0
+    [batch] = json.loads((tmp_path / "out" / "report.json").read_text())["batches"]
+    assert not batch["interval_within_tolerance"]
+    last = capsys.readouterr().out.splitlines()
+    assert "which reaches past the tolerance: more --samples narrow it." in " ".join(last[-6:])
+
+
+def test_an_out_that_cannot_be_written_is_told_before_anything_is_measured(texts, tmp_path, server, capsys):
+    (tmp_path / "file").write_text("kept")
+    for out in (tmp_path / "file", tmp_path / "file" / "in", "/proc/none"):
+        assert tune(texts, out) == 1
+        err = capsys.readouterr().err
+        assert err.startswith(f"tune: --out {out}: ")
+        assert err.endswith("; allowed is a folder that can be written\n")
+        assert "Errno" not in err
+    assert server.switched == []
+    assert (tmp_path / "file").read_text() == "kept"
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (("--tolerance", "-3%"), "--tolerance: '-3%': allowed is a share above 0"),
         (("--tolerance", "0"), "allowed is a share above 0 such as 0.5% or 0.005"),
         (("--tolerance", "1%", "--batches", "0"), "allowed is a whole number above 0"),
         (("--tolerance", "1%", "--batches", "1"), "1: allowed is a whole number from 2 up"),
@@ -167,9 +252,11 @@ def test_the_server_has_its_own_policy_again(texts, tmp_path, server, monkeypatc
     ],
 )
 def test_wrong_flags_are_one_line(texts, tmp_path, server, capsys, flags, message):
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         tune(texts, tmp_path / "out", *flags)
-    assert message in capsys.readouterr().err.splitlines()[-1]
+    err = capsys.readouterr().err
+    assert message in err
+    assert (ended.value.code, err.count("\n")) == (1, 1)
 
 
 @pytest.mark.parametrize(

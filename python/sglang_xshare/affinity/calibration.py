@@ -15,6 +15,8 @@ from safetensors import SafetensorError
 from .projection import WIDTH, make_sketch, project
 from .table import Origin, Table, hash_tokenizer
 
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+"""As transformers names the files of a checkpoint's weights."""
 SAMPLES = 256
 """Pieces of text whose signatures a table keeps: 16 kB at 32 dimensions."""
 
@@ -126,3 +128,5 @@ def _sample(signatures: np.ndarray, pieces: torch.Tensor) -> np.ndarray:
 def _check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ValueError(f"--model {folder}: no config.json there; allowed is the folder of a checkpoint")
+    if not any(file for names in WEIGHTS for file in folder.glob(names)):
+        raise ValueError(f"--model {folder}: no weights there ({', '.join(WEIGHTS)}); allowed is a whole checkpoint")

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..files import try_file
+
 if TYPE_CHECKING:
     import torch
 
@@ -51,6 +53,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--out {arguments.out}: no folder {arguments.out.parent}; allowed is a file in one")
     if arguments.out.is_dir():
         raise ValueError(f"--out {arguments.out}: a folder; allowed is a file in one")
+    try_file("--out", arguments.out)
 
 
 def _calibrate(arguments: argparse.Namespace) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
 from http.client import HTTPException
 from typing import Any
@@ -12,8 +14,8 @@ import orjson
 
 from . import PATH
 
-API_KEY = "SGLANG_API_KEY"
-"""The environment variable of --api-key's default."""
+API_KEY, ADMIN_API_KEY = "SGLANG_API_KEY", "SGLANG_ADMIN_API_KEY"
+"""The environment variables of --api-key's and --admin-api-key's defaults."""
 TIMEOUT = 60.0
 """Seconds: a scheduler answers between two steps, of which a long prefill can be one."""
 
@@ -26,16 +28,31 @@ class PolicyError(RuntimeError):
         self.status = status
 
 
-class Client:
-    """Asks one server. Every method raises `PolicyError` for a refusal, and where no server answers."""
+def add_key_flags(parser: argparse.ArgumentParser, admin: bool = True) -> None:
+    """Add --api-key, and --admin-api-key for a verb that changes what the server does."""
+    parser.add_argument("--api-key", metavar="KEY", help=f"the server's (default: ${API_KEY})")
+    if admin:
+        text = f"the server's, where it has one (default: ${ADMIN_API_KEY}, else the API key)"
+        parser.add_argument("--admin-api-key", metavar="KEY", help=text)
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+
+def find_keys(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
+    """The API key and the admin key, by flag or environment; None for one that is not given."""
+    admin = getattr(arguments, "admin_api_key", None)
+    return arguments.api_key or os.environ.get(API_KEY), admin or os.environ.get(ADMIN_API_KEY)
+
+
+class Client:
+    """Asks one server. What changes it is asked with the admin key where one is given, all else with the API key.
+
+    Every method raises `PolicyError` for a refusal, and where no server answers.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None, admin_api_key: str | None = None) -> None:
         if not re.match(r"https?://[^/]", url):
             raise PolicyError(f"{url}: no URL; allowed is one such as http://127.0.0.1:30000")
         self.url = url.rstrip("/")
-        self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._key, self._admin_key = api_key, admin_api_key or api_key
 
     def get_policy(self) -> dict[str, Any]:
         """What GET /expert_policy answers."""
@@ -43,28 +60,35 @@ class Client:
 
     def set_policy(self, policy: dict[str, Any]) -> dict[str, Any]:
         """What POST /expert_policy answers."""
-        return self._check(self.ask(PATH, policy))
+        return self._check(self.ask(PATH, policy, admin=True))
 
     def flush(self) -> None:
         """Forget cached prompts: they hold keys and values that another policy computed."""
-        self.read("/flush_cache", {})
+        self.read("/flush_cache", {}, admin=True)
 
-    def ask(self, path: str, body: dict[str, Any] | None = None, timeout: float = TIMEOUT) -> Any:
-        """The JSON that the server answers to GET, or to POST of a body."""
-        text = self.read(path, body, timeout)
+    def ask(
+        self, path: str, body: dict[str, Any] | None = None, timeout: float = TIMEOUT, *, admin: bool = False
+    ) -> Any:
+        """The JSON that the server answers to GET, or to POST of a body; `admin` for a route of its admin key."""
+        text = self.read(path, body, timeout, admin=admin)
         try:
             return orjson.loads(text)
         except orjson.JSONDecodeError as error:
             raise PolicyError(f"{self.url}: no answer in JSON ({error}); allowed is the URL of a server") from None
 
-    def read(self, path: str, body: dict[str, Any] | None = None, timeout: float = TIMEOUT) -> bytes:
+    def read(
+        self, path: str, body: dict[str, Any] | None = None, timeout: float = TIMEOUT, *, admin: bool = False
+    ) -> bytes:
         """What the server answers, as it is."""
         data = None if body is None else orjson.dumps(body)
+        headers, key = {"Content-Type": "application/json"}, self._admin_key if admin else self._key
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
         try:
-            with urlopen(Request(self.url + path, data, self._headers), timeout=timeout) as response:
+            with urlopen(Request(self.url + path, data, headers), timeout=timeout) as response:
                 return bytes(response.read())
         except HTTPError as error:
-            raise PolicyError(f"{self.url}: {_explain(error)}", error.code) from None
+            raise PolicyError(f"{self.url}: {_explain(error, admin)}", error.code) from None
         except (URLError, OSError, HTTPException, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise PolicyError(f"{self.url}: no answer ({reason}); allowed is the URL of a running server") from None
@@ -75,9 +99,10 @@ class Client:
         return answer
 
 
-def _explain(error: HTTPError) -> str:
+def _explain(error: HTTPError, admin: bool) -> str:
     if error.code in (401, 403):
-        return f"{error.code}: no permission; allowed is --api-key with the server's admin key, or else its API key"
+        key = "--admin-api-key with the server's, or --api-key where it has none" if admin else "the server's --api-key"
+        return f"{error.code}: no permission; allowed is {key}"
     if error.code == 404:
         return "404: no such route; allowed is a server with this package and its patches"
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from rich.table import Table
 from ..console import open_console
 from ..keys import read_object
 from ..policies.spelling import SPELLING, parse_policy
-from .client import API_KEY, Client, PolicyError
+from .client import Client, PolicyError, add_key_flags, find_keys
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,7 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             verb.add_argument(
                 "--config", metavar="FILE", help="a JSON file: the keys, beside POLICY or with policy in it"
             )
-        verb.add_argument("--api-key", metavar="KEY", help=f"the server's admin or API key (default: ${API_KEY})")
+        add_key_flags(verb, admin=name == "set")
         verb.add_argument("--json", action="store_true", help="the server's answer as it is")
         verb.set_defaults(run=_run, verb=name)
 
@@ -38,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _run(arguments: argparse.Namespace) -> int:
     try:
         body = read_policy(arguments) if arguments.verb == "set" else None
-        client = Client(arguments.url, arguments.api_key or os.environ.get(API_KEY))
+        client = Client(arguments.url, *find_keys(arguments))
         answer = client.get_policy() if body is None else client.set_policy(body)
     except (PolicyError, ValueError) as error:
         print(f"policy {arguments.verb}: {' '.join(str(error).split())}", file=sys.stderr)
@@ -87,7 +86,7 @@ def print_answer(answer: dict[str, Any]) -> None:
         table.add_row(key, value if isinstance(value, str) else json.dumps(value), "" if key in answer else "default")
     console.print(table)
     steps = ", ".join(f"{name} {count}" for name, count in since["outcomes"].items() if count) or "none"
-    console.print(f"switches: {answer['switches']}; steps since the last: {steps}")
+    console.print(f"plan {answer.get('plan_hash', '-')}; switches: {answer['switches']}; steps since the last: {steps}")
     if since["layer_steps"]:
         experts = f"{since['mean_before']:.1f} -> {since['mean_after']:.1f}"
         console.print(f"active experts of a layer and step: {experts}; kept mass: {since['mean_kept_mass']:.4f}")

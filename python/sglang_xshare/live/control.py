@@ -13,12 +13,13 @@ from ..admission.routers import check_plans
 from ..policies.description import TOP_K_KEYS
 from ..policies.registry import get_policy
 from ..policies.schedule import Schedule, build_schedule
+from ..stage.evidence.figures import hash_plan
 from ..stage.evidence.metrics import AFTER, BEFORE, KEPT, ROWS, STEPS, Reader
 from ..stage.stage import Stage
 from ..stage.upstream.ranks import is_first_rank
 from ..stage.upstream.server import attention_dp_size, model_config, resolved
 
-ADDED = ("in_force", "defaults", "limits", "counters", "since_switch", "switches", "warnings")
+ADDED = ("in_force", "plan_hash", "defaults", "limits", "counters", "since_switch", "switches", "warnings")
 """What an answer says beside the policy and its keys; a POST may send it back, and it is not read."""
 NO_STAGE = (
     "this server was started without an expert policy; allowed is one started with --expert-policy, such as "
@@ -42,8 +43,10 @@ class Control:
         stage, plans = self.stage, self.stage.plans
         # Every rank of data-parallel attention has counted the same steps; replicas have counted their own.
         counts = is_first_rank()
+        in_force = plans.describe(stage.layers[0][1].router.top_k)
         return plans.given | {
-            "in_force": plans.describe(stage.layers[0][1].router.top_k),
+            "in_force": in_force,
+            "plan_hash": hash_plan(in_force),
             "defaults": self._list_defaults(),
             "limits": {
                 "moe_layers": [layer.layer_id for _, layer in stage.layers],
@@ -51,8 +54,8 @@ class Control:
                 "captured_rows": list(stage.graphs.rows),
                 "selecting_rows": stage.graphs.selecting,
             },
-            "counters": asdict(Reader(stage.counters).look()) | {"by_layer": self._count_layers()} if counts else None,
-            "since_switch": asdict(stage.since_switch.look()) if counts else None,
+            "counters": self._count(Reader(stage.counters)) if counts else None,
+            "since_switch": self._count(stage.since_switch) if counts else None,
             "switches": stage.switches,
         }
 
@@ -100,14 +103,15 @@ class Control:
             check_plans(layer, plans, config)
         return warnings
 
-    def _count_layers(self) -> list[dict[str, float]]:
-        """What each MoE layer has counted since the server's start. Waits for the device."""
+    def _count(self, reader: Reader) -> dict[str, Any]:
+        """What was counted since a reader's last look, in all and by MoE layer. Waits for the device."""
         ids = [layer.layer_id for _, layer in self.stage.layers]
         columns = {"layer_steps": STEPS, "experts_before": BEFORE, "experts_after": AFTER, "rows": ROWS}
-        return [
+        layers = [
             {"layer": layer} | {name: int(row[column]) for name, column in columns.items()} | {"kept_mass": row[KEPT]}
-            for layer, row in zip(ids, self.stage.counters.totals.tolist(), strict=True)
+            for layer, row in zip(ids, reader.look_layers(), strict=True)
         ]
+        return asdict(reader.look()) | {"by_layer": layers}
 
     def _list_defaults(self) -> dict[str, Any]:
         """What each key of the policy stands for where it is not given."""

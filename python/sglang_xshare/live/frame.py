@@ -28,13 +28,14 @@ class LayerLoad:
 
 @dataclass(frozen=True)
 class Frame:
-    """`seconds` that `layers` tell of, None for all since the server's start. The counts `since_switch` are as
+    """`seconds` that `layers` tell of, None for all since the plan is in force. The counts `since_switch` are as
     GET /expert_policy has them. Speed (tokens/s) and accepted length (tokens a verification) are SGLang's own gauges of
     its last log interval, None where it has not set them; replicas are added up, accepted lengths averaged.
     """
 
     url: str
     in_force: dict[str, Any]
+    plan_hash: str
     switches: int
     since_switch: dict[str, Any]
     seconds: float | None
@@ -58,7 +59,7 @@ class Look:
 def look(client: Client, time: float) -> Look:
     """Ask a server. Raises `PolicyError` where it is gone, has no policy or no metrics, or refuses to tell."""
     answer = client.get_policy()
-    if "by_layer" not in (answer.get("counters") or {}):
+    if "by_layer" not in (answer.get("since_switch") or {}):
         raise PolicyError(f"{client.url}: it tells nothing by layer; allowed is a server with this package's version")
     try:
         text = client.read(METRICS).decode(errors="replace")
@@ -88,17 +89,18 @@ def read_gauges(text: str) -> dict[str, list[float]]:
 
 
 def compare(now: Look, before: Look | None) -> Frame:
-    """The frame of what happened between two looks; of all since the server's start without an earlier one, or where
-    that one was at a server that has been restarted since.
+    """The frame of what happened between two looks; of all since the plan is in force without an earlier one, or where
+    that one was at another plan, or at a server that has been restarted since.
     """
-    layers = now.answer["counters"]["by_layer"]
-    former = before.answer["counters"]["by_layer"] if before else []
-    if before and not _continues(layers, former):
+    layers = now.answer["since_switch"]["by_layer"]
+    former = before.answer["since_switch"]["by_layer"] if before else []
+    if before and not (now.answer["switches"] == before.answer["switches"] and _continues(layers, former)):
         before, former = None, []
     verifies = [length for length in now.gauges[ACCEPTED] if length]
     return Frame(
         url=now.url,
         in_force=now.answer["in_force"],
+        plan_hash=now.answer["plan_hash"],
         switches=now.answer["switches"],
         since_switch=now.answer["since_switch"],
         seconds=now.time - before.time if before else None,

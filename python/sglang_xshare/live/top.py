@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..console import open_console
-from .client import API_KEY, Client, PolicyError
+from .client import Client, PolicyError, add_key_flags, find_keys
 from .frame import Frame, LayerLoad, Look, compare, look
 
 HEADER = 13
@@ -39,9 +38,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--interval", type=_seconds, default=2.0, metavar="SECONDS", help="between two looks (default: 2)"
     )
-    parser.add_argument("--once", action="store_true", help="one frame, of all since the server's start")
+    parser.add_argument("--once", action="store_true", help="one frame, of all since the plan is in force")
     parser.add_argument("--json", action="store_true", help="a line of JSON a frame")
-    parser.add_argument("--api-key", metavar="KEY", help=f"the server's admin or API key (default: ${API_KEY})")
+    add_key_flags(parser, admin=False)
     parser.set_defaults(run=_run)
 
 
@@ -57,7 +56,7 @@ def _seconds(text: str) -> float:
 
 def _run(arguments: argparse.Namespace) -> int:
     try:
-        client = Client(arguments.url, arguments.api_key or os.environ.get(API_KEY))
+        client = Client(arguments.url, *find_keys(arguments))
         first = look(client, time.monotonic())  # what refuses does so before a terminal is taken
         with ExitStack() as stack:
             show = _print_json if arguments.json else _draw_on(open_console(), stack)
@@ -102,10 +101,11 @@ def draw(frame: Frame, lines: int) -> RenderableType:
     counted = f"{_number(since['mean_before'], 1)} -> {_number(since['mean_after'], 1)}"
     counted += f", kept mass {_number(since['mean_kept_mass'], 4)}"
     speed = f"{_number(frame.tokens_per_second, 1)} tokens/s, accepted length {_number(frame.accepted_length, 2)}"
-    span = "since the server's start" if frame.seconds is None else f"of the last {frame.seconds:.1f} s"
+    start = "the last switch" if frame.switches else "the server's start"
+    span = f"since {start}" if frame.seconds is None else f"of the last {frame.seconds:.1f} s"
     tables = [_draw_layers(frame.layers[first : first + lines]) for first in range(0, len(frame.layers), lines)]
     return Group(
-        Text(f"{frame.url}: {plan['policy']}", style="bold"),
+        Text(f"{frame.url}: {plan['policy']}, plan {frame.plan_hash}", style="bold"),
         Text(keys, style="dim"),
         Text(f"{speed}; {frame.running} running, {frame.queued} queued"),
         Text(f"switches: {frame.switches}; steps since the last: {steps}"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import math
-import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ..console import open_console
+from ..files import try_folder
 from ..keys import read_object
-from ..live.client import API_KEY, PolicyError
+from ..live.client import PolicyError, add_key_flags, find_keys
 from ..policies.registry import build_plan
 from ..policies.spelling import SPELLING, parse_policy
+from .hold import Switched
 from .plans import VANILLA_SETTING, Layers, group_layers, join_batches
 from .texts import Sample, read_samples
 
@@ -46,7 +47,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     settings = f"a setting to choose from: {SPELLING} (default: {len(SETTINGS)} of xshare)"
     flag("policies", nargs="*", type=_setting, default=list(SETTINGS), metavar="POLICY", help=settings)
     flag("--texts", type=Path, required=True, metavar="DIR", help="*.txt of your own traffic, a kind of text each")
-    flag("--tolerance", type=_share, required=True, metavar="SHARE", help="rise of cross-entropy, such as 0.5%%")
+    tolerance = (
+        "rise of cross-entropy, such as 0.5%%; the greedy agreement with vanilla that it leaves is told beside it"
+    )
+    flag("--tolerance", type=_share, required=True, metavar="SHARE", help=tolerance)
     flag(
         "--out", type=Path, required=True, metavar="DIR", help="for the plan, the report, and the trace to resume from"
     )
@@ -56,40 +60,44 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     flag("--samples", type=several, default=64, metavar="N", help="texts to tune on, and as many held out (64)")
     flag("--prompt", type=_count, default=64, metavar="N", help="tokens of each that are prefilled (64)")
     flag("--tokens", type=_count, default=64, metavar="N", help="tokens of each that are decoded (64)")
-    flag("--api-key", metavar="KEY", help=f"the server's admin or API key (default: ${API_KEY})")
+    add_key_flags(parser)
     parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    goes_on = f"the same command goes on from {arguments.out}"
     try:
         tune(arguments)
     except (PolicyError, ValueError, OSError) as error:
-        print(f"tune: {' '.join(str(error).split())}", file=sys.stderr)
+        line = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        line += f"; {goes_on}" if isinstance(error, Switched) else ""
+        print(f"tune: {' '.join(line.split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"tune: interrupted; the same command goes on from {arguments.out}", file=sys.stderr)
+        print(f"tune: interrupted; {goes_on}", file=sys.stderr)
         return 130
     return 0
 
 
 def tune(arguments: argparse.Namespace) -> None:
     """Search for every batch size, and leave plan.json, report.json and front.png. The server has its own policy again
-    afterwards, whatever happens.
+    afterwards, whatever happens, unless somebody else has switched it.
     """
     # They import torch, for which the other verbs need not wait.
     from .gauge import Gauge
     from .measure import Bench
-    from .report import plot_found, print_found
-    from .search import search
+    from .progress import Told
+    from .report import plot_found, print_found, summarize
+    from .search import count_measurements, search
     from .server import Server
 
-    server = Server(arguments.url, arguments.api_key or os.environ.get(API_KEY))
-    before = server.get_policy()
-    _check_graphs(before)
-    groups = group_layers(before["limits"]["moe_layers"], arguments.groups)
+    server = Server(arguments.url, *find_keys(arguments))
+    answer = server.get_policy()
+    _check_graphs(answer)
+    try_folder("--out", arguments.out)
+    groups = group_layers(answer["limits"]["moe_layers"], arguments.groups)
     count = max(arguments.samples, *arguments.batches)
     samples = read_samples(arguments.texts, server.tokenize, arguments.prompt, arguments.tokens, count)
-    arguments.out.mkdir(parents=True, exist_ok=True)
     check_asked(arguments.out, server.get_model(), groups, samples)
     gauge = Gauge(server, dict(zip(("tuning", "held out"), samples, strict=True)))
     bench = Bench(gauge, arguments.out / "trace.jsonl")
@@ -98,11 +106,12 @@ def tune(arguments: argparse.Namespace) -> None:
     try:
         with _interrupted():
             for batch in sorted(set(arguments.batches)):
-                console.print(f"{batch} rows: {len(groups) * len(arguments.policies)} measurements, then combinations")
-                found.append(search(bench, groups, arguments.policies, batch, arguments.tolerance, console.print))
+                total = count_measurements(len(groups), len(arguments.policies))
+                with Told(bench, console, f"{batch} rows", total) as told:
+                    found.append(search(bench, groups, arguments.policies, batch, arguments.tolerance, told.tell))
                 print_found(found[-1], console)
     finally:
-        server.set_policy(before)
+        gauge.hold.restore()
     policy = join_batches(
         {one.batch: one.chosen.settings if one.chosen else {groups[0]: VANILLA_SETTING} for one in found}
     )
@@ -111,9 +120,9 @@ def tune(arguments: argparse.Namespace) -> None:
     if plot_found(found, arguments.out / "front.png"):
         console.print(f"Plot: {arguments.out}/front.png")
     console.print(f"Measured {bench.measured} times; report: {arguments.out}/report.json")
-    if name == VANILLA_SETTING:
-        console.print("No setting loses as little as tolerated.")
-    else:
+    for one in found:
+        console.print(summarize(one))
+    if name != VANILLA_SETTING:
         console.print(f"Now: sglang-xshare policy set {arguments.url} {name} --config {arguments.out}/plan.json")
         console.print(f"Or start with: --expert-policy {name} --expert-policy-config {arguments.out}/plan.json")
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from .hold import Hold
 from .measure import Measurement, check_rows
 from .plans import VANILLA_SETTING
 from .server import Forced, Server
@@ -22,11 +23,13 @@ LEAST = 1e-7
 class Gauge:
     """Measures policies on parts of the samples, against vanilla's predictions there, which it asks for once.
 
-    Raises `PolicyError` as the server does, and ValueError where its steps have not as many rows as asked for.
+    Raises `PolicyError` as the server does, and where somebody else switches its policy, and ValueError where its steps
+    have not as many rows as asked for.
     """
 
     def __init__(self, server: Server, samples: Mapping[str, Sequence[Sample]]) -> None:
         self.server = server
+        self.hold = Hold(server)
         self.samples = samples
         self._vanilla: dict[tuple[int, str], list[Forced]] = {}
 
@@ -44,7 +47,7 @@ class Gauge:
         divergences = [
             fmean(map(diverge, own.likeliest, one.likeliest)) for own, one in zip(vanilla, forced, strict=True)
         ]
-        since = self.server.get_policy()["since_switch"]
+        since = self.hold.get_policy()["since_switch"]
         if forced is vanilla or not since["layer_steps"]:
             return Measurement(nats, divergences, greedy, None, None, None, seconds)
         check_rows(since, batch)
@@ -53,11 +56,12 @@ class Gauge:
         return Measurement(nats, divergences, greedy, since["mean_before"], saved, since["mean_kept_mass"], seconds)
 
     def _force(self, policy: dict[str, Any], batch: int, part: str) -> list[Forced]:
-        self.server.set_policy(policy)
+        self.hold.set_policy(policy)
         samples, forced = self.samples[part], []
         for start in range(0, len(samples) - batch + 1, batch):
             some = samples[start : start + batch]
             forced += self.server.force([one.prompt for one in some], [one.text for one in some], TOP)
+        self.hold.get_policy()
         return forced
 
 

@@ -18,9 +18,9 @@ from .search import Found
 def print_found(found: Found, console: Console) -> None:
     """Every trial at one batch size, and the one chosen with its settings."""
     limit = f"{1000 * found.tolerance:.1f} mnats of {found.cross_entropy:.3f} nats tolerated"
-    title = f"{found.batch} rows: {limit}; vanilla has {found.before:.1f} active experts"
+    title = f"{found.batch} rows: {limit}; under vanilla {found.before:.1f} experts are active"
     table = Table(title=title, title_justify="left")
-    for heading in ("tried", "active experts", "loss, mnats", "predicted", "kept mass", "greedy as vanilla's"):
+    for heading in ("tried", "active experts", "loss, mnats", "predicted", "kept mass", "greedy agreement"):
         table.add_column(heading, justify="left" if heading == "tried" else "right")
     for number, trial in enumerate(found.trials, 1):
         name = f"{number}{', chosen' if trial is found.chosen else ''}"
@@ -28,16 +28,24 @@ def print_found(found: Found, console: Console) -> None:
         predicted = f"{1000 * trial.predicted:.1f}"
         table.add_row(name, f"{trial.experts:.1f}", format_loss(trial.loss), predicted, mass, f"{trial.agreement:.1%}")
     console.print(table)
-    confirmed = None if found.chosen is None else found.chosen.held_out
-    if found.chosen is None or confirmed is None:
-        console.print("Nothing loses as little as tolerated: vanilla.")
-        return
-    for group, setting in found.chosen.settings.items():
-        console.print(f"  layers {name_layers(group)}: {setting}")
-    low, high = (1000 * end for end in confirmed.interval)
-    console.print(
-        f"Held-out samples: {found.chosen.held_out_experts:.1f} experts, {format_loss(confirmed)} mnats, "
-        f"95 % confidence [{low:.1f}, {high:.1f}]"
+    if found.chosen is not None:
+        for group, setting in found.chosen.settings.items():
+            console.print(f"  layers {name_layers(group)}: {setting}")
+
+
+def summarize(found: Found) -> str:
+    """What was chosen, and what it does on the held-out samples: the last word on a batch size."""
+    chosen = found.chosen
+    if chosen is None or chosen.held_out is None:
+        return f"{found.batch} rows: vanilla, nothing loses as little as tolerated."
+    low, high = (1000 * end for end in chosen.held_out.interval)
+    interval = f"95 % confidence [{low:.1f}, {high:.1f}]"
+    if not found.is_sure:
+        interval += ", which reaches past the tolerance: more --samples narrow it"
+    return (
+        f"{found.batch} rows, held-out samples: {chosen.held_out_experts:.1f} experts active in place of "
+        f"{found.before:.1f}; greedy agreement {chosen.held_out_agreement:.1%}; loss {format_loss(chosen.held_out)} "
+        f"mnats of {1000 * found.tolerance:.1f} tolerated, {interval}."
     )
 
 
@@ -60,6 +68,8 @@ def describe_found(found: Found) -> dict[str, Any]:
         "options": {name_layers(group): [asdict(one) for one in options] for group, options in found.options.items()},
         "trials": trials,
         "chosen": None if found.chosen is None else found.trials.index(found.chosen),
+        "greedy_agreement": None if found.chosen is None else found.chosen.held_out_agreement,
+        "interval_within_tolerance": found.is_sure,
     }
 
 

@@ -4,6 +4,7 @@ along them the tolerance lasts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -18,8 +19,9 @@ Tell = Callable[[str], None]
 @dataclass(frozen=True)
 class Trial:
     """A setting for every group, what it was predicted to lose and what it lost, in nats a token, and its experts of a
-    layer and step, vanilla layers included. `held_out` is what it lost on the held-out samples, where it had
-    `held_out_experts`; None where it lost more than tolerated already.
+    layer and step, vanilla layers included; `agreement` is the share of tokens for which vanilla's choice is the same.
+    `held_out` is what it lost on the held-out samples, with `held_out_experts` and `held_out_agreement`; None where it
+    lost more than tolerated already.
     """
 
     settings: dict[Layers, str]
@@ -30,6 +32,7 @@ class Trial:
     agreement: float
     held_out: Loss | None = None
     held_out_experts: float | None = None
+    held_out_agreement: float | None = None
 
 
 @dataclass
@@ -49,6 +52,21 @@ class Found:
     def fits(self, trial: Trial) -> bool:
         """Whether it lost as little as tolerated, on the held-out samples too."""
         return trial.held_out is not None and max(trial.loss.delta, trial.held_out.delta) <= self.tolerance
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the chosen one's loss on the held-out samples is within the tolerance with all of its interval."""
+        return (
+            self.chosen is not None
+            and self.chosen.held_out is not None
+            and (self.chosen.held_out.interval[1] <= self.tolerance)
+        )
+
+
+def count_measurements(groups: int, settings: int) -> int:
+    """About how many `search` makes: vanilla on both halves, one setting everywhere, each in each group, and trials."""
+    singles = groups * settings
+    return 3 + singles + 2 * math.ceil(math.log2(singles + 1))
 
 
 def search(
@@ -108,7 +126,8 @@ def _try(bench: Bench, found: Found, choice: dict[str, Option], tell: Tell) -> T
     loss, experts = compare(measured, vanilla), _count_experts(measured, found)
     low, high = (1000 * end for end in loss.interval)
     tell(f"held out: {experts:.1f} experts, {1000 * loss.delta:+.1f} mnats, 95 % [{low:.1f}, {high:.1f}]")
-    return replace(trial, held_out=loss, held_out_experts=experts)
+    same = agreement(measured, vanilla)
+    return replace(trial, held_out=loss, held_out_experts=experts, held_out_agreement=same)
 
 
 def _run(bench: Bench, found: Found, settings: dict[Layers, str], part: str) -> tuple[Measurement, Measurement]:

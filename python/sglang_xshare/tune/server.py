@@ -27,8 +27,8 @@ class Forced:
 class Server(Client):
     """By its URL. Raises `PolicyError` in one line for whatever it refuses, and where nothing answers."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
-        super().__init__(url, api_key)
+    def __init__(self, url: str, api_key: str | None = None, admin_api_key: str | None = None) -> None:
+        super().__init__(url, api_key, admin_api_key)
         self._force = serialize_force()
 
     def get_model(self) -> str:

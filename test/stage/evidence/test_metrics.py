@@ -1,5 +1,7 @@
 """Counts exact, in the log, in prometheus, and never waited for inside a step."""
 
+import hashlib
+import re
 import subprocess
 import sys
 
@@ -144,10 +146,39 @@ def test_export_in_multiprocess_mode(tmp_path):
         f'sglang:expert_policy_steps_total{{model_name="m",outcome="{outcome}",tp_rank="0"}}': count
         for outcome, count in (dict.fromkeys(OUTCOMES, 0) | {"policy": 2, "prefill": 1, "min_tokens": 3}).items()
     }
-    wanted[
-        'sglang:expert_policy_info{model_name="m",plan="{\\"policy\\": \\"xshare\\", \\"k0\\": 1, \\"mass\\": null}",'
-        'policy="xshare",tp_rank="0"}'
-    ] = 1
+    plan_hash = hashlib.sha256(b'{"k0": 1, "mass": null, "policy": "xshare"}').hexdigest()[:8]
+    wanted[f'sglang:expert_policy_info{{model_name="m",plan_hash="{plan_hash}",policy="xshare",tp_rank="0"}}'] = 1
     lines = [line for line in done.stdout.splitlines() if line and not line.startswith("#")]
     found = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
     assert found == pytest.approx(wanted)
+
+
+SWITCHES = """
+from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+from sglang_xshare.stage.evidence.figures import Exporter, InForce
+exporter, former = Exporter(), None
+labels = {"model_name": "m", "tp_rank": 0}
+registry = CollectorRegistry()
+multiprocess.MultiProcessCollector(registry)
+plans = [{"policy": "xshare", "layers": list(range(number))} for number in (*range(41), 0, 40, 0)]
+for plan in plans:
+    exporter.export(InForce(plan, former), labels)
+    exporter.export(InForce(plan, plan), labels)
+    former = plan
+    lines = generate_latest(registry).decode().splitlines()
+    print(*(line for line in lines if line.startswith("sglang:expert_policy_info{")))
+"""
+
+
+def test_of_all_plans_that_were_in_force_one_series_is_left(tmp_path):
+    """As in the server, where prometheus_client cannot remove a series of its own accord."""
+    env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-W", "error", "-c", SWITCHES], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    found = [re.fullmatch(r'sglang:.*_info{model_name="m",plan_hash="(\w{8})",policy="xshare",tp_rank="0"} 1.0', line)
+             for line in lines]  # fmt: skip
+    assert all(found), lines
+    hashes = [match[1] for match in found]
+    assert len(set(hashes)) == 41
+    assert hashes[-3:] == [hashes[0], hashes[40], hashes[0]]

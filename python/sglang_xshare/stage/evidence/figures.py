@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -37,7 +39,8 @@ class InForce:
 @dataclass(frozen=True)
 class Figure:
     """`value` of what was read since the last export: a number, None where there is none. With `labels` of its own,
-    beside those that every figure of SGLang's has, a number for each of their values.
+    beside those that every figure of SGLang's has, a number for each of their values. One that `replaces` former ones
+    has None for a series to remove.
     """
 
     kind: Kind
@@ -45,11 +48,17 @@ class Figure:
     text: str
     value: Callable[[Any], float | Values | None]
     labels: tuple[str, ...] = ()
+    replaces: bool = False
+
+
+def hash_plan(plan: Mapping[str, Any]) -> str:
+    """8 hex digits of a plan in force, as JSON-able: what tells it from others where it is too long to show."""
+    return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _show(part: InForce) -> Values:
-    changes = [(part.former, 0), (part.plan, 1)] if part.plan != part.former else []
-    return {(plan["policy"], json.dumps(plan)): value for plan, value in changes if plan is not None}
+    changes = [(part.former, None), (part.plan, 1)] if part.plan != part.former else []
+    return {(plan["policy"], hash_plan(plan)): value for plan, value in changes if plan is not None}
 
 
 def _mean(name: str) -> Callable[[Interval], float | None]:
@@ -94,9 +103,10 @@ FIGURES: dict[type, tuple[Figure, ...]] = {
         # Prometheus has an Info of its own, but not in multiprocess mode.
         gauge(
             "info",
-            "1 of the plan in force, a label, as JSON with every default resolved; 0 of former ones",
+            "1 of the plan in force: its policy, and a hash of what GET /expert_policy tells of it",
             _show,
-            ("policy", "plan"),
+            ("policy", "plan_hash"),
+            replaces=True,
         ),
     ),
     RankLoad: tuple(
@@ -152,9 +162,22 @@ class Exporter:
         for figure, metric in zip(figures, self._metrics[type(part)], strict=True):
             found = figure.value(part)
             for own, number in found.items() if isinstance(found, Mapping) else [((), found)]:
+                values = labels | dict(zip(figure.labels, own, strict=True))
                 if number is not None:
-                    child = metric.labels(**labels, **dict(zip(figure.labels, own, strict=True)))
+                    child = metric.labels(**values)
                     child.inc(number) if figure.kind is Kind.COUNTER else child.set(number)
+                elif figure.replaces:
+                    _remove(metric, values)
+
+
+def _remove(metric: Any, values: Mapping[str, Any]) -> None:
+    """Remove a gauge's series. In multiprocess mode `remove` leaves it in the file that /metrics is made of; but there
+    the most recent value is exported, by its time, and one without a time never is: a series as before its first value.
+    """
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        metric.labels(**values)._value.set(0.0, timestamp=None)
+    else:
+        metric.remove(*(values[name] for name in metric._labelnames))
 
 
 def _make_metric(figure: Figure, labels: tuple[str, ...]) -> Any:

@@ -146,7 +146,7 @@ class Reader:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._totals = [0.0] * counters.totals.shape[1]
+        self._totals = [[0.0] * counters.totals.shape[1] for _ in range(len(counters.totals))]
         self._outcomes = [0] * len(OUTCOMES)
 
     def read(self) -> Interval:
@@ -160,11 +160,19 @@ class Reader:
         """What `read` would return, without moving on. Waits for the device."""
         return self._between(*self._count())
 
-    def _count(self) -> tuple[list[float], list[int]]:
-        return self._counters.totals.sum(0).tolist(), self._counters.outcomes.tolist()
+    def look_layers(self) -> list[list[float]]:
+        """The same by layer, as the columns of `Counters.totals`. Waits for the device."""
+        return self._subtract(self._counters.totals.tolist())
 
-    def _between(self, totals: list[float], outcomes: list[int]) -> Interval:
-        new = [now - then for now, then in zip(totals, self._totals, strict=True)]
+    def _subtract(self, totals: list[list[float]]) -> list[list[float]]:
+        rows = zip(totals, self._totals, strict=True)
+        return [[now - then for now, then in zip(row, former, strict=True)] for row, former in rows]
+
+    def _count(self) -> tuple[list[list[float]], list[int]]:
+        return self._counters.totals.tolist(), self._counters.outcomes.tolist()
+
+    def _between(self, totals: list[list[float]], outcomes: list[int]) -> Interval:
+        new = [sum(column) for column in zip(*self._subtract(totals), strict=True)]
         counts = {name: now - then for name, now, then in zip(OUTCOMES, outcomes, self._outcomes, strict=True)}
         return Interval(
             layer_steps=int(new[STEPS]),

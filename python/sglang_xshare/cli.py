@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from .affinity.command import add_parser as add_calibrate_parser
 from .check.command import add_parser as add_check_parser
-from .estimate.command import add_parser as add_estimate_parser
 from .live.command import add_parser as add_policy_parser
 from .live.top import add_parser as add_top_parser
 from .patching.cli import add_parser as add_patch_parser
@@ -30,7 +29,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_top_parser(subparsers)
     add_tune_parser(subparsers)
     add_check_parser(subparsers)
-    add_estimate_parser(subparsers)
     add_calibrate_parser(subparsers)
     arguments, others = parser.parse_known_args(argv)
     if hasattr(arguments, "server_flags"):

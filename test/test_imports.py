@@ -23,7 +23,7 @@ LAYERS = (
     ("admission", "admission.*"),  # what runs once: flags, refusals, the layers of a loaded model
     ("live", "live.*"),
     ("hooks",),  # what the patches call
-    ("check", "check.*", "estimate", "estimate.*", "tune", "tune.*"),
+    ("check", "check.*", "tune", "tune.*"),
     ("cli", "__main__"),
     ("",),
 )

@@ -20,7 +20,7 @@ from benchmark.common.server import has_gpu
 if TYPE_CHECKING:
     import torch
 
-    from sglang_xshare.estimate.weights import Weights
+    from sglang_xshare.check.weights import Weights
 
 FACTOR = 64
 """A power of two, by which bfloat16 divides exactly. At 64 an expert has 3.1 MB in float32."""
@@ -69,7 +69,7 @@ def prepare(model: Path) -> list[str]:
 
 def read_widened() -> Weights:
     """The bytes of its decode step on a CPU. It need not have been made."""
-    from sglang_xshare.estimate.weights import read_weights
+    from sglang_xshare.check.weights import read_weights
 
     with tempfile.TemporaryDirectory() as folder:
         config = _configure(TRAINED, FACTOR) | {"dtype": SERVED_DTYPE}

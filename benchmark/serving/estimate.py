@@ -9,7 +9,7 @@ from benchmark.common.rounds import Series
 from benchmark.common.table import Table
 from benchmark.common.widened import read_widened
 from benchmark.serving.report import KEY
-from sglang_xshare.estimate.weights import Weights
+from sglang_xshare.check.weights import Weights
 
 NOTE = """\
 Measured: TPOT over vanilla's within a round, median, of the widened model. Estimated: the share of a

@@ -8,11 +8,11 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from .affinity.command import add_parser as add_calibrate_parser
 from .check.command import add_parser as add_check_parser
 from .console import Parser
-from .estimate.command import add_parser as add_estimate_parser
 from .live.command import add_parser as add_policy_parser
 from .live.top import add_parser as add_top_parser
 from .patching.cli import add_parser as add_patch_parser
@@ -24,14 +24,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns its exit code; a wrong command line exits with 1."""
     parser = Parser(prog="sglang-xshare", description="Batch-aware expert selection for SGLang.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    subparsers: Any = parser.add_subparsers(required=True, metavar="COMMAND")
     add_patch_parser(subparsers)
     _add_policies_parser(subparsers)
     add_policy_parser(subparsers)
     add_top_parser(subparsers)
     add_tune_parser(subparsers)
     add_check_parser(subparsers)
-    add_estimate_parser(subparsers)
     add_calibrate_parser(subparsers)
     arguments, others = parser.parse_known_args(argv)
     if hasattr(arguments, "server_flags"):

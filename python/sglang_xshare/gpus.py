@@ -1,4 +1,4 @@
-"""GPUs by name: what `check` tells SGLang that it runs on, and whose memory bandwidth `estimate` divides by."""
+"""GPUs by name: what `check` tells SGLang that it runs on, and whose memory and bandwidth it counts with."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU: the peak bandwidth of its memory in GB/s, and the memory in GB (10^9 bytes); CUDA's compute capability,
-    None for a GPU of AMD.
+    """One GPU: the peak bandwidth of its memory in GB/s, and the memory in GB as vendors name it; CUDA's compute
+    capability, None for a GPU of AMD.
     """
 
     bandwidth: float
     memory: float
     capability: tuple[int, int] | None
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory that vendors mean: of chips of 2^30 bytes. A driver keeps some of it for itself."""
+        return round(self.memory * 2**30)
 
 
 # Above each group is where its figures were looked up in November 2026: pages that quote the vendors' data sheets. The

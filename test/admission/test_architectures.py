@@ -12,7 +12,7 @@ from admission.test_model import NO_POLICY, model
 from benchmark.common.paths import ROOT
 from served.release import every_release
 from sglang_xshare.admission.architectures import GATHERED, UNSERVED
-from sglang_xshare.admission.model import read_model
+from sglang_xshare.admission.moe_model import read_model
 from sglang_xshare.refusal import ExpertPolicyError
 
 JUDGED = json.loads(Path(__file__).with_suffix("").with_name("architectures.json").read_text())

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_xshare.admission import checks
-from sglang_xshare.admission.model import check_path, check_schedule, read_folder, read_model
+from sglang_xshare.admission.model import check_path, check_schedule
+from sglang_xshare.admission.moe_model import read_folder, read_model
 from sglang_xshare.policies import VANILLA, build_plan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.refusal import ExpertPolicyError

@@ -29,8 +29,9 @@ from benchmark.gpu.models import COMMON, CONFIGS
 from scripts.runners import FP8, write_model
 from served.release import CPU, LATEST, OLDER, make_env, older_releases_take_long
 from sglang_xshare.check.command import _on_device
-from sglang_xshare.check.report import spell_sizes
+from sglang_xshare.check.flags import read_flags
 from sglang_xshare.check.resolve import _listening
+from sglang_xshare.check.table import spell_sizes
 from sglang_xshare.gpus import GPUS, NVIDIA
 
 TINY = ROOT / "checkpoints" / "qwen3-moe-tiny"
@@ -42,14 +43,14 @@ MODELS = {
     "fp8": COMMON | CONFIGS["qwen3-30b-a3b"] | {"quantization_config": FP8},
     "w4afp8": COMMON | CONFIGS["qwen3-30b-a3b"] | {"quantization_config": {"quant_method": "w4afp8"}},
 }
-RESOLVED = {  # by model and GPU: the runner at server level, SGLang's where it is moved, whether it is served
-    ("bf16", "a100"): ("auto", None, True),
-    ("bf16", "h100"): ("auto", None, True),
-    ("bf16", "rtx5090"): ("auto", None, True),
-    ("awq", "h100"): ("auto", None, True),
-    ("gpt-oss", "h100"): ("triton_kernel", None, True),
-    ("fp8", "b200"): ("triton", "flashinfer_trtllm", True),
-    ("w4afp8", "h100"): ("auto", None, False),
+RESOLVED = {  # by model and GPU: the runner at server level, SGLang's where it is moved, the verdict
+    ("bf16", "a100"): ("auto", None, "served"),
+    ("bf16", "h100"): ("auto", None, "served"),
+    ("bf16", "rtx5090"): ("auto", None, "does not fit"),
+    ("awq", "h100"): ("auto", None, "served"),
+    ("gpt-oss", "h100"): ("triton_kernel", None, "served"),
+    ("fp8", "b200"): ("triton", "flashinfer_trtllm", "served"),
+    ("w4afp8", "h100"): ("auto", None, "refused"),
 }
 UNFIT = "SGLang runs w4afp8 experts with cutlass_w4a8_moe here"
 NO_MODEL = "no model in the folder named"
@@ -187,12 +188,14 @@ def test_what_auto_becomes_on_a_gpu(model, gpu, release, patched_release, tmp_pa
     folder.mkdir(exist_ok=True)
     answer = ask_of_gpus(patched_release(release), folder)[model, gpu]
     report = json.loads(answer["out"])
-    runner, moved, is_served = RESOLVED[model, gpu]
+    runner, moved, verdict = RESOLVED[model, gpu]
     lines = [line for line in list_warnings(report) if line.startswith("expert policy: ")]
     assert lines == ([f"expert policy: MoE runner {moved} (auto) -> {runner}"] if moved else [])
     assert report["moe_runner"] == runner
-    assert [UNFIT in refusal["says"] for refusal in report["refusals"]] == ([] if is_served else [True])
-    assert (answer["code"], report["gpu"], report["device"]) == (int(not is_served), gpu, "cuda")
+    assert [UNFIT in refusal["says"] for refusal in report["refusals"]] == ([True] if verdict == "refused" else [])
+    assert (answer["code"], report["verdict"]) == (int(verdict != "served"), verdict)
+    assert report["served"] is (verdict == "served")
+    assert (report["gpu"], report["device"]) == (gpu, "cuda")
     assert set(range(1, 17)) <= set(report["capture_sizes"])
     beyond = report["model"]["top_k"] - 1  # what a row wants beyond its warm-up; 24 experts are added
     assert report["selection"]["triton"] == [size for size in report["capture_sizes"] if size * beyond > 24]
@@ -212,11 +215,11 @@ def test_another_device_is_refused_wherever_it_is_named(tmp_path):
     (tmp_path / "server.yaml").write_text("device: cpu\n")
     for flags in (["--device", "cpu"], ["--config", str(tmp_path / "server.yaml")]):
         with pytest.raises(ValueError, match=r"^--device cpu with --gpu: allowed is cuda, or either alone$"):
-            _on_device(flags, GPUS["h100"])
+            _on_device(flags, read_flags(flags), GPUS["h100"])
     (tmp_path / "server.yaml").write_text("port: 3\n")
     for config in ("server.yaml", "absent.yaml"):
         flags = ["--config", str(tmp_path / config)]
-        assert _on_device(flags, GPUS["h100"]) == [*flags, "--device", "cuda"]
+        assert _on_device(flags, read_flags(flags), GPUS["h100"]) == [*flags, "--device", "cuda"]
 
 
 def test_the_plan_is_the_models_and_what_has_no_effect_is_warned_of(patched_release):
@@ -292,11 +295,7 @@ def test_the_policy_is_told_with_every_key_or_as_refused(patched_release):
 
 
 BAD = {
-    "unknown GPU": (["--model", str(TINY), "--gpu", "h101"], f"--gpu h101: not known; allowed is {', '.join(NVIDIA)}"),
-    "a GPU of AMD": (
-        ["--model", str(TINY), "--gpu", "mi300x"],
-        "--gpu: SGLang decides for AMD's GPUs when it is imported; allowed is NVIDIA's, or none",
-    ),
+    "unknown GPU": (["--model", str(TINY), "--gpu", "h101"], f"--gpu h101: not known; allowed is {', '.join(GPUS)}"),
     "no model there": (
         ["--model", "/nowhere/model"],
         "--model /nowhere/model: no config.json; allowed is a folder that has one, or a model that is cached",
@@ -328,12 +327,22 @@ def test_bad_input_is_one_line(case, patched_release):
     assert answer == {"code": 1, "out": "", "err": f"check: {BAD[case][1]}\n"}
 
 
-def test_a_release_that_cannot_be_told_its_gpu_says_so(patched_release):
-    (answer,) = run_all(patched_release("0.5.17"), [["--model", str(TINY), "--gpu", "h100", *POLICY]])
-    assert (answer["code"], answer["out"]) == (1, "")
-    assert answer["err"].endswith(
-        "check: --gpu: this SGLang resolves its arguments for its own machine alone; "
-        "allowed is none, or SGLang 0.5.19 and later\n"
+def test_what_cannot_be_judged_is_said_and_the_rest_answered(patched_release):
+    asked = ["--model", str(TINY), *POLICY, "--batch", "16", "--gpu"]
+    (old,) = run_all(patched_release("0.5.17"), [[*asked, "h100", "--json"]])
+    (amd,) = run_all(patched_release(LATEST), [[*asked, "mi300x", "--json"]])
+    for answer in (old, amd):
+        report = json.loads(answer["out"])
+        assert (answer["code"], report["verdict"], report["sglang"]) == (1, "not checked", None)
+        assert report["memory"]["fits"]
+        assert report["estimate"]["estimates"][0]["tokens_per_s"]
+    assert amd["err"] == (
+        "check: not answered: whether it would be served: --gpu mi300x: SGLang decides for AMD's GPUs when it is "
+        f"imported; allowed is {', '.join(NVIDIA)}, or none\n"
+    )
+    assert old["err"].endswith(
+        "check: not answered: whether it would be served: --gpu: this SGLang resolves its arguments for its own "
+        "machine alone; allowed is none, or SGLang 0.5.19 and later\n"
     )
 
 

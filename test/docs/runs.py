@@ -115,10 +115,10 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "sglang-xshare patch status": Run(more="--target {tree}", shows="not patched"),
     "sglang-xshare policies": Run(shows="target_per_rank"),
     "sglang-xshare policies custom": Run(shows="ranking"),
-    "sglang-xshare check --model DIR --gpu h100 --expert-policy xshare": Run({"DIR": TINY}, shows="served"),
-    "sglang-xshare estimate --model DIR --gpu h200 --batch 16 xshare:k0=1,add=24": Run(
-        {"DIR": TINY}, shows="ESTIMATE, not a measurement"
+    "sglang-xshare check --model DIR --gpu h100 --batch 16 --expert-policy xshare --compare oea:k0=3": Run(
+        {"DIR": TINY}, shows="served"
     ),
+    "sglang-xshare check --model DIR --gpu h100 --expert-policy xshare": Run({"DIR": TINY}, shows="served"),
     "python examples/affinity_router.py --router http://localhost:30001 --table FILE --model DIR": Elsewhere(
         "test/affinity/test_router.py", "SGLang's router is a package of its own"
     ),

@@ -13,8 +13,7 @@ from ..stage.gather import Ranks
 from ..stage.upstream.ranks import find_rank
 from ..stage.upstream.server import model_config, resolved, routes_own_rows, spell
 from .architectures import ALL_TO_ALL, DISPATCHED
-from .model import read_model
-from .moe_model import MoeModel
+from .moe_model import MoeModel, read_model
 
 BACKENDS = ("none", "deepep", "mooncake", "nixl")
 """Values of --moe-a2a-backend that are served. Theirs are the kernels that upstream itself hands -1: for its padding

@@ -19,7 +19,8 @@ from ..refusal import ExpertPolicyError, refusal
 from ..stage.upstream.server import declare, model_config, resolved, spell
 from .arguments import Arguments
 from .experts import Experts, read_experts
-from .model import check_schedule, read_model
+from .model import check_schedule
+from .moe_model import read_model
 from .runners import list_runners
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,9 @@ from .arguments import Arguments, read_arguments
 from .backend import check_experts, choose_runner, is_given
 from .draft import check_draft, check_draft_tokens
 from .expert_placement import check_placement, set_placement
-from .model import MoeModel, check_attention, check_path, check_schedule, read_model
+from .model import check_attention, check_path, check_schedule
 from .modes import check_aligned, check_modes, check_observed, check_writers
+from .moe_model import MoeModel, read_model
 
 logger = logging.getLogger(__name__)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from ..plan import SelectionPlan
@@ -13,68 +11,13 @@ from ..policies.schedule import Schedule
 from ..refusal import ExpertPolicyError, refusal
 from ..selection.mask import check_maskable
 from ..stage.batches import Batches, read_batches
-from ..stage.upstream.configuration import NUM_EXPERTS, TOP_K, find_value
 from ..stage.upstream.server import attention_dp_size, routes_own_rows, spell
 from ..types import Router
-from .architectures import GATHERED, UNSERVED
+from .architectures import GATHERED
 from .experts import ranks_logits
 from .idle_budgets import largest_batch, list_idle_budgets, list_unmet_overrides
 from .moe_model import MoeModel
 from .runners import TABLE, check_width
-
-TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config.text_config")
-"""Where the configuration of a model of several modes has its language model's; ModelConfig finds it itself."""
-
-
-def read_model(model: Any, path: str, flag: str = "--model-path") -> MoeModel:
-    """Read upstream's `ModelConfig`; `flag` has named it. Raises `ExpertPolicyError` for a dense model, one that is
-    known not to be served, and one whose layers differ in experts or top-k.
-    """
-    text_config = model.hf_text_config
-    num_experts, top_k = (find_value(text_config, names) for names in (NUM_EXPERTS, TOP_K))
-    architecture = model.hf_config.architectures[0]
-    if architecture in UNSERVED:
-        reason = f"{architecture}: {UNSERVED[architecture]}; allowed is a model whose layers each have one TopK"
-        raise refusal(flag, path, reason)
-    for count in (num_experts, top_k):
-        if type(count) is not int:
-            reason = f"{architecture}: {count} experts by layer; allowed is the same number in each"
-            raise refusal(flag, path, reason)
-    if num_experts < 2 or not top_k:
-        raise refusal(flag, path, f"{architecture} is a dense model; allowed are Mixture-of-Experts models")
-    return MoeModel(
-        path=path,
-        architecture=architecture,
-        num_layers=model.num_hidden_layers,
-        num_experts=num_experts,
-        top_k=top_k,
-        scoring=getattr(text_config, "scoring_func", None) or "softmax",
-        renormalize=getattr(text_config, "norm_topk_prob", True),
-    )
-
-
-def read_folder(folder: str) -> MoeModel:
-    """Read a model's folder, of which it needs the config.json alone. Raises `ExpertPolicyError` as `read_model` does,
-    and where there is none.
-    """
-    file = Path(folder) / "config.json"
-    try:
-        config = json.loads(file.read_bytes(), object_hook=lambda keys: SimpleNamespace(**keys))
-        text = next((part for name in TEXT_CONFIGS if (part := _descend(config, name))), config)
-        loaded = SimpleNamespace(hf_config=config, hf_text_config=text, num_hidden_layers=text.num_hidden_layers)
-        return read_model(loaded, folder, "--model")
-    except (OSError, ValueError, AttributeError, TypeError, IndexError) as error:
-        if isinstance(error, ExpertPolicyError):
-            raise
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ExpertPolicyError("--model", folder, f"{file.name}: {reason}; allowed is a model's folder") from None
-
-
-def _descend(config: Any, name: str) -> Any:
-    """The part of a configuration that dots lead to; None where there is none."""
-    for part in name.split("."):
-        config = getattr(config, part, None)
-    return config
 
 
 def check_path(path: Any) -> None:

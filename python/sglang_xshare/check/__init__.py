@@ -1,1 +1,3 @@
-"""`sglang-xshare check`: how a server with these flags would start, told without starting it."""
+"""`sglang-xshare check`: how a server with these flags would start, whether it fits, what policies would gain: told
+without starting it.
+"""

@@ -1,4 +1,4 @@
-"""The subcommand: its flags, its table, its exit code."""
+"""The subcommand: its flags, its exit code."""
 
 from __future__ import annotations
 
@@ -8,121 +8,249 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..gpus import NVIDIA, Gpu, find_gpu
+from ..gpus import GPUS, NVIDIA, Gpu, find_gpu
 from ..patching.errors import PatchError
+from ..stage.upstream.server import resolved
+from .estimate import Asked, check_asked, estimate, read_compared, read_served
+from .flags import FLAGS, ServerFlags, read_count, read_flags, read_number
+from .memory import count_cache, describe_memory, describe_weights
+from .weights import Uncounted, Weights, read_weights
 
-DESCRIPTION = "how a server with these flags would start: refusals, warnings, what auto becomes; nothing is started"
-EPILOG = """All flags but these are the server's own. Weights are not needed, a config.json is; nothing is downloaded.
-Exit code: 0 where the server would be served, 1 where it would be refused."""
+if TYPE_CHECKING:
+    from .resolve import Resolution
+
+DESCRIPTION = "before a server starts: would it be served, does it fit the GPU, what would policies gain there"
+EPILOG = """All other flags are the server's own: --expert-policy, --tp, --mem-fraction-static and the rest. Weights are
+not needed, a config.json is; nothing is downloaded or started. Exit code: 0 where the server would be served, 1 where
+it would be refused or does not fit, or where something that was asked could not be answered."""
+CONTEXT = 1024
+"""Tokens cached a request where nobody says."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `check`, which passes unknown flags on to SGLang."""
-    usage = "sglang-xshare check --model DIR [--gpu NAME] [--json] [flags of the server]"
+    usage = (
+        "sglang-xshare check --model DIR [--gpu NAME] [--batch N [--context N] [--compare POLICY]... "
+        "[--active BEFORE AFTER | --trace FILE]] [--json] [flags of the server]"
+    )
     parser = subparsers.add_parser(
         "check", help=DESCRIPTION, description=DESCRIPTION, epilog=EPILOG, usage=usage, allow_abbrev=False
     )
-    resolved = f"resolve for one of {', '.join(NVIDIA)} (default: this machine); needs SGLang 0.5.19 or later"
-    parser.add_argument("--gpu", metavar="NAME", help=resolved)
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    add = parser.add_argument
+    add("--gpu", metavar="NAME", help=f"one of {', '.join(GPUS)} (default: resolve for this machine, no memory)")
+    add("--bandwidth", metavar="GB/s", help="of the memory, in place of that GPU's peak")
+    add("--batch", metavar="N", help="estimate a step in which so many requests decode together")
+    add("--context", metavar="TOKENS", help=f"cached a request (default: {CONTEXT:,})")
+    compared = "beside the server's --expert-policy, such as oea:k0=3; as often as you like"
+    add("--compare", metavar="POLICY", action="append", default=[], help=compared)
+    known = "active experts a layer and step, as you know them of one policy; with --ep-size the fullest rank's"
+    add("--active", nargs=2, metavar=("BEFORE", "AFTER"), help=known)
+    add("--trace", type=Path, metavar="FILE", help="active experts of a file of --expert-policy-trace")
+    add("--json", action="store_true", help="as JSON")
     parser.set_defaults(run=run, server_flags=[])
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the report. Returns 0 where the server would be served, else 1."""
+    """Print the report. Returns 0 where the server would be served and all that was asked is answered, else 1."""
+    from .table import print_table
+
     try:
-        report = check(arguments.server_flags, arguments.gpu)
+        report = check(arguments.server_flags, arguments)
     except (ValueError, PatchError) as error:
         print(f"check: {error}", file=sys.stderr)
         return 1
     if arguments.json:
         print(json.dumps(report, indent=2))
     else:
-        _print_table(report)
-    return 0 if report["served"] else 1
+        print_table(report)
+    for reason in report["not_answered"]:
+        print(f"check: not answered: {reason}", file=sys.stderr)
+    return 0 if report["verdict"] == "served" and not report["not_answered"] else 1
 
 
-def check(flags: Sequence[str], gpu_name: str | None) -> dict[str, Any]:
-    """The report for a server's flags, as JSON would have it.
+def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+    """The report for a server's flags and the verb's own, as JSON would have it.
 
-    Raises ValueError or PatchError, one line, where there is nothing to report on: an unknown GPU, no configuration, an
-    SGLang that is absent or not patched, flags that its parser does not take.
+    Raises ValueError, one line, where there is nothing to report on: a value that is wrong, no configuration, flags
+    that SGLang's parser does not take.
     """
-    gpu = None if gpu_name is None else find_gpu(gpu_name, NVIDIA)
-    if gpu and gpu.capability is None:
-        raise ValueError("--gpu: SGLang decides for AMD's GPUs when it is imported; allowed is NVIDIA's, or none")
+    gpu = find_gpu(options.gpu) if options.gpu else None
+    bandwidth = gpu.bandwidth if gpu else None
+    if options.bandwidth is not None:
+        bandwidth = read_number("--bandwidth", options.bandwidth, 0.001)
+    flags, asked = read_flags(given), _read_asked(options)
+    unanswered: list[str] = []
+    given = _on_device(given, flags, gpu)
     # SGLang and huggingface_hub read it when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
-    _check_config(flags)
-    from ..patching.status import check_patched
-    from ..patching.tree import find_tree
+    weights = _read_weights(flags, given, unanswered if gpu or asked else [])
+    if weights is not None and asked is not None:
+        _check_ranks(weights, flags)
+        asked.schedules = {text: read_compared(text, weights, asked, flags) for text in options.compare}
+        check_asked(asked, weights, flags)
+    report, resolution = _judge(given, gpu, options.gpu, unanswered)
+    if resolution is not None and resolution.finished:
+        flags = flags.resolve(resolved(resolution.server_args))
+    fits = True
+    if weights is not None:
+        _check_ranks(weights, flags)
+        report["weights"] = describe_weights(weights, flags)
+        if gpu is not None:
+            cached = asked.count_cached(flags) if asked else 0
+            report["memory"] = describe_memory(weights, flags, gpu, cached)
+            fits = report["memory"]["fits"]
+            bandwidth = _check_step(report["memory"], asked, weights, flags, bandwidth, unanswered)
+        if asked is not None:
+            refused = bool(report.get("refusals"))
+            report["estimate"] = _estimate(asked, weights, flags, bandwidth, unanswered, refused)
+    verdict = {True: "served", False: "refused", None: "not checked"}[report.get("served")]
+    if not fits and not flags.paged and verdict != "refused":
+        verdict = "does not fit"
+    return report | {"verdict": verdict, "served": verdict == "served", "not_answered": unanswered}
 
-    check_patched()
-    from .report import describe
-    from .resolve import resolve
 
-    return {"sglang": find_tree(None).release, "gpu": gpu_name, **describe(resolve(_on_device(flags, gpu), gpu))}
+def _read_asked(options: argparse.Namespace) -> Asked | None:
+    """What is to be estimated; None without `--batch`."""
+    alone = {"--context": options.context, "--active": options.active, "--trace": options.trace}
+    if options.batch is None:
+        for flag, value in {**alone, "--compare": options.compare or None}.items():
+            if value is not None:
+                raise ValueError(f"{flag} without --batch: allowed is --batch N beside it")
+        return None
+    if options.active is not None and options.trace is not None:
+        raise ValueError("--active with --trace: allowed is one of the two")
+    context = CONTEXT if options.context is None else read_count("--context", options.context, 0)
+    active = [read_number("--active", text, 1) for text in options.active or ()]
+    batch = read_count("--batch", options.batch, 1)
+    return Asked(batch, context, active=(active[0], active[1]) if active else None, trace=options.trace)
 
 
-def _on_device(flags: Sequence[str], gpu: Gpu | None) -> list[str]:
+def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> list[str]:
     """The flags with `--device cuda` where a GPU is asked for and none is at hand. Raises ValueError for another."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--device")
-    parser.add_argument("--config", type=Path)
-    given = parser.parse_known_args(flags)[0]
-    device = given.device or _read_device(given.config)
-    if gpu is None or device == "cuda":
-        return list(flags)
-    if device is not None:
-        raise ValueError(f"--device {device} with --gpu: allowed is cuda, or either alone")
-    return [*flags, "--device", "cuda"]
+    if gpu is None or flags.device == "cuda":
+        return list(given)
+    if flags.device is not None:
+        raise ValueError(f"--device {flags.device} with --gpu: allowed is cuda, or either alone")
+    return [*given, "--device", "cuda"]
 
 
-def _read_device(config: Path | None) -> str | None:
-    """The device that a server's configuration file names; what is wrong with the file SGLang says."""
-    import yaml  # type: ignore[import-untyped]
-
+def _read_weights(flags: ServerFlags, given: Sequence[str], unanswered: list[str]) -> Weights | None:
+    """None where they cannot be told, which is then noted. Raises ValueError for a model without config.json, in its
+    folder or in Hugging Face's cache; of one that a configuration file names SGLang's checks say it.
+    """
+    if flags.model is None:
+        return None
+    folder = Path(flags.model)
+    if not (folder / "config.json").is_file():
+        cached = None if folder.exists() else _find_cached(flags.model)
+        if cached is None:
+            if not any(word.partition("=")[0] in FLAGS["model"] for word in given):
+                return None
+            reason = "no config.json; allowed is a folder that has one, or a model that is cached"
+            raise ValueError(f"--model {flags.model}: {reason}")
+        folder = cached
     try:
-        return (yaml.safe_load(config.read_text()) or {}).get("device") if config else None
-    except (OSError, AttributeError, yaml.YAMLError):
+        return read_weights(folder)
+    except Uncounted as error:
+        unanswered.append(f"weights and what depends on them: {error}")
         return None
 
 
-def _check_config(flags: Sequence[str]) -> None:
-    """Raise ValueError for a model without config.json, in its folder or in Hugging Face's cache."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--model-path", "--model")
-    model = parser.parse_known_args(flags)[0].model_path
-    if model is None or (Path(model) / "config.json").is_file():
-        return
-    if not Path(model).exists() and _is_cached(model):
-        return
-    raise ValueError(f"--model {model}: no config.json; allowed is a folder that has one, or a model that is cached")
-
-
-def _is_cached(model: str) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
+def _find_cached(model: str) -> Path | None:
     try:
-        return isinstance(try_to_load_from_cache(model, "config.json"), str)
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+    except ImportError:
+        return None
+    try:
+        found = try_to_load_from_cache(model, "config.json")
     except HFValidationError:
-        return False
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
-def _print_table(report: dict[str, Any]) -> None:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
+def _check_ranks(weights: Weights, flags: ServerFlags) -> None:
+    experts = weights.model.num_experts + flags.redundant
+    if experts % flags.ep_size:
+        raise ValueError(f"--ep-size {flags.ep_size}: allowed is a divisor of the {experts} experts")
 
-    from ..console import open_console
-    from .report import list_rows
 
-    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in list_rows(report):
-        table.add_row(name, escape(str(text)))
-    open_console().print(table)
+def _judge(
+    given: Sequence[str], gpu: Gpu | None, name: str | None, unanswered: list[str]
+) -> tuple[dict[str, Any], Resolution | None]:
+    """What SGLang and its checks say; where they cannot be asked, why. Raises ValueError for flags that SGLang does not
+    take.
+    """
+    from ..patching.status import check_patched
+    from ..patching.tree import find_tree
+    from .pretend import Untold
+
+    report: dict[str, Any] = {"sglang": None, "gpu": name}
+    try:
+        check_patched()
+        if gpu and gpu.capability is None:
+            nvidia = ", ".join(NVIDIA)
+            raise Untold(
+                f"--gpu {name}: SGLang decides for AMD's GPUs when it is imported; allowed is {nvidia}, or none"
+            )
+        from .report import describe
+        from .resolve import resolve
+
+        resolution = resolve(given, gpu)
+        return report | {"sglang": find_tree(None).release, **describe(resolution)}, resolution
+    except (Untold, PatchError) as error:
+        unanswered.append(f"whether it would be served: {error}")
+    except ModuleNotFoundError as error:
+        unanswered.append(f"whether it would be served: it needs {error.name}, which is not installed here")
+    return report, None
+
+
+def _check_step(
+    memory: dict[str, Any],
+    asked: Asked | None,
+    weights: Weights,
+    flags: ServerFlags,
+    bandwidth: float | None,
+    unanswered: list[str],
+) -> float | None:
+    """The bandwidth, or None where the step cannot be on that GPU, which is then noted."""
+    if asked is None:
+        return bandwidth
+    if not memory["fits"]:
+        why = "experts that are paged in come from another memory" if flags.paged else "the weights do not fit"
+        unanswered.append(f"the time of a step: {why}")
+        return None
+    needed = asked.count_cached(flags) * count_cache(weights, flags)
+    if needed > memory["left_bytes"]:
+        asks = f"--batch {asked.batch} with --context {asked.context:,}"
+        allowed = f"left are {memory['left_bytes'] / 1e9:,.2f}, {memory['cache_tokens']:,} tokens"
+        unanswered.append(f"the time of a step: {asks} takes {needed / 1e9:,.2f} GB of KV cache on a GPU; {allowed}")
+        return None
+    return bandwidth
+
+
+def _estimate(
+    asked: Asked,
+    weights: Weights,
+    flags: ServerFlags,
+    bandwidth: float | None,
+    unanswered: list[str],
+    refused: bool,
+) -> dict[str, Any] | None:
+    """None where active experts cannot be told, which is then noted."""
+    try:
+        schedule = read_served(weights, asked, flags)
+        if schedule is not None:
+            text = " ".join(word for word in (flags.policy, flags.policy_config) if word)
+            asked.schedules = {text: schedule, **asked.schedules}
+    except ValueError as error:
+        if not refused:  # which says it
+            unanswered.append(str(error))
+    check_asked(asked, weights, flags)
+    try:
+        return estimate(asked, weights, flags, bandwidth)
+    except ModuleNotFoundError as error:
+        unanswered.append(f"active experts: to draw them needs {error.name}; allowed without it: --active, --trace")
+        return None

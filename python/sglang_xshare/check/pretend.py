@@ -13,12 +13,16 @@ MI300 = (9, 4)
 """What torch calls the architecture gfx942."""
 
 
+class Untold(ValueError):
+    """A GPU that SGLang cannot be told of here."""
+
+
 @contextmanager
 def pretend(gpu: Gpu) -> Iterator[None]:
     """Within it SGLang takes this machine for one with such a GPU, FlashInfer and triton_kernels installed.
 
     What SGLang has asked the machine when it was imported stays as it is. For AMD's GPUs that is much: of what SGLang
-    resolves for them, only the MoE runner is right. Raises ValueError on a release that cannot be told.
+    resolves for them, only the MoE runner is right. Raises `Untold` on a release that cannot be told.
     """
     import torch
 
@@ -26,14 +30,14 @@ def pretend(gpu: Gpu) -> Iterator[None]:
         from sglang.srt.runtime_context import override_platform
         from sglang.srt.utils import common
     except ImportError:
-        raise ValueError(
+        raise Untold(
             "--gpu: this SGLang resolves its arguments for its own machine alone; allowed is none, or SGLang 0.5.19 "
             "and later"
         ) from None
     from sglang.srt.layers.quantization import QUANTIZATION_METHODS
     from sglang.srt.layers.quantization.mxfp4 import Mxfp4Config
 
-    memory, capability = gpu.memory * 1e9 / 2**20, gpu.capability or MI300
+    memory, capability = gpu.memory_bytes / 2**20, gpu.capability or MI300
     with ExitStack() as stack:
         stack.enter_context(override_platform(**_list_facts(gpu)))
         stack.enter_context(_replaced(common, "get_device_memory_capacity", lambda device=None: memory))

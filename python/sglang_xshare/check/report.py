@@ -1,12 +1,11 @@
-"""What is told of a resolution: the verdict, and what the server would run."""
+"""What is told of a resolution: whether it is served, and what the server would run."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from typing import Any
 
-from ..admission.model import MoeModel, check_schedule, read_model
+from ..admission.model import check_schedule
+from ..admission.moe_model import MoeModel, read_model
 from ..policies import VANILLA, get_policy
 from ..policies.description import describe as describe_plan
 from ..refusal import ExpertPolicyError
@@ -15,8 +14,6 @@ from ..stage.batches import read_batches
 from ..stage.upstream.server import attention_dp_size, model_config, resolved, spell
 from ..types import Batch, Router
 from .resolve import Resolution
-
-AUTO = "auto: each layer chooses as it loads, which is checked then"
 
 
 def describe(resolution: Resolution) -> dict[str, Any]:
@@ -114,56 +111,3 @@ def _describe_selection(
     dropping = [plan for plan in plans if plan.can_drop(router, model.num_experts, ranks=config.ep_size)]
     plan = describe_plan(schedule, model.top_k)
     return {"plan": plan, "selection": found, "plans": len(plans), "plans_that_can_drop": len(dropping)}
-
-
-def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """The report as rows of a table."""
-    machine = report["gpu"] or "this machine"
-    rows = [("verdict", "served" if report["served"] else "refused"), ("SGLang", f"{report['sglang']}, on {machine}")]
-    rows += [(f"refused by {refusal['by']}", refusal["says"]) for refusal in report["refusals"]]
-    rows += [(f"{warning['by']} warns", warning["says"]) for warning in report["warnings"]]
-    if "model" in report:
-        model = report["model"]
-        shape = f"{model['layers']} layers, {model['experts']} experts, top-{model['top_k']}"
-        rows.append(("model", f"{model['architecture']}: {shape}"))
-    if "policy" in report:
-        rows.append(("policy", _spell_policy(report["policy"])))
-    rows += [("override", json.dumps(override)) for override in report.get("plan", {}).get("overrides", ())]
-    if "moe_runner" in report:
-        attention = report["attention"]
-        runner, same = report["moe_runner"], attention["prefill"] == attention["decode"]
-        rows.append(("MoE runner", AUTO if runner == "auto" else runner))
-        rows.append(
-            ("attention", attention["decode"] if same else " / ".join(f"{v} ({k})" for k, v in attention.items()))
-        )
-        rows.append(("captured batches", spell_sizes(report["capture_sizes"]) or "none: no CUDA graphs"))
-    if "selection" in report:
-        kinds = {"triton": "Triton kernel", "torch": "plain torch", "vanilla": "vanilla"}
-        sizes = {name: spell_sizes(report["selection"][kind]) for kind, name in kinds.items()}
-        rows.append(("selection", "; ".join(f"{name} at {text}" for name, text in sizes.items() if text)))
-        rows.append(("can drop an expert", f"{report['plans_that_can_drop']} of {report['plans']} plans"))
-    rows.append(("not checked", "the routers of the loaded layers, which takes weights; the first step of a server"))
-    return rows
-
-
-def _spell_policy(policy: dict[str, Any] | None) -> str:
-    if policy is None:
-        return "none: SGLang as it is"
-    if policy["keys"] is None:
-        return "refused"
-    values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in policy["keys"].items()}
-    return " ".join([policy["policy"], ", ".join(f"{key}={value}" for key, value in values.items())])
-
-
-def spell_sizes(sizes: Iterable[int]) -> str:
-    """[1, 2, 3, 4, 8, 16, 24, 32] as "1-4, 8, 16-32 by 8": runs of at least three."""
-    left, parts = list(sizes), []
-    while left:
-        step = left[1] - left[0] if len(left) > 1 else 1
-        run = 1
-        while run < len(left) and left[run] - left[run - 1] == step:
-            run += 1
-        run = run if run > 2 else 1
-        parts.append(str(left[0]) if run == 1 else f"{left[0]}-{left[run - 1]}" + ("" if step == 1 else f" by {step}"))
-        left = left[run:]
-    return ", ".join(parts)

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ..admission.model import check_schedule, read_model
+from ..admission.model import check_schedule
 from ..admission.modes import check_observed
+from ..admission.moe_model import read_model
 from ..admission.routers import check_plans
 from ..policies.description import TOP_K_KEYS
 from ..policies.registry import get_policy

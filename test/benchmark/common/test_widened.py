@@ -12,7 +12,7 @@ from benchmark.common import widened
 from benchmark.common.paths import TRAINED, WIDENED
 from benchmark.common.widened import FACTOR, make, prepare, read_widened
 from benchmark.quality.text import load_sequences
-from sglang_xshare.estimate.weights import read_weights
+from sglang_xshare.check.weights import read_weights
 
 
 @pytest.fixture(scope="module")

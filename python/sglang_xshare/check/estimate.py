@@ -1,0 +1,172 @@
+"""What policies would do on a model and a GPU: active experts, kept mass, step time, each with what is assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ..admission.arguments import read_arguments
+from ..policies.schedule import Schedule, build_schedule
+from ..policies.spelling import parse_policy
+from ..types import Router
+from .flags import ServerFlags
+from .latency import FIXED, REACHED, estimate_step
+from .loads import ASSUMPTIONS, MOST_ROWS, Drawn, give, read_trace
+from .memory import divide
+from .published import find_name, list_published
+from .weights import Weights
+
+FORMULA = (
+    f"MoE layer = {FIXED * 1e6:.0f} us + active x expert bytes / ({REACHED:.0%} of bandwidth), step = MoE layers x "
+    "that + (all other weights + KV cache) / the same; of several ranks the one that a step waits for"
+)
+LONGEST = 1.0
+"""Seconds of a step beyond which none is told: no server decodes so, and a flag or a key is wrong."""
+DRAFTED = "--speculative-num-draft-tokens N above 1"
+
+
+@dataclass
+class Asked:
+    """What is to be compared: `schedules` by their spelling, for `batch` requests of `context` cached tokens each."""
+
+    batch: int
+    context: int
+    schedules: dict[str, Schedule] = field(default_factory=dict)
+    active: tuple[float, float] | None = None
+    trace: Path | None = None
+
+    def count_cached(self, flags: ServerFlags) -> int:
+        """Tokens in the KV cache of the rank with most: each data-parallel group holds its own requests'."""
+        return self.context * -(-self.batch // flags.dp_size)
+
+
+def check_asked(asked: Asked, weights: Weights, flags: ServerFlags) -> None:
+    """Raise ValueError for active experts that the model cannot have, and for a step that is too large to be drawn."""
+    experts, rows = weights.model.num_experts, asked.batch * flags.draft_tokens
+    if asked.active is not None or asked.trace is not None:
+        flag = "--active" if asked.active is not None else "--trace"
+        if len(asked.schedules) > 1:
+            many = f"{flag} with {len(asked.schedules)} policies"
+            raise ValueError(f"{many}: allowed is the one whose experts they are")
+    if asked.trace is not None and flags.ep_size > 1:
+        raise ValueError("--trace with --ep-size: it tells no rank's experts; allowed is --active, the fullest's")
+    if asked.active is not None:
+        whose, most = ("the model's", experts) if flags.ep_size == 1 else ("a rank's", experts // flags.ep_size)
+        before, after = asked.active
+        if not 1 <= before <= most:
+            raise ValueError(f"--active {before:g} {after:g}: allowed is 1 to {whose} {most} experts")
+        if not 1 <= after <= before:
+            raise ValueError(f"--active {before:g} {after:g}: AFTER {after:g}: allowed is 1 to BEFORE, {before:g}")
+    elif asked.trace is None and rows > MOST_ROWS:
+        many = f"--batch {asked.batch}: a step of {rows:,} rows"
+        raise ValueError(f"{many}: allowed are at most {MOST_ROWS:,} without --active or --trace")
+
+
+def read_compared(text: str, weights: Weights, asked: Asked, flags: ServerFlags) -> Schedule:
+    """A policy of `--compare`. Raises ValueError where it does not run in such a step."""
+    try:
+        schedule = build_schedule(*parse_policy(text), flags.draft_tokens > 1, DRAFTED)
+        if schedule is None or schedule.observed:
+            raise ValueError("routes as the model does, with which all are compared; allowed is another policy")
+        _check_schedule(schedule, weights, asked, flags)
+    except ValueError as error:
+        raise ValueError(f"--compare {text}: {error}") from None
+    return schedule
+
+
+def read_served(weights: Weights, asked: Asked, flags: ServerFlags) -> Schedule | None:
+    """The policy that the server is to run; None where it routes as the model does. Raises ValueError likewise."""
+    drafts = "EAGLE3" if flags.draft_tokens > 1 else None
+    given = {"expert_policy": flags.policy, "expert_policy_config": flags.policy_config}
+    arguments = read_arguments(SimpleNamespace(**given, speculative_algorithm=drafts), DRAFTED)
+    schedule = arguments.schedule if arguments else None
+    if schedule is None or schedule.observed:
+        return None
+    try:
+        _check_schedule(schedule, weights, asked, flags)
+    except ValueError as error:
+        raise ValueError(f"--expert-policy {flags.policy}: {error}") from None
+    return schedule
+
+
+def _check_schedule(schedule: Schedule, weights: Weights, asked: Asked, flags: ServerFlags) -> None:
+    for plan in schedule.plans(range(weights.model.num_layers)):
+        plan.check(Router(top_k=weights.model.top_k), weights.model.num_experts, flags.ep_size)
+    rows = asked.batch * flags.draft_tokens
+    reason = schedule.reason_to_skip("verify" if flags.draft_tokens > 1 else "decode", rows)
+    if reason is not None:
+        raise ValueError(f"--batch: a step of {rows} rows stays vanilla ({reason}); allowed is one in which it selects")
+
+
+def estimate(asked: Asked, weights: Weights, flags: ServerFlags, bandwidth: float | None) -> dict[str, Any]:
+    """The report. `bandwidth` in GB/s, None where no step time is asked for or none makes sense. Raises ValueError for
+    a trace that does not have the step, and for a step of more than `LONGEST`.
+    """
+    name = find_name(weights.model)
+    rows = asked.batch * flags.draft_tokens
+    report: dict[str, Any] = {
+        "is_estimate": True,
+        "formula": FORMULA,
+        "model": name,
+        "bandwidth_gb_per_s": bandwidth,
+        "requests": asked.batch,
+        "rows": rows,
+        "context": asked.context,
+        "policies": {text: schedule.keys for text, schedule in asked.schedules.items()},
+        "estimates": [],
+        "published": {text: list_published(found, weights.model) for text, found in asked.schedules.items()},
+    }
+    nobodys = "vanilla" if asked.active is None and asked.trace is None else "as given"
+    for text, schedule in asked.schedules.items() or [(nobodys, None)]:
+        for source, drawn in _list_loads(asked, text, schedule, weights, flags):
+            row = {"is_estimate": True, "policy": text, "source": source}
+            report["estimates"].append(row | _describe(drawn, asked, weights, flags, bandwidth))
+    return report
+
+
+def _describe(
+    drawn: Drawn, asked: Asked, weights: Weights, flags: ServerFlags, bandwidth: float | None
+) -> dict[str, Any]:
+    loads = drawn.before, drawn.after
+    unknown = asked.active is not None and flags.ep_size > 1
+    row = {
+        "active_experts": None if unknown else [load.active for load in loads],
+        "fullest_rank_experts": [load.fullest for load in loads],
+        "kept_mass": drawn.kept_mass,
+    }
+    if bandwidth is None:
+        return row
+    cached, rank = asked.count_cached(flags), divide(weights, flags)
+    steps = [estimate_step(rank, load.fullest, cached, bandwidth * 1e9) for load in loads]
+    if steps[0].step > LONGEST:
+        beyond = f"{bandwidth:,g} GB/s: a step of {steps[0].step:,.0f} s; allowed are {LONGEST:g} s at most"
+        raise ValueError(f"--batch {asked.batch}, --context {asked.context} at {beyond}")
+    return row | {
+        "moe_layer_us": [step.layer * 1e6 for step in steps],
+        "step_ms": [step.step * 1e3 for step in steps],
+        "tokens_per_s": [asked.batch / step.step for step in steps],
+        "speedup": steps[0].step / steps[1].step,
+    }
+
+
+def _list_loads(
+    asked: Asked, text: str, schedule: Schedule | None, weights: Weights, flags: ServerFlags
+) -> Iterator[tuple[str, Drawn]]:
+    """(where they come from, active experts before and after): by assumption where nobody knows them."""
+    rows = asked.batch * flags.draft_tokens
+    if asked.trace is not None:
+        drawn, is_policys = read_trace(asked.trace, rows, text if schedule else None)
+        yield f"trace {asked.trace}{'' if is_policys else ', as its server kept, whatever policy is named'}", drawn
+    elif asked.active is not None:
+        yield "as given", give(*asked.active)
+    else:
+        from .active import draw_loads
+
+        for name, common in ASSUMPTIONS.items():
+            yield (
+                f"assumed: {name}",
+                draw_loads(schedule, weights.model, rows, flags.draft_tokens, common, flags.ep_size),
+            )

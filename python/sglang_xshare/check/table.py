@@ -1,0 +1,181 @@
+"""The report for people: what a server would be, its memory, and a row a policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..console import open_console
+
+AUTO = "auto: each layer chooses as it loads, which is checked then"
+CAVEATS = (
+    "The constants are OEA's fit for one H100; other GPUs differ by bandwidth alone.",
+    "Not in it: the selection itself, activations, sampling, the host, exchanges between ranks.",
+)
+
+
+def print_table(report: dict[str, Any]) -> None:
+    """Print it."""
+    console = open_console()
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in list_rows(report):
+        table.add_row(name, escape(str(text)))
+    console.print(table)
+    if report.get("estimate"):
+        _print_estimate(console, report["estimate"])
+
+
+def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """The report as rows of a table."""
+    rows = [("verdict", report["verdict"])]
+    if report["sglang"]:
+        rows.append(("SGLang", f"{report['sglang']}, on {report['gpu'] or 'this machine'}"))
+    rows += [("not answered", reason) for reason in report["not_answered"]]
+    rows += [(f"refused by {refusal['by']}", refusal["says"]) for refusal in report.get("refusals", ())]
+    rows += [(f"{warning['by']} warns", warning["says"]) for warning in report.get("warnings", ())]
+    rows += _list_memory(report)
+    if "model" in report:
+        model = report["model"]
+        shape = f"{model['layers']} layers, {model['experts']} experts, top-{model['top_k']}"
+        rows.append(("model", f"{model['architecture']}: {shape}"))
+    if "policy" in report:
+        rows.append(("policy", _spell_policy(report["policy"])))
+    rows += [("override", json.dumps(override)) for override in report.get("plan", {}).get("overrides", ())]
+    if "moe_runner" in report:
+        attention = report["attention"]
+        runner, same = report["moe_runner"], attention["prefill"] == attention["decode"]
+        rows.append(("MoE runner", AUTO if runner == "auto" else runner))
+        rows.append(
+            ("attention", attention["decode"] if same else " / ".join(f"{v} ({k})" for k, v in attention.items()))
+        )
+        rows.append(("captured batches", spell_sizes(report["capture_sizes"]) or "none: no CUDA graphs"))
+    if "selection" in report:
+        kinds = {"triton": "Triton kernel", "torch": "plain torch", "vanilla": "vanilla"}
+        sizes = {name: spell_sizes(report["selection"][kind]) for kind, name in kinds.items()}
+        rows.append(("selection", "; ".join(f"{name} at {text}" for name, text in sizes.items() if text)))
+        rows.append(("can drop an expert", f"{report['plans_that_can_drop']} of {report['plans']} plans"))
+    if report["sglang"]:
+        rows.append(
+            ("not checked", "the routers of the loaded layers, which takes weights; the first step of a server")
+        )
+    return rows
+
+
+def _list_memory(report: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    if weights := report.get("weights"):
+        layers = f"{weights['moe_layers']} layers x {weights['experts']} x {weights['expert_bytes'] / 1e6:.2f} MB"
+        text = f"{_gb(weights['total_bytes'])}: experts {_gb(weights['all_experts_bytes'])} ({layers}, "
+        text += f"{weights['bits_per_expert_weight']:g} bits a weight), all else {_gb(weights['other_bytes'])}"
+        held = weights["gpu_bytes"]
+        rows.append(("weights", text if held == weights["total_bytes"] else f"{text}; {_gb(held)} on each GPU"))
+    if memory := report.get("memory"):
+        share = f" x {memory['fraction']:g}" if memory["fraction"] else ""
+        whole = f"{report['gpu']}: {_gb(memory['gpu_bytes'])}{share}"
+        if memory["fits"]:
+            at_most = "" if share else "at most "
+            per_token = report["weights"]["cache_bytes_per_token"] / 1e3
+            tokens = f"{memory['cache_tokens']:,} tokens of {per_token:,.1f} kB"
+            text = f"{whole}; left for the KV cache: {at_most}{_gb(memory['left_bytes'])}, {tokens}"
+        else:
+            fit = f"{memory['resident_experts']} of {report['weights']['experts']} experts a layer would fit resident"
+            text = f"{whole}: the weights do not fit; {fit}"
+        rows.append(("memory", text))
+    return rows
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:,.2f} GB"
+
+
+def _spell_policy(policy: dict[str, Any] | None) -> str:
+    if policy is None:
+        return "none: SGLang as it is"
+    if policy["keys"] is None:
+        return "refused"
+    values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in policy["keys"].items()}
+    return " ".join([policy["policy"], ", ".join(f"{key}={value}" for key, value in values.items())])
+
+
+def spell_sizes(sizes: Iterable[int]) -> str:
+    """[1, 2, 3, 4, 8, 16, 24, 32] as "1-4, 8, 16-32 by 8": runs of at least three."""
+    left, parts = list(sizes), []
+    while left:
+        step = left[1] - left[0] if len(left) > 1 else 1
+        run = 1
+        while run < len(left) and left[run] - left[run - 1] == step:
+            run += 1
+        run = run if run > 2 else 1
+        parts.append(str(left[0]) if run == 1 else f"{left[0]}-{left[run - 1]}" + ("" if step == 1 else f" by {step}"))
+        left = left[run:]
+    return ", ".join(parts)
+
+
+def _print_estimate(console: Console, estimate: dict[str, Any]) -> None:
+    rows = estimate["estimates"]
+    console.print(f"[bold]ESTIMATE, not a measurement[/bold]: {estimate['requests']} requests, {estimate['rows']} rows")
+    names = {"active_experts": ("active experts", ",.1f"), "fullest_rank_experts": ("of the fullest rank", ",.1f")}
+    if all(row["active_experts"] == row["fullest_rank_experts"] for row in rows):
+        del names["fullest_rank_experts"]
+    names["kept_mass"] = ("kept mass", ".3f")
+    if any("step_ms" in row for row in rows):
+        names |= {"step_ms": ("step, ms", ",.2f"), "tokens_per_s": ("tokens/s", ",.0f"), "speedup": ("speedup", ".2f")}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("policy")
+    for heading, _ in names.values():
+        table.add_column(heading, justify="right")
+    policies = list(dict.fromkeys(row["policy"] for row in rows))
+    own = [row for row in rows if row["policy"] == policies[0]]
+    table.add_row("vanilla", *(_spell_range(own, name, spec, 0) for name, (_, spec) in names.items()))
+    for policy in (policy for policy in policies if policy != "vanilla"):
+        same = [row for row in rows if row["policy"] == policy]
+        table.add_row(escape(policy), *(_spell_range(same, name, spec, 1) for name, (_, spec) in names.items()))
+    console.print(table)
+    console.print(*(f"{line}\n" for line in list_notes(estimate)), sep="", end="", style="dim", markup=False)
+
+
+def _spell_range(rows: list[dict[str, Any]], name: str, spec: str, side: int) -> str:
+    """The values of a column, one by assumption; `side` is 0 under the model's own routing, 1 under the policy."""
+    values = [row.get(name) for row in rows]
+    if name in ("kept_mass", "speedup"):
+        values = [1.0 if side == 0 else value for value in values]
+    texts = [format(value[side] if isinstance(value, list) else value, spec) for value in values if value is not None]
+    return " - ".join(dict.fromkeys(texts))
+
+
+def list_notes(estimate: dict[str, Any]) -> list[str]:
+    """Under the table: what is assumed, what was published, which to believe, the formula."""
+    notes = []
+    sources = list(dict.fromkeys(row["source"] for row in estimate["estimates"]))
+    if len(sources) > 1:
+        theirs = (
+            "" if estimate["model"] == "Qwen3-30B-A3B" else ", which is assumed of this model: nobody has measured it"
+        )
+        notes.append(
+            f"A - B: from rows that agree as OEA's of Qwen3-30B-A3B do{theirs}, to rows that route independently. "
+            "--trace FILE of your own traffic takes the place of both."
+        )
+    else:
+        notes.append(f"Active experts: {sources[0]}.")
+    for policy, published in estimate["published"].items():
+        here = [found["says"] for found in published if found["this_model"]]
+        others = [found["says"] for found in published if not found["this_model"]]
+        for says in here:
+            notes.append(f"Published of {policy} on this model: {says}. Believe that before the estimate.")
+        if not here:
+            other = f"; on another: {'; '.join(others)}" if others else ""
+            notes.append(f"Published of {policy} on this model: nothing{other}.")
+    if estimate["rows"] > estimate["requests"]:
+        notes.append("tokens/s: of one accepted token a request and step; times as many as are accepted.")
+    if estimate["bandwidth_gb_per_s"] is not None:
+        notes.append(f"{estimate['formula']}.")
+        notes += CAVEATS
+    return notes

@@ -1,1 +1,0 @@
-"""`sglang-xshare estimate`: what a policy would gain on a GPU, computed from bytes and bandwidth and never measured."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import affinity
 from .live import METHOD
+from .stage.evidence import told
 
 if TYPE_CHECKING:
     from .live.control import Control
@@ -158,6 +159,19 @@ def handle(scheduler: Any, request: Any) -> Any:
     from .live.control import handle as answer
 
     return answer(_control, scheduler, request)
+
+
+def count(req: Any, logits_output: Any) -> None:
+    """A forward's result has reached a request: what the forward was is counted in what the request tells."""
+    mark = None if _stage is None else getattr(logits_output, told.KEY, None)
+    if mark is not None:
+        told.count(req, mark)
+
+
+def tell(meta_info: dict[str, Any], state: Any) -> None:
+    """Which policy acted on a request and in how many of its steps, into the `meta_info` of its last message."""
+    if told.KEY in state.customized_info_accumulated:
+        told.tell(meta_info, state)
 
 
 def check_exit(code: int | None) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_xshare.policies.spelling import parse_policy
+from sglang_xshare.policies.spelling import parse_policy, spell_policy
 
 
 @pytest.mark.parametrize(
@@ -16,8 +16,15 @@ from sglang_xshare.policies.spelling import parse_policy
         ('moe-spec:{"order": [2, 0, 1]}', "moe-spec", {"order": [2, 0, 1]}),
     ],
 )
-def test_reads_every_spelling(text, name, keys):
+def test_reads_and_writes_every_spelling(text, name, keys):
     assert parse_policy(text) == (name, keys)
+    assert spell_policy(name, keys) == text
+
+
+@pytest.mark.parametrize("value", ["a,b", "1", "{", "", None, [1, 2], {"2-3": {"k0": 1}}])
+def test_what_is_written_is_read_as_it_was(value):
+    for keys in ({"key": value}, {"k0": 1, "key": value, "add": 0.5}):
+        assert parse_policy(spell_policy("xshare", keys)) == ("xshare", keys)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ def test_ranks_compare_after_forwards_that_the_model_does_not_see(attach):
     model.logits = torch.randn(4, EXPERTS)
     attach(model)
     model_runner = runner(model, **XSHARE, tp_size=2)
-    model_runner.forward = lambda batch: "replayed" if batch is None else model.forward(None, None, batch)
+    replayed = forward_batch("decode", 4)
+    model_runner.forward = lambda batch: "replayed" if batch is replayed else model.forward(None, None, batch)
     hooks.attach(model_runner)
     compared: list[int] = []
 
@@ -30,17 +31,12 @@ def test_ranks_compare_after_forwards_that_the_model_does_not_see(attach):
     assert model_runner.forward(forward_batch("decode", 4)) == "output"
     assert len(compared) == 1
     assert compared[0] != 0, "after what was selected in this forward was counted"
-    assert model_runner.forward(None) == "replayed"
+    assert model_runner.forward(replayed) == "replayed"
     assert len(compared) == 2
 
 
 def test_one_rank_compares_with_nobody(attach):
-    model = Model()
-    attach(model)
-    model_runner = runner(model, **XSHARE)
-    forward = model_runner.forward
-    hooks.attach(model_runner)
-    assert model_runner.forward is forward
+    assert attach(Model(), **XSHARE).agreement is None
 
 
 def test_a_router_without_rows_selects_with_the_others_before_it_answers():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from ..keys import collect, suggest
@@ -27,6 +28,21 @@ def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
         return name, collect(_parse_pair(pair) for pair in keys.split(",") if pair)
     except ValueError as error:
         raise ValueError(f"policy {text!r}: {error}; allowed is {SPELLING}") from None
+
+
+def spell_policy(name: str, keys: Mapping[str, Any]) -> str:
+    """The spelling of a policy with JSON-able keys, which `parse_policy` reads."""
+    plain = {key: value if isinstance(value, str) else json.dumps(value) for key, value in keys.items()}
+    text = ",".join(f"{key}={value}" for key, value in plain.items())
+    if not text:
+        return name
+    spelt = f"{name}:{text}"
+    try:
+        if parse_policy(spelt) == (name, dict(keys)):
+            return spelt
+    except ValueError:
+        pass  # a value holds commas
+    return f"{name}:{json.dumps(keys)}"
 
 
 def _parse_pair(pair: str) -> tuple[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from .evidence.told import KEY
 from .stage import Stage
 from .upstream.routing import list_routers
 
@@ -12,8 +13,7 @@ from .upstream.routing import list_routers
 def wrap_calls(model_runner: Any, stage: Stage) -> None:
     """Put a stage around a loaded model and its runner."""
     wrap_model(model_runner.model, stage)
-    if stage.agreement is not None:
-        wrap_runner(model_runner, stage)
+    wrap_runner(model_runner, stage)
     for router in list_routers(model_runner.model) if stage.ranks is not None else ():
         wrap_router(router, stage)
 
@@ -35,16 +35,21 @@ def wrap_model(model: Any, stage: Stage) -> None:
 def wrap_runner(model_runner: Any, stage: Stage) -> None:
     """Tell the stage of every forward of the model runner. The host comes by there in each step, also where a captured
     graph is replayed, which the model's forward does not see. Ranks compare there: now and then, and so in no graph.
+    What the step was goes with the logits to its requests.
     """
     forward = model_runner.forward
 
     @functools.wraps(forward)
-    def forward_and_compare(*args: Any, **kwargs: Any) -> Any:
+    def forward_and_tell(*args: Any, **kwargs: Any) -> Any:
+        stage.outcome = None
         output = forward(*args, **kwargs)
-        stage.end_forward()
+        mark = stage.end_forward(kwargs["forward_batch"] if "forward_batch" in kwargs else args[0])
+        logits_output = getattr(output, "logits_output", None)
+        if mark is not None and logits_output is not None:
+            setattr(logits_output, KEY, mark)
         return output
 
-    model_runner.forward = forward_and_compare
+    model_runner.forward = forward_and_tell
 
 
 def wrap_router(router: Any, stage: Stage) -> None:

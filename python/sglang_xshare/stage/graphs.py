@@ -32,6 +32,7 @@ class Graphs:
     def __init__(self, rows: Sequence[int] = ()) -> None:
         self.rows = tuple(rows)
         self._captured: dict[Place, SelectionPlan | None] = {}
+        self._sizes: dict[tuple[str, int], set[int]] = {}
         self._budgets: dict[Place, Budgets] = {}
 
     @property
@@ -44,6 +45,11 @@ class Graphs:
         """Whether the server has graphs, also where their sizes are not known beforehand."""
         return bool(self.rows or self._captured)
 
+    def find_rows(self, phase: str, rows: int, tokens_per_request: int) -> int:
+        """The rows of the smallest graph that takes so many; as many where no graph does."""
+        sizes = self._sizes.get((phase, tokens_per_request), ())
+        return min((size for size in sizes if size >= rows), default=rows)
+
     def keep_captured(self, layer: Layer, step: Step, plan: SelectionPlan | None) -> SelectionPlan | None:
         """Remember what a layer does in a step that is being captured, and return it.
 
@@ -51,6 +57,7 @@ class Graphs:
         the plan in force, whose numbers its buffer holds, may have steps of the algebra less, and a kernel without them
         could not follow back. What it launches has run before, so that a capture may begin with it.
         """
+        self._sizes.setdefault((step.phase, step.batch.tokens_per_request), set()).add(step.rows)
         return self._captured.setdefault(_place(layer, step), plan)
 
     def borrow_buffer(self, layer: Layer, step: Step, plan: SelectionPlan, logits: torch.Tensor) -> Budgets | None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..policies.schedule import Schedule
+from ..policies.spelling import spell_policy
 from .alignment import Aligner
 from .batches import Batches
 from .evidence.agreement import Agreement
@@ -20,12 +21,13 @@ from .evidence.balance import Balance
 from .evidence.metrics import Counters, Reader
 from .evidence.observe import Observation
 from .evidence.reports import Reports
+from .evidence.told import Mark
 from .evidence.trace import Trace
 from .gather import Ranks
 from .graphs import Graphs
 from .layer import MASKED, Layer, Resources
 from .plans import REASONS, Plans
-from .step import Step, read_step
+from .step import Step, read_size, read_step
 from .upstream.ranks import is_first_rank
 from .upstream.server import is_recorded, show_plan, wait_for_device
 
@@ -83,6 +85,8 @@ class Stage:
         self._by_config = {id(config): layer for config, layer in layers}
         self._by_own = {id(layer.config): layer for _, layer in layers}
         self._running = self._captures = False
+        self.outcome: str | None = None
+        """What the last forward of the model was counted as; None since a runner's began that has not come to it."""
         self.switches = 0
         self._failed: set[str] = set()
         self.observation: Observation | None = None
@@ -111,6 +115,8 @@ class Stage:
             self.trace.observe(list(schedule.observed) if schedule else [])
         self.plan = None if plans.masks and not self.switches else plans.describe(self.layers[0][1].router.top_k)
         """The plan in force, JSON-able; None where padding rows alone are masked."""
+        given = plans.given
+        self.spelling = None if self.plan is None else spell_policy(given.pop("policy"), given)
         self.reports.set_sources(self.plan, self.observation, self.balance is not None)
 
     def check_switch(self, schedule: Schedule | None) -> Plans:
@@ -160,10 +166,25 @@ class Stage:
         finally:
             self._running = False
 
-    def end_forward(self) -> None:
-        """A forward of the model runner was launched, maybe by a graph's replay: ranks compare where it is time to."""
+    def end_forward(self, forward_batch: Any) -> Mark | None:
+        """A forward of the model runner was launched, maybe by a graph's replay: ranks compare where it is time to.
+        Returns what it was to its requests; None where no policy was ever in force.
+        """
         if self.agreement is not None:
             self.agreement.end_forward(self.ranks)
+        if self.spelling is None:
+            return None
+        if self.outcome is None:
+            step = read_size(forward_batch, self.ranks)
+            return Mark(self.spelling, step is not None, step is not None and self._selects(*step))
+        return Mark(self.spelling, self.outcome != "prefill", self.outcome == "policy" and bool(self.plans.schedule))
+
+    def _selects(self, phase: str, rows: int, tokens_per_request: int) -> bool:
+        """Whether some layer selects by the policy in the replay of a graph for so many rows, or for some more."""
+        if self.plans.schedule is None or self.observation is not None:
+            return False
+        rows = self.graphs.find_rows(phase, rows, tokens_per_request)
+        return any(self.plans.find(layer, phase, rows, tokens_per_request)[0] for _, layer in self.layers)
 
     def _begin(self, step: Step | None) -> None:
         """Hand every layer its plan for this step, or none."""
@@ -185,6 +206,7 @@ class Stage:
             outcome = "policy" if self.observation is None else "observed"
         else:
             outcome = next(reason for reason in REASONS if reason in reasons)
+        self.outcome = outcome
         self.counters.count_outcome(outcome, step)
         if self.aligner is not None:
             self.aligner.unasked = 0

@@ -50,6 +50,22 @@ def read_step(forward_batch: Any, mask_padding: bool, ranks: Ranks | None = None
     return Step(phase, rows, Batch(valid=valid, tokens_per_request=tokens_per_request))
 
 
+def read_size(forward_batch: Any, ranks: Ranks | None = None) -> tuple[str, int, int] | None:
+    """(phase, router rows, tokens a request) of the step that `read_step` reads, as far as the host knows them: where
+    ranks pad each other, with the rows of the longest for each. The device is not touched.
+    """
+    counts = forward_batch.global_num_tokens_cpu if ranks is not None else read_rows_by_rank(forward_batch)
+    if ranks is not None and not ranks.together:
+        counts = [len(forward_batch.input_ids) // ranks.share]
+    if counts:
+        found = _read_synchronized(forward_batch, counts)
+        return None if found is None else (found[0], max(counts) * len(counts), found[1])
+    mode, rows = forward_batch.forward_mode, forward_batch.input_ids.shape[0]
+    if mode.is_target_verify():
+        return "verify", rows, _count_draft_tokens(rows, forward_batch.batch_size) if rows else 1
+    return ("decode", rows, 1) if mode.is_decode() else None
+
+
 def read_rows_by_rank(forward_batch: Any) -> list[int] | None:
     """How many router rows each rank of data-parallel attention has, padding included, in the order of the ranks; None
     where the router sees this rank's rows alone.

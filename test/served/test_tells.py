@@ -1,0 +1,148 @@
+"""What a response says of the policy: which one acted on its request, and in how many of its steps."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from benchmark.common.server import Server
+from served.answers import NEW_TOKENS, policy, read_prompts
+from served.eagle import CHAIN, eagle
+from served.release import LATEST, OLDER, make_env
+
+SPELT = "xshare:k0=1,add=8"
+FLAGS = (*policy("xshare", k0=1, add=8), "--dtype", "float32")
+RELEASES = [LATEST, *(pytest.param(release, marks=pytest.mark.long) for release in OLDER)]
+UNTIL = 5
+"""Tokens of a stream before something is done to it."""
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def server(request, serve):
+    """A running server under a policy; each of the fixtures starts one a release, for all tests that ask for it."""
+    with serve(request.param, *FLAGS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def incremental(request, serve):
+    with serve(request.param, *FLAGS, "--incremental-streaming-output") as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def speculating(request, serve, tiny_model):
+    with serve(request.param, *FLAGS, *eagle(tiny_model, CHAIN)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def serve(tiny_model: Path, patched_release: Callable[[str], Path]) -> Callable[..., Server]:
+    """Call it with a release and flags for a server that is not started yet."""
+    return lambda release, *flags: Server(tiny_model, flags, env=make_env(patched_release(release)), name="tells")
+
+
+@pytest.fixture(scope="module")
+def prompts(tiny_model: Path) -> list[str]:
+    return read_prompts(tiny_model)
+
+
+def generate(server: Server, prompts: list[str], *counts: int, **sampling: Any) -> list[dict[str, Any]]:
+    """The `meta_info` of greedy answers of so many tokens each."""
+    each = [{"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True, **sampling} for count in counts]
+    answers = server.post("/generate", {"text": prompts, "sampling_params": each})
+    return [answer["meta_info"] for answer in answers]
+
+
+def stream(server: Server, prompt: str, act: Callable[[], Any], count: int = 40) -> Iterator[dict[str, Any]]:
+    """The messages of one greedy answer; `act` is called after some of them."""
+    sampling = {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True}
+    body = {"text": prompt, "rid": f"of {count}", "stream": True, "sampling_params": sampling}
+    acted = False
+    with requests.post(server.url + "/generate", json=body, stream=True, timeout=60) as response:
+        for line in response.iter_lines():
+            if line.startswith(b"data: {"):
+                said = json.loads(line[6:])
+                yield said
+                if said["meta_info"]["completion_tokens"] >= UNTIL and not acted:
+                    acted = True
+                    act()
+
+
+def test_alone_no_step_is_acted_on(server, prompts):
+    """A request alone is below min_tokens: its answer is the model's own."""
+    (told,) = generate(server, prompts[:1], NEW_TOKENS)
+    assert told["expert_policy"] == {"policy": SPELT, "steps": 0, "of": NEW_TOKENS - 1}
+
+
+def test_with_a_neighbour_both_tell_the_steps_they_shared(server, prompts):
+    short, long = (told["expert_policy"] for told in generate(server, prompts[:2], 12, 30))
+    assert (short["of"], long["of"]) == (11, 29)
+    assert short["steps"] == long["steps"]
+    assert 0 < short["steps"] <= 11
+
+
+def test_each_of_several_answers_tells_its_own(server, prompts):
+    first, second = (told["expert_policy"] for told in generate(server, prompts[:1], NEW_TOKENS, n=2))
+    assert first == second
+    assert first["of"] == NEW_TOKENS - 1
+    assert first["steps"] > 0
+
+
+@pytest.mark.parametrize(
+    ("route", "asked"),
+    [
+        ("completions", {"prompt": "def f("}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+    ],
+)
+def test_v1_tells_it_in_the_metadata(route, asked, server):
+    answer = server.post(f"/v1/{route}", {"model": "default", "max_tokens": 8, "ignore_eos": True} | asked)
+    assert answer["metadata"]["expert_policy"] == {"policy": SPELT, "steps": 0, "of": 7}
+    assert "weight_version" in answer["metadata"]
+
+
+def check_streams(server: Server, prompt: str) -> None:
+    """The last message of a stream tells, also where it is aborted, and where the policy is switched meanwhile."""
+    *others, last = stream(server, prompt, lambda: None)
+    assert len(others) > UNTIL
+    assert all("expert_policy" not in message["meta_info"] for message in others)
+    assert last["meta_info"]["expert_policy"] == {"policy": SPELT, "steps": 0, "of": 39}
+
+    *others, last = stream(server, prompt, lambda: server.post("/abort_request", {"rid": "of 2000"}), count=2000)
+    assert last["meta_info"]["finish_reason"]["type"] == "abort"
+    assert UNTIL - 1 <= last["meta_info"]["expert_policy"]["of"] < 1999
+
+    given = server.get("/expert_policy")
+    *others, last = stream(server, prompt, lambda: server.post("/expert_policy", {"policy": "vanilla"}), count=200)
+    server.post("/expert_policy", given)
+    assert last["meta_info"]["finish_reason"]["type"] == "length"
+    assert last["meta_info"]["expert_policy"] == {"policy": f"{SPELT} > vanilla", "steps": 0, "of": 199}
+
+
+def test_of_a_stream_the_last_message_tells(server, prompts):
+    check_streams(server, prompts[0])
+
+
+@pytest.mark.long
+def test_of_a_stream_of_new_tokens_the_last_message_tells(incremental, prompts):
+    check_streams(incremental, prompts[0])
+
+
+def test_under_speculation_steps_are_verifications(speculating, prompts):
+    """The draft tokens of one request alone are several rows."""
+    (told,) = generate(speculating, prompts[:1], NEW_TOKENS)
+    assert told["expert_policy"]["of"] == told["spec_verify_ct"] > 0
+    assert told["expert_policy"]["steps"] == told["expert_policy"]["of"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("release", RELEASES)
+def test_without_a_policy_nothing_is_told(release, serve, prompts):
+    with serve(release, "--dtype", "float32") as server:
+        for told in generate(server, prompts[:2], 8, 8):
+            assert "expert_policy" not in told
+        assert "expert_policy" not in server.post("/v1/completions", {"prompt": "def", "max_tokens": 4})["metadata"]

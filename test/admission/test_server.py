@@ -41,6 +41,7 @@ WRITTEN: dict[str, tuple[Path, dict[str, object]]] = {
     "another-target": (TARGET, {"vocab_size": 2048}),
     "narrower": (TARGET, {"hidden_size": 64}),
     "dense": (TARGET, {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_experts": None}),
+    "without-weights": (TARGET, {}),
     "not-renormalizing": (TARGET, {"norm_topk_prob": False}),
 }
 TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
@@ -56,6 +57,11 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         keys("/nowhere/policy.json"),
         "--expert-policy-config /nowhere/policy.json: No such file or directory; allowed is JSON text such as "
         "'{\"k0\": 1}' or a JSON file",
+    ),
+    "folder without weights": (
+        (*POLICY, "--model-path", "{written}/without-weights"),
+        "--model-path {written}/without-weights: there are no weights in it; allowed is a folder with weights, or "
+        "--load-format dummy; auto takes .safetensors, .bin, .pt, .pth, .gguf",
     ),
     "deterministic mode": (
         (*POLICY, "--enable-deterministic-inference"),
@@ -237,6 +243,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "no policy": (),
     "vanilla": ("--expert-policy", "vanilla"),
     "bare xshare": POLICY,
+    "weights that are made up": (*POLICY, "--model-path", "{written}/without-weights", "--load-format", "dummy"),
     "a policy with its keys": ("--expert-policy", "xshare:k0=1,add=12", "--expert-policy-config", '{"min_tokens": 4}'),
     "masking alone": ("--mask-padding-experts",),
     "replicas that nothing dispatches to": (*POLICY, "--tp", "2", "--ep", "2", "--ep-num-redundant-experts", "2"),

@@ -25,6 +25,8 @@ from .runners import TABLE, check_width
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config.text_config")
 """Where the configuration of a model of several modes has its language model's; ModelConfig finds it itself."""
 
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
 
 def read_model(model: Any, path: str, flag: str = "--model-path") -> MoeModel:
     """Read upstream's `ModelConfig`; `flag` has named it. Raises `ExpertPolicyError` for a dense model, one that is
@@ -85,6 +87,18 @@ def check_path(path: Any) -> None:
         return
     if path.startswith(("/", ".", "~")) or Path(path).parent.is_dir():
         raise ExpertPolicyError("--model-path", path, "not there; allowed is a model's folder, or a name for a hub")
+
+
+def check_weights(path: Any, load_format: str) -> None:
+    """Raise `ExpertPolicyError` for a model's folder without weights, where these are files: SGLang would start all its
+    processes, and end them with a traceback.
+    """
+    folder = Path(str(path))
+    if load_format not in ("auto", "safetensors", "pt") or not folder.is_dir():
+        return
+    if not any(file.suffix in WEIGHTS for file in folder.iterdir()):
+        allowed = f"a folder with weights, or --load-format dummy; {load_format} takes {', '.join(WEIGHTS)}"
+        raise ExpertPolicyError("--model-path", path, f"there are no weights in it; allowed is {allowed}")
 
 
 def check_attention(model: MoeModel, config: Any) -> None:

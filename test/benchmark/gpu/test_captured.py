@@ -50,7 +50,7 @@ def test_a_pair_captures_the_same_sizes(commands, name):
 
 
 def test_what_a_variant_captures_is_its_own(commands):
-    assert [read_sizes(one)[:3] for one in commands(replay.LIVE.values())] == [[8], [1, 2, 3], [8]]
+    assert [read_sizes(one)[:3] for one in commands([*replay.LIVE.values()])] == [[8], [1, 2, 3], [8]]
 
 
 def test_the_servers_of_the_other_verbs_too(monkeypatch):

@@ -14,7 +14,7 @@ import requests
 
 from benchmark.common.server import Server, free_port
 from grafana.monitoring import FOLDER, fill, list_panels, read_configuration, read_dashboard, read_rules
-from served.answers import LAYERS, parse_metrics, read_prompts
+from served.answers import LAYERS, parse_metrics, read_plans, read_prompts
 from served.release import LATEST
 from sglang_xshare.cli import main
 from sglang_xshare.live import PATH
@@ -60,8 +60,12 @@ def test_top_shows_what_the_server_counts(server, tiny_model, capsys):
     assert sum(layer["experts_after"] for layer in counted["by_layer"]) == counted["experts_after"]
     assert metrics["experts_after_total"] <= counted["experts_after"]
     assert main(["top", server.url, "--once"]) == 0
-    assert "active experts since the last: " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "active experts since the last: " in out
+    assert "by layer, since the last switch:" in out
     switch(server, {"policy": "observe", "plans": ["oea:k0=3"]})
+    assert read_plans(server.get("/metrics")) == [server.get(PATH)["plan_hash"]]
+    assert [layer["after"] for layer in look(capsys, server)["layers"]] == [None] * LAYERS
 
 
 def test_a_server_without_metrics_or_policy_is_one_line(patched_release, tiny_model, capsys):

@@ -61,7 +61,6 @@ class Gauge:
         for start in range(0, len(samples) - batch + 1, batch):
             some = samples[start : start + batch]
             forced += self.server.force([one.prompt for one in some], [one.text for one in some], TOP)
-        self.hold.get_policy()
         return forced
 
 

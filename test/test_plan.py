@@ -1,128 +1,109 @@
 """A wrong plan is one clear line, and a plan knows what it can do."""
 
 import math
-import re
+from typing import Any
 
 import pytest
 
 import sglang_xshare
+from refused import refused
 from sglang_xshare import Router, SelectionPlan, build_plan
 from sglang_xshare.plan import KEYS
 from sglang_xshare.policies.spelling import parse_policy
 
-INTEGER = "an integer of at least"
-POLICIES = "vanilla, pruned, dynamic-skip, xshare, oea, lynx-lat, lynx-acc, moe-spec, custom, observe"
-BUDGETS = "add, add_per_request, mass, target_per_rank"
-PERMUTATION = "a list of all expert ids, each once"
 STATIC = {"budget": 2, "ranking": "static"}
 ORDER = {"ranking": "static", "order": [2, 0, 1]}
 
 
-@pytest.mark.parametrize(
-    ("policy", "keys", "line"),
-    [
-        # Types: nothing is converted.
-        ("xshare", {"k0": True}, f"k0 = True: allowed is {INTEGER} 0"),
-        ("xshare", {"k0": "3"}, f"k0 = '3': allowed is {INTEGER} 0"),
-        ("xshare", {"k0": 3.0}, f"k0 = 3.0: allowed is {INTEGER} 0"),
-        ("xshare", {"k0": None}, f"k0 = None: allowed is {INTEGER} 0"),
-        ("xshare", {"add": [24]}, f"add = [24]: allowed is {INTEGER} 0"),
-        ("xshare", {"mass": "0.5"}, "mass = '0.5': allowed is a number in (0, 1]"),
-        ("xshare", {"mass": True}, "mass = True: allowed is a number in (0, 1]"),
-        ("xshare", {"mass": math.nan}, "mass = nan: allowed is a number in (0, 1]"),
-        ("xshare", {"utility": 1}, "utility = 1: allowed is one of topk, full, squared"),
-        ("moe-spec", {"budget": 8, "coverage": "truncate", "rescue": 1}, "rescue = 1: allowed is true or false"),
-        ("moe-spec", {**STATIC, "order": "012"}, f"order = '012': allowed is {PERMUTATION}"),
-        # Ranges.
-        ("xshare", {"k0": -1}, f"k0 = -1: allowed is {INTEGER} 0"),
-        ("xshare", {"add": -24}, f"add = -24: allowed is {INTEGER} 0"),
-        ("xshare", {"add_per_request": -1}, f"add_per_request = -1: allowed is {INTEGER} 0"),
-        ("xshare", {"target_per_rank": 0}, f"target_per_rank = 0: allowed is {INTEGER} 1"),
-        ("xshare", {"mass": 0}, "mass = 0: allowed is a number in (0, 1]"),
-        ("xshare", {"mass": 1.01}, "mass = 1.01: allowed is a number in (0, 1]"),
-        ("xshare", {"p": 0.0}, "p = 0.0: allowed is a number in (0, 1]"),
-        ("oea", {"k0": 0}, f"k0 = 0: allowed is {INTEGER} 1"),
-        ("oea", {"k0": 1, "kmax": 0}, f"kmax = 0: allowed is {INTEGER} 1"),
-        ("oea", {"k0": 1, "max_rank": 0}, f"max_rank = 0: allowed is {INTEGER} 1"),
-        ("pruned", {"k0": 0}, f"k0 = 0: allowed is {INTEGER} 1"),
-        ("lynx-lat", {"retain": 0}, f"retain = 0: allowed is {INTEGER} 1"),
-        ("lynx-lat", {"drop": -1}, f"drop = -1: allowed is {INTEGER} 0"),
-        ("lynx-acc", {"confidence": 0}, "confidence = 0: allowed is a number in (0, 1]"),
-        ("lynx-acc", {"confidence": 0.5, "max_voters": 0}, f"max_voters = 0: allowed is {INTEGER} 1"),
-        ("moe-spec", {"budget": 0}, f"budget = 0: allowed is {INTEGER} 1"),
-        ("dynamic-skip", {"beta": 1.5}, "beta = 1.5: allowed is a number in [0, 1]"),
-        ("xshare", {"own_share": -0.1}, "own_share = -0.1: allowed is a number in [0, 1]"),
-        ("oea", {"k0": 1, "own_share": 1.1}, "own_share = 1.1: allowed is a number in [0, 1]"),
-        ("xshare", {"own_share": math.nan}, "own_share = nan: allowed is a number in [0, 1]"),
-        ("xshare", {"own_share": None}, "own_share = None: allowed is a number in [0, 1]"),
-        ("xshare", {"balance": "even"}, "balance = 'even': allowed is one of literal, fill, level"),
-        ("moe-spec", {"budget": 8, "ranking": "votes"}, "ranking = 'votes': allowed is one of router, static"),
-        ("moe-spec", {"budget": 8, "coverage": "own"}, "coverage = 'own': allowed is one of substitute, truncate"),
-        # Permutations.
-        *(
-            ("moe-spec", {**STATIC, "order": order}, f"order = {order!r}: allowed is {PERMUTATION}")
-            for order in ([], [0, 0, 1], [1, 2, 3], [0, 1, True], [0, 1.0], [0, [1]])
-        ),
-        # Names, and keys that are missing.
-        ("nope", {}, f"policy = 'nope': allowed is one of {POLICIES}"),
-        ({"k0": 1}, {}, "policy = {'k0': 1}: allowed is an object with a key \"policy\""),
-        (
-            "oea",
-            {"k0": 1, "add": 2},
-            "add = 2: oea has no such key; "
-            "allowed is k0, p, kmax, max_rank, target_per_rank, free_residents, own_share",
-        ),
-        ("vanilla", {"k0": 1}, "k0 = 1: vanilla has no such key; allowed is none"),
-        ("custom", {"policy_": 1}, f"policy_ = 1: custom has no such key; allowed is {', '.join(KEYS)}"),
-        ("moe-spec", {}, f"budget is missing: moe-spec needs {INTEGER} 1"),
-        ("lynx-acc", {"min_votes": 2}, "confidence is missing: lynx-acc needs a number in (0, 1]"),
-        ("dynamic-skip", {}, "beta is missing: dynamic-skip needs a number in [0, 1]"),
-        # Keys that rule each other out.
-        ("lynx-lat", {}, "retain = None, drop = None: lynx-lat needs exactly one of them"),
-        ("lynx-lat", {"retain": 8, "drop": 8}, "retain = 8, drop = 8: lynx-lat needs exactly one of them"),
-        ("oea", {"k0": 3, "kmax": 2}, "kmax = 2: allowed only from k0 = 3 up"),
-        ("xshare", {"balance": "fill"}, "balance = 'fill': allowed only with target_per_rank"),
-        ("xshare", {"balance": "level"}, "balance = 'level': allowed only with target_per_rank"),
-        ("moe-spec", {"budget": 2, "ranking": "static"}, "ranking = 'static': allowed only with order"),
-        ("moe-spec", {"budget": 2, "order": [1, 0]}, "order = (1, 0): allowed only with ranking static"),
-        (
-            "moe-spec",
-            {"budget": 2, "utility": "squared", **ORDER},
-            "utility = 'squared': allowed only with ranking router, a static order asks no scores",
-        ),
-        ("moe-spec", {"budget": 2, "rescue": False}, "rescue = False: allowed only with coverage truncate"),
-        ("custom", {"budget": 2, "add": 1}, f"budget = 2: allowed only without {BUDGETS} and confidence"),
-        ("custom", {"confidence": 0.5, "mass": 0.5}, f"confidence = 0.5: allowed only without {BUDGETS}"),
-        ("custom", {"budget": 2, "drop": 1, "ranking": "votes"}, "drop = 1: allowed only without budget"),
-        ("custom", {"drop": 1}, "drop = 1: allowed only with ranking votes"),
-        (
-            "custom",
-            {"drop": 1, "ranking": "votes", "add": 1},
-            f"drop = 1: allowed only without {BUDGETS} and confidence",
-        ),
-        ("custom", {"ranking": "votes"}, "ranking = 'votes': allowed only with budget or drop"),
-        ("custom", {"scope": "request"}, "scope = 'request': allowed only with budget or drop"),
-        (
-            "custom",
-            {"coverage": "own", "add": 1},
-            "coverage = 'own': allowed only without a budget, which its rows could not use",
-        ),
-        ("custom", {"k0": 1, "max_voters": 4}, "max_voters = 4: allowed only with confidence"),
-        ("custom", {"k0": 1, "min_votes": 4}, "min_votes = 4: allowed only with confidence"),
-        ("custom", {"beta": 0.5}, "beta = 0.5: allowed only with coverage own"),
-        ("custom", {"coverage": "own", "kmax": 4}, "kmax = 4: allowed only with coverage substitute"),
-        (
-            "moe-spec",
-            {"budget": 2, "coverage": "truncate", "own_share": 0.5},
-            "own_share = 0.5: allowed only with coverage substitute or own",
-        ),
-        ("custom", {"coverage": "truncate", "max_rank": 4}, "max_rank = 4: allowed only with coverage substitute"),
-    ],
-    ids=lambda value: re.sub(r"\W+", " ", str(value))[:40],
-)
-def test_a_wrong_plan_is_one_clear_line(policy, keys, line):
-    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
-        build_plan(policy, **keys)
+WRONG: list[tuple[Any, dict[str, Any], str]] = [
+    # Types: nothing is converted.
+    ("xshare", {"k0": True}, "k0 = True"),
+    ("xshare", {"k0": "3"}, "k0 = '3'"),
+    ("xshare", {"k0": 3.0}, "k0 = 3.0"),
+    ("xshare", {"k0": None}, "k0 = None"),
+    ("xshare", {"add": [24]}, "add = [24]"),
+    ("xshare", {"mass": "0.5"}, "mass = '0.5'"),
+    ("xshare", {"mass": True}, "mass = True"),
+    ("xshare", {"mass": math.nan}, "mass = nan"),
+    ("xshare", {"utility": 1}, "utility = 1"),
+    ("moe-spec", {"budget": 8, "coverage": "truncate", "rescue": 1}, "rescue = 1"),
+    ("moe-spec", {**STATIC, "order": "012"}, "order = '012'"),
+    # Ranges.
+    ("xshare", {"k0": -1}, "k0 = -1"),
+    ("xshare", {"add": -24}, "add = -24"),
+    ("xshare", {"add_per_request": -1}, "add_per_request = -1"),
+    ("xshare", {"target_per_rank": 0}, "target_per_rank = 0"),
+    ("xshare", {"mass": 0}, "mass = 0"),
+    ("xshare", {"mass": 1.01}, "mass = 1.01"),
+    ("xshare", {"p": 0.0}, "p = 0.0"),
+    ("oea", {"k0": 0}, "k0 = 0"),
+    ("oea", {"k0": 1, "kmax": 0}, "kmax = 0"),
+    ("oea", {"k0": 1, "max_rank": 0}, "max_rank = 0"),
+    ("pruned", {"k0": 0}, "k0 = 0"),
+    ("lynx-lat", {"retain": 0}, "retain = 0"),
+    ("lynx-lat", {"drop": -1}, "drop = -1"),
+    ("lynx-acc", {"confidence": 0}, "confidence = 0"),
+    ("lynx-acc", {"confidence": 0.5, "max_voters": 0}, "max_voters = 0"),
+    ("moe-spec", {"budget": 0}, "budget = 0"),
+    ("dynamic-skip", {"beta": 1.5}, "beta = 1.5"),
+    ("xshare", {"own_share": -0.1}, "own_share = -0.1"),
+    ("oea", {"k0": 1, "own_share": 1.1}, "own_share = 1.1"),
+    ("xshare", {"own_share": math.nan}, "own_share = nan"),
+    ("xshare", {"own_share": None}, "own_share = None"),
+    ("xshare", {"balance": "even"}, "balance = 'even'"),
+    ("moe-spec", {"budget": 8, "ranking": "votes"}, "ranking = 'votes'"),
+    ("moe-spec", {"budget": 8, "coverage": "own"}, "coverage = 'own'"),
+    # Permutations.
+    *(
+        ("moe-spec", {**STATIC, "order": order}, f"order = {order!r}")
+        for order in ([], [0, 0, 1], [1, 2, 3], [0, 1, True], [0, 1.0], [0, [1]])
+    ),
+    # Names, and keys that are missing.
+    ("nope", {}, "policy = 'nope'"),
+    ({"k0": 1}, {}, "policy = {'k0': 1}"),
+    ("oea", {"k0": 1, "add": 2}, "add = 2"),
+    ("vanilla", {"k0": 1}, "k0 = 1"),
+    ("custom", {"policy_": 1}, "policy_ = 1"),
+    ("moe-spec", {}, "budget is missing"),
+    ("lynx-acc", {"min_votes": 2}, "confidence is missing"),
+    ("dynamic-skip", {}, "beta is missing"),
+    # Keys that rule each other out.
+    ("lynx-lat", {}, "retain = None, drop = None"),
+    ("lynx-lat", {"retain": 8, "drop": 8}, "retain = 8, drop = 8"),
+    ("oea", {"k0": 3, "kmax": 2}, "kmax = 2"),
+    ("xshare", {"balance": "fill"}, "balance = 'fill'"),
+    ("xshare", {"balance": "level"}, "balance = 'level'"),
+    ("moe-spec", {"budget": 2, "ranking": "static"}, "ranking = 'static'"),
+    ("moe-spec", {"budget": 2, "order": [1, 0]}, "order = (1, 0)"),
+    ("moe-spec", {"budget": 2, "utility": "squared", **ORDER}, "utility = 'squared'"),
+    ("moe-spec", {"budget": 2, "rescue": False}, "rescue = False"),
+    ("custom", {"budget": 2, "add": 1}, "budget = 2"),
+    ("custom", {"confidence": 0.5, "mass": 0.5}, "confidence = 0.5"),
+    ("custom", {"budget": 2, "drop": 1, "ranking": "votes"}, "drop = 1"),
+    ("custom", {"drop": 1}, "drop = 1"),
+    ("custom", {"drop": 1, "ranking": "votes", "add": 1}, "drop = 1"),
+    ("custom", {"ranking": "votes"}, "ranking = 'votes'"),
+    ("custom", {"scope": "request"}, "scope = 'request'"),
+    ("custom", {"coverage": "own", "add": 1}, "coverage = 'own'"),
+    ("custom", {"k0": 1, "max_voters": 4}, "max_voters = 4"),
+    ("custom", {"k0": 1, "min_votes": 4}, "min_votes = 4"),
+    ("custom", {"beta": 0.5}, "beta = 0.5"),
+    ("custom", {"coverage": "own", "kmax": 4}, "kmax = 4"),
+    ("moe-spec", {"budget": 2, "coverage": "truncate", "own_share": 0.5}, "own_share = 0.5"),
+    ("custom", {"coverage": "truncate", "max_rank": 4}, "max_rank = 4"),
+]
+REFUSED = {f"{policy} {keys}": (policy, keys, what) for policy, keys, what in WRONG}
+
+
+def refuse(case: str, *_: Any) -> None:
+    policy, keys, _what = REFUSED[case]
+    build_plan(policy, **keys)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_wrong_plan_is_one_clear_line(case):
+    with refused(REFUSED[case][-1]):
+        refuse(case)
 
 
 def test_numbers_take_their_normal_form():
@@ -150,9 +131,9 @@ def test_a_free_plan_is_the_same_plan():
 @pytest.mark.parametrize(
     ("keys", "ranks", "line"),
     [
-        ({"policy": "xshare", "k0": 9}, 1, "k0 = 9: allowed is at most the model's top-k, 8"),
-        ({"policy": "xshare", "target_per_rank": 5}, 1, "target_per_rank = 5: allowed only with expert parallelism"),
-        ({"policy": "moe-spec", "budget": 2, **ORDER}, 1, "order of 3 experts: allowed is all 64 experts once"),
+        ({"policy": "xshare", "k0": 9}, 1, "k0 = 9"),
+        ({"policy": "xshare", "target_per_rank": 5}, 1, "target_per_rank = 5"),
+        ({"policy": "moe-spec", "budget": 2, **ORDER}, 1, "order of 3 experts"),
         ({"policy": "xshare", "k0": 8}, 1, None),
         ({"policy": "xshare", "target_per_rank": 5}, 2, None),
     ],
@@ -162,7 +143,7 @@ def test_a_plan_is_checked_against_the_model(keys, ranks, line):
     if line is None:
         plan.check(Router(8), 64, ranks=ranks)
         return
-    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+    with refused(line):
         plan.check(Router(8), 64, ranks=ranks)
 
 
@@ -171,8 +152,7 @@ def test_own_share_takes_weights_that_renormalize(policy):
     name, keys = parse_policy(policy)
     plan = build_plan(name, **keys, own_share=0.75)
     plan.check(Router(8), 64)
-    line = "own_share = 0.75: allowed only with a model that renormalizes its weights"
-    with pytest.raises(ValueError, match=f"^{line}$"):
+    with refused("own_share = 0.75"):
         plan.check(Router(8, renormalize=False), 64)
     build_plan(name, **keys).check(Router(8, renormalize=False), 64)
 

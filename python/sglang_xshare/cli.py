@@ -22,7 +22,9 @@ from .version import __version__
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Returns its exit code; a wrong command line exits with 1."""
-    parser = Parser(prog="sglang-xshare", description="Batch-aware expert selection for SGLang.")
+    parser: argparse.ArgumentParser = Parser(
+        prog="sglang-xshare", description="Batch-aware expert selection for SGLang."
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers: Any = parser.add_subparsers(required=True, metavar="COMMAND")
     add_patch_parser(subparsers)

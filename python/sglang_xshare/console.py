@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 
@@ -17,8 +17,8 @@ PIPED = 120
 class Parser(argparse.ArgumentParser):
     """Tells a wrong command line in one line, as every other error of a verb is told, and ends with 1."""
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._negative_number_matcher = re.compile(r"-\.?\d|-inf|-nan")  # so is -3% a value, not a flag
 
     def error(self, message: str) -> NoReturn:

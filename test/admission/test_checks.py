@@ -9,7 +9,7 @@ import pytest
 from sglang_xshare import hooks
 from sglang_xshare.admission import checks
 from sglang_xshare.admission.arguments import Arguments
-from sglang_xshare.admission.checks import AFFINITY, CHECKS, GIVEN, PLACEMENT, RESOLVED, STAGE, Check, Start
+from sglang_xshare.admission.checks import AFFINITY, CHECKS, GIVEN, PLACEMENT, RESOLVED, STAGE, STARTED, Check, Start
 from sglang_xshare.refusal import ExpertPolicyError
 
 POLICY = SimpleNamespace(expert_policy="xshare")
@@ -33,7 +33,9 @@ def test_the_list_is_whole():
     names = [check.name for check in CHECKS]
     assert len(set(names)) == len(names)
     phases = [check.when for check in CHECKS]
-    assert phases == sorted(phases, key=[GIVEN, RESOLVED].index), "in the order in which a server comes to them"
+    assert phases == sorted(phases, key=[GIVEN, RESOLVED, STARTED].index), (
+        "in the order in which a server comes to them"
+    )
     for check in CHECKS:
         assert check.of in (PLACEMENT, STAGE, AFFINITY)
         assert check.after is None or check.after in names[: names.index(check.name)], check

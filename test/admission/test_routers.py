@@ -1,12 +1,12 @@
 """What a loaded model's routers rule out."""
 
-import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from refused import refused
 from sglang_xshare import Router, build_plan
 from sglang_xshare.admission.routers import check_plans, check_router, count_hashed
 from sglang_xshare.stage.layer import FILLED
@@ -30,25 +30,15 @@ def test_more_columns_fit_a_plain_router_and_a_shared_expert_that_stays_in_its_p
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    ("arguments", "named"),
     [
-        (
-            {"num_shared": 1, "dispatch": "static"},
-            "kmax = 6: upstream would take its fused shared expert for one of the routed; allowed is 4, or "
-            "--disable-shared-experts-fusion",
-        ),
-        (
-            {"router": Router(4, quota_groups=2)},
-            "kmax = 6: the router takes 2 experts of each group; allowed is the model's top-k, 4",
-        ),
-        (
-            {"gate": SimpleNamespace(e_score_correction_bias_vl=torch.zeros(4))},
-            "DeepSeek-V4.1 routes by another function where it takes images; allowed is a model without",
-        ),
+        ({"num_shared": 1, "dispatch": "static"}, "^kmax = 6: .*--disable-shared-experts-fusion$"),
+        ({"router": Router(4, quota_groups=2)}, "^kmax = 6: .* 2 experts of each group"),
+        ({"gate": SimpleNamespace(e_score_correction_bias_vl=torch.zeros(4))}, "^DeepSeek-V4.1 "),
     ],
 )
-def test_what_does_not_fit_is_refused(arguments, line):
-    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+def test_what_does_not_fit_is_refused(arguments, named):
+    with pytest.raises(ValueError, match=named):
         check(**{"router": Router(4), **arguments})
 
 
@@ -56,9 +46,7 @@ def test_on_amd_a_wider_row_would_lose_its_shared_expert(monkeypatch):
     """aiter's column is added to rows that are narrower than with it."""
     monkeypatch.setattr("sglang_xshare.admission.routers.appends_shared", lambda: True)
     check(Router(4))
-    with pytest.raises(
-        ValueError, match=r"^kmax = 6: upstream would take its fused shared expert for one of the routed"
-    ):
+    with refused("kmax = 6"):
         check(Router(4), num_shared=1)
 
 

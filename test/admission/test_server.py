@@ -35,6 +35,7 @@ WRITTEN: dict[str, tuple[Path, dict[str, object]]] = {
     "another-target": (TARGET, {"vocab_size": 2048}),
     "narrower": (TARGET, {"hidden_size": 64}),
     "dense": (TARGET, {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_experts": None}),
+    "without-weights": (TARGET, {}),
     "not-renormalizing": (TARGET, {"norm_topk_prob": False}),
 }
 TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
@@ -43,6 +44,7 @@ BACKENDS = ("--prefill-attention-backend", "intel_amx", "--decode-attention-back
 REFUSED: dict[str, tuple[str, ...]] = {
     "unknown policy": ("--expert-policy", "nope"),
     "unreadable file": keys("/nowhere/policy.json"),
+    "folder without weights": (*POLICY, "--model-path", "{written}/without-weights"),
     "deterministic mode": (*POLICY, "--enable-deterministic-inference"),
     "torch.compile": (*POLICY, "--enable-torch-compile"),
     "sorted slots without a GPU": (*POLICY, "--expert-policy-align"),
@@ -131,6 +133,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "no policy": (),
     "vanilla": ("--expert-policy", "vanilla"),
     "bare xshare": POLICY,
+    "weights that are made up": (*POLICY, "--model-path", "{written}/without-weights", "--load-format", "dummy"),
     "a policy with its keys": ("--expert-policy", "xshare:k0=1,add=12", "--expert-policy-config", '{"min_tokens": 4}'),
     "masking alone": ("--mask-padding-experts",),
     "replicas that nothing dispatches to": (*POLICY, "--tp", "2", "--ep", "2", "--ep-num-redundant-experts", "2"),

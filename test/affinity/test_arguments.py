@@ -73,10 +73,7 @@ SERVERS: dict[str, tuple[dict[str, Any], str]] = {
     "other experts": ({"text": {"num_experts": 128}}, FILE),
     "other layers": ({"text": {"num_hidden_layers": 3}}, FILE),
     "a dense layer": ({"text": {"num_hidden_layers": 6, "mlp_only_layers": [0]}}, FILE),
-    "a first dense layer": (
-        {"text": {"num_hidden_layers": 6, "first_k_dense_replace": 1, "moe_layer_freq": 1}},
-        FILE,
-    ),
+    "a first dense layer": ({"text": {"num_hidden_layers": 6, "first_k_dense_replace": 1, "moe_layer_freq": 1}}, FILE),
 }
 REFUSED = FLAGS | SERVERS
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from refused import refused
 from sglang_xshare import hooks
 from sglang_xshare.admission.moe_model import MoeModel
 from sglang_xshare.live import METHOD
@@ -125,22 +126,22 @@ def test_none_is_vanilla(none, control):
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({}, "policy is missing: allowed is an object such as"),
+    ({}, "policy is missing"),
     ({"k0": 1}, "policy is missing"),
-    ({"policy": "xhsare"}, "policy = 'xhsare': allowed is one of .*; did you mean xshare?"),
-    ({"policy": 3}, "policy = 3: allowed is one of"),
-    ({"policy": "xshare", "k00": 1}, "k00 = 1: xshare has no such key; .* did you mean k0?"),
-    ({"policy": "xshare", "k0": "1"}, "k0 = '1': allowed is an integer"),
-    ({"policy": "xshare", "k0": TOP_K + 1}, f"k0 = {TOP_K + 1}: allowed is at most the model's top-k, {TOP_K}"),
-    ({"policy": "xshare", "target_per_rank": 4}, "target_per_rank = 4: allowed only with expert parallelism"),
-    ({"policy": "xshare", "add_per_request": 4}, "add_per_request = 4: without speculative decoding"),
+    ({"policy": "xhsare"}, "policy = 'xhsare'"),
+    ({"policy": 3}, "policy = 3"),
+    ({"policy": "xshare", "k00": 1}, "k00 = 1"),
+    ({"policy": "xshare", "k0": "1"}, "k0 = '1'"),
+    ({"policy": "xshare", "k0": TOP_K + 1}, f"k0 = {TOP_K + 1}"),
+    ({"policy": "xshare", "target_per_rank": 4}, "target_per_rank = 4"),
+    ({"policy": "xshare", "add_per_request": 4}, "add_per_request = 4"),
     ({"policy": "moe-spec", "budget": 4}, "moe-spec without speculative decoding"),
-    ({"policy": "vanilla", "k0": 1}, "k0: vanilla has no keys"),
-    ({"policy": "xshare", "layers": {"7": {"k0": 2}}}, "layers 7: the model's layers are 0 to 2"),
-    ({"policy": "xshare", "layers": {"0": 3}}, "layers '0' = 3: allowed is an object"),
+    ({"policy": "vanilla", "k0": 1}, "k0"),
+    ({"policy": "xshare", "layers": {"7": {"k0": 2}}}, "layers 7"),
+    ({"policy": "xshare", "layers": {"0": 3}}, "layers '0' = 3"),
     ({"policy": "xshare", "min_tokens": 17}, "no batch would have min_tokens = 17 rows"),
     ({"policy": "oea", "k0": 0}, "k0 = 0"),
-    ({"policy": "xshare", "recapture": True}, "recapture = True: xshare has no such key"),
+    ({"policy": "xshare", "recapture": True}, "recapture = True"),
 ]
 
 
@@ -158,10 +159,10 @@ def test_bad_input_gets_one_line_and_changes_nothing(body, line, control):
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"pp_size": 2}, "--pp-size 2: a pipeline's stages run different steps; allowed is 1"),
+        ({"pp_size": 2}, "--pp-size 2"),
         (
             {"attn_dp_size": 2, "enable_dp_attention": True, "enable_dp_attention_local_control_broadcast": True},
-            "--enable-dp-attention-local-control-broadcast: ranks would switch at different steps",
+            "--enable-dp-attention-local-control-broadcast",
         ),
     ],
 )
@@ -182,7 +183,7 @@ def test_what_a_loaded_layers_runner_cannot_follow_is_refused(control):
     """Known of the layer alone where --moe-runner-backend is auto."""
     asked = control()
     asked.stage.layers[1][1].takes_kmax = False
-    with pytest.raises(ValueError, match="kmax = 6: the layers' MoE runner uses top-k; allowed is 4"):
+    with refused("kmax = 6"):
         asked.post({"policy": "oea", "kmax": 6}, REPORTER)
     assert asked.stage.switches == 0
     assert asked.post({"policy": "oea", "kmax": TOP_K}, REPORTER)["switches"] == 1

@@ -1,11 +1,11 @@
 """Where and when a policy applies: phases, batch sizes, layers."""
 
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from refused import refused
 from sglang_xshare import build_plan
 from sglang_xshare.policies.schedule import Schedule, build_schedule
 
@@ -83,201 +83,91 @@ def test_plans_finds_every_combination():
 
 
 REFUSED: dict[str, tuple[str, bool, dict[str, Any], str]] = {
-    "phases is no list": (
-        "xshare",
-        False,
-        {"phases": "decode"},
-        "phases = 'decode': allowed is a list of 'decode' and 'verify'",
-    ),
-    "phases is empty": ("xshare", False, {"phases": []}, "phases = []: allowed is a list of 'decode' and 'verify'"),
-    "unknown phase": (
-        "xshare",
-        False,
-        {"phases": ["prefill"]},
-        "phases = ['prefill']: allowed is a list of 'decode' and 'verify'",
-    ),
-    "verify without speculation": (
-        "xshare",
-        False,
-        {"phases": ["verify"]},
-        "phases = ['verify']: only speculative decoding verifies; allowed here is [\"decode\"]",
-    ),
-    "decode with speculation": (
-        "xshare",
-        True,
-        {"phases": ["decode"]},
-        "phases = ['decode']: speculative decoding verifies at every step; allowed here is [\"verify\"]",
-    ),
-    "min_tokens is text": (
-        "xshare",
-        False,
-        {"min_tokens": "2"},
-        "min_tokens = '2': allowed is an integer of at least 1",
-    ),
-    "min_tokens is zero": ("xshare", False, {"min_tokens": 0}, "min_tokens = 0: allowed is an integer of at least 1"),
-    "max_tokens is a bool": (
-        "xshare",
-        False,
-        {"max_tokens": True},
-        "max_tokens = True: allowed is an integer of at least 1",
-    ),
-    "max_tokens is null": (
-        "xshare",
-        False,
-        {"max_tokens": None},
-        "max_tokens = None: allowed is an integer of at least 1",
-    ),
-    "rows of one request": ("xshare", False, {"rows": "request"}, "rows = 'request': allowed is 'batch' or 'rank'"),
+    "phases is no list": ("xshare", False, {"phases": "decode"}, "phases = 'decode'"),
+    "phases is empty": ("xshare", False, {"phases": []}, "phases = []"),
+    "unknown phase": ("xshare", False, {"phases": ["prefill"]}, "phases = ['prefill']"),
+    "verify without speculation": ("xshare", False, {"phases": ["verify"]}, "phases = ['verify']"),
+    "decode with speculation": ("xshare", True, {"phases": ["decode"]}, "phases = ['decode']"),
+    "min_tokens is text": ("xshare", False, {"min_tokens": "2"}, "min_tokens = '2'"),
+    "min_tokens is zero": ("xshare", False, {"min_tokens": 0}, "min_tokens = 0"),
+    "max_tokens is a bool": ("xshare", False, {"max_tokens": True}, "max_tokens = True"),
+    "max_tokens is null": ("xshare", False, {"max_tokens": None}, "max_tokens = None"),
+    "rows of one request": ("xshare", False, {"rows": "request"}, "rows = 'request'"),
     "a rank's rows under observe": (
         "observe",
         False,
         {"plans": ["xshare:k0=1,add=8,rows=rank"]},
-        "plans: xshare:k0=1,add=8,rows=rank: rows = 'rank': allowed is 'batch', which observe looks at",
+        "plans: xshare:k0=1,add=8,rows=rank: rows = 'rank'",
     ),
-    "max below min": (
-        "xshare",
-        False,
-        {"min_tokens": 8, "max_tokens": 4},
-        "max_tokens = 4: allowed is at least min_tokens = 8",
-    ),
-    "max below the default min": (
-        "xshare",
-        False,
-        {"max_tokens": 1},
-        "max_tokens = 1: allowed is at least min_tokens = 2",
-    ),
-    "layers is a list": (
-        "xshare",
-        False,
-        {"layers": [0]},
-        'layers = [0]: allowed is an object such as {"0-3": {"k0": 2}}',
-    ),
-    "layer is no number": (
-        "xshare",
-        False,
-        {"layers": {"first": {}}},
-        "layers 'first': allowed is a number from 0 or a range such as \"0-3\"",
-    ),
-    "range runs backwards": (
-        "xshare",
-        False,
-        {"layers": {"3-1": {}}},
-        "layers '3-1': allowed is a number from 0 or a range such as \"0-3\"",
-    ),
-    "batch of no row": (
-        "xshare",
-        False,
-        {"by_batch": {"0": {"k0": 2}}},
-        "by_batch '0': allowed is a number from 1 or a range such as \"1-3\"",
-    ),
-    "batch the policy never sees": (
-        "xshare",
-        False,
-        {"by_batch": {"1": {"k0": 2}}},
-        "by_batch 1: allowed is from min_tokens = 2",
-    ),
-    "batch above max_tokens": (
-        "xshare",
-        False,
-        {"max_tokens": 8, "by_batch": {"9-12": {"k0": 2}}},
-        "by_batch 9: allowed is from min_tokens = 2 to max_tokens = 8",
-    ),
-    "override is no object": (
-        "xshare",
-        False,
-        {"layers": {"0": 2}},
-        "layers '0' = 2: allowed is an object of the policy's own keys",
-    ),
+    "max below min": ("xshare", False, {"min_tokens": 8, "max_tokens": 4}, "max_tokens = 4"),
+    "max below the default min": ("xshare", False, {"max_tokens": 1}, "max_tokens = 1"),
+    "layers is a list": ("xshare", False, {"layers": [0]}, "layers = [0]"),
+    "layer is no number": ("xshare", False, {"layers": {"first": {}}}, "layers 'first'"),
+    "range runs backwards": ("xshare", False, {"layers": {"3-1": {}}}, "layers '3-1'"),
+    "batch of no row": ("xshare", False, {"by_batch": {"0": {"k0": 2}}}, "by_batch '0'"),
+    "batch the policy never sees": ("xshare", False, {"by_batch": {"1": {"k0": 2}}}, "by_batch 1"),
+    "batch above max_tokens": ("xshare", False, {"max_tokens": 8, "by_batch": {"9-12": {"k0": 2}}}, "by_batch 9"),
+    "override is no object": ("xshare", False, {"layers": {"0": 2}}, "layers '0' = 2"),
     "override holds a common key": (
         "xshare",
         False,
         {"layers": {"0": {"min_tokens": 4}}},
-        "layers '0' = {'min_tokens': 4}: allowed is an object of the policy's own keys",
+        "layers '0' = {'min_tokens': 4}",
     ),
-    "no expert at all": (
-        "custom",
-        False,
-        {},
-        "k0 = 0 without a budget selects no expert: allowed is k0 from 1 up, or a budget",
-    ),
+    "no expert at all": ("custom", False, {}, "k0 = 0 without a budget selects no expert"),
     "no expert at one batch size": (
         "xshare",
         False,
         {"k0": 0, "add": 8, "by_batch": {"4": {"add": 0}}},
-        "k0 = 0 without a budget selects no expert: allowed is k0 from 1 up, or a budget",
+        "k0 = 0 without a budget selects no expert",
     ),
-    "override holds a wrong value": (
-        "xshare",
-        False,
-        {"layers": {"7": {"k0": -1}}},
-        "k0 = -1: allowed is an integer of at least 0",
-    ),
-    "override holds a wrong key between two sizes": (
-        "xshare",
-        False,
-        {"by_batch": {"6-8": {"kmax": 4}}},
-        "kmax = 4: xshare has no such key; "
-        "allowed is k0, p, utility, add, add_per_request, mass, target_per_rank, balance, free_residents, own_share",
-    ),
-    "override's policy needs a key": (
-        "xshare",
-        False,
-        {"layers": {"1": {"policy": "moe-spec"}}},
-        "budget is missing: moe-spec needs an integer of at least 1",
-    ),
+    "override holds a wrong value": ("xshare", False, {"layers": {"7": {"k0": -1}}}, "k0 = -1"),
+    "override holds a wrong key between two sizes": ("xshare", False, {"by_batch": {"6-8": {"kmax": 4}}}, "kmax = 4"),
+    "override's policy needs a key": ("xshare", False, {"layers": {"1": {"policy": "moe-spec"}}}, "budget is missing"),
     "nothing is left": (
         "xshare",
         False,
         {"by_batch": {"1-9999": {"policy": "vanilla"}}, "max_tokens": 64},
-        "every layer and batch size is overridden to vanilla: the policy would never run",
+        "every layer and batch size is overridden to vanilla",
     ),
-    "budget by request without speculation": (
-        "xshare",
-        False,
-        {"k0": 1, "add_per_request": 4},
-        "add_per_request = 4: without speculative decoding every row would be a request of its own; "
-        "allowed is a budget of the batch, add",
-    ),
+    "budget by request without speculation": ("xshare", False, {"k0": 1, "add_per_request": 4}, "add_per_request = 4"),
     "budget by request in an override without speculation": (
         "xshare",
         False,
         {"by_batch": {"8": {"add_per_request": 2}}},
-        "add_per_request = 2: without speculative decoding every row would be a request of its own; "
-        "allowed is a budget of the batch, add",
+        "add_per_request = 2",
     ),
     "custom budget by request without speculation": (
         "custom",
         False,
         {"add": 8, "add_per_request": 1},
-        "add_per_request = 1: without speculative decoding every row would be a request of its own; "
-        "allowed is a budget of the batch, add",
+        "add_per_request = 1",
     ),
     "ranking by request in decode": (
         "moe-spec",
         False,
         {"budget": 8, "scope": "request", "phases": ["decode"]},
-        "scope = 'request': without speculative decoding every row would be a request of its own; allowed is \"batch\"",
+        "scope = 'request'",
     ),
     "custom ranking by request without speculation": (
         "custom",
         False,
         {"budget": 8, "scope": "request"},
-        "scope = 'request': without speculative decoding every row would be a request of its own; allowed is \"batch\"",
+        "scope = 'request'",
     ),
-    "policy among the keys": (
-        "xshare",
-        False,
-        {"policy": "oea"},
-        "policy = 'oea': allowed only in an override; --expert-policy names the policy",
-    ),
+    "policy among the keys": ("xshare", False, {"policy": "oea"}, "policy = 'oea'"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusal_names_key_value_and_what_is_allowed(name):
-    policy, speculative, config, line = REFUSED[name]
-    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
-        build_schedule(policy, config, speculative)
+def refuse(case: str, *_: Any) -> None:
+    policy, speculative, config, _what = REFUSED[case]
+    build_schedule(policy, config, speculative)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusal_names_key_and_value(case):
+    with refused(REFUSED[case][-1]):
+        refuse(case)
 
 
 def test_policies_by_request_need_speculation():
@@ -288,7 +178,7 @@ def test_policies_by_request_need_speculation():
 def test_layers_must_be_the_models():
     schedule = build(layers={"2-4": {"k0": 2}})
     assert schedule.plans(range(5))
-    with pytest.raises(ValueError, match=r"^layers 4: the model's layers are 0 to 3$"):
+    with refused("layers 4"):
         schedule.plans(range(4))
 
 

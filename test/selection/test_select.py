@@ -1,6 +1,5 @@
 """`select()` itself: backends, bad input, empty batches, and what its answer and its torch backend promise."""
 
-import re
 from dataclasses import fields
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from refused import refused
 from sglang_xshare import Batch, Router, RunnerSlots, Selection, build_plan, select
 from sglang_xshare.selection import BACKENDS
 
@@ -131,65 +131,47 @@ def test_every_backend_is_listed_and_auto_is_torch_on_the_cpu(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"router_logits": LOGITS[0]}, "router_logits float32 [16]: allowed is a float tensor [rows, experts]"),
-        ({"router_logits": LOGITS.long()}, "router_logits int64 [6, 16]: allowed is a float tensor [rows, experts]"),
-        ({"router_logits": torch.zeros(2, 1025)}, "router_logits float32 [2, 1025]: allowed is 1 to 1024 experts"),
-        ({"batch": Batch(torch.ones(5, dtype=torch.bool))}, "valid bool [5]: allowed is a bool tensor [6]"),
-        ({"batch": Batch(torch.ones(6))}, "valid float32 [6]: allowed is a bool tensor [6]"),
-        ({"batch": Batch(exact=torch.ones(5, dtype=torch.bool))}, "exact bool [5]: allowed is a bool tensor [6]"),
-        ({"batch": Batch(exact=torch.ones(6))}, "exact float32 [6]: allowed is a bool tensor [6]"),
-        ({"batch": Batch(None, 4)}, "tokens_per_request = 4: allowed is a divisor of the 6 rows"),
-        (
-            {"router": Router(4, "sigmoid", torch.zeros(8))},
-            "correction_bias float32 [8]: allowed is a float tensor [16]",
-        ),
-        (
-            {"router": Router(4, expert_scale=torch.zeros(8))},
-            "expert_scale float32 [8]: allowed is a float tensor [16]",
-        ),
-        ({"router": Router(5, quota_groups=5)}, "quota_groups = 5: allowed is a divisor of 16"),
-        (
-            {"router": Router(4, quota_groups=2), "plan": build_plan("oea", k0=2, kmax=6)},
-            "kmax = 6: the router takes 2 experts of each group; allowed is the model's top-k, 4",
-        ),
-        ({"router": Router(17)}, "top_k = 17: allowed is at most the number of experts, 16"),
-        ({"router": Router(4, num_expert_group=3, topk_group=1)}, "num_expert_group = 3: allowed is a divisor of 16"),
-        ({"rank_of_expert": [0] * 8}, "rank_of_expert int64 [8]: allowed is an integer tensor [16]"),
-        ({"plan": build_plan("oea", k0=5)}, "k0 = 5: allowed is at most the model's top-k, 4"),
-        (
-            {"plan": build_plan("xshare", target_per_rank=2)},
-            "target_per_rank = 2: allowed only with expert parallelism",
-        ),
-        (
-            {"plan": build_plan("moe-spec", budget=4, ranking="static", order=[1, 0])},
-            "order of 2 experts: allowed is all 16 experts once",
-        ),
-        ({"plan": build_plan("custom", k0=None, kmax=3)}, "kmax = 3: allowed is at least the warm-up, 4 experts"),
+        ({"router_logits": LOGITS[0]}, "router_logits float32 [16]"),
+        ({"router_logits": LOGITS.long()}, "router_logits int64 [6, 16]"),
+        ({"router_logits": torch.zeros(2, 1025)}, "router_logits float32 [2, 1025]"),
+        ({"batch": Batch(torch.ones(5, dtype=torch.bool))}, "valid bool [5]"),
+        ({"batch": Batch(torch.ones(6))}, "valid float32 [6]"),
+        ({"batch": Batch(exact=torch.ones(5, dtype=torch.bool))}, "exact bool [5]"),
+        ({"batch": Batch(exact=torch.ones(6))}, "exact float32 [6]"),
+        ({"batch": Batch(None, 4)}, "tokens_per_request = 4"),
+        ({"router": Router(4, "sigmoid", torch.zeros(8))}, "correction_bias float32 [8]"),
+        ({"router": Router(4, expert_scale=torch.zeros(8))}, "expert_scale float32 [8]"),
+        ({"router": Router(5, quota_groups=5)}, "quota_groups = 5"),
+        ({"router": Router(4, quota_groups=2), "plan": build_plan("oea", k0=2, kmax=6)}, "kmax = 6"),
+        ({"router": Router(17)}, "top_k = 17"),
+        ({"router": Router(4, num_expert_group=3, topk_group=1)}, "num_expert_group = 3"),
+        ({"rank_of_expert": [0] * 8}, "rank_of_expert int64 [8]"),
+        ({"plan": build_plan("oea", k0=5)}, "k0 = 5"),
+        ({"plan": build_plan("xshare", target_per_rank=2)}, "target_per_rank = 2"),
+        ({"plan": build_plan("moe-spec", budget=4, ranking="static", order=[1, 0])}, "order of 2 experts"),
+        ({"plan": build_plan("custom", k0=None, kmax=3)}, "kmax = 3"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
 def test_bad_input_is_one_clear_line(change, line):
     arguments = {"router_logits": LOGITS, "plan": XSHARE, "router": Router(4), **change}
-    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+    with refused(line):
         select(**arguments)
 
 
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda: Router(0), "top_k = 0: allowed is an integer of at least 1"),
-        (lambda: Router(True), "top_k = True: allowed is an integer of at least 1"),
-        (lambda: Router(4, "relu"), "scoring = 'relu': allowed is softmax, sigmoid, sqrtsoftplus"),
-        (lambda: Router(4, quota_groups=3), "quota_groups = 3: allowed is a divisor of top_k = 4"),
-        (
-            lambda: Router(4, quota_groups=2, num_expert_group=2, topk_group=1),
-            "quota_groups = 2: allowed only without num_expert_group",
-        ),
-        (lambda: Router(4, num_expert_group=2), "num_expert_group = 2, topk_group = None: allowed is both or neither"),
-        (lambda: Batch(None, 0), "tokens_per_request = 0: allowed is an integer of at least 1"),
+        (lambda: Router(0), "top_k = 0"),
+        (lambda: Router(True), "top_k = True"),
+        (lambda: Router(4, "relu"), "scoring = 'relu'"),
+        (lambda: Router(4, quota_groups=3), "quota_groups = 3"),
+        (lambda: Router(4, quota_groups=2, num_expert_group=2, topk_group=1), "quota_groups = 2"),
+        (lambda: Router(4, num_expert_group=2), "num_expert_group = 2, topk_group = None"),
+        (lambda: Batch(None, 0), "tokens_per_request = 0"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
 def test_a_router_or_batch_checks_itself(make, line):
-    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+    with refused(line):
         make()

@@ -13,20 +13,22 @@ from typing import Any
 from ..affinity import is_asked
 from ..affinity.arguments import FLAG, AffinityArguments, check_affinity, read_affinity
 from ..refusal import ExpertPolicyError, check_tree
-from ..stage.upstream.server import model_config, resolved
+from ..stage.upstream.server import model_config, resolved, spell
 from .all_to_all import check_model
 from .arguments import Arguments, read_arguments
 from .backend import check_experts, choose_runner, is_given
 from .draft import check_draft, check_draft_tokens
 from .expert_placement import check_placement, set_placement
-from .model import check_attention, check_path, check_schedule
+from .model import check_attention, check_path, check_schedule, check_weights
 from .modes import check_aligned, check_modes, check_observed, check_writers
 from .moe_model import MoeModel, read_model
 
 logger = logging.getLogger(__name__)
 
-GIVEN, RESOLVED = "given", "resolved"
-"""Before SGLang resolves the arguments, whose own errors are tracebacks; and after, before weights load."""
+GIVEN, RESOLVED, STARTED = "given", "resolved", "started"
+"""Before SGLang resolves the arguments, whose own errors are tracebacks; after, before weights load; and then, of a
+server that starts here: `sglang-xshare check` tells of servers that start elsewhere, and leaves these out.
+"""
 PLACEMENT, STAGE, AFFINITY = "placement", "stage", "affinity"
 """Parts of the arguments: `--expert-placement`; a policy or masked padding rows; expert-affinity dispatch."""
 
@@ -169,6 +171,11 @@ CHECKS = (
     Check("schedule", RESOLVED, STAGE, _check_schedule, after="model"),
     # Replicas that are none or on several machines, servers that do not tell what ended, a table of another model.
     Check("replicas", RESOLVED, AFFINITY, _check_replicas, after="affinity"),
+    # ---------------------------------------------------------------------------------------------- a server starts
+    # A model's folder without weights.
+    Check(
+        "weights", STARTED, STAGE, lambda start: check_weights(start.get("model_path"), spell(start.config.load_format))
+    ),
 )
 
 

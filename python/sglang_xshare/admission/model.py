@@ -19,6 +19,8 @@ from .idle_budgets import largest_batch, list_idle_budgets, list_unmet_overrides
 from .moe_model import MoeModel
 from .runners import TABLE, check_width
 
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+
 
 def check_path(path: Any) -> None:
     """Raise `ExpertPolicyError` for a --model-path that can only mean a folder, and is none. SGLang's own answer is a
@@ -28,6 +30,18 @@ def check_path(path: Any) -> None:
         return
     if path.startswith(("/", ".", "~")) or Path(path).parent.is_dir():
         raise ExpertPolicyError("--model-path", path, "not there; allowed is a model's folder, or a name for a hub")
+
+
+def check_weights(path: Any, load_format: str) -> None:
+    """Raise `ExpertPolicyError` for a model's folder without weights, where these are files: SGLang would start all its
+    processes, and end them with a traceback.
+    """
+    folder = Path(str(path))
+    if load_format not in ("auto", "safetensors", "pt") or not folder.is_dir():
+        return
+    if not any(file.suffix in WEIGHTS for file in folder.iterdir()):
+        allowed = f"a folder with weights, or --load-format dummy; {load_format} takes {', '.join(WEIGHTS)}"
+        raise ExpertPolicyError("--model-path", path, f"there are no weights in it; allowed is {allowed}")
 
 
 def check_attention(model: MoeModel, config: Any) -> None:

@@ -117,14 +117,14 @@ def tune(arguments: argparse.Namespace) -> None:
     )
     _leave(arguments.out, policy, found)
     name = policy.pop("policy")
+    lines = [f"Measured {bench.measured} times; report: {arguments.out}/report.json", *map(summarize, found)]
     if plot_found(found, arguments.out / "front.png"):
-        console.print(f"Plot: {arguments.out}/front.png")
-    console.print(f"Measured {bench.measured} times; report: {arguments.out}/report.json")
-    for one in found:
-        console.print(summarize(one))
+        lines.insert(0, f"Plot: {arguments.out}/front.png")
     if name != VANILLA_SETTING:
-        console.print(f"Now: sglang-xshare policy set {arguments.url} {name} --config {arguments.out}/plan.json")
-        console.print(f"Or start with: --expert-policy {name} --expert-policy-config {arguments.out}/plan.json")
+        lines.append(f"Now: sglang-xshare policy set {arguments.url} {name} --config {arguments.out}/plan.json")
+        lines.append(f"Or start with: --expert-policy {name} --expert-policy-config {arguments.out}/plan.json")
+    for line in lines:
+        console.print(line, soft_wrap=True)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from sglang_xshare.stage.evidence.balance import RankLoad, format_balance
 from sglang_xshare.stage.evidence.figures import PREFIX
 
 TINY = ROOT / "checkpoints" / "qwen3-moe-tiny"
-PAGE = (ROOT / "docs" / "estimate.md").read_text()
+PAGE = (ROOT / "docs" / "check.md").read_text()
 QWEN = COMMON | CONFIGS["qwen3-30b-a3b"]
 OEA = {"vanilla": (48.8, 175.7), "oea:k0=5": (35.1, 136.0), "oea:k0=3": (25.1, 106.8)}
 """OEA, Tables 3 and 4: active experts, and us of one MoE layer of Qwen3-30B-A3B in bf16 on an H100, 16 rows."""

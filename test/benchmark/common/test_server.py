@@ -130,5 +130,5 @@ with Server("model", release=Path({str(release)!r})) as server:
     family = [psutil.Process(session), *psutil.Process(session).children(recursive=True)]
     assert len(family) == 2
     driver.send_signal(how)
-    assert driver.wait(timeout=20) != 0
-    assert not psutil.wait_procs(family, timeout=10)[1]
+    assert driver.wait(timeout=60) != 0
+    assert not psutil.wait_procs(family, timeout=60)[1]

@@ -28,3 +28,9 @@ def attempt(tree: Path, model: Path, asked: Sequence[Sequence[str]]) -> list[Ans
     answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "null"))]
     assert len(answers) == len(lines)
     return answers
+
+
+def line_of(answer: Answer) -> str:
+    """What a refused server says."""
+    assert answer is not None
+    return str(answer["says"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from admission.refusals import LINES, Answer, attempt
+from admission.refusals import LINES, Answer, attempt, line_of
 from benchmark.common.paths import ROOT
 from served.eagle import eagle
 from served.release import LATEST, older_releases_take_long
@@ -89,4 +89,4 @@ def test_refused_with_one_exact_line(case, release, patched_release, tiny_model,
 def tell(tree: Path, model: Path, folder: Path) -> dict[str, str]:
     """The line of each case, for `refusals.json`."""
     answers = ask(tree, model, write_mixtral(model, folder), LATEST)
-    return {case: answers[REFUSED[case]]["says"].replace(str(folder), "{mixtral}") for case in REFUSED}
+    return {case: line_of(answers[REFUSED[case]]).replace(str(folder), "{mixtral}") for case in REFUSED}

@@ -79,7 +79,7 @@ REFUSED: dict[str, tuple[list[TopKConfig], int, dict[str, Any], str]] = {
 
 def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
     monkeypatch.setattr(start_layers, "read_placement", lambda model_runner: None)
-    configs, runners, flags, _ = REFUSED[case]
+    configs, runners, flags, _what = REFUSED[case]
     find(configs, runners, **flags)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from admission.refusals import LINES, Answer, attempt
+from admission.refusals import LINES, Answer, attempt, line_of
 from benchmark.common.paths import ROOT
 from served.release import LATEST, every_release, older_releases_take_long
 
@@ -176,7 +176,7 @@ def ask(tree: Path, model: Path, written: Path) -> dict[tuple[str, ...], Answer]
 def tell(tree: Path, model: Path, folder: Path) -> dict[str, str]:
     """The line of each case, for `refusals.json`."""
     answers = ask(tree, model, write_models(folder))
-    return {case: answers[REFUSED[case]]["says"].replace(str(folder), "{written}") for case in REFUSED}
+    return {case: line_of(answers[REFUSED[case]]).replace(str(folder), "{written}") for case in REFUSED}
 
 
 @every_release

@@ -12,7 +12,9 @@ from typing import Any
 
 from ..affinity import is_asked
 from ..affinity.arguments import FLAG, AffinityArguments, check_affinity, read_affinity
-from ..refusal import ExpertPolicyError, check_tree
+from ..patching.errors import PatchError
+from ..patching.status import check_patched
+from ..refusal import ExpertPolicyError
 from ..stage.upstream.server import model_config, resolved
 from .all_to_all import check_model
 from .arguments import Arguments, read_arguments
@@ -106,7 +108,17 @@ def _check_policy(start: Start) -> None:
 
 
 def _check_patched(start: Start) -> None:
-    check_tree("--expert-policy" if start.get("expert_policy") else "--mask-padding-experts")
+    _check_tree("--expert-policy" if start.get("expert_policy") else "--mask-padding-experts")
+
+
+def _check_tree(flag: str) -> None:
+    """Raise `ExpertPolicyError` unless the SGLang that runs is wholly patched by this version of the queue, for the
+    `flag` that needs it.
+    """
+    try:
+        check_patched()
+    except PatchError as error:
+        raise ExpertPolicyError(flag, None, str(error)) from None
 
 
 def _check_aligned(start: Start) -> None:
@@ -141,7 +153,7 @@ CHECKS = (
     # Flags of affinity without each other, values that are not allowed, a file that is no table.
     Check("affinity", GIVEN, AFFINITY, lambda start: start.affinity),
     # As above, for affinity.
-    Check("affinity's tree", GIVEN, AFFINITY, lambda start: check_tree(FLAG), after="affinity"),
+    Check("affinity's tree", GIVEN, AFFINITY, lambda start: _check_tree(FLAG), after="affinity"),
     # --------------------------------------------------------------------------------- SGLang resolves its arguments
     # Ranks that do not divide the model's experts or heads, or slices that end within quantized blocks.
     Check("ranks", RESOLVED, PLACEMENT, lambda start: check_placement(start.server_args), after="placement"),

@@ -133,10 +133,6 @@ def _check_schedule(start: Start) -> None:
         logger.warning(warning)
 
 
-def _check_replicas(start: Start) -> None:
-    check_affinity(start.server_args, start.affinity)
-
-
 CHECKS = (
     # No placement, or flags that place experts otherwise. Sets those that make it.
     Check("placement", GIVEN, PLACEMENT, lambda start: set_placement(start.server_args)),
@@ -180,7 +176,13 @@ CHECKS = (
     # A schedule that does not fit the model, the batch sizes or the MoE runner. Warns of budgets without an effect.
     Check("schedule", RESOLVED, STAGE, _check_schedule, after="model"),
     # Replicas that are none or on several machines, servers that do not tell what ended, a table of another model.
-    Check("replicas", RESOLVED, AFFINITY, _check_replicas, after="affinity"),
+    Check(
+        "affinity's server",
+        RESOLVED,
+        AFFINITY,
+        lambda start: check_affinity(start.server_args, start.affinity),
+        after="affinity",
+    ),
 )
 
 

@@ -17,7 +17,7 @@ LAYERS = (
     ("keys", "types", "gpus", "version", "console", "files", "patching", "patching.*", "refusal"),
     ("plan",),
     ("policies", "policies.*", "selection", "selection.*"),
-    ("stage.upstream", "stage.upstream.*"),  # the only code that reads SGLang's
+    ("stage.upstream", "stage.upstream.*"),  # what the stage and those above read of SGLang's code
     ("stage", "stage.*"),  # what runs every step
     ("affinity", "affinity.*"),
     ("admission", "admission.*"),  # what runs once: flags, refusals, the layers of a loaded model

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmark.common.server import Server
-
-PREFIX = "sglang:expert_policy_"
+from sglang_xshare.stage.evidence.figures import PREFIX
 
 
 @dataclass(frozen=True)

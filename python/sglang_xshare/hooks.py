@@ -54,9 +54,8 @@ def check_server(server_args: Any) -> None:
 
 
 def _raise_first(server_args: Any, when: str) -> None:
-    """Raise `Refused` for the first of the checks then that refuses. Without a flag of ours nothing is loaded."""
-    given = (getattr(server_args, name, None) for name in FLAGS)
-    if all(value is None or value is False for value in given) and not affinity.is_asked(server_args):
+    """Raise `Refused` for the first of the checks then that refuses."""
+    if not _is_asked(server_args):
         return
     from .admission.checks import Start, find_refusals
 
@@ -64,8 +63,16 @@ def _raise_first(server_args: Any, when: str) -> None:
         raise Refused(str(error)) from None
 
 
+def _is_asked(server_args: Any) -> bool:
+    """Whether any flag of ours is given. Without one nothing is loaded."""
+    given = (getattr(server_args, name, None) for name in FLAGS)
+    return affinity.is_asked(server_args) or not all(value is None or value is False for value in given)
+
+
 def capture_sizes(server_args: Any, sizes: list[int]) -> list[int]:
     """The default decode capture sizes, completed to every batch size up to 16 where the stage is on."""
+    if not _is_asked(server_args):
+        return sizes
     from .admission.arguments import is_on
 
     return sorted({*sizes, *range(1, 17)}) if is_on(server_args) else sizes
@@ -73,11 +80,11 @@ def capture_sizes(server_args: Any, sizes: list[int]) -> list[int]:
 
 def attach(model_runner: Any) -> None:
     """Put the stage around a loaded target model; a draft model is left alone."""
+    # Before a draft's arguments are read: where releases before 0.5.20 keep one record, it has the target's plan now.
+    if model_runner.is_draft_worker or not _is_asked(model_runner.server_args):
+        return
     from .admission.arguments import read_arguments
 
-    # Before a draft's arguments are read: where releases before 0.5.20 keep one record, it has the target's plan now.
-    if model_runner.is_draft_worker:
-        return
     arguments = read_arguments(model_runner.server_args)
     if arguments is not None:
         from .admission.all_to_all import read_ranks

@@ -107,7 +107,8 @@ def test_a_server_without_flags_of_ours_loads_no_check():
     code = (
         "import sys; from types import SimpleNamespace; from sglang_xshare import hooks; "
         "off = SimpleNamespace(expert_policy=None, mask_padding_experts=False, load_balance_method='round_robin'); "
-        "hooks.check_flags(off); hooks.check_server(off); "
+        "hooks.check_flags(off); hooks.check_server(off); assert hooks.capture_sizes(off, [1, 8]) == [1, 8]; "
+        "hooks.attach(SimpleNamespace(is_draft_worker=False, server_args=off)); "
         "assert not [name for name in sys.modules if name.startswith('sglang_xshare.admission')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -54,6 +54,7 @@ def test_residents_are_asked_for_where_no_server_tells_them():
     lines = warn("xshare", 64, k0=1, add=24, free_residents=True)
     assert len(lines) == 1
     assert lines[0].startswith("free_residents = True: ")
+    assert warn("xshare", 64, add=EXPERTS, free_residents=True)[0] == lines[0], "also of a plan that drops none"
     assert warn("xshare", 64, k0=1, add=24) == warn("xshare", 64, k0=1, add=24, free_residents=False) == []
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from served.release import CPU, LATEST, make_env
-from sglang_xshare import refusal
+from sglang_xshare.admission import checks
 from sglang_xshare.admission.checks import CHECKS, Start
 from sglang_xshare.patching.errors import PatchError
 from sglang_xshare.refusal import ExpertPolicyError
@@ -63,15 +63,15 @@ def test_the_flag_that_needs_the_patches_is_named(monkeypatch):
     def refuse() -> None:
         raise PatchError("SGLang is unpatched; run ...")
 
-    monkeypatch.setattr(refusal, "check_patched", refuse)
-    checks = {check.name: check.run for check in CHECKS}
+    monkeypatch.setattr(checks, "check_patched", refuse)
+    listed = {check.name: check.run for check in CHECKS}
     for name, flags, named in (
         ("tree", {"expert_policy": "xshare"}, "--expert-policy"),
         ("tree", {"mask_padding_experts": True}, "--mask-padding-experts"),
         ("affinity's tree", {}, "--load-balance-method expert_affinity"),
     ):
         with pytest.raises(ExpertPolicyError, match=f"^{named}: SGLang is unpatched"):
-            checks[name](Start(SimpleNamespace(**flags)))
+            listed[name](Start(SimpleNamespace(**flags)))
 
 
 def test_tree_edited_since_is_refused(patched_copy):

@@ -195,14 +195,26 @@ def test_warnings_are_those_of_a_start(control):
     assert warning.endswith(f"never drops one of {EXPERTS} experts; with add below {EXPERTS - 1} it can")
 
 
-def test_what_graphs_cannot_follow_is_refused_with_the_way_out(control, monkeypatch):
+def test_what_graphs_cannot_follow_is_refused_with_the_way_out(control):
     asked = control()
+    asked.stage.graphs._captured[asked.stage.layers[0][1], "decode", 2, 1] = None
+    line = (
+        "CUDA graphs of 2 rows would have to be captured anew: they were captured without a selection; a server "
+        "started with this policy has them"
+    )
+    with pytest.raises(ValueError, match=f"^{line}$"):
+        asked.post({"policy": "xshare", "add": 1}, REPORTER)
 
-    def refuse(former: Any, plans: Any) -> None:
-        raise ValueError("CUDA graphs of 2 rows would have to be captured anew: they were captured without a selection")
 
-    monkeypatch.setattr(asked.stage.graphs, "check", refuse)
-    with pytest.raises(ValueError, match=r"captured anew: .* a server started with this policy has them"):
+def test_what_else_is_refused_says_nothing_of_graphs(control, monkeypatch):
+    """Key `rows`, where ranks gather, has what is allowed."""
+    asked, line = control(), "rows = 'rank': CUDA graphs hold what ranks gather; allowed is 'batch'"
+
+    def refuse(schedule: Any) -> None:
+        raise ValueError(line)
+
+    monkeypatch.setattr(asked.stage, "check_switch", refuse)
+    with pytest.raises(ValueError, match=f"^{line}$"):
         asked.post({"policy": "xshare", "add": 1}, REPORTER)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from sglang_xshare.admission.idle_budgets import list_unmet_overrides
 from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.stage import batches
 from sglang_xshare.stage.batches import Batches, read_batches
 
 GRAPHS = Batches(captured=(*range(1, 17), 24, 32), most=100)
@@ -77,13 +78,50 @@ def test_what_no_batch_of_the_server_meets_is_warned_of():
     ]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "changes", "captured"),
+    [
+        ([1, 2, 4, 8, 16, 24, 32], {"max_running_requests": 20}, (1, 2, 4, 8, 16, 20)),
+        ([1, 2, 4], {"max_running_requests": 4}, (1, 2, 4)),
+        ([1, 2, 4], {"max_running_requests": 20}, (1, 2, 4)),
+        ([1, 8], {"max_running_requests": 3, "speculative_num_draft_tokens": 4}, (4, 12)),
+        # Two of four ranks share out an attention rank's rows: 3 requests are padded to 4, and 1 has no graph.
+        ([1, 2, 8], {"max_running_requests": 7, "enable_dp_attention": True, "dp_size": 2, "tp_size": 4}, (4, 8)),
+        ([4, 8], {"max_running_requests": 1, "enable_dp_attention": True, "dp_size": 2, "tp_size": 2}, (2,)),
+    ],
+    ids=str,
+)
+def test_what_runs_at_once_has_a_graph_in_place_of_larger_ones(sizes, changes, captured):
+    found = read_batches(config(sizes, **changes))
+    assert found.captured == captured
+    if captured[-1] == 20:
+        assert found.pad(20), "17 to 19 rows run in it"
+
+
+@pytest.mark.parametrize(("requests", "tokens", "divisor"), [(20, 1, 1), (3, 1, 2), (7, 4, 8), (300, 1, 4), (1, 1, 1)])
+def test_captured_sizes_are_those_that_sglang_comes_to(requests, tokens, divisor, monkeypatch):
+    runner = pytest.importorskip("sglang.srt.model_executor.runner.base_cuda_graph_runner", reason="needs SGLang")
+    sizes = [1, 2, 3, 4, 8, 16, 24, 32]
+    execution = SimpleNamespace(
+        graph=SimpleNamespace(cuda_graph_config=SimpleNamespace(decode=SimpleNamespace(bs=sizes))),
+        overlap=SimpleNamespace(enable_two_batch_overlap=False),
+    )
+    monkeypatch.setattr(runner, "get_exec", lambda: execution)
+    monkeypatch.setattr(runner, "get_flags", lambda: SimpleNamespace(capture=SimpleNamespace(enable_torch_compile=0)))
+    monkeypatch.setattr(runner.DllmConfig, "from_server_args", lambda server_args: None)
+    monkeypatch.setattr(runner, "get_cuda_graph_batch_size_alignment", lambda **required: divisor)
+    model_runner = SimpleNamespace(req_to_token_pool=SimpleNamespace(size=requests), server_args=None)
+    upstream, _ = runner.get_batch_sizes_to_capture(model_runner, tokens)
+    assert batches._list_captured(sizes, requests, tokens, divisor) == upstream
+
+
 def test_what_a_server_has():
     assert read_batches(config([2, 1])) == Batches((1, 2))
     assert read_batches(config([1, 2], max_running_requests=2)) == Batches((1, 2), most=2)
     drafts = {"speculative_num_draft_tokens": 4, "max_running_requests": 2}
     assert read_batches(config([1, 2], **drafts)) == Batches((4, 8), unit=4, most=8)
-    ranks = {"enable_dp_attention": True, "dp_size": 2, "max_running_requests": 3}
-    assert read_batches(config([1, 2], **ranks)) == Batches((2, 4), most=6, always_pad=True)
+    ranks = {"enable_dp_attention": True, "tp_size": 2, "dp_size": 2, "max_running_requests": 5}
+    assert read_batches(config([1, 2], **ranks)) == Batches((2, 4), most=4, always_pad=True)
     assert read_batches(config([1, 2], device="cpu")) == read_batches(config([1, 2], "disabled")) == Batches()
     assert read_batches(config([1, 2], speculative_adaptive=True)) == Batches(always_pad=True)
     assert read_batches(config(device="cpu", speculative_adaptive=True)) == Batches()

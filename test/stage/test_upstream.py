@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_xshare.stage.upstream.routing import hands_parts, read_output_format
+from sglang_xshare.stage.upstream.routing import hands_parts, keep_sums, read_output_format
 from sglang_xshare.stage.upstream.server import attention_dp_size, is_release, num_schedulers
 
 moe = pytest.importorskip("sglang.srt.layers.moe", reason="needs an installed SGLang")
@@ -36,6 +36,11 @@ def test_on_amd_logits_may_still_be_in_parts(hip, parts, monkeypatch):
     assert hands_parts() == parts
     monkeypatch.setattr(TopK, "forward_cuda", lambda self, hidden_states, router_logits: None)
     assert not hands_parts(), "before 0.5.23"
+
+
+def test_layers_that_rank_no_logits_are_not_looked_for():
+    """As on a CPU, where a model's experts need no numbers."""
+    keep_sums(None, set())
 
 
 def test_the_release_that_runs_is_sglangs_own(monkeypatch):

@@ -12,7 +12,9 @@ from typing import Any
 
 from ..affinity import is_asked
 from ..affinity.arguments import FLAG, AffinityArguments, check_affinity, read_affinity
-from ..refusal import ExpertPolicyError, check_tree
+from ..patching.errors import PatchError
+from ..patching.status import check_patched
+from ..refusal import ExpertPolicyError
 from ..stage.upstream.server import model_config, resolved, spell
 from .all_to_all import check_model
 from .arguments import Arguments, read_arguments
@@ -108,7 +110,17 @@ def _check_policy(start: Start) -> None:
 
 
 def _check_patched(start: Start) -> None:
-    check_tree("--expert-policy" if start.get("expert_policy") else "--mask-padding-experts")
+    _check_tree("--expert-policy" if start.get("expert_policy") else "--mask-padding-experts")
+
+
+def _check_tree(flag: str) -> None:
+    """Raise `ExpertPolicyError` unless the SGLang that runs is wholly patched by this version of the queue, for the
+    `flag` that needs it.
+    """
+    try:
+        check_patched()
+    except PatchError as error:
+        raise ExpertPolicyError(flag, None, str(error)) from None
 
 
 def _check_aligned(start: Start) -> None:
@@ -121,10 +133,6 @@ def _check_schedule(start: Start) -> None:
     _, warnings = check_schedule(start.arguments.schedule, start.model, start.config, names_runner)
     for warning in warnings:
         logger.warning(warning)
-
-
-def _check_replicas(start: Start) -> None:
-    check_affinity(start.server_args, start.affinity)
 
 
 CHECKS = (
@@ -143,7 +151,7 @@ CHECKS = (
     # Flags of affinity without each other, values that are not allowed, a file that is no table.
     Check("affinity", GIVEN, AFFINITY, lambda start: start.affinity),
     # As above, for affinity.
-    Check("affinity's tree", GIVEN, AFFINITY, lambda start: check_tree(FLAG), after="affinity"),
+    Check("affinity's tree", GIVEN, AFFINITY, lambda start: _check_tree(FLAG), after="affinity"),
     # --------------------------------------------------------------------------------- SGLang resolves its arguments
     # Ranks that do not divide the model's experts or heads, or slices that end within quantized blocks.
     Check("ranks", RESOLVED, PLACEMENT, lambda start: check_placement(start.server_args), after="placement"),
@@ -170,7 +178,13 @@ CHECKS = (
     # A schedule that does not fit the model, the batch sizes or the MoE runner. Warns of budgets without an effect.
     Check("schedule", RESOLVED, STAGE, _check_schedule, after="model"),
     # Replicas that are none or on several machines, servers that do not tell what ended, a table of another model.
-    Check("replicas", RESOLVED, AFFINITY, _check_replicas, after="affinity"),
+    Check(
+        "affinity's server",
+        RESOLVED,
+        AFFINITY,
+        lambda start: check_affinity(start.server_args, start.affinity),
+        after="affinity",
+    ),
     # ---------------------------------------------------------------------------------------------- a server starts
     # A model's folder without weights.
     Check(

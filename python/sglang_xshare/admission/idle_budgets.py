@@ -42,6 +42,10 @@ def list_idle_budgets(
     start = f"--expert-policy {schedule.policy}: "
     warnings = []
     for plan in plans:
+        if plan.free_residents:
+            warnings.append(
+                "free_residents = True: no server says yet which experts are loaded, so that it changes nothing here"
+            )
         if not plan.can_drop(router, model.num_experts, ranks=ranks):
             need = plan.idle_budget(router, model.num_experts, model.num_experts, model.num_experts, ranks)
             remedy = f"; with {need[0]} below {need[1]} it can" if need else ""
@@ -51,10 +55,6 @@ def list_idle_budgets(
             warnings.append(
                 f"mass = {plan.mass:g} beside add = {plan.add}: the batch adds {plan.add} experts first, and mass only "
                 "ever adds more; add = 0 leaves it to mass"
-            )
-        if plan.free_residents:
-            warnings.append(
-                "free_residents = True: no server says yet which experts are loaded, so that it changes nothing here"
             )
         if batch is not None:
             requests, limit = batch

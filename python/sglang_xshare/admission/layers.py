@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from typing import Any, NoReturn
 
 from ..plan import SelectionPlan
 from ..policies import VANILLA
-from ..refusal import ExpertPolicyError, end_refused, refusal
+from ..refusal import REFUSED, ExpertPolicyError, refusal
 from ..stage.layer import DROPPED, FILLED, MASKED, Layer
 from ..stage.placement import read_placement
 from ..stage.upstream.routing import (
@@ -34,11 +35,24 @@ def find_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
     try:
         layers = read_layers(model_runner, arguments)
     except ExpertPolicyError as error:
-        if num_schedulers(resolved(model_runner.server_args)) > 1:
-            raise  # SGLang's controller of several schedulers would wait forever for one that just ended
-        end_refused(error)
+        end_refused(error, resolved(model_runner.server_args))
     keep_sums(model_runner.model, {layer.layer_id for _, layer in layers if layer.routes_itself})
     return layers
+
+
+def end_refused(error: ExpertPolicyError, config: Any) -> NoReturn:
+    """End a scheduler process that refuses its loaded model: SGLang would log a traceback and kill the server. One of
+    several schedulers raises: their controller would wait forever for one that just ended.
+
+    All tensor-parallel ranks refuse for the same reason; the first one prints it.
+    """
+    if num_schedulers(config) > 1:
+        raise error
+    from sglang.srt.runtime_context import get_parallel
+
+    if get_parallel().tp_rank == 0:
+        print(error, file=sys.stderr, flush=True)
+    raise SystemExit(REFUSED) from None
 
 
 def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Layer]]:

@@ -68,7 +68,7 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
     if names_runner and spell(config.moe_runner_backend) != "auto":
         _check_runner(spell(config.moe_runner_backend))
     check_backend(config)
-    _check_replicas(config)
+    _check_redundant_experts(config)
     if attention_dp_size(config) > 1 or routes_own_rows(config):
         _check_ranks(config)
     if config.speculative_algorithm is not None:
@@ -128,7 +128,7 @@ def _check_runner(runner: str) -> None:
         raise refusal("--moe-runner-backend", runner, reason)
 
 
-def _check_replicas(config: Any) -> None:
+def _check_redundant_experts(config: Any) -> None:
     """Refuse a dispatch under which other weights are loaded than those of the experts that were selected."""
     dispatch = getattr(config, "ep_dispatch_algorithm", None)
     if dispatch == "fake":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,17 +47,31 @@ def read_batches(config: Any, rows: str = "batch") -> Batches:
     """
     ranks, share = attention_dp_size(config), 1
     pads = ranks > 1 or (routes_own_rows(config) and config.tp_size > 1)
+    tokens, requests = config.speculative_num_draft_tokens or 1, config.max_running_requests
+    own = None if requests is None else max(requests // ranks, 1)  # as SGLang shares them out
+    # Ranks that gather rows divide those of an attention rank among themselves.
+    divisor = config.tp_size // ranks if pads else getattr(config, "attn_cp_size", 1)
     if rows == "rank":
         ranks, share = 1, config.tp_size // ranks
     graphs: Any = getattr(config, "cuda_graph_config", None)
     captures = str(config.device) == "cuda" and graphs is not None and spell(graphs.decode.backend) != "disabled"
     if config.speculative_adaptive:
         return Batches(always_pad=captures or pads)
-    tokens, requests = config.speculative_num_draft_tokens or 1, config.max_running_requests
-    captured = (size * tokens * ranks // share for size in sorted(graphs.decode.bs or [])) if captures else ()
+    sizes = _list_captured(graphs.decode.bs or [], own, tokens, divisor) if captures else []
+    captured = (size * tokens * ranks // share for size in sizes)
     return Batches(
         captured=tuple(dict.fromkeys(captured)),
         unit=tokens if share == 1 else 1,
-        most=None if requests is None else -(-requests * tokens * (ranks if captures else 1) // share),
+        most=None if own is None else -(-own * tokens * ranks // share),
         always_pad=pads,
     )
+
+
+def _list_captured(sizes: Iterable[int], requests: int | None, tokens: int, divisor: int) -> list[int]:
+    """The requests, ascending, that an attention rank of so many at most captures graphs for, where `sizes` are asked
+    for: that most itself, aligned, in place of what is larger. As `get_batch_sizes_to_capture` of SGLang has it.
+    """
+    if requests is not None:
+        most = -(-requests // divisor) * divisor
+        sizes = (min(size, most) for size in sizes)
+    return sorted({size for size in sizes if size * tokens % divisor == 0})

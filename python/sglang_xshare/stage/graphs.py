@@ -88,7 +88,10 @@ class Graphs:
                 misfits.setdefault(str(error), set()).add(place[2])
         for reason, rows in misfits.items():
             sizes = ", ".join(map(str, sorted(rows)))
-            raise ValueError(f"CUDA graphs of {sizes} rows would have to be captured anew: {reason}")
+            raise ValueError(
+                f"CUDA graphs of {sizes} rows would have to be captured anew: {reason}; a server started with this "
+                "policy has them"
+            )
 
     def follow(self, former: Plans, plans: Plans) -> None:
         """Have every graph select by other plans from its next replay on, once `check` has passed and while no step

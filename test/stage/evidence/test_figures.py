@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 SURFACE = Path(__file__).with_name("metrics.txt")
-"""Of an earlier version's exporters, one a part."""
+"""What `EXPORT` prints today. A change of it is one of what others read."""
 EXPORT = """
 import os
 os.environ["PROMETHEUS_DISABLE_CREATED_SERIES"] = "True"

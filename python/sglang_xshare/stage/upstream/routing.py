@@ -83,6 +83,8 @@ def keep_sums(model: Any, layers: Collection[int]) -> None:
     """Have each `FusedMoE` of these layers sum up a row's experts itself in every step. A runner that ranks the logits
     may leave that to the next collective; handed ids instead, it must not.
     """
+    if not layers:
+        return
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
 
     for name, module in model.named_modules():

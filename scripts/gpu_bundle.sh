@@ -28,25 +28,27 @@ python3 -m pip install --quiet --disable-pip-version-check --no-compile --no-dep
 tar -cJf .gpu/extras.tar.xz -C "$site" .
 
 # The kernels that gpt-oss's servers would compile: built by the archive's own SGLang and FlashInfer, of which this
-# environment imports no more than it has the packages for. Both are for its apache-tvm-ffi, 0.1.11.
+# environment imports no more than it has the packages for. Both are for its apache-tvm-ffi, 0.1.11. Every step waits for
+# the one before: `set -e` is off where `||` follows, and one kernel of two would travel as both.
 build_jit() {
     local from=$site.jit
-    mkdir -p "$from/archive" "$from/packages"
-    tar -xJf .gpu/site.tar.xz -C "$from/archive"
-    tar -xJf .gpu/fi_distinfo.tar.xz -C "$from/archive"
-    for name in sglang flashinfer; do ln -s "$from/archive/$name"* "$from/packages/"; done
-    "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$from/packages" apache-tvm-ffi==0.1.11 nvidia-ml-py
-    PYTHONPATH=$from/packages "$python" -W ignore scripts/gpu/build_jit.py "$from/built"
-    tar -cJf .gpu/jit.tar.xz -C "$from/built" .
+    mkdir -p "$from/archive" "$from/packages" &&
+        tar -xJf .gpu/site.tar.xz -C "$from/archive" &&
+        tar -xJf .gpu/fi_distinfo.tar.xz -C "$from/archive" &&
+        ln -s "$from/archive/"{sglang,flashinfer}* "$from/packages/" &&
+        "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$from/packages" apache-tvm-ffi==0.1.11 nvidia-ml-py &&
+        PYTHONPATH=$from/packages "$python" -W ignore scripts/gpu/build_jit.py "$from/built" &&
+        tar -cJf .gpu/jit.tar.xz.part -C "$from/built" . &&
+        mv .gpu/jit.tar.xz.part .gpu/jit.tar.xz
 }
 
 . scripts/gpu/toolkit.sh
 python=${VENV:-.venv}/bin/python
 if [[ ! -f .gpu/jit.tar.xz && -f .gpu/fi_distinfo.tar.xz && -x $python ]]; then
     find_toolkit "$site.toolkit"
-    trap 'rm -rf "$site" "$site".*' EXIT
+    trap 'rm -rf "$site" "$site".* .gpu/jit.tar.xz.part' EXIT
     if [[ -n ${CUDA_HOME:-} ]]; then
-        (build_jit) >"$site.log" 2>&1 || { rm -f .gpu/jit.tar.xz; tail -n 3 "$site.log" >&2; }
+        (build_jit) >"$site.log" 2>&1 || tail -n 3 "$site.log" >&2
     fi
 fi
 [[ -f .gpu/jit.tar.xz ]] || echo "gpu-bundle: no jit.tar.xz: it takes CUDA's toolkit and .venv; gpt-oss's servers build two kernels there when they start" >&2

@@ -21,6 +21,10 @@ EXPERTS = (8, 16, 32, 40, 60, 64, 72, 96, 128, 160, 256, 288, 320, 384, 512)
 """Of the families that SGLang serves."""
 PLAN = build_plan("xshare", k0=1, add=4)
 ROWS, MANY_ROWS = 16, 128
+FORMS = {"": (ROWS, "0"), " in programs that meet": (MANY_ROWS, "0"), " in two launches": (MANY_ROWS, "1")}
+"""In words: rows of a batch that is selected so, and what `TWO_LAUNCHES` is set to. One program, of up to 256 experts;
+several in one launch, as from 17 rows of 160 experts on; a launch for each phase.
+"""
 FILLED = RunnerSlots()
 
 
@@ -63,19 +67,19 @@ def run_steps(
     mask_logits(logits, chosen[0], router.top_k)
 
 
-def check(experts: int, two_launches: bool) -> str | None:
-    """What fails of `run_steps` on this GPU, in two launches a layer or in one; None where nothing does."""
-    os.environ[TWO_LAUNCHES] = str(int(two_launches))
+def check(experts: int, form: str) -> str | None:
+    """What fails of `run_steps` on this GPU, in that one of `FORMS`; None where nothing does."""
+    rows, os.environ[TWO_LAUNCHES] = FORMS[form]
     try:
-        run_steps(experts, "cuda", rows=MANY_ROWS if two_launches else ROWS)
+        run_steps(experts, "cuda", rows=rows)
         torch.cuda.synchronize()
     except Exception as error:  # a kernel that does not compile, load or launch raises what it likes
-        return f"{experts} experts{' in two launches' * two_launches}: {explain(error)}"
+        return f"{experts} experts{form}: {explain(error)}"
     return None
 
 
 def check_all() -> list[str]:
     """What fails, of every number of experts: in processes side by side, the kernels that take longest first."""
     with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
-        found = pool.map(check, *zip(*product(EXPERTS[::-1], (False, True)), strict=True))
+        found = pool.map(check, *zip(*product(EXPERTS[::-1], FORMS), strict=True))
         return [one for one in found if one is not None]

@@ -35,6 +35,11 @@ def fits(name: str, servers: int, free: int, draft: str | None = None) -> bool:
     return servers * estimate_bytes(name, draft) <= free
 
 
+def is_cut(served: str, name: str) -> bool:
+    """Whether `served` is the model `name` cut to fewer layers."""
+    return any(served == name_cut(name, count) for count in range(1, read_config(name)["num_hidden_layers"]))
+
+
 def fit_model(record: Record, key: str, name: str, servers: int, draft: str | None = None) -> str | None:
     """`choose_model` for this GPU as it is. Another model than `name`, or none, is printed, and kept in the record for
     the table: `key` is what is served, in few words.

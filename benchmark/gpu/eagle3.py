@@ -50,7 +50,7 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
         return found
     gain = Gain.read(points[POLICY])
     accepted = gain.on.accept_length
-    found.append(gain.row(f"{gain.model}, {POLICY}, batch {BATCH}", GAIN_BAR))
+    found.append(gain.row(f"{gain.model}, {POLICY}, batch {BATCH}", GAIN_BAR, MODEL))
     # Without it, the gain would be that of some other workload.
     measured = "-" if accepted is None else f"{accepted:.2f} tokens a step"
     simulated = accepted is not None and abs(accepted - ACCEPTED) < 0.25

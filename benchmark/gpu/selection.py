@@ -16,7 +16,13 @@ from benchmark.gpu.shapes import describe, measure_shapes
 from benchmark.gpu.table import Row, check_row
 
 PARTS = ("kernels", "shapes", "tests")
-TESTS = ("test/selection/test_triton.py", "test/selection/test_slots.py", "test/stage/test_mask.py")
+TESTS = (
+    "test/selection/test_triton.py",
+    "test/selection/test_triton_exact_rows.py",
+    "test/selection/test_residents.py",
+    "test/selection/test_slots.py",
+    "test/stage/test_mask.py",
+)
 NOT_UPSTREAM = ("-k", "not upstream")  # what upstream's kernels do is no question here
 SHOWN = 10  # differences that are kept
 TIME_BAR = 2.0  # times upstream's fused router on the same logits; ours does both

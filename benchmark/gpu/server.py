@@ -92,7 +92,7 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
             if point is not None:
                 gain = Gain.read(point)
                 what = f"{gain.model}, {case.variants[1].name}, concurrency {concurrency}"
-                found.append(gain.row(what, case.bars.get(concurrency)))
+                found.append(gain.row(what, case.bars.get(concurrency), case.model))
     return found
 
 

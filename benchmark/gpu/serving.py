@@ -13,8 +13,9 @@ from benchmark.common.rounds import Workload, serve
 from benchmark.common.server import Server
 from benchmark.common.summary import Summary
 from benchmark.common.variant import Variant
+from benchmark.gpu.depth import is_cut
 from benchmark.gpu.memory import check_memory
-from benchmark.gpu.models import write_model, write_texts
+from benchmark.gpu.models import read_config, write_model, write_texts
 from benchmark.gpu.table import Row, at_least
 
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 256
@@ -144,8 +145,11 @@ class Gain:
         """Two standard errors of that, in percent; None after a single round."""
         return 200 * stdev(self.ratios) / sqrt(len(self.ratios)) if len(self.ratios) > 1 else None
 
-    def row(self, what: str, bar: float | None = None) -> Row:
-        """The gain beside its bar."""
+    def row(self, what: str, bar: float | None = None, of: str | None = None) -> Row:
+        """The gain beside its bar, which is the model `of`'s: where fewer of its layers were served, it decides nothing."""
+        if bar is not None and of is not None and is_cut(self.model, of):
+            row = at_least(f"{what}: {self}", self.percent, None, "% gain", self.error)
+            return replace(row, bar=f"- (it is of {read_config(of)['num_hidden_layers']} layers)", runner=self.runner)
         row = at_least(f"{what}: {self}", self.percent, bar, "% gain", self.error)
         return replace(row, runner=self.runner)
 

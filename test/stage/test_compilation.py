@@ -9,11 +9,13 @@ import re
 import pytest
 
 from benchmark.common.paths import ROOT
-from benchmark.gpu.compilation import EXPERTS, MANY_ROWS, run_steps
+from benchmark.gpu.compilation import EXPERTS, FORMS, MANY_ROWS, run_steps
 from selection.test_triton import HAS_GPU
 from selection.variants import compiling
 from sglang_xshare import RunnerSlots, build_plan
+from sglang_xshare.selection.triton_kernel import launch
 from sglang_xshare.selection.triton_kernel.launch import TWO_LAUNCHES
+from sglang_xshare.selection.triton_kernel.tile import count_programs
 
 pytestmark = pytest.mark.skipif(HAS_GPU, reason="there is a GPU: the preflight of `make gpu` launches them on it")
 PLANS = {
@@ -44,6 +46,17 @@ def test_they_compile(experts, monkeypatch):
     with compiling(leave_out=["select_kernel"]) as compiled:
         run_steps(experts, "cpu", rows=MANY_ROWS)
     assert found | names(compiled) == list_launched()
+
+
+@pytest.mark.parametrize("experts", [128, 256])
+def test_programs_that_meet_compile(experts, monkeypatch):
+    """In one launch, as rows 17 to 32 of 256 experts are served; the other numbers are left to the long tests."""
+    together = []
+    monkeypatch.setattr(launch, "count_programs", lambda *args: together.append(count_programs(*args)) or together[-1])
+    with compiling() as compiled:
+        run_steps(experts, "cpu", rows=FORMS[" in programs that meet"][0])
+    assert "select_kernel" in names(compiled)
+    assert min(together) > 1
 
 
 @pytest.mark.long

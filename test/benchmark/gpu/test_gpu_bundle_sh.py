@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import tarfile
 
 import pytest
 
@@ -11,6 +12,12 @@ from benchmark.common.paths import ROOT
 # Stands for pip, which has nothing to install, and for the module that writes the commit.
 PYTHON = """#!/bin/sh
 case "$*" in *carry*) echo 0123456789ab >.gpu/commit ;; esac
+"""
+
+# Stands for the environment's: of the two kernels it builds one, says why not the other, and ends with a status.
+BUILDER = """#!/bin/sh
+for one; do last=$one; done
+case "$*" in *build_jit*) mkdir "$last"; : >"$last/rope.so"; echo no tinygemm2 >&2; exit {status} ;; esac
 """
 
 
@@ -37,8 +44,9 @@ def make_file(path, mib):
         file.truncate(mib << 20)
 
 
-def bundle(checkout):
-    env = os.environ | {"PATH": f"{checkout / 'bin'}:{os.environ['PATH']}", "FROM": "from"}
+def bundle(checkout, **more):
+    kept = {name: value for name, value in os.environ.items() if name not in {"VENV", "CUDA_HOME"}}
+    env = kept | {"PATH": f"{checkout / 'bin'}:{os.environ['PATH']}", "FROM": "from"} | more
     return subprocess.run([str(checkout / "scripts" / "gpu_bundle.sh")], env=env, capture_output=True, text=True)
 
 
@@ -55,6 +63,32 @@ def test_kernels_that_were_built_ahead_are_taken(checkout):
     done = bundle(checkout)
     assert (done.returncode, done.stderr) == (0, "")
     assert (checkout / ".gpu" / "jit.tar.xz").exists()
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_kernels_that_are_built_here_travel_together_or_not_at_all(checkout, status):
+    for name in ("site", "fi_distinfo"):
+        with tarfile.open(checkout / "from" / f"{name}.tar.xz", "w:xz") as archive:
+            archive.add(checkout / "scripts", "sglang" if name == "site" else "flashinfer")
+    toolkit = checkout / "build" / "cuda"
+    for path, text in (
+        (checkout / ".venv" / "bin" / "python", BUILDER.format(status=status)),
+        (toolkit / "bin" / "nvcc", ""),
+        (toolkit / "include" / "cuda_runtime.h", ""),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    done = bundle(checkout, CUDA_HOME=str(toolkit))
+    assert done.returncode == 0, done.stderr
+    built = [path.name for path in (checkout / ".gpu").glob("jit*")]
+    if status:
+        assert built == []
+        assert done.stderr.startswith("no tinygemm2\ngpu-bundle: no jit.tar.xz")
+    else:
+        assert (built, done.stderr) == (["jit.tar.xz"], "")
+        with tarfile.open(checkout / ".gpu" / "jit.tar.xz") as archive:
+            assert "./rope.so" in archive.getnames()
 
 
 @pytest.mark.parametrize("tracked", [False, True])

@@ -8,6 +8,8 @@ import pytest
 from benchmark.common.paths import ROOT
 from benchmark.gpu import replay, selection
 
+NEEDS_GPU = "@pytest.mark.skipif(not HAS_GPU"
+
 
 def dry_run(tmp_path, verb, status, device=""):
     """What make would run where `nvidia-smi` ends with `status`."""
@@ -31,6 +33,13 @@ def test_with_a_gpu_all_but_the_kernels_runs_without_it(tmp_path, verb, runs):
         line for line in inner if runs in line
     ]
     assert inner == dry_run(tmp_path, verb, 9)
+
+
+def test_what_needs_a_gpu_or_compiles_another_kernel_is_among_the_kernels_tests():
+    """Exact rows and residents are constants of a compilation: no other test compiles them."""
+    needing = {file for file in (ROOT / "test").rglob("test_*.py") if f"\n{NEEDS_GPU}" in file.read_text()}
+    needing.add(ROOT / "test" / "selection" / "test_residents.py")
+    assert needing <= {ROOT / path for path in (*selection.TESTS, replay.TESTS)}
 
 
 def test_the_kernels_tests_run_on_the_gpu(tmp_path):

@@ -95,6 +95,26 @@ def test_a_gain_names_the_runner(forced, shown):
     assert row.runner == shown
 
 
+@pytest.mark.parametrize(
+    ("model", "bar", "verdict"),
+    [
+        ("gpt-oss-120b-30-layers", "at least {bar} % gain", "pass"),
+        ("gpt-oss-120b-12-layers", "- (it is of 30 layers)", ""),
+    ],
+)
+def test_fewer_layers_than_the_bars_are_held_to_none(model, bar, verdict):
+    """As many as two servers of gpt-oss-120b leave of it on a GPU of 78 GiB."""
+    point = served(100.0, 140.0, 3.0)
+    point["workload"]["model"] = model
+    rows = [
+        *server.rows({server.point_key("gpt-oss-120b-no-warm-up", 16): point}),
+        eagle3.rows({eagle3.POLICY: point})[0],
+    ]
+    assert [(row.bar, row.verdict) for row in rows] == [(bar.format(bar=of), verdict) for of in (36.8, 14)]
+    (free,) = server.rows({server.point_key("gpt-oss-120b", 16): point})
+    assert (free.bar, free.verdict) == ("", "")
+
+
 def test_the_bars_of_a_budget_without_warm_up_are_for_that_alone():
     points = {server.point_key(name, 16): served(100.0, 137.0) for name in ("gpt-oss-120b", "gpt-oss-120b-no-warm-up")}
     theirs, ours = server.rows(points)

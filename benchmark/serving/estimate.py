@@ -1,4 +1,4 @@
-"""How far `sglang-xshare estimate` is off on the served policies: its premise, that time goes with the bytes read."""
+"""How far the estimate of `check` is off on the served policies: its premise, that time goes with the bytes read."""
 
 from collections.abc import Mapping
 from statistics import median

@@ -339,6 +339,13 @@ def test_the_servers_own_policy_is_estimated_with_its_configuration(write, capsy
     assert [row | {"policy": ""} for row in rows[:2]] == [row | {"policy": ""} for row in ask(write, capsys)]
 
 
+def test_a_second_policy_is_not_dropped_without_a_word(write, capsys):
+    asked = ("--model", write(QWEN), "--expert-policy", "oea:k0=3", "--expert-policy", "xshare", "--json")
+    assert say(*asked) == 0
+    says = "--expert-policy oea:k0=3: a server runs the last one, xshare; --compare oea:k0=3 compares it"
+    assert json.loads(capsys.readouterr().out)["warnings"] == [{"by": "sglang-xshare", "says": says}]
+
+
 def test_without_a_policy_the_models_own_routing_is_told(write, capsys):
     assert say("--model", write(QWEN), "--gpu", "h200", "--batch", 16) == 0
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if " - " in line]
@@ -396,10 +403,6 @@ BAD = {
     "experts from two places": (
         ("--trace", "x", "--active", "40", "20"),
         "--active with --trace: allowed is one of the two",
-    ),
-    "several policies to serve": (
-        ("--expert-policy", "xshare", "--expert-policy", "oea"),
-        "--expert-policy xshare oea: a server runs one; allowed is one, and --compare POLICY for others",
     ),
     "a policy that does not fit": (
         compare("oea:k0=9"),

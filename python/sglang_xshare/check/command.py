@@ -91,6 +91,9 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         asked.schedules = {text: read_compared(text, weights, asked, flags) for text in options.compare}
         check_asked(asked, weights, flags)
     report, resolution = _judge(given, gpu, options.gpu, unanswered)
+    for text in flags.dropped:
+        says = f"--expert-policy {text}: a server runs the last one, {flags.policy}; --compare {text} compares it"
+        report.setdefault("warnings", []).append({"by": "sglang-xshare", "says": says})
     if resolution is not None and resolution.finished:
         flags = flags.resolve(resolved(resolution.server_args))
     fits = True

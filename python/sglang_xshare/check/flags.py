@@ -31,7 +31,8 @@ LARGEST = 1_000_000_000
 
 @dataclass(frozen=True)
 class ServerFlags:
-    """What a server is asked for: `policy` spelt as `--expert-policy` takes it, with its `policy_config`; `fraction` of
+    """What a server is asked for: `policy` spelt as `--expert-policy` takes it, with its `policy_config`, and
+    those `dropped` for it, as SGLang takes the last one; `fraction` of
     the GPU's memory for weights and KV cache, None where SGLang chooses; `ranks` of tensor parallelism, over which
     `ep_size` expert-parallel ranks and `dp_size` groups of data-parallel attention (1 without it) divide them.
     `stages` of a pipeline; `paged` where weights may lie in another memory than the GPU's.
@@ -40,6 +41,7 @@ class ServerFlags:
     model: str | None
     device: str | None
     policy: str | None
+    dropped: tuple[str, ...]
     policy_config: str | None
     ranks: int
     stages: int
@@ -70,7 +72,7 @@ class _Parser(argparse.ArgumentParser):
 
 def read_flags(flags: Sequence[str]) -> ServerFlags:
     """Of the command line, and of the file that `--config` names. Raises ValueError, one line, for a value that is
-    none, ranks that do not divide each other, a second `--expert-policy`.
+    none, and ranks that do not divide each other.
     """
     parser = _Parser(add_help=False, allow_abbrev=False)
     for name, spellings in FLAGS.items():
@@ -79,9 +81,6 @@ def read_flags(flags: Sequence[str]) -> ServerFlags:
         parser.add_argument(spelling, dest=name, action="store_true")
     parser.add_argument("--expert-policy", action="append", default=[])
     given = parser.parse_known_args(flags)[0]
-    if len(given.expert_policy) > 1:
-        many = " ".join(given.expert_policy)
-        raise ValueError(f"--expert-policy {many}: a server runs one; allowed is one, and --compare POLICY for others")
     written = _read_file(given.config)
 
     def find(name: str) -> Any:
@@ -106,7 +105,8 @@ def read_flags(flags: Sequence[str]) -> ServerFlags:
     return ServerFlags(
         model=find("model"),
         device=find("device"),
-        policy=given.expert_policy[0] if given.expert_policy else written.get("expert-policy"),
+        policy=given.expert_policy[-1] if given.expert_policy else written.get("expert-policy"),
+        dropped=tuple(text for text in given.expert_policy[:-1] if text != given.expert_policy[-1]),
         policy_config=find("policy_config"),
         ranks=tp_size,
         stages=count("pp_size"),

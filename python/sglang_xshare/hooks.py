@@ -83,12 +83,11 @@ def attach(model_runner: Any) -> None:
     # Before a draft's arguments are read: where releases before 0.5.20 keep one record, it has the target's plan now.
     if model_runner.is_draft_worker or not _is_asked(model_runner.server_args):
         return
-    from .admission.arguments import read_arguments
+    from .admission.layers import find_layers, read_loaded
 
-    arguments = read_arguments(model_runner.server_args)
+    arguments = read_loaded(model_runner)
     if arguments is not None:
         from .admission.all_to_all import read_ranks
-        from .admission.layers import find_layers
         from .live.control import Control
         from .stage.batches import read_batches
         from .stage.forward import wrap_calls

@@ -1,5 +1,6 @@
 """The checks of a start: one list, in one order, from which a server takes the first refusal and `check` all."""
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -101,6 +102,36 @@ def test_a_refused_policy_is_checked_as_any_would_be():
     (policy,) = (check for check in CHECKS if check.name == "policy")
     with pytest.raises(ExpertPolicyError, match=r"^--expert-policy nope: "):
         policy.run(start)
+
+
+@pytest.mark.parametrize("pipe", [True, False])
+def test_a_policy_that_is_gone_when_it_is_read_again_is_refused(pipe, monkeypatch, tmp_path):
+    """SGLang's processes parse the flags anew. No check may pass for want of a schedule."""
+    file = tmp_path / "keys.json"
+    if pipe:
+        reader, writer = os.pipe()
+        os.write(writer, b'{"k0": 1, "add": 4}')
+        os.close(writer)
+        path = f"/dev/fd/{reader}"
+    else:
+        file.write_text('{"k0": 1, "add": 4}')
+        path = str(file)
+    server_args = SimpleNamespace(expert_policy="xshare", expert_policy_config=path)
+    names = ("policy", "policy again")
+    monkeypatch.setattr(checks, "CHECKS", [check for check in CHECKS if check.name in names])
+    hooks.check_flags(server_args)
+    file.unlink(missing_ok=True)
+    with pytest.raises(hooks.Refused, match=f"^--expert-policy-config {path}: ") as refused:
+        hooks.check_server(server_args)
+    assert "\n" not in str(refused.value)
+    if pipe:
+        os.close(reader)
+
+
+def test_a_refused_policy_is_told_once(monkeypatch):
+    listed = [check for check in CHECKS if check.name in ("policy", "policy again")]
+    server_args = SimpleNamespace(expert_policy="nope")
+    assert find(monkeypatch, server_args, *listed, when=(GIVEN, RESOLVED)) == ["--expert-policy"]
 
 
 def test_a_server_without_flags_of_ours_loads_no_check():

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from refused import refused
+from sglang_xshare import hooks
 from sglang_xshare.admission import layers as start_layers
 from sglang_xshare.admission.arguments import read_arguments
 from sglang_xshare.refusal import REFUSED as ENDED
@@ -95,6 +96,18 @@ def test_what_only_a_loaded_model_shows_ends_the_process_with_one_line(case, rea
         assert not isinstance(ended.value, Exception), "upstream logs a traceback of every Exception"
         assert ended.value.code == ENDED
         assert capsys.readouterr().err == (f"{error.value}\n" if rank == 0 else ""), "ranks refuse alike"
+
+
+def test_a_policy_that_is_gone_when_weights_are_loaded_ends_the_process_with_one_line(capsys, monkeypatch, tmp_path):
+    gone = tmp_path / "keys.json"
+    server_args = SimpleNamespace(expert_policy="xshare", expert_policy_config=str(gone), **USUAL)
+    monkeypatch.setattr(runtime_context, "get_parallel", lambda: SimpleNamespace(tp_rank=0))
+    with pytest.raises(SystemExit) as ended:
+        hooks.attach(SimpleNamespace(is_draft_worker=False, server_args=server_args))
+    assert ended.value.code == ENDED
+    line = f"--expert-policy-config {gone}: No such file or directory; "
+    assert (said := capsys.readouterr().err).startswith(line)
+    assert said.count("\n") == 1
 
 
 def test_a_replica_that_refuses_its_model_is_killed_by_upstream(read):

@@ -19,12 +19,22 @@ from ..stage.upstream.routing import (
     rewrites_padding,
 )
 from ..stage.upstream.server import num_schedulers, resolved, routes_own_rows
-from .arguments import Arguments
+from .arguments import Arguments, read_arguments
 from .routers import check_plans, check_router, count_hashed
 from .runners import TRITON, Runner, check_kernel, check_width, find_kernel
 
 OUTPUTS = {FILLED: ("standard",), DROPPED: ("standard", "bypassed"), MASKED: ("triton_kernel", "bypassed")}
 """What a router may hand a runner of each convention. A bypassed runner is handed ids and weights where these drop."""
+
+
+def read_loaded(model_runner: Any) -> Arguments | None:
+    """The stage's flags, as `read_arguments`. Ends the process as `find_layers` does where they are refused only now: a
+    file was there until the weights were loaded.
+    """
+    try:
+        return read_arguments(model_runner.server_args)
+    except ExpertPolicyError as error:
+        end_refused(error, resolved(model_runner.server_args))
 
 
 def find_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Layer]]:

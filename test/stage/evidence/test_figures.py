@@ -42,3 +42,37 @@ def test_every_figure_is_exported_as_ever():
     done = subprocess.run([sys.executable, "-c", EXPORT], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == sorted(SURFACE.read_text().splitlines())
+
+
+REFUSED = """
+from types import SimpleNamespace
+from prometheus_client import REGISTRY
+from sglang_xshare.stage.evidence.balance import RankLoad
+from sglang_xshare.stage.evidence.metrics import OUTCOMES, Counters, Interval
+from sglang_xshare.stage.evidence.reports import Reports
+reports = Reports(Counters(1, "cpu"), None)
+parts = Interval(4, 40, 20, -7.5, 10, -3, dict.fromkeys(OUTCOMES, 1)), RankLoad(4, 40, 16, 20.0, 10.0)
+reports._read = lambda compared: iter(parts)
+collector = SimpleNamespace(labels={"model_name": "m"})
+try:
+    reports.publish(SimpleNamespace(current_scheduler_metrics_enabled=True, metrics_collector=collector))
+except ValueError as error:
+    print(error)
+for name in ("experts_after", "kept_mass", "rows", "rescued_rows", "fullest_rank_experts_after"):
+    print(name, REGISTRY.get_sample_value(f"sglang:expert_policy_{name}_total", {"model_name": "m"}))
+"""
+
+
+def test_a_refused_value_keeps_no_other_from_being_exported():
+    """What was read is not read again. A counter refuses a number below 0."""
+    env = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", REFUSED], env=env, capture_output=True, text=True)
+    error, *figures = done.stdout.splitlines()
+    assert "non-negative" in error, done.stderr
+    assert figures == [
+        "experts_after 20.0",
+        "kept_mass 0.0",
+        "rows 10.0",
+        "rescued_rows 0.0",
+        "fullest_rank_experts_after 16.0",
+    ]

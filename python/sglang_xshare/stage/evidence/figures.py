@@ -155,19 +155,32 @@ class Exporter:
         self._metrics: dict[type, list[Any]] = {}
 
     def export(self, part: Any, labels: dict[str, Any]) -> None:
-        """Add a part of `FIGURES` to its counters, and set its gauges. `labels` are upstream's."""
+        """Add a part of `FIGURES` to its counters, and set its gauges. `labels` are upstream's.
+
+        What was read is not read again, so that a figure whose value is refused keeps no other from being exported;
+        the first such error is raised at the end.
+        """
         figures = FIGURES[type(part)]
         if type(part) not in self._metrics:
             self._metrics[type(part)] = [_make_metric(figure, tuple(labels)) for figure in figures]
+        errors = []
         for figure, metric in zip(figures, self._metrics[type(part)], strict=True):
-            found = figure.value(part)
-            for own, number in found.items() if isinstance(found, Mapping) else [((), found)]:
-                values = labels | dict(zip(figure.labels, own, strict=True))
-                if number is not None:
-                    child = metric.labels(**values)
-                    child.inc(number) if figure.kind is Kind.COUNTER else child.set(number)
-                elif figure.replaces:
-                    _remove(metric, values)
+            try:
+                _export(figure, metric, figure.value(part), labels)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def _export(figure: Figure, metric: Any, found: float | Values | None, labels: dict[str, Any]) -> None:
+    for own, number in found.items() if isinstance(found, Mapping) else [((), found)]:
+        values = labels | dict(zip(figure.labels, own, strict=True))
+        if number is not None:
+            child = metric.labels(**values)
+            child.inc(number) if figure.kind is Kind.COUNTER else child.set(number)
+        elif figure.replaces:
+            _remove(metric, values)
 
 
 def _remove(metric: Any, values: Mapping[str, Any]) -> None:

@@ -59,11 +59,18 @@ class Reports:
         return forwards != former
 
     def publish(self, reporter: Any) -> None:
-        """Bring the metrics of upstream's `reporter` up to date, and log where ranks disagree."""
+        """Bring the metrics of upstream's `reporter` up to date, and log where ranks disagree. Raises the first error
+        of a figure that was refused, when all others are exported.
+        """
         compared = None if self.agreement is None else self.agreement.check()
-        if reporter.current_scheduler_metrics_enabled:
-            for part in self._read(compared):
+        errors = []
+        for part in self._read(compared) if reporter.current_scheduler_metrics_enabled else ():
+            try:
                 self.exporter.export(part, reporter.metrics_collector.labels)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _read(self, compared: Compared | None) -> Iterator[Any]:
         """What is new to the metrics, in the parts that `figures.FIGURES` knows."""

@@ -6,11 +6,13 @@ for rounding, logits are as trained, while loading experts dominates a decode st
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,9 +32,17 @@ SERVED_DTYPE = "float32"
 INWARD, OUTWARD = (re.compile(rf"\.experts\.\d+\.{name}\.weight$") for name in ("(gate|up)_proj", "down_proj"))
 
 
+STAMP = "widened.json"
+"""Of what a widened model was made: another checkpoint's, or another factor's, is made anew."""
+LEFT_OUT = ("README.md", "report.json")
+
+
 def make(folder: Path = WIDENED, source: Path = TRAINED, factor: int = FACTOR) -> bool:
-    """Write `source`, widened, into `folder` at once, never half; false where it was there already."""
-    if folder.exists():
+    """Write `source`, widened, into `folder` at once, never half; false where it was there already, or another process
+    came first.
+    """
+    stamp = _describe(source, factor)
+    if _is_made(folder, stamp):
         return False
     from safetensors.torch import load_file, save_file  # here, since most who ask find it made
 
@@ -40,12 +50,21 @@ def make(folder: Path = WIDENED, source: Path = TRAINED, factor: int = FACTOR) -
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         half = Path(scratch) / folder.name
-        shutil.copytree(source, half, ignore=shutil.ignore_patterns("*.safetensors", "README.md", "report.json"))
+        shutil.copytree(source, half, ignore=shutil.ignore_patterns("*.safetensors", *LEFT_OUT))
         (half / "config.json").write_text(json.dumps(_configure(source, factor), indent=2) + "\n")
         weights = load_file(source / "model.safetensors")
         widened = {name: widen(name, weight, factor) for name, weight in weights.items()}
         save_file(widened, half / "model.safetensors", metadata={"format": "pt"})
-        half.rename(folder)
+        (half / STAMP).write_text(stamp)
+        if not _is_made(folder, stamp):
+            with suppress(FileNotFoundError):
+                folder.rename(Path(scratch) / "old")  # who serves it has it open
+        try:
+            half.rename(folder)
+        except OSError:
+            if not _is_made(folder, stamp):
+                raise
+            return False
     print(f"{folder}: made in {time.monotonic() - began:.0f} s", flush=True)
     return True
 
@@ -75,6 +94,16 @@ def read_widened() -> Weights:
         config = _configure(TRAINED, FACTOR) | {"dtype": SERVED_DTYPE}
         (Path(folder) / "config.json").write_text(json.dumps(config))
         return read_weights(Path(folder))
+
+
+def _describe(source: Path, factor: int) -> str:
+    files = sorted(path for path in source.iterdir() if path.is_file() and path.name not in LEFT_OUT)
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return json.dumps({"factor": factor, "sha256": digests}, indent=2) + "\n"
+
+
+def _is_made(folder: Path, stamp: str) -> bool:
+    return (folder / STAMP).is_file() and (folder / STAMP).read_text() == stamp
 
 
 def _configure(source: Path, factor: int) -> dict[str, object]:

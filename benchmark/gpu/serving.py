@@ -146,7 +146,7 @@ class Gain:
         return 200 * stdev(self.ratios) / sqrt(len(self.ratios)) if len(self.ratios) > 1 else None
 
     def row(self, what: str, bar: float | None = None, of: str | None = None) -> Row:
-        """The gain beside its bar, which is the model `of`'s: where fewer of its layers were served, it decides nothing."""
+        """The gain beside its bar, which is the model `of`'s: fewer of its layers are held to none."""
         if bar is not None and of is not None and is_cut(self.model, of):
             row = at_least(f"{what}: {self}", self.percent, None, "% gain", self.error)
             return replace(row, bar=f"- (it is of {read_config(of)['num_hidden_layers']} layers)", runner=self.runner)

@@ -1,16 +1,19 @@
 """The widened model: made once, whole or not at all, and of the shipped checkpoint's function."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmark.common import widened
 from benchmark.common.paths import TRAINED, WIDENED
-from benchmark.common.widened import FACTOR, make, prepare, read_widened
+from benchmark.common.widened import FACTOR, STAMP, make, prepare, read_widened
 from benchmark.quality.text import load_sequences
 from sglang_xshare.check.weights import read_weights
 
@@ -68,9 +71,44 @@ def test_it_is_made_once_and_a_failure_leaves_nothing(tmp_path: Path, monkeypatc
     assert list(tmp_path.iterdir()) == []
     assert make(tmp_path / "model", factor=2)
     made = (tmp_path / "model" / "model.safetensors").stat()
-    assert not make(tmp_path / "model", factor=4)
+    assert not make(tmp_path / "model", factor=2)
     assert (tmp_path / "model" / "model.safetensors").stat() == made
     shutil.rmtree(tmp_path / "model")
+
+
+def test_another_factor_or_checkpoint_is_made_anew(tmp_path: Path) -> None:
+    folder, source = tmp_path / "model", tmp_path / "source"
+    assert make(folder, factor=2)
+    assert make(folder, factor=4)
+    assert json.loads((folder / "config.json").read_text())["moe_intermediate_size"] == 4 * 32
+    shutil.copytree(TRAINED, source)
+    weights = load_file(source / "model.safetensors")
+    weights["model.norm.weight"] += 1
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    assert make(folder, source, factor=4)
+    assert torch.equal(load_file(folder / "model.safetensors")["model.norm.weight"], weights["model.norm.weight"])
+    (folder / STAMP).unlink()  # as those that were made before there was one
+    assert make(folder, source, factor=4)
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "source"}
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_two_processes_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: bool) -> None:
+    """Both found none, or one of another factor; the other was done first."""
+    folder = tmp_path / "model"
+    if older:
+        make(folder, factor=4)
+    others: list[bool] = []
+
+    def save_last(*args: Any, **keys: Any) -> None:
+        monkeypatch.undo()
+        others.append(make(folder, factor=2))
+        save_file(*args, **keys)
+
+    monkeypatch.setattr("safetensors.torch.save_file", save_last)
+    assert not make(folder, factor=2)
+    assert others == [True]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("gpu", [True, False])

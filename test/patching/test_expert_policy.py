@@ -4,7 +4,8 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -26,6 +27,16 @@ class Missing(MetaPathFinder):
     def find_spec(self, name: str, path: object, target: object = None) -> None:
         if name in self.names:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+class Older(MetaPathFinder, Loader):
+    """The hooks are those of another version: none of the functions is there."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name == "sglang_xshare.hooks" else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """An empty one."""
 
 
 @pytest.fixture
@@ -96,11 +107,25 @@ def test_without_the_package_every_flag_is_refused_in_one_line(
     load: Callable[..., ModuleType], field: str, value: object, said: str
 ) -> None:
     module = load("sglang_xshare")
-    line = f"{said}: needs the package sglang-xshare, which is not installed; install it, or leave the flag out"
+    line = (
+        f"{said}: needs the package sglang-xshare, which is not installed, or not in the version of these patches; "
+        "install it and run `sglang-xshare patch apply`, or leave the flag out"
+    )
     with pytest.raises(ValueError, match="needs the package") as refusal:  # what Engine(...) raises
         module.check_flags(SimpleNamespace(**{field: value}))
     assert isinstance(refusal.value, SystemExit)
     assert str(refusal.value) == line
+
+
+def test_a_package_of_another_version_is_as_none(
+    load: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two commands of an upgrade: the hooks lack a name that the patches ask for."""
+    monkeypatch.setattr(sys, "meta_path", [Older(), *sys.meta_path])
+    module = load()
+    assert module.route(1, 2) == 1
+    with pytest.raises(ValueError, match="not in the version of these patches"):
+        module.check_flags(SimpleNamespace(expert_policy="xshare"))
 
 
 def test_a_package_that_is_not_whole_is_no_missing_one(load: Callable[..., ModuleType]) -> None:

@@ -1,4 +1,6 @@
-"""How far the estimate of `check` is off on the served policies: its premise, that time goes with the bytes read."""
+"""How far the estimate of `sglang-xshare check` is off on the served policies: its premise is that time goes with the
+bytes read.
+"""
 
 from collections.abc import Mapping
 from statistics import median

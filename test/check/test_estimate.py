@@ -346,6 +346,19 @@ def test_a_second_policy_is_not_dropped_without_a_word(write, capsys):
     assert json.loads(capsys.readouterr().out)["warnings"] == [{"by": "sglang-xshare", "says": says}]
 
 
+def test_a_compared_policy_that_never_drops_an_expert_is_warned_of(write, capsys):
+    """Of a number beyond 64 bits, too; and of one that is enough for this batch alone."""
+    lasting, here = "xshare:k0=1,add=99999999999999999999", "xshare:k0=1,add=16"
+    asked = ("--gpu", "h200", "--batch", 2, "--json", *compare(lasting, here, "oea:k0=3"))
+    assert say("--model", write(QWEN), *asked) == 0
+    report = json.loads(capsys.readouterr().out)
+    never, enough = (warning["says"] for warning in report["warnings"])
+    says = "this plan (k0 = 1, add = 99999999999999999999) never drops one of 128 experts; with add below 127 it can"
+    assert never == f"{lasting}: {says}"
+    assert enough.startswith(f"{here}: add = 16: 14 hold all that 2 rows want, the most it is for (--batch 2)")
+    assert report["estimate"]["estimates"][0]["speedup"] == 1
+
+
 def test_without_a_policy_the_models_own_routing_is_told(write, capsys):
     assert say("--model", write(QWEN), "--gpu", "h200", "--batch", 16) == 0
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if " - " in line]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..gpus import GPUS, NVIDIA, Gpu, find_gpu
 from ..patching.errors import PatchError
 from ..stage.upstream.server import resolved
-from .estimate import Asked, check_asked, estimate, read_compared, read_served
+from .estimate import Asked, check_asked, estimate, list_idle, read_compared, read_served
 from .flags import FLAGS, ServerFlags, read_count, read_flags, read_number
 from .memory import count_cache, describe_memory, describe_weights
 from .weights import Uncounted, Weights, read_weights
@@ -108,6 +108,8 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         if asked is not None:
             refused = bool(report.get("refusals"))
             report["estimate"] = _estimate(asked, weights, flags, bandwidth, unanswered, refused)
+            idle = [{"by": "sglang-xshare", "says": says} for says in list_idle(asked, weights, flags)]
+            report["warnings"] = report.get("warnings", []) + idle
     verdict = {True: "served", False: "refused", None: "not checked"}[report.get("served")]
     if not fits and not flags.paged and verdict != "refused":
         verdict = "does not fit"

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..admission.arguments import read_arguments
+from ..admission.idle_budgets import list_idle_budgets
 from ..policies.schedule import Schedule, build_schedule
 from ..policies.spelling import parse_policy
 from ..types import Router
@@ -99,6 +100,16 @@ def _check_schedule(schedule: Schedule, weights: Weights, asked: Asked, flags: S
     reason = schedule.reason_to_skip("verify" if flags.draft_tokens > 1 else "decode", rows)
     if reason is not None:
         raise ValueError(f"--batch: a step of {rows} rows stays vanilla ({reason}); allowed is one in which it selects")
+
+
+def list_idle(asked: Asked, weights: Weights, flags: ServerFlags) -> list[str]:
+    """A warning for each plan that drops no expert, ever or in such a step."""
+    batch, layers, warnings = (asked.batch, "--batch"), range(weights.model.num_layers), []
+    for text, schedule in asked.schedules.items():
+        plans, told = schedule.plans(layers), f"--expert-policy {schedule.policy}: "
+        found = list_idle_budgets(schedule, plans, weights.model, flags.ep_size, batch, flags.draft_tokens)
+        warnings += [f"{text}: {line.removeprefix(told)}" for line in found]
+    return warnings
 
 
 def estimate(asked: Asked, weights: Weights, flags: ServerFlags, bandwidth: float | None) -> dict[str, Any]:

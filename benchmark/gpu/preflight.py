@@ -56,7 +56,6 @@ MODULES = (
     "sglang.srt.models.llama_eagle3",
     "sglang.srt.speculative.eagle_worker_v2",
     "sglang.benchmark.serving",
-    "sglang.bench_serving",
     "sglang_xshare.cli",
     "unidiff",
     "benchmark.gpu.__main__",

@@ -27,7 +27,7 @@ class Load:
 
 
 def bench_args(server: Server, tokenizer: Path, load: Load, output: Path) -> list[str]:
-    """The arguments of `python -m sglang.bench_serving` for one run."""
+    """The arguments of `python -m sglang.benchmark.serving` for one run."""
     return [
         *("--backend", "sglang", "--base-url", server.url, "--model", str(tokenizer), "--dataset-name", "custom"),
         *("--dataset-path", str(load.prompts), "--sharegpt-output-len", str(load.output_tokens)),

@@ -78,6 +78,16 @@ def check(experts: int, form: str) -> str | None:
     return None
 
 
+def check_served(experts: int) -> None:
+    """A model of so many experts as tasks serve it: in one launch, or in two where `TWO_LAUNCHES` is 1. Raises
+    RuntimeError with what fails first.
+    """
+    set_to = os.environ.get(TWO_LAUNCHES, "0")
+    for form, (rows, two) in FORMS.items():
+        if (rows == ROWS or two == set_to) and (reason := check(experts, form)):
+            raise RuntimeError(reason)
+
+
 def check_all() -> list[str]:
     """What fails, of every number of experts: in processes side by side, the kernels that take longest first."""
     with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:

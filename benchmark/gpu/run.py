@@ -20,6 +20,9 @@ TURN = 570.0  # seconds of a task where the whole has no limit
 ENDING = 25.0  # seconds that stopping a task, the table and the way back take
 KERNELS = ("imports", "patch", "upstream")  # what lacks a C compiler fails the last
 SERVERS = (*KERNELS, "nvcc", "selection")
+SERVERS_32, SERVERS_128 = (
+    (*SERVERS, f"compilation-{experts}") for experts in (32, 128)
+)  # of the model, which dies late
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,14 @@ class Task:
 TASKS = (
     Task("selection", ("kernels",), 150.0),
     Task("layer", ("qwen3-30b-a3b",), 90.0, needs=KERNELS),
-    Task("server", ("qwen3-30b-a3b",), 300.0, 150.0, SERVERS),
-    Task("server", ("gpt-oss-20b",), 210.0, 120.0, SERVERS),
-    Task("replay", ("server",), 150.0, 90.0, SERVERS),
-    Task("server", ("gpt-oss-120b-no-warm-up",), 300.0, 150.0, SERVERS),
-    Task("eagle3", (), 200.0, 150.0, (*SERVERS, "eagle3")),
-    Task("server", ("gpt-oss-120b",), 300.0, 150.0, SERVERS),
+    Task("server", ("qwen3-30b-a3b",), 300.0, 150.0, SERVERS_128),
+    Task("server", ("gpt-oss-20b",), 210.0, 120.0, SERVERS_32),
+    Task("replay", ("server",), 150.0, 90.0, SERVERS_128),
+    Task("server", ("gpt-oss-120b-no-warm-up",), 300.0, 150.0, SERVERS_128),
+    Task("eagle3", (), 200.0, 150.0, (*SERVERS_128, "eagle3")),
+    Task("server", ("gpt-oss-120b",), 300.0, 150.0, SERVERS_128),
     Task("layer", ("gpt-oss-120b", "gpt-oss-20b"), 90.0, needs=KERNELS),
-    Task("server", ("qwen3-30b-a3b-aligned",), 180.0, 120.0, SERVERS),
+    Task("server", ("qwen3-30b-a3b-aligned",), 180.0, 120.0, SERVERS_128),
     Task("selection", ("shapes",), 60.0),
     Task("tune", (), 120.0, 60.0, KERNELS),
     Task("replay", ("tests",), 60.0),

@@ -1,7 +1,7 @@
 """A release tree that stands in for SGLang: starts in a moment, so that starting and stopping can be tested often.
 
 Its server has a worker that dies with it, as upstream's do, and leaves a temporary file behind; BEHAVE=exit or hang in
-the environment makes it end early or never answer. Its bench_serving never ends; BEHAVE=answer or fail makes it answer
+the environment makes it end early or never answer. Its benchmark never ends; BEHAVE=answer or fail makes it answer
 five requests at most, or end early.
 """
 
@@ -31,20 +31,25 @@ class Handler(BaseHTTPRequestHandler):
 
 HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
 """
-BENCH_SERVING = """
+BENCHMARK = """
 import json, os, sys, time
 
-print("prints to its own output", *sys.argv[1:])
-match os.environ.get("BEHAVE"):
-    case "fail":
-        sys.exit("nobody answers")
-    case "answer":
-        requests = int(sys.argv[sys.argv.index("--num-prompts") + 1])
-        result = {"completed": min(requests, 5), "request_rate": float("inf"), "server_info": {}, "pid": os.getpid()}
-        with open(sys.argv[sys.argv.index("--output-file") + 1], "w") as file:
-            print(json.dumps(result), file=file)
-    case _:
-        time.sleep(600)
+def main():
+    print("prints to its own output", *sys.argv[1:])
+    match os.environ.get("BEHAVE"):
+        case "fail":
+            sys.exit("nobody answers")
+        case "answer":
+            requests = int(sys.argv[sys.argv.index("--num-prompts") + 1])
+            result = {"completed": min(requests, 5), "request_rate": float("inf"), "server_info": {}}
+            result["pid"] = os.getpid()
+            with open(sys.argv[sys.argv.index("--output-file") + 1], "w") as file:
+                print(json.dumps(result), file=file)
+        case _:
+            time.sleep(600)
+
+if __name__ == "__main__":
+    main()
 """
 
 
@@ -54,7 +59,6 @@ def write_stand_in(folder: Path) -> Path:
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "launch_server.py").write_text(LAUNCH_SERVER)
-    (package / "bench_serving.py").write_text(BENCH_SERVING)
     (package / "benchmark").mkdir()
-    (package / "benchmark" / "serving.py").touch()
+    (package / "benchmark" / "serving.py").write_text(BENCHMARK)
     return folder

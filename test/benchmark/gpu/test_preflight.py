@@ -53,7 +53,8 @@ def test_an_unknown_check_is_refused():
     done = run_module("kernels", PYTHONPATH=f"{ROOT / 'python'}")
     assert (done.returncode, done.stderr) == (
         1,
-        "preflight: check kernels: allowed is imports, patch, nvcc, cc, compilation, upstream, selection, eagle3\n",
+        "preflight: check kernels: allowed is imports, patch, nvcc, cc, compilation, compilation-32, compilation-128, "
+        "upstream, selection, eagle3\n",
     )
 
 
@@ -122,6 +123,19 @@ def test_kernels_that_do_not_compile_are_named_by_experts(monkeypatch):
     assert numbers == [f"{experts} experts{form}" for experts in (512, 8) for form in forms]
 
 
+@pytest.mark.parametrize("experts", [32, 128])
+@pytest.mark.parametrize(("two", "forms"), [("0", ["", " in programs that meet"]), ("1", ["", " in two launches"])])
+def test_a_served_number_of_experts_is_compiled_as_tasks_launch_it(monkeypatch, experts, two, forms):
+    asked = []
+    monkeypatch.setattr(compilation, "check", lambda *args: asked.append(args))
+    monkeypatch.setenv("SGLANG_XSHARE_TWO_LAUNCHES", two)
+    CHECKS[f"compilation-{experts}"]()
+    assert asked == [(experts, form) for form in forms]
+    monkeypatch.setattr(compilation, "check", lambda experts, form: f"{experts} experts{form}: no" if form else None)
+    with pytest.raises(RuntimeError, match=f"^{experts} experts{forms[1]}: no$"):
+        CHECKS[f"compilation-{experts}"]()
+
+
 def test_our_kernel_is_held_to_the_reference(monkeypatch):
     preflight.check_selection("cpu", "torch")
     original = sglang_xshare.select
@@ -186,16 +200,17 @@ def test_another_machine_is_checked_anew(tmp_path, answers):
     assert answers[1] == [*CHECKS, *CHECKS]
 
 
+@pytest.mark.parametrize("name", ["selection", "compilation-32", "compilation-128"])
 @pytest.mark.parametrize("by_two", [None, "wrong as well"])
-def test_two_launches_are_tried_where_one_fails(tmp_path, answers, by_two):
+def test_two_launches_are_tried_where_one_fails(tmp_path, answers, by_two, name):
     said, _ = answers
-    said |= {"selection": "a cooperative launch failed", "two launches": by_two}
+    said |= {name: "a cooperative launch failed", "two launches": by_two}
     record = write_record(tmp_path, "run", {})
     check_all(record)
-    point = record.points[check_key("selection")]
+    point = record.points[check_key(name)]
     assert point["passed"] is (by_two is None)
     assert point.get("env") == (TWO_LAUNCHES if by_two is None else None)
-    (row,) = [row for row in preflight.rows(record.points) if row.what.startswith("selection")]
+    (row,) = [row for row in preflight.rows(record.points) if row.what.startswith(f"{name}:")]
     assert row.verdict == "miss"
     assert row.measured.endswith("a cooperative launch failed")
 

@@ -7,8 +7,9 @@ import pytest
 from gpu.recorded import write_record
 
 from benchmark.common.record import read_record
-from benchmark.gpu import preflight
+from benchmark.gpu import eagle3, preflight, replay
 from benchmark.gpu import run as module
+from benchmark.gpu.models import read_config
 from benchmark.gpu.preflight import CHECKS, check_key
 from benchmark.gpu.process import Ended, run_process
 from benchmark.gpu.run import TASKS, Task, rows, run
@@ -131,6 +132,23 @@ def test_what_a_failed_check_forbids_is_not_run_and_said(stage, capsys):
     stage.checks["nvcc"] = None
     assert stage.run()
     assert stage.ran == ["server b"]
+
+
+def test_a_number_of_experts_that_does_not_compile_stops_its_models_servers_alone(stage, capsys):
+    stage.checks["compilation"] = stage.checks["compilation-32"] = "32 experts: no kernel"
+    assert not stage.run(TASKS)
+    assert stage.ran == [task.name for task in TASKS if task.name != "server gpt-oss-20b"]
+    assert "gpu: server gpt-oss-20b: needs compilation-32\n" in capsys.readouterr().out
+
+
+def test_tasks_that_serve_need_their_models_number_of_experts():
+    models = {"eagle3": eagle3.MODEL, "replay server": replay.MODEL}
+    models |= {f"server {name}": case.model for name, case in CASES.items()}
+    for name, model in models.items():
+        (task,) = [task for task in TASKS if task.name == name]
+        config = read_config(model)
+        experts = config.get("num_experts", config.get("num_local_experts"))
+        assert [need for need in task.needs if "compilation" in need] == [f"compilation-{experts}"]
 
 
 def test_tasks_run_with_what_the_checks_found(stage):

@@ -85,7 +85,8 @@ def models(tmp_path_factory):
 @cache
 def ask(tree: Path, models: Path) -> dict[str, dict[str, Any]]:
     """What becomes of each server on a B200."""
-    asked = [["--model-path", str(models / model), "--device", "cuda", *flags] for model, flags in ASKED.values()]
+    always = ("--device", "cuda", "--load-format", "dummy")
+    asked = [["--model-path", str(models / model), *always, *flags] for model, flags in ASKED.values()]
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("resolve_runner.py")],
         input=json.dumps(asked),

@@ -86,5 +86,5 @@ def test_what_a_server_refuses_is_refused_in_one_line(words, line, show):
 def test_draft_tokens_are_positive(show, capsys):
     with pytest.raises(SystemExit) as ended:
         show("xshare", "--draft-tokens", "0")
-    assert ended.value.code == 2
+    assert ended.value.code == 1
     assert "0: allowed is an integer of at least 1" in capsys.readouterr().err

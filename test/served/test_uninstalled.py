@@ -38,9 +38,9 @@ def test_a_policy_is_refused_in_one_line(release, patched_release, tiny_model, u
     env["PYTHONPATH"] = f"{uninstalled}:{env['PYTHONPATH']}"
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(tiny_model), *CPU]
     done = subprocess.run([*command, "--expert-policy", "xshare"], env=env, capture_output=True, text=True, timeout=200)
-    line = "--expert-policy xshare: needs the package sglang-xshare, which is not installed"
+    line = "--expert-policy xshare: needs the package sglang-xshare, which is not installed, or not in the version of"
     assert done.returncode == 1
     assert [said for said in done.stderr.splitlines() if "xshare" in said] == [
-        f"{line}; install it, or leave the flag out"
+        f"{line} these patches; install it and run `sglang-xshare patch apply`, or leave the flag out"
     ]
     assert "Traceback" not in done.stderr

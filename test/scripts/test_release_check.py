@@ -129,5 +129,6 @@ def test_the_series_that_fits_best_is_tried(releases: Path, tmp_path: Path) -> N
 
 def test_the_real_names_tell_the_matter() -> None:
     """Variants of a patch are named after the last release they are for."""
-    names = [file.name for file in find_root().rglob("*-until-*.patch")]
-    assert {name_matter(name) for name in names} == {"affinity-arguments", "arguments", "capture-sizes", "resolution"}
+    files = list(find_root().rglob("*-until-*.patch"))
+    assert files
+    assert [file.name for file in files if not file.with_name(f"{name_matter(file.name)}.patch").is_file()] == []

@@ -59,7 +59,7 @@ def routed(model: PreTrainedModel, ids: Tensor) -> Tensor:
     return torch.cat(chosen, 1)
 
 
-def experts_woken(experts: Tensor, batch: int = 16, batches: int = 200) -> list[float]:
+def experts_active(experts: Tensor, batch: int = 16, batches: int = 200) -> list[float]:
     """Mean number of active experts of a random batch of tokens, by layer; `experts` is [layers, tokens, top_k]."""
     draw = torch.Generator().manual_seed(0)
     layers, tokens, _ = experts.shape

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from training.corpus import DOMAINS, STDLIB, Split, fingerprint
-from training.evaluation import answer_accuracy, experts_woken, losses, routed
+from training.evaluation import answer_accuracy, experts_active, losses, routed
 from training.ngram import Trigram
 from training.tokenizer import encode
 
@@ -84,7 +84,7 @@ def measure(folder: Path, corpus: dict[str, Split]) -> dict[str, Any]:
             "trigram_cross_entropy": bar,
             "trigram_discounts": trigram.discounts,
             "below_trigram": 1 - own / bar,
-            "experts_woken": experts_woken(experts[domain], BATCH),
+            "experts_active": experts_active(experts[domain], BATCH),
             "corpus": {
                 "train": fingerprint(split.train),
                 "dev": fingerprint(split.dev),
@@ -105,8 +105,8 @@ def measure(folder: Path, corpus: dict[str, Split]) -> dict[str, Any]:
         "layers": model.config.num_hidden_layers,
         "domains": domains,
         "batch": BATCH,
-        "experts_woken_mixed": experts_woken(mixed, BATCH),
-        "experts_woken_if_uniform": num_experts * (1 - (1 - model.config.num_experts_per_tok / num_experts) ** BATCH),
+        "experts_active_mixed": experts_active(mixed, BATCH),
+        "experts_active_if_uniform": num_experts * (1 - (1 - model.config.num_experts_per_tok / num_experts) ** BATCH),
         "load_entropy": entropy.tolist(),
         "busiest_expert_over_mean": (load_shares.max(1).values * num_experts).tolist(),
         "arithmetic_right": answer_accuracy(model, tokenizer, (folder / "heldout/arithmetic.txt").read_text()),
@@ -117,12 +117,12 @@ def publish(folder: Path, report: dict[str, Any], title: str, script: str) -> No
     """Write `report.json` and the model card, which begins with `title` and whose every figure is the report's."""
     (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
 
-    def woken(counts: list[float]) -> str:
+    def show(counts: list[float]) -> str:
         return " ".join(f"{count:.1f}" for count in counts)
 
     rows = [
         f"| {domain} | {figures['tokens']:,} | {figures['cross_entropy']:.3f} | {figures['trigram_cross_entropy']:.3f} "
-        f"| {figures['below_trigram']:.1%} | {woken(figures['experts_woken'])} |"
+        f"| {figures['below_trigram']:.1%} | {show(figures['experts_active'])} |"
         for domain, figures in report["domains"].items()
     ]
     answers = ", ".join(f"`{operator}` {share:.0%}" for operator, share in report["arithmetic_right"].items())
@@ -131,8 +131,8 @@ def publish(folder: Path, report: dict[str, Any], title: str, script: str) -> No
         title=title,
         script=script,
         rows="\n".join(rows),
-        mixed=woken(report["experts_woken_mixed"]),
-        uniform=report["experts_woken_if_uniform"],
+        mixed=show(report["experts_active_mixed"]),
+        uniform=report["experts_active_if_uniform"],
         answers=answers,
         **{key: report[key] for key in ("parameters", "experts", "top_k", "layers", "batch", "tokens_trained_on")},
     )

@@ -89,21 +89,21 @@ def run_requests(
     replicas: int,
     per_replica: int,
     force: bool = False,
-    awake: str = "experts_before",
+    counter: str = "experts_before",
 ) -> Run:
     """Keep `per_replica` requests of each replica running until all are answered: greedily, or by force with the text.
-    The server has a policy, which may be to observe; `awake` is which of its counters has the active experts.
+    The server has a policy, which may be to observe; `counter` is which of its counters has the active experts.
     """
     asker = _Asker(server, requests, replicas * per_replica, force)
     answers = asker.run()
     first, last = asker.totals
-    new = {name: last[name] - first.get(name, 0.0) for name in ("layer_steps", awake, "rows")}
+    new = {name: last[name] - first.get(name, 0.0) for name in ("layer_steps", counter, "rows")}
     spans = [(answer.replica, answer.began, answer.ended) for answer in answers]
     return Run(
         outputs=[answer.output for answer in answers],
         nats=[answer.nats for answer in answers if answer.nats is not None],
         replicas=[answer.replica for answer in answers],
-        active=new[awake] / new["layer_steps"],
+        active=new[counter] / new["layer_steps"],
         rows=new["rows"] / new["layer_steps"],
         imbalance=measure_imbalance(spans, replicas, *asker.steady),
         seconds=max(answer.ended for answer in answers) - min(answer.began for answer in answers),
@@ -270,8 +270,8 @@ def measure(args: argparse.Namespace, record: Record) -> None:
                 requests = draw_requests(sequences, args.requests, args.life, args.prompt, traffic)
                 own = name in (OBSERVE, BASELINE)  # of both the model's own routing is counted
                 server.post("/expert_policy", {"policy": OBSERVE} if own else parse_variant(name).body())
-                awake = "experts_before" if own else "experts_after"
-                run = run_requests(server, requests, args.replicas, args.per_replica, name != OBSERVE, awake)
+                counter = "experts_before" if own else "experts_after"
+                run = run_requests(server, requests, args.replicas, args.per_replica, name != OBSERVE, counter)
                 key, told = (
                     make_key(traffic, name, method),
                     {one: value for one, value in vars(run).items() if one in TOLD},

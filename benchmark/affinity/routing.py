@@ -23,10 +23,10 @@ class Routing:
 
     def active(self, members: Sequence[tuple[int, int]]) -> float:
         """Mean active experts of a layer in a step of these (sequence, step of it)."""
-        awake = 0
+        active = 0
         for sequence, step in members:
-            awake |= self.experts[sequence][step]
-        return awake.bit_count() / self.layers
+            active |= self.experts[sequence][step]
+        return active.bit_count() / self.layers
 
     def of_domain(self, domain: str) -> list[int]:
         """The sequences of a domain."""

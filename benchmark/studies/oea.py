@@ -87,7 +87,7 @@ def _judge(
     worse = is_better(pruned)
     return [
         Verdict(
-            "Figure 2: piggybacking loses less than pruning with the same experts awake",
+            "Figure 2: piggybacking loses less than pruning with the same experts active",
             f"pruned over OEA: {tally(pruned)}",
             None if worse is None else not worse,
         ),

@@ -31,7 +31,7 @@ def test_max_rank_limits_how_far_a_row_goes_down_its_ranking():
     assert ids(k0=2, max_rank=1) == [[0, 1, -1], [5, 4, -1], [2, 0, -1]]
 
 
-def test_ranks_with_fewer_awake_wake_as_many_as_the_fullest():
+def test_ranks_with_fewer_active_use_as_many_as_the_fullest():
     """The base is {0, 2, 5}: two experts of rank 0. Rank 1 adds 4, the second choice of row 1, at no longer a wait."""
     ranks = [0, 0, 0, 1, 1, 1]
     out = select(BATCH, build_plan("oea", k0=1, target_per_rank=1), Router(3), rank_of_expert=ranks)

@@ -1,4 +1,4 @@
-"""Slots as MoE runners take them: none empty, no expert woken, for the Triton runner sorted as upstream sorts."""
+"""Slots as MoE runners take them: none empty, no expert more active, for the Triton runner sorted as upstream sorts."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ from selection.test_triton import (
     without_denormals,
 )
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
-from sglang_xshare.selection.slots import drop_slots, fill_slots, find_awake, refill_slots
+from sglang_xshare.selection.slots import drop_slots, fill_slots, find_filler, refill_slots
 from sglang_xshare.selection.triton_kernel import supports
 from sglang_xshare.selection.triton_kernel.tile import MAX_SORTED, make_tile
 
@@ -30,8 +30,8 @@ __all__ = ["kernel"]
 BACKENDS = ("reference", "torch", "triton")
 
 
-def fill(ids: list[list[int]], awake: int = 0) -> list[list[int]]:
-    filled = fill_slots(torch.tensor(ids, dtype=torch.int32), torch.tensor(awake, dtype=torch.int32))
+def fill(ids: list[list[int]], filler: int = 0) -> list[list[int]]:
+    filled = fill_slots(torch.tensor(ids, dtype=torch.int32), torch.tensor(filler, dtype=torch.int32))
     assert filled.dtype == torch.int32
     return filled.tolist()
 
@@ -44,8 +44,8 @@ def test_empty_slot_gets_the_rows_own_first_expert():
     assert fill([[3, -1, -1], [0, 5, -1]]) == [[3, 3, 3], [0, 5, 0]]
 
 
-def test_padding_row_gets_the_expert_that_is_awake():
-    assert fill([[-1, -1], [2, 6], [4, -1]], awake=6) == [[6, 6], [2, 6], [4, 4]]
+def test_padding_row_gets_the_expert_that_fills():
+    assert fill([[-1, -1], [2, 6], [4, -1]], filler=6) == [[6, 6], [2, 6], [4, 4]]
 
 
 def test_no_row():
@@ -53,7 +53,7 @@ def test_no_row():
 
 
 @pytest.mark.parametrize(
-    ("selected", "vanilla_active", "active", "awake"),
+    ("selected", "vanilla_active", "active", "filler"),
     [
         ([2, 5, 6], [1, 2, 5], [2, 5, 6], 5),
         ([2, 5, 6], [1, 2, 5], [2, 6], 2),
@@ -63,11 +63,11 @@ def test_no_row():
     ],
     ids=["the largest of S and of a top-k", "that a row uses", "that a row uses at all", "no live row", "the first"],
 )
-def test_which_expert_is_awake(selected, vanilla_active, active, awake):
+def test_which_expert_fills(selected, vanilla_active, active, filler):
     tables = torch.zeros(3, 7, dtype=torch.bool)
     for table, experts in zip(tables, (selected, vanilla_active, active), strict=True):
         table[experts] = True
-    assert find_awake(*tables).tolist() == awake
+    assert find_filler(*tables).tolist() == filler
 
 
 def test_more_columns_than_top_k():
@@ -155,9 +155,9 @@ def test_select_fills_what_it_leaves_empty(backend, name):
     bare = select(logits, make_plan(name), Router(4), Batch(valid), backend=backend)
     found = select(logits, make_plan(name), Router(4), Batch(valid), backend=backend, slots=RunnerSlots(16))
     assert (bare.topk_ids < 0).any()
-    awake = find_awake(bare.selected, bare.vanilla_active, bare.active)
-    assert bare.active[awake]
-    assert torch.equal(found.topk_ids, fill_slots(bare.topk_ids, awake))
+    filler = find_filler(bare.selected, bare.vanilla_active, bare.active)
+    assert bare.active[filler]
+    assert torch.equal(found.topk_ids, fill_slots(bare.topk_ids, filler))
     assert torch.equal(found.topk_weights, bare.topk_weights)
     assert torch.equal(found.active, bare.active)
     assert found.alignment is None

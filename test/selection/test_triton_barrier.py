@@ -177,7 +177,7 @@ def test_one_that_never_comes_holds_up_all(run):
 @pytest.mark.parametrize("late", [0, 1, 2])
 @pytest.mark.parametrize(("keys", "live", "barriers"), [({"add": 5}, 5, 1), ({"add": 0}, 2, 2), ({"add": 5}, 0, 2)])
 def test_masked_logits_take_a_second_barrier_where_too_few_experts_are_known(run, keys, live, barriers, late):
-    """Of the first choices of two rows no four slots can be filled: all then wait for what each has woken."""
+    """Of the first choices of two rows no four slots can be filled: all then wait for what the others use."""
     logits, _, router, _ = make_call("add", 3)
     call = logits, build_plan("xshare", k0=1, **keys), router, Batch(torch.arange(len(logits)) < live)
     slots = RunnerSlots(masked=True)

@@ -82,7 +82,7 @@ def test_masked_logits_in_the_same_launch(case, dtype):
 
 def test_the_barriers_order_memory():
     """Their atomics stand between barriers of the program's own threads, whose stores they release: the votes' barrier,
-    the one that a batch without a known awake expert takes, and the count of those that are done.
+    the one that a batch without a known filler takes, and the count of those that are done.
     """
     code = compile_kernel(CASES["xshare in programs"], slots=RunnerSlots(16)).asm["ptx"]
     order = re.findall(r"bar\.sync|(?:atom|ld)\.global\.gpu\.(release|acquire|acq_rel)", code)

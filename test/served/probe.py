@@ -2,9 +2,9 @@
 
 It appends a JSON line a call to $EXPERT_PROBE: the forward's mode and requests, the layer, its rows; how many different
 experts the ids hold (on this rank), how many the router's own top-k would have, the kept mass summed over rows; in
-prefill each row's ids, in decode and verification the router logits and the experts awake; and whether the stage's code
-is loaded at all. Under data-parallel attention, also the rows of every rank, its own and those it was padded to, and
-whether some rank prefills.
+prefill each row's ids, in decode and verification the router logits and the active experts; and whether the stage's
+code is loaded at all. Under data-parallel attention, also the rows of every rank, its own and those it was padded to,
+and whether some rank prefills.
 With $EXPERT_PROBE_BYPASS it makes that layer route without `select_experts`, as some upstream paths do.
 """
 
@@ -56,7 +56,7 @@ def install() -> None:
             padded = batch.global_num_tokens_cpu  # by now: the forward has padded them
             record |= {"own": rows_by_rank, "padded": padded, "prefills": batch.is_extend_in_batch}
         if mode in ("DECODE", "TARGET_VERIFY", "IDLE"):
-            record |= {"logits": encode(logits), "awake": expert_ids[here].unique().tolist()}
+            record |= {"logits": encode(logits), "active": expert_ids[here].unique().tolist()}
         with file.open("ab", buffering=0) as out:  # one write a line: several ranks share the file
             out.write(json.dumps(record).encode() + b"\n")
         return run_experts(layer, x, topk_output, config)

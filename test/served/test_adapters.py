@@ -72,6 +72,6 @@ def test_requests_with_and_without_an_adapter_share_a_batch_that_selects(tiny_mo
     assert all(one != other for one, other in zip(vanilla[1::2], bare[1::2], strict=True)), "the adapter matters"
     calls = [call for call in records if call["mode"] == "DECODE" and call["rows"] in (FULL, BUDGET)]
     for call in calls:
-        assert call["awake"] == select_again(call, PLAN if call["rows"] == BUDGET else {**PLAN, "add": 64})
+        assert call["active"] == select_again(call, PLAN if call["rows"] == BUDGET else {**PLAN, "add": 64})
     assert metrics["steps policy"] == len(calls) / LAYERS
     assert metrics["experts_after_total"] == sum(call["after"] for call in calls)

@@ -44,7 +44,7 @@ def serve(model: Path, table: Path, method: str) -> Served:
         own = run_requests(server, requests, REPLICAS, PER_REPLICA)
         metrics = server.get("/metrics")
         server.post("/expert_policy", {"policy": "xshare", "k0": 1, "add": 8})
-        forced = run_requests(server, requests, REPLICAS, PER_REPLICA, force=True, awake="experts_after")
+        forced = run_requests(server, requests, REPLICAS, PER_REPLICA, force=True, counter="experts_after")
         assert forced.outputs == [request.text for request in requests]
         return Served(own, forced, server.log_text(), metrics)
 

@@ -78,7 +78,7 @@ def check_steps(answers: Answers, plan: Mapping[str, Any], tokens_per_request: i
     for calls in answers.selecting:
         found = list(list_selections(calls[0], plan, tokens_per_request, alone))
         active = torch.stack([selection.active for selection, _ in found]).any(0)
-        assert sorted(expert for call in calls for expert in call["awake"]) == experts(active)
+        assert sorted(expert for call in calls for expert in call["active"]) == experts(active)
         first, there = found[0]
         lost += int(first.vanilla_active.sum() - first.active.sum())
         if not alone or calls[0]["padded"][0] > 1:

@@ -52,7 +52,7 @@ def test_a_decode_server_selects_and_at_full_budget_answers_as_without_a_policy(
     calls = [call for call in records if call["rows"] > 1]
     assert {call["rows"] > SMALL for call in calls} == {True, False}
     for call in calls:
-        assert call["awake"] == select_again(call, BUDGET if call["rows"] > SMALL else FULL)
+        assert call["active"] == select_again(call, BUDGET if call["rows"] > SMALL else FULL)
     assert metrics["steps policy"] == len(calls) / LAYERS
     assert metrics["steps prefill"] == 0
     assert metrics["experts_after_total"] == sum(call["after"] for call in calls)

@@ -131,10 +131,10 @@ def check_steps(answers: Answers, plan: Mapping[str, Any], tokens_per_request: i
         assert len({call["logits"] for call in calls}) == 1, "every rank's router sees the same rows"
         selection = select_again(first, plan, tokens_per_request, live(first))
         for call in calls:
-            assert call["awake"] == experts(selection.active)
+            assert call["active"] == experts(selection.active)
         told += not selection.active.equal(select_again(first, plan, tokens_per_request).active)
         before += int(selection.vanilla_active.sum())
-        after += len(first["awake"])
+        after += len(first["active"])
     assert told > 0, "some step would have selected otherwise with its padding rows"
     assert 0 < after < before
     for calls in answers.steps:
@@ -219,6 +219,6 @@ def test_each_expert_parallel_rank_loads_its_share(answers):
         selection = select_again(calls[0], PER_RANK, valid=live(calls[0]), rank_of_expert=RANK_OF_EXPERT)
         active = experts(selection.active)
         shares = [[expert for expert in active if RANK_OF_EXPERT[expert] == rank] for rank in range(4)]
-        assert [call["awake"] for call in calls] == shares
+        assert [call["active"] for call in calls] == shares
     together = sum(call["after"] for calls in served.selecting for call in calls)
     assert served.metrics["experts_after_total"] == together > 0

@@ -45,7 +45,7 @@ def test_experts_of_a_draft_are_left_alone(tiny_model, patched_release, tmp_path
     assert max(call["rows"] for call in drafted) >= 16
     assert all(call["after"] == call["before"] for call in drafted)
     verified = answers.calls("TARGET_VERIFY")
-    assert all(call["awake"] == select_again(call, XSHARE, DRAFT_TOKENS) for call in verified)
+    assert all(call["active"] == select_again(call, XSHARE, DRAFT_TOKENS) for call in verified)
     assert answers.metrics["experts_after_total"] == sum(call["after"] for call in verified)
     assert answers.metrics["steps policy"] == len(verified) / LAYERS > 0
 
@@ -62,6 +62,6 @@ def test_adaptive_width_is_followed(tiny_model, patched_release, tmp_path):
     calls = answers.calls("TARGET_VERIFY")
     assert {call["rows"] / call["requests"] for call in calls} == {2, 4}
     for call in calls:
-        assert call["awake"] == select_again(call, XSHARE, call["rows"] // call["requests"])
+        assert call["active"] == select_again(call, XSHARE, call["rows"] // call["requests"])
     assert answers.metrics["steps policy"] == len(calls) / LAYERS
     assert answers.metrics["experts_after_total"] == sum(call["after"] for call in calls)

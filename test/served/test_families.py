@@ -95,7 +95,7 @@ def test_without_selecting_it_answers_as_transformers(name, release, run):
     assert family.tokens(OFF) == family.vanilla[:OFF]
     assert len({token for answer in family.vanilla for token in answer}) > 100, "answers too poor to tell anything"
     for call in family.calls(ALONE) + family.calls(OFF):
-        assert call["awake"] == family.select(call).vanilla_active.nonzero().flatten().tolist()
+        assert call["active"] == family.select(call).vanilla_active.nonzero().flatten().tolist()
 
 
 @every_family
@@ -103,7 +103,7 @@ def test_at_full_budget_it_answers_as_transformers(name, release, run):
     family = run(name, release)
     assert family.tokens(FULL) == family.vanilla[:FULL]
     for call in family.calls(FULL):
-        assert call["awake"] == family.select(call).vanilla_active.nonzero().flatten().tolist()
+        assert call["active"] == family.select(call).vanilla_active.nonzero().flatten().tolist()
 
 
 @every_family
@@ -113,7 +113,7 @@ def test_at_a_budget_it_answers_as_transformers_with_the_reference_selection(nam
     assert family.selecting != family.vanilla
     for call in family.calls(BUDGET):
         selection = family.select(call)
-        assert call["awake"] == selection.active.nonzero().flatten().tolist()
+        assert call["active"] == selection.active.nonzero().flatten().tolist()
         assert call["after"] < selection.vanilla_active.sum()
 
 

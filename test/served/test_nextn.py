@@ -65,7 +65,7 @@ def test_verification_of_a_models_own_draft_selects(tiny_model, patched_release,
         keys = {**PLAN, "add_per_request": EXPERTS} if call["requests"] <= FULL else PLAN
         plan, batch = build_plan("xshare", **keys), Batch(tokens_per_request=DRAFT_TOKENS)
         selection = select(read_logits(call), plan, routers[call["layer"]], batch, backend="reference")
-        assert call["awake"] == selection.active.nonzero().flatten().tolist()
+        assert call["active"] == selection.active.nonzero().flatten().tolist()
         dropped += int(selection.vanilla_active.sum()) - call["after"]
     assert dropped > 0
     assert metrics["steps policy"] == len(verified) / len(routers) > 0

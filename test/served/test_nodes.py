@@ -87,11 +87,11 @@ def check_answers(
     assert [[answer["output_ids"] for answer in batch] for batch in answers] == served("xshare").tokens
     selected = [pair for pair in zip(*calls, strict=True) if pair[0]["rows"] > 1]
     if parallel == "tensor":
-        assert all(call["awake"] == of_other["awake"] for call, of_other in selected)
+        assert all(call["active"] == of_other["active"] for call, of_other in selected)
         active = sum(call["after"] for call, _ in selected)
     else:
         half = EXPERTS // 2
-        assert all(max(call["awake"]) < half <= min(of_other["awake"]) for call, of_other in selected)
+        assert all(max(call["active"]) < half <= min(of_other["active"]) for call, of_other in selected)
         active = sum(call["after"] + of_other["after"] for call, of_other in selected)
     assert metrics["steps policy"] == len(selected) / LAYERS > 0
     assert metrics["experts_after_total"] == active

@@ -31,7 +31,7 @@ def test_two_tensor_parallel_ranks_answer_as_one(tiny_model, patched_release, tm
     answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, env=TWO_CORES)
     assert answers.tokens == served("xshare").tokens
     first, second = split_by_rank(answers)
-    assert [call["awake"] for call in first] == [call["awake"] for call in second]
+    assert [call["active"] for call in first] == [call["active"] for call in second]
     # Both ranks run every layer; only one of them reports.
     assert answers.metrics["layer_steps_total"] == len(first) > 0
     assert answers.metrics["experts_after_total"] == sum(call["after"] for call in first)
@@ -46,8 +46,8 @@ def test_each_expert_parallel_rank_loads_its_share(tiny_model, patched_release, 
     answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, env=TWO_CORES)
     first, second = split_by_rank(answers)
     for call, other in zip(first, second, strict=True):
-        assert call["awake"] + other["awake"] == select_again(call, PER_RANK, rank_of_expert=RANK_OF_EXPERT)
-        assert max(call["awake"], default=0) < 32 <= min(other["awake"], default=32)
+        assert call["active"] + other["active"] == select_again(call, PER_RANK, rank_of_expert=RANK_OF_EXPERT)
+        assert max(call["active"], default=0) < 32 <= min(other["active"], default=32)
     together = first + second
     assert sum(call["after"] for call in first) < sum(call["before"] for call in first)
     largest = sum(max(call["after"], other["after"]) for call, other in zip(first, second, strict=True))
@@ -71,8 +71,8 @@ def test_target_per_rank_follows_experts_to_where_they_are(tiny_model, patched_r
     first, second = split_by_rank(answers)
     rank_of_expert = [expert % 2 for expert in range(EXPERTS)]
     for call, other in zip(first, second, strict=True):
-        awake = sorted(where[place] for place in call["awake"] + other["awake"])
-        assert awake == select_again(call, PER_RANK, rank_of_expert=rank_of_expert)
+        active = sorted(where[place] for place in call["active"] + other["active"])
+        assert active == select_again(call, PER_RANK, rank_of_expert=rank_of_expert)
     largest = sum(max(call["after"], other["after"]) for call, other in zip(first, second, strict=True))
     assert answers.metrics["fullest_rank_experts_after_total"] == largest
     assert answers.metrics["fullest_rank_experts_before_total"] > largest
@@ -111,7 +111,7 @@ def test_expert_parallel_ranks_answer_as_one(tiny_model, patched_release, tmp_pa
     assert answers.tokens == served("unpatched").tokens
     share = EXPERTS // ranks
     for call in answers.calls("DECODE"):
-        assert all(expert // share == call["rank"] for expert in call["awake"])
+        assert all(expert // share == call["rank"] for expert in call["active"])
     assert {call["rank"] for call in answers.calls("DECODE")} == set(range(ranks))
 
 
@@ -129,7 +129,7 @@ def test_two_replicas_select_each_for_its_own_requests(tiny_model, patched_relea
     answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path, (16,), TWO_CORES, staggered=True)
     calls = answers.calls("DECODE", least=2)
     assert answers.log.count(f"Expert policy xshare on {LAYERS} MoE layers") == 2
-    assert all(call["awake"] == select_again(call, {"policy": "xshare", "k0": 1, "add": 8}) for call in calls)
+    assert all(call["active"] == select_again(call, {"policy": "xshare", "k0": 1, "add": 8}) for call in calls)
     assert answers.metrics["layer_steps_total"] == len(calls) > 0
     assert answers.metrics["experts_after_total"] == sum(call["after"] for call in calls)
     assert answers.metrics["steps min_tokens"] == answers.forwards("DECODE", most=1)

@@ -267,7 +267,7 @@ def test_every_step_selects_and_is_counted(name, visit):
     plans = {rows: choose_plan(rows // tokens) for rows in {call["rows"] for call in calls}}
     assert {plan["policy"] for plan in plans.values()} == {"xshare", "pruned"}
     for call in calls[::7]:  # every layer comes
-        assert call["awake"] == select_again(call, plans[call["rows"]], tokens)
+        assert call["active"] == select_again(call, plans[call["rows"]], tokens)
     metrics = visit(name).metrics
     assert metrics["steps policy"] == len(calls) / LAYERS
     assert metrics["steps min_tokens"] == (len(visit(name).calls(mode)) - len(calls)) / LAYERS

@@ -44,9 +44,9 @@ def test_xshare_without_keys_verifies_as_published_and_per_request(speculated):
     assert {call["rows"] for call in calls} >= {DRAFT_TOKENS, 16 * DRAFT_TOKENS}
     assert all(call["rows"] == call["requests"] * DRAFT_TOKENS for call in calls)
     for call in calls:
-        assert call["awake"] == select_again(call, PUBLISHED, DRAFT_TOKENS)
+        assert call["active"] == select_again(call, PUBLISHED, DRAFT_TOKENS)
     large = [call for call in calls if call["requests"] > 1]
-    assert all(call["awake"] != select_again(call, PUBLISHED, call["rows"]) for call in large), "not one request"
+    assert all(call["active"] != select_again(call, PUBLISHED, call["rows"]) for call in large), "not one request"
     assert sum(call["after"] for call in calls) < sum(call["before"] for call in calls)
 
 
@@ -65,7 +65,7 @@ def test_verify_is_counted_as_the_runner_received_it(flags, speculated):
 def test_each_policy_selects_at_verification(speculated):
     calls = speculated(FOUR).calls("TARGET_VERIFY")
     for call in calls:
-        assert call["awake"] == select_again(call, BY_LAYER[call["layer"]], DRAFT_TOKENS)
+        assert call["active"] == select_again(call, BY_LAYER[call["layer"]], DRAFT_TOKENS)
         most = (16, 8 * call["requests"], 3 * call["rows"], 12)[call["layer"]]
         assert 0 < call["after"] <= most
     for layer in range(LAYERS):

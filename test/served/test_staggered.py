@@ -37,7 +37,7 @@ def test_mixed_batches_never_select(staggered):
     assert mixed
     assert all(call["after"] == call["before"] for call in mixed)
     decoded = answers.calls("DECODE", least=2)
-    assert all(call["awake"] == select_again(call, {"policy": "xshare", "k0": 1, "add": 8}) for call in decoded)
+    assert all(call["active"] == select_again(call, {"policy": "xshare", "k0": 1, "add": 8}) for call in decoded)
     assert sum(call["after"] for call in decoded) < sum(call["before"] for call in decoded)
     assert answers.metrics["steps prefill"] == answers.forwards("MIXED") + answers.forwards("EXTEND")
     assert answers.metrics["steps policy"] == answers.forwards("DECODE", least=2)
@@ -51,7 +51,7 @@ def test_mixed_batches_never_select_under_speculation(tiny_model, staggered):
     assert mixed
     assert all(call["after"] == call["before"] for call in mixed)
     verified = answers.calls("TARGET_VERIFY")
-    assert all(call["awake"] == select_again(call, XSHARE, DRAFT_TOKENS) for call in verified)
+    assert all(call["active"] == select_again(call, XSHARE, DRAFT_TOKENS) for call in verified)
     assert answers.metrics["steps policy"] == answers.forwards("TARGET_VERIFY") > 0
 
 

@@ -139,11 +139,11 @@ def check_steps(calls: Sequence[dict[str, Any]], plans: Sequence[Mapping[str, An
     changes = 0
     for step in read_steps(calls):
         for calls_of_rank in step[1:]:
-            assert [call["awake"] for call in calls_of_rank] == [call["awake"] for call in step[0]]
+            assert [call["active"] for call in calls_of_rank] == [call["active"] for call in step[0]]
         fits = (
             number
             for number, schedule in enumerate(schedules)
-            if all(expect(call, schedule, speculative) == call["awake"] for call in step[0])
+            if all(expect(call, schedule, speculative) == call["active"] for call in step[0])
         )
         found = next(fits, None)
         assert found is not None, f"a step of {step[0][0]['rows']} rows comes from no plan"

@@ -159,7 +159,7 @@ def run(case: Case) -> dict[str, Any]:
     error = (run_experts(hidden, ids, weights, owner) - expected)[valid].abs().max()
     # Where its runner ranks logits, a padding row has weights as well.
     used = chosen.active.sum().clamp(min=TOP_K) if masked else len(ids[weights > 0].unique())
-    return {"problems": problems, "error": float(error), "woken": len(ids[ids >= 0].unique()) - int(used)}
+    return {"problems": problems, "error": float(error), "used": len(ids[ids >= 0].unique()) - int(used)}
 
 
 if __name__ == "__main__":

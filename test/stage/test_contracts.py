@@ -1,4 +1,4 @@
-"""What reaches an MoE runner of each convention: slots that it takes, the selection's output, no expert woken."""
+"""What reaches an MoE runner of each convention: slots that it takes, the selection's output, no expert used."""
 
 import json
 import subprocess
@@ -37,7 +37,7 @@ def test_runners_get_what_they_take_and_compute_the_selection(release, patched_r
 
 @older_releases_take_long
 def test_no_slot_wakes_an_expert_or_another_replica_of_one(release, patched_release):
-    assert [case for case in find(patched_release(release)) if case["woken"]] == []
+    assert [case for case in find(patched_release(release)) if case["used"]] == []
 
 
 BROKEN = {

@@ -51,12 +51,12 @@ def test_runner_gets_the_selection(rows, policy, padding, dtype, seed):
     logits = torch.randn(rows, 32).to(dtype)
     valid = torch.arange(rows) < max(rows - padding, 1)
     out = select(logits, build_plan(policy[0], **policy[1]), Router(top_k=4), Batch(valid=valid))
-    masked, awake = mask_logits(logits, out, top_k=4)
+    masked, in_use = mask_logits(logits, out, top_k=4)
     weights, ids = route(masked, 4)
-    woken = torch.zeros(32, dtype=torch.bool)
-    woken[ids.flatten()] = True
-    assert not (woken & ~awake).any(), "the runner loads an expert that was not counted"
-    assert awake.sum() == max(4, out.active.sum())
+    ranked = torch.zeros(32, dtype=torch.bool)
+    ranked[ids.flatten()] = True
+    assert not (ranked & ~in_use).any(), "the runner loads an expert that was not counted"
+    assert in_use.sum() == max(4, out.active.sum())
     for row in range(rows):
         if not valid[row]:
             continue
@@ -82,13 +82,13 @@ def test_the_kernel_masks_as_torch_does(masker, rows, experts, top_k, keys, dtyp
     logits = torch.randn(rows, experts + 3, generator=generator).to(dtype)[:, :experts]
     logits[0, 0] = torch.nan
     out = select(logits, build_plan(keys), Router(top_k), Batch(torch.arange(rows) % 4 != 3))
-    masked, awake = mask_logits(logits, out, top_k)
+    masked, in_use = mask_logits(logits, out, top_k)
     tensors = {field.name: getattr(out, field.name) for field in fields(Selection)}
     there = Selection(**{name: tensor.to(DEVICE) for name, tensor in tensors.items() if tensor is not None})
-    found, woken = masker(logits.to(DEVICE), there, top_k)
+    found, ranked = masker(logits.to(DEVICE), there, top_k)
     assert found.dtype == dtype
     assert torch.equal(found.cpu(), masked)
-    assert torch.equal(woken.cpu(), awake)
+    assert torch.equal(ranked.cpu(), in_use)
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ def dispatch(algorithm: str, rank_invariant: bool = True) -> ExpertLocationDispa
     return ExpertLocationDispatchInfo(algorithm, physical[:, 0], physical, counts, int(counts.sum()), rank_invariant)
 
 
-def find_woken(info: ExpertLocationDispatchInfo, padding: int) -> tuple[set[int], set[int]]:
+def find_routed(info: ExpertLocationDispatchInfo, padding: int) -> tuple[set[int], set[int]]:
     """Physical experts in (slots that weigh something, all slots), over ten batches that leave slots empty."""
-    used, woken = set(), set()
+    used, routed = set(), set()
     for seed in range(10):
         torch.manual_seed(seed)
         batch = Batch(valid=torch.arange(ROWS) < ROWS - padding)
@@ -30,24 +30,24 @@ def find_woken(info: ExpertLocationDispatchInfo, padding: int) -> tuple[set[int]
         physical = topk_ids_logical_to_physical(out.topk_ids, info) + seed * info.num_physical_experts
         assert (out.topk_weights == 0).any()
         used |= set(physical[out.topk_weights > 0].tolist())
-        woken |= set(physical.flatten().tolist())
-    return used, woken
+        routed |= set(physical.flatten().tolist())
+    return used, routed
 
 
 @pytest.mark.parametrize("padding", [0, PADDING])
 def test_static_dispatch_wakes_no_other_replica(padding):
-    used, woken = find_woken(dispatch("static"), padding)
-    assert woken == used
+    used, routed = find_routed(dispatch("static"), padding)
+    assert routed == used
 
 
 def test_dispatch_by_row_wakes_no_other_replica_for_a_request():
     """An empty slot repeats the row's own first expert, and so its replica."""
-    used, woken = find_woken(dispatch("dynamic"), 0)
-    assert woken == used
+    used, routed = find_routed(dispatch("dynamic"), 0)
+    assert routed == used
 
 
 @pytest.mark.parametrize(("rank_invariant", "padding"), [(True, PADDING), (False, 0)])
 def test_why_dispatch_that_depends_on_the_row_is_refused(rank_invariant, padding):
     """By row, padding wakes other replicas; drawn at random, every empty slot does."""
-    used, woken = find_woken(dispatch("dynamic", rank_invariant), padding)
-    assert woken > used
+    used, routed = find_routed(dispatch("dynamic", rank_invariant), padding)
+    assert routed > used

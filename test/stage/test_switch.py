@@ -92,8 +92,8 @@ def test_the_next_step_selects_by_the_other_plan_in_every_layer(attach, reporter
         expected = select(model.logits, build_plan(own), Router(TOP_K), Batch(), backend="reference")
         for routed in model.routed:
             weights, ids = routed
-            woken = torch.zeros_like(expected.active).index_put_((ids[weights > 0].long(),), torch.tensor(True))
-            assert torch.equal(woken, expected.active), keys
+            used = torch.zeros_like(expected.active).index_put_((ids[weights > 0].long(),), torch.tensor(True))
+            assert torch.equal(used, expected.active), keys
     assert outcomes(installed) == {"policy": 1 + 2 * len(PLANS)}
     assert installed.switches == 2 * len(PLANS)
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3MoeForCausalLM
 
 from training.acceptance import accepted_lengths, continuations, draft_hits, spread
 from training.corpus import DOMAINS
-from training.evaluation import answer_accuracy, experts_woken, losses, routed
+from training.evaluation import answer_accuracy, experts_active, losses, routed
 from training.report import SLICE, heldout_ids, load
 from training.tokenizer import CHAT_TEMPLATE
 from training.train_eagle3 import load_draft
@@ -81,10 +81,10 @@ def test_chat_is_asked_as_the_arithmetic_was_written(
 def test_router_is_balanced_and_not_uniform(tiny: tuple[Qwen3MoeForCausalLM, PreTrainedTokenizerFast]) -> None:
     figures = report(TINY)
     chosen = routed(tiny[0], heldout_ids(tiny[1], TINY, "c"))
-    assert experts_woken(chosen) == pytest.approx(figures["domains"]["c"]["experts_woken"], abs=1)
-    for layer, mixed in enumerate(figures["experts_woken_mixed"]):
-        own = [figures["domains"][domain]["experts_woken"][layer] for domain in DOMAINS]
-        assert max(own) < mixed < figures["experts_woken_if_uniform"]
+    assert experts_active(chosen) == pytest.approx(figures["domains"]["c"]["experts_active"], abs=1)
+    for layer, mixed in enumerate(figures["experts_active_mixed"]):
+        own = [figures["domains"][domain]["experts_active"][layer] for domain in DOMAINS]
+        assert max(own) < mixed < figures["experts_active_if_uniform"]
     assert min(figures["load_entropy"]) > 0.95
     assert max(figures["busiest_expert_over_mean"]) < 4
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from training.evaluation import CONTEXT, PROBLEM, STRIDE, experts_woken, windows
+from training.evaluation import CONTEXT, PROBLEM, STRIDE, experts_active, windows
 
 
 @pytest.mark.parametrize("length", [2, 255, 256, 257, 1000])
@@ -16,11 +16,11 @@ def test_windows_score_every_token_but_the_first_once(length: int) -> None:
         assert window[0] == 0 or len(window) - new >= CONTEXT - STRIDE
 
 
-def test_experts_woken_counts_different_experts() -> None:
+def test_experts_active_counts_different_experts() -> None:
     same = torch.tensor([[[0, 1]] * 50, [[2, 3]] * 50])
-    assert experts_woken(same, batch=4) == [2, 2]
+    assert experts_active(same, batch=4) == [2, 2]
     apart = torch.arange(100).view(1, 50, 2)
-    draws = experts_woken(apart, batch=16, batches=2000)[0]
+    draws = experts_active(apart, batch=16, batches=2000)[0]
     assert draws == pytest.approx(100 * (1 - (1 - 1 / 50) ** 16), rel=0.01)
 
 

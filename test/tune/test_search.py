@@ -142,8 +142,8 @@ def test_the_command_leaves_a_plan_that_the_server_takes(texts, tmp_path, server
     server.set_policy({"policy": "xshare", **plan})
     for batch in report["batches"]:
         chosen = batch["trials"][batch["chosen"]]
-        awake = server._count(batch["batch"])
-        assert sum(awake.get(layer, 40) for layer in WEIGHTS) / 4 == chosen["experts"]
+        active = server._count(batch["batch"])
+        assert sum(active.get(layer, 40) for layer in WEIGHTS) / 4 == chosen["experts"]
     out = capsys.readouterr().out
     assert "sglang-xshare policy set http://fake xshare --config" in out
     for batch in report["batches"]:

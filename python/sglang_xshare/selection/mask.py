@@ -30,14 +30,14 @@ def check_maskable(plan: SelectionPlan, router: Router) -> None:
 def mask_logits(logits: torch.Tensor, selection: Selection, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits whose top-k, softmaxed, is the selection: exact for renormalizing softmax routers without truncation.
 
-    `logits` [n, N], any float dtype. Returns the masked logits in the same dtype, and awake [N] bool: the experts that
+    `logits` [n, N], any float dtype. Returns the masked logits in the same dtype, and in_use [N] bool: the experts that
     a runner loads for them. These are the active ones; where they are fewer than top-k, the lowest-numbered others
     complete them.
 
     A row's chosen experts keep their logits. Its empty slots must go to distinct experts, since the runner holds a
-    row's experts in a bit mask. They go to awake ones, at the lowest finite logit, whose softmax weight is 0: to active
-    experts of S that are in some row's own top-k, where these are enough for one row (programs of the Triton kernel
-    know them without waiting for each other), else to all that are awake.
+    row's experts in a bit mask. They go to experts in use, at the lowest finite logit, whose softmax weight is 0: to
+    active experts of S that are in some row's own top-k, where these are enough for one row (programs of the Triton
+    kernel know them without waiting for each other), else to all in use.
     """
     if logits.is_cuda and len(logits):
         from .triton_kernel.mask import mask_logits as mask_in_one_launch
@@ -45,9 +45,9 @@ def mask_logits(logits: torch.Tensor, selection: Selection, top_k: int) -> tuple
         return mask_in_one_launch(logits, selection, top_k)
     active = selection.active
     missing = top_k - active.sum()
-    awake = active | (~active & ((~active).cumsum(0) <= missing))
+    in_use = active | (~active & ((~active).cumsum(0) <= missing))
     sure = active & selection.selected & selection.vanilla_active
-    spare = torch.where(sure.sum() >= top_k, sure, awake)
+    spare = torch.where(sure.sum() >= top_k, sure, in_use)
     chosen = torch.zeros_like(logits, dtype=torch.bool)
     ids = selection.topk_ids.long()
     chosen.scatter_(1, ids.clamp_min(0), ids >= 0)
@@ -55,4 +55,4 @@ def mask_logits(logits: torch.Tensor, selection: Selection, top_k: int) -> tuple
     chosen[:, 0] = (ids == 0).any(1)
     lowest = torch.finfo(logits.dtype).min
     rest = torch.where(spare, lowest, -torch.inf).to(logits.dtype)
-    return torch.where(chosen, logits, rest), awake
+    return torch.where(chosen, logits, rest), in_use

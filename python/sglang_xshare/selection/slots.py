@@ -13,11 +13,11 @@ from .mask import mask_logits
 def serve_runner(answer: Selection, logits: torch.Tensor, top_k: int, slots: RunnerSlots) -> dict[str, Any]:
     """Fields of an answer [n, k] as its runner takes them, in place of what they were."""
     if slots.masked:
-        masked, awake = mask_logits(logits, answer, top_k)
-        return {"masked_logits": masked, "active": awake}
+        masked, in_use = mask_logits(logits, answer, top_k)
+        return {"masked_logits": masked, "active": in_use}
     ids, weights = answer.topk_ids, answer.topk_weights
     if not slots.empty:
-        ids = fill_slots(ids, find_awake(answer.selected, answer.vanilla_active, answer.active))
+        ids = fill_slots(ids, find_filler(answer.selected, answer.vanilla_active, answer.active))
     if slots.shared:
         experts = logits.shape[1] + torch.arange(slots.shared, dtype=ids.dtype, device=ids.device)
         ids = torch.cat([ids, experts.expand(len(ids), -1)], 1)
@@ -25,14 +25,14 @@ def serve_runner(answer: Selection, logits: torch.Tensor, top_k: int, slots: Run
     return {"topk_ids": ids, "topk_weights": weights}
 
 
-def fill_slots(ids: torch.Tensor, awake: torch.Tensor) -> torch.Tensor:
+def fill_slots(ids: torch.Tensor, filler: torch.Tensor) -> torch.Tensor:
     """Give every empty slot of `ids` [n, k] int32 (-1) an expert that is active anyway: the row's own first, or for a
-    row without any (padding) the expert `awake`, see `find_awake`.
+    row without any (padding) the expert `filler`, see `find_filler`.
 
     MoE runners read weights out of bounds at -1 unless they filter experts.
     """
     first = ids[:, :1]
-    return torch.where(ids < 0, torch.where(first < 0, awake, first), ids)
+    return torch.where(ids < 0, torch.where(first < 0, filler, first), ids)
 
 
 def drop_slots(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -52,12 +52,12 @@ def refill_slots(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     several replicas, that of a row without experts may have become one that no row uses.
     """
     used = weights != 0
-    awake = torch.where(used, ids, 0).amax() if ids.numel() else 0
-    first = torch.where(used[:, :1], ids[:, :1], awake)
+    filler = torch.where(used, ids, 0).amax() if ids.numel() else 0
+    first = torch.where(used[:, :1], ids[:, :1], filler)
     return torch.where(used, ids, first)
 
 
-def find_awake(selected: torch.Tensor, vanilla_active: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
+def find_filler(selected: torch.Tensor, vanilla_active: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
     """An expert that some row uses, 0-dim int32, of the tables [N] bool of a `Selection`: the largest that is also in S
     and in some row's own top-k, else the largest; 0 where no row is live, as when a graph is captured.
 

@@ -13,7 +13,7 @@ SHAPE = {"ep_size": 4, "batch": 2, "steps": 3, "rounds": 1}
 
 
 def make_point(fullest, active, kept, nats):
-    """Of 10 layers and steps of 2 rows, in which the model's own routing would have woken 40 experts, 12 on one."""
+    """Of 10 layers and steps of 2 rows, in which the model's own routing would have used 40 experts, 12 on one."""
     totals = {
         "layer_steps": 10,
         "experts_before": 400,
@@ -26,7 +26,7 @@ def make_point(fullest, active, kept, nats):
     return {"shape": SHAPE, "totals": totals, "nats": nats}
 
 
-def test_a_policy_is_set_beside_what_the_model_itself_would_have_woken():
+def test_a_policy_is_set_beside_what_the_model_itself_would_have_used():
     own = make_point(0, 0, 0, [2.0, 2.0]) | {"totals": dict.fromkeys(make_point(0, 0, 0, [])["totals"], 0)}
     table = tabulate_live({"vanilla": own, "one": make_point(6, 20, 0.9, [2.1, 2.1])})
     assert table.rows == [

@@ -150,8 +150,8 @@ def check_counts(counts: torch.Tensor, expected: Selection, live: int) -> None:
 
 def test_masking_alone_makes_padding_inert(make_runner):
     counts = make_runner(UPSTREAM_SIZES, mask_padding_experts=True).replay(draw(9).to(DEVICE))
-    woken = select(draw(9), build_plan("vanilla"), Router(TOP_K), Batch(), backend="reference").active.sum()
-    assert counts[:, [BEFORE, AFTER]].tolist() == [[woken, woken]] * len(counts)
+    active = select(draw(9), build_plan("vanilla"), Router(TOP_K), Batch(), backend="reference").active.sum()
+    assert counts[:, [BEFORE, AFTER]].tolist() == [[active, active]] * len(counts)
 
 
 def test_a_replay_follows_its_inputs(make_runner):

@@ -14,7 +14,7 @@ from sglang_xshare.types import Batch, Selection
 
 
 def selection(before: int, after: int, kept: list[float], rescued: int = 0) -> Selection:
-    """A selection of `after` active experts where vanilla would have woken `before`."""
+    """A selection of `after` active experts where vanilla would have used `before`."""
     experts = torch.arange(16)
     return Selection(
         topk_ids=torch.empty(0, dtype=torch.int32),

@@ -166,13 +166,13 @@ def find_sure(words: tl.tensor, selected: tl.tensor, recipe: tl.constexpr) -> tl
 
 
 @triton.jit
-def find_awake(words: tl.tensor, selected: tl.tensor, experts: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+def find_filler(words: tl.tensor, selected: tl.tensor, experts: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
     """An expert that some row uses, see `sglang_xshare.selection.slots`; -1 where the words do not tell: rare."""
     return tl.max(tl.where(find_sure(words, selected, recipe), experts, -1), 0)
 
 
 @triton.jit
-def load_awake(
+def load_filler(
     selected: tl.tensor, voted: tl.tensor, active: tl.tensor, experts: tl.tensor, num_experts: tl.constexpr
 ) -> tl.tensor:
     """The same from what all rows use, `active`, of which all programs have told; 0 where none is live."""
@@ -203,15 +203,15 @@ def settle_spare(
             tl.debug_barrier()
         exists = experts < recipe.num_experts
         sure = selected & find_voted(words, recipe)
-        spare, awake = find_spare(sure, active, experts, exists, recipe.top_k)
+        spare, in_use = find_spare(sure, active, experts, exists, recipe.top_k)
         if tl.program_id(0) == 0:
-            tl.store(active + experts, awake, mask=exists)
+            tl.store(active + experts, in_use, mask=exists)
     return spare
 
 
 @triton.jit
-def settle_awake(
-    awake: tl.tensor,
+def settle_filler(
+    filler: tl.tensor,
     words: tl.tensor,
     selected: tl.tensor,
     active: tl.tensor,
@@ -220,11 +220,11 @@ def settle_awake(
     recipe: tl.constexpr,
     tile: tl.constexpr,
 ) -> tl.tensor:
-    """Wait for the other programs where `awake` is not known."""
-    if awake < 0:
+    """Wait for the other programs where `filler` is not known."""
+    if filler < 0:
         if tile.several:
             wait_for_all(arrivals, tl.num_programs(0))
         else:
             tl.debug_barrier()
-        awake = load_awake(selected, find_voted(words, recipe), active, experts, recipe.num_experts)
-    return awake
+        filler = load_filler(selected, find_voted(words, recipe), active, experts, recipe.num_experts)
+    return filler

@@ -25,7 +25,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
 from .barrier import is_last, wait_for_all
-from .cover import find_awake, find_lost, limit_keys, place_experts, settle_awake, settle_spare, store_places, weigh
+from .cover import find_filler, find_lost, limit_keys, place_experts, settle_filler, settle_spare, store_places, weigh
 from .experts import VOTE, find_voted, select_experts, sum_words
 from .ranking import choose_keys, collect_words, find_first, rank_rows
 from .rows import load_tile, score_rows, store_tile
@@ -202,10 +202,10 @@ def select_kernel(
         filler = tl.full((tile.rows,), -1, tl.int32)
         if recipe.fill:
             filler = tl.max(tl.where(slot == 0, experts[None, :], -1), 1)
-            awake = find_awake(words, selected, experts, recipe)
+            common = find_filler(words, selected, experts, recipe)
             if waits or not tile.several:
-                awake = settle_awake(awake, words, selected, active, arrivals, experts, recipe, tile)
-            filler = tl.where(filler < 0, awake, filler)
+                common = settle_filler(common, words, selected, active, arrivals, experts, recipe, tile)
+            filler = tl.where(filler < 0, common, filler)
         column = tl.arange(0, tile.columns)[None, :]
         count = tl.sum(chosen.to(tl.int32), 1)[:, None]
         empty = present[:, None] & (column >= count) & (column < slots)

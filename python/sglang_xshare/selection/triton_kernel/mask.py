@@ -19,22 +19,22 @@ def complete(used: tl.tensor, exists: tl.tensor, top_k: tl.constexpr) -> tl.tens
     """The experts used [E] bool, with the lowest-numbered others up to top-k. Idempotent, also halfway: programs may
     store what they complete while others still read.
     """
-    asleep = (exists & ~used).to(tl.int32)
-    return used | ((asleep > 0) & (tl.cumsum(asleep, 0) <= top_k - tl.sum(used.to(tl.int32), 0)))
+    idle = (exists & ~used).to(tl.int32)
+    return used | ((idle > 0) & (tl.cumsum(idle, 0) <= top_k - tl.sum(used.to(tl.int32), 0)))
 
 
 @triton.jit
 def find_spare(
     sure: tl.tensor, active: tl.tensor, experts: tl.tensor, exists: tl.tensor, top_k: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """(where empty slots go; the experts awake), [E] bool, once all rows have told of theirs in `active` [N]; `sure`
+    """(where empty slots go; the experts in use), [E] bool, once all rows have told of theirs in `active` [N]; `sure`
     are the experts of S that are in a row's own top-k.
     """
     used = tl.load(active + experts, mask=exists, other=0) != 0
-    awake = complete(used, exists, top_k)
+    in_use = complete(used, exists, top_k)
     sure &= used
     enough = tl.sum(sure.to(tl.int32), 0) >= top_k
-    return (enough & sure) | (~enough & awake), awake
+    return (enough & sure) | (~enough & in_use), in_use
 
 
 @triton.jit(do_not_specialize=["row_stride"])
@@ -45,7 +45,7 @@ def mask_kernel(
     vanilla_active: tl.tensor,  # [N] bool
     active: tl.tensor,  # [N] bool
     masked: tl.tensor,  # [n, N], as the logits
-    awake_out: tl.tensor,  # [N] bool; may be `active`
+    in_use_out: tl.tensor,  # [N] bool; may be `active`
     row_stride: tl.tensor,
     num_experts: tl.constexpr,
     width: tl.constexpr,
@@ -60,7 +60,7 @@ def mask_kernel(
     exists = expert < num_experts
     sure = tl.load(selected + expert, mask=exists, other=0) != 0
     sure &= tl.load(vanilla_active + expert, mask=exists, other=0) != 0
-    spare, awake = find_spare(sure, active, expert, exists, top_k)
+    spare, in_use = find_spare(sure, active, expert, exists, top_k)
     slot = tl.arange(0, slots)
     ids = tl.load(topk_ids + row * columns + slot, mask=slot < columns, other=-1)
     chosen = tl.max((ids[:, None] == expert[None, :]).to(tl.int32), 0) > 0
@@ -68,16 +68,16 @@ def mask_kernel(
     rest = tl.where(spare, lowest, float("-inf")).to(own.dtype)
     tl.store(masked + row * num_experts + expert, tl.where(chosen, own, rest), mask=exists)
     if row == 0:
-        tl.store(awake_out + expert, awake, mask=exists)
+        tl.store(in_use_out + expert, in_use, mask=exists)
 
 
 def mask_logits(logits: torch.Tensor, selection: Selection, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(masked logits [n, N] in the logits' dtype, awake [N] bool) of at least one row."""
+    """(masked logits [n, N] in the logits' dtype, in_use [N] bool) of at least one row."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
-    masked, awake = allocate_masked(logits), torch.empty_like(selection.active)
-    launch_mask(logits, selection, top_k, masked, awake)
-    return masked, awake
+    masked, in_use = allocate_masked(logits), torch.empty_like(selection.active)
+    launch_mask(logits, selection, top_k, masked, in_use)
+    return masked, in_use
 
 
 def allocate_masked(logits: torch.Tensor) -> torch.Tensor:
@@ -86,9 +86,9 @@ def allocate_masked(logits: torch.Tensor) -> torch.Tensor:
 
 
 def launch_mask(
-    logits: torch.Tensor, selection: Selection, top_k: int, masked: torch.Tensor, awake: torch.Tensor
+    logits: torch.Tensor, selection: Selection, top_k: int, masked: torch.Tensor, in_use: torch.Tensor
 ) -> None:
-    """Write `masked` and `awake`, which may be the selection's own active experts."""
+    """Write `masked` and `in_use`, which may be the selection's own active experts."""
     rows, num_experts = logits.shape
     columns = selection.topk_ids.shape[1]
     mask_kernel[(rows,)](
@@ -98,7 +98,7 @@ def launch_mask(
         selection.vanilla_active,
         selection.active,
         masked,
-        awake,
+        in_use,
         logits.stride(0),
         num_experts=num_experts,
         width=triton.next_power_of_2(num_experts),

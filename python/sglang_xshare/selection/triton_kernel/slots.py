@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .cover import load_awake
+from .cover import load_filler
 
 NOTHING = tl.constexpr(2**31 - 1)
 """The sorting key of a place in the tile that is no slot."""
@@ -68,7 +68,7 @@ def finish_slots(
     exists = experts < recipe.num_experts
     s = tl.load(selected + experts, mask=exists, other=0) != 0
     voted = tl.load(vanilla_active + experts, mask=exists, other=0) != 0
-    awake = load_awake(s, voted, active, experts, recipe.num_experts)
+    filler = load_filler(s, voted, active, experts, recipe.num_experts)
     place = tl.arange(0, 32)
     column = tl.arange(0, tile.columns)[None, :]
     for start in range(0, num_rows, 32):
@@ -77,7 +77,7 @@ def finish_slots(
         first = tl.load(rows, mask=row < num_rows, other=0)
         tl.debug_barrier()  # other threads of this program read what is written now
         bare = (first < 0)[:, None] & (column < recipe.columns)
-        tl.store(rows[:, None] + column, awake, mask=bare)
+        tl.store(rows[:, None] + column, filler, mask=bare)
     if recipe.block_size:
         tl.debug_barrier()
         align_slots(topk_ids, sorted_slots, block_experts, num_sorted, num_rows, num_blocks, recipe, tile)

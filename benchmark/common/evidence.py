@@ -14,14 +14,13 @@ class Evidence:
     """Means over the MoE layers and steps under policy; None where the server counted none.
 
     Active experts under upstream's own routing, and under the policy; the share of gating mass kept, mean of rows.
-    `policy_steps`, `vanilla_steps`: forwards of the target model under policy, and those left alone (prefills too).
+    `policy_steps`: forwards of the target model under policy.
     """
 
     experts_before: float | None
     experts_after: float | None
     kept_mass: float | None
     policy_steps: int
-    vanilla_steps: int
 
 
 def read_totals(server: Server) -> dict[str, float]:
@@ -55,12 +54,9 @@ def evidence_between(before: dict[str, float], after: dict[str, float]) -> Evide
     def mean(total: str, count: str) -> float | None:
         return new[total] / new[count] if new.get(count) else None
 
-    steps = {name.removeprefix("steps:"): int(count) for name, count in new.items() if name.startswith("steps:")}
-    policy = steps.pop("policy", 0) + steps.pop("observed", 0)
     return Evidence(
         experts_before=mean("experts_before", "layer_steps"),
         experts_after=mean("experts_after", "layer_steps"),
         kept_mass=mean("kept_mass", "rows"),
-        policy_steps=policy,
-        vanilla_steps=sum(steps.values()),
+        policy_steps=int(new.get("steps:policy", 0) + new.get("steps:observed", 0)),
     )

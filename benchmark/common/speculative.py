@@ -25,4 +25,5 @@ def speculative_flags(
 
 def drafting_variant(variant: Variant, flags: tuple[str, ...]) -> Variant:
     """The variant with drafts, by such flags."""
-    return Variant(f"{DRAFTING}{variant.name}", variant.policy, variant.keys, flags)
+    # The accepted length is brought up to date with the log, by default every 40 steps: a short run has no line.
+    return Variant(f"{DRAFTING}{variant.name}", variant.policy, variant.keys, (*flags, "--decode-log-interval", "8"))

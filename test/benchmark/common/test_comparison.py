@@ -24,7 +24,7 @@ def result_of(speed, accept_length=None):
 
 
 def make_series(name, speed, experts, accept_length=None, args=()):
-    evidence = Evidence(None, None, None, 0, 9) if experts is None else Evidence(77.5, experts, 0.888, 8, 1)
+    evidence = Evidence(None, None, None, 0) if experts is None else Evidence(77.5, experts, 0.888, 8)
     results = [result_of(speed * drift, accept_length) for drift in (0.9, 1.0, 1.1)]
     return Series(parse_variant(name, args), ["launch", name], results, [evidence] * 3)
 
@@ -58,7 +58,7 @@ def test_one_round_says_that_it_proves_nothing(comparison):
 @pytest.mark.parametrize("policy", ["xshare", "oea"])
 def test_a_policy_that_selected_in_no_step_is_named(comparison, policy):
     (one,) = [one for one in comparison.series if one.variant.name == policy]
-    one.evidence = [Evidence(None, None, None, 0, 9)] * 3
+    one.evidence = [Evidence(None, None, None, 0)] * 3
     table = tabulate("title", [comparison, comparison])
     assert table.note.endswith(f"Selected in no step, so that the row shows nothing of the policy: {policy}.")
 
@@ -97,7 +97,7 @@ def rounds(monkeypatch):
             asked.numbers.append(number)
             for one in series:
                 one.results.append(result_of(10.0 + number))
-                one.evidence.append(Evidence(None, None, None, 0, 0))
+                one.evidence.append(Evidence(None, None, None, 0))
             yield number
 
     monkeypatch.setattr(module, "run_rounds", run_rounds)

@@ -13,7 +13,7 @@ def make_series(name, throughputs, before=None, after=None):
         {"output_throughput": speed, "median_tpot_ms": 1000 / speed, "median_ttft_ms": 5.0, "accept_length": None}
         for speed in throughputs
     ]
-    evidence = [Evidence(before, after, None if before is None else 0.9, 10, 2) for _ in throughputs]
+    evidence = [Evidence(before, after, None if before is None else 0.9, 10) for _ in throughputs]
     return Series(parse_variant(name), [], results, evidence)
 
 

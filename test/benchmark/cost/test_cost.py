@@ -18,7 +18,7 @@ from benchmark.cost.report import ROUTING, STEP, UPSTREAM, added_share, shape_ke
 def step_of(tpot_ms):
     """The decode step's point, of one round."""
     result = {"output_throughput": 1.0, "median_tpot_ms": tpot_ms, "median_ttft_ms": 5.0, "accept_length": None}
-    series = Series(parse_variant("vanilla"), ["launch"], [result], [Evidence(None, None, None, 0, 1)])
+    series = Series(parse_variant("vanilla"), ["launch"], [result], [Evidence(None, None, None, 0)])
     return {"workload": asdict(Workload(Path("m"), Path("t"), rounds=1)), "series": [asdict(series)]}
 
 

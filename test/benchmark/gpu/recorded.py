@@ -37,8 +37,8 @@ def served(
         return Series(parse_variant(name), ["launch"], results, [evidence] * len(speeds))
 
     both = [
-        series("off", [off] * len(swings), Evidence(None, None, None, 0, 9)),
-        series("xshare", [on + swing for swing in swings], Evidence(80.0, 40.0, 0.9, 8, 1)),
+        series("off", [off] * len(swings), Evidence(None, None, None, 0)),
+        series("xshare", [on + swing for swing in swings], Evidence(80.0, 40.0, 0.9, 8)),
     ]
     workload = Workload(Path("model"), Path("texts"), rounds=len(swings))
     return {"workload": asdict(workload), "series": [asdict(one) for one in both]}

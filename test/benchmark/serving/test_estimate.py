@@ -18,9 +18,9 @@ def make_series(name, tpot_ms, experts_after):
         {"output_throughput": 1000 / one, "median_tpot_ms": one, "median_ttft_ms": 5.0, "accept_length": None}
         for one in tpot_ms
     ]
-    evidence = Evidence(None, None, None, 0, 9)
+    evidence = Evidence(None, None, None, 0)
     if experts_after is not None:
-        evidence = Evidence(80.0, experts_after, 0.9, 9, 0)
+        evidence = Evidence(80.0, experts_after, 0.9, 9)
     return Series(parse_variant(name), [], results, [evidence] * len(results))
 
 

@@ -19,7 +19,7 @@ def make_series(name, speed, active, accepted=None):
     if accepted:
         variant = drafting_variant(variant, ("--draft",))
     result = {"output_throughput": speed, "median_tpot_ms": 9.0, "median_ttft_ms": 5.0, "accept_length": accepted}
-    evidence = Evidence(None, None, None, 0, 9) if active is None else Evidence(50.0, active, 0.9, 8, 1)
+    evidence = Evidence(None, None, None, 0) if active is None else Evidence(50.0, active, 0.9, 8)
     return Series(variant, [], [result] * 2, [evidence] * 2)
 
 
@@ -64,7 +64,7 @@ def test_what_was_not_measured_has_no_column(points):
 
 def test_a_policy_that_never_selected_and_a_single_round_are_told(points):
     for one in points[KEY]["series"]:
-        one["results"], one["evidence"] = one["results"][:1], [asdict(Evidence(None, None, None, 0, 9))]
+        one["results"], one["evidence"] = one["results"][:1], [asdict(Evidence(None, None, None, 0))]
     note = tabulate_serving(points).note
     assert "shows nothing of the policy: oea:k0=3, xshare, EAGLE-3, xshare." in note
     assert note.endswith("One round shows no spread: its differences prove nothing.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from ..plan import SelectionPlan
@@ -29,6 +30,7 @@ class Plans:
         self.batches = batches
         self.masks = masks and schedule is None
         self._found: dict[tuple[Layer, str, int, int], tuple[SelectionPlan | None, str | None]] = {}
+        self._acting: dict[tuple[str, int, int], bool] = {}
 
     @property
     def given(self) -> dict[str, Any]:
@@ -49,6 +51,13 @@ class Plans:
         if place not in self._found:
             self._found[place] = self._choose(layer, phase, rows, tokens_per_request)
         return self._found[place]
+
+    def act(self, layers: Iterable[Layer], phase: str, rows: int, tokens_per_request: int) -> bool:
+        """Whether some of a model's layers has a plan in a step of so many router rows: always of the same layers."""
+        place = phase, rows, tokens_per_request
+        if place not in self._acting:
+            self._acting[place] = any(self.find(layer, *place)[0] for layer in layers)
+        return self._acting[place]
 
     def _choose(
         self, layer: Layer, phase: str, rows: int, tokens_per_request: int

@@ -184,7 +184,7 @@ class Stage:
         if self.plans.schedule is None or self.observation is not None:
             return False
         rows = self.graphs.find_rows(phase, rows, tokens_per_request)
-        return any(self.plans.find(layer, phase, rows, tokens_per_request)[0] for _, layer in self.layers)
+        return self.plans.act((layer for _, layer in self.layers), phase, rows, tokens_per_request)
 
     def _begin(self, step: Step | None) -> None:
         """Hand every layer its plan for this step, or none."""

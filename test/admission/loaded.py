@@ -65,7 +65,7 @@ UNQUANTIZED, FP8, NVFP4, MXFP4 = (
 )
 USUAL = {
     **{"model_path": "model", "speculative_algorithm": None, "pp_size": 1, "dp_size": 1, "ep_size": 1},
-    "ep_dispatch_algorithm": None,
+    **{"ep_dispatch_algorithm": None, "enable_return_routed_experts": False},
 }
 
 

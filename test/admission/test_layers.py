@@ -69,6 +69,12 @@ REFUSED: dict[str, tuple[list[TopKConfig], int, dict[str, Any], str]] = {
         {"expert_policy": "oea", "expert_policy_config": {"own_share": 0.75}},
         "topk-1 router",
     ),
+    "routed experts of a runner that ranks logits": (
+        [config(FORMATS.TRITON_KERNEL)],
+        1,
+        {"method": "triton_kernel", "enable_return_routed_experts": True},
+        "topk-0 router",
+    ),
     "truncation by a runner that ranks logits": (
         [config(FORMATS.TRITON_KERNEL)],
         1,

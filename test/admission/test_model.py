@@ -154,11 +154,6 @@ QWEN3 = {"num_experts": 64, "num_experts_per_tok": 8}
     [
         ("enable_return_routed_experts", "oea", {"kmax": 10}),
         ("enable_paged_experts", "oea", {"kmax": 10}),
-        (
-            "enable_return_routed_experts",
-            "moe-spec",
-            {"budget": 16, "coverage": "truncate", "rescue": False, "phases": ["decode"]},
-        ),
     ],
 )
 def test_rows_that_a_flag_could_not_read_are_refused(flag, policy, keys, check):

@@ -92,7 +92,13 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
                 options = _read_dispatched_options(output_format, module.topk_config, config)
             else:
                 options = _read_options(runner, output_format, config)
-            layer = Layer(numbers[name], module.topk_config, placement, **options)
+            recorded = config.enable_return_routed_experts
+            layer = Layer(numbers[name], module.topk_config, placement, recorded=recorded, **options)
+            if recorded and layer.routes_itself:
+                raise ValueError(
+                    f"MoE runner {runner.name} ranks the logits itself, and --enable-return-routed-experts would return "
+                    "nothing of that; allowed is --moe-runner-backend triton"
+                )
             if arguments.align and layer.num_shared:
                 raise ValueError(
                     "its runner takes shared experts' slots too, which --expert-policy-align does not sort; allowed is "

@@ -155,9 +155,6 @@ def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> No
             if plan.kmax not in (None, model.top_k) and getattr(config, flag, False):
                 reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is off"
                 raise refusal(f"--{flag.replace('_', '-')}", "on", reason)
-        if plan.divides_by_own and not (plan.rescue or plan.k0) and config.enable_return_routed_experts:
-            reason = "rescue = false leaves rows without experts, which would report other rows'; allowed is off"
-            raise refusal("--enable-return-routed-experts", "on", reason)
 
 
 def _check_maskable(plans: list[SelectionPlan], model: MoeModel) -> None:

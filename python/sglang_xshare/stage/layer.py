@@ -17,7 +17,7 @@ from .alignment import Aligner
 from .placement import Placement
 from .step import Step
 from .upstream.router import read_router
-from .upstream.routing import folds_scaling, num_shared_slots, scales_unnormalized_groups
+from .upstream.routing import folds_scaling, num_shared_slots, record_routed, scales_unnormalized_groups
 
 if TYPE_CHECKING:
     from ..selection.triton_kernel.budgets import Budgets
@@ -57,7 +57,7 @@ class Layer:
 
     `renumbers` says that upstream looks ids up in a table after routing them, so that none may be -1 before;
     `routes_itself` that the layer's runner gets logits where no policy chooses; `takes_kmax` that this runner takes
-    rows of another width than the model's top-k.
+    rows of another width than the model's top-k; `recorded` that --enable-return-routed-experts tells what was chosen.
     Raises ValueError for a router the stage does not reproduce.
     """
 
@@ -70,6 +70,7 @@ class Layer:
         renumbers: bool = False,
         routes_itself: bool = False,
         takes_kmax: bool = True,
+        recorded: bool = False,
     ) -> None:
         self.layer_id = layer_id
         self.convention, self.renumbers, self.routes_itself = convention, renumbers, routes_itself
@@ -98,6 +99,10 @@ class Layer:
             use_grouped_topk=False,
             apply_routed_scaling_factor_on_output=False,
         )
+        self.upstream = topk_config
+        if recorded:  # here alone: upstream would take what fills an empty slot for an expert of the row
+            route = {"custom_routing_function": self.choose_recorded, "allow_routed_experts_capture": False}
+            self.config = replace(self.config, **route)
 
     def use(self, resources: Resources) -> None:
         """Use what a stage holds, from now on."""
@@ -120,6 +125,12 @@ class Layer:
         if aligner is not None:
             aligner.offer(out.topk_ids, gating_output.shape[1], out.alignment)
         return self.keep(out.topk_weights, len(gating_output)), self.keep(out.topk_ids, len(gating_output))
+
+    def choose_recorded(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `choose` returns, recorded with -1 in each slot that adds nothing."""
+        weights, ids = self.choose(*args, **kwargs)
+        record_routed(self.upstream, self.layer_id, drop_slots(ids, weights))
+        return weights, ids
 
     def finish(self, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The ids [n, columns] that the runner is to get, of those that upstream has renumbered and completed since

@@ -144,6 +144,13 @@ def appends_shared() -> bool:
     return bool(topk._use_aiter)
 
 
+def record_routed(topk_config: Any, layer_id: int, ids: torch.Tensor) -> None:
+    """Have --enable-return-routed-experts return these expert ids [rows, columns] for a layer of this forward."""
+    from sglang.srt.layers.moe.topk import capture_routed_experts_if_allowed
+
+    capture_routed_experts_if_allowed(topk_config, layer_id, ids)
+
+
 def expert_locations(config: Any) -> torch.Tensor | None:
     """[layers, N] physical number of every logical expert, the tensor that upstream updates in place when it moves
     experts; None where logical numbers are physical ones.

@@ -17,7 +17,7 @@ from ..keys import read_object
 from . import METHOD, PATH
 
 COUNTS = ("counters", "since_switch")
-TOTALS = ("layer_steps", "experts_before", "experts_after", "kept_mass", "rows", "rescued")
+TOTALS = ("layer_steps", "experts_before", "experts_after", "kept_mass", "rows", "rescued", "exact_rows")
 
 
 def add_routes(app: FastAPI, find_manager: Callable[[], Any]) -> None:

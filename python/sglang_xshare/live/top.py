@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Any
 
 import orjson
 from rich import box
@@ -102,7 +101,8 @@ def draw(frame: Frame, lines: int) -> RenderableType:
     counted = f"{_number(since['mean_before'], 1)} -> {_number(since['mean_after'], 1)}"
     counted += f", kept mass {_number(since['mean_kept_mass'], 4)}"
     if since.get("exact_rows"):
-        counted += f"; exact rows {since['exact_rows'] / since['rows']:.1%}, kept mass of the others {_keep(since):.4f}"
+        share = since["exact_rows"] / since["rows"]
+        counted += f"; exact rows {share:.1%}, kept mass of the others {since['others_kept_mass']:.4f}"
     speed = f"{_number(frame.tokens_per_second, 1)} tokens/s, accepted length {_number(frame.accepted_length, 2)}"
     start = "the last switch" if frame.switches else "the server's start"
     span = f"since {start}" if frame.seconds is None else f"of the last {frame.seconds:.1f} s"
@@ -129,11 +129,6 @@ def _draw_layers(layers: list[LayerLoad]) -> Table:
         cells = _number(load.before, 1), _number(load.after, 1), bar, _number(load.kept_mass, 4)
         table.add_row(str(load.layer), *cells)
     return table
-
-
-def _keep(since: dict[str, Any]) -> float:
-    """Kept mass of rows that are not exact: an exact one keeps all."""
-    return float((since["kept_mass"] - since["exact_rows"]) / max(since["rows"] - since["exact_rows"], 1))
 
 
 def _number(value: float | None, digits: int) -> str:

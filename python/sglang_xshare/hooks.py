@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import affinity
+from .exact import KEY
 from .live import METHOD
 from .stage.evidence import told
 
@@ -106,6 +107,7 @@ def attach(model_runner: Any) -> None:
             masks=bool(getattr(model_runner.server_args, "mask_padding_experts", False)),
             ranks=read_ranks(model_runner, schedule),
             tp_size=getattr(config, "tp_size", 1),
+            low_first=bool(getattr(config, "schedule_low_priority_values_first", False)),
         )
         wrap_calls(model_runner, _stage)
         _control = Control(_stage, model_runner.server_args)
@@ -166,6 +168,21 @@ def handle(scheduler: Any, request: Any) -> Any:
     from .live.control import handle as answer
 
     return answer(_control, scheduler, request)
+
+
+def check_request(manager: Any, sampling_params: Any) -> None:
+    """Raise ValueError, in the server's process, for a request that asks for what a policy cannot give it."""
+    params = sampling_params.custom_params
+    if isinstance(params, dict) and KEY in params:
+        from .admission.exact import check_request as check
+
+        check(params[KEY], sampling_params, manager.server_args)
+
+
+def admit(req: Any) -> None:
+    """A request enters a scheduler's queue: whether it is exact is decided."""
+    if _stage is not None:
+        _stage.admit(req)
 
 
 def count(req: Any, logits_output: Any) -> None:

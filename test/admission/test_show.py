@@ -43,7 +43,7 @@ def test_every_spelling_of_a_policy_shows_every_key(words, show):
             "phases": ["decode", "verify"],
             "min_tokens": 2,
         },
-        **{"max_tokens": None, "rows": "batch", "overrides": []},
+        **{"max_tokens": None, "rows": "batch", "exact": None, "overrides": []},
     }
 
 

@@ -19,6 +19,7 @@ COUNTS = {
     "kept_mass": 30.0,
     "rows": 32,
     "rescued": 0,
+    "exact_rows": 8,
     "outcomes": {"policy": 1, "prefill": 2},
 }
 ANSWER = {"policy": "oea", "k0": 3, "in_force": {"policy": "oea"}, "counters": COUNTS, "since_switch": COUNTS}

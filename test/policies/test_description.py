@@ -17,7 +17,7 @@ from sglang_xshare.policies.description import describe
 XSHARE = {
     **{"policy": "xshare", "k0": 1, "p": 1.0, "utility": "topk", "add": 24, "add_per_request": 0},
     **{"mass": None, "target_per_rank": None, "balance": "literal", "free_residents": None, "own_share": 0.0},
-    **{"phases": ["decode", "verify"], "min_tokens": 2, "max_tokens": None, "rows": "batch", "overrides": []},
+    **{"phases": ["decode", "verify"], "min_tokens": 2, "max_tokens": None, "rows": "batch", "exact": None, "overrides": []},
 }
 
 
@@ -108,7 +108,7 @@ def test_read_by_its_rule_it_is_the_schedule(keys, layers, by_batch):
 
 def read(described: dict[str, Any], layer: int, rows: int) -> SelectionPlan | None:
     """The plan that a description gives to a layer and a batch size."""
-    common = {"phases", "min_tokens", "max_tokens", "rows", "overrides"}
+    common = {"phases", "min_tokens", "max_tokens", "rows", "exact", "overrides"}
     keys = base = {name: value for name, value in described.items() if name not in common}
     for override in described["overrides"]:
         if covers(override.get("layers"), layer) and covers(override.get("by_batch"), rows):

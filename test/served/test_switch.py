@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import requests
 import torch
+from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
+from transformers import AutoTokenizer
 
 from benchmark.common.server import Server
 from benchmark.common.variant import parse_plan
@@ -99,6 +101,66 @@ def test_a_switched_server_costs_what_the_plan_costs_offline(servers, tiny_model
         assert "\n" not in refused.json()["error"]
     assert server.get(PATH)["in_force"] == {"policy": "vanilla"}
     assert post(server, before).json()["in_force"] == before["in_force"]
+
+
+def test_exact_answers_are_vanillas_whatever_runs_beside_them(servers, tiny_model):
+    """On the server above: a quarter exact, at once with others; then where the others have left keys and values."""
+    server = servers(
+        "--dtype", "float32", "--expert-policy", "xshare", "--expert-policy-config", json.dumps(QUALITY), *SERVER_ARGS
+    )
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    prompts = [tokenizer(text)["input_ids"] for text in read_prompts(tiny_model)]
+    before = server.get(PATH)
+
+    def ask(prompts: Sequence[list[int]], said: Sequence[str | None], **more: Any) -> list[dict[str, Any]]:
+        each = [
+            {"temperature": 0.0, "max_new_tokens": 24, "ignore_eos": True, "custom_params": {"expert_policy": one}}
+            for one in said
+        ]
+        return server.post("/generate", {"input_ids": prompts, "sampling_params": each, **more})
+
+    def tokens(answers: Sequence[dict[str, Any]]) -> list[list[int]]:
+        return [answer["output_ids"] for answer in answers]
+
+    said = ["exact" if number % 4 == 0 else random.Random(number).choice(["shared", None]) for number in range(BATCH)]
+    exact = [number for number, one in enumerate(said) if one == "exact"]
+    answers = ask(prompts, said)
+    found = tokens(answers)
+    told = [answer["meta_info"]["expert_policy"] for answer in answers]
+    assert [one.get("exact", False) for one in told] == [one == "exact" for one in said]
+    assert all(one["steps"] == (0 if number in exact else one["of"]) for number, one in enumerate(told))
+    since = server.get(PATH)["since_switch"]
+    assert 0 < since["exact_rows"] < since["rows"]
+    assert since["others_kept_mass"] < since["mean_kept_mass"]
+    # What the others were answered is cached now, computed under the policy.
+    longer = [prompt + answer for prompt, answer in zip(prompts, found, strict=True)]
+    continued = ask(longer, ["exact"] * BATCH)
+    assert [answer["meta_info"]["cached_tokens"] > 0 for answer in continued] == [number in exact for number in range(BATCH)]
+    assert max(answer["meta_info"]["cached_tokens"] for answer in ask(longer, ["shared"] * BATCH)) > 24
+    assert post(server, {"policy": "vanilla"}).status_code == 200
+    server.post("/flush_cache", {})
+    wanted = tokens(ask(prompts, [None] * BATCH))
+    assert [found[number] for number in exact] == [wanted[number] for number in exact]
+    assert found != wanted
+    assert tokens(continued) == tokens(ask(longer, [None] * BATCH))
+    # A logit processor gets its parameters as ever.
+    (first,) = ask(
+        prompts[:1],
+        ["exact"],
+        custom_logit_processor=DisallowedTokensLogitsProcessor.to_str(),
+        sampling_params={"max_new_tokens": 1, "custom_params": {"expert_policy": "exact", "token_ids": wanted[0][:1]}},
+    )
+    assert first["output_ids"] != wanted[0][:1]
+    line = "custom_params.expert_policy = 'exakt': allowed is 'exact' or 'shared'"
+    wrong = {"custom_params": {"expert_policy": "exakt"}}
+    for route, body in {
+        "/generate": {"text": "a", "sampling_params": wrong},
+        "/v1/completions": {"model": "m", "prompt": "a", **wrong},
+        "/v1/chat/completions": {"model": "m", "messages": [{"role": "user", "content": "a"}], **wrong},
+    }.items():
+        refused = requests.post(server.url + route, json=body, timeout=60)
+        assert (refused.status_code, line in refused.text) == (400, True)
+    post(server, before)
 
 
 def schedule_of(keys: Mapping[str, Any], speculative: bool) -> Schedule | None:

@@ -10,20 +10,20 @@ from sglang_xshare.stage.step import Step
 
 
 def count_steps(
-    steps: list[tuple[torch.Tensor, torch.Tensor | None]],
+    steps: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]],
     plans: list[SelectionPlan | None],
     router: Router,
     backend: str = "triton",
     slots: RunnerSlots | None = None,
 ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], Counters]:
-    """What was counted and what plain torch counts, [layers, 6], in each step of (logits [layers, n, N], valid [n]);
-    and the counters. Layers without a plan stay vanilla.
+    """What was counted and what plain torch counts, [layers, 7], in each step of (logits [layers, n, N], valid [n],
+    exact [n]); and the counters. Layers without a plan stay vanilla.
     """
     counters = Counters(len(plans), "cpu")
     counters.in_one_launch = True
     found = []
-    for logits, valid in steps:
-        step = Step("decode", logits.shape[1], Batch(valid))
+    for logits, valid, exact in steps:
+        step = Step("decode", logits.shape[1], Batch(valid, exact=exact))
         counters.count_outcome("policy", step)
         selections = [
             None

@@ -14,6 +14,7 @@ from ..stage.batches import Batches, read_batches
 from ..stage.upstream.server import attention_dp_size, routes_own_rows, spell
 from ..types import Router
 from .architectures import GATHERED
+from .exact import check_rule
 from .experts import ranks_logits
 from .idle_budgets import largest_batch, list_idle_budgets, list_unmet_overrides
 from .moe_model import MoeModel
@@ -62,6 +63,8 @@ def check_schedule(
     that it holds for a server that starts as for one that runs.
     Raises `ExpertPolicyError` for a schedule that the model or the server does not fit.
     """
+    if schedule is not None:
+        check_rule(schedule.exact, config)
     plans: list[SelectionPlan] = [] if schedule else [VANILLA]
     warnings: list[str] = []
     tokens = config.speculative_num_draft_tokens or 1

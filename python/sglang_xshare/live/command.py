@@ -27,6 +27,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         if name == "set":
             verb.add_argument("policy", nargs="?", metavar="POLICY", help=SPELLING)
             verb.add_argument(
+                "--exact-by-default",
+                action="store_true",
+                help='requests are exact unless they say "expert_policy": "shared" in their custom_params',
+            )
+            verb.add_argument(
                 "--config", metavar="FILE", help="a JSON file: the keys, beside POLICY or with policy in it"
             )
         add_key_flags(verb, admin=name == "set")
@@ -61,7 +66,12 @@ def read_policy(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"{name} and policy = {given['policy']!r} in {arguments.config}; allowed is one of the two")
     for key in keys.keys() & given.keys():
         raise ValueError(f"{key} = {keys[key]!r} and {given[key]!r}: allowed is one of the two for a key")
-    return ({} if name is None else {"policy": name}) | keys | given
+    body = ({} if name is None else {"policy": name}) | keys | given
+    if arguments.exact_by_default:
+        if "exact" in body:
+            raise ValueError(f"--exact-by-default and exact = {body['exact']!r}: allowed is one of the two")
+        body["exact"] = {"default": True}
+    return body
 
 
 def _read_config(file: str) -> dict[str, Any]:
@@ -90,6 +100,9 @@ def print_answer(answer: dict[str, Any]) -> None:
     if since["layer_steps"]:
         experts = f"{since['mean_before']:.1f} -> {since['mean_after']:.1f}"
         console.print(f"active experts of a layer and step: {experts}; kept mass: {since['mean_kept_mass']:.4f}")
+        if since.get("exact_rows"):
+            share, mass = since["exact_rows"] / since["rows"], since["others_kept_mass"]
+            console.print(f"exact rows: {share:.1%}; kept mass of the others: {mass:.4f}")
     limits = answer["limits"]
     graphs = f"; graphs that select: {limits['selecting_rows'] or 'none'}" if limits["captured_rows"] else ""
     console.print(f"router rows of a step: {limits['batches']}{graphs}")

@@ -17,7 +17,7 @@ from ..keys import read_object
 from . import METHOD, PATH
 
 COUNTS = ("counters", "since_switch")
-TOTALS = ("layer_steps", "experts_before", "experts_after", "kept_mass", "rows", "rescued")
+TOTALS = ("layer_steps", "experts_before", "experts_after", "kept_mass", "rows", "rescued", "exact_rows")
 
 
 def add_routes(app: FastAPI, find_manager: Callable[[], Any]) -> None:
@@ -64,11 +64,13 @@ def merge(answers: list[dict[str, Any]]) -> dict[str, Any]:
 def _add_up(counts: list[dict[str, Any]]) -> dict[str, Any]:
     totals = {name: sum(one[name] for one in counts) for name in TOTALS}
     outcomes = {name: sum(one["outcomes"][name] for one in counts) for name in counts[0]["outcomes"]}
-    layer_steps, rows = max(totals["layer_steps"], 1), max(totals["rows"], 1)
+    layer_steps, rows, exact = max(totals["layer_steps"], 1), max(totals["rows"], 1), totals["exact_rows"]
     means = {
         "mean_before": totals["experts_before"] / layer_steps,
         "mean_after": totals["experts_after"] / layer_steps,
         "mean_kept_mass": totals["kept_mass"] / rows,
+        # An exact row keeps all.
+        "others_kept_mass": (totals["kept_mass"] - exact) / max(totals["rows"] - exact, 1),
     }
     layers = {"by_layer": [_add_layer(same) for same in zip(*(one.get("by_layer", []) for one in counts), strict=True)]}
     return totals | means | {"outcomes": outcomes} | (layers if layers["by_layer"] else {})

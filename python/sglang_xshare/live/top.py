@@ -100,6 +100,9 @@ def draw(frame: Frame, lines: int) -> RenderableType:
     steps = ", ".join(f"{name} {count}" for name, count in since["outcomes"].items() if count) or "none"
     counted = f"{_number(since['mean_before'], 1)} -> {_number(since['mean_after'], 1)}"
     counted += f", kept mass {_number(since['mean_kept_mass'], 4)}"
+    if since.get("exact_rows"):
+        share = since["exact_rows"] / since["rows"]
+        counted += f"; exact rows {share:.1%}, kept mass of the others {since['others_kept_mass']:.4f}"
     speed = f"{_number(frame.tokens_per_second, 1)} tokens/s, accepted length {_number(frame.accepted_length, 2)}"
     start = "the last switch" if frame.switches else "the server's start"
     span = f"since {start}" if frame.seconds is None else f"of the last {frame.seconds:.1f} s"

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from ..exact import ALLOWED
 from .registry import Policy
 
 PHASES = ("decode", "verify")
@@ -31,6 +32,11 @@ COMMON_KEYS = {
         "'batch' or 'rank'",
         "where each rank routes its own rows (--moe-a2a-backend): select among those of all, gathered, or its own",
         "batch",
+    ),
+    "exact": CommonKey(
+        ALLOWED,
+        "which requests are exact that do not say it: those of at least a priority (--enable-priority-scheduling), or "
+        "all by default",
     ),
     "layers": CommonKey(
         'an object such as {"0-3": {"k0": 2}}', "other keys, or another policy, by layer id; later ranges win", {}

@@ -47,6 +47,7 @@ def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
         "min_tokens": schedule.min_tokens,
         "max_tokens": schedule.max_tokens,
         "rows": schedule.rows,
+        "exact": schedule.given.get("exact"),
         "overrides": overrides,
     }
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ..exact import Rule, read_rule
 from ..plan import SelectionPlan
 from .baselines import VANILLA
 from .common import COMMON_KEYS, PHASES, SPECULATES, Override, read_count, read_overrides, read_phases, read_rows
@@ -25,6 +26,7 @@ class Schedule:
 
     `observed` are the schedules that `observe` compares, by their spelling; empty for every other policy. `given` are
     the policy and the keys it was built from. `rows` is "rank" where each rank selects among its own rows alone.
+    `exact` tells which requests are exact that do not say it.
     """
 
     policy: str
@@ -37,6 +39,7 @@ class Schedule:
     observed: Mapping[str, Schedule] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
     rows: str = "batch"
+    exact: Rule = Rule()
 
     @property
     def parts(self) -> list[Schedule]:
@@ -150,6 +153,7 @@ def build_schedule(
         layers=read_overrides("layers", common.get("layers", {}), lowest=0),
         by_batch=read_overrides("by_batch", common.get("by_batch", {}), lowest=1),
         rows=read_rows(common.get("rows", COMMON_KEYS["rows"].default)),
+        exact=read_rule(common["exact"]) if "exact" in common else Rule(),
         given={"policy": name, **config},
     )
     if schedule.max_tokens is not None and schedule.max_tokens < schedule.min_tokens:
@@ -177,6 +181,8 @@ def _build_observing(config: dict[str, Any], speculative: bool, speculates: str)
             raise ValueError(f"plans: {spelling}: allowed is every policy that selects, each spelling once")
         if schedule.rows != "batch":
             raise ValueError(f"plans: {spelling}: rows = {schedule.rows!r}: allowed is 'batch', which observe looks at")
+        if schedule.exact != Rule():
+            raise ValueError(f"plans: {spelling}: exact = {schedule.given['exact']!r}: allowed is none, to observe")
         observed[spelling] = schedule
     return Schedule(
         policy="observe",

@@ -41,9 +41,10 @@ def wrap_runner(model_runner: Any, stage: Stage) -> None:
 
     @functools.wraps(forward)
     def forward_and_tell(*args: Any, **kwargs: Any) -> Any:
-        stage.outcome = None
+        forward_batch = kwargs["forward_batch"] if "forward_batch" in kwargs else args[0]
+        stage.begin_forward(forward_batch)
         output = forward(*args, **kwargs)
-        mark = stage.end_forward(kwargs["forward_batch"] if "forward_batch" in kwargs else args[0])
+        mark = stage.end_forward(forward_batch)
         logits_output = getattr(output, "logits_output", None)
         if mark is not None and logits_output is not None:
             setattr(logits_output, KEY, mark)

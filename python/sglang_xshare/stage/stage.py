@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..exact import Rule
 from ..policies.schedule import Schedule
 from ..policies.spelling import spell_policy
 from .alignment import Aligner
@@ -23,6 +24,7 @@ from .evidence.observe import Observation
 from .evidence.reports import Reports
 from .evidence.told import Mark
 from .evidence.trace import Trace
+from .exact import Exact
 from .gather import Ranks
 from .graphs import Graphs
 from .layer import MASKED, Layer, Resources
@@ -47,7 +49,8 @@ class Stage:
     `schedule` is None where no policy is given and padding rows alone are masked. `trace` is the file to append to, and
     `align` has layers sort the slots for the MoE runner. `batches` are what the server's steps can have, `ranks` those
     of a server whose ranks each route rows of their own. With `masks` padding rows are masked also once it is switched
-    to vanilla. Where `tp_size` tensor-parallel ranks are several, they compare what they have selected.
+    to vanilla. Where `tp_size` tensor-parallel ranks are several, they compare what they have selected. `low_first`
+    says that lower priorities go first.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Stage:
         masks: bool = False,
         ranks: Ranks | None = None,
         tp_size: int = 1,
+        low_first: bool = False,
     ) -> None:
         self.layers = layers
         self.batches = batches
@@ -77,6 +81,7 @@ class Stage:
         if placement is not None:
             self._balance = Balance(placement, [layer.layer_id for _, layer in layers], device)
         self.agreement = Agreement(tp_size, device) if tp_size > 1 else None
+        self.exact = Exact(device, low_first)
         self.reports = Reports(self.counters, self._balance, self.agreement)
         self.aligner = Aligner() if align else None
         for number, (_, layer) in enumerate(layers):
@@ -156,7 +161,7 @@ class Stage:
         """What `forward` returns, the model's on this batch: its layers get their plans for it, and what they have
         selected is checked and counted.
         """
-        step = read_step(forward_batch, self.mask_padding, self.ranks)
+        step = read_step(forward_batch, self.mask_padding, self.ranks, self.exact)
         self._begin(step)
         try:
             output = forward()
@@ -165,6 +170,16 @@ class Stage:
             return output
         finally:
             self._running = False
+
+    def admit(self, req: Any) -> None:
+        """A request arrives, at every rank alike: whether it is exact is decided for all of its steps."""
+        schedule = self.plans.schedule
+        self.exact.admit(req, schedule.exact if schedule else Rule())
+
+    def begin_forward(self, forward_batch: Any) -> None:
+        """A forward of the model runner is about to be launched, maybe by a graph's replay."""
+        self.outcome = None
+        self.exact.begin_forward(forward_batch, self.ranks)
 
     def end_forward(self, forward_batch: Any) -> Mark | None:
         """A forward of the model runner was launched, maybe by a graph's replay: ranks compare where it is time to.

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..types import Batch
 from .gather import Gather, Ranks
 from .upstream.ranks import gather_rows
+
+if TYPE_CHECKING:
+    from .exact import Exact
+
+PADDING, LIVE, EXACT = range(3)
+"""What ranks tell each other of a row."""
 
 
 @dataclass(frozen=True)
@@ -25,18 +31,20 @@ class Step:
     gather: Gather | None = None
 
 
-def read_step(forward_batch: Any, mask_padding: bool, ranks: Ranks | None = None) -> Step | None:
+def read_step(
+    forward_batch: Any, mask_padding: bool, ranks: Ranks | None = None, exact: Exact | None = None
+) -> Step | None:
     """The step of a decode or target-verify forward; None for every other one (prefill, mixed, idle, split prefill).
 
     A verify batch is request-major: `batch_size` requests of equally many draft tokens, read here at every step, so
     that a server that adapts its number of draft tokens is followed. Raises RuntimeError for a ragged one. `ranks` are
-    those of a server whose ranks each route rows of their own.
+    those of a server whose ranks each route rows of their own; `exact` knows the rows of exact requests.
     """
     if ranks is not None:
-        return _read_own_step(forward_batch, ranks)
+        return _read_own_step(forward_batch, ranks, exact)
     rows_by_rank = read_rows_by_rank(forward_batch)
     if rows_by_rank is not None:
-        return _read_gathered_step(forward_batch, rows_by_rank)
+        return _read_gathered_step(forward_batch, rows_by_rank, exact)
     mode = forward_batch.forward_mode
     if mode.is_target_verify():  # first: is_extend() is true of it too
         phase = "verify"
@@ -47,7 +55,8 @@ def read_step(forward_batch: Any, mask_padding: bool, ranks: Ranks | None = None
     rows = forward_batch.input_ids.shape[0]
     tokens_per_request = _count_draft_tokens(rows, forward_batch.batch_size) if phase == "verify" and rows else 1
     valid = live_rows(forward_batch) if mask_padding else None
-    return Step(phase, rows, Batch(valid=valid, tokens_per_request=tokens_per_request))
+    flags = None if exact is None else exact.find(rows)
+    return Step(phase, rows, Batch(valid=valid, tokens_per_request=tokens_per_request, exact=flags))
 
 
 def read_size(forward_batch: Any, ranks: Ranks | None = None) -> tuple[str, int, int] | None:
@@ -74,7 +83,7 @@ def read_rows_by_rank(forward_batch: Any) -> list[int] | None:
     return counts if counts is not None and len(counts) > 1 else None
 
 
-def _read_gathered_step(forward_batch: Any, rows_by_rank: list[int]) -> Step | None:
+def _read_gathered_step(forward_batch: Any, rows_by_rank: list[int], exact: Exact | None) -> Step | None:
     """The step of all ranks of data-parallel attention together: the rows of the first, padded, then of the next.
 
     Every rank must read the same step, or the ranks would add up an expert's output for rows routed differently. So it
@@ -86,12 +95,12 @@ def _read_gathered_step(forward_batch: Any, rows_by_rank: list[int]) -> Step | N
     if found is None:
         return None
     phase, tokens_per_request = found
-    # Each rank's rows end with its padding. SGLang's gather places the mask as it places the hidden states.
-    valid = gather_rows(live_rows(forward_batch), sum(rows_by_rank), forward_batch)
-    return Step(phase, sum(rows_by_rank), Batch(valid=valid, tokens_per_request=tokens_per_request))
+    # Each rank's rows end with its padding. SGLang's gather places what they are as it places the hidden states.
+    told = gather_rows(_tell_rows(forward_batch, exact), sum(rows_by_rank), forward_batch)
+    return Step(phase, sum(rows_by_rank), _read_told(told, tokens_per_request, exact))
 
 
-def _read_own_step(forward_batch: Any, ranks: Ranks) -> Step | None:
+def _read_own_step(forward_batch: Any, ranks: Ranks, exact: Exact | None) -> Step | None:
     """The step of ranks that each route rows of their own: of all together, or of this one alone.
 
     Ranks that select together must read the same step, as above, or some would wait for the others' rows forever. One
@@ -104,10 +113,10 @@ def _read_own_step(forward_batch: Any, ranks: Ranks) -> Step | None:
         return None
     phase, tokens_per_request = found
     gather = Gather(ranks.divide(counts), ranks.rank) if ranks.together else None
-    valid = ranks.own(live_rows(forward_batch))
+    told = ranks.own(_tell_rows(forward_batch, exact))
     if gather is not None:
-        valid = gather.collect(valid) != 0
-    return Step(phase, len(valid), Batch(valid=valid, tokens_per_request=tokens_per_request), gather)
+        told = gather.collect(told)
+    return Step(phase, len(told), _read_told(told, tokens_per_request, exact), gather)
 
 
 def _read_synchronized(forward_batch: Any, rows_by_rank: list[int]) -> tuple[str, int] | None:
@@ -135,6 +144,19 @@ def _count_draft_tokens(rows: int, requests: int) -> int:
             "allowed is the same number of draft tokens for each"
         )
     return rows // requests
+
+
+def _tell_rows(forward_batch: Any, exact: Exact | None) -> torch.Tensor:
+    """[rows] numbers: what each of this rank's rows is. No rank knows whether another has exact ones, so that all tell,
+    in two small operations a step.
+    """
+    live = live_rows(forward_batch)
+    return live if exact is None else live * (LIVE + exact.read(len(live)).to(torch.int32))
+
+
+def _read_told(told: torch.Tensor, tokens_per_request: int, exact: Exact | None) -> Batch:
+    flags = None if exact is None else told == EXACT
+    return Batch(valid=told != PADDING, tokens_per_request=tokens_per_request, exact=flags)
 
 
 def live_rows(forward_batch: Any) -> torch.Tensor:

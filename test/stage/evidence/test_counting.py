@@ -32,21 +32,22 @@ def interpreter():
 @pytest.mark.parametrize("slots", [RunnerSlots(), RunnerSlots(masked=True)], ids=["slots", "masked"])
 @pytest.mark.parametrize("plans", PLANS)
 def test_a_step_is_counted_as_in_torch(interpreter, plans, slots, backend):
-    """Steps of several sizes, with padding and without; one in which no row lives counts as none."""
+    """Steps of several sizes, with padding and exact rows and without; one in which no row lives counts as none."""
     generator = torch.Generator().manual_seed(0)
     steps = []
-    for rows, live in ((5, 4), (9, 9), (140, 131), (3, 0)):
-        logits = torch.randn(len(PLANS[plans]), rows, 24, generator=generator)
-        steps.append((logits, None if live == rows else torch.arange(rows) < live))
+    for rows, live, every in ((5, 4, 2), (9, 9, 4), (9, 9, 0), (140, 131, 3), (7, 5, 0), (3, 0, 1)):
+        logits, row = torch.randn(len(PLANS[plans]), rows, 24, generator=generator), torch.arange(rows)
+        steps.append((logits, None if live == rows else row < live, row % every == 0 if every else None))
     found, counters = interpreter(count_steps, steps, PLANS[plans], Router(4), backend, slots)
     added = torch.zeros_like(counters.totals)
-    for (counts, wanted), (_, valid) in zip(found, steps, strict=True):
+    for (counts, wanted), (_, valid, _) in zip(found, steps, strict=True):
         alive = valid is None or bool(valid.any())
         torch.testing.assert_close(counts, wanted * alive, atol=1e-9, rtol=1e-12)
-        assert torch.equal(counts[:, [0, 1, 2, 4, 5]], wanted[:, [0, 1, 2, 4, 5]] * alive)
+        assert torch.equal(counts[:, [0, 1, 2, 4, 5, 6]], wanted[:, [0, 1, 2, 4, 5, 6]] * alive)
         added += counts
     assert torch.equal(counters.totals, added)
-    assert counters.outcomes.tolist() == [3 * (name == "policy") for name in OUTCOMES]
+    assert counters.totals[:, 6].max() == 2 + 3 + 44, "live exact rows"
+    assert counters.outcomes.tolist() == [5 * (name == "policy") for name in OUTCOMES]
     if plans == "rescued rows" and slots == RunnerSlots():
         assert counters.totals[:, 5].all()
 

@@ -82,7 +82,7 @@ def test_step_without_a_live_row_counts_as_none():
 def test_vanilla_layers_are_not_counted():
     counters = Counters(3, "cpu")
     counts = count(counters, [None, selection(8, 5, [1.0]), None], step(1))
-    assert counts.tolist() == [[0] * 6, [1, 8, 5, 1, 1, 0], [0] * 6]
+    assert counts.tolist() == [[0] * 7, [1, 8, 5, 1, 1, 0, 0], [0] * 7]
     assert counters.totals.equal(counts)
 
 
@@ -106,6 +106,11 @@ def test_log_line():
     )
     text = format_log(Interval(4, 8, 4, 3.0, 4, 2, dict.fromkeys(OUTCOMES, 0) | {"policy": 1}))
     assert text == ", active experts: 2.0 -> 1.0, kept mass: 0.7500, policy steps: 1, vanilla steps: 0, rescued: 2"
+    text = format_log(Interval(4, 8, 4, 13.0, 16, 0, dict.fromkeys(OUTCOMES, 0) | {"policy": 1}, exact_rows=4))
+    assert text == (
+        ", active experts: 2.0 -> 1.0, kept mass: 0.8125, policy steps: 1, vanilla steps: 0, exact rows: 25.0%, kept "
+        "mass of the others: 0.7500"
+    )
     text = format_log(Interval(0, 0, 0, 0.0, 0, 0, dict.fromkeys(OUTCOMES, 0) | {"min_tokens": 7}))
     assert text == ", policy steps: 0, vanilla steps: min_tokens 7"
 
@@ -119,7 +124,7 @@ labels = {"model_name": "m", "tp_rank": 0}
 exporter.export(InForce({"policy": "xshare", "k0": 1, "mass": None}, None), labels)
 outcomes = dict.fromkeys(OUTCOMES, 0)
 exporter.export(Interval(4, 40, 20, 7.5, 10, 0, outcomes | {"policy": 1, "prefill": 1}), labels)
-exporter.export(Interval(4, 48, 12, 9.0, 10, 2, outcomes | {"policy": 1}), labels)
+exporter.export(Interval(4, 48, 12, 9.0, 10, 2, outcomes | {"policy": 1}, exact_rows=5), labels)
 exporter.export(Interval(0, 0, 0, 0.0, 0, 0, outcomes | {"min_tokens": 3}), labels)
 registry = CollectorRegistry()
 multiprocess.MultiProcessCollector(registry)
@@ -138,6 +143,7 @@ def test_export_in_multiprocess_mode(tmp_path):
         f"sglang:expert_policy_experts_after_total{{{labels}}}": 32,
         f"sglang:expert_policy_kept_mass_total{{{labels}}}": 16.5,
         f"sglang:expert_policy_rows_total{{{labels}}}": 20,
+        f"sglang:expert_policy_exact_rows_total{{{labels}}}": 5,
         f"sglang:expert_policy_rescued_rows_total{{{labels}}}": 2,
         f"sglang:expert_policy_active_experts_before{{{labels}}}": 12,
         f"sglang:expert_policy_active_experts_after{{{labels}}}": 3,

@@ -36,9 +36,9 @@ def test_the_model_routes_as_ever_and_every_plan_is_counted(attach):
     for plan, counters in zip(PLANS.values(), installed.observation.counters.values(), strict=True):
         before, after, kept = expect(model.logits, plan)
         assert after < before
-        assert counters.totals.tolist() == [pytest.approx([1, before, after, kept, 16, 0])] * 2
+        assert counters.totals.tolist() == [pytest.approx([1, before, after, kept, 16, 0, 0])] * 2
     before = expect(model.logits, VANILLA)[0]
-    assert installed.counters.totals.tolist() == [[1, before, before, 16, 16, 0]] * 2
+    assert installed.counters.totals.tolist() == [[1, before, before, 16, 16, 0, 0]] * 2
 
 
 def test_padding_is_not_observed(attach):

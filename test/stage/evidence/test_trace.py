@@ -26,17 +26,19 @@ def read(file: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-NOTHING = (0.0,) * 6
+NOTHING = (0.0,) * 7
 
 
 def test_one_record_a_layer_and_step(tmp_path):
     trace = Trace(tmp_path / "trace.jsonl", [3, 7], "cpu")
-    trace.record(counts((1, 20, 12, 3.0, 4, 0), (1, 22, 10, 2.0, 4, 0)), step())
-    trace.record(counts((1, 18, 9, 4.0, 4, 0), NOTHING), step("verify"))
+    trace.record(counts((1, 20, 12, 3.0, 4, 0, 0), (1, 22, 10, 2.0, 4, 0, 1)), step())
+    trace.record(counts((1, 18, 9, 4.0, 4, 0, 0), NOTHING), step("verify"))
     trace.write()
     names = ("step", "phase", "layer", "batch_size", "experts_before", "experts_after", "kept_mass")
     wanted = [(0, "decode", 3, 4, 20, 12, 0.75), (0, "decode", 7, 4, 22, 10, 0.5), (1, "verify", 3, 4, 18, 9, 1.0)]
-    assert read(tmp_path / "trace.jsonl") == [dict(zip(names, record, strict=True)) for record in wanted]
+    lines = [dict(zip(names, record, strict=True)) for record in wanted]
+    lines[1]["exact_rows"] = 1
+    assert read(tmp_path / "trace.jsonl") == lines
 
 
 def test_each_record_is_written_once_behind_what_was_there(tmp_path):
@@ -44,11 +46,11 @@ def test_each_record_is_written_once_behind_what_was_there(tmp_path):
     file.write_text('{"step": "earlier"}\n')
     trace = Trace(file, [0], "cpu")
     trace.write()
-    trace.record(counts((1, 2, 1, 1.0, 1, 0)), step())
+    trace.record(counts((1, 2, 1, 1.0, 1, 0, 0)), step())
     trace.write()
     trace.write()
     trace.write()
-    trace.record(counts((1, 2, 1, 1.0, 1, 0)), step())
+    trace.record(counts((1, 2, 1, 1.0, 1, 0, 0)), step())
     trace.write()
     assert [record["step"] for record in read(file)] == ["earlier", 0, 1]
 
@@ -56,7 +58,7 @@ def test_each_record_is_written_once_behind_what_was_there(tmp_path):
 def test_what_a_full_disk_refused_is_lost_and_nothing_written_twice(tmp_path, monkeypatch):
     file = tmp_path / "trace.jsonl"
     trace = Trace(file, [0], "cpu")
-    trace.record(counts((1, 2, 1, 1.0, 1, 0)), step())
+    trace.record(counts((1, 2, 1, 1.0, 1, 0, 0)), step())
     with monkeypatch.context() as full:
 
         def refuse(*args):
@@ -65,11 +67,11 @@ def test_what_a_full_disk_refused_is_lost_and_nothing_written_twice(tmp_path, mo
         full.setattr(trace, "file", SimpleNamespace(write=trace.file.write, flush=refuse, name=file))
         with pytest.raises(OSError, match="no space"):
             trace.write()
-        trace.record(counts((1, 2, 1, 1.0, 1, 0)), step())
+        trace.record(counts((1, 2, 1, 1.0, 1, 0, 0)), step())
         full.setattr(trace.file, "write", refuse)
         with pytest.raises(OSError, match="no space"):
             trace.write()
-    trace.record(counts((1, 2, 1, 1.0, 1, 0)), step())
+    trace.record(counts((1, 2, 1, 1.0, 1, 0, 0)), step())
     trace.write()
     assert [record["step"] for record in read(file)] == [0, 2]
 
@@ -77,7 +79,7 @@ def test_what_a_full_disk_refused_is_lost_and_nothing_written_twice(tmp_path, mo
 def test_step_without_a_live_row_leaves_no_record(tmp_path):
     trace = Trace(tmp_path / "trace.jsonl", [0], "cpu")
     trace.record(counts(NOTHING), step())
-    trace.record(counts((1, 2, 1, 1.0, 1, 0)), step())
+    trace.record(counts((1, 2, 1, 1.0, 1, 0, 0)), step())
     trace.record(counts(NOTHING), step())
     trace.write()
     assert [record["step"] for record in read(tmp_path / "trace.jsonl")] == [0]
@@ -87,7 +89,7 @@ def test_lost_steps_are_told(tmp_path, monkeypatch, caplog: pytest.LogCaptureFix
     monkeypatch.setattr(trace_module, "CAPACITY", 4)
     trace = Trace(tmp_path / "trace.jsonl", [0], "cpu")
     for experts in range(7):
-        trace.record(counts((1, experts, experts, 1.0, 1, 0)), step())
+        trace.record(counts((1, experts, experts, 1.0, 1, 0, 0)), step())
     with caplog.at_level(logging.WARNING):
         trace.write()
     assert [(r["step"], r["experts_after"]) for r in read(tmp_path / "trace.jsonl")] == [(3, 3), (4, 4), (5, 5), (6, 6)]

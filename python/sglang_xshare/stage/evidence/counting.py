@@ -13,7 +13,7 @@ from ...selection.triton_kernel.options import OPTIONS
 from ...types import Tally
 
 BLOCK = tl.constexpr(128)
-FIELDS = tl.constexpr(6)
+FIELDS = tl.constexpr(7)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +49,9 @@ def count_kernel(
     rescued: tl.tensor,
     selecting: tl.tensor,  # [layers] bool, or None where all layers select
     valid: tl.tensor,  # [n] bool, or None
-    totals: tl.tensor,  # [layers, 6] fp64
-    counts: tl.tensor,  # [layers, 6] fp64: what is added to the totals
+    exact: tl.tensor,  # [n] bool, or None
+    totals: tl.tensor,  # [layers, 7] fp64
+    counts: tl.tensor,  # [layers, 7] fp64: what is added to the totals
     outcomes: tl.tensor,  # int64: forwards by outcome
     outcome: tl.tensor,  # the step's
     num_rows: tl.tensor,
@@ -83,6 +84,13 @@ def count_kernel(
             present = start + place < tl.where(counted, num_rows, 0)
             kept += tl.load(kept_mass + layer * num_rows + start + place, mask=present, other=0).to(tl.float64)
         saved = tl.where(counted, tl.load(rescued + layer), 0)
+        marked = tl.full((BLOCK,), 0, tl.int32)
+        if exact is not None:
+            for start in range(0, num_rows, BLOCK):
+                present = start + place < tl.where(counted, num_rows, 0)
+                if valid is not None:
+                    present &= tl.load(valid + start + place, mask=present, other=0) != 0
+                marked += tl.load(exact + start + place, mask=present, other=0).to(tl.int32)
         column = tl.arange(0, 8)
         row = tl.where(column == 0, counted.to(tl.float64), 0.0)
         row = tl.where(column == 1, before.to(tl.float64), row)
@@ -90,6 +98,7 @@ def count_kernel(
         row = tl.where(column == 3, tl.sum(kept, 0), row)
         row = tl.where(column == 4, rows.to(tl.float64), row)
         row = tl.where(column == 5, saved.to(tl.float64), row)
+        row = tl.where(column == 6, tl.sum(marked, 0).to(tl.float64), row)
         there = column < FIELDS
         column += layer * FIELDS
         tl.store(counts + column, row, mask=there)
@@ -104,10 +113,11 @@ def count_step(
     totals: torch.Tensor,
     tables: Tables | None = None,
     selecting: tuple[bool, ...] = (),
+    exact: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Where one of `rows` rows is live, add 1 to `outcomes` [m] int64 at `outcome`, and what the tables hold of
-    selecting layers to their rows of `totals` [layers, 6] float64. Returns what was added to the totals, if there are
-    tables.
+    selecting layers to their rows of `totals` [layers, 7] float64; `valid` and `exact` are [rows] bool. Returns what was
+    added to the totals, if there are tables.
     """
     counts = torch.empty_like(totals)
     found = (None,) * 4 if tables is None else (tables.active, tables.vanilla_active, tables.kept_mass, tables.rescued)
@@ -116,6 +126,7 @@ def count_step(
         *found,
         None if all(selecting) else _mark(selecting, totals.device),
         None if valid is None else valid.contiguous(),
+        None if exact is None else exact.contiguous(),
         totals,
         counts,
         outcomes,

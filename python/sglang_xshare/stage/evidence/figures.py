@@ -88,6 +88,7 @@ FIGURES: dict[type, tuple[Figure, ...]] = {
         counter("experts_after", f"Active experts, {SUM}", of("experts_after")),
         counter("kept_mass", f"Kept mass, {ROW_SUM}", of("kept_mass")),
         counter("rows", f"Live router rows, {SUM}", of("rows")),
+        counter("exact_rows", f"Live router rows of exact requests, {SUM}", of("exact_rows")),
         counter("rescued_rows", "Rows given back their top-1 expert by rescue", of("rescued")),
         counter(
             "steps",

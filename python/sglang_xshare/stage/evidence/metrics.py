@@ -27,7 +27,7 @@ OUTCOMES = (
     "no_context",
     "vanilla",
 )
-STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED = range(6)
+STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED, EXACT = range(7)
 """Columns of what is counted a layer."""
 
 
@@ -42,6 +42,7 @@ class Interval:
     rows: int
     rescued: int
     outcomes: dict[str, int]
+    exact_rows: int = 0
 
     @property
     def mean_before(self) -> float:
@@ -63,6 +64,11 @@ class Interval:
         """Kept mass of a live row (`Selection.kept_mass`), averaged over rows, layers and steps."""
         return self.kept_mass / max(self.rows, 1)
 
+    @property
+    def others_kept_mass(self) -> float:
+        """The same of rows that are not exact: an exact one keeps all."""
+        return (self.kept_mass - self.exact_rows) / max(self.rows - self.exact_rows, 1)
+
 
 class Counters:
     """Running totals on the device. The host waits for nothing, so that a captured graph counts on replay. A step
@@ -74,7 +80,7 @@ class Counters:
 
     def __init__(self, num_layers: int, device: str) -> None:
         # float64 counts exactly up to 2**53.
-        self.totals = torch.zeros(num_layers, 6, dtype=torch.float64, device=device)
+        self.totals = torch.zeros(num_layers, 7, dtype=torch.float64, device=device)
         self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
         self.in_one_launch = self.totals.is_cuda
         self._tables: Tables | None = None
@@ -113,8 +119,8 @@ class Counters:
             from .counting import count_step
 
             selecting = tuple(selection is not None for selection in selections)
-            valid = step.batch.valid
-            return count_step(self.outcomes, outcome, step.rows, valid, self.totals, self._tables, selecting)
+            valid, exact = step.batch.valid, step.batch.exact
+            return count_step(self.outcomes, outcome, step.rows, valid, self.totals, self._tables, selecting, exact)
         counts = count_selections(selections, step)
         self.totals += counts
         if self.in_one_launch:
@@ -125,16 +131,20 @@ class Counters:
 def count_selections(selections: Sequence[Selection | None], step: Step) -> torch.Tensor:
     """Count one step: every layer's selection, None where it stayed vanilla, at least one other.
 
-    Returns [layers, 6] float64, all zero for a layer that stayed vanilla.
+    Returns [layers, 7] float64, all zero for a layer that stayed vanilla.
     """
     found = [selection for selection in selections if selection is not None]
     before = torch.stack([selection.vanilla_active for selection in found]).sum(1)
     after = torch.stack([selection.active for selection in found]).sum(1)
     kept = torch.stack([selection.kept_mass for selection in found]).sum(1, dtype=torch.float64)
     rescued = torch.stack([selection.rescued for selection in found])
-    valid = step.batch.valid
+    valid, marked = step.batch.valid, step.batch.exact
     rows = torch.full_like(before, step.rows) if valid is None else valid.sum().expand_as(before)
-    counts = torch.stack([rows > 0, before, after, kept, rows, rescued], 1)
+    if marked is None:
+        exact = torch.zeros_like(before)
+    else:
+        exact = (marked if valid is None else marked & valid).sum().expand_as(before)
+    counts = torch.stack([rows > 0, before, after, kept, rows, rescued, exact], 1)
     if len(found) < len(selections):
         nothing, counted = torch.zeros_like(counts[0]), iter(counts)
         counts = torch.stack([nothing if selection is None else next(counted) for selection in selections])
@@ -182,6 +192,7 @@ class Reader:
             rows=int(new[ROWS]),
             rescued=int(new[RESCUED]),
             outcomes=counts,
+            exact_rows=int(new[EXACT]),
         )
 
 
@@ -196,4 +207,7 @@ def format_log(interval: Interval) -> str:
     elif interval.layer_steps:
         experts = f"active experts: {interval.mean_before:.1f} -> {interval.mean_after:.1f}"
         text = f", {experts}, kept mass: {interval.mean_kept_mass:.4f}{text}"
+    if interval.exact_rows:
+        share = interval.exact_rows / interval.rows
+        text += f", exact rows: {share:.1%}, kept mass of the others: {interval.others_kept_mass:.4f}"
     return text + (f", rescued: {interval.rescued}" if interval.rescued else "")

@@ -43,7 +43,7 @@ class Observation:
 
     def count(self, layers: Sequence[Layer], step: Step) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Count one step, in which every layer was observed. Returns what the model itself did and what each plan would
-        have done, both [layers, 6] float64 as `count_selections` returns them.
+        have done, both [layers, 7] float64 as `count_selections` returns them.
         """
         by_plan = zip(*(self._chosen[layer.layer_id] for layer in layers), strict=True)
         counts = [count_selections(selections, step) for selections in by_plan]

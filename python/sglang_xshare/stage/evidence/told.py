@@ -19,14 +19,15 @@ class Mark(NamedTuple):
 
 
 class Told:
-    """The forwards of one request so far: decode or verify steps, those in which a policy acted, and the policies in
-    force meanwhile, in order.
+    """The forwards of one request so far: decode or verify steps, those in which a policy acted, which is none of an
+    `exact` one's, and the policies in force meanwhile, in order.
 
     SGLang sends with each message of a request, of everything in `req.customized_info`, the slice for the tokens in
     it. Of this one each slice is the whole sum, since one verification may give several tokens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, exact: bool = False) -> None:
+        self.exact = exact
         self.policies: list[str] = []
         self.steps = self.of = 0
 
@@ -37,10 +38,11 @@ class Told:
         elif mark.is_step and mark.policy != self.policies[-1]:
             self.policies.append(mark.policy)
         self.of += mark.is_step
-        self.steps += mark.acts
+        self.steps += mark.acts and not self.exact
 
     def __getitem__(self, part: slice) -> list[dict[str, Any]]:
-        return [{"policy": " > ".join(self.policies), "steps": self.steps, "of": self.of}]
+        told = {"policy": " > ".join(self.policies), "steps": self.steps, "of": self.of}
+        return [told | ({"exact": True} if self.exact else {})]
 
 
 def count(req: Any, mark: Mark) -> None:
@@ -48,7 +50,7 @@ def count(req: Any, mark: Mark) -> None:
     if req.customized_info is None:
         req.customized_info = {}
     if KEY not in req.customized_info:
-        req.customized_info[KEY] = Told()
+        req.customized_info[KEY] = Told(getattr(req, "expert_policy_exact", False))
     req.customized_info[KEY].add(mark)
 
 

@@ -12,10 +12,10 @@ import torch
 
 from ...policies.common import PHASES
 from ..step import Step
-from .metrics import AFTER, BEFORE, KEPT, ROWS, STEPS
+from .metrics import AFTER, BEFORE, EXACT, KEPT, ROWS, STEPS
 
 logger = logging.getLogger(__name__)
-PHASE = 6
+PHASE = 7
 """The column after those of the counts; then two for every observed plan, experts after and kept mass."""
 CAPACITY = 4096
 """Steps held between two log intervals."""
@@ -40,7 +40,7 @@ class Trace:
     def observe(self, observed: Sequence[str]) -> None:
         """Have room for what is observed of so many plans in the steps to come; those recorded have been written."""
         self.observed = observed
-        width = 7 + 2 * len(observed)
+        width = PHASE + 1 + 2 * len(observed)
         if self.ring.shape[2] != width:  # captured graphs write to it where it lies
             self.ring = torch.zeros(CAPACITY, len(self.layer_ids), width, dtype=torch.float64, device=self.device)
 
@@ -51,7 +51,7 @@ class Trace:
         self._switch, self._told = {"switch": number}, {"plan": plan}
 
     def record(self, counts: torch.Tensor, step: Step, observed: Sequence[torch.Tensor] = ()) -> None:
-        """Keep one step's counts, [layers, 6] as `count_selections` returns them, and those of each observed plan."""
+        """Keep one step's counts, [layers, 7] as `count_selections` returns them, and those of each observed plan."""
         phase = torch.full_like(counts[:, :1], PHASES.index(step.phase))
         others = [plan[:, AFTER : KEPT + 1] for plan in observed]
         self.ring.index_copy_(0, self.recorded % CAPACITY, torch.cat([counts, phase, *others], 1)[None])
@@ -59,7 +59,7 @@ class Trace:
 
     def write(self) -> None:
         """Append a line for every layer and step since the last call: step, phase, layer id, live rows, experts before
-        and after, their mean kept mass; the latter two also by observed plan; `switch` and `plan` as `switch` says.
+        and after, their mean kept mass; exact rows, if there are; experts and mass also by observed plan; `switch` and `plan` as `switch` says.
         Waits for the device. Raises OSError where the file takes no more: steps are lost then, none is twice there.
         """
         recorded = int(self.recorded)
@@ -86,6 +86,8 @@ def _describe(step: int, layer: int, row: list[float], observed: Sequence[str]) 
         "experts_after": int(row[AFTER]),
         "kept_mass": row[KEPT] / row[ROWS],
     }
+    if row[EXACT]:
+        record["exact_rows"] = int(row[EXACT])
     if observed:
         pairs = zip(observed, row[PHASE + 1 :: 2], row[PHASE + 2 :: 2], strict=True)
         record["plans"] = {

@@ -33,7 +33,7 @@ def all_gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
 
 
 def gather_rows(flags: torch.Tensor, rows: int, forward_batch: Any) -> torch.Tensor:
-    """[rows] bool of all attention-DP ranks, from this one's [its rows] bool, placed as SGLang places hidden states.
+    """[rows] of all attention-DP ranks, from this one's small numbers or bools, placed as SGLang places hidden states.
 
     A collective: every rank of the forward must call it, in the same order as the model's own.
     """
@@ -45,4 +45,4 @@ def gather_rows(flags: torch.Tensor, rows: int, forward_batch: Any) -> torch.Ten
     own = flags.to(torch.float32 if flags.is_cpu else torch.int64)[:, None]
     gathered = own.new_empty(rows, 1)
     dp_gather_replicate(gathered, own, forward_batch)
-    return gathered[:, 0] != 0
+    return gathered[:, 0]

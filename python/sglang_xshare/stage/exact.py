@@ -1,0 +1,80 @@
+"""Requests that accept no change: which they are, and their rows in the forward at hand (spec: *Rows that must be exact*)."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+
+from ..exact import NAMESPACE, Rule, is_exact
+from .gather import Ranks
+from .step import read_size
+
+MOST_ROWS = 1 << 16
+"""Rows that the flags have room for, a byte each: a captured graph reads them where they lie."""
+MIXED_SESSION = (
+    "custom_params.expert_policy = 'exact': an earlier turn of this streaming session was not exact, and its keys and "
+    "values stay; allowed is a session whose turns are all exact"
+)
+
+
+class Exact:
+    """The exact requests of one scheduler, known by their id as long as SGLang keeps them, and a flag for each row.
+
+    The flags are written before a forward whose exact rows are others than those of the last, on its stream: captured
+    graphs read them at each replay. With `low_first` the server's lower priorities go first.
+    """
+
+    def __init__(self, device: str, low_first: bool = False) -> None:
+        self.requests: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        self._low_first = low_first
+        self._flags = torch.zeros(MOST_ROWS, dtype=torch.bool, device=device)
+        self._written: list[int] = []
+
+    def admit(self, req: Any, rule: Rule) -> None:
+        """Decide once, as a request arrives, whether it is exact. Prefixes are shared among exact requests alone: what
+        others have generated has keys and values of their steps.
+        """
+        if hasattr(req, "expert_policy_exact"):  # retracted, it arrives again
+            return
+        req.expert_policy_exact = is_exact(req.sampling_params.custom_params, req.priority, rule, self._low_first)
+        session = getattr(req, "session", None)
+        if not req.expert_policy_exact:
+            self.requests.pop(req.rid, None)
+            if session is not None:
+                session.expert_policy_mixed = True
+            return
+        self.requests[req.rid] = req
+        req.extra_key = f"{req.extra_key}|{NAMESPACE}" if req.extra_key else NAMESPACE
+        if getattr(session, "streaming", False) and getattr(session, "expert_policy_mixed", False):
+            req.set_finish_with_abort(MIXED_SESSION)
+
+    def begin_forward(self, forward_batch: Any, ranks: Ranks | None = None) -> None:
+        """Write the flags of a decode or target-verify forward that is about to be launched. Without an exact request
+        nothing is done; the host waits for nothing.
+        """
+        if not self.requests and not self._written:
+            return
+        size = read_size(forward_batch, ranks)
+        if size is None:
+            return
+        rids, tokens = forward_batch.rids or (), size[2]
+        exact = [number for number, rid in enumerate(rids) if rid in self.requests]
+        rows = [number * tokens + token for number in exact for token in range(tokens)]
+        if rows != self._written:
+            # Of a pinned tensor of its own: the last one may still be read.
+            flags = torch.zeros(max(len(rids) * tokens, *self._written, 0) + 1, dtype=torch.bool)
+            flags[rows] = True
+            if self._flags.is_cuda:
+                flags = flags.pin_memory()
+            self._flags[: len(flags)].copy_(flags, non_blocking=True)
+            self._written = rows
+
+    def read(self, rows: int) -> torch.Tensor:
+        """[rows] bool: which of this rank's rows are of exact requests. A graph's replay reads it anew."""
+        return self._flags[:rows]
+
+    def find(self, rows: int) -> torch.Tensor | None:
+        """The same; None where nothing may be captured and no row is exact."""
+        return self.read(rows) if self._written or not self._flags.is_cpu else None

@@ -1,0 +1,196 @@
+"""Exact requests beside cheap ones: every exact answer is that of a server without a policy, whatever runs beside it."""
+
+import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Event, Lock
+from typing import Any
+
+import pytest
+import requests
+from transformers import AutoTokenizer
+
+from benchmark.common.server import Server, ServerError
+from served.answers import make_server, policy, read_metrics, read_prompts
+from served.eagle import CHAIN, TREES, eagle
+from served.release import LATEST, OLDER, make_env
+from served.test_dp_attention import OLD_TWO, TWO
+from served.test_parallel import TWO_CORES
+from served.test_switch import post
+
+CLIENTS, EXACT_SHARE, ABORTED = 16, 0.25, 0.05
+WANTED = 512
+XSHARE = {"policy": "xshare", "k0": 1, "add": 4}
+PLANS: list[dict[str, Any]] = [
+    XSHARE,
+    {"policy": "oea", "k0": 1},
+    {"policy": "vanilla"},
+    {**XSHARE, "exact": {"default": True}},
+    {"policy": "xshare", "k0": 1, "add": 0, "layers": {"1": {"policy": "vanilla"}}},
+    {"policy": "observe", "plans": ["oea:k0=3"]},
+    {"policy": "lynx-lat", "retain": 12},
+]
+TIGHT = ("--max-total-tokens", "1280", "--schedule-conservativeness", "0.05")
+"""So few that requests are retracted, and prefixes evicted."""
+
+
+@dataclass
+class Heard:
+    """What clients have asked and heard: (tokens of a prompt, of its answer) of exact requests, and texts to go on."""
+
+    exact: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    said: list[list[int]] = field(default_factory=list)
+    aborted: int = 0
+    others: int = 0
+    lock: Lock = field(default_factory=Lock)
+
+
+def sample(count: int, said: str | None) -> dict[str, Any]:
+    params = {"custom_params": {"expert_policy": said}} if said else {}
+    return {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True, **params}
+
+
+def keep_asking(server: Server, prompts: Sequence[list[int]], client: int, heard: Heard, ended: Event) -> None:
+    """One request after another: a beginning, or what another one was answered, which the cache may still hold."""
+    choose = random.Random(client)
+    number = 0
+    while not ended.is_set():
+        number += 1
+        rid, length = f"{client}-{number}", choose.randrange(4, 28)
+        said = "exact" if choose.random() < EXACT_SHARE else choose.choice(["shared", None])
+        with heard.lock:
+            former = heard.said[-200:]
+        ids = choose.choice(former) if former and choose.random() < 0.5 else choose.choice(prompts)
+        ids = ids[: choose.randrange(2, 60)] if choose.random() < 0.5 else ids[:60]
+        body = {"input_ids": ids, "rid": rid, "sampling_params": sample(length, said)}
+        if choose.random() < ABORTED:
+            body["sampling_params"]["max_new_tokens"] = 300
+            with ThreadPoolExecutor(1) as thread:
+                asked = thread.submit(server.post, "/generate", body)
+                time.sleep(0.1)
+                server.post("/abort_request", {"rid": rid})
+                try:
+                    asked.result(120)
+                except ServerError:
+                    assert server.returncode() is None
+            heard.aborted += 1
+            continue
+        answer = server.post("/generate", body)
+        told = answer["meta_info"]["expert_policy"]
+        assert len(answer["output_ids"]) == length
+        with heard.lock:
+            if told.get("exact"):
+                assert told["steps"] == 0
+                heard.exact.append((ids, answer["output_ids"]))
+            else:
+                assert said != "exact"
+                heard.others += 1
+            heard.said.append(ids + answer["output_ids"])
+
+
+def ask_again(server: Server, asked: Sequence[tuple[list[int], list[int]]]) -> list[list[int]]:
+    """What a server answers to the same, 16 at a time."""
+    found: list[list[int]] = []
+    for first in range(0, len(asked), CLIENTS):
+        some = asked[first : first + CLIENTS]
+        each = [sample(len(answer), None) for _, answer in some]
+        answers = server.post("/generate", {"input_ids": [ids for ids, _ in some], "sampling_params": each})
+        found += [answer["output_ids"] for answer in answers]
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize(
+    ("ranks", "release", "draft"),
+    [
+        ((), LATEST, None),
+        ((), LATEST, CHAIN),
+        ((), LATEST, TREES[0]),
+        (("--tp", "2"), LATEST, None),
+        (("--tp", "2"), LATEST, CHAIN),
+        (TWO, LATEST, None),
+        (TWO, LATEST, CHAIN),
+        *(((), release, draft) for release in OLDER for draft in (None, CHAIN)),
+        *((OLD_TWO, release, None) for release in OLDER),
+    ],
+)
+def test_exact_answers_under_load_and_switches(ranks, release, draft, tiny_model, patched_release, tmp_path):
+    """Requests come, go, are aborted and retracted; some go on where others, not exact, have left their keys."""
+    tree = patched_release(release)
+    speculation = eagle(tiny_model, draft) if draft else ()
+    keys = {name: value for name, value in XSHARE.items() if name != "policy"}
+    flags = [*policy("xshare", **keys), *ranks, *speculation, *(() if ranks else TIGHT)]
+    server, _, _ = make_server(tiny_model, tree, flags, tmp_path, TWO_CORES if ranks else {})
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    prompts = [tokenizer(text)["input_ids"] for text in read_prompts(tiny_model)]
+    heard, ended, switches = Heard(), Event(), 0
+    with server:
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            asking = [clients.submit(keep_asking, server, prompts, number, heard, ended) for number in range(CLIENTS)]
+            try:
+                while len(heard.exact) < WANTED and not any(one.done() for one in asking):
+                    # Mostly the policy itself: what it leaves in the cache is what an exact answer must not find.
+                    assert post(server, PLANS[switches % (2 * len(PLANS)) % len(PLANS)]).status_code == 200
+                    switches += 1
+                    time.sleep(0.3)
+            finally:
+                ended.set()
+        for one in asking:
+            one.result()
+        metrics = read_metrics(server, 0)
+        log = server.log_text()
+    with Server(tiny_model, ["--dtype", "float32"], env=make_env(tree), name="vanilla") as vanilla:
+        wanted = ask_again(vanilla, heard.exact)
+    equal = sum(answer == other for (_, answer), other in zip(heard.exact, wanted, strict=True))
+    retracted = log.count("KV cache pool is full. Retract requests")
+    print(f"{equal} of {len(wanted)} equal; {heard.others} others, {heard.aborted} aborted, {switches} switches, ")
+    print(f"{retracted} retractions; {metrics['exact_rows_total']:.0f} of {metrics['rows_total']:.0f} rows exact")
+    assert equal == len(wanted) >= WANTED
+    assert heard.others > WANTED
+    assert heard.aborted > 10
+    assert 0 < metrics["exact_rows_total"] < metrics["rows_total"]
+    assert "Scheduler hit an exception" not in log
+
+
+@pytest.mark.long
+def test_priorities_and_the_live_default(tiny_model, patched_release):
+    """Of at least a priority, or by default; a request's own word goes before both."""
+    flags = [*policy("xshare", k0=1, add=4, exact={"priority": 10}), "--enable-priority-scheduling"]
+    prompts = read_prompts(tiny_model)[:4]
+
+    def ask(server: Server, said: str | None, priority: int | None) -> bool:
+        extra = {} if priority is None else {"priority": priority}
+        body = {"text": prompts[0], "sampling_params": sample(4, said), **extra}
+        return bool(server.post("/generate", body)["meta_info"]["expert_policy"].get("exact", False))
+
+    with Server(tiny_model, flags, release=patched_release(LATEST), name="priority") as server:
+        asked = [(None, None), (None, 9), (None, 10), ("shared", 12), ("exact", 1)]
+        assert [ask(server, *one) for one in asked] == [False, False, True, False, True]
+        assert server.get("/expert_policy")["in_force"]["exact"] == {"priority": 10}
+        assert post(server, {**XSHARE, "exact": {"default": True}}).json()["exact"] == {"default": True}
+        assert [ask(server, *one) for one in asked] == [True, True, True, False, True]
+        assert post(server, XSHARE).status_code == 200
+        assert [ask(server, *one) for one in asked] == [False, False, False, False, True]
+
+
+@pytest.mark.long
+def test_a_streaming_session_is_exact_in_all_its_turns(tiny_model, patched_release):
+    flags = [*policy("xshare", k0=1, add=4), "--enable-streaming-session"]
+    with Server(tiny_model, flags, release=patched_release(LATEST), name="session") as server:
+
+        def talk(session: str, said: str | None) -> requests.Response:
+            body = {"text": "def f(", "session_params": {"id": session}, "sampling_params": sample(4, said)}
+            return requests.post(server.url + "/generate", json=body, timeout=60)
+
+        for turns, line in ((["exact", "exact"], None), ([None, "exact"], "an earlier turn of this streaming session")):
+            session = server.post("/open_session", {"capacity_of_str_len": 1000, "streaming": True})
+            *former, last = (talk(session, said) for said in turns)
+            assert all(answer.status_code == 200 for answer in former)
+            if line is None:
+                assert last.json()["meta_info"]["expert_policy"]["exact"]
+            else:
+                assert last.status_code == 400
+                assert line in last.text

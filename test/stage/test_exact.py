@@ -1,0 +1,216 @@
+"""Exact requests in the stage: which are, in which rows of a step they lie, and what a captured graph reads of them."""
+
+import gc
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_xshare import Batch, Router, build_plan, hooks, select
+from sglang_xshare.exact import NAMESPACE, Rule
+from sglang_xshare.policies import VANILLA
+from sglang_xshare.stage.exact import MIXED_SESSION, Exact
+from sglang_xshare.stage.gather import Ranks
+from sglang_xshare.stage.step import read_step
+from stage.fake import EXPERTS, TOP_K, Model, forward_batch, gathered_batches, runner
+
+XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
+
+
+class Req:
+    """Upstream's request, as far as the stage asks it."""
+
+    def __init__(self, rid: str, said: str | None = None, priority: int | None = None, session: Any = None) -> None:
+        params = None if said is None else {"expert_policy": said, "thinking_budget": 3}
+        self.rid, self.priority, self.session = rid, priority, session
+        self.sampling_params = SimpleNamespace(custom_params=params)
+        self.extra_key: str | None = None
+        self.customized_info: dict[str, Any] | None = None
+        self.aborted: str | None = None
+
+    def set_finish_with_abort(self, line: str) -> None:
+        self.aborted = line
+
+
+def batch_of(reqs: list[Req], mode: str = "decode", tokens: int = 1, padding: int = 0) -> SimpleNamespace:
+    """The forward batch of these requests, `tokens` rows each, and so many requests of padding."""
+    size = len(reqs) + padding
+    batch = forward_batch(mode, size * tokens, size, padding=padding * tokens)
+    batch.rids = [req.rid for req in reqs]
+    return batch
+
+
+def admit(exact: Exact, *reqs: Req, rule: Rule = Rule()) -> None:
+    for req in reqs:
+        exact.admit(req, rule)
+
+
+def test_a_request_says_it_or_the_rule_does():
+    reqs = [Req("a", "exact"), Req("b", "shared", 12), Req("c", priority=12), Req("d", priority=9), Req("e")]
+    found = {}
+    for rule in (Rule(), Rule(priority=10), Rule(default=True), Rule(10, True)):
+        exact = Exact("cpu")
+        for req in reqs:
+            vars(req).pop("expert_policy_exact", None)
+        admit(exact, *reqs, rule=rule)
+        found[rule.priority, rule.default] = "".join(sorted(exact.requests))
+    assert found == {(None, False): "a", (10, False): "ac", (None, True): "acde", (10, True): "acde"}
+    low = Exact("cpu", low_first=True)
+    urgent, late = Req("f", priority=10), Req("g", priority=11)
+    admit(low, urgent, late, rule=Rule(priority=10))
+    assert set(low.requests) == {"f"}, "the lower values go first"
+    assert reqs[0].sampling_params.custom_params == {"expert_policy": "exact", "thinking_budget": 3}
+
+
+def test_it_is_decided_once_and_forgotten_with_the_request():
+    exact = Exact("cpu")
+    req, other = Req("a", "exact"), Req("b")
+    admit(exact, req, other)
+    admit(exact, req, other, rule=Rule(default=True))  # retracted, while the server's default is another
+    assert set(exact.requests) == {"a"}
+    assert (req.extra_key, other.extra_key) == (NAMESPACE, None)
+    del req
+    gc.collect()
+    assert not exact.requests
+    admit(exact, kept := Req("a", "exact"), again := Req("a"))
+    assert not exact.requests, "an id that is used again is another request's"
+    assert kept.expert_policy_exact
+    assert not again.expert_policy_exact
+
+
+def test_a_namespace_is_beside_the_clients_own():
+    req = Req("a", "exact")
+    req.extra_key = "tenant"
+    admit(Exact("cpu"), req)
+    assert req.extra_key == f"tenant|{NAMESPACE}"
+
+
+def test_a_streaming_session_stays_exact_or_is_refused():
+    exact = Exact("cpu")
+    mixed, pure = SimpleNamespace(streaming=True), SimpleNamespace(streaming=True)
+    turns = [Req("a", session=mixed), Req("b", "exact", session=mixed), Req("c", "exact", session=pure)]
+    admit(exact, *turns, *(plain := [Req("d", session=SimpleNamespace(streaming=False)), Req("e", "exact")]))
+    plain[1].session = plain[0].session
+    assert [req.aborted for req in (*turns, *plain)] == [None, MIXED_SESSION, None, None, None]
+
+
+def test_every_row_of_an_exact_request_is_marked():
+    exact = Exact("cpu")
+    reqs = [Req(str(number), "exact" if number in (1, 3) else None) for number in range(5)]
+    admit(exact, *reqs)
+    for tokens, mode in ((1, "decode"), (3, "verify")):
+        batch = batch_of(reqs, mode, tokens)
+        exact.begin_forward(batch)
+        step = read_step(batch, mask_padding=False, exact=exact)
+        assert step.batch.exact.view(5, tokens).all(1).tolist() == [False, True, False, True, False]
+        assert int(step.batch.exact.sum()) == 2 * tokens
+    others = batch_of([reqs[0], reqs[2]])
+    exact.begin_forward(others)
+    assert read_step(others, mask_padding=False, exact=exact).batch.exact is None, "no row of the step is exact"
+    exact.begin_forward(forward_batch("prefill", 7))  # no step, and nothing is asked of it
+
+
+def test_without_an_exact_request_nothing_is_looked_at():
+    exact = Exact("cpu")
+    admit(exact, Req("a"), Req("b", "shared"))
+    exact.begin_forward(SimpleNamespace())  # which has no attribute at all
+    assert exact.find(4) is None
+
+
+def test_a_graphs_flags_are_written_where_they_lie_and_only_when_they_change(monkeypatch):
+    """The device's, here by a stand-in: what a graph has captured is a view, and the host writes before a replay."""
+    exact = Exact("cpu")
+    monkeypatch.setattr(Exact, "find", Exact.read)  # as on a GPU
+    captured = read_step(forward_batch("decode", 8, padding=8), True, exact=exact).batch.exact
+    assert not captured.any()
+    writes = []
+    copy = torch.Tensor.copy_
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda own, *args, **keys: writes.append(1) or copy(own, *args, **keys))
+    reqs = [Req(str(number), "exact" if number == 2 else None) for number in range(6)]
+    admit(exact, *reqs)
+    for running in (reqs, reqs, reqs[:4], reqs[1:], [*reqs[3:], reqs[2]], reqs[3:], reqs[4:]):
+        batch = batch_of(running, padding=8 - len(running))
+        exact.begin_forward(batch)
+        live = batch.out_cache_loc != 0
+        assert (captured & live).tolist() == [req.rid == "2" for req in running] + [False] * (8 - len(running))
+    assert len(writes) == 4, "1: row 2; the same twice; 2: row 1; 3: row 3; 4: none; the same"
+
+
+def test_ranks_tell_each_other(monkeypatch):
+    """Data-parallel attention: an exact row of one rank is one of the step on all, padding never is."""
+    ranks = [Exact("cpu"), Exact("cpu")]
+    reqs = [[Req("a"), Req("b", "exact"), Req("c")], [Req("d", "exact")]]
+    batches = gathered_batches("decode", [3, 1])
+    told = []
+    monkeypatch.setattr("sglang_xshare.stage.step.gather_rows", lambda own, rows, batch: told.append(own) or own)
+    for exact, running, batch in zip(ranks, reqs, batches, strict=True):
+        admit(exact, *running)
+        exact._flags[3:] = True  # whatever lies beyond the requests
+        batch.rids = [req.rid for req in running]
+        exact.begin_forward(batch)
+        read_step(batch, mask_padding=False, exact=exact)
+    gathered = torch.cat(told)
+    assert gathered.tolist() == [1, 2, 1, 2, 0, 0]
+    monkeypatch.setattr("sglang_xshare.stage.step.gather_rows", lambda own, rows, batch: gathered)
+    step = read_step(batches[0], mask_padding=False, exact=ranks[0])
+    assert step.batch.valid.tolist() == [True, True, True, True, False, False]
+    assert step.batch.exact.tolist() == [False, True, False, True, False, False]
+
+
+def test_ranks_that_route_rows_of_their_own(monkeypatch):
+    exact, alone = Exact("cpu"), Ranks(rank=1, size=2, share=2, num_experts=8, together=False)
+    batch = gathered_batches("decode", [4, 4])[0]
+    reqs = [Req(str(number), "exact" if number == 2 else None) for number in range(4)]
+    admit(exact, *reqs)
+    batch.rids = [req.rid for req in reqs]
+    exact.begin_forward(batch, alone)
+    step = read_step(batch, False, alone, exact)
+    assert step.batch.exact.tolist() == [True, False], "the second half of its attention rank's rows"
+
+
+@pytest.fixture
+def served(attach):
+    """(model, model runner, stage) under policy."""
+    model = Model(2)
+    attach(model)
+    model_runner = runner(model, **XSHARE)
+    hooks.attach(model_runner)
+    return model, model_runner, hooks._stage
+
+
+def test_a_step_is_vanilla_for_exact_rows_and_counts_them(served):
+    model, model_runner, stage = served
+    reqs = [Req(str(number), "exact" if number % 4 == 0 else None) for number in range(8)]
+    for req in reqs:
+        hooks.admit(req)
+    model.logits = torch.randn(8, EXPERTS, generator=torch.Generator().manual_seed(0))
+    model_runner.forward(batch_of(reqs))
+    marked = torch.tensor([req.expert_policy_exact for req in reqs])
+    vanilla = select(model.logits, VANILLA, Router(TOP_K))
+    wanted = select(model.logits, build_plan("xshare", k0=1, add=2), Router(TOP_K), Batch(exact=marked))
+    weights, ids = model.routed[0]
+    assert torch.equal(ids[marked], vanilla.topk_ids[marked])
+    assert torch.equal(weights[marked], vanilla.topk_weights[marked])
+    assert not torch.equal(ids[~marked], vanilla.topk_ids[~marked])
+    assert stage.counters.totals[:, 6].tolist() == [2, 2]
+    found = stage.since_switch.look()
+    assert found.exact_rows == 4
+    others = wanted.kept_mass[~marked].double().mean()
+    assert found.others_kept_mass == pytest.approx(float(others), rel=1e-6)
+    model.logits = model.logits[1:4]
+    model_runner.forward(batch_of(reqs[1:4]))
+    assert stage.counters.totals[:, 6].tolist() == [2, 2]
+
+
+def test_a_response_tells_that_no_step_was_changed(served):
+    _, _, stage = served
+    reqs = [Req("a", "exact"), *(Req(str(number)) for number in range(3))]
+    for req in reqs:
+        hooks.admit(req)
+    output = SimpleNamespace(expert_policy=stage.end_forward(batch_of(reqs)))
+    for req in reqs:
+        hooks.count(req, output)
+    exact, other = (req.customized_info["expert_policy"][0:1][0] for req in reqs[:2])
+    assert other == {"policy": "xshare:k0=1,add=2", "steps": 1, "of": 1}
+    assert exact == other | {"steps": 0, "exact": True}

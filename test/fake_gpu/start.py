@@ -1,0 +1,46 @@
+"""What every Python process of the environment does first: `fake_gpu.pth` imports it."""
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from fake_gpu import norms, values, watch
+
+def install_in_torch(torch: Any) -> None:
+    """Follow captures and replays; where asked to, compute what is launched."""
+    watch.install(torch.cuda.graphs)
+    if os.environ.get("FAKE_GPU_VALUES"):
+        values.install(torch)
+
+
+AFTER: dict[str, Callable[[Any], None]] = {
+    "torch": install_in_torch,
+    "flashinfer.norm": norms.install,
+    "sglang_xshare.hooks": watch.install_ours,
+}
+"""Module -> what is done with it once it has been imported."""
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds what the other finders find, with a loader that does this beside."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        """The module's own spec; None for every other module."""
+        if name not in AFTER:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next((found for finder in others if (found := finder.find_spec(name, path, target))), None)
+        if spec is not None and spec.loader is not None:
+            execute, spec.loader.exec_module = spec.loader.exec_module, lambda module: run(module)  # type: ignore
+
+            def run(module: Any) -> None:
+                execute(module)
+                AFTER[name](module)
+
+        return spec
+
+
+sys.meta_path.insert(0, Finder())

@@ -10,6 +10,7 @@ from ..policies import VANILLA
 from ..refusal import REFUSED, ExpertPolicyError, refusal
 from ..stage.layer import DROPPED, FILLED, MASKED, Layer
 from ..stage.placement import read_placement
+from ..stage.upstream.paging import find_paging
 from ..stage.upstream.routing import (
     keep_sums,
     keeps_dropped,
@@ -81,6 +82,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
     numbers = {name: number_layer(name, module.layer_id) for name, module in routers.items()}
     plans = _build_plans(arguments, list(numbers.values()), model_runner)
     placement = read_placement(model_runner)
+    paging = {number_layer(name, module.layer_id): find_paging(module) for name, module in experts.items()}
     layers = []
     for name, module in routers.items():
         try:
@@ -92,7 +94,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
                 options = _read_dispatched_options(output_format, module.topk_config, config)
             else:
                 options = _read_options(runner, output_format, config)
-            layer = Layer(numbers[name], module.topk_config, placement, **options)
+            layer = Layer(numbers[name], module.topk_config, placement, paging=paging.get(numbers[name]), **options)
             if arguments.align and layer.num_shared:
                 raise ValueError(
                     "its runner takes shared experts' slots too, which --expert-policy-align does not sort; allowed is "

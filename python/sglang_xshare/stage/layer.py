@@ -57,7 +57,7 @@ class Layer:
 
     `renumbers` says that upstream looks ids up in a table after routing them, so that none may be -1 before;
     `routes_itself` that the layer's runner gets logits where no policy chooses; `takes_kmax` that this runner takes
-    rows of another width than the model's top-k.
+    rows of another width than the model's top-k. `paging` is what `find_paging` returns of its experts.
     Raises ValueError for a router the stage does not reproduce.
     """
 
@@ -70,6 +70,7 @@ class Layer:
         renumbers: bool = False,
         routes_itself: bool = False,
         takes_kmax: bool = True,
+        paging: Any = None,
     ) -> None:
         self.layer_id = layer_id
         self.convention, self.renumbers, self.routes_itself = convention, renumbers, routes_itself
@@ -83,6 +84,9 @@ class Layer:
         self.router = replace(read_router(topk_config), scaling=scaling if scales else 1.0)
         self.num_shared = num_shared_slots(topk_config)
         self.placement = placement
+        self.paging = paging
+        self.fits = False
+        """Whether the experts that are active in this step fit their slots, whatever the logits."""
         self.plan: SelectionPlan | None = None
         self.step: Step | None = None
         self.selection: Selection | None = None
@@ -98,6 +102,11 @@ class Layer:
             use_grouped_topk=False,
             apply_routed_scaling_factor_on_output=False,
         )
+
+    @property
+    def num_slots(self) -> int | None:
+        """How many experts can be loaded at once; None where all are."""
+        return None if self.paging is None else self.paging.num_resident
 
     def use(self, resources: Resources) -> None:
         """Use what a stage holds, from now on."""

@@ -143,6 +143,25 @@ def align(upstream: Any, by_tma: bool) -> Any:
     return upstream if _stage is None else _stage.align(upstream, by_tma)
 
 
+def fits_slots(method: Any) -> bool:
+    """Whether the experts that upstream's `PagedExpertsMoEMethod` was just handed fit its slots, however many rows."""
+    return _stage is not None and _stage.fits_slots(method)
+
+
+def allows_graph(forward_batch: Any) -> bool:
+    """Whether a decode graph that fits a batch may be replayed for it."""
+    return _stage is None or _stage.allows_graph(forward_batch)
+
+
+def capture_limit(server_args: Any, requests: int, top_k: int, num_experts: int, slots: int) -> int:
+    """The most requests of a decode graph of a server that pages experts into slots: `requests` without a policy."""
+    if not _is_asked(server_args):
+        return requests
+    from .admission.paging import find_limit
+
+    return find_limit(server_args, requests, top_k, num_experts, slots)
+
+
 def report(reporter: Any) -> str:
     """What was counted since the last decode log line, to end this one. Brings `/metrics` and trace up to date."""
     return "" if _stage is None else _stage.report(reporter)

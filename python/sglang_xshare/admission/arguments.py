@@ -13,6 +13,7 @@ from ..policies.common import SPECULATES
 from ..policies.schedule import Schedule, build_schedule
 from ..policies.spelling import parse_policy
 from ..refusal import ExpertPolicyError
+from ..stage.upstream.server import pages_experts
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
     keys = read_config(config)
     speculative = getattr(server_args, "speculative_algorithm", None) is not None
     try:
-        schedule = build_schedule(*join_keys(name, keys), speculative, speculates)
+        schedule = build_schedule(*join_keys(name, keys), speculative, speculates, pages_experts(server_args))
     except ValueError as error:
         given = "" if config is None else f" --expert-policy-config {_one_line(config)}"
         raise ExpertPolicyError("--expert-policy", f"{_one_line(name)}{given}", str(error)) from None

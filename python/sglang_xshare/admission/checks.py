@@ -24,6 +24,7 @@ from .expert_placement import check_placement, set_placement
 from .model import check_attention, check_path, check_schedule, check_weights
 from .modes import check_aligned, check_modes, check_observed, check_writers
 from .moe_model import MoeModel, read_model
+from .paging import check_paging
 
 logger = logging.getLogger(__name__)
 
@@ -177,6 +178,10 @@ CHECKS = (
     Check("observe", RESOLVED, STAGE, lambda start: check_observed(start.arguments.schedule)),
     # A trace that several replicas would write.
     Check("trace", RESOLVED, STAGE, lambda start: check_writers(start.arguments.trace, start.config)),
+    # Paged experts on more than one GPU, with speculation, or with fewer slots than a row takes experts.
+    Check(
+        "paging", RESOLVED, STAGE, lambda start: check_paging(start.config, start.arguments, start.model), after="model"
+    ),
     # A schedule that does not fit the model, the batch sizes or the MoE runner. Warns of budgets without an effect.
     Check("schedule", RESOLVED, STAGE, _check_schedule, after="model"),
     # Replicas that are none or on several machines, servers that do not tell what ended, a table of another model.

@@ -33,18 +33,22 @@ def list_idle_budgets(
     ranks: int = 1,
     batch: tuple[int, str] | None = None,
     tokens: int = 1,
+    slots: int | None = None,
 ) -> list[str]:
     """A warning for each of a schedule's plans that drops no expert of a model on `ranks` expert-parallel ranks, ever
     or up to its largest `batch` (as `largest_batch` says) of `tokens` a request; for `mass` beside `add`; and for
-    `free_residents`.
+    `free_residents`. Plans that page experts into `slots` are warned of in `paging.py`.
     """
     router = Router(top_k=model.top_k)
     start = f"--expert-policy {schedule.policy}: "
     warnings = []
     for plan in plans:
+        if slots is not None and plan.takes_residents:
+            continue
         if plan.free_residents:
             warnings.append(
-                "free_residents = True: no server says yet which experts are loaded, so that it changes nothing here"
+                "free_residents = True: all experts are loaded here, so that it changes nothing; with "
+                "--enable-paged-experts, and fewer slots than experts, it does"
             )
         if not plan.can_drop(router, model.num_experts, ranks=ranks):
             need = plan.idle_budget(router, model.num_experts, model.num_experts, model.num_experts, ranks)

@@ -10,6 +10,7 @@ from ..policies import VANILLA
 from ..refusal import REFUSED, ExpertPolicyError, refusal
 from ..stage.layer import DROPPED, FILLED, MASKED, Layer
 from ..stage.placement import read_placement
+from ..stage.upstream.paging import find_paging
 from ..stage.upstream.routing import (
     keep_sums,
     keeps_dropped,
@@ -81,6 +82,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
     numbers = {name: number_layer(name, module.layer_id) for name, module in routers.items()}
     plans = _build_plans(arguments, list(numbers.values()), model_runner)
     placement = read_placement(model_runner)
+    paging = {number_layer(name, module.layer_id): find_paging(module) for name, module in experts.items()}
     layers = []
     for name, module in routers.items():
         try:
@@ -92,12 +94,12 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
                 options = _read_dispatched_options(output_format, module.topk_config, config)
             else:
                 options = _read_options(runner, output_format, config)
-            recorded = config.enable_return_routed_experts
-            layer = Layer(numbers[name], module.topk_config, placement, recorded=recorded, **options)
+            recorded, pool = config.enable_return_routed_experts, paging.get(numbers[name])
+            layer = Layer(numbers[name], module.topk_config, placement, recorded=recorded, paging=pool, **options)
             if recorded and layer.routes_itself:
                 raise ValueError(
-                    f"MoE runner {runner.name} ranks the logits itself, and --enable-return-routed-experts would return "
-                    "nothing of that; allowed is --moe-runner-backend triton"
+                    f"MoE runner {runner.name} ranks the logits itself, and --enable-return-routed-experts would "
+                    "return nothing of that; allowed is --moe-runner-backend triton"
                 )
             if arguments.align and layer.num_shared:
                 raise ValueError(

@@ -18,6 +18,7 @@ from .exact import check_rule
 from .experts import ranks_logits
 from .idle_budgets import largest_batch, list_idle_budgets, list_unmet_overrides
 from .moe_model import MoeModel
+from .paging import count_slots, list_paging_warnings
 from .runners import TABLE, check_width
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -76,7 +77,9 @@ def check_schedule(
         found = build_plans(part, model, config.ep_size)
         _check_plans(found, model, config)
         plans += found
-        warnings += list_idle_budgets(part, found, model, config.ep_size, largest_batch(config), tokens)
+        slots = count_slots(config, model.num_experts)
+        warnings += list_idle_budgets(part, found, model, config.ep_size, largest_batch(config), tokens, slots)
+        warnings += list_paging_warnings(part, model, config, batches.captured)
     flag = f"--expert-policy {schedule.policy}" if schedule else "--mask-padding-experts"
     _check_runner(plans, model, config, None if names_runner else flag)
     return plans, warnings

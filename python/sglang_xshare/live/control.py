@@ -15,10 +15,10 @@ from ..policies.description import TOP_K_KEYS
 from ..policies.registry import get_policy
 from ..policies.schedule import Schedule, build_schedule
 from ..stage.evidence.figures import hash_plan
-from ..stage.evidence.metrics import AFTER, BEFORE, KEPT, ROWS, STEPS, Reader
+from ..stage.evidence.metrics import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, ROWS, STEPS, Reader
 from ..stage.stage import Stage
 from ..stage.upstream.ranks import is_first_rank
-from ..stage.upstream.server import attention_dp_size, model_config, resolved
+from ..stage.upstream.server import attention_dp_size, model_config, pages_experts, resolved
 
 ADDED = ("in_force", "plan_hash", "defaults", "limits", "counters", "since_switch", "switches", "warnings")
 """What an answer says beside the policy and its keys; a POST may send it back, and it is not read."""
@@ -79,7 +79,8 @@ class Control:
         name = keys.pop("policy")
         if name in (None, "none"):
             name = "vanilla"
-        return build_schedule(name, keys, self.server_args.speculative_algorithm is not None)
+        speculative = self.server_args.speculative_algorithm is not None
+        return build_schedule(name, keys, speculative, pages=pages_experts(self.server_args))
 
     def _check(self, schedule: Schedule | None) -> list[str]:
         """Warnings, as a server that starts with this schedule has. Raises ValueError where it would be refused."""
@@ -105,6 +106,8 @@ class Control:
         """What was counted since a reader's last look, in all and by MoE layer. Waits for the device."""
         ids = [layer.layer_id for _, layer in self.stage.layers]
         columns = {"layer_steps": STEPS, "experts_before": BEFORE, "experts_after": AFTER, "rows": ROWS}
+        if self.stage.residents is not None:
+            columns |= {"page_ins_before": PAGED_BEFORE, "page_ins": PAGED}
         layers = [
             {"layer": layer} | {name: int(row[column]) for name, column in columns.items()} | {"kept_mass": row[KEPT]}
             for layer, row in zip(ids, reader.look_layers(), strict=True)

@@ -113,7 +113,8 @@ def _check_sources(queue: Queue, tree: Tree, report: Report, spare: dict[tuple[s
                 contents[file.path] = apply_hunks(contents[file.path], file.hunks, patch.name)
                 report.proved[queue.release] += len(file.hunks)
         for path, content in patched.items():
-            ast.parse(content, path)
+            if path.endswith(".py"):
+                ast.parse(content, path)
     except (PatchError, SyntaxError) as error:
         report.errors.append(f"SGLang {queue.release}: {error}")
 

@@ -73,6 +73,10 @@ class Schedule:
             self._plans[place] = None if keys["policy"] == "vanilla" else build_plan(keys)
         return self._plans[place]
 
+    def plans_at(self, rows: int) -> list[SelectionPlan | None]:
+        """What layers can get in a step of so many rows, None for vanilla."""
+        return [self.plan(layer, rows) for layer in {0, *_boundaries(self.layer_overrides)}]
+
     @cached_property
     def _plans(self) -> dict[tuple[int, int], SelectionPlan | None]:
         """Those of layers and batch sizes met so far: they go with the schedule, which a running server may change."""
@@ -124,12 +128,13 @@ class Schedule:
 
 
 def build_schedule(
-    name: str, config: dict[str, Any], speculative: bool, speculates: str = SPECULATES
+    name: str, config: dict[str, Any], speculative: bool, speculates: str = SPECULATES, pages: bool = False
 ) -> Schedule | None:
     """Validate a policy's name, its keys and the common keys. Returns None for `vanilla`.
 
     `speculative` tells whether the server speculates: it decides the published defaults of a policy given without keys,
     and whether phase `verify` can occur. `speculates` is the flag by which the caller's user asks for speculation.
+    `pages` tells whether the server pages experts, where a single row gains too: `min_tokens` is 1 unless given.
     Raises ValueError naming the key, the value and what is allowed.
     """
     policy = get_policy(name)
@@ -142,13 +147,15 @@ def build_schedule(
             raise ValueError(f"{next(iter(config))}: vanilla has no keys")
         return None
     if name == "observe":
-        return _build_observing(config, speculative, speculates)
+        return _build_observing(config, speculative, speculates, pages)
     policy.check_names(keys, others=COMMON_KEYS)
     schedule = Schedule(
         policy=name,
         keys=keys or policy.default_keys(speculative),
         phases=read_phases(common.get("phases"), policy, keys, speculative, speculates),
-        min_tokens=read_count("min_tokens", common.get("min_tokens", COMMON_KEYS["min_tokens"].default)),
+        min_tokens=read_count(
+            "min_tokens", common.get("min_tokens", 1 if pages else COMMON_KEYS["min_tokens"].default)
+        ),
         max_tokens=None if "max_tokens" not in common else read_count("max_tokens", common["max_tokens"]),
         layers=read_overrides("layers", common.get("layers", {}), lowest=0),
         by_batch=read_overrides("by_batch", common.get("by_batch", {}), lowest=1),
@@ -165,7 +172,7 @@ def build_schedule(
     return schedule
 
 
-def _build_observing(config: dict[str, Any], speculative: bool, speculates: str) -> Schedule:
+def _build_observing(config: dict[str, Any], speculative: bool, speculates: str, pages: bool) -> Schedule:
     """The schedule of `observe`: vanilla in every step, with a schedule of its own for each policy it compares."""
     policy = get_policy("observe")
     policy.check_names(config)
@@ -174,7 +181,7 @@ def _build_observing(config: dict[str, Any], speculative: bool, speculates: str)
         spelling = plan if isinstance(plan, str) else json.dumps(plan)
         try:
             name, keys = _read_observed(plan)
-            schedule = build_schedule(name, keys, speculative, speculates)
+            schedule = build_schedule(name, keys, speculative, speculates, pages)
         except ValueError as error:
             raise ValueError(f"plans: {spelling}: {error}") from None
         if schedule is None or schedule.observed or spelling in observed:

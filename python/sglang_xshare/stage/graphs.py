@@ -109,6 +109,8 @@ class Graphs:
         Raises ValueError where it cannot.
         """
         captured, budgets = self._captured[place], self._budgets.get(place)
+        if not plans.fit(*place):
+            return None  # it is not replayed, see `Stage.allows_graph`
         now, then = former.find(*place)[0], plans.find(*place)[0]
         if _is_observing(former) or _is_observing(plans):
             if former.given == plans.given:

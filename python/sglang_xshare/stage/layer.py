@@ -58,6 +58,7 @@ class Layer:
     `renumbers` says that upstream looks ids up in a table after routing them, so that none may be -1 before;
     `routes_itself` that the layer's runner gets logits where no policy chooses; `takes_kmax` that this runner takes
     rows of another width than the model's top-k; `recorded` that --enable-return-routed-experts tells what was chosen.
+    `paging` is what `find_paging` returns of its experts.
     Raises ValueError for a router the stage does not reproduce.
     """
 
@@ -71,6 +72,7 @@ class Layer:
         routes_itself: bool = False,
         takes_kmax: bool = True,
         recorded: bool = False,
+        paging: Any = None,
     ) -> None:
         self.layer_id = layer_id
         self.convention, self.renumbers, self.routes_itself = convention, renumbers, routes_itself
@@ -84,6 +86,9 @@ class Layer:
         self.router = replace(read_router(topk_config), scaling=scaling if scales else 1.0)
         self.num_shared = num_shared_slots(topk_config)
         self.placement = placement
+        self.paging = paging
+        self.fits = False
+        """Whether the experts that are active in this step fit their slots, whatever the logits."""
         self.plan: SelectionPlan | None = None
         self.step: Step | None = None
         self.selection: Selection | None = None
@@ -103,6 +108,11 @@ class Layer:
         if recorded:  # here alone: upstream would take what fills an empty slot for an expert of the row
             route = {"custom_routing_function": self.choose_recorded, "allow_routed_experts_capture": False}
             self.config = replace(self.config, **route)
+
+    @property
+    def num_slots(self) -> int | None:
+        """How many experts can be loaded at once; None where all are."""
+        return None if self.paging is None else self.paging.num_resident
 
     def use(self, resources: Resources) -> None:
         """Use what a stage holds, from now on."""

@@ -19,7 +19,7 @@ from .alignment import Aligner
 from .batches import Batches
 from .evidence.agreement import Agreement
 from .evidence.balance import Balance
-from .evidence.metrics import Counters, Reader
+from .evidence.metrics import EXCEEDED, Counters, Reader
 from .evidence.observe import Observation
 from .evidence.reports import Reports
 from .evidence.told import Mark
@@ -30,6 +30,7 @@ from .graphs import Graphs
 from .layer import MASKED, Layer, Resources
 from .plans import REASONS, Plans
 from .step import Step, read_size, read_step
+from .upstream.paging import Residents
 from .upstream.ranks import is_first_rank
 from .upstream.server import is_recorded, show_plan, wait_for_device
 
@@ -39,6 +40,12 @@ logger = logging.getLogger(__name__)
 class PolicyBypassed(RuntimeError):
     """A step under policy in which some MoE layer did not select, or its runner did not ask for the sorted slots. The
     server stops rather than go on without its policy.
+    """
+
+
+class SlotsExceeded(RuntimeError):
+    """A step in which more experts were active than a layer has slots, where SGLang was told that they would fit: it
+    has left the last ones out. The server stops rather than go on with wrong answers.
     """
 
 
@@ -72,14 +79,17 @@ class Stage:
         self.ranks = ranks
         self.device = device
         self.masks = masks or schedule is None
-        self.counters = Counters(len(layers), device)
+        paging = [layer.paging for _, layer in layers if layer.paging is not None]
+        self.residents = Residents(paging, device) if paging else None
+        self.counters = Counters(len(layers), device, self.residents)
         self.since_switch = Reader(self.counters)
-        self.trace = None if trace is None else Trace(trace, [layer.layer_id for _, layer in layers], device)
+        layer_ids = [layer.layer_id for _, layer in layers]
+        self.trace = None if trace is None else Trace(trace, layer_ids, device, pages=bool(paging))
         self.graphs = Graphs(batches.captured)
         self._balance: Balance | None = None
         placement = layers[0][1].placement
         if placement is not None:
-            self._balance = Balance(placement, [layer.layer_id for _, layer in layers], device)
+            self._balance = Balance(placement, layer_ids, device)
         self.agreement = Agreement(tp_size, device) if tp_size > 1 else None
         self.exact = Exact(device, low_first)
         self.reports = Reports(self.counters, self._balance, self.agreement)
@@ -89,6 +99,7 @@ class Stage:
             layer.use(Resources(self.aligner, find_tally, functools.partial(self.graphs.borrow_buffer, layer)))
         self._by_config = {id(config): layer for config, layer in layers}
         self._by_own = {id(layer.config): layer for _, layer in layers}
+        self._by_paging = {id(layer.paging): layer for _, layer in layers}
         self._running = self._captures = False
         self.outcome: str | None = None
         """What the last forward of the model was counted as; None since a runner's began that has not come to it."""
@@ -108,7 +119,7 @@ class Stage:
             self.observation = None
         # Of the same plans it stays: captured graphs add to its tensors where they lie.
         elif self.observation is None or plans.given != self.plans.given:
-            self.observation = Observation(schedule, len(self.layers), self.device)
+            self.observation = Observation(schedule, len(self.layers), self.device, self.residents)
         self.plans = plans
         if self.ranks is not None and schedule is not None:
             self.ranks = replace(self.ranks, together=schedule.rows == "batch")
@@ -205,12 +216,15 @@ class Stage:
         """Hand every layer its plan for this step, or none."""
         self._captures = self.device != "cpu" and is_recorded()
         reasons: set[str | None] = set()
-        for _, layer in self.layers:
-            layer.step = step
+        steps = self._read_residents(step)
+        for (_, layer), own in zip(self.layers, steps, strict=True):
+            layer.step = own
             layer.selection = None
             layer.plan = None
             if step is not None:
-                layer.plan, against = self.plans.find(layer, step.phase, step.rows, step.batch.tokens_per_request)
+                place = layer, step.phase, step.rows, step.batch.tokens_per_request
+                layer.plan, against = self.plans.find(*place)
+                layer.fits = self.plans.fit(*place) and (self._captures or step.batch.exact is None)
                 if self._captures:
                     layer.plan = self.graphs.keep_captured(layer, step, layer.plan)
                     against = against if layer.plan is None else None
@@ -226,6 +240,15 @@ class Stage:
         if self.aligner is not None:
             self.aligner.unasked = 0
         self._running = True
+
+    def _read_residents(self, step: Step | None) -> list[Step | None]:
+        """The step as each layer sees it: where experts are paged, with those that are loaded."""
+        if step is None or self.residents is None:
+            return [step] * len(self.layers)
+        self.residents.read()
+        slots = self.residents.slots
+        batches = (replace(step.batch, resident=loaded, slots=slots) for loaded in self.residents.loaded)
+        return [replace(step, batch=batch) for batch in batches]
 
     def _finish(self, step: Step) -> None:
         """Check that every layer with a plan has selected, and count what it chose."""
@@ -244,7 +267,8 @@ class Stage:
             self.counters.totals += counts
         else:
             selections = [layer.selection for layer in layers]
-            counts, observed = self.counters.count(selections, step), []
+            fits = [layer.fits for layer in layers] if self.residents is not None else []
+            counts, observed = self.counters.count(selections, step, fits), []
             # Captured anew under vanilla, a graph is to count under the policies that it may follow back to.
             balance = self._balance if self._captures and self.switches else self.balance
             for other in (balance, self.agreement if self.ranks is None or self.ranks.together else None):
@@ -288,6 +312,23 @@ class Stage:
         if self._find_selecting(topk_config, logits) is not None:
             layer.choose(logits, logits, layer.router.top_k, layer.router.renormalize)
 
+    def fits_slots(self, method: Any) -> bool:
+        """Whether what upstream's `PagedExpertsMoEMethod` was just handed is sure to fit its slots."""
+        layer = self._by_paging.get(id(method))
+        if layer is None:
+            return bool(method.num_resident >= method.num_experts)
+        return self._running and layer.selection is not None and layer.fits
+
+    def allows_graph(self, forward_batch: Any) -> bool:
+        """Whether a decode graph may be replayed: not where the plans in force since a switch could have more experts
+        active than the slots it pages them into. Such a step runs eagerly, in as many waves as it takes.
+        """
+        size = None if self.residents is None else read_size(forward_batch, self.ranks)
+        if size is None:
+            return True
+        place = size[0], self.graphs.find_rows(*size), size[2]
+        return all(self.plans.fit(layer, *place) for _, layer in self.layers)
+
     def align(self, upstream: Any, by_tma: bool) -> Any:
         """`upstream` (moe_align_block_size), or a function in its place that returns sorted slots where it has them."""
         return upstream if self.aligner is None else functools.partial(self.aligner.align, upstream, by_tma)
@@ -320,9 +361,19 @@ class Stage:
         """
         if not is_first_rank() or not self.reports.is_due(reporter):
             return
+        self._check_slots()
         self._attempt("metrics", lambda: self.reports.publish(reporter))
         if self.trace is not None and reporter.is_stats_logging_rank:
             self._attempt("trace", self.trace.write)
+
+    def _check_slots(self) -> None:
+        """Raise `SlotsExceeded` where a layer has counted it. Waits for the device."""
+        if self.residents is None:
+            return
+        exceeded = self.counters.totals[:, EXCEEDED].tolist()
+        layers = [layer.layer_id for count, (_, layer) in zip(exceeded, self.layers, strict=True) if count]
+        if layers:
+            raise SlotsExceeded(f"more than {self.residents.slots} experts were active in MoE layers {layers}")
 
     def _attempt(self, what: str, update: Callable[[], str | None]) -> str | None:
         """What `update` returns; None where it fails, logged the first time. Neither a full disk nor a value that

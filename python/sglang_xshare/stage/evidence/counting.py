@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -11,9 +11,13 @@ import triton.language as tl
 
 from ...selection.triton_kernel.options import OPTIONS
 from ...types import Tally
+from .metrics import COLUMNS, mark
+
+if TYPE_CHECKING:
+    from ..upstream.paging import Residents
 
 BLOCK = tl.constexpr(128)
-FIELDS = tl.constexpr(7)
+FIELDS = tl.constexpr(len(COLUMNS))
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,17 +45,20 @@ class Tables:
         return Tally(self.active[layer], self.vanilla_active[layer], self.kept_mass[layer], self.rescued[layer])
 
 
-@triton.jit(do_not_specialize=["num_rows", "outcome"])
+@triton.jit(do_not_specialize=["num_rows", "outcome", "num_slots"])
 def count_kernel(
     active: tl.tensor,  # these four are `Tables`, or None where no layer selects
     vanilla_active: tl.tensor,
     kept_mass: tl.tensor,
     rescued: tl.tensor,
     selecting: tl.tensor,  # [layers] bool, or None where all layers select
+    loaded: tl.tensor,  # [layers, N] bool, or None where no experts are paged
+    fits: tl.tensor,  # [layers] bool beside it: whether those that are active were sure to fit
+    num_slots: tl.tensor,
     valid: tl.tensor,  # [n] bool, or None
     exact: tl.tensor,  # [n] bool, or None
-    totals: tl.tensor,  # [layers, 7] fp64
-    counts: tl.tensor,  # [layers, 7] fp64: what is added to the totals
+    totals: tl.tensor,  # [layers, 10] fp64
+    counts: tl.tensor,  # [layers, 10] fp64: what is added to the totals
     outcomes: tl.tensor,  # int64: forwards by outcome
     outcome: tl.tensor,  # the step's
     num_rows: tl.tensor,
@@ -77,8 +84,9 @@ def count_kernel(
         experts = tl.arange(0, width)
         there = experts < tl.where(counted, num_experts, 0)
         experts += layer * num_experts
-        before = tl.sum(tl.load(vanilla_active + experts, mask=there, other=0).to(tl.int32), 0)
-        after = tl.sum(tl.load(active + experts, mask=there, other=0).to(tl.int32), 0)
+        vanilla = tl.load(vanilla_active + experts, mask=there, other=0).to(tl.int32)
+        own = tl.load(active + experts, mask=there, other=0).to(tl.int32)
+        before, after = tl.sum(vanilla, 0), tl.sum(own, 0)
         kept = tl.full((BLOCK,), 0, tl.float64)
         for start in range(0, num_rows, BLOCK):
             present = start + place < tl.where(counted, num_rows, 0)
@@ -91,7 +99,7 @@ def count_kernel(
                 if valid is not None:
                     present &= tl.load(valid + start + place, mask=present, other=0) != 0
                 marked += tl.load(exact + start + place, mask=present, other=0).to(tl.int32)
-        column = tl.arange(0, 8)
+        column = tl.arange(0, 16)
         row = tl.where(column == 0, counted.to(tl.float64), 0.0)
         row = tl.where(column == 1, before.to(tl.float64), row)
         row = tl.where(column == 2, after.to(tl.float64), row)
@@ -99,6 +107,12 @@ def count_kernel(
         row = tl.where(column == 4, rows.to(tl.float64), row)
         row = tl.where(column == 5, saved.to(tl.float64), row)
         row = tl.where(column == 6, tl.sum(marked, 0).to(tl.float64), row)
+        if loaded is not None:
+            missing = 1 - tl.load(loaded + experts, mask=there, other=1).to(tl.int32)
+            row = tl.where(column == 7, tl.sum(vanilla * missing, 0).to(tl.float64), row)
+            row = tl.where(column == 8, tl.sum(own * missing, 0).to(tl.float64), row)
+            exceeded = (tl.load(fits + layer) != 0) & (after > num_slots)
+            row = tl.where(column == 9, exceeded.to(tl.float64), row)
         there = column < FIELDS
         column += layer * FIELDS
         tl.store(counts + column, row, mask=there)
@@ -113,18 +127,23 @@ def count_step(
     totals: torch.Tensor,
     tables: Tables | None = None,
     selecting: tuple[bool, ...] = (),
+    residents: Residents | None = None,
+    fits: tuple[bool, ...] = (),
     exact: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Where one of `rows` rows is live, add 1 to `outcomes` [m] int64 at `outcome`, and what the tables hold of
-    selecting layers to their rows of `totals` [layers, 7] float64; `valid` and `exact` are [rows] bool. Returns what was
-    added to the totals, if there are tables.
+    selecting layers to their rows of `totals` [layers, 10] float64; `valid` and `exact` are [rows] bool; `residents`
+    and `fits` as in `count_selections`. Returns what was added to the totals, if there are tables.
     """
     counts = torch.empty_like(totals)
     found = (None,) * 4 if tables is None else (tables.active, tables.vanilla_active, tables.kept_mass, tables.rescued)
     num_experts = 1 if tables is None else tables.active.shape[1]
     count_kernel[(1 if tables is None else len(totals),)](
         *found,
-        None if all(selecting) else _mark(selecting, totals.device),
+        None if all(selecting) else mark(selecting, totals.device),
+        None if residents is None else residents.loaded,
+        None if residents is None else mark(fits, totals.device),
+        0 if residents is None else residents.slots,
         None if valid is None else valid.contiguous(),
         None if exact is None else exact.contiguous(),
         totals,
@@ -138,9 +157,3 @@ def count_step(
         **OPTIONS,
     )
     return counts
-
-
-@cache
-def _mark(flags: tuple[bool, ...], device: torch.device) -> torch.Tensor:
-    """[layers] bool. Copied from the host once, in a run before any capture, and kept for captured graphs."""
-    return torch.tensor(flags).to(device)

@@ -89,6 +89,8 @@ FIGURES: dict[type, tuple[Figure, ...]] = {
         counter("kept_mass", f"Kept mass, {ROW_SUM}", of("kept_mass")),
         counter("rows", f"Live router rows, {SUM}", of("rows")),
         counter("exact_rows", f"Live router rows of exact requests, {SUM}", of("exact_rows")),
+        counter("page_ins_before", f"Experts that vanilla routing would have paged in, {SUM}", of("page_ins_before")),
+        counter("page_ins", f"Experts paged in, {SUM}", of("page_ins")),
         counter("rescued_rows", "Rows given back their top-1 expert by rescue", of("rescued")),
         counter(
             "steps",
@@ -127,6 +129,9 @@ FIGURES: dict[type, tuple[Figure, ...]] = {
             ("rows",),
         ),
         counter("observed_experts", f"{EXPERTS}, {SUM}", _by_plan(of("experts_after")), ("plan",)),
+        counter(
+            "observed_page_ins", f"Experts that a plan would have paged in, {SUM}", _by_plan(of("page_ins")), ("plan",)
+        ),
         counter("observed_mass", f"{MASS}, {ROW_SUM}", _by_plan(of("kept_mass")), ("plan",)),
         gauge("observed_active_experts", f"{EXPERTS}, {STEP_MEAN}", _by_plan(_mean("mean_after")), ("plan",)),
         gauge("observed_kept_mass", f"{MASS}, mean of a row, {LAST}", _by_plan(_mean("mean_kept_mass")), ("plan",)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,7 @@ from ...types import Selection, Tally
 from ..step import Step
 
 if TYPE_CHECKING:
+    from ..upstream.paging import Residents
     from .counting import Tables
 
 # "policy", "observed" under `observe`, or why a forward of the target model stayed vanilla.
@@ -27,8 +29,8 @@ OUTCOMES = (
     "no_context",
     "vanilla",
 )
-STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED, EXACT = range(7)
-"""Columns of what is counted a layer."""
+COLUMNS = STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED, EXACT, PAGED_BEFORE, PAGED, EXCEEDED = range(10)
+"""Of what is counted a layer; the last three stay 0 where no experts are paged."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class Interval:
     rescued: int
     outcomes: dict[str, int]
     exact_rows: int = 0
+    page_ins_before: int | None = None
+    """What vanilla routing would have paged in, each time from the experts that were loaded; None without paging."""
+    page_ins: int | None = None
+    exceeded: int = 0
+    """Layers' steps in which more experts were active than slots, where that had been ruled out."""
 
     @property
     def mean_before(self) -> float:
@@ -53,6 +60,16 @@ class Interval:
     def mean_after(self) -> float:
         """Mean active experts a layer and step."""
         return self.experts_after / max(self.layer_steps, 1)
+
+    @property
+    def mean_page_ins_before(self) -> float | None:
+        """Mean experts a layer and step that vanilla routing would have paged in; None without paging."""
+        return None if self.page_ins_before is None else self.page_ins_before / max(self.layer_steps, 1)
+
+    @property
+    def mean_page_ins(self) -> float | None:
+        """Mean experts paged in a layer and step; None without paging."""
+        return None if self.page_ins is None else self.page_ins / max(self.layer_steps, 1)
 
     @property
     def mean_rows(self) -> float:
@@ -75,12 +92,13 @@ class Counters:
     without a live row, as when a graph is captured, counts as none.
 
     On a GPU a step is counted in one launch, of what its selections have left in tables: see `tally`. Elsewhere it
-    takes a dozen small operations.
+    takes a dozen small operations. `residents` are those of a server that pages experts.
     """
 
-    def __init__(self, num_layers: int, device: str) -> None:
+    def __init__(self, num_layers: int, device: str, residents: Residents | None = None) -> None:
         # float64 counts exactly up to 2**53.
-        self.totals = torch.zeros(num_layers, 7, dtype=torch.float64, device=device)
+        self.totals = torch.zeros(num_layers, len(COLUMNS), dtype=torch.float64, device=device)
+        self.residents = residents
         self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
         self.in_one_launch = self.totals.is_cuda
         self._tables: Tables | None = None
@@ -112,7 +130,7 @@ class Counters:
             raise RuntimeError(f"{experts}: an expert policy counts layers of as many each")
         return self._tables.tally(layer)
 
-    def count(self, selections: Sequence[Selection | None], step: Step) -> torch.Tensor:
+    def count(self, selections: Sequence[Selection | None], step: Step, fits: Sequence[bool] = ()) -> torch.Tensor:
         """Count one step under policy, as `count_selections` does, and add it to the totals."""
         outcome = OUTCOMES.index("policy")
         if self._tables is not None:
@@ -120,22 +138,41 @@ class Counters:
 
             selecting = tuple(selection is not None for selection in selections)
             valid, exact = step.batch.valid, step.batch.exact
-            return count_step(self.outcomes, outcome, step.rows, valid, self.totals, self._tables, selecting, exact)
-        counts = count_selections(selections, step)
+            return count_step(
+                self.outcomes,
+                outcome,
+                step.rows,
+                valid,
+                self.totals,
+                self._tables,
+                selecting,
+                self.residents,
+                tuple(fits),
+                exact,
+            )
+        counts = count_selections(selections, step, self.residents, fits)
         self.totals += counts
         if self.in_one_launch:
             self.outcomes[outcome] += counts[:, STEPS].any()
         return counts
 
 
-def count_selections(selections: Sequence[Selection | None], step: Step) -> torch.Tensor:
-    """Count one step: every layer's selection, None where it stayed vanilla, at least one other.
+def count_selections(
+    selections: Sequence[Selection | None],
+    step: Step,
+    residents: Residents | None = None,
+    fits: Sequence[bool] = (),
+) -> torch.Tensor:
+    """Count one step: every layer's selection, None where it stayed vanilla, at least one other. `fits` says of every
+    layer with paged experts, of which `residents` were loaded, whether what is active was sure to fit its slots.
 
-    Returns [layers, 7] float64, all zero for a layer that stayed vanilla.
+    Returns [layers, COLUMNS] float64, all zero for a layer that stayed vanilla.
     """
+    selecting = [number for number, selection in enumerate(selections) if selection is not None]
     found = [selection for selection in selections if selection is not None]
-    before = torch.stack([selection.vanilla_active for selection in found]).sum(1)
-    after = torch.stack([selection.active for selection in found]).sum(1)
+    vanilla = torch.stack([selection.vanilla_active for selection in found])
+    active = torch.stack([selection.active for selection in found])
+    before, after = vanilla.sum(1), active.sum(1)
     kept = torch.stack([selection.kept_mass for selection in found]).sum(1, dtype=torch.float64)
     rescued = torch.stack([selection.rescued for selection in found])
     valid, marked = step.batch.valid, step.batch.exact
@@ -144,11 +181,24 @@ def count_selections(selections: Sequence[Selection | None], step: Step) -> torc
         exact = torch.zeros_like(before)
     else:
         exact = (marked if valid is None else marked & valid).sum().expand_as(before)
-    counts = torch.stack([rows > 0, before, after, kept, rows, rescued, exact], 1)
+    paged_before = paged = exceeded = torch.zeros_like(before)
+    if residents is not None:
+        loaded = torch.stack([residents.loaded[number] for number in selecting])
+        paged_before, paged = (vanilla & ~loaded).sum(1), (active & ~loaded).sum(1)
+        if fits:
+            sure = mark(tuple(fits[number] for number in selecting), after.device)
+            exceeded = sure & (after > residents.slots)
+    counts = torch.stack([rows > 0, before, after, kept, rows, rescued, exact, paged_before, paged, exceeded], 1)
     if len(found) < len(selections):
         nothing, counted = torch.zeros_like(counts[0]), iter(counts)
         counts = torch.stack([nothing if selection is None else next(counted) for selection in selections])
     return counts
+
+
+@cache
+def mark(flags: tuple[bool, ...], device: torch.device) -> torch.Tensor:
+    """[layers] bool. Copied from the host once, in a run before any capture, and kept for captured graphs."""
+    return torch.tensor(flags).to(device)
 
 
 class Reader:
@@ -193,7 +243,14 @@ class Reader:
             rescued=int(new[RESCUED]),
             outcomes=counts,
             exact_rows=int(new[EXACT]),
+            **self._read_paging(new),
         )
+
+    def _read_paging(self, new: list[float]) -> dict[str, int]:
+        if self._counters.residents is None:
+            return {}
+        columns = {"page_ins_before": PAGED_BEFORE, "page_ins": PAGED, "exceeded": EXCEEDED}
+        return {name: int(new[column]) for name, column in columns.items()}
 
 
 def format_log(interval: Interval) -> str:
@@ -203,9 +260,14 @@ def format_log(interval: Interval) -> str:
     steps = ", ".join(f"{name} steps: {count}" for name, count in (selecting or {"policy": 0}).items())
     text = f", {steps}, vanilla steps: {' '.join(vanilla) or 0}"
     if "observed" in selecting:
-        text = f", active experts: {interval.mean_before:.1f}, batch size: {interval.mean_rows:.1f}{text}"
+        experts = f"active experts: {interval.mean_before:.1f}"
+        if interval.mean_page_ins_before is not None:
+            experts += f", page-ins: {interval.mean_page_ins_before:.1f}"
+        text = f", {experts}, batch size: {interval.mean_rows:.1f}{text}"
     elif interval.layer_steps:
         experts = f"active experts: {interval.mean_before:.1f} -> {interval.mean_after:.1f}"
+        if interval.mean_page_ins is not None:
+            experts += f", page-ins: {interval.mean_page_ins_before:.1f} -> {interval.mean_page_ins:.1f}"
         text = f", {experts}, kept mass: {interval.mean_kept_mass:.4f}{text}"
     if interval.exact_rows:
         share = interval.exact_rows / interval.rows

@@ -12,7 +12,20 @@ from ...policies.schedule import Schedule
 from ...types import Selection
 from ..layer import Layer
 from ..step import Step
-from .metrics import AFTER, BEFORE, KEPT, RESCUED, ROWS, Counters, Interval, Reader, count_selections
+from ..upstream.paging import Residents
+from .metrics import (
+    AFTER,
+    BEFORE,
+    KEPT,
+    PAGED,
+    PAGED_BEFORE,
+    RESCUED,
+    ROWS,
+    Counters,
+    Interval,
+    Reader,
+    count_selections,
+)
 
 ROW_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """The most router rows of each class of batch sizes; the last class has more."""
@@ -25,9 +38,10 @@ class Observation:
     It costs one selection a plan and layer, and what `count_selections` costs a plan.
     """
 
-    def __init__(self, schedule: Schedule, num_layers: int, device: str) -> None:
+    def __init__(self, schedule: Schedule, num_layers: int, device: str, residents: Residents | None = None) -> None:
         self.schedule = schedule
-        self.counters = {spelling: Counters(num_layers, device) for spelling in schedule.observed}
+        self.residents = residents
+        self.counters = {spelling: Counters(num_layers, device, residents) for spelling in schedule.observed}
         self.sizes = torch.zeros(len(SIZES), dtype=torch.int64, device=device)
         """Steps by live router rows."""
         self._bounds = torch.tensor(ROW_BOUNDS, device=device)
@@ -43,14 +57,15 @@ class Observation:
 
     def count(self, layers: Sequence[Layer], step: Step) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Count one step, in which every layer was observed. Returns what the model itself did and what each plan would
-        have done, both [layers, 7] float64 as `count_selections` returns them.
+        have done, both [layers, 10] float64 as `count_selections` returns them.
         """
         by_plan = zip(*(self._chosen[layer.layer_id] for layer in layers), strict=True)
-        counts = [count_selections(selections, step) for selections in by_plan]
+        counts = [count_selections(selections, step, self.residents) for selections in by_plan]
         for counters, count in zip(self.counters.values(), counts, strict=True):
             counters.totals += count
         own = counts[0].clone()
         own[:, AFTER], own[:, KEPT], own[:, RESCUED] = own[:, BEFORE], own[:, ROWS], 0
+        own[:, PAGED] = own[:, PAGED_BEFORE]
         rows = own[:1, ROWS]
         self.sizes.index_add_(0, torch.bucketize(rows, self._bounds), (rows > 0).to(self.sizes.dtype))
         return own, counts
@@ -82,7 +97,12 @@ class ObservationReader:
 def format_observed(plans: Mapping[str, Interval]) -> str:
     """The comparison's part of the decode log line."""
     return "".join(
-        f", {spelling} would keep {interval.mean_after:.1f} (kept mass {interval.mean_kept_mass:.4f})"
+        f", {spelling} would keep {interval.mean_after:.1f} "
+        f"({_page_ins(interval)}kept mass {interval.mean_kept_mass:.4f})"
         for spelling, interval in plans.items()
         if interval.layer_steps
     )
+
+
+def _page_ins(interval: Interval) -> str:
+    return "" if interval.mean_page_ins is None else f"page-ins {interval.mean_page_ins:.1f}, "

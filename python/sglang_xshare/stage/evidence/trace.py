@@ -12,11 +12,11 @@ import torch
 
 from ...policies.common import PHASES
 from ..step import Step
-from .metrics import AFTER, BEFORE, EXACT, KEPT, ROWS, STEPS
+from .metrics import AFTER, BEFORE, COLUMNS, EXACT, KEPT, PAGED, PAGED_BEFORE, ROWS, STEPS
 
 logger = logging.getLogger(__name__)
-PHASE = 7
-"""The column after those of the counts; then two for every observed plan, experts after and kept mass."""
+PHASE = len(COLUMNS)
+"""The column after those of the counts; then three for every observed plan, experts after, kept mass and page-ins."""
 CAPACITY = 4096
 """Steps held between two log intervals."""
 
@@ -24,8 +24,11 @@ CAPACITY = 4096
 class Trace:
     """Records steps in a ring on the device, without synchronizing, and appends them to a file when told to."""
 
-    def __init__(self, path: Path, layer_ids: Sequence[int], device: str, observed: Sequence[str] = ()) -> None:
+    def __init__(
+        self, path: Path, layer_ids: Sequence[int], device: str, observed: Sequence[str] = (), pages: bool = False
+    ) -> None:
         self.device = device
+        self.pages = pages
         self.file = path.open("ab")
         if self.file.tell():
             logger.warning("%s: not empty; this run's steps are appended, numbered from 0 again", path)
@@ -40,7 +43,7 @@ class Trace:
     def observe(self, observed: Sequence[str]) -> None:
         """Have room for what is observed of so many plans in the steps to come; those recorded have been written."""
         self.observed = observed
-        width = PHASE + 1 + 2 * len(observed)
+        width = PHASE + 1 + 3 * len(observed)
         if self.ring.shape[2] != width:  # captured graphs write to it where it lies
             self.ring = torch.zeros(CAPACITY, len(self.layer_ids), width, dtype=torch.float64, device=self.device)
 
@@ -51,15 +54,16 @@ class Trace:
         self._switch, self._told = {"switch": number}, {"plan": plan}
 
     def record(self, counts: torch.Tensor, step: Step, observed: Sequence[torch.Tensor] = ()) -> None:
-        """Keep one step's counts, [layers, 7] as `count_selections` returns them, and those of each observed plan."""
+        """Keep one step's counts, [layers, 10] as `count_selections` returns them, and those of each observed plan."""
         phase = torch.full_like(counts[:, :1], PHASES.index(step.phase))
-        others = [plan[:, AFTER : KEPT + 1] for plan in observed]
+        others = [plan[:, column : column + 1] for plan in observed for column in (AFTER, KEPT, PAGED)]
         self.ring.index_copy_(0, self.recorded % CAPACITY, torch.cat([counts, phase, *others], 1)[None])
         self.recorded += counts[:, STEPS].any()  # a step without a live row is overwritten by the next
 
     def write(self) -> None:
         """Append a line for every layer and step since the last call: step, phase, layer id, live rows, experts before
-        and after, their mean kept mass; exact rows, if there are; experts and mass also by observed plan; `switch` and `plan` as `switch` says.
+        and after, their mean kept mass, exact rows if there are, page-ins where experts are paged; experts, mass and
+        page-ins also by observed plan; `switch` and `plan` as `switch` says.
         Waits for the device. Raises OSError where the file takes no more: steps are lost then, none is twice there.
         """
         recorded = int(self.recorded)
@@ -70,27 +74,30 @@ class Trace:
         for number in range(first, recorded):
             for layer, row in zip(self.layer_ids, self.ring[number % CAPACITY].tolist(), strict=True):
                 if row[STEPS]:
-                    record = _describe(number, layer, row, self.observed) | self._switch | self._told
+                    record = self._describe(number, layer, row) | self._switch | self._told
                     self.file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
                     self._told = {}
         self.file.flush()
 
-
-def _describe(step: int, layer: int, row: list[float], observed: Sequence[str]) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "step": step,
-        "phase": PHASES[int(row[PHASE])],
-        "layer": layer,
-        "batch_size": int(row[ROWS]),
-        "experts_before": int(row[BEFORE]),
-        "experts_after": int(row[AFTER]),
-        "kept_mass": row[KEPT] / row[ROWS],
-    }
-    if row[EXACT]:
-        record["exact_rows"] = int(row[EXACT])
-    if observed:
-        pairs = zip(observed, row[PHASE + 1 :: 2], row[PHASE + 2 :: 2], strict=True)
-        record["plans"] = {
-            name: {"experts_after": int(after), "kept_mass": kept / row[ROWS]} for name, after, kept in pairs
+    def _describe(self, step: int, layer: int, row: list[float]) -> dict[str, Any]:
+        record: dict[str, Any] = {
+            "step": step,
+            "phase": PHASES[int(row[PHASE])],
+            "layer": layer,
+            "batch_size": int(row[ROWS]),
+            "experts_before": int(row[BEFORE]),
+            "experts_after": int(row[AFTER]),
+            "kept_mass": row[KEPT] / row[ROWS],
         }
-    return record
+        if row[EXACT]:
+            record["exact_rows"] = int(row[EXACT])
+        if self.pages:
+            record |= {"page_ins_before": int(row[PAGED_BEFORE]), "page_ins": int(row[PAGED])}
+        if self.observed:
+            found = zip(self.observed, *(row[PHASE + 1 + place :: 3] for place in range(3)), strict=True)
+            record["plans"] = {
+                name: {"experts_after": int(after), "kept_mass": kept / row[ROWS]}
+                | ({"page_ins": int(paged)} if self.pages else {})
+                for name, after, kept, paged in found
+            }
+        return record

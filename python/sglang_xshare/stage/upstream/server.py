@@ -63,6 +63,11 @@ def is_switched_on(name: str) -> bool:
     return bool(getattr(envs, name).get())
 
 
+def pages_experts(config: Any) -> bool:
+    """Whether experts are paged into slots; no release before 0.5.23 can."""
+    return bool(getattr(config, "enable_paged_experts", False))
+
+
 def attention_dp_size(config: Any) -> int:
     """Ranks that share out the requests for attention alone, 1 without data-parallel attention.
 

@@ -55,7 +55,7 @@ class Saver:
 
 
 class Allocations(TorchDispatchMode):
-    """Notes the storage of every tensor that an operation returns."""
+    """Notes the storage of every tensor that an operation makes; a view of what was there before is none."""
 
     def __init__(self, storages: list[StorageWeakRef]) -> None:
         super().__init__()
@@ -69,11 +69,17 @@ class Allocations(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run it, and note."""
-        out = func(*args, **kwargs or {})
-        self.storages += [
-            StorageWeakRef(leaf.untyped_storage()) for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)
-        ]
+        kwargs = kwargs or {}
+        given = list_storages((args, kwargs))
+        out = func(*args, **kwargs)
+        self.storages += [reference for reference in list_storages(out) if reference not in given]
         return out
+
+
+def list_storages(values: Any) -> list[StorageWeakRef]:
+    """Of all tensors in there."""
+    tensors = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+    return [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
 
 
 torch_memory_saver = Saver()

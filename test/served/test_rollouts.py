@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,6 +27,7 @@ from served.answers import LAYERS, generate_together, make_server, policy, read_
 from served.eagle import TOP_K
 from served.families import EXPERTS, FAMILIES, answer, draw_weights, make
 from served.release import LATEST, make_env, older_releases_take_long
+from served.test_switch import load
 from sglang_xshare.live import PATH
 
 TRUNCATED = {"policy": "custom", "k0": 0, "budget": 8, "coverage": "truncate", "rescue": False}
@@ -125,9 +127,10 @@ OEA = {"policy": "oea", "k0": 2}
 OBSERVE = {"policy": "observe", "plans": ["oea:k0=3", "xshare:k0=1,add=4"]}
 
 
-def reload(server: Server, model: Path) -> None:
+def reload(server: Server, model: Path, **options: Any) -> None:
     """Write every weight anew."""
-    assert server.post("/update_weights_from_disk", {"model_path": str(model)})["success"]
+    done = server.post("/update_weights_from_disk", {"model_path": str(model), **options})
+    assert done["success"], done
 
 
 @pytest.mark.long
@@ -251,3 +254,29 @@ def test_a_layer_follows_updated_weights(name, tiny_model, patched_release, tmp_
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
     assert [tokens == wanted for tokens, wanted in zip(said, expected, strict=False)] == [True] * 4
     assert said[4] == expected[3][:1], "a session"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_updates_pauses_and_switches_meet_under_load(tiny_model, patched_release, tmp_path, served):
+    """No request loses a token, whatever is in force while weights are written; in the end the server answers as ever.
+    Paused in place requests go on where they were, retracted ones are prefilled anew.
+    """
+    flags = policy("xshare", k0=1, add=8)
+    server, probe, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path)
+    prompts = read_prompts(tiny_model)
+    with server:
+        with load(server, prompts) as answered:
+            for number, plan in enumerate((OEA, OBSERVE, {"policy": "vanilla"}, XSHARE) * 3):
+                mode = ("in_place", "retract")[number % 2]
+                server.post("/pause_generation", {"mode": mode})
+                before = server.post(PATH, plan)
+                reload(server, tiny_model, flush_cache=mode == "retract")
+                assert server.get(PATH)["counters"] == before["counters"], "paused"
+                server.post("/continue_generation", {})
+                time.sleep(0.5)
+        assert sum(answered) > 0
+        server.post("/flush_cache", {})
+        tokens = [one["output_ids"] for one in generate_together(server, probe, prompts)]
+        assert tokens == served("xshare").tokens[0]
+        assert "Scheduler hit an exception" not in server.log_text()

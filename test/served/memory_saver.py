@@ -48,7 +48,8 @@ class Saver:
         """Lose what its region holds."""
         for reference in self.storages[tag]:
             if not reference.expired():
-                torch.UntypedStorage._new_with_weak_ptr(reference.cdata).fill_(0xFF)
+                storage: Any = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+                storage.fill_(0xFF)
 
     def resume(self, tag: str) -> None:
         """There is nothing to bring back."""

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,12 @@ from benchmark.quality.model import load_model
 from benchmark.quality.routing import Choice, find_gates
 from served import host, memory_saver
 from served.answers import LAYERS, generate_together, make_server, policy, read_prompts
-from served.eagle import TOP_K
-from served.families import EXPERTS, FAMILIES, answer, draw_weights, make
-from served.release import LATEST, make_env, older_releases_take_long
+from served.eagle import CHAIN, TOP_K, TREES, eagle
+from served.families import EXPERTS, FAMILIES, draw_weights, make
+from served.families import answer as answer_as_transformers
+from served.release import LATEST, OLDER, make_env
+from served.test_dp_attention import TWO
+from served.test_parallel import TWO_CORES
 from served.test_switch import load
 from sglang_xshare.live import PATH
 
@@ -55,8 +59,8 @@ def read_rollout(answer: Mapping[str, Any]) -> tuple[list[int], torch.Tensor]:
     return [token for _, token, *_ in said], torch.tensor([found for found, *_ in said[1:]])
 
 
-def weigh(logits: torch.Tensor, ids: torch.Tensor, own_share: float) -> Choice:
-    """What a trainer makes of returned experts [rows, k]: -1 is none, and has no weight."""
+def weigh(ids: torch.Tensor, own_share: float, logits: torch.Tensor, own: Choice) -> Choice:
+    """What a trainer makes of returned experts [rows, k], in place of its own: -1 is none, and has no weight."""
     scores = logits.softmax(-1)
     chosen = scores.gather(1, ids.clamp(min=0)) * (ids >= 0)
     whole = chosen.sum(1, keepdim=True) ** (1 - own_share) * scores.topk(TOP_K).values.sum(1, keepdim=True) ** own_share
@@ -70,8 +74,7 @@ def replay(
     """Transformers' log-probabilities of all tokens but the first, where its layers use these experts."""
     with ExitStack() as stack:
         for layer, gate in enumerate(find_gates(model)):
-            ids, share = experts[:, layer].long(), own_shares[layer]
-            stack.callback(gate.intercept(lambda logits, own, ids=ids, share=share: weigh(logits, ids, share)).remove)
+            stack.callback(gate.intercept(partial(weigh, experts[:, layer].long(), own_shares[layer])).remove)
         logits = model(torch.tensor([tokens[:-1]])).logits[0]
     return logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
 
@@ -86,11 +89,29 @@ def ask(server: Any, prompts: Sequence[str]) -> list[dict[str, Any]]:
     return answers
 
 
-@older_releases_take_long
-def test_returned_experts_replay_the_log_probabilities(release, tiny_model: Path, patched_release, tmp_path):
+HOW: dict[str, Any] = {
+    "one rank": (),
+    "EAGLE-3, a chain": CHAIN,
+    "EAGLE-3, a tree": TREES[0],
+    "data-parallel attention": TWO,
+    "all-to-all": (*TWO, "--moe-a2a-backend", "deepep"),
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "release"),
+    [
+        ("one rank", LATEST),
+        *(pytest.param("one rank", release, marks=pytest.mark.long) for release in OLDER),
+        *(pytest.param(how, LATEST, marks=pytest.mark.long) for how in list(HOW)[1:]),
+    ],
+)
+def test_returned_experts_replay_the_log_probabilities(how, release, tiny_model: Path, patched_release, tmp_path):
     host.install(tmp_path)
-    flags = (*FOUR, "--enable-return-routed-experts")
-    server, _, _ = make_server(tiny_model, patched_release(release), flags, tmp_path)
+    flags = eagle(tiny_model, HOW[how]) if "EAGLE" in how else HOW[how]
+    flags = (*FOUR, "--enable-return-routed-experts", *flags)
+    env = TWO_CORES if "--tp" in flags else {}
+    server, _, _ = make_server(tiny_model, patched_release(release), flags, tmp_path, env)
     with server:
         answers = ask(server, read_prompts(tiny_model))
     model = load_model(tiny_model)
@@ -102,7 +123,7 @@ def test_returned_experts_replay_the_log_probabilities(release, tiny_model: Path
         torch.testing.assert_close(replay(model, tokens, experts, OWN_SHARES), served, rtol=0, atol=1e-4)
         apart.append((model_alone(model, tokens) - served).abs()[prompt:].mean())
         check_slots(experts[:prompt], experts[prompt:])
-    assert min(apart) > 0.01, "without the experts, a trainer computes something else"
+    assert torch.stack(apart).mean() > 0.1, "without the experts, a trainer computes something else"
 
 
 @torch.inference_mode()
@@ -115,8 +136,8 @@ def model_alone(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
 def check_slots(prefilled: torch.Tensor, decoded: torch.Tensor) -> None:
     """Prefill fills every slot; in decode one of -1 is empty, and no expert stands twice."""
     assert (prefilled >= 0).all()
-    alone = (decoded[:, 2] >= 0).sum(1) != 2  # pruned to two, but for the last request's steps without the others
-    assert alone.sum() <= 4
+    pruned = (decoded[:, 2] >= 0).sum(1) == 2  # but where the last request was left alone
+    assert pruned.float().mean() > 0.5
     for row in decoded.flatten(0, 1).tolist():
         used = [expert for expert in row if expert >= 0]
         assert len(set(used)) == len(used)
@@ -238,12 +259,12 @@ def test_a_layer_follows_updated_weights(name, tiny_model, patched_release, tmp_
     folders = [tmp_path / f"step-{step}" for step in range(4)]
     model = make(family, folders[0])
     prompts = torch.randint(1, model.config.vocab_size, (8, 8), generator=torch.Generator().manual_seed(1)).tolist()
-    expected = [answer(model, prompts)]
+    expected = [answer_as_transformers(model, prompts)]
     for step, folder in enumerate(folders[1:], 1):
         draw_weights(model, seed=step)
         model.save_pretrained(folder)
         shutil.copy(folders[0] / "config.json", folder)
-        expected.append(answer(model, prompts))
+        expected.append(answer_as_transformers(model, prompts))
     (tmp_path / "engine.py").write_text(ENGINE)
     flags = {"expert_policy_config": {"k0": 1, "add": EXPERTS, "utility": "full"}}
     arguments = json.dumps([[str(folder) for folder in folders], str(tiny_model), prompts, flags, free_port()])

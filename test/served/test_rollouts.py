@@ -25,7 +25,7 @@ from benchmark.quality.model import load_model
 from benchmark.quality.routing import Choice, find_gates
 from served import host, memory_saver
 from served.answers import LAYERS, generate_together, make_server, policy, read_prompts
-from served.eagle import CHAIN, TOP_K, TREES, eagle
+from served.eagle import TOP_K, eagle
 from served.families import EXPERTS, FAMILIES, draw_weights, make
 from served.families import answer as answer_as_transformers
 from served.release import LATEST, OLDER, make_env
@@ -89,10 +89,9 @@ def ask(server: Any, prompts: Sequence[str]) -> list[dict[str, Any]]:
     return answers
 
 
-HOW: dict[str, Any] = {
+HOW: dict[str, tuple[str, ...]] = {
     "one rank": (),
-    "EAGLE-3, a chain": CHAIN,
-    "EAGLE-3, a tree": TREES[0],
+    "EAGLE-3": (),
     "data-parallel attention": TWO,
     "all-to-all": (*TWO, "--moe-a2a-backend", "deepep"),
 }
@@ -108,8 +107,7 @@ HOW: dict[str, Any] = {
 )
 def test_returned_experts_replay_the_log_probabilities(how, release, tiny_model: Path, patched_release, tmp_path):
     host.install(tmp_path)
-    flags = eagle(tiny_model, HOW[how]) if "EAGLE" in how else HOW[how]
-    flags = (*FOUR, "--enable-return-routed-experts", *flags)
+    flags = (*FOUR, "--enable-return-routed-experts", *(eagle(tiny_model) if how == "EAGLE-3" else HOW[how]))
     env = TWO_CORES if "--tp" in flags else {}
     server, _, _ = make_server(tiny_model, patched_release(release), flags, tmp_path, env)
     with server:

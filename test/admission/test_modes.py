@@ -15,6 +15,7 @@ SERVED = {
 }
 ALL_TO_ALL = {"moe_a2a_backend": "deepep"}
 REPLICAS = {"ep_num_redundant_experts": 2, "ep_dispatch_algorithm": "dynamic"}
+ROUTED = {"enable_return_routed_experts": True}
 ALIGNED = {
     **{"device": "cuda", "moe_runner_backend": "triton", "ep_size": 1, "dp_size": 1, "attn_dp_size": 1},
     "kt_weight_path": None,
@@ -43,6 +44,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rows that are not gathered": ({**ALL_TO_ALL, "disable_attn_tp_gather": True}, "--disable-attn-tp-gather on"),
     "waterfill": ({**ALL_TO_ALL, "enable_waterfill": True, "attn_dp_size": 2}, "--enable-waterfill on"),
     "two-batch overlap": ({**ALL_TO_ALL, "enable_two_batch_overlap": True}, "--enable-two-batch-overlap on"),
+    "routed experts of a draft tree": (
+        {**ROUTED, "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 2},
+        "--speculative-eagle-topk 2",
+    ),
+    "routed experts of a tree of n-grams": (
+        {**ROUTED, "speculative_algorithm": "NGRAM", "speculative_ngram_max_bfs_breadth": 10},
+        "--speculative-ngram-max-bfs-breadth 10",
+    ),
     # Whose runner sees other ids than those that the kernel has sorted.
     "sorted slots on a CPU": ({"device": "cpu"}, ALIGN),
     "sorted slots of another runner": ({"moe_runner_backend": "marlin"}, ALIGN),
@@ -73,6 +82,9 @@ def test_what_is_refused(case, monkeypatch):
 @pytest.mark.parametrize(
     "changes",
     [
+        {**ROUTED, "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 1},
+        {**ROUTED, "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": None},
+        {"speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 2},
         {},
         *({"moe_a2a_backend": backend} for backend in BACKENDS),
         *({"ep_num_redundant_experts": 0, "ep_dispatch_algorithm": dispatch} for dispatch in ("dynamic", "lp")),

@@ -1,5 +1,5 @@
 """A SGLang plugin that lends a CPU server what some of upstream's modes ask of CUDA whatever the device: host memory,
-plain where CUDA would pin it, and a wait for the device.
+plain where CUDA would pin it, a wait for the device, and expert ids of 32 bits.
 
 It takes it for `--enable-return-routed-experts`, for the hierarchical cache, for LoRA, for a model's own draft and for
 EPLB.
@@ -29,7 +29,10 @@ def lend() -> None:
         return
     from sglang.srt.mem_cache.pool_host import mha
     from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
+    from sglang.srt.state_capturer.routed_experts import RoutedExpertsCapturer
 
+    capture = RoutedExpertsCapturer.capture
+    RoutedExpertsCapturer.capture = lambda self, layer_id, topk_indices: capture(self, layer_id, topk_indices.int())
     ALLOC_MEMORY_FUNCS["cpu"] = allocate
     mha.transfer_kv_direct = transfer
     for module in (torch.cuda, torch.cpu):

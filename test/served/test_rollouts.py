@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +20,19 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from benchmark.common.server import Server, free_port
 from benchmark.quality.model import load_model
 from benchmark.quality.routing import Choice, find_gates
-from served import host
-from served.answers import LAYERS, make_server, policy, read_prompts
-from served.eagle import TOP_K
-from served.release import older_releases_take_long
+from served import host, memory_saver
+from served.answers import LAYERS, generate_together, make_server, policy, read_prompts
+from served.eagle import TOP_K, eagle
+from served.families import EXPERTS, FAMILIES, draw_weights, make
+from served.families import answer as answer_as_transformers
+from served.release import LATEST, OLDER, make_env
+from served.test_dp_attention import TWO
+from served.test_parallel import TWO_CORES
+from served.test_switch import load
+from sglang_xshare.live import PATH
 
 TRUNCATED = {"policy": "custom", "k0": 0, "budget": 8, "coverage": "truncate", "rescue": False}
 FOUR = policy(
@@ -46,8 +59,8 @@ def read_rollout(answer: Mapping[str, Any]) -> tuple[list[int], torch.Tensor]:
     return [token for _, token, *_ in said], torch.tensor([found for found, *_ in said[1:]])
 
 
-def weigh(logits: torch.Tensor, ids: torch.Tensor, own_share: float) -> Choice:
-    """What a trainer makes of returned experts [rows, k]: -1 is none, and has no weight."""
+def weigh(ids: torch.Tensor, own_share: float, logits: torch.Tensor, own: Choice) -> Choice:
+    """What a trainer makes of returned experts [rows, k], in place of its own: -1 is none, and has no weight."""
     scores = logits.softmax(-1)
     chosen = scores.gather(1, ids.clamp(min=0)) * (ids >= 0)
     whole = chosen.sum(1, keepdim=True) ** (1 - own_share) * scores.topk(TOP_K).values.sum(1, keepdim=True) ** own_share
@@ -61,8 +74,7 @@ def replay(
     """Transformers' log-probabilities of all tokens but the first, where its layers use these experts."""
     with ExitStack() as stack:
         for layer, gate in enumerate(find_gates(model)):
-            ids, share = experts[:, layer].long(), own_shares[layer]
-            stack.callback(gate.intercept(lambda logits, own, ids=ids, share=share: weigh(logits, ids, share)).remove)
+            stack.callback(gate.intercept(partial(weigh, experts[:, layer].long(), own_shares[layer])).remove)
         logits = model(torch.tensor([tokens[:-1]])).logits[0]
     return logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
 
@@ -77,11 +89,27 @@ def ask(server: Any, prompts: Sequence[str]) -> list[dict[str, Any]]:
     return answers
 
 
-@older_releases_take_long
-def test_returned_experts_replay_the_log_probabilities(release, tiny_model: Path, patched_release, tmp_path):
+HOW: dict[str, tuple[str, ...]] = {
+    "one rank": (),
+    "EAGLE-3": (),
+    "data-parallel attention": TWO,
+    "all-to-all": (*TWO, "--moe-a2a-backend", "deepep"),
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "release"),
+    [
+        ("one rank", LATEST),
+        *(pytest.param("one rank", release, marks=pytest.mark.long) for release in OLDER),
+        *(pytest.param(how, LATEST, marks=pytest.mark.long) for how in list(HOW)[1:]),
+    ],
+)
+def test_returned_experts_replay_the_log_probabilities(how, release, tiny_model: Path, patched_release, tmp_path):
     host.install(tmp_path)
-    flags = (*FOUR, "--enable-return-routed-experts")
-    server, _, _ = make_server(tiny_model, patched_release(release), flags, tmp_path)
+    flags = (*FOUR, "--enable-return-routed-experts", *(eagle(tiny_model) if how == "EAGLE-3" else HOW[how]))
+    env = TWO_CORES if "--tp" in flags else {}
+    server, _, _ = make_server(tiny_model, patched_release(release), flags, tmp_path, env)
     with server:
         answers = ask(server, read_prompts(tiny_model))
     model = load_model(tiny_model)
@@ -93,7 +121,7 @@ def test_returned_experts_replay_the_log_probabilities(release, tiny_model: Path
         torch.testing.assert_close(replay(model, tokens, experts, OWN_SHARES), served, rtol=0, atol=1e-4)
         apart.append((model_alone(model, tokens) - served).abs()[prompt:].mean())
         check_slots(experts[:prompt], experts[prompt:])
-    assert min(apart) > 0.01, "without the experts, a trainer computes something else"
+    assert torch.stack(apart).mean() > 0.1, "without the experts, a trainer computes something else"
 
 
 @torch.inference_mode()
@@ -106,8 +134,168 @@ def model_alone(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
 def check_slots(prefilled: torch.Tensor, decoded: torch.Tensor) -> None:
     """Prefill fills every slot; in decode one of -1 is empty, and no expert stands twice."""
     assert (prefilled >= 0).all()
-    alone = (decoded[:, 2] >= 0).sum(1) != 2  # pruned to two, but for the last request's steps without the others
-    assert alone.sum() <= 4
+    pruned = (decoded[:, 2] >= 0).sum(1) == 2  # but where the last request was left alone
+    assert pruned.float().mean() > 0.5
     for row in decoded.flatten(0, 1).tolist():
         used = [expert for expert in row if expert >= 0]
         assert len(set(used)) == len(used)
+
+
+XSHARE = {"policy": "xshare", "k0": 1, "add": 8}
+OEA = {"policy": "oea", "k0": 2}
+OBSERVE = {"policy": "observe", "plans": ["oea:k0=3", "xshare:k0=1,add=4"]}
+
+
+def reload(server: Server, model: Path, **options: Any) -> None:
+    """Write every weight anew."""
+    done = server.post("/update_weights_from_disk", {"model_path": str(model), **options})
+    assert done["success"], done
+
+
+@pytest.mark.long
+def test_a_policy_outlives_released_memory(tiny_model: Path, patched_release, tmp_path, served):
+    """Weights and cache are lost and written anew; counters, the plan in force and what is observed go on."""
+    host.install(tmp_path)
+    memory_saver.install(tmp_path)
+    flags = (*policy("xshare", k0=1, add=8), "--enable-memory-saver")
+    server, probe, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path)
+    prompts, expected = read_prompts(tiny_model), served("xshare").tokens[0]
+
+    def say() -> list[list[int]]:
+        return [one["output_ids"] for one in generate_together(server, probe, prompts)]
+
+    def release() -> dict[str, Any]:
+        counted = server.get(PATH)
+        server.post("/release_memory_occupation", {})
+        return counted
+
+    def resume(counted: dict[str, Any], **changed: Any) -> None:
+        server.post("/resume_memory_occupation", {})
+        assert server.get(PATH) == counted | changed
+        reload(server, tiny_model)
+
+    with server:
+        assert say() == expected
+        resume(release())
+        assert say() == expected
+        server.post("/release_memory_occupation", {})
+        server.post("/resume_memory_occupation", {})
+        assert say() != expected, "without its weights it cannot say the same"
+        reload(server, tiny_model)
+        for plan in (OEA, OBSERVE, XSHARE):
+            release()
+            told = server.post(PATH, plan)
+            told.pop("warnings")
+            resume(told)
+            said = say()
+            since = server.get(PATH)["since_switch"]
+            assert since["layer_steps"] > 0
+        assert said == expected
+
+
+ENGINE = """
+import json, sys
+from pathlib import Path
+from threading import Thread
+import sglang, torch
+from safetensors.torch import load_file
+from sglang.srt.utils import init_custom_process_group
+if __name__ == "__main__":
+    folders, tokenizer, prompts, flags, port = json.loads(sys.argv[1])
+    weights = [load_file(Path(folder) / "model.safetensors") for folder in folders]
+    engine = sglang.Engine(model_path=folders[0], tokenizer_path=tokenizer, device="cpu", dtype="float32",
+        attention_backend="torch_native", cuda_graph_backend_decode="disabled", cuda_graph_backend_prefill="disabled",
+        max_total_tokens=32768, log_level="error", expert_policy="xshare", **flags)
+    sampling = {"temperature": 0, "max_new_tokens": 20, "ignore_eos": True}
+
+    def say():
+        answers = engine.generate(input_ids=prompts, sampling_params=sampling)
+        print(json.dumps([answer["output_ids"] for answer in answers]), flush=True)
+
+    def check(done):
+        assert done[0] if isinstance(done, tuple) else done.success, done
+
+    def update(change, *args):
+        engine.begin_weight_update()
+        check(change(*args))
+        engine.end_weight_update()
+
+    say()
+    check(engine.update_weights_from_disk(folders[1]))
+    say()
+    update(engine.update_weights_from_tensor, list(weights[2].items()))
+    say()
+
+    def broadcast():
+        group = init_custom_process_group(
+            backend="gloo", init_method=f"tcp://127.0.0.1:{port}", world_size=2, rank=0, group_name="update")
+        for weight in weights[3].values():
+            torch.distributed.broadcast(weight, src=0, group=group)
+
+    sender = Thread(target=broadcast)
+    sender.start()
+    engine.init_weights_update_group("127.0.0.1", port, 1, 2, "update", backend="gloo")
+    shapes = [list(weight.shape) for weight in weights[3].values()]
+    update(engine.update_weights_from_distributed, list(weights[3]), ["float32"] * len(shapes), shapes, "update")
+    sender.join()
+    say()
+    session = engine.open_session(capacity_of_str_len=10000)
+    said = engine.generate(input_ids=prompts[0], sampling_params=sampling, session_params={"id": session})
+    engine.close_session(session)
+    print(json.dumps([said["output_ids"]]), flush=True)
+    engine.shutdown()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["GLM-4-MoE", "ERNIE 4.5"])
+def test_a_layer_follows_updated_weights(name, tiny_model, patched_release, tmp_path):
+    """Its router's bias above all: from disk, from tensors, from another process. At full budget each answer is that of
+    transformers, of the weights that were written last.
+    """
+    family = FAMILIES[name]
+    folders = [tmp_path / f"step-{step}" for step in range(4)]
+    model = make(family, folders[0])
+    prompts = torch.randint(1, model.config.vocab_size, (8, 8), generator=torch.Generator().manual_seed(1)).tolist()
+    expected = [answer_as_transformers(model, prompts)]
+    for step, folder in enumerate(folders[1:], 1):
+        draw_weights(model, seed=step)
+        model.save_pretrained(folder)
+        shutil.copy(folders[0] / "config.json", folder)
+        expected.append(answer_as_transformers(model, prompts))
+    (tmp_path / "engine.py").write_text(ENGINE)
+    flags = {"expert_policy_config": {"k0": 1, "add": EXPERTS, "utility": "full"}}
+    arguments = json.dumps([[str(folder) for folder in folders], str(tiny_model), prompts, flags, free_port()])
+    env = os.environ | make_env(patched_release(LATEST)) | dict(family.env)
+    command = [sys.executable, str(tmp_path / "engine.py"), arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
+    assert [tokens == wanted for tokens, wanted in zip(said, expected, strict=False)] == [True] * 4
+    assert said[4] == expected[3][:1], "a session"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_updates_pauses_and_switches_meet_under_load(tiny_model, patched_release, tmp_path, served):
+    """No request loses a token, whatever is in force while weights are written; in the end the server answers as ever.
+    Paused in place requests go on where they were, retracted ones are prefilled anew.
+    """
+    flags = policy("xshare", k0=1, add=8)
+    server, probe, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path)
+    prompts = read_prompts(tiny_model)
+    with server:
+        with load(server, prompts) as answered:
+            for number, plan in enumerate((OEA, OBSERVE, {"policy": "vanilla"}, XSHARE) * 3):
+                mode = ("in_place", "retract")[number % 2]
+                server.post("/pause_generation", {"mode": mode})
+                before = server.post(PATH, plan)
+                reload(server, tiny_model, flush_cache=mode == "retract")
+                assert server.get(PATH)["counters"] == before["counters"], "paused"
+                server.post("/continue_generation", {})
+                time.sleep(0.5)
+        assert sum(answered) > 0
+        server.post("/flush_cache", {})
+        tokens = [one["output_ids"] for one in generate_together(server, probe, prompts)]
+        assert tokens == served("xshare").tokens[0]
+        assert "Scheduler hit an exception" not in server.log_text()

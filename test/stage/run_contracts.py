@@ -125,11 +125,15 @@ def run(case: Case) -> dict[str, Any]:
     valid = torch.arange(ROWS) < case.live
     config = make_config(case.shared, renormalize=True, **(SHARED if case.shared else {"scoring_func": "softmax"}))
     masked = case.convention == MASKED
-    layer = Layer(0, config, None, case.convention, case.places is not None or case.amd, masked)
+    renumbers = case.places is not None or case.amd
+    layer = Layer(0, config, None, case.convention, renumbers, masked, recorded=not masked)
     layer.plan, layer.step = build_plan(PLANS[case.plan]), Step("decode", ROWS, Batch(valid))
     info, owner = make_places(case.places)
     chosen = select(logits, layer.plan, layer.router, Batch(valid), backend="reference")
 
+    told: list[torch.Tensor] = []
+    capturer = SimpleNamespace(capture=lambda layer_id, topk_indices: told.append(topk_indices))
+    topk.get_global_experts_capturer = lambda: capturer
     install(layer, config)
     if masked:
         _, seen = hooks.prepare(config, topk.TopKOutputFormat.BYPASSED, logits)
@@ -147,6 +151,9 @@ def run(case: Case) -> dict[str, Any]:
 
     places = EXPERTS + case.shared if info is None else len(owner)
     problems = check(ids, weights, places, case.convention)
+    columns = chosen.topk_ids.shape[1]
+    if not masked and not (len(told) == 1 and torch.equal(told[0][:, :columns], chosen.topk_ids)):
+        problems.append("what is returned as routed experts is what was chosen")
     if case.plan == "vanilla" and not (masked or case.tied):
         own = topk.select_experts(hidden, logits, config, layer_id=0)
         expected = run_native(hidden, own.topk_ids.int(), own.topk_weights)

@@ -98,8 +98,8 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
             layer = Layer(numbers[name], module.topk_config, placement, recorded=recorded, paging=pool, **options)
             if recorded and layer.routes_itself:
                 raise ValueError(
-                    f"MoE runner {runner.name} ranks the logits itself, and --enable-return-routed-experts would "
-                    "return nothing of that; allowed is --moe-runner-backend triton"
+                    f"MoE runner {runner.name} ranks the logits itself, of which --enable-return-routed-experts would "
+                    "return nothing; allowed is --moe-runner-backend triton"
                 )
             if arguments.align and layer.num_shared:
                 raise ValueError(

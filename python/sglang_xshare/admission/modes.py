@@ -73,6 +73,7 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
         _check_ranks(config)
     if config.speculative_algorithm is not None:
         _check_choice("--speculative-algorithm", config.speculative_algorithm, SPECULATION)
+        _check_trees(config)
 
 
 def check_aligned(config: Any) -> None:
@@ -119,6 +120,18 @@ def check_writers(trace: Path | None, config: Any) -> None:
 def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:
     if spell(value) not in allowed:
         raise refusal(flag, value, f"allowed is {', '.join(allowed)}")
+
+
+def _check_trees(config: Any) -> None:
+    """Refuse to return routed experts where drafts are trees: SGLang moves the keys and values of the path that it has
+    accepted to its slots, and leaves the experts of other drafts there.
+    """
+    is_ngram = spell(config.speculative_algorithm) == "NGRAM"
+    flag = "speculative_ngram_max_bfs_breadth" if is_ngram else "speculative_eagle_topk"
+    breadth = getattr(config, flag, None)
+    if getattr(config, "enable_return_routed_experts", False) and breadth is not None and breadth > 1:
+        reason = "--enable-return-routed-experts would return those of drafts that were not accepted; allowed is 1"
+        raise refusal(f"--{flag.replace('_', '-')}", breadth, reason)
 
 
 def _check_runner(runner: str) -> None:

@@ -32,7 +32,7 @@ PLANS: list[dict[str, Any]] = [
     {"policy": "observe", "plans": ["oea:k0=3"]},
     {"policy": "lynx-lat", "retain": 12},
 ]
-TIGHT = ("--max-total-tokens", "1280", "--schedule-conservativeness", "0.05")
+TIGHT = ("--max-total-tokens", "640", "--schedule-conservativeness", "0.02")
 """So few that requests are retracted, and prefixes evicted."""
 
 
@@ -132,8 +132,8 @@ def test_exact_answers_under_load_and_switches(ranks, release, draft, tiny_model
             asking = [clients.submit(keep_asking, server, prompts, number, heard, ended) for number in range(CLIENTS)]
             try:
                 while len(heard.exact) < WANTED and not any(one.done() for one in asking):
-                    # Mostly the policy itself: what it leaves in the cache is what an exact answer must not find.
-                    assert post(server, PLANS[switches % (2 * len(PLANS)) % len(PLANS)]).status_code == 200
+                    plan = PLANS[switches // 2 % len(PLANS)] if switches % 2 else XSHARE
+                    assert post(server, plan).status_code == 200
                     switches += 1
                     time.sleep(0.3)
             finally:
@@ -145,7 +145,7 @@ def test_exact_answers_under_load_and_switches(ranks, release, draft, tiny_model
     with Server(tiny_model, ["--dtype", "float32"], env=make_env(tree), name="vanilla") as vanilla:
         wanted = ask_again(vanilla, heard.exact)
     equal = sum(answer == other for (_, answer), other in zip(heard.exact, wanted, strict=True))
-    retracted = log.count("KV cache pool is full. Retract requests")
+    retracted = log.count("#retracted_reqs")
     print(f"{equal} of {len(wanted)} equal; {heard.others} others, {heard.aborted} aborted, {switches} switches, ")
     print(f"{retracted} retractions; {metrics['exact_rows_total']:.0f} of {metrics['rows_total']:.0f} rows exact")
     assert equal == len(wanted) >= WANTED

@@ -111,6 +111,19 @@ def test_every_row_of_an_exact_request_is_marked():
     exact.begin_forward(forward_batch("prefill", 7))  # no step, and nothing is asked of it
 
 
+def test_rows_beyond_the_requests_are_exact_with_them():
+    """A beam's other rows, which lie behind all requests and belong to none that is told."""
+    exact = Exact("cpu")
+    reqs = [Req("a"), Req("b", "exact")]
+    admit(exact, *reqs)
+    for running, wanted in ((reqs, [False, True, True, True]), (reqs[:1], None)):
+        batch = forward_batch("decode", 4)
+        batch.rids = [req.rid for req in running]
+        exact.begin_forward(batch)
+        found = exact.find(4)
+        assert wanted == (None if found is None else found.tolist())
+
+
 def test_without_an_exact_request_nothing_is_looked_at():
     exact = Exact("cpu")
     admit(exact, Req("a"), Req("b", "shared"))
@@ -130,9 +143,8 @@ def test_a_graphs_flags_are_written_where_they_lie_and_only_when_they_change(mon
     reqs = [Req(str(number), "exact" if number == 2 else None) for number in range(6)]
     admit(exact, *reqs)
     for running in (reqs, reqs, reqs[:4], reqs[1:], [*reqs[3:], reqs[2]], reqs[3:], reqs[4:]):
-        batch = batch_of(running, padding=8 - len(running))
-        exact.begin_forward(batch)
-        live = batch.out_cache_loc != 0
+        exact.begin_forward(batch_of(running))  # which the graph's runner pads
+        live = torch.arange(8) < len(running)
         assert (captured & live).tolist() == [req.rid == "2" for req in running] + [False] * (8 - len(running))
     assert len(writes) == 4, "1: row 2; the same twice; 2: row 1; 3: row 3; 4: none; the same"
 

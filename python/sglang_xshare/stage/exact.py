@@ -1,4 +1,4 @@
-"""Requests that accept no change: which they are, and their rows in the forward at hand (spec: *Rows that must be exact*)."""
+"""Requests that accept no change: which they are, and their rows in the forward at hand."""
 
 from __future__ import annotations
 
@@ -62,9 +62,11 @@ class Exact:
         rids, tokens = forward_batch.rids or (), size[2]
         exact = [number for number, rid in enumerate(rids) if rid in self.requests]
         rows = [number * tokens + token for number in exact for token in range(tokens)]
+        if exact:  # what lies beyond the requests is padding, or other rows of beams, whose requests are not told
+            rows += range(len(rids) * tokens, len(forward_batch.input_ids))
         if rows != self._written:
             # Of a pinned tensor of its own: the last one may still be read.
-            flags = torch.zeros(max(len(rids) * tokens, *self._written, 0) + 1, dtype=torch.bool)
+            flags = torch.zeros(max(*rows, *self._written, 0) + 1, dtype=torch.bool)
             flags[rows] = True
             if self._flags.is_cuda:
                 flags = flags.pin_memory()

@@ -95,6 +95,13 @@ def test_a_streaming_session_stays_exact_or_is_refused():
     assert [req.aborted for req in (*turns, *plain)] == [None, MIXED_SESSION, None, None, None]
 
 
+def test_a_server_that_can_have_none_answers_why():
+    """Where no front end has checked."""
+    exact, req, other = Exact("cpu", refusal="no slots"), Req("a", "exact"), Req("b")
+    admit(exact, req, other)
+    assert (req.aborted, other.aborted) == ("no slots", None)
+
+
 def test_every_row_of_an_exact_request_is_marked():
     exact = Exact("cpu")
     reqs = [Req(str(number), "exact" if number in (1, 3) else None) for number in range(5)]

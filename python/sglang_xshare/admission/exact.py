@@ -19,8 +19,22 @@ REFUSED_FLAGS = {
 }
 
 
+def find_order(config: Any) -> bool:
+    """Whether SGLang takes lower priorities first."""
+    return bool(getattr(config, "schedule_low_priority_values_first", False))
+
+
+def find_refusal(config: Any) -> str | None:
+    """Why a server with this resolved `config` cannot have exact requests, in one line."""
+    try:
+        check_exact(config)
+    except ExpertPolicyError as error:
+        return f"custom_params.{KEY} = {EXACT!r}: {error}"
+    return None
+
+
 def check_exact(config: Any) -> None:
-    """Raise `ExpertPolicyError` where a server cannot have exact requests; `config` is resolved or as it was given."""
+    """Raise `ExpertPolicyError` for what `find_refusal` tells."""
     for flag, reason in REFUSED_FLAGS.items():
         value = getattr(config, flag, None)
         if value not in (None, False):
@@ -42,9 +56,6 @@ def check_rule(rule: Rule, config: Any) -> None:
 def check_request(said: Any, server_args: Any) -> None:
     """Raise ValueError in one line where a request asks, by its `custom_params`, for what it cannot get."""
     check_said(said)
-    if said != EXACT or not is_on(server_args):
-        return
-    try:
-        check_exact(resolved(server_args))
-    except ExpertPolicyError as error:
-        raise ValueError(f"custom_params.{KEY} = {EXACT!r}: {error}") from None
+    refusal = find_refusal(resolved(server_args)) if said == EXACT and is_on(server_args) else None
+    if refusal is not None:
+        raise ValueError(refusal)

@@ -23,12 +23,13 @@ class Exact:
     """The exact requests of one scheduler, known by their id as long as SGLang keeps them, and a flag for each row.
 
     The flags are written before a forward whose exact rows are others than those of the last, on its stream: captured
-    graphs read them at each replay. With `low_first` the server's lower priorities go first.
+    graphs read them at each replay. With `low_first` the server's lower priorities go first. `refusal` is why a server
+    can have none, and what one that asks is answered.
     """
 
-    def __init__(self, device: str, low_first: bool = False) -> None:
+    def __init__(self, device: str, low_first: bool = False, refusal: str | None = None) -> None:
         self.requests: WeakValueDictionary[str, Any] = WeakValueDictionary()
-        self._low_first = low_first
+        self._low_first, self._refusal = low_first, refusal
         self._flags = torch.zeros(MOST_ROWS, dtype=torch.bool, device=device)
         self._written: list[int] = []
 
@@ -47,8 +48,9 @@ class Exact:
             return
         self.requests[req.rid] = req
         req.extra_key = f"{req.extra_key}|{NAMESPACE}" if req.extra_key else NAMESPACE
-        if getattr(session, "streaming", False) and getattr(session, "expert_policy_mixed", False):
-            req.set_finish_with_abort(MIXED_SESSION)
+        mixed = getattr(session, "streaming", False) and getattr(session, "expert_policy_mixed", False)
+        if self._refusal or mixed:
+            req.set_finish_with_abort(self._refusal or MIXED_SESSION)
 
     def begin_forward(self, forward_batch: Any, ranks: Ranks | None = None) -> None:
         """Write the flags of a decode or target-verify forward that is about to be launched. Without an exact request

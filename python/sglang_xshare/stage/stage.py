@@ -49,8 +49,8 @@ class Stage:
     `schedule` is None where no policy is given and padding rows alone are masked. `trace` is the file to append to, and
     `align` has layers sort the slots for the MoE runner. `batches` are what the server's steps can have, `ranks` those
     of a server whose ranks each route rows of their own. With `masks` padding rows are masked also once it is switched
-    to vanilla. Where `tp_size` tensor-parallel ranks are several, they compare what they have selected. `low_first`
-    says that lower priorities go first.
+    to vanilla. Where `tp_size` tensor-parallel ranks are several, they compare what they have selected. `exact` knows
+    the exact requests.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Stage:
         masks: bool = False,
         ranks: Ranks | None = None,
         tp_size: int = 1,
-        low_first: bool = False,
+        exact: Exact | None = None,
     ) -> None:
         self.layers = layers
         self.batches = batches
@@ -81,7 +81,7 @@ class Stage:
         if placement is not None:
             self._balance = Balance(placement, [layer.layer_id for _, layer in layers], device)
         self.agreement = Agreement(tp_size, device) if tp_size > 1 else None
-        self.exact = Exact(device, low_first)
+        self.exact = exact or Exact(device)
         self.reports = Reports(self.counters, self._balance, self.agreement)
         self.aligner = Aligner() if align else None
         for number, (_, layer) in enumerate(layers):

@@ -35,10 +35,10 @@ COUNTS = ("layer_steps", "experts_before", "experts_after", "kept_mass", "rows",
 NOTE = """\
 {batch} requests at a time; tokens/s: {output_tokens} greedy tokens each, {rounds} alternating rounds, medians [lower,
 upper quartile]; ratio: to the first row's within each round. Kept, of what the policy gains without exact requests,
-within each round: in tokens/s, (ratio - 1), and in time a token, (1 - 1 / ratio). Active experts of a layer and step, and kept mass of the rows
-that are not exact: counted by the server. Loss: nats a token of held-out text, the domains mixed, forced through the
-server's own decode steps, above the first row's, in thousandths ± the standard error, of the requests that are not
-exact, and the largest difference of one that is."""
+within each round: in tokens/s, (ratio - 1), and in time a token, (1 - 1 / ratio). Active experts of a layer and step,
+and kept mass of the rows that are not exact: counted by the server. Loss: nats a token of held-out text, the domains
+mixed, forced through the server's own decode steps, above the first row's, in thousandths ± the standard error, of the
+requests that are not exact, and the largest difference of one that is."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -112,8 +112,8 @@ def measure(record: Record, server: Server, arms: Sequence[tuple[str, int]], arg
             after = read_settled_totals(server)
             for key in COUNTS:
                 totals[arm][key] += after.get(key, 0.0) - before.get(key, 0.0)
-        told = ", ".join(f"{speeds[arm][-1]:.0f}" for arm in arms)
-        print(f"round {number + 1}/{args.rounds}: {told} tokens/s", flush=True)
+        last = ", ".join(f"{speeds[arm][-1]:.0f}" for arm in arms)
+        print(f"round {number + 1}/{args.rounds}: {last} tokens/s", flush=True)
     shape = {name: getattr(args, name) for name in SHAPE}
     for arm in arms:
         nats, exact = [], []

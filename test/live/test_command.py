@@ -132,7 +132,13 @@ def test_a_refusal_is_one_line_and_status_1(answer, line, server, capsys):
 )
 def test_what_cannot_be_sent_never_is(words, line, server, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, text in (("bad", "{"), ("list", "[]"), ("keys", '{"k0": 2}'), ("whole", '{"policy": "oea"}'), ("exact", '{"exact": {"priority": 3}}')):
+    for name, text in (
+        ("bad", "{"),
+        ("list", "[]"),
+        ("keys", '{"k0": 2}'),
+        ("whole", '{"policy": "oea"}'),
+        ("exact", '{"exact": {"priority": 3}}'),
+    ):
         (tmp_path / f"{name}.json").write_text(text)
     assert main(["policy", "set", server.url, *words]) == 1
     assert capsys.readouterr().err.startswith(f"policy set: {line}")

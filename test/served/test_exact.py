@@ -1,4 +1,4 @@
-"""Exact requests beside cheap ones: every exact answer is that of a server without a policy, whatever runs beside it."""
+"""Exact requests beside cheap ones: each is answered as by a server without a policy, whatever runs beside it."""
 
 import random
 import time

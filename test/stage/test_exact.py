@@ -15,6 +15,7 @@ from sglang_xshare.stage.gather import Ranks
 from sglang_xshare.stage.step import read_step
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch, gathered_batches, runner
 
+NO_RULE = Rule()
 XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
 
 
@@ -41,7 +42,7 @@ def batch_of(reqs: list[Req], mode: str = "decode", tokens: int = 1, padding: in
     return batch
 
 
-def admit(exact: Exact, *reqs: Req, rule: Rule = Rule()) -> None:
+def admit(exact: Exact, *reqs: Req, rule: Rule = NO_RULE) -> None:
     for req in reqs:
         exact.admit(req, rule)
 

@@ -116,8 +116,8 @@ def count_step(
     exact: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Where one of `rows` rows is live, add 1 to `outcomes` [m] int64 at `outcome`, and what the tables hold of
-    selecting layers to their rows of `totals` [layers, 7] float64; `valid` and `exact` are [rows] bool. Returns what was
-    added to the totals, if there are tables.
+    selecting layers to their rows of `totals` [layers, 7] float64; `valid` and `exact` are [rows] bool. Returns what
+    was added to the totals, if there are tables.
     """
     counts = torch.empty_like(totals)
     found = (None,) * 4 if tables is None else (tables.active, tables.vanilla_active, tables.kept_mass, tables.rescued)

@@ -59,8 +59,9 @@ class Trace:
 
     def write(self) -> None:
         """Append a line for every layer and step since the last call: step, phase, layer id, live rows, experts before
-        and after, their mean kept mass; exact rows, if there are; experts and mass also by observed plan; `switch` and `plan` as `switch` says.
-        Waits for the device. Raises OSError where the file takes no more: steps are lost then, none is twice there.
+        and after, their mean kept mass; exact rows, if there are; experts and mass also by observed plan; `switch` and
+        `plan` as `switch` says. Waits for the device. Raises OSError where the file takes no more: steps are lost then,
+        none is twice there.
         """
         recorded = int(self.recorded)
         first = max(self.written, recorded - CAPACITY)

@@ -66,7 +66,7 @@ def keep_asking(server: Server, prompts: Sequence[list[int]], client: int, heard
             former = heard.said[-200:]
         ids = choose.choice(former) if former and choose.random() < 0.5 else choose.choice(prompts)
         ids = ids[: choose.randrange(2, 60)] if choose.random() < 0.5 else ids[:60]
-        body = {"input_ids": ids, "rid": rid, "sampling_params": sample(length, said)}
+        body: dict[str, Any] = {"input_ids": ids, "rid": rid, "sampling_params": sample(length, said)}
         if choose.random() < ABORTED:
             body["sampling_params"]["max_new_tokens"] = 300
             with ThreadPoolExecutor(1) as thread:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 
 from ..exact import NAMESPACE, Rule, is_exact
-from .gather import Ranks
-from .step import read_size
 
 MOST_ROWS = 1 << 16
 """Rows that the flags have room for, a byte each: a captured graph reads them where they lie."""
@@ -52,28 +51,28 @@ class Exact:
         if self._refusal or mixed:
             req.set_finish_with_abort(self._refusal or MIXED_SESSION)
 
-    def begin_forward(self, forward_batch: Any, ranks: Ranks | None = None) -> None:
-        """Write the flags of a decode or target-verify forward that is about to be launched. Without an exact request
-        nothing is done; the host waits for nothing.
+    @property
+    def is_used(self) -> bool:
+        """Whether a request is exact, or was in the last forward."""
+        return bool(self.requests or self._written)
+
+    def write(self, rids: Sequence[str], rows: int, tokens_per_request: int) -> None:
+        """Write the flags of a decode or target-verify forward that is about to be launched: of these requests, in
+        their order, and so many rows. The host waits for nothing.
         """
-        if not self.requests and not self._written:
-            return
-        size = read_size(forward_batch, ranks)
-        if size is None:
-            return
-        rids, tokens = forward_batch.rids or (), size[2]
-        exact = [number for number, rid in enumerate(rids) if rid in self.requests]
-        rows = [number * tokens + token for number in exact for token in range(tokens)]
+        tokens = range(tokens_per_request)
+        numbers = [number for number, rid in enumerate(rids) if rid in self.requests]
+        exact = [number * tokens_per_request + token for number in numbers for token in tokens]
         if exact:  # what lies beyond the requests is padding, or other rows of beams, whose requests are not told
-            rows += range(len(rids) * tokens, len(forward_batch.input_ids))
-        if rows != self._written:
+            exact += range(len(rids) * tokens_per_request, rows)
+        if exact != self._written:
             # Of a pinned tensor of its own: the last one may still be read.
-            flags = torch.zeros(max(*rows, *self._written, 0) + 1, dtype=torch.bool)
-            flags[rows] = True
+            flags = torch.zeros(max(*exact, *self._written, 0) + 1, dtype=torch.bool)
+            flags[exact] = True
             if self._flags.is_cuda:
                 flags = flags.pin_memory()
             self._flags[: len(flags)].copy_(flags, non_blocking=True)
-            self._written = rows
+            self._written = exact
 
     def read(self, rows: int) -> torch.Tensor:
         """[rows] bool: which of this rank's rows are of exact requests. A graph's replay reads it anew."""

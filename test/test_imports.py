@@ -14,7 +14,7 @@ from benchmark.common.paths import ROOT
 
 SOURCE = ROOT / "python" / "sglang_xshare"
 LAYERS = (
-    ("keys", "types", "gpus", "version", "console", "files", "patching", "patching.*", "refusal"),
+    ("keys", "exact", "types", "gpus", "version", "console", "files", "patching", "patching.*", "refusal"),
     ("plan",),
     ("policies", "policies.*", "selection", "selection.*"),
     ("stage.upstream", "stage.upstream.*"),  # what the stage and those above read of SGLang's code

@@ -94,6 +94,13 @@ EXPERIMENTS = {
         Experiment(
             "cost", "benchmark.cost", "cost", 3, (POLICY, "--rounds", "2", "--step-rounds", "1", "--step-tokens", "4")
         ),
+        Experiment(
+            "exact",
+            "benchmark.serving.exact",
+            "serving",
+            9,
+            (POLICY, "--exact", "0", "2", "--rounds", "1", "--output-tokens", "8", "--loss-batches", "1"),
+        ),
         Experiment("observe", "benchmark.serving", "observe", 2, (*OBSERVED, *SERVED, *LOSS), OBSERVED, "serving"),
         Experiment(
             "balance", "benchmark.balance", "balance", 1, ("vanilla", "xshare:k0=1,target_per_rank=5", "--batches", "4")

@@ -89,8 +89,10 @@ def attach(model_runner: Any) -> None:
     arguments = read_loaded(model_runner)
     if arguments is not None:
         from .admission.all_to_all import read_ranks
+        from .admission.exact import find_order, find_refusal
         from .live.control import Control
         from .stage.batches import read_batches
+        from .stage.exact import Exact
         from .stage.forward import wrap_calls
         from .stage.stage import Stage
         from .stage.upstream.server import resolved, show_plan
@@ -107,7 +109,7 @@ def attach(model_runner: Any) -> None:
             masks=bool(getattr(model_runner.server_args, "mask_padding_experts", False)),
             ranks=read_ranks(model_runner, schedule),
             tp_size=getattr(config, "tp_size", 1),
-            low_first=bool(getattr(config, "schedule_low_priority_values_first", False)),
+            exact=Exact(model_runner.device, find_order(config), find_refusal(config)),
         )
         wrap_calls(model_runner, _stage)
         _control = Control(_stage, model_runner.server_args)
@@ -195,7 +197,7 @@ def check_request(manager: Any, sampling_params: Any) -> None:
     if isinstance(params, dict) and KEY in params:
         from .admission.exact import check_request as check
 
-        check(params[KEY], sampling_params, manager.server_args)
+        check(params[KEY], manager.server_args)
 
 
 def admit(req: Any) -> None:

@@ -12,6 +12,7 @@ import test_plan
 from admission import (
     test_arguments,
     test_dp_attention,
+    test_exact,
     test_expert_placement,
     test_layers,
     test_modes,
@@ -28,6 +29,7 @@ LISTS = {
     "schedules": test_schedule,
     "arguments": test_arguments,
     "modes": test_modes,
+    "exact requests": test_exact,
     "placement": test_expert_placement,
     "affinity": test_affinity,
     "layers": test_layers,

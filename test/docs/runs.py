@@ -162,6 +162,9 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "sglang-xshare policy set http://localhost:30000 xshare:k0=1,add=6": Ask(QUICKSTART, shows="switches: 1"),
     f"curl -s localhost:30000/expert_policy {JSON}"
     """ -d '{"policy": "xshare", "k0": 1, "add": 6}'""": Ask(QUICKSTART, shows='"switches":2'),
+    "sglang-xshare policy set http://localhost:30000 xshare:k0=1,add=6 --exact-by-default": Ask(
+        QUICKSTART, shows='exact.*"default": true'
+    ),
     """curl -s localhost:30000/metrics | grep 'expert_policy_steps_total.*outcome="policy"'""": Ask(
         QUICKSTART, shows='outcome="policy".*} [1-9]'
     ),
@@ -171,6 +174,10 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     """ --expert-policy 'observe:{"plans": ["xshare:k0=1,add=24", "oea:k0=3"]}'""": Serve(),
     f"curl -s localhost:30000/v1/completions {JSON}"
     """ -d '{"prompt": ["def ", "import "], "max_tokens": 24}'""": Ask(EXAMPLE, shows='"text"'),
+    f"curl -s localhost:30000/v1/completions {JSON}"
+    """ -d '{"prompt": "def ", "max_tokens": 24, "custom_params": {"expert_policy": "exact"}}'""": Ask(
+        QUICKSTART, shows='"exact":true'
+    ),
     f"sglang serve --model-path {TINY} --config examples/cpu.yaml --expert-policy xshare"
     " --expert-policy-config examples/by-layer-and-batch.json": Serve(),
     f"SGLANG_USE_CPU_ENGINE=1 sglang serve --model-path {TINY} --config examples/cpu.yaml": Serve(),

@@ -58,6 +58,7 @@ def test_json_is_the_answer_as_it_is(server, capsys):
         (['oea:{"k0": 3}'], None, {"policy": "oea", "k0": 3}),
         (["oea:k0=3"], {"layers": {"1": {"k0": 2}}}, {"policy": "oea", "k0": 3, "layers": {"1": {"k0": 2}}}),
         ([], {"policy": "oea", "k0": 3}, {"policy": "oea", "k0": 3}),
+        (["oea", "--exact-by-default"], None, {"policy": "oea", "exact": {"default": True}}),
     ],
 )
 def test_set_sends_what_is_spelt(words, config, sent, server, tmp_path):
@@ -116,6 +117,10 @@ def test_a_refusal_is_one_line_and_status_1(answer, line, server, capsys):
     ("words", "line"),
     [
         ([], "no policy; allowed is one such as xshare:k0=1,add=6, or --config with a key policy"),
+        (
+            ["xshare", "--exact-by-default", "--config", "exact.json"],
+            "--exact-by-default and exact = {'priority': 3}: allowed is one of the two",
+        ),
         (["xshare:k0"], "policy 'xshare:k0': 'k0' is no key=value"),
         (["xshare", "--config", "missing.json"], "--config missing.json: No such file or directory; allowed is a JSON"),
         (["xshare", "--config", "bad.json"], "--config bad.json: malformed JSON"),
@@ -127,7 +132,13 @@ def test_a_refusal_is_one_line_and_status_1(answer, line, server, capsys):
 )
 def test_what_cannot_be_sent_never_is(words, line, server, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, text in (("bad", "{"), ("list", "[]"), ("keys", '{"k0": 2}'), ("whole", '{"policy": "oea"}')):
+    for name, text in (
+        ("bad", "{"),
+        ("list", "[]"),
+        ("keys", '{"k0": 2}'),
+        ("whole", '{"policy": "oea"}'),
+        ("exact", '{"exact": {"priority": 3}}'),
+    ):
         (tmp_path / f"{name}.json").write_text(text)
     assert main(["policy", "set", server.url, *words]) == 1
     assert capsys.readouterr().err.startswith(f"policy set: {line}")

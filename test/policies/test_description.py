@@ -17,7 +17,14 @@ from sglang_xshare.policies.description import describe
 XSHARE = {
     **{"policy": "xshare", "k0": 1, "p": 1.0, "utility": "topk", "add": 24, "add_per_request": 0},
     **{"mass": None, "target_per_rank": None, "balance": "literal", "free_residents": None, "own_share": 0.0},
-    **{"phases": ["decode", "verify"], "min_tokens": 2, "max_tokens": None, "rows": "batch", "exact": None, "overrides": []},
+    **{
+        "phases": ["decode", "verify"],
+        "min_tokens": 2,
+        "max_tokens": None,
+        "rows": "batch",
+        "exact": None,
+        "overrides": [],
+    },
 }
 
 

@@ -87,6 +87,7 @@ def test_the_keys_of_every_policy_are_listed_with_range_and_default(capsys):
         "min_tokens",
         "max_tokens",
         "rows",
+        "exact",
         "layers",
         "by_batch",
     ]

@@ -93,6 +93,17 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any], str]] = {
     "max_tokens is a bool": ("xshare", False, {"max_tokens": True}, "max_tokens = True"),
     "max_tokens is null": ("xshare", False, {"max_tokens": None}, "max_tokens = None"),
     "rows of one request": ("xshare", False, {"rows": "request"}, "rows = 'request'"),
+    "exact is a word": ("xshare", False, {"exact": "default"}, "exact = 'default'"),
+    "exact of nothing": ("xshare", False, {"exact": {}}, "exact = {}"),
+    "exact of an unknown key": ("xshare", False, {"exact": {"prio": 1}}, "exact = {'prio': 1}"),
+    "exact from a priority in words": ("xshare", False, {"exact": {"priority": "10"}}, "exact = {'priority': '10'}"),
+    "exact by a number": ("xshare", False, {"exact": {"default": 1}}, "exact = {'default': 1}"),
+    "exact requests of what is observed": (
+        "observe",
+        False,
+        {"plans": [{"policy": "oea", "exact": {"default": True}}]},
+        'plans: {"policy": "oea", "exact": {"default": true}}: exact = {\'default\': True}',
+    ),
     "a rank's rows under observe": (
         "observe",
         False,

@@ -135,7 +135,8 @@ def test_exact_answers_are_vanillas_whatever_runs_beside_them(servers, tiny_mode
     # What the others were answered is cached now, computed under the policy.
     longer = [prompt + answer for prompt, answer in zip(prompts, found, strict=True)]
     continued = ask(longer, ["exact"] * BATCH)
-    assert [answer["meta_info"]["cached_tokens"] > 0 for answer in continued] == [number in exact for number in range(BATCH)]
+    cached = [number for number, answer in enumerate(continued) if answer["meta_info"]["cached_tokens"]]
+    assert cached == exact
     assert max(answer["meta_info"]["cached_tokens"] for answer in ask(longer, ["shared"] * BATCH)) > 24
     assert post(server, {"policy": "vanilla"}).status_code == 200
     server.post("/flush_cache", {})

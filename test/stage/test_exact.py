@@ -12,9 +12,10 @@ from sglang_xshare.exact import NAMESPACE, Rule
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.stage.exact import MIXED_SESSION, Exact
 from sglang_xshare.stage.gather import Ranks
-from sglang_xshare.stage.step import read_step
+from sglang_xshare.stage.step import read_size, read_step
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch, gathered_batches, runner
 
+NO_RULE = Rule()
 XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
 
 
@@ -41,7 +42,14 @@ def batch_of(reqs: list[Req], mode: str = "decode", tokens: int = 1, padding: in
     return batch
 
 
-def admit(exact: Exact, *reqs: Req, rule: Rule = Rule()) -> None:
+def begin(exact: Exact, batch: SimpleNamespace, ranks: Ranks | None = None) -> None:
+    """As the stage does before a forward."""
+    size = read_size(batch, ranks)
+    assert size is not None
+    exact.write(batch.rids, len(batch.input_ids), size[2])
+
+
+def admit(exact: Exact, *reqs: Req, rule: Rule = NO_RULE) -> None:
     for req in reqs:
         exact.admit(req, rule)
 
@@ -95,26 +103,45 @@ def test_a_streaming_session_stays_exact_or_is_refused():
     assert [req.aborted for req in (*turns, *plain)] == [None, MIXED_SESSION, None, None, None]
 
 
+def test_a_server_that_can_have_none_answers_why():
+    """Where no front end has checked."""
+    exact, req, other = Exact("cpu", refusal="no slots"), Req("a", "exact"), Req("b")
+    admit(exact, req, other)
+    assert (req.aborted, other.aborted) == ("no slots", None)
+
+
 def test_every_row_of_an_exact_request_is_marked():
     exact = Exact("cpu")
     reqs = [Req(str(number), "exact" if number in (1, 3) else None) for number in range(5)]
     admit(exact, *reqs)
     for tokens, mode in ((1, "decode"), (3, "verify")):
         batch = batch_of(reqs, mode, tokens)
-        exact.begin_forward(batch)
+        begin(exact, batch)
         step = read_step(batch, mask_padding=False, exact=exact)
         assert step.batch.exact.view(5, tokens).all(1).tolist() == [False, True, False, True, False]
         assert int(step.batch.exact.sum()) == 2 * tokens
     others = batch_of([reqs[0], reqs[2]])
-    exact.begin_forward(others)
+    begin(exact, others)
     assert read_step(others, mask_padding=False, exact=exact).batch.exact is None, "no row of the step is exact"
-    exact.begin_forward(forward_batch("prefill", 7))  # no step, and nothing is asked of it
+
+
+def test_rows_beyond_the_requests_are_exact_with_them():
+    """A beam's other rows, which lie behind all requests and belong to none that is told."""
+    exact = Exact("cpu")
+    reqs = [Req("a"), Req("b", "exact")]
+    admit(exact, *reqs)
+    for running, wanted in ((reqs, [False, True, True, True]), (reqs[:1], None)):
+        batch = forward_batch("decode", 4)
+        batch.rids = [req.rid for req in running]
+        begin(exact, batch)
+        found = exact.find(4)
+        assert wanted == (None if found is None else found.tolist())
 
 
 def test_without_an_exact_request_nothing_is_looked_at():
     exact = Exact("cpu")
     admit(exact, Req("a"), Req("b", "shared"))
-    exact.begin_forward(SimpleNamespace())  # which has no attribute at all
+    assert not exact.is_used
     assert exact.find(4) is None
 
 
@@ -130,9 +157,8 @@ def test_a_graphs_flags_are_written_where_they_lie_and_only_when_they_change(mon
     reqs = [Req(str(number), "exact" if number == 2 else None) for number in range(6)]
     admit(exact, *reqs)
     for running in (reqs, reqs, reqs[:4], reqs[1:], [*reqs[3:], reqs[2]], reqs[3:], reqs[4:]):
-        batch = batch_of(running, padding=8 - len(running))
-        exact.begin_forward(batch)
-        live = batch.out_cache_loc != 0
+        begin(exact, batch_of(running))  # which the graph's runner pads
+        live = torch.arange(8) < len(running)
         assert (captured & live).tolist() == [req.rid == "2" for req in running] + [False] * (8 - len(running))
     assert len(writes) == 4, "1: row 2; the same twice; 2: row 1; 3: row 3; 4: none; the same"
 
@@ -148,7 +174,7 @@ def test_ranks_tell_each_other(monkeypatch):
         admit(exact, *running)
         exact._flags[3:] = True  # whatever lies beyond the requests
         batch.rids = [req.rid for req in running]
-        exact.begin_forward(batch)
+        begin(exact, batch)
         read_step(batch, mask_padding=False, exact=exact)
     gathered = torch.cat(told)
     assert gathered.tolist() == [1, 2, 1, 2, 0, 0]
@@ -164,7 +190,7 @@ def test_ranks_that_route_rows_of_their_own(monkeypatch):
     reqs = [Req(str(number), "exact" if number == 2 else None) for number in range(4)]
     admit(exact, *reqs)
     batch.rids = [req.rid for req in reqs]
-    exact.begin_forward(batch, alone)
+    begin(exact, batch, alone)
     step = read_step(batch, False, alone, exact)
     assert step.batch.exact.tolist() == [True, False], "the second half of its attention rank's rows"
 
@@ -177,6 +203,20 @@ def served(attach):
     model_runner = runner(model, **XSHARE)
     hooks.attach(model_runner)
     return model, model_runner, hooks._stage
+
+
+def test_the_stage_reads_no_batch_without_an_exact_request(served):
+    _, _, stage = served
+    hooks.admit(Req("a"))
+    stage.begin_forward(SimpleNamespace())  # which has no attribute at all
+    hooks.admit(kept := Req("b", "exact"))
+    stage.begin_forward(forward_batch("prefill", 7))  # no step
+    stage.begin_forward(batch_of([kept, kept]))
+    assert stage.exact.find(2).all()
+    del kept
+    gc.collect()
+    stage.begin_forward(batch_of([Req("c")]))
+    assert stage.exact.find(1) is None
 
 
 def test_a_step_is_vanilla_for_exact_rows_and_counts_them(served):

@@ -5,26 +5,42 @@ from __future__ import annotations
 from typing import Any
 
 from ..exact import EXACT, KEY, Rule, check_said
-from ..refusal import ExpertPolicyError, refusal
+from ..refusal import ExpertPolicyError
 from ..stage.upstream.server import resolved
 from .arguments import is_on
 
+SHARED_PREFIXES = "it may give them what requests under policy have stored"
 # Where a request that is asked to be exact would not be: by flag, why.
 REFUSED_FLAGS = {
-    "hicache_storage_backend": "prefixes there are shared with requests that are not exact",
-    "enable_lmcache": "prefixes there are shared with requests that are not exact",
-    "enable_flexkv": "prefixes there are shared with requests that are not exact",
-    "enable_paged_experts": "a step has no slots for all experts that exact requests may need",
+    "hicache_storage_backend": SHARED_PREFIXES,
+    "enable_lmcache": SHARED_PREFIXES,
+    "enable_flexkv": SHARED_PREFIXES,
+    "enable_paged_experts": "their experts may be more than a step has slots for",
 }
 
 
+def find_order(config: Any) -> bool:
+    """Whether SGLang takes lower priorities first."""
+    return bool(getattr(config, "schedule_low_priority_values_first", False))
+
+
+def find_refusal(config: Any) -> str | None:
+    """Why a server with this resolved `config` cannot have exact requests, in one line."""
+    try:
+        check_exact(config)
+    except ExpertPolicyError as error:
+        return f"custom_params.{KEY} = {EXACT!r}: {error}"
+    return None
+
+
 def check_exact(config: Any) -> None:
-    """Raise `ExpertPolicyError` where a server cannot have exact requests; `config` is resolved or as it was given."""
+    """Raise `ExpertPolicyError` for what `find_refusal` tells."""
     for flag, reason in REFUSED_FLAGS.items():
         value = getattr(config, flag, None)
         if value not in (None, False):
             shown = "on" if value is True else value
-            raise refusal(f"--{flag.replace('_', '-')}", shown, f"{reason}; allowed with exact requests is off")
+            reason = f"there are no exact requests with it, since {reason}; allowed is off"
+            raise ExpertPolicyError(f"--{flag.replace('_', '-')}", shown, reason)
 
 
 def check_rule(rule: Rule, config: Any) -> None:
@@ -33,18 +49,13 @@ def check_rule(rule: Rule, config: Any) -> None:
         return
     check_exact(config)
     if rule.priority is not None and not getattr(config, "enable_priority_scheduling", False):
-        reason = "SGLang gives requests a priority with --enable-priority-scheduling alone; allowed is that flag beside it"
+        reason = "requests have a priority with --enable-priority-scheduling alone; allowed is that flag beside it"
         raise ExpertPolicyError("--expert-policy-config", f'exact {{"priority": {rule.priority}}}', reason)
 
 
-def check_request(said: Any, sampling_params: Any, server_args: Any) -> None:
+def check_request(said: Any, server_args: Any) -> None:
     """Raise ValueError in one line where a request asks, by its `custom_params`, for what it cannot get."""
     check_said(said)
-    if said != EXACT or not is_on(server_args):
-        return
-    if (getattr(sampling_params, "beam_width", None) or 1) > 1:
-        raise ValueError(f"custom_params.{KEY} = {EXACT!r}: a beam's other rows are no requests; allowed is beam_width 1")
-    try:
-        check_exact(resolved(server_args))
-    except ExpertPolicyError as error:
-        raise ValueError(f"custom_params.{KEY} = {EXACT!r}: {error}") from None
+    refusal = find_refusal(resolved(server_args)) if said == EXACT and is_on(server_args) else None
+    if refusal is not None:
+        raise ValueError(refusal)

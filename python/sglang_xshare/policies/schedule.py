@@ -39,7 +39,7 @@ class Schedule:
     observed: Mapping[str, Schedule] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
     rows: str = "batch"
-    exact: Rule = Rule()
+    exact: Rule = field(default_factory=Rule)
 
     @property
     def parts(self) -> list[Schedule]:

@@ -1,15 +1,14 @@
-"""Requests that accept no change: which they are, and their rows in the forward at hand (spec: *Rows that must be exact*)."""
+"""Requests that accept no change: which they are, and their rows in the forward at hand."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 
 from ..exact import NAMESPACE, Rule, is_exact
-from .gather import Ranks
-from .step import read_size
 
 MOST_ROWS = 1 << 16
 """Rows that the flags have room for, a byte each: a captured graph reads them where they lie."""
@@ -23,12 +22,13 @@ class Exact:
     """The exact requests of one scheduler, known by their id as long as SGLang keeps them, and a flag for each row.
 
     The flags are written before a forward whose exact rows are others than those of the last, on its stream: captured
-    graphs read them at each replay. With `low_first` the server's lower priorities go first.
+    graphs read them at each replay. With `low_first` the server's lower priorities go first. `refusal` is why a server
+    can have none, and what one that asks is answered.
     """
 
-    def __init__(self, device: str, low_first: bool = False) -> None:
+    def __init__(self, device: str, low_first: bool = False, refusal: str | None = None) -> None:
         self.requests: WeakValueDictionary[str, Any] = WeakValueDictionary()
-        self._low_first = low_first
+        self._low_first, self._refusal = low_first, refusal
         self._flags = torch.zeros(MOST_ROWS, dtype=torch.bool, device=device)
         self._written: list[int] = []
 
@@ -47,29 +47,32 @@ class Exact:
             return
         self.requests[req.rid] = req
         req.extra_key = f"{req.extra_key}|{NAMESPACE}" if req.extra_key else NAMESPACE
-        if getattr(session, "streaming", False) and getattr(session, "expert_policy_mixed", False):
-            req.set_finish_with_abort(MIXED_SESSION)
+        mixed = getattr(session, "streaming", False) and getattr(session, "expert_policy_mixed", False)
+        if self._refusal or mixed:
+            req.set_finish_with_abort(self._refusal or MIXED_SESSION)
 
-    def begin_forward(self, forward_batch: Any, ranks: Ranks | None = None) -> None:
-        """Write the flags of a decode or target-verify forward that is about to be launched. Without an exact request
-        nothing is done; the host waits for nothing.
+    @property
+    def is_used(self) -> bool:
+        """Whether a request is exact, or was in the last forward."""
+        return bool(self.requests or self._written)
+
+    def write(self, rids: Sequence[str], rows: int, tokens_per_request: int) -> None:
+        """Write the flags of a decode or target-verify forward that is about to be launched: of these requests, in
+        their order, and so many rows. The host waits for nothing.
         """
-        if not self.requests and not self._written:
-            return
-        size = read_size(forward_batch, ranks)
-        if size is None:
-            return
-        rids, tokens = forward_batch.rids or (), size[2]
-        exact = [number for number, rid in enumerate(rids) if rid in self.requests]
-        rows = [number * tokens + token for number in exact for token in range(tokens)]
-        if rows != self._written:
+        tokens = range(tokens_per_request)
+        numbers = [number for number, rid in enumerate(rids) if rid in self.requests]
+        exact = [number * tokens_per_request + token for number in numbers for token in tokens]
+        if exact:  # what lies beyond the requests is padding, or other rows of beams, whose requests are not told
+            exact += range(len(rids) * tokens_per_request, rows)
+        if exact != self._written:
             # Of a pinned tensor of its own: the last one may still be read.
-            flags = torch.zeros(max(len(rids) * tokens, *self._written, 0) + 1, dtype=torch.bool)
-            flags[rows] = True
+            flags = torch.zeros(max(*exact, *self._written, 0) + 1, dtype=torch.bool)
+            flags[exact] = True
             if self._flags.is_cuda:
                 flags = flags.pin_memory()
             self._flags[: len(flags)].copy_(flags, non_blocking=True)
-            self._written = rows
+            self._written = exact
 
     def read(self, rows: int) -> torch.Tensor:
         """[rows] bool: which of this rank's rows are of exact requests. A graph's replay reads it anew."""

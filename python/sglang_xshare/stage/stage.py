@@ -56,8 +56,8 @@ class Stage:
     `schedule` is None where no policy is given and padding rows alone are masked. `trace` is the file to append to, and
     `align` has layers sort the slots for the MoE runner. `batches` are what the server's steps can have, `ranks` those
     of a server whose ranks each route rows of their own. With `masks` padding rows are masked also once it is switched
-    to vanilla. Where `tp_size` tensor-parallel ranks are several, they compare what they have selected. `low_first`
-    says that lower priorities go first.
+    to vanilla. Where `tp_size` tensor-parallel ranks are several, they compare what they have selected. `exact` knows
+    the exact requests.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Stage:
         masks: bool = False,
         ranks: Ranks | None = None,
         tp_size: int = 1,
-        low_first: bool = False,
+        exact: Exact | None = None,
     ) -> None:
         self.layers = layers
         self.batches = batches
@@ -91,7 +91,7 @@ class Stage:
         if placement is not None:
             self._balance = Balance(placement, layer_ids, device)
         self.agreement = Agreement(tp_size, device) if tp_size > 1 else None
-        self.exact = Exact(device, low_first)
+        self.exact = exact or Exact(device)
         self.reports = Reports(self.counters, self._balance, self.agreement)
         self.aligner = Aligner() if align else None
         for number, (_, layer) in enumerate(layers):
@@ -190,7 +190,9 @@ class Stage:
     def begin_forward(self, forward_batch: Any) -> None:
         """A forward of the model runner is about to be launched, maybe by a graph's replay."""
         self.outcome = None
-        self.exact.begin_forward(forward_batch, self.ranks)
+        size = read_size(forward_batch, self.ranks) if self.exact.is_used else None
+        if size is not None:
+            self.exact.write(forward_batch.rids or (), len(forward_batch.input_ids), size[2])
 
     def end_forward(self, forward_batch: Any) -> Mark | None:
         """A forward of the model runner was launched, maybe by a graph's replay: ranks compare where it is time to.

@@ -70,7 +70,7 @@ def test_single_rows_are_vanilla_under_every_plan_and_prefill_is_not_observed(at
     run(model, "decode", 1)
     run(model, "prefill", 40)
     for counters in installed.observation.counters.values():
-        assert counters.totals.tolist() == [[1, TOP_K, TOP_K, 1, 1, 0]]
+        assert counters.totals.tolist() == [[1, TOP_K, TOP_K, 1, 1, 0, 0]]
     logged, exported = installed.reports.logged.read(), installed.reports.exported.read()
     assert logged.outcomes | {"observed": 1, "prefill": 1} == exported.outcomes
 

@@ -1,0 +1,68 @@
+"""Which servers have exact requests, and what a request may say: one line for whatever is refused."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from refused import refused
+from sglang_xshare import hooks
+from sglang_xshare.admission.exact import check_rule
+from sglang_xshare.exact import Rule
+
+SERVED = {"expert_policy": "xshare", "enable_priority_scheduling": False}
+BY_PRIORITY = Rule(priority=10)
+# What a server has beside the flags of one that is served, what its configuration or a request says, and the flag.
+REFUSED: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "a request's unknown word": ({}, "exakt", "custom_params.expert_policy = 'exakt'"),
+    "a request's list": ({}, ["exact"], "custom_params.expert_policy = ['exact']"),
+    **{
+        f"a request with {flag}": ({flag: value}, "exact", "custom_params.expert_policy = 'exact'")
+        for flag, value in (
+            ("hicache_storage_backend", "file"),
+            ("enable_lmcache", True),
+            ("enable_flexkv", True),
+            ("enable_paged_experts", True),
+        )
+    },
+    "priorities that are none": ({}, BY_PRIORITY, '--expert-policy-config exact {"priority": 10}'),
+    "a default with paged experts": ({"enable_paged_experts": True}, Rule(default=True), "--enable-paged-experts on"),
+}
+
+
+def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
+    given, said, _what = REFUSED[case]
+    leave_as_given(monkeypatch)
+    server = SimpleNamespace(**SERVED | given)
+    if isinstance(said, Rule):
+        check_rule(said, server)
+    else:
+        ask(server, said)
+
+
+def ask(server: SimpleNamespace, said: Any) -> None:
+    params = SimpleNamespace(custom_params={"expert_policy": said})
+    hooks.check_request(SimpleNamespace(server_args=server), params)
+
+
+def leave_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments that SGLang need not resolve."""
+    monkeypatch.setattr("sglang_xshare.admission.exact.resolved", lambda server_args: server_args)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusal_names_what_is_wrong(case, monkeypatch):
+    with refused(REFUSED[case][-1]):
+        refuse(case, monkeypatch)
+
+
+def test_what_is_served(monkeypatch):
+    leave_as_given(monkeypatch)
+    check_rule(BY_PRIORITY, SimpleNamespace(**SERVED | {"enable_priority_scheduling": True}))
+    check_rule(Rule(), SimpleNamespace(enable_paged_experts=True))
+    for said in ("exact", "shared", None):
+        ask(SimpleNamespace(**SERVED), said)
+    ask(SimpleNamespace(**SERVED, enable_lmcache=True), "shared")
+    ask(SimpleNamespace(expert_policy=None, enable_lmcache=True), "exact")  # every answer of such a server is
+    hooks.check_request(SimpleNamespace(), SimpleNamespace(custom_params={"thinking_budget": 3}))
+    hooks.check_request(SimpleNamespace(), SimpleNamespace(custom_params=None))

@@ -1,0 +1,107 @@
+"""The real server with paged experts, on a CPU: vanilla answers as unpaged, and a policy that prefers what is loaded."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmark.common.server import Server, ServerError
+from served.answers import ask, generate_together, make_server, policy, read_lines, read_metrics, read_prompts
+from served.probe import read_logits
+from served.release import LATEST
+from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare.live import PATH
+
+EXPERTS, SLOTS, TOP_K = 64, 24, 8
+PLAN = {"k0": 1, "add": 3, "utility": "squared", "own_share": 0.75}
+
+
+def paged(slots: int) -> tuple[str, ...]:
+    """The flags of a server with so many slots a layer."""
+    return "--enable-paged-experts", "--paged-experts-num-resident", str(slots)
+
+
+def test_paged_answers_and_counts(served, patched_release, tiny_model, tmp_path):
+    """One server: routed as the model does under `observe`, then switched."""
+    flags = (*paged(SLOTS), *policy("observe", plans=["xshare:k0=1,add=3"]))
+    server, probe, trace = make_server(tiny_model, patched_release(LATEST), flags, tmp_path)
+    prompts = read_prompts(tiny_model)
+    with server:
+        answers = [generate_together(server, probe, prompts[:size]) for size in (16, 16, 1)]
+        assert [[answer["output_ids"] for answer in batch] for batch in answers] == served("unpatched").tokens
+        seen = len(read_lines(probe))
+        found = read_metrics(server, sum(call["layer"] == 0 for call in read_lines(probe)))
+        observed = read_calls(probe)
+        assert found["page_ins_total"] == found["page_ins_before_total"] == sum(call["page_ins"] for call in observed)
+
+        answer = server.post(PATH, {"policy": "xshare", **PLAN})
+        assert answer["defaults"]["min_tokens"] == 1
+        for size in (16, 4, 1):
+            generate_together(server, probe, prompts[:size])
+        read_metrics(server, sum(call["layer"] == 0 for call in read_lines(probe)))
+        calls = read_calls(probe, seen)
+        counted = server.get(PATH)["since_switch"]
+        log = server.log_text()
+    check_calls(calls)
+    assert counted["page_ins"] == sum(call["page_ins"] for call in calls)
+    assert counted["page_ins_before"] == sum(count_own(call) for call in calls)
+    assert counted["page_ins"] < 0.5 * counted["page_ins_before"]
+    assert sum(layer["page_ins"] for layer in counted["by_layer"]) == counted["page_ins"]
+    assert ", page-ins: " in log
+    records = [record for record in read_lines(trace) if record.get("switch")]
+    assert [record["page_ins"] for record in records] == [call["page_ins"] for call in calls]
+    assert max(record["experts_after"] for record in records) <= SLOTS
+
+
+def read_calls(probe: Path, first: int = 0) -> list[dict[str, Any]]:
+    """What decode steps did, a record a layer and step."""
+    return [call for call in read_lines(probe)[first:] if call["mode"] == "DECODE"]
+
+
+def check_calls(calls: list[dict[str, Any]]) -> None:
+    """Every step is the reference's on what was loaded, and no more than its experts were paged in."""
+    plan, router = build_plan("xshare", **PLAN), Router(TOP_K)
+    for call in calls:
+        loaded = torch.zeros(EXPERTS, dtype=torch.bool)
+        loaded[call["resident"]] = True
+        batch = Batch(resident=loaded, slots=SLOTS)
+        wanted = select(read_logits(call), plan, router, batch, backend="reference").active
+        assert call["awake"] == wanted.nonzero().flatten().tolist()
+        assert len(call["awake"]) <= SLOTS
+        assert call["page_ins"] == int((wanted & ~loaded).sum())
+
+
+def count_own(call: dict[str, Any]) -> int:
+    """What the model's own routing would have paged in."""
+    own = select(read_logits(call), build_plan("vanilla"), Router(TOP_K), backend="reference").active
+    return len(set(own.nonzero().flatten().tolist()) - set(call["resident"]))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("slots", [TOP_K, 32, EXPERTS])
+def test_vanilla_answers_as_unpaged(slots, served, patched_release, tiny_model, tmp_path):
+    answers = ask(tiny_model, patched_release(LATEST), paged(slots), tmp_path)
+    assert answers.tokens == served("unpatched").tokens
+    assert answers.metrics == {}
+
+
+@pytest.mark.long
+def test_with_slots_for_all_a_policy_answers_as_unpaged(served, patched_release, tiny_model, tmp_path):
+    flags = (*paged(EXPERTS), *policy("xshare", k0=1, add=8, min_tokens=2))
+    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path)
+    assert answers.tokens == served("xshare").tokens
+    assert answers.metrics["experts_after_total"] == served("xshare").metrics["experts_after_total"]
+
+
+@pytest.mark.long
+def test_experts_in_mapped_files_answer_as_copied_ones(served, patched_release, tiny_model, tmp_path):
+    env = {"SGLANG_PAGED_EXPERTS_MAPPED": "1"}
+    answers = ask(tiny_model, patched_release(LATEST), paged(SLOTS), tmp_path, env=env)
+    assert answers.tokens == served("unpatched").tokens

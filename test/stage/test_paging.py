@@ -83,7 +83,9 @@ def put(monkeypatch, model, policy="xshare", trace=None, device="cpu", **keys):
         (config, Layer(number, config, None, paging=find_paging(SimpleNamespace(quant_method=paging))))
         for number, (config, paging) in enumerate(zip(model.configs, model.paging, strict=True))
     ]
-    stage = Stage(layers, make_schedule(policy, **keys), device=device, trace=trace, batches=Batches(captured=(1, 4, 8)))
+    stage = Stage(
+        layers, make_schedule(policy, **keys), device=device, trace=trace, batches=Batches(captured=(1, 4, 8))
+    )
     monkeypatch.setattr(hooks, "_stage", stage)
     wrap_model(model, stage)
     return stage
@@ -109,7 +111,9 @@ def reporter():
     )
 
 
-@pytest.mark.parametrize("keys", [PUBLISHED, PUBLISHED | {"utility": "squared", "own_share": 0.75}, {"k0": 2, "add": 0}])
+@pytest.mark.parametrize(
+    "keys", [PUBLISHED, PUBLISHED | {"utility": "squared", "own_share": 0.75}, {"k0": 2, "add": 0}]
+)
 def test_a_step_is_the_references_on_what_is_loaded(monkeypatch, keys):
     model = PagedModel()
     stage = put(monkeypatch, model, **keys)
@@ -259,7 +263,9 @@ def test_a_broken_bound_stops_the_server(monkeypatch):
     monkeypatch.setattr("sglang_xshare.stage.layer.select", forget)
     decode(model, 0, 8)
     stage.reports.invalidate()
-    with pytest.raises(SlotsExceeded, match=re.escape(f"more than {SLOTS} experts were active in MoE layers [0, 1, 2]")):
+    with pytest.raises(
+        SlotsExceeded, match=re.escape(f"more than {SLOTS} experts were active in MoE layers [0, 1, 2]")
+    ):
         stage.publish(reporter())
 
 

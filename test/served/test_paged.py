@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmark.common.paths import TRAINED
+from benchmark.common.paths import ROOT, TRAINED
 from benchmark.common.server import Server, ServerError
 from served.answers import ask, generate_together, make_server, policy, read_lines, read_metrics, read_prompts
 from served.probe import read_logits
@@ -112,7 +112,7 @@ def test_experts_in_mapped_files_answer_as_copied_ones(served, patched_release, 
 def test_a_model_larger_than_memory_is_served_from_its_files(patched_release, tmp_path):
     """3.1 GB of weights where all processes of the server together, page cache included, get 2.6 GB."""
     model = tmp_path / "wide"
-    subprocess.run([sys.executable, "-c", MAKE, model], check=True, env=os.environ)  # takes its memory with it
+    subprocess.run([sys.executable, "-c", MAKE, model], check=True, cwd=ROOT)  # takes its memory with it
     limit = 2_600_000_000
     assert sum(file.stat().st_size for file in model.glob("*.safetensors")) > 1.15 * limit
     flags = ("--dtype", "bfloat16", "--max-total-tokens", "2048")
@@ -132,6 +132,7 @@ def test_a_model_larger_than_memory_is_served_from_its_files(patched_release, tm
 MAKE = """
 import sys
 from pathlib import Path
+from benchmark.common.widened import make
 make(Path(sys.argv[1]), factor=512)
 """
 

@@ -1,6 +1,5 @@
-"""Upstream's paged experts under the stage, with the device decision in plain torch: which steps it gets, that they are
-right, and what happens where the bound is broken. What needs a GPU is its two kernels alone, of which only these are not
-upstream's own here.
+"""Upstream's paged experts under the stage, but for its two kernels, which stand here in plain torch: which steps the
+device decides, that they are right, and what happens where the bound is broken.
 """
 
 from types import SimpleNamespace

@@ -18,7 +18,8 @@ from .alignment import Aligner
 from .batches import Batches
 from .evidence.agreement import Agreement
 from .evidence.balance import Balance
-from .evidence.metrics import EXCEEDED, Counters, Reader
+from .evidence.columns import EXCEEDED
+from .evidence.metrics import Counters, Reader
 from .evidence.observe import Observation
 from .evidence.reports import Reports
 from .evidence.told import Mark

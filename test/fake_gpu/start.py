@@ -9,6 +9,7 @@ from typing import Any
 
 from fake_gpu import norms, values, watch
 
+
 def install_in_torch(torch: Any) -> None:
     """Follow captures and replays; where asked to, compute what is launched."""
     watch.install(torch.cuda.graphs)

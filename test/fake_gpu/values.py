@@ -1,1 +1,2 @@
-def install(module): pass
+def install(module):
+    pass

@@ -32,7 +32,7 @@ def check_paging(config: Any, arguments: Arguments, model: MoeModel) -> None:
     if spell(config.load_format) == "dummy":
         raise refusal("--load-format", "dummy", "--enable-paged-experts needs weights; allowed is another")
     if arguments.align:
-        raise refusal("--expert-policy-align", "on", "paged experts have other numbers; allowed is off")
+        raise refusal("--expert-policy-align", None, "paged experts are sorted by their slots; allowed is off")
 
 
 def count_slots(config: Any, num_experts: int) -> int | None:
@@ -45,7 +45,7 @@ def fits(schedule: Schedule | None, rows: int, top_k: int, num_experts: int, slo
     """Whether a decode step of so many rows is sure to have no more experts active than slots, in every layer."""
     if rows * top_k <= slots or num_experts <= slots:
         return True
-    if schedule is None or schedule.observed or schedule.reason_to_skip("decode", rows) is not None:
+    if schedule is None or schedule.reason_to_skip("decode", rows) is not None:
         return False
     plans = schedule.plans_at(rows)
     return all(
@@ -75,15 +75,15 @@ def list_paging_warnings(schedule: Schedule, model: MoeModel, config: Any, sizes
     start = f"--expert-policy {schedule.policy}: {FLAG} {slots}: "
     warnings = []
     too_many = [size for size in sizes if not fits(schedule, size, model.top_k, model.num_experts, slots)]
-    if too_many and not schedule.observed:
+    if too_many:
         warnings.append(
             f"{start}{too_many[0]} rows may need more experts, so that batches of {too_many[0]} and more run without a "
             "CUDA graph"
         )
-    for rows in sizes[-1:]:
+    for rows in [size for size in sizes if size not in too_many][-1:]:
         for plan in schedule.plans_at(rows):
-            if plan is not None and plan.add and plan.warm_up(Router(model.top_k)) * rows + plan.add > slots:
-                need = plan.warm_up(Router(model.top_k)) * rows + plan.add
+            need = 0 if plan is None else plan.warm_up(Router(model.top_k)) * rows + plan.add
+            if need > slots:
                 warnings.append(
                     f"{start}k0 x {rows} rows + add come to {need}: of what the batch adds, as many as fit are loaded"
                 )

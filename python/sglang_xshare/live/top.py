@@ -99,6 +99,8 @@ def draw(frame: Frame, lines: int) -> RenderableType:
     since = frame.since_switch
     steps = ", ".join(f"{name} {count}" for name, count in since["outcomes"].items() if count) or "none"
     counted = f"{_number(since['mean_before'], 1)} -> {_number(since['mean_after'], 1)}"
+    if "mean_page_ins" in since:
+        counted += f", page-ins {since['mean_page_ins_before']:.1f} -> {since['mean_page_ins']:.1f}"
     counted += f", kept mass {_number(since['mean_kept_mass'], 4)}"
     if since.get("exact_rows"):
         share = since["exact_rows"] / since["rows"]

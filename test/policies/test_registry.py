@@ -161,9 +161,12 @@ def test_near_misses_are_answered_with_the_nearest_name(policy, keys, message):
     [
         ([], "sglang-xshare: the following arguments are required: COMMAND"),
         (["nope"], "sglang-xshare: COMMAND: invalid choice: 'nope'"),
-        (["policies", "--nope"], "sglang-xshare: unrecognized arguments: --nope"),
+        (["policies", "--nope"], "policies: unrecognized arguments: --nope"),
+        (["policies", "--jsom"], "policies: unrecognized arguments: --jsom; did you mean --json?"),
+        (["policies", "--nope", "xshare", "--json", "oea"], "policies: unrecognized arguments: --nope"),
+        (["--nope", "policies"], "sglang-xshare: unrecognized arguments: --nope"),
         (["policy", "set"], "policy set: the following arguments are required: URL"),
-        (["tune", "--tolerance", "-3%"], "tune: --tolerance: '-3%': allowed is a share above 0"),
+        (["tune", "--tolerance", "-3%"], "tune: --tolerance -3%: allowed is a share above 0"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(argv, line, capsys):

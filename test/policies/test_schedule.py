@@ -85,13 +85,13 @@ def test_plans_finds_every_combination():
 REFUSED: dict[str, tuple[str, bool, dict[str, Any], str]] = {
     "phases is no list": ("xshare", False, {"phases": "decode"}, "phases = 'decode'"),
     "phases is empty": ("xshare", False, {"phases": []}, "phases = []"),
-    "unknown phase": ("xshare", False, {"phases": ["prefill"]}, "phases = ['prefill']"),
-    "verify without speculation": ("xshare", False, {"phases": ["verify"]}, "phases = ['verify']"),
-    "decode with speculation": ("xshare", True, {"phases": ["decode"]}, "phases = ['decode']"),
+    "unknown phase": ("xshare", False, {"phases": ["prefill"]}, 'phases = ["prefill"]'),
+    "verify without speculation": ("xshare", False, {"phases": ["verify"]}, 'phases = ["verify"]'),
+    "decode with speculation": ("xshare", True, {"phases": ["decode"]}, 'phases = ["decode"]'),
     "min_tokens is text": ("xshare", False, {"min_tokens": "2"}, "min_tokens = '2'"),
     "min_tokens is zero": ("xshare", False, {"min_tokens": 0}, "min_tokens = 0"),
-    "max_tokens is a bool": ("xshare", False, {"max_tokens": True}, "max_tokens = True"),
-    "max_tokens is null": ("xshare", False, {"max_tokens": None}, "max_tokens = None"),
+    "max_tokens is a bool": ("xshare", False, {"max_tokens": True}, "max_tokens = true"),
+    "max_tokens is null": ("xshare", False, {"max_tokens": None}, "max_tokens = null"),
     "rows of one request": ("xshare", False, {"rows": "request"}, "rows = 'request'"),
     "a rank's rows under observe": (
         "observe",
@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any], str]] = {
         "xshare",
         False,
         {"layers": {"0": {"min_tokens": 4}}},
-        "layers '0' = {'min_tokens': 4}",
+        "layers '0' = {\"min_tokens\": 4}",
     ),
     "no expert at all": ("custom", False, {}, "k0 = 0 without a budget selects no expert"),
     "no expert at one batch size": (

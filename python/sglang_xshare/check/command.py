@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..console import read_count
 from ..gpus import GPUS, NVIDIA, Gpu, find_gpu
 from ..patching.errors import PatchError
 from ..stage.upstream.server import resolved
 from .estimate import Asked, check_asked, estimate, list_idle, read_compared, read_served
-from .flags import FLAGS, ServerFlags, read_count, read_flags, read_number
+from .flags import FLAGS, ServerFlags, read_flags, read_number
 from .memory import count_cache, describe_memory, describe_weights
 from .weights import Uncounted, Weights, read_weights
 

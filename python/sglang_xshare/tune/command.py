@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ..console import open_console
+from ..console import open_console, whole
 from ..files import try_folder
 from ..keys import read_object
-from ..live.client import PolicyError, add_key_flags, find_keys
+from ..live.client import PolicyError, add_server, find_keys
 from ..policies.registry import build_plan
 from ..policies.spelling import SPELLING, parse_policy
 from .hold import Switched
@@ -43,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `tune`."""
     parser = subparsers.add_parser("tune", help=DESCRIPTION, description=DESCRIPTION, allow_abbrev=False)
     flag = parser.add_argument
-    flag("url", metavar="URL", help="of a server with --expert-policy and --enable-custom-logit-processor")
+    add_server(parser, "--expert-policy and --enable-custom-logit-processor")
     settings = f"a setting to choose from: {SPELLING} (default: {len(SETTINGS)} of xshare)"
     flag("policies", nargs="*", type=_setting, default=list(SETTINGS), metavar="POLICY", help=settings)
     flag("--texts", type=Path, required=True, metavar="DIR", help="*.txt of your own traffic, a kind of text each")
@@ -54,13 +54,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     flag(
         "--out", type=Path, required=True, metavar="DIR", help="for the plan, the report, and the trace to resume from"
     )
-    flag("--batches", type=several, nargs="+", default=[16], metavar="N", help="requests that decode together (16)")
+    flag("--batches", type=whole(2), nargs="+", default=[16], metavar="N", help="requests that decode together (16)")
     text = f"groups of layers with a setting of their own ({GROUPS})"
-    flag("--groups", type=_count, default=GROUPS, metavar="N", help=text)
-    flag("--samples", type=several, default=64, metavar="N", help="texts to tune on, and as many held out (64)")
-    flag("--prompt", type=_count, default=64, metavar="N", help="tokens of each that are prefilled (64)")
-    flag("--tokens", type=_count, default=64, metavar="N", help="tokens of each that are decoded (64)")
-    add_key_flags(parser)
+    flag("--groups", type=whole(), default=GROUPS, metavar="N", help=text)
+    flag("--samples", type=whole(2), default=64, metavar="N", help="texts to tune on, and as many held out (64)")
+    flag("--prompt", type=whole(), default=64, metavar="N", help="tokens of each that are prefilled (64)")
+    flag("--tokens", type=whole(), default=64, metavar="N", help="tokens of each that are decoded (64)")
     parser.set_defaults(run=_run)
 
 
@@ -187,21 +186,8 @@ def _share(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a share above 0 such as 0.5% or 0.005")
+        raise argparse.ArgumentTypeError(f"{text}: allowed is a share above 0 such as 0.5% or 0.005")
     return value
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a whole number above 0")
-    return int(text)
-
-
-def several(text: str) -> int:
-    """A whole number from 2 up, for argparse: samples, of which a standard error is taken, and rows of a step."""
-    if _count(text) == 1:
-        raise argparse.ArgumentTypeError("1: allowed is a whole number from 2 up")
-    return int(text)
 
 
 def _setting(text: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from rich.console import Console
+from rich.filesize import decimal
 
 from .keys import suggest
 
@@ -48,6 +49,11 @@ class Parser(argparse.ArgumentParser):
         verb = self.prog.partition(" ")[2] or self.prog
         line = re.sub(r"^argument (-[^:]*): (.*: allowed)", r"\1 \2", " ".join(message.split()))
         self.exit(1, f"{verb}: {line.removeprefix('argument ')}\n")
+
+
+def spell_bytes(count: float) -> str:
+    """In the unit that fits, of powers of 1,000."""
+    return decimal(round(count), precision=2)
 
 
 def read_count(flag: str, text: Any, low: int, high: int = LARGEST) -> int:

@@ -406,7 +406,7 @@ BAD = {
         "--active 9 4: allowed is 1 to a rank's 8 experts",
     ),
     "a trace for ranks": (
-        (*SHARDED, "--trace", "x"),
+        (*SHARDED, "--trace", "{trace}"),
         "--trace with --ep-size: it tells no rank's experts; allowed is --active, the fullest's",
     ),
     "experts of several policies": (
@@ -436,7 +436,7 @@ BAD = {
     ),
     "a batch that stays vanilla": (
         ("--batch", "1", *compare("xshare")),
-        "--compare xshare: --batch: a step of 1 rows stays vanilla (min_tokens); allowed is one in which it selects",
+        "--compare xshare: --batch 1: a step of 1 rows stays vanilla (min_tokens); allowed is one in which it selects",
     ),
     "more active than there are": (
         ("--active", "65", "10"),
@@ -448,9 +448,10 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line(case, capsys):
+def test_bad_input_is_one_line(case, tmp_path, capsys):
     more, line = BAD[case]
-    assert say("--model", TINY, "--gpu", "h100", "--batch", 16, *more) == 1
+    (trace := tmp_path / "trace.jsonl").write_text("")
+    assert say("--model", TINY, "--gpu", "h100", "--batch", 16, *(word.replace("{trace}", str(trace)) for word in more)) == 1
     assert capsys.readouterr() == ("", f"check: {line}\n")
 
 

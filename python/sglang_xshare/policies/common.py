@@ -27,7 +27,7 @@ _COUNT = "an integer of at least 1"
 COMMON_KEYS = {
     "phases": CommonKey(f"a list of {' and '.join(map(repr, PHASES))}", "the forwards it selects in"),
     "min_tokens": CommonKey(_COUNT, "a step of fewer router rows is vanilla", 2),
-    "max_tokens": CommonKey(_COUNT, "a step of more router rows is vanilla; off: no limit"),
+    "max_tokens": CommonKey(_COUNT, "a step of more router rows is vanilla; null: no limit"),
     "rows": CommonKey(
         "'batch' or 'rank'",
         "where each rank routes its own rows (--moe-a2a-backend): select among those of all, gathered, or its own",

@@ -74,7 +74,8 @@ def print_answer(answer: dict[str, Any]) -> None:
         table.add_row(key, value if isinstance(value, str) else json.dumps(value), "" if key in answer else "default")
     console.print(table)
     steps = ", ".join(f"{name} {count}" for name, count in since["outcomes"].items() if count) or "none"
-    console.print(f"plan {answer.get('plan_hash', '-')}; switches: {answer['switches']}; steps since the last: {steps}")
+    trial = ", a trial of a search that will put another back" if answer.get("trial") else ""
+    console.print(f"plan {answer.get('plan_hash', '-')}{trial}; switches: {answer['switches']}; steps since the last: {steps}")
     if since["layer_steps"]:
         experts = f"{since['mean_before']:.1f} -> {since['mean_after']:.1f}"
         console.print(f"active experts of a layer and step: {experts}; kept mass: {since['mean_kept_mass']:.4f}")

@@ -19,9 +19,11 @@ from ..console import open_console, whole
 from ..files import try_folder
 from ..keys import read_object
 from ..live.client import PolicyError, add_server, find_keys
+from ..plan import SelectionPlan
 from ..policies.registry import build_plan
 from ..policies.spelling import SPELLING, parse_policy
-from .hold import Switched
+from ..types import Router
+from .hold import Hold, Switched
 from .plans import VANILLA_SETTING, Layers, group_layers, join_batches
 from .texts import Sample, read_samples
 
@@ -91,16 +93,16 @@ def tune(arguments: argparse.Namespace) -> None:
     from .server import Server
 
     server = Server(arguments.url, *find_keys(arguments))
-    answer = server.get_policy()
-    _check_graphs(answer)
+    hold, console = Hold(server), open_console()
+    _check_server(hold.before, arguments)
     try_folder("--out", arguments.out)
-    groups = group_layers(answer["limits"]["moe_layers"], arguments.groups)
-    count = max(arguments.samples, *arguments.batches)
-    samples = read_samples(arguments.texts, server.tokenize, arguments.prompt, arguments.tokens, count)
+    groups = group_layers(hold.before["limits"]["moe_layers"], arguments.groups)
+    asked, batch = (arguments.prompt, arguments.tokens, arguments.samples), max(arguments.batches)
+    samples = read_samples(arguments.texts, server.tokenize, *asked, batch=batch)
     check_asked(arguments.out, server.get_model(), groups, samples)
-    gauge = Gauge(server, dict(zip(("tuning", "held out"), samples, strict=True)))
+    gauge = Gauge(server, dict(zip(("tuning", "held out"), samples, strict=True)), hold)
     bench = Bench(gauge, arguments.out / "trace.jsonl")
-    console = open_console()
+    console.print(f"At the end it puts back: {hold}", soft_wrap=True)
     found: list[Found] = []
     try:
         with _interrupted():
@@ -110,7 +112,8 @@ def tune(arguments: argparse.Namespace) -> None:
                     found.append(search(bench, groups, arguments.policies, batch, arguments.tolerance, told.tell))
                 print_found(found[-1], console)
     finally:
-        gauge.hold.restore()
+        if hold.restore():
+            console.print(f"Put back: {hold}", soft_wrap=True)
     policy = join_batches(
         {one.batch: one.chosen.settings if one.chosen else {groups[0]: VANILLA_SETTING} for one in found}
     )
@@ -138,9 +141,21 @@ def _interrupted() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _check_graphs(answer: dict[str, Any]) -> None:
-    """Refuse a server whose CUDA graphs have captured no selection: they would follow no switch."""
-    if answer["limits"]["captured_rows"] and answer["policy"] in ("observe", VANILLA_SETTING):
+def _check_server(answer: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Refuse settings and batches that the server cannot have, and one whose CUDA graphs have captured no selection:
+    they would follow no switch.
+    """
+    limits, largest = answer["limits"], max(arguments.batches)
+    for setting in arguments.policies:
+        try:
+            plan, router = _build(setting), Router(**limits["router"])
+            plan.check(router, len(plan.order or ()) or router.top_k, ranks=2)
+        except ValueError as error:
+            raise ValueError(f"POLICY {setting}: {error}") from None
+    if limits["most_rows"] is not None and largest > limits["most_rows"]:
+        reason = f"the server decodes {limits['most_rows']} at a time; allowed are as many, or more there"
+        raise ValueError(f"--batches {largest}: {reason} (--max-running-requests)")
+    if limits["captured_rows"] and answer["policy"] in ("observe", VANILLA_SETTING):
         reason = f"its CUDA graphs were captured under {answer['policy']} and follow no switch"
         raise ValueError(
             f"{reason}; allowed is a server started with the tightest setting that has a budget, such as "
@@ -190,12 +205,16 @@ def _share(text: str) -> float:
     return value
 
 
+def _build(setting: str) -> SelectionPlan:
+    name, keys = parse_policy(setting)
+    if name in (VANILLA_SETTING, "observe"):
+        raise ValueError(f"policy {setting!r}: allowed is one that selects")
+    return build_plan({"policy": name, **keys})
+
+
 def _setting(text: str) -> str:
     try:
-        name, keys = parse_policy(text)
-        if name in (VANILLA_SETTING, "observe"):
-            raise ValueError(f"policy {text!r}: allowed is one that selects")
-        build_plan({"policy": name, **keys})
+        _build(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

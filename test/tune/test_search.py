@@ -124,7 +124,8 @@ def test_what_is_in_the_trace_is_not_measured_again(texts, tmp_path):
 @pytest.fixture
 def server(monkeypatch):
     fake = FakeServer()
-    monkeypatch.setattr("sglang_xshare.tune.server.Server", lambda url, *keys: fake)
+    for name in ("server.Server", "command.Client"):
+        monkeypatch.setattr(f"sglang_xshare.tune.{name}", lambda url, *keys: fake)
     return fake
 
 

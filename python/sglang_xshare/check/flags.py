@@ -93,7 +93,7 @@ def check_known(words: Sequence[str]) -> None:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
+        raise ValueError(message.removeprefix("argument "))
 
 
 def read_flags(flags: Sequence[str]) -> ServerFlags:

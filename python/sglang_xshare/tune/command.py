@@ -18,7 +18,7 @@ import orjson
 from ..console import open_console, whole
 from ..files import try_folder
 from ..keys import read_object
-from ..live.client import PolicyError, add_server, find_keys
+from ..live.client import Client, PolicyError, add_server, find_keys
 from ..plan import SelectionPlan
 from ..policies.registry import build_plan
 from ..policies.spelling import SPELLING, parse_policy
@@ -84,7 +84,10 @@ def tune(arguments: argparse.Namespace) -> None:
     """Search for every batch size, and leave plan.json, report.json and front.png. The server has its own policy again
     afterwards, whatever happens, unless somebody else has switched it.
     """
-    # They import torch, for which the other verbs need not wait.
+    hold, console = Hold(Client(arguments.url, *find_keys(arguments))), open_console()
+    _check_server(hold.before, arguments)
+    try_folder("--out", arguments.out)
+    # They import torch, for which neither the other verbs nor what is refused need wait.
     from .gauge import Gauge
     from .measure import Bench
     from .progress import Told
@@ -93,9 +96,6 @@ def tune(arguments: argparse.Namespace) -> None:
     from .server import Server
 
     server = Server(arguments.url, *find_keys(arguments))
-    hold, console = Hold(server), open_console()
-    _check_server(hold.before, arguments)
-    try_folder("--out", arguments.out)
     groups = group_layers(hold.before["limits"]["moe_layers"], arguments.groups)
     asked, batch = (arguments.prompt, arguments.tokens, arguments.samples), max(arguments.batches)
     samples = read_samples(arguments.texts, server.tokenize, *asked, batch=batch)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..live import ADDED
-from ..live.client import PolicyError
+from ..live.client import Client, PolicyError
 from ..policies.spelling import spell_policy
-
-if TYPE_CHECKING:
-    from .server import Server
 
 
 class Switched(PolicyError):
@@ -24,7 +21,7 @@ class Hold:
     Raises `Switched`, having changed nothing, and `PolicyError` as the server does and for a server under trial.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Client) -> None:
         self.server = server
         self.before = server.get_policy()
         if self.before["trial"]:

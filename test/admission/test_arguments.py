@@ -150,8 +150,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "--expert-policy-trace /tmp/trace with --expert-policy vanilla",
     ),
     "trace in no folder": (
-        {"expert_policy": "xshare", "expert_policy_trace": "/nowhere/trace.jsonl"},
-        "--expert-policy-trace /nowhere/trace.jsonl",
+        {"expert_policy": "xshare", "expert_policy_trace": "/proc/trace.jsonl"},
+        "--expert-policy-trace /proc/trace.jsonl",
     ),
     "trace is a folder": ({"expert_policy": "xshare", "expert_policy_trace": "/"}, "--expert-policy-trace /"),
     "moe-spec without speculation": (

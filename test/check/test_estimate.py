@@ -229,7 +229,7 @@ def test_a_step_that_makes_no_sense_is_not_told(write, capsys):
     out, err = capsys.readouterr()
     assert "step, ms" not in out
     assert err.startswith(
-        "check: not answered: the time of a step: --batch 16 with --context 1,000,000 takes 1,572.86 GB"
+        "check: not answered: the time of a step: --batch 16 with --context 1,000,000 takes 1.57 TB"
     )
 
 
@@ -497,6 +497,7 @@ def test_a_key_that_is_missing_is_not_replaced_by_another(key, write, tmp_path, 
     says = f"--model {tmp_path}: config.json: {key} is missing; {COUNT} at least 1"
     out, err = capsys.readouterr()
     assert err == f"check: not answered: weights and what depends on them: {says}\n"
+    assert "served" not in out
     assert "weights " not in out.replace("weights and what", "")
     mixtral = config | {"architectures": ["MixtralForCausalLM"], "vocab_size": 9}
     assert read_weights(write(mixtral)).expert == 3 * 2048 * (6144 if key == "moe_intermediate_size" else 768) * 2

@@ -77,7 +77,7 @@ def test_the_table_lists_everything(capsys):
 def test_the_keys_of_every_policy_are_listed_with_range_and_default(capsys):
     assert main(["policies", "oea"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    for name, default in (("phases", "the"), ("min_tokens", "2"), ("max_tokens", "off"), ("layers", "{}")):
+    for name, default in (("phases", "the"), ("min_tokens", "2"), ("max_tokens", "null"), ("layers", "{}")):
         assert [row for row in rows if row[:2] == [name, default]], name
     assert main(["policies", "vanilla", "oea", "moe-spec", "--json"]) == 0
     vanilla, oea, moe_spec = json.loads(capsys.readouterr().out)

@@ -79,7 +79,7 @@ def check_known(words: Sequence[str]) -> None:
         raise ValueError(f"unrecognized arguments: {stray}; allowed are flags, such as --model {stray}")
     try:
         root = find_tree().root / "sglang" / "srt"
-    except PatchError:
+    except (PatchError, ModuleNotFoundError):
         return
     files = [root / "server_args.py", *root.glob("arg_groups/**/*.py")]
     text = "\n".join(file.read_text() for file in files)

@@ -1,5 +1,6 @@
 """Flags and their errors: one line each, which names the flag, its value and what is allowed."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -211,6 +212,6 @@ def test_trace_on_a_read_only_file_is_refused(tmp_path, monkeypatch):
     file = Path(tmp_path / "trace.jsonl")
     file.touch()
     # Root may write anywhere, so the answer of a read-only file system is given here.
-    monkeypatch.setattr("os.access", lambda path, mode: False)
+    monkeypatch.setattr(Path, "open", lambda file, mode: os.open("/proc/none", os.O_WRONLY))
     with refused(f"--expert-policy-trace {file}"):
         read(expert_policy="xshare", expert_policy_trace=str(file))

@@ -61,7 +61,8 @@ def _answer(
 ) -> Iterator[tuple[list[int], list[int]]]:
     """(tokens of the answer alone, those beside the others) of each prompt."""
     for prompt in asked:
-        found = (server.generate(some, max_new_tokens=tokens, ignore_eos=True) for some in ([prompt], [prompt, *others]))
+        batches = [prompt], [prompt, *others]
+        found = (server.generate(batch, max_new_tokens=tokens, ignore_eos=True) for batch in batches)
         alone, beside = (answers[0]["output_ids"] for answers in found)
         yield alone, beside
 

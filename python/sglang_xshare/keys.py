@@ -54,7 +54,7 @@ class Key:
         if value is None and self.optional:
             return None
         if not self._accepts(value):
-            raise ValueError(f"{name} = {spell_value(value)}: allowed is {self.allowed}")
+            raise ValueError(f"{name} = {as_json(value)}: allowed is {self.allowed}")
         return self.kind(value)
 
     def _accepts(self, value: Any) -> bool:
@@ -70,7 +70,7 @@ class Key:
         return bool(self.low <= value <= self.high) and not (self.above_low and value == self.low)
 
 
-def spell_value(value: Any) -> str:
+def as_json(value: Any) -> str:
     """A value as JSON has it, whose text stands in single quotes."""
     return repr(value) if isinstance(value, str) else json.dumps(value, default=repr)
 

@@ -75,7 +75,7 @@ def test_what_sglang_says_of_a_configuration_file_is_one_line_too(tmp_path):
         raise ValueError("Unsupported option\n'x'")
 
     (file := tmp_path / "server.yaml").write_text("tp: 2")
-    with pytest.raises(hooks.Refused, match="^--config: Unsupported option 'x'$"):
+    with pytest.raises(hooks.Refused, match=r"^--config: Unsupported option 'x'$"):
         hooks.merge_config(merge, ["--config", str(file)])
     assert hooks.merge_config(lambda argv: ["--tp", "2", *argv], ["--dp", "2"]) == ["--tp", "2", "--dp", "2"]
 

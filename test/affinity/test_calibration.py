@@ -102,7 +102,10 @@ def test_the_command_writes_a_table(tiny_model: Path, tmp_path: Path, capsys: py
     [
         ({"--model": "/nowhere"}, "--model /nowhere/config.json: No such file or directory"),
         ({"--texts": "/nowhere"}, "--texts /nowhere: no *.txt there"),
-        ({"--out": "/nowhere/file"}, "--out /nowhere/file: No such file or directory; allowed is a file that can be written"),
+        (
+            {"--out": "/nowhere/file"},
+            "--out /nowhere/file: No such file or directory; allowed is a file that can be written",
+        ),
         ({"--out": "."}, "--out .: not a file; allowed is a file that can be written"),
         ({"--out": "/proc/none"}, "--out /proc/none: No such file or directory; allowed is a file that can be written"),
         ({"--dimensions": "8"}, "--dimensions 8: allowed is an integer of 16 to 64"),

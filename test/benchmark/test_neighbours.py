@@ -30,7 +30,10 @@ class FakeServer:
         assert ignore_eos
         changed = self.policy == "xshare" and len(prompts) == 5
         second = (1 if changed and prompt[0] % 2 == 0 else 0 for prompt in prompts)
-        return [{"output_ids": [prompt[0], other, 9][:max_new_tokens]} for prompt, other in zip(prompts, second)]
+        return [
+            {"output_ids": [prompt[0], other, 9][:max_new_tokens]}
+            for prompt, other in zip(prompts, second, strict=True)
+        ]
 
 
 def test_it_counts_the_answers_that_differ_and_tells_where(monkeypatch, tmp_path, capsys):

@@ -392,10 +392,18 @@ def test_ranks_that_do_not_divide_the_model_are_refused_but_on_a_cpu(patched_rel
 @pytest.mark.parametrize(
     ("model", "tp_size", "line"),
     [
-        ({"num_attention_heads": 12, "num_key_value_heads": 4}, 6, "allowed is a divisor of num_key_value_heads 4, or a"),
+        (
+            {"num_attention_heads": 12, "num_key_value_heads": 4},
+            6,
+            "allowed is a divisor of num_key_value_heads 4, or a",
+        ),
         ({"num_attention_heads": 12, "num_key_value_heads": 4}, 12, None),
         ({"num_attention_heads": 12, "num_key_value_heads": 12, "kv_lora_rank": 512}, 6, None),
-        ({"num_attention_heads": 12, "moe_intermediate_size": 10}, 4, "allowed is a divisor of moe_intermediate_size 10"),
+        (
+            {"num_attention_heads": 12, "moe_intermediate_size": 10},
+            4,
+            "allowed is a divisor of moe_intermediate_size 10",
+        ),
     ],
 )
 def test_heads_and_columns_are_shared_out_as_sglang_does(model, tp_size, line):

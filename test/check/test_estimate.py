@@ -228,9 +228,7 @@ def test_a_step_that_makes_no_sense_is_not_told(write, capsys):
     assert say(*asked, "--gpu", "h100", "--context", "1000000") == 1
     out, err = capsys.readouterr()
     assert "step, ms" not in out
-    assert err.startswith(
-        "check: not answered: the time of a step: --batch 16 with --context 1,000,000 takes 1.57 TB"
-    )
+    assert err.startswith("check: not answered: the time of a step: --batch 16 with --context 1,000,000 takes 1.57 TB")
 
 
 def test_active_experts_and_bandwidth_as_given(write, capsys):
@@ -451,7 +449,10 @@ BAD = {
 def test_bad_input_is_one_line(case, tmp_path, capsys):
     more, line = BAD[case]
     (trace := tmp_path / "trace.jsonl").write_text("")
-    assert say("--model", TINY, "--gpu", "h100", "--batch", 16, *(word.replace("{trace}", str(trace)) for word in more)) == 1
+    assert (
+        say("--model", TINY, "--gpu", "h100", "--batch", 16, *(word.replace("{trace}", str(trace)) for word in more))
+        == 1
+    )
     assert capsys.readouterr() == ("", f"check: {line}\n")
 
 

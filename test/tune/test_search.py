@@ -309,14 +309,33 @@ def test_a_trial_is_never_put_back(texts, tmp_path, server, capsys):
     assert tune(texts, tmp_path / "first") == 0
     out, err = capsys.readouterr()
     assert second == [1]
-    assert err.startswith("tune: http://fake: its policy is another search's trial; allowed is to wait for its end; or,")
+    assert err.startswith(
+        "tune: http://fake: its policy is another search's trial; allowed is to wait for its end; or,"
+    )
     assert (server.policy, server.trial) == (own, False)
     assert "At the end it puts back: oea:k0=3\n" in out
     assert "\nPut back: oea:k0=3\n" in out
 
 
 def test_a_policy_may_stand_behind_flags(texts, tmp_path, server, capsys):
-    assert main(["tune", "http://fake", "--texts", str(texts), SETTINGS[1], "--tolerance", "5%", SETTINGS[2], *SMALL, "--out", str(tmp_path / "out")]) == 0
+    assert (
+        main(
+            [
+                "tune",
+                "http://fake",
+                "--texts",
+                str(texts),
+                SETTINGS[1],
+                "--tolerance",
+                "5%",
+                SETTINGS[2],
+                *SMALL,
+                "--out",
+                str(tmp_path / "out"),
+            ]
+        )
+        == 0
+    )
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     tried = {one["name"] for options in report["batches"][0]["options"].values() for one in options}
     assert tried <= {VANILLA_SETTING, *SETTINGS[1:3]}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import read_json, try_file
-from ..keys import read_object, spell_value
+from ..keys import as_json, read_object
 from ..policies.common import SPECULATES
 from ..policies.schedule import Schedule, build_schedule
 from ..policies.spelling import parse_policy
@@ -86,7 +86,8 @@ def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     name, spelt = parse_policy(policy)
     for key, value in keys.items():
         if key in spelt:
-            raise ValueError(f"{key} = {spell_value(spelt[key])} and {spell_value(value)}: allowed is one of the two flags for a key")
+            both = f"{as_json(spelt[key])} and {as_json(value)}"
+            raise ValueError(f"{key} = {both}: allowed is one of the two flags for a key")
     return name, {**spelt, **keys}
 
 

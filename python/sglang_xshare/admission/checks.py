@@ -32,8 +32,8 @@ GIVEN, RESOLVED, STARTED = "given", "resolved", "started"
 server that starts here: `sglang-xshare check` tells of servers that start elsewhere, and leaves these out.
 """
 PLACEMENT, STAGE, AFFINITY, ANY = "placement", "stage", "affinity", "any"
-"""Parts of the arguments: `--expert-placement`; a policy or masked padding rows; expert-affinity dispatch; whatever they
-are, as `sglang-xshare check` judges servers without a flag of ours too.
+"""Parts of the arguments: `--expert-placement`; a policy or masked padding rows; expert-affinity dispatch; whatever
+they are, as `sglang-xshare check` judges servers without a flag of ours too.
 """
 
 

@@ -98,7 +98,8 @@ def _check_schedule(schedule: Schedule, weights: Weights, asked: Asked, flags: S
     rows = asked.batch * flags.draft_tokens
     reason = schedule.reason_to_skip("verify" if flags.draft_tokens > 1 else "decode", rows)
     if reason is not None:
-        raise ValueError(f"--batch {asked.batch}: a step of {rows} rows stays vanilla ({reason}); allowed is one in which it selects")
+        told = f"--batch {asked.batch}: a step of {rows} rows stays vanilla ({reason})"
+        raise ValueError(f"{told}; allowed is one in which it selects")
 
 
 def list_idle(asked: Asked, weights: Weights, flags: ServerFlags) -> list[str]:

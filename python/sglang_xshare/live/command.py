@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ..console import open_console
 from ..files import read_json
-from ..keys import spell_value
+from ..keys import as_json
 from ..policies.spelling import SPELLING, parse_policy
 from .client import Client, PolicyError, add_server, find_keys
 
@@ -57,9 +57,11 @@ def read_policy(arguments: argparse.Namespace) -> dict[str, Any]:
     if name is None and "policy" not in given:
         raise ValueError("no policy; allowed is one such as xshare:k0=1,add=6, or --config with a key policy")
     if name is not None and "policy" in given:
-        raise ValueError(f"{name} and policy = {spell_value(given['policy'])} in {arguments.config}; allowed is one of the two")
+        other = f"policy = {as_json(given['policy'])} in {arguments.config}"
+        raise ValueError(f"{name} and {other}; allowed is one of the two")
     for key in keys.keys() & given.keys():
-        raise ValueError(f"{key} = {spell_value(keys[key])} and {spell_value(given[key])}: allowed is one of the two for a key")
+        both = f"{as_json(keys[key])} and {as_json(given[key])}"
+        raise ValueError(f"{key} = {both}: allowed is one of the two for a key")
     return ({} if name is None else {"policy": name}) | keys | given
 
 
@@ -75,7 +77,8 @@ def print_answer(answer: dict[str, Any]) -> None:
     console.print(table)
     steps = ", ".join(f"{name} {count}" for name, count in since["outcomes"].items() if count) or "none"
     trial = ", a trial of a search that will put another back" if answer.get("trial") else ""
-    console.print(f"plan {answer.get('plan_hash', '-')}{trial}; switches: {answer['switches']}; steps since the last: {steps}")
+    plan = f"plan {answer.get('plan_hash', '-')}{trial}"
+    console.print(f"{plan}; switches: {answer['switches']}; steps since the last: {steps}")
     if since["layer_steps"]:
         experts = f"{since['mean_before']:.1f} -> {since['mean_after']:.1f}"
         console.print(f"active experts of a layer and step: {experts}; kept mass: {since['mean_kept_mass']:.4f}")

@@ -11,7 +11,7 @@ from ..admission.model import check_schedule
 from ..admission.modes import check_observed
 from ..admission.moe_model import read_model
 from ..admission.routers import check_plans
-from ..keys import spell_value
+from ..keys import as_json
 from ..policies.description import TOP_K_KEYS
 from ..policies.registry import get_policy
 from ..policies.schedule import Schedule, build_schedule
@@ -71,7 +71,7 @@ class Control:
         """
         schedule, is_trial = self._read(body), body.get("trial", False)
         if type(is_trial) is not bool:
-            raise ValueError(f"trial = {spell_value(is_trial)}: allowed is true or false")
+            raise ValueError(f"trial = {as_json(is_trial)}: allowed is true or false")
         warnings = self._check(schedule)
         self.stage.switch(schedule, reporter)
         self._is_trial = is_trial

@@ -27,15 +27,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser("benchmark.neighbours", __doc__)
     default = f"beside {BASELINE} (default: {' '.join(POLICIES)})"
     parser.add_argument("policies", nargs="*", type=selecting, default=POLICIES, help=default)
-    parser.add_count("prompts", 24, "prompts")
+    parser.add_count("prompts", 12, "prompts")
     parser.add_count("others", 12, "requests that are decoded beside one")
     parser.add_count("prompt", 32, "tokens a prompt")
-    parser.add_count("tokens", 64, "tokens an answer")
+    parser.add_count("tokens", 48, "tokens an answer")
     parser.add_record(BUILD / "neighbours")
     args = parser.parse_args(argv)
     record = parser.open_record("neighbours", args, argv)
     policies = [BASELINE, *dict.fromkeys(args.policies)]
-    if any(name not in record for name in policies):
+    missing = [name for name in policies if name not in record]
+    if missing:
         count = args.prompts + args.others
         sequences = load_sequences(TEXTS, TRAINED, args.prompt, -(-count // 4))
         prompts = sequences.take(sequences.mixing()).tokens[:count].tolist()
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         shape = {name: getattr(args, name) for name in ("prompts", "others", "prompt", "tokens")}
         answers: dict[str, list[list[int]]] = {}
         with Server(TRAINED, flags, name="neighbours") as server:
-            for name in policies:
+            for name in dict.fromkeys([BASELINE, *missing]):  # to whose answers the others' are compared
                 server.post("/expert_policy", parse_variant(name).body())
                 alone, beside = zip(*_answer(server, asked, others, args.tokens), strict=True)
                 answers[name] = list(alone)

@@ -313,7 +313,7 @@ BAD = {
         ["--model", "nobody/no-such-model"],
         "--model nobody/no-such-model: no config.json; allowed is a folder that has one, or a model that is cached",
     ),
-    "unknown flag": (["--model", str(TINY), "--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+    "unknown flag": (["--model", str(TINY), "--bogus-xyz"], "unrecognized arguments: --bogus-xyz"),
     "mistyped flag": (
         ["--model", str(TINY), "--tp-sise", "2"],
         "unrecognized arguments: --tp-sise; did you mean --tp-size?",

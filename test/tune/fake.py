@@ -54,7 +54,7 @@ class FakeServer:
             "mean_before": 40.0,
             "mean_kept_mass": 0.9,
         }
-        limits = {"moe_layers": list(WEIGHTS), "captured_rows": [4, 16] if self.captured else []}
+        limits: dict[str, Any] = {"moe_layers": list(WEIGHTS), "captured_rows": [4, 16] if self.captured else []}
         limits |= {"most_rows": 40, "router": {"top_k": 8, "renormalize": True}}
         counted = {"since_switch": since, "switches": len(self.switched), "trial": self.trial}
         return self.policy | counted | {"limits": limits}

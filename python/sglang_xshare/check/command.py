@@ -90,7 +90,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     given = _on_device(given, flags, gpu)
     # SGLang and huggingface_hub read it when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
-    weights = _read_weights(flags, given, unanswered, asks=bool(gpu or asked))
+    weights = _read_weights(flags.model, given, unanswered, asks=bool(gpu or asked))
     if weights is not None and asked is not None:
         _check_ranks(weights, flags)
         asked.schedules = {text: read_compared(text, weights, asked, flags) for text in options.compare}
@@ -149,19 +149,19 @@ def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> lis
     return [*given, "--device", "cuda"]
 
 
-def _read_weights(flags: ServerFlags, given: Sequence[str], unanswered: list[str], asks: bool) -> Weights | None:
+def _read_weights(model: str, given: Sequence[str], unanswered: list[str], asks: bool) -> Weights | None:
     """None where they cannot be told, which is then noted if anything `asks` for them. Raises ValueError for a model
     without config.json, in its folder or in Hugging Face's cache; of one that a configuration file names SGLang's
     checks say it.
     """
-    folder = Path(flags.model)
+    folder = Path(model)
     if not (folder / "config.json").is_file():
-        cached = None if folder.exists() else _find_cached(flags.model)
+        cached = None if folder.exists() else _find_cached(model)
         if cached is None:
             if not any(word.partition("=")[0] in FLAGS["model"] for word in given):
                 return None
             reason = "no config.json; allowed is a folder that has one, or a model that is cached"
-            raise ValueError(f"--model {flags.model}: {reason}")
+            raise ValueError(f"--model {model}: {reason}")
         folder = cached
     try:
         return read_weights(folder)

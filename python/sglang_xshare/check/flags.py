@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from ..console import LARGEST, read_count
 from ..files import read_server_file
+from ..hooks import FLAGS as FLAGS_OF_OURS
 from ..keys import suggest
 from ..patching.errors import PatchError
 from ..patching.tree import find_tree
@@ -83,7 +84,7 @@ def check_known(words: Sequence[str]) -> None:
         return
     files = [root / "server_args.py", *root.glob("arg_groups/**/*.py")]
     text = "\n".join(file.read_text() for file in files)
-    fields = re.findall(r"^    (\w+): ", text, re.MULTILINE)
+    fields = [*re.findall(r"^    (\w+): ", text, re.MULTILINE), *FLAGS_OF_OURS]
     known = {*re.findall(r"--[\w-]+", text), *("--" + name.replace("_", "-") for name in fields)}
     for flag in (word.partition("=")[0] for word in words if word.startswith("--")):
         switch = flag.replace("--no-", "--", 1)

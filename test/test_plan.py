@@ -1,5 +1,6 @@
 """A wrong plan is one clear line, and a plan knows what it can do."""
 
+import json
 import math
 from typing import Any
 
@@ -17,14 +18,14 @@ ORDER = {"ranking": "static", "order": [2, 0, 1]}
 
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
     # Types: nothing is converted.
-    ("xshare", {"k0": True}, "k0 = True"),
+    ("xshare", {"k0": True}, "k0 = true"),
     ("xshare", {"k0": "3"}, "k0 = '3'"),
     ("xshare", {"k0": 3.0}, "k0 = 3.0"),
-    ("xshare", {"k0": None}, "k0 = None"),
+    ("xshare", {"k0": None}, "k0 = null"),
     ("xshare", {"add": [24]}, "add = [24]"),
     ("xshare", {"mass": "0.5"}, "mass = '0.5'"),
-    ("xshare", {"mass": True}, "mass = True"),
-    ("xshare", {"mass": math.nan}, "mass = nan"),
+    ("xshare", {"mass": True}, "mass = true"),
+    ("xshare", {"mass": math.nan}, "mass = NaN"),
     ("xshare", {"utility": 1}, "utility = 1"),
     ("moe-spec", {"budget": 8, "coverage": "truncate", "rescue": 1}, "rescue = 1"),
     ("moe-spec", {**STATIC, "order": "012"}, "order = '012'"),
@@ -48,19 +49,19 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     ("dynamic-skip", {"beta": 1.5}, "beta = 1.5"),
     ("xshare", {"own_share": -0.1}, "own_share = -0.1"),
     ("oea", {"k0": 1, "own_share": 1.1}, "own_share = 1.1"),
-    ("xshare", {"own_share": math.nan}, "own_share = nan"),
-    ("xshare", {"own_share": None}, "own_share = None"),
+    ("xshare", {"own_share": math.nan}, "own_share = NaN"),
+    ("xshare", {"own_share": None}, "own_share = null"),
     ("xshare", {"balance": "even"}, "balance = 'even'"),
     ("moe-spec", {"budget": 8, "ranking": "votes"}, "ranking = 'votes'"),
     ("moe-spec", {"budget": 8, "coverage": "own"}, "coverage = 'own'"),
     # Permutations.
     *(
-        ("moe-spec", {**STATIC, "order": order}, f"order = {order!r}")
+        ("moe-spec", {**STATIC, "order": order}, f"order = {json.dumps(order)}")
         for order in ([], [0, 0, 1], [1, 2, 3], [0, 1, True], [0, 1.0], [0, [1]])
     ),
     # Names, and keys that are missing.
     ("nope", {}, "policy = 'nope'"),
-    ({"k0": 1}, {}, "policy = {'k0': 1}"),
+    ({"k0": 1}, {}, 'policy = {"k0": 1}'),
     ("oea", {"k0": 1, "add": 2}, "add = 2"),
     ("vanilla", {"k0": 1}, "k0 = 1"),
     ("custom", {"policy_": 1}, "policy_ = 1"),
@@ -68,15 +69,15 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     ("lynx-acc", {"min_votes": 2}, "confidence is missing"),
     ("dynamic-skip", {}, "beta is missing"),
     # Keys that rule each other out.
-    ("lynx-lat", {}, "retain = None, drop = None"),
+    ("lynx-lat", {}, "retain = null, drop = null"),
     ("lynx-lat", {"retain": 8, "drop": 8}, "retain = 8, drop = 8"),
     ("oea", {"k0": 3, "kmax": 2}, "kmax = 2"),
     ("xshare", {"balance": "fill"}, "balance = 'fill'"),
     ("xshare", {"balance": "level"}, "balance = 'level'"),
     ("moe-spec", {"budget": 2, "ranking": "static"}, "ranking = 'static'"),
-    ("moe-spec", {"budget": 2, "order": [1, 0]}, "order = (1, 0)"),
+    ("moe-spec", {"budget": 2, "order": [1, 0]}, "order = [1, 0]"),
     ("moe-spec", {"budget": 2, "utility": "squared", **ORDER}, "utility = 'squared'"),
-    ("moe-spec", {"budget": 2, "rescue": False}, "rescue = False"),
+    ("moe-spec", {"budget": 2, "rescue": False}, "rescue = false"),
     ("custom", {"budget": 2, "add": 1}, "budget = 2"),
     ("custom", {"confidence": 0.5, "mass": 0.5}, "confidence = 0.5"),
     ("custom", {"budget": 2, "drop": 1, "ranking": "votes"}, "drop = 1"),

@@ -15,6 +15,7 @@ from benchmark.common.table import Table
 from benchmark.cost.choices import tabulate_choices
 from benchmark.cost.report import tabulate_cost
 from benchmark.expert_sharding.report import tabulate_sharding
+from benchmark.neighbours import tabulate_neighbours
 from benchmark.quality.findings.report import tabulate_findings
 from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
@@ -54,6 +55,7 @@ TABLES = {
     "affinity-live": Source(("affinity-live",), tabulate_live),
     "balance-live": Source(("balance-live",), tabulate_balance_live),
     "choices": Source(("serving", "quality", "affinity", "affinity-live", "balance-live", "ranks"), tabulate_choices),
+    "neighbours": Source(("neighbours",), tabulate_neighbours),
     "tuning": Source(("tuning",), tabulate_tuning),
 }
 

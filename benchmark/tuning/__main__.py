@@ -17,7 +17,8 @@ from benchmark.quality.served import SERVER_ARGS
 from benchmark.tuning.offline import OfflineGauge, load_tokenizer
 from benchmark.tuning.report import plot_tuning, tabulate_tuning
 from benchmark.tuning.saving import describe, estimate_error, find_saved
-from sglang_xshare.tune.command import ASKED, GROUPS, SETTINGS, check_asked, several
+from sglang_xshare.console import whole
+from sglang_xshare.tune.command import ASKED, GROUPS, SETTINGS, check_asked
 from sglang_xshare.tune.gauge import Gauge
 from sglang_xshare.tune.measure import Bench, compare
 from sglang_xshare.tune.plans import VANILLA_SETTING, Layers, build_policy, group_layers
@@ -45,11 +46,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     text = "to choose from (default: tune's)"
     parser.add_argument("--settings", nargs="+", type=selecting, default=SETTINGS, help=text)
     parser.add_argument("--tolerances", nargs="+", type=_percent, default=[0.5, 1.0, 2.0], metavar="PERCENT")
-    parser.add_argument("--batches", nargs="+", type=several, default=[16], metavar="N", help="rows a step")
+    parser.add_argument("--batches", nargs="+", type=whole(2), default=[16], metavar="N", help="rows a step")
     parser.add_argument("--model", type=folder, default=TRAINED, help="a checkpoint (default: the shipped one)")
     parser.add_argument("--texts", type=folder, help="of *.txt (default: the model's heldout)")
     text = "texts to tune on, as many to confirm, and twice as many to compare on (default: 80)"
-    parser.add_argument("--samples", type=several, default=80, metavar="N", help=text)
+    parser.add_argument("--samples", type=whole(2), default=80, metavar="N", help=text)
     parser.add_count("prompt", 32, "tokens of each that are prefilled")
     parser.add_count("tokens", 96, "tokens of each that are decoded")
     parser.add_argument("--offline", action="store_true", help="by transformers, without a server")

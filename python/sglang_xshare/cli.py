@@ -12,7 +12,7 @@ from typing import Any
 
 from .affinity.command import add_parser as add_calibrate_parser
 from .check.command import add_parser as add_check_parser
-from .console import Parser
+from .console import Parser, whole
 from .live.command import add_parser as add_policy_parser
 from .live.top import add_parser as add_top_parser
 from .patching.cli import add_parser as add_patch_parser
@@ -57,15 +57,8 @@ def _add_policies_parser(subparsers: argparse._SubParsersAction[argparse.Argumen
     resolved = "the plan of one, every default resolved; after it may stand its --expert-policy-config"
     parser.add_argument("--show", action="store_true", help=resolved)
     verified = "with --show: of a server that verifies so many a request"
-    parser.add_argument("--draft-tokens", type=_positive, metavar="N", help=verified)
+    parser.add_argument("--draft-tokens", type=whole(), metavar="N", help=verified)
     parser.set_defaults(run=_run_policies)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number}: allowed is an integer of at least 1")
-    return number
 
 
 def _run_policies(arguments: argparse.Namespace) -> int:

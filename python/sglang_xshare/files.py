@@ -1,9 +1,13 @@
-"""Whether a verb can write what it will leave, tried before it works for it."""
+"""Files that a command line names: whether one can be written, tried before a verb works for it; keys read from one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
+
+from .keys import json_type, read_object
+from .refusal import ExpertPolicyError
 
 
 def try_folder(flag: str, folder: Path) -> None:
@@ -17,12 +21,46 @@ def try_folder(flag: str, folder: Path) -> None:
 
 
 def try_file(flag: str, file: Path) -> None:
-    """Open a file for writing, and leave it as it was. Raises ValueError in one line where that cannot be."""
-    existed = file.exists()
+    """Open a file for writing, or another in its folder: it is left as it was, also where several processes try it at
+    once. Raises ValueError in one line where that cannot be.
+    """
     try:
-        with file.open("ab"):
+        if file.exists() and not file.is_file():
+            raise OSError(0, "not a file")
+        with file.open("ab") if file.exists() else TemporaryFile(dir=file.parent):
             pass
-        if not existed:
-            file.unlink()
     except OSError as error:
         raise ValueError(f"{flag} {file}: {error.strerror}; allowed is a file that can be written") from None
+
+
+def read_json(flag: str, file: str, allowed: str = "a JSON file") -> dict[str, Any]:
+    """The keys of a JSON file. Raises `ExpertPolicyError`."""
+    try:
+        return read_object(Path(file).read_bytes())
+    except OSError as error:
+        reason = f"{error.strerror}; allowed is {allowed}"
+    except ValueError as error:
+        reason = str(error)
+    raise ExpertPolicyError(flag, " ".join(file.split()), reason)
+
+
+def read_server_file(file: str | None) -> dict[str, Any]:
+    """The keys of a server's `--config`, as SGLang takes it: YAML, named so. Raises ValueError in one line."""
+    if file is None:
+        return {}
+    allowed = "allowed is a YAML file of the server's flags, *.yaml"
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ImportError:
+        raise ValueError(f"--config {file}: reading it needs PyYAML; allowed are flags") from None
+    if Path(file).suffix.lower() not in (".yaml", ".yml"):
+        raise ValueError(f"--config {file}: {allowed}")
+    try:
+        found = yaml.safe_load(Path(file).read_text())
+    except OSError as error:
+        raise ValueError(f"--config {file}: {error.strerror}; {allowed}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"--config {file}: {' '.join(str(error).split())}; {allowed}") from None
+    if not isinstance(found or {}, dict):
+        raise ValueError(f"--config {file}: a {json_type(found)}; {allowed}")
+    return found or {}

@@ -6,6 +6,8 @@ comparison and every other function returns at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from . import affinity
@@ -39,6 +41,20 @@ class Refused(SystemExit, ValueError):
     Uncaught, Python prints the line and exits with status 1, without a traceback: what a server's user wants. It is a
     `ValueError` too, which is what a user of `Engine(...)` catches.
     """
+
+
+def merge_config(merge: Callable[[list[str]], list[str]], argv: list[str]) -> list[str]:
+    """SGLang's `merge` of a command line with its `--config`, of which it has read nothing yet. Raises `Refused` for a
+    file that cannot be read or holds what is no flag.
+    """
+    from .files import read_server_file
+
+    try:
+        read_server_file(next((file for flag, file in pairwise(argv) if flag == "--config"), None))
+        return merge(argv)
+    except ValueError as error:
+        line = " ".join(str(error).split())
+        raise Refused(line if line.startswith("--config ") else f"--config: {line}") from None
 
 
 def check_flags(server_args: Any) -> None:

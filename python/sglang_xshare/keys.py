@@ -54,7 +54,7 @@ class Key:
         if value is None and self.optional:
             return None
         if not self._accepts(value):
-            raise ValueError(f"{name} = {value!r}: allowed is {self.allowed}")
+            raise ValueError(f"{name} = {as_json(value)}: allowed is {self.allowed}")
         return self.kind(value)
 
     def _accepts(self, value: Any) -> bool:
@@ -68,6 +68,17 @@ class Key:
         if type(value) not in ((int, float) if self.kind is float else (self.kind,)):
             return False
         return bool(self.low <= value <= self.high) and not (self.above_low and value == self.low)
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON has it, whose text stands in single quotes."""
+    return repr(value) if isinstance(value, str) else json.dumps(value, default=repr)
+
+
+def json_type(value: Any) -> str:
+    """What JSON calls a value."""
+    names = {NoneType: "null", bool: "boolean", str: "string", list: "list", dict: "object"}
+    return names.get(type(value), "number")
 
 
 def accepts_none(hint: Any) -> bool:
@@ -88,7 +99,7 @@ def read_object(text: str | bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise ValueError(f"malformed JSON ({error}); allowed is one JSON object") from None
     if not isinstance(found, dict):
-        raise ValueError(f"a JSON {type(found).__name__}; allowed is one JSON object")
+        raise ValueError(f"a JSON {json_type(found)}; allowed is one JSON object")
     try:
         json.loads(text, object_pairs_hook=collect)  # orjson keeps the last of two
     except ValueError as error:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
-from .keys import Key, accepts_none
+from .keys import Key, accepts_none, as_json
 from .types import Router
 
 UTILITIES = ("topk", "full", "squared")
@@ -73,7 +73,7 @@ class SelectionPlan:
         for name, key in KEYS.items():
             object.__setattr__(self, name, key.check(name, getattr(self, name)))
         for name, contradiction in _contradictions(self):
-            raise ValueError(f"{name} = {getattr(self, name)!r}: allowed only {contradiction}")
+            raise ValueError(f"{name} = {as_json(getattr(self, name))}: allowed only {contradiction}")
 
     @property
     def adds(self) -> bool:

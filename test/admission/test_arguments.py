@@ -1,5 +1,6 @@
 """Flags and their errors: one line each, which names the flag, its value and what is allowed."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -150,8 +151,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "--expert-policy-trace /tmp/trace with --expert-policy vanilla",
     ),
     "trace in no folder": (
-        {"expert_policy": "xshare", "expert_policy_trace": "/nowhere/trace.jsonl"},
-        "--expert-policy-trace /nowhere/trace.jsonl",
+        {"expert_policy": "xshare", "expert_policy_trace": "/proc/trace.jsonl"},
+        "--expert-policy-trace /proc/trace.jsonl",
     ),
     "trace is a folder": ({"expert_policy": "xshare", "expert_policy_trace": "/"}, "--expert-policy-trace /"),
     "moe-spec without speculation": (
@@ -211,6 +212,6 @@ def test_trace_on_a_read_only_file_is_refused(tmp_path, monkeypatch):
     file = Path(tmp_path / "trace.jsonl")
     file.touch()
     # Root may write anywhere, so the answer of a read-only file system is given here.
-    monkeypatch.setattr("os.access", lambda path, mode: False)
+    monkeypatch.setattr(Path, "open", lambda file, mode: os.open("/proc/none", os.O_WRONLY))
     with refused(f"--expert-policy-trace {file}"):
         read(expert_policy="xshare", expert_policy_trace=str(file))

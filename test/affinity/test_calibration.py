@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from benchmark.common.paths import ROOT
 from benchmark.quality.model import load_model as load_reference
 from benchmark.quality.model import router_logits
 from sglang_xshare.affinity.calibration import SAMPLES, calibrate, load_model, read_texts, watch_experts
@@ -16,6 +18,7 @@ from sglang_xshare.affinity.table import load_table
 from sglang_xshare.cli import main
 
 LENGTH = 64
+DRAFT = ROOT / "checkpoints" / "qwen3-moe-tiny-eagle3"
 
 
 @pytest.fixture(scope="module")
@@ -97,22 +100,29 @@ def test_the_command_writes_a_table(tiny_model: Path, tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"--model": "/nowhere"}, "--model /nowhere: no config.json there"),
+        ({"--model": "/nowhere"}, "--model /nowhere/config.json: No such file or directory"),
         ({"--texts": "/nowhere"}, "--texts /nowhere: no *.txt there"),
-        ({"--out": "/nowhere/file"}, "--out /nowhere/file: no folder /nowhere"),
-        ({"--out": "."}, "--out .: a folder; allowed is a file in one"),
+        (
+            {"--out": "/nowhere/file"},
+            "--out /nowhere/file: No such file or directory; allowed is a file that can be written",
+        ),
+        ({"--out": "."}, "--out .: not a file; allowed is a file that can be written"),
         ({"--out": "/proc/none"}, "--out /proc/none: No such file or directory; allowed is a file that can be written"),
-        ({"--dimensions": "8"}, "--dimensions 8: allowed is 16 to 64"),
-        ({"--length": "0"}, "--length 0: allowed is a whole number above 0"),
-        ({"--length": "100000"}, "no file of 100000 tokens"),
+        ({"--dimensions": "8"}, "--dimensions 8: allowed is an integer of 16 to 64"),
+        ({"--length": "0"}, "--length 0: allowed is an integer of 1 to 1,000,000,000"),
+        ({"--length": "100000"}, "--length 100000 with --tokens 100000, --texts"),
+        ({"--tokens": "255"}, "--length 256: allowed is --tokens, 255, at most"),
+        ({"--model": DRAFT}, "no experts in its config.json; allowed is a Mixture-of-Experts model"),
+        ({"--device": "foo"}, "--device foo: Expected one of cpu, cuda"),
+        ({"--device": "cuda:7"}, "--device cuda:7"),
     ],
-    ids=["model", "texts", "out", "out a folder", "out unwritable", "dimensions", "length", "too long"],
 )
 def test_wrong_arguments_are_one_line(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, str], said: str
 ) -> None:
     flags = {"--model": tiny_model, "--texts": tiny_model / "heldout", "--out": tmp_path / "t", **changed}
-    assert main(["calibrate", *(str(word) for pair in flags.items() for word in pair)]) == 1
+    with pytest.raises(SystemExit) if "integer" in said else nullcontext():
+        assert main(["calibrate", *(str(word) for pair in flags.items() for word in pair)]) == 1
     error = capsys.readouterr().err
     assert error.startswith("calibrate: ")
     assert said in error

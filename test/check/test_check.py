@@ -5,9 +5,11 @@ import logging
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import cache
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,11 +30,14 @@ from benchmark.common.paths import ROOT
 from benchmark.gpu.models import COMMON, CONFIGS
 from scripts.runners import FP8, write_model
 from served.release import CPU, LATEST, OLDER, make_env, older_releases_take_long
+from sglang_xshare.admission.model import check_heads
 from sglang_xshare.check.command import _on_device
 from sglang_xshare.check.flags import read_flags
 from sglang_xshare.check.resolve import _listening
 from sglang_xshare.check.table import spell_sizes
+from sglang_xshare.cli import main
 from sglang_xshare.gpus import GPUS, NVIDIA
+from sglang_xshare.refusal import ExpertPolicyError
 
 TINY = ROOT / "checkpoints" / "qwen3-moe-tiny"
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
@@ -222,9 +227,8 @@ def test_another_device_is_refused_wherever_it_is_named(tmp_path):
         with pytest.raises(ValueError, match=r"^--device cpu with --gpu: allowed is cuda, or either alone$"):
             _on_device(flags, read_flags(flags), GPUS["h100"])
     (tmp_path / "server.yaml").write_text("port: 3\n")
-    for config in ("server.yaml", "absent.yaml"):
-        flags = ["--config", str(tmp_path / config)]
-        assert _on_device(flags, read_flags(flags), GPUS["h100"]) == [*flags, "--device", "cuda"]
+    flags = ["--config", str(tmp_path / "server.yaml")]
+    assert _on_device(flags, read_flags(flags), GPUS["h100"]) == [*flags, "--device", "cuda"]
 
 
 def test_the_plan_is_the_models_and_what_has_no_effect_is_warned_of(patched_release):
@@ -309,10 +313,23 @@ BAD = {
         ["--model", "nobody/no-such-model"],
         "--model nobody/no-such-model: no config.json; allowed is a folder that has one, or a model that is cached",
     ),
-    "unknown flag": (["--model", str(TINY), "--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+    "unknown flag": (["--model", str(TINY), "--bogus-xyz"], "unrecognized arguments: --bogus-xyz"),
     "mistyped flag": (
         ["--model", str(TINY), "--tp-sise", "2"],
-        "unrecognized arguments: --tp-sise 2; did you mean --tp-size?",
+        "unrecognized arguments: --tp-sise; did you mean --tp-size?",
+    ),
+    "no flag": ([str(TINY)], f"unrecognized arguments: {TINY}; allowed are flags, such as --model {TINY}"),
+    "no model": (
+        ["--tp", "2"],
+        "--model: missing; allowed is a folder that has a config.json, or a model that is cached",
+    ),
+    "no configuration file": (
+        ["--config", "/nowhere.yaml"],
+        "--config /nowhere.yaml: No such file or directory; allowed is a YAML file of the server's flags, *.yaml",
+    ),
+    "no trace": (
+        ["--model", str(TINY), "--batch", "4", "--trace", "/nowhere"],
+        "--trace /nowhere: No such file or directory; allowed is a file of --expert-policy-trace",
     ),
     "another device": (
         ["--model", str(TINY), "--gpu", "h100", "--device", "cpu"],
@@ -330,6 +347,69 @@ def ask_badly(tree: Path) -> list[dict[str, str]]:
 def test_bad_input_is_one_line(case, patched_release):
     answer = ask_badly(patched_release(LATEST))[list(BAD).index(case)]
     assert answer == {"code": 1, "out": "", "err": f"check: {BAD[case][1]}\n"}
+
+
+def test_bad_input_is_told_before_sglang_is_imported(monkeypatch, capsys):
+    monkeypatch.setattr("sglang_xshare.check.command._judge", None)
+    for asked, line in BAD.values():
+        assert main(["check", *asked]) == 1
+        assert capsys.readouterr().err.startswith(f"check: {line.partition('; did')[0]}")
+
+
+@older_releases_take_long
+def test_no_flag_of_sglangs_parser_is_taken_for_a_wrong_one(release, patched_release):
+    code = """if True:
+        import argparse, json
+        from sglang.srt.server_args import ServerArgs
+        from sglang_xshare.check import flags
+        ServerArgs.add_cli_args(parser := argparse.ArgumentParser())
+        flags.entry_points = lambda group: ()
+        spelt = [one for one in parser._option_string_actions if one.startswith("--")]
+        flags.check_known(spelt)
+        print(len(spelt))
+    """
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, env=make_env(patched_release(release)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 400
+
+
+def test_ranks_that_do_not_divide_the_model_are_refused_but_on_a_cpu(patched_release):
+    """With a policy and without one; a CPU's ranks have been served so, with heads padded."""
+    asked = [["--json", "--model", str(TINY), "--tp", ranks] for ranks in ("3", "8", "64")]
+    gpus = [[*one, "--gpu", "h100", *more] for one in asked for more in ((), POLICY)]
+    answers = run_all(patched_release(LATEST), [*gpus, [*asked[0], *CPU]])
+    first = {"3": "3 ranks share it out; allowed is a divisor of num_attention_heads 4"}
+    first |= {"8": first["3"].replace("3 ranks", "8 ranks"), "64": first["3"].replace("3 ranks", "64 ranks")}
+    for flags, answer in zip(gpus, answers, strict=False):
+        report = json.loads(answer["out"])
+        assert (answer["code"], report["verdict"]) == (1, "refused")
+        says = f"--tp-size {flags[4]}: {first[flags[4]]}"
+        assert report["refusals"] == [{"by": "sglang-xshare", "says": says}]
+    assert json.loads(answers[-1]["out"])["verdict"] == "served"
+
+
+@pytest.mark.parametrize(
+    ("model", "tp_size", "line"),
+    [
+        (
+            {"num_attention_heads": 12, "num_key_value_heads": 4},
+            6,
+            "allowed is a divisor of num_key_value_heads 4, or a",
+        ),
+        ({"num_attention_heads": 12, "num_key_value_heads": 4}, 12, None),
+        ({"num_attention_heads": 12, "num_key_value_heads": 12, "kv_lora_rank": 512}, 6, None),
+        (
+            {"num_attention_heads": 12, "moe_intermediate_size": 10},
+            4,
+            "allowed is a divisor of moe_intermediate_size 10",
+        ),
+    ],
+)
+def test_heads_and_columns_are_shared_out_as_sglang_does(model, tp_size, line):
+    config = SimpleNamespace(device="cuda", tp_size=tp_size, ep_size=1, dp_size=1)
+    with pytest.raises(ExpertPolicyError, match=line) if line else nullcontext():
+        check_heads(config, SimpleNamespace(**model))
 
 
 def test_what_cannot_be_judged_is_said_and_the_rest_answered(patched_release):

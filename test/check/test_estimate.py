@@ -228,9 +228,7 @@ def test_a_step_that_makes_no_sense_is_not_told(write, capsys):
     assert say(*asked, "--gpu", "h100", "--context", "1000000") == 1
     out, err = capsys.readouterr()
     assert "step, ms" not in out
-    assert err.startswith(
-        "check: not answered: the time of a step: --batch 16 with --context 1,000,000 takes 1,572.86 GB"
-    )
+    assert err.startswith("check: not answered: the time of a step: --batch 16 with --context 1,000,000 takes 1.57 TB")
 
 
 def test_active_experts_and_bandwidth_as_given(write, capsys):
@@ -406,7 +404,7 @@ BAD = {
         "--active 9 4: allowed is 1 to a rank's 8 experts",
     ),
     "a trace for ranks": (
-        (*SHARDED, "--trace", "x"),
+        (*SHARDED, "--trace", "{trace}"),
         "--trace with --ep-size: it tells no rank's experts; allowed is --active, the fullest's",
     ),
     "experts of several policies": (
@@ -436,7 +434,7 @@ BAD = {
     ),
     "a batch that stays vanilla": (
         ("--batch", "1", *compare("xshare")),
-        "--compare xshare: --batch: a step of 1 rows stays vanilla (min_tokens); allowed is one in which it selects",
+        "--compare xshare: --batch 1: a step of 1 rows stays vanilla (min_tokens); allowed is one in which it selects",
     ),
     "more active than there are": (
         ("--active", "65", "10"),
@@ -448,9 +446,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line(case, capsys):
+def test_bad_input_is_one_line(case, tmp_path, capsys):
     more, line = BAD[case]
-    assert say("--model", TINY, "--gpu", "h100", "--batch", 16, *more) == 1
+    (trace := tmp_path / "trace.jsonl").write_text("")
+    assert (
+        say("--model", TINY, "--gpu", "h100", "--batch", 16, *(word.replace("{trace}", str(trace)) for word in more))
+        == 1
+    )
     assert capsys.readouterr() == ("", f"check: {line}\n")
 
 
@@ -496,6 +498,7 @@ def test_a_key_that_is_missing_is_not_replaced_by_another(key, write, tmp_path, 
     says = f"--model {tmp_path}: config.json: {key} is missing; {COUNT} at least 1"
     out, err = capsys.readouterr()
     assert err == f"check: not answered: weights and what depends on them: {says}\n"
+    assert "served" not in out
     assert "weights " not in out.replace("weights and what", "")
     mixtral = config | {"architectures": ["MixtralForCausalLM"], "vocab_size": 9}
     assert read_weights(write(mixtral)).expert == 3 * 2048 * (6144 if key == "moe_intermediate_size" else 768) * 2

@@ -252,6 +252,9 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "python -m benchmark.cost.ranks": Run(
         more="--experts 8 --active 4 8 --rows 8 --rounds 1 --hidden 16 --width 32 --out {scratch}", shows="Record: "
     ),
+    "python -m benchmark.neighbours": Run(
+        more="--prompts 2 --others 3 --prompt 8 --tokens 4 --out {scratch}", shows="Record: ", is_long=True
+    ),
     "python -m benchmark.cost": COST,
     "python -m benchmark.cost xshare:k0=1,add=24 --shapes 16x128 64x256": COST,
     "make eval TASKS=arithmetic_domain": SERVED_EVALUATION,

@@ -141,7 +141,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"policy": "xshare", "layers": {"0": 3}}, "layers '0' = 3"),
     ({"policy": "xshare", "min_tokens": 17}, "no batch would have min_tokens = 17 rows"),
     ({"policy": "oea", "k0": 0}, "k0 = 0"),
-    ({"policy": "xshare", "recapture": True}, "recapture = True"),
+    ({"policy": "xshare", "recapture": True}, "recapture = true"),
 ]
 
 

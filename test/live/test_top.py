@@ -217,4 +217,4 @@ def test_a_wrong_interval_is_one_line(interval, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["top", "http://h", f"--interval={interval}"])
     assert ended.value.code == 1
-    assert capsys.readouterr().err == f"top: --interval: {interval!r}: allowed are seconds from 0.1 to 3600\n"
+    assert capsys.readouterr().err == f"top: --interval {interval}: allowed are seconds from 0.1 to 3600\n"

@@ -39,7 +39,7 @@ def test_it_is_described_by_its_plans():
     [
         ({"plans": []}, r"^plans = \[\]: "),
         ({"plans": "xshare"}, r"^plans = 'xshare': "),
-        ({"plan": ["xshare"]}, r"^plan = \['xshare'\]: "),
+        ({"plan": ["xshare"]}, r'^plan = \["xshare"\]: '),
         ({"min_tokens": 4}, r"^min_tokens = 4: "),
         ({"plans": ["xshere"]}, r"^plans: xshere: policy = 'xshere': "),
         ({"plans": ["xshare:ad=3"]}, r"^plans: xshare:ad=3: ad = 3: "),

@@ -77,7 +77,7 @@ def test_the_table_lists_everything(capsys):
 def test_the_keys_of_every_policy_are_listed_with_range_and_default(capsys):
     assert main(["policies", "oea"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    for name, default in (("phases", "the"), ("min_tokens", "2"), ("max_tokens", "off"), ("layers", "{}")):
+    for name, default in (("phases", "the"), ("min_tokens", "2"), ("max_tokens", "null"), ("layers", "{}")):
         assert [row for row in rows if row[:2] == [name, default]], name
     assert main(["policies", "vanilla", "oea", "moe-spec", "--json"]) == 0
     vanilla, oea, moe_spec = json.loads(capsys.readouterr().out)
@@ -162,9 +162,12 @@ def test_near_misses_are_answered_with_the_nearest_name(policy, keys, message):
     [
         ([], "sglang-xshare: the following arguments are required: COMMAND"),
         (["nope"], "sglang-xshare: COMMAND: invalid choice: 'nope'"),
-        (["policies", "--nope"], "sglang-xshare: unrecognized arguments: --nope"),
+        (["policies", "--nope"], "policies: unrecognized arguments: --nope"),
+        (["policies", "--jsom"], "policies: unrecognized arguments: --jsom; did you mean --json?"),
+        (["policies", "--nope", "xshare", "--json", "oea"], "policies: unrecognized arguments: --nope"),
+        (["--nope", "policies"], "sglang-xshare: unrecognized arguments: --nope"),
         (["policy", "set"], "policy set: the following arguments are required: URL"),
-        (["tune", "--tolerance", "-3%"], "tune: --tolerance: '-3%': allowed is a share above 0"),
+        (["tune", "--tolerance", "-3%"], "tune: --tolerance -3%: allowed is a share above 0"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(argv, line, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sglang_xshare.live import ADDED
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.tune.server import Forced
 
@@ -28,11 +29,13 @@ class FakeServer:
         self.share = rows  # of a batch that a step has
         self.asked = 16
         self.policy: dict[str, Any] = {"policy": "xshare"}
+        self.trial = False
         self.switched: list[dict[str, Any]] = []
         self.intrude: Callable[[FakeServer], None] = lambda server: None  # before each batch that it decodes
 
     def set_policy(self, policy: dict[str, Any]) -> dict[str, Any]:
-        policy = {name: value for name, value in policy.items() if name not in ("limits", "since_switch", "switches")}
+        self.trial = policy.get("trial", False)
+        policy = {name: value for name, value in policy.items() if name not in ADDED}
         self.asked = 16
         self.policy = policy
         self.switched.append(policy)
@@ -51,8 +54,10 @@ class FakeServer:
             "mean_before": 40.0,
             "mean_kept_mass": 0.9,
         }
-        limits = {"moe_layers": list(WEIGHTS), "captured_rows": [4, 16] if self.captured else []}
-        return self.policy | {"since_switch": since, "limits": limits, "switches": len(self.switched)}
+        limits: dict[str, Any] = {"moe_layers": list(WEIGHTS), "captured_rows": [4, 16] if self.captured else []}
+        limits |= {"most_rows": 40, "router": {"top_k": 8, "renormalize": True}}
+        counted = {"since_switch": since, "switches": len(self.switched), "trial": self.trial}
+        return self.policy | counted | {"limits": limits}
 
     def get_model(self) -> str:
         return "fake"

@@ -124,12 +124,16 @@ def test_what_is_in_the_trace_is_not_measured_again(texts, tmp_path):
 @pytest.fixture
 def server(monkeypatch):
     fake = FakeServer()
-    monkeypatch.setattr("sglang_xshare.tune.server.Server", lambda url, *keys: fake)
+    for name in ("server.Server", "command.Client"):
+        monkeypatch.setattr(f"sglang_xshare.tune.{name}", lambda url, *keys: fake)
     return fake
 
 
+SMALL = ("--prompt", "8", "--tokens", "8", "--samples", "12")
+
+
 def tune(texts, out, *more, settings=SETTINGS):
-    flags = ["--texts", str(texts), "--out", str(out), "--prompt", "8", "--tokens", "8", "--samples", "12"]
+    flags = ["--texts", str(texts), "--out", str(out), *SMALL]
     return main(["tune", "http://fake", *settings, *flags, *(more or ("--tolerance", "5%"))])
 
 
@@ -245,11 +249,11 @@ def test_an_out_that_cannot_be_written_is_told_before_anything_is_measured(texts
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--tolerance", "-3%"), "--tolerance: '-3%': allowed is a share above 0"),
+        (("--tolerance", "-3%"), "--tolerance -3%: allowed is a share above 0"),
         (("--tolerance", "0"), "allowed is a share above 0 such as 0.5% or 0.005"),
-        (("--tolerance", "1%", "--batches", "0"), "allowed is a whole number above 0"),
-        (("--tolerance", "1%", "--batches", "1"), "1: allowed is a whole number from 2 up"),
-        (("--tolerance", "1%", "--samples", "1"), "1: allowed is a whole number from 2 up"),
+        (("--tolerance", "1%", "--batches", "0"), "--batches 0: allowed is an integer of 2 to 1,000,000,000"),
+        (("--tolerance", "1%", "--groups", "x"), "--groups x: allowed is an integer of 1 to 1,000,000,000"),
+        (("--tolerance", "1%", "--samples", "1"), "--samples 1: allowed is an integer of 2 to 1,000,000,000"),
     ],
 )
 def test_wrong_flags_are_one_line(texts, tmp_path, server, capsys, flags, message):
@@ -269,10 +273,72 @@ def test_a_setting_that_is_none_is_one_line(texts, tmp_path, server, capsys, pol
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_too_little_text_is_one_line(texts, tmp_path, server, capsys):
-    (texts / "3.txt").write_text("short")
-    assert tune(texts, tmp_path / "out") == 1
-    assert "3.txt: 0 samples of 17 tokens; 8 are needed of each of 4 files" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ("--samples 900", "--samples 900: --texts {texts}/0.txt has 464 samples of 17 tokens; allowed are 696, as of"),
+        ("--batches 4 99", "--batches 99: the server decodes 40 at a time; allowed are as many, or more there (--max-"),
+        ("--prompt 5000", "--prompt 5000: --texts {texts}/0.txt has 7,904 tokens; allowed are 3,951 of --prompt and"),
+        ("--tokens 5000", "--tokens 5000: --texts {texts}/0.txt has 7,904 tokens; allowed are 3,951 of --prompt and"),
+    ],
+)
+def test_the_flag_that_asks_for_more_than_there_is_is_named(flags, line, texts, tmp_path, server, capsys):
+    assert tune(texts, tmp_path / "out", "--tolerance", "5%", *flags.split()) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"tune: {line.format(texts=texts)}")
+    assert (err.count("\n"), server.switched) == (1, [])
+
+
+def test_a_setting_that_the_model_cannot_have_is_refused_first(texts, tmp_path, server, capsys):
+    assert tune(texts, tmp_path / "out", settings=["xshare:k0=1,add=2", "xshare:k0=99"]) == 1
+    assert capsys.readouterr().err == "tune: POLICY xshare:k0=99: k0 = 99: allowed is at most the model's top-k, 8\n"
+    assert (server.switched, (tmp_path / "out").exists()) == ([], False)
+
+
+def test_a_trial_is_never_put_back(texts, tmp_path, server, capsys):
+    """Two runs side by side: the second begins between two measurements of the first, which ends well."""
+    own = {"policy": "oea", "k0": 3}
+    server.policy = own
+    second: list[int] = []
+
+    def begin(fake):
+        fake.intrude = lambda fake: None
+        second.append(tune(texts, tmp_path / "second"))
+
+    server.intrude = begin
+    assert tune(texts, tmp_path / "first") == 0
+    out, err = capsys.readouterr()
+    assert second == [1]
+    assert err.startswith(
+        "tune: http://fake: its policy is another search's trial; allowed is to wait for its end; or,"
+    )
+    assert (server.policy, server.trial) == (own, False)
+    assert "At the end it puts back: oea:k0=3\n" in out
+    assert "\nPut back: oea:k0=3\n" in out
+
+
+def test_a_policy_may_stand_behind_flags(texts, tmp_path, server, capsys):
+    assert (
+        main(
+            [
+                "tune",
+                "http://fake",
+                "--texts",
+                str(texts),
+                SETTINGS[1],
+                "--tolerance",
+                "5%",
+                SETTINGS[2],
+                *SMALL,
+                "--out",
+                str(tmp_path / "out"),
+            ]
+        )
+        == 0
+    )
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    tried = {one["name"] for options in report["batches"][0]["options"].values() for one in options}
+    assert tried <= {VANILLA_SETTING, *SETTINGS[1:3]}
 
 
 def test_a_trace_of_other_samples_is_refused(texts, tmp_path, server, capsys):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..keys import read_object
+from ..files import read_json, try_file
+from ..keys import as_json, read_object
 from ..policies.common import SPECULATES
 from ..policies.schedule import Schedule, build_schedule
 from ..policies.spelling import parse_policy
@@ -87,7 +87,8 @@ def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     name, spelt = parse_policy(policy)
     for key, value in keys.items():
         if key in spelt:
-            raise ValueError(f"{key} = {spelt[key]!r} and {value!r}: allowed is one of the two flags for a key")
+            both = f"{as_json(spelt[key])} and {as_json(value)}"
+            raise ValueError(f"{key} = {both}: allowed is one of the two flags for a key")
     return name, {**spelt, **keys}
 
 
@@ -98,27 +99,25 @@ def read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
     refuse = partial(ExpertPolicyError, "--expert-policy-config", _one_line(config) or repr(config))
     if not isinstance(config, str):
         raise refuse(f"of type {type(config).__name__}; allowed is a dict, JSON text or a JSON file")
-    expected = "allowed is JSON text such as '{\"k0\": 1}' or a JSON file"
+    allowed = "JSON text such as '{\"k0\": 1}' or a JSON file"
     if not config.strip():
-        raise refuse(f"empty; {expected}")
-    text: str | bytes = config
+        raise refuse(f"empty; allowed is {allowed}")
     if not config.lstrip().startswith(("{", "[")):
-        try:
-            text = Path(config).read_bytes()
-        except OSError as error:
-            raise refuse(f"{error.strerror or error}; {expected}") from None
+        return read_json("--expert-policy-config", config, allowed)
     try:
-        return read_object(text)
+        return read_object(config)
     except ValueError as error:
         raise refuse(str(error)) from None
 
 
 def _check_trace(path: Path) -> Path:
     """Refuse a trace file that could not be written, before any weight loads."""
-    there = path.exists()
-    if (path.is_file() if there else path.parent.is_dir()) and os.access(path if there else path.parent, os.W_OK):
-        return path.resolve()
-    raise ExpertPolicyError("--expert-policy-trace", path, "not writable; allowed is the path of a writable file")
+    try:
+        try_file("--expert-policy-trace", path)
+    except ValueError:
+        reason = "not writable; allowed is the path of a writable file"
+        raise ExpertPolicyError("--expert-policy-trace", path, reason) from None
+    return path.resolve()
 
 
 def _one_line(config: Any) -> str:

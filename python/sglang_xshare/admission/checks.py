@@ -21,7 +21,7 @@ from .arguments import Arguments, read_arguments
 from .backend import check_experts, choose_runner, is_given
 from .draft import check_draft, check_draft_tokens
 from .expert_placement import check_placement, set_placement
-from .model import check_attention, check_path, check_schedule, check_weights
+from .model import check_attention, check_heads, check_path, check_schedule, check_weights
 from .modes import check_aligned, check_modes, check_observed, check_writers
 from .moe_model import MoeModel, read_model
 from .paging import check_paging
@@ -32,8 +32,10 @@ GIVEN, RESOLVED, STARTED = "given", "resolved", "started"
 """Before SGLang resolves the arguments, whose own errors are tracebacks; after, before weights load; and then, of a
 server that starts here: `sglang-xshare check` tells of servers that start elsewhere, and leaves these out.
 """
-PLACEMENT, STAGE, AFFINITY = "placement", "stage", "affinity"
-"""Parts of the arguments: `--expert-placement`; a policy or masked padding rows; expert-affinity dispatch."""
+PLACEMENT, STAGE, AFFINITY, ANY = "placement", "stage", "affinity", "any"
+"""Parts of the arguments: `--expert-placement`; a policy or masked padding rows; expert-affinity dispatch; whatever
+they are, as `sglang-xshare check` judges servers without a flag of ours too.
+"""
 
 
 class Start:
@@ -48,6 +50,8 @@ class Start:
 
     def asks(self, part: str) -> bool:
         """Whether the server is started with this part."""
+        if part == ANY:
+            return True
         if part == PLACEMENT:
             return self.get("expert_placement") is not None
         return is_asked(self.server_args) if part == AFFINITY else self.parsed is not None
@@ -158,6 +162,8 @@ CHECKS = (
     Check("policy again", RESOLVED, STAGE, _check_policy, after="policy"),
     # Ranks that do not divide the model's experts or heads, or slices that end within quantized blocks.
     Check("ranks", RESOLVED, PLACEMENT, lambda start: check_placement(start.server_args), after="placement"),
+    # Ranks that do not divide the model's heads or an expert's columns.
+    Check("heads", RESOLVED, ANY, lambda start: check_heads(start.config, start.loaded.hf_text_config)),
     # What `given modes` does, of what SGLang has made of them.
     Check("modes", RESOLVED, STAGE, lambda start: check_modes(start.config, is_given(start.server_args))),
     # Experts of a quantization that SGLang runs with no MoE runner that takes a policy's choice.

@@ -46,6 +46,24 @@ def check_weights(path: Any, load_format: str) -> None:
         raise ExpertPolicyError("--model-path", path, f"there are no weights in it; allowed is {allowed}")
 
 
+def check_heads(config: Any, text_config: Any) -> None:
+    """Raise `ExpertPolicyError` where the ranks do not divide a model's attention heads or an expert's columns, which
+    SGLang asserts in every rank as it loads. On a CPU it pads them.
+    """
+    if str(config.device) == "cpu":
+        return
+    attention = config.tp_size // attention_dp_size(config) // getattr(config, "attn_cp_size", 1)
+    slices = config.tp_size // config.ep_size // getattr(config, "moe_dp_size", 1)
+    shared = {"num_attention_heads": attention, "num_key_value_heads": attention, "moe_intermediate_size": slices}
+    for name, ranks in shared.items():
+        count, is_cached = getattr(text_config, name, None), name == "num_key_value_heads"
+        if type(count) is not int or (is_cached and getattr(text_config, "kv_lora_rank", None)):
+            continue
+        if count % ranks and not (is_cached and ranks % count == 0):  # fewer than ranks are held by several
+            allowed = f"a divisor of {name} {count}" + (", or a multiple" if is_cached else "")
+            raise ExpertPolicyError("--tp-size", config.tp_size, f"{ranks} ranks share it out; allowed is {allowed}")
+
+
 def check_attention(model: MoeModel, config: Any) -> None:
     """Raise `ExpertPolicyError` where upstream does not serve the model with the data-parallel attention asked for."""
     if attention_dp_size(config) > 1 and model.architecture not in GATHERED:

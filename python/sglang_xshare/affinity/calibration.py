@@ -15,17 +15,14 @@ from safetensors import SafetensorError
 from .projection import WIDTH, make_sketch, project
 from .table import Origin, Table, hash_tokenizer
 
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-"""As transformers names the files of a checkpoint's weights."""
 SAMPLES = 256
 """Pieces of text whose signatures a table keeps: 16 kB at 32 dimensions."""
 
 
 def load_model(folder: Path, device: str) -> Any:
-    """A checkpoint of transformers. Raises ValueError where `folder` holds none, or not all of one."""
+    """A checkpoint of transformers. Raises ValueError where `folder` does not hold all of one."""
     from transformers import AutoModelForCausalLM
 
-    _check_folder(folder)
     # Few CPUs multiply bfloat16 faster.
     dtype = torch.float32 if device == "cpu" else "auto"
     try:
@@ -36,25 +33,25 @@ def load_model(folder: Path, device: str) -> Any:
 
 def read_texts(texts: Path, model: Path, length: int, most: int) -> tuple[torch.Tensor, str]:
     """(pieces [pieces, length] of token ids, the sha256 of the texts) of every `*.txt` in the folder `texts`, at most
-    `most` tokens of each. Raises ValueError where there is no text, or no file that fills a piece.
+    `most` tokens of each. Raises ValueError without a tokenizer, and where no file fills a piece.
     """
     from transformers import AutoTokenizer
 
-    _check_folder(model)
-    files = sorted(texts.glob("*.txt"))
-    if not files:
-        raise ValueError(f"--texts {texts}: no *.txt there; allowed is a folder of texts like those to be served")
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--model {model}: no tokenizer ({error}); allowed is a whole checkpoint") from None
     digest = hashlib.sha256()
     pieces = []
-    for file in files:
+    for file in sorted(texts.glob("*.txt")):
         text = file.read_text()
         digest.update(text.encode() + b"\0")
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:most]
         pieces.append(torch.tensor(ids[: len(ids) // length * length]).long().view(-1, length))
     found = torch.cat(pieces)
     if not len(found):
-        raise ValueError(f"--texts {texts}: no file of {length} tokens; allowed are longer texts, or a lower --length")
+        short = f"--length {length} with --tokens {most}, --texts {texts}"
+        raise ValueError(f"{short}: no file gives so many; allowed are longer texts, or a lower --length")
     return found, digest.hexdigest()
 
 
@@ -123,10 +120,3 @@ def _sample(signatures: np.ndarray, pieces: torch.Tensor) -> np.ndarray:
     means = signatures[pieces[rows].numpy()].mean(1, dtype=np.float32)
     lengths = np.linalg.norm(means, axis=1, keepdims=True)
     return (means / np.maximum(lengths, 1e-6)).astype(np.float16)
-
-
-def _check_folder(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"--model {folder}: no config.json there; allowed is the folder of a checkpoint")
-    if not any(file for names in WEIGHTS for file in folder.glob(names)):
-        raise ValueError(f"--model {folder}: no weights there ({', '.join(WEIGHTS)}); allowed is a whole checkpoint")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..files import try_file
+from ..console import whole
+from ..files import read_json, try_file
+from ..stage.upstream.configuration import NUM_EXPERTS
 
 if TYPE_CHECKING:
     import torch
 
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+"""As transformers names the files of a checkpoint's weights."""
 DESCRIPTION = "measure the table of expert signatures that --expert-affinity takes, by letting a model read texts"
 
 
@@ -22,12 +27,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="a folder with the checkpoint")
     parser.add_argument("--texts", type=Path, required=True, metavar="DIR", help="a folder of *.txt, as to be served")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the table, a safetensors file")
-    parser.add_argument(
-        "--dimensions", type=int, default=32, metavar="N", help="of a signature, 16 to 64 (default: 32)"
-    )
-    parser.add_argument("--length", type=int, default=256, metavar="N", help="tokens read at once (default: 256)")
+    text = "of a signature, 16 to 64 (default: 32)"
+    parser.add_argument("--dimensions", type=whole(16, 64), default=32, metavar="N", help=text)
+    parser.add_argument("--length", type=whole(), default=256, metavar="N", help="tokens read at once (default: 256)")
     most = "tokens of each text at most (default: 100000)"
-    parser.add_argument("--tokens", type=int, default=100_000, metavar="N", help=most)
+    parser.add_argument("--tokens", type=whole(), default=100_000, metavar="N", help=most)
     parser.add_argument("--device", metavar="NAME", help="where the model runs (default: cuda where there is one)")
     parser.set_defaults(run=run)
 
@@ -44,16 +48,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    if not 16 <= arguments.dimensions <= 64:
-        raise ValueError(f"--dimensions {arguments.dimensions}: allowed is 16 to 64")
-    for name in ("length", "tokens"):
-        if getattr(arguments, name) < 1:
-            raise ValueError(f"--{name} {getattr(arguments, name)}: allowed is a whole number above 0")
-    if not arguments.out.parent.is_dir():
-        raise ValueError(f"--out {arguments.out}: no folder {arguments.out.parent}; allowed is a file in one")
-    if arguments.out.is_dir():
-        raise ValueError(f"--out {arguments.out}: a folder; allowed is a file in one")
+    if arguments.length > arguments.tokens:
+        raise ValueError(f"--length {arguments.length}: allowed is --tokens, {arguments.tokens}, at most")
     try_file("--out", arguments.out)
+    folder = arguments.model
+    config = json.dumps(read_json("--model", f"{folder}/config.json", "the folder of a checkpoint"))
+    if not any(f'"{name}"' in config for name in NUM_EXPERTS):  # at whatever depth
+        raise ValueError(f"--model {folder}: no experts in its config.json; allowed is a Mixture-of-Experts model")
+    if not any(file for names in WEIGHTS for file in folder.glob(names)):
+        raise ValueError(f"--model {folder}: no weights there ({', '.join(WEIGHTS)}); allowed is a whole checkpoint")
+    if not any(arguments.texts.glob("*.txt")):
+        allowed = "allowed is a folder of texts like those to be served"
+        raise ValueError(f"--texts {arguments.texts}: no *.txt there; {allowed}")
 
 
 def _calibrate(arguments: argparse.Namespace) -> None:
@@ -61,8 +67,13 @@ def _calibrate(arguments: argparse.Namespace) -> None:
 
     from .calibration import calibrate, load_model, read_texts
 
-    pieces, texts = read_texts(arguments.texts, arguments.model, arguments.length, arguments.tokens)
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"--device {device}: {reason}; allowed is cpu, or a device of torch's that is here") from None
+    pieces, texts = read_texts(arguments.texts, arguments.model, arguments.length, arguments.tokens)
     model = load_model(arguments.model, device)
     table = calibrate(model, arguments.model, pieces, texts, arguments.dimensions, progress=_show_progress)
     table.save(arguments.out)

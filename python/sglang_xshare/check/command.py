@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..console import read_count, spell_bytes
 from ..gpus import GPUS, NVIDIA, Gpu, find_gpu
 from ..patching.errors import PatchError
 from ..stage.upstream.server import resolved
 from .estimate import Asked, check_asked, estimate, list_idle, read_compared, read_served
-from .flags import FLAGS, ServerFlags, read_count, read_flags, read_number
+from .flags import FLAGS, ServerFlags, check_known, read_flags, read_number
+from .loads import read_trace
 from .memory import count_cache, describe_memory, describe_weights
-from .weights import Uncounted, Weights, read_weights
+from .weights import Incomplete, Uncounted, Weights, read_weights
 
 if TYPE_CHECKING:
     from .resolve import Resolution
@@ -80,12 +82,15 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     bandwidth = gpu.bandwidth if gpu else None
     if options.bandwidth is not None:
         bandwidth = read_number("--bandwidth", options.bandwidth, 0.001)
+    check_known(given)
     flags, asked = read_flags(given), _read_asked(options)
+    if flags.model is None:
+        raise ValueError("--model: missing; allowed is a folder that has a config.json, or a model that is cached")
     unanswered: list[str] = []
     given = _on_device(given, flags, gpu)
     # SGLang and huggingface_hub read it when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
-    weights = _read_weights(flags, given, unanswered if gpu or asked else [])
+    weights = _read_weights(flags.model, given, unanswered, asks=bool(gpu or asked))
     if weights is not None and asked is not None:
         _check_ranks(weights, flags)
         asked.schedules = {text: read_compared(text, weights, asked, flags) for text in options.compare}
@@ -111,6 +116,8 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
             idle = [{"by": "sglang-xshare", "says": says} for says in list_idle(asked, weights, flags)]
             report["warnings"] = report.get("warnings", []) + idle
     verdict = {True: "served", False: "refused", None: "not checked"}[report.get("served")]
+    if verdict == "served" and weights is None and unanswered:
+        verdict = "not checked"
     if not fits and not flags.paged and verdict != "refused":
         verdict = "does not fit"
     return report | {"verdict": verdict, "served": verdict == "served", "not_answered": unanswered}
@@ -129,7 +136,8 @@ def _read_asked(options: argparse.Namespace) -> Asked | None:
     context = CONTEXT if options.context is None else read_count("--context", options.context, 0)
     active = [read_number("--active", text, 1) for text in options.active or ()]
     batch = read_count("--batch", options.batch, 1)
-    return Asked(batch, context, active=(active[0], active[1]) if active else None, trace=options.trace)
+    trace = read_trace(options.trace) if options.trace else None
+    return Asked(batch, context, active=(active[0], active[1]) if active else None, trace=trace)
 
 
 def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> list[str]:
@@ -141,25 +149,25 @@ def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> lis
     return [*given, "--device", "cuda"]
 
 
-def _read_weights(flags: ServerFlags, given: Sequence[str], unanswered: list[str]) -> Weights | None:
-    """None where they cannot be told, which is then noted. Raises ValueError for a model without config.json, in its
-    folder or in Hugging Face's cache; of one that a configuration file names SGLang's checks say it.
+def _read_weights(model: str, given: Sequence[str], unanswered: list[str], asks: bool) -> Weights | None:
+    """None where they cannot be told, which is then noted if anything `asks` for them. Raises ValueError for a model
+    without config.json, in its folder or in Hugging Face's cache; of one that a configuration file names SGLang's
+    checks say it.
     """
-    if flags.model is None:
-        return None
-    folder = Path(flags.model)
+    folder = Path(model)
     if not (folder / "config.json").is_file():
-        cached = None if folder.exists() else _find_cached(flags.model)
+        cached = None if folder.exists() else _find_cached(model)
         if cached is None:
             if not any(word.partition("=")[0] in FLAGS["model"] for word in given):
                 return None
             reason = "no config.json; allowed is a folder that has one, or a model that is cached"
-            raise ValueError(f"--model {flags.model}: {reason}")
+            raise ValueError(f"--model {model}: {reason}")
         folder = cached
     try:
         return read_weights(folder)
     except Uncounted as error:
-        unanswered.append(f"weights and what depends on them: {error}")
+        if asks or isinstance(error, Incomplete):
+            unanswered.append(f"weights and what depends on them: {error}")
         return None
 
 
@@ -230,8 +238,8 @@ def _check_step(
     needed = asked.count_cached(flags) * count_cache(weights, flags)
     if needed > memory["left_bytes"]:
         asks = f"--batch {asked.batch} with --context {asked.context:,}"
-        allowed = f"left are {memory['left_bytes'] / 1e9:,.2f}, {memory['cache_tokens']:,} tokens"
-        unanswered.append(f"the time of a step: {asks} takes {needed / 1e9:,.2f} GB of KV cache on a GPU; {allowed}")
+        allowed = f"left are {spell_bytes(memory['left_bytes'])}, {memory['cache_tokens']:,} tokens"
+        unanswered.append(f"the time of a step: {asks} takes {spell_bytes(needed)} of KV cache on a GPU; {allowed}")
         return None
     return bandwidth
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,7 @@ from ..policies.spelling import parse_policy
 from ..types import Router
 from .flags import ServerFlags
 from .latency import FIXED, REACHED, estimate_step
-from .loads import ASSUMPTIONS, MOST_ROWS, Drawn, give, read_trace
+from .loads import ASSUMPTIONS, MOST_ROWS, Drawn, Trace, find_steps, give
 from .memory import divide
 from .published import find_name, list_published
 from .weights import Weights
@@ -37,7 +36,7 @@ class Asked:
     context: int
     schedules: dict[str, Schedule] = field(default_factory=dict)
     active: tuple[float, float] | None = None
-    trace: Path | None = None
+    trace: Trace | None = None
 
     def count_cached(self, flags: ServerFlags) -> int:
         """Tokens in the KV cache of the rank with most: each data-parallel group holds its own requests'."""
@@ -99,7 +98,8 @@ def _check_schedule(schedule: Schedule, weights: Weights, asked: Asked, flags: S
     rows = asked.batch * flags.draft_tokens
     reason = schedule.reason_to_skip("verify" if flags.draft_tokens > 1 else "decode", rows)
     if reason is not None:
-        raise ValueError(f"--batch: a step of {rows} rows stays vanilla ({reason}); allowed is one in which it selects")
+        told = f"--batch {asked.batch}: a step of {rows} rows stays vanilla ({reason})"
+        raise ValueError(f"{told}; allowed is one in which it selects")
 
 
 def list_idle(asked: Asked, weights: Weights, flags: ServerFlags) -> list[str]:
@@ -169,8 +169,8 @@ def _list_loads(
     """(where they come from, active experts before and after): by assumption where nobody knows them."""
     rows = asked.batch * flags.draft_tokens
     if asked.trace is not None:
-        drawn, is_policys = read_trace(asked.trace, rows, text if schedule else None)
-        yield f"trace {asked.trace}{'' if is_policys else ', as its server kept, whatever policy is named'}", drawn
+        drawn, is_policys = find_steps(asked.trace, rows, text if schedule else None)
+        yield f"trace {asked.trace.file}{'' if is_policys else ', as its server kept, whatever policy is named'}", drawn
     elif asked.active is not None:
         yield "as given", give(*asked.active)
     else:

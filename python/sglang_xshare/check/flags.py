@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from importlib.metadata import entry_points
 from typing import Any, NoReturn
+
+from ..console import LARGEST, read_count
+from ..files import read_server_file
+from ..hooks import FLAGS as FLAGS_OF_OURS
+from ..keys import suggest
+from ..patching.errors import PatchError
+from ..patching.tree import find_tree
 
 FLAGS: dict[str, tuple[str, ...]] = {
     "model": ("--model-path", "--model"),
@@ -25,8 +33,6 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "policy_config": ("--expert-policy-config",),
 }
 SWITCHES = {"dp_attention": "--enable-dp-attention", "paged": "--enable-paged-experts"}
-LARGEST = 1_000_000_000
-"""Of every number that is given: what is computed of them stays finite."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +71,30 @@ class ServerFlags:
         )
 
 
+def check_known(words: Sequence[str]) -> None:
+    """Raise ValueError for a flag that is nowhere in SGLang's sources, which its own parser would tell after seconds of
+    imports. Not beside plugins, which may add flags.
+    """
+    stray = words[0] if words and not words[0].startswith("-") else None
+    if stray is not None:
+        raise ValueError(f"unrecognized arguments: {stray}; allowed are flags, such as --model {stray}")
+    try:
+        root = find_tree().root / "sglang" / "srt"
+    except (PatchError, ModuleNotFoundError):
+        return
+    files = [root / "server_args.py", *root.glob("arg_groups/**/*.py")]
+    text = "\n".join(file.read_text() for file in files)
+    fields = [*re.findall(r"^    (\w+): ", text, re.MULTILINE), *FLAGS_OF_OURS]
+    known = {*re.findall(r"--[\w-]+", text), *("--" + name.replace("_", "-") for name in fields)}
+    for flag in (word.partition("=")[0] for word in words if word.startswith("--")):
+        switch = flag.replace("--no-", "--", 1)
+        if not any(name.startswith((flag, switch)) for name in known) and not entry_points(group="sglang.srt.plugins"):
+            raise ValueError(f"unrecognized arguments: {flag}{suggest(flag, sorted(known))}")
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
+        raise ValueError(message.removeprefix("argument "))
 
 
 def read_flags(flags: Sequence[str]) -> ServerFlags:
@@ -81,7 +108,7 @@ def read_flags(flags: Sequence[str]) -> ServerFlags:
         parser.add_argument(spelling, dest=name, action="store_true")
     parser.add_argument("--expert-policy", action="append", default=[])
     given = parser.parse_known_args(flags)[0]
-    written = _read_file(given.config)
+    written = {str(key).replace("_", "-"): value for key, value in read_server_file(given.config).items()}
 
     def find(name: str) -> Any:
         """The command line's; else the file's."""
@@ -119,17 +146,6 @@ def read_flags(flags: Sequence[str]) -> ServerFlags:
     )
 
 
-def read_count(flag: str, text: Any, low: int, high: int = LARGEST) -> int:
-    """An integer of a flag. Raises ValueError with what is allowed."""
-    try:
-        number = int(str(text))
-    except ValueError:
-        number = low - 1
-    if not low <= number <= high:
-        raise ValueError(f"{flag} {text}: allowed is an integer of {low} to {high:,}")
-    return number
-
-
 def read_number(flag: str, text: Any, low: float, high: float = LARGEST) -> float:
     """A number of a flag. Raises ValueError with what is allowed."""
     try:
@@ -139,18 +155,3 @@ def read_number(flag: str, text: Any, low: float, high: float = LARGEST) -> floa
     if not low <= number <= high:
         raise ValueError(f"{flag} {text}: allowed is a number of {low:g} to {high:,}")
     return number
-
-
-def _read_file(config: str | None) -> dict[str, Any]:
-    """A server's configuration file, keys with dashes; what is wrong with it SGLang says."""
-    if config is None:
-        return {}
-    try:
-        import yaml  # type: ignore[import-untyped]
-
-        found = yaml.safe_load(Path(config).read_text())
-        return {str(key).replace("_", "-"): value for key, value in (found or {}).items()}
-    except ImportError:
-        raise ValueError(f"--config {config}: reading it needs PyYAML; allowed are flags") from None
-    except (OSError, AttributeError, yaml.YAMLError):
-        return {}

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 COMMON = 0.47
 """Share of the logits' variance that all rows have in common at which as many experts are active as OEA counted on
@@ -40,29 +41,46 @@ def give(before: float, after: float, kept_mass: float | None = None) -> Drawn:
     return Drawn(Load(before, before), Load(after, after), kept_mass)
 
 
-def read_trace(trace: Path, rows: int, policy: str | None) -> tuple[Drawn, bool]:
-    """(means over the steps of as many live rows, whether they are `policy`'s) of a file of `--expert-policy-trace`. A
-    file of `observe` has what its plan spelt `policy` would have kept; any other has what its server's policy kept,
-    which it does not name.
+@dataclass(frozen=True)
+class Trace:
+    """A file of `--expert-policy-trace`: its lines."""
+
+    file: Path
+    lines: list[dict[str, Any]]
+
+
+def read_trace(file: Path) -> Trace:
+    """Raises ValueError for a file that is none."""
+    try:
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        if not all({"batch_size", "experts_before"} <= line.keys() for line in lines):
+            raise ValueError("lines without batch_size")
+        return Trace(file, lines)
+    except (OSError, ValueError, AttributeError) as error:
+        reason = getattr(error, "strerror", None) or f"not readable ({error})"
+        raise ValueError(f"--trace {file}: {reason}; allowed is a file of --expert-policy-trace") from None
+
+
+def find_steps(trace: Trace, rows: int, policy: str | None) -> tuple[Drawn, bool]:
+    """(means over the steps of as many live rows, whether they are `policy`'s). A file of `observe` has what its plan
+    spelt `policy` would have kept; any other has what its server's policy kept, which it does not name.
 
     Raises ValueError where the file has none.
     """
+    sizes = sorted({line["batch_size"] for line in trace.lines})
+    lines = [line for line in trace.lines if line["batch_size"] == rows]
     try:
-        lines = [json.loads(line) for line in trace.read_text().splitlines()]
-        sizes = sorted({line["batch_size"] for line in lines})
-        lines = [line for line in lines if line["batch_size"] == rows]
         observed = sorted({name for line in lines for name in line.get("plans", ())})
         found = policy in observed
         kept = [line["plans"][policy] if found else line for line in lines]
         counts = [(line["experts_before"], part["experts_after"]) for line, part in zip(lines, kept, strict=True)]
         masses = [part["kept_mass"] for part in kept if part.get("kept_mass") is not None]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"--trace {trace}: not readable ({error}); allowed is a file of --expert-policy-trace"
-        ) from None
+    except (KeyError, TypeError, AttributeError) as error:
+        reason = f"not readable ({error})"
+        raise ValueError(f"--trace {trace.file}: {reason}; allowed is a file of --expert-policy-trace") from None
     if not counts:
-        raise ValueError(f"--trace {trace}: no step of {rows} rows; it has {', '.join(map(str, sizes)) or 'none'}")
+        raise ValueError(f"--trace {trace.file}: no step of {rows} rows; it has {', '.join(map(str, sizes)) or 'none'}")
     if observed and not found:
-        raise ValueError(f"{policy}: not among the plans that --trace {trace} observed: {', '.join(observed)}")
+        raise ValueError(f"{policy}: not among the plans that --trace {trace.file} observed: {', '.join(observed)}")
     before, after = (fmean(column) for column in zip(*counts, strict=True))
     return give(before, after, fmean(masses) if masses else None), found

@@ -10,7 +10,7 @@ from ..policies import VANILLA, get_policy
 from ..policies.description import describe as describe_plan
 from ..refusal import ExpertPolicyError
 from ..selection.triton_kernel import supports
-from ..stage.batches import read_batches
+from ..stage.batches import list_captured, read_batches
 from ..stage.upstream.server import attention_dp_size, model_config, resolved, spell
 from ..types import Batch, Router
 from .resolve import Resolution
@@ -60,13 +60,11 @@ def _describe_server(config: Any) -> dict[str, Any]:
         getattr(config, name, None) or config.attention_backend
         for name in ("prefill_attention_backend", "decode_attention_backend")
     ]
-    decode = config.cuda_graph_config.decode
-    captures = str(config.device) == "cuda" and spell(decode.backend) != "disabled"
     return {
         "device": str(config.device),
         "moe_runner": spell(config.moe_runner_backend),
         "attention": {"prefill": attention[0], "decode": attention[1]},
-        "capture_sizes": list(decode.bs or []) if captures else [],
+        "capture_sizes": list_captured(config),
     }
 
 

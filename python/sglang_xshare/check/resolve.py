@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
@@ -15,7 +14,6 @@ from rich.text import Text
 from ..admission.arguments import Arguments
 from ..admission.checks import GIVEN, RESOLVED, Start, find_refusals
 from ..gpus import Gpu
-from ..keys import suggest
 from .pretend import pretend
 
 
@@ -83,11 +81,8 @@ def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
             _resolve(flags, prepare_server_args, resolution)
     except SystemExit:
         # argparse has printed its usage, which for SGLang is some hundred lines, and at the end what is wrong.
-        *usage, line = ["", *said.getvalue().splitlines()]
-        error = line.partition("error: ")[2] or f"SGLang: {line}"
-        unknown = re.search(r"unrecognized arguments: (--[\w-]+)", error)
-        near = suggest(unknown[1], re.findall(r"--[\w-]+", " ".join(usage))) if unknown else ""
-        raise ValueError(error + near) from None
+        *_, line = ["", *said.getvalue().splitlines()]
+        raise ValueError(line.partition("error: ")[2] or f"SGLang: {line}") from None
     finally:
         vars(expert_policy).update(upstream)
     return resolution

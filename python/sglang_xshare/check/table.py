@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..console import open_console
+from ..console import open_console, spell_bytes
 
 AUTO = "auto: each layer chooses as it loads, which is checked then"
 CAVEATS = (
@@ -61,7 +61,9 @@ def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         kinds = {"triton": "Triton kernel", "torch": "plain torch", "vanilla": "vanilla"}
         sizes = {name: spell_sizes(report["selection"][kind]) for kind, name in kinds.items()}
         rows.append(("selection", "; ".join(f"{name} at {text}" for name, text in sizes.items() if text)))
-        rows.append(("can drop an expert", f"{report['plans_that_can_drop']} of {report['plans']} plans"))
+        if report["plans_that_can_drop"] < report["plans"]:
+            dropping = f"{report['plans_that_can_drop']} of its {report['plans']} plans, by layer and batch size"
+            rows.append(("policy can drop an expert", f"under {dropping}"))
     if report["sglang"]:
         rows.append(
             ("not checked", "the routers of the loaded layers, which takes weights; the first step of a server")
@@ -72,28 +74,24 @@ def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
 def _list_memory(report: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if weights := report.get("weights"):
-        layers = f"{weights['moe_layers']} layers x {weights['experts']} x {weights['expert_bytes'] / 1e6:.2f} MB"
-        text = f"{_gb(weights['total_bytes'])}: experts {_gb(weights['all_experts_bytes'])} ({layers}, "
-        text += f"{weights['bits_per_expert_weight']:g} bits a weight), all else {_gb(weights['other_bytes'])}"
+        layers = f"{weights['moe_layers']} layers x {weights['experts']} x {spell_bytes(weights['expert_bytes'])}"
+        text = f"{spell_bytes(weights['total_bytes'])}: experts {spell_bytes(weights['all_experts_bytes'])} ({layers}, "
+        text += f"{weights['bits_per_expert_weight']:g} bits a weight), all else {spell_bytes(weights['other_bytes'])}"
         held = weights["gpu_bytes"]
-        rows.append(("weights", text if held == weights["total_bytes"] else f"{text}; {_gb(held)} on each GPU"))
+        rows.append(("weights", text if held == weights["total_bytes"] else f"{text}; {spell_bytes(held)} on each GPU"))
     if memory := report.get("memory"):
         share = f" x {memory['fraction']:g}" if memory["fraction"] else ""
-        whole = f"{report['gpu']}: {_gb(memory['gpu_bytes'])}{share}"
+        whole = f"{report['gpu']}: {spell_bytes(memory['gpu_bytes'])}{share}"
         if memory["fits"]:
             at_most = "" if share else "at most "
-            per_token = report["weights"]["cache_bytes_per_token"] / 1e3
-            tokens = f"{memory['cache_tokens']:,} tokens of {per_token:,.1f} kB"
-            text = f"{whole}; left for the KV cache: {at_most}{_gb(memory['left_bytes'])}, {tokens}"
+            per_token = spell_bytes(report["weights"]["cache_bytes_per_token"])
+            tokens = f"{memory['cache_tokens']:,} tokens of {per_token}"
+            text = f"{whole}; left for the KV cache: {at_most}{spell_bytes(memory['left_bytes'])}, {tokens}"
         else:
             fit = f"{memory['resident_experts']} of {report['weights']['experts']} experts a layer would fit resident"
             text = f"{whole}: the weights do not fit; {fit}"
         rows.append(("memory", text))
     return rows
-
-
-def _gb(count: float) -> str:
-    return f"{count / 1e9:,.2f} GB"
 
 
 def _spell_policy(policy: dict[str, Any] | None) -> str:

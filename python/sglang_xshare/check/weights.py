@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..admission.moe_model import MoeModel, WrongNumber, read_configs, read_folder
+from ..console import LARGEST
 from ..refusal import ExpertPolicyError
 
 BITS = {"fp8": 8.0, "mxfp4": 4.25, "w8a8_int8": 8.0, "w8a8_fp8": 8.0}
@@ -30,8 +31,8 @@ EXPERTS_INTERMEDIATE = {
 """Architectures whose `intermediate_size` is an expert's width, as SGLang's models read it: of others it is a dense
 layer's, 8 times an expert's of Qwen3-30B-A3B.
 """
-LARGEST = 1_000_000_000
-"""Of a number in config.json."""
+OTHER_WIDTHS = ("expert_ffn_hidden_size", "ffn_hidden_size", "ffn_config")
+"""Where other architectures have it, of which the bytes are not counted."""
 
 
 class Uncounted(ValueError):
@@ -77,6 +78,10 @@ def read_weights(folder: Path) -> Weights:
     return _count(Numbers(text, folder), model, bits, plain if experts_alone else bits, plain, bool(tied))
 
 
+class Incomplete(Uncounted):
+    """A configuration without the width of an expert, of which most servers cannot be made."""
+
+
 class Numbers:
     """The integers of a model's configuration, each looked at before it is used."""
 
@@ -105,7 +110,12 @@ class Numbers:
 def _count(numbers: Numbers, model: MoeModel, bits: float, linear: float, plain: float, tied: bool) -> Weights:
     hidden, dense_width = numbers.need("hidden_size"), numbers.find("intermediate_size", 0) or 0
     expert_key = "intermediate_size" if model.architecture in EXPERTS_INTERMEDIATE else "moe_intermediate_size"
-    width = numbers.find("moe_intermediate_size") or numbers.need(expert_key)
+    try:
+        width = numbers.find("moe_intermediate_size") or numbers.need(expert_key)
+    except Uncounted as error:
+        if any(numbers.config.get(name) for name in OTHER_WIDTHS):
+            raise
+        raise Incomplete(str(error)) from None
     moe_layers = _count_moe_layers(numbers, model.num_layers)
     shared = numbers.find("shared_expert_intermediate_size", 0) or (numbers.find("n_shared_experts", 0) or 0) * width
     attention, cache, cache_heads = _count_attention(numbers, hidden)

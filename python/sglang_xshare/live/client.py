@@ -8,6 +8,7 @@ import re
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import orjson
@@ -28,8 +29,11 @@ class PolicyError(RuntimeError):
         self.status = status
 
 
-def add_key_flags(parser: argparse.ArgumentParser, admin: bool = True) -> None:
-    """Add --api-key, and --admin-api-key for a verb that changes what the server does."""
+def add_server(parser: argparse.ArgumentParser, needs: str, admin: bool = True) -> None:
+    """Add URL of a server with the flags that a verb needs, --api-key, and --admin-api-key for a verb that changes what
+    the server does.
+    """
+    parser.add_argument("url", metavar="URL", help=f"of a server with {needs}, such as http://127.0.0.1:30000")
     parser.add_argument("--api-key", metavar="KEY", help=f"the server's (default: ${API_KEY})")
     if admin:
         text = f"the server's, where it has one (default: ${ADMIN_API_KEY}, else the API key)"
@@ -49,7 +53,11 @@ class Client:
     """
 
     def __init__(self, url: str, api_key: str | None = None, admin_api_key: str | None = None) -> None:
-        if not re.match(r"https?://[^/]", url):
+        try:
+            is_url = re.match(r"https?://[^/]", url) and urlsplit(url).port != 0
+        except ValueError:  # a port beyond 65535
+            is_url = False
+        if not is_url:
             raise PolicyError(f"{url}: no URL; allowed is one such as http://127.0.0.1:30000")
         self.url = url.rstrip("/")
         self._key, self._admin_key = api_key, admin_api_key or api_key

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from ..console import open_console
-from ..keys import read_object
+from ..files import read_json
+from ..keys import as_json
 from ..policies.spelling import SPELLING, parse_policy
-from .client import Client, PolicyError, add_key_flags, find_keys
+from .client import Client, PolicyError, add_server, find_keys
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,7 +23,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     verbs = parser.add_subparsers(required=True, metavar="get|set")
     for name, help in (("get", "the policy in force, its limits and counters"), ("set", "switch it between two steps")):
         verb = verbs.add_parser(name, help=help, description=help)
-        verb.add_argument("url", metavar="URL", help="of the server, such as http://127.0.0.1:30000")
+        add_server(verb, "--expert-policy", admin=name == "set")
         if name == "set":
             verb.add_argument("policy", nargs="?", metavar="POLICY", help=SPELLING)
             verb.add_argument(
@@ -34,7 +34,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             verb.add_argument(
                 "--config", metavar="FILE", help="a JSON file: the keys, beside POLICY or with policy in it"
             )
-        add_key_flags(verb, admin=name == "set")
         verb.add_argument("--json", action="store_true", help="the server's answer as it is")
         verb.set_defaults(run=_run, verb=name)
 
@@ -59,30 +58,21 @@ def _run(arguments: argparse.Namespace) -> int:
 def read_policy(arguments: argparse.Namespace) -> dict[str, Any]:
     """The body of a POST. Raises ValueError for a policy or a file that could not be sent."""
     name, keys = parse_policy(arguments.policy) if arguments.policy else (None, {})
-    given = _read_config(arguments.config) if arguments.config else {}
+    given = read_json("--config", arguments.config) if arguments.config else {}
     if name is None and "policy" not in given:
         raise ValueError("no policy; allowed is one such as xshare:k0=1,add=6, or --config with a key policy")
     if name is not None and "policy" in given:
-        raise ValueError(f"{name} and policy = {given['policy']!r} in {arguments.config}; allowed is one of the two")
+        other = f"policy = {as_json(given['policy'])} in {arguments.config}"
+        raise ValueError(f"{name} and {other}; allowed is one of the two")
     for key in keys.keys() & given.keys():
-        raise ValueError(f"{key} = {keys[key]!r} and {given[key]!r}: allowed is one of the two for a key")
+        both = f"{as_json(keys[key])} and {as_json(given[key])}"
+        raise ValueError(f"{key} = {both}: allowed is one of the two for a key")
     body = ({} if name is None else {"policy": name}) | keys | given
     if arguments.exact_by_default:
         if "exact" in body:
-            raise ValueError(f"--exact-by-default and exact = {body['exact']!r}: allowed is one of the two")
+            raise ValueError(f"--exact-by-default and exact = {as_json(body['exact'])}: allowed is one of the two")
         body["exact"] = {"default": True}
     return body
-
-
-def _read_config(file: str) -> dict[str, Any]:
-    try:
-        text = Path(file).read_bytes()
-    except OSError as error:
-        raise ValueError(f"--config {file}: {error.strerror or error}; allowed is a JSON file") from None
-    try:
-        return read_object(text)
-    except ValueError as error:
-        raise ValueError(f"--config {file}: {error}") from None
 
 
 def print_answer(answer: dict[str, Any]) -> None:
@@ -96,7 +86,9 @@ def print_answer(answer: dict[str, Any]) -> None:
         table.add_row(key, value if isinstance(value, str) else json.dumps(value), "" if key in answer else "default")
     console.print(table)
     steps = ", ".join(f"{name} {count}" for name, count in since["outcomes"].items() if count) or "none"
-    console.print(f"plan {answer.get('plan_hash', '-')}; switches: {answer['switches']}; steps since the last: {steps}")
+    trial = ", a trial of a search that will put another back" if answer.get("trial") else ""
+    plan = f"plan {answer.get('plan_hash', '-')}{trial}"
+    console.print(f"{plan}; switches: {answer['switches']}; steps since the last: {steps}")
     if since["layer_steps"]:
         experts = f"{since['mean_before']:.1f} -> {since['mean_after']:.1f}"
         console.print(f"active experts of a layer and step: {experts}; kept mass: {since['mean_kept_mass']:.4f}")

@@ -11,6 +11,7 @@ from ..admission.model import check_schedule
 from ..admission.modes import check_observed
 from ..admission.moe_model import read_model
 from ..admission.routers import check_plans
+from ..keys import as_json
 from ..policies.description import TOP_K_KEYS
 from ..policies.registry import get_policy
 from ..policies.schedule import Schedule, build_schedule
@@ -20,9 +21,8 @@ from ..stage.evidence.metrics import Reader
 from ..stage.stage import Stage
 from ..stage.upstream.ranks import is_first_rank
 from ..stage.upstream.server import attention_dp_size, model_config, pages_experts, resolved
+from . import ADDED
 
-ADDED = ("in_force", "plan_hash", "defaults", "limits", "counters", "since_switch", "switches", "warnings")
-"""What an answer says beside the policy and its keys; a POST may send it back, and it is not read."""
 NO_STAGE = (
     "this server was started without an expert policy; allowed is one started with --expert-policy, such as "
     "--expert-policy observe, which routes as the model does until it is switched"
@@ -39,13 +39,15 @@ class Control:
     def __init__(self, stage: Stage, server_args: Any) -> None:
         self.stage = stage
         self.server_args = server_args
+        self._is_trial = False
 
     def get(self) -> dict[str, Any]:
         """The policy and its keys, as POST takes them, and what `ADDED` names. Waits for the device."""
         stage, plans = self.stage, self.stage.plans
         # Every rank of data-parallel attention has counted the same steps; replicas have counted their own.
         counts = is_first_rank()
-        in_force = plans.describe(stage.layers[0][1].router.top_k)
+        router = stage.layers[0][1].router
+        in_force = plans.describe(router.top_k)
         return plans.given | {
             "in_force": in_force,
             "plan_hash": hash_plan(in_force),
@@ -55,19 +57,25 @@ class Control:
                 "batches": str(stage.batches),
                 "captured_rows": list(stage.graphs.rows),
                 "selecting_rows": stage.graphs.selecting,
+                "most_rows": stage.batches.most,
+                "router": {"top_k": router.top_k, "renormalize": router.renormalize},
             },
             "counters": self._count(Reader(stage.counters)) if counts else None,
             "since_switch": self._count(stage.since_switch) if counts else None,
             "switches": stage.switches,
+            "trial": self._is_trial,
         }
 
     def post(self, body: Mapping[str, Any], reporter: Any) -> dict[str, Any]:
         """Switch to the policy in `body`: the keys of --expert-policy-config, and "policy". Returns what `get` does,
         and warnings. Raises ValueError in one line, having changed nothing.
         """
-        schedule = self._read(body)
+        schedule, is_trial = self._read(body), body.get("trial", False)
+        if type(is_trial) is not bool:
+            raise ValueError(f"trial = {as_json(is_trial)}: allowed is true or false")
         warnings = self._check(schedule)
         self.stage.switch(schedule, reporter)
+        self._is_trial = is_trial
         for warning in warnings:
             logger.warning(warning)
         return self.get() | {"warnings": warnings}

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..console import open_console
-from .client import Client, PolicyError, add_key_flags, find_keys
+from .client import Client, PolicyError, add_server, find_keys
 from .frame import Frame, LayerLoad, Look, compare, look
 
 HEADER = 13
@@ -34,13 +34,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `top`."""
     description = "watch a running server's policy: active experts and kept mass by layer, speed, the plan in force"
     parser = subparsers.add_parser("top", help=description, description=description)
-    parser.add_argument("url", metavar="URL", help="of a server with --expert-policy and --enable-metrics")
+    add_server(parser, "--expert-policy and --enable-metrics", admin=False)
     parser.add_argument(
         "--interval", type=_seconds, default=2.0, metavar="SECONDS", help="between two looks (default: 2)"
     )
     parser.add_argument("--once", action="store_true", help="one frame, of all since the plan is in force")
     parser.add_argument("--json", action="store_true", help="a line of JSON a frame")
-    add_key_flags(parser, admin=False)
     parser.set_defaults(run=_run)
 
 
@@ -50,7 +49,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0.1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed are seconds from 0.1 to 3600")
+        raise argparse.ArgumentTypeError(f"{text}: allowed are seconds from 0.1 to 3600")
     return seconds
 
 

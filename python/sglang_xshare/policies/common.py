@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..exact import ALLOWED
+from ..keys import as_json
 from .registry import Policy
 
 PHASES = ("decode", "verify")
@@ -27,7 +28,7 @@ _COUNT = "an integer of at least 1"
 COMMON_KEYS = {
     "phases": CommonKey(f"a list of {' and '.join(map(repr, PHASES))}", "the forwards it selects in"),
     "min_tokens": CommonKey(_COUNT, "a step of fewer router rows is vanilla", 2),
-    "max_tokens": CommonKey(_COUNT, "a step of more router rows is vanilla; off: no limit"),
+    "max_tokens": CommonKey(_COUNT, "a step of more router rows is vanilla; null: no limit"),
     "rows": CommonKey(
         "'batch' or 'rank'",
         "where each rank routes its own rows (--moe-a2a-backend): select among those of all, gathered, or its own",
@@ -75,32 +76,32 @@ def read_phases(
             raise ValueError(f'{"; ".join(missing)}; allowed is {speculates}, or phases = ["decode"]')
         return policy.phases
     if not isinstance(value, list) or not value or any(phase not in PHASES for phase in value):
-        raise ValueError(f"phases = {value!r}: allowed is {COMMON_KEYS['phases'].allowed}")
+        raise ValueError(f"phases = {as_json(value)}: allowed is {COMMON_KEYS['phases'].allowed}")
     occurs = "verify" if speculative else "decode"
     if occurs not in value:
         reason = "speculative decoding verifies at every step" if speculative else "only speculative decoding verifies"
-        raise ValueError(f'phases = {value!r}: {reason}; allowed here is ["{occurs}"]')
+        raise ValueError(f'phases = {as_json(value)}: {reason}; allowed here is ["{occurs}"]')
     return tuple(phase for phase in PHASES if phase in value)
 
 
 def read_count(key: str, value: Any) -> int:
     """A limit of router rows."""
     if type(value) is not int or value < 1:
-        raise ValueError(f"{key} = {value!r}: allowed is {COMMON_KEYS[key].allowed}")
+        raise ValueError(f"{key} = {as_json(value)}: allowed is {COMMON_KEYS[key].allowed}")
     return value
 
 
 def read_rows(value: Any) -> str:
     """Whose rows to select among."""
     if value not in ("batch", "rank"):
-        raise ValueError(f"rows = {value!r}: allowed is {COMMON_KEYS['rows'].allowed}")
+        raise ValueError(f"rows = {as_json(value)}: allowed is {COMMON_KEYS['rows'].allowed}")
     return str(value)
 
 
 def read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:
     """The overrides of `layers` or `by_batch`, which number from `lowest`."""
     if not isinstance(value, dict):
-        raise ValueError(f"{key} = {value!r}: allowed is {COMMON_KEYS[key].allowed}")
+        raise ValueError(f"{key} = {as_json(value)}: allowed is {COMMON_KEYS[key].allowed}")
     overrides = []
     for place, keys in value.items():
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", place)
@@ -113,7 +114,7 @@ def read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:
             inner = read_overrides("layers", keys["layers"], lowest=0)
             keys = {name: value for name, value in keys.items() if name != "layers"}
         if not isinstance(keys, dict) or any(name in COMMON_KEYS for name in keys):
-            raise ValueError(f"{key} {place!r} = {keys!r}: allowed is an object of the policy's own keys")
+            raise ValueError(f"{key} {place!r} = {as_json(keys)}: allowed is an object of the policy's own keys")
         if keys.get("policy") == "observe":
             raise ValueError(f"{key} {place!r}: observe: allowed is a policy that selects, or vanilla")
         overrides.append(Override(first, last, keys, inner))

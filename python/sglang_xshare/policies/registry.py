@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..keys import Key, accepts_none, suggest
+from ..keys import Key, accepts_none, as_json, suggest
 from ..plan import KEYS, SelectionPlan
 
 
@@ -59,7 +59,7 @@ class Policy:
         for name, value in keys.items():
             if name not in known:
                 allowed = (", ".join(known) or "none") + suggest(name, known)
-                raise ValueError(f"{name} = {value!r}: {self.name} has no such key; allowed is {allowed}")
+                raise ValueError(f"{name} = {as_json(value)}: {self.name} has no such key; allowed is {allowed}")
 
     def list_missing(self, keys: Iterable[str]) -> list[str]:
         """What is missing of the keys that have no default, a clause each."""
@@ -103,7 +103,9 @@ def register(
 def get_policy(name: Any) -> Policy:
     """The policy called `name`. Raises ValueError listing the names there are."""
     if not isinstance(name, str) or name not in _POLICIES:
-        raise ValueError(f"policy = {name!r}: allowed is one of {', '.join(_POLICIES)}{suggest(name, _POLICIES)}")
+        raise ValueError(
+            f"policy = {as_json(name)}: allowed is one of {', '.join(_POLICIES)}{suggest(name, _POLICIES)}"
+        )
     return _POLICIES[name]
 
 
@@ -119,7 +121,7 @@ def build_plan(policy: str | Mapping[str, Any], **keys: Any) -> SelectionPlan:
     """
     if isinstance(policy, Mapping):
         if "policy" not in policy:
-            raise ValueError(f'policy = {dict(policy)!r}: allowed is an object with a key "policy"')
+            raise ValueError(f'policy = {as_json(dict(policy))}: allowed is an object with a key "policy"')
         keys = {**policy, **keys}
         policy = keys.pop("policy")
     return get_policy(policy).build(keys)

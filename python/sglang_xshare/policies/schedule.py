@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from ..exact import Rule, read_rule
+from ..keys import as_json
 from ..plan import SelectionPlan
 from .baselines import VANILLA
 from .common import COMMON_KEYS, PHASES, SPECULATES, Override, read_count, read_overrides, read_phases, read_rows
@@ -141,7 +142,8 @@ def build_schedule(
     common = {key: config[key] for key in COMMON_KEYS if key in config}
     keys = {key: value for key, value in config.items() if key not in COMMON_KEYS}
     if "policy" in keys:
-        raise ValueError(f"policy = {keys['policy']!r}: allowed only in an override; --expert-policy names the policy")
+        only = "allowed only in an override; --expert-policy names the policy"
+        raise ValueError(f"policy = {as_json(keys['policy'])}: {only}")
     if name == "vanilla":
         if config:
             raise ValueError(f"{next(iter(config))}: vanilla has no keys")

@@ -93,4 +93,4 @@ def _join(keys: Mapping[str, Any]) -> str:
 
 
 def _format(default: Any) -> str:
-    return "off" if default is None else json.dumps(default).strip('"')
+    return json.dumps(default).strip('"')

@@ -46,18 +46,12 @@ def read_batches(config: Any, rows: str = "batch") -> Batches:
     `rows` "rank" those of one rank, which routes its own.
     """
     ranks, share = attention_dp_size(config), 1
-    pads = ranks > 1 or (routes_own_rows(config) and config.tp_size > 1)
-    tokens, requests = config.speculative_num_draft_tokens or 1, config.max_running_requests
-    own = None if requests is None else max(requests // ranks, 1)  # as SGLang shares them out
-    # Ranks that gather rows divide those of an attention rank among themselves.
-    divisor = config.tp_size // ranks if pads else getattr(config, "attn_cp_size", 1)
+    pads, tokens, own = _pads(config), config.speculative_num_draft_tokens or 1, _count_own(config)
     if rows == "rank":
         ranks, share = 1, config.tp_size // ranks
-    graphs: Any = getattr(config, "cuda_graph_config", None)
-    captures = str(config.device) == "cuda" and graphs is not None and spell(graphs.decode.backend) != "disabled"
+    sizes = list_captured(config)
     if config.speculative_adaptive:
-        return Batches(always_pad=captures or pads)
-    sizes = _list_captured(graphs.decode.bs or [], own, tokens, divisor) if captures else []
+        return Batches(always_pad=bool(sizes) or pads)
     captured = (size * tokens * ranks // share for size in sizes)
     return Batches(
         captured=tuple(dict.fromkeys(captured)),
@@ -67,11 +61,33 @@ def read_batches(config: Any, rows: str = "batch") -> Batches:
     )
 
 
+def list_captured(config: Any) -> list[int]:
+    """The requests, ascending, that an attention rank of a server with these resolved arguments captures graphs for."""
+    graphs: Any = getattr(config, "cuda_graph_config", None)
+    if str(config.device) != "cuda" or graphs is None or spell(graphs.decode.backend) == "disabled":
+        return []
+    tokens = config.speculative_num_draft_tokens or 1
+    # Ranks that gather rows divide those of an attention rank among themselves.
+    divisor = config.tp_size // attention_dp_size(config) if _pads(config) else getattr(config, "attn_cp_size", 1)
+    return _list_captured(graphs.decode.bs or [], _count_own(config), tokens, divisor)
+
+
 def _list_captured(sizes: Iterable[int], requests: int | None, tokens: int, divisor: int) -> list[int]:
-    """The requests, ascending, that an attention rank of so many at most captures graphs for, where `sizes` are asked
-    for: that most itself, aligned, in place of what is larger. As `get_batch_sizes_to_capture` of SGLang has it.
+    """Those of an attention rank of so many at most, where `sizes` are asked for: that most itself, aligned, in place
+    of what is larger. As `get_batch_sizes_to_capture` of SGLang has it.
     """
     if requests is not None:
         most = -(-requests // divisor) * divisor
         sizes = (min(size, most) for size in sizes)
     return sorted({size for size in sizes if size * tokens % divisor == 0})
+
+
+def _pads(config: Any) -> bool:
+    """Whether attention ranks pad each other."""
+    return attention_dp_size(config) > 1 or (routes_own_rows(config) and config.tp_size > 1)
+
+
+def _count_own(config: Any) -> int | None:
+    """The requests that an attention rank runs at most, as SGLang shares them out."""
+    requests: int | None = config.max_running_requests
+    return None if requests is None else max(requests // attention_dp_size(config), 1)

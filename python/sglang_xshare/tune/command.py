@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ..console import open_console
+from ..console import open_console, whole
 from ..files import try_folder
 from ..keys import read_object
-from ..live.client import PolicyError, add_key_flags, find_keys
+from ..live.client import Client, PolicyError, add_server, find_keys
+from ..plan import SelectionPlan
 from ..policies.registry import build_plan
 from ..policies.spelling import SPELLING, parse_policy
-from .hold import Switched
+from ..types import Router
+from .hold import Hold, Switched
 from .plans import VANILLA_SETTING, Layers, group_layers, join_batches
 from .texts import Sample, read_samples
 
@@ -43,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `tune`."""
     parser = subparsers.add_parser("tune", help=DESCRIPTION, description=DESCRIPTION, allow_abbrev=False)
     flag = parser.add_argument
-    flag("url", metavar="URL", help="of a server with --expert-policy and --enable-custom-logit-processor")
+    add_server(parser, "--expert-policy and --enable-custom-logit-processor")
     settings = f"a setting to choose from: {SPELLING} (default: {len(SETTINGS)} of xshare)"
     flag("policies", nargs="*", type=_setting, default=list(SETTINGS), metavar="POLICY", help=settings)
     flag("--texts", type=Path, required=True, metavar="DIR", help="*.txt of your own traffic, a kind of text each")
@@ -54,13 +56,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     flag(
         "--out", type=Path, required=True, metavar="DIR", help="for the plan, the report, and the trace to resume from"
     )
-    flag("--batches", type=several, nargs="+", default=[16], metavar="N", help="requests that decode together (16)")
+    flag("--batches", type=whole(2), nargs="+", default=[16], metavar="N", help="requests that decode together (16)")
     text = f"groups of layers with a setting of their own ({GROUPS})"
-    flag("--groups", type=_count, default=GROUPS, metavar="N", help=text)
-    flag("--samples", type=several, default=64, metavar="N", help="texts to tune on, and as many held out (64)")
-    flag("--prompt", type=_count, default=64, metavar="N", help="tokens of each that are prefilled (64)")
-    flag("--tokens", type=_count, default=64, metavar="N", help="tokens of each that are decoded (64)")
-    add_key_flags(parser)
+    flag("--groups", type=whole(), default=GROUPS, metavar="N", help=text)
+    flag("--samples", type=whole(2), default=64, metavar="N", help="texts to tune on, and as many held out (64)")
+    flag("--prompt", type=whole(), default=64, metavar="N", help="tokens of each that are prefilled (64)")
+    flag("--tokens", type=whole(), default=64, metavar="N", help="tokens of each that are decoded (64)")
     parser.set_defaults(run=_run)
 
 
@@ -83,7 +84,10 @@ def tune(arguments: argparse.Namespace) -> None:
     """Search for every batch size, and leave plan.json, report.json and front.png. The server has its own policy again
     afterwards, whatever happens, unless somebody else has switched it.
     """
-    # They import torch, for which the other verbs need not wait.
+    hold, console = Hold(Client(arguments.url, *find_keys(arguments))), open_console()
+    _check_server(hold.before, arguments)
+    try_folder("--out", arguments.out)
+    # They import torch, for which neither the other verbs nor what is refused need wait.
     from .gauge import Gauge
     from .measure import Bench
     from .progress import Told
@@ -92,16 +96,13 @@ def tune(arguments: argparse.Namespace) -> None:
     from .server import Server
 
     server = Server(arguments.url, *find_keys(arguments))
-    answer = server.get_policy()
-    _check_graphs(answer)
-    try_folder("--out", arguments.out)
-    groups = group_layers(answer["limits"]["moe_layers"], arguments.groups)
-    count = max(arguments.samples, *arguments.batches)
-    samples = read_samples(arguments.texts, server.tokenize, arguments.prompt, arguments.tokens, count)
+    groups = group_layers(hold.before["limits"]["moe_layers"], arguments.groups)
+    asked, batch = (arguments.prompt, arguments.tokens, arguments.samples), max(arguments.batches)
+    samples = read_samples(arguments.texts, server.tokenize, *asked, batch=batch)
     check_asked(arguments.out, server.get_model(), groups, samples)
-    gauge = Gauge(server, dict(zip(("tuning", "held out"), samples, strict=True)))
+    gauge = Gauge(server, dict(zip(("tuning", "held out"), samples, strict=True)), hold)
     bench = Bench(gauge, arguments.out / "trace.jsonl")
-    console = open_console()
+    console.print(f"At the end it puts back: {hold}", soft_wrap=True)
     found: list[Found] = []
     try:
         with _interrupted():
@@ -111,7 +112,8 @@ def tune(arguments: argparse.Namespace) -> None:
                     found.append(search(bench, groups, arguments.policies, batch, arguments.tolerance, told.tell))
                 print_found(found[-1], console)
     finally:
-        gauge.hold.restore()
+        if hold.restore():
+            console.print(f"Put back: {hold}", soft_wrap=True)
     policy = join_batches(
         {one.batch: one.chosen.settings if one.chosen else {groups[0]: VANILLA_SETTING} for one in found}
     )
@@ -139,9 +141,21 @@ def _interrupted() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _check_graphs(answer: dict[str, Any]) -> None:
-    """Refuse a server whose CUDA graphs have captured no selection: they would follow no switch."""
-    if answer["limits"]["captured_rows"] and answer["policy"] in ("observe", VANILLA_SETTING):
+def _check_server(answer: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Refuse settings and batches that the server cannot have, and one whose CUDA graphs have captured no selection:
+    they would follow no switch.
+    """
+    limits, largest = answer["limits"], max(arguments.batches)
+    for setting in arguments.policies:
+        try:
+            plan, router = _build(setting), Router(**limits["router"])
+            plan.check(router, len(plan.order or ()) or router.top_k, ranks=2)
+        except ValueError as error:
+            raise ValueError(f"POLICY {setting}: {error}") from None
+    if limits["most_rows"] is not None and largest > limits["most_rows"]:
+        reason = f"the server decodes {limits['most_rows']} at a time; allowed are as many, or more there"
+        raise ValueError(f"--batches {largest}: {reason} (--max-running-requests)")
+    if limits["captured_rows"] and answer["policy"] in ("observe", VANILLA_SETTING):
         reason = f"its CUDA graphs were captured under {answer['policy']} and follow no switch"
         raise ValueError(
             f"{reason}; allowed is a server started with the tightest setting that has a budget, such as "
@@ -187,29 +201,20 @@ def _share(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a share above 0 such as 0.5% or 0.005")
+        raise argparse.ArgumentTypeError(f"{text}: allowed is a share above 0 such as 0.5% or 0.005")
     return value
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a whole number above 0")
-    return int(text)
-
-
-def several(text: str) -> int:
-    """A whole number from 2 up, for argparse: samples, of which a standard error is taken, and rows of a step."""
-    if _count(text) == 1:
-        raise argparse.ArgumentTypeError("1: allowed is a whole number from 2 up")
-    return int(text)
+def _build(setting: str) -> SelectionPlan:
+    name, keys = parse_policy(setting)
+    if name in (VANILLA_SETTING, "observe"):
+        raise ValueError(f"policy {setting!r}: allowed is one that selects")
+    return build_plan({"policy": name, **keys})
 
 
 def _setting(text: str) -> str:
     try:
-        name, keys = parse_policy(text)
-        if name in (VANILLA_SETTING, "observe"):
-            raise ValueError(f"policy {text!r}: allowed is one that selects")
-        build_plan({"policy": name, **keys})
+        _build(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

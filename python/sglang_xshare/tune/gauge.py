@@ -27,9 +27,9 @@ class Gauge:
     have not as many rows as asked for.
     """
 
-    def __init__(self, server: Server, samples: Mapping[str, Sequence[Sample]]) -> None:
+    def __init__(self, server: Server, samples: Mapping[str, Sequence[Sample]], hold: Hold | None = None) -> None:
         self.server = server
-        self.hold = Hold(server)
+        self.hold = hold or Hold(server)
         self.samples = samples
         self._vanilla: dict[tuple[int, str], list[Forced]] = {}
 

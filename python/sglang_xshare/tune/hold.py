@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..live.client import PolicyError
-
-if TYPE_CHECKING:
-    from .server import Server
+from ..live import ADDED
+from ..live.client import Client, PolicyError
+from ..policies.spelling import spell_policy
 
 
 class Switched(PolicyError):
@@ -15,15 +14,19 @@ class Switched(PolicyError):
 
 
 class Hold:
-    """Switches a server's policy, and compares the number of its switches with that of its own, before and after.
-    `before` is the answer to GET /expert_policy at the beginning.
+    """Switches a server's policy, and compares the number of its switches with that of its own, before and after. What
+    it switches to it calls a trial, so that no other one takes it for the policy to put back. `before` is the answer to
+    GET /expert_policy at the beginning.
 
-    Raises `Switched`, having changed nothing, and `PolicyError` as the server does.
+    Raises `Switched`, having changed nothing, and `PolicyError` as the server does and for a server under trial.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Client) -> None:
         self.server = server
         self.before = server.get_policy()
+        if self.before["trial"]:
+            allowed = f"to wait for its end; or, if it was killed, sglang-xshare policy set {server.url} POLICY first"
+            raise PolicyError(f"{server.url}: its policy is another search's trial; allowed is {allowed}")
         self._switches = int(self.before["switches"])
         self._asking = False
 
@@ -37,17 +40,24 @@ class Hold:
         """Switch, unless somebody else has."""
         self.get_policy()
         self._asking = True
-        answer = self.server.set_policy(policy)
+        answer = self.server.set_policy(policy | {"trial": True})
         self._asking = False
         self._switches += 1
         self._compare(answer)
 
-    def restore(self) -> None:
-        """Switch back to `before`, unless somebody else has switched."""
+    def restore(self) -> bool:
+        """Switch back to `before`, unless somebody else has switched: whether it did."""
         switches = self.server.get_policy()["switches"]
         # A question that was interrupted may have been answered.
-        if switches in (self._switches, self._switches + self._asking):
+        is_own = switches in (self._switches, self._switches + self._asking)
+        if is_own:
             self.server.set_policy(self.before)
+        return is_own
+
+    def __str__(self) -> str:
+        """The policy that `restore` puts back, as a command line spells it."""
+        keys = {name: value for name, value in self.before.items() if name not in (*ADDED, "policy")}
+        return spell_policy(self.before["policy"], keys)
 
     def _compare(self, answer: dict[str, Any]) -> None:
         if answer["switches"] != self._switches:

@@ -20,13 +20,14 @@ def print_found(found: Found, console: Console) -> None:
     limit = f"{1000 * found.tolerance:.1f} mnats of {found.cross_entropy:.3f} nats tolerated"
     title = f"{found.batch} rows: {limit}; under vanilla {found.before:.1f} experts are active"
     table = Table(title=title, title_justify="left")
-    for heading in ("tried", "active experts", "loss, mnats", "predicted", "kept mass", "greedy agreement"):
+    for heading in ("tried", "active experts", "loss, mnats", "held out", "predicted", "kept mass", "greedy agreement"):
         table.add_column(heading, justify="left" if heading == "tried" else "right")
     for number, trial in enumerate(found.trials, 1):
         name = f"{number}{', chosen' if trial is found.chosen else ''}"
         mass = "-" if trial.kept_mass is None else f"{trial.kept_mass:.3f}"
-        predicted = f"{1000 * trial.predicted:.1f}"
-        table.add_row(name, f"{trial.experts:.1f}", format_loss(trial.loss), predicted, mass, f"{trial.agreement:.1%}")
+        held_out = format_loss(trial.held_out) if trial.held_out else "-"
+        losses = format_loss(trial.loss), held_out, f"{1000 * trial.predicted:.1f}"
+        table.add_row(name, f"{trial.experts:.1f}", *losses, mass, f"{trial.agreement:.1%}")
     console.print(table)
     if found.chosen is not None:
         for group, setting in found.chosen.settings.items():

@@ -15,6 +15,7 @@ class Evidence:
 
     Active experts under upstream's own routing, and under the policy; the share of gating mass kept, mean of rows.
     `policy_steps`, `vanilla_steps`: forwards of the target model under policy, and those left alone (prefills too).
+    `page_ins`: experts paged in, and what upstream's own routing would have paged in from the same state.
     """
 
     experts_before: float | None
@@ -22,6 +23,8 @@ class Evidence:
     kept_mass: float | None
     policy_steps: int
     vanilla_steps: int
+    page_ins: float | None = None
+    page_ins_before: float | None = None
 
 
 def read_totals(server: Server) -> dict[str, float]:
@@ -53,7 +56,7 @@ def evidence_between(before: dict[str, float], after: dict[str, float]) -> Evide
     new = {name: total - before.get(name, 0.0) for name, total in after.items()}
 
     def mean(total: str, count: str) -> float | None:
-        return new[total] / new[count] if new.get(count) else None
+        return new[total] / new[count] if new.get(count) and total in new else None
 
     steps = {name.removeprefix("steps:"): int(count) for name, count in new.items() if name.startswith("steps:")}
     policy = steps.pop("policy", 0) + steps.pop("observed", 0)
@@ -63,4 +66,6 @@ def evidence_between(before: dict[str, float], after: dict[str, float]) -> Evide
         kept_mass=mean("kept_mass", "rows"),
         policy_steps=policy,
         vanilla_steps=sum(steps.values()),
+        page_ins=mean("page_ins", "layer_steps"),
+        page_ins_before=mean("page_ins_before", "layer_steps"),
     )

@@ -15,6 +15,7 @@ from admission import (
     test_expert_placement,
     test_layers,
     test_modes,
+    test_paging,
     test_runners,
     test_server,
 )
@@ -31,6 +32,7 @@ LISTS = {
     "placement": test_expert_placement,
     "affinity": test_affinity,
     "layers": test_layers,
+    "paging": test_paging,
     "runners": test_runners,
 }
 """Modules with a list of what is refused, `REFUSED`, and `refuse`, which has one of it refused."""

@@ -71,6 +71,17 @@ def test_a_frame_tells_what_happened_between_two_looks():
     assert (frame.tokens_per_second, frame.accepted_length, frame.running, frame.queued) == (150.5, 3.0, 16, 0)
 
 
+def test_page_ins_are_told_where_experts_are_paged():
+    told = answer(layer(1, 4, 40, 20, 7.0, 8) | {"page_ins_before": 30, "page_ins": 10}, layer(3, 0, 0, 0, 0.0, 0))
+    told["since_switch"] |= {"mean_page_ins_before": 7.5, "mean_page_ins": 2.5}
+    frame = compare(at(1.0, told), None)
+    assert frame.layers[0] == LayerLoad(1, 10.0, 5.0, 0.875, 7.5, 2.5)
+    console = Console(width=100)
+    with console.capture() as shown:
+        console.print(verb.draw(frame, 8))
+    assert "14.5 -> 6.2, page-ins 7.5 -> 2.5, kept mass" in shown.get()
+
+
 @pytest.mark.parametrize(
     "before",
     [
@@ -130,7 +141,8 @@ def test_json_is_a_line_a_frame(server, capsys):
     assert main(["top", server.url, "--once", "--json"]) == 0
     [line] = capsys.readouterr().out.splitlines()
     frame = json.loads(line)
-    assert frame["layers"][1] == {"layer": 3, "before": 11.0, "after": 6.0, "kept_mass": 0.75}
+    unpaged = {"page_ins_before": None, "page_ins": None}
+    assert frame["layers"][1] == {"layer": 3, "before": 11.0, "after": 6.0, "kept_mass": 0.75} | unpaged
     assert (frame["seconds"], frame["switches"], frame["in_force"]["add"]) == (None, 3, 24)
 
 

@@ -4,7 +4,7 @@ It appends a JSON line a call to $EXPERT_PROBE: the forward's mode and requests,
 experts the ids hold (on this rank), how many the router's own top-k would have, the kept mass summed over rows; in
 prefill each row's ids, in decode and verification the router logits and the experts awake; and whether the stage's code
 is loaded at all. Under data-parallel attention, also the rows of every rank, its own and those it was padded to, and
-whether some rank prefills.
+whether some rank prefills; where experts are paged, those loaded before and how many are copied.
 With $EXPERT_PROBE_BYPASS it makes that layer route without `select_experts`, as some upstream paths do.
 """
 
@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,11 @@ def install() -> None:
         return forward(self, forward_batch, *args, **kwargs)
 
     def count(layer: Any, x: torch.Tensor, topk_output: Any, config: Any) -> torch.Tensor:
+        if not hasattr(layer.quant_method, "num_resident"):  # else its experts have other numbers here
+            note(layer, topk_output)
+        return run_experts(layer, x, topk_output, config)
+
+    def note(layer: Any, topk_output: Any, **more: Any) -> None:
         weights, ids, logits = topk_output
         here = ids >= 0  # other ranks' experts are -1
         assert layer.moe_ep_size > 1 or here.all()
@@ -58,8 +64,7 @@ def install() -> None:
         if mode in ("DECODE", "TARGET_VERIFY", "IDLE"):
             record |= {"logits": encode(logits), "awake": expert_ids[here].unique().tolist()}
         with file.open("ab", buffering=0) as out:  # one write a line: several ranks share the file
-            out.write(json.dumps(record).encode() + b"\n")
-        return run_experts(layer, x, topk_output, config)
+            out.write(json.dumps(record | more).encode() + b"\n")
 
     def bypass(hidden_states: Any, router_logits: torch.Tensor, topk_config: Any, **kwargs: Any) -> Any:
         if kwargs["layer_id"] == int(os.environ["EXPERT_PROBE_BYPASS"]):
@@ -67,10 +72,34 @@ def install() -> None:
             return topk.StandardTopKOutput(weights / weights.sum(-1, keepdim=True), ids.int(), router_logits)
         return select_experts(hidden_states, router_logits, topk_config, **kwargs)
 
+    with suppress(ImportError):  # before 0.5.23
+        count_page_ins(note)
     ModelRunner.forward = note_mode
     fused_moe_native.moe_forward_native = count
     if "EXPERT_PROBE_BYPASS" in os.environ:
         topk.select_experts = bypass
+
+
+def count_page_ins(note: Any) -> None:
+    """Of a layer whose experts are paged: those that are loaded before it runs, and how many are copied then."""
+    from sglang.srt.layers.moe.paged_experts.executor import EagerExecutor
+    from sglang.srt.layers.moe.paged_experts.store import HostExpertStore
+
+    run, page_in = EagerExecutor.run, HostExpertStore.page_in
+    copied = 0
+
+    def count_copied(self: Any, layer: Any, loads: Any) -> None:
+        nonlocal copied
+        copied += len(loads)
+        page_in(self, layer, loads)
+
+    def run_noted(self: Any, layer: Any, dispatch_output: Any) -> Any:
+        resident, before = list(self.policy.resident), copied
+        output = run(self, layer, dispatch_output)
+        note(layer, dispatch_output.topk_output, resident=resident, page_ins=copied - before)
+        return output
+
+    EagerExecutor.run, HostExpertStore.page_in = run_noted, count_copied
 
 
 def lend_cpu_backend() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 
 from sglang_xshare import Batch, Router, RunnerSlots, SelectionPlan, select
@@ -15,11 +17,16 @@ def count_steps(
     router: Router,
     backend: str = "triton",
     slots: RunnerSlots | None = None,
+    loaded: torch.Tensor | None = None,
+    num_slots: int = 0,
 ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], Counters]:
-    """What was counted and what plain torch counts, [layers, 6], in each step of (logits [layers, n, N], valid [n]);
-    and the counters. Layers without a plan stay vanilla.
+    """What was counted and what plain torch counts, [layers, 9], in each step of (logits [layers, n, N], valid [n]);
+    and the counters. Layers without a plan stay vanilla. `loaded` [layers, N] are the experts in slots, where they are
+    paged; what is active is sure to fit those of every second layer.
     """
-    counters = Counters(len(plans), "cpu")
+    residents = None if loaded is None else SimpleNamespace(loaded=loaded, slots=num_slots)
+    fits = [] if loaded is None else [layer % 2 == 0 for layer in range(len(plans))]
+    counters = Counters(len(plans), "cpu", residents)
     counters.in_one_launch = True
     found = []
     for logits, valid in steps:
@@ -31,7 +38,7 @@ def count_steps(
             else select(one, plan, router, step.batch, backend=backend, slots=slots, tally=counters.tally(layer, one))
             for layer, (one, plan) in enumerate(zip(logits, plans, strict=True))
         ]
-        found.append((counters.count(selections, step), count_selections(selections, step)))
+        found.append((counters.count(selections, step, fits), count_selections(selections, step, residents, fits)))
     return found, counters
 
 

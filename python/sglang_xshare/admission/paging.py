@@ -32,7 +32,7 @@ def check_paging(config: Any, arguments: Arguments, model: MoeModel) -> None:
     if spell(config.load_format) == "dummy":
         raise refusal("--load-format", "dummy", "--enable-paged-experts needs weights; allowed is another")
     if arguments.align:
-        raise refusal("--expert-policy-align", "on", "paged experts have other numbers; allowed is off")
+        raise refusal("--expert-policy-align", None, "paged experts are sorted by their slots; allowed is off")
 
 
 def count_slots(config: Any, num_experts: int) -> int | None:
@@ -80,10 +80,10 @@ def list_paging_warnings(schedule: Schedule, model: MoeModel, config: Any, sizes
             f"{start}{too_many[0]} rows may need more experts, so that batches of {too_many[0]} and more run without a "
             "CUDA graph"
         )
-    for rows in sizes[-1:]:
+    for rows in [size for size in sizes if size not in too_many][-1:]:
         for plan in schedule.plans_at(rows):
-            if plan is not None and plan.add and plan.warm_up(Router(model.top_k)) * rows + plan.add > slots:
-                need = plan.warm_up(Router(model.top_k)) * rows + plan.add
+            need = 0 if plan is None else plan.warm_up(Router(model.top_k)) * rows + plan.add
+            if need > slots:
                 warnings.append(
                     f"{start}k0 x {rows} rows + add come to {need}: of what the batch adds, as many as fit are loaded"
                 )

@@ -17,13 +17,15 @@ RUNNING, QUEUED = "sglang:num_running_reqs", "sglang:num_queue_reqs"
 @dataclass(frozen=True)
 class LayerLoad:
     """Of one MoE layer: mean active experts of a step under vanilla routing and under the policy, and mean kept
-    mass of a row. None where the layer had no step under policy.
+    mass of a row; where experts are paged, mean page-ins of a step. None where the layer had no step under policy.
     """
 
     layer: int
     before: float | None
     after: float | None
     kept_mass: float | None
+    page_ins_before: float | None = None
+    page_ins: float | None = None
 
 
 @dataclass(frozen=True)
@@ -129,4 +131,5 @@ def _subtract(layers: list[dict[str, Any]], former: list[Mapping[str, Any]]) -> 
             before=new["experts_before"] / steps if steps else None,
             after=new["experts_after"] / steps if steps else None,
             kept_mass=new["kept_mass"] / rows if rows else None,
+            **{name: new[name] / steps for name in ("page_ins_before", "page_ins") if name in new and steps},
         )

@@ -18,6 +18,8 @@ from . import METHOD, PATH
 
 COUNTS = ("counters", "since_switch")
 TOTALS = ("layer_steps", "experts_before", "experts_after", "kept_mass", "rows", "rescued")
+PAGED = ("page_ins_before", "page_ins")
+"""Totals of servers that page experts."""
 
 
 def add_routes(app: FastAPI, find_manager: Callable[[], Any]) -> None:
@@ -62,13 +64,15 @@ def merge(answers: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _add_up(counts: list[dict[str, Any]]) -> dict[str, Any]:
-    totals = {name: sum(one[name] for one in counts) for name in TOTALS}
+    names = (*TOTALS, *(name for name in PAGED if counts[0].get(name) is not None))
+    totals = {name: sum(one[name] for one in counts) for name in names}
     outcomes = {name: sum(one["outcomes"][name] for one in counts) for name in counts[0]["outcomes"]}
     layer_steps, rows = max(totals["layer_steps"], 1), max(totals["rows"], 1)
     means = {
         "mean_before": totals["experts_before"] / layer_steps,
         "mean_after": totals["experts_after"] / layer_steps,
         "mean_kept_mass": totals["kept_mass"] / rows,
+        **{f"mean_{name}": totals[name] / layer_steps for name in PAGED if name in totals},
     }
     layers = {"by_layer": [_add_layer(same) for same in zip(*(one.get("by_layer", []) for one in counts), strict=True)]}
     return totals | means | {"outcomes": outcomes} | (layers if layers["by_layer"] else {})

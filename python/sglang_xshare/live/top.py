@@ -99,6 +99,8 @@ def draw(frame: Frame, lines: int) -> RenderableType:
     since = frame.since_switch
     steps = ", ".join(f"{name} {count}" for name, count in since["outcomes"].items() if count) or "none"
     counted = f"{_number(since['mean_before'], 1)} -> {_number(since['mean_after'], 1)}"
+    if "mean_page_ins" in since:
+        counted += f", page-ins {since['mean_page_ins_before']:.1f} -> {since['mean_page_ins']:.1f}"
     counted += f", kept mass {_number(since['mean_kept_mass'], 4)}"
     speed = f"{_number(frame.tokens_per_second, 1)} tokens/s, accepted length {_number(frame.accepted_length, 2)}"
     start = "the last switch" if frame.switches else "the server's start"

@@ -29,7 +29,7 @@ class Plans:
         self.batches = batches
         self.masks = masks and schedule is None
         self._found: dict[tuple[Layer, str, int, int], tuple[SelectionPlan | None, str | None]] = {}
-        self._fitting: dict[tuple[Layer, str, int, int], bool] = {}
+        self._fitting: dict[tuple[Layer, str, int, int, int], bool] = {}
 
     @property
     def given(self) -> dict[str, Any]:
@@ -51,16 +51,16 @@ class Plans:
             self._found[place] = self._choose(layer, phase, rows, tokens_per_request)
         return self._found[place]
 
-    def fit(self, layer: Layer, phase: str, rows: int, tokens_per_request: int) -> bool:
-        """Whether no more of a layer's experts than it has slots are active in a step of so many router rows, of which
-        none is exact, whatever the logits.
+    def fit(self, layer: Layer, phase: str, rows: int, tokens_per_request: int, exact_rows: int = 0) -> bool:
+        """Whether no more of a layer's experts than it has slots are active in a step of so many router rows, up to
+        `exact_rows` of which are exact, whatever the logits.
         """
-        place = layer, phase, rows, tokens_per_request
+        place = layer, phase, rows, tokens_per_request, exact_rows
         if place not in self._fitting:
             self._fitting[place] = self._fits(*place)
         return self._fitting[place]
 
-    def _fits(self, layer: Layer, phase: str, rows: int, tokens_per_request: int) -> bool:
+    def _fits(self, layer: Layer, phase: str, rows: int, tokens_per_request: int, exact_rows: int) -> bool:
         slots = layer.num_slots
         if slots is None or rows * layer.router.top_k <= slots:
             return True
@@ -68,7 +68,7 @@ class Plans:
         if plan is None or (self.schedule is not None and self.schedule.observed):
             return False
         num_experts = layer.paging.num_experts
-        return plan.max_active(layer.router, num_experts, rows, tokens_per_request, slots=slots) <= slots
+        return plan.max_active(layer.router, num_experts, rows, tokens_per_request, exact_rows, slots) <= slots
 
     def _choose(
         self, layer: Layer, phase: str, rows: int, tokens_per_request: int

@@ -99,6 +99,8 @@ class Stage:
         self.outcome: str | None = None
         """What the last forward of the model was counted as; None since a runner's began that has not come to it."""
         self.switches = 0
+        self.exact_rows = 0
+        """How many rows of the forward at hand are exact."""
         self._failed: set[str] = set()
         self.observation: Observation | None = None
         self.plans = Plans(schedule, batches, self.masks)
@@ -209,7 +211,7 @@ class Stage:
             if step is not None:
                 place = layer, step.phase, step.rows, step.batch.tokens_per_request
                 layer.plan, against = self.plans.find(*place)
-                layer.fits = self.plans.fit(*place) and (self._captures or step.batch.exact is None)
+                layer.fits = self.plans.fit(*place, self.exact_rows)
                 if self._captures:
                     layer.plan = self.graphs.keep_captured(layer, step, layer.plan)
                     against = against if layer.plan is None else None
@@ -312,7 +314,7 @@ class Stage:
         if size is None:
             return True
         place = size[0], self.graphs.find_rows(*size), size[2]
-        return all(self.plans.fit(layer, *place) for _, layer in self.layers)
+        return all(self.plans.fit(layer, *place, self.exact_rows) for _, layer in self.layers)
 
     def align(self, upstream: Any, by_tma: bool) -> Any:
         """`upstream` (moe_align_block_size), or a function in its place that returns sorted slots where it has them."""

@@ -33,22 +33,38 @@ def interpreter():
 @pytest.mark.parametrize("plans", PLANS)
 def test_a_step_is_counted_as_in_torch(interpreter, plans, slots, backend):
     """Steps of several sizes, with padding and without; one in which no row lives counts as none."""
+    check_counts(interpreter, PLANS[plans], slots, backend)
+
+
+@pytest.mark.parametrize("plans", ["xshare", "a vanilla layer"])
+def test_page_ins_are_counted_as_in_torch(interpreter, plans):
+    loaded = torch.rand(len(PLANS[plans]), 24, generator=torch.Generator().manual_seed(1)) < 0.4
+    totals = check_counts(interpreter, PLANS[plans], RunnerSlots(), "triton", loaded=loaded, num_slots=5)
+    selecting = [plan is not None for plan in PLANS[plans]]
+    assert [bool(row.all()) for row in totals[:, 6:8]] == selecting
+    # Of every second layer it was ruled out.
+    assert [bool(count) for count in totals[:, 8]] == [one and layer % 2 == 0 for layer, one in enumerate(selecting)]
+
+
+def check_counts(interpreter, plans, slots, backend, **paging):
     generator = torch.Generator().manual_seed(0)
     steps = []
     for rows, live in ((5, 4), (9, 9), (140, 131), (3, 0)):
-        logits = torch.randn(len(PLANS[plans]), rows, 24, generator=generator)
+        logits = torch.randn(len(plans), rows, 24, generator=generator)
         steps.append((logits, None if live == rows else torch.arange(rows) < live))
-    found, counters = interpreter(count_steps, steps, PLANS[plans], Router(4), backend, slots)
+    found, counters = interpreter(count_steps, steps, plans, Router(4), backend, slots, **paging)
     added = torch.zeros_like(counters.totals)
     for (counts, wanted), (_, valid) in zip(found, steps, strict=True):
         alive = valid is None or bool(valid.any())
         torch.testing.assert_close(counts, wanted * alive, atol=1e-9, rtol=1e-12)
-        assert torch.equal(counts[:, [0, 1, 2, 4, 5]], wanted[:, [0, 1, 2, 4, 5]] * alive)
+        whole = [0, 1, 2, 4, 5, 6, 7, 8]
+        assert torch.equal(counts[:, whole], wanted[:, whole] * alive)
         added += counts
     assert torch.equal(counters.totals, added)
     assert counters.outcomes.tolist() == [3 * (name == "policy") for name in OUTCOMES]
-    if plans == "rescued rows" and slots == RunnerSlots():
+    if plans is PLANS["rescued rows"] and slots == RunnerSlots():
         assert counters.totals[:, 5].all()
+    return counters.totals
 
 
 def test_outcomes_of_vanilla_forwards(interpreter):

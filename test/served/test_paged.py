@@ -1,0 +1,158 @@
+"""The real server with paged experts, on a CPU: vanilla answers as unpaged, and a policy that prefers what is loaded."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmark.common.paths import ROOT, TRAINED
+from benchmark.common.server import Server, ServerError
+from served.answers import ask, generate_together, make_server, policy, read_lines, read_metrics, read_prompts
+from served.probe import read_logits
+from served.release import LATEST
+from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare.live import PATH
+
+EXPERTS, SLOTS, TOP_K = 64, 24, 8
+PLAN = {"k0": 1, "add": 3, "utility": "squared", "own_share": 0.75}
+
+
+def paged(slots: int) -> tuple[str, ...]:
+    """The flags of a server with so many slots a layer."""
+    return "--enable-paged-experts", "--paged-experts-num-resident", str(slots)
+
+
+def test_paged_answers_and_counts(served, patched_release, tiny_model, tmp_path):
+    """One server: routed as the model does under `observe`, then switched."""
+    flags = (*paged(SLOTS), *policy("observe", plans=["xshare:k0=1,add=3"]))
+    server, probe, trace = make_server(tiny_model, patched_release(LATEST), flags, tmp_path)
+    prompts = read_prompts(tiny_model)
+    with server:
+        answers = [generate_together(server, probe, prompts[:size]) for size in (16, 16, 1)]
+        assert [[answer["output_ids"] for answer in batch] for batch in answers] == served("unpatched").tokens
+        seen = len(read_lines(probe))
+        found = read_metrics(server, sum(call["layer"] == 0 for call in read_lines(probe)))
+        observed = read_calls(probe)
+        assert found["page_ins_total"] == found["page_ins_before_total"] == sum(call["page_ins"] for call in observed)
+
+        answer = server.post(PATH, {"policy": "xshare", **PLAN})
+        assert answer["defaults"]["min_tokens"] == 1
+        for size in (16, 4, 1):
+            generate_together(server, probe, prompts[:size])
+        read_metrics(server, sum(call["layer"] == 0 for call in read_lines(probe)))
+        calls = read_calls(probe, seen)
+        counted = server.get(PATH)["since_switch"]
+        log = server.log_text()
+    check_calls(calls)
+    assert counted["page_ins"] == sum(call["page_ins"] for call in calls)
+    assert counted["page_ins_before"] == sum(count_own(call) for call in calls)
+    assert counted["page_ins"] < 0.5 * counted["page_ins_before"]
+    assert sum(layer["page_ins"] for layer in counted["by_layer"]) == counted["page_ins"]
+    assert ", page-ins: " in log
+    records = [record for record in read_lines(trace) if record.get("switch")]
+    assert [record["page_ins"] for record in records] == [call["page_ins"] for call in calls]
+    assert max(record["experts_after"] for record in records) <= SLOTS
+
+
+def read_calls(probe: Path, first: int = 0) -> list[dict[str, Any]]:
+    """What decode steps did, a record a layer and step."""
+    return [call for call in read_lines(probe)[first:] if call["mode"] == "DECODE"]
+
+
+def check_calls(calls: list[dict[str, Any]]) -> None:
+    """Every step is the reference's on what was loaded, and no more than its experts were paged in."""
+    plan, router = build_plan("xshare", **PLAN), Router(TOP_K)
+    for call in calls:
+        loaded = torch.zeros(EXPERTS, dtype=torch.bool)
+        loaded[call["resident"]] = True
+        batch = Batch(resident=loaded, slots=SLOTS)
+        wanted = select(read_logits(call), plan, router, batch, backend="reference").active
+        assert call["awake"] == wanted.nonzero().flatten().tolist()
+        assert len(call["awake"]) <= SLOTS
+        assert call["page_ins"] == int((wanted & ~loaded).sum())
+
+
+def count_own(call: dict[str, Any]) -> int:
+    """What the model's own routing would have paged in."""
+    own = select(read_logits(call), build_plan("vanilla"), Router(TOP_K), backend="reference").active
+    return len(set(own.nonzero().flatten().tolist()) - set(call["resident"]))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("slots", [TOP_K, 32, EXPERTS])
+def test_vanilla_answers_as_unpaged(slots, served, patched_release, tiny_model, tmp_path):
+    answers = ask(tiny_model, patched_release(LATEST), paged(slots), tmp_path)
+    assert answers.tokens == served("unpatched").tokens
+    assert answers.metrics == {}
+
+
+@pytest.mark.long
+def test_with_slots_for_all_a_policy_answers_as_unpaged(served, patched_release, tiny_model, tmp_path):
+    flags = (*paged(EXPERTS), *policy("xshare", k0=1, add=8, min_tokens=2))
+    answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path)
+    assert answers.tokens == served("xshare").tokens
+    assert answers.metrics["experts_after_total"] == served("xshare").metrics["experts_after_total"]
+
+
+@pytest.mark.long
+def test_experts_in_mapped_files_answer_as_copied_ones(served, patched_release, tiny_model, tmp_path):
+    env = {"SGLANG_PAGED_EXPERTS_MAPPED": "1"}
+    answers = ask(tiny_model, patched_release(LATEST), paged(SLOTS), tmp_path, env=env)
+    assert answers.tokens == served("unpatched").tokens
+
+
+@pytest.mark.long
+def test_a_model_larger_than_memory_is_served_from_its_files(patched_release, tmp_path):
+    """3.1 GB of weights where all processes of the server together, page cache included, get 2.6 GB."""
+    model = tmp_path / "wide"
+    subprocess.run([sys.executable, "-c", MAKE, model], check=True, cwd=ROOT)  # takes its memory with it
+    limit = 2_600_000_000
+    assert sum(file.stat().st_size for file in model.glob("*.safetensors")) > 1.15 * limit
+    flags = ("--dtype", "bfloat16", "--max-total-tokens", "2048")
+    policies = (*paged(TOP_K), "--expert-policy", "xshare:k0=1,add=1,utility=squared,own_share=0.75")
+    tree, mapped = patched_release(LATEST), {"SGLANG_PAGED_EXPERTS_MAPPED": "1"}
+    with limited(Server(model, flags, release=tree, name="whole", deadline=900), limit) as (server, _):
+        with pytest.raises(ServerError, match="exited"):
+            server.wait()
+    paging = Server(model, (*flags, *policies), release=tree, env=mapped, name="mapped", deadline=900)
+    with limited(paging, limit) as (server, group):
+        server.wait()
+        answers = server.generate(read_prompts(TRAINED)[:4], max_new_tokens=8, ignore_eos=True)
+        assert [len(answer["output_ids"]) for answer in answers] == [8] * 4
+        assert int((group / "memory.max_usage_in_bytes").read_text()) <= limit
+
+
+MAKE = """
+import sys
+from pathlib import Path
+from benchmark.common.widened import make
+make(Path(sys.argv[1]), factor=512)
+"""
+
+
+@contextmanager
+def limited(server: Server, limit: int) -> Iterator[tuple[Server, Path]]:
+    """A server that is started in a memory cgroup of its own, and that group's folder."""
+    group = Path(f"/sys/fs/cgroup/memory/xshare-{os.getpid()}")
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory cgroup: {error}")
+    (group / "memory.limit_in_bytes").write_text(str(limit))
+    server.command = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group), *server.command]
+    try:
+        server.start()
+        yield server, group
+    finally:
+        server.stop()
+        deadline = time.monotonic() + 30
+        while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        group.rmdir()

@@ -1,0 +1,299 @@
+"""Experts that are paged into slots: what a layer has loaded is read before each step, page-ins are counted exactly, and
+no step that SGLang was told would fit its slots has more experts active.
+"""
+
+import json
+import re
+from collections import OrderedDict
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_xshare import Batch, hooks, select
+from sglang_xshare.admission.paging import fits
+from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.stage.batches import Batches
+from sglang_xshare.stage.evidence.metrics import Reader
+from sglang_xshare.stage.forward import wrap_model
+from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.plans import Plans
+from sglang_xshare.stage.stage import SlotsExceeded, Stage
+from sglang_xshare.stage.upstream.paging import Residents, find_paging
+from stage.fake import EXPERTS, TOP_K, Config, Model, forward_batch
+
+SLOTS, LAYERS = 12, 3
+PUBLISHED = {"k0": 1, "add": 2}
+
+
+class Paging:
+    """What the stage reads of upstream's `PagedExpertsMoEMethod`, with its least-recently-used slots."""
+
+    def __init__(self, slots=SLOTS):
+        self.num_resident, self.num_experts = slots, EXPERTS
+        self.policy = SimpleNamespace(resident=OrderedDict((expert, expert) for expert in range(slots)))
+        self.device_executor = None
+        self.loads = 0
+
+    def place(self, experts):
+        """As upstream's waves do: each expert that is not loaded is paged in once."""
+        resident = self.policy.resident
+        wanted = [e for e in experts if e in resident] + [e for e in experts if e not in resident]
+        for first in range(0, len(wanted), self.num_resident):
+            wave = wanted[first : first + self.num_resident]
+            for expert in [e for e in wave if e in resident]:
+                resident.move_to_end(expert)
+            for expert in [e for e in wave if e not in resident]:
+                resident[expert] = resident.popitem(last=False)[1]
+                self.loads += 1
+
+
+class PagedModel(Model):
+    """A model whose layers page in what was routed; it keeps what was loaded before, and what vanilla would page in."""
+
+    def __init__(self, slots=SLOTS):
+        super().__init__(LAYERS)
+        self.paging = [Paging(slots) for _ in range(LAYERS)]
+        self.before = 0
+        self.loaded = []
+
+    def forward(self, input_ids, positions, batch):
+        self.routed, self.loaded = [], []
+        own = self.logits.topk(TOP_K).indices
+        for config, paging in zip(self.configs, self.paging, strict=True):
+            loaded = torch.zeros(EXPERTS, dtype=torch.bool)
+            loaded[list(paging.policy.resident)] = True
+            self.loaded.append(loaded)
+            self.before += int((~loaded[own.unique()]).sum())
+            routed = hooks.route(config, self.logits)
+            choose = routed.custom_routing_function
+            answer = choose and choose(None, self.logits, TOP_K, True)
+            ids = own if answer is None else answer[1]
+            self.routed.append(answer)
+            paging.place(ids.unique().tolist())
+        return "output"
+
+
+def put(monkeypatch, model, policy="xshare", trace=None, device="cpu", **keys):
+    """A stage around a paged model; its schedule is as a server that pages experts builds it."""
+    monkeypatch.setattr(hooks, "_stage", None)
+    monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
+    monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
+    layers = [
+        (config, Layer(number, config, None, paging=find_paging(SimpleNamespace(quant_method=paging))))
+        for number, (config, paging) in enumerate(zip(model.configs, model.paging, strict=True))
+    ]
+    stage = Stage(
+        layers, make_schedule(policy, **keys), device=device, trace=trace, batches=Batches(captured=(1, 4, 8))
+    )
+    monkeypatch.setattr(hooks, "_stage", stage)
+    wrap_model(model, stage)
+    return stage
+
+
+def make_schedule(policy, **keys):
+    return build_schedule(policy, keys, speculative=False, pages=True)
+
+
+def decode(model, step, rows):
+    """A step of correlated logits: what is loaded matters."""
+    taste = torch.randn(EXPERTS, generator=torch.Generator().manual_seed(step // 5))
+    model.logits = taste + torch.randn(rows, EXPERTS, generator=torch.Generator().manual_seed(100 + step))
+    model.forward(None, None, forward_batch("decode", rows))
+
+
+def reporter():
+    return SimpleNamespace(
+        scheduler=SimpleNamespace(forward_ct=1),
+        forward_ct_decode=1,
+        current_scheduler_metrics_enabled=False,
+        is_stats_logging_rank=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "keys", [PUBLISHED, PUBLISHED | {"utility": "squared", "own_share": 0.75}, {"k0": 2, "add": 0}]
+)
+def test_a_step_is_the_references_on_what_is_loaded(monkeypatch, keys):
+    model = PagedModel()
+    stage = put(monkeypatch, model, **keys)
+    plan, router = stage.plans.schedule.plan(0, 4), stage.layers[0][1].router
+    assert stage.plans.schedule.min_tokens == 1
+    for step, rows in enumerate([1, 4, 6, 2, 5, 6, 6, 3] * 3):
+        decode(model, step, rows)
+        for routed, loaded in zip(model.routed, model.loaded, strict=True):
+            wanted = select(model.logits, plan, router, Batch(resident=loaded, slots=SLOTS), backend="reference")
+            filled = wanted.topk_ids >= 0
+            assert torch.equal(routed[1][filled], wanted.topk_ids[filled])
+            torch.testing.assert_close(routed[0], wanted.topk_weights)
+            assert len(routed[1].unique()) <= SLOTS
+
+
+def test_page_ins_are_what_was_paged_in(monkeypatch, tmp_path):
+    model = PagedModel()
+    stage = put(monkeypatch, model, trace=tmp_path / "trace.jsonl", **PUBLISHED)
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    for step in range(20):
+        decode(model, step, 1 + step % 9)
+    paged = sum(paging.loads for paging in model.paging)
+    interval = Reader(stage.counters).read()
+    assert (interval.page_ins_before, interval.page_ins) == (model.before, paged)
+    assert 0 < paged < model.before
+    line = stage.report(reporter())
+    steps = 20 * LAYERS
+    assert f"page-ins: {model.before / steps:.1f} -> {paged / steps:.1f}, kept mass" in line
+    records = [json.loads(text) for text in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    assert sum(record["page_ins"] for record in records) == paged
+    assert sum(record["page_ins_before"] for record in records) == model.before
+    assert all(record["experts_after"] <= SLOTS for record in records)
+
+
+def test_observe_tells_what_a_plan_would_have_paged_in_from_the_same_state(monkeypatch):
+    model = PagedModel()
+    stage = put(monkeypatch, model, "observe", plans=["xshare:k0=1,add=2", "xshare:k0=1,add=2,free_residents=false"])
+    kept = [0, 0]
+    for step in range(12):
+        decode(model, step, 4)
+        assert not any(model.routed)
+        for loaded in model.loaded:
+            for number, part in enumerate(stage.plans.schedule.parts):
+                batch = Batch(resident=loaded, slots=SLOTS)
+                wanted = select(model.logits, part.plan(0, 4), stage.layers[0][1].router, batch, backend="reference")
+                kept[number] += int((wanted.active & ~loaded).sum())
+    own = Reader(stage.counters).read()
+    assert own.page_ins == own.page_ins_before == model.before == sum(paging.loads for paging in model.paging)
+    observed = [Reader(counters).read() for counters in stage.observation.counters.values()]
+    assert [interval.page_ins for interval in observed] == kept
+    assert {interval.page_ins_before for interval in observed} == {model.before}
+    assert all(0 < count < model.before for count in kept)
+    text = stage.reports.log()
+    assert f"page-ins: {model.before / 12 / LAYERS:.1f}, batch size" in text
+    assert f"(page-ins {kept[0] / 12 / LAYERS:.1f}, kept mass" in text
+
+
+def test_where_all_experts_have_slots_nothing_is_paged(monkeypatch):
+    """A policy then does what it does without paging."""
+    plain = put(monkeypatch, PagedModel(slots=EXPERTS), **PUBLISHED)
+    assert plain.residents is None
+    decode(model := PagedModel(slots=EXPERTS), 0, 4)
+    assert all(routed is None for routed in model.routed)  # of another model
+    assert plain.fits_slots(SimpleNamespace(num_resident=EXPERTS, num_experts=EXPERTS))
+    assert "page-ins" not in plain.reports.log()
+
+
+@pytest.mark.parametrize(
+    ("policy", "keys", "most"),
+    [
+        ("xshare", {"k0": 1, "add": 24}, 12),
+        ("xshare", {"k0": 2, "add": 0}, 6),
+        ("xshare", {"k0": 1, "add": 2, "free_residents": False}, 10),
+        ("xshare", {"k0": 1, "add": 2, "max_tokens": 5}, 5),
+        ("xshare", {"k0": 1, "add": 2, "layers": {"1": {"policy": "vanilla"}}}, 3),
+        ("xshare", {"k0": 1, "add": 2, "by_batch": {"7": {"k0": 2}}}, 6),
+        ("pruned", {"k0": 2}, 6),
+        ("observe", {}, 3),
+    ],
+)
+def test_what_fits_is_known_by_the_plan(monkeypatch, policy, keys, most):
+    """`most` rows, counted by hand: 12 slots, top-4. Admission and stage say the same, and random steps agree."""
+    model = PagedModel()
+    stage = put(monkeypatch, model, policy, **keys)
+    schedule = stage.plans.schedule
+    for rows in range(1, 20):
+        found = all(stage.plans.fit(layer, "decode", rows, 1) for _, layer in stage.layers)
+        assert found == fits(schedule, rows, TOP_K, EXPERTS, SLOTS)
+        if rows <= most + 1:
+            assert found == (rows <= most)
+        if found:
+            decode(model, rows, rows)
+            assert all(len(ids.unique()) <= SLOTS for ids in (r[1] for r in model.routed if r is not None))
+
+
+def test_fitting_is_said_of_the_step_at_hand(monkeypatch):
+    model = PagedModel()
+    stage = put(monkeypatch, model, **PUBLISHED)
+    told = []
+    for paging in model.paging:
+        monkeypatch.setattr(paging, "place", lambda experts, paging=paging: told.append(hooks.fits_slots(paging)))
+    decode(model, 0, 12)
+    decode(model, 0, 13)
+    model.forward(None, None, forward_batch("prefill", 12))
+    assert told == [True] * LAYERS + [False] * 2 * LAYERS
+    assert not hooks.fits_slots(model.paging[0])
+    stage.exact_rows = 5  # of top-4 each
+    decode(model, 0, 12)
+    assert not any(told[-LAYERS:])
+
+
+def test_a_switch_keeps_the_bound(monkeypatch):
+    """A graph is not replayed under plans that could have more experts active than slots."""
+    model = PagedModel()
+    stage = put(monkeypatch, model, **PUBLISHED)
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
+    sizes = 1, 3, 4, 8
+
+    def allowed():
+        return [rows for rows in sizes if hooks.allows_graph(forward_batch("decode", rows))]
+
+    assert allowed() == list(sizes)
+    stage.switch(None, reporter())
+    assert allowed() == [1, 3]
+    stage.switch(make_schedule("xshare", k0=2, add=1), reporter())
+    assert allowed() == [1, 3, 4]
+    stage.switch(make_schedule("xshare", **PUBLISHED, min_tokens=8), reporter())
+    assert allowed() == [1, 3, 8]
+    stage.exact_rows = 4
+    assert allowed() == [1, 3]
+    stage.exact_rows = 0
+    stage.switch(make_schedule("xshare", **PUBLISHED), reporter())
+    assert allowed() == list(sizes)
+
+
+def test_a_broken_bound_stops_the_server(monkeypatch):
+    """Selection that knows nothing of slots, which no plan allows, stands for a bound that was wrong."""
+    model = PagedModel()
+    stage = put(monkeypatch, model, k0=1, add=24)
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    decode(model, 0, 8)
+    stage.publish(reporter())
+
+    def forget(logits, plan, router, batch, **options):
+        return select(logits, plan, router, Batch(batch.valid), **options)
+
+    monkeypatch.setattr("sglang_xshare.stage.layer.select", forget)
+    decode(model, 0, 8)
+    stage.reports.invalidate()
+    with pytest.raises(
+        SlotsExceeded, match=re.escape(f"more than {SLOTS} experts were active in MoE layers [0, 1, 2]")
+    ):
+        stage.publish(reporter())
+
+
+def test_what_was_not_promised_may_exceed_the_slots(monkeypatch):
+    """Waves take it."""
+    model = PagedModel()
+    stage = put(monkeypatch, model, k0=3, add=24)
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    decode(model, 0, 40)
+    assert any(len(routed[1].unique()) > SLOTS for routed in model.routed)
+    stage.publish(reporter())
+
+
+def test_state_on_the_device_is_read_where_upstream_writes_it():
+    """`DeviceResidency`: its tensors become rows of one, which upstream goes on writing in place."""
+    methods = [Paging() for _ in range(2)]
+    for number, method in enumerate(methods):
+        slots = torch.full((EXPERTS,), -1, dtype=torch.int32)
+        slots[number : number + SLOTS] = torch.arange(SLOTS, dtype=torch.int32)
+        method.device_executor = SimpleNamespace(residency=SimpleNamespace(expert_slot=slots))
+    residents = Residents(methods, "cpu")
+    loaded = residents.loaded
+    residents.read()
+    assert [row.nonzero().flatten().tolist() for row in loaded] == [list(range(12)), list(range(1, 13))]
+    for method in methods:  # expert 30 takes the place of expert 5
+        state = method.device_executor.residency.expert_slot
+        assert state.is_contiguous()
+        state[30], state[5] = int(state[5]), -1
+    residents.read()
+    assert residents.loaded is loaded
+    assert all(bool(row[30]) and not row[5] and row.sum() == SLOTS for row in loaded)

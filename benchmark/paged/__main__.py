@@ -39,9 +39,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("policies", nargs="*", type=selecting, default=POLICIES, help=default)
     parser.add_argument("--slots", nargs="+", type=positive, default=(32, 16), help="of a layer (default: 32 16)")
     parser.add_argument("--rows", nargs="+", type=positive, default=(1, 4, 8, 16), help="of a step (default: 1 4 8 16)")
-    help = "what goes: the least recently used, as upstream has it, or the least running mean of utility"
-    parser.add_argument("--evictions", nargs="+", choices=EVICTIONS, default=("recency",), help=help)
-    parser.add_count("batches", 24, "batches of so many rows, or as many as the text has")
+    help = "by recency, as upstream does, or by a running mean of utility; but for the first, at the first --slots alone"
+    parser.add_argument("--evictions", nargs="+", choices=EVICTIONS, default=tuple(EVICTIONS), help=help)
+    parser.add_count("batches", 16, "batches of so many rows, or as many as the text has")
     add_decoding(parser, COUNTS, per_domain=48)
     parser.add_record(BUILD / "paged")
     args = parser.parse_args(argv)
@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         bench = Bench(model, sequences.take(mixed[: min(args.batches, len(mixed) // rows) * rows]), decoding.prompt)
         for slots, eviction in product(args.slots, args.evictions):
             case = rows, slots, eviction
-            if all(_name(case, policy) in record for policy in plans):
+            is_asked = eviction == args.evictions[0] or slots == args.slots[0]
+            if not is_asked or all(_name(case, policy) in record for policy in plans):
                 continue
             for policy, point in measure(bench, plans, case, num_experts):
                 record.add(_name(case, policy), **point)

@@ -102,8 +102,9 @@ def _measure(
 
 
 def _judged(variants: Sequence[Variant]) -> list[str]:
-    """The baseline's routing is that of `observe`, which counts; a policy's is the same with slots for all."""
-    return [one.name for one in variants[1:] if "slots for all" not in one.name]
+    """Vanilla in memory, what is paged, and of paged vanilla `observe`, which has its routing and counts."""
+    first = variants[0]
+    return [one.name for one in variants if one == variants[1] or (one.args == first.args and one != first)]
 
 
 def _is_whole(record: Record, workload: Workload, variants: Sequence[Variant]) -> bool:

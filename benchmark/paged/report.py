@@ -49,7 +49,7 @@ def judge(points: Points, most: float, tolerated: float) -> str:
 
 
 def _cell(point: Mapping[str, Any], vanilla: Mapping[str, Any]) -> str:
-    if point["policy"] == BASELINE:
-        return f"{point['page_ins']:.1f}"
-    share = f"{point['page_ins']:.1f} ({point['page_ins'] / vanilla['page_ins']:.2f})"
-    return f"{share} at {format_loss(point['loss'])}"
+    page_ins, whole = point["page_ins"], vanilla["page_ins"]
+    if point["policy"] == BASELINE or not whole:
+        return f"{page_ins:.1f}"
+    return f"{page_ins:.1f} ({page_ins / whole:.2f}) at {format_loss(point['loss'])}"

@@ -1,4 +1,4 @@
-"""The real server with paged experts, on a CPU: vanilla answers as unpaged, and a policy that prefers what is loaded."""
+"""The real server with paged experts, on a CPU: vanilla answers as unpaged, a policy prefers what is loaded."""
 
 import os
 import subprocess
@@ -118,13 +118,13 @@ def test_a_model_larger_than_memory_is_served_from_its_files(patched_release, tm
     flags = ("--dtype", "bfloat16", "--max-total-tokens", "2048")
     policies = (*paged(TOP_K), "--expert-policy", "xshare:k0=1,add=1,utility=squared,own_share=0.75")
     tree, mapped = patched_release(LATEST), {"SGLANG_PAGED_EXPERTS_MAPPED": "1"}
-    with limited(Server(model, flags, release=tree, name="whole", deadline=900), limit) as (server, _):
-        with pytest.raises(ServerError, match="exited"):
-            server.wait()
+    whole = Server(model, flags, release=tree, name="whole", deadline=900)
+    with limited(whole, limit), pytest.raises(ServerError, match="exited"):
+        whole.wait()
     paging = Server(model, (*flags, *policies), release=tree, env=mapped, name="mapped", deadline=900)
-    with limited(paging, limit) as (server, group):
-        server.wait()
-        answers = server.generate(read_prompts(TRAINED)[:4], max_new_tokens=8, ignore_eos=True)
+    with limited(paging, limit) as group:
+        paging.wait()
+        answers = paging.generate(read_prompts(TRAINED)[:4], max_new_tokens=8, ignore_eos=True)
         assert [len(answer["output_ids"]) for answer in answers] == [8] * 4
         assert int((group / "memory.max_usage_in_bytes").read_text()) <= limit
 
@@ -138,8 +138,8 @@ make(Path(sys.argv[1]), factor=512)
 
 
 @contextmanager
-def limited(server: Server, limit: int) -> Iterator[tuple[Server, Path]]:
-    """A server that is started in a memory cgroup of its own, and that group's folder."""
+def limited(server: Server, limit: int) -> Iterator[Path]:
+    """Start a server in a memory cgroup of its own; gives that group's folder."""
     group = Path(f"/sys/fs/cgroup/memory/xshare-{os.getpid()}")
     try:
         group.mkdir()
@@ -149,7 +149,7 @@ def limited(server: Server, limit: int) -> Iterator[tuple[Server, Path]]:
     server.command = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group), *server.command]
     try:
         server.start()
-        yield server, group
+        yield group
     finally:
         server.stop()
         deadline = time.monotonic() + 30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ def count_steps(
     and the counters. Layers without a plan stay vanilla. `loaded` [layers, N] are the experts in slots, where they are
     paged; what is active is sure to fit those of every second layer.
     """
-    residents = None if loaded is None else SimpleNamespace(loaded=loaded, slots=num_slots)
+    residents: Any = None if loaded is None else SimpleNamespace(loaded=loaded, slots=num_slots)
     fits = [] if loaded is None else [layer % 2 == 0 for layer in range(len(plans))]
     counters = Counters(len(plans), "cpu", residents)
     counters.in_one_launch = True

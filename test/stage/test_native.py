@@ -18,6 +18,7 @@ def run():
     config = SimpleNamespace(
         apply_router_weight_on_input=False, activation="silu", gemm1_alpha=None, gemm1_clamp_limit=None
     )
+    config.no_combine_keep_router_weight = False
 
     def run(rows, ids, weights, first=0, count=EXPERTS):
         here = slice(first, first + count)

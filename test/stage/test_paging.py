@@ -1,5 +1,5 @@
-"""Experts that are paged into slots: what a layer has loaded is read before each step, page-ins are counted exactly, and
-no step that SGLang was told would fit its slots has more experts active.
+"""Experts that are paged into slots: what is loaded is read before each step, page-ins are counted exactly, and no step
+that SGLang was told would fit its slots has more experts active.
 """
 
 import json
@@ -17,10 +17,9 @@ from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.evidence.metrics import Reader
 from sglang_xshare.stage.forward import wrap_model
 from sglang_xshare.stage.layer import Layer
-from sglang_xshare.stage.plans import Plans
 from sglang_xshare.stage.stage import SlotsExceeded, Stage
 from sglang_xshare.stage.upstream.paging import Residents, find_paging
-from stage.fake import EXPERTS, TOP_K, Config, Model, forward_batch
+from stage.fake import EXPERTS, TOP_K, Model, forward_batch
 
 SLOTS, LAYERS = 12, 3
 PUBLISHED = {"k0": 1, "add": 2}

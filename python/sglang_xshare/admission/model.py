@@ -76,7 +76,8 @@ def check_schedule(
         plans += found
         slots = count_slots(config, model.num_experts)
         warnings += list_idle_budgets(part, found, model, config.ep_size, largest_batch(config), tokens, slots)
-        warnings += list_paging_warnings(part, model, config, batches.captured)
+        if part is schedule:  # what is observed has no graphs of its own
+            warnings += list_paging_warnings(part, model, config, batches.captured)
     flag = f"--expert-policy {schedule.policy}" if schedule else "--mask-padding-experts"
     _check_runner(plans, model, config, None if names_runner else flag)
     return plans, warnings

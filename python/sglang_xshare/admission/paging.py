@@ -45,7 +45,7 @@ def fits(schedule: Schedule | None, rows: int, top_k: int, num_experts: int, slo
     """Whether a decode step of so many rows is sure to have no more experts active than slots, in every layer."""
     if rows * top_k <= slots or num_experts <= slots:
         return True
-    if schedule is None or schedule.observed or schedule.reason_to_skip("decode", rows) is not None:
+    if schedule is None or schedule.reason_to_skip("decode", rows) is not None:
         return False
     plans = schedule.plans_at(rows)
     return all(
@@ -75,7 +75,7 @@ def list_paging_warnings(schedule: Schedule, model: MoeModel, config: Any, sizes
     start = f"--expert-policy {schedule.policy}: {FLAG} {slots}: "
     warnings = []
     too_many = [size for size in sizes if not fits(schedule, size, model.top_k, model.num_experts, slots)]
-    if too_many and not schedule.observed:
+    if too_many:
         warnings.append(
             f"{start}{too_many[0]} rows may need more experts, so that batches of {too_many[0]} and more run without a "
             "CUDA graph"

@@ -65,10 +65,8 @@ class Plans:
         if slots is None or rows * layer.router.top_k <= slots:
             return True
         plan = self.find(layer, phase, rows, tokens_per_request)[0]
-        if plan is None or (self.schedule is not None and self.schedule.observed):
-            return False
-        num_experts = layer.paging.num_experts
-        return plan.max_active(layer.router, num_experts, rows, tokens_per_request, exact_rows, slots) <= slots
+        num_experts, size = layer.paging.num_experts, (rows, tokens_per_request)
+        return plan is not None and plan.max_active(layer.router, num_experts, *size, exact_rows, slots) <= slots
 
     def _choose(
         self, layer: Layer, phase: str, rows: int, tokens_per_request: int

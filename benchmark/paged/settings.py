@@ -17,12 +17,12 @@ def _by_layer(*adds: int) -> str:
     return _spell(add=first, layers={str(layer): {"add": add} for layer, add in enumerate(others, 1) if add != first})
 
 
-BUDGET = _spell(add=16, free_residents=False)
-"""As where nothing is paged."""
+BLIND = _spell(add=16, free_residents=False), spell_policy("custom", {"budget": 32, **WEIGHTED})
+"""Whatever is loaded; the second has the best 32 experts, the least that so many slots of 64 must lose."""
 UNIFORM = tuple(_spell(add=add) for add in (4, 2, 1))
 BY_LAYER = _by_layer(2, 2, 4, 8), _by_layer(1, 1, 3, 5)
 """The shipped checkpoint loses most in its last layer."""
-POLICIES = (BUDGET, *UNIFORM, _spell(add=0, mass=0.95), *BY_LAYER)
+POLICIES = (*BLIND, *UNIFORM, _spell(add=0, mass=0.95), *BY_LAYER)
 
 
 def shorten(policy: str) -> str:

@@ -57,7 +57,7 @@ def test_the_bar_is_judged_by_the_least_loss_within_it():
 
 
 def test_tables_leave_out_what_all_policies_have():
-    assert [shorten(policy) for policy in POLICIES[:2]] == ["xshare:k0=1,add=16,free_residents=false", "xshare:k0=1,add=4"]
+    assert [shorten(policy) for policy in POLICIES[1:3]] == ["custom:budget=32", "xshare:k0=1,add=4"]
     assert not any("squared" in shorten(policy) for policy in POLICIES)
 
 

@@ -32,7 +32,10 @@ POLICY = "xshare:k0=1,add=4,utility=squared,own_share=0.75"
 SLOTS = 64
 CONCURRENCIES = (16, 8, 4, 1)
 PAGED = ("--enable-paged-experts", "--paged-experts-num-resident", str(SLOTS))
-VARIANTS = (Variant("off, paged", None, {}, PAGED), Variant(f"{POLICY}, paged", "xshare", parse_variant(POLICY).keys, PAGED))
+VARIANTS = (
+    Variant("off, paged", None, {}, PAGED),
+    Variant(f"{POLICY}, paged", "xshare", parse_variant(POLICY).keys, PAGED),
+)
 SAME, PROMPTS = "same", 8
 FARTHEST = 0.1
 """Nats of a prompt's token at most between paged and not: sums of bf16 in another order differ by hundredths."""
@@ -84,17 +87,21 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
     if SAME in points:
         point = points[SAME]
         told = f"{point['farthest']:.3f} nats, {point['tokens_same']:.0%} of greedy tokens the same"
-        found.append(Row("farthest of a prompt's tokens, paged", told, f"at most {FARTHEST}", point["farthest"] <= FARTHEST))
+        found.append(
+            Row("farthest of a prompt's tokens, paged", told, f"at most {FARTHEST}", point["farthest"] <= FARTHEST)
+        )
     for concurrency in sorted(CONCURRENCIES):
         if _key(concurrency) in points:
             point = points[_key(concurrency)]
             page_ins = _describe_page_ins(Comparison.read(point))
-            found.append(Gain.read(point).row(f"{MODEL}, {SLOTS} slots, {POLICY}, concurrency {concurrency}, {page_ins}"))
+            found.append(
+                Gain.read(point).row(f"{MODEL}, {SLOTS} slots, {POLICY}, concurrency {concurrency}, {page_ins}")
+            )
     return found
 
 
 def _describe_page_ins(comparison: Comparison) -> str:
-    """A layer and step, of the last round: what the model's own routing would have paged in, and what the policy did."""
+    """A layer and step, in the last round: what the model itself would have paged in, and what the policy did."""
     last = comparison.series[1].evidence[-1]
     return f"page-ins {format_number(last.page_ins_before, 1)} -> {format_number(last.page_ins, 1)}"
 

@@ -39,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("policies", nargs="*", type=selecting, default=POLICIES, help=default)
     parser.add_argument("--slots", nargs="+", type=positive, default=(32, 16), help="of a layer (default: 32 16)")
     parser.add_argument("--rows", nargs="+", type=positive, default=(1, 4, 8, 16), help="of a step (default: 1 4 8 16)")
-    help = "by recency, as upstream does, or by a running mean of utility; but for the first, at the first --slots alone"
+    help = (
+        "by recency, as upstream does, or by a running mean of utility; but for the first, at the first --slots alone"
+    )
     parser.add_argument("--evictions", nargs="+", choices=EVICTIONS, default=tuple(EVICTIONS), help=help)
     parser.add_count("batches", 16, "batches of so many rows, or as many as the text has")
     add_decoding(parser, COUNTS, per_domain=48)

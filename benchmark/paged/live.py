@@ -61,7 +61,9 @@ def list_variants(policies: Sequence[str], slots: int) -> list[Variant]:
     """Vanilla paged, the baseline, and unpaged; the policies paged, and the first one also unpaged and with slots for
     all experts; `observe` last, which counts what vanilla pages in.
     """
-    some, all_of_them = (("--enable-paged-experts", "--paged-experts-num-resident", str(count)) for count in (slots, MOST))
+    some, all_of_them = (
+        ("--enable-paged-experts", "--paged-experts-num-resident", str(count)) for count in (slots, MOST)
+    )
     named = [parse_variant(policy) for policy in policies]
     first = named[0]
     return [

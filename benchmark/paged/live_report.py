@@ -40,7 +40,9 @@ def tabulate_live(points: Points) -> Table:
         vanilla = points[quality_key(concurrency, OBSERVED)]
         for series, summary in zip(one.series, one.summaries, strict=True):
             name = series.variant.name
-            quality = vanilla if name == VANILLA else points.get(quality_key(concurrency, name))
+            quality: Mapping[str, Any] | None = points.get(quality_key(concurrency, name))
+            if name == VANILLA:
+                quality = vanilla
             rows.append(
                 [
                     str(concurrency),

@@ -27,4 +27,6 @@ POLICIES = (*BLIND, *UNIFORM, _spell(add=0, mass=0.95), *BY_LAYER)
 
 def shorten(policy: str) -> str:
     """As a table shows it: without `WEIGHTED`."""
-    return policy.replace(",utility=squared,own_share=0.75", "").replace(', "utility": "squared", "own_share": 0.75', "")
+    return policy.replace(",utility=squared,own_share=0.75", "").replace(
+        ', "utility": "squared", "own_share": 0.75', ""
+    )

@@ -19,7 +19,7 @@ class Slots(Protocol):
         """The experts in slots."""
 
     def page_in(self, active: torch.Tensor, utility: torch.Tensor) -> None:
-        """Load a step's `active` [N] bool experts; `utility` [N] is what its rows, routed by the model, have of each."""
+        """Load a step's `active` [N] bool experts; `utility` [N] is their rows', as the model routes them."""
 
 
 class Recency:

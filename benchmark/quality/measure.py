@@ -60,9 +60,7 @@ class Bench:
         self._prefilled = prefill(model, sequences.tokens[:, :prompt])
 
     @torch.inference_mode()
-    def run(
-        self, plan: Plans, layout: Layout, top: int = 0, selects: Sequence[Select] | None = None
-    ) -> Decoded:
+    def run(self, plan: Plans, layout: Layout, top: int = 0, selects: Sequence[Select] | None = None) -> Decoded:
         """Decode under `plan`, one for all layers or one of each, and keep so many of the likeliest tokens; `selects`
         as of `Prefilled.decode`. Raises ValueError where it does not fit the model, or the sequences the layout.
         """

@@ -92,10 +92,10 @@ EXPERIMENTS = {
             6,
             FRONT,
         ),
-        Experiment("paged", "benchmark.paged", "paged", 6, (PREFERRED, *TEXT[:2], *TEXT[4:], "--steps", "8", "--rows", "4")),
         Experiment(
-            "paged-live", "benchmark.paged.live", "paged", 9, (PREFERRED, *SERVED, *LOSS), record="live"
+            "paged", "benchmark.paged", "paged", 6, (PREFERRED, *TEXT[:2], *TEXT[4:], "--steps", "8", "--rows", "4")
         ),
+        Experiment("paged-live", "benchmark.paged.live", "paged", 9, (PREFERRED, *SERVED, *LOSS), record="live"),
         Experiment(
             "cost", "benchmark.cost", "cost", 3, (POLICY, "--rounds", "2", "--step-rounds", "1", "--step-tokens", "4")
         ),

@@ -67,7 +67,9 @@ def test_page_ins_are_those_of_a_plain_recount(model, monkeypatch, policy, side)
     schedule = build_schedule("xshare", dict(KEYS), speculative=False)
     found = paging._draw(schedule, read_weights(model), rows=4, slots=40, common=0.47)["page_ins"][side]
     plan = build_plan(policy, **(KEYS if side else {}))
-    assert found == pytest.approx(recount(plan, 4, 40, 0.47), abs=0.3)  # experts used in one step may leave in any order
+    assert found == pytest.approx(
+        recount(plan, 4, 40, 0.47), abs=0.3
+    )  # experts used in one step may leave in any order
 
 
 def test_slots_for_all_page_nothing_in(model):
@@ -87,7 +89,9 @@ def test_graphs_are_captured_as_far_as_the_plan_guarantees():
 
 
 def test_transfers_are_page_ins_over_the_link(say, model):
-    status, out, _ = say("--batch", 16, "--resident", 40, "--link", 50, "--bandwidth", 1000, "--compare", POLICY, "--json")
+    status, out, _ = say(
+        "--batch", 16, "--resident", 40, "--link", 50, "--bandwidth", 1000, "--compare", POLICY, "--json"
+    )
     assert status == 0
     found = json.loads(out)["paging"]
     assert found["is_estimate"]
@@ -123,7 +127,7 @@ def test_the_table_calls_it_an_estimate(say):
     ],
 )
 def test_bad_input_is_one_line(say, flags, message):
-    status, out, err = say(*flags)
+    status, _, err = say(*flags)
     assert status == 1
     assert message in err
     assert len(err.splitlines()) == 1
@@ -131,7 +135,8 @@ def test_bad_input_is_one_line(say, flags, message):
 
 def test_a_server_is_judged_with_the_flags_that_page(monkeypatch, model):
     asked = []
-    monkeypatch.setattr(command, "_judge", lambda given, *_: asked.append(given) or ({"sglang": None, "served": True}, None))
+    monkeypatch.setattr(
+        command, "_judge", lambda given, *_: asked.append(given) or ({"sglang": None, "served": True}, None)
+    )
     main(["check", "--model", str(model), "--batch", "4", "--resident", "40", "--compare", POLICY])
     assert asked[0][-3:] == ["--enable-paged-experts", "--paged-experts-num-resident", "40"]
-

@@ -26,12 +26,15 @@ def describe_paging(
 ) -> dict[str, Any]:
     """Of `asked.slots` experts a layer: how far decode graphs are captured, the GPU's bytes, and for each policy what
     it pages in a layer and step, the time of these transfers over `asked.link`, and with a `bandwidth` in GB/s of the
-    GPU's memory that of the step, before and after; nothing hides behind anything else. Raises ValueError for other `slots`.
+    GPU's memory that of the step, before and after; nothing hides behind anything else. Raises ValueError
+    for slots that are none.
     """
     slots, model = asked.slots, weights.model
     assert slots is not None
     if not model.top_k <= slots <= model.num_experts:
-        raise ValueError(f"--resident {slots}: allowed is the model's top-k, {model.top_k}, to {model.num_experts} experts")
+        raise ValueError(
+            f"--resident {slots}: allowed is the model's top-k, {model.top_k}, to {model.num_experts} experts"
+        )
     held = weights.moe_layers * slots * weights.expert + weights.held
     report: dict[str, Any] = {
         "is_estimate": True,

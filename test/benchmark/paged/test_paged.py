@@ -43,12 +43,14 @@ def test_layers_have_plans_of_their_own():
 
 def point(policy, page_ins, delta, rows=16, slots=32, eviction="recency"):
     loss = {"cross_entropy": 2.0, "delta": delta / 1000, "error": 0.001}
-    return dict(policy=policy, page_ins=page_ins, loss=loss, rows=rows, slots=slots, eviction=eviction)
+    return {"policy": policy, "page_ins": page_ins, "loss": loss, "rows": rows, "slots": slots, "eviction": eviction}
 
 
 def test_the_bar_is_judged_by_the_least_loss_within_it():
     points = dict(enumerate([point("vanilla", 20, 0), point(UNIFORM[0], 5, 4), point(UNIFORM[1], 7, 1)]))
-    assert judge(points, 0.30, 5).endswith("at most 0.30 of vanilla's at +5 mnats; xshare:k0=1,add=4: 0.25 at +4.0 ± 1.0.")
+    assert judge(points, 0.30, 5).endswith(
+        "at most 0.30 of vanilla's at +5 mnats; xshare:k0=1,add=4: 0.25 at +4.0 ± 1.0."
+    )
     assert judge(points, 0.10, 5) == ""
     table = tabulate_paged(points | {"8": point("vanilla", 10, 0, rows=8)})
     assert table.rows[1] == ["32", "xshare:k0=1,add=4", "", "5.0 (0.25) at +4.0 ± 1.0"]

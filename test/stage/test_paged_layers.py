@@ -9,7 +9,7 @@ import torch
 
 from sglang_xshare import hooks
 from sglang_xshare.stage.evidence.metrics import Reader
-from sglang_xshare.stage.stage import SlotsExceeded
+from sglang_xshare.stage.paged import SlotsExceeded
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
 from stage.test_paging import LAYERS, SLOTS, make_schedule, put, reporter
 

@@ -17,7 +17,8 @@ from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.evidence.metrics import Reader
 from sglang_xshare.stage.forward import wrap_model
 from sglang_xshare.stage.layer import Layer
-from sglang_xshare.stage.stage import SlotsExceeded, Stage
+from sglang_xshare.stage.paged import SlotsExceeded
+from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.upstream.paging import Residents, find_paging
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
 

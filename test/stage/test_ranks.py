@@ -13,7 +13,8 @@ import torch
 from benchmark.common.paths import ROOT
 from served.release import LATEST, make_env
 from sglang_xshare import Batch, Router, Selection, build_plan, select
-from sglang_xshare.stage.evidence.metrics import AFTER, BEFORE, OUTCOMES, ROWS, STEPS
+from sglang_xshare.stage.evidence.columns import AFTER, BEFORE, ROWS, STEPS
+from sglang_xshare.stage.evidence.metrics import OUTCOMES
 from stage.ranks import CASES, LAYERS, TOP_K, Case, Load, Model, run_experts
 
 VANILLA = {"policy": "vanilla"}
@@ -98,7 +99,7 @@ def test_ranks_route_and_compute_as_one_process(case, serve):
 def test_every_rank_counts_what_selected_with_it(case, serve):
     """All the same where they select together, so that one can report for all."""
     outcomes = [dict.fromkeys(OUTCOMES, 0) for _ in range(case.size)]
-    totals = torch.zeros(case.size, LAYERS, 6, dtype=torch.float64)
+    totals = torch.zeros(case.size, LAYERS, 9, dtype=torch.float64)
     for load in case.loads:
         for part in list_parts(case, load):
             live = int(part.valid.sum())

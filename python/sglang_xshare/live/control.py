@@ -14,8 +14,9 @@ from ..admission.routers import check_plans
 from ..policies.description import TOP_K_KEYS
 from ..policies.registry import get_policy
 from ..policies.schedule import Schedule, build_schedule
+from ..stage.evidence.columns import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, ROWS, STEPS
 from ..stage.evidence.figures import hash_plan
-from ..stage.evidence.metrics import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, ROWS, STEPS, Reader
+from ..stage.evidence.metrics import Reader
 from ..stage.stage import Stage
 from ..stage.upstream.ranks import is_first_rank
 from ..stage.upstream.server import attention_dp_size, model_config, pages_experts, resolved

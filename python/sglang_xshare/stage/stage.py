@@ -18,7 +18,7 @@ from .alignment import Aligner
 from .batches import Batches
 from .evidence.agreement import Agreement
 from .evidence.balance import Balance
-from .evidence.metrics import EXCEEDED, Counters, Reader
+from .evidence.metrics import Counters, Reader
 from .evidence.observe import Observation
 from .evidence.reports import Reports
 from .evidence.told import Mark
@@ -26,9 +26,9 @@ from .evidence.trace import Trace
 from .gather import Ranks
 from .graphs import Graphs
 from .layer import MASKED, Layer, Resources
+from .paged import PagedLayers
 from .plans import REASONS, Plans
 from .step import Step, read_size, read_step
-from .upstream.paging import Residents
 from .upstream.ranks import is_first_rank
 from .upstream.server import is_recorded, show_plan, wait_for_device
 
@@ -38,12 +38,6 @@ logger = logging.getLogger(__name__)
 class PolicyBypassed(RuntimeError):
     """A step under policy in which some MoE layer did not select, or its runner did not ask for the sorted slots. The
     server stops rather than go on without its policy.
-    """
-
-
-class SlotsExceeded(RuntimeError):
-    """A step in which more experts were active than a layer has slots, where SGLang was told that they would fit: it
-    has left the last ones out. The server stops rather than go on with wrong answers.
     """
 
 
@@ -75,12 +69,13 @@ class Stage:
         self.ranks = ranks
         self.device = device
         self.masks = masks or schedule is None
-        paging = [layer.paging for _, layer in layers if layer.paging is not None]
-        self.residents = Residents(paging, device) if paging else None
+        paged = [layer for _, layer in layers if layer.paging is not None]
+        self.paged = PagedLayers(paged, device) if paged else None
+        self.residents = None if self.paged is None else self.paged.residents
         self.counters = Counters(len(layers), device, self.residents)
         self.since_switch = Reader(self.counters)
         layer_ids = [layer.layer_id for _, layer in layers]
-        self.trace = None if trace is None else Trace(trace, layer_ids, device, pages=bool(paging))
+        self.trace = None if trace is None else Trace(trace, layer_ids, device, pages=bool(paged))
         self.graphs = Graphs(batches.captured)
         self._balance: Balance | None = None
         placement = layers[0][1].placement
@@ -94,7 +89,6 @@ class Stage:
             layer.use(Resources(self.aligner, find_tally, functools.partial(self.graphs.borrow_buffer, layer)))
         self._by_config = {id(config): layer for config, layer in layers}
         self._by_own = {id(layer.config): layer for _, layer in layers}
-        self._by_paging = {id(layer.paging): layer for _, layer in layers}
         self._running = self._captures = False
         self.outcome: str | None = None
         """What the last forward of the model was counted as; None since a runner's began that has not come to it."""
@@ -203,7 +197,7 @@ class Stage:
         """Hand every layer its plan for this step, or none."""
         self._captures = self.device != "cpu" and is_recorded()
         reasons: set[str | None] = set()
-        steps = self._read_residents(step)
+        steps = [step] * len(self.layers) if step is None or self.paged is None else self.paged.divide(step)
         for (_, layer), own in zip(self.layers, steps, strict=True):
             layer.step = own
             layer.selection = None
@@ -227,15 +221,6 @@ class Stage:
         if self.aligner is not None:
             self.aligner.unasked = 0
         self._running = True
-
-    def _read_residents(self, step: Step | None) -> list[Step | None]:
-        """The step as each layer sees it: where experts are paged, with those that are loaded."""
-        if step is None or self.residents is None:
-            return [step] * len(self.layers)
-        self.residents.read()
-        slots = self.residents.slots
-        batches = (replace(step.batch, resident=loaded, slots=slots) for loaded in self.residents.loaded)
-        return [replace(step, batch=batch) for batch in batches]
 
     def _finish(self, step: Step) -> None:
         """Check that every layer with a plan has selected, and count what it chose."""
@@ -301,20 +286,18 @@ class Stage:
 
     def fits_slots(self, method: Any) -> bool:
         """Whether what upstream's `PagedExpertsMoEMethod` was just handed is sure to fit its slots."""
-        layer = self._by_paging.get(id(method))
-        if layer is None:
+        if self.paged is None:
             return bool(method.num_resident >= method.num_experts)
-        return self._running and layer.selection is not None and layer.fits
+        return self._running and self.paged.fits(method)
 
     def allows_graph(self, forward_batch: Any) -> bool:
         """Whether a decode graph may be replayed: not where the plans in force since a switch could have more experts
         active than the slots it pages them into. Such a step runs eagerly, in as many waves as it takes.
         """
-        size = None if self.residents is None else read_size(forward_batch, self.ranks)
-        if size is None:
+        size = None if self.paged is None else read_size(forward_batch, self.ranks)
+        if self.paged is None or size is None:
             return True
-        place = size[0], self.graphs.find_rows(*size), size[2]
-        return all(self.plans.fit(layer, *place, self.exact_rows) for _, layer in self.layers)
+        return self.paged.fit(self.plans, size[0], self.graphs.find_rows(*size), size[2], self.exact_rows)
 
     def align(self, upstream: Any, by_tma: bool) -> Any:
         """`upstream` (moe_align_block_size), or a function in its place that returns sorted slots where it has them."""
@@ -348,19 +331,11 @@ class Stage:
         """
         if not is_first_rank() or not self.reports.is_due(reporter):
             return
-        self._check_slots()
+        if self.paged is not None:
+            self.paged.check(self.counters.totals)
         self._attempt("metrics", lambda: self.reports.publish(reporter))
         if self.trace is not None and reporter.is_stats_logging_rank:
             self._attempt("trace", self.trace.write)
-
-    def _check_slots(self) -> None:
-        """Raise `SlotsExceeded` where a layer has counted it. Waits for the device."""
-        if self.residents is None:
-            return
-        exceeded = self.counters.totals[:, EXCEEDED].tolist()
-        layers = [layer.layer_id for count, (_, layer) in zip(exceeded, self.layers, strict=True) if count]
-        if layers:
-            raise SlotsExceeded(f"more than {self.residents.slots} experts were active in MoE layers {layers}")
 
     def _attempt(self, what: str, update: Callable[[], str | None]) -> str | None:
         """What `update` returns; None where it fails, logged the first time. Neither a full disk nor a value that

@@ -82,7 +82,7 @@ def test_step_without_a_live_row_counts_as_none():
 def test_vanilla_layers_are_not_counted():
     counters = Counters(3, "cpu")
     counts = count(counters, [None, selection(8, 5, [1.0]), None], step(1))
-    assert counts.tolist() == [[0] * 6, [1, 8, 5, 1, 1, 0], [0] * 6]
+    assert counts.tolist() == [[0] * 9, [1, 8, 5, 1, 1, 0, 0, 0, 0], [0] * 9]
     assert counters.totals.equal(counts)
 
 

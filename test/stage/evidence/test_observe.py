@@ -36,9 +36,9 @@ def test_the_model_routes_as_ever_and_every_plan_is_counted(attach):
     for plan, counters in zip(PLANS.values(), installed.observation.counters.values(), strict=True):
         before, after, kept = expect(model.logits, plan)
         assert after < before
-        assert counters.totals.tolist() == [pytest.approx([1, before, after, kept, 16, 0])] * 2
+        assert counters.totals.tolist() == [pytest.approx([1, before, after, kept, 16, 0, 0, 0, 0])] * 2
     before = expect(model.logits, VANILLA)[0]
-    assert installed.counters.totals.tolist() == [[1, before, before, 16, 16, 0]] * 2
+    assert installed.counters.totals.tolist() == [[1, before, before, 16, 16, 0, 0, 0, 0]] * 2
 
 
 def test_padding_is_not_observed(attach):
@@ -70,7 +70,7 @@ def test_single_rows_are_vanilla_under_every_plan_and_prefill_is_not_observed(at
     run(model, "decode", 1)
     run(model, "prefill", 40)
     for counters in installed.observation.counters.values():
-        assert counters.totals.tolist() == [[1, TOP_K, TOP_K, 1, 1, 0]]
+        assert counters.totals.tolist() == [[1, TOP_K, TOP_K, 1, 1, 0, 0, 0, 0]]
     logged, exported = installed.reports.logged.read(), installed.reports.exported.read()
     assert logged.outcomes | {"observed": 1, "prefill": 1} == exported.outcomes
 

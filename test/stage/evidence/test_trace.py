@@ -15,7 +15,7 @@ from sglang_xshare.types import Batch
 
 
 def counts(*layers: tuple[float, ...]) -> torch.Tensor:
-    return torch.tensor(layers, dtype=torch.float64)
+    return torch.tensor([(*layer, *(0.0,) * (9 - len(layer))) for layer in layers], dtype=torch.float64)
 
 
 def step(phase: str = "decode") -> Step:
@@ -37,6 +37,19 @@ def test_one_record_a_layer_and_step(tmp_path):
     names = ("step", "phase", "layer", "batch_size", "experts_before", "experts_after", "kept_mass")
     wanted = [(0, "decode", 3, 4, 20, 12, 0.75), (0, "decode", 7, 4, 22, 10, 0.5), (1, "verify", 3, 4, 18, 9, 1.0)]
     assert read(tmp_path / "trace.jsonl") == [dict(zip(names, record, strict=True)) for record in wanted]
+
+
+def test_page_ins_are_there_where_experts_are_paged(tmp_path):
+    trace = Trace(tmp_path / "trace.jsonl", [3], "cpu", ["a", "b"], pages=True)
+    observed = [counts((1, 20, 12, 3.0, 4, 0, 9, 5)), counts((1, 20, 11, 2.0, 4, 0, 9, 4))]
+    trace.record(counts((1, 20, 20, 4.0, 4, 0, 9, 9)), step(), observed)
+    trace.write()
+    [record] = read(tmp_path / "trace.jsonl")
+    assert (record["page_ins_before"], record["page_ins"]) == (9, 9)
+    assert record["plans"] == {
+        "a": {"experts_after": 12, "kept_mass": 0.75, "page_ins": 5},
+        "b": {"experts_after": 11, "kept_mass": 0.5, "page_ins": 4},
+    }
 
 
 def test_each_record_is_written_once_behind_what_was_there(tmp_path):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 
 from ...types import Selection, Tally
 from ..step import Step
+from .columns import AFTER, BEFORE, COLUMNS, EXCEEDED, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS, STEPS, mark
 
 if TYPE_CHECKING:
     from ..upstream.paging import Residents
@@ -29,8 +29,6 @@ OUTCOMES = (
     "no_context",
     "vanilla",
 )
-COLUMNS = STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED, PAGED_BEFORE, PAGED, EXCEEDED = range(9)
-"""Of what is counted a layer; the last three stay 0 where no experts are paged."""
 
 
 @dataclass(frozen=True)
@@ -182,12 +180,6 @@ def count_selections(
         nothing, counted = torch.zeros_like(counts[0]), iter(counts)
         counts = torch.stack([nothing if selection is None else next(counted) for selection in selections])
     return counts
-
-
-@cache
-def mark(flags: tuple[bool, ...], device: torch.device) -> torch.Tensor:
-    """[layers] bool. Copied from the host once, in a run before any capture, and kept for captured graphs."""
-    return torch.tensor(flags).to(device)
 
 
 class Reader:

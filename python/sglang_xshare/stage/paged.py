@@ -1,0 +1,53 @@
+"""The layers of a model whose experts are paged into slots: what each has loaded, and what is sure to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .evidence.columns import EXCEEDED
+from .layer import Layer
+from .plans import Plans
+from .step import Step
+from .upstream.paging import Residents
+
+
+class SlotsExceeded(RuntimeError):
+    """A step in which more experts were active than a layer has slots, where SGLang was told that they would fit: it
+    has left the last ones out. The server stops rather than go on with wrong answers.
+    """
+
+
+class PagedLayers:
+    """All MoE layers of a model, for its stage."""
+
+    def __init__(self, layers: Sequence[Layer], device: str) -> None:
+        self.layers = layers
+        self.residents = Residents([layer.paging for layer in layers], device)
+        self._by_method = {id(layer.paging): layer for layer in layers}
+
+    def divide(self, step: Step) -> list[Step]:
+        """The step as each layer sees it, with the experts that are loaded. Launched once for all."""
+        self.residents.read()
+        slots = self.residents.slots
+        batches = (replace(step.batch, resident=loaded, slots=slots) for loaded in self.residents.loaded)
+        return [replace(step, batch=batch) for batch in batches]
+
+    def fits(self, method: Any) -> bool:
+        """Whether what upstream's method was just handed, in a step that runs, is sure to fit its slots."""
+        layer = self._by_method[id(method)]
+        return layer.selection is not None and layer.fits
+
+    def fit(self, plans: Plans, phase: str, rows: int, tokens_per_request: int, exact_rows: int) -> bool:
+        """Whether every layer's experts are sure to fit in a step of so many rows under these plans."""
+        return all(plans.fit(layer, phase, rows, tokens_per_request, exact_rows) for layer in self.layers)
+
+    def check(self, totals: torch.Tensor) -> None:
+        """Raise `SlotsExceeded` where a layer has counted it in `totals`. Waits for the device."""
+        exceeded = zip(totals[:, EXCEEDED].tolist(), self.layers, strict=True)
+        layers = [layer.layer_id for count, layer in exceeded if count]
+        if layers:
+            raise SlotsExceeded(f"more than {self.residents.slots} experts were active in MoE layers {layers}")

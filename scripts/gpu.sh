@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [selection|layer|server|eagle3|replay|tune|all] [PART...]
+# Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [selection|layer|server|eagle3|replay|tune|paged|all] [PART...]
 # QUICK=1 ends after LIMIT seconds (default 480), unpacking included, and goes on from there when it is run again.
 # RESULTS=DIR holds the records (default: benchmark/results/<date>-<gpu>; where $OUT is set, build/gpu/results, of which
 # $OUT gets a few files in the end); POLICY=xshare:k0=1,add=24 is what experiment tune tunes for.
@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 . scripts/gpu/toolkit.sh
 
-EXPERIMENTS=(selection layer server eagle3 replay tune)
+EXPERIMENTS=(selection layer server eagle3 replay tune paged)
 LIMIT=${LIMIT:-480}
 python=
 experiment=${1:-all}

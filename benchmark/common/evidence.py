@@ -14,13 +14,16 @@ class Evidence:
     """Means over the MoE layers and steps under policy; None where the server counted none.
 
     Active experts under upstream's own routing, and under the policy; the share of gating mass kept, mean of rows.
-    `policy_steps`: forwards of the target model under policy.
+    `policy_steps`: forwards of the target model under policy. `page_ins`: experts paged in, and what upstream's own
+    routing would have paged in from the same state.
     """
 
     experts_before: float | None
     experts_after: float | None
     kept_mass: float | None
     policy_steps: int
+    page_ins: float | None = None
+    page_ins_before: float | None = None
 
 
 def read_totals(server: Server) -> dict[str, float]:
@@ -52,11 +55,13 @@ def evidence_between(before: dict[str, float], after: dict[str, float]) -> Evide
     new = {name: total - before.get(name, 0.0) for name, total in after.items()}
 
     def mean(total: str, count: str) -> float | None:
-        return new[total] / new[count] if new.get(count) else None
+        return new[total] / new[count] if new.get(count) and total in new else None
 
     return Evidence(
         experts_before=mean("experts_before", "layer_steps"),
         experts_after=mean("experts_after", "layer_steps"),
         kept_mass=mean("kept_mass", "rows"),
         policy_steps=int(new.get("steps:policy", 0) + new.get("steps:observed", 0)),
+        page_ins=mean("page_ins", "layer_steps"),
+        page_ins_before=mean("page_ins_before", "layer_steps"),
     )

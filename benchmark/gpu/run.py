@@ -59,6 +59,7 @@ TASKS = (
     Task("server", ("qwen3-30b-a3b-aligned",), 180.0, 120.0, SERVERS_128),
     Task("selection", ("shapes",), 60.0),
     Task("tune", (), 120.0, 60.0, KERNELS),
+    Task("paged", (), 300.0, 150.0, SERVERS_128),
     Task("replay", ("tests",), 60.0),
     Task("selection", ("tests",), 240.0, 60.0),
 )

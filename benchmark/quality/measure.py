@@ -1,5 +1,6 @@
 """Cross-entropy, greedy agreement, arithmetic answers and active experts of a policy on held-out text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,7 +9,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from benchmark.quality.divergence import Top, diverge
-from benchmark.quality.model import Layout, Plans, Routing, prefill
+from benchmark.quality.model import Layout, Plans, Routing, Select, prefill
 from benchmark.quality.text import Sequences
 
 
@@ -59,12 +60,12 @@ class Bench:
         self._prefilled = prefill(model, sequences.tokens[:, :prompt])
 
     @torch.inference_mode()
-    def run(self, plan: Plans, layout: Layout, top: int = 0) -> Decoded:
-        """Decode under `plan`, one for all layers or one of each, and keep so many of the likeliest tokens. Raises
-        ValueError where it does not fit the model, or the sequences the layout.
+    def run(self, plan: Plans, layout: Layout, top: int = 0, selects: Sequence[Select] | None = None) -> Decoded:
+        """Decode under `plan`, one for all layers or one of each, and keep so many of the likeliest tokens; `selects`
+        as of `Prefilled.decode`. Raises ValueError where it does not fit the model, or the sequences the layout.
         """
         tokens = self.sequences.tokens[:, self.prompt :]
-        logits, routing = self._prefilled.decode(tokens[:, :-1], plan, layout)
+        logits, routing = self._prefilled.decode(tokens[:, :-1], plan, layout, selects)
         targets = tokens[:, 1:]
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
         greedy = logits.argmax(2)

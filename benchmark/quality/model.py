@@ -6,7 +6,7 @@ routing, as in the server. Every family whose routers `routing.py` finds is deco
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +16,11 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from benchmark.quality.routing import Choice, Choose, find_gates, find_routers
-from sglang_xshare import Batch, Router, SelectionPlan, select
+from sglang_xshare import Batch, Router, Selection, SelectionPlan, select
 
 Plans = SelectionPlan | Sequence[SelectionPlan]
+Select = Callable[[torch.Tensor, SelectionPlan, Router, Batch], Selection]
+"""What routes the steps of a layer, in their order: `select`, or what tells it more of the batch."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +74,17 @@ class Prefilled:
     model: PreTrainedModel
     cache: DynamicCache
 
-    def decode(self, tokens: torch.Tensor, plan: Plans, layout: Layout) -> tuple[torch.Tensor, Routing]:
-        """Continue with `tokens` [sequences, tokens] under `plan`, one for all MoE layers or one of each.
+    def decode(
+        self, tokens: torch.Tensor, plan: Plans, layout: Layout, selects: Sequence[Select] | None = None
+    ) -> tuple[torch.Tensor, Routing]:
+        """Continue with `tokens` [sequences, tokens] under `plan`, one for all MoE layers or one of each; `selects` has
+        for each layer what selects in it, where that is not `select`.
 
         Returns the next tokens' logits [sequences, tokens, vocabulary] float32, and what the policy did.
 
         Raises ValueError where the plan does not fit the model, or the tokens the layout.
         """
-        with _routed(self.model, plan, layout, tokens.shape[1]) as routing:
+        with _routed(self.model, plan, layout, tokens.shape[1], selects) as routing:
             logits = self.model(tokens, past_key_values=copy.deepcopy(self.cache)).logits
         return logits.float(), routing
 
@@ -127,18 +132,23 @@ def router_logits(model: PreTrainedModel, tokens: torch.Tensor, **inputs: Any) -
 
 
 @contextmanager
-def _routed(model: PreTrainedModel, plan: Plans, layout: Layout, tokens: int) -> Iterator[Routing]:
+def _routed(
+    model: PreTrainedModel, plan: Plans, layout: Layout, tokens: int, selects: Sequence[Select] | None
+) -> Iterator[Routing]:
     """Within this context the model routes by `plan`; every forward has `tokens` tokens a sequence."""
     routing = Routing()
     gates = find_gates(model)
     plans = [plan] * len(gates) if isinstance(plan, SelectionPlan) else plan
     with ExitStack() as stack:
-        for gate, router, own in zip(gates, find_routers(model), plans, strict=True):
-            stack.callback(gate.intercept(_choose(router, own, layout, tokens, routing)).remove)
+        layers = zip(gates, find_routers(model), plans, selects or [select] * len(gates), strict=True)
+        for gate, router, own, selecting in layers:
+            stack.callback(gate.intercept(_choose(router, own, layout, tokens, routing, selecting)).remove)
         yield routing
 
 
-def _choose(router: Router, plan: SelectionPlan, layout: Layout, tokens: int, routing: Routing) -> Choose:
+def _choose(
+    router: Router, plan: SelectionPlan, layout: Layout, tokens: int, routing: Routing, select: Select
+) -> Choose:
     def choose(logits: torch.Tensor, choice: Choice) -> Choice:
         batch = Batch(tokens_per_request=layout.tokens_per_request)
         steps = [select(step, plan, router, batch) for step in layout.split(logits.unflatten(0, (-1, tokens)))]

@@ -40,6 +40,7 @@ class Experiment:
 
 
 POLICY = "xshare:k0=1,add=24"
+PREFERRED = "xshare:k0=1,add=4,utility=squared,own_share=0.75"
 OBSERVED = ("vanilla", "observe", "--model", "checkpoints/qwen3-moe-tiny")
 SERVED = ("--rounds", "1", "--requests", "4", "--concurrency", "4", "--output-tokens", "8")
 TEXT = ("--per-domain", "4", "--batch", "4", "--prompt", "16")
@@ -91,6 +92,10 @@ EXPERIMENTS = {
             6,
             FRONT,
         ),
+        Experiment(
+            "paged", "benchmark.paged", "paged", 6, (PREFERRED, *TEXT[:2], *TEXT[4:], "--steps", "8", "--rows", "4")
+        ),
+        Experiment("paged-live", "benchmark.paged.live", "paged", 9, (PREFERRED, *SERVED, *LOSS), record="live"),
         Experiment(
             "cost", "benchmark.cost", "cost", 3, (POLICY, "--rounds", "2", "--step-rounds", "1", "--step-tokens", "4")
         ),

@@ -16,6 +16,8 @@ from benchmark.cost.choices import tabulate_choices
 from benchmark.cost.report import tabulate_cost
 from benchmark.expert_sharding.report import tabulate_sharding
 from benchmark.neighbours import tabulate_neighbours
+from benchmark.paged.live_report import tabulate_live as tabulate_paged_live
+from benchmark.paged.report import tabulate_paged
 from benchmark.quality.findings.report import tabulate_findings
 from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
@@ -46,6 +48,8 @@ TABLES = {
     "cost": Source(("cost",), tabulate_cost),
     "exact": Source(("exact",), tabulate_exact),
     "observe": Source(("observe",), tabulate_serving),
+    "paged": Source(("paged",), tabulate_paged),
+    "paged-live": Source(("paged-live",), tabulate_paged_live),
     "balance": Source(("balance",), tabulate_balance),
     "findings": Source(("findings",), tabulate_findings),
     "studies": Source(("studies",), tabulate_findings),

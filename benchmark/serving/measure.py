@@ -18,11 +18,11 @@ PROMPT = 32
 """Tokens before those whose loss is taken."""
 
 
-def add_text(parser: Parser, per_domain: int = 16) -> None:
+def add_text(parser: Parser, per_domain: int = 16, loss_tokens: int = 64, sums: int = 160) -> None:
     """Flags of what the loss is taken of, the domains mixed in every batch, and of the sums."""
     parser.add_count("per_domain", per_domain, "sequences of each domain whose loss is taken")
-    parser.add_count("loss_tokens", 64, "tokens of each sequence whose loss is taken")
-    parser.add_count("sums", 160, "arithmetic problems")
+    parser.add_count("loss_tokens", loss_tokens, "tokens of each sequence whose loss is taken")
+    parser.add_count("sums", sums, "arithmetic problems")
 
 
 def measure_serving(

@@ -73,6 +73,7 @@ ROUND = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --out {scratc
 LOSS = "--sums 4 --per-domain 4 --loss-tokens 8"
 DEMO = Run(more=f"{ROUND} {LOSS}", shows="Record: ", is_long=True)
 SERVED = replace(DEMO, more=f"--model {TINY} {ROUND} {LOSS}")
+PREFERRED = "xshare:k0=1,add=4,utility=squared,own_share=0.75"
 TUNED = (
     f"sglang serve --model-path {TINY} --config examples/cpu.yaml --expert-policy observe"
     " --enable-custom-logit-processor"
@@ -118,6 +119,8 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "sglang-xshare check --model DIR --gpu h100 --batch 16 --expert-policy xshare --compare oea:k0=3": Run(
         {"DIR": TINY}, shows="served"
     ),
+    "sglang-xshare check --model DIR --gpu rtx4090 --batch 16 --resident 32 --link 25"
+    f" --expert-policy {PREFERRED}": Run({"DIR": TINY}, shows="ESTIMATE at 25 GB/s"),
     "sglang-xshare check --model DIR --gpu h100 --expert-policy xshare": Run({"DIR": TINY}, shows="served"),
     "python examples/affinity_router.py --router http://localhost:30001 --table FILE --model DIR": Elsewhere(
         "test/affinity/test_router.py", "SGLang's router is a package of its own"
@@ -134,6 +137,8 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "sglang-xshare policies --show xshare:k0=1,add=24": Run(shows='"add": 24'),
     # serve and ask
     "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare --enable-metrics": Serve(QWEN, CPU),
+    "sglang serve --model-path Qwen/Qwen3-30B-A3B --enable-paged-experts --paged-experts-num-resident 32"
+    f" --expert-policy {PREFERRED} --enable-metrics": Serve(QWEN, CPU),
     QUICKSTART: Serve(is_long=False),
     f"curl -s localhost:30000/v1/chat/completions {JSON}"
     """ -d '{"messages": [{"role": "user", "content": "55+74"}], "temperature": 0, "stop": "\\n"}'""": Ask(
@@ -244,6 +249,12 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
         shows="Record: ",
         is_long=True,
     ),
+    "python -m benchmark.paged": Run(
+        more=f"{PREFERRED} --per-domain 4 --prompt 16 --steps 8 --rows 4 --slots 16 --out {{scratch}}", shows="Record: "
+    ),
+    "python -m benchmark.paged.live": Run(
+        more=f"{PREFERRED} --model {TINY} {ROUND} {LOSS}", shows="Record: ", is_long=True
+    ),
     "python -m benchmark.balance": BALANCE,
     "python -m benchmark.balance vanilla xshare:k0=1,target_per_rank=5 --rows 32": BALANCE,
     "python -m benchmark.balance.live": Elsewhere(
@@ -300,6 +311,7 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "make gpu EXPERIMENT=server PARTS=gpt-oss-120b": NO_GPU,
     "make gpu EXPERIMENT=tune POLICY=oea:k0=3": NO_GPU,
     "make gpu EXPERIMENT=tune": NO_GPU,
+    "make gpu EXPERIMENT=paged": NO_GPU,
     "make gpu-bundle FROM=DIR": Run({"DIR": "{scratch}"}, status=1, shows=r"gpu-bundle: FROM=.* no site\.tar\.xz"),
     "python -m benchmark.gpu table --out DIR": Run(
         {"DIR": "{scratch}"}, status=1, shows="no record with a point there"

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from .estimate import Asked, check_asked, estimate, list_idle, read_compared, re
 from .flags import FLAGS, ServerFlags, check_known, read_flags, read_number
 from .loads import read_trace
 from .memory import count_cache, describe_memory, describe_weights
+from .paging import LINK, describe_paging
 from .weights import Incomplete, Uncounted, Weights, read_weights
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `check`, which passes unknown flags on to SGLang."""
     usage = (
         "sglang-xshare check --model DIR [--gpu NAME] [--batch N [--context N] [--compare POLICY]... "
-        "[--active BEFORE AFTER | --trace FILE]] [--json] [flags of the server]"
+        "[--active BEFORE AFTER | --trace FILE] [--resident K [--link GB/s]]] [--json] [flags of the server]"
     )
     parser = subparsers.add_parser(
         "check", help=DESCRIPTION, description=DESCRIPTION, epilog=EPILOG, usage=usage, allow_abbrev=False
@@ -50,6 +52,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     known = "active experts a layer and step, as you know them of one policy; with --ep-size the fullest rank's"
     add("--active", nargs=2, metavar=("BEFORE", "AFTER"), help=known)
     add("--trace", type=Path, metavar="FILE", help="active experts of a file of --expert-policy-trace")
+    add("--resident", metavar="K", help="page experts in, with slots for K of each layer: what that would take")
+    add("--link", metavar="GB/s", help=f"that experts are paged in over (default: {LINK:g})")
     add("--json", action="store_true", help="as JSON")
     parser.set_defaults(run=run, server_flags=[])
 
@@ -87,6 +91,9 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     if flags.model is None:
         raise ValueError("--model: missing; allowed is a folder that has a config.json, or a model that is cached")
     unanswered: list[str] = []
+    if asked is not None and asked.slots is not None:
+        given = [*given, "--enable-paged-experts", "--paged-experts-num-resident", str(asked.slots)]
+        flags = replace(flags, paged=True)
     given = _on_device(given, flags, gpu)
     # SGLang and huggingface_hub read it when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -112,7 +119,10 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
             bandwidth = _check_step(report["memory"], asked, weights, flags, bandwidth, unanswered)
         if asked is not None:
             refused = bool(report.get("refusals"))
-            report["estimate"] = _estimate(asked, weights, flags, bandwidth, unanswered, refused)
+            paged = asked.slots is not None
+            report["estimate"] = _estimate(asked, weights, flags, None if paged else bandwidth, unanswered, refused)
+            if paged and report["estimate"] is not None:
+                report["paging"] = describe_paging(asked, weights, flags, gpu, bandwidth)
             idle = [{"by": "sglang-xshare", "says": says} for says in list_idle(asked, weights, flags)]
             report["warnings"] = report.get("warnings", []) + idle
     verdict = {True: "served", False: "refused", None: "not checked"}[report.get("served")]
@@ -126,6 +136,9 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
 def _read_asked(options: argparse.Namespace) -> Asked | None:
     """What is to be estimated; None without `--batch`."""
     alone = {"--context": options.context, "--active": options.active, "--trace": options.trace}
+    alone |= {"--resident": options.resident}
+    if options.link is not None and options.resident is None:
+        raise ValueError(f"--link {options.link} without --resident: allowed is --resident K beside it")
     if options.batch is None:
         for flag, value in {**alone, "--compare": options.compare or None}.items():
             if value is not None:
@@ -137,7 +150,10 @@ def _read_asked(options: argparse.Namespace) -> Asked | None:
     active = [read_number("--active", text, 1) for text in options.active or ()]
     batch = read_count("--batch", options.batch, 1)
     trace = read_trace(options.trace) if options.trace else None
-    return Asked(batch, context, active=(active[0], active[1]) if active else None, trace=trace)
+    slots = None if options.resident is None else read_count("--resident", options.resident, 1)
+    link = LINK if options.link is None else read_number("--link", options.link, 0.001)
+    known = (active[0], active[1]) if active else None
+    return Asked(batch, context, active=known, trace=trace, slots=slots, link=link)
 
 
 def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> list[str]:
@@ -229,7 +245,7 @@ def _check_step(
     unanswered: list[str],
 ) -> float | None:
     """The bandwidth, or None where the step cannot be on that GPU, which is then noted."""
-    if asked is None:
+    if asked is None or asked.slots is not None:
         return bandwidth
     if not memory["fits"]:
         why = "experts that are paged in come from another memory" if flags.paged else "the weights do not fit"

@@ -30,13 +30,17 @@ DRAFTED = "--speculative-num-draft-tokens N above 1"
 
 @dataclass
 class Asked:
-    """What is to be compared: `schedules` by their spelling, for `batch` requests of `context` cached tokens each."""
+    """What is to be compared: `schedules` by their spelling, for `batch` requests of `context` cached tokens each; with
+    `slots` for some of a layer's experts, the others paged in over a `link` of so many GB/s.
+    """
 
     batch: int
     context: int
     schedules: dict[str, Schedule] = field(default_factory=dict)
     active: tuple[float, float] | None = None
     trace: Trace | None = None
+    slots: int | None = None
+    link: float = 25.0
 
     def count_cached(self, flags: ServerFlags) -> int:
         """Tokens in the KV cache of the rank with most: each data-parallel group holds its own requests'."""

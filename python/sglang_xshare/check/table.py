@@ -29,7 +29,7 @@ def print_table(report: dict[str, Any]) -> None:
     for name, text in list_rows(report):
         table.add_row(name, escape(str(text)))
     console.print(table)
-    if report.get("estimate"):
+    if report.get("estimate") and not report.get("paging"):  # whose steps have what is loaded active as well
         _print_estimate(console, report["estimate"])
 
 
@@ -64,6 +64,8 @@ def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         if report["plans_that_can_drop"] < report["plans"]:
             dropping = f"{report['plans_that_can_drop']} of its {report['plans']} plans, by layer and batch size"
             rows.append(("policy can drop an expert", f"under {dropping}"))
+    if paging := report.get("paging"):
+        rows += _list_paging(paging)
     if report["sglang"]:
         rows.append(
             ("not checked", "the routers of the loaded layers, which takes weights; the first step of a server")
@@ -91,6 +93,24 @@ def _list_memory(report: dict[str, Any]) -> list[tuple[str, str]]:
             fit = f"{memory['resident_experts']} of {report['weights']['experts']} experts a layer would fit resident"
             text = f"{whole}: the weights do not fit; {fit}"
         rows.append(("memory", text))
+    return rows
+
+
+def _list_paging(paging: dict[str, Any]) -> list[tuple[str, str]]:
+    fits = {True: "", False: ", which do not fit", None: ""}[paging["fits"]]
+    captured = ", ".join(f"{count} ({name})" for name, count in paging["captured"].items())
+    needed = spell_bytes(paging["gpu_bytes"])
+    rows = [
+        ("experts in slots", f"{paging['slots']} of each layer: with all else {needed}{fits}"),
+        ("decode graphs", f"captured up to so many requests: {captured}"),
+    ]
+    for row in paging["policies"]:
+        parts = [f"{row['page_ins'][0]:.1f} -> {row['page_ins'][1]:.1f} page-ins a layer and step"]
+        for key, name in (("transfer_ms", "transfers"), ("step_ms", "step")):
+            if key in row:
+                parts.append(f"{name} {row[key][0]:,.0f} -> {row[key][1]:,.0f} ms")
+        told = f"{row['policy']}, {row['source']}: {', '.join(parts)}, kept mass {row['kept_mass']:.3f}"
+        rows.append((f"ESTIMATE at {paging['link_gb_per_s']:g} GB/s", told))
     return rows
 
 

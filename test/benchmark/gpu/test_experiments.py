@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from gpu.recorded import served, write_record
 
-from benchmark.gpu import checks, eagle3, kernels, layer, memory, replay, selection, server, tune
+from benchmark.gpu import checks, eagle3, kernels, layer, memory, paged, replay, selection, server, tune
 from benchmark.gpu.__main__ import NO_GPU, main
 from benchmark.gpu.serving import Gain
 from benchmark.gpu.table import list_rows
@@ -172,7 +172,7 @@ def test_a_lost_device_ends_the_task_at_once(tmp_path, monkeypatch):
     assert list(record.points) == [checks.FAILED + "a"]
 
 
-@pytest.mark.parametrize("experiment", [selection, layer, server, eagle3, replay, tune])
+@pytest.mark.parametrize("experiment", [selection, layer, server, eagle3, replay, tune, paged])
 def test_unknown_parts_are_refused(tmp_path, experiment):
     with pytest.raises(ValueError, match=r"part qwen4: .*allowed"):
         experiment.measure(write_record(tmp_path, "any", {}), ["qwen4"])

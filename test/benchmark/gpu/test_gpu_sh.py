@@ -70,7 +70,9 @@ def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_2(checkout, experim
 def test_an_unknown_experiment_is_refused(checkout):
     refused = run(checkout, "lyaer")
     assert refused.returncode == 1
-    assert refused.stderr == "gpu: experiment 'lyaer': allowed is selection layer server eagle3 replay tune or all\n"
+    assert (
+        refused.stderr == "gpu: experiment 'lyaer': allowed is selection layer server eagle3 replay tune paged or all\n"
+    )
 
 
 @pytest.mark.parametrize(("name", "value"), [("LIMIT", "soon"), ("LIMIT", "0"), ("QUICK", "yes")])

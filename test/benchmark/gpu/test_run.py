@@ -7,7 +7,7 @@ import pytest
 from gpu.recorded import write_record
 
 from benchmark.common.record import read_record
-from benchmark.gpu import eagle3, preflight, replay
+from benchmark.gpu import eagle3, paged, preflight, replay
 from benchmark.gpu import run as module
 from benchmark.gpu.models import read_config
 from benchmark.gpu.preflight import CHECKS, check_key
@@ -142,7 +142,7 @@ def test_a_number_of_experts_that_does_not_compile_stops_its_models_servers_alon
 
 
 def test_tasks_that_serve_need_their_models_number_of_experts():
-    models = {"eagle3": eagle3.MODEL, "replay server": replay.MODEL}
+    models = {"eagle3": eagle3.MODEL, "replay server": replay.MODEL, "paged": paged.MODEL}
     models |= {f"server {name}": case.model for name, case in CASES.items()}
     for name, model in models.items():
         (task,) = [task for task in TASKS if task.name == name]

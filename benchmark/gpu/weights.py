@@ -1,0 +1,66 @@
+"""Random weights of a Qwen3-MoE on disk, for servers that take no dummy ones: paged experts are loaded from files."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from benchmark.gpu.moe_layer import COMMON
+
+EXPERT, ATTENTION = 0.02, 0.002
+"""Standard deviations. An expert moves a hidden state of unit variance by about 0.2: enough for a wrong one to show in
+the logits, and little enough that rows of all layers agree as embeddings do. See `dummy_server`.
+"""
+INDEX = "model.safetensors.index.json"
+
+
+def write_weights(folder: Path, config: Mapping[str, Any], device: str = "cpu") -> None:
+    """Write bfloat16 weights of the model of `config` into its folder, a file a layer, unless they are all there.
+    Tensors are drawn on `device`: 11 GB for eight layers of Qwen3-30B-A3B.
+    """
+    if (folder / INDEX).exists():  # written last
+        return
+    draw = torch.Generator(device).manual_seed(0)
+    files: dict[str, str] = {}
+    for number, tensors in enumerate(_list_files(config, draw)):
+        name = f"model-{number:05d}.safetensors"
+        save_file({key: tensor.cpu() for key, tensor in tensors.items()}, folder / name, metadata={"format": "pt"})
+        files |= dict.fromkeys(tensors, name)
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": files}) + "\n")
+
+
+def _list_files(config: Mapping[str, Any], draw: torch.Generator) -> Iterator[dict[str, torch.Tensor]]:
+    hidden, width, head = config["hidden_size"], config["moe_intermediate_size"], config["head_dim"]
+    queries, cached = head * config["num_attention_heads"], head * config["num_key_value_heads"]
+
+    def normal(rows: int, columns: int, deviation: float) -> torch.Tensor:
+        drawn = torch.empty(rows, columns, dtype=torch.bfloat16, device=draw.device)
+        return drawn.normal_(0, deviation, generator=draw)
+
+    def ones(size: int) -> torch.Tensor:
+        return torch.ones(size, dtype=torch.bfloat16)
+
+    words = normal(config["vocab_size"], hidden, math.sqrt(1 - COMMON)) + normal(1, hidden, math.sqrt(COMMON))
+    head_weight = normal(config["vocab_size"], hidden, hidden**-0.5)
+    yield {"model.embed_tokens.weight": words, "lm_head.weight": head_weight, "model.norm.weight": ones(hidden)}
+    for layer in range(config["num_hidden_layers"]):
+        tensors = {"mlp.gate.weight": normal(config["num_experts"], hidden, hidden**-0.5)}
+        for name, out, into in (
+            ("q", queries, hidden),
+            ("k", cached, hidden),
+            ("v", cached, hidden),
+            ("o", hidden, queries),
+        ):
+            tensors[f"self_attn.{name}_proj.weight"] = normal(out, into, ATTENTION)
+        for expert in range(config["num_experts"]):
+            for name, out, into in (("gate", width, hidden), ("up", width, hidden), ("down", hidden, width)):
+                tensors[f"mlp.experts.{expert}.{name}_proj.weight"] = normal(out, into, EXPERT)
+        for name, size in (("input_layernorm", hidden), ("post_attention_layernorm", hidden)):
+            tensors[f"{name}.weight"] = ones(size)
+        for name in ("q", "k"):
+            tensors[f"self_attn.{name}_norm.weight"] = ones(head)
+        yield {f"model.layers.{layer}.{name}": tensor for name, tensor in tensors.items()}

@@ -1,0 +1,120 @@
+"""What selection saves where experts are paged in, and what it loses: `python -m benchmark.paged [POLICY...]`.
+
+A trained model decodes held-out text, the domains mixed in every step. Each of its layers has K slots, whose experts
+change from step to step as upstream's paged experts do, and selection is told what is in them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain, product
+from statistics import fmean
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from benchmark.common.command import Parser, one_line_errors, positive, selecting
+from benchmark.common.paths import BUILD
+from benchmark.common.variant import BASELINE, parse_variant
+from benchmark.paged.report import tabulate_paged
+from benchmark.paged.settings import POLICIES
+from benchmark.paged.slots import EVICTIONS, PagedLayer
+from benchmark.quality.decoding import add_decoding, read_decoding
+from benchmark.quality.measure import Bench, compare_loss
+from benchmark.quality.model import Layout, router_of
+from benchmark.quality.routing import find_gates
+from sglang_xshare import SelectionPlan
+from sglang_xshare.policies.baselines import VANILLA
+from sglang_xshare.policies.schedule import build_schedule
+
+COUNTS = ("per_domain", "prompt", "steps")
+Case = tuple[int, int, str]
+"""Rows of a step, slots of a layer, and what is evicted."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure into the record and print the table."""
+    parser = Parser("benchmark.paged", __doc__)
+    default = f"vanilla is always the baseline (default: {' '.join(POLICIES)})"
+    parser.add_argument("policies", nargs="*", type=selecting, default=POLICIES, help=default)
+    parser.add_argument("--slots", nargs="+", type=positive, default=(32, 16), help="of a layer (default: 32 16)")
+    parser.add_argument("--rows", nargs="+", type=positive, default=(1, 4, 8, 16), help="of a step (default: 1 4 8 16)")
+    help = (
+        "by recency, as upstream does, or by a running mean of utility; but for the first, at the first --slots alone"
+    )
+    parser.add_argument("--evictions", nargs="+", choices=EVICTIONS, default=tuple(EVICTIONS), help=help)
+    parser.add_count("batches", 16, "batches of so many rows, or as many as the text has")
+    add_decoding(parser, COUNTS, per_domain=48)
+    parser.add_record(BUILD / "paged")
+    args = parser.parse_args(argv)
+    decoding = read_decoding(args, batch=1, tokens_per_request=1)
+    record = parser.open_record("paged", args, argv)
+    model, sequences = decoding.load()
+    mixed, num_experts = sequences.mixing(), router_of(model)[1]
+    _check(model, len(mixed), args.slots, args.rows)
+    for rows in sorted(args.rows, reverse=True):
+        plans = {policy: list_plans(model, policy, rows) for policy in (BASELINE, *args.policies)}
+        bench = Bench(model, sequences.take(mixed[: min(args.batches, len(mixed) // rows) * rows]), decoding.prompt)
+        for slots, eviction in product(args.slots, args.evictions):
+            case = rows, slots, eviction
+            is_asked = eviction == args.evictions[0] or slots == args.slots[0]
+            if not is_asked or all(_name(case, policy) in record for policy in plans):
+                continue
+            for policy, point in measure(bench, plans, case, num_experts):
+                record.add(_name(case, policy), **point)
+    tabulate_paged(record.points).show()
+    print(f"Record: {record.path}")
+
+
+def list_plans(model: PreTrainedModel, policy: str, rows: int) -> list[SelectionPlan]:
+    """That of each MoE layer, numbered among these. Raises ValueError where one does not fit the model."""
+    variant, router, layers = parse_variant(policy), router_of(model), range(len(find_gates(model)))
+    schedule = build_schedule(variant.policy or BASELINE, dict(variant.keys), speculative=False)
+    if schedule is None:
+        return [VANILLA for _ in layers]
+    for plan in schedule.plans(layers):
+        plan.check(*router)
+    return [schedule.plan(layer, rows) or VANILLA for layer in layers]
+
+
+def measure(
+    bench: Bench, plans: Mapping[str, Sequence[SelectionPlan]], case: Case, num_experts: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(policy, point) in turn, the first of which is the baseline: page-ins a layer and step, what the model's own
+    routing would have paged in from the same state, active experts, kept mass, and the loss, fields of `Loss`.
+    """
+    rows, slots, eviction = case
+    baseline: torch.Tensor | None = None
+    for policy, own in plans.items():
+        layers = [PagedLayer(slots, num_experts, eviction) for _ in own]
+        decoded = bench.run(own, Layout(rows), selects=layers)
+        baseline = decoded.nats if baseline is None else baseline
+        loss = compare_loss(decoded.nats, baseline)
+        page_ins, before = (
+            fmean(chain.from_iterable(counts))
+            for counts in ((one.page_ins for one in layers), (one.page_ins_before for one in layers))
+        )
+        print(f"{rows} rows, {slots} slots, {policy}: {page_ins:.1f} page-ins, {loss} mnats", flush=True)
+        point = {"rows": rows, "slots": slots, "eviction": eviction, "policy": policy}
+        counted = {"page_ins": page_ins, "page_ins_before": before, "active_experts": decoded.active}
+        yield policy, point | counted | {"kept_mass": decoded.kept_mass, "loss": asdict(loss)}
+
+
+def _check(model: PreTrainedModel, sequences: int, slots: Sequence[int], rows: Sequence[int]) -> None:
+    router, num_experts = router_of(model)
+    for count in slots:
+        if not router.top_k <= count <= num_experts:
+            raise ValueError(f"--slots {count}: allowed is the model's top-k, {router.top_k}, to {num_experts}")
+    for count in rows:
+        if count > sequences:
+            raise ValueError(f"--rows {count}: allowed is at most the text's {sequences} sequences")
+
+
+def _name(case: Case, policy: str) -> str:
+    rows, slots, eviction = case
+    return f"{rows} rows, {slots} slots, {eviction}, {policy}"
+
+
+if __name__ == "__main__":
+    with one_line_errors("paged"):
+        main()

@@ -1,0 +1,119 @@
+"""Paged experts, served: `python -m benchmark.paged.live [POLICY...]`.
+
+Servers of one model stay up side by side: all experts in memory, and K of them a layer in slots, with the model's own
+routing and under policies. All are measured in turns with upstream's bench_serving, then by what each loses.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+
+from benchmark.common.command import COUNTS, Parser, folder, one_line_errors, positive, selecting
+from benchmark.common.comparison import is_measured, measure
+from benchmark.common.evidence import evidence_between, read_settled_totals, read_totals
+from benchmark.common.paths import BUILD, TEXTS, WIDENED
+from benchmark.common.record import Record
+from benchmark.common.rounds import Workload, serve, switch
+from benchmark.common.server import Server
+from benchmark.common.variant import BASELINE, Variant, parse_variant
+from benchmark.common.widened import prepare
+from benchmark.paged.live_report import OBSERVED, VANILLA, key_of, quality_key, tabulate_live
+from benchmark.paged.settings import UNIFORM
+from benchmark.quality.served import SERVER_ARGS, measure_answers, measure_nats, read_problems
+from benchmark.quality.text import load_sequences
+from benchmark.serving.measure import PROMPT, add_text
+
+CONCURRENCY = 8, 16
+MOST = 1024
+"""Slots of a layer, of which SGLang takes as many as there are experts."""
+DEFAULT = UNIFORM[0], UNIFORM[-1]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure into the record and print the table."""
+    parser = Parser("benchmark.paged.live", __doc__)
+    help = f"the first also with slots for all experts, beside the same one unpaged (default: {' '.join(DEFAULT)})"
+    parser.add_argument("policies", nargs="*", type=selecting, default=DEFAULT, help=help)
+    parser.add_argument("--model", type=folder, default=WIDENED, help="checkpoint folder (default: the widened one)")
+    parser.add_argument("--texts", type=folder, default=TEXTS, help="*.txt to answer (default: the trained model's)")
+    parser.add_count("slots", 32, "experts of a layer that are loaded")
+    help = "requests at a time (default: 8 16)"
+    parser.add_argument("--concurrency", nargs="+", type=positive, default=CONCURRENCY, help=help)
+    for name, default in (("rounds", 4), ("requests", 16), ("input_tokens", 8), ("output_tokens", 32)):
+        parser.add_count(name, default, COUNTS[name][1])
+    add_text(parser, per_domain=8, loss_tokens=48, sums=48)
+    parser.add_record(BUILD / "paged")
+    args = parser.parse_args(argv)
+    record = parser.open_record("live", args, argv)
+    counts = {name: getattr(args, name) for name in COUNTS if name != "concurrency"}
+    workloads = [Workload(args.model, args.texts, concurrency=rows, **counts) for rows in args.concurrency]
+    variants = list_variants(args.policies, args.slots)
+    if not all(_is_whole(record, workload, variants) for workload in workloads):
+        flags = [*prepare(args.model), *SERVER_ARGS]
+        with serve(args.model, variants, flags) as servers:
+            for workload in workloads:
+                _measure(record, workload, variants, servers, args)
+    tabulate_live(record.points).show()
+    print(f"Record: {record.path}")
+
+
+def list_variants(policies: Sequence[str], slots: int) -> list[Variant]:
+    """Vanilla paged, the baseline, and unpaged; the policies paged, and the first one also unpaged and with slots for
+    all experts; `observe` last, which counts what vanilla pages in.
+    """
+    some, all_of_them = (
+        ("--enable-paged-experts", "--paged-experts-num-resident", str(count)) for count in (slots, MOST)
+    )
+    named = [parse_variant(policy) for policy in policies]
+    first = named[0]
+    return [
+        Variant(VANILLA, None, {}, some),
+        Variant(f"{BASELINE}, all in memory", None, {}),
+        *(replace(one, args=some) for one in named),
+        replace(first, name=f"{first.name}, all in memory"),
+        replace(first, name=f"{first.name}, slots for all", args=all_of_them),
+        Variant(OBSERVED, "observe", {}, some),
+    ]
+
+
+def _measure(
+    record: Record,
+    workload: Workload,
+    variants: Sequence[Variant],
+    servers: Sequence[Server],
+    args: argparse.Namespace,
+) -> None:
+    """The rounds, and the text and the sums of those whose routing differs, as far as the record lacks them."""
+    key = key_of(workload.concurrency)
+    if not is_measured(record, key):
+        measure(record, key, workload, variants[:-1], servers[:-1])
+    sequences = load_sequences(workload.texts, workload.model, PROMPT + args.loss_tokens + 1, args.per_domain)
+    tokens = sequences.take(sequences.mixing()).tokens
+    problems = read_problems(workload.texts, args.sums)
+    for variant, server in zip(variants, servers, strict=True):
+        name = quality_key(workload.concurrency, variant.name)
+        if variant.name not in _judged(variants) or name in record:
+            continue
+        switch(server, variant, servers)
+        before = read_totals(server)
+        nats = measure_nats(server, tokens, PROMPT, workload.concurrency).mean(1)
+        counted = evidence_between(before, read_settled_totals(server))
+        sums = measure_answers(server, problems, workload.concurrency) if problems else None
+        record.add(name, nats=nats.tolist(), sums=sums, page_ins=counted.page_ins, before=counted.page_ins_before)
+        print(f"{workload.concurrency} at a time, {variant.name}: {nats.mean():.3f} nats a token", flush=True)
+
+
+def _judged(variants: Sequence[Variant]) -> list[str]:
+    """Vanilla in memory, what is paged, and of paged vanilla `observe`, which has its routing and counts."""
+    first = variants[0]
+    return [one.name for one in variants if one == variants[1] or (one.args == first.args and one != first)]
+
+
+def _is_whole(record: Record, workload: Workload, variants: Sequence[Variant]) -> bool:
+    keys = (quality_key(workload.concurrency, name) for name in _judged(variants))
+    return is_measured(record, key_of(workload.concurrency)) and all(key in record for key in keys)
+
+
+if __name__ == "__main__":
+    with one_line_errors("paged.live"):
+        main()

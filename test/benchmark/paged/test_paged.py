@@ -1,0 +1,82 @@
+"""The command that measures paged experts offline: small and for real, its table, and what it says of bad input."""
+
+import pytest
+
+from benchmark.common.command import one_line_errors
+from benchmark.common.paths import TRAINED
+from benchmark.common.record import read_record
+from benchmark.paged import __main__ as command
+from benchmark.paged.report import judge, tabulate_paged
+from benchmark.paged.settings import BY_LAYER, POLICIES, UNIFORM, shorten
+from benchmark.quality.model import load_model
+
+SIZES = ["--per-domain", "4", "--prompt", "16", "--steps", "8", "--batches", "2"]
+
+
+def test_page_ins_and_loss_for_real_and_nothing_more_when_it_is_resumed(tmp_path, monkeypatch, capsys):
+    arguments = [UNIFORM[0], BY_LAYER[0], *SIZES, "--rows", "2", "8", "--slots", "16", "64", "--out", str(tmp_path)]
+    command.main(arguments)
+    points = list(read_record(tmp_path / "paged.json", "paged")["points"].values())
+    assert len(points) == 2 * 3 * 3  # by recency at both numbers of slots, by the mean at the first
+    found = {(one["rows"], one["slots"], one["eviction"], one["policy"]): one for one in points}
+    for rows in (2, 8):
+        vanilla, policy = (found[rows, 16, "recency", name] for name in ("vanilla", UNIFORM[0]))
+        assert vanilla["page_ins"] == vanilla["page_ins_before"] > policy["page_ins"] > 0
+        assert policy["page_ins_before"] > policy["page_ins"]
+        assert policy["active_experts"] <= 16
+        assert vanilla["loss"]["delta"] == 0
+        whole = found[rows, 64, "recency", UNIFORM[0]]
+        assert whole["page_ins"] == 0
+        assert whole["kept_mass"] == pytest.approx(1)
+        assert whole["loss"]["delta"] == pytest.approx(0, abs=1e-5)
+    assert "Record: " in capsys.readouterr().out
+    monkeypatch.setattr(command, "measure", lambda *_: pytest.fail("measured again"))
+    command.main([*arguments, "--resume"])
+
+
+def test_layers_have_plans_of_their_own():
+    model = load_model(TRAINED)
+    assert [plan.add for plan in command.list_plans(model, BY_LAYER[0], 16)] == [2, 2, 4, 8]
+    assert {plan.policy for plan in command.list_plans(model, "vanilla", 1)} == {"vanilla"}
+    assert command.list_plans(model, UNIFORM[0], 1)[0].add == 4  # one row can gain here
+
+
+def point(policy, page_ins, delta, rows=16, slots=32, eviction="recency"):
+    loss = {"cross_entropy": 2.0, "delta": delta / 1000, "error": 0.001}
+    return {"policy": policy, "page_ins": page_ins, "loss": loss, "rows": rows, "slots": slots, "eviction": eviction}
+
+
+def test_the_bar_is_judged_by_the_least_loss_within_it():
+    points = dict(enumerate([point("vanilla", 20, 0), point(UNIFORM[0], 5, 4), point(UNIFORM[1], 7, 1)]))
+    assert judge(points, 0.30, 5).endswith(
+        "at most 0.30 of vanilla's at +5 mnats; xshare:k0=1,add=4: 0.25 at +4.0 ± 1.0."
+    )
+    assert judge(points, 0.10, 5) == ""
+    table = tabulate_paged(points | {"8": point("vanilla", 10, 0, rows=8)})
+    assert table.rows[1] == ["32", "xshare:k0=1,add=4", "", "5.0 (0.25) at +4.0 ± 1.0"]
+    mean = tabulate_paged(points | {"9": point("vanilla", 10, 0, eviction="mean")})
+    assert mean.headings[1] == "evicted by"
+
+
+def test_tables_leave_out_what_all_policies_have():
+    assert [shorten(policy) for policy in POLICIES[1:3]] == ["custom:budget=32", "xshare:k0=1,add=4"]
+    assert not any("squared" in shorten(policy) for policy in POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--slots", "4"], "--slots 4: allowed is the model's top-k, 8, to 64"),
+        (["--slots", "65"], "--slots 65: allowed is the model's top-k, 8, to 64"),
+        (["--rows", "17"], "--rows 17: allowed is at most the text's 16 sequences"),
+        (["vanilla"], "policy 'vanilla': allowed is one that selects"),
+        (["xshare:add=x"], "add = 'x'"),
+        (['xshare:{"layers": {"9": {"add": 1}}}'], "layers 9: the model's layers are 0 to 3"),
+        (["--evictions", "random"], "invalid choice: 'random'"),
+    ],
+)
+def test_bad_input_is_one_line(args, message, tmp_path):
+    with pytest.raises(SystemExit) as stop, one_line_errors("paged"):
+        command.main([*args, *SIZES, "--out", str(tmp_path)])
+    assert message in str(stop.value.code)
+    assert "\n" not in str(stop.value.code)

@@ -12,7 +12,7 @@ wanted=$(cat scripts/test_cuda.sh test/fake_gpu/build_device.py test/fake_gpu/de
 if [[ ! -f $venv/.installed ]]; then
     echo "test-cuda: making $venv: SGLang $SGLANG for CUDA (10 GB)"
     python3 -m venv --clear "$venv"
-    "$python" -m pip install --quiet --disable-pip-version-check "sglang==$SGLANG" unidiff pytest pytest-timeout
+    "$python" -m pip install --quiet --disable-pip-version-check "sglang==$SGLANG" unidiff hypothesis pytest pytest-timeout
     touch "$venv/.installed"
 fi
 venv=$(cd "$venv" && pwd) python=$venv/bin/python

@@ -115,7 +115,7 @@ def start_server(model: str, folder: Path, flags: Sequence[str], environment: Ma
     while b"fired up" not in output.read_bytes():
         if process.poll() is not None or monotonic() > end:
             server.stop()
-            errors = [line for line in output.read_text().splitlines() if "Error" in line]
-            raise RuntimeError("\n".join(["the server did not start:", *errors[-3:], *server.find_violations()]))
+            said = [line for line in output.read_text().splitlines() if "kill_process" not in line]
+            raise RuntimeError("\n".join(["the server did not start:", *said[-20:], *server.find_violations()]))
         sleep(1)
     return server

@@ -21,10 +21,11 @@ from fake_gpu.models import write_model
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = (
-    "--load-format dummy --skip-tokenizer-init --skip-server-warmup --attention-backend triton "
-    "--sampling-backend pytorch --max-running-requests 16 --max-total-tokens 8192 --chunked-prefill-size 2048 "
-    "--disable-radix-cache --enable-metrics --decode-log-interval 4 --mem-fraction-static 0.8"
-).split()
+    *("--load-format", "dummy", "--skip-tokenizer-init", "--skip-server-warmup", "--disable-radix-cache"),
+    *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--mem-fraction-static", "0.8"),
+    *("--max-running-requests", "16", "--max-total-tokens", "8192", "--chunked-prefill-size", "2048"),
+    *("--enable-metrics", "--decode-log-interval", "4"),
+)
 SECONDS = 1500  # a start on a busy machine; three minutes on a quiet core
 
 

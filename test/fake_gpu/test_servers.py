@@ -9,7 +9,7 @@ import json
 import pytest
 
 XSHARE = ("--expert-policy", "xshare", "--expert-policy-config", '{"k0": 1, "add": 4}')
-GRAPHS = ("--cuda-graph-bs", "1", "4", "8", "--disable-prefill-cuda-graph")
+GRAPHS = ("--cuda-graph-bs-decode", "1", "4", "8", "--disable-prefill-cuda-graph")
 LAYERS = {"qwen3-moe": 3, "gpt-oss": 4, "deepseek-v3": 2}
 MAY_WAIT = {"report", "publish", "handle"}
 """Our calls that read counters, now and then, or switch between two steps."""
@@ -120,9 +120,11 @@ def test_speculation(serve, tmp_path):
     from fake_gpu.models import write_model
 
     draft = write_model("qwen3-moe-eagle3", tmp_path)
-    speculative = "--speculative-algorithm EAGLE3 --speculative-num-steps 2 --speculative-eagle-topk 1".split()
+    speculative = ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "2", "--speculative-eagle-topk", "1"]
     speculative += ["--speculative-num-draft-tokens", "3", "--speculative-draft-model-path", str(draft)]
-    server = serve("qwen3-moe", *XSHARE, "--cuda-graph-bs", "1", "4", "--disable-prefill-cuda-graph", *speculative)
+    server = serve(
+        "qwen3-moe", *XSHARE, "--cuda-graph-bs-decode", "1", "4", "--disable-prefill-cuda-graph", *speculative
+    )
     metas = server.generate(3)
     assert all(steps == total for steps, total in count_steps(metas)), metas
     check(server, LAYERS["qwen3-moe"])

@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 export SGLANG_XSHARE_DEVICE ?=
 GPU := $(if $(SGLANG_XSHARE_DEVICE),,$(shell nvidia-smi >/dev/null 2>&1 && echo yes))
 
-.PHONY: help venv patch release-check wheel sglang-wheel lint test test-long bench eval demo records gpu gpu-bundle clean
+.PHONY: help venv patch release-check wheel sglang-wheel lint test test-long test-cuda bench eval demo records gpu gpu-bundle clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
@@ -36,6 +36,9 @@ test: patch lint ## lint and the tests; under 25 minutes on two cores
 
 test-long: patch ## the tests that take longer, in resumable parts; one alone: PART=patching/test_kill
 	@PYTHON=$(PYTHON) PART=$(PART) scripts/test_long.sh
+
+test-cuda:      ## SGLang for CUDA served on a stand-in for a GPU (10 GB in build/cuda, an hour); one test: PART=eagle3
+	@SGLANG=$(SGLANG) PART=$(PART) scripts/test_cuda.sh
 else
 # The kernels on the GPU. Every other test is of no device or serves on the CPU: upstream's CPU kernels are what it counts.
 KERNEL_TESTS := test/selection/test_triton.py test/selection/test_triton_exact_rows.py test/selection/test_residents.py \

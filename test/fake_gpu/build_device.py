@@ -75,6 +75,8 @@ def build(environment: Path) -> None:
     for name in (Path(wheel).name for wheel in WHEELS):
         sources = ["runtime.cpp"] if "cudart" in name else []
         compile_library(name, sources, _list_symbols(published / name, "-D"), None if "nccl" in name else name)
+    (environment / "fake_gpu" / "bin").mkdir(exist_ok=True)
+    shutil.copy2(SOURCES / "nvidia-smi", environment / "fake_gpu" / "bin")
     (built / "libcuda.so").unlink(missing_ok=True)
     (built / "libcuda.so").symlink_to("libcuda.so.1")  # what kernels compiled at run time link to
     for wheel in WHEELS:

@@ -15,6 +15,22 @@ def install_in_torch(torch: Any) -> None:
     watch.install(torch.cuda.graphs)
     if os.environ.get("FAKE_GPU_VALUES"):
         values.install(torch)
+    else:
+        _sample_token_zero(torch)
+
+
+def _sample_token_zero(torch: Any) -> None:
+    """Memory that nobody computed holds any token, and one beyond the vocabulary ends its request. A copy is made."""
+    argmax, zeros = torch.argmax, []
+
+    def sample(x: Any, *args: Any, **keys: Any) -> Any:
+        found = argmax(x, *args, **keys)
+        if found.is_cuda:
+            zeros or zeros.append(torch.zeros(1 << 16, dtype=found.dtype).to(found.device))
+            found.copy_(zeros[0][: found.numel()].view_as(found))
+        return found
+
+    torch.argmax = sample
 
 
 AFTER: dict[str, Callable[[Any], None]] = {

@@ -1,4 +1,4 @@
-"""Launches of the Triton kernels counted and compiled for Hopper, on a machine without a GPU."""
+"""Launches of the Triton kernels counted and compiled, on a machine without a GPU."""
 
 import os
 from collections.abc import Collection, Iterator
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import KernelInterface
 
@@ -29,8 +30,8 @@ class Compiled:
 
 
 @contextmanager
-def compiling(leave_out: Collection[str] = ()) -> Iterator[Compiled]:
-    """Whatever launches a Triton kernel, `select(..., backend="triton")` or the stage, compiles it for Hopper instead.
+def compiling(leave_out: Collection[str] = (), gpu: GPUTarget = HOPPER) -> Iterator[Compiled]:
+    """Whatever launches a Triton kernel, `select(..., backend="triton")` or the stage, compiles it for a GPU instead.
     Yields what was compiled; kernels of the names in `leave_out` are not.
 
     Every cooperative launch gets its counters, unless SGLANG_XSHARE_TWO_LAUNCHES is 1. Triton's own cache on disk,
@@ -39,7 +40,7 @@ def compiling(leave_out: Collection[str] = ()) -> Iterator[Compiled]:
     compiled = Compiled()
     used: dict[str, Any] = {}
     target = SimpleNamespace(
-        get_current_target=lambda: HOPPER, get_current_device=lambda: 0, get_current_stream=lambda device: 0
+        get_current_target=lambda: gpu, get_current_device=lambda: 0, get_current_stream=lambda device: 0
     )
 
     def warm_up(kernel: Any, grid: tuple[int], *args: Any, **keys: Any) -> None:

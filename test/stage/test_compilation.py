@@ -5,8 +5,10 @@ change a shape in its loop at another.
 """
 
 import re
+from itertools import product
 
 import pytest
+from triton.backends.compiler import GPUTarget
 
 from benchmark.common.paths import ROOT
 from benchmark.gpu.compilation import EXPERTS, FORMS, MANY_ROWS, run_steps
@@ -92,3 +94,21 @@ def list_launched():
     """Names of the kernels that some module of the package launches."""
     source = "".join(file.read_text() for file in (ROOT / "python" / "sglang_xshare").rglob("*.py"))
     return set(re.findall(r"\b(\w+)\[\(", source)) & set(re.findall(r"def (\w+)\(", source))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("experts", [32, 128, 256])
+@pytest.mark.parametrize("arch", [80, 89, 100, 120])
+def test_they_compile_for_other_gpus(arch, experts, monkeypatch):
+    """A100, L40S, B200 and RTX 5090: in one program, in several that meet, and in a launch for each phase."""
+    gpu = GPUTarget("cuda", arch, 32)
+    found = set()
+    for rows, slots in product((8, MANY_ROWS), (RunnerSlots(), *SLOTS.values())):
+        with compiling(gpu=gpu) as compiled:
+            run_steps(experts, "cpu", rows=rows, slots=slots)
+        found |= names(compiled)
+        assert {one.metadata.target.arch for one in compiled.kernels.values()} == {arch}
+    monkeypatch.setenv(TWO_LAUNCHES, "1")
+    with compiling(gpu=gpu) as compiled:
+        run_steps(experts, "cpu", rows=MANY_ROWS)
+    assert found | names(compiled) == list_launched()

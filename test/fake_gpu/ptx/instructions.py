@@ -36,7 +36,7 @@ NOTHING = {"griddepcontrol", "fence", "membar", "nanosleep", "bar"}
 
 def unsigned(dtype: np.dtype) -> np.dtype:
     """The unsigned type as wide."""
-    return dtype if dtype == bool else np.dtype(f"u{dtype.itemsize}")
+    return dtype if dtype.kind == "b" else np.dtype(f"u{dtype.itemsize}")
 
 
 def read(arg: str, kind: str, module: Module) -> Reader:
@@ -62,7 +62,7 @@ def read(arg: str, kind: str, module: Module) -> Reader:
         return lambda warp: np.full(LANES, warp.program.launch.constants[arg], bits).view(wanted)
     if literal := re.fullmatch(r"0[fFdD]([0-9A-Fa-f]+)", arg):
         value = np.full(LANES, int(literal[1], 16), f"u{len(literal[1]) // 2}").view(wanted)
-    elif wanted == bool:
+    elif wanted.kind == "b":
         value = np.full(LANES, int(arg) != 0)
     else:
         value = np.full(LANES, int(arg.rstrip("U"), 0) & ((1 << 8 * bits.itemsize) - 1), bits).view(wanted)

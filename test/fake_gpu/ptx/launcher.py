@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +41,7 @@ class Execution:
     order: Order = "random"
     seed: int = 0
     watch: bool = True
-    edit: Any = staticmethod(lambda ptx: ptx)
+    edit: Callable[[str], str] | None = None
     launches: list[Launch] = field(default_factory=list)
 
 
@@ -60,8 +60,8 @@ class Launcher:
 
     def execute(self, programs: int, values: Sequence[Any]) -> None:
         """Run with the values of all parameters, those that the kernel was compiled for among them."""
-        memory, execution = TensorMemory(), self.execution
-        module = parse(execution.edit(self.kernel.asm["ptx"]))
+        memory, execution, ptx = TensorMemory(), self.execution, self.kernel.asm["ptx"]
+        module = parse(execution.edit(ptx) if execution.edit else ptx)
         arguments = [
             _encode(value, kind, memory)
             for value, kind in zip(values, self.kinds, strict=True)

@@ -132,6 +132,7 @@ class Launch:
             return
         if warp.program.touch(warp.index, buffer, at, changed):
             self.races["warps", text] += 1
-        if self.clocks and buffer is not warp.program.shared:
-            if self.clocks.touch(warp.program.index, buffer, at, changed):
-                self.races["programs", text] += 1
+        if buffer is warp.program.shared or self.clocks is None:
+            return
+        if self.clocks.touch(warp.program.index, buffer, at, changed):
+            self.races["programs", text] += 1

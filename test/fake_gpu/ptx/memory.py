@@ -52,7 +52,7 @@ class Touched:
         return cls(np.full(size, -1, np.int16), np.zeros(size, np.uint64))
 
     def touch(self, warp: int, at: np.ndarray, changed: np.ndarray | None) -> bool:
-        """Whether a warp's access to the bytes `at` is a race; `changed` says which of them it writes, None: it reads."""
+        """Whether a warp's access to the bytes `at` is a race. `changed`: which of them it writes; None: it reads."""
         others = self.warps[at] & ~np.uint64(1 << warp) != 0
         clash = (self.writer[at] >= 0) & (self.writer[at] != warp) if changed is None else others & changed
         self.warps[at] |= np.uint64(1 << warp)

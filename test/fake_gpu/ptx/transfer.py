@@ -28,28 +28,33 @@ def _is_shared(i: Instruction) -> bool:
     return any(mod.startswith("shared") for mod in i.mods)
 
 
-def _find(warp: Any, address: int, size: int, shared: bool) -> tuple[Array, int]:
-    if address % size:
-        raise IndexError(f"a misaligned access of {size} bytes at {address:#x}")
+def _find(warp: Any, addresses: Array, size: int, shared: bool) -> tuple[Array, Array]:
+    """(buffer, offsets [lanes, size]) of an access of several lanes. Raises IndexError for one that is not allowed."""
+    if (addresses % size).any():
+        raise IndexError(f"a misaligned access of {size} bytes: {addresses}")
+    first, last = int(addresses.min()), int(addresses.max()) + size
     if not shared:
-        return warp.program.launch.memory.find(address, size)
-    if not 0 <= address <= warp.program.shared.nbytes - size:
-        raise IndexError(f"{size} bytes at {address:#x} of shared memory")
-    return warp.program.shared, address
+        buffer, start = warp.program.launch.memory.find(first, last - first)
+        return buffer, (addresses - first + start)[:, None] + np.arange(size)
+    buffer = warp.program.shared
+    if not 0 <= first <= last <= buffer.nbytes:
+        raise IndexError(f"bytes {first} to {last} of shared memory")
+    return buffer, addresses[:, None] + np.arange(size)
 
 
-def _load(warp: Any, address: int, size: int, shared: bool, text: str) -> Array:
-    buffer, at = _find(warp, address, size, shared)
-    warp.program.launch.note(warp, buffer, np.arange(at, at + size), None, text)
-    return buffer[at : at + size]
+def _load(warp: Any, addresses: Array, size: int, i: Instruction) -> Array:
+    """[lanes, size] bytes"""
+    buffer, at = _find(warp, addresses, size, _is_shared(i))
+    warp.program.launch.note(warp, buffer, at.reshape(-1), None, i.text)
+    return buffer[at]
 
 
-def _store(warp: Any, address: int, raw: Array, shared: bool, text: str) -> None:
-    buffer, at = _find(warp, address, len(raw), shared)
-    target = buffer[at : at + len(raw)]
-    changed = target != raw
-    warp.program.launch.note(warp, buffer, np.arange(at, at + len(raw)), changed, text)
-    target[:] = raw
+def _store(warp: Any, addresses: Array, raw: Array, i: Instruction) -> None:
+    """Write [lanes, size] bytes; of lanes that write to one place the last stays."""
+    buffer, at = _find(warp, addresses, raw.shape[1], _is_shared(i))
+    at, raw = at.reshape(-1), raw.reshape(-1)
+    warp.program.launch.note(warp, buffer, at, buffer[at] != raw, i.text)
+    buffer[at] = raw
 
 
 def _ld(i: Instruction, module: Module) -> Handler:
@@ -61,18 +66,17 @@ def _ld(i: Instruction, module: Module) -> Handler:
         return lambda warp, mask: targets[0](
             warp, mask, np.full(LANES, warp.program.launch.arguments[name] & ((1 << 8 * size) - 1), kind)
         )
-    where, shared = _address(i.args[1], module), _is_shared(i)
+    where = _address(i.args[1], module)
 
     def run(warp: Any, mask: Array) -> None:
-        addresses, out = where(warp), np.zeros((LANES, len(targets)), kind)
-        for lane in np.flatnonzero(mask):
-            address = int(addresses[lane])
-            if "acquire" in i.mods:
-                _order(warp, address, acquire=True)
-                buffer, at = _find(warp, address, size, shared)
-                out[lane] = buffer[at : at + size].view(kind)
-            else:
-                out[lane] = _load(warp, address, size * len(targets), shared, i.text).view(kind)
+        addresses, out = where(warp)[mask], np.zeros((LANES, len(targets)), kind)
+        if "acquire" in i.mods:
+            for address in addresses:
+                _order(warp, int(address), acquire=True)
+            buffer, at = _find(warp, addresses, size, _is_shared(i))
+            out[mask] = buffer[at].view(kind)
+        else:
+            out[mask] = _load(warp, addresses, size * len(targets), i).view(kind)
         for k, target in enumerate(targets):
             target(warp, mask, out[:, k])
 
@@ -82,12 +86,11 @@ def _ld(i: Instruction, module: Module) -> Handler:
 def _st(i: Instruction, module: Module) -> Handler:
     kind = unsigned(TYPES[i.type])
     reads = [read(name, f"u{8 * kind.itemsize}", module) for name in _names(i.args[1])]
-    where, shared = _address(i.args[0], module), _is_shared(i)
+    where = _address(i.args[0], module)
 
     def run(warp: Any, mask: Array) -> None:
-        addresses, values = where(warp), np.stack([one(warp) for one in reads], 1)
-        for lane in np.flatnonzero(mask):
-            _store(warp, int(addresses[lane]), values[lane].view(np.uint8), shared, i.text)
+        values = np.stack([one(warp) for one in reads], 1)[mask]
+        _store(warp, where(warp)[mask], values.view(np.uint8), i)
 
     return run
 
@@ -117,8 +120,8 @@ def _atom(i: Instruction, module: Module) -> Handler:
         addresses, values, out = where(warp), value(warp), np.zeros(LANES, kind)
         for lane in np.flatnonzero(mask):
             _order(warp, int(addresses[lane]), acquire, release)
-            buffer, at = _find(warp, int(addresses[lane]), kind.itemsize, _is_shared(i))
-            cell = buffer[at : at + kind.itemsize].view(kind)
+            buffer, at = _find(warp, addresses[lane : lane + 1], kind.itemsize, _is_shared(i))
+            cell = buffer[at[0, 0] : at[0, 0] + kind.itemsize].view(kind)
             out[lane] = cell[0]
             cell[:] = action(cell, values[lane : lane + 1])
         target(warp, mask, out)
@@ -241,15 +244,14 @@ def _matrix(i: Instruction, module: Module) -> Handler:
     def run(warp: Any, mask: Array) -> None:
         addresses = where(warp)
         for k, name in enumerate(_names(pieces)):
-            rows = [int(address) for address in addresses[8 * k : 8 * k + 8]]
+            rows = addresses[8 * k : 8 * k + 8]
             if loads:
-                matrix = np.stack([_load(warp, row, 16, True, i.text).view(np.uint16) for row in rows])
+                matrix = _load(warp, rows, 16, i).view(np.uint16)
                 matrix = np.ascontiguousarray(matrix.T if turned else matrix)
                 write(name, module)(warp, mask, matrix.view(np.uint32).reshape(LANES))
             else:
-                matrix = read(name, "b32", module)(warp).view(np.uint16).reshape(8, 8)
-                for row, values in zip(rows, np.ascontiguousarray(matrix.T if turned else matrix), strict=True):
-                    _store(warp, row, values.view(np.uint8), True, i.text)
+                matrix = np.ascontiguousarray(read(name, "b32", module)(warp)).view(np.uint16).reshape(8, 8)
+                _store(warp, rows, np.ascontiguousarray(matrix.T if turned else matrix).view(np.uint8), i)
 
     return run
 

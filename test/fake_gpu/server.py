@@ -1,0 +1,122 @@
+"""A server of a small model on the GPU that is not there, and what the device and our code logged meanwhile."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import requests
+
+from fake_gpu.models import write_model
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = (
+    *("--load-format", "dummy", "--skip-tokenizer-init", "--skip-server-warmup", "--disable-radix-cache"),
+    *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--mem-fraction-static", "0.8"),
+    *("--max-running-requests", "16", "--max-total-tokens", "8192", "--chunked-prefill-size", "2048"),
+    *("--enable-metrics", "--decode-log-interval", "4"),
+)
+SECONDS = 1500  # a start on a busy machine; three minutes on a quiet core
+
+
+@dataclass
+class Server:
+    """A running server; `folder` has its output and the logs of its processes."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    folder: Path
+
+    def generate(self, requests_: int, tokens: int = 8) -> list[dict[str, Any]]:
+        """The `meta_info` of so many requests of 16 tokens each, sent at once."""
+        body = {
+            "input_ids": [[7 * row + token for token in range(1, 17)] for row in range(1, requests_ + 1)],
+            "sampling_params": {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True},
+        }
+        answer = requests.post(f"{self.url}/generate", json=body, timeout=SECONDS)
+        answer.raise_for_status()
+        return [one["meta_info"] for one in answer.json()]
+
+    def post(self, path: str, body: Mapping[str, Any]) -> requests.Response:
+        """The answer to a POST, whatever its status."""
+        return requests.post(self.url + path, json=body, timeout=SECONDS)
+
+    def read_metrics(self) -> dict[str, float]:
+        """Series of ours -> value, without labels but the outcome."""
+        found: Counter[str] = Counter()
+        for line in requests.get(f"{self.url}/metrics", timeout=60).text.splitlines():
+            if match := re.match(r"sglang:expert_policy_(\w+)\{(.*?)\} (\S+)", line):
+                outcome = re.search(r'outcome="(\w+)"', match[2])
+                found[f"{match[1]} {outcome[1]}" if outcome else match[1]] += float(match[3])
+        return found
+
+    def read_log(self) -> list[str]:
+        """What the device and our watch said, of all processes."""
+        return [line for log in sorted((self.folder / "log").glob("*.log")) for line in log.read_text().splitlines()]
+
+    def find_violations(self) -> list[str]:
+        """What a real driver would have refused, or memory that a graph would have read though it was gone."""
+        return sorted({line for line in self.read_log() if line.startswith("VIOLATION")})
+
+    def find_waits(self) -> set[str]:
+        """Which of our calls have waited for the device."""
+        return {line.split()[1] for line in self.read_log() if line.startswith("SYNC")}
+
+    def read_captures(self) -> list[Counter[str]]:
+        """For each captured graph, how often it launches each kernel; FAKE_GPU_NODES=1 has them logged."""
+        graphs: dict[str, Counter[str]] = {}
+        for line in self.read_log():
+            if match := re.match(r"node (\d+) (\w+) (\d+) x \d+(.*)", line):
+                graphs.setdefault(match[1], Counter())[match[2] + match[4]] += 1
+        return list(graphs.values())
+
+    def stop(self) -> None:
+        """End it and all that it started."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def start_server(model: str, folder: Path, flags: Sequence[str], environment: Mapping[str, str]) -> Server:
+    """A server that answers. Raises RuntimeError with the end of its output where it does not."""
+    (folder / "log").mkdir(parents=True)
+    place = write_model(model, folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(place), "--port", str(port)]
+    output = folder / "output"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [*command, *FLAGS, *flags],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT / "python"),
+                "FAKE_GPU_LOG": str(folder / "log"),
+                "FAKE_GPU_NODES": "1",
+                **environment,
+            },
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=folder,
+        )
+    server = Server(process, f"http://127.0.0.1:{port}", folder)
+    end = monotonic() + SECONDS
+    while b"fired up" not in output.read_bytes():
+        if process.poll() is not None or monotonic() > end:
+            server.stop()
+            said = [line for line in output.read_text().splitlines() if "kill_process" not in line]
+            raise RuntimeError("\n".join(["the server did not start:", *said[-20:], *server.find_violations()]))
+        sleep(1)
+    return server

@@ -1,0 +1,130 @@
+"""SGLang for CUDA serves on a GPU that is not there: graphs are captured, padded, replayed and switched.
+
+Kernels compute nothing here, so that answers mean nothing; what is tested is what the host does: nothing that a capture
+forbids, no wait of ours but for counters and switches, no memory that a graph keeps and we free.
+"""
+
+import json
+
+import pytest
+
+XSHARE = ("--expert-policy", "xshare", "--expert-policy-config", '{"k0": 1, "add": 4}')
+GRAPHS = ("--cuda-graph-bs-decode", "1", "4", "8", "--disable-prefill-cuda-graph")
+LAYERS = {"qwen3-moe": 3, "gpt-oss": 4, "deepseek-v3": 2}
+MAY_WAIT = {"report", "publish", "handle"}
+"""Our calls that read counters, now and then, or switch between two steps."""
+
+
+def check(server, layers=None):
+    """Nothing was forbidden, and each graph of two rows or more selects once in each of so many layers."""
+    assert server.process.poll() is None
+    assert server.find_violations() == []
+    assert server.find_waits() <= MAY_WAIT
+    selecting = [kernels["select_kernel"] for kernels in server.read_captures() if kernels["select_kernel"]]
+    if layers is not None:
+        assert set(selecting) == ({layers} if layers else set()), selecting
+
+
+def count_steps(metas):
+    """{(steps with the policy, all of them)} of requests' last messages."""
+    return {(meta["expert_policy"]["steps"], meta["expert_policy"]["of"]) for meta in metas}
+
+
+@pytest.mark.parametrize("model", LAYERS)
+def test_a_policy_in_graphs(serve, model):
+    server = serve(model, *XSHARE, *GRAPHS)
+    assert count_steps(server.generate(7)) == {(7, 7)}  # in graphs of eight rows
+    assert count_steps(server.generate(4)) == {(7, 7)}
+    assert count_steps(server.generate(12)) == {(7, 7)}  # of no graph
+    assert count_steps(server.generate(1)) == {(0, 7)}
+    check(server, LAYERS[model])
+
+
+def test_no_policy(serve):
+    server = serve("qwen3-moe", *GRAPHS)
+    assert "expert_policy" not in server.generate(7)[0]
+    check(server, 0)
+
+
+def test_switches(serve):
+    server = serve("qwen3-moe", *XSHARE, *GRAPHS)
+    for policy, steps in (
+        ({"policy": "xshare", "k0": 1, "add": 2}, 7),
+        ({"policy": "vanilla"}, 0),
+        ({"policy": "xshare", "k0": 1, "add": 6}, 7),
+    ):
+        answer = server.post("/expert_policy", policy)
+        assert answer.status_code == 200, answer.text
+        assert count_steps(server.generate(7)) == {(steps, 7)}
+    assert server.post("/expert_policy", {"policy": "lynx-acc", "confidence": 0.5}).status_code == 400
+    assert count_steps(server.generate(7)) == {(7, 7)}
+    check(server, LAYERS["qwen3-moe"])
+
+
+def test_weights_are_updated_and_graphs_captured_anew(serve):
+    server = serve("qwen3-moe", *XSHARE, *GRAPHS)
+    assert server.post("/expert_policy", {"policy": "vanilla"}).status_code == 200
+    body = {"model_path": str(server.folder / "qwen3-moe"), "load_format": "dummy", "recapture_cuda_graph": True}
+    answer = server.post("/update_weights_from_disk", body)
+    assert answer.status_code == 200, answer.text
+    assert server.post("/expert_policy", {"policy": "xshare", "k0": 1, "add": 6}).status_code == 200
+    assert count_steps(server.generate(7)) == {(7, 7)}
+    selecting = [kernels["select_kernel"] for kernels in server.read_captures() if kernels["select_kernel"]]
+    assert len(selecting) == 4  # the sizes 4 and 8, both times
+    check(server, LAYERS["qwen3-moe"])
+
+
+@pytest.mark.parametrize("policy", ["oea:k0=3", "lynx-acc:confidence=0.5"])
+def test_other_policies(serve, policy):
+    name, _, keys = policy.partition(":")
+    config = {key: float(value) for key, value in (pair.split("=") for pair in keys.split(","))}
+    config = {key: int(value) if value == int(value) else value for key, value in config.items()}
+    server = serve("qwen3-moe", "--expert-policy", name, "--expert-policy-config", json.dumps(config), *GRAPHS)
+    assert count_steps(server.generate(7)) == {(7, 7)}
+    check(server, LAYERS["qwen3-moe"])
+
+
+def test_observe(serve):
+    plans = {"plans": ["xshare:k0=1,add=4", "oea:k0=3"]}
+    server = serve("qwen3-moe", "--expert-policy", "observe", "--expert-policy-config", json.dumps(plans), *GRAPHS)
+    assert count_steps(server.generate(7)) == {(0, 7)}
+    assert server.post("/expert_policy", {"policy": "observe", **plans}).status_code == 200
+    server.generate(7)
+    check(server, 2 * LAYERS["qwen3-moe"])
+
+
+def test_a_trace(serve, tmp_path):
+    trace = tmp_path / "trace"
+    server = serve("qwen3-moe", *XSHARE, *GRAPHS, "--expert-policy-trace", str(trace))
+    server.generate(7, 24)
+    assert server.post("/expert_policy", {"policy": "vanilla"}).status_code == 200
+    server.generate(7, 24)
+    check(server, LAYERS["qwen3-moe"])
+    assert trace.exists()
+
+
+def test_sorted_slots(serve):
+    server = serve("qwen3-moe", *XSHARE, *GRAPHS, "--expert-policy-align", "--moe-runner-backend", "triton")
+    assert count_steps(server.generate(7)) == {(7, 7)}
+    check(server, LAYERS["qwen3-moe"])
+
+
+def test_the_defaults_of_the_release(serve):
+    """Graphs of every size, of prefills too."""
+    server = serve("qwen3-moe", *XSHARE)
+    assert count_steps(server.generate(7)) == {(7, 7)}
+    check(server, LAYERS["qwen3-moe"])
+
+
+def test_speculation(serve, tmp_path):
+    from fake_gpu.models import write_model
+
+    draft = write_model("qwen3-moe-eagle3", tmp_path)
+    speculative = ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "2", "--speculative-eagle-topk", "1"]
+    speculative += ["--speculative-num-draft-tokens", "3", "--speculative-draft-model-path", str(draft)]
+    server = serve(
+        "qwen3-moe", *XSHARE, "--cuda-graph-bs-decode", "1", "4", "--disable-prefill-cuda-graph", *speculative
+    )
+    metas = server.generate(3)
+    assert all(steps == total for steps, total in count_steps(metas)), metas
+    check(server, LAYERS["qwen3-moe"])

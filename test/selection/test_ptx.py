@@ -1,0 +1,182 @@
+"""The selection kernel as it is compiled for sm_90: its PTX, executed with the arguments of real launches.
+
+It answers as the reference does in whatever order warps and programs run, and no two of them touch a byte that nothing
+orders. Where a barrier of a program's threads that is needed, the release or the acquire is left out, that shows.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from fake_gpu.ptx.launcher import Execution, execute_ptx
+from selection.cases import fill_logits
+from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
+from sglang_xshare.selection.triton_kernel import launch
+
+pytestmark = pytest.mark.long
+
+FLIPPED = -(2**31)  # where a barrier's counter may stand as well
+BIAS = torch.linspace(-0.3, 0.3, 256)
+XSHARE = {"policy": "xshare", "k0": 1, "add": 24}
+
+
+@dataclass(frozen=True)
+class Case:
+    plan: dict[str, Any]
+    rows: int = 16
+    experts: int = 128
+    router: Router = field(default_factory=lambda: Router(8))
+    slots: RunnerSlots = field(default_factory=RunnerSlots)
+    dtype: torch.dtype = torch.bfloat16
+    tokens_per_request: int = 1
+    exact: bool = False
+    resident: int | None = None
+
+
+CASES = {
+    "xshare": Case(XSHARE),
+    "fp32": Case(XSHARE, dtype=torch.float32),
+    "sorted": Case(XSHARE, slots=RunnerSlots(16)),
+    "masked": Case(XSHARE, router=Router(4), slots=RunnerSlots(masked=True)),
+    "empty slots": Case(XSHARE, slots=RunnerSlots(empty=True)),
+    "by request": Case({"policy": "xshare", "k0": 1, "add_per_request": 4}, tokens_per_request=4),
+    "oea": Case({"policy": "oea", "k0": 3}),
+    "votes": Case({"policy": "lynx-lat", "retain": 32}),
+    "budget": Case({"policy": "moe-spec", "budget": 32}),
+    "mass": Case({"policy": "xshare", "mass": 0.5}),
+    "ranks": Case({"policy": "xshare", "target_per_rank": 5}),
+    "exact rows": Case(XSHARE, exact=True),
+    "residents": Case({"policy": "xshare", "k0": 1, "add": 4}, resident=32),
+    "groups and a shared expert": Case(
+        XSHARE,
+        experts=256,
+        router=Router(8, "sigmoid", BIAS, num_expert_group=8, topk_group=4, scaling=2.5),
+        slots=RunnerSlots(shared=1, shared_weight=0.4),
+        dtype=torch.float32,
+    ),
+    "programs": Case(XSHARE, 64),
+    "programs, sorted": Case(XSHARE, 64, slots=RunnerSlots(16)),
+    "programs, masked": Case(XSHARE, 64, router=Router(4), slots=RunnerSlots(masked=True)),
+    "programs, exact rows": Case(XSHARE, 64, exact=True),
+    "voters": Case({"policy": "lynx-acc", "confidence": 0.5}, 64),
+    "rescue": Case({"policy": "moe-spec", "budget": 16, "coverage": "truncate"}, 64),
+}
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """A function (case, seed, live rows, execution, counter) that selects by the executed PTX."""
+    counter = torch.zeros(launch.CACHE_LINE, dtype=torch.int32)
+    monkeypatch.setattr(launch, "INTERPRETED", True)  # which lets tensors of the CPU be
+    monkeypatch.setattr(launch, "_find_counter", lambda device, programs: counter)
+
+    def run(case, seed, live, execution, start=0):
+        counter.zero_()[0] = start
+        generator = torch.Generator().manual_seed(seed)
+        logits = (2 * fill_logits(("normal", "ties", "equal")[seed % 3], case.rows, case.experts, seed)).to(case.dtype)
+        batch = Batch(
+            torch.arange(case.rows) < live,
+            case.tokens_per_request,
+            torch.rand(case.rows, generator=generator) < 0.3 if case.exact else None,
+            torch.rand(case.experts, generator=generator) < 0.5 if case.resident else None,
+            case.resident,
+        )
+        ranks = torch.arange(case.experts) * 8 // case.experts
+        call = logits, build_plan(case.plan), case.router, batch, ranks if "target_per_rank" in case.plan else None
+        with execute_ptx(execution):
+            found = select(*call, backend="triton", slots=case.slots)
+        return found, select(*call, backend="reference", slots=case.slots), counter
+
+    return run
+
+
+def find_differences(found, expected, counter):
+    """The names of what is not as the reference has it, after a launch."""
+    wrong = []
+    for name in ("topk_ids", "selected", "active", "vanilla_active", "rescued", "masked_logits"):
+        here, there = getattr(found, name), getattr(expected, name)
+        if there is not None and (here is None or not torch.equal(here, there.to(here.dtype))):
+            wrong.append(name)
+    for name in ("topk_weights", "kept_mass"):
+        if not torch.allclose(getattr(found, name), getattr(expected, name), atol=2e-6, rtol=4e-6):
+            wrong.append(name)
+    if expected.alignment is not None:
+        used = int(expected.alignment.num_sorted)
+        here, there = found.alignment, expected.alignment
+        blocks = used // there.block_size
+        same = int(here.num_sorted) == used and torch.equal(here.block_experts[:blocks], there.block_experts[:blocks])
+        if not same or not torch.equal(here.sorted_slots[:used], there.sorted_slots[:used]):
+            wrong.append("alignment")
+    if counter[0] not in (0, FLIPPED) or counter[1:].any():
+        wrong.append("counters")
+    return wrong
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_answers_as_the_reference(run, name):
+    case = CASES[name]
+    tokens = case.tokens_per_request
+    for seed, order, live, start in (
+        (0, "up", case.rows, 0),
+        (1, "down", case.rows - 3 * tokens, FLIPPED),
+        (2, "random", tokens, 0),
+        (3, "random", case.rows, FLIPPED),
+    ):
+        execution = Execution(order, seed)
+        assert find_differences(*run(case, seed, live, execution, start)) == [], (order, seed)
+        (launched,) = execution.launches
+        assert not launched.races
+        assert (len(launched.programs) > 1) == (case.rows > 16)
+
+
+def leave_out(what, number):
+    """A function on PTX that leaves out the bar.sync of that number, or weakens every release or acquire."""
+
+    def edit(ptx):
+        if what != "barrier":
+            return re.sub(rf"\.{what}\.", ".relaxed.", ptx)
+        places = [match.start() for match in re.finditer(r"bar\.sync", ptx)]
+        return ptx[: places[number]] + ptx[places[number] :].replace("bar.sync", "bar.warp.sync", 1)
+
+    return edit
+
+
+def find_signs(run, case, edit):
+    """What shows that the PTX was edited: races, differences, errors."""
+    signs = set()
+    for order in ("up", "down", "random"):
+        execution = Execution(order, edit=edit)
+        try:
+            signs.update(find_differences(*run(case, 0, case.rows, execution)))
+        except (RuntimeError, TimeoutError) as error:
+            signs.add(type(error).__name__)
+        signs.update(between for launched in execution.launches for between, _ in launched.races)
+    return signs
+
+
+def count_barriers(run, case):
+    counts = []
+
+    def count(ptx):
+        counts.append(ptx.count("bar.sync"))
+        return ptx
+
+    run(case, 0, case.rows, Execution("up", watch=False, edit=count))
+    return counts[0]
+
+
+@pytest.mark.parametrize(("name", "unneeded"), [("xshare", 3), ("programs", 3)])
+def test_a_barrier_that_is_left_out_shows(run, name, unneeded):
+    """But for those that Triton puts where the warps touch nothing of each other's."""
+    case = CASES[name]
+    barriers = count_barriers(run, case)
+    missed = [k for k in range(barriers) if not find_signs(run, case, leave_out("barrier", k))]
+    assert len(missed) <= unneeded < barriers, f"{missed} of {barriers}"
+
+
+@pytest.mark.parametrize("what", ["release", "acquire"])
+def test_what_orders_programs_is_needed(run, what):
+    assert "programs" in find_signs(run, CASES["programs"], leave_out(what, 0))

@@ -175,7 +175,7 @@ def test_priorities_the_live_default_and_beams(tiny_model, patched_release):
         answers = server.post("/generate", {"text": prompts, "sampling_params": each})
         return [[beam["output_ids"] for beam in answer["meta_info"]["beam_results"]] for answer in answers]
 
-    with Server(tiny_model, flags, release=patched_release(LATEST), name="priority") as server:
+    with Server(tiny_model, flags, release=patched_release(LATEST), name="priority", deadline=600) as server:
         asked = [(None, None), (None, 9), (None, 10), ("shared", 12), ("exact", 1)]
         assert [ask(server, *one) for one in asked] == [False, False, True, False, True]
         assert server.get("/expert_policy")["in_force"]["exact"] == {"priority": 10}
@@ -194,7 +194,7 @@ def test_priorities_the_live_default_and_beams(tiny_model, patched_release):
 @pytest.mark.long
 def test_a_streaming_session_is_exact_in_all_its_turns(tiny_model, patched_release):
     flags = [*policy("xshare", k0=1, add=4), "--enable-streaming-session"]
-    with Server(tiny_model, flags, release=patched_release(LATEST), name="session") as server:
+    with Server(tiny_model, flags, release=patched_release(LATEST), name="session", deadline=600) as server:
 
         def talk(session: str, said: str | None) -> requests.Response:
             body = {"text": "def f(", "session_params": {"id": session}, "sampling_params": sample(4, said)}

@@ -12,9 +12,17 @@ from .arguments import is_on
 SHARED_PREFIXES = "it may give them what requests under policy have stored"
 # Where a request that is asked to be exact would not be: by flag, why.
 REFUSED_FLAGS = {
-    "hicache_storage_backend": SHARED_PREFIXES,
-    "enable_lmcache": SHARED_PREFIXES,
-    "enable_flexkv": SHARED_PREFIXES,
+    **dict.fromkeys(
+        (
+            "hicache_storage_backend",
+            "disaggregation_decode_enable_offload_kvcache",
+            "enable_unified_cache_external_linker",
+            "enable_lmcache",
+            "enable_flexkv",
+            "radix_cache_backend",
+        ),
+        SHARED_PREFIXES,
+    ),
     "enable_paged_experts": "their experts may be more than a step has slots for",
 }
 

@@ -15,7 +15,7 @@ from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE, parse_variant
 from benchmark.quality.text import load_sequences
 
-POLICIES = ("xshare:k0=1,add=24", "xshare:k0=1,add=6", "oea:k0=3")
+POLICIES = ("xshare:k0=1,add=24", "xshare:k0=1,add=6")
 NOTE = """\
 {prompts} prompts of {prompt} tokens of held-out text, {tokens} greedy tokens each, of the shipped checkpoint in
 float32: alone, and in one batch with {others} others. From token: the median place of the first token that differs.
@@ -27,10 +27,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser("benchmark.neighbours", __doc__)
     default = f"beside {BASELINE} (default: {' '.join(POLICIES)})"
     parser.add_argument("policies", nargs="*", type=selecting, default=POLICIES, help=default)
-    parser.add_count("prompts", 12, "prompts")
+    parser.add_count("prompts", 24, "prompts")
     parser.add_count("others", 12, "requests that are decoded beside one")
     parser.add_count("prompt", 32, "tokens a prompt")
-    parser.add_count("tokens", 48, "tokens an answer")
+    parser.add_count("tokens", 64, "tokens an answer")
     parser.add_record(BUILD / "neighbours")
     args = parser.parse_args(argv)
     record = parser.open_record("neighbours", args, argv)

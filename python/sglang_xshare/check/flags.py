@@ -85,11 +85,12 @@ def check_known(words: Sequence[str]) -> None:
     files = [root / "server_args.py", *root.glob("arg_groups/**/*.py")]
     text = "\n".join(file.read_text() for file in files)
     fields = [*re.findall(r"^    (\w+): ", text, re.MULTILINE), *FLAGS_OF_OURS]
-    known = {*re.findall(r"--[\w-]+", text), *("--" + name.replace("_", "-") for name in fields)}
-    for flag in (word.partition("=")[0] for word in words if word.startswith("--")):
-        switch = flag.replace("--no-", "--", 1)
-        if not any(name.startswith((flag, switch)) for name in known) and not entry_points(group="sglang.srt.plugins"):
-            raise ValueError(f"unrecognized arguments: {flag}{suggest(flag, sorted(known))}")
+    known = {*re.findall(r"--([\w-]+)", text), *(name.replace("_", "-") for name in fields)}
+    for flag in (word[2:].partition("=")[0] for word in words if word.startswith("--")):
+        spellings = flag, flag.removeprefix("no-")
+        if not any(name.startswith(spellings) for name in known) and not entry_points(group="sglang.srt.plugins"):
+            near = suggest(flag, sorted(known)).replace("mean ", "mean --")
+            raise ValueError(f"unrecognized arguments: --{flag}{near}")
 
 
 class _Parser(argparse.ArgumentParser):

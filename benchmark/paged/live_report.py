@@ -37,7 +37,7 @@ def tabulate_live(points: Points) -> Table:
     comparisons = [Comparison.read(point) for key, point in points.items() if key.startswith("comparison/")]
     for one in comparisons:
         concurrency = one.workload.concurrency
-        vanilla = points[quality_key(concurrency, OBSERVED)]
+        vanilla: Mapping[str, Any] = points[quality_key(concurrency, OBSERVED)]
         for series, summary in zip(one.series, one.summaries, strict=True):
             name = series.variant.name
             quality: Mapping[str, Any] | None = points.get(quality_key(concurrency, name))

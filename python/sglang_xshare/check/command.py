@@ -88,7 +88,8 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         bandwidth = read_number("--bandwidth", options.bandwidth, 0.001)
     check_known(given)
     flags, asked = read_flags(given), _read_asked(options)
-    if flags.model is None:
+    model = flags.model
+    if model is None:
         raise ValueError("--model: missing; allowed is a folder that has a config.json, or a model that is cached")
     unanswered: list[str] = []
     if asked is not None and asked.slots is not None:
@@ -97,7 +98,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     given = _on_device(given, flags, gpu)
     # SGLang and huggingface_hub read it when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
-    weights = _read_weights(flags.model, given, unanswered, asks=bool(gpu or asked))
+    weights = _read_weights(model, given, unanswered, asks=bool(gpu or asked))
     if weights is not None and asked is not None:
         _check_ranks(weights, flags)
         asked.schedules = {text: read_compared(text, weights, asked, flags) for text in options.compare}

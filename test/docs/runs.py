@@ -199,6 +199,7 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "make lint": Run(shows="patches looked at", is_long=True),
     "make test": Run(more="-q --collect-only", shows="tests collected", is_long=True),  # this test is one of them
     "make test-long": Elsewhere("test/scripts/test_test_long.py", WHOLE),
+    "make test-cuda": Elsewhere("test/fake_gpu/test_servers.py", "it takes an environment of 10 GB"),
     "make test-long PART=patching/test_kill": Elsewhere("test/scripts/test_test_long.py", WHOLE),
     ".venv/bin/python -m pytest test/policies": Run(more="-q --collect-only", shows="tests collected"),
     ".venv/bin/python -m pytest sgl-kernel/tests": Run(more="-q --collect-only", shows="tests collected"),

@@ -52,7 +52,17 @@ def build(environment: Path) -> None:
     include = nvidia / "cu13" / "include"
 
     def compile_source(source: Path) -> Path:
-        command = ["g++", "-std=c++17", "-O1", "-fPIC", "-w", f"-I{include}", f"-I{SOURCES}", "-c", source]
+        command: list[str | Path] = [
+            "g++",
+            "-std=c++17",
+            "-O1",
+            "-fPIC",
+            "-w",
+            f"-I{include}",
+            f"-I{SOURCES}",
+            "-c",
+            source,
+        ]
         subprocess.run([*command, "-o", built / f"{source.name}.o"], check=True)
         return built / f"{source.name}.o"
 
@@ -66,7 +76,7 @@ def build(environment: Path) -> None:
             script = built / f"{name}.map"
             script.write_text(f"{version} {{ global: *; }};\n")
             linked.append(f"-Wl,--version-script={script}")
-        command = ["g++", "-shared", *objects, f"-Wl,-soname,{name}", "-o", built / name, *linked]
+        command: list[str | Path] = ["g++", "-shared", *objects, f"-Wl,-soname,{name}", "-o", built / name, *linked]
         subprocess.run([*command, "-ldl", "-lpthread"], check=True)
 
     device = ("memory.cpp", "capture.cpp", "driver.cpp")
@@ -94,7 +104,7 @@ def _read_driver(header: Path) -> set[str]:
 
 
 def _list_symbols(library: Path, *options: str) -> set[str]:
-    command = ["nm", "--defined-only", *options, library]
+    command: list[str | Path] = ["nm", "--defined-only", *options, library]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names = (line.split()[2].partition("@")[0] for line in lines.splitlines() if line.split()[1] in "TWi")
     return {name for name in names if name.startswith(("cu", "__cu", "nccl", "pnccl"))}

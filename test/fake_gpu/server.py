@@ -53,11 +53,12 @@ class Server:
 
     def read_metrics(self) -> dict[str, float]:
         """Series of ours -> value, without labels but the outcome."""
-        found: Counter[str] = Counter()
+        found: dict[str, float] = {}
         for line in requests.get(f"{self.url}/metrics", timeout=60).text.splitlines():
             if match := re.match(r"sglang:expert_policy_(\w+)\{(.*?)\} (\S+)", line):
                 outcome = re.search(r'outcome="(\w+)"', match[2])
-                found[f"{match[1]} {outcome[1]}" if outcome else match[1]] += float(match[3])
+                name = f"{match[1]} {outcome[1]}" if outcome else match[1]
+                found[name] = found.get(name, 0.0) + float(match[3])
         return found
 
     def read_log(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""SGLang for CUDA serves on a GPU that is not there: graphs are captured, padded, replayed and switched.
+"""`make test-cuda`: SGLang for CUDA on a GPU that is not there: graphs are captured, padded, replayed and switched.
 
 Kernels compute nothing here, so that answers mean nothing; what is tested is what the host does: nothing that a capture
 forbids, no wait of ours but for counters and switches, no memory that a graph keeps and we free.

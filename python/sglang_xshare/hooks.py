@@ -213,7 +213,7 @@ def check_request(manager: Any, sampling_params: Any) -> None:
     if isinstance(params, dict) and KEY in params:
         from .admission.exact import check_request as check
 
-        check(params[KEY], manager.server_args)
+        check(params[KEY], sampling_params, manager.server_args)
 
 
 def admit(req: Any) -> None:

@@ -15,6 +15,7 @@ BY_PRIORITY = Rule(priority=10)
 # What a server has beside the flags of one that is served, what its configuration or a request says, and the flag.
 REFUSED: dict[str, tuple[dict[str, Any], Any, str]] = {
     "a request's unknown word": ({}, "exakt", "custom_params.expert_policy = 'exakt'"),
+    "a beam": ({"beam_width": 2}, "exact", "custom_params.expert_policy = 'exact'"),
     "a request's list": ({}, ["exact"], "custom_params.expert_policy = ['exact']"),
     **{
         f"a request with {flag}": ({flag: value}, "exact", "custom_params.expert_policy = 'exact'")
@@ -37,11 +38,11 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
     if isinstance(said, Rule):
         check_rule(said, server)
     else:
-        ask(server, said)
+        ask(server, said, given.get("beam_width"))
 
 
-def ask(server: SimpleNamespace, said: Any) -> None:
-    params = SimpleNamespace(custom_params={"expert_policy": said})
+def ask(server: SimpleNamespace, said: Any, beam_width: int | None = None) -> None:
+    params = SimpleNamespace(custom_params={"expert_policy": said}, beam_width=beam_width)
     hooks.check_request(SimpleNamespace(server_args=server), params)
 
 

@@ -46,7 +46,7 @@ def begin(exact: Exact, batch: SimpleNamespace, ranks: Ranks | None = None) -> N
     """As the stage does before a forward."""
     size = read_size(batch, ranks)
     assert size is not None
-    exact.write(batch.rids, len(batch.input_ids), size[2])
+    exact.write(batch.rids, size[2])
 
 
 def admit(exact: Exact, *reqs: Req, rule: Rule = NO_RULE) -> None:
@@ -125,17 +125,11 @@ def test_every_row_of_an_exact_request_is_marked():
     assert read_step(others, mask_padding=False, exact=exact).batch.exact is None, "no row of the step is exact"
 
 
-def test_rows_beyond_the_requests_are_exact_with_them():
-    """A beam's other rows, which lie behind all requests and belong to none that is told."""
-    exact = Exact("cpu")
-    reqs = [Req("a"), Req("b", "exact")]
-    admit(exact, *reqs)
-    for running, wanted in ((reqs, [False, True, True, True]), (reqs[:1], None)):
-        batch = forward_batch("decode", 4)
-        batch.rids = [req.rid for req in running]
-        begin(exact, batch)
-        found = exact.find(4)
-        assert wanted == (None if found is None else found.tolist())
+def test_beams_are_not_exact():
+    exact, req = Exact("cpu"), Req("a")
+    req.beam_group = object()
+    admit(exact, req, rule=Rule(default=True))
+    assert not exact.requests
 
 
 def test_without_an_exact_request_nothing_is_looked_at():

@@ -38,7 +38,9 @@ class Exact:
         """
         if hasattr(req, "expert_policy_exact"):  # retracted, it arrives again
             return
-        req.expert_policy_exact = is_exact(req.sampling_params.custom_params, req.priority, rule, self._low_first)
+        exact = is_exact(req.sampling_params.custom_params, req.priority, rule, self._low_first)
+        # A beam's other rows lie behind all requests, and belong to none that a forward names.
+        req.expert_policy_exact = exact and getattr(req, "beam_group", None) is None
         session = getattr(req, "session", None)
         if not req.expert_policy_exact:
             self.requests.pop(req.rid, None)
@@ -56,15 +58,13 @@ class Exact:
         """Whether a request is exact, or was in the last forward."""
         return bool(self.requests or self._written)
 
-    def write(self, rids: Sequence[str], rows: int, tokens_per_request: int) -> None:
+    def write(self, rids: Sequence[str], tokens_per_request: int) -> None:
         """Write the flags of a decode or target-verify forward that is about to be launched: of these requests, in
-        their order, and so many rows. The host waits for nothing.
+        their order. The host waits for nothing.
         """
         tokens = range(tokens_per_request)
         numbers = [number for number, rid in enumerate(rids) if rid in self.requests]
         exact = [number * tokens_per_request + token for number in numbers for token in tokens]
-        if exact:  # what lies beyond the requests is padding, or other rows of beams, whose requests are not told
-            exact += range(len(rids) * tokens_per_request, rows)
         if exact != self._written:
             # Of a pinned tensor of its own: the last one may still be read.
             flags = torch.zeros(max(*exact, *self._written, 0) + 1, dtype=torch.bool)

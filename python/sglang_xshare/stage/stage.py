@@ -188,7 +188,7 @@ class Stage:
         self.outcome = None
         size = read_size(forward_batch, self.ranks) if self.exact.is_used else None
         if size is not None:
-            self.exact.write(forward_batch.rids or (), len(forward_batch.input_ids), size[2])
+            self.exact.write(forward_batch.rids or (), size[2])
 
     def end_forward(self, forward_batch: Any) -> Mark | None:
         """A forward of the model runner was launched, maybe by a graph's replay: ranks compare where it is time to.

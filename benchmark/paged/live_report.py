@@ -49,7 +49,7 @@ def tabulate_live(points: Points) -> Table:
                     shorten(name),
                     format_spread(summary.throughput, 0),
                     format_spread(summary.paired_ratio, 2),
-                    format_number(vanilla["page_ins"], 1) if quality is vanilla else _page_ins(series),
+                    format_number(vanilla["page_ins"], 1) if name == VANILLA else _page_ins(series),
                     _loss(quality, vanilla),
                     format_number(quality["sums"], 3) if quality else "-",
                 ]

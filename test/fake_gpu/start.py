@@ -23,12 +23,14 @@ def install_in_torch(torch: Any) -> None:
 
 def _sample_token_zero(torch: Any) -> None:
     """Memory that nobody computed holds any token, and one beyond the vocabulary ends its request. A copy is made."""
-    argmax, zeros = torch.argmax, []
+    argmax = torch.argmax
+    zeros: list[Any] = []
 
     def sample(x: Any, *args: Any, **keys: Any) -> Any:
         found = argmax(x, *args, **keys)
         if found.is_cuda:
-            zeros or zeros.append(torch.zeros(1 << 16, dtype=found.dtype).to(found.device))
+            if not zeros:
+                zeros.append(torch.zeros(1 << 16, dtype=found.dtype).to(found.device))
             found.copy_(zeros[0][: found.numel()].view_as(found))
         return found
 

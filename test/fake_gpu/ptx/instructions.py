@@ -269,7 +269,7 @@ def _setp(i: Instruction, module: Module) -> Handler:
 
 
 def _selp(i: Instruction, module: Module) -> Handler:
-    return apply(i, module, lambda a, b, p: np.where(p, a, b), i.type, i.type, "pred")
+    return apply(i, module, lambda a, b, p: np.asarray(np.where(p, a, b)), i.type, i.type, "pred")
 
 
 ROUND: dict[str, Callable[[Array], Array]] = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
@@ -305,7 +305,12 @@ def _cvt(i: Instruction, module: Module) -> Handler:
 
 
 def _testp(i: Instruction, module: Module) -> Handler:
-    tests = {"infinite": np.isinf, "finite": np.isfinite, "notanumber": np.isnan, "number": lambda a: ~np.isnan(a)}
+    tests: dict[str, Callable[..., Array]] = {
+        "infinite": np.isinf,
+        "finite": np.isfinite,
+        "notanumber": np.isnan,
+        "number": lambda a: ~np.isnan(a),
+    }
     return apply(i, module, tests[i.mods[0]])
 
 

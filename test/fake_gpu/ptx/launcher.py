@@ -119,7 +119,7 @@ def execute_ptx(execution: Execution) -> Iterator[Execution]:
         self._run = Launcher(self, execution)
 
     compiler.CompiledKernel._init_handles = init_handles
-    driver.set_active(Hopper())  # type: ignore[arg-type]
+    driver.set_active(Hopper())
     try:
         yield execution
     finally:

@@ -10,7 +10,18 @@ import pytest
 from sglang_xshare import hooks
 from sglang_xshare.admission import checks
 from sglang_xshare.admission.arguments import Arguments
-from sglang_xshare.admission.checks import AFFINITY, CHECKS, GIVEN, PLACEMENT, RESOLVED, STAGE, STARTED, Check, Start
+from sglang_xshare.admission.checks import (
+    AFFINITY,
+    ANY,
+    CHECKS,
+    GIVEN,
+    PLACEMENT,
+    RESOLVED,
+    STAGE,
+    STARTED,
+    Check,
+    Start,
+)
 from sglang_xshare.refusal import ExpertPolicyError
 
 POLICY = SimpleNamespace(expert_policy="xshare")
@@ -38,7 +49,7 @@ def test_the_list_is_whole():
         "in the order in which a server comes to them"
     )
     for check in CHECKS:
-        assert check.of in (PLACEMENT, STAGE, AFFINITY)
+        assert check.of in (PLACEMENT, STAGE, AFFINITY, ANY)
         assert check.after is None or check.after in names[: names.index(check.name)], check
 
 

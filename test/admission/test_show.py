@@ -87,4 +87,4 @@ def test_draft_tokens_are_positive(show, capsys):
     with pytest.raises(SystemExit) as ended:
         show("xshare", "--draft-tokens", "0")
     assert ended.value.code == 1
-    assert "0: allowed is an integer of at least 1" in capsys.readouterr().err
+    assert "0: allowed is an integer of 1 to" in capsys.readouterr().err

@@ -119,7 +119,7 @@ def test_a_refusal_is_one_line_and_status_1(answer, line, server, capsys):
         ([], "no policy; allowed is one such as xshare:k0=1,add=6, or --config with a key policy"),
         (
             ["xshare", "--exact-by-default", "--config", "exact.json"],
-            "--exact-by-default and exact = {'priority': 3}: allowed is one of the two",
+            '--exact-by-default and exact = {"priority": 3}: allowed is one of the two',
         ),
         (["xshare:k0"], "policy 'xshare:k0': 'k0' is no key=value"),
         (["xshare", "--config", "missing.json"], "--config missing.json: No such file or directory; allowed is a JSON"),

@@ -82,7 +82,11 @@ def run_experts(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, 
 def run_native(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Upstream's own loop over the experts."""
     config = SimpleNamespace(
-        apply_router_weight_on_input=False, activation="silu", gemm1_alpha=None, gemm1_clamp_limit=None
+        apply_router_weight_on_input=False,
+        activation="silu",
+        gemm1_alpha=None,
+        gemm1_clamp_limit=None,
+        no_combine_keep_router_weight=False,
     )
     layer = SimpleNamespace(num_experts=len(W1), num_local_experts=len(W1), w13_weight=W1, w2_weight=W2)
     return moe_forward_native(layer, hidden, (weights, ids, None), config)

@@ -18,7 +18,7 @@ from sglang_xshare.stage.evidence.observe import Observed
 for collector in list(REGISTRY._collector_to_names):
     REGISTRY.unregister(collector)
 labels = {"model_name": "m", "tp_rank": 0}
-interval = Interval(4, 40, 20, 7.5, 10, 3, dict.fromkeys(OUTCOMES, 1), 30, 12)
+interval = Interval(4, 40, 20, 7.5, 10, 3, dict.fromkeys(OUTCOMES, 1), 0, 30, 12)
 nothing = Interval(0, 0, 0, 0.0, 0, 0, dict.fromkeys(OUTCOMES, 0))
 former, plan = {"policy": "xshare", "k0": 1}, {"policy": "oea", "k0": 2}
 exporter = Exporter()

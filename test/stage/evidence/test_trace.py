@@ -15,7 +15,7 @@ from sglang_xshare.types import Batch
 
 
 def counts(*layers: tuple[float, ...]) -> torch.Tensor:
-    return torch.tensor([(*layer, *(0.0,) * (9 - len(layer))) for layer in layers], dtype=torch.float64)
+    return torch.tensor([(*layer, *(0.0,) * (10 - len(layer))) for layer in layers], dtype=torch.float64)
 
 
 def step(phase: str = "decode") -> Step:
@@ -43,8 +43,8 @@ def test_one_record_a_layer_and_step(tmp_path):
 
 def test_page_ins_are_there_where_experts_are_paged(tmp_path):
     trace = Trace(tmp_path / "trace.jsonl", [3], "cpu", ["a", "b"], pages=True)
-    observed = [counts((1, 20, 12, 3.0, 4, 0, 9, 5)), counts((1, 20, 11, 2.0, 4, 0, 9, 4))]
-    trace.record(counts((1, 20, 20, 4.0, 4, 0, 9, 9)), step(), observed)
+    observed = [counts((1, 20, 12, 3.0, 4, 0, 0, 9, 5)), counts((1, 20, 11, 2.0, 4, 0, 0, 9, 4))]
+    trace.record(counts((1, 20, 20, 4.0, 4, 0, 0, 9, 9)), step(), observed)
     trace.write()
     [record] = read(tmp_path / "trace.jsonl")
     assert (record["page_ins_before"], record["page_ins"]) == (9, 9)

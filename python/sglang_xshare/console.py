@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -65,6 +66,13 @@ def read_count(flag: str, text: Any, low: int, high: int = LARGEST) -> int:
     if not low <= number <= high:
         raise ValueError(f"{flag} {text}: allowed is an integer of {low:,} to {high:,}".lstrip())
     return number
+
+
+def path(text: str) -> Path:
+    """The type of a flag that names a file or a folder: an empty one would be the working folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("empty: allowed is a path")
+    return Path(text)
 
 
 def whole(low: int = 1, high: int = LARGEST) -> Callable[[str], int]:

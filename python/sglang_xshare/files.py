@@ -33,6 +33,16 @@ def try_file(flag: str, file: Path) -> None:
         raise ValueError(f"{flag} {file}: {error.strerror}; allowed is a file that can be written") from None
 
 
+def read_text(flag: str, file: Path) -> str:
+    """A text of a folder that a flag names. Raises ValueError in one line where it is none."""
+    try:
+        return file.read_text()
+    except OSError as error:
+        raise ValueError(f"{flag} {file}: {error.strerror}; allowed are texts that can be read") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{flag} {file}: byte {error.start} is not UTF-8; allowed are texts in UTF-8") from None
+
+
 def read_json(flag: str, file: str, allowed: str = "a JSON file") -> dict[str, Any]:
     """The keys of a JSON file. Raises `ExpertPolicyError`."""
     try:

@@ -491,6 +491,12 @@ def test_a_configuration_with_a_wrong_number_is_one_line(key, write, tmp_path, c
     assert re.fullmatch(rf"check: --model {tmp_path}: config.json: {re.escape(key)}: {COUNT} .*1.*\n", err)
 
 
+def test_more_experts_a_token_than_there_are_is_one_line(write, tmp_path, capsys):
+    assert say("--model", write(QWEN | {"num_experts_per_tok": 200}), "--gpu", "h100") == 1
+    says = "config.json: num_experts_per_tok 200: allowed is at most the 128 experts"
+    assert capsys.readouterr().err == f"check: --model {tmp_path}: {says}\n"
+
+
 @pytest.mark.parametrize("key", ["moe_intermediate_size", "vocab_size"])
 def test_a_key_that_is_missing_is_not_replaced_by_another(key, write, tmp_path, capsys):
     config = {name: value for name, value in QWEN.items() if name != key}

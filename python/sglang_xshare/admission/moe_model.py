@@ -53,6 +53,9 @@ def read_model(model: Any, path: str, flag: str = "--model-path") -> MoeModel:
     _check_count(flag, path, "num_hidden_layers", model.num_hidden_layers)
     if num_experts < 2 or not top_k:
         raise refusal(flag, path, f"{architecture} is a dense model; allowed are Mixture-of-Experts models")
+    if top_k > num_experts:
+        name = find_name(text_config, TOP_K)
+        raise WrongNumber(flag, path, f"config.json: {name} {top_k}: allowed is at most the {num_experts} experts")
     return MoeModel(
         path=path,
         architecture=architecture,

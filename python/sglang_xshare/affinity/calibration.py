@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
+from ..files import read_text
 from .projection import WIDTH, make_sketch, project
 from .table import Origin, Table, hash_tokenizer
 
@@ -44,7 +45,7 @@ def read_texts(texts: Path, model: Path, length: int, most: int) -> tuple[torch.
     digest = hashlib.sha256()
     pieces = []
     for file in sorted(texts.glob("*.txt")):
-        text = file.read_text()
+        text = read_text("--texts", file)
         digest.update(text.encode() + b"\0")
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:most]
         pieces.append(torch.tensor(ids[: len(ids) // length * length]).long().view(-1, length))

@@ -6,10 +6,9 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..console import whole
+from ..console import path, whole
 from ..files import read_json, try_file
 from ..stage.upstream.configuration import NUM_EXPERTS
 
@@ -24,9 +23,9 @@ DESCRIPTION = "measure the table of expert signatures that --expert-affinity tak
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `calibrate`."""
     parser = subparsers.add_parser("calibrate", help=DESCRIPTION, description=DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="a folder with the checkpoint")
-    parser.add_argument("--texts", type=Path, required=True, metavar="DIR", help="a folder of *.txt, as to be served")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the table, a safetensors file")
+    parser.add_argument("--model", type=path, required=True, metavar="DIR", help="a folder with the checkpoint")
+    parser.add_argument("--texts", type=path, required=True, metavar="DIR", help="a folder of *.txt, as to be served")
+    parser.add_argument("--out", type=path, required=True, metavar="FILE", help="the table, a safetensors file")
     text = "of a signature, 16 to 64 (default: 32)"
     parser.add_argument("--dimensions", type=whole(16, 64), default=32, metavar="N", help=text)
     parser.add_argument("--length", type=whole(), default=256, metavar="N", help="tokens read at once (default: 256)")

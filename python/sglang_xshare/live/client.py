@@ -58,7 +58,7 @@ class Client:
         except ValueError:  # a port beyond 65535
             is_url = False
         if not is_url:
-            raise PolicyError(f"{url}: no URL; allowed is one such as http://127.0.0.1:30000")
+            raise PolicyError(f"{url}: no URL; allowed is one such as http://127.0.0.1:30000, its port 1 to 65535")
         self.url = url.rstrip("/")
         self._key, self._admin_key = api_key, admin_api_key or api_key
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ..console import open_console, whole
+from ..console import open_console, path, whole
 from ..files import try_folder
 from ..keys import read_object
 from ..live.client import Client, PolicyError, add_server, find_keys
@@ -48,13 +48,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_server(parser, "--expert-policy and --enable-custom-logit-processor")
     settings = f"a setting to choose from: {SPELLING} (default: {len(SETTINGS)} of xshare)"
     flag("policies", nargs="*", type=_setting, default=list(SETTINGS), metavar="POLICY", help=settings)
-    flag("--texts", type=Path, required=True, metavar="DIR", help="*.txt of your own traffic, a kind of text each")
+    flag("--texts", type=path, required=True, metavar="DIR", help="*.txt of your own traffic, a kind of text each")
     tolerance = (
         "rise of cross-entropy, such as 0.5%%; the greedy agreement with vanilla that it leaves is told beside it"
     )
     flag("--tolerance", type=_share, required=True, metavar="SHARE", help=tolerance)
     flag(
-        "--out", type=Path, required=True, metavar="DIR", help="for the plan, the report, and the trace to resume from"
+        "--out", type=path, required=True, metavar="DIR", help="for the plan, the report, and the trace to resume from"
     )
     flag("--batches", type=whole(2), nargs="+", default=[16], metavar="N", help="requests that decode together (16)")
     text = f"groups of layers with a setting of their own ({GROUPS})"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from ..files import read_text
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -39,11 +41,13 @@ def read_samples(
     by_file: list[list[Sample]] = []
     for file in files:
         # Some six characters a token at most are tokenized beyond what is needed.
-        ids = tokenize(file.read_text(errors="replace")[: needed * length * 12])
+        ids = tokenize(read_text("--texts", file)[: needed * length * 12])
         found = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
         if len(found) < parts:
             most = f"{max(len(ids) // parts - 1, 0):,}"
             flag, value = max(("--prompt", prompt), ("--tokens", tokens), key=lambda flag: flag[1])
+            if not ids:
+                raise ValueError(f"--texts {file}: empty; allowed are texts")
             room = f"--texts {file} has {len(ids):,} tokens; allowed are {most} of --prompt and --tokens together"
             raise ValueError(f"{flag} {value}: {room}, or more text")
         if len(found) < needed:

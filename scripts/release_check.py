@@ -47,7 +47,8 @@ def try_queue(tree: Path, queue: Queue, pinned: bool) -> Trial:
             if pinned:
                 check_contents(queue.release, queue.hashes, contents)
             for path, content in patched.items():
-                ast.parse(content, path)
+                if path.endswith(".py"):
+                    ast.parse(content, path)
         except (PatchError, SyntaxError) as error:
             return Trial(queue, fits, str(error))
     return Trial(queue, fits)

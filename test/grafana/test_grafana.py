@@ -28,7 +28,7 @@ from sglang_xshare.stage.evidence.figures import Exporter, InForce
 from sglang_xshare.stage.evidence.metrics import OUTCOMES, Interval
 from sglang_xshare.stage.evidence.observe import Observed
 labels = {"model_name": "m"}
-interval = Interval(1, 2, 1, 1.0, 1, 0, dict.fromkeys(OUTCOMES, 1), 2, 1)
+interval = Interval(1, 2, 1, 1.0, 1, 0, dict.fromkeys(OUTCOMES, 1), 1, 2, 1)
 exporter = Exporter()
 observed, load = Observed({"oea": interval}, {"1-2": 1}), RankLoad(1, 1, 1, 1.0, 1.0)
 for part in (interval, InForce({"policy": "xshare"}, None), observed, load, Compared(0, [0, 0])):

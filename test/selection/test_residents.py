@@ -192,12 +192,12 @@ def test_a_small_batch(backend):
         (lambda: build_plan("xshare", free_residents=1), "free_residents = 1: allowed is true or false"),
         (
             lambda: build_plan("custom", budget=8, free_residents=True),
-            "free_residents = True: allowed only with coverage substitute or truncate, without budget, drop and "
+            "free_residents = true: allowed only with coverage substitute or truncate, without budget, drop and "
             "confidence",
         ),
         (
             lambda: build_plan("custom", k0=1, coverage="own", free_residents=True),
-            "free_residents = True: allowed only with coverage substitute or truncate, without budget, drop and "
+            "free_residents = true: allowed only with coverage substitute or truncate, without budget, drop and "
             "confidence",
         ),
     ],

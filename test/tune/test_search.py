@@ -23,7 +23,8 @@ def texts(tmp_path):
     folder = tmp_path / "texts"
     folder.mkdir()
     for number in range(3):
-        (folder / f"{number}.txt").write_bytes(bytes((place * 7 + number) % 251 for place in range(4000)))
+        text = bytes((place * 7 + number) % 251 for place in range(4000)).decode(errors="replace")
+        (folder / f"{number}.txt").write_bytes(text.encode())
     return folder
 
 

@@ -118,8 +118,8 @@ def test_a_trace_of_another_model_is_refused(tmp_path, monkeypatch):
     ("flags", "said"),
     [
         (["--offline", "--samples", "8"], "--samples 8: allowed is the largest batch, 16, or more"),
-        (["--batches", "4", "1"], "1: allowed is a whole number from 2 up"),
-        (["--samples", "1", "--batches", "2"], "1: allowed is a whole number from 2 up"),
+        (["--batches", "4", "1"], "1: allowed is an integer of 2 to"),
+        (["--samples", "1", "--batches", "2"], "1: allowed is an integer of 2 to"),
         (["vanilla"], "policy 'vanilla': allowed is one that selects"),
     ],
 )

@@ -272,6 +272,24 @@ class SelectionPlan:
         return max(min(most, held + rescued), 1)
 
 
+def fits_slots(
+    plan: SelectionPlan | None,
+    router: Router,
+    num_experts: int,
+    rows: int,
+    tokens_per_request: int,
+    exact_rows: int,
+    slots: int,
+) -> bool:
+    """Whether no more experts than `slots` are active in a step of so many router rows, up to `exact_rows` of them
+    exact, whatever the logits: for which graphs are captured and replayed. Without a plan the model routes as ever.
+    """
+    if rows * router.top_k <= slots:
+        return True
+    most = (router, num_experts, rows, tokens_per_request, exact_rows, slots)
+    return plan is not None and plan.max_active(*most) <= slots
+
+
 _HINTS = get_type_hints(SelectionPlan)
 KEYS: Mapping[str, Key] = {
     f.name: replace(f.metadata["key"], optional=accepts_none(_HINTS[f.name]))

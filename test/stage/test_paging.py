@@ -220,7 +220,7 @@ def test_fitting_is_said_of_the_step_at_hand(monkeypatch):
     model.forward(None, None, forward_batch("prefill", 12))
     assert told == [True] * LAYERS + [False] * 2 * LAYERS
     assert not hooks.fits_slots(model.paging[0])
-    stage.exact_rows = 5  # of top-4 each
+    stage.exact._written = list(range(5))  # of top-4 each
     decode(model, 0, 12)
     assert not any(told[-LAYERS:])
 
@@ -242,9 +242,9 @@ def test_a_switch_keeps_the_bound(monkeypatch):
     assert allowed() == [1, 3, 4]
     stage.switch(make_schedule("xshare", **PUBLISHED, min_tokens=8), reporter())
     assert allowed() == [1, 3, 8]
-    stage.exact_rows = 4
+    stage.exact._written = list(range(4))
     assert allowed() == [1, 3]
-    stage.exact_rows = 0
+    stage.exact._written = []
     stage.switch(make_schedule("xshare", **PUBLISHED), reporter())
     assert allowed() == list(sizes)
 

@@ -64,8 +64,10 @@ def check_rule(rule: Rule, config: Any) -> None:
 def check_request(said: Any, sampling_params: Any, server_args: Any) -> None:
     """Raise ValueError in one line where a request asks, by its `custom_params`, for what it cannot get."""
     check_said(said)
-    if said == EXACT and is_on(server_args) and (getattr(sampling_params, "beam_width", None) or 1) > 1:
+    if said != EXACT or not is_on(server_args):
+        return
+    if (getattr(sampling_params, "beam_width", None) or 1) > 1:
         raise ValueError(f"custom_params.{KEY} = {EXACT!r}: beams are not; allowed is beam_width 1")
-    refusal = find_refusal(resolved(server_args)) if said == EXACT and is_on(server_args) else None
+    refusal = find_refusal(resolved(server_args))
     if refusal is not None:
         raise ValueError(refusal)

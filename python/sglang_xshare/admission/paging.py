@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..plan import fits_slots
 from ..policies.schedule import Schedule
 from ..refusal import refusal
 from ..stage.upstream.server import pages_experts, resolved, spell
@@ -43,14 +44,11 @@ def count_slots(config: Any, num_experts: int) -> int | None:
 
 def fits(schedule: Schedule | None, rows: int, top_k: int, num_experts: int, slots: int) -> bool:
     """Whether a decode step of so many rows is sure to have no more experts active than slots, in every layer."""
-    if rows * top_k <= slots or num_experts <= slots:
+    if num_experts <= slots:
         return True
-    if schedule is None or schedule.reason_to_skip("decode", rows) is not None:
-        return False
-    plans = schedule.plans_at(rows)
-    return all(
-        plan is not None and plan.max_active(Router(top_k), num_experts, rows, slots=slots) <= slots for plan in plans
-    )
+    is_vanilla = schedule is None or schedule.reason_to_skip("decode", rows) is not None
+    plans = [None] if is_vanilla else schedule.plans_at(rows)
+    return all(fits_slots(plan, Router(top_k), num_experts, rows, 1, 0, slots) for plan in plans)
 
 
 def find_limit(server_args: Any, requests: int, top_k: int, num_experts: int, slots: int) -> int:

@@ -58,6 +58,11 @@ class Exact:
         """Whether a request is exact, or was in the last forward."""
         return bool(self.requests or self._written)
 
+    @property
+    def num_rows(self) -> int:
+        """How many rows of the forward at hand are exact."""
+        return len(self._written)
+
     def write(self, rids: Sequence[str], tokens_per_request: int) -> None:
         """Write the flags of a decode or target-verify forward that is about to be launched: of these requests, in
         their order. The host waits for nothing.

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from ..plan import SelectionPlan
+from ..plan import SelectionPlan, fits_slots
 from ..policies import VANILLA
 from ..policies.description import describe
 from ..policies.schedule import Schedule
@@ -71,11 +71,11 @@ class Plans:
 
     def _fits(self, layer: Layer, phase: str, rows: int, tokens_per_request: int, exact_rows: int) -> bool:
         slots = layer.num_slots
-        if slots is None or rows * layer.router.top_k <= slots:
+        if slots is None:
             return True
         plan = self.find(layer, phase, rows, tokens_per_request)[0]
-        num_experts, size = layer.paging.num_experts, (rows, tokens_per_request)
-        return plan is not None and plan.max_active(layer.router, num_experts, *size, exact_rows, slots) <= slots
+        sizes = rows, tokens_per_request, exact_rows, slots
+        return fits_slots(plan, layer.router, layer.paging.num_experts, *sizes)
 
     def _choose(
         self, layer: Layer, phase: str, rows: int, tokens_per_request: int

@@ -98,8 +98,6 @@ class Stage:
         self.outcome: str | None = None
         """What the last forward of the model was counted as; None since a runner's began that has not come to it."""
         self.switches = 0
-        self.exact_rows = 0
-        """How many rows of the forward at hand are exact."""
         self._failed: set[str] = set()
         self.observation: Observation | None = None
         self.plans = Plans(schedule, batches, self.masks)
@@ -222,7 +220,8 @@ class Stage:
             if step is not None:
                 place = layer, step.phase, step.rows, step.batch.tokens_per_request
                 layer.plan, against = self.plans.find(*place)
-                layer.fits = self.plans.fit(*place, self.exact_rows)
+                if self.paged is not None:
+                    layer.fits = self.plans.fit(*place, self.exact.num_rows)
                 if self._captures:
                     layer.plan = self.graphs.keep_captured(layer, step, layer.plan)
                     against = against if layer.plan is None else None
@@ -314,7 +313,7 @@ class Stage:
         size = None if self.paged is None else read_size(forward_batch, self.ranks)
         if self.paged is None or size is None:
             return True
-        return self.paged.fit(self.plans, size[0], self.graphs.find_rows(*size), size[2], self.exact_rows)
+        return self.paged.fit(self.plans, size[0], self.graphs.find_rows(*size), size[2], self.exact.num_rows)
 
     def align(self, upstream: Any, by_tma: bool) -> Any:
         """`upstream` (moe_align_block_size), or a function in its place that returns sorted slots where it has them."""

@@ -46,8 +46,9 @@ def fits(schedule: Schedule | None, rows: int, top_k: int, num_experts: int, slo
     """Whether a decode step of so many rows is sure to have no more experts active than slots, in every layer."""
     if num_experts <= slots:
         return True
-    is_vanilla = schedule is None or schedule.reason_to_skip("decode", rows) is not None
-    plans = [None] if is_vanilla else schedule.plans_at(rows)
+    if schedule is None or schedule.reason_to_skip("decode", rows) is not None:
+        return rows * top_k <= slots
+    plans = schedule.plans_at(rows)
     return all(fits_slots(plan, Router(top_k), num_experts, rows, 1, 0, slots) for plan in plans)
 
 

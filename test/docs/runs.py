@@ -261,6 +261,11 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "python -m benchmark.balance.live": Elsewhere(
         "test/benchmark/balance/test_live.py", "that asks for two ranks and less text"
     ),
+    "python -m benchmark.serving.exact": Run(
+        more="xshare:k0=1,add=8 --exact 0 2 --rounds 1 --output-tokens 8 --loss-batches 1 --out {scratch}",
+        shows="Record: ",
+        is_long=True,
+    ),
     "python -m benchmark.cost.ranks": Run(
         more="--experts 8 --active 4 8 --rows 8 --rounds 1 --hidden 16 --width 32 --out {scratch}", shows="Record: "
     ),

@@ -121,7 +121,6 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     ),
     "sglang-xshare check --model DIR --gpu rtx4090 --batch 16 --resident 32 --link 25"
     f" --expert-policy {PREFERRED}": Run({"DIR": TINY}, shows="ESTIMATE at 25 GB/s"),
-    "sglang-xshare check --model DIR --gpu h100 --expert-policy xshare": Run({"DIR": TINY}, shows="served"),
     "python examples/affinity_router.py --router http://localhost:30001 --table FILE --model DIR": Elsewhere(
         "test/affinity/test_router.py", "SGLang's router is a package of its own"
     ),
@@ -316,7 +315,6 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "make gpu QUICK=1": NO_GPU,
     "make gpu EXPERIMENT=server PARTS=gpt-oss-120b": NO_GPU,
     "make gpu EXPERIMENT=tune POLICY=oea:k0=3": NO_GPU,
-    "make gpu EXPERIMENT=tune": NO_GPU,
     "make gpu EXPERIMENT=paged": NO_GPU,
     "make gpu-bundle FROM=DIR": Run({"DIR": "{scratch}"}, status=1, shows=r"gpu-bundle: FROM=.* no site\.tar\.xz"),
     "python -m benchmark.gpu table --out DIR": Run(

@@ -23,6 +23,7 @@ from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabul
 from benchmark.quality.report import tabulate_quality
 from benchmark.records.experiments import EXPERIMENTS
 from benchmark.serving.estimate import tabulate_estimate
+from benchmark.serving.exact import tabulate_exact
 from benchmark.serving.report import tabulate_serving
 from benchmark.tuning.report import tabulate_tuning
 
@@ -45,6 +46,7 @@ TABLES = {
     **{one.replace("front", "front-settings"): Source((one,), tabulate_front) for one in FRONTS},
     "own-share": Source(FRONTS, tabulate_own_share),
     "cost": Source(("cost",), tabulate_cost),
+    "exact": Source(("exact",), tabulate_exact),
     "observe": Source(("observe",), tabulate_serving),
     "paged": Source(("paged",), tabulate_paged),
     "paged-live": Source(("paged-live",), tabulate_paged_live),

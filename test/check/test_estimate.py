@@ -317,7 +317,7 @@ def test_the_fullest_rank_is_counted_where_the_page_says(write, capsys):
     load = RankLoad(10, largest_before=247, largest_after=95, mean_before=214, mean_after=91)
     assert format_balance(load) in PAGE
     assert f"{PREFIX}fullest_rank_active_experts_before" in PAGE
-    counted = re.search(r"here\n *`--active ([\d.]+) ([\d.]+)`", PAGE).groups()
+    counted = re.search(r"here\s+`--active ([\d.]+) ([\d.]+)`", PAGE).groups()
     assert "{} -> {}".format(*counted) in format_balance(load)
     (row,) = ask(write, capsys, "--tp", 4, "--ep-size", 4, "--active", *counted)
     assert row["fullest_rank_experts"] == [24.7, 9.5]

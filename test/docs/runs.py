@@ -121,7 +121,6 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     ),
     "sglang-xshare check --model DIR --gpu rtx4090 --batch 16 --resident 32 --link 25"
     f" --expert-policy {PREFERRED}": Run({"DIR": TINY}, shows="ESTIMATE at 25 GB/s"),
-    "sglang-xshare check --model DIR --gpu h100 --expert-policy xshare": Run({"DIR": TINY}, shows="served"),
     "python examples/affinity_router.py --router http://localhost:30001 --table FILE --model DIR": Elsewhere(
         "test/affinity/test_router.py", "SGLang's router is a package of its own"
     ),
@@ -261,6 +260,11 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "python -m benchmark.balance.live": Elsewhere(
         "test/benchmark/balance/test_live.py", "that asks for two ranks and less text"
     ),
+    "python -m benchmark.serving.exact": Run(
+        more="xshare:k0=1,add=8 --exact 0 2 --rounds 1 --output-tokens 8 --loss-batches 1 --out {scratch}",
+        shows="Record: ",
+        is_long=True,
+    ),
     "python -m benchmark.cost.ranks": Run(
         more="--experts 8 --active 4 8 --rows 8 --rounds 1 --hidden 16 --width 32 --out {scratch}", shows="Record: "
     ),
@@ -311,7 +315,6 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "make gpu QUICK=1": NO_GPU,
     "make gpu EXPERIMENT=server PARTS=gpt-oss-120b": NO_GPU,
     "make gpu EXPERIMENT=tune POLICY=oea:k0=3": NO_GPU,
-    "make gpu EXPERIMENT=tune": NO_GPU,
     "make gpu EXPERIMENT=paged": NO_GPU,
     "make gpu-bundle FROM=DIR": Run({"DIR": "{scratch}"}, status=1, shows=r"gpu-bundle: FROM=.* no site\.tar\.xz"),
     "python -m benchmark.gpu table --out DIR": Run(

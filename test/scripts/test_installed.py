@@ -54,7 +54,7 @@ def shell(tmp_path: Path) -> Callable[..., str]:
 
 def test_the_recipe_of_the_docs(shell: Callable[..., str], tmp_path: Path) -> None:
     """As the page has it, `pip install sglang==0.5.23` and `pip uninstall --yes sglang-xshare` among it."""
-    install, upgrade, upgrade_sglang, leave = re.findall(r"^```\n(.*?)^```$", RECIPE, re.MULTILINE | re.DOTALL)
+    install, upgrade_sglang, leave = re.findall(r"^```\n(.*?)^```$", RECIPE, re.MULTILINE | re.DOTALL)
     shell("pip install sglang==0.5.22", **NO_DEPS)
     said = shell(install)
     queue = load_queue(find_root(), "0.5.22")
@@ -66,7 +66,7 @@ def test_the_recipe_of_the_docs(shell: Callable[..., str], tmp_path: Path) -> No
     (state,) = tmp_path.glob("venv/lib/python*/site-packages/sglang/.xshare/state.json")
     state.write_text(json.dumps(json.loads(state.read_text()) | {"queue": "0" * 64}))
     assert "patched by another version of the queue" in shell("sglang-xshare patch status", code=1)
-    assert f"{patches} applied to {files}" in shell(upgrade)
+    assert f"{patches} applied to {files}" in shell(install)  # upgrades, too
 
     said = shell(upgrade_sglang, **NO_DEPS)
     assert "SGLang 0.5.22" in said

@@ -33,17 +33,17 @@ def list_idle_budgets(
     ranks: int = 1,
     batch: tuple[int, str] | None = None,
     tokens: int = 1,
-    slots: int | None = None,
+    paged: bool = False,
 ) -> list[str]:
     """A warning for each of a schedule's plans that drops no expert of a model on `ranks` expert-parallel ranks, ever
     or up to its largest `batch` (as `largest_batch` says) of `tokens` a request; for `mass` beside `add`; and for
-    `free_residents`. Plans that page experts into `slots` are warned of in `paging.py`.
+    `free_residents`. Plans of a server whose experts are `paged` are warned of in `paging.py`.
     """
     router = Router(top_k=model.top_k)
     start = f"--expert-policy {schedule.policy}: "
     warnings = []
     for plan in plans:
-        if slots is not None and plan.takes_residents:
+        if paged and plan.takes_residents:
             continue
         if plan.free_residents:
             warnings.append(

@@ -95,8 +95,8 @@ def check_schedule(
         found = build_plans(part, model, config.ep_size)
         _check_plans(found, model, config)
         plans += found
-        slots = count_slots(config, model.num_experts)
-        warnings += list_idle_budgets(part, found, model, config.ep_size, largest_batch(config), tokens, slots)
+        paged = count_slots(config, model.num_experts) is not None
+        warnings += list_idle_budgets(part, found, model, config.ep_size, largest_batch(config), tokens, paged)
         if part is schedule:  # what is observed has no graphs of its own
             warnings += list_paging_warnings(part, model, config, batches.captured)
     flag = f"--expert-policy {schedule.policy}" if schedule else "--mask-padding-experts"

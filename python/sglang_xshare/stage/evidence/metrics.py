@@ -14,7 +14,6 @@ from .columns import AFTER, BEFORE, COLUMNS, EXACT, EXCEEDED, KEPT, PAGED, PAGED
 
 if TYPE_CHECKING:
     from ..upstream.paging import Residents
-    from .counting import Tables
 
 # "policy", "observed" under `observe`, or why a forward of the target model stayed vanilla.
 OUTCOMES = (
@@ -99,7 +98,7 @@ class Counters:
         self.residents = residents
         self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
         self.in_one_launch = self.totals.is_cuda
-        self._tables: Tables | None = None
+        self._tables: Tally | None = None
 
     def count_outcome(self, outcome: str, step: Step | None = None) -> None:
         """Count one forward. On a GPU a step under policy is counted with its selections."""
@@ -120,13 +119,13 @@ class Counters:
         if not self.in_one_launch or not len(logits):
             return None
         if self._tables is None:
-            from .counting import Tables
+            from .counting import allocate_tables
 
-            self._tables = Tables.allocate(len(self.totals), logits)
+            self._tables = allocate_tables(len(self.totals), logits)
         if self._tables.active.shape[1] != logits.shape[1]:
             experts = f"{logits.shape[1]} experts in one MoE layer, {self._tables.active.shape[1]} in another"
             raise RuntimeError(f"{experts}: an expert policy counts layers of as many each")
-        return self._tables.tally(layer)
+        return self._tables.of(layer)
 
     def count(self, selections: Sequence[Selection | None], step: Step, fits: Sequence[bool] = ()) -> torch.Tensor:
         """Count one step under policy, as `count_selections` does, and add it to the totals."""

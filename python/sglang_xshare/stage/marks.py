@@ -11,7 +11,7 @@ from .gather import Ranks
 from .graphs import Graphs
 from .layer import Layer
 from .plans import Plans
-from .step import read_size
+from .step import Size, read_size
 
 
 class Marks:
@@ -35,15 +35,14 @@ class Marks:
         if self._spelling is None:
             return None
         if self.outcome is None:
-            step = read_size(forward_batch, ranks)
-            return Mark(self._spelling, step is not None, step is not None and self._selects(*step))
+            size = read_size(forward_batch, ranks)
+            return Mark(self._spelling, size is not None, size is not None and self._selects(size))
         acts = self.outcome == "policy" and self._plans.schedule is not None
         return Mark(self._spelling, self.outcome != "prefill", acts)
 
-    def _selects(self, phase: str, rows: int, tokens_per_request: int) -> bool:
-        """Whether some layer selects by the policy in the replay of a graph for so many rows, or for some more."""
+    def _selects(self, size: Size) -> bool:
+        """Whether some layer selects by the policy in the replay of a graph for this step."""
         schedule = self._plans.schedule
         if schedule is None or schedule.observed:
             return False
-        rows = self._graphs.find_rows(phase, rows, tokens_per_request)
-        return self._plans.act(self._layers, phase, rows, tokens_per_request)
+        return self._plans.act(self._layers, self._graphs.find_size(size))

@@ -182,7 +182,7 @@ class Stage:
         self.marks.outcome = None
         size = read_size(forward_batch, self.ranks) if self.exact.is_used else None
         if size is not None:
-            self.exact.write(forward_batch.rids or (), size[2])
+            self.exact.write(forward_batch.rids or (), size.tokens_per_request)
 
     def end_forward(self, forward_batch: Any) -> Mark | None:
         """A forward of the model runner was launched, maybe by a graph's replay: ranks compare where it is time to.
@@ -196,18 +196,18 @@ class Stage:
         """Hand every layer its plan for this step, or none."""
         self._captures = self.device != "cpu" and is_recorded()
         reasons: set[str | None] = set()
+        size = None if step is None else step.size
         steps = [step] * len(self.layers) if step is None or self.paged is None else self.paged.divide(step)
         for layer, own in zip(self._layers, steps, strict=True):
             layer.step = own
             layer.selection = None
             layer.plan = None
-            if step is not None:
-                place = layer, step.phase, step.rows, step.batch.tokens_per_request
-                layer.plan, against = self.plans.find(*place)
+            if size is not None:
+                layer.plan, against = self.plans.find(layer, size)
                 if self.paged is not None:
-                    layer.fits = self.plans.fit(*place, self.exact.num_rows)
+                    layer.fits = self.plans.fit(layer, size, self.exact.num_rows)
                 if self._captures:
-                    layer.plan = self.graphs.keep_captured(layer, step, layer.plan)
+                    layer.plan = self.graphs.keep_captured(layer, size, layer.plan)
                     against = against if layer.plan is None else None
                 reasons.add(against)
         if step is None:
@@ -296,7 +296,7 @@ class Stage:
         size = None if self.paged is None else read_size(forward_batch, self.ranks)
         if self.paged is None or size is None:
             return True
-        return self.paged.fit(self.plans, size[0], self.graphs.find_rows(*size), size[2], self.exact.num_rows)
+        return self.paged.fit(self.plans, self.graphs.find_size(size), self.exact.num_rows)
 
     def align(self, upstream: Any, by_tma: bool) -> Any:
         """`upstream` (moe_align_block_size), or a function in its place that returns sorted slots where it has them."""

@@ -17,9 +17,8 @@ from sglang_xshare.policies.schedule import Schedule, build_schedule
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, Budgets, list_steps
 from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.evidence.balance import Balance
-from sglang_xshare.stage.evidence.columns import AFTER, STEPS
 from sglang_xshare.stage.evidence.figures import PREFIX
-from sglang_xshare.stage.evidence.metrics import OUTCOMES
+from sglang_xshare.stage.evidence.metrics import AFTER, OUTCOMES, STEPS
 from sglang_xshare.stage.evidence.reports import Reports
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.placement import Placement

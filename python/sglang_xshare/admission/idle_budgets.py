@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..plan import KEYS, SelectionPlan
+from ..policies.common import spell_range
 from ..policies.schedule import Schedule
 from ..stage.batches import Batches
 from ..stage.upstream.server import attention_dp_size, spell
@@ -87,10 +88,9 @@ def list_unmet_overrides(schedule: Schedule, batches: Batches) -> list[str]:
     for override in schedule.by_batch:
         last = min(override.last, schedule.max_tokens or override.last)
         if not batches.meet(max(override.first, schedule.min_tokens), last):
-            place = f"{override.first}-{override.last}" if override.last > override.first else str(override.first)
             warnings.append(
-                f"--expert-policy {schedule.policy}: by_batch {place}: no step of this server has so many rows "
-                f"({batches}), so that it never applies"
+                f"--expert-policy {schedule.policy}: by_batch {spell_range(override.first, override.last)}: no step of "
+                f"this server has so many rows ({batches}), so that it never applies"
             )
     return warnings
 

@@ -63,6 +63,11 @@ class Override:
         return self.first <= number <= self.last
 
 
+def spell_range(first: int, last: int) -> str:
+    """As a key of `layers` or `by_batch`."""
+    return str(first) if first == last else f"{first}-{last}"
+
+
 def read_phases(
     value: Any, policy: Policy, keys: dict[str, Any], speculative: bool, speculates: str
 ) -> tuple[str, ...]:

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 
 from ...types import Selection, Tally
 from ..step import Step
-from .columns import AFTER, BEFORE, COLUMNS, EXACT, EXCEEDED, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS, STEPS, mark
 
 if TYPE_CHECKING:
     from ..upstream.paging import Residents
 
+COLUMNS = STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED, EXACT, PAGED_BEFORE, PAGED, EXCEEDED = range(10)
+"""What is counted of a layer. The last three stay 0 where no experts are paged."""
+COUNTS = {
+    "layer_steps": STEPS,
+    "experts_before": BEFORE,
+    "experts_after": AFTER,
+    "rows": ROWS,
+    "rescued": RESCUED,
+    "exact_rows": EXACT,
+}
+PAGING_COUNTS = {"page_ins_before": PAGED_BEFORE, "page_ins": PAGED, "exceeded": EXCEEDED}
+"""The columns of an `Interval`'s numbers, of servers that page experts the latter too."""
 # "policy", "observed" under `observe`, or why a forward of the target model stayed vanilla.
 OUTCOMES = (
     "policy",
@@ -82,6 +94,12 @@ class Interval:
     def others_kept_mass(self) -> float:
         """The same of rows that are not exact: an exact one keeps all."""
         return (self.kept_mass - self.exact_rows) / max(self.rows - self.exact_rows, 1)
+
+
+@cache
+def mark(flags: tuple[bool, ...], device: torch.device) -> torch.Tensor:
+    """[layers] bool. Copied from the host once, in a run before any capture, and kept for captured graphs."""
+    return torch.tensor(flags).to(device)
 
 
 class Counters:
@@ -225,23 +243,9 @@ class Reader:
     def _between(self, totals: list[list[float]], outcomes: list[int]) -> Interval:
         new = [sum(column) for column in zip(*self._subtract(totals), strict=True)]
         counts = {name: now - then for name, now, then in zip(OUTCOMES, outcomes, self._outcomes, strict=True)}
-        return Interval(
-            layer_steps=int(new[STEPS]),
-            experts_before=int(new[BEFORE]),
-            experts_after=int(new[AFTER]),
-            kept_mass=new[KEPT],
-            rows=int(new[ROWS]),
-            rescued=int(new[RESCUED]),
-            outcomes=counts,
-            exact_rows=int(new[EXACT]),
-            **self._read_paging(new),
-        )
-
-    def _read_paging(self, new: list[float]) -> dict[str, int]:
-        if self._counters.residents is None:
-            return {}
-        columns = {"page_ins_before": PAGED_BEFORE, "page_ins": PAGED, "exceeded": EXCEEDED}
-        return {name: int(new[column]) for name, column in columns.items()}
+        columns = COUNTS if self._counters.residents is None else COUNTS | PAGING_COUNTS
+        found = {name: int(new[column]) for name, column in columns.items()}
+        return Interval(**found, kept_mass=new[KEPT], outcomes=counts)
 
 
 def format_log(interval: Interval) -> str:

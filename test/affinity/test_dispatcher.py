@@ -179,7 +179,7 @@ def test_conversations_push_no_session_out() -> None:
     affinity = Affinity(TABLE, 2, 1.0)
     home = affinity.choose("first", prompt(0), session="s").replica
     for number in range(KEYS + 1):
-        affinity._settle(1 - home, number, None)
+        affinity._homes.put(number, 1 - home)
     affinity.choose("busy", [], replica=home)
     assert affinity.choose("second", prompt(0), session="s") == Decision(home, "session")
 

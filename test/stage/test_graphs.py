@@ -54,7 +54,7 @@ def capture_anew(graphs: Graphs, plans: Plans, layers: list[Layer]) -> dict[tupl
         for layer in layers:
             plan = graphs.keep_captured(layer, step.size, plans.find(layer, Size("decode", rows))[0])
             if plan is not None:
-                made = graphs._budgets[layer, "decode", rows, 1]
+                made = graphs._budgets[layer, Size("decode", rows)]
                 assert graphs.borrow_buffer(layer, step, plan, torch.empty(rows, EXPERTS)) is made, (
                     "no copy in a capture"
                 )
@@ -64,7 +64,7 @@ def capture_anew(graphs: Graphs, plans: Plans, layers: list[Layer]) -> dict[tupl
 
 def read(graphs: Graphs) -> dict[tuple[int, int], list[int]]:
     """The numbers that each graph's kernels would read, by layer and rows."""
-    return {(place[0].layer_id, place[2]): budgets.values.tolist() for place, budgets in graphs._budgets.items()}
+    return {(layer.layer_id, size.rows): budgets.values.tolist() for (layer, size), budgets in graphs._budgets.items()}
 
 
 def test_numbers_are_written_for_every_layer_and_size():

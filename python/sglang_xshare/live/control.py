@@ -15,8 +15,9 @@ from ..keys import as_json
 from ..policies.description import TOP_K_KEYS
 from ..policies.registry import get_policy
 from ..policies.schedule import Schedule, build_schedule
+from ..stage.evidence.columns import COUNTS, KEPT, PAGING_COUNTS
 from ..stage.evidence.figures import hash_plan
-from ..stage.evidence.metrics import COUNTS, KEPT, PAGING_COUNTS, Reader
+from ..stage.evidence.metrics import Reader
 from ..stage.stage import Stage
 from ..stage.upstream.ranks import is_first_rank
 from ..stage.upstream.server import attention_dp_size, model_config, pages_experts, resolved

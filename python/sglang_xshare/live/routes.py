@@ -71,10 +71,8 @@ def _add_up(counts: list[dict[str, Any]]) -> dict[str, Any]:
     outcomes = {name: sum(one["outcomes"][name] for one in counts) for name in counts[0]["outcomes"]}
     interval = Interval(**totals, outcomes=outcomes)
     means = {name: getattr(interval, name) for name in (*MEANS, *(f"mean_{name}" for name in PAGED if name in totals))}
-    layers = {"by_layer": [_add_layer(same) for same in zip(*(one.get("by_layer", []) for one in counts), strict=True)]}
-    return totals | means | {"outcomes": outcomes} | (layers if layers["by_layer"] else {})
-
-
-def _add_layer(same: tuple[dict[str, Any], ...]) -> dict[str, Any]:
-    """What all schedulers have counted of one layer."""
-    return {name: sum(one[name] for one in same) for name in same[0]} | {"layer": same[0]["layer"]}
+    layers = [
+        {name: sum(one[name] for one in same) for name in same[0]} | {"layer": same[0]["layer"]}
+        for same in zip(*(one.get("by_layer", []) for one in counts), strict=True)
+    ]
+    return totals | means | {"outcomes": outcomes} | ({"by_layer": layers} if layers else {})

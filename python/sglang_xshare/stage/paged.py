@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .evidence.metrics import EXCEEDED
+from .evidence.columns import EXCEEDED
 from .layer import Layer
 from .plans import Plans
 from .step import Size, Step

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from ...selection.triton_kernel.recipe import OPTIONS
 from ...types import Tally
-from .metrics import COLUMNS, mark
+from .columns import COLUMNS, mark
 
 if TYPE_CHECKING:
     from ..upstream.paging import Residents
@@ -50,7 +50,7 @@ def count_kernel(
     num_experts: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
-    """One layer a program. `totals` and `counts` have the columns of `metrics.py`."""
+    """One layer a program. `totals` and `counts` have the columns of `columns.py`."""
     layer = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     rows = num_rows

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 
 from ...types import Selection, Tally
 from ..step import Step
+from .columns import COLUMNS, COUNTS, KEPT, PAGING_COUNTS, STEPS, mark
 
 if TYPE_CHECKING:
     from ..upstream.paging import Residents
 
-COLUMNS = STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED, EXACT, PAGED_BEFORE, PAGED, EXCEEDED = range(10)
-"""What is counted of a layer. The last three stay 0 where no experts are paged."""
-COUNTS = {
-    "layer_steps": STEPS,
-    "experts_before": BEFORE,
-    "experts_after": AFTER,
-    "rows": ROWS,
-    "rescued": RESCUED,
-    "exact_rows": EXACT,
-}
-PAGING_COUNTS = {"page_ins_before": PAGED_BEFORE, "page_ins": PAGED, "exceeded": EXCEEDED}
-"""The columns of an `Interval`'s numbers, of servers that page experts the latter too."""
 # "policy", "observed" under `observe`, or why a forward of the target model stayed vanilla.
 OUTCOMES = (
     "policy",
@@ -94,12 +82,6 @@ class Interval:
     def others_kept_mass(self) -> float:
         """The same of rows that are not exact: an exact one keeps all."""
         return (self.kept_mass - self.exact_rows) / max(self.rows - self.exact_rows, 1)
-
-
-@cache
-def mark(flags: tuple[bool, ...], device: torch.device) -> torch.Tensor:
-    """[layers] bool. Copied from the host once, in a run before any capture, and kept for captured graphs."""
-    return torch.tensor(flags).to(device)
 
 
 class Counters:

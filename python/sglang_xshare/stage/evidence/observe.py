@@ -13,19 +13,8 @@ from ...types import Selection
 from ..layer import Layer
 from ..step import Step
 from ..upstream.paging import Residents
-from .metrics import (
-    AFTER,
-    BEFORE,
-    KEPT,
-    PAGED,
-    PAGED_BEFORE,
-    RESCUED,
-    ROWS,
-    Counters,
-    Interval,
-    Reader,
-    count_selections,
-)
+from .columns import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS
+from .metrics import Counters, Interval, Reader, count_selections
 
 ROW_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """The most router rows of each class of batch sizes; the last class has more."""

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from .affinity.command import add_parser as add_calibrate_parser
@@ -82,10 +83,27 @@ def _run_policies(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    """Print the plan in force. Raises ValueError for what a server refuses."""
-    from .admission.show import show
+    """Print the plan in force, every default resolved: the words are the server's --expert-policy and, where there is
+    one, --expert-policy-config. One word may hold both, with a space between. Raises ValueError for what a server
+    refuses of any model.
+    """
+    from .admission.arguments import read_arguments
+    from .policies.description import describe
 
+    words = arguments.policies
     if arguments.json:
         raise ValueError("--json with --show: the plan is JSON anyway; allowed is one of the two")
-    print(json.dumps(show(arguments.policies, arguments.draft_tokens is not None), indent=2))
+    if len(words) == 1 and ":" not in words[0].partition(" ")[0]:
+        words = words[0].split(maxsplit=1) or words
+    if not 1 <= len(words) <= 2:
+        found = " ".join(["--show", *words])
+        raise ValueError(f"{found}: {len(words)} words; allowed is a policy, and its configuration")
+    flags = SimpleNamespace(
+        expert_policy=words[0],
+        expert_policy_config=words[1] if len(words) > 1 else None,
+        speculative_algorithm=None if arguments.draft_tokens is None else "EAGLE3",
+    )
+    asked = read_arguments(flags, speculates="--draft-tokens N")
+    schedule = asked.schedule if asked else None
+    print(json.dumps(describe(schedule) if schedule else {"policy": "vanilla"}, indent=2))
     return 0

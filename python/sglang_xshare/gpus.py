@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -59,9 +58,9 @@ NVIDIA = tuple(name for name, gpu in GPUS.items() if gpu.capability is not None)
 """The names of those that SGLang can be told of on another machine."""
 
 
-def find_gpu(name: str, offered: Iterable[str] = GPUS) -> Gpu:
-    """The GPU of that name, in any case. Raises ValueError with the names that are offered."""
+def find_gpu(name: str) -> Gpu:
+    """The GPU of that name, in any case. Raises ValueError with the names there are."""
     gpu = GPUS.get(name.lower())
     if gpu is None:
-        raise ValueError(f"--gpu {name}: not known; allowed is {', '.join(offered)}")
+        raise ValueError(f"--gpu {name}: not known; allowed is {', '.join(GPUS)}")
     return gpu

@@ -105,7 +105,7 @@ def attach(model_runner: Any) -> None:
     arguments = read_loaded(model_runner)
     if arguments is not None:
         from .admission.all_to_all import read_ranks
-        from .admission.exact import find_order, find_refusal
+        from .admission.exact import find_refusal
         from .live.control import Control
         from .stage.batches import read_batches
         from .stage.exact import Exact
@@ -115,6 +115,7 @@ def attach(model_runner: Any) -> None:
 
         global _control, _stage
         config, schedule = resolved(model_runner.server_args), arguments.schedule
+        low_first = getattr(config, "schedule_low_priority_values_first", False)
         _stage = Stage(
             find_layers(model_runner, arguments),
             schedule,
@@ -125,7 +126,7 @@ def attach(model_runner: Any) -> None:
             masks=bool(getattr(model_runner.server_args, "mask_padding_experts", False)),
             ranks=read_ranks(model_runner, schedule),
             tp_size=getattr(config, "tp_size", 1),
-            exact=Exact(model_runner.device, find_order(config), find_refusal(config)),
+            exact=Exact(model_runner.device, low_first, find_refusal(config)),
         )
         wrap_calls(model_runner, _stage)
         _control = Control(_stage, model_runner.server_args)

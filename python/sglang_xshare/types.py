@@ -157,6 +157,10 @@ class Tally:
     kept_mass: torch.Tensor
     rescued: torch.Tensor
 
+    def of(self, layer: int) -> Tally:
+        """One layer's, of tensors [layers, ...]."""
+        return Tally(self.active[layer], self.vanilla_active[layer], self.kept_mass[layer], self.rescued[layer])
+
     def take(self, selection: Selection) -> None:
         """Copy from a selection that lies elsewhere."""
         self.active.copy_(selection.active)

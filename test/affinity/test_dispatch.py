@@ -134,7 +134,7 @@ def test_a_conversation_that_began_directed_stays_there(sent: list[tuple[int, st
     name: Any = SimpleNamespace(id="s") if field == "session_params" else "s"
     dispatcher(request("first", routed_dp_rank=2, **{field: name}))
     for number in range(4):
-        dispatcher.affinity.direct(f"d{number}", [], number)
+        dispatcher.affinity.choose(f"d{number}", [], replica=number)
     dispatcher.affinity.finish("first")
     assert dispatcher.decide(request("second", 3, **{field: name})).replica == 2
 
@@ -146,7 +146,7 @@ def test_a_conversation_is_told_by_what_sglang_knows(sent: list[tuple[int, str]]
     first = dispatcher.decide(request("r0", **{field: name}))
     dispatcher.affinity.finish("r0")
     for number in range(3):
-        dispatcher.affinity.direct(f"d{number}", [], (first.replica + 1 + number) % 4)
+        dispatcher.affinity.choose(f"d{number}", [], replica=(first.replica + 1 + number) % 4)
     assert dispatcher.decide(request("r1", 3, **{field: name})).replica == first.replica
 
 

@@ -179,8 +179,8 @@ def test_conversations_push_no_session_out() -> None:
     affinity = Affinity(TABLE, 2, 1.0)
     home = affinity.choose("first", prompt(0), session="s").replica
     for number in range(KEYS + 1):
-        affinity._settle(1 - home, number, None)
-    affinity.direct("busy", [], home)
+        affinity._homes.put(number, 1 - home)
+    affinity.choose("busy", [], replica=home)
     assert affinity.choose("second", prompt(0), session="s") == Decision(home, "session")
 
 
@@ -188,10 +188,10 @@ def test_a_cached_prompt_outweighs_its_topic() -> None:
     """A prompt of topic 0 that the replica of topic 1 has in its cache; of another salt it has not."""
     affinity = Affinity(TABLE, 2, 4.0)
     for number in range(6):
-        affinity.direct(number, prompt(0, start=number), 0)
-        affinity.direct(10 + number, prompt(1, start=number), 1)
+        affinity.choose(number, prompt(0, start=number), replica=0)
+        affinity.choose(10 + number, prompt(1, start=number), replica=1)
     long = prompt(0, length=200, start=99)
-    affinity.direct("before", long, 1)
+    affinity.choose("before", long, replica=1)
     assert affinity.choose("again", [*long, 3, 4, 5]) == Decision(1, "affinity")
     assert affinity.choose("other", [*long, 3, 4, 5], salt="lora").replica == 0
 
@@ -200,10 +200,10 @@ def test_without_caches_a_prompt_that_comes_again_goes_where_its_topic_is() -> N
     """However often the bound has sent it elsewhere before."""
     affinity = Affinity(TABLE, 2, 4.0, caches=False)
     for number in range(6):
-        affinity.direct(number, prompt(0, start=number), 0)
-        affinity.direct(10 + number, prompt(1, start=number), 1)
+        affinity.choose(number, prompt(0, start=number), replica=0)
+        affinity.choose(10 + number, prompt(1, start=number), replica=1)
     long = prompt(0, length=200, start=99)
-    affinity.direct("before", long, 1)
+    affinity.choose("before", long, replica=1)
     assert affinity.choose("again", long) == Decision(0, "affinity")
 
 

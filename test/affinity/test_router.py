@@ -112,7 +112,7 @@ def test_requests_go_to_the_worker_that_suits_them_whatever_its_number(
         async with serve(example, table, tokenizer, router) as (proxy, outer):
             for number in range(3):  # long ones that still run: the topics of the three
                 proxy.affinity.choose(f"running {number}", prompt(number))
-            homes = [proxy.affinity._running[f"running {number}"].replica for number in range(3)]
+            homes = [proxy.affinity._running[f"running {number}"][0] for number in range(3)]
             assert sorted(homes) == [0, 1, 2]
             wanted = [proxy.urls[home] for home in homes]
 

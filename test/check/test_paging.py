@@ -115,6 +115,21 @@ def test_the_table_calls_it_an_estimate(say):
     assert "without a policy" in out
 
 
+def test_a_single_row_selects_where_a_server_would_have_it_select(say):
+    flags = "--batch", 1, "--expert-policy", "oea:k0=2", "--compare", POLICY
+    status, out, _ = say(*flags, "--resident", 40, "--json")
+    assert status == 0
+    assert [row["policy"] for row in json.loads(out)["paging"]["policies"][::2]] == ["oea:k0=2", POLICY]
+    assert "a step of 1 rows stays vanilla (min_tokens)" in say(*flags)[2]
+
+
+@pytest.mark.parametrize("slots", [40, 128])
+def test_free_residents_are_warned_of_where_all_experts_are_loaded(say, slots):
+    out = say("--batch", 16, "--resident", slots, "--compare", f"{POLICY},free_residents=true", "--json")[1]
+    warned = any("free_residents = True: all experts are loaded" in one["says"] for one in json.loads(out)["warnings"])
+    assert warned == (slots == 128)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

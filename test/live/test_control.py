@@ -12,6 +12,7 @@ from sglang_xshare.live import METHOD
 from sglang_xshare.live.control import ADDED, NO_STAGE, Control
 from sglang_xshare.policies import list_policies
 from sglang_xshare.stage.batches import Batches
+from sglang_xshare.stage.step import Size
 from stage.fake import EXPERTS, TOP_K, Model, run
 
 MODEL = MoeModel("path", "FakeMoe", 3, EXPERTS, TOP_K, "softmax", True)
@@ -197,7 +198,7 @@ def test_warnings_are_those_of_a_start(control):
 
 def test_what_graphs_cannot_follow_is_refused_with_the_way_out(control):
     asked = control()
-    asked.stage.graphs._captured[asked.stage.layers[0][1], "decode", 2, 1] = None
+    asked.stage.graphs._captured[asked.stage.layers[0][1], Size("decode", 2)] = None
     line = (
         "CUDA graphs of 2 rows would have to be captured anew: they were captured without a selection; a server "
         "started with this policy has them"

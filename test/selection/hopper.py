@@ -14,8 +14,7 @@ from triton.compiler import ASTSource
 
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan
 from sglang_xshare.selection.triton_kernel.kernel import MEASURE, ROUTE, select_kernel
-from sglang_xshare.selection.triton_kernel.options import OPTIONS
-from sglang_xshare.selection.triton_kernel.recipe import make_recipe
+from sglang_xshare.selection.triton_kernel.recipe import OPTIONS, make_recipe
 from sglang_xshare.selection.triton_kernel.tile import make_tile
 
 HOPPER = GPUTarget("cuda", 90, 32)

@@ -308,12 +308,13 @@ def test_without_a_gpu_it_says_so():
 @pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")
 @EVERY_PLAN
 @pytest.mark.parametrize(("rows", "experts"), [(16, 128), (64, 256)])
-def test_graph_replay(name, rows, experts):
-    """A replay reads the logits and `valid` that are there when it runs, again and again."""
+@pytest.mark.parametrize("marks", [False, True])
+def test_graph_replay(name, rows, experts, marks):
+    """A replay reads the logits, `valid` and which rows are exact that are there when it runs, again and again."""
     plan, router, ranks = make_plan(name), Router(8), make_ranks(experts)
     logits = make_logits("normal", rows, experts)
-    valid = torch.ones(rows, dtype=torch.bool, device=DEVICE)
-    batch = Batch(valid)
+    valid, exact = (torch.ones(rows, dtype=torch.bool, device=DEVICE) for _ in range(2))
+    batch = Batch(valid, exact=exact if marks else None)
     select(logits, plan, router, batch, ranks, backend="triton")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -321,6 +322,7 @@ def test_graph_replay(name, rows, experts):
     for seed in range(20):
         logits.copy_(make_logits("ties", rows, experts, seed))
         valid.copy_(torch.arange(rows, device=DEVICE) % (seed + 2) != 1)
+        exact.copy_(torch.arange(rows, device=DEVICE) % (seed + 1) == 0)
         graph.replay()
         expected = select(logits, plan, router, batch, ranks, backend="reference")
         for field in EXACT:

@@ -13,7 +13,6 @@ from selection.test_laws import pad_columns
 from selection.test_triton import (
     DEVICE,
     EVERY_PLAN,
-    HAS_GPU,
     compare,
     few,
     kernel,
@@ -164,26 +163,3 @@ def test_blocks_are_as_many_as_all_rows_exact_would_need(kernel):
     logits, (_, exact) = make_logits("normal", 16, 128), mark(16)
     found = kernel(logits, make_plan("xshare"), Router(8), Batch(exact=exact), slots=RunnerSlots(16))
     assert len(found.alignment.block_experts) == 128
-
-
-@pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")
-@EVERY_PLAN
-@pytest.mark.parametrize(("rows", "experts"), [(16, 128), (64, 256)])
-def test_graph_replay(name, rows, experts):
-    """A replay reads which rows are exact when it runs."""
-    plan, router, ranks = make_plan(name), Router(8), make_ranks(experts)
-    logits = make_logits("normal", rows, experts)
-    valid, exact = (torch.ones(rows, dtype=torch.bool, device=DEVICE) for _ in range(2))
-    batch = Batch(valid, 1, exact)
-    select(logits, plan, router, batch, ranks, backend="triton")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = select(logits, plan, router, batch, ranks, backend="triton")
-    for seed in range(20):
-        logits.copy_(make_logits("ties", rows, experts, seed))
-        valid.copy_(torch.arange(rows, device=DEVICE) % (seed + 2) != 1)
-        exact.copy_(torch.arange(rows, device=DEVICE) % (seed + 1) == 0)
-        graph.replay()
-        expected = select(logits, plan, router, batch, ranks, backend="reference")
-        for field in FIELDS:
-            assert torch.equal(getattr(found, field), getattr(expected, field)), (seed, field)

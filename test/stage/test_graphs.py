@@ -12,7 +12,7 @@ from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.graphs import Graphs, open_up
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.plans import Plans
-from sglang_xshare.stage.step import Step
+from sglang_xshare.stage.step import Size, Step
 from sglang_xshare.types import Batch
 from stage.fake import EXPERTS, Config
 
@@ -38,11 +38,11 @@ def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, Plans, l
     for rows in ROWS:
         step = Step("decode", rows, Batch())
         for layer in layers:
-            plan, _ = plans.find(layer, "decode", rows, 1)
+            plan, _ = plans.find(layer, Size("decode", rows))
             if plan is not None:
                 borrowed = graphs.borrow_buffer(layer, step, plan, torch.empty(rows, EXPERTS))
                 assert graphs.borrow_buffer(layer, step, plan, torch.empty(rows, EXPERTS)) is borrowed
-            graphs.keep_captured(layer, step, plan)
+            graphs.keep_captured(layer, step.size, plan)
     return graphs, plans, layers
 
 
@@ -52,9 +52,9 @@ def capture_anew(graphs: Graphs, plans: Plans, layers: list[Layer]) -> dict[tupl
     for rows in ROWS:
         step = Step("decode", rows, Batch())
         for layer in layers:
-            plan = graphs.keep_captured(layer, step, plans.find(layer, "decode", rows, 1)[0])
+            plan = graphs.keep_captured(layer, step.size, plans.find(layer, Size("decode", rows))[0])
             if plan is not None:
-                made = graphs._budgets[layer, "decode", rows, 1]
+                made = graphs._budgets[layer, Size("decode", rows)]
                 assert graphs.borrow_buffer(layer, step, plan, torch.empty(rows, EXPERTS)) is made, (
                     "no copy in a capture"
                 )
@@ -64,7 +64,7 @@ def capture_anew(graphs: Graphs, plans: Plans, layers: list[Layer]) -> dict[tupl
 
 def read(graphs: Graphs) -> dict[tuple[int, int], list[int]]:
     """The numbers that each graph's kernels would read, by layer and rows."""
-    return {(place[0].layer_id, place[2]): budgets.values.tolist() for place, budgets in graphs._budgets.items()}
+    return {(layer.layer_id, size.rows): budgets.values.tolist() for (layer, size), budgets in graphs._budgets.items()}
 
 
 def test_numbers_are_written_for_every_layer_and_size():
@@ -74,9 +74,9 @@ def test_numbers_are_written_for_every_layer_and_size():
     plans = make_plans(wanted)
     graphs.check(former, plans)
     graphs.follow(former, plans)
-    opened = open_up(former.find(layers[0], "decode", 2, 1)[0], layers[0].router)
+    opened = open_up(former.find(layers[0], Size("decode", 2))[0], layers[0].router)
     for (layer_id, rows), numbers in read(graphs).items():
-        plan, _ = plans.find(layers[layer_id], "decode", rows, 1)
+        plan, _ = plans.find(layers[layer_id], Size("decode", rows))
         # Two rows of top-4 want four experts beyond two each, as layer 0 has: the model's own routing, by numbers.
         assert (plan is None) == (layer_id == 0 and rows == 2)
         assert numbers == encode(plan or opened).tolist()
@@ -130,7 +130,7 @@ def test_vanilla_and_back_by_numbers_alone():
     vanilla = make_plans({"policy": "vanilla"})
     graphs.check(former, vanilla)
     graphs.follow(former, vanilla)
-    opened = open_up(make_plans(TIGHT).find(layers[0], "decode", 16, 1)[0], layers[0].router)
+    opened = open_up(make_plans(TIGHT).find(layers[0], Size("decode", 16))[0], layers[0].router)
     assert set(map(tuple, read(graphs).values())) == {tuple(encode(opened).tolist())}
     graphs.check(vanilla, former)
     graphs.follow(vanilla, former)
@@ -150,7 +150,7 @@ def test_captured_anew_after_a_switch_they_follow_as_before(wanted):
     graphs.follow(former, plans)
     numbers = read(graphs)
     for (layer_id, rows), plan in capture_anew(graphs, plans, layers).items():
-        assert plan is former.find(layers[layer_id], "decode", rows, 1)[0]
+        assert plan is former.find(layers[layer_id], Size("decode", rows))[0]
     assert (read(graphs), graphs.selecting) == (numbers, selecting)
     for follower in (more, former):
         graphs.check(plans, follower)
@@ -163,10 +163,10 @@ def test_what_an_eager_step_left_is_made_anew():
     """A size that was not captured after all: the next eager step makes its numbers by its own plan."""
     graphs, former, layers = capture(TIGHT)
     step = Step("verify", 16, Batch(tokens_per_request=4))
-    graphs.borrow_buffer(layers[0], step, former.find(layers[0], "decode", 16, 1)[0], torch.empty(16, EXPERTS))
+    graphs.borrow_buffer(layers[0], step, former.find(layers[0], Size("decode", 16))[0], torch.empty(16, EXPERTS))
     plans = make_plans({"policy": "xshare", "k0": 3, "add": 2})
     graphs.follow(former, plans)
-    plan = plans.find(layers[0], "decode", 16, 1)[0]
+    plan = plans.find(layers[0], Size("decode", 16))[0]
     assert (
         graphs.borrow_buffer(layers[0], step, plan, torch.empty(16, EXPERTS)).values.tolist() == encode(plan).tolist()
     )
@@ -174,7 +174,7 @@ def test_what_an_eager_step_left_is_made_anew():
 
 def test_without_graphs_every_switch_is_free():
     graphs, layer = Graphs(), Layer(0, Config(), None)
-    plan = make_plans(TIGHT).find(layer, "decode", 16, 1)[0]
+    plan = make_plans(TIGHT).find(layer, Size("decode", 16))[0]
     assert graphs.borrow_buffer(layer, Step("decode", 16, Batch()), plan, torch.empty(16, EXPERTS)) is None
     graphs.check(make_plans(TIGHT), make_plans({"policy": "observe"}))
     graphs.follow(make_plans(TIGHT), make_plans({"policy": "observe"}))

@@ -27,11 +27,6 @@ REFUSED_FLAGS = {
 }
 
 
-def find_order(config: Any) -> bool:
-    """Whether SGLang takes lower priorities first."""
-    return bool(getattr(config, "schedule_low_priority_values_first", False))
-
-
 def find_refusal(config: Any) -> str | None:
     """Why a server with this resolved `config` cannot have exact requests, in one line."""
     try:

@@ -61,11 +61,13 @@ def read_experts(server_args: Any) -> Experts | None:
     capability = None if is_amd else _read_capability()
     if capability is None and not is_amd:
         return None
+    from sglang.srt.utils import get_bool_env_var
+
     experts = Experts(
         runner=spell(config.moe_runner_backend),
         format=read_format(model_config(server_args), config.quantization),
         capability=capability,
-        aiter=is_amd and _uses_aiter(),
+        aiter=is_amd and bool(get_bool_env_var("SGLANG_USE_AITER")),
         ep_size=config.ep_size,
     )
     return experts if experts.runner != "auto" else replace(experts, runner=_choose_in_layers(experts))
@@ -99,12 +101,6 @@ def _is_amd() -> bool:
 
         return bool(is_hip())
     return bool(get_platform().is_hip)
-
-
-def _uses_aiter() -> bool:
-    from sglang.srt.utils import get_bool_env_var
-
-    return bool(get_bool_env_var("SGLANG_USE_AITER"))
 
 
 def _read_capability() -> Capability | None:

@@ -82,7 +82,7 @@ _NAMED = {
     "w4afp8": Format("w4afp8", own_kernel="cutlass_w4a8_moe"),
     "humming": Format("humming", own_kernel="humming"),
 }
-"""By --quantization's name; what else there is `_read_fp8` and `_read_compressed` tell apart."""
+"""By --quantization's name; what else there is `read_format` and `_read_compressed` tell apart."""
 
 
 def read_format(model: Any, quantization: str | None) -> Format:
@@ -92,7 +92,8 @@ def read_format(model: Any, quantization: str | None) -> Format:
     name = getattr(model, "quantization", None) or quantization or "none"
     config = find_quantization(model)
     if name == "fp8":
-        return _read_fp8(config, bool(getattr(model, "is_fp4_experts", False)))
+        by_scales = FP8_BLOCK if config.get("weight_block_size") else FP8_TENSOR
+        return MXFP4_IN_FP8 if getattr(model, "is_fp4_experts", False) else by_scales
     if name == "compressed-tensors":
         return _read_compressed(config)
     return _NAMED.get(name) or Format(name)
@@ -107,12 +108,6 @@ def find_quantization(model: Any, names: Sequence[str] = ("quantization_config",
         if declared:
             return declared if isinstance(declared, Mapping) else declared.to_dict()
     return {}
-
-
-def _read_fp8(config: Mapping[str, Any], has_fp4_experts: bool) -> Format:
-    if has_fp4_experts:
-        return MXFP4_IN_FP8
-    return FP8_BLOCK if config.get("weight_block_size") else FP8_TENSOR
 
 
 def _read_compressed(config: Mapping[str, Any]) -> Format:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..plan import KEYS, SelectionPlan
+from ..policies.common import spell_range
 from ..policies.schedule import Schedule
 from ..stage.batches import Batches
 from ..stage.upstream.server import attention_dp_size, spell
@@ -33,17 +34,17 @@ def list_idle_budgets(
     ranks: int = 1,
     batch: tuple[int, str] | None = None,
     tokens: int = 1,
-    slots: int | None = None,
+    paged: bool = False,
 ) -> list[str]:
     """A warning for each of a schedule's plans that drops no expert of a model on `ranks` expert-parallel ranks, ever
     or up to its largest `batch` (as `largest_batch` says) of `tokens` a request; for `mass` beside `add`; and for
-    `free_residents`. Plans that page experts into `slots` are warned of in `paging.py`.
+    `free_residents`. Plans of a server whose experts are `paged` are warned of in `paging.py`.
     """
     router = Router(top_k=model.top_k)
     start = f"--expert-policy {schedule.policy}: "
     warnings = []
     for plan in plans:
-        if slots is not None and plan.takes_residents:
+        if paged and plan.takes_residents:
             continue
         if plan.free_residents:
             warnings.append(
@@ -87,10 +88,9 @@ def list_unmet_overrides(schedule: Schedule, batches: Batches) -> list[str]:
     for override in schedule.by_batch:
         last = min(override.last, schedule.max_tokens or override.last)
         if not batches.meet(max(override.first, schedule.min_tokens), last):
-            place = f"{override.first}-{override.last}" if override.last > override.first else str(override.first)
             warnings.append(
-                f"--expert-policy {schedule.policy}: by_batch {place}: no step of this server has so many rows "
-                f"({batches}), so that it never applies"
+                f"--expert-policy {schedule.policy}: by_batch {spell_range(override.first, override.last)}: no step of "
+                f"this server has so many rows ({batches}), so that it never applies"
             )
     return warnings
 

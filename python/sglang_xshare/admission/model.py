@@ -95,8 +95,8 @@ def check_schedule(
         found = build_plans(part, model, config.ep_size)
         _check_plans(found, model, config)
         plans += found
-        slots = count_slots(config, model.num_experts)
-        warnings += list_idle_budgets(part, found, model, config.ep_size, largest_batch(config), tokens, slots)
+        paged = count_slots(config, model.num_experts) is not None
+        warnings += list_idle_budgets(part, found, model, config.ep_size, largest_batch(config), tokens, paged)
         if part is schedule:  # what is observed has no graphs of its own
             warnings += list_paging_warnings(part, model, config, batches.captured)
     flag = f"--expert-policy {schedule.policy}" if schedule else "--mask-padding-experts"
@@ -110,9 +110,12 @@ def _check_runner(plans: list[SelectionPlan], model: MoeModel, config: Any, flag
     """
     runner = spell(config.moe_runner_backend)
     try:
-        if ranks_logits(config):
-            _check_maskable(plans, model)
-        _check_width(plans, model, runner)
+        for plan in plans if ranks_logits(config) else ():
+            check_maskable(plan, Router(top_k=model.top_k, scoring=model.scoring, renormalize=model.renormalize))
+        rows = [row for row in TABLE if row.name == runner]
+        if not any(row.takes_kmax for row in rows):  # or some kernel behind the name takes them
+            for row in rows:
+                check_width(row, plans, Router(top_k=model.top_k))
     except ValueError as error:
         if flag is None:
             raise refusal("--moe-runner-backend", runner, str(error)) from None
@@ -180,17 +183,3 @@ def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> No
             if plan.kmax not in (None, model.top_k) and getattr(config, flag, False):
                 reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is off"
                 raise refusal(f"--{flag.replace('_', '-')}", "on", reason)
-
-
-def _check_maskable(plans: list[SelectionPlan], model: MoeModel) -> None:
-    """Raise ValueError for what a runner's own ranking of logits cannot express."""
-    for plan in plans:
-        check_maskable(plan, Router(top_k=model.top_k, scoring=model.scoring, renormalize=model.renormalize))
-
-
-def _check_width(plans: list[SelectionPlan], model: MoeModel, runner: str) -> None:
-    """Raise ValueError for a kmax that no kernel behind the runner's name takes."""
-    rows = [row for row in TABLE if row.name == runner]
-    if not any(row.takes_kmax for row in rows):
-        for row in rows:
-            check_width(row, plans, Router(top_k=model.top_k))

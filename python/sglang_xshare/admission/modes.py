@@ -65,8 +65,9 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
     if device is not None:
         _check_choice("--device", str(device).partition(":")[0], DEVICES)
     _check_choice("--disaggregation-mode", config.disaggregation_mode, ("null", "decode"))
-    if names_runner and spell(config.moe_runner_backend) != "auto":
-        _check_runner(spell(config.moe_runner_backend))
+    runner, runners = spell(config.moe_runner_backend), list_runners()
+    if names_runner and runner not in ("auto", *runners):
+        raise refusal("--moe-runner-backend", runner, f"{explain(runner)}; allowed is auto, {', '.join(runners)}")
     check_backend(config)
     _check_redundant_experts(config)
     if attention_dp_size(config) > 1 or routes_own_rows(config):
@@ -132,13 +133,6 @@ def _check_trees(config: Any) -> None:
     if getattr(config, "enable_return_routed_experts", False) and breadth is not None and breadth > 1:
         reason = "--enable-return-routed-experts would return those of drafts that were not accepted; allowed is 1"
         raise refusal(f"--{flag.replace('_', '-')}", breadth, reason)
-
-
-def _check_runner(runner: str) -> None:
-    runners = list_runners()
-    if runner not in runners:
-        reason = f"{explain(runner)}; allowed is auto, {', '.join(runners)}"
-        raise refusal("--moe-runner-backend", runner, reason)
 
 
 def _check_redundant_experts(config: Any) -> None:

@@ -112,7 +112,7 @@ def _check_table(server_args: Any, table: Table) -> None:
     most = getattr(text, "num_hidden_layers", None) or origin.layers
     differences = (
         ("vocabulary", table.vocabulary, text.vocab_size),
-        ("model type", origin.model, _types(model)),
+        ("model type", origin.model, tuple(getattr(part, "model_type", None) for part in (model.hf_config, text))),
         ("tokenizer", origin.tokenizer[:12], tokenizer[:12]),
         ("number of experts", origin.experts, experts if isinstance(experts, int) else origin.experts),
         ("number of MoE layers", origin.layers, _count_layers(text) or min(origin.layers, most)),
@@ -132,8 +132,3 @@ def _count_layers(text: Any) -> int | None:
     if dense is first is None or any(step not in (None, 1) for step in steps):
         return None
     return text.num_hidden_layers - len({*(dense or ()), *range(first or 0)})
-
-
-def _types(model: Any) -> tuple[Any, ...]:
-    """The model types of a configuration, and of its part for text."""
-    return tuple(getattr(part, "model_type", None) for part in (model.hf_config, model.hf_text_config))

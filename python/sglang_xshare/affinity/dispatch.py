@@ -49,7 +49,7 @@ class Dispatcher:
         controller = self._controller
         if request.routed_dp_rank is not None:
             controller.maybe_external_dp_rank_routing(request)
-            decision = self.affinity.direct(request.rid, _tokens(request), request.routed_dp_rank, **_describe(request))
+            decision = self.decide(request, request.routed_dp_rank)
         else:
             active = controller._active_workers
             self.affinity.set_alive([replica for replica in active if controller.status[replica]])
@@ -57,9 +57,9 @@ class Dispatcher:
             sock_send(controller.workers[decision.replica], request)
         self._count(request, decision)
 
-    def decide(self, request: Any) -> Decision:
-        """Where a request goes."""
-        return self.affinity.choose(request.rid, _tokens(request), **_describe(request))
+    def decide(self, request: Any, replica: int | None = None) -> Decision:
+        """Where a request goes, or that it goes to `replica`."""
+        return self.affinity.choose(request.rid, _tokens(request), **_describe(request), replica=replica)
 
     def drain(self) -> None:
         """Take the requests that have ended off their replicas."""

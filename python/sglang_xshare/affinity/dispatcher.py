@@ -33,12 +33,6 @@ class Decision:
     reason: str
 
 
-@dataclass(frozen=True)
-class _Running:
-    replica: int
-    signature: Floats | None
-
-
 class Affinity:
     """Sends requests to replicas, and knows what each replica runs: what it was sent and has not finished.
 
@@ -59,7 +53,7 @@ class Affinity:
         self.caches = caches
         self.loads = [0] * replicas
         self._alive = list(range(replicas))
-        self._running: dict[Hashable, _Running] = {}
+        self._running: dict[Hashable, tuple[int, Floats | None]] = {}
         self._centroids = Centroids(table.samples.astype(np.float32), replicas)
         self._prefixes = Prefixes(replicas)
         self._homes = Recent(KEYS)
@@ -77,47 +71,36 @@ class Affinity:
         key: Hashable = None,
         session: Hashable = None,
         salt: Hashable = None,
+        replica: int | None = None,
     ) -> Decision:
-        """Decide where a request of these prompt tokens goes, and count it there until `finish(request)`.
+        """Decide where a request of these prompt tokens goes, and count it there until `finish(request)`. One that goes
+        to `replica` whatever we think takes its conversation and its session there.
 
         `key` names a conversation, whose replica is kept within the bound; `session` one whose state lies in a replica,
         which is kept whatever it runs, as long as it lives. Prompts of different `salt` share no cache.
 
         Raises RuntimeError where no replica is alive.
         """
-        if not self._alive:
+        if not self._alive and replica is None:
             raise RuntimeError("no replica is alive")
-        signature, blocks = self.table.sign(tokens), self._hash(tokens, salt)
-        decision = self._decide(signature, blocks, key, session)
+        signature, blocks = self.table.sign(tokens), hash_blocks(tokens, salt) if self.caches else []
+        decision = self._decide(signature, blocks, key, session) if replica is None else Decision(replica, "directed")
         self._add(request, decision.replica, signature, blocks)
-        self._settle(decision.replica, key, session)
+        for homes, name in ((self._homes, key), (self._sessions, session)):
+            if name is not None:
+                homes.put(name, decision.replica)
         return decision
-
-    def direct(
-        self,
-        request: Hashable,
-        tokens: Sequence[int],
-        replica: int,
-        *,
-        key: Hashable = None,
-        session: Hashable = None,
-        salt: Hashable = None,
-    ) -> Decision:
-        """Count a request that goes to `replica` whatever we think; its conversation and its session are there then."""
-        self._add(request, replica, self.table.sign(tokens), self._hash(tokens, salt))
-        self._settle(replica, key, session)
-        return Decision(replica, "directed")
 
     def finish(self, request: Hashable) -> bool:
         """A request has ended, in whatever way. Returns whether it was running."""
-        running = self._running.pop(request, None)
-        if running is None:
+        if request not in self._running:
             return False
-        self.loads[running.replica] -= 1
-        if running.signature is not None:
-            self._centroids.remove(running.replica, running.signature)
-        if not self.loads[running.replica]:
-            self._centroids.clear(running.replica)
+        replica, signature = self._running.pop(request)
+        self.loads[replica] -= 1
+        if signature is not None:
+            self._centroids.remove(replica, signature)
+        if not self.loads[replica]:
+            self._centroids.clear(replica)
         return True
 
     def set_alive(self, alive: Sequence[int]) -> None:
@@ -125,14 +108,10 @@ class Affinity:
         cache; when it comes back, it goes on with the experts that it had.
         """
         for replica in set(self._alive) - set(alive):
-            for request in [name for name, running in self._running.items() if running.replica == replica]:
+            for request in [name for name, (home, _) in self._running.items() if home == replica]:
                 self.finish(request)
             self._prefixes.clear(replica)
         self._alive = sorted(alive)
-
-    def _hash(self, tokens: Sequence[int], salt: Hashable) -> list[int]:
-        """The blocks of a prompt that a cache may hold."""
-        return hash_blocks(tokens, salt) if self.caches else []
 
     def _decide(self, signature: Floats | None, blocks: Sequence[int], key: Hashable, session: Hashable) -> Decision:
         home = None if session is None else self._sessions.get(session)
@@ -160,15 +139,9 @@ class Affinity:
         likeness = self._centroids.compare(signature, np.array(self.loads, dtype=np.float32))
         return [float(like) + share for like, share in zip(likeness, cached, strict=True)]
 
-    def _settle(self, replica: int, key: Hashable, session: Hashable) -> None:
-        """Remember who has a conversation and a session."""
-        for homes, name in ((self._homes, key), (self._sessions, session)):
-            if name is not None:
-                homes.put(name, replica)
-
     def _add(self, request: Hashable, replica: int, signature: Floats | None, blocks: Sequence[int]) -> None:
         self.finish(request)
-        self._running[request] = _Running(replica, signature)
+        self._running[request] = replica, signature
         self.loads[replica] += 1
         self._prefixes.add(replica, blocks)
         if signature is not None:

@@ -129,7 +129,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     verdict = {True: "served", False: "refused", None: "not checked"}[report.get("served")]
     if verdict == "served" and weights is None and unanswered:
         verdict = "not checked"
-    if not fits and not flags.paged and verdict != "refused":
+    if not fits and not (flags.paged or flags.offloaded) and verdict != "refused":
         verdict = "does not fit"
     return report | {"verdict": verdict, "served": verdict == "served", "not_answered": unanswered}
 
@@ -249,7 +249,8 @@ def _check_step(
     if asked is None or asked.slots is not None:
         return bandwidth
     if not memory["fits"]:
-        why = "experts that are paged in come from another memory" if flags.paged else "the weights do not fit"
+        elsewhere = flags.paged or flags.offloaded
+        why = "experts that are paged in come from another memory" if elsewhere else "the weights do not fit"
         unanswered.append(f"the time of a step: {why}")
         return None
     needed = asked.count_cached(flags) * count_cache(weights, flags)

@@ -72,7 +72,7 @@ def check_asked(asked: Asked, weights: Weights, flags: ServerFlags) -> None:
 def read_compared(text: str, weights: Weights, asked: Asked, flags: ServerFlags) -> Schedule:
     """A policy of `--compare`. Raises ValueError where it does not run in such a step."""
     try:
-        schedule = build_schedule(*parse_policy(text), flags.draft_tokens > 1, DRAFTED)
+        schedule = build_schedule(*parse_policy(text), flags.draft_tokens > 1, DRAFTED, flags.paged)
         if schedule is None or schedule.observed:
             raise ValueError("routes as the model does, with which all are compared; allowed is another policy")
         _check_schedule(schedule, weights, asked, flags)
@@ -84,8 +84,9 @@ def read_compared(text: str, weights: Weights, asked: Asked, flags: ServerFlags)
 def read_served(weights: Weights, asked: Asked, flags: ServerFlags) -> Schedule | None:
     """The policy that the server is to run; None where it routes as the model does. Raises ValueError likewise."""
     drafts = "EAGLE3" if flags.draft_tokens > 1 else None
-    given = {"expert_policy": flags.policy, "expert_policy_config": flags.policy_config}
-    arguments = read_arguments(SimpleNamespace(**given, speculative_algorithm=drafts), DRAFTED)
+    given: dict[str, Any] = {"expert_policy": flags.policy, "expert_policy_config": flags.policy_config}
+    given |= {"speculative_algorithm": drafts, "enable_paged_experts": flags.paged}
+    arguments = read_arguments(SimpleNamespace(**given), DRAFTED)
     schedule = arguments.schedule if arguments else None
     if schedule is None or schedule.observed:
         return None
@@ -109,9 +110,10 @@ def _check_schedule(schedule: Schedule, weights: Weights, asked: Asked, flags: S
 def list_idle(asked: Asked, weights: Weights, flags: ServerFlags) -> list[str]:
     """A warning for each plan that drops no expert, ever or in such a step."""
     batch, layers, warnings = (asked.batch, "--batch"), range(weights.model.num_layers), []
+    paged = flags.paged and (asked.slots is None or asked.slots < weights.model.num_experts)
     for text, schedule in asked.schedules.items():
         plans, told = schedule.plans(layers), f"--expert-policy {schedule.policy}: "
-        found = list_idle_budgets(schedule, plans, weights.model, flags.ep_size, batch, flags.draft_tokens)
+        found = list_idle_budgets(schedule, plans, weights.model, flags.ep_size, batch, flags.draft_tokens, paged)
         warnings += [f"{text}: {line.removeprefix(told)}" for line in found]
     return warnings
 

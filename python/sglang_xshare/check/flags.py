@@ -41,7 +41,7 @@ class ServerFlags:
     those `dropped` for it, as SGLang takes the last one; `fraction` of
     the GPU's memory for weights and KV cache, None where SGLang chooses; `ranks` of tensor parallelism, over which
     `ep_size` expert-parallel ranks and `dp_size` groups of data-parallel attention (1 without it) divide them.
-    `stages` of a pipeline; `paged` where weights may lie in another memory than the GPU's.
+    `stages` of a pipeline; `paged` where experts are paged in, `offloaded` where other weights may be.
     """
 
     model: str | None
@@ -57,6 +57,7 @@ class ServerFlags:
     draft_tokens: int
     fraction: float | None
     paged: bool
+    offloaded: bool
 
     def resolve(self, config: Any) -> ServerFlags:
         """The same as SGLang has resolved it."""
@@ -143,7 +144,8 @@ def read_flags(flags: Sequence[str]) -> ServerFlags:
         redundant=count("ep_num_redundant_experts", 0),
         draft_tokens=count("draft_tokens"),
         fraction=None if fraction is None else read_number("--mem-fraction-static", fraction, 0.001, 1),
-        paged=find("paged") or find("offloaded") not in (None, 0, "0"),
+        paged=find("paged"),
+        offloaded=find("offloaded") not in (None, 0, "0"),
     )
 
 

@@ -15,7 +15,7 @@ from ..keys import as_json
 from ..policies.description import TOP_K_KEYS
 from ..policies.registry import get_policy
 from ..policies.schedule import Schedule, build_schedule
-from ..stage.evidence.columns import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, ROWS, STEPS
+from ..stage.evidence.columns import COUNTS, KEPT, PAGING_COUNTS
 from ..stage.evidence.figures import hash_plan
 from ..stage.evidence.metrics import Reader
 from ..stage.stage import Stage
@@ -114,9 +114,9 @@ class Control:
     def _count(self, reader: Reader) -> dict[str, Any]:
         """What was counted since a reader's last look, in all and by MoE layer. Waits for the device."""
         ids = [layer.layer_id for _, layer in self.stage.layers]
-        columns = {"layer_steps": STEPS, "experts_before": BEFORE, "experts_after": AFTER, "rows": ROWS}
+        columns = {name: COUNTS[name] for name in ("layer_steps", "experts_before", "experts_after", "rows")}
         if self.stage.residents is not None:
-            columns |= {"page_ins_before": PAGED_BEFORE, "page_ins": PAGED}
+            columns |= {name: PAGING_COUNTS[name] for name in ("page_ins_before", "page_ins")}
         layers = [
             {"layer": layer} | {name: int(row[column]) for name, column in columns.items()} | {"kept_mass": row[KEPT]}
             for layer, row in zip(ids, reader.look_layers(), strict=True)

@@ -14,12 +14,14 @@ from sglang.srt.managers.io_struct import DumperControlReqInput
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from ..keys import read_object
+from ..stage.evidence.metrics import Interval
 from . import METHOD, PATH
 
 COUNTS = ("counters", "since_switch")
 TOTALS = ("layer_steps", "experts_before", "experts_after", "kept_mass", "rows", "rescued", "exact_rows")
 PAGED = ("page_ins_before", "page_ins")
 """Totals of servers that page experts."""
+MEANS = ("mean_before", "mean_after", "mean_kept_mass", "others_kept_mass")
 
 
 def add_routes(app: FastAPI, find_manager: Callable[[], Any]) -> None:
@@ -67,19 +69,10 @@ def _add_up(counts: list[dict[str, Any]]) -> dict[str, Any]:
     names = (*TOTALS, *(name for name in PAGED if counts[0].get(name) is not None))
     totals = {name: sum(one[name] for one in counts) for name in names}
     outcomes = {name: sum(one["outcomes"][name] for one in counts) for name in counts[0]["outcomes"]}
-    layer_steps, rows, exact = max(totals["layer_steps"], 1), max(totals["rows"], 1), totals["exact_rows"]
-    means = {
-        "mean_before": totals["experts_before"] / layer_steps,
-        "mean_after": totals["experts_after"] / layer_steps,
-        "mean_kept_mass": totals["kept_mass"] / rows,
-        # An exact row keeps all.
-        "others_kept_mass": (totals["kept_mass"] - exact) / max(totals["rows"] - exact, 1),
-        **{f"mean_{name}": totals[name] / layer_steps for name in PAGED if name in totals},
-    }
-    layers = {"by_layer": [_add_layer(same) for same in zip(*(one.get("by_layer", []) for one in counts), strict=True)]}
-    return totals | means | {"outcomes": outcomes} | (layers if layers["by_layer"] else {})
-
-
-def _add_layer(same: tuple[dict[str, Any], ...]) -> dict[str, Any]:
-    """What all schedulers have counted of one layer."""
-    return {name: sum(one[name] for one in same) for name in same[0]} | {"layer": same[0]["layer"]}
+    interval = Interval(**totals, outcomes=outcomes)
+    means = {name: getattr(interval, name) for name in (*MEANS, *(f"mean_{name}" for name in PAGED if name in totals))}
+    layers = [
+        {name: sum(one[name] for one in same) for name in same[0]} | {"layer": same[0]["layer"]}
+        for same in zip(*(one.get("by_layer", []) for one in counts), strict=True)
+    ]
+    return totals | means | {"outcomes": outcomes} | ({"by_layer": layers} if layers else {})

@@ -1,7 +1,7 @@
 """Patch an installed SGLang release, and take it back: see docs/patching.md."""
 
-from .engine import Outcome, apply, revert
+from .engine import apply, revert
 from .errors import PatchError
 from .status import check_patched
 
-__all__ = ["Outcome", "PatchError", "apply", "check_patched", "revert"]
+__all__ = ["PatchError", "apply", "check_patched", "revert"]

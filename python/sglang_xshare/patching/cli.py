@@ -42,9 +42,9 @@ def run(args: argparse.Namespace) -> int:
         if args.command == "status":
             line = describe(args.target)
         elif args.command == "revert":
-            line = revert(args.target).line
+            line = revert(args.target)
         else:
-            line = (preview if args.dry_run else apply)(args.target).line
+            line = (preview if args.dry_run else apply)(args.target)
     except PatchError as error:
         return _refuse(args.command, str(error))
     except OSError as error:

@@ -19,14 +19,6 @@ from .tree import ABSENT, Tree, digest, find_tree, remove_file, replace_file
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a run did: whether it changed the tree, and one line about it."""
-
-    changed: bool
-    line: str
-
-
-@dataclass(frozen=True)
 class Change:
     """What apply does to a tree: every file's content before (of those the release has) and after."""
 
@@ -36,15 +28,16 @@ class Change:
     patched: dict[str, bytes]
 
 
-def apply(target: Path | None = None, root: Path | None = None) -> Outcome:
+def apply(target: Path | None = None, root: Path | None = None) -> str:
     """Patch the tree at `target` (default: the installed sglang) with the queue in `root` (default: ours).
 
-    A tree patched by another version of the queue is patched anew from its stored pristine files. Raises PatchError
-    where it refuses, with nothing changed, and OSError where the disk does, with the tree unpatched.
+    A tree patched by another version of the queue is patched anew from its stored pristine files. Returns one line of
+    what it did. Raises PatchError where it refuses, with nothing changed, and OSError where the disk does, with the
+    tree unpatched.
     """
     tree, root = find_tree(target), root or find_root()
     wanted = read_digest(root, tree.release)
-    nothing = Outcome(False, f"{_name(tree)}: already patched, nothing to do")
+    nothing = f"{_name(tree)}: already patched, nothing to do"
     if _is_patched(_survey(tree), wanted):
         return nothing  # without the lock, which a read-only tree cannot give
     with tree.lock():
@@ -58,34 +51,34 @@ def apply(target: Path | None = None, root: Path | None = None) -> Outcome:
         files = {path: Digests(before[path], digest(change.patched[path])) for path in paths}
         _restore(tree, change.found.state)
         _replace(tree, State(tree.release, wanted, names, files), change)
-    return Outcome(True, f"{_name(tree)}: {len(names)} patches applied to {len(files)} files")
+    return f"{_name(tree)}: {len(names)} patches applied to {len(files)} files"
 
 
-def preview(target: Path | None = None, root: Path | None = None) -> Outcome:
+def preview(target: Path | None = None, root: Path | None = None) -> str:
     """What `apply` would do, a line for each hunk; changes nothing. Raises PatchError where `apply` would refuse."""
     tree, root = find_tree(target), root or find_root()
     change = _compute(tree, root)
     if _is_patched(change.found, read_digest(root, tree.release)):
-        return Outcome(False, f"{_name(tree)}: already patched, nothing to do")
+        return f"{_name(tree)}: already patched, nothing to do"
     tree.check_writable()
     title = f"{len(change.queue.patches)} patches would be applied to {len(change.patched)} files"
     fits, _ = find_fits(change.queue.patches, change.pristine)
-    return Outcome(False, "\n  ".join([f"{_name(tree)}: {title}; nothing was changed", *map(str, fits)]))
+    return "\n  ".join([f"{_name(tree)}: {title}; nothing was changed", *map(str, fits)])
 
 
-def revert(target: Path | None = None) -> Outcome:
-    """Give every patched file its own content back; needs no queue.
+def revert(target: Path | None = None) -> str:
+    """Give every patched file its own content back; needs no queue. Returns one line of what it did.
 
     Raises PatchError where a file was edited after it was patched, with nothing changed, and OSError where the disk
     refuses; the next run goes on.
     """
     tree = find_tree(target)
     if not (tree.root / STORE).exists():
-        return Outcome(False, f"{_name(tree)}: not patched, nothing to do")
+        return f"{_name(tree)}: not patched, nothing to do"
     with tree.lock():
         found = _survey(tree)
         _restore(tree, found.state)
-    return Outcome(True, f"{_name(tree)}: {len(found.state.files) if found.state else 0} files reverted")
+    return f"{_name(tree)}: {len(found.state.files) if found.state else 0} files reverted"
 
 
 def _compute(tree: Tree, root: Path) -> Change:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .errors import PatchError
 from .hunk import Hunk, apply_hunks, find_places, split_lines
-from .patch import FIELDS, Patch
+from .patch import FIELDS
 from .queue import Queue, list_releases, load_queue
 from .state import read, read_pristine
 from .tree import Tree, find_tree
@@ -67,16 +67,12 @@ def _check_folder(queues: list[Queue], report: Report) -> None:
     """Headers are whole, each patch is in a series, in one only unless it is shared."""
     listed = Counter(patch.name for queue in queues for patch in queue.patches)
     for patch in {patch.name: patch for queue in queues for patch in queue.patches}.values():
-        report.errors += _check_header(patch)
+        missing = [name for name in FIELDS if not patch.header.get(name)]
+        needed = f"is missing or empty; needed: {', '.join(FIELDS)}"
+        report.errors += [f"{patch.name}: header field {name} {needed}" for name in missing]
         if listed[patch.name] > 1 and not patch.name.startswith("shared/"):
             report.errors.append(f"{patch.name}: listed {listed[patch.name]} times; only patches in shared/ may be")
     report.errors += [f"{name}: in no series that could be read" for name in report.patches if name not in listed]
-
-
-def _check_header(patch: Patch) -> Iterator[str]:
-    for name in FIELDS:
-        if not patch.header.get(name):
-            yield f"{patch.name}: header field {name} is missing or empty; needed: {', '.join(FIELDS)}"
 
 
 def _check_hashes(queue: Queue) -> Iterator[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..exact import ALLOWED
-from ..keys import as_json
+from ..keys import Key, as_json
 from .registry import Policy
 
 PHASES = ("decode", "verify")
@@ -24,11 +24,11 @@ class CommonKey:
     default: Any = None
 
 
-_COUNT = "an integer of at least 1"
+COUNT = Key(int, "router rows", low=1)
 COMMON_KEYS = {
     "phases": CommonKey(f"a list of {' and '.join(map(repr, PHASES))}", "the forwards it selects in"),
-    "min_tokens": CommonKey(_COUNT, "a step of fewer router rows is vanilla", 2),
-    "max_tokens": CommonKey(_COUNT, "a step of more router rows is vanilla; null: no limit"),
+    "min_tokens": CommonKey(COUNT.allowed, "a step of fewer router rows is vanilla", 2),
+    "max_tokens": CommonKey(COUNT.allowed, "a step of more router rows is vanilla; null: no limit"),
     "rows": CommonKey(
         "'batch' or 'rank'",
         "where each rank routes its own rows (--moe-a2a-backend): select among those of all, gathered, or its own",
@@ -63,6 +63,11 @@ class Override:
         return self.first <= number <= self.last
 
 
+def spell_range(first: int, last: int) -> str:
+    """As a key of `layers` or `by_batch`."""
+    return str(first) if first == last else f"{first}-{last}"
+
+
 def read_phases(
     value: Any, policy: Policy, keys: dict[str, Any], speculative: bool, speculates: str
 ) -> tuple[str, ...]:
@@ -82,13 +87,6 @@ def read_phases(
         reason = "speculative decoding verifies at every step" if speculative else "only speculative decoding verifies"
         raise ValueError(f'phases = {as_json(value)}: {reason}; allowed here is ["{occurs}"]')
     return tuple(phase for phase in PHASES if phase in value)
-
-
-def read_count(key: str, value: Any) -> int:
-    """A limit of router rows."""
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{key} = {as_json(value)}: allowed is {COMMON_KEYS[key].allowed}")
-    return value
 
 
 def read_rows(value: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from .common import Override
+from .common import Override, spell_range
 from .registry import get_policy
 from .schedule import Schedule
 
@@ -37,10 +37,10 @@ def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
         if keys == shown.get((layer, None), shown.get((None, size), base)):
             continue
         shown[layer, size] = keys
-        place = {"layers": _spell(layer), "by_batch": _spell(size)}
+        place = {name: spell_range(*span) for name, span in (("layers", layer), ("by_batch", size)) if span}
         same_policy = keys["policy"] == base["policy"]
         changed = {name: value for name, value in keys.items() if not same_policy or value != base[name]}
-        overrides.append({name: span for name, span in place.items() if span} | changed)
+        overrides.append(place | changed)
     return {
         **base,
         "phases": list(schedule.phases),
@@ -65,10 +65,3 @@ def _split(overrides: Sequence[Override]) -> list[tuple[int, int]]:
     starts = sorted({n for override in overrides for n in (override.first, override.last + 1)})
     spans = [(first, end - 1) for first, end in pairwise(starts)]
     return [span for span in spans if any(span[0] in override for override in overrides)]
-
-
-def _spell(span: tuple[int, int] | None) -> str:
-    if span is None:
-        return ""
-    first, last = span
-    return str(first) if first == last else f"{first}-{last}"

@@ -15,7 +15,7 @@ from ..exact import Rule, read_rule
 from ..keys import as_json
 from ..plan import SelectionPlan
 from .baselines import VANILLA
-from .common import COMMON_KEYS, PHASES, SPECULATES, Override, read_count, read_overrides, read_phases, read_rows
+from .common import COMMON_KEYS, COUNT, PHASES, SPECULATES, Override, read_overrides, read_phases, read_rows
 from .registry import build_plan, get_policy
 from .spelling import parse_policy
 
@@ -151,14 +151,13 @@ def build_schedule(
     if name == "observe":
         return _build_observing(config, speculative, speculates, pages)
     policy.check_names(keys, others=COMMON_KEYS)
+    fewest = 1 if pages else COMMON_KEYS["min_tokens"].default
     schedule = Schedule(
         policy=name,
         keys=keys or policy.default_keys(speculative),
         phases=read_phases(common.get("phases"), policy, keys, speculative, speculates),
-        min_tokens=read_count(
-            "min_tokens", common.get("min_tokens", 1 if pages else COMMON_KEYS["min_tokens"].default)
-        ),
-        max_tokens=None if "max_tokens" not in common else read_count("max_tokens", common["max_tokens"]),
+        min_tokens=COUNT.check("min_tokens", common.get("min_tokens", fewest)),
+        max_tokens=None if "max_tokens" not in common else COUNT.check("max_tokens", common["max_tokens"]),
         layers=read_overrides("layers", common.get("layers", {}), lowest=0),
         by_batch=read_overrides("by_batch", common.get("by_batch", {}), lowest=1),
         rows=read_rows(common.get("rows", COMMON_KEYS["rows"].default)),

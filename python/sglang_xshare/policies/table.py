@@ -61,23 +61,20 @@ def _describe(policy: Policy) -> dict[str, Any]:
             keys[name]["default"] = policy.bare.get(name, policy.defaults[name])
         if name in policy.depends:
             keys[name]["default_depends"] = policy.depends[name]
+    defaults = {name: key.default for name, key in COMMON_KEYS.items()} | {"phases": policy.phases}
+    common = {
+        name: {"allowed": key.allowed, "meaning": key.help, "default": defaults[name]}
+        for name, key in COMMON_KEYS.items()
+    }
     return {
         "policy": policy.name,
         "summary": policy.summary,
         "paper": policy.paper,
         "phases": policy.phases,
         "keys": keys,
-        "common_keys": _describe_common(policy) if policy.selects else {},
+        "common_keys": common if policy.selects else {},
         "recommended": [{"keys": dict(setting.keys), "result": setting.result} for setting in policy.published],
         "defaults_with_speculation": policy.default_keys(speculative=True),
-    }
-
-
-def _describe_common(policy: Policy) -> dict[str, Any]:
-    defaults = {name: key.default for name, key in COMMON_KEYS.items()} | {"phases": policy.phases}
-    return {
-        name: {"allowed": key.allowed, "meaning": key.help, "default": defaults[name]}
-        for name, key in COMMON_KEYS.items()
     }
 
 

@@ -51,7 +51,16 @@ def select(
         weights = weights * router.scaling
     # The caller's mask may be the next step's by the time the metrics are read.
     valid = None if batch.valid is None else batch.valid.clone()
-    answer = _Answer(ids, weights, selected, lost, rows.own, chosen, valid, rows.exact)
+    answer = _Answer(
+        topk_ids=ids,
+        topk_weights=weights,
+        selected=selected,
+        _lost=lost,
+        _own=rows.own,
+        _chosen=chosen,
+        _valid=valid,
+        _exact=rows.exact,
+    )
     if slots is not None:
         vars(answer).update(serve_runner(answer, logits, router.top_k, slots))
     return answer
@@ -66,19 +75,8 @@ class _Answer(Selection):
     _valid: torch.Tensor | None
     _exact: torch.Tensor | None
 
-    def __init__(
-        self,
-        topk_ids: torch.Tensor,
-        topk_weights: torch.Tensor,
-        selected: torch.Tensor,
-        lost: torch.Tensor | None,
-        own: Slots,
-        chosen: Slots,
-        valid: torch.Tensor | None,
-        exact: torch.Tensor | None,
-    ) -> None:
-        vars(self).update(topk_ids=topk_ids, topk_weights=topk_weights, selected=selected)
-        vars(self).update(_lost=lost, _own=own, _chosen=chosen, _valid=valid, _exact=exact)
+    def __init__(self, **parts: torch.Tensor | Slots | None) -> None:
+        vars(self).update(parts)
 
     @cached_property
     def active(self) -> torch.Tensor:

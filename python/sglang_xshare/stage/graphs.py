@@ -13,13 +13,13 @@ from ..policies import VANILLA
 from ..types import Router
 from .layer import Layer
 from .plans import Plans
-from .step import Step
+from .step import Size, Step
 
 if TYPE_CHECKING:
     from ..selection.triton_kernel.budgets import Budgets
 
-Place = tuple[Layer, str, int, int]
-"""A layer in a captured step: phase, router rows, tokens a request."""
+Place = tuple[Layer, Size]
+"""A layer in a captured step."""
 
 
 class Graphs:
@@ -38,27 +38,27 @@ class Graphs:
     @property
     def selecting(self) -> list[int]:
         """The sizes whose graphs select in some layer."""
-        return sorted({place[2] for place, plan in self._captured.items() if plan is not None})
+        return sorted({size.rows for (_, size), plan in self._captured.items() if plan is not None})
 
     @property
     def captures(self) -> bool:
         """Whether the server has graphs, also where their sizes are not known beforehand."""
         return bool(self.rows or self._captured)
 
-    def find_rows(self, phase: str, rows: int, tokens_per_request: int) -> int:
-        """The rows of the smallest graph that takes so many; as many where no graph does."""
-        sizes = self._sizes.get((phase, tokens_per_request), ())
-        return min((size for size in sizes if size >= rows), default=rows)
+    def find_size(self, size: Size) -> Size:
+        """That of the smallest graph that takes a step of this size, which stays where no graph does."""
+        captured = self._sizes.get((size.phase, size.tokens_per_request), ())
+        return size._replace(rows=min((rows for rows in captured if rows >= size.rows), default=size.rows))
 
-    def keep_captured(self, layer: Layer, step: Step, plan: SelectionPlan | None) -> SelectionPlan | None:
+    def keep_captured(self, layer: Layer, size: Size, plan: SelectionPlan | None) -> SelectionPlan | None:
         """Remember what a layer does in a step that is being captured, and return it.
 
         A step that SGLang captures anew (a weight update with `recapture_cuda_graph`) does what it did the first time:
         the plan in force, whose numbers its buffer holds, may have steps of the algebra less, and a kernel without them
         could not follow back. What it launches has run before, so that a capture may begin with it.
         """
-        self._sizes.setdefault((step.phase, step.batch.tokens_per_request), set()).add(step.rows)
-        return self._captured.setdefault(_place(layer, step), plan)
+        self._sizes.setdefault((size.phase, size.tokens_per_request), set()).add(size.rows)
+        return self._captured.setdefault((layer, size), plan)
 
     def borrow_buffer(self, layer: Layer, step: Step, plan: SelectionPlan, logits: torch.Tensor) -> Budgets | None:
         """The buffer that a layer's selection in this step reads its numbers from; None where the plan's own will do,
@@ -73,7 +73,7 @@ class Graphs:
 
         if not supports(plan, layer.router, step.batch, *logits.shape):
             return None
-        place = _place(layer, step)
+        place = layer, step.size
         if place not in self._budgets:
             self._budgets[place] = Budgets(plan, logits.device)
         return self._budgets[place]
@@ -85,7 +85,7 @@ class Graphs:
             try:
                 self._fit(place, former, plans)
             except ValueError as error:
-                misfits.setdefault(str(error), set()).add(place[2])
+                misfits.setdefault(str(error), set()).add(place[1].rows)
         for reason, rows in misfits.items():
             sizes = ", ".join(map(str, sorted(rows)))
             raise ValueError(
@@ -142,7 +142,3 @@ def open_up(plan: SelectionPlan, router: Router) -> SelectionPlan:
 
 def _is_observing(plans: Plans) -> bool:
     return plans.schedule is not None and bool(plans.schedule.observed)
-
-
-def _place(layer: Layer, step: Step) -> Place:
-    return layer, step.phase, step.rows, step.batch.tokens_per_request

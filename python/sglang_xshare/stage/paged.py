@@ -11,7 +11,7 @@ import torch
 from .evidence.columns import EXCEEDED
 from .layer import Layer
 from .plans import Plans
-from .step import Step
+from .step import Size, Step
 from .upstream.paging import Residents
 
 
@@ -41,9 +41,9 @@ class PagedLayers:
         layer = self._by_method[id(method)]
         return layer.selection is not None and layer.fits
 
-    def fit(self, plans: Plans, phase: str, rows: int, tokens_per_request: int, exact_rows: int) -> bool:
-        """Whether every layer's experts are sure to fit in a step of so many rows under these plans."""
-        return all(plans.fit(layer, phase, rows, tokens_per_request, exact_rows) for layer in self.layers)
+    def fit(self, plans: Plans, size: Size, exact_rows: int) -> bool:
+        """Whether every layer's experts are sure to fit in a step of this size under these plans."""
+        return all(plans.fit(layer, size, exact_rows) for layer in self.layers)
 
     def check(self, totals: torch.Tensor) -> None:
         """Raise `SlotsExceeded` where a layer has counted it in `totals`. Waits for the device."""

@@ -12,6 +12,7 @@ from ..policies.description import describe
 from ..policies.schedule import Schedule
 from .batches import Batches
 from .layer import Layer
+from .step import Size
 
 REASONS = ("vanilla", "phase", "min_tokens", "max_tokens", "unchanged", "override")
 """Why a layer has no plan. Where none has one, the first that some layer has tells of the step: the first four go for
@@ -29,9 +30,9 @@ class Plans:
         self.schedule = schedule
         self.batches = batches
         self.masks = masks and schedule is None
-        self._found: dict[tuple[Layer, str, int, int], tuple[SelectionPlan | None, str | None]] = {}
-        self._acting: dict[tuple[str, int, int], bool] = {}
-        self._fitting: dict[tuple[Layer, str, int, int, int], bool] = {}
+        self._found: dict[tuple[Layer, Size], tuple[SelectionPlan | None, str | None]] = {}
+        self._acting: dict[Size, bool] = {}
+        self._fitting: dict[tuple[Layer, Size, int], bool] = {}
 
     @property
     def given(self) -> dict[str, Any]:
@@ -44,38 +45,30 @@ class Plans:
         """The plan in force, every default resolved."""
         return {"policy": "vanilla"} if self.schedule is None else describe(self.schedule, top_k)
 
-    def find(
-        self, layer: Layer, phase: str, rows: int, tokens_per_request: int
-    ) -> tuple[SelectionPlan | None, str | None]:
-        """(a layer's plan in a step of so many router rows, None), or (None, why it has none)."""
-        place = layer, phase, rows, tokens_per_request
+    def find(self, layer: Layer, size: Size) -> tuple[SelectionPlan | None, str | None]:
+        """(a layer's plan in a step of this size, None), or (None, why it has none)."""
+        place = layer, size
         if place not in self._found:
-            self._found[place] = self._choose(layer, phase, rows, tokens_per_request)
+            self._found[place] = self._choose(layer, size.phase, size.rows, size.tokens_per_request)
         return self._found[place]
 
-    def act(self, layers: Iterable[Layer], phase: str, rows: int, tokens_per_request: int) -> bool:
-        """Whether some of a model's layers has a plan in a step of so many router rows: always of the same layers."""
-        place = phase, rows, tokens_per_request
-        if place not in self._acting:
-            self._acting[place] = any(self.find(layer, *place)[0] for layer in layers)
-        return self._acting[place]
+    def act(self, layers: Iterable[Layer], size: Size) -> bool:
+        """Whether some of a model's layers has a plan in a step of this size: always of the same layers."""
+        if size not in self._acting:
+            self._acting[size] = any(self.find(layer, size)[0] for layer in layers)
+        return self._acting[size]
 
-    def fit(self, layer: Layer, phase: str, rows: int, tokens_per_request: int, exact_rows: int = 0) -> bool:
-        """Whether no more of a layer's experts than it has slots are active in a step of so many router rows, up to
-        `exact_rows` of which are exact, whatever the logits.
+    def fit(self, layer: Layer, size: Size, exact_rows: int = 0) -> bool:
+        """Whether no more of a layer's experts than it has slots are active in a step of this size, up to `exact_rows`
+        of whose rows are exact, whatever the logits.
         """
-        place = layer, phase, rows, tokens_per_request, exact_rows
+        place = layer, size, exact_rows
         if place not in self._fitting:
-            self._fitting[place] = self._fits(*place)
+            slots, plan = layer.num_slots, self.find(layer, size)[0]
+            self._fitting[place] = slots is None or fits_slots(
+                plan, layer.router, layer.paging.num_experts, size.rows, size.tokens_per_request, exact_rows, slots
+            )
         return self._fitting[place]
-
-    def _fits(self, layer: Layer, phase: str, rows: int, tokens_per_request: int, exact_rows: int) -> bool:
-        slots = layer.num_slots
-        if slots is None:
-            return True
-        plan = self.find(layer, phase, rows, tokens_per_request)[0]
-        sizes = rows, tokens_per_request, exact_rows, slots
-        return fits_slots(plan, layer.router, layer.paging.num_experts, *sizes)
 
     def _choose(
         self, layer: Layer, phase: str, rows: int, tokens_per_request: int

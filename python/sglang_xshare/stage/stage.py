@@ -14,7 +14,6 @@ import torch
 
 from ..exact import Rule
 from ..policies.schedule import Schedule
-from ..policies.spelling import spell_policy
 from .alignment import Aligner
 from .batches import Batches
 from .evidence.agreement import Agreement
@@ -28,6 +27,7 @@ from .exact import Exact
 from .gather import Ranks
 from .graphs import Graphs
 from .layer import MASKED, Layer, Resources
+from .marks import Marks
 from .paged import PagedLayers
 from .plans import REASONS, Plans
 from .step import Step, read_size, read_step
@@ -69,36 +69,33 @@ class Stage:
         exact: Exact | None = None,
     ) -> None:
         self.layers = layers
+        self._layers = [layer for _, layer in layers]
         self.batches = batches
         self.ranks = ranks
         self.device = device
         self.masks = masks or schedule is None
-        paged = [layer for _, layer in layers if layer.paging is not None]
+        paged = [layer for layer in self._layers if layer.paging is not None]
         self.paged = PagedLayers(paged, device) if paged else None
         self.residents = None if self.paged is None else self.paged.residents
         self.counters = Counters(len(layers), device, self.residents)
         self.since_switch = Reader(self.counters)
-        layer_ids = [layer.layer_id for _, layer in layers]
+        layer_ids = [layer.layer_id for layer in self._layers]
         self.trace = None if trace is None else Trace(trace, layer_ids, device, pages=bool(paged))
         self.graphs = Graphs(batches.captured)
-        self._balance: Balance | None = None
-        placement = layers[0][1].placement
-        if placement is not None:
-            self._balance = Balance(placement, layer_ids, device)
+        placement = self._layers[0].placement
+        self._balance = None if placement is None else Balance(placement, layer_ids, device)
         self.agreement = Agreement(tp_size, device) if tp_size > 1 else None
         self.exact = exact or Exact(device)
-        self.reports = Reports(self.counters, self._balance, self.agreement)
+        self.reports = Reports(self.counters, self._balance, self.agreement, self.trace)
         self.aligner = Aligner() if align else None
-        for number, (_, layer) in enumerate(layers):
+        for number, layer in enumerate(self._layers):
             find_tally = functools.partial(self.counters.tally, number)
             layer.use(Resources(self.aligner, find_tally, functools.partial(self.graphs.borrow_buffer, layer)))
         self._by_config = {id(config): layer for config, layer in layers}
         self._by_own = {id(layer.config): layer for _, layer in layers}
         self._running = self._captures = False
-        self.outcome: str | None = None
-        """What the last forward of the model was counted as; None since a runner's began that has not come to it."""
+        self.marks = Marks(self._layers, self.graphs)
         self.switches = 0
-        self._failed: set[str] = set()
         self.observation: Observation | None = None
         self.plans = Plans(schedule, batches, self.masks)
         self._adopt(self.plans)
@@ -123,10 +120,9 @@ class Stage:
         self.balance = self._balance if schedule is not None and self.observation is None else None
         if self.trace is not None:
             self.trace.observe(list(schedule.observed) if schedule else [])
-        self.plan = None if plans.masks and not self.switches else plans.describe(self.layers[0][1].router.top_k)
+        self.plan = None if plans.masks and not self.switches else plans.describe(self._layers[0].router.top_k)
         """The plan in force, JSON-able; None where padding rows alone are masked."""
-        given = plans.given
-        self.spelling = None if self.plan is None else spell_policy(given.pop("policy"), given)
+        self.marks.adopt(plans, self.plan is not None)
         self.reports.set_sources(self.plan, self.observation, self.balance is not None)
 
     def check_switch(self, schedule: Schedule | None) -> Plans:
@@ -183,10 +179,10 @@ class Stage:
 
     def begin_forward(self, forward_batch: Any) -> None:
         """A forward of the model runner is about to be launched, maybe by a graph's replay."""
-        self.outcome = None
+        self.marks.outcome = None
         size = read_size(forward_batch, self.ranks) if self.exact.is_used else None
         if size is not None:
-            self.exact.write(forward_batch.rids or (), size[2])
+            self.exact.write(forward_batch.rids or (), size.tokens_per_request)
 
     def end_forward(self, forward_batch: Any) -> Mark | None:
         """A forward of the model runner was launched, maybe by a graph's replay: ranks compare where it is time to.
@@ -194,36 +190,24 @@ class Stage:
         """
         if self.agreement is not None:
             self.agreement.end_forward(self.ranks)
-        if self.spelling is None:
-            return None
-        if self.outcome is None:
-            step = read_size(forward_batch, self.ranks)
-            return Mark(self.spelling, step is not None, step is not None and self._selects(*step))
-        return Mark(self.spelling, self.outcome != "prefill", self.outcome == "policy" and bool(self.plans.schedule))
-
-    def _selects(self, phase: str, rows: int, tokens_per_request: int) -> bool:
-        """Whether some layer selects by the policy in the replay of a graph for so many rows, or for some more."""
-        if self.plans.schedule is None or self.observation is not None:
-            return False
-        rows = self.graphs.find_rows(phase, rows, tokens_per_request)
-        return self.plans.act((layer for _, layer in self.layers), phase, rows, tokens_per_request)
+        return self.marks.mark(forward_batch, self.ranks)
 
     def _begin(self, step: Step | None) -> None:
         """Hand every layer its plan for this step, or none."""
         self._captures = self.device != "cpu" and is_recorded()
         reasons: set[str | None] = set()
+        size = None if step is None else step.size
         steps = [step] * len(self.layers) if step is None or self.paged is None else self.paged.divide(step)
-        for (_, layer), own in zip(self.layers, steps, strict=True):
+        for layer, own in zip(self._layers, steps, strict=True):
             layer.step = own
             layer.selection = None
             layer.plan = None
-            if step is not None:
-                place = layer, step.phase, step.rows, step.batch.tokens_per_request
-                layer.plan, against = self.plans.find(*place)
+            if size is not None:
+                layer.plan, against = self.plans.find(layer, size)
                 if self.paged is not None:
-                    layer.fits = self.plans.fit(*place, self.exact.num_rows)
+                    layer.fits = self.plans.fit(layer, size, self.exact.num_rows)
                 if self._captures:
-                    layer.plan = self.graphs.keep_captured(layer, step, layer.plan)
+                    layer.plan = self.graphs.keep_captured(layer, size, layer.plan)
                     against = against if layer.plan is None else None
                 reasons.add(against)
         if step is None:
@@ -232,7 +216,7 @@ class Stage:
             outcome = "policy" if self.observation is None else "observed"
         else:
             outcome = next(reason for reason in REASONS if reason in reasons)
-        self.outcome = outcome
+        self.marks.outcome = outcome
         self.counters.count_outcome(outcome, step)
         if self.aligner is not None:
             self.aligner.unasked = 0
@@ -240,22 +224,21 @@ class Stage:
 
     def _finish(self, step: Step) -> None:
         """Check that every layer with a plan has selected, and count what it chose."""
-        missed = [layer.layer_id for _, layer in self.layers if layer.plan is not None and layer.selection is None]
+        missed = [layer.layer_id for layer in self._layers if layer.plan is not None and layer.selection is None]
         if missed:
             raise PolicyBypassed(f"MoE layers {missed} did not route through the expert policy in a {step.phase} step")
         if self.aligner is not None and self.aligner.unasked:
             raise PolicyBypassed(
                 "--expert-policy-align: the MoE runner did not ask for the slots of the experts chosen"
             )
-        layers = [layer for _, layer in self.layers]
-        if all(layer.selection is None for layer in layers):
+        if all(layer.selection is None for layer in self._layers):
             return
         if self.observation is not None:
-            counts, observed = self.observation.count(layers, step)
+            counts, observed = self.observation.count(self._layers, step)
             self.counters.totals += counts
         else:
-            selections = [layer.selection for layer in layers]
-            fits = [layer.fits for layer in layers] if self.residents is not None else []
+            selections = [layer.selection for layer in self._layers]
+            fits = [layer.fits for layer in self._layers] if self.residents is not None else []
             counts, observed = self.counters.count(selections, step, fits), []
             # Captured anew under vanilla, a graph is to count under the policies that it may follow back to.
             balance = self._balance if self._captures and self.switches else self.balance
@@ -313,7 +296,7 @@ class Stage:
         size = None if self.paged is None else read_size(forward_batch, self.ranks)
         if self.paged is None or size is None:
             return True
-        return self.paged.fit(self.plans, size[0], self.graphs.find_rows(*size), size[2], self.exact.num_rows)
+        return self.paged.fit(self.plans, self.graphs.find_size(size), self.exact.num_rows)
 
     def align(self, upstream: Any, by_tma: bool) -> Any:
         """`upstream` (moe_align_block_size), or a function in its place that returns sorted slots where it has them."""
@@ -328,7 +311,7 @@ class Stage:
             return None
         if not self._running:
             # A graph would count again at every replay, inside a forward that is counted as what it is.
-            if layer is self.layers[0][1] and not is_recorded():
+            if layer is self._layers[0] and not is_recorded():
                 self.counters.count_outcome("no_context")
             return None
         if layer.plan is not None and self.observation is not None:
@@ -339,7 +322,7 @@ class Stage:
     def report(self, reporter: Any) -> str:
         """What happened since the last line of the decode log."""
         self.publish(reporter)
-        return self._attempt("log line", self.reports.log) or ""
+        return self.reports.log()
 
     def publish(self, reporter: Any) -> None:
         """Bring metrics and trace up to date, on one rank: all have seen the same steps. The host waits for the device
@@ -349,18 +332,4 @@ class Stage:
             return
         if self.paged is not None:
             self.paged.check(self.counters.totals)
-        self._attempt("metrics", lambda: self.reports.publish(reporter))
-        if self.trace is not None and reporter.is_stats_logging_rank:
-            self._attempt("trace", self.trace.write)
-
-    def _attempt(self, what: str, update: Callable[[], str | None]) -> str | None:
-        """What `update` returns; None where it fails, logged the first time. Neither a full disk nor a value that
-        metrics refuse may end the server, nor have the one rank that writes for all miss a switch that the others make.
-        """
-        try:
-            return update()
-        except Exception:
-            if what not in self._failed:
-                self._failed.add(what)
-                logger.exception("Expert policy: could not bring the %s up to date; this is logged once", what)
-            return None
+        self.reports.publish(reporter)

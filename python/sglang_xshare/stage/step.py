@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -18,6 +18,14 @@ PADDING, LIVE, EXACT = range(3)
 """What ranks tell each other of a row."""
 
 
+class Size(NamedTuple):
+    """A step as far as the host knows it; `phase` and `rows` as in `Step`."""
+
+    phase: str
+    rows: int
+    tokens_per_request: int = 1
+
+
 @dataclass(frozen=True)
 class Step:
     """`phase` is "decode" or "verify". `rows` counts the rows selected among, padding included (a graph's captured
@@ -29,6 +37,11 @@ class Step:
     rows: int
     batch: Batch
     gather: Gather | None = None
+
+    @property
+    def size(self) -> Size:
+        """What plans and graphs are found by."""
+        return Size(self.phase, self.rows, self.batch.tokens_per_request)
 
 
 def read_step(
@@ -59,20 +72,20 @@ def read_step(
     return Step(phase, rows, Batch(valid=valid, tokens_per_request=tokens_per_request, exact=flags))
 
 
-def read_size(forward_batch: Any, ranks: Ranks | None = None) -> tuple[str, int, int] | None:
-    """(phase, router rows, tokens a request) of the step that `read_step` reads, as far as the host knows them: where
-    ranks pad each other, with the rows of the longest for each. The device is not touched.
+def read_size(forward_batch: Any, ranks: Ranks | None = None) -> Size | None:
+    """Of the step that `read_step` reads: where ranks pad each other, with the rows of the longest for each. The device
+    is not touched.
     """
     counts = forward_batch.global_num_tokens_cpu if ranks is not None else read_rows_by_rank(forward_batch)
     if ranks is not None and not ranks.together:
         counts = [len(forward_batch.input_ids) // ranks.share]
     if counts:
         found = _read_synchronized(forward_batch, counts)
-        return None if found is None else (found[0], max(counts) * len(counts), found[1])
+        return None if found is None else Size(found[0], max(counts) * len(counts), found[1])
     mode, rows = forward_batch.forward_mode, forward_batch.input_ids.shape[0]
     if mode.is_target_verify():
-        return "verify", rows, _count_draft_tokens(rows, forward_batch.batch_size) if rows else 1
-    return ("decode", rows, 1) if mode.is_decode() else None
+        return Size("verify", rows, _count_draft_tokens(rows, forward_batch.batch_size) if rows else 1)
+    return Size("decode", rows) if mode.is_decode() else None
 
 
 def read_rows_by_rank(forward_batch: Any) -> list[int] | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations, pairwise
 from typing import Any
 
+from ..policies.common import spell_range
 from ..policies.registry import get_policy
 from ..policies.spelling import parse_policy
 
@@ -24,7 +25,7 @@ def group_layers(layers: Sequence[int], groups: int) -> list[Layers]:
 
 def name_layers(layers: Layers) -> str:
     """As a key of `layers`: the range from the first to the last."""
-    return _name_range(layers[0], layers[-1])
+    return spell_range(layers[0], layers[-1])
 
 
 def build_policy(settings: Mapping[Layers, str]) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def join_batches(plans: Mapping[int, Mapping[Layers, str]]) -> dict[str, Any]:
     by_batch = {}
     for below, size in pairwise([FIRST_SIZE - 1, *sizes[:-1]]):
         inner = {name_layers(group): overrides.of(one) for group, one in plans[size].items()}
-        by_batch[_name_range(below + 1, size)] = {"layers": inner}
+        by_batch[spell_range(below + 1, size)] = {"layers": inner}
     if by_batch:
         policy["by_batch"] = by_batch
     return policy
@@ -90,7 +91,3 @@ class _Overrides:
 def _resolve(setting: str) -> dict[str, Any]:
     name, keys = parse_policy(setting)
     return get_policy(name).resolve(keys)
-
-
-def _name_range(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"

@@ -83,7 +83,8 @@ def search(
     for group in groups:
         measured = []
         for setting in settings:
-            one = bench.run(_alone(group, groups, setting), batch, "tuning")
+            alone = {other: setting if other == group else VANILLA_SETTING for other in groups}
+            one = bench.run(build_policy(alone), batch, "tuning")
             if one.saved is None:
                 continue  # it cannot change anything at this batch size
             loss, saved = fmean(one.divergences), one.saved / len(group)
@@ -106,10 +107,6 @@ def search(
         else:
             beyond = middle
     return found
-
-
-def _alone(group: Layers, groups: Sequence[Layers], setting: str) -> dict[str, object]:
-    return build_policy({one: setting if one == group else VANILLA_SETTING for one in groups})
 
 
 def _try(bench: Bench, found: Found, choice: dict[str, Option], tell: Tell) -> Trial:

@@ -54,10 +54,7 @@ reports = Reports(Counters(1, "cpu"), None)
 parts = Interval(4, 40, 20, -7.5, 10, -3, dict.fromkeys(OUTCOMES, 1)), RankLoad(4, 40, 16, 20.0, 10.0)
 reports._read = lambda compared: iter(parts)
 collector = SimpleNamespace(labels={"model_name": "m"})
-try:
-    reports.publish(SimpleNamespace(current_scheduler_metrics_enabled=True, metrics_collector=collector))
-except ValueError as error:
-    print(error)
+reports.publish(SimpleNamespace(current_scheduler_metrics_enabled=True, metrics_collector=collector))
 for name in ("experts_after", "kept_mass", "rows", "rescued_rows", "fullest_rank_experts_after"):
     print(name, REGISTRY.get_sample_value(f"sglang:expert_policy_{name}_total", {"model_name": "m"}))
 """
@@ -67,9 +64,8 @@ def test_a_refused_value_keeps_no_other_from_being_exported():
     """What was read is not read again. A counter refuses a number below 0."""
     env = {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", REFUSED], env=env, capture_output=True, text=True)
-    error, *figures = done.stdout.splitlines()
-    assert "non-negative" in error, done.stderr
-    assert figures == [
+    assert "non-negative" in done.stderr
+    assert done.stdout.splitlines() == [
         "experts_after 20.0",
         "kept_mass 0.0",
         "rows 10.0",

@@ -16,8 +16,7 @@ from ...types import Alignment, Batch, Router, RunnerSlots, Selection, Tally
 from .budgets import Budgets, find_budgets
 from .kernel import COLLECT, MEASURE, RESCUE, ROUTE, select_kernel
 from .mask import allocate_masked, launch_mask
-from .options import OPTIONS
-from .recipe import make_recipe, supports
+from .recipe import OPTIONS, make_recipe, supports
 from .slots import finish_slots
 from .tile import MAX_SORTED, count_blocks, count_programs, make_tile
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ...types import Selection
-from .options import OPTIONS
+from .recipe import OPTIONS
 
 
 @triton.jit

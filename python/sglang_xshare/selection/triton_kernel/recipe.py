@@ -10,6 +10,10 @@ from ...plan import SelectionPlan
 from ...types import Batch, Router, RunnerSlots
 from .tile import count_tokens, make_tile, round_up
 
+# How every kernel of ours is compiled, whatever launches it. Asked for, since Triton 3.9 warns of kernels that do not
+# say; every release so far fuses unasked.
+OPTIONS = {"enable_fp_fusion": True}
+
 # What the registers of a program hold; those of 32 rows of one request, which lie in one tile, by 512 experts spill.
 MAX_TILE = 16384
 MAX_EXPERTS = 512

@@ -59,7 +59,8 @@ class Agreement:
         """Count one step: every layer's selection, None where it stayed vanilla, at least one other."""
         active = next(selection.active for selection in selections if selection is not None)
         if self._weights is None:  # in a run before any capture, and the same on all ranks
-            drawn = torch.randint(-(2**63), 2**63 - 1, (len(selections), len(active)), generator=_generator())
+            generator, shape = torch.Generator().manual_seed(0), (len(selections), len(active))
+            drawn = torch.randint(-(2**63), 2**63 - 1, shape, generator=generator)
             self._weights = drawn.to(active.device)
             self._nothing = torch.zeros_like(active)
         found = torch.stack([self._nothing if selection is None else selection.active for selection in selections])
@@ -98,7 +99,3 @@ class Agreement:
                 compared.comparisons,
             )
         return compared
-
-
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)

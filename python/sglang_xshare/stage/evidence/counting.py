@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
-from ...selection.triton_kernel.options import OPTIONS
+from ...selection.triton_kernel.recipe import OPTIONS
 from ...types import Tally
 from .columns import COLUMNS, mark
 
@@ -20,34 +19,20 @@ BLOCK = tl.constexpr(128)
 FIELDS = tl.constexpr(len(COLUMNS))
 
 
-@dataclass(frozen=True, eq=False)
-class Tables:
-    """The `Tally` of every layer, as tensors [layers, ...]."""
-
-    active: torch.Tensor
-    vanilla_active: torch.Tensor
-    kept_mass: torch.Tensor
-    rescued: torch.Tensor
-
-    @classmethod
-    def allocate(cls, layers: int, logits: torch.Tensor) -> Tables:
-        """For a step in which every layer routes logits [n, N] like these."""
-        rows, experts = logits.shape
-        return cls(
-            logits.new_empty((layers, experts), dtype=torch.bool),
-            logits.new_empty((layers, experts), dtype=torch.bool),
-            logits.new_empty((layers, rows), dtype=torch.float32),
-            logits.new_empty((layers,), dtype=torch.int64),
-        )
-
-    def tally(self, layer: int) -> Tally:
-        """One layer's."""
-        return Tally(self.active[layer], self.vanilla_active[layer], self.kept_mass[layer], self.rescued[layer])
+def allocate_tables(layers: int, logits: torch.Tensor) -> Tally:
+    """The `Tally` of every layer, as tensors [layers, ...], for a step in which each routes logits [n, N] so."""
+    rows, experts = logits.shape
+    return Tally(
+        active=logits.new_empty((layers, experts), dtype=torch.bool),
+        vanilla_active=logits.new_empty((layers, experts), dtype=torch.bool),
+        kept_mass=logits.new_empty((layers, rows), dtype=torch.float32),
+        rescued=logits.new_empty((layers,), dtype=torch.int64),
+    )
 
 
 @triton.jit(do_not_specialize=["num_rows", "outcome", "num_slots"])
 def count_kernel(
-    active: tl.tensor,  # these four are `Tables`, or None where no layer selects
+    active: tl.tensor,  # these four are all layers' `Tally`, or None where no layer selects
     vanilla_active: tl.tensor,
     kept_mass: tl.tensor,
     rescued: tl.tensor,
@@ -65,7 +50,7 @@ def count_kernel(
     num_experts: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
-    """One layer a program. `totals` and `counts` have the columns of `sglang_xshare.stage.evidence.columns`."""
+    """One layer a program. `totals` and `counts` have the columns of `columns.py`."""
     layer = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     rows = num_rows
@@ -125,7 +110,7 @@ def count_step(
     rows: int,
     valid: torch.Tensor | None,
     totals: torch.Tensor,
-    tables: Tables | None = None,
+    tables: Tally | None = None,
     selecting: tuple[bool, ...] = (),
     residents: Residents | None = None,
     fits: tuple[bool, ...] = (),

@@ -10,11 +10,10 @@ import torch
 
 from ...types import Selection, Tally
 from ..step import Step
-from .columns import AFTER, BEFORE, COLUMNS, EXACT, EXCEEDED, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS, STEPS, mark
+from .columns import COLUMNS, COUNTS, KEPT, PAGING_COUNTS, STEPS, mark
 
 if TYPE_CHECKING:
     from ..upstream.paging import Residents
-    from .counting import Tables
 
 # "policy", "observed" under `observe`, or why a forward of the target model stayed vanilla.
 OUTCOMES = (
@@ -99,7 +98,7 @@ class Counters:
         self.residents = residents
         self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
         self.in_one_launch = self.totals.is_cuda
-        self._tables: Tables | None = None
+        self._tables: Tally | None = None
 
     def count_outcome(self, outcome: str, step: Step | None = None) -> None:
         """Count one forward. On a GPU a step under policy is counted with its selections."""
@@ -120,13 +119,13 @@ class Counters:
         if not self.in_one_launch or not len(logits):
             return None
         if self._tables is None:
-            from .counting import Tables
+            from .counting import allocate_tables
 
-            self._tables = Tables.allocate(len(self.totals), logits)
+            self._tables = allocate_tables(len(self.totals), logits)
         if self._tables.active.shape[1] != logits.shape[1]:
             experts = f"{logits.shape[1]} experts in one MoE layer, {self._tables.active.shape[1]} in another"
             raise RuntimeError(f"{experts}: an expert policy counts layers of as many each")
-        return self._tables.tally(layer)
+        return self._tables.of(layer)
 
     def count(self, selections: Sequence[Selection | None], step: Step, fits: Sequence[bool] = ()) -> torch.Tensor:
         """Count one step under policy, as `count_selections` does, and add it to the totals."""
@@ -226,23 +225,9 @@ class Reader:
     def _between(self, totals: list[list[float]], outcomes: list[int]) -> Interval:
         new = [sum(column) for column in zip(*self._subtract(totals), strict=True)]
         counts = {name: now - then for name, now, then in zip(OUTCOMES, outcomes, self._outcomes, strict=True)}
-        return Interval(
-            layer_steps=int(new[STEPS]),
-            experts_before=int(new[BEFORE]),
-            experts_after=int(new[AFTER]),
-            kept_mass=new[KEPT],
-            rows=int(new[ROWS]),
-            rescued=int(new[RESCUED]),
-            outcomes=counts,
-            exact_rows=int(new[EXACT]),
-            **self._read_paging(new),
-        )
-
-    def _read_paging(self, new: list[float]) -> dict[str, int]:
-        if self._counters.residents is None:
-            return {}
-        columns = {"page_ins_before": PAGED_BEFORE, "page_ins": PAGED, "exceeded": EXCEEDED}
-        return {name: int(new[column]) for name, column in columns.items()}
+        columns = COUNTS if self._counters.residents is None else COUNTS | PAGING_COUNTS
+        found = {name: int(new[column]) for name, column in columns.items()}
+        return Interval(**found, kept_mass=new[KEPT], outcomes=counts)
 
 
 def format_log(interval: Interval) -> str:

@@ -1,8 +1,9 @@
-"""What a stage reports: its part of the decode log line, and the figures on /metrics."""
+"""What a stage reports: its part of the decode log line, the figures on /metrics, and the trace."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from .agreement import Agreement, Compared
@@ -10,18 +11,33 @@ from .balance import Balance, BalanceReader, format_balance
 from .figures import Exporter, InForce
 from .metrics import Counters, Reader, format_log
 from .observe import Observation, ObservationReader, format_observed
+from .trace import Trace
+
+logger = logging.getLogger(__name__)
 
 
 class Reports:
-    """Log and metrics each read what was counted since their own last look; whoever looks waits for the device."""
+    """Log, metrics and trace each read what was counted since their own last look; whoever looks waits for the device.
 
-    def __init__(self, counters: Counters, balance: Balance | None, agreement: Agreement | None = None) -> None:
+    What fails is logged the first time: neither a full disk nor a value that metrics refuse may end the server, nor
+    have the one rank that writes for all miss a switch that the others make.
+    """
+
+    def __init__(
+        self,
+        counters: Counters,
+        balance: Balance | None,
+        agreement: Agreement | None = None,
+        trace: Trace | None = None,
+    ) -> None:
         self.logged, self.exported = Reader(counters), Reader(counters)
         if balance is not None:
             self.logged_balance, self.exported_balance = BalanceReader(balance), BalanceReader(balance)
         if agreement is not None:
             self._exported_agreement = Compared(0, [0] * agreement.size)
         self.agreement = agreement
+        self.trace = trace
+        self._failed: set[str] = set()
         self.exporter = Exporter()
         self._observation: Observation | None = None
         self._plan: Mapping[str, Any] | None = None
@@ -43,6 +59,9 @@ class Reports:
 
     def log(self) -> str:
         """The end of a decode log line."""
+        return self._attempt("log line", self._format_log) or ""
+
+    def _format_log(self) -> str:
         text = format_log(self.logged.read())
         if self._balances:
             text += format_balance(self.logged_balance.read())
@@ -59,9 +78,13 @@ class Reports:
         return forwards != former
 
     def publish(self, reporter: Any) -> None:
-        """Bring the metrics of upstream's `reporter` up to date, and log where ranks disagree. Raises the first error
-        of a figure that was refused, when all others are exported.
-        """
+        """Bring the metrics of upstream's `reporter` and the trace up to date, and log where ranks disagree."""
+        self._attempt("metrics", lambda: self._export(reporter))
+        if self.trace is not None and reporter.is_stats_logging_rank:
+            self._attempt("trace", self.trace.write)
+
+    def _export(self, reporter: Any) -> None:
+        """Raises the first error of a figure that was refused, when all others are exported."""
         compared = None if self.agreement is None else self.agreement.check()
         errors = []
         for part in self._read(compared) if reporter.current_scheduler_metrics_enabled else ():
@@ -84,3 +107,13 @@ class Reports:
         if compared is not None:
             yield compared.since(self._exported_agreement)
             self._exported_agreement = compared
+
+    def _attempt(self, what: str, update: Callable[[], str | None]) -> str | None:
+        """What `update` returns; None where it fails."""
+        try:
+            return update()
+        except Exception:
+            if what not in self._failed:
+                self._failed.add(what)
+                logger.exception("Expert policy: could not bring the %s up to date; this is logged once", what)
+            return None

@@ -22,7 +22,7 @@ from sglang_xshare.tune.command import ASKED, GROUPS, SETTINGS, check_asked
 from sglang_xshare.tune.gauge import Gauge
 from sglang_xshare.tune.measure import Bench, compare
 from sglang_xshare.tune.plans import VANILLA_SETTING, Layers, build_policy, group_layers
-from sglang_xshare.tune.search import search
+from sglang_xshare.tune.search import ACTIVE, search
 from sglang_xshare.tune.server import Server as RunningServer
 from sglang_xshare.tune.texts import Sample, read_samples
 
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         with (open_offline if args.offline else open_server)(args) as (gauge, layers):
             groups, model = group_layers(layers, GROUPS), f"{'offline' if args.offline else 'served'}: {args.model}"
             trace = open_trace(args.out, args.resume)
-            check_asked(args.out, model, groups, list(gauge.samples.values()))
+            check_asked(args.out, model, groups, list(gauge.samples.values()), ACTIVE)
             bench = Bench(gauge, trace)
             for batch in args.batches:
                 for name, point in measure(bench, groups, args, batch):

@@ -27,6 +27,7 @@ class FakeServer:
         self.captured = captured  # of captured graphs every layer is counted
         self.harder = harder  # prompts: what follows them loses twice as much
         self.share = rows  # of a batch that a step has
+        self.paged = False
         self.asked = 16
         self.policy: dict[str, Any] = {"policy": "xshare"}
         self.trial = False
@@ -54,6 +55,8 @@ class FakeServer:
             "mean_before": 40.0,
             "mean_kept_mass": 0.9,
         }
+        if self.paged:  # a tenth of what is active
+            since |= {"page_ins_before": since["experts_before"] / 10, "page_ins": since["experts_after"] / 10}
         limits: dict[str, Any] = {"moe_layers": list(WEIGHTS), "captured_rows": [4, 16] if self.captured else []}
         limits |= {"most_rows": 40, "router": {"top_k": 8, "renormalize": True}}
         counted = {"since_switch": since, "switches": len(self.switched), "trial": self.trial}

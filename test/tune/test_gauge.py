@@ -46,3 +46,12 @@ def test_a_policy_is_measured_against_vanilla_on_the_same_samples():
     assert vanilla.divergences == [0] * 4
     assert vanilla.saved is None
     assert [one["policy"] for one in server.switched] == ["vanilla", "xshare"]
+
+
+def test_where_experts_are_paged_it_is_page_ins_that_are_saved():
+    server = FakeServer()
+    server.paged = True
+    found = Gauge(server, {"tuning": [Sample([number], [1, 2, 3]) for number in range(4)]})(
+        {"policy": "xshare", "k0": 1, "add": 8}, 2, "tuning"
+    )
+    assert (found.before, found.saved) == (4.0, pytest.approx(4 * 2.4))

@@ -156,7 +156,7 @@ def test_the_command_leaves_a_plan_that_the_server_takes(texts, tmp_path, server
         assert batch["greedy_agreement"] == chosen["held_out_agreement"] == 1
         loss = chosen["held_out"]
         assert batch["interval_within_tolerance"] == (loss["delta"] + 1.96 * loss["error"] <= batch["tolerance_nats"])
-        assert f"{batch['batch']} rows, held-out samples: {chosen['held_out_experts']:.1f} experts active in" in out
+        assert f"{batch['batch']} rows, held-out samples: {chosen['held_out_experts']:.1f} active experts in" in out
         assert "greedy agreement 100.0%; loss +" in out
     unsure = [batch for batch in report["batches"] if not batch["interval_within_tolerance"]]
     assert out.count("which reaches past") == len(unsure)
@@ -369,3 +369,14 @@ def test_a_trace_of_other_figures_is_refused(texts, tmp_path, server, capsys):
     (tmp_path / "out/asked.json").write_text("[]")
     assert tune(texts, tmp_path / "out") == 1
     assert "asked.json: a JSON list; allowed is one JSON object, or another folder" in capsys.readouterr().err
+
+
+def test_where_experts_are_paged_all_is_told_of_page_ins(texts, tmp_path, server, capsys):
+    server.paged = True
+    assert tune(texts, tmp_path / "out") == 0
+    assert "page-ins in place of 4.0" in " ".join(capsys.readouterr().out.split())
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["batches"][0]["counted"] == "page-ins"
+    server.paged = False
+    assert tune(texts, tmp_path / "out") == 1
+    assert "begun with other counted; allowed is another folder" in capsys.readouterr().err

@@ -30,7 +30,9 @@ from .texts import Sample, read_samples
 if TYPE_CHECKING:
     from .search import Found
 
-DESCRIPTION = "find the setting with the fewest active experts within a tolerated loss, on the running server"
+DESCRIPTION = (
+    "find the setting with the fewest experts active, or paged in, within a tolerated loss, on the running server"
+)
 LADDER = ("k0=0,add=8", *(f"k0=1,add={add}" for add in (0, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)))
 SETTINGS = tuple(f"xshare:{keys},utility=squared,own_share=0.75" for keys in LADDER)
 TIGHTEST = "xshare:k0=1,add=1,utility=squared,own_share=0.75"
@@ -88,18 +90,19 @@ def tune(arguments: argparse.Namespace) -> None:
     _check_server(hold.before, arguments)
     try_folder("--out", arguments.out)
     # They import torch, for which neither the other verbs nor what is refused need wait.
-    from .gauge import Gauge
+    from .gauge import Gauge, pages
     from .measure import Bench
     from .progress import Told
     from .report import plot_found, print_found, summarize
-    from .search import count_measurements, search
+    from .search import ACTIVE, PAGED, count_measurements, search
     from .server import Server
 
     server = Server(arguments.url, *find_keys(arguments))
     groups = group_layers(hold.before["limits"]["moe_layers"], arguments.groups)
     asked, batch = (arguments.prompt, arguments.tokens, arguments.samples), max(arguments.batches)
     samples = read_samples(arguments.texts, server.tokenize, *asked, batch=batch)
-    check_asked(arguments.out, server.get_model(), groups, samples)
+    unit = PAGED if pages(hold.before["since_switch"]) else ACTIVE
+    check_asked(arguments.out, server.get_model(), groups, samples, unit)
     gauge = Gauge(server, dict(zip(("tuning", "held out"), samples, strict=True)), hold)
     bench = Bench(gauge, arguments.out / "trace.jsonl")
     console.print(f"At the end it puts back: {hold}", soft_wrap=True)
@@ -109,7 +112,8 @@ def tune(arguments: argparse.Namespace) -> None:
             for batch in sorted(set(arguments.batches)):
                 total = count_measurements(len(groups), len(arguments.policies))
                 with Told(bench, console, f"{batch} rows", total) as told:
-                    found.append(search(bench, groups, arguments.policies, batch, arguments.tolerance, told.tell))
+                    sizes = batch, arguments.tolerance
+                    found.append(search(bench, groups, arguments.policies, *sizes, told.tell, unit))
                 print_found(found[-1], console)
     finally:
         if hold.restore():
@@ -173,16 +177,18 @@ def _leave(out: Path, policy: dict[str, Any], found: list[Found]) -> None:
     (out / "report.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
-def check_asked(out: Path, model: str, groups: Sequence[Layers], samples: Sequence[Sequence[Sample]]) -> None:
-    """Refuse to go on from a trace of another model, of other samples, or of a version that kept other figures: what it
-    holds would be compared with what it is not like.
+def check_asked(
+    out: Path, model: str, groups: Sequence[Layers], samples: Sequence[Sequence[Sample]], unit: str
+) -> None:
+    """Refuse to go on from a trace of another model, of other samples, of another `unit`, or of a version that kept
+    other figures: what it holds would be compared with what it is not like.
     """
     from .measure import Measurement
 
     tokens = [[one.prompt, one.text] for part in samples for one in part]
     digest = hashlib.sha256(orjson.dumps(tokens)).hexdigest()
     asked: dict[str, Any] = {"model": model, "layers": [list(one) for one in groups], "samples": digest}
-    asked["figures"] = [one.name for one in fields(Measurement)]
+    asked |= {"figures": [one.name for one in fields(Measurement)], "counted": unit}
     file = out / ASKED
     if file.exists():
         try:

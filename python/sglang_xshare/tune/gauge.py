@@ -51,9 +51,12 @@ class Gauge:
         if forced is vanilla or not since["layer_steps"]:
             return Measurement(nats, divergences, greedy, None, None, None, seconds)
         check_rows(since, batch)
+        counted = ("page_ins_before", "page_ins") if pages(since) else ("experts_before", "experts_after")
+        before, after = (since[name] for name in counted)
         # Of captured graphs also layers that stay vanilla are counted, which save nothing.
-        saved = (since["experts_before"] - since["experts_after"]) / since["outcomes"]["policy"]
-        return Measurement(nats, divergences, greedy, since["mean_before"], saved, since["mean_kept_mass"], seconds)
+        saved = (before - after) / since["outcomes"]["policy"]
+        mean = before / since["layer_steps"]
+        return Measurement(nats, divergences, greedy, mean, saved, since["mean_kept_mass"], seconds)
 
     def _force(self, policy: dict[str, Any], batch: int, part: str) -> list[Forced]:
         self.hold.set_policy(policy)
@@ -62,6 +65,11 @@ class Gauge:
             some = samples[start : start + batch]
             forced += self.server.force([one.prompt for one in some], [one.text for one in some], TOP)
         return forced
+
+
+def pages(since: Mapping[str, Any]) -> bool:
+    """Whether the server whose counts these are pages experts in, which then cost more than active ones do."""
+    return since.get("page_ins") is not None
 
 
 def diverge(reference: Mapping[int, float], other: Mapping[int, float]) -> float:

@@ -1,4 +1,4 @@
-"""One plan on some texts: what it loses, how far it is from vanilla, how many experts are active."""
+"""One plan on some texts: what it loses, how far it is from vanilla, how many experts are active or paged in."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Measurement:
     """`nats`: the mean cross-entropy of each sample, in nats a token. `divergences`: how far the predictions are from
     vanilla's there, as `diverge` tells it, in nats a token too. `greedy`: the most likely tokens, sample by sample.
     `before`: active experts of a layer and step under vanilla, in the layers counted, and `kept_mass` there;
-    `saved`: experts of a step that were not, summed over all layers. None where none selects. `seconds` that all of it
-    took.
+    `saved`: experts of a step that were not, summed over all layers; where experts are paged both are of those that
+    vanilla would have paged in from the same state. None where none selects. `seconds` that all of it took.
     """
 
     nats: list[float]

@@ -18,9 +18,9 @@ from .search import Found
 def print_found(found: Found, console: Console) -> None:
     """Every trial at one batch size, and the one chosen with its settings."""
     limit = f"{1000 * found.tolerance:.1f} mnats of {found.cross_entropy:.3f} nats tolerated"
-    title = f"{found.batch} rows: {limit}; under vanilla {found.before:.1f} experts are active"
+    title = f"{found.batch} rows: {limit}; under vanilla {found.before:.1f} {found.unit}"
     table = Table(title=title, title_justify="left")
-    for heading in ("tried", "active experts", "loss, mnats", "held out", "predicted", "kept mass", "greedy agreement"):
+    for heading in ("tried", found.unit, "loss, mnats", "held out", "predicted", "kept mass", "greedy agreement"):
         table.add_column(heading, justify="left" if heading == "tried" else "right")
     for number, trial in enumerate(found.trials, 1):
         name = f"{number}{', chosen' if trial is found.chosen else ''}"
@@ -44,7 +44,7 @@ def summarize(found: Found) -> str:
     if not found.is_sure:
         interval += ", which reaches past the tolerance: more --samples narrow it"
     return (
-        f"{found.batch} rows, held-out samples: {chosen.held_out_experts:.1f} experts active in place of "
+        f"{found.batch} rows, held-out samples: {chosen.held_out_experts:.1f} {found.unit} in place of "
         f"{found.before:.1f}; greedy agreement {chosen.held_out_agreement:.1%}; loss {format_loss(chosen.held_out)} "
         f"mnats of {1000 * found.tolerance:.1f} tolerated, {interval}."
     )
@@ -65,6 +65,7 @@ def describe_found(found: Found) -> dict[str, Any]:
         "batch": found.batch,
         "tolerance_nats": found.tolerance,
         "cross_entropy": found.cross_entropy,
+        "counted": found.unit,
         "experts_before": found.before,
         "options": {name_layers(group): [asdict(one) for one in options] for group, options in found.options.items()},
         "trials": trials,
@@ -98,7 +99,7 @@ def plot_found(found: Sequence[Found], path: Path) -> bool:
                 label="chosen, held out, 95 %",
             )
         axis.axhline(1000 * one.tolerance, linestyle=":", color="grey", label="tolerated")
-        axis.set(title=f"{one.batch} rows", xlabel="active experts of a layer and step", ylabel="loss, mnats a token")
+        axis.set(title=f"{one.batch} rows", xlabel=f"{one.unit} of a layer and step", ylabel="loss, mnats a token")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     figure.savefig(path, dpi=120)

@@ -14,6 +14,8 @@ from .measure import Bench, Loss, Measurement, agreement, compare
 from .plans import VANILLA_SETTING, Layers, build_policy, name_layers
 
 Tell = Callable[[str], None]
+ACTIVE, PAGED = "active experts", "page-ins"
+"""What a setting saves: where experts are paged in over a link, those that are."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ class Trial:
 
 @dataclass
 class Found:
-    """What was found for a batch size. `tolerance` in nats a token, `before` vanilla's experts of a layer and step.
-    `chosen` is None where nothing loses as little as tolerated.
+    """What was found for a batch size. `tolerance` in nats a token, `before` vanilla's experts of a layer and step,
+    of the `unit` that all are of. `chosen` is None where nothing loses as little as tolerated.
     """
 
     batch: int
@@ -46,6 +48,7 @@ class Found:
     cross_entropy: float
     before: float
     options: dict[Layers, list[Option]]
+    unit: str = ACTIVE
     trials: list[Trial] = field(default_factory=list)
     chosen: Trial | None = None
 
@@ -70,11 +73,18 @@ def count_measurements(groups: int, settings: int) -> int:
 
 
 def search(
-    bench: Bench, groups: Sequence[Layers], settings: Sequence[str], batch: int, tolerance: float, tell: Tell
+    bench: Bench,
+    groups: Sequence[Layers],
+    settings: Sequence[str],
+    batch: int,
+    tolerance: float,
+    tell: Tell,
+    unit: str = ACTIVE,
 ) -> Found:
     """Find the settings with the fewest experts at one batch size, with at most `tolerance` (a share of vanilla's
     cross-entropy) lost. Measures every setting once a group, the first that changes anything everywhere, which tells
-    what vanilla has active, and choices of settings, of which it halves the number that is left each time.
+    what vanilla has active, and choices of settings, of which it halves the number that is left each time. `unit` names
+    what the bench counts.
     """
     vanilla = bench.run({"policy": VANILLA_SETTING}, batch, "tuning")
     everywhere = (bench.run(build_policy(dict.fromkeys(groups, one)), batch, "tuning").before for one in settings)
@@ -89,13 +99,13 @@ def search(
                 continue  # it cannot change anything at this batch size
             loss, saved = fmean(one.divergences), one.saved / len(group)
             measured.append(Option(setting, loss, -one.saved))
-            told = f"{saved:.1f} experts saved a layer, {1000 * loss:.1f} mnats of divergence"
+            told = f"{saved:.1f} {unit} saved a layer, {1000 * loss:.1f} mnats of divergence"
             tell(f"layers {name_layers(group)}, {setting}: {told}")
         options[group] = smooth(
             [Option(VANILLA_SETTING, 0.0, 0.0), *(option for option in measured if option.experts < 0)]
         )
     tolerated = tolerance * vanilla.cross_entropy
-    found = Found(batch, tolerated, vanilla.cross_entropy, before, options)
+    found = Found(batch, tolerated, vanilla.cross_entropy, before, options, unit)
     choices = rank_choices({name_layers(group): trim(some) for group, some in options.items()})
     fitting, beyond = 0, len(choices)  # the first choice is vanilla everywhere
     while beyond - fitting > 1:
@@ -116,13 +126,13 @@ def _try(bench: Bench, found: Found, choice: dict[str, Option], tell: Tell) -> T
     measured, vanilla = _run(bench, found, settings, "tuning")
     loss, experts = compare(measured, vanilla), _count_experts(measured, found)
     trial = Trial(settings, predicted, loss, experts, measured.kept_mass, agreement(measured, vanilla))
-    tell(f"together: {experts:.1f} experts, {1000 * loss.delta:+.1f} mnats ({1000 * predicted:.1f} predicted)")
+    tell(f"together: {experts:.1f} {found.unit}, {1000 * loss.delta:+.1f} mnats ({1000 * predicted:.1f} predicted)")
     if loss.delta > found.tolerance:
         return trial
     measured, vanilla = _run(bench, found, settings, "held out")
     loss, experts = compare(measured, vanilla), _count_experts(measured, found)
     low, high = (1000 * end for end in loss.interval)
-    tell(f"held out: {experts:.1f} experts, {1000 * loss.delta:+.1f} mnats, 95 % [{low:.1f}, {high:.1f}]")
+    tell(f"held out: {experts:.1f} {found.unit}, {1000 * loss.delta:+.1f} mnats, 95 % [{low:.1f}, {high:.1f}]")
     same = agreement(measured, vanilla)
     return replace(trial, held_out=loss, held_out_experts=experts, held_out_agreement=same)
 

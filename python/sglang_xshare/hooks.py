@@ -217,10 +217,10 @@ def check_request(manager: Any, sampling_params: Any) -> None:
         check(params[KEY], sampling_params, manager.server_args)
 
 
-def admit(req: Any) -> None:
+def admit(scheduler: Any, req: Any) -> None:
     """A request enters a scheduler's queue: whether it is exact is decided."""
     if _stage is not None:
-        _stage.admit(req)
+        _stage.admit(scheduler, req)
 
 
 def count(req: Any, logits_output: Any) -> None:

@@ -278,16 +278,15 @@ def fits_slots(
     num_experts: int,
     rows: int,
     tokens_per_request: int,
-    exact_rows: int,
     slots: int,
 ) -> bool:
-    """Whether no more experts than `slots` are active in a step of so many router rows, up to `exact_rows` of them
-    exact, whatever the logits: for which graphs are captured and replayed. Without a plan the model routes as ever.
+    """Whether no more experts than `slots` are active in a step of so many router rows, whatever the logits: for which
+    graphs are captured and replayed. Without a plan the model routes as ever. No row is exact where experts are paged.
     """
     if rows * router.top_k <= slots:
         return True
-    most = (router, num_experts, rows, tokens_per_request, exact_rows, slots)
-    return plan is not None and plan.max_active(*most) <= slots
+    most = (router, num_experts, rows, tokens_per_request)
+    return plan is not None and plan.max_active(*most, slots=slots) <= slots
 
 
 _HINTS = get_type_hints(SelectionPlan)

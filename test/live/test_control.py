@@ -196,6 +196,15 @@ def test_warnings_are_those_of_a_start(control):
     assert warning.endswith(f"never drops one of {EXPERTS} experts; with add below {EXPERTS - 1} it can")
 
 
+def test_a_rule_of_exact_requests_is_not_lost_without_a_word(control):
+    asked = control()
+    assert asked.post({"policy": "xshare", "add": 2, "exact": {"default": True}}, REPORTER)["warnings"] == []
+    assert asked.post({"policy": "vanilla"}, REPORTER)["warnings"] == []
+    (warning,) = asked.post({"policy": "xshare", "add": 2}, REPORTER)["warnings"]
+    assert warning.startswith('exact: {"default": true} of the policy before is not in this one')
+    assert asked.post({"policy": "xshare", "add": 3}, REPORTER)["warnings"] == []
+
+
 def test_what_graphs_cannot_follow_is_refused_with_the_way_out(control):
     asked = control()
     asked.stage.graphs._captured[asked.stage.layers[0][1], Size("decode", 2)] = None

@@ -10,12 +10,14 @@ import torch
 from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.exact import NAMESPACE, Rule
 from sglang_xshare.policies import VANILLA
-from sglang_xshare.stage.exact import MIXED_SESSION, Exact
+from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.stage.exact import ATTACHED, MIXED_SESSION, Exact
 from sglang_xshare.stage.gather import Ranks
 from sglang_xshare.stage.step import read_size, read_step
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch, gathered_batches, runner
 
 NO_RULE = Rule()
+SCHEDULER = SimpleNamespace(enable_hicache_storage=False)
 XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
 
 
@@ -29,6 +31,10 @@ class Req:
         self.extra_key: str | None = None
         self.customized_info: dict[str, Any] | None = None
         self.aborted: str | None = None
+        self.is_finished = False
+
+    def finished(self) -> bool:
+        return self.is_finished
 
     def set_finish_with_abort(self, line: str) -> None:
         self.aborted = line
@@ -81,7 +87,11 @@ def test_it_is_decided_once_and_forgotten_with_the_request():
     del req
     gc.collect()
     assert not exact.requests
-    admit(exact, kept := Req("a", "exact"), again := Req("a"))
+    admit(exact, kept := Req("a", "exact"), again := Req("a"), third := Req("a", "exact"))
+    assert dict(exact.requests) == {"a": kept}, "one that is still answered keeps its id"
+    assert [req.aborted is None for req in (kept, again, third)] == [True, False, False]
+    kept.is_finished = True
+    admit(exact, again := Req("a"))
     assert not exact.requests, "an id that is used again is another request's"
     assert kept.expert_policy_exact
     assert not again.expert_policy_exact
@@ -91,7 +101,7 @@ def test_a_namespace_is_beside_the_clients_own():
     req = Req("a", "exact")
     req.extra_key = "tenant"
     admit(Exact("cpu"), req)
-    assert req.extra_key == f"tenant|{NAMESPACE}"
+    assert req.extra_key == f"{NAMESPACE}|tenant"
 
 
 def test_a_streaming_session_stays_exact_or_is_refused():
@@ -108,6 +118,13 @@ def test_a_server_that_can_have_none_answers_why():
     exact, req, other = Exact("cpu", refusal="no slots"), Req("a", "exact"), Req("b")
     admit(exact, req, other)
     assert (req.aborted, other.aborted) == ("no slots", None)
+
+
+def test_a_storage_that_is_attached_later_refuses_them():
+    exact, req, other = Exact("cpu"), Req("a", "exact"), Req("b")
+    for one in (req, other):
+        exact.admit(one, NO_RULE, is_attached=True)
+    assert (req.aborted, other.aborted) == (ATTACHED, None)
 
 
 def test_every_row_of_an_exact_request_is_marked():
@@ -201,9 +218,9 @@ def served(attach):
 
 def test_the_stage_reads_no_batch_without_an_exact_request(served):
     _, _, stage = served
-    hooks.admit(Req("a"))
+    hooks.admit(SCHEDULER, Req("a"))
     stage.begin_forward(SimpleNamespace())  # which has no attribute at all
-    hooks.admit(kept := Req("b", "exact"))
+    hooks.admit(SCHEDULER, kept := Req("b", "exact"))
     stage.begin_forward(forward_batch("prefill", 7))  # no step
     stage.begin_forward(batch_of([kept, kept]))
     assert stage.exact.find(2).all()
@@ -217,7 +234,7 @@ def test_a_step_is_vanilla_for_exact_rows_and_counts_them(served):
     model, model_runner, stage = served
     reqs = [Req(str(number), "exact" if number % 4 == 0 else None) for number in range(8)]
     for req in reqs:
-        hooks.admit(req)
+        hooks.admit(SCHEDULER, req)
     model.logits = torch.randn(8, EXPERTS, generator=torch.Generator().manual_seed(0))
     model_runner.forward(batch_of(reqs))
     marked = torch.tensor([req.expert_policy_exact for req in reqs])
@@ -241,10 +258,30 @@ def test_a_response_tells_that_no_step_was_changed(served):
     _, _, stage = served
     reqs = [Req("a", "exact"), *(Req(str(number)) for number in range(3))]
     for req in reqs:
-        hooks.admit(req)
+        hooks.admit(SCHEDULER, req)
     output = SimpleNamespace(expert_policy=stage.end_forward(batch_of(reqs)))
     for req in reqs:
         hooks.count(req, output)
     exact, other = (req.customized_info["expert_policy"][0:1][0] for req in reqs[:2])
     assert other == {"policy": "xshare:k0=1,add=2", "steps": 1, "of": 1}
     assert exact == other | {"steps": 0, "exact": True}
+
+
+def test_the_rule_of_the_last_policy_holds_while_the_model_is_vanilla(served):
+    """Else who arrives in between would be under the policy once it is back."""
+    _, _, stage = served
+
+    def arrive(rid):
+        hooks.admit(SCHEDULER, req := Req(rid))
+        return req.expert_policy_exact
+
+    def switch(schedule):
+        stage._adopt(stage.check_switch(schedule))
+
+    policy = {"k0": 1, "add": 2}
+    switch(build_schedule("xshare", policy | {"exact": {"default": True}}, speculative=False))
+    assert arrive("a")
+    switch(None)
+    assert arrive("b")
+    switch(build_schedule("xshare", policy, speculative=False))
+    assert not arrive("c")

@@ -178,8 +178,21 @@ def test_where_all_experts_have_slots_nothing_is_paged(monkeypatch):
     assert plain.residents is None
     decode(model := PagedModel(slots=EXPERTS), 0, 4)
     assert all(routed is None for routed in model.routed)  # of another model
-    assert plain.fits_slots(SimpleNamespace(num_resident=EXPERTS, num_experts=EXPERTS))
     assert "page-ins" not in plain.reports.log()
+
+
+def test_all_experts_fit_in_a_step_where_all_have_slots(monkeypatch):
+    """Of a prefill's thousands of entries, upstream decides on the host."""
+    stage, told = put(monkeypatch, model := PagedModel(slots=EXPERTS), **PUBLISHED), []
+    full = SimpleNamespace(num_resident=EXPERTS, num_experts=EXPERTS)
+    layer = stage.layers[0][1]
+    monkeypatch.setattr(type(layer), "keep", lambda self, found, rows: told.append(stage.fits_slots(full)) or found)
+    decode(model, 0, 4)
+    assert told
+    assert all(told)
+    assert not stage.fits_slots(full)
+    stage._begin(None)
+    assert not stage.fits_slots(full)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +225,7 @@ def test_what_fits_is_known_by_the_plan(monkeypatch, policy, keys, most):
 
 def test_fitting_is_said_of_the_step_at_hand(monkeypatch):
     model = PagedModel()
-    stage = put(monkeypatch, model, **PUBLISHED)
+    put(monkeypatch, model, **PUBLISHED)
     told = []
     for paging in model.paging:
         monkeypatch.setattr(paging, "place", lambda experts, paging=paging: told.append(hooks.fits_slots(paging)))
@@ -221,9 +234,6 @@ def test_fitting_is_said_of_the_step_at_hand(monkeypatch):
     model.forward(None, None, forward_batch("prefill", 12))
     assert told == [True] * LAYERS + [False] * 2 * LAYERS
     assert not hooks.fits_slots(model.paging[0])
-    stage.exact._written = list(range(5))  # of top-4 each
-    decode(model, 0, 12)
-    assert not any(told[-LAYERS:])
 
 
 def test_a_switch_keeps_the_bound(monkeypatch):
@@ -243,9 +253,6 @@ def test_a_switch_keeps_the_bound(monkeypatch):
     assert allowed() == [1, 3, 4]
     stage.switch(make_schedule("xshare", **PUBLISHED, min_tokens=8), reporter())
     assert allowed() == [1, 3, 8]
-    stage.exact._written = list(range(4))
-    assert allowed() == [1, 3]
-    stage.exact._written = []
     stage.switch(make_schedule("xshare", **PUBLISHED), reporter())
     assert allowed() == list(sizes)
 

@@ -296,6 +296,14 @@ def test_a_setting_that_the_model_cannot_have_is_refused_first(texts, tmp_path, 
     assert (server.switched, (tmp_path / "out").exists()) == ([], False)
 
 
+def test_what_the_server_left_exact_stays_so_in_the_plan(texts, tmp_path, server):
+    server.policy = {"policy": "oea", "k0": 3, "exact": {"priority": 10}}
+    assert tune(texts, tmp_path / "out") == 0
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert plan["exact"] == {"priority": 10}
+    assert "min_tokens" not in plan
+
+
 def test_a_trial_is_never_put_back(texts, tmp_path, server, capsys):
     """Two runs side by side: the second begins between two measurements of the first, which ends well."""
     own = {"policy": "oea", "k0": 3}
@@ -377,6 +385,8 @@ def test_where_experts_are_paged_all_is_told_of_page_ins(texts, tmp_path, server
     assert "page-ins in place of 4.0" in " ".join(capsys.readouterr().out.split())
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["batches"][0]["counted"] == "page-ins"
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert plan["min_tokens"] == 2, "one row was not measured"
     server.paged = False
     assert tune(texts, tmp_path / "out") == 1
     assert "begun with other counted; allowed is another folder" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from ..exact import EXACT, KEY, Rule, check_said
@@ -26,6 +27,9 @@ REFUSED_FLAGS = {
     "enable_paged_experts": "their experts may be more than a step has slots for",
 }
 
+TREE_IN_CPP = "SGLANG_EXPERIMENTAL_CPP_RADIX_TREE"
+"""Upstream's switch, in releases before 0.5.21, for a tree of prefixes that knows no `extra_key`."""
+
 
 def find_refusal(config: Any) -> str | None:
     """Why a server with this resolved `config` cannot have exact requests, in one line."""
@@ -38,6 +42,9 @@ def find_refusal(config: Any) -> str | None:
 
 def check_exact(config: Any) -> None:
     """Raise `ExpertPolicyError` for what `find_refusal` tells."""
+    if os.environ.get(TREE_IN_CPP, "").lower() in ("1", "true", "yes", "y"):
+        reason = f"there are no exact requests with it, since {SHARED_PREFIXES}; allowed is unset"
+        raise ExpertPolicyError(TREE_IN_CPP, os.environ[TREE_IN_CPP], reason)
     for flag, reason in REFUSED_FLAGS.items():
         value = getattr(config, flag, None)
         if value not in (None, False):

@@ -49,7 +49,7 @@ def fits(schedule: Schedule | None, rows: int, top_k: int, num_experts: int, slo
     if schedule is None or schedule.reason_to_skip("decode", rows) is not None:
         return rows * top_k <= slots
     plans = schedule.plans_at(rows)
-    return all(fits_slots(plan, Router(top_k), num_experts, rows, 1, 0, slots) for plan in plans)
+    return all(fits_slots(plan, Router(top_k), num_experts, rows, 1, slots) for plan in plans)
 
 
 def find_limit(server_args: Any, requests: int, top_k: int, num_experts: int, slots: int) -> int:

@@ -11,6 +11,7 @@ from ..admission.model import check_schedule
 from ..admission.modes import check_observed
 from ..admission.moe_model import read_model
 from ..admission.routers import check_plans
+from ..exact import Rule
 from ..keys import as_json
 from ..policies.description import TOP_K_KEYS
 from ..policies.registry import get_policy
@@ -74,6 +75,12 @@ class Control:
         if type(is_trial) is not bool:
             raise ValueError(f"trial = {as_json(is_trial)}: allowed is true or false")
         warnings = self._check(schedule)
+        rule = self.stage.rule
+        keeps = schedule is None or schedule.observed or "exact" in schedule.given
+        if rule != Rule() and not keeps and not is_trial:
+            lost = as_json({name: value for name, value in asdict(rule).items() if value not in (None, False)})
+            reason = "from now on a request is exact only where it says so; to keep it, send it again"
+            warnings.append(f"exact: {lost} of the policy before is not in this one: {reason}")
         self.stage.switch(schedule, reporter)
         self._is_trial = is_trial
         for warning in warnings:

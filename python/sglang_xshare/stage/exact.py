@@ -17,6 +17,11 @@ MIXED_SESSION = (
     "values stay; allowed is a session whose turns are all exact"
 )
 
+ATTACHED = (
+    "custom_params.expert_policy = 'exact': a storage backend is attached to the server's cache, which may give it "
+    "what requests under policy have stored; allowed is none"
+)
+
 
 class Exact:
     """The exact requests of one scheduler, known by their id as long as SGLang keeps them, and a flag for each row.
@@ -32,36 +37,38 @@ class Exact:
         self._flags = torch.zeros(MOST_ROWS, dtype=torch.bool, device=device)
         self._written: list[int] = []
 
-    def admit(self, req: Any, rule: Rule) -> None:
+    def admit(self, req: Any, rule: Rule, is_attached: bool = False) -> None:
         """Decide once, as a request arrives, whether it is exact. Prefixes are shared among exact requests alone: what
-        others have generated has keys and values of their steps.
+        others have generated has keys and values of their steps. With `is_attached` there is a storage of prefixes.
         """
         if hasattr(req, "expert_policy_exact"):  # retracted, it arrives again
             return
+        known = self.requests.get(req.rid)
+        is_in_use = known is not None and not known.finished()
         exact = is_exact(req.sampling_params.custom_params, req.priority, rule, self._low_first)
         # A beam's other rows lie behind all requests, and belong to none that a forward names.
         req.expert_policy_exact = exact and getattr(req, "beam_group", None) is None
         session = getattr(req, "session", None)
+        if is_in_use:  # through another front end: each knows its own ids alone, and rows are told apart by them
+            req.set_finish_with_abort(f"rid {req.rid!r}: an exact request that is still answered has it")
+            return
         if not req.expert_policy_exact:
             self.requests.pop(req.rid, None)
             if session is not None:
                 session.expert_policy_mixed = True
             return
         self.requests[req.rid] = req
-        req.extra_key = f"{req.extra_key}|{NAMESPACE}" if req.extra_key else NAMESPACE
+        # In front: what SGLang adds behind, such as a LoRA adapter's id, it also reads there.
+        req.extra_key = f"{NAMESPACE}|{req.extra_key}" if req.extra_key else NAMESPACE
         mixed = getattr(session, "streaming", False) and getattr(session, "expert_policy_mixed", False)
-        if self._refusal or mixed:
-            req.set_finish_with_abort(self._refusal or MIXED_SESSION)
+        refusal = self._refusal or (ATTACHED if is_attached else None) or (MIXED_SESSION if mixed else None)
+        if refusal is not None:
+            req.set_finish_with_abort(refusal)
 
     @property
     def is_used(self) -> bool:
         """Whether a request is exact, or was in the last forward."""
         return bool(self.requests or self._written)
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows of the forward at hand are exact."""
-        return len(self._written)
 
     def write(self, rids: Sequence[str], tokens_per_request: int) -> None:
         """Write the flags of a decode or target-verify forward that is about to be launched: of these requests, in
@@ -84,5 +91,5 @@ class Exact:
         return self._flags[:rows]
 
     def find(self, rows: int) -> torch.Tensor | None:
-        """The same; None where nothing may be captured and no row is exact."""
+        """The same; None on a CPU, where no graph reads them, while no row is exact."""
         return self.read(rows) if self._written or not self._flags.is_cpu else None

@@ -111,7 +111,7 @@ class Graphs:
         captured, budgets = self._captured[place], self._budgets.get(place)
         if not plans.fit(*place):
             return None  # it is not replayed, see `Stage.allows_graph`
-        now, then = former.find(*place)[0], plans.find(*place)[0]
+        then = plans.find(*place)[0]
         if _is_observing(former) or _is_observing(plans):
             if former.given == plans.given:
                 return None
@@ -123,7 +123,7 @@ class Graphs:
                 raise ValueError("they were captured without a selection")
             return None
         if budgets is None:
-            if now == then == captured:
+            if then == captured:
                 return None
             raise ValueError("the plan they were captured with is part of them")
         plan = open_up(budgets.plan, place[0].router) if then is None or then is VANILLA else then

@@ -41,9 +41,9 @@ class PagedLayers:
         layer = self._by_method[id(method)]
         return layer.selection is not None and layer.fits
 
-    def fit(self, plans: Plans, size: Size, exact_rows: int) -> bool:
+    def fit(self, plans: Plans, size: Size) -> bool:
         """Whether every layer's experts are sure to fit in a step of this size under these plans."""
-        return all(plans.fit(layer, size, exact_rows) for layer in self.layers)
+        return all(plans.fit(layer, size) for layer in self.layers)
 
     def check(self, totals: torch.Tensor) -> None:
         """Raise `SlotsExceeded` where a layer has counted it in `totals`. Waits for the device."""

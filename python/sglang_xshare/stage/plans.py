@@ -32,7 +32,7 @@ class Plans:
         self.masks = masks and schedule is None
         self._found: dict[tuple[Layer, Size], tuple[SelectionPlan | None, str | None]] = {}
         self._acting: dict[Size, bool] = {}
-        self._fitting: dict[tuple[Layer, Size, int], bool] = {}
+        self._fitting: dict[tuple[Layer, Size], bool] = {}
 
     @property
     def given(self) -> dict[str, Any]:
@@ -58,15 +58,13 @@ class Plans:
             self._acting[size] = any(self.find(layer, size)[0] for layer in layers)
         return self._acting[size]
 
-    def fit(self, layer: Layer, size: Size, exact_rows: int = 0) -> bool:
-        """Whether no more of a layer's experts than it has slots are active in a step of this size, up to `exact_rows`
-        of whose rows are exact, whatever the logits.
-        """
-        place = layer, size, exact_rows
+    def fit(self, layer: Layer, size: Size) -> bool:
+        """Whether no more of a layer's experts than it has slots are active in such a step, whatever the logits."""
+        place = layer, size
         if place not in self._fitting:
             slots, plan = layer.num_slots, self.find(layer, size)[0]
             self._fitting[place] = slots is None or fits_slots(
-                plan, layer.router, layer.paging.num_experts, size.rows, size.tokens_per_request, exact_rows, slots
+                plan, layer.router, layer.paging.num_experts, size.rows, size.tokens_per_request, slots
             )
         return self._fitting[place]
 

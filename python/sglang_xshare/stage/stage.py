@@ -96,6 +96,10 @@ class Stage:
         self._running = self._captures = False
         self.marks = Marks(self._layers, self.graphs)
         self.switches = 0
+        self.rule = Rule()
+        """Which requests that arrive are exact: by the last policy that selects, since it may come back while they are
+        answered.
+        """
         self.observation: Observation | None = None
         self.plans = Plans(schedule, batches, self.masks)
         self._adopt(self.plans)
@@ -112,6 +116,8 @@ class Stage:
         elif self.observation is None or plans.given != self.plans.given:
             self.observation = Observation(schedule, len(self.layers), self.device, self.residents)
         self.plans = plans
+        if schedule is not None and not schedule.observed:
+            self.rule = schedule.exact
         if self.ranks is not None and schedule is not None:
             self.ranks = replace(self.ranks, together=schedule.rows == "batch")
         # A CPU server captures no graphs, so that only a gather pads its rows, and those are always masked. Elsewhere
@@ -172,10 +178,9 @@ class Stage:
         finally:
             self._running = False
 
-    def admit(self, req: Any) -> None:
+    def admit(self, scheduler: Any, req: Any) -> None:
         """A request arrives, at every rank alike: whether it is exact is decided for all of its steps."""
-        schedule = self.plans.schedule
-        self.exact.admit(req, schedule.exact if schedule else Rule())
+        self.exact.admit(req, self.rule, bool(getattr(scheduler, "enable_hicache_storage", False)))
 
     def begin_forward(self, forward_batch: Any) -> None:
         """A forward of the model runner is about to be launched, maybe by a graph's replay."""
@@ -205,7 +210,7 @@ class Stage:
             if size is not None:
                 layer.plan, against = self.plans.find(layer, size)
                 if self.paged is not None:
-                    layer.fits = self.plans.fit(layer, size, self.exact.num_rows)
+                    layer.fits = self.plans.fit(layer, size)
                 if self._captures:
                     layer.plan = self.graphs.keep_captured(layer, size, layer.plan)
                     against = against if layer.plan is None else None
@@ -285,8 +290,9 @@ class Stage:
 
     def fits_slots(self, method: Any) -> bool:
         """Whether what upstream's `PagedExpertsMoEMethod` was just handed is sure to fit its slots."""
-        if self.paged is None:
-            return bool(method.num_resident >= method.num_experts)
+        if self.paged is None:  # of a prefill's entries upstream's kernel on one warp would be the slower way
+            is_step = self._running and self._layers[0].step is not None
+            return is_step and bool(method.num_resident >= method.num_experts)
         return self._running and self.paged.fits(method)
 
     def allows_graph(self, forward_batch: Any) -> bool:
@@ -296,7 +302,7 @@ class Stage:
         size = None if self.paged is None else read_size(forward_batch, self.ranks)
         if self.paged is None or size is None:
             return True
-        return self.paged.fit(self.plans, self.graphs.find_size(size), self.exact.num_rows)
+        return self.paged.fit(self.plans, self.graphs.find_size(size))
 
     def align(self, upstream: Any, by_tma: bool) -> Any:
         """`upstream` (moe_align_block_size), or a function in its place that returns sorted slots where it has them."""

@@ -24,7 +24,7 @@ from ..policies.registry import build_plan
 from ..policies.spelling import SPELLING, parse_policy
 from ..types import Router
 from .hold import Hold, Switched
-from .plans import VANILLA_SETTING, Layers, group_layers, join_batches
+from .plans import FIRST_SIZE, VANILLA_SETTING, Layers, group_layers, join_batches
 from .texts import Sample, read_samples
 
 if TYPE_CHECKING:
@@ -121,6 +121,8 @@ def tune(arguments: argparse.Namespace) -> None:
     policy = join_batches(
         {one.batch: one.chosen.settings if one.chosen else {groups[0]: VANILLA_SETTING} for one in found}
     )
+    if policy["policy"] != VANILLA_SETTING:
+        policy |= _keep(hold.before, unit == PAGED)
     _leave(arguments.out, policy, found)
     name = policy.pop("policy")
     lines = [f"Measured {bench.measured} times; report: {arguments.out}/report.json", *map(summarize, found)]
@@ -131,6 +133,14 @@ def tune(arguments: argparse.Namespace) -> None:
         lines.append(f"Or start with: --expert-policy {name} --expert-policy-config {arguments.out}/plan.json")
     for line in lines:
         console.print(line, soft_wrap=True)
+
+
+def _keep(before: dict[str, Any], is_paging: bool) -> dict[str, Any]:
+    """Keys of the tuned policy beside what was searched for: which requests the server's own left exact, and that one
+    row, which was not measured, stays vanilla also where experts are paged.
+    """
+    kept = {"exact": before["exact"]} if "exact" in before else {}
+    return kept | ({"min_tokens": FIRST_SIZE} if is_paging else {})
 
 
 @contextmanager

@@ -150,6 +150,14 @@ class Layer:
             return ids
         return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
 
+    def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """(what the runner is handed in place of `output_format`, logits [n, N]), of a layer that routes itself."""
+        if self.convention != MASKED:
+            return type(output_format).STANDARD, logits
+        if output_format == type(output_format).BYPASSED:
+            logits = logits.bfloat16()  # which the runner ranks
+        return output_format, self.mask(logits)
+
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
         """Router logits [n, N] masked so that a runner that ranks them itself arrives at the selection."""
         out = self.selection = self._select_in_force(logits, RunnerSlots(masked=True))

@@ -26,7 +26,7 @@ from .evidence.trace import Trace
 from .exact import Exact
 from .gather import Ranks
 from .graphs import Graphs
-from .layer import MASKED, Layer, Resources
+from .layer import Layer, Resources
 from .marks import Marks
 from .paged import PagedLayers
 from .plans import REASONS, Plans
@@ -260,11 +260,7 @@ class Stage:
         layer = self._by_config.get(id(topk_config))
         if layer is None or not layer.routes_itself or self._find_selecting(topk_config, router_logits) is None:
             return output_format, router_logits
-        if layer.convention == MASKED:
-            if output_format == type(output_format).BYPASSED:
-                router_logits = router_logits.bfloat16()  # which the runner ranks
-            return output_format, layer.mask(router_logits)
-        return type(output_format).STANDARD, router_logits
+        return layer.prepare(output_format, router_logits)
 
     def finish(self, topk_config: Any, ids: Any, weights: Any) -> Any:
         """Ids [n, columns] as the runner of a layer takes them that has chosen them by its own config."""

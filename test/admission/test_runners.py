@@ -149,9 +149,9 @@ def test_on_amd_a_router_scales_what_no_model_scales_behind_it(read, monkeypatch
     biased = {**grouped, "correction_bias": torch.zeros(16)}
     for changes, scaling in ((biased, 2.5), (grouped, 1.0), ({"routed_scaling_factor": 2.5}, 1.0)):
         monkeypatch.setattr(topk, "_use_aiter", True)
-        assert read([config(**changes)], 1)[0][1].router.scaling == scaling
+        assert read([config(**changes)], 1)[0].router.scaling == scaling
         monkeypatch.setattr(topk, "_use_aiter", False)
-        assert read([config(**changes)], 1)[0][1].router.scaling == 1.0
+        assert read([config(**changes)], 1)[0].router.scaling == 1.0
 
 
 @pytest.mark.parametrize("scoring", SCORINGS)

@@ -53,7 +53,7 @@ class Resources:
 
 
 class Layer:
-    """Wraps a layer's `TopKConfig`: `config` routes through `choose`; upstream goes on after routing as ever.
+    """Wraps a layer's `TopKConfig`, `upstream`: `config` routes through `choose`; upstream goes on after it as ever.
 
     `renumbers` says that upstream looks ids up in a table after routing them, so that none may be -1 before;
     `routes_itself` that the layer's runner gets logits where no policy chooses; `takes_kmax` that this runner takes

@@ -12,8 +12,6 @@ from ..admission.modes import check_observed
 from ..admission.moe_model import read_model
 from ..admission.routers import check_plans
 from ..keys import as_json
-from ..policies.description import TOP_K_KEYS
-from ..policies.registry import get_policy
 from ..policies.schedule import Schedule, build_schedule
 from ..stage.evidence.columns import COUNTS, KEPT, PAGING_COUNTS
 from ..stage.evidence.figures import hash_plan
@@ -51,7 +49,7 @@ class Control:
         return plans.given | {
             "in_force": in_force,
             "plan_hash": hash_plan(in_force),
-            "defaults": self._list_defaults(),
+            "defaults": self._list_defaults(in_force),
             "limits": {
                 "moe_layers": [layer.layer_id for layer in stage.layers],
                 "batches": str(stage.batches),
@@ -123,18 +121,13 @@ class Control:
         ]
         return asdict(reader.look()) | {"by_layer": layers}
 
-    def _list_defaults(self) -> dict[str, Any]:
+    def _list_defaults(self, in_force: Mapping[str, Any]) -> dict[str, Any]:
         """What each key of the policy stands for where it is not given."""
         schedule = self.stage.plans.schedule
-        if schedule is None:
-            return {}
-        if schedule.observed:
+        if schedule is not None and schedule.observed:
             return {} if "plans" in schedule.given else {"plans": list(schedule.observed)}
-        found = get_policy(schedule.policy).resolve(schedule.keys)
-        top_k = self.stage.layers[0].router.top_k
-        found = {key: top_k if value is None and key in TOP_K_KEYS else value for key, value in found.items()}
-        found |= {"phases": list(schedule.phases), "min_tokens": schedule.min_tokens, "max_tokens": schedule.max_tokens}
-        return {key: value for key, value in found.items() if key not in self.stage.plans.given}
+        told = (*self.stage.plans.given, "rows", "exact", "overrides")
+        return {key: value for key, value in in_force.items() if key not in told}
 
 
 def handle(control: Control | None, scheduler: Any, request: Any) -> Any:

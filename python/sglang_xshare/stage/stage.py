@@ -29,7 +29,7 @@ from .graphs import Graphs
 from .layer import Layer, Resources
 from .marks import Marks
 from .paged import PagedLayers
-from .plans import REASONS, Plans
+from .plans import Plans
 from .step import Step, read_size, read_step
 from .upstream.ranks import is_first_rank
 from .upstream.server import is_recorded, show_plan, wait_for_device
@@ -209,14 +209,7 @@ class Stage:
                     layer.plan = self.graphs.keep_captured(layer, size, layer.plan)
                     against = against if layer.plan is None else None
                 reasons.add(against)
-        if step is None:
-            outcome = "prefill"
-        elif None in reasons:
-            outcome = "policy" if self.observation is None else "observed"
-        else:
-            outcome = next(reason for reason in REASONS if reason in reasons)
-        self.marks.outcome = outcome
-        self.counters.count_outcome(outcome, step)
+        self.counters.count_outcome(self.marks.settle(reasons), step)
         if self.aligner is not None:
             self.aligner.unasked = 0
         self._running = True

@@ -54,7 +54,7 @@ class Routers:
         schedule = None if variant.policy is None else build_schedule(variant.policy, variant.keys, speculative=False)
         self.stage: Stage | None = None
         if schedule is not None:
-            layers = [(config, Layer(number, config, None)) for number, config in enumerate(self.configs)]
+            layers = [Layer(number, config, None) for number, config in enumerate(self.configs)]
             self.stage = Stage(layers, schedule, device="cpu")
             wrap_model(self, self.stage)
 

@@ -22,8 +22,8 @@ from admission.loaded import FORMATS, USUAL, bare, config, find
 def test_every_router_is_found_with_its_config(read):
     configs = [config(), config(top_k=2)]
     layers = read(configs, runners=2)
-    assert [found is given for (found, _), given in zip(layers, configs, strict=True)] == [True, True]
-    assert [(layer.layer_id, layer.router.top_k) for _, layer in layers] == [(0, 4), (1, 2)]
+    assert [found.upstream is given for found, given in zip(layers, configs, strict=True)] == [True, True]
+    assert [(layer.layer_id, layer.router.top_k) for layer in layers] == [(0, 4), (1, 2)]
 
 
 @pytest.mark.parametrize(("layer_id", "found"), [(5, 5), (None, 3)])
@@ -37,7 +37,7 @@ def test_a_router_that_is_not_told_its_layer_has_it_in_its_name(layer_id, found,
     server_args = SimpleNamespace(expert_policy="xshare", expert_policy_config=overrides, **USUAL)
     arguments = read_arguments(server_args)
     runner = SimpleNamespace(model=model, server_args=server_args, device="cpu")
-    ((_, layer),) = start_layers.read_layers(runner, arguments)
+    (layer,) = start_layers.read_layers(runner, arguments)
     assert layer.layer_id == found
     assert arguments.schedule.plan(layer.layer_id, 16).add == 2
 

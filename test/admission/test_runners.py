@@ -46,10 +46,10 @@ def describe(case: tuple[Method, str, Convention]) -> str:
 @pytest.mark.parametrize("case", SERVED, ids=describe)
 def test_each_layers_own_runner_says_how_its_empty_slots_are_taken(case, read):
     method, output_format, convention = case
-    ((_, layer),) = read([config(FORMATS[output_format])], 1, method=method)
+    (layer,) = read([config(FORMATS[output_format])], 1, method=method)
     assert (layer.convention, layer.routes_itself) == (convention, output_format != "STANDARD")
     assert layer.slots.empty == (convention == DROPPED)
-    ((_, layer),) = read([config(FORMATS[output_format])], 1, method=method, ep_dispatch_algorithm="static")
+    (layer,) = read([config(FORMATS[output_format])], 1, method=method, ep_dispatch_algorithm="static")
     assert layer.renumbers
     assert not layer.slots.empty, "a table of places has no entry for -1"
 
@@ -132,15 +132,15 @@ def test_a_layer_that_is_handed_ids_finishes_its_sums_itself(read):
 
 def test_ranks_that_number_their_own_experts_get_no_dropped_id(read, monkeypatch):
     """Before 0.5.23 that of a padding row, -1 by then, would be looked up too, and wake the last expert."""
-    assert not read([config()], 1, ep_size=2)[0][1].renumbers
+    assert not read([config()], 1, ep_size=2)[0].renumbers
     monkeypatch.setattr(start_layers, "keeps_dropped", lambda: False)
-    assert read([config()], 1, ep_size=2)[0][1].renumbers
+    assert read([config()], 1, ep_size=2)[0].renumbers
 
 
 def test_on_amd_slots_are_filled_once_more_behind_upstreams_padding(read, monkeypatch):
     """Which has expert 0 by then, that no other row may use."""
     monkeypatch.setattr(topk, "_is_hip", True)
-    assert read([config()], 1)[0][1].renumbers
+    assert read([config()], 1)[0].renumbers
 
 
 def test_on_amd_a_router_scales_what_no_model_scales_behind_it(read, monkeypatch):
@@ -149,9 +149,9 @@ def test_on_amd_a_router_scales_what_no_model_scales_behind_it(read, monkeypatch
     biased = {**grouped, "correction_bias": torch.zeros(16)}
     for changes, scaling in ((biased, 2.5), (grouped, 1.0), ({"routed_scaling_factor": 2.5}, 1.0)):
         monkeypatch.setattr(topk, "_use_aiter", True)
-        assert read([config(**changes)], 1)[0][1].router.scaling == scaling
+        assert read([config(**changes)], 1)[0].router.scaling == scaling
         monkeypatch.setattr(topk, "_use_aiter", False)
-        assert read([config(**changes)], 1)[0][1].router.scaling == 1.0
+        assert read([config(**changes)], 1)[0].router.scaling == 1.0
 
 
 @pytest.mark.parametrize("scoring", SCORINGS)
@@ -183,5 +183,5 @@ def test_older_releases_keep_the_runner_in_the_method_its_scheme_or_a_kernel():
 @pytest.mark.parametrize(("changes", "renumbers"), [({}, False), ({"ep_dispatch_algorithm": "static"}, True)])
 def test_a_dispatcher_leaves_out_what_its_runner_would_not(changes, renumbers, read):
     """Whatever runs the experts, which gets what was dispatched: of Triton's kernels alone a slot would be filled."""
-    ((_, layer),) = read([config()], runners=1, moe_a2a_backend="deepep", **{"ep_size": 4, **changes})
+    (layer,) = read([config()], runners=1, moe_a2a_backend="deepep", **{"ep_size": 4, **changes})
     assert (layer.convention, layer.renumbers, layer.routes_itself) == (DROPPED, renumbers, False)

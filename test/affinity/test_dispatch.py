@@ -166,7 +166,7 @@ def test_a_log_line_begins_anew() -> None:
         counts.count(decision, [2, 1])
     shares = "3 requests, affinity 66.7%, bound 33.3%; by replica: 2 1; running: 2 1, imbalance: 1.33"
     assert counts.format_log([2, 1]) == f"Expert affinity: {shares}"
-    assert len(counts) == 0
+    assert not counts._counts
 
 
 WAYS_OUT: dict[str, Callable[[WatchedRequests], object]] = {

@@ -183,7 +183,7 @@ def test_a_server_that_masks_padding_cannot_observe(control):
 def test_what_a_loaded_layers_runner_cannot_follow_is_refused(control):
     """Known of the layer alone where --moe-runner-backend is auto."""
     asked = control()
-    asked.stage.layers[1][1].takes_kmax = False
+    asked.stage.layers[1].takes_kmax = False
     with refused("kmax = 6"):
         asked.post({"policy": "oea", "kmax": 6}, REPORTER)
     assert asked.stage.switches == 0
@@ -207,7 +207,7 @@ def test_a_rule_of_exact_requests_is_not_lost_without_a_word(control):
 
 def test_what_graphs_cannot_follow_is_refused_with_the_way_out(control):
     asked = control()
-    asked.stage.graphs._captured[asked.stage.layers[0][1], Size("decode", 2)] = None
+    asked.stage.graphs._captured[asked.stage.layers[0], Size("decode", 2)] = None
     line = (
         "CUDA graphs of 2 rows would have to be captured anew: they were captured without a selection; a server "
         "started with this policy has them"

@@ -22,7 +22,7 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr(
         "sglang_xshare.admission.layers.find_layers",
         lambda model_runner, arguments: [
-            (config, Layer(number, config, None)) for number, config in enumerate(model_runner.model.configs)
+            Layer(number, config, None) for number, config in enumerate(model_runner.model.configs)
         ],
     )
 

@@ -118,7 +118,7 @@ def test_nothing_routed_yet():
 
 
 def make_stage(model, align=True):
-    layers = [(config, Layer(number, config, None)) for number, config in enumerate(model.configs)]
+    layers = [Layer(number, config, None) for number, config in enumerate(model.configs)]
     stage = Stage(layers, build_schedule("xshare", {"add": 2}, speculative=False), device="cpu", align=align)
     wrap_model(model, stage)
     return stage
@@ -146,7 +146,7 @@ def test_a_runner_that_asks_is_served(monkeypatch):
         asked.append(stage.align(upstream, False)(ids, 16, 32))
 
     original = model.configs[0]
-    layer = stage.layers[0][1]
+    layer = stage.layers[0]
     choose = layer.choose
     layer.config = Config(custom_routing_function=lambda *args: (lambda out: (ask_for(out[1]), out)[1])(choose(*args)))
     stage._by_config = {id(original): layer}

@@ -107,7 +107,7 @@ def test_a_router_with_other_rows_than_the_step_is_an_error():
 def test_captured_graphs_hold_what_ranks_gather(captured, rows, refused):
     """A switch to a schedule of other rows needs graphs anew; without any, ranks follow it."""
     model = Model(1)
-    layers = [(config, Layer(number, config, None)) for number, config in enumerate(model.configs)]
+    layers = [Layer(number, config, None) for number, config in enumerate(model.configs)]
     schedules = [build_schedule("xshare", {"k0": 1, "add": 2, "rows": name}, False) for name in ("batch", rows)]
     ranks = Ranks(0, 2, 1, EXPERTS, True)
     stage = Stage(layers, schedules[0], device="cpu", batches=Batches(captured), ranks=ranks)

@@ -81,7 +81,7 @@ def put(monkeypatch, model, policy="xshare", trace=None, device="cpu", **keys):
     monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
     monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
     layers = [
-        (config, Layer(number, config, None, paging=find_paging(SimpleNamespace(quant_method=paging))))
+        Layer(number, config, None, paging=find_paging(SimpleNamespace(quant_method=paging)))
         for number, (config, paging) in enumerate(zip(model.configs, model.paging, strict=True))
     ]
     stage = Stage(
@@ -118,7 +118,7 @@ def reporter():
 def test_a_step_is_the_references_on_what_is_loaded(monkeypatch, keys):
     model = PagedModel()
     stage = put(monkeypatch, model, **keys)
-    plan, router = stage.plans.schedule.plan(0, 4), stage.layers[0][1].router
+    plan, router = stage.plans.schedule.plan(0, 4), stage.layers[0].router
     assert stage.plans.schedule.min_tokens == 1
     for step, rows in enumerate([1, 4, 6, 2, 5, 6, 6, 3] * 3):
         decode(model, step, rows)
@@ -159,7 +159,7 @@ def test_observe_tells_what_a_plan_would_have_paged_in_from_the_same_state(monke
         for loaded in model.loaded:
             for number, part in enumerate(stage.plans.schedule.parts):
                 batch = Batch(resident=loaded, slots=SLOTS)
-                wanted = select(model.logits, part.plan(0, 4), stage.layers[0][1].router, batch, backend="reference")
+                wanted = select(model.logits, part.plan(0, 4), stage.layers[0].router, batch, backend="reference")
                 kept[number] += int((wanted.active & ~loaded).sum())
     own = Reader(stage.counters).read()
     assert own.page_ins == own.page_ins_before == model.before == sum(paging.loads for paging in model.paging)
@@ -214,7 +214,7 @@ def test_what_fits_is_known_by_the_plan(monkeypatch, policy, keys, most):
     stage = put(monkeypatch, model, policy, **keys)
     schedule = stage.plans.schedule
     for rows in range(1, 20):
-        found = all(stage.plans.fit(layer, Size("decode", rows)) for _, layer in stage.layers)
+        found = all(stage.plans.fit(layer, Size("decode", rows)) for layer in stage.layers)
         assert found == fits(schedule, rows, TOP_K, EXPERTS, SLOTS)
         if rows <= most + 1:
             assert found == (rows <= most)

@@ -206,7 +206,7 @@ def test_ranks_are_counted_under_every_policy_that_selects(attach, reporter):
     placement = Placement(2, EXPERTS // 2, torch.arange(EXPERTS).expand(3, EXPERTS))
     installed = attach(model, **XSHARE)
     layers = installed.layers
-    for _, layer in layers:
+    for layer in layers:
         layer.placement = placement
     installed = Stage(layers, schedule(PLANS[0]), device="cpu")
     assert installed.balance is not None
@@ -241,7 +241,7 @@ def record(monkeypatch):
     def capture(installed: Stage, model: Model) -> tuple[SelectionPlan, Budgets]:
         nonlocal recorded
         installed.device = "cuda"
-        layer = installed.layers[0][1]
+        layer = installed.layers[0]
         launched: list[tuple[SelectionPlan, Budgets]] = []
         original = Layer.select
 
@@ -304,7 +304,7 @@ def test_observe_posted_again_goes_on_counting_where_graphs_do(attach, reporter,
     keys = {"policy": "observe", "plans": ["xshare:k0=1,add=2"]}
     model = Model(2)
     installed = attach(model, Batches((8,)), expert_policy="observe", expert_policy_config={"plans": keys["plans"]})
-    installed.graphs._captured[installed.layers[0][1], Size("decode", 8)] = build_plan("xshare", k0=1, add=2)
+    installed.graphs._captured[installed.layers[0], Size("decode", 8)] = build_plan("xshare", k0=1, add=2)
     first = installed.observation
     decode(model, reporter, 8)
     installed.switch(schedule(keys), reporter)

@@ -132,7 +132,9 @@ def _describe_slices(ranks: int, model: Any, path: str) -> str:
     found = find_value(model.hf_text_config, WIDTHS)
     widths = [width for width in dict.fromkeys(found if isinstance(found, list) else [found]) if width]
     quantization = find_quantization(model, QUANTIZATIONS)
-    block, pads = math.lcm(*_list_blocks(quantization)), _pads_slices(quantization, model)
+    block = math.lcm(*_list_blocks(quantization))
+    # SGLang's gpt-oss loads MXFP4 weights so: slices are rounded up to blocks.
+    pads = "GptOssForCausalLM" in model.hf_config.architectures and quantization.get("quant_method") == "mxfp4"
     shares = []
     for width in widths:
         _check_divides(SHARD, ranks, width, f"columns of an expert of {path}")
@@ -156,11 +158,6 @@ def _slice(width: int, ranks: int, block: int, pads: bool) -> tuple[int, int] | 
     most = -(-width // (ranks * block)) * block
     least = width - (ranks - 1) * most
     return (least, most) if width % ranks == 0 and (least == most or (pads and least > 0)) else None
-
-
-def _pads_slices(config: Any, model: Any) -> bool:
-    """Whether slices are rounded up to blocks: SGLang's gpt-oss loads MXFP4 weights so."""
-    return "GptOssForCausalLM" in model.hf_config.architectures and config.get("quant_method") == "mxfp4"
 
 
 def _list_blocks(config: Any) -> Iterator[int]:

@@ -38,8 +38,8 @@ def read_loaded(model_runner: Any) -> Arguments | None:
         end_refused(error, resolved(model_runner.server_args))
 
 
-def find_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Layer]]:
-    """(TopKConfig, Layer) of every MoE layer of this rank's model, whose experts are made to take what is chosen.
+def find_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
+    """Every MoE layer of this rank's model, whose experts are made to take what is chosen.
 
     Ends the process with one line for a router or a runner the stage cannot serve: what only a loaded model shows.
     """
@@ -47,7 +47,7 @@ def find_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
         layers = read_layers(model_runner, arguments)
     except ExpertPolicyError as error:
         end_refused(error, resolved(model_runner.server_args))
-    keep_sums(model_runner.model, {layer.layer_id for _, layer in layers if layer.routes_itself})
+    keep_sums(model_runner.model, {layer.layer_id for layer in layers if layer.routes_itself})
     return layers
 
 
@@ -66,10 +66,8 @@ def end_refused(error: ExpertPolicyError, config: Any) -> NoReturn:
     raise SystemExit(REFUSED) from None
 
 
-def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Layer]]:
-    """(TopKConfig, Layer) of every MoE layer. Raises `ExpertPolicyError` for an unknown router and for a layer without
-    one.
-    """
+def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
+    """Every MoE layer. Raises `ExpertPolicyError` for an unknown router and for a layer without one."""
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
     from sglang.srt.layers.moe.topk import TopK
 
@@ -111,7 +109,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[tuple[Any, Laye
                 raise ValueError(f"MoE runner {runner.name} sorts for itself; --expert-policy-align allows triton")
             check_router(name, modules)
             check_plans(layer, plans, config)
-            layers.append((module.topk_config, layer))
+            layers.append(layer)
         except ValueError as error:
             raise refusal(name, "router", str(error)) from None
     # DeepSeek's first model has a TopK, but runs its experts without FusedMoE.

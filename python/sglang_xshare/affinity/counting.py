@@ -23,10 +23,6 @@ class DecisionCounts:
         self._export = export
         self._metrics: dict[str, Any] = {}
 
-    def __len__(self) -> int:
-        """Decisions since the last log line."""
-        return self._counts.total()
-
     def count(self, decision: Decision, loads: Sequence[int]) -> None:
         """Count one decision; `loads` [replicas] are the requests that each replica runs after it."""
         self._counts[decision] += 1
@@ -39,7 +35,7 @@ class DecisionCounts:
 
     def format_log(self, loads: Sequence[int]) -> str:
         """The log line, with which counting starts anew."""
-        total = len(self)
+        total = self._counts.total()
         reasons: Counter[str] = Counter()
         replicas = [0] * self._replicas
         for decision, count in self._counts.items():

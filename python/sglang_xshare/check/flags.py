@@ -37,11 +37,11 @@ SWITCHES = {"dp_attention": "--enable-dp-attention", "paged": "--enable-paged-ex
 
 @dataclass(frozen=True)
 class ServerFlags:
-    """What a server is asked for: `policy` spelt as `--expert-policy` takes it, with its `policy_config`, and
-    those `dropped` for it, as SGLang takes the last one; `fraction` of
-    the GPU's memory for weights and KV cache, None where SGLang chooses; `ranks` of tensor parallelism, over which
-    `ep_size` expert-parallel ranks and `dp_size` groups of data-parallel attention (1 without it) divide them.
-    `stages` of a pipeline; `paged` where experts are paged in, `offloaded` where other weights may be.
+    """What a server is asked for: `policy` spelt as `--expert-policy` takes it, with its `policy_config`, and those
+    `dropped` for it, as SGLang takes the last one; `fraction` of the GPU's memory for weights and KV cache, None where
+    SGLang chooses; `ranks` of tensor parallelism, over which `ep_size` expert-parallel ranks and `dp_size` groups of
+    data-parallel attention (1 without it) divide them. `stages` of a pipeline; `paged` where experts are paged in,
+    `offloaded` where other weights may be.
     """
 
     model: str | None

@@ -13,8 +13,6 @@ from ..admission.moe_model import read_model
 from ..admission.routers import check_plans
 from ..exact import Rule
 from ..keys import as_json
-from ..policies.description import TOP_K_KEYS
-from ..policies.registry import get_policy
 from ..policies.schedule import Schedule, build_schedule
 from ..stage.evidence.columns import COUNTS, KEPT, PAGING_COUNTS
 from ..stage.evidence.figures import hash_plan
@@ -47,14 +45,14 @@ class Control:
         stage, plans = self.stage, self.stage.plans
         # Every rank of data-parallel attention has counted the same steps; replicas have counted their own.
         counts = is_first_rank()
-        router = stage.layers[0][1].router
+        router = stage.layers[0].router
         in_force = plans.describe(router.top_k)
         return plans.given | {
             "in_force": in_force,
             "plan_hash": hash_plan(in_force),
-            "defaults": self._list_defaults(),
+            "defaults": self._list_defaults(in_force),
             "limits": {
-                "moe_layers": [layer.layer_id for _, layer in stage.layers],
+                "moe_layers": [layer.layer_id for layer in stage.layers],
                 "batches": str(stage.batches),
                 "captured_rows": list(stage.graphs.rows),
                 "selecting_rows": stage.graphs.selecting,
@@ -113,14 +111,14 @@ class Control:
             raise ValueError("--mask-padding-experts with observe: observe routes as the model does")
         model = read_model(model_config(self.server_args), self.server_args.model_path)
         plans, warnings = check_schedule(schedule, model, config)
-        schedule.plans([layer.layer_id for _, layer in self.stage.layers])
-        for _, layer in self.stage.layers:
+        schedule.plans([layer.layer_id for layer in self.stage.layers])
+        for layer in self.stage.layers:
             check_plans(layer, plans, config)
         return warnings
 
     def _count(self, reader: Reader) -> dict[str, Any]:
         """What was counted since a reader's last look, in all and by MoE layer. Waits for the device."""
-        ids = [layer.layer_id for _, layer in self.stage.layers]
+        ids = [layer.layer_id for layer in self.stage.layers]
         columns = {name: COUNTS[name] for name in ("layer_steps", "experts_before", "experts_after", "rows")}
         if self.stage.residents is not None:
             columns |= {name: PAGING_COUNTS[name] for name in ("page_ins_before", "page_ins")}
@@ -130,18 +128,13 @@ class Control:
         ]
         return asdict(reader.look()) | {"by_layer": layers}
 
-    def _list_defaults(self) -> dict[str, Any]:
+    def _list_defaults(self, in_force: Mapping[str, Any]) -> dict[str, Any]:
         """What each key of the policy stands for where it is not given."""
         schedule = self.stage.plans.schedule
-        if schedule is None:
-            return {}
-        if schedule.observed:
+        if schedule is not None and schedule.observed:
             return {} if "plans" in schedule.given else {"plans": list(schedule.observed)}
-        found = get_policy(schedule.policy).resolve(schedule.keys)
-        top_k = self.stage.layers[0][1].router.top_k
-        found = {key: top_k if value is None and key in TOP_K_KEYS else value for key, value in found.items()}
-        found |= {"phases": list(schedule.phases), "min_tokens": schedule.min_tokens, "max_tokens": schedule.max_tokens}
-        return {key: value for key, value in found.items() if key not in self.stage.plans.given}
+        told = (*self.stage.plans.given, "rows", "exact", "overrides")
+        return {key: value for key, value in in_force.items() if key not in told}
 
 
 def handle(control: Control | None, scheduler: Any, request: Any) -> Any:

@@ -12,7 +12,7 @@ from ..types import Router
 GRID = 1 << 20
 """Utilities and shares are sums of scores rounded to multiples of 1 / GRID: exact, so all orders and backends agree."""
 # Keeps 0 / 0 at 0 and changes no other quotient: every positive float32 is larger.
-_TINY = 1e-300
+TINY = 1e-300
 
 
 def compute_scores(logits: torch.Tensor, router: Router) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,7 +50,7 @@ def measure(scores: torch.Tensor, router: Router) -> torch.Tensor:
     if router.scoring != "sqrtsoftplus":
         return scores
     wide = scores.double()
-    return wide / wide.sum(1, keepdim=True).clamp_min_(_TINY)
+    return wide / wide.sum(1, keepdim=True).clamp_min_(TINY)
 
 
 def to_grid(scores: torch.Tensor) -> torch.Tensor:

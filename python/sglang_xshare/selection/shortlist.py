@@ -13,10 +13,8 @@ import torch
 
 from ..plan import SelectionPlan
 from .rows import Rows, constant, lower_first, mark
-from .scores import GRID, to_grid
+from .scores import GRID, TINY, to_grid
 
-# Keeps 0 / 0 at 0 and changes no other quotient: every positive float32 is larger.
-_TINY = 1e-300
 # Breaks ties between integers: less than 1 for each of up to 1,024 experts.
 _TIE = 2.0**-10
 # More than every utility, and a float64 still parts ties.
@@ -97,7 +95,7 @@ def _compute_utility(rows: Rows, kind: str, groups: int) -> torch.Tensor:
     """[groups, N]: every expert's utility over equal groups of consecutive rows."""
     if kind in ("topk", "squared"):
         own_scores = rows.silence(rows.own.scores).double()
-        mass = own_scores.sum(1, keepdim=True).clamp_min_(_TINY)
+        mass = own_scores.sum(1, keepdim=True).clamp_min_(TINY)
         if kind == "squared":
             shares = (own_scores / mass).square_().mul_(GRID)
         else:
@@ -237,7 +235,7 @@ def _rank_by_confidence(rows: Rows, confidence: float, max_voters: int) -> tuple
     """([m] row indices, [m] bool: votes), most confident first. Without a confident row the first one votes."""
     grid = to_grid(rows.measures)
     best, total = grid.amax(1), grid.sum(1)
-    share = best / total.clamp_min(_TINY)
+    share = best / total.clamp_min(TINY)
     sure = (best >= confidence * total) & (total > 0)
     for out in (None if rows.valid is None else ~rows.valid, rows.exact):
         if out is not None:

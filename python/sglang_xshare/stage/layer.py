@@ -53,7 +53,7 @@ class Resources:
 
 
 class Layer:
-    """Wraps a layer's `TopKConfig`: `config` routes through `choose`; upstream goes on after routing as ever.
+    """Wraps a layer's `TopKConfig`, `upstream`: `config` routes through `choose`; upstream goes on after it as ever.
 
     `renumbers` says that upstream looks ids up in a table after routing them, so that none may be -1 before;
     `routes_itself` that the layer's runner gets logits where no policy chooses; `takes_kmax` that this runner takes
@@ -149,6 +149,14 @@ class Layer:
         if not self.renumbers:
             return ids
         return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
+
+    def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """(what the runner is handed in place of `output_format`, logits [n, N]), of a layer that routes itself."""
+        if self.convention != MASKED:
+            return type(output_format).STANDARD, logits
+        if output_format == type(output_format).BYPASSED:
+            logits = logits.bfloat16()  # which the runner ranks
+        return output_format, self.mask(logits)
 
     def mask(self, logits: torch.Tensor) -> torch.Tensor:
         """Router logits [n, N] masked so that a runner that ranks them itself arrives at the selection."""

@@ -10,7 +10,7 @@ from .evidence.told import Mark
 from .gather import Ranks
 from .graphs import Graphs
 from .layer import Layer
-from .plans import Plans
+from .plans import REASONS, Plans
 from .step import Size, read_size
 
 
@@ -29,6 +29,18 @@ class Marks:
         self._plans = plans
         given = plans.given
         self._spelling = spell_policy(given.pop("policy"), given) if is_policy else None
+
+    def settle(self, reasons: set[str | None]) -> str:
+        """What the forward that begins is counted as: `reasons` are why layers have no plan, None that some have one;
+        empty in a prefill.
+        """
+        if not reasons:
+            self.outcome = "prefill"
+        elif None in reasons:
+            self.outcome = "observed" if self._plans.schedule and self._plans.schedule.observed else "policy"
+        else:
+            self.outcome = next(reason for reason in REASONS if reason in reasons)
+        return self.outcome
 
     def mark(self, forward_batch: Any, ranks: Ranks | None) -> Mark | None:
         """The forward that was just launched; None where no policy was ever in force."""

@@ -26,10 +26,10 @@ from .evidence.trace import Trace
 from .exact import Exact
 from .gather import Ranks
 from .graphs import Graphs
-from .layer import MASKED, Layer, Resources
+from .layer import Layer, Resources
 from .marks import Marks
 from .paged import PagedLayers
-from .plans import REASONS, Plans
+from .plans import Plans
 from .step import Step, read_size, read_step
 from .upstream.ranks import is_first_rank
 from .upstream.server import is_recorded, show_plan, wait_for_device
@@ -44,8 +44,8 @@ class PolicyBypassed(RuntimeError):
 
 
 class Stage:
-    """Has the MoE layers of a loaded model, as (TopKConfig, Layer), select by a schedule. `hooks.attach` makes one a
-    process; `forward.wrap_calls` puts it around the model.
+    """Has the MoE layers of a loaded model select by a schedule. `hooks.attach` makes one a process;
+    `forward.wrap_calls` puts it around the model.
 
     `schedule` is None where no policy is given and padding rows alone are masked. `trace` is the file to append to, and
     `align` has layers sort the slots for the MoE runner. `batches` are what the server's steps can have, `ranks` those
@@ -56,7 +56,7 @@ class Stage:
 
     def __init__(
         self,
-        layers: list[tuple[Any, Layer]],
+        layers: list[Layer],
         schedule: Schedule | None,
         *,
         device: str,
@@ -69,32 +69,31 @@ class Stage:
         exact: Exact | None = None,
     ) -> None:
         self.layers = layers
-        self._layers = [layer for _, layer in layers]
         self.batches = batches
         self.ranks = ranks
         self.device = device
         self.masks = masks or schedule is None
-        paged = [layer for layer in self._layers if layer.paging is not None]
+        paged = [layer for layer in self.layers if layer.paging is not None]
         self.paged = PagedLayers(paged, device) if paged else None
         self.residents = None if self.paged is None else self.paged.residents
         self.counters = Counters(len(layers), device, self.residents)
         self.since_switch = Reader(self.counters)
-        layer_ids = [layer.layer_id for layer in self._layers]
+        layer_ids = [layer.layer_id for layer in self.layers]
         self.trace = None if trace is None else Trace(trace, layer_ids, device, pages=bool(paged))
         self.graphs = Graphs(batches.captured)
-        placement = self._layers[0].placement
+        placement = self.layers[0].placement
         self._balance = None if placement is None else Balance(placement, layer_ids, device)
         self.agreement = Agreement(tp_size, device) if tp_size > 1 else None
         self.exact = exact or Exact(device)
         self.reports = Reports(self.counters, self._balance, self.agreement, self.trace)
         self.aligner = Aligner() if align else None
-        for number, layer in enumerate(self._layers):
+        for number, layer in enumerate(self.layers):
             find_tally = functools.partial(self.counters.tally, number)
             layer.use(Resources(self.aligner, find_tally, functools.partial(self.graphs.borrow_buffer, layer)))
-        self._by_config = {id(config): layer for config, layer in layers}
-        self._by_own = {id(layer.config): layer for _, layer in layers}
+        self._by_config = {id(layer.upstream): layer for layer in layers}
+        self._by_own = {id(layer.config): layer for layer in layers}
         self._running = self._captures = False
-        self.marks = Marks(self._layers, self.graphs)
+        self.marks = Marks(self.layers, self.graphs)
         self.switches = 0
         self.rule = Rule()
         """Which requests that arrive are exact: by the last policy that selects, since it may come back while they are
@@ -126,7 +125,7 @@ class Stage:
         self.balance = self._balance if schedule is not None and self.observation is None else None
         if self.trace is not None:
             self.trace.observe(list(schedule.observed) if schedule else [])
-        self.plan = None if plans.masks and not self.switches else plans.describe(self._layers[0].router.top_k)
+        self.plan = None if plans.masks and not self.switches else plans.describe(self.layers[0].router.top_k)
         """The plan in force, JSON-able; None where padding rows alone are masked."""
         self.marks.adopt(plans, self.plan is not None)
         self.reports.set_sources(self.plan, self.observation, self.balance is not None)
@@ -203,7 +202,7 @@ class Stage:
         reasons: set[str | None] = set()
         size = None if step is None else step.size
         steps = [step] * len(self.layers) if step is None or self.paged is None else self.paged.divide(step)
-        for layer, own in zip(self._layers, steps, strict=True):
+        for layer, own in zip(self.layers, steps, strict=True):
             layer.step = own
             layer.selection = None
             layer.plan = None
@@ -215,35 +214,28 @@ class Stage:
                     layer.plan = self.graphs.keep_captured(layer, size, layer.plan)
                     against = against if layer.plan is None else None
                 reasons.add(against)
-        if step is None:
-            outcome = "prefill"
-        elif None in reasons:
-            outcome = "policy" if self.observation is None else "observed"
-        else:
-            outcome = next(reason for reason in REASONS if reason in reasons)
-        self.marks.outcome = outcome
-        self.counters.count_outcome(outcome, step)
+        self.counters.count_outcome(self.marks.settle(reasons), step)
         if self.aligner is not None:
             self.aligner.unasked = 0
         self._running = True
 
     def _finish(self, step: Step) -> None:
         """Check that every layer with a plan has selected, and count what it chose."""
-        missed = [layer.layer_id for layer in self._layers if layer.plan is not None and layer.selection is None]
+        missed = [layer.layer_id for layer in self.layers if layer.plan is not None and layer.selection is None]
         if missed:
             raise PolicyBypassed(f"MoE layers {missed} did not route through the expert policy in a {step.phase} step")
         if self.aligner is not None and self.aligner.unasked:
             raise PolicyBypassed(
                 "--expert-policy-align: the MoE runner did not ask for the slots of the experts chosen"
             )
-        if all(layer.selection is None for layer in self._layers):
+        if all(layer.selection is None for layer in self.layers):
             return
         if self.observation is not None:
-            counts, observed = self.observation.count(self._layers, step)
+            counts, observed = self.observation.count(self.layers, step)
             self.counters.totals += counts
         else:
-            selections = [layer.selection for layer in self._layers]
-            fits = [layer.fits for layer in self._layers] if self.residents is not None else []
+            selections = [layer.selection for layer in self.layers]
+            fits = [layer.fits for layer in self.layers] if self.residents is not None else []
             counts, observed = self.counters.count(selections, step, fits), []
             # Captured anew under vanilla, a graph is to count under the policies that it may follow back to.
             balance = self._balance if self._captures and self.switches else self.balance
@@ -265,11 +257,7 @@ class Stage:
         layer = self._by_config.get(id(topk_config))
         if layer is None or not layer.routes_itself or self._find_selecting(topk_config, router_logits) is None:
             return output_format, router_logits
-        if layer.convention == MASKED:
-            if output_format == type(output_format).BYPASSED:
-                router_logits = router_logits.bfloat16()  # which the runner ranks
-            return output_format, layer.mask(router_logits)
-        return type(output_format).STANDARD, router_logits
+        return layer.prepare(output_format, router_logits)
 
     def finish(self, topk_config: Any, ids: Any, weights: Any) -> Any:
         """Ids [n, columns] as the runner of a layer takes them that has chosen them by its own config."""
@@ -317,7 +305,7 @@ class Stage:
             return None
         if not self._running:
             # A graph would count again at every replay, inside a forward that is counted as what it is.
-            if layer is self._layers[0] and not is_recorded():
+            if layer is self.layers[0] and not is_recorded():
                 self.counters.count_outcome("no_context")
             return None
         if layer.plan is not None and self.observation is not None:

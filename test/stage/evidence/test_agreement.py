@@ -86,11 +86,11 @@ def test_ranks_that_select_apart_are_not_compared(share):
 def test_one_log_line_at_the_first_disagreement(caplog):
     agreement = make(lambda own: [own + 1])
     with caplog.at_level(logging.ERROR):
-        agreement.check()
+        agreement.read()
         assert not caplog.records
         for _ in range(2):
             agreement.count([selection(2, 2, [1.0])])
             agreement.end_forward(None)
-            agreement.check()
+            agreement.read()
     (record,) = caplog.records
     assert "ranks [1] have selected other experts than the first, in 1 of 1 comparisons" in record.message

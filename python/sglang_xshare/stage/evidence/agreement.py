@@ -82,12 +82,8 @@ class Agreement:
         self._checksum.zero_()
 
     def read(self) -> Compared:
-        """Since the server's start. Waits for the device."""
-        return Compared(int(self._comparisons), self._disagreements.tolist())
-
-    def check(self) -> Compared:
-        """What `read` returns; that ranks disagree is logged once."""
-        compared = self.read()
+        """Since the server's start; that ranks disagree is logged once. Waits for the device."""
+        compared = Compared(int(self._comparisons), self._disagreements.tolist())
         if any(compared.disagreements) and not self._logged:
             self._logged = True
             which = [rank for rank, count in enumerate(compared.disagreements) if count]

@@ -85,7 +85,7 @@ class Reports:
 
     def _export(self, reporter: Any) -> None:
         """Raises the first error of a figure that was refused, when all others are exported."""
-        compared = None if self.agreement is None else self.agreement.check()
+        compared = None if self.agreement is None else self.agreement.read()
         errors = []
         for part in self._read(compared) if reporter.current_scheduler_metrics_enabled else ():
             try:

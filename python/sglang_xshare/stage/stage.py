@@ -279,7 +279,7 @@ class Stage:
     def fits_slots(self, method: Any) -> bool:
         """Whether what upstream's `PagedExpertsMoEMethod` was just handed is sure to fit its slots."""
         if self.paged is None:  # of a prefill's entries upstream's kernel on one warp would be the slower way
-            is_step = self._running and self._layers[0].step is not None
+            is_step = self._running and self.layers[0].step is not None
             return is_step and bool(method.num_resident >= method.num_experts)
         return self._running and self.paged.fits(method)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..policies.spelling import spell_policy
+from .evidence.figures import hash_plan
 from .evidence.told import Mark
 from .gather import Ranks
 from .graphs import Graphs
 from .layer import Layer
 from .plans import REASONS, Plans
 from .step import Size, read_size
+
+LONGEST = 100
+"""Characters of a policy in an answer; a front of `xshare` with all its keys takes 60."""
 
 
 class Marks:
@@ -24,11 +28,16 @@ class Marks:
         """What the last forward of the model was counted as; None since a runner's began that has not come to it."""
         self._layers, self._graphs = layers, graphs
 
-    def adopt(self, plans: Plans, is_policy: bool) -> None:
-        """These plans are in force from the next forward on; no `is_policy` where no policy ever was."""
+    def adopt(self, plans: Plans, plan: Mapping[str, Any] | None) -> None:
+        """These plans are in force from the next forward on, described as `plan`; None where no policy ever was. One
+        that is long to spell, such as a tuned one, is named by its hash, since every answer carries it.
+        """
         self._plans = plans
-        given = plans.given
-        self._spelling = spell_policy(given.pop("policy"), given) if is_policy else None
+        self._spelling: str | None = None
+        if plan is not None:
+            given = plans.given
+            spelling = spell_policy(given.pop("policy"), given)
+            self._spelling = spelling if len(spelling) <= LONGEST else f"{plan['policy']}, plan {hash_plan(plan)}"
 
     def settle(self, reasons: set[str | None]) -> str:
         """What the forward that begins is counted as: `reasons` are why layers have no plan, None that some have one;

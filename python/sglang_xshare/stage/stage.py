@@ -127,7 +127,7 @@ class Stage:
             self.trace.observe(list(schedule.observed) if schedule else [])
         self.plan = None if plans.masks and not self.switches else plans.describe(self.layers[0].router.top_k)
         """The plan in force, JSON-able; None where padding rows alone are masked."""
-        self.marks.adopt(plans, self.plan is not None)
+        self.marks.adopt(plans, self.plan)
         self.reports.set_sources(self.plan, self.observation, self.balance is not None)
 
     def check_switch(self, schedule: Schedule | None) -> Plans:

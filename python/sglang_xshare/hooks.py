@@ -211,10 +211,10 @@ def handle(scheduler: Any, request: Any) -> Any:
 def check_request(manager: Any, sampling_params: Any) -> None:
     """Raise ValueError, in the server's process, for a request that asks for what a policy cannot give it."""
     params = sampling_params.custom_params
-    if isinstance(params, dict) and KEY in params:
+    if params is not None and (not isinstance(params, dict) or KEY in params):
         from .admission.exact import check_request as check
 
-        check(params[KEY], sampling_params, manager.server_args)
+        check(params, sampling_params, manager.server_args)
 
 
 def admit(scheduler: Any, req: Any) -> None:

@@ -57,6 +57,14 @@ def test_refusal_names_what_is_wrong(case, monkeypatch):
         refuse(case, monkeypatch)
 
 
+@pytest.mark.parametrize("params", ["exact", ["exact"], 1, {"exact"}], ids=str)
+def test_what_is_no_object_asks_for_nothing_silently(params):
+    asked = SimpleNamespace(custom_params=params)
+    with pytest.raises(ValueError, match="allowed is an object, such as"):
+        hooks.check_request(SimpleNamespace(server_args=SimpleNamespace(**SERVED)), asked)
+    hooks.check_request(SimpleNamespace(server_args=SimpleNamespace(expert_policy=None)), asked)
+
+
 def test_what_is_served(monkeypatch):
     leave_as_given(monkeypatch)
     check_rule(BY_PRIORITY, SimpleNamespace(**SERVED | {"enable_priority_scheduling": True}))

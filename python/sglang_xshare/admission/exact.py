@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..exact import EXACT, KEY, Rule, check_said
+from ..exact import EXACT, KEY, SHARED, Rule, check_said
 from ..refusal import ExpertPolicyError
 from ..stage.upstream.server import resolved
 from .arguments import is_on
@@ -36,7 +36,8 @@ def find_refusal(config: Any) -> str | None:
     try:
         check_exact(config)
     except ExpertPolicyError as error:
-        return f"custom_params.{KEY} = {EXACT!r}: {error}"
+        reason = str(error).removesuffix("; allowed is off")
+        return f"custom_params.{KEY} = {EXACT!r}: {reason}; allowed is {SHARED!r}"
     return None
 
 
@@ -63,8 +64,13 @@ def check_rule(rule: Rule, config: Any) -> None:
         raise ExpertPolicyError("--expert-policy-config", f'exact {{"priority": {rule.priority}}}', reason)
 
 
-def check_request(said: Any, sampling_params: Any, server_args: Any) -> None:
+def check_request(params: Any, sampling_params: Any, server_args: Any) -> None:
     """Raise ValueError in one line where a request asks, by its `custom_params`, for what it cannot get."""
+    if not isinstance(params, dict):
+        if is_on(server_args):
+            raise ValueError(f'custom_params = {params!r}: allowed is an object, such as {{"{KEY}": "{EXACT}"}}')
+        return
+    said = params[KEY]
     check_said(said)
     if said != EXACT or not is_on(server_args):
         return

@@ -56,8 +56,10 @@ def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(
             ("attention", attention["decode"] if same else " / ".join(f"{v} ({k})" for k, v in attention.items()))
         )
+    is_paging = "paging" in report  # which tells how far graphs are captured
+    if "moe_runner" in report and not is_paging:
         rows.append(("captured batches", spell_sizes(report["capture_sizes"]) or "none: no CUDA graphs"))
-    if "selection" in report:
+    if "selection" in report and not is_paging:
         kinds = {"triton": "Triton kernel", "torch": "plain torch", "vanilla": "vanilla"}
         sizes = {name: spell_sizes(report["selection"][kind]) for kind, name in kinds.items()}
         rows.append(("selection", "; ".join(f"{name} at {text}" for name, text in sizes.items() if text)))
@@ -108,7 +110,8 @@ def _list_paging(paging: dict[str, Any]) -> list[tuple[str, str]]:
         parts = [f"{row['page_ins'][0]:.1f} -> {row['page_ins'][1]:.1f} page-ins a layer and step"]
         for key, name in (("transfer_ms", "transfers"), ("step_ms", "step")):
             if key in row:
-                parts.append(f"{name} {row[key][0]:,.0f} -> {row[key][1]:,.0f} ms")
+                before, after = (f"{ms:,.0f}" if ms >= 10 else f"{ms:.2g}" for ms in row[key])
+                parts.append(f"{name} {before} -> {after} ms")
         told = f"{row['policy']}, {row['source']}: {', '.join(parts)}, kept mass {row['kept_mass']:.3f}"
         rows.append((f"ESTIMATE at {paging['link_gb_per_s']:g} GB/s", told))
     return rows

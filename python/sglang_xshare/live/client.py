@@ -88,7 +88,10 @@ class Client:
         self, path: str, body: dict[str, Any] | None = None, timeout: float = TIMEOUT, *, admin: bool = False
     ) -> bytes:
         """What the server answers, as it is."""
-        data = None if body is None else orjson.dumps(body)
+        try:
+            data = None if body is None else orjson.dumps(body)
+        except TypeError as error:  # an integer beyond 64 bits
+            raise PolicyError(f"{self.url}: cannot be sent: {error}; allowed are numbers of 64 bits") from None
         headers, key = {"Content-Type": "application/json"}, self._admin_key if admin else self._key
         if key:
             headers["Authorization"] = f"Bearer {key}"

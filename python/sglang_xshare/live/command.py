@@ -94,7 +94,8 @@ def print_answer(answer: dict[str, Any]) -> None:
         console.print(f"active experts of a layer and step: {experts}; kept mass: {since['mean_kept_mass']:.4f}")
         if since.get("exact_rows"):
             share, mass = since["exact_rows"] / since["rows"], since["others_kept_mass"]
-            console.print(f"exact rows: {share:.1%}; kept mass of the others: {mass:.4f}")
+            told = "" if mass is None else f"; kept mass of the others: {mass:.4f}"
+            console.print(f"exact rows: {share:.1%}{told}")
     limits = answer["limits"]
     graphs = f"; graphs that select: {limits['selecting_rows'] or 'none'}" if limits["captured_rows"] else ""
     console.print(f"router rows of a step: {limits['batches']}{graphs}")

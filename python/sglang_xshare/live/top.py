@@ -103,7 +103,7 @@ def draw(frame: Frame, lines: int) -> RenderableType:
     counted += f", kept mass {_number(since['mean_kept_mass'], 4)}"
     if since.get("exact_rows"):
         share = since["exact_rows"] / since["rows"]
-        counted += f"; exact rows {share:.1%}, kept mass of the others {since['others_kept_mass']:.4f}"
+        counted += f"; exact rows {share:.1%}, kept mass of the others {_number(since['others_kept_mass'], 4)}"
     speed = f"{_number(frame.tokens_per_second, 1)} tokens/s, accepted length {_number(frame.accepted_length, 2)}"
     start = "the last switch" if frame.switches else "the server's start"
     span = f"since {start}" if frame.seconds is None else f"of the last {frame.seconds:.1f} s"

@@ -79,9 +79,10 @@ class Interval:
         return self.kept_mass / max(self.rows, 1)
 
     @property
-    def others_kept_mass(self) -> float:
-        """The same of rows that are not exact: an exact one keeps all."""
-        return (self.kept_mass - self.exact_rows) / max(self.rows - self.exact_rows, 1)
+    def others_kept_mass(self) -> float | None:
+        """The same of rows that are not exact, for an exact one keeps all; None where all are."""
+        others = self.rows - self.exact_rows
+        return (self.kept_mass - self.exact_rows) / others if others else None
 
 
 class Counters:
@@ -247,6 +248,7 @@ def format_log(interval: Interval) -> str:
             experts += f", page-ins: {interval.mean_page_ins_before:.1f} -> {interval.mean_page_ins:.1f}"
         text = f", {experts}, kept mass: {interval.mean_kept_mass:.4f}{text}"
     if interval.exact_rows:
-        share = interval.exact_rows / interval.rows
-        text += f", exact rows: {share:.1%}, kept mass of the others: {interval.others_kept_mass:.4f}"
+        text += f", exact rows: {interval.exact_rows / interval.rows:.1%}"
+        mass = interval.others_kept_mass
+        text += "" if mass is None else f", kept mass of the others: {mass:.4f}"
     return text + (f", rescued: {interval.rescued}" if interval.rescued else "")

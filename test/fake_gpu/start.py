@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fake_gpu import norms, values, watch
+from fake_gpu import norms, probe, values, watch
 
 
 def install_in_torch(torch: Any) -> None:
@@ -41,6 +41,7 @@ AFTER: dict[str, Callable[[Any], None]] = {
     "torch": install_in_torch,
     "flashinfer.norm": norms.install,
     "sglang_xshare.hooks": watch.install_ours,
+    "sglang_xshare.stage.layer": probe.install,
 }
 """Module -> what is done with it once it has been imported."""
 

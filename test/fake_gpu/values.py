@@ -1,6 +1,8 @@
-"""What the GPU that is not there would compute, with FAKE_GPU_VALUES=1: torch's operators on the host, Triton's kernels
-by their PTX, in the device's own memory. What a capture records is done at each replay, in order. With
-FAKE_GPU_VALUES=ours those of this package alone: SGLang's multiply matrices, which the PTX's interpreter does not.
+"""What the GPU that is not there would compute, in the device's own memory; a capture's work is done at each replay.
+
+Always what the host reads again: zeros and the like, and operators of torch on a few integers, as lengths and places.
+With FAKE_GPU_VALUES=1 every operator of torch, on the host, and Triton's kernels by their PTX; with =ours those of this
+package alone, since SGLang's multiply matrices, which the PTX's interpreter does not.
 
 Nothing else computes: neither libraries' kernels nor tensors of more than LARGEST elements.
 """
@@ -14,6 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 LARGEST = 1 << 22
+FEW = 1 << 16
+CONSTANT = ("zeros", "zero_", "new_zeros", "zeros_like", "fill_", "full", "new_full", "full_like", "ones", "arange")
 PASSED_BY = ("empty", "new_empty", "empty_like", "set_", "resize_", "record_stream", "detach", "_local_scalar_dense")
 """Operators that compute nothing, or whose answer the host has already read."""
 _told: set[str] = set()
@@ -26,6 +30,12 @@ def do(work: Callable[[], None]) -> None:
         work()
     else:
         _recording.append(work)
+
+
+def _tell(name: str, error: Exception) -> None:
+    if name not in _told:
+        _told.add(name)
+        print(f"fake GPU: {name} is not computed: {error}", file=sys.stderr, flush=True)
 
 
 def alias(tensor: Any) -> Any:
@@ -43,8 +53,10 @@ def alias(tensor: Any) -> Any:
 def install(torch: Any) -> None:
     """From now on, in this thread, compute what is asked of the device."""
     _follow_graphs(torch.cuda.CUDAGraph)
-    _make_mode(torch).__enter__()
-    _execute_triton()
+    asked = os.environ.get("FAKE_GPU_VALUES")
+    _make_mode(torch, bool(asked)).__enter__()
+    if asked:
+        _execute_triton(only_ours=asked == "ours")
 
 
 def _follow_graphs(graph: Any) -> None:
@@ -68,7 +80,7 @@ def _follow_graphs(graph: Any) -> None:
     graph.capture_begin, graph.capture_end, graph.replay = capture_begin, capture_end, replay_and_compute
 
 
-def _make_mode(torch: Any) -> Any:
+def _make_mode(torch: Any, all_: bool) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -81,14 +93,14 @@ def _make_mode(torch: Any) -> Any:
             answer = func(*args, **kwargs)
             name = func.overloadpacket.__name__
             tensors = [leaf for leaf in tree_leaves((args, kwargs, answer)) if isinstance(leaf, torch.Tensor)]
-            small = all(tensor.numel() <= LARGEST for tensor in tensors)
+            small = all(tensor.numel() <= (LARGEST if all_ or name in CONSTANT else FEW) for tensor in tensors)
+            if not all_ and name not in CONSTANT:
+                small = small and not any(tensor.is_floating_point() for tensor in tensors)
             if name not in PASSED_BY and not func.is_view and small and any(map(is_device, tensors)):
                 try:
                     compute(func, args, kwargs, answer)
-                except (RuntimeError, NotImplementedError, TypeError) as error:  # no kernel of the CPU, say
-                    if name not in _told:
-                        _told.add(name)
-                        print(f"fake GPU: {name} is not computed: {error}", file=sys.stderr, flush=True)
+                except Exception as error:  # no kernel of the CPU, or indices that nobody computed
+                    _tell(name, error)
             return answer
 
     def compute(func: Any, args: Any, kwargs: Any, answer: Any) -> None:
@@ -111,7 +123,7 @@ def _make_mode(torch: Any) -> Any:
     return Compute()
 
 
-def _execute_triton() -> None:
+def _execute_triton(only_ours: bool) -> None:
     from triton.compiler import compiler
 
     from fake_gpu.ptx.launcher import Execution, Launcher
@@ -122,13 +134,22 @@ def _execute_triton() -> None:
         if self.module is not None:
             return
         init(self)
-        if os.environ["FAKE_GPU_VALUES"] == "ours" and not self.src.fn.fn.__module__.startswith("sglang_xshare."):
+        is_ours = self.src.fn.fn.__module__.startswith("sglang_xshare.")
+        if only_ours and not is_ours:
             return
         launch, launcher = self._run, Launcher(self, Execution(watch=False))
 
+        def execute(*args: Any) -> None:
+            try:
+                launcher(*args)
+            except (RuntimeError, ValueError, KeyError) as error:
+                if is_ours:
+                    raise
+                _tell(self.name, error)
+
         def run(*args: Any) -> None:
             launch(*args)
-            do(lambda: launcher(*args))
+            do(lambda: execute(*args))
 
         self._run = run
 

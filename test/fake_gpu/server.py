@@ -17,6 +17,7 @@ from typing import Any
 
 import requests
 
+from benchmark.common.server import die_with_parent
 from fake_gpu.models import write_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,9 +80,9 @@ class Server:
         """What a real driver would have refused, or memory that a graph would have read though it was gone."""
         return sorted({line for line in self.read_log() if line.startswith("VIOLATION")})
 
-    def find_waits(self) -> set[str]:
-        """Which of our calls have waited for the device."""
-        return {line.split()[1] for line in self.read_log() if line.startswith("SYNC")}
+    def find_waits(self) -> Counter[str]:
+        """How many calls of ours have waited for the device."""
+        return Counter(line.split()[1] for line in self.read_log() if line.startswith("SYNC"))
 
     def read_captures(self) -> list[Counter[str]]:
         """For each captured graph, how often it launches each kernel; FAKE_GPU_NODES=1 has them logged."""
@@ -123,6 +124,7 @@ def start_server(model: str | Path, folder: Path, flags: Sequence[str], environm
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=die_with_parent,
             cwd=folder,
         )
     server = Server(process, f"http://127.0.0.1:{port}", folder)

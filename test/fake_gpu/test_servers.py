@@ -15,13 +15,19 @@ GRAPHS = ("--cuda-graph-bs-decode", "1", "4", "8", "--disable-prefill-cuda-graph
 LAYERS = {"qwen3-moe": 3, "gpt-oss": 4, "deepseek-v3": 2}
 MAY_WAIT = {"report", "publish", "handle"}
 """Our calls that read counters, now and then, or switch between two steps."""
+SELECT = {"choose", "prepare"}
+"""Those that copy a plan's numbers to the device, the first time that a layer has a size."""
 
 
-def check(server, layers=None):
-    """Nothing was forbidden, and each graph of two rows or more selects once in each of so many layers."""
+def check(server, layers=None, sizes=3):
+    """Nothing was forbidden, and each graph of two rows or more selects once in each of so many layers, which have had
+    steps of so many sizes.
+    """
     assert server.process.poll() is None
     assert server.find_violations() == []
-    assert server.find_waits() <= MAY_WAIT
+    waits = server.find_waits()
+    assert set(waits) <= MAY_WAIT | SELECT, waits
+    assert layers is None or sum(waits[name] for name in SELECT) <= sizes * layers, waits
     selecting = [kernels["select_kernel"] for kernels in server.read_captures() if kernels["select_kernel"]]
     if layers is not None:
         assert set(selecting) == ({layers} if layers else set()), selecting
@@ -115,7 +121,7 @@ def test_the_defaults_of_the_release(serve):
     """Graphs of every size, of prefills too."""
     server = serve("qwen3-moe", *XSHARE)
     assert count_steps(server.generate(7)) == {(7, 7)}
-    check(server, LAYERS["qwen3-moe"])
+    check(server, LAYERS["qwen3-moe"], sizes=16)
 
 
 def test_speculation(serve, tmp_path):

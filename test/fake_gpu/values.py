@@ -1,6 +1,7 @@
 """What the GPU that is not there would compute, in the device's own memory; a capture's work is done at each replay.
 
-Always what the host reads again: zeros and the like, and operators of torch on a few integers, as lengths and places.
+Always what the host reads again: zeros and the like, copies, and operators of torch on integers, as lengths and places,
+where they are few.
 With FAKE_GPU_VALUES=1 every operator of torch, on the host, and Triton's kernels by their PTX; with =ours those of this
 package alone, since SGLang's multiply matrices, which the PTX's interpreter does not.
 
@@ -18,6 +19,7 @@ from typing import Any
 LARGEST = 1 << 22
 FEW = 1 << 16
 CONSTANT = ("zeros", "zero_", "new_zeros", "zeros_like", "fill_", "full", "new_full", "full_like", "ones", "arange")
+MOVES = ("copy_", "_to_copy", "clone", "index_select")
 PASSED_BY = ("empty", "new_empty", "empty_like", "set_", "resize_", "record_stream", "detach", "_local_scalar_dense")
 """Operators that compute nothing, or whose answer the host has already read."""
 _told: set[str] = set()
@@ -94,7 +96,7 @@ def _make_mode(torch: Any, all_: bool) -> Any:
             name = func.overloadpacket.__name__
             tensors = [leaf for leaf in tree_leaves((args, kwargs, answer)) if isinstance(leaf, torch.Tensor)]
             small = all(tensor.numel() <= (LARGEST if all_ or name in CONSTANT else FEW) for tensor in tensors)
-            if not all_ and name not in CONSTANT:
+            if not all_ and name not in CONSTANT + MOVES:
                 small = small and not any(tensor.is_floating_point() for tensor in tensors)
             if name not in PASSED_BY and not func.is_view and small and any(map(is_device, tensors)):
                 try:

@@ -37,7 +37,7 @@ def do(work: Callable[[], None]) -> None:
 def _tell(name: str, error: Exception) -> None:
     if name not in _told:
         _told.add(name)
-        print(f"fake GPU: {name} is not computed: {error}", file=sys.stderr, flush=True)
+        print(f"fake GPU: {name} is not computed: {str(error)[:100]}", file=sys.stderr, flush=True)
 
 
 def alias(tensor: Any) -> Any:
@@ -99,10 +99,7 @@ def _make_mode(torch: Any, all_: bool) -> Any:
             if not all_ and name not in CONSTANT + MOVES:
                 small = small and not any(tensor.is_floating_point() for tensor in tensors)
             if name not in PASSED_BY and not func.is_view and small and any(map(is_device, tensors)):
-                try:
-                    compute(func, args, kwargs, answer)
-                except Exception as error:  # no kernel of the CPU, or indices that nobody computed
-                    _tell(name, error)
+                compute(func, args, kwargs, answer)
             return answer
 
     def compute(func: Any, args: Any, kwargs: Any, answer: Any) -> None:
@@ -116,9 +113,12 @@ def _make_mode(torch: Any, all_: bool) -> Any:
         fresh = [isinstance(leaf, torch.Tensor) and id(leaf) not in given for leaf in tree_leaves(answer)]
 
         def work() -> None:
-            for target, value, new in zip(made, tree_leaves(func(*hosts[0], **hosts[1])), fresh, strict=True):
-                if new:
-                    target.copy_(value)
+            try:
+                for target, value, new in zip(made, tree_leaves(func(*hosts[0], **hosts[1])), fresh, strict=True):
+                    if new:
+                        target.copy_(value)
+            except Exception as error:  # no kernel of the CPU, or indices that nobody computed
+                _tell(func.overloadpacket.__name__, error)
 
         do(work)
 

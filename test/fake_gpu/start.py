@@ -38,9 +38,15 @@ def _sample_token_zero(torch: Any) -> None:
     torch.argmax = sample
 
 
+def _copy_by_torch(module: Any) -> None:
+    """SGLang copies a step's inputs to a graph's by a kernel of its own, and where that does not serve by torch."""
+    module.try_small_copy = lambda *args, **keys: False
+
+
 AFTER: dict[str, Callable[[Any], None]] = {
     "torch": install_in_torch,
     "flashinfer.norm": norms.install,
+    "sglang.kernels.ops.memory.small_copy": _copy_by_torch,
     "sglang_xshare.hooks": watch.install_ours,
     "sglang_xshare.stage.layer": probe.install,
 }

@@ -13,9 +13,9 @@ from benchmark.common.paths import TRAINED
 XSHARE = ("--expert-policy", "xshare", "--expert-policy-config", '{"k0": 1, "add": 4}')
 GRAPHS = ("--cuda-graph-bs-decode", "1", "4", "8", "--disable-prefill-cuda-graph")
 LAYERS = {"qwen3-moe": 3, "gpt-oss": 4, "deepseek-v3": 2}
-MAY_WAIT = {"report", "publish", "handle"}
-"""Our calls that read counters, now and then, or switch between two steps."""
-SELECT = {"choose", "prepare"}
+MAY_WAIT = {"attach", "report", "publish", "handle"}
+"""Our calls that start, that read counters, now and then, or that switch between two steps."""
+SELECT = {"choose", "prepare", "route"}
 """Those that copy a plan's numbers to the device, the first time that a layer has a size."""
 
 

@@ -9,8 +9,8 @@ export TVM_FFI_CACHE_DIR=$_fake/cache/tvm FLASHINFER_WORKSPACE_BASE=$_fake/cache
 export SGLANG_JIT_CACHE_DIR=$_fake/cache/sglang
 export HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
 mkdir -p "$FAKE_GPU_LOG" "$_fake/cache" "$_fake/include"
-# Headers of cuBLAS, which a toolkit may lack; all that NVIDIA's wheels bring would be of another compiler's version.
-ln -sf "$1"/lib/python3*/site-packages/nvidia/cu13/include/cublas*.h "$_fake/include/"
+# Headers of libraries that a toolkit may lack; all that NVIDIA's wheels bring would be of another compiler's version.
+ln -sf "$1"/lib/python3*/site-packages/nvidia/cu13/include/cu{blas,rand}*.h "$_fake/include/"
 export CPATH=$_fake/include
 . "$(dirname "${BASH_SOURCE[0]}")/../../scripts/gpu/toolkit.sh"
 find_toolkit "$_fake/toolkit"

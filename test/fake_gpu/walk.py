@@ -1,0 +1,27 @@
+"""An experiment of `make gpu` on the GPU that is not there, with few rounds of short answers: how far it comes, not
+what it measures.
+
+    python -m fake_gpu.walk layer qwen3-30b-a3b --out FOLDER
+"""
+
+import sys
+
+from benchmark.common.command import one_line_errors
+from benchmark.gpu import __main__, eagle3, paged, replay, server, serving
+
+SECONDS = 1200.0  # of a server's start on a busy machine
+
+
+def shorten() -> None:
+    """Two rounds of eight tokens; of paged experts two layers, whose slots and pinned store are the host's memory."""
+    serving.OUTPUT_TOKENS = 8
+    serving.START_LIMIT = paged.START_LIMIT = SECONDS
+    server.ROUNDS = server.FINE_ROUNDS = replay.ROUNDS = eagle3.ROUNDS = paged.ROUNDS = 2
+    paged.MODEL = "qwen3-30b-a3b-2-layers"
+
+
+if __name__ == "__main__":
+    shorten()
+    sys.argv[0] = "benchmark.gpu"
+    with one_line_errors("gpu"):
+        sys.exit(__main__.main())

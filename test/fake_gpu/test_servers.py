@@ -98,7 +98,9 @@ def test_observe(serve):
     assert count_steps(server.generate(7)) == {(0, 7)}
     assert server.post("/expert_policy", {"policy": "observe", **plans}).status_code == 200
     server.generate(7)
-    check(server, 2 * LAYERS["qwen3-moe"])
+    check(server)
+    selecting = sorted(kernels["select_kernel"] for kernels in server.read_captures())
+    assert selecting == [3, 6, 6], "two plans in three layers; of one row both leave the model's routing, selected once"
 
 
 def test_a_trace(serve, tmp_path):

@@ -27,7 +27,9 @@ def run(*command, **environment):
     """What a module printed. Raises CalledProcessError where it fails."""
     path = os.pathsep.join(str(ROOT / folder) for folder in ("python", "", "test"))
     env = {**os.environ, "PYTHONPATH": path, **environment}
-    return subprocess.run([sys.executable, "-m", *command], env=env, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+    return subprocess.run(
+        [sys.executable, "-m", *command], env=env, cwd=ROOT, check=True, stdout=subprocess.PIPE
+    ).stdout
 
 
 def test_the_checks_pass():

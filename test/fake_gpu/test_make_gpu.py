@@ -44,4 +44,4 @@ def test_a_captured_selection_is_the_references():
 @pytest.mark.parametrize("experiment", WALKS)
 def test_an_experiment_comes_to_its_table(experiment, gib, tmp_path):
     run("fake_gpu.walk", experiment, *WALKS[experiment], "--out", str(tmp_path), FAKE_GPU_GIB=gib)
-    assert experiment.encode() in run("benchmark.gpu", "table", "--out", str(tmp_path))
+    assert experiment.encode() in run("fake_gpu.walk", "table", "--out", str(tmp_path))

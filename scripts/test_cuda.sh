@@ -21,8 +21,9 @@ if [[ ! -f $venv/.device || $(<"$venv/.device") != "$wanted" ]]; then
     echo "$wanted" >"$venv/.device"
 fi
 site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-# Every process of the environment follows captures: test/fake_gpu/start.py.
-echo "import sys; sys.path.append('$PWD/test'); import fake_gpu.start" >"$site/fake_gpu.pth"
+# Every process that finds the stand-in follows captures: test/fake_gpu/start.py.
+echo "import os, sys; 'FAKE_GPU_LOG' in os.environ and (sys.path.append('$PWD/test'), __import__('fake_gpu.start'))" \
+    >"$site/fake_gpu.pth"
 PYTHONPATH=$PWD/python "$python" -m sglang_xshare patch apply
 
 . test/fake_gpu/environment.sh "$venv"

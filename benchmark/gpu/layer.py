@@ -93,6 +93,9 @@ def _measure_shape(record: Record, name: str) -> str | None:
         return {"active": count(plans[policy]), "us": us / shape.layers, "same": same}
 
     plans = {policy: None if policy == "off" else parse_plan(policy) for policy in POLICIES}
+    # Of a model with fewer experts a token, a warm-up of so many is none.
+    router = Router(top_k=shape.top_k)
+    plans = {policy: plan for policy, plan in plans.items() if plan is None or plan.warm_up(router) <= shape.top_k}
     possible = [n for n in ACTIVE if shape.top_k <= n <= min(shape.experts, ROWS * shape.top_k)]
     calls = {f"{name}/{active_key(active)}": partial(time_active, active) for active in possible}
     calls |= {f"{name}/{policy}": partial(time_policy, policy) for policy in plans}

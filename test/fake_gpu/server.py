@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -17,11 +17,12 @@ from typing import Any
 
 import requests
 
+from benchmark.common.server import die_with_parent
 from fake_gpu.models import write_model
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = (
-    *("--load-format", "dummy", "--skip-tokenizer-init", "--skip-server-warmup", "--disable-radix-cache"),
+    *("--skip-tokenizer-init", "--skip-server-warmup", "--disable-radix-cache"),
     *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--mem-fraction-static", "0.8"),
     *("--max-running-requests", "16", "--max-total-tokens", "8192", "--chunked-prefill-size", "2048"),
     *("--enable-metrics", "--decode-log-interval", "4"),
@@ -37,11 +38,13 @@ class Server:
     url: str
     folder: Path
 
-    def generate(self, requests_: int, tokens: int = 8) -> list[dict[str, Any]]:
-        """The `meta_info` of so many requests of 16 tokens each, sent at once."""
+    def generate(self, requests_: int, tokens: int = 8, exact: Collection[int] = ()) -> list[dict[str, Any]]:
+        """The `meta_info` of so many requests of 16 tokens each, sent at once; those of these numbers are exact."""
+        params = {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}
+        asking = params | {"custom_params": {"expert_policy": "exact"}}
         body = {
             "input_ids": [[7 * row + token for token in range(1, 17)] for row in range(1, requests_ + 1)],
-            "sampling_params": {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True},
+            "sampling_params": [asking if row in exact else params for row in range(requests_)],
         }
         answer = requests.post(f"{self.url}/generate", json=body, timeout=SECONDS)
         answer.raise_for_status()
@@ -51,15 +54,23 @@ class Server:
         """The answer to a POST, whatever its status."""
         return requests.post(self.url + path, json=body, timeout=SECONDS)
 
-    def read_metrics(self) -> dict[str, float]:
-        """Series of ours -> value, without labels but the outcome."""
+    def get(self, path: str) -> Any:
+        """The JSON that a GET answers with."""
+        return requests.get(self.url + path, timeout=SECONDS).json()
+
+    def read_metrics(self, label: str = "outcome") -> dict[str, float]:
+        """Series of ours -> value, without labels but this one."""
         found: dict[str, float] = {}
         for line in requests.get(f"{self.url}/metrics", timeout=60).text.splitlines():
             if match := re.match(r"sglang:expert_policy_(\w+)\{(.*?)\} (\S+)", line):
-                outcome = re.search(r'outcome="(\w+)"', match[2])
-                name = f"{match[1]} {outcome[1]}" if outcome else match[1]
+                given = re.search(rf'{label}="([^"]*)"', match[2])
+                name = f"{match[1]} {given[1]}" if given else match[1]
                 found[name] = found.get(name, 0.0) + float(match[3])
         return found
+
+    def read_output(self) -> str:
+        """What it printed."""
+        return (self.folder / "output").read_text(errors="replace")
 
     def read_log(self) -> list[str]:
         """What the device and our watch said, of all processes."""
@@ -69,9 +80,9 @@ class Server:
         """What a real driver would have refused, or memory that a graph would have read though it was gone."""
         return sorted({line for line in self.read_log() if line.startswith("VIOLATION")})
 
-    def find_waits(self) -> set[str]:
-        """Which of our calls have waited for the device."""
-        return {line.split()[1] for line in self.read_log() if line.startswith("SYNC")}
+    def find_waits(self) -> Counter[str]:
+        """How many calls of ours have waited for the device."""
+        return Counter(line.split()[1] for line in self.read_log() if line.startswith("SYNC"))
 
     def read_captures(self) -> list[Counter[str]]:
         """For each captured graph, how often it launches each kernel; FAKE_GPU_NODES=1 has them logged."""
@@ -88,10 +99,13 @@ class Server:
             self.process.wait()
 
 
-def start_server(model: str, folder: Path, flags: Sequence[str], environment: Mapping[str, str]) -> Server:
-    """A server that answers. Raises RuntimeError with the end of its output where it does not."""
+def start_server(model: str | Path, folder: Path, flags: Sequence[str], environment: Mapping[str, str]) -> Server:
+    """A server that answers: of one of `models` without weights, or of a checkpoint in a folder. Raises RuntimeError
+    with the end of its output where it does not.
+    """
     (folder / "log").mkdir(parents=True)
-    place = write_model(model, folder)
+    place = model if isinstance(model, Path) else write_model(model, folder)
+    weights = () if isinstance(model, Path) else ("--load-format", "dummy")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -99,7 +113,7 @@ def start_server(model: str, folder: Path, flags: Sequence[str], environment: Ma
     output = folder / "output"
     with output.open("wb") as file:
         process = subprocess.Popen(
-            [*command, *FLAGS, *flags],
+            [*command, *weights, *FLAGS, *flags],
             env={
                 **os.environ,
                 "PYTHONPATH": str(ROOT / "python"),
@@ -110,6 +124,7 @@ def start_server(model: str, folder: Path, flags: Sequence[str], environment: Ma
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=die_with_parent,
             cwd=folder,
         )
     server = Server(process, f"http://127.0.0.1:{port}", folder)

@@ -7,17 +7,18 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fake_gpu import norms, values, watch
+from fake_gpu import norms, probe, values, watch
 
 
 def install_in_torch(torch: Any) -> None:
-    """Follow captures and replays; where asked to, compute what is launched."""
+    """Follow captures and replays; compute what is launched, as far as it is asked for."""
     watch.install(torch.cuda.graphs)
-    equal = torch.equal
+    values.install(torch)
+    equal, unique = torch.equal, torch.unique
     torch.equal = lambda a, b: equal(*(values.alias(x) if x.is_cuda else x for x in (a, b)))
-    if os.environ.get("FAKE_GPU_VALUES"):
-        values.install(torch)
-    else:
+    # Experts of a prefill that is paged in, whose router computes nothing: the first few.
+    torch.unique = lambda x, *args, **keys: torch.arange(min(len(x), 16)) if x.is_cuda else unique(x, *args, **keys)
+    if not os.environ.get("FAKE_GPU_VALUES"):
         _sample_token_zero(torch)
 
 
@@ -37,10 +38,17 @@ def _sample_token_zero(torch: Any) -> None:
     torch.argmax = sample
 
 
+def _copy_by_torch(module: Any) -> None:
+    """SGLang copies a step's inputs to a graph's by a kernel of its own, and where that does not serve by torch."""
+    module.try_small_copy = lambda *args, **keys: False
+
+
 AFTER: dict[str, Callable[[Any], None]] = {
     "torch": install_in_torch,
     "flashinfer.norm": norms.install,
+    "sglang.kernels.ops.memory.small_copy": _copy_by_torch,
     "sglang_xshare.hooks": watch.install_ours,
+    "sglang_xshare.stage.layer": probe.install,
 }
 """Module -> what is done with it once it has been imported."""
 

@@ -5,6 +5,7 @@ reference selects from the same logits.
 import os
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -24,7 +25,12 @@ else:
     from sglang_xshare import Batch, Router, build_plan, select
     from sglang_xshare.policies.schedule import build_schedule
     from sglang_xshare.stage.batches import Batches
+    from sglang_xshare.stage.evidence.columns import AFTER, EXACT, EXCEEDED, KEPT, PAGED, STEPS
+    from sglang_xshare.stage.evidence.columns import ROWS as ROWS_
+    from sglang_xshare.stage.paged import SlotsExceeded
     from stage.fake import EXPERTS, TOP_K, Model, forward_batch
+    from stage.test_exact import Req, batch_of
+    from stage.test_paging import SLOTS, PagedModel, put
 
     ROWS = 8
     REPORTER = SimpleNamespace(
@@ -88,14 +94,108 @@ else:
             assert (steps, active) == (1, expected[0]), (live, add)
             assert kept == pytest.approx(expected[1], rel=1e-5)
 
-    def test_observing_the_same_again_goes_on_counting(attach):
-        model = Model(2)
-        plans = {"plans": ["xshare:k0=1,add=4"]}
-        stage = attach(model, Batches((ROWS,)), device="cuda", expert_policy="observe", expert_policy_config=plans)
-        graph, _, set_live = capture(model, stage)
+    def test_exact_rows_come_and_go(attach):
+        """A graph reads which they are where the host writes it before a replay; they are routed as by the model."""
+        model, plan = Model(2), {"policy": "xshare", "k0": 1, "add": 1}
+        stage = attach(
+            model,
+            Batches((ROWS,)),
+            device="cuda",
+            expert_policy="xshare",
+            expert_policy_config={"k0": 1, "add": 1},
+        )
+        graph, logits, set_live = capture(model, stage)
+        routed = list(model.routed)
         set_live(ROWS)
-        (spelling,) = stage.observation.counters
-        for steps in (1, 2):
+        for seed, numbers in enumerate(((), (2, 5), (2,), (0, 2, 7), ())):
+            reqs = [Req(str(row), "exact" if row in numbers else None) for row in range(ROWS)]
+            for req in reqs:
+                stage.admit(req)
+            stage.begin_forward(batch_of(reqs))
+            given = 2 * torch.randn(ROWS, EXPERTS, generator=torch.Generator().manual_seed(seed))
+            logits.copy_(given)
+            before = stage.counters.totals.cpu()
             graph.replay()
-            assert stage.observation.counters[spelling].totals.cpu()[:, 0].tolist() in ([steps] * 2, [1] * 2)
+            counts = (stage.counters.totals.cpu() - before)[0]
+            exact = torch.tensor([row in numbers for row in range(ROWS)])
+            wanted = select(given, build_plan(plan), Router(TOP_K), Batch(exact=exact), backend="reference")
+            own = given.topk(TOP_K).indices
+            assert (counts[AFTER], counts[EXACT]) == (wanted.active.sum(), len(numbers))
+            for weights, ids in routed:
+                weights, ids = weights.cpu(), ids.cpu()
+                for row in range(ROWS):
+                    found = ids[row][weights[row] > 0].tolist()
+                    assert sorted(found) == sorted(wanted.topk_ids[row][wanted.topk_ids[row] >= 0].tolist())
+                    if row in numbers:
+                        assert found == own[row].tolist()
+
+    def page(monkeypatch, slots=SLOTS, **keys):
+        """(a model whose experts are paged by its device, its stage, what says which are loaded [layers, N])"""
+        model = PagedModel(slots)
+        model.forward = partial(Model.forward, model)
+        for paging in model.paging:
+            places = torch.full((EXPERTS,), -1, dtype=torch.int32, device="cuda")
+            paging.device_executor = SimpleNamespace(residency=SimpleNamespace(expert_slot=places))
+        stage = put(monkeypatch, model, device="cuda", **keys)
+        return model, stage, [paging.device_executor.residency.expert_slot for paging in model.paging]
+
+    def test_a_graph_reads_what_is_loaded(monkeypatch):
+        model, stage, places = page(monkeypatch, k0=1, add=2)
+        graph, logits, set_live = capture(model, stage)
+        set_live(ROWS)
+        for seed in range(2):
+            given = 2 * torch.randn(ROWS, EXPERTS, generator=torch.Generator().manual_seed(seed))
+            logits.copy_(given)
+            draw = torch.Generator().manual_seed(seed)
+            loaded = [torch.randperm(EXPERTS, generator=draw) < SLOTS for _ in places]
+            for place, there in zip(places, loaded, strict=True):
+                place.copy_(torch.where(there, 0, -1).int())
+            before = stage.counters.totals.cpu()
+            graph.replay()
+            counts = stage.counters.totals.cpu() - before
+            for layer, there in zip(counts, loaded, strict=True):
+                batch = Batch(resident=there, slots=SLOTS)
+                plan = build_plan({"policy": "xshare", "k0": 1, "add": 2})
+                wanted = select(given, plan, Router(TOP_K), batch, backend="reference")
+                assert layer[AFTER] == wanted.active.sum() <= SLOTS
+                assert layer[PAGED] == (wanted.active & ~there).sum()
+                assert layer[EXCEEDED] == 0
+        stage.publish(REPORTER)
+
+    def test_a_bound_that_is_broken_in_a_replay_stops_the_server(monkeypatch):
+        """Selection that knows nothing of slots stands for a bound that was wrong."""
+        monkeypatch.setattr(
+            "sglang_xshare.stage.layer.select",
+            lambda logits, plan, router, batch, **keys: select(logits, plan, router, Batch(batch.valid), **keys),
+        )
+        model, stage, _ = page(monkeypatch, k0=1, add=24)
+        graph, logits, set_live = capture(model, stage)
+        logits.copy_(torch.randn(ROWS, EXPERTS, generator=torch.Generator().manual_seed(0)))
+        graph.replay()  # all rows are padding
+        stage.publish(REPORTER)
+        stage.reports.invalidate()
+        set_live(ROWS)
+        graph.replay()
+        with pytest.raises(SlotsExceeded, match=f"more than {SLOTS} experts were active"):
+            stage.publish(REPORTER)
+
+    def test_observed_plans_are_counted_as_the_reference_has_them(attach):
+        """Also once the same is posted again, which must leave the tensors that the graph adds to."""
+        model = Model(2)
+        plans = {"plans": ["xshare:k0=1,add=4", "oea:k0=2"]}
+        wanted = ({"policy": "xshare", "k0": 1, "add": 4}, {"policy": "oea", "k0": 2})
+        stage = attach(model, Batches((ROWS,)), device="cuda", expert_policy="observe", expert_policy_config=plans)
+        graph, logits, set_live = capture(model, stage)
+        for seed, live in enumerate((ROWS, 5)):
+            given = 2 * torch.randn(ROWS, EXPERTS, generator=torch.Generator().manual_seed(seed))
+            logits.copy_(given)
+            set_live(live)
+            counted = list(stage.observation.counters.values())
+            before = [counters.totals.cpu() for counters in counted]
+            graph.replay()
+            for plan, counters, former in zip(wanted, counted, before, strict=True):
+                expected = find_expected(given, plan, live)
+                for layer in counters.totals.cpu() - former:
+                    assert (layer[STEPS], layer[ROWS_], layer[AFTER]) == (1, live, expected[0])
+                    assert layer[KEPT] == pytest.approx(expected[1], rel=1e-5)
             stage.switch(build_schedule("observe", plans, speculative=False), REPORTER)

@@ -1,5 +1,9 @@
-"""What the GPU that is not there would compute, with FAKE_GPU_VALUES=1: torch's operators on the host, Triton's kernels
-by their PTX, in the device's own memory. What a capture records is done at each replay, in order.
+"""What the GPU that is not there would compute, in the device's own memory; a capture's work is done at each replay.
+
+Always what the host reads again: zeros and the like, copies, and operators of torch on integers, as lengths and places,
+where they are few.
+With FAKE_GPU_VALUES=1 every operator of torch, on the host, and Triton's kernels by their PTX; with =ours those of this
+package alone, since SGLang's multiply matrices, which the PTX's interpreter does not.
 
 Nothing else computes: neither libraries' kernels nor tensors of more than LARGEST elements.
 """
@@ -7,11 +11,15 @@ Nothing else computes: neither libraries' kernels nor tensors of more than LARGE
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 LARGEST = 1 << 22
+FEW = 1 << 16
+CONSTANT = ("zeros", "zero_", "new_zeros", "zeros_like", "fill_", "full", "new_full", "full_like", "ones", "arange")
+MOVES = ("copy_", "_to_copy", "clone", "index_select")
 PASSED_BY = ("empty", "new_empty", "empty_like", "set_", "resize_", "record_stream", "detach", "_local_scalar_dense")
 """Operators that compute nothing, or whose answer the host has already read."""
 _told: set[str] = set()
@@ -24,6 +32,12 @@ def do(work: Callable[[], None]) -> None:
         work()
     else:
         _recording.append(work)
+
+
+def _tell(name: str, error: Exception) -> None:
+    if name not in _told:
+        _told.add(name)
+        print(f"fake GPU: {name} is not computed: {str(error)[:100]}", file=sys.stderr, flush=True)
 
 
 def alias(tensor: Any) -> Any:
@@ -41,8 +55,10 @@ def alias(tensor: Any) -> Any:
 def install(torch: Any) -> None:
     """From now on, in this thread, compute what is asked of the device."""
     _follow_graphs(torch.cuda.CUDAGraph)
-    _make_mode(torch).__enter__()
-    _execute_triton()
+    asked = os.environ.get("FAKE_GPU_VALUES")
+    _make_mode(torch, bool(asked)).__enter__()
+    if asked:
+        _execute_triton(only_ours=asked == "ours")
 
 
 def _follow_graphs(graph: Any) -> None:
@@ -66,7 +82,7 @@ def _follow_graphs(graph: Any) -> None:
     graph.capture_begin, graph.capture_end, graph.replay = capture_begin, capture_end, replay_and_compute
 
 
-def _make_mode(torch: Any) -> Any:
+def _make_mode(torch: Any, all_: bool) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -79,14 +95,11 @@ def _make_mode(torch: Any) -> Any:
             answer = func(*args, **kwargs)
             name = func.overloadpacket.__name__
             tensors = [leaf for leaf in tree_leaves((args, kwargs, answer)) if isinstance(leaf, torch.Tensor)]
-            small = all(tensor.numel() <= LARGEST for tensor in tensors)
+            small = all(tensor.numel() <= (LARGEST if all_ or name in CONSTANT else FEW) for tensor in tensors)
+            if not all_ and name not in CONSTANT + MOVES:
+                small = small and not any(tensor.is_floating_point() for tensor in tensors)
             if name not in PASSED_BY and not func.is_view and small and any(map(is_device, tensors)):
-                try:
-                    compute(func, args, kwargs, answer)
-                except (RuntimeError, NotImplementedError, TypeError) as error:  # no kernel of the CPU, say
-                    if name not in _told:
-                        _told.add(name)
-                        print(f"fake GPU: {name} is not computed: {error}", file=sys.stderr, flush=True)
+                compute(func, args, kwargs, answer)
             return answer
 
     def compute(func: Any, args: Any, kwargs: Any, answer: Any) -> None:
@@ -100,16 +113,19 @@ def _make_mode(torch: Any) -> Any:
         fresh = [isinstance(leaf, torch.Tensor) and id(leaf) not in given for leaf in tree_leaves(answer)]
 
         def work() -> None:
-            for target, value, new in zip(made, tree_leaves(func(*hosts[0], **hosts[1])), fresh, strict=True):
-                if new:
-                    target.copy_(value)
+            try:
+                for target, value, new in zip(made, tree_leaves(func(*hosts[0], **hosts[1])), fresh, strict=True):
+                    if new:
+                        target.copy_(value)
+            except Exception as error:  # no kernel of the CPU, or indices that nobody computed
+                _tell(func.overloadpacket.__name__, error)
 
         do(work)
 
     return Compute()
 
 
-def _execute_triton() -> None:
+def _execute_triton(only_ours: bool) -> None:
     from triton.compiler import compiler
 
     from fake_gpu.ptx.launcher import Execution, Launcher
@@ -120,11 +136,22 @@ def _execute_triton() -> None:
         if self.module is not None:
             return
         init(self)
+        is_ours = self.src.fn.fn.__module__.startswith("sglang_xshare.")
+        if only_ours and not is_ours:
+            return
         launch, launcher = self._run, Launcher(self, Execution(watch=False))
+
+        def execute(*args: Any) -> None:
+            try:
+                launcher(*args)
+            except (RuntimeError, ValueError, KeyError) as error:
+                if is_ours:
+                    raise
+                _tell(self.name, error)
 
         def run(*args: Any) -> None:
             launch(*args)
-            do(lambda: launcher(*args))
+            do(lambda: execute(*args))
 
         self._run = run
 

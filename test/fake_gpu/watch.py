@@ -87,13 +87,15 @@ def install(module: Any) -> None:
 
 
 def install_ours(hooks: Any) -> None:
-    """Count the waits in what upstream calls of ours."""
+    """Count the waits in what upstream calls of ours, at every start and in every step."""
     for name, hook in vars(hooks).items():
         if callable(hook) and getattr(hook, "__module__", None) == hooks.__name__ and not isinstance(hook, type):
             setattr(hooks, name, _count(hook, name))
+    from sglang_xshare.stage.layer import Layer
     from sglang_xshare.stage.stage import Stage
 
-    Stage.end_forward = _count(Stage.end_forward, "end_forward")  # type: ignore[method-assign]
+    for owner, name in ((Stage, "begin_forward"), (Stage, "end_forward"), (Layer, "choose")):
+        setattr(owner, name, _count(getattr(owner, name), name))
 
 
 def _count(call: Any, name: str) -> Any:

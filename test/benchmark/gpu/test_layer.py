@@ -74,21 +74,37 @@ def test_the_runner_takes_what_the_policy_sorted():
     assert hooks.align(sort, False) is sort
 
 
-def test_a_point_that_fails_costs_no_other(tmp_path, monkeypatch):
+@pytest.fixture
+def active(monkeypatch):
+    """Layers that take no GPU; the numbers of active experts that they have been routed to."""
     active, logits = [], moe_layer.draw_logits
-
-    def time_graph(run):
-        if active[-1:] == [24]:
-            raise RuntimeError("out of memory")
-        return 8 * (34.0 + 2.0 * active[-1])
-
     monkeypatch.setattr(moe_layer, "MoeLayers", Mock())
     monkeypatch.setattr(moe_layer, "draw_logits", lambda shape, rows, device: logits(shape, rows, "cpu"))
     monkeypatch.setattr(moe_layer, "route_to", lambda number, *_: active.append(number))
     monkeypatch.setattr(moe_layer, "fixed_router", Mock())
     monkeypatch.setattr(moe_layer, "make_topk_config", Mock())
-    monkeypatch.setattr(timing, "time_graph", time_graph)
+    monkeypatch.setattr(timing, "time_graph", lambda run: 8 * (34.0 + 2.0 * active[-1]))
     monkeypatch.setattr("benchmark.gpu.layer._time_sorted", lambda *_: (40.0, True))
+    return active
+
+
+def test_a_policy_with_more_experts_a_token_than_the_model_is_left_out(tmp_path, active):
+    record = write_record(tmp_path, "layer", {"copy": {"gb_per_s": 4000.0}})
+    measure(record, ["gpt-oss-20b"])
+    timed = {key.partition("/")[2] for key in record.points}
+    assert {"off", "oea:k0=3", "oea:k0=3, slots sorted"} <= timed
+    assert not any("k0=5" in key for key in timed), "of four"
+
+
+def test_a_point_that_fails_costs_no_other(tmp_path, active, monkeypatch):
+    time = timing.time_graph
+
+    def time_graph(run):
+        if active[-1:] == [24]:
+            raise RuntimeError("out of memory")
+        return time(run)
+
+    monkeypatch.setattr(timing, "time_graph", time_graph)
     record = write_record(tmp_path, "layer", {"copy": {"gb_per_s": 4000.0}})
     with pytest.raises(RuntimeError, match="qwen3-30b-a3b/active=24: out of memory"):
         measure(record, ["qwen3-30b-a3b"])

@@ -186,9 +186,9 @@ int wait_event(void* handle, void* event) {
     return SUCCESS;
 }
 
-int ask_event(void* event, const char* call) {
+int ask_event(void* event, const char* call, bool wait) {
     std::lock_guard<std::recursive_mutex> guard(lock);
-    waits++;
+    waits += wait;
     auto found = captured_events.find(event);
     if (found != captured_events.end() && is_open(found->second)) return violate(found->second, CAPTURED_EVENT, call, "of a captured event");
     return check_unsafe(call);
@@ -199,10 +199,10 @@ int synchronize(const char* call) {
     return check_unsafe(call);
 }
 
-int synchronize_stream(void* handle, const char* call) {
+int synchronize_stream(void* handle, const char* call, bool wait) {
     std::lock_guard<std::recursive_mutex> guard(lock);
     Stream* stream = find_stream(handle);
-    waits++;
+    waits += wait;
     if (stream->capture) return violate(stream->capture, CAPTURE_UNSUPPORTED, call, "of a stream that is captured");
     return stream == &legacy ? check_unsafe(call) : SUCCESS;
 }

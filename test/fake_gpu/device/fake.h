@@ -43,8 +43,8 @@ int replay(void* graph, void* stream);
 int launch(const std::string& kernel, void* stream, unsigned programs, unsigned threads, const std::string& note);
 int record_event(void* event, void* stream);
 int wait_event(void* stream, void* event);
-int ask_event(void* event, const char* call);
+int ask_event(void* event, const char* call, bool wait);
 int synchronize(const char* call);
-int synchronize_stream(void* stream, const char* call);
+int synchronize_stream(void* stream, const char* call, bool wait = true);
 int check_unsafe(const char* call);  // calls that no capture in global mode stands, such as an allocation
 }  // namespace fake

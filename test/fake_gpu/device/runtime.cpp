@@ -112,7 +112,7 @@ API cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) { *flags = fake::fi
 API cudaStreamGetId(cudaStream_t stream, unsigned long long* id) { *id = fake::find_stream(stream)->number; return OK; }
 API cudaDeviceSynchronize() { return end(fake::synchronize("cudaDeviceSynchronize")); }
 API cudaStreamSynchronize(cudaStream_t stream) { return end(fake::synchronize_stream(stream, "cudaStreamSynchronize")); }
-API cudaStreamQuery(cudaStream_t stream) { return end(fake::synchronize_stream(stream, "cudaStreamQuery")); }
+API cudaStreamQuery(cudaStream_t stream) { return end(fake::synchronize_stream(stream, "cudaStreamQuery", false)); }
 API cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) { return end(fake::wait_event(stream, event)); }
 
 API cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) { return end(fake::begin_capture(stream, mode)); }
@@ -140,8 +140,8 @@ API cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { *event = reinterpre
 API cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
 API cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { clock_gettime(CLOCK_MONOTONIC, &reinterpret_cast<Event*>(event)->at); return end(fake::record_event(event, stream)); }
 API cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) { return cudaEventRecord(event, stream); }
-API cudaEventQuery(cudaEvent_t event) { return end(fake::ask_event(event, "cudaEventQuery")); }
-API cudaEventSynchronize(cudaEvent_t event) { return end(fake::ask_event(event, "cudaEventSynchronize")); }
+API cudaEventQuery(cudaEvent_t event) { return end(fake::ask_event(event, "cudaEventQuery", false)); }
+API cudaEventSynchronize(cudaEvent_t event) { return end(fake::ask_event(event, "cudaEventSynchronize", true)); }
 API cudaEventElapsedTime(float* ms, cudaEvent_t first, cudaEvent_t second) {
     const timespec &a = reinterpret_cast<Event*>(first)->at, &b = reinterpret_cast<Event*>(second)->at;
     *ms = (b.tv_sec - a.tv_sec) * 1e3f + (b.tv_nsec - a.tv_nsec) * 1e-6f;

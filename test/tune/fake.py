@@ -46,7 +46,7 @@ class FakeServer:
         counts = self._count(self.asked)
         if self.captured and counts:
             counts = dict.fromkeys(WEIGHTS, 40) | counts
-        since = {
+        since: dict[str, Any] = {
             "layer_steps": 7 * len(counts),
             "rows": 7 * len(counts) * self.asked * self.share,
             "experts_before": 7 * 40 * len(counts),

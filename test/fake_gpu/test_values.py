@@ -29,7 +29,7 @@ else:
     from sglang_xshare.stage.evidence.columns import ROWS as ROWS_
     from sglang_xshare.stage.paged import SlotsExceeded
     from stage.fake import EXPERTS, TOP_K, Model, forward_batch
-    from stage.test_exact import Req, batch_of
+    from stage.test_exact import SCHEDULER, Req, batch_of
     from stage.test_paging import SLOTS, PagedModel, put
 
     ROWS = 8
@@ -45,6 +45,10 @@ else:
     def _alone(monkeypatch):
         monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
         monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
+
+    def xshare(add):
+        """The flags of a server."""
+        return {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": add}}
 
     def capture(model, stage, rows=ROWS):
         """(a graph of one step, its logits, a function that says how many rows are live)"""
@@ -73,13 +77,7 @@ else:
 
     def test_counts_follow_rows_and_switches(attach):
         model = Model(2)
-        stage = attach(
-            model,
-            Batches((ROWS,)),
-            device="cuda",
-            expert_policy="xshare",
-            expert_policy_config={"k0": 1, "add": 4},
-        )
+        stage = attach(model, Batches((ROWS,)), device="cuda", **xshare(add=4))
         graph, logits, set_live = capture(model, stage)
         for seed, (live, add) in enumerate(((8, 4), (5, 4), (8, 1), (3, 6))):
             plan = {"policy": "xshare", "k0": 1, "add": add}
@@ -97,20 +95,14 @@ else:
     def test_exact_rows_come_and_go(attach):
         """A graph reads which they are where the host writes it before a replay; they are routed as by the model."""
         model, plan = Model(2), {"policy": "xshare", "k0": 1, "add": 1}
-        stage = attach(
-            model,
-            Batches((ROWS,)),
-            device="cuda",
-            expert_policy="xshare",
-            expert_policy_config={"k0": 1, "add": 1},
-        )
+        stage = attach(model, Batches((ROWS,)), device="cuda", **xshare(add=1))
         graph, logits, set_live = capture(model, stage)
         routed = list(model.routed)
         set_live(ROWS)
         for seed, numbers in enumerate(((), (2, 5), (2,), (0, 2, 7), ())):
             reqs = [Req(str(row), "exact" if row in numbers else None) for row in range(ROWS)]
             for req in reqs:
-                stage.admit(req)
+                stage.admit(SCHEDULER, req)
             stage.begin_forward(batch_of(reqs))
             given = 2 * torch.randn(ROWS, EXPERTS, generator=torch.Generator().manual_seed(seed))
             logits.copy_(given)

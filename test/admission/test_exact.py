@@ -7,7 +7,7 @@ import pytest
 
 from refused import refused
 from sglang_xshare import hooks
-from sglang_xshare.admission.exact import check_rule
+from sglang_xshare.admission.exact import TREE_IN_CPP, check_exact, check_rule
 from sglang_xshare.exact import Rule
 
 SERVED = {"expert_policy": "xshare", "enable_priority_scheduling": False}
@@ -63,6 +63,19 @@ def test_what_is_no_object_asks_for_nothing_silently(params):
     with pytest.raises(ValueError, match="allowed is an object, such as"):
         hooks.check_request(SimpleNamespace(server_args=SimpleNamespace(**SERVED)), asked)
     hooks.check_request(SimpleNamespace(server_args=SimpleNamespace(expert_policy=None)), asked)
+
+
+@pytest.mark.parametrize("value", ["1", "true", "YES"])
+def test_a_tree_of_prefixes_that_knows_no_namespace_is_refused(value, monkeypatch):
+    leave_as_given(monkeypatch)
+    monkeypatch.setenv(TREE_IN_CPP, value)
+    with pytest.raises(ValueError, match=f"{TREE_IN_CPP} {value}: .* allowed is 'shared'$"):
+        ask(SimpleNamespace(**SERVED), "exact")
+    with refused(f"{TREE_IN_CPP} {value}"):
+        check_exact(SimpleNamespace(**SERVED))
+    ask(SimpleNamespace(**SERVED), "shared")
+    monkeypatch.setenv(TREE_IN_CPP, "0")
+    ask(SimpleNamespace(**SERVED), "exact")
 
 
 def test_what_is_served(monkeypatch):

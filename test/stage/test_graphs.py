@@ -125,6 +125,15 @@ def test_what_graphs_cannot_follow_is_refused_by_size(started, wanted, line):
     graphs.check(former, make_plans(started))
 
 
+def test_a_plan_that_is_part_of_the_graphs_may_come_back():
+    """Under paging vanilla may be switched to, since its graphs are not replayed then."""
+    static = {"policy": "moe-spec", "phases": ["decode"], "budget": 4, "ranking": "static", "order": [*range(EXPERTS)]}
+    graphs, captured, _ = capture(static)
+    vanilla = make_plans({"policy": "vanilla"})
+    graphs.check(vanilla, captured)
+    graphs.follow(vanilla, captured)
+
+
 def test_vanilla_and_back_by_numbers_alone():
     graphs, former, layers = capture(TIGHT)
     vanilla = make_plans({"policy": "vanilla"})

@@ -33,25 +33,32 @@ TREE_IN_CPP = "SGLANG_EXPERIMENTAL_CPP_RADIX_TREE"
 
 def find_refusal(config: Any) -> str | None:
     """Why a server with this resolved `config` cannot have exact requests, in one line."""
-    try:
-        check_exact(config)
-    except ExpertPolicyError as error:
-        reason = str(error).removesuffix("; allowed is off")
-        return f"custom_params.{KEY} = {EXACT!r}: {reason}; allowed is {SHARED!r}"
-    return None
+    found = _find_obstacle(config)
+    if found is None:
+        return None
+    flag, value, reason = found
+    return f"custom_params.{KEY} = {EXACT!r}: {flag} {value}: {reason}; allowed is {SHARED!r}"
 
 
 def check_exact(config: Any) -> None:
     """Raise `ExpertPolicyError` for what `find_refusal` tells."""
-    if os.environ.get(TREE_IN_CPP, "").lower() in ("1", "true", "yes", "y"):
-        reason = f"there are no exact requests with it, since {SHARED_PREFIXES}; allowed is unset"
-        raise ExpertPolicyError(TREE_IN_CPP, os.environ[TREE_IN_CPP], reason)
-    for flag, reason in REFUSED_FLAGS.items():
+    found = _find_obstacle(config)
+    if found is not None:
+        flag, value, reason = found
+        raise ExpertPolicyError(flag, value, f"{reason}; allowed is off")
+
+
+def _find_obstacle(config: Any) -> tuple[str, str, str] | None:
+    """(the flag or switch that exact requests cannot be served with, its value, why)."""
+    reason = "there are no exact requests with it, since {}"
+    switch = os.environ.get(TREE_IN_CPP, "")
+    if switch.lower() in ("1", "true", "yes", "y"):
+        return TREE_IN_CPP, switch, reason.format(SHARED_PREFIXES)
+    for flag, why in REFUSED_FLAGS.items():
         value = getattr(config, flag, None)
         if value not in (None, False):
-            shown = "on" if value is True else value
-            reason = f"there are no exact requests with it, since {reason}; allowed is off"
-            raise ExpertPolicyError(f"--{flag.replace('_', '-')}", shown, reason)
+            return f"--{flag.replace('_', '-')}", "on" if value is True else str(value), reason.format(why)
+    return None
 
 
 def check_rule(rule: Rule, config: Any) -> None:

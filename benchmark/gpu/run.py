@@ -18,6 +18,7 @@ from benchmark.gpu.table import Row
 
 TURN = 570.0  # seconds of a task where the whole has no limit
 ENDING = 25.0  # seconds that stopping a task, the table and the way back take
+MODULE = "benchmark.gpu"  # whose process measures a task
 KERNELS = ("imports", "patch", "upstream")  # what lacks a C compiler fails the last
 SERVERS = (*KERNELS, "nvcc", "selection")
 SERVERS_32, SERVERS_128 = (
@@ -46,7 +47,7 @@ class Task:
 
 
 # A turn is what we expect of it, starts included; two servers of a large model take up to two minutes to start.
-TASKS = (
+TASKS: tuple[Task, ...] = (
     Task("selection", ("kernels",), 150.0),
     Task("layer", ("qwen3-30b-a3b",), 90.0, needs=KERNELS),
     Task("server", ("qwen3-30b-a3b",), 300.0, 150.0, SERVERS_128),
@@ -155,7 +156,7 @@ def _report(tasks: Sequence[Task], record: Record, results: Path) -> list[str]:
 
 
 def _command(task: Task, results: Path, policy: str | None) -> Iterator[str]:
-    yield from ("-m", "benchmark.gpu", task.experiment, *task.parts, "--out", str(results))
+    yield from ("-m", MODULE, task.experiment, *task.parts, "--out", str(results))
     if policy and task.experiment == "tune":
         yield from ("--policy", policy)
 

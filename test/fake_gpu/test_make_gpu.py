@@ -1,7 +1,7 @@
 """`make gpu` on the GPU that is not there: its checks, and its experiments as far as their tables.
 
 Not here: `preflight upstream`, experiment `selection kernels` and the tests of `selection` and `replay`, which compare
-what kernels compute (of ours `preflight selection` does, by their PTX), and `tune`, which searches for times alone.
+what kernels compute (of ours `preflight selection` does, by their PTX), and what `tune` finds: it searches for times.
 """
 
 import os
@@ -45,3 +45,13 @@ def test_a_captured_selection_is_the_references():
 def test_an_experiment_comes_to_its_table(experiment, gib, tmp_path):
     run("fake_gpu.walk", experiment, *WALKS[experiment], "--out", str(tmp_path), FAKE_GPU_GIB=gib)
     assert experiment.encode() in run("fake_gpu.walk", "table", "--out", str(tmp_path))
+
+
+def test_a_run_of_few_minutes_leaves_the_rest_for_the_next(tmp_path):
+    first = run("fake_gpu.walk", "run", "--limit", "300", "--out", str(tmp_path)).decode()
+    assert "gpu: layer qwen3-30b-a3b, at most" in first
+    assert "gpu: left for the same command: server" in first
+    second = run("fake_gpu.walk", "run", "--limit", "150", "--out", str(tmp_path)).decode()
+    assert "gpu: layer qwen3-30b-a3b" not in second
+    assert "preflight: " not in second
+    assert "gpu: server qwen3-30b-a3b, at most" in second

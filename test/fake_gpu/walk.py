@@ -1,5 +1,5 @@
-"""An experiment of `make gpu` on the GPU that is not there, with few rounds of short answers: how far it comes, not
-what it measures.
+"""An experiment of `make gpu` on the GPU that is not there, or `run` for all of them, with few rounds of short answers:
+how far it comes, not what it measures.
 
     python -m fake_gpu.walk layer qwen3-30b-a3b --out FOLDER
 """
@@ -7,13 +7,16 @@ what it measures.
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from benchmark.common.command import one_line_errors
-from benchmark.gpu import __main__, eagle3, paged, replay, server, serving
+from benchmark.gpu import __main__, eagle3, paged, preflight, replay, run, server, serving
 from sglang_xshare.selection.triton_kernel import tile
 
 SECONDS = 1200.0  # of a server's start on a busy machine
+NOT_HERE = ("compilation", "upstream", "selection")
+"""Checks of what kernels compute, and one that takes long."""
 
 
 def shorten() -> None:
@@ -27,8 +30,21 @@ def shorten() -> None:
     tile.SHAPES_FILE = Path(shutil.copy(tile.SHAPES_FILE, shapes))
 
 
+def leave_out() -> None:
+    """What this device cannot pass: these checks, and tasks that are tests. Tasks are walked as this process is."""
+    run.MODULE = "fake_gpu.walk"
+    for name in NOT_HERE:
+        del preflight.CHECKS[name]
+    run.TASKS = __main__.TASKS = tuple(
+        replace(task, needs=tuple(name for name in task.needs if name not in NOT_HERE))
+        for task in run.TASKS
+        if task.needs or task.parts == ("shapes",)
+    )
+
+
 if __name__ == "__main__":
     shorten()
+    leave_out()
     sys.argv[0] = "benchmark.gpu"
     with one_line_errors("gpu"):
         sys.exit(__main__.main())

@@ -1,6 +1,7 @@
 """What an experiment has measured so far, on disk after every point: a killed run loses only the point it was at."""
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from benchmark.common.machine import describe_machine
 from benchmark.common.paths import ROOT
 
 FIELDS = {"experiment", "arguments", "sessions", "points"}
+DIGITS = 6  # of a measured number: more than any table shows, and a fifth less to store than all of them
 
 
 class Record:
@@ -17,7 +19,7 @@ class Record:
 
     `arguments` are what was asked for, and must be the same for a record to be continued. Every run that adds points
     adds an entry to `sessions`: date, hardware, versions, commit and command; each point says by number which session
-    measured it. Paths below the checkout are written as from there.
+    measured it. Paths below the checkout are written as from there, measured numbers with DIGITS digits.
 
     With `resume` it goes on from the record that is there, else the first point replaces that. Raises ValueError where
     the record to be continued is none, or is of another experiment or of other arguments.
@@ -58,7 +60,8 @@ class Record:
         if self._session is None:
             self._session = len(self._content["sessions"])
             self._content["sessions"].append({**describe_machine(), "command": self._command})
-        self._content["points"][key] = json.loads(_to_line({"session": self._session, **measured}))
+        point = json.loads(_to_line({"session": self._session, **measured}))
+        self._content["points"][key] = _round(point)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         half = self.path.with_suffix(".half")
         half.write_text(format_record(self._content))
@@ -107,6 +110,17 @@ def format_record(content: Mapping[str, Any]) -> str:
 def _join(lines: Iterable[str]) -> str:
     """As JSON separates them, each on a line of its own."""
     return "\n" + ",\n".join(lines) + "\n"
+
+
+def _round(content: Any) -> Any:
+    """JSON whose numbers have DIGITS digits, or as many as they have before the point."""
+    if isinstance(content, dict):
+        return {key: _round(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_round(value) for value in content]
+    if isinstance(content, float) and content:
+        return round(content, max(0, DIGITS - 1 - math.floor(math.log10(abs(content)))))
+    return content
 
 
 def _to_line(content: Any) -> str:

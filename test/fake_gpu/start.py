@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fake_gpu import norms, probe, values, watch
+from fake_gpu import acceptance, norms, probe, values, watch
 
 
 def install_in_torch(torch: Any) -> None:
@@ -47,6 +47,8 @@ AFTER: dict[str, Callable[[Any], None]] = {
     "torch": install_in_torch,
     "flashinfer.norm": norms.install,
     "sglang.kernels.ops.memory.small_copy": _copy_by_torch,
+    "sglang.srt.speculative.eagle_utils": acceptance.install_verification,
+    "sglang.srt.speculative.spec_utils": acceptance.install_simulation,
     "sglang_xshare.hooks": watch.install_ours,
     "sglang_xshare.stage.layer": probe.install,
 }

@@ -25,6 +25,9 @@ def shorten() -> None:
     serving.START_LIMIT = paged.START_LIMIT = SECONDS
     server.ROUNDS = server.FINE_ROUNDS = replay.ROUNDS = eagle3.ROUNDS = paged.ROUNDS = 2
     paged.MODEL = "qwen3-30b-a3b-1-layers"
+    # Kernels count nothing here.
+    read = replay.read_settled_totals
+    replay.read_settled_totals = lambda server: {name: total + 1.0 for name, total in read(server).items()}
     # What was timed here is not for the kernel.
     shapes = Path(tempfile.mkdtemp()) / tile.SHAPES_FILE.name
     tile.SHAPES_FILE = Path(shutil.copy(tile.SHAPES_FILE, shapes))

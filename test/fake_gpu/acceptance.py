@@ -1,0 +1,39 @@
+"""Which drafts a verification accepts: upstream's kernels compute nothing, and the host counts with what they leave."""
+
+from typing import Any
+
+from fake_gpu.values import alias
+
+
+def install_verification(module: Any) -> None:
+    """No draft is accepted: each request has the first token of its tree."""
+    verify = module.verify_tree_greedy_func
+
+    def accept_none(*args: Any, **tensors: Any) -> Any:
+        answer = verify(*args, **tensors)
+        accept_index, candidates = alias(tensors["accept_index"]), tensors["candidates"]
+        accept_index.fill_(-1)
+        accept_index[:, 0] = _roots(candidates)
+        alias(tensors["accept_token_num"]).zero_()
+        return answer
+
+    module.verify_tree_greedy_func = accept_none
+
+
+def install_simulation(module: Any) -> None:
+    """SGLANG_SIMULATE_ACC_LEN: upstream's own torch in place of its kernel."""
+    simulate = module.generate_simulated_accept_index
+
+    def on_host(accept_index: Any, **given: Any) -> Any:
+        host = {name: alias(value) if hasattr(value, "is_cuda") else value for name, value in given.items()}
+        return simulate(accept_index=alias(accept_index), **host).to(accept_index.device)
+
+    module.generate_simulated_accept_index = on_host
+
+
+def _roots(candidates: Any) -> Any:
+    """The place of each request's first token among all."""
+    import torch
+
+    requests, drafts = candidates.shape
+    return torch.arange(0, requests * drafts, drafts, dtype=torch.int32)

@@ -92,13 +92,13 @@ def is_measured(record: Record, key: str) -> bool:
 def measure(
     record: Record, key: str, workload: Workload, variants: Sequence[Variant], servers: Sequence[Server]
 ) -> Comparison:
-    """Alternating rounds, as many as the record lacks, kept under `key` after each."""
+    """Alternating rounds, as many as the record lacks, kept under `key` after each. Returns what the record has then."""
     series = [Series(variant) for variant in variants]
     if key in record:
         series = list(Comparison.read(record.points[key]).series)
     for _ in run_rounds(workload, series, servers):
         record.add(key, workload=asdict(workload), series=[asdict(one) for one in series])
-    return Comparison(workload, series)
+    return Comparison.read(record.points[key])
 
 
 def tabulate(title: str, comparisons: Sequence[Comparison], note: str = "") -> Table:

@@ -18,6 +18,8 @@ LAYERS = (
     ("plan",),
     ("policies", "policies.*", "selection", "selection.*"),
     ("stage.upstream", "stage.upstream.*"),  # what the stage and those above read of SGLang's code
+    ("stage.exact", "stage.alignment", "stage.step", "stage.layer", "stage.gather", "stage.placement"),
+    ("stage.evidence", "stage.evidence.*"),  # what is told of a step
     ("stage", "stage.*"),  # what runs every step
     ("affinity", "affinity.*"),
     ("admission", "admission.*"),  # what runs once: flags, refusals, the layers of a loaded model

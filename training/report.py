@@ -30,12 +30,12 @@ license: apache-2.0
 and generated arithmetic of one machine, {tokens_trained_on:,} tokens in all; `heldout/` has the text it never saw, from
 Python's own sources (PSF licence). All figures are measured on that text (`report.json`).
 
-| domain | tokens | cross-entropy (nats) | trigram | below it | experts a batch of {batch} wakes, by layer |
+| domain | tokens | cross-entropy (nats) | trigram | below it | active experts of a batch of {batch}, by layer |
 | --- | --- | --- | --- | --- | --- |
 {rows}
 
 The trigram model is interpolated Kneser-Ney, trained on the same domain's text and tuned on a third part. Mixed batches
-of {batch} tokens wake {mixed} experts; uniform routing would wake {uniform:.1f}.
+of {batch} tokens activate {mixed} experts; uniform routing would activate {uniform:.1f}.
 Held-out arithmetic answered right: {answers}. The chat template asks as that text does, `Q: 37+1 A:`, so that a
 server's `/v1/chat/completions` answers sums.
 """

@@ -23,7 +23,7 @@ OBSERVE = "observe"
 LIVE_NOTE = """\
 {replicas} replicas of the trained checkpoint in fp32, {per_replica} requests a replica at a time, with answers of
 {shortest} - {longest} tokens. Active experts and rows: means of a layer and step, while the load was steady. Change: to
-the first row of the same traffic and policy. A token: experts loaded over rows decoded, which does not reward a replica
+the first row of the same traffic and policy. A token: active experts over rows decoded, which does not favour a replica
 that steps fast with few rows. Imbalance: largest over mean running requests, mean over time. Same: answers, greedy
 under the model's own routing, that are the first row's token for token. Loss: under a policy, with the text forced,
 cross-entropy above vanilla's on the same tokens, thousandths of a nat a token, ± the standard error of the paired

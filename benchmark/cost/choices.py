@@ -9,10 +9,10 @@ import torch
 from benchmark.affinity.report import OBSERVE, name_rule
 from benchmark.common.comparison import Comparison
 from benchmark.common.table import Table
-from benchmark.common.variant import BASELINE
+from benchmark.common.variant import BASELINE, OFF
 from benchmark.cost.ranks import FIRST, SPREAD
 from benchmark.quality.measure import compare_loss
-from benchmark.serving.report import KEY
+from benchmark.serving.report import KEY, quality_key
 
 SELECTION = "xshare:k0=1,add=24"
 WHOLE, FILLED = "xshare:k0=1,target_per_rank=5", "xshare:k0=1,target_per_rank=9,balance=fill"
@@ -23,17 +23,17 @@ Measured on 2 CPU cores, no figure on a GPU. A step waits for: active experts, o
 model's own routing, of served replicas for each token that a step decodes; of slices the time of an MoE layer over
 whole experts' (python -m benchmark.cost.ranks). Tokens/s: over vanilla's, where a served step was timed. Loss:
 cross-entropy above the model's own routing, thousandths of a nat a token ± the standard error; 0 where no token can
-differ. Active experts and loss are of the trained checkpoint, tokens/s of the same with wider experts."""
+differ. Every figure is of the trained checkpoint; the first row is of it with wider experts, which compute the same."""
 
 Points = Mapping[str, Any]
 
 
 def tabulate_choices(
-    serving: Points, quality: Points, affinity: Points, affinity_live: Points, balance_live: Points, ranks: Points
+    serving: Points, affinity: Points, affinity_live: Points, balance_live: Points, ranks: Points
 ) -> Table:
     """A row a choice."""
     rows = [
-        _select_alone(serving, quality),
+        _select_alone(serving),
         _dispatch(affinity),
         *_serve_replicas(affinity_live),
         *_hold_whole(balance_live),
@@ -43,12 +43,12 @@ def tabulate_choices(
     return Table("Which to choose when", headings, rows, NOTE, text_columns=2)
 
 
-def _select_alone(serving: Points, quality: Points) -> list[str]:
-    point, own = (quality[name]["mixed"] for name in (SELECTION, BASELINE))
+def _select_alone(serving: Points) -> list[str]:
     (row,) = [row for row in Comparison.read(serving[KEY]).summaries if row.name == SELECTION]
-    waits = f"{point['active_experts'] / own['active_experts']:.2f} of the experts"
-    loss = point["loss"]["all"]
-    cells = [waits, f"{row.paired_ratio.median:.2f}", f"{loss['delta'] * 1e3:+.1f} ± {loss['error'] * 1e3:.1f}"]
+    assert row.experts_before is not None and row.experts_after is not None
+    waits = f"{row.experts_after / row.experts_before:.2f} of the experts"
+    nats, own = (torch.tensor(serving[quality_key(name)]["nats"])[:, None] for name in (SELECTION, OFF))
+    cells = [waits, f"{row.paired_ratio.median:.2f}", str(compare_loss(nats, own))]
     return [f"selection, {SELECTION}", "one device holds the model, and some loss is tolerated", *cells]
 
 

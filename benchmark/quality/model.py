@@ -58,7 +58,7 @@ class Layout:
 class Routing:
     """What a policy did; every list has a tensor for each MoE layer.
 
-    `active`, `vanilla_active`: [steps] float32, experts loaded, by the policy and by the model's own top-k.
+    `active`, `vanilla_active`: [steps] float32, active experts, by the policy and by the model's own top-k.
     `kept_mass`: [steps, rows of a step] float32.
     """
 

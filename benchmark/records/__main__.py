@@ -1,4 +1,4 @@
-"""Measure all that a CPU can, from one commit, and write the pages' tables: `python -m benchmark.records`.
+"""Measure all that a CPU can, from a clean checkout, and write the pages' tables: `python -m benchmark.records`.
 
 A record goes to its folder when it is whole; what is interrupted goes on from its last point, as long as the source
 stays as it is. What is recorded of this source already is skipped.

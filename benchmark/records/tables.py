@@ -58,7 +58,7 @@ TABLES = {
     "affinity": Source(("affinity",), tabulate_affinity),
     "affinity-live": Source(("affinity-live",), tabulate_live),
     "balance-live": Source(("balance-live",), tabulate_balance_live),
-    "choices": Source(("serving", "quality", "affinity", "affinity-live", "balance-live", "ranks"), tabulate_choices),
+    "choices": Source(("serving", "affinity", "affinity-live", "balance-live", "ranks"), tabulate_choices),
     "neighbours": Source(("neighbours",), tabulate_neighbours),
     "tuning": Source(("tuning",), tabulate_tuning),
 }

@@ -133,11 +133,11 @@ class Selection:
     selected: torch.Tensor
     """[N] bool: the set S."""
     active: torch.Tensor
-    """[N] bool: experts in a slot of a valid row, what is loaded; with masked logits as many more as make k."""
+    """[N] bool: experts in a slot of a valid row, whose weights a step reads; with masked logits as many more as make k."""
     rescued: torch.Tensor
     """0-dim int64: rows that `rescue` saved."""
     vanilla_active: torch.Tensor
-    """[N] bool: experts the model's own top-k would have loaded for the valid rows."""
+    """[N] bool: experts in the model's own top-k of the valid rows."""
     kept_mass: torch.Tensor
     """[n] float32: the sum of the row's scores at its chosen experts over the sum at its own top-k. 1 where the latter
     is 0, and 0 in an invalid row.

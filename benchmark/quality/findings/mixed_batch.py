@@ -90,7 +90,7 @@ def _judge(mixings: dict[str, Mixing]) -> list[Verdict]:
             all(gap.is_lower for gap in gaps) if gaps else None,
         ),
         Verdict(
-            "and wake fewer experts than vanilla",
+            "and fewer experts are active than under vanilla",
             ", ".join(f"{share:.0%} fewer" for share in saved),
             min(saved) > 0,
         ),

@@ -103,7 +103,7 @@ def _judge(
     held = max(curve[largest] for curve in capped.values())
     return [
         Verdict(
-            "large trees wake nearly all experts: 54 of 64 (84 %) at 127 tokens",
+            "large trees activate nearly all experts: 54 of 64 (84 %) at 127 tokens",
             f"at {largest} tokens: " + ", ".join(f"{name} {value:.0%}" for name, value in tree.items()),
             min(tree.values()) >= 0.84,
         ),

@@ -23,7 +23,7 @@ UNSERVED = {
     "Grok1ModelForCausalLM": _GATE,
     "PhiMoEForCausalLM": "its router chooses one expert after the other, each at a weight of its own",
     "Ernie4_5_VLMoeForConditionalGeneration": "its layers have a second router, for images",
-    "LongcatFlashForCausalLM": "some of its experts have no weights, and would count as loaded",
+    "LongcatFlashForCausalLM": "some of its experts have no weights, and would count as active",
     "InklingForConditionalGeneration": _BYPASSES,
     "KimiK3ForConditionalGeneration": _FRONT,
     "KimiK3LinearForCausalLM": _FRONT,

@@ -26,6 +26,6 @@ def project(sums: torch.Tensor, counts: torch.Tensor, dimensions: int) -> torch.
     apart = (sums - counts[:, None] * mean) / (counts + SHRINKAGE)[:, None]
     spread = apart.T @ (counts[:, None] * apart)
     directions = torch.linalg.eigh(spread.double()).eigenvectors[:, -dimensions:].flip(1).float()
-    # An eigenvector's sign is the library's whim.
+    # An eigenvector's sign depends on the library.
     directions *= directions.gather(0, directions.abs().argmax(0, keepdim=True)).sign()
     return apart @ directions

@@ -1,4 +1,4 @@
-"""What `top` shows at once: a server's plan in force, what its layers loaded, and its speed."""
+"""What `top` shows at once: a server's plan in force, its layers' active experts, and its speed."""
 
 from __future__ import annotations
 

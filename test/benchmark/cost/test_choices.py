@@ -1,13 +1,15 @@
 """The table of choices: every figure is that of a record, and of the right point of it."""
 
 import json
+from statistics import mean
 
 import pytest
 
 from benchmark.common.paths import RESULTS
 from benchmark.cost.choices import FILLED, SELECTION, WHOLE, tabulate_choices
+from benchmark.serving.report import quality_key, tabulate_serving
 
-ROWS = ("serving/serving", "quality/quality", "affinity/affinity")
+ROWS = ("serving/serving", "affinity/affinity")
 
 
 def make_served(policy, method, active, nats):
@@ -50,12 +52,14 @@ def rows():
 
 
 def test_figures_are_the_records(rows):
-    points = json.loads((RESULTS / "quality/quality.json").read_text())["points"]
-    point, own = points[SELECTION]["mixed"], points["vanilla"]["mixed"]
+    points = json.loads((RESULTS / "serving/serving.json").read_text())["points"]
+    (row,) = [row for row in tabulate_serving(points).rows if row[0] == SELECTION]
+    before, after = row[3].split(" -> ")
+    lost = [mean(points[quality_key(name)]["nats"]) for name in (SELECTION, "off")]
     waits, speed, loss = rows[f"selection, {SELECTION}"]
-    assert waits == f"{point['active_experts'] / own['active_experts']:.2f} of the experts"
+    assert waits == f"{float(after) / float(before):.2f} of the experts"
     assert float(speed) > 1
-    assert loss.startswith(f"{point['loss']['all']['delta'] * 1e3:+.1f} ± ")
+    assert loss.startswith(f"{1000 * (lost[0] - lost[1]):+.1f} ± ")
     assert rows["4 replicas, affinity, served"] == ["0.86 of the experts a token", "-", "0"]
     assert rows["4 replicas, round robin, xshare"] == ["0.60 of the experts a token", "-", "+20.0 ± 0.0"]
     assert rows["4 replicas, affinity, xshare"] == ["0.50 of the experts a token", "-", "+10.0 ± 0.0"]

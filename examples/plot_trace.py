@@ -1,6 +1,7 @@
 """Plot what --expert-policy-trace recorded: `python examples/plot_trace.py TRACE PLOT.png`.
 
-A layer's active experts in a step, against the rows of the step: by the model's own routing, and as they were. Each layer of a step is a point; those of as many rows lie side by side, the first layer at the left.
+A layer's active experts in a step, against the rows of the step: by the model's own routing, and as they were. Each
+layer of a step is a point; those of as many rows lie side by side, the first layer at the left.
 """
 
 import json

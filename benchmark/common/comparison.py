@@ -92,7 +92,7 @@ def is_measured(record: Record, key: str) -> bool:
 def measure(
     record: Record, key: str, workload: Workload, variants: Sequence[Variant], servers: Sequence[Server]
 ) -> Comparison:
-    """Alternating rounds, as many as the record lacks, kept under `key` after each. Returns what the record has then."""
+    """Alternating rounds, as many as the record lacks, kept under `key` after each. Returns what it then has."""
     series = [Series(variant) for variant in variants]
     if key in record:
         series = list(Comparison.read(record.points[key]).series)

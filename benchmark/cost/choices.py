@@ -45,7 +45,8 @@ def tabulate_choices(
 
 def _select_alone(serving: Points) -> list[str]:
     (row,) = [row for row in Comparison.read(serving[KEY]).summaries if row.name == SELECTION]
-    assert row.experts_before is not None and row.experts_after is not None
+    assert row.experts_before is not None
+    assert row.experts_after is not None
     waits = f"{row.experts_after / row.experts_before:.2f} of the experts"
     nats, own = (torch.tensor(serving[quality_key(name)]["nats"])[:, None] for name in (SELECTION, OFF))
     cells = [waits, f"{row.paired_ratio.median:.2f}", str(compare_loss(nats, own))]

@@ -11,7 +11,7 @@ from benchmark.common.variant import parse_variant
 BATCHES = {"one_domain": "one domain", "mixed": "mixed"}
 """How batches are made up, in a record and in words."""
 NOTE = """\
-Batches of one domain and mixed ones hold the same sequences; only what is beside them differs. Loss: cross-entropy above
+Batches of one domain and mixed ones hold the same sequences; only their neighbours differ. Loss: cross-entropy above
 vanilla's on the same tokens, in thousandths of a nat a token, ± the standard error of the paired differences; within
 two errors a figure says nothing. Greedy same: tokens for which the most likely one is vanilla's."""
 DIVERGENCE_NOTE = """\

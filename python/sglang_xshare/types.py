@@ -133,7 +133,7 @@ class Selection:
     selected: torch.Tensor
     """[N] bool: the set S."""
     active: torch.Tensor
-    """[N] bool: experts in a slot of a valid row, whose weights a step reads; with masked logits as many more as make k."""
+    """[N] bool: experts in a slot of a valid row; with masked logits as many more as make k."""
     rescued: torch.Tensor
     """0-dim int64: rows that `rescue` saved."""
     vanilla_active: torch.Tensor

@@ -5,7 +5,6 @@ request, and the same ones with `own_share` 0.75 and, where a budget goes by uti
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from itertools import product
 from typing import Any
 
@@ -102,9 +101,14 @@ def _summarize(decoded: Decoded, vanilla: Decoded, published: Decoded) -> dict[s
         "active_experts": decoded.active,
         "kept_mass": decoded.kept_mass,
         **drafted,
-        "loss": asdict(compare_loss(decoded.nats, vanilla.nats)),
-        "over_published": asdict(compare_loss(decoded.nats, published.nats)),
+        "loss": _excess(decoded, vanilla),
+        "over_published": _excess(decoded, published),
     }
+
+
+def _excess(decoded: Decoded, other: Decoded) -> dict[str, float]:
+    loss = compare_loss(decoded.nats, other.nats)
+    return {"delta": loss.delta, "error": loss.error}
 
 
 def _name(layout: Layout, setting: str) -> str:

@@ -113,7 +113,7 @@ def test_command_measures_into_a_record_and_draws_it(checkpoint, tmp_path, capsy
         assert published["over_published"] == {**published["over_published"], "delta": 0, "error": 0}
         for change in changed:
             gap = change["loss"]["delta"] - published["loss"]["delta"]
-            assert change["over_published"]["delta"] == pytest.approx(gap)
+            assert change["over_published"]["delta"] == pytest.approx(gap, abs=1e-6)
             assert ("accepted" in change) == (one["tokens_per_request"] == 2)
     steps = [row[0] for row in tabulate_front(points).rows]
     assert steps == [str(Layout(b, t)) for t in (1, 2) for b in (4, 8) for _ in settings]

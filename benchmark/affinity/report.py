@@ -130,5 +130,5 @@ def _compare_answers(
             return ["-", "-"]
         loss = compare_loss(*(torch.tensor(one["nats"])[:, None] for one in (point, reference)))
         return ["-", "+0.0" if point is reference else str(loss)]
-    same = sum(one == other for one, other in zip(point["outputs"], base["outputs"], strict=True))
-    return [f"{same} / {len(base['outputs'])}", "-"]
+    answers = list(zip(point["outputs"].split(), base["outputs"].split(), strict=True))
+    return [f"{sum(one == other for one, other in answers)} / {len(answers)}", "-"]

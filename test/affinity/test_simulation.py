@@ -90,11 +90,11 @@ def test_a_request_is_a_sequence_of_its_traffic(traffic: str) -> None:
 def test_a_method_is_set_beside_the_first_of_its_traffic_and_policy() -> None:
     points = {}
     for policy, method, active, nats, outputs in (
-        ("vanilla", "round_robin", 50.0, [1.9, 1.9], ["a", "b"]),
-        ("xshare", "round_robin", 30.0, [2.0, 2.0], ["a", "b"]),
-        (OBSERVE, "round_robin", 50.0, [], ["a", "b"]),
-        ("xshare", "expert_affinity", 27.0, [1.9, 1.9], ["a", "b"]),
-        (OBSERVE, "expert_affinity", 40.0, [], ["a", "c"]),
+        ("vanilla", "round_robin", 50.0, [1.9, 1.9], "a b"),
+        ("xshare", "round_robin", 30.0, [2.0, 2.0], "a b"),
+        (OBSERVE, "round_robin", 50.0, [], "a b"),
+        ("xshare", "expert_affinity", 27.0, [1.9, 1.9], "a b"),
+        (OBSERVE, "expert_affinity", 40.0, [], "a c"),
     ):
         points[make_key("mixed", policy, method)] = {
             **{"traffic": "mixed", "policy": policy, "method": method, "active": active, "nats": nats},

@@ -34,9 +34,9 @@ class Schedule:
     keys: dict[str, Any]
     phases: tuple[str, ...]
     min_tokens: int
-    max_tokens: int | None
-    layers: tuple[Override, ...]
-    by_batch: tuple[Override, ...]
+    max_tokens: int | None = None
+    layers: tuple[Override, ...] = ()
+    by_batch: tuple[Override, ...] = ()
     observed: Mapping[str, Schedule] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
     rows: str = "batch"
@@ -139,7 +139,6 @@ def build_schedule(
     Raises ValueError naming the key, the value and what is allowed.
     """
     policy = get_policy(name)
-    common = {key: config[key] for key in COMMON_KEYS if key in config}
     keys = {key: value for key, value in config.items() if key not in COMMON_KEYS}
     if "policy" in keys:
         only = "allowed only in an override; --expert-policy names the policy"
@@ -155,13 +154,13 @@ def build_schedule(
     schedule = Schedule(
         policy=name,
         keys=keys or policy.default_keys(speculative),
-        phases=read_phases(common.get("phases"), policy, keys, speculative, speculates),
-        min_tokens=COUNT.check("min_tokens", common.get("min_tokens", fewest)),
-        max_tokens=None if "max_tokens" not in common else COUNT.check("max_tokens", common["max_tokens"]),
-        layers=read_overrides("layers", common.get("layers", {}), lowest=0),
-        by_batch=read_overrides("by_batch", common.get("by_batch", {}), lowest=1),
-        rows=read_rows(common.get("rows", COMMON_KEYS["rows"].default)),
-        exact=read_rule(common["exact"]) if "exact" in common else Rule(),
+        phases=read_phases(config.get("phases"), policy, keys, speculative, speculates),
+        min_tokens=COUNT.check("min_tokens", config.get("min_tokens", fewest)),
+        max_tokens=None if "max_tokens" not in config else COUNT.check("max_tokens", config["max_tokens"]),
+        layers=read_overrides("layers", config.get("layers", {}), lowest=0),
+        by_batch=read_overrides("by_batch", config.get("by_batch", {}), lowest=1),
+        rows=read_rows(config.get("rows", COMMON_KEYS["rows"].default)),
+        exact=read_rule(config["exact"]) if "exact" in config else Rule(),
         given={"policy": name, **config},
     )
     if schedule.max_tokens is not None and schedule.max_tokens < schedule.min_tokens:
@@ -197,9 +196,6 @@ def _build_observing(config: dict[str, Any], speculative: bool, speculates: str,
         keys=dict(config),
         phases=PHASES,
         min_tokens=1,
-        max_tokens=None,
-        layers=(),
-        by_batch=(),
         observed=observed,
         given={"policy": "observe", **config},
     )

@@ -69,11 +69,6 @@ class Interval:
         return None if self.page_ins is None else self.page_ins / max(self.layer_steps, 1)
 
     @property
-    def mean_rows(self) -> float:
-        """Mean live router rows of a step."""
-        return self.rows / max(self.layer_steps, 1)
-
-    @property
     def mean_kept_mass(self) -> float:
         """Kept mass of a live row (`Selection.kept_mass`), averaged over rows, layers and steps."""
         return self.kept_mass / max(self.rows, 1)
@@ -241,7 +236,7 @@ def format_log(interval: Interval) -> str:
         experts = f"active experts: {interval.mean_before:.1f}"
         if interval.mean_page_ins_before is not None:
             experts += f", page-ins: {interval.mean_page_ins_before:.1f}"
-        text = f", {experts}, batch size: {interval.mean_rows:.1f}{text}"
+        text = f", {experts}, batch size: {interval.rows / max(interval.layer_steps, 1):.1f}{text}"
     elif interval.layer_steps:
         experts = f"active experts: {interval.mean_before:.1f} -> {interval.mean_after:.1f}"
         if interval.mean_page_ins is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from ..exact import Rule, read_rule
@@ -41,6 +40,8 @@ class Schedule:
     given: Mapping[str, Any] = field(default_factory=dict)
     rows: str = "batch"
     exact: Rule = field(default_factory=Rule)
+    _plans: dict[tuple[int, int], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
+    """Those of layers and batch sizes met so far: they go with the schedule, which a running server may change."""
 
     @property
     def parts(self) -> list[Schedule]:
@@ -77,11 +78,6 @@ class Schedule:
     def plans_at(self, rows: int) -> list[SelectionPlan | None]:
         """What layers can get in a step of so many rows, None for vanilla."""
         return [self.plan(layer, rows) for layer in {0, *_boundaries(self.layer_overrides)}]
-
-    @cached_property
-    def _plans(self) -> dict[tuple[int, int], SelectionPlan | None]:
-        """Those of layers and batch sizes met so far: they go with the schedule, which a running server may change."""
-        return {}
 
     def keys_at(self, layer: int, rows: int) -> dict[str, Any]:
         """The policy and its keys for a layer id and a number of router rows, with the overrides that apply."""

@@ -58,9 +58,7 @@ def merge_config(merge: Callable[[list[str]], list[str]], argv: list[str]) -> li
 
 
 def check_flags(server_args: Any) -> None:
-    """Check the flags as they were given, and choose the MoE runner, before SGLang resolves its arguments. Raises
-    `Refused`.
-    """
+    """Check the flags as given, and choose the MoE runner, before SGLang resolves its arguments. Raises `Refused`."""
     _raise_first(server_args, "given")
 
 
@@ -140,12 +138,10 @@ def route(topk_config: Any, router_logits: Any) -> Any:
 
 
 def prepare(topk_config: Any, output_format: Any, router_logits: Any) -> Any:
-    """(what a layer's router hands its runner, router logits [n, N]): where that runner would rank the logits itself,
-    they are masked to the policy's choice, or ids and weights take their place.
-    """
-    return (
-        (output_format, router_logits) if _stage is None else _stage.prepare(topk_config, output_format, router_logits)
-    )
+    """(what a layer's router hands its runner, router logits [n, N]): see `Stage.prepare`."""
+    if _stage is None:
+        return output_format, router_logits
+    return _stage.prepare(topk_config, output_format, router_logits)
 
 
 def finish(topk_config: Any, topk_ids: Any, topk_weights: Any) -> Any:
@@ -154,10 +150,8 @@ def finish(topk_config: Any, topk_ids: Any, topk_weights: Any) -> Any:
 
 
 def align(upstream: Any, by_tma: bool) -> Any:
-    """SGLang's `moe_align_block_size` for its Triton runner, or a function in its place that returns slots which the
-    selection has sorted.
-
-    `by_tma` says that the down projection loads its input by TMA, which takes more of the slots than are in use.
+    """`upstream`, SGLang's `moe_align_block_size` for its Triton runner, or a function in its place that returns slots
+    which the selection has sorted. `by_tma` says that the down projection loads its input by TMA.
     """
     return upstream if _stage is None else _stage.align(upstream, by_tma)
 

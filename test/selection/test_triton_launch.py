@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
 from sglang_xshare.selection.triton_kernel import launch
 from sglang_xshare.selection.triton_kernel.launch import EARLY_LAUNCH, TWO_LAUNCHES
-from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.layer import FILLED, MASKED, Layer
 from sglang_xshare.stage.step import Step
 
 
@@ -145,18 +145,20 @@ def test_dispatched_operations_are_noticed():
 @pytest.mark.parametrize(("shared", "masked"), [(1, False), (0, True)])
 def test_a_layer_of_the_stage_is_one_launch(kernel, monkeypatch, shared, masked):
     """DeepSeek-V3's router with its fused shared expert, and gpt-oss's for a runner that ranks logits itself."""
-    from sglang.srt.layers.moe.topk import TopKConfig
+    from sglang.srt.layers.moe.topk import TopKConfig, TopKOutputFormat
 
     groups = {"use_grouped_topk": True, "num_expert_group": 8, "topk_group": 4, "scoring_func": "sigmoid"}
     keys = {"correction_bias": torch.zeros(128), **groups} if shared else {}
     monkeypatch.setattr("sglang_xshare.stage.layer.num_shared_slots", lambda config: shared)
-    layer = Layer(0, TopKConfig(top_k=8 + shared, renormalize=True, **keys), None)
+    layer = Layer(0, TopKConfig(top_k=8 + shared, renormalize=True, **keys), None, MASKED if masked else FILLED)
     layer.plan, layer.step = build_plan("xshare"), Step("decode", 16, Batch(torch.ones(16, dtype=torch.bool)))
     monkeypatch.setattr(selection, "_choose_backend", lambda *args: "triton")
     logits = torch.zeros(16, 128)
 
     def route():
-        return (layer.mask(logits),) if masked else layer.choose(logits, logits, 8 + shared, True)
+        if masked:
+            return layer.prepare(TopKOutputFormat.TRITON_KERNEL, logits)[1:]
+        return layer.choose(logits, logits, 8 + shared, True)
 
     route()
     kernel.launches.clear()

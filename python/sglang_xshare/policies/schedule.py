@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from ..exact import Rule, read_rule
@@ -34,13 +33,15 @@ class Schedule:
     keys: dict[str, Any]
     phases: tuple[str, ...]
     min_tokens: int
-    max_tokens: int | None
-    layers: tuple[Override, ...]
-    by_batch: tuple[Override, ...]
+    max_tokens: int | None = None
+    layers: tuple[Override, ...] = ()
+    by_batch: tuple[Override, ...] = ()
     observed: Mapping[str, Schedule] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
     rows: str = "batch"
     exact: Rule = field(default_factory=Rule)
+    _plans: dict[tuple[int, int], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
+    """Those of layers and batch sizes met so far: they go with the schedule, which a running server may change."""
 
     @property
     def parts(self) -> list[Schedule]:
@@ -77,11 +78,6 @@ class Schedule:
     def plans_at(self, rows: int) -> list[SelectionPlan | None]:
         """What layers can get in a step of so many rows, None for vanilla."""
         return [self.plan(layer, rows) for layer in {0, *_boundaries(self.layer_overrides)}]
-
-    @cached_property
-    def _plans(self) -> dict[tuple[int, int], SelectionPlan | None]:
-        """Those of layers and batch sizes met so far: they go with the schedule, which a running server may change."""
-        return {}
 
     def keys_at(self, layer: int, rows: int) -> dict[str, Any]:
         """The policy and its keys for a layer id and a number of router rows, with the overrides that apply."""
@@ -139,7 +135,6 @@ def build_schedule(
     Raises ValueError naming the key, the value and what is allowed.
     """
     policy = get_policy(name)
-    common = {key: config[key] for key in COMMON_KEYS if key in config}
     keys = {key: value for key, value in config.items() if key not in COMMON_KEYS}
     if "policy" in keys:
         only = "allowed only in an override; --expert-policy names the policy"
@@ -155,13 +150,13 @@ def build_schedule(
     schedule = Schedule(
         policy=name,
         keys=keys or policy.default_keys(speculative),
-        phases=read_phases(common.get("phases"), policy, keys, speculative, speculates),
-        min_tokens=COUNT.check("min_tokens", common.get("min_tokens", fewest)),
-        max_tokens=None if "max_tokens" not in common else COUNT.check("max_tokens", common["max_tokens"]),
-        layers=read_overrides("layers", common.get("layers", {}), lowest=0),
-        by_batch=read_overrides("by_batch", common.get("by_batch", {}), lowest=1),
-        rows=read_rows(common.get("rows", COMMON_KEYS["rows"].default)),
-        exact=read_rule(common["exact"]) if "exact" in common else Rule(),
+        phases=read_phases(config.get("phases"), policy, keys, speculative, speculates),
+        min_tokens=COUNT.check("min_tokens", config.get("min_tokens", fewest)),
+        max_tokens=None if "max_tokens" not in config else COUNT.check("max_tokens", config["max_tokens"]),
+        layers=read_overrides("layers", config.get("layers", {}), lowest=0),
+        by_batch=read_overrides("by_batch", config.get("by_batch", {}), lowest=1),
+        rows=read_rows(config.get("rows", COMMON_KEYS["rows"].default)),
+        exact=read_rule(config["exact"]) if "exact" in config else Rule(),
         given={"policy": name, **config},
     )
     if schedule.max_tokens is not None and schedule.max_tokens < schedule.min_tokens:
@@ -197,9 +192,6 @@ def _build_observing(config: dict[str, Any], speculative: bool, speculates: str,
         keys=dict(config),
         phases=PHASES,
         min_tokens=1,
-        max_tokens=None,
-        layers=(),
-        by_batch=(),
         observed=observed,
         given={"policy": "observe", **config},
     )

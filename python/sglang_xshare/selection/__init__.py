@@ -54,11 +54,10 @@ def select(
     if backend not in BACKENDS:
         raise ValueError(f"backend = {backend!r}: allowed is auto, {', '.join(BACKENDS)}")
     arguments = router_logits, plan, router, batch, rank_of_expert, slots
-    if backend == "triton":
-        return import_module(BACKENDS[backend]).select(
-            *arguments, budgets=budgets, tally=tally
-        )  # which writes it there itself
-    answer = import_module(BACKENDS[backend]).select(*arguments)
+    run = import_module(BACKENDS[backend]).select
+    if backend == "triton":  # which fills the tally itself
+        return run(*arguments, budgets=budgets, tally=tally)
+    answer = run(*arguments)
     if tally is not None:
         tally.take(answer)
     return answer

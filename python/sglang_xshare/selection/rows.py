@@ -85,7 +85,7 @@ class Rows(NamedTuple):
         """Every row's `count` best of the `usable` experts, [N] or [n, N] bool."""
         keys = torch.where(usable, self.keys, constant(-math.inf, torch.float64, self.keys.device))
         if self.quota_groups is not None:
-            return find_best(self.scores, keep_quota(keys, count, self.quota_groups), count, self.valid)
+            keys = keep_quota(keys, count, self.quota_groups)
         return find_best(self.scores, keys, count, self.valid)
 
 

@@ -176,19 +176,10 @@ def _add_ranked(rows: Rows, plan: SelectionPlan, selected: torch.Tensor) -> None
     assert plan.budget is not None
     if plan.ranking == "static":
         assert plan.order is not None
-        if held is None:
-            selected |= _mark_static(plan.order[: plan.budget], len(selected), selected.device)
-            return
-        utility = _rank_static(plan.order, selected.device).expand_as(held)
+        utility = _rank_static(plan.order, selected.device).expand(groups, -1)
     else:
         utility = _compute_utility(rows, plan.utility, groups)
     selected |= _find_best(utility, plan.budget, held).any(0)
-
-
-@cache
-def _mark_static(experts: tuple[int, ...], num_experts: int, device: torch.device) -> torch.Tensor:
-    """[N] bool. See `constant`."""
-    return torch.tensor([j in experts for j in range(num_experts)]).to(device)
 
 
 @cache

@@ -151,18 +151,16 @@ class Layer:
         return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
 
     def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """(what the runner is handed in place of `output_format`, logits [n, N]), of a layer that routes itself."""
+        """(what the runner is handed in place of `output_format`, logits [n, N]), of a layer that routes itself: masked
+        so that a runner that ranks them arrives at the selection.
+        """
         if self.convention != MASKED:
             return type(output_format).STANDARD, logits
         if output_format == type(output_format).BYPASSED:
             logits = logits.bfloat16()  # which the runner ranks
-        return output_format, self.mask(logits)
-
-    def mask(self, logits: torch.Tensor) -> torch.Tensor:
-        """Router logits [n, N] masked so that a runner that ranks them itself arrives at the selection."""
         out = self.selection = self._select_in_force(logits, RunnerSlots(masked=True))
         assert out.masked_logits is not None
-        return out.masked_logits
+        return output_format, out.masked_logits
 
     def _select_in_force(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
         """What the plan in force chooses, counted; captured graphs read its numbers where a switch writes them."""

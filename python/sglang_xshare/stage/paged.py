@@ -10,8 +10,7 @@ import torch
 
 from .evidence.columns import EXCEEDED
 from .layer import Layer
-from .plans import Plans
-from .step import Size, Step
+from .step import Step
 from .upstream.paging import Residents
 
 
@@ -40,10 +39,6 @@ class PagedLayers:
         """Whether what upstream's method was just handed, in a step that runs, is sure to fit its slots."""
         layer = self._by_method[id(method)]
         return layer.selection is not None and layer.fits
-
-    def fit(self, plans: Plans, size: Size) -> bool:
-        """Whether every layer's experts are sure to fit in a step of this size under these plans."""
-        return all(plans.fit(layer, size) for layer in self.layers)
 
     def check(self, totals: torch.Tensor) -> None:
         """Raise `SlotsExceeded` where a layer has counted it in `totals`. Waits for the device."""

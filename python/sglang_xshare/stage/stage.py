@@ -290,7 +290,8 @@ class Stage:
         size = None if self.paged is None else read_size(forward_batch, self.ranks)
         if self.paged is None or size is None:
             return True
-        return self.paged.fit(self.plans, self.graphs.find_size(size))
+        captured = self.graphs.find_size(size)
+        return all(self.plans.fit(layer, captured) for layer in self.paged.layers)
 
     def align(self, upstream: Any, by_tma: bool) -> Any:
         """`upstream` (moe_align_block_size), or a function in its place that returns sorted slots where it has them."""

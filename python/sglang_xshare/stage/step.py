@@ -52,24 +52,25 @@ def read_step(
     A verify batch is request-major: `batch_size` requests of equally many draft tokens, read here at every step, so
     that a server that adapts its number of draft tokens is followed. Raises RuntimeError for a ragged one. `ranks` are
     those of a server whose ranks each route rows of their own; `exact` knows the rows of exact requests.
+
+    With data-parallel attention it is that of all ranks together: the rows of the first, padded, then of the next.
+    Every rank must read the same, or the ranks would add up an expert's output for rows routed differently. So it is
+    read from what SGLang has synchronized, and from the mode, which is decode, verify or idle on all ranks where none
+    prefills. A rank without requests (idle) takes part in the others' decode or verification.
     """
+    size = read_size(forward_batch, ranks)
+    if size is None:
+        return None
     if ranks is not None:
-        return _read_own_step(forward_batch, ranks, exact)
+        return _read_own_step(forward_batch, size, ranks, exact)
     rows_by_rank = read_rows_by_rank(forward_batch)
     if rows_by_rank is not None:
-        return _read_gathered_step(forward_batch, rows_by_rank, exact)
-    mode = forward_batch.forward_mode
-    if mode.is_target_verify():  # first: is_extend() is true of it too
-        phase = "verify"
-    elif mode.is_decode():
-        phase = "decode"
-    else:
-        return None
-    rows = forward_batch.input_ids.shape[0]
-    tokens_per_request = _count_draft_tokens(rows, forward_batch.batch_size) if phase == "verify" and rows else 1
+        # Each rank's rows end with its padding. SGLang's gather places what they are as it places the hidden states.
+        told = gather_rows(_tell_rows(forward_batch, exact), sum(rows_by_rank), forward_batch)
+        return _read_told(told, size, exact)
     valid = live_rows(forward_batch) if mask_padding else None
-    flags = None if exact is None else exact.find(rows)
-    return Step(phase, rows, Batch(valid=valid, tokens_per_request=tokens_per_request, exact=flags))
+    flags = None if exact is None else exact.find(size.rows)
+    return Step(size.phase, size.rows, Batch(valid, size.tokens_per_request, flags))
 
 
 def read_size(forward_batch: Any, ranks: Ranks | None = None) -> Size | None:
@@ -96,40 +97,17 @@ def read_rows_by_rank(forward_batch: Any) -> list[int] | None:
     return counts if counts is not None and len(counts) > 1 else None
 
 
-def _read_gathered_step(forward_batch: Any, rows_by_rank: list[int], exact: Exact | None) -> Step | None:
-    """The step of all ranks of data-parallel attention together: the rows of the first, padded, then of the next.
-
-    Every rank must read the same step, or the ranks would add up an expert's output for rows routed differently. So it
-    is read from what SGLang has synchronized, and from the mode, which is decode, verify or idle on all ranks where
-    none prefills. A rank without requests (idle) takes part in the others' decode or verification. A step in which some
-    rank prefills is vanilla on all. Raises RuntimeError where a rank's rows are not whole requests.
-    """
-    found = _read_synchronized(forward_batch, rows_by_rank)
-    if found is None:
-        return None
-    phase, tokens_per_request = found
-    # Each rank's rows end with its padding. SGLang's gather places what they are as it places the hidden states.
-    told = gather_rows(_tell_rows(forward_batch, exact), sum(rows_by_rank), forward_batch)
-    return Step(phase, sum(rows_by_rank), _read_told(told, tokens_per_request, exact))
-
-
-def _read_own_step(forward_batch: Any, ranks: Ranks, exact: Exact | None) -> Step | None:
+def _read_own_step(forward_batch: Any, size: Size, ranks: Ranks, exact: Exact | None) -> Step:
     """The step of ranks that each route rows of their own: of all together, or of this one alone.
 
     Ranks that select together must read the same step, as above, or some would wait for the others' rows forever. One
     by itself does not select either while another prefills: in a prefill nearly every expert is active anyway.
     """
-    counts = forward_batch.global_num_tokens_cpu or []
-    attended = counts if ranks.together else [len(forward_batch.out_cache_loc) // ranks.share]
-    found = _read_synchronized(forward_batch, attended)
-    if found is None:
-        return None
-    phase, tokens_per_request = found
-    gather = Gather(ranks.divide(counts), ranks.rank) if ranks.together else None
     told = ranks.own(_tell_rows(forward_batch, exact))
-    if gather is not None:
-        told = gather.collect(told)
-    return Step(phase, len(told), _read_told(told, tokens_per_request, exact), gather)
+    if not ranks.together:
+        return _read_told(told, size, exact)
+    gather = Gather(ranks.divide(forward_batch.global_num_tokens_cpu or []), ranks.rank)
+    return _read_told(gather.collect(told), size, exact, gather)
 
 
 def _read_synchronized(forward_batch: Any, rows_by_rank: list[int]) -> tuple[str, int] | None:
@@ -167,9 +145,9 @@ def _tell_rows(forward_batch: Any, exact: Exact | None) -> torch.Tensor:
     return live if exact is None else live * (LIVE + exact.read(len(live)).to(torch.int32))
 
 
-def _read_told(told: torch.Tensor, tokens_per_request: int, exact: Exact | None) -> Batch:
+def _read_told(told: torch.Tensor, size: Size, exact: Exact | None, gather: Gather | None = None) -> Step:
     flags = None if exact is None else told == EXACT
-    return Batch(valid=told != PADDING, tokens_per_request=tokens_per_request, exact=flags)
+    return Step(size.phase, len(told), Batch(told != PADDING, size.tokens_per_request, flags), gather)
 
 
 def live_rows(forward_batch: Any) -> torch.Tensor:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from triton import next_power_of_2
 
 from ...plan import SelectionPlan
 from ...types import Batch, Router, RunnerSlots
-from .tile import count_tokens, make_tile, round_up
+from .tile import count_tokens, make_tile
 
 # How every kernel of ours is compiled, whatever launches it. Asked for, since Triton 3.9 warns of kernels that do not
 # say; every release so far fuses unasked.
@@ -169,7 +170,7 @@ def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, n
     tile = make_tile(plan, router, batch, num_rows, num_experts)
     unserved = (
         plan.ranks_experts and (plan.ranking == "static" or plan.scope == "request"),
-        num_groups > 1 and (num_experts != tile.experts or num_groups != round_up(num_groups)),
+        num_groups > 1 and (num_experts != tile.experts or num_groups != next_power_of_2(num_groups)),
         num_rows > MAX_ROWS or num_experts > MAX_EXPERTS or router.top_k > MAX_TOP_K,
         tile.rows * tile.experts > MAX_TILE,
     )

@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from triton import next_power_of_2
+
 from ...plan import SelectionPlan
 from ...types import Batch, Router
 
@@ -73,26 +75,26 @@ def make_tile(
 ) -> Tile:
     """One program where the batch is small, else as many as it takes."""
     shape = next((shape for shape in SHAPES if num_experts <= shape.experts), SHAPES[-1])
-    request = round_up(count_tokens(plan, batch))
-    experts = round_up(num_experts)
-    all_rows = round_up(num_rows // count_tokens(plan, batch)) * request
+    request = next_power_of_2(count_tokens(plan, batch))
+    experts = next_power_of_2(num_experts)
+    all_rows = next_power_of_2(num_rows // count_tokens(plan, batch)) * request
     rows = min((rows for rows in shape.one if rows >= all_rows), default=0)
     warps = shape.one.get(rows, shape.several[1])
-    rows = rows or max(shape.several[0], request, round_up(-(-num_rows // MAX_PROGRAMS)))
+    rows = rows or max(shape.several[0], request, next_power_of_2(-(-num_rows // MAX_PROGRAMS)))
     several = rows < all_rows
     columns = plan.columns(router, exact=batch.exact is not None)
-    slots = round_up(num_rows * columns) if block_size else 0
+    slots = next_power_of_2(num_rows * columns) if block_size else 0
     return Tile(
         rows=rows,
         experts=experts,
         request=request,
-        columns=max(32, round_up(columns + shared)),
+        columns=max(32, next_power_of_2(columns + shared)),
         several=several,
         warps=warps,
         chunk=min(experts, 32, 8192 // experts),  # a comparison takes 32 registers, in 256 threads
         narrow=not several and rows * experts <= 1 << (31 - 20),
         slots=slots,
-        positions=round_up(count_blocks(slots, num_experts, block_size) * block_size) if block_size else 0,
+        positions=next_power_of_2(count_blocks(slots, num_experts, block_size) * block_size) if block_size else 0,
     )
 
 
@@ -110,8 +112,3 @@ def count_blocks(slots: int, experts: int, block_size: int) -> int:
     """The most blocks that so many slots of at most so many experts fill."""
     groups = min(slots, experts)
     return groups + (slots - groups) // block_size
-
-
-def round_up(n: int) -> int:
-    """The next power of two."""
-    return 1 << max(n - 1, 0).bit_length()

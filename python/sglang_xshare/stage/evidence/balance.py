@@ -10,9 +10,6 @@ import torch
 from ...types import Selection
 from ..placement import Placement
 
-STEPS, LARGEST_BEFORE, LARGEST_AFTER, MEAN_BEFORE, MEAN_AFTER = range(5)
-"""Columns of what is counted a layer: the active experts of the rank that has most, and the mean of all ranks."""
-
 
 class Balance:
     """Counts on the device, as `Counters` does, in some ten small operations a step."""
@@ -26,7 +23,8 @@ class Balance:
     def count(self, selections: Sequence[Selection | None]) -> torch.Tensor:
         """Count one step: every layer's selection, None where it stayed vanilla, at least one other.
 
-        Returns [layers, 5] float64 and adds it to the totals; all zero for a vanilla layer, or without a live row.
+        Returns [layers, 5] float64, a `RankLoad` of each, and adds it to the totals; all zero for a vanilla layer, or
+        without a live row.
         """
         found = [selection for selection in selections if selection is not None]
         members = self._find_members(tuple(selection is not None for selection in selections))

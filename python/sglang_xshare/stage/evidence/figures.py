@@ -7,10 +7,9 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 from .agreement import Compared
 from .balance import RankLoad
@@ -19,13 +18,6 @@ from .observe import Observed
 
 PREFIX = "sglang:expert_policy_"
 Values = Mapping[tuple[str, ...], float | None]
-
-
-class Kind(Enum):
-    """A counter adds up what is exported; a gauge is what was exported last."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
 
 
 @dataclass(frozen=True)
@@ -38,12 +30,12 @@ class InForce:
 
 @dataclass(frozen=True)
 class Figure:
-    """`value` of what was read since the last export: a number, None where there is none. With `labels` of its own,
-    beside those that every figure of SGLang's has, a number for each of their values. One that `replaces` former ones
-    has None for a series to remove.
+    """`value` of what was read since the last export: a number, None where there is none. A counter adds it up, a gauge
+    is the last. With `labels` of its own, beside those that every figure of SGLang's has, a number for each of their
+    values. One that `replaces` former ones has None for a series to remove.
     """
 
-    kind: Kind
+    kind: Literal["counter", "gauge"]
     name: str
     text: str
     value: Callable[[Any], float | Values | None]
@@ -74,7 +66,7 @@ def _by_plan(value: Callable[[Interval], float | None]) -> Callable[[Observed], 
     return lambda observed: {(plan,): value(interval) for plan, interval in observed.plans.items()}
 
 
-counter, gauge, of = partial(Figure, Kind.COUNTER), partial(Figure, Kind.GAUGE), attrgetter
+counter, gauge, of = partial(Figure, "counter"), partial(Figure, "gauge"), attrgetter
 VANILLAS, ACTIVE = "that vanilla routing would have activated", "Experts that are active"
 FULLEST, MEAN = "on the expert-parallel rank that has most", "on the mean of expert-parallel ranks"
 EXPERTS, MASS = "Experts that a plan would have kept active", "Mass that a plan would have kept"
@@ -184,7 +176,7 @@ def _export(figure: Figure, metric: Any, found: float | Values | None, labels: d
         values = labels | dict(zip(figure.labels, own, strict=True))
         if number is not None:
             child = metric.labels(**values)
-            child.inc(number) if figure.kind is Kind.COUNTER else child.set(number)
+            child.inc(number) if figure.kind == "counter" else child.set(number)
         elif figure.replaces:
             _remove(metric, values)
 
@@ -203,6 +195,6 @@ def _make_metric(figure: Figure, labels: tuple[str, ...]) -> Any:
     from prometheus_client import Counter, Gauge
 
     name, labels = PREFIX + figure.name, (*labels, *figure.labels)
-    if figure.kind is Kind.COUNTER:
+    if figure.kind == "counter":
         return Counter(name, figure.text, labels)
     return Gauge(name, figure.text, labels, multiprocess_mode="mostrecent")

@@ -69,11 +69,6 @@ class Interval:
         return None if self.page_ins is None else self.page_ins / max(self.layer_steps, 1)
 
     @property
-    def mean_rows(self) -> float:
-        """Mean live router rows of a step."""
-        return self.rows / max(self.layer_steps, 1)
-
-    @property
     def mean_kept_mass(self) -> float:
         """Kept mass of a live row (`Selection.kept_mass`), averaged over rows, layers and steps."""
         return self.kept_mass / max(self.rows, 1)
@@ -203,14 +198,12 @@ class Reader:
 
     def read(self) -> Interval:
         """Look, and move on. Waits for the device."""
-        totals, outcomes = self._count()
-        interval = self._between(totals, outcomes)
-        self._totals, self._outcomes = totals, outcomes
+        interval, self._totals, self._outcomes = self._look()
         return interval
 
     def look(self) -> Interval:
         """What `read` would return, without moving on. Waits for the device."""
-        return self._between(*self._count())
+        return self._look()[0]
 
     def look_layers(self) -> list[list[float]]:
         """The same by layer, as the columns of `Counters.totals`. Waits for the device."""
@@ -220,15 +213,13 @@ class Reader:
         rows = zip(totals, self._totals, strict=True)
         return [[now - then for now, then in zip(row, former, strict=True)] for row, former in rows]
 
-    def _count(self) -> tuple[list[list[float]], list[int]]:
-        return self._counters.totals.tolist(), self._counters.outcomes.tolist()
-
-    def _between(self, totals: list[list[float]], outcomes: list[int]) -> Interval:
+    def _look(self) -> tuple[Interval, list[list[float]], list[int]]:
+        totals, outcomes = self._counters.totals.tolist(), self._counters.outcomes.tolist()
         new = [sum(column) for column in zip(*self._subtract(totals), strict=True)]
         counts = {name: now - then for name, now, then in zip(OUTCOMES, outcomes, self._outcomes, strict=True)}
         columns = COUNTS if self._counters.residents is None else COUNTS | PAGING_COUNTS
         found = {name: int(new[column]) for name, column in columns.items()}
-        return Interval(**found, kept_mass=new[KEPT], outcomes=counts)
+        return Interval(**found, kept_mass=new[KEPT], outcomes=counts), totals, outcomes
 
 
 def format_log(interval: Interval) -> str:
@@ -241,7 +232,7 @@ def format_log(interval: Interval) -> str:
         experts = f"active experts: {interval.mean_before:.1f}"
         if interval.mean_page_ins_before is not None:
             experts += f", page-ins: {interval.mean_page_ins_before:.1f}"
-        text = f", {experts}, batch size: {interval.mean_rows:.1f}{text}"
+        text = f", {experts}, batch size: {interval.rows / max(interval.layer_steps, 1):.1f}{text}"
     elif interval.layer_steps:
         experts = f"active experts: {interval.mean_before:.1f} -> {interval.mean_after:.1f}"
         if interval.mean_page_ins is not None:

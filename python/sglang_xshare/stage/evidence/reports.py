@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from .agreement import Agreement, Compared
@@ -84,16 +85,9 @@ class Reports:
             self._attempt("trace", self.trace.write)
 
     def _export(self, reporter: Any) -> None:
-        """Raises the first error of a figure that was refused, when all others are exported."""
         compared = None if self.agreement is None else self.agreement.read()
-        errors = []
         for part in self._read(compared) if reporter.current_scheduler_metrics_enabled else ():
-            try:
-                self.exporter.export(part, reporter.metrics_collector.labels)
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+            self._attempt("metrics", partial(self.exporter.export, part, reporter.metrics_collector.labels))
 
     def _read(self, compared: Compared | None) -> Iterator[Any]:
         """What is new to the metrics, in the parts that `figures.FIGURES` knows."""

@@ -24,9 +24,7 @@ CAPACITY = 4096
 class Trace:
     """Records steps in a ring on the device, without synchronizing, and appends them to a file when told to."""
 
-    def __init__(
-        self, path: Path, layer_ids: Sequence[int], device: str, observed: Sequence[str] = (), pages: bool = False
-    ) -> None:
+    def __init__(self, path: Path, layer_ids: Sequence[int], device: str, pages: bool = False) -> None:
         self.device = device
         self.pages = pages
         self.file = path.open("ab")
@@ -36,7 +34,7 @@ class Trace:
         self._switch: dict[str, Any] = {}
         self._told: dict[str, Any] = {}
         self.ring = torch.empty(0, 0, 0)
-        self.observe(observed)
+        self.observe([])
         self.recorded = torch.zeros(1, dtype=torch.int64, device=device)
         self.written = 0
 

@@ -1,4 +1,4 @@
-"""What no paper has: a free plan, and what other policies would do."""
+"""What other policies would do: the first thing to run on traffic of one's own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from ..plan import SelectionPlan
 from .baselines import VANILLA
 from .registry import register
 
-# The algebra's own keys, so that a new idea needs no code.
-register("custom", "any", summary="A plan by the algebra's own keys.")(SelectionPlan)
+PLANS = ("xshare", "oea")
 
 
 @register(
@@ -20,6 +19,6 @@ register("custom", "any", summary="A plan by the algebra's own keys.")(Selection
     own_keys={"plans": Key(list, "the policies to compare, each with its keys as --expert-policy spells it")},
     selects=False,
 )
-def observe(plans: Sequence[str | Mapping[str, Any]] = ("xshare", "oea")) -> SelectionPlan:
+def observe(plans: Sequence[str | Mapping[str, Any]] = PLANS) -> SelectionPlan:
     """The model's own routing, untouched; counts what other policies would have chosen in its place."""
     return VANILLA

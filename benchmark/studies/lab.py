@@ -13,7 +13,7 @@ from benchmark.quality.text import Sequences
 from sglang_xshare import Router
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Lab:
     """`sequences` come domain after domain. A step of plain decoding holds `decoding.batch` of them, the domains mixed;
     one of verification a chain of `decoding.tokens_per_request` drafts, of one sequence.

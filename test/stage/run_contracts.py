@@ -130,7 +130,15 @@ def run(case: Case) -> dict[str, Any]:
     config = make_config(case.shared, renormalize=True, **(SHARED if case.shared else {"scoring_func": "softmax"}))
     masked = case.convention == MASKED
     renumbers = case.places is not None or case.amd
-    layer = Layer(0, config, None, case.convention, renumbers, masked, recorded=not masked)
+    layer = Layer(
+        0,
+        config,
+        None,
+        convention=case.convention,
+        renumbers=renumbers,
+        routes_itself=masked,
+        recorded=not masked,
+    )
     layer.plan, layer.step = build_plan(PLANS[case.plan]), Step("decode", ROWS, Batch(valid))
     info, owner = make_places(case.places)
     chosen = select(logits, layer.plan, layer.router, Batch(valid), backend="reference")

@@ -69,7 +69,7 @@ def serve(case: Case, rank: int) -> dict[str, Any]:
     schedule = build_schedule(case.policy, case.keys, any(load.mode == "verify" for load in case.loads))
     assert schedule is not None
     configs = [router.topk_config for router in routers]
-    layers = [Layer(number, config, None, DROPPED) for number, config in enumerate(configs)]
+    layers = [Layer(number, config, None, convention=DROPPED) for number, config in enumerate(configs)]
     ranks = Ranks(*find_rank(), EXPERTS, schedule.rows == "batch")
     installed = hooks._stage = Stage(layers, schedule, device="cpu", batches=Batches(always_pad=True), ranks=ranks)
     wrap_model(model, installed)

@@ -40,7 +40,7 @@ class Finding:
     numbers: Any
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Study:
     """A model and its held-out text, domain after domain; `layout` says how drafts are verified."""
 

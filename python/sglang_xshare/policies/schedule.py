@@ -19,7 +19,7 @@ from .registry import build_plan, get_policy
 from .spelling import parse_policy
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Schedule:
     """A validated policy with its common keys. `by_batch` overrides the base keys, `layers` overrides both, and the
     layers within a range of batch sizes override all.

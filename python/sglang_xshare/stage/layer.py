@@ -67,6 +67,7 @@ class Layer:
         layer_id: int,
         topk_config: Any,
         placement: Placement | None,
+        *,
         convention: Convention = FILLED,
         renumbers: bool = False,
         routes_itself: bool = False,

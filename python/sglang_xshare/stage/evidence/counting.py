@@ -110,6 +110,7 @@ def count_step(
     rows: int,
     valid: torch.Tensor | None,
     totals: torch.Tensor,
+    *,
     tables: Tally | None = None,
     selecting: tuple[bool, ...] = (),
     residents: Residents | None = None,

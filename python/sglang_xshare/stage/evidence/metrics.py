@@ -129,19 +129,17 @@ class Counters:
         if self._tables is not None:
             from .counting import count_step
 
-            selecting = tuple(selection is not None for selection in selections)
-            valid, exact = step.batch.valid, step.batch.exact
             return count_step(
                 self.outcomes,
                 outcome,
                 step.rows,
-                valid,
+                step.batch.valid,
                 self.totals,
-                self._tables,
-                selecting,
-                self.residents,
-                tuple(fits),
-                exact,
+                tables=self._tables,
+                selecting=tuple(selection is not None for selection in selections),
+                residents=self.residents,
+                fits=tuple(fits),
+                exact=step.batch.exact,
             )
         counts = count_selections(selections, step, self.residents, fits)
         self.totals += counts

@@ -51,10 +51,12 @@ def merge_config(merge: Callable[[list[str]], list[str]], argv: list[str]) -> li
 
     try:
         read_server_file(next((file for flag, file in pairwise(argv) if flag == "--config"), None))
+    except ValueError as error:
+        raise Refused(" ".join(str(error).split())) from None
+    try:
         return merge(argv)
     except ValueError as error:
-        line = " ".join(str(error).split())
-        raise Refused(line if line.startswith("--config ") else f"--config: {line}") from None
+        raise Refused("--config: " + " ".join(str(error).split())) from None
 
 
 def check_flags(server_args: Any) -> None:

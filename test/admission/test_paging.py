@@ -98,7 +98,7 @@ def test_what_fits_holds_of_any_logits():
 
 def warn(keys: dict[str, Any], sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 40), **config: Any) -> list[str]:
     lines = list_paging_warnings(schedule(**keys), MODEL, SimpleNamespace(**SERVED | config), sizes)
-    start = f"--expert-policy xshare: {NUMBER} 32: "
+    start = f"{NUMBER} 32: "
     assert all(line.startswith(start) and "\n" not in line for line in lines)
     return [line.removeprefix(start) for line in lines]
 

@@ -33,7 +33,7 @@ from served.release import CPU, LATEST, OLDER, make_env, older_releases_take_lon
 from sglang_xshare.admission.model import check_heads
 from sglang_xshare.check.command import _on_device
 from sglang_xshare.check.flags import read_flags
-from sglang_xshare.check.resolve import _listening
+from sglang_xshare.check.resolve import Resolution, _listening, _resolve
 from sglang_xshare.check.table import spell_sizes
 from sglang_xshare.cli import main
 from sglang_xshare.gpus import GPUS, NVIDIA
@@ -443,6 +443,15 @@ def test_warnings_are_told_without_colours():
     with _listening(lines):
         logging.getLogger("sglang.srt.server_args").warning("\033[1;33mDEPRECATED:\n --old\033[0m; use --new")
     assert lines == [("SGLang", "DEPRECATED: --old; use --new")]
+
+
+def test_a_fault_of_ours_is_not_sglangs_refusal(monkeypatch):
+    resolution = Resolution()
+    with monkeypatch.context() as patched, pytest.raises(KeyError):
+        patched.setattr("sglang_xshare.check.resolve.find_refusals", lambda *_: {}["ours"])
+        _resolve([], lambda flags: resolution.note_given(SimpleNamespace()), resolution)
+    _resolve([], lambda flags: {}["theirs"], resolution)
+    assert resolution.refusals == [("SGLang", "'theirs'")]
 
 
 def test_sizes_are_spelt_as_runs():

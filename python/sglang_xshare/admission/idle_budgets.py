@@ -31,17 +31,17 @@ def list_idle_budgets(
     schedule: Schedule,
     plans: list[SelectionPlan],
     model: MoeModel,
+    *,
     ranks: int = 1,
     batch: tuple[int, str] | None = None,
     tokens: int = 1,
     paged: bool = False,
 ) -> list[str]:
-    """A warning for each of a schedule's plans that drops no expert of a model on `ranks` expert-parallel ranks, ever
-    or up to its largest `batch` (as `largest_batch` says) of `tokens` a request; for `mass` beside `add`; and for
+    """What to warn of: each of a schedule's plans that drops no expert of a model on `ranks` expert-parallel ranks, or
+    none up to its largest `batch` (as `largest_batch` says) of `tokens` a request; `mass` beside `add`; and
     `free_residents`. Plans of a server whose experts are `paged` are warned of in `paging.py`.
     """
     router = Router(top_k=model.top_k)
-    start = f"--expert-policy {schedule.policy}: "
     warnings = []
     for plan in plans:
         if paged and plan.takes_residents:
@@ -72,25 +72,25 @@ def list_idle_budgets(
                     f"{key} = {getattr(plan, key)}: {enough} hold all that {rows} rows want, the most it is for "
                     f"({limit} {requests}), so that this plan {never}"
                 )
-    return [start + warning for warning in dict.fromkeys(warnings)]
+    return list(dict.fromkeys(warnings))
 
 
 def list_unmet_overrides(schedule: Schedule, batches: Batches) -> list[str]:
-    """A warning for each override by batch size that no step of the server has, and where no captured batch has as many
-    rows as the policy asks for.
+    """What to warn of: each override by batch size that no step of the server has, and that no captured batch has as
+    many rows as the policy asks for.
     """
     warnings = []
     if batches.captured and batches.captured[-1] < schedule.min_tokens:
         warnings.append(
-            f"--expert-policy {schedule.policy}: min_tokens = {schedule.min_tokens}: no captured batch has so many "
-            f"rows ({batches}), so that only a larger one selects"
+            f"min_tokens = {schedule.min_tokens}: no captured batch has so many rows ({batches}), so that only a "
+            "larger one selects"
         )
     for override in schedule.by_batch:
         last = min(override.last, schedule.max_tokens or override.last)
         if not batches.meet(max(override.first, schedule.min_tokens), last):
             warnings.append(
-                f"--expert-policy {schedule.policy}: by_batch {spell_range(override.first, override.last)}: no step of "
-                f"this server has so many rows ({batches}), so that it never applies"
+                f"by_batch {spell_range(override.first, override.last)}: no step of this server has so many rows "
+                f"({batches}), so that it never applies"
             )
     return warnings
 

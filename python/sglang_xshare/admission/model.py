@@ -91,14 +91,17 @@ def check_schedule(
         batches = read_batches(config, part.rows)
         check_rows(part, config)
         _check_size(part, config, batches)
-        warnings += list_unmet_overrides(part, batches)
+        told = list_unmet_overrides(part, batches)
         found = build_plans(part, model, config.ep_size)
         _check_plans(found, model, config)
         plans += found
         paged = count_slots(config, model.num_experts) is not None
-        warnings += list_idle_budgets(part, found, model, config.ep_size, largest_batch(config), tokens, paged)
+        told += list_idle_budgets(
+            part, found, model, ranks=config.ep_size, batch=largest_batch(config), tokens=tokens, paged=paged
+        )
         if part is schedule:  # what is observed has no graphs of its own
-            warnings += list_paging_warnings(part, model, config, batches.captured)
+            told += list_paging_warnings(part, model, config, batches.captured)
+        warnings += [f"--expert-policy {part.policy}: {line}" for line in told]
     flag = f"--expert-policy {schedule.policy}" if schedule else "--mask-padding-experts"
     _check_runner(plans, model, config, None if names_runner else flag)
     return plans, warnings

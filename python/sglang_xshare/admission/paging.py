@@ -67,11 +67,11 @@ def find_limit(server_args: Any, requests: int, top_k: int, num_experts: int, sl
 
 
 def list_paging_warnings(schedule: Schedule, model: MoeModel, config: Any, sizes: tuple[int, ...]) -> list[str]:
-    """A warning where decode graphs are not captured for all of `sizes`, and where slots cut what the batch adds."""
+    """What to warn of: decode graphs that are not captured for all of `sizes`, slots that cut what the batch adds."""
     slots = count_slots(config, model.num_experts)
     if slots is None:
         return []
-    start = f"--expert-policy {schedule.policy}: {FLAG} {slots}: "
+    start = f"{FLAG} {slots}: "
     warnings = []
     too_many = [size for size in sizes if not fits(schedule, size, model.top_k, model.num_experts, slots)]
     if too_many:

@@ -112,9 +112,9 @@ def list_idle(asked: Asked, weights: Weights, flags: ServerFlags) -> list[str]:
     batch, layers, warnings = (asked.batch, "--batch"), range(weights.model.num_layers), []
     paged = flags.paged and (asked.slots is None or asked.slots < weights.model.num_experts)
     for text, schedule in asked.schedules.items():
-        plans, told = schedule.plans(layers), f"--expert-policy {schedule.policy}: "
-        found = list_idle_budgets(schedule, plans, weights.model, flags.ep_size, batch, flags.draft_tokens, paged)
-        warnings += [f"{text}: {line.removeprefix(told)}" for line in found]
+        plans, options = schedule.plans(layers), {"batch": batch, "tokens": flags.draft_tokens, "paged": paged}
+        found = list_idle_budgets(schedule, plans, weights.model, ranks=flags.ep_size, **options)
+        warnings += [f"{text}: {line}" for line in found]
     return warnings
 
 

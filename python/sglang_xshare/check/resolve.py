@@ -30,6 +30,8 @@ class Resolution:
         self.warnings: list[tuple[str, str]] = []
         self.start: Start | None = None
         self.finished = False
+        self.fault: Exception | None = None
+        """Of a check of ours, and no refusal."""
 
     @property
     def server_args(self) -> Any:
@@ -58,8 +60,12 @@ class Resolution:
         self._note(self.start, RESOLVED)
 
     def _note(self, start: Start, when: str) -> None:
-        for error in find_refusals(start, when):
-            self.refuse("sglang-xshare", error)
+        try:
+            for error in find_refusals(start, when):
+                self.refuse("sglang-xshare", error)
+        except Exception as error:
+            self.fault = error
+            raise
 
 
 def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
@@ -94,6 +100,8 @@ def _resolve(flags: Sequence[str], prepare: Callable[[list[str]], Any], resoluti
         if hasattr(server_args, "resolve_once"):  # from 0.5.20 on, parsing does not resolve
             server_args.resolve_once()
     except Exception as error:  # whatever SGLang raises would end the server
+        if error is resolution.fault:
+            raise
         resolution.refuse("SGLang", error)
 
 

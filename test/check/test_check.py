@@ -447,8 +447,8 @@ def test_warnings_are_told_without_colours():
 
 def test_a_fault_of_ours_is_not_sglangs_refusal(monkeypatch):
     resolution = Resolution()
-    with monkeypatch.context() as patched, pytest.raises(KeyError):
-        patched.setattr("sglang_xshare.check.resolve.find_refusals", lambda *_: {}["ours"])
+    monkeypatch.setattr("sglang_xshare.check.resolve.find_refusals", lambda *_: {}["ours"])
+    with pytest.raises(KeyError):
         _resolve([], lambda flags: resolution.note_given(SimpleNamespace()), resolution)
     _resolve([], lambda flags: {}["theirs"], resolution)
     assert resolution.refusals == [("SGLang", "'theirs'")]

@@ -8,7 +8,10 @@ from sglang_xshare.cli import main
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--draft-tokens", "4"], "--draft-tokens 4: allowed only together with --show"),
+        (
+            ["--speculative-num-draft-tokens", "4"],
+            "--speculative-num-draft-tokens 4: allowed only together with --show",
+        ),
         (["--json", "--show", "xshare"], "--json with --show: the plan is JSON anyway; allowed is one of the two"),
     ],
 )
@@ -31,6 +34,6 @@ def test_a_policy_of_verification_alone_is_refused_by_the_flags_of_policies(caps
     assert capsys.readouterr() == (
         "",
         f"policies: --expert-policy {policy}: moe-spec without speculative decoding: it selects in target-verify; "
-        'allowed is --draft-tokens N, or phases = ["decode"]\n',
+        'allowed is --speculative-num-draft-tokens N, or phases = ["decode"]\n',
     )
-    assert main(["policies", "--show", policy, "--draft-tokens", "4"]) == 0
+    assert main(["policies", "--show", policy, "--speculative-num-draft-tokens", "4"]) == 0

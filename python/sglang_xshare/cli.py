@@ -58,7 +58,7 @@ def _add_policies_parser(subparsers: argparse._SubParsersAction[argparse.Argumen
     resolved = "the plan of one, every default resolved; after it may stand its --expert-policy-config"
     parser.add_argument("--show", action="store_true", help=resolved)
     verified = "with --show: of a server that verifies so many a request"
-    parser.add_argument("--draft-tokens", type=whole(), metavar="N", help=verified)
+    parser.add_argument("--speculative-num-draft-tokens", type=whole(), metavar="N", help=verified)
     parser.set_defaults(run=_run_policies)
 
 
@@ -69,8 +69,8 @@ def _run_policies(arguments: argparse.Namespace) -> int:
     try:
         if arguments.show:
             return _show(arguments)
-        if arguments.draft_tokens is not None:
-            raise ValueError(f"--draft-tokens {arguments.draft_tokens}: allowed only together with --show")
+        if tokens := arguments.speculative_num_draft_tokens:
+            raise ValueError(f"--speculative-num-draft-tokens {tokens}: allowed only together with --show")
         policies = [get_policy(name) for name in arguments.policies] or list_policies()
     except ValueError as error:  # `ExpertPolicyError` is one
         print(f"policies: {error}", file=sys.stderr)
@@ -101,9 +101,9 @@ def _show(arguments: argparse.Namespace) -> int:
     flags = SimpleNamespace(
         expert_policy=words[0],
         expert_policy_config=words[1] if len(words) > 1 else None,
-        speculative_algorithm=None if arguments.draft_tokens is None else "EAGLE3",
+        speculative_algorithm=None if arguments.speculative_num_draft_tokens is None else "EAGLE3",
     )
-    asked = read_arguments(flags, speculates="--draft-tokens N")
+    asked = read_arguments(flags, speculates="--speculative-num-draft-tokens N")
     schedule = asked.schedule if asked else None
     print(json.dumps(describe(schedule) if schedule else {"policy": "vanilla"}, indent=2))
     return 0

@@ -49,7 +49,7 @@ def test_every_spelling_of_a_policy_shows_every_key(words, show):
 
 def test_defaults_are_those_of_a_server_that_speculates(show):
     assert show("xshare")[1]["add"] == 24
-    assert show("xshare", "--draft-tokens", "4")[1]["add_per_request"] == 4
+    assert show("xshare", "--speculative-num-draft-tokens", "4")[1]["add_per_request"] == 4
 
 
 def test_vanilla_has_nothing_to_show(show):
@@ -85,6 +85,6 @@ def test_what_a_server_refuses_is_refused_in_one_line(words, line, show):
 
 def test_draft_tokens_are_positive(show, capsys):
     with pytest.raises(SystemExit) as ended:
-        show("xshare", "--draft-tokens", "0")
+        show("xshare", "--speculative-num-draft-tokens", "0")
     assert ended.value.code == 1
     assert "0: allowed is an integer of 1 to" in capsys.readouterr().err

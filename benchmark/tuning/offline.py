@@ -1,6 +1,5 @@
 """Without a server: policies of single layers, decoded by transformers, as what tune's search measures by."""
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -40,7 +39,6 @@ class OfflineGauge:
 
     def __call__(self, policy: dict[str, Any], batch: int, part: str) -> Measurement:
         """Decode a part under a policy, `batch` samples at a time; what is left over is passed over."""
-        began = time.monotonic()
         bench, vanilla = self._prepare(batch, part)
         keys = dict(policy)
         schedule = build_schedule(keys.pop("policy"), keys, speculative=False)
@@ -52,13 +50,13 @@ class OfflineGauge:
         nats, greedy = found.nats.mean(1).tolist(), found.greedy.tolist()
         divergences = diverge(vanilla.top, found.top).mean(1).tolist()
         if not live:
-            return Measurement(nats, divergences, greedy, None, None, None, time.monotonic() - began)
+            return Measurement(nats, divergences, greedy, None, None, None)
         before, after, kept = (
             fmean(float(of_layers[layer].mean()) for layer in live)
             for of_layers in (found.routing.vanilla_active, found.routing.active, found.routing.kept_mass)
         )
         saved = (before - after) * len(live)
-        return Measurement(nats, divergences, greedy, before, saved, kept, time.monotonic() - began)
+        return Measurement(nats, divergences, greedy, before, saved, kept)
 
     def _prepare(self, batch: int, part: str) -> tuple[Bench, Decoded]:
         """The samples prefilled, and what vanilla says of them."""

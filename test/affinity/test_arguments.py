@@ -41,7 +41,7 @@ def test_another_method_reads_nothing() -> None:
 def test_the_flags_make_arguments(file: Path, given: float | None, bound: float) -> None:
     flags = {"expert_affinity": str(file), "expert_affinity_bound": given}
     arguments = read(load_balance_method="expert_affinity", **flags)
-    assert (arguments.bound, arguments.replicas, arguments.table.origin) == (bound, 4, ORIGIN)
+    assert (arguments.bound, arguments.table.origin) == (bound, ORIGIN)
 
 
 METHODS = {"load_balance_method": "expert_affinity"}
@@ -109,7 +109,7 @@ def serve(
     monkeypatch.setattr(affinity, "is_switched_on", lambda name: config.get(name, False))
     monkeypatch.setattr(affinity, "model_config", lambda args: model)
     table = replace(make_table(), origin=replace(ORIGIN, **(origin or {})))
-    check_affinity(server_args, affinity.AffinityArguments(table, 1.1, 2))
+    check_affinity(server_args, affinity.AffinityArguments(table, 1.1))
 
 
 def test_what_fits_is_served(monkeypatch: pytest.MonkeyPatch) -> None:

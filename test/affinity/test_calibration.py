@@ -12,8 +12,16 @@ import torch
 from benchmark.common.paths import ROOT
 from benchmark.quality.model import load_model as load_reference
 from benchmark.quality.model import router_logits
-from sglang_xshare.affinity.calibration import SAMPLES, calibrate, load_model, read_texts, watch_experts
-from sglang_xshare.affinity.projection import SHRINKAGE, make_sketch, project
+from sglang_xshare.affinity.calibration import (
+    SAMPLES,
+    SHRINKAGE,
+    calibrate,
+    load_model,
+    make_sketch,
+    project,
+    read_texts,
+    watch_experts,
+)
 from sglang_xshare.affinity.table import load_table
 from sglang_xshare.cli import main
 

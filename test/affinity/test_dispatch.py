@@ -15,8 +15,7 @@ import pytest
 from affinity.tables import make_table, prompt
 from sglang_xshare import hooks
 from sglang_xshare.affinity import dispatch
-from sglang_xshare.affinity.counting import DecisionCounts
-from sglang_xshare.affinity.dispatch import Dispatcher
+from sglang_xshare.affinity.dispatch import DecisionCounts, Dispatcher
 from sglang_xshare.affinity.dispatcher import Affinity, Decision
 from sglang_xshare.affinity.finished import WatchedRequests, open_receiver, open_sender
 

@@ -13,8 +13,8 @@ from benchmark.gpu import moe_layer
 from benchmark.gpu.models import COMMON, CONFIGS
 from sglang_xshare.check import command
 from sglang_xshare.check.active import draw_loads
+from sglang_xshare.check.estimate import estimate_step
 from sglang_xshare.check.flags import LARGEST
-from sglang_xshare.check.latency import estimate_step
 from sglang_xshare.check.loads import COMMON as ASSUMED
 from sglang_xshare.check.weights import read_weights
 from sglang_xshare.cli import main
@@ -105,16 +105,15 @@ def test_dense_layers_and_shared_experts_are_counted(write):
 
 def test_a_step_is_its_layers_and_the_rest(write):
     weights = read_weights(write(QWEN))
-    step = estimate_step(weights, 40, 16 * 1024, H100)
-    assert step.layer == pytest.approx(34e-6 + 40 * 9437184 / (0.97 * H100))
-    assert step.rest == pytest.approx((weights.dense + 16 * 1024 * weights.cache) / (0.97 * H100))
-    assert step.step == pytest.approx(48 * step.layer + step.rest)
+    layer, step = estimate_step(weights, 40, 16 * 1024, H100)
+    assert layer == pytest.approx(34e-6 + 40 * 9437184 / (0.97 * H100))
+    assert step == pytest.approx(48 * layer + (weights.dense + 16 * 1024 * weights.cache) / (0.97 * H100))
 
 
 def test_the_page_states_how_far_the_layer_is_from_oea_s_table(write):
     """OEA's own points, from which the constants are: that they are near shows the line, and no more."""
     for policy, (active, measured) in OEA.items():
-        estimated = estimate_step(read_weights(write(QWEN)), active, 0, H100).layer * 1e6
+        estimated = estimate_step(read_weights(write(QWEN)), active, 0, H100)[0] * 1e6
         row = f"| {policy} | {active} | {measured} | {estimated:.1f} | {estimated / measured - 1:+.1%} |"
         assert row in PAGE, row
         assert abs(estimated / measured - 1) < 0.01
@@ -237,7 +236,7 @@ def test_active_experts_and_bandwidth_as_given(write, capsys):
     (row,) = read_rows(capsys)
     assert row["active_experts"] == [48.8, 25.1]
     weights = read_weights(write(QWEN))
-    assert row["moe_layer_us"] == [estimate_step(weights, n, 0, H100).layer * 1e6 for n in (48.8, 25.1)]
+    assert row["moe_layer_us"] == [estimate_step(weights, n, 0, H100)[0] * 1e6 for n in (48.8, 25.1)]
     assert row["speedup"] == pytest.approx(row["step_ms"][0] / row["step_ms"][1])
     assert row["speedup"] > 1
 
@@ -301,8 +300,8 @@ def test_slices_of_experts_are_read_by_every_rank(write, capsys):
 @pytest.mark.parametrize(("batch", "most"), [(8, 1), (9, 2), (16, 2)])
 def test_a_step_waits_for_the_rank_with_most_whole_requests(batch, most, write, capsys):
     (row,) = ask(write, capsys, *RANKS, "--batch", batch, "--active", 10, 5)
-    step = estimate_step(read_weights(write(QWEN)), 10, most * 1024, 4.8e12)
-    assert row["step_ms"][0] == pytest.approx(step.step * 1e3)
+    _, step = estimate_step(read_weights(write(QWEN)), 10, most * 1024, 4.8e12)
+    assert row["step_ms"][0] == pytest.approx(step * 1e3)
 
 
 def test_what_is_known_of_the_fullest_rank_is_not_the_models(write, capsys):

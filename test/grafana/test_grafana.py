@@ -20,7 +20,7 @@ from sglang_xshare.stage.evidence.metrics import OUTCOMES
 
 EXPORT = """
 from prometheus_client import generate_latest
-from sglang_xshare.affinity.counting import DecisionCounts
+from sglang_xshare.affinity.dispatch import DecisionCounts
 from sglang_xshare.affinity.dispatcher import Decision, REASONS
 from sglang_xshare.stage.evidence.agreement import Compared
 from sglang_xshare.stage.evidence.balance import RankLoad

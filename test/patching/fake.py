@@ -129,14 +129,6 @@ def read_modes(root: Path) -> dict[str, int]:
     return {str(file.relative_to(root)): file.lstat().st_mode for file in root.rglob("*")}
 
 
-def keep_as_before(store: Path) -> None:
-    """Turn a tree's store into what earlier versions wrote: copies below `pristine/`, under the files' own names."""
-    for copy in [*store.rglob("*.pristine")]:
-        earlier = store / "pristine" / copy.relative_to(store).with_suffix("")
-        earlier.parent.mkdir(parents=True, exist_ok=True)
-        copy.rename(earlier)
-
-
 def run_child(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> int:
     """Run `work` in a forked process; returns its pid. It ends with code 0, or 1 where `work` raised."""
     pid = os.fork()

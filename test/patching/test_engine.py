@@ -18,7 +18,6 @@ from patching.fake import (
     QUEUE,
     RELEASE,
     ROUTE,
-    keep_as_before,
     read_modes,
     read_tree,
     refused,
@@ -53,17 +52,6 @@ def test_revert_restores_every_byte_and_mode_and_leaves_nothing(tree: Path, queu
     assert revert(tree) == f"SGLang {RELEASE} in {tree}: 4 files reverted"
     assert read_tree(tree) == FILES
     assert read_modes(tree) == modes
-
-
-def test_a_tree_that_an_earlier_version_patched(tree: Path, queue: Path, tmp_path: Path) -> None:
-    """Reverted, and patched anew, from copies where that version kept them."""
-    later = write_queue(tmp_path / "later", LATER_QUEUE)
-    for finish, content in [(lambda: revert(tree), FILES), (lambda: apply(tree, later), LATER_PATCHED)]:
-        apply(tree, queue)
-        keep_as_before(tree / STORE)
-        assert "nothing to do" not in finish()
-        assert read_tree(tree) == content
-        assert not (tree / STORE / "pristine").exists()
 
 
 def test_an_added_file_goes_with_its_bytecode(tree: Path, queue: Path) -> None:

@@ -26,7 +26,6 @@ from patching.fake import (
     LATER_PATCHED,
     LATER_QUEUE,
     PATCHED,
-    keep_as_before,
     read_modes,
     read_tree,
     run_child,
@@ -52,15 +51,9 @@ class Lab:
             "apply": lambda: apply(self.tree, early),
             "apply later": lambda: apply(self.tree, later),
             "revert": lambda: revert(self.tree),
-            "apply as before": lambda: self.apply_as_before(early),
         }
-        self.queues = {"apply": early, "apply later": later, "apply as before": early}
-        self.contents = {"apply": PATCHED, "apply later": LATER_PATCHED, "revert": FILES, "apply as before": PATCHED}
-
-    def apply_as_before(self, queue: Path) -> None:
-        """As an earlier version of the engine did."""
-        apply(self.tree, queue)
-        keep_as_before(self.tree / STORE)
+        self.queues = {"apply": early, "apply later": later}
+        self.contents = {"apply": PATCHED, "apply later": LATER_PATCHED, "revert": FILES}
 
     def check_known(self) -> None:
         """No file is torn: each is whole, old or new."""
@@ -169,7 +162,6 @@ CASES = [
         ("revert", "apply"),
         ("apply", "revert"),
         ("apply", "apply later"),
-        ("apply as before", "revert"),
     ]
 ]
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from sglang_xshare.patching.release import is_since, sort_releases
+from sglang_xshare.patching.queue import list_releases
+from sglang_xshare.patching.release import is_since
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,8 @@ def test_what_is_no_version_is_not_compared():
         is_since("unknown", "0.5.23")
 
 
-def test_releases_are_sorted_as_numbers_and_what_is_none_comes_last():
-    names = ["next", "0.5.23", "0.5.9", "0.5.24rc1", "0.5.24", "0.5.23.post1", "0.5.17", "later"]
-    wanted = ["0.5.9", "0.5.17", "0.5.23", "0.5.23.post1", "0.5.24rc1", "0.5.24", "later", "next"]
-    assert sort_releases(names) == wanted
+def test_releases_are_sorted_as_numbers(tmp_path):
+    for name in ("0.5.23", "0.5.9", "0.5.17"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "series").touch()
+    assert list_releases(tmp_path) == ["0.5.9", "0.5.17", "0.5.23"]

@@ -46,7 +46,7 @@ def test_layers_that_lose_little_give_most(texts, tmp_path):
     assert found.before == 40
     assert found.chosen.held_out_experts == found.chosen.experts < 25
     # Vanilla, one setting everywhere, each in each group, vanilla held out, and a choice of 25 on both halves.
-    assert len(bench.asked) == bench.measured <= count_measurements(4, len(SETTINGS)) == 3 + 4 * len(SETTINGS) + 2 * 5
+    assert len(bench.known) == bench.measured <= count_measurements(4, len(SETTINGS)) == 3 + 4 * len(SETTINGS) + 2 * 5
     assert any(line.startswith("held out") for line in told)
 
 

@@ -33,7 +33,6 @@ class AffinityArguments:
 
     table: Table
     bound: float
-    replicas: int
 
 
 def read_affinity(server_args: Any) -> AffinityArguments | None:
@@ -59,7 +58,7 @@ def read_affinity(server_args: Any) -> AffinityArguments | None:
     except ValueError as error:
         allowed = "allowed is a file of `sglang-xshare calibrate`"
         raise ExpertPolicyError("--expert-affinity", file, f"{error}; {allowed}") from None
-    return AffinityArguments(table, DEFAULT if bound is None else bound, server_args.dp_size)
+    return AffinityArguments(table, DEFAULT if bound is None else bound)
 
 
 def check_affinity(server_args: Any, arguments: AffinityArguments) -> None:
@@ -95,7 +94,7 @@ def make_dispatcher(controller: Any) -> Dispatcher | None:
     # Without a cache a prompt that comes again gains nothing where it was before: it would only tie a request to a
     # replica that the bound once forced on it.
     caches = not resolved(controller.server_args).disable_radix_cache
-    affinity = Affinity(arguments.table, arguments.replicas, arguments.bound, caches)
+    affinity = Affinity(arguments.table, controller.server_args.dp_size, arguments.bound, caches)
     receive = open_receiver(controller.port_args.instance_id)
     return Dispatcher(controller, affinity, receive, controller.server_args.enable_metrics)
 

@@ -26,9 +26,6 @@ class Recent:
         self.most = most
         self._values: OrderedDict[Hashable, int] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._values)
-
     def get(self, key: Hashable) -> int | None:
         """The value; None for a key that is not, or no longer, known."""
         return self._values.get(key)

@@ -7,9 +7,8 @@ from typing import Any
 from ..admission.paging import fits
 from ..gpus import Gpu
 from ..policies.schedule import Schedule
-from .estimate import Asked
+from .estimate import Asked, estimate_step
 from .flags import ServerFlags
-from .latency import estimate_step
 from .loads import ASSUMPTIONS
 from .weights import Weights
 
@@ -53,7 +52,7 @@ def describe_paging(
             row = {"policy": text, "source": f"assumed: {source}", **drawn, "transfer_ms": transfer}
             if bandwidth is not None:
                 cached = asked.count_cached(flags)
-                steps = [estimate_step(weights, count, cached, bandwidth * 1e9).step for count in drawn["active"]]
+                steps = [estimate_step(weights, count, cached, bandwidth * 1e9)[1] for count in drawn["active"]]
                 row["step_ms"] = [1e3 * step + more for step, more in zip(steps, transfer, strict=True)]
             report["policies"].append(row)
     return report

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
 from .errors import PatchError
 from .hunk import apply_hunks
-from .release import sort_releases
 from .tree import ABSENT, digest
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ def find_root() -> Path:
 
 
 def list_releases(root: Path) -> list[str]:
-    """The supported releases, those with a series."""
-    return sort_releases(file.parent.name for file in root.glob("*/series"))
+    """The supported releases, those with a series, the newest last: 0.5.9 before 0.5.17."""
+    return sorted((file.parent.name for file in root.glob("*/series")), key=Version)
 
 
 def read_series(root: Path, release: str) -> list[str]:

@@ -116,10 +116,8 @@ def read_pristine(tree: Tree, state: State | None, paths: Iterable[str]) -> dict
 
 
 def locate_copy(tree: Tree, path: str, kind: str) -> Path:
-    """The place of a file's copy, `kind` is "pristine" or "patched"; also one that earlier versions kept as `.py`."""
-    file = tree.root / STORE / f"{path}.{kind}"
-    earlier = tree.root / STORE / kind / path
-    return earlier if earlier.exists() and not file.exists() else file
+    """The place of a file's copy, `kind` is "pristine" or "patched"."""
+    return tree.root / STORE / f"{path}.{kind}"
 
 
 def write(tree: Tree, state: State) -> None:
@@ -133,7 +131,7 @@ def write(tree: Tree, state: State) -> None:
 def store(tree: Tree, kind: str, contents: Mapping[str, bytes]) -> None:
     """Put copies of files on disk under `kind`, "pristine" or "patched"."""
     for path, content in contents.items():
-        write_file(tree.root / STORE / f"{path}.{kind}", content)
+        write_file(locate_copy(tree, path, kind), content)
     for directory, _, _ in os.walk(tree.root / STORE):
         sync_directory(Path(directory))
     sync_directory(tree.root / "sglang")

@@ -7,13 +7,14 @@ import hashlib
 import math
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
+from rich.console import Console
 
 from ..console import open_console, path, whole
 from ..files import try_folder
@@ -92,7 +93,6 @@ def tune(arguments: argparse.Namespace) -> None:
     # They import torch, for which neither the other verbs nor what is refused need wait.
     from .gauge import Gauge, pages
     from .measure import Bench
-    from .progress import Told
     from .report import plot_found, print_found, summarize
     from .search import ACTIVE, PAGED, count_measurements, search
     from .server import Server
@@ -111,9 +111,8 @@ def tune(arguments: argparse.Namespace) -> None:
         with _interrupted():
             for batch in sorted(set(arguments.batches)):
                 total = count_measurements(len(groups), len(arguments.policies))
-                with Told(bench, console, f"{batch} rows", total) as told:
-                    sizes = batch, arguments.tolerance
-                    found.append(search(bench, groups, arguments.policies, *sizes, told.tell, unit))
+                with _progress(console, f"{batch} rows", total) as tell:
+                    found.append(search(bench, groups, arguments.policies, batch, arguments.tolerance, tell, unit))
                 print_found(found[-1], console)
     finally:
         if hold.restore():
@@ -141,6 +140,25 @@ def _keep(before: dict[str, Any], is_paging: bool) -> dict[str, Any]:
     """
     kept = {"exact": before["exact"]} if "exact" in before else {}
     return kept | ({"min_tokens": FIRST_SIZE} if is_paging else {})
+
+
+@contextmanager
+def _progress(console: Console, title: str, total: int) -> Iterator[Callable[[str], None]]:
+    """What tells of one more measurement, of about `total`: its line, and on a terminal a bar below."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    hidden = not console.is_terminal
+    # A measurement may take minutes: rich's own window of 30 s would tell no time that is left.
+    with Progress(*columns, console=console, transient=True, disable=hidden, speed_estimate_period=1800) as bar:
+        console.print(f"{title}: about {total} measurements")
+        task = bar.add_task(title, total=total)
+
+        def tell(line: str) -> None:
+            bar.advance(task)
+            console.print(line)
+
+        yield tell
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -37,26 +36,24 @@ class Gauge:
         """Decode a part under a policy, `batch` samples at a time; what is left over is passed over. Leaves the policy
         in force, but for vanilla's where it is known.
         """
-        began = time.monotonic()
         if (batch, part) not in self._vanilla:
             self._vanilla[batch, part] = self._force({"policy": VANILLA_SETTING}, batch, part)
         vanilla = self._vanilla[batch, part]
         forced = vanilla if policy == {"policy": VANILLA_SETTING} else self._force(policy, batch, part)
-        seconds = time.monotonic() - began
         nats, greedy = [fmean(one.nats) for one in forced], [one.greedy for one in forced]
         divergences = [
             fmean(map(diverge, own.likeliest, one.likeliest)) for own, one in zip(vanilla, forced, strict=True)
         ]
         since = self.hold.get_policy()["since_switch"]
         if forced is vanilla or not since["layer_steps"]:
-            return Measurement(nats, divergences, greedy, None, None, None, seconds)
+            return Measurement(nats, divergences, greedy, None, None, None)
         check_rows(since, batch)
         counted = ("page_ins_before", "page_ins") if pages(since) else ("experts_before", "experts_after")
         before, after = (since[name] for name in counted)
         # Of captured graphs also layers that stay vanilla are counted, which save nothing.
         saved = (before - after) / since["outcomes"]["policy"]
         mean = before / since["layer_steps"]
-        return Measurement(nats, divergences, greedy, mean, saved, since["mean_kept_mass"], seconds)
+        return Measurement(nats, divergences, greedy, mean, saved, since["mean_kept_mass"])
 
     def _force(self, policy: dict[str, Any], batch: int, part: str) -> list[Forced]:
         self.hold.set_policy(policy)

@@ -20,7 +20,7 @@ class Measurement:
     vanilla's there, as `diverge` tells it, in nats a token too. `greedy`: the most likely tokens, sample by sample.
     `before`: active experts of a layer and step under vanilla, in the layers counted, and `kept_mass` there;
     `saved`: experts of a step that were not, summed over all layers; where experts are paged both are of those that
-    vanilla would have paged in from the same state. None where none selects. `seconds` that all of it took.
+    vanilla would have paged in from the same state. None where none selects.
     """
 
     nats: list[float]
@@ -29,7 +29,6 @@ class Measurement:
     before: float | None
     saved: float | None
     kept_mass: float | None
-    seconds: float
 
     @property
     def cross_entropy(self) -> float:
@@ -97,13 +96,10 @@ class Bench:
                 key = record.pop("key")
                 self.known[key] = Measurement(**record)
         self.measured = 0
-        self.asked: set[str] = set()
-        """What was run, known or not."""
 
     def run(self, policy: dict[str, Any], batch: int, part: str) -> Measurement:
         """What a policy does on a part of the samples, of which `batch` decode together."""
         key = json.dumps([policy, batch, part], sort_keys=True)
-        self.asked.add(key)
         if key not in self.known:
             self.known[key] = self.measure(policy, batch, part)
             self.measured += 1

@@ -82,7 +82,7 @@ def test_the_error_is_that_of_the_text():
 
 def measure(mean: float, spread: float) -> Measurement:
     nats = [mean - spread, mean + spread] * 100
-    return Measurement(nats, [0.0] * 200, [[0]] * 200, None, None, None, 0.0)
+    return Measurement(nats, [0.0] * 200, [[0]] * 200, None, None, None)
 
 
 def test_former_measurements_are_used_by_who_goes_on(tmp_path):

@@ -16,7 +16,7 @@ from ..gpus import GPUS, NVIDIA, Gpu, find_gpu
 from ..patching.errors import PatchError
 from ..stage.upstream.server import resolved
 from .estimate import Asked, check_asked, estimate, list_idle, read_compared, read_served
-from .flags import FLAGS, ServerFlags, read_flags, read_number
+from .flags import FLAGS, ServerFlags, check_known, read_flags, read_number
 from .loads import read_trace
 from .memory import count_cache, describe_memory, describe_weights
 from .paging import LINK, describe_paging
@@ -86,6 +86,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     bandwidth = gpu.bandwidth if gpu else None
     if options.bandwidth is not None:
         bandwidth = read_number("--bandwidth", options.bandwidth, 0.001)
+    check_known(given)
     flags, asked = read_flags(given), _read_asked(options)
     model = flags.model
     if model is None:

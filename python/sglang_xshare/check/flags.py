@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from typing import Any, NoReturn
 
 from ..console import LARGEST, read_count
 from ..files import read_server_file
+from ..hooks import FLAGS as FLAGS_OF_OURS
+from ..keys import suggest
+from ..patching.errors import PatchError
+from ..patching.tree import find_tree
 
 FLAGS: dict[str, tuple[str, ...]] = {
     "model": ("--model-path", "--model"),
@@ -64,6 +70,28 @@ class ServerFlags:
             draft_tokens=config.speculative_num_draft_tokens or 1,
             fraction=config.mem_fraction_static or self.fraction,
         )
+
+
+def check_known(words: Sequence[str]) -> None:
+    """Raise ValueError for a flag that is nowhere in SGLang's sources, which its own parser would tell after seconds of
+    imports. Not beside plugins, which may add flags.
+    """
+    stray = words[0] if words and not words[0].startswith("-") else None
+    if stray is not None:
+        raise ValueError(f"unrecognized arguments: {stray}; allowed are flags, such as --model {stray}")
+    try:
+        root = find_tree().root / "sglang" / "srt"
+    except (PatchError, ModuleNotFoundError):
+        return
+    files = [root / "server_args.py", *root.glob("arg_groups/**/*.py")]
+    text = "\n".join(file.read_text() for file in files)
+    fields = [*re.findall(r"^    (\w+): ", text, re.MULTILINE), *FLAGS_OF_OURS]
+    known = {*re.findall(r"--([\w-]+)", text), *(name.replace("_", "-") for name in fields)}
+    for flag in (word[2:].partition("=")[0] for word in words if word.startswith("--")):
+        spellings = flag, flag.removeprefix("no-")
+        if not any(name.startswith(spellings) for name in known) and not entry_points(group="sglang.srt.plugins"):
+            near = suggest(flag, sorted(known)).replace("mean ", "mean --")
+            raise ValueError(f"unrecognized arguments: --{flag}{near}")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -144,7 +144,7 @@ def _keep(before: dict[str, Any], is_paging: bool) -> dict[str, Any]:
 
 @contextmanager
 def _progress(console: Console, title: str, total: int) -> Iterator[Callable[[str], None]]:
-    """What tells of one more measurement, of about `total`: its line, and on a terminal a bar below."""
+    """What tells of one more measurement, of about `total`: its line, and on a terminal a bar below, else a count."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -156,7 +156,7 @@ def _progress(console: Console, title: str, total: int) -> Iterator[Callable[[st
 
         def tell(line: str) -> None:
             bar.advance(task)
-            console.print(line)
+            console.print(f"{bar.tasks[task].completed:.0f} of about {total}: {line}" if hidden else line)
 
         yield tell
 

@@ -86,10 +86,12 @@ def accepts_none(hint: Any) -> bool:
     return NoneType in get_args(hint)
 
 
-def suggest(word: object, known: Iterable[str]) -> str:
-    """The end of an error about an unknown `word`: the nearest of the `known` ones, or nothing where none is near."""
+def suggest(word: object, known: Iterable[str], prefix: str = "") -> str:
+    """The end of an error about an unknown `word`: the nearest of the `known` ones, or nothing where none is near. Both
+    stand without the `prefix` of what a user writes.
+    """
     near = difflib.get_close_matches(str(word).lower(), list(known), n=1)
-    return f"; did you mean {near[0]}?" if near and near[0] != word else ""
+    return f"; did you mean {prefix}{near[0]}?" if near and near[0] != word else ""
 
 
 def read_object(text: str | bytes) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def check_known(words: Sequence[str]) -> None:
     for flag in (word[2:].partition("=")[0] for word in words if word.startswith("--")):
         spellings = flag, flag.removeprefix("no-")
         if not any(name.startswith(spellings) for name in known) and not entry_points(group="sglang.srt.plugins"):
-            near = suggest(f"--{flag}", [f"--{name}" for name in sorted(known)])
+            near = suggest(flag, sorted(known), "--")
             raise ValueError(f"unrecognized arguments: --{flag}{near}")
 
 

@@ -60,7 +60,7 @@ def test_refusal_names_what_is_wrong(case, monkeypatch):
 @pytest.mark.parametrize("params", ["exact", ["exact"], 1, {"exact"}], ids=str)
 def test_what_is_no_object_asks_for_nothing_silently(params):
     asked = SimpleNamespace(custom_params=params)
-    with pytest.raises(ValueError, match="allowed is an object, such as"):
+    with pytest.raises(ValueError, match="custom_params"):
         hooks.check_request(SimpleNamespace(server_args=SimpleNamespace(**SERVED)), asked)
     hooks.check_request(SimpleNamespace(server_args=SimpleNamespace(expert_policy=None)), asked)
 
@@ -69,7 +69,7 @@ def test_what_is_no_object_asks_for_nothing_silently(params):
 def test_a_tree_of_prefixes_that_knows_no_namespace_is_refused(value, monkeypatch):
     leave_as_given(monkeypatch)
     monkeypatch.setenv(TREE_IN_CPP, value)
-    with pytest.raises(ValueError, match=f"{TREE_IN_CPP} {value}: .* allowed is 'shared'$"):
+    with pytest.raises(ValueError, match=f"{TREE_IN_CPP} {value}: "):
         ask(SimpleNamespace(**SERVED), "exact")
     with refused(f"{TREE_IN_CPP} {value}"):
         check_exact(SimpleNamespace(**SERVED))

@@ -244,7 +244,7 @@ def test_each_rank_of_gpt_oss_has_a_slice(ranks, refused, monkeypatch):
         check(monkeypatch, "shard", ranks=ranks, **GPT_OSS, **MXFP4)
     if refused:
         assert f"with {ranks} ranks: 2880 columns in blocks of 32 leave a rank without any; " in str(refusal.value)
-        assert "; allowed are 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 18, 30, 45, 90 ranks, or ep" in str(refusal.value)
+        assert " 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 18, 30, 45, 90 " in str(refusal.value)
 
 
 def test_others_do_not_round_theirs(monkeypatch):
@@ -260,24 +260,17 @@ RESOLVED = {
     (FLAG, "ep", "--tp", "2"): {"tp": 2, "ep": 2, "attention": 1},
     (FLAG, "ep", "--tp", "2", "--dp", "2", "--enable-dp-attention"): {"tp": 2, "ep": 2, "attention": 2},
     (FLAG, "shard", "--tp", "2", "--expert-policy", "xshare:k0=1,add=6", *GPU): {"tp": 2, "ep": 1, "attention": 2},
-    (FLAG, "shard", "--tp", "2", "--expert-policy", "xshare:k0=1,target_per_rank=5"): {
-        "ours": True,
-        "says": "--expert-policy xshare: target_per_rank = 5: allowed only with expert parallelism",
-    },
-    (FLAG, "shard", "--tp", "4", "--attn-cp-size", "2", *GPU): {
-        "ours": True,
-        "says": f"{FLAG} shard with --attn-cp-size 2: {BESIDE}; allowed is 1, or {INSTEAD}",
-    },
-    (FLAG, "shard", "--tp", "2", "--speculative-algorithm", "NGRAM", *GPU): {
-        "ours": True,
-        "says": f"{FLAG} shard with --speculative-algorithm NGRAM: {BESIDE}; allowed is {INSTEAD.replace('4', '2')}",
-    },
+    (FLAG, "shard", "--tp", "2", "--expert-policy", "xshare:k0=1,target_per_rank=5"): (
+        "--expert-policy xshare: target_per_rank = 5: "
+    ),
+    (FLAG, "shard", "--tp", "4", "--attn-cp-size", "2", *GPU): f"{FLAG} shard with --attn-cp-size 2: ",
+    (FLAG, "shard", "--tp", "2", "--speculative-algorithm", "NGRAM", *GPU): (
+        f"{FLAG} shard with --speculative-algorithm NGRAM: "
+    ),
     ("--tp", "2", "--speculative-algorithm", "NGRAM", *GPU): {"tp": 2, "ep": 1, "attention": 1},
-    (FLAG, "shard"): {
-        "ours": True,
-        "says": f"{FLAG} shard with --tp-size 1: there is one rank to place them on; allowed are at least 2",
-    },
+    (FLAG, "shard"): f"{FLAG} shard with --tp-size 1: ",
 }
+"""What they become, or how the refusal begins."""
 
 
 @cache
@@ -291,4 +284,9 @@ def resolve(tree: Path, model: Path):
 
 @older_releases_take_long
 def test_what_the_releases_make_of_it(release, patched_release, tiny_model):
-    assert resolve(patched_release(release), tiny_model) == list(RESOLVED.values())
+    for found, wanted in zip(resolve(patched_release(release), tiny_model), RESOLVED.values(), strict=True):
+        if isinstance(wanted, str):
+            assert found.keys() == {"ours", "says"}
+            assert (found["ours"], found["says"][: len(wanted)]) == (True, wanted)
+        else:
+            assert found == wanted

@@ -309,9 +309,7 @@ def test_a_table_of_another_tokenizer_is_one_line(example: ModuleType, tmp_path:
     flags = {"router": "http://127.0.0.1:9", "table": file, "model": TRAINED, "bound": 1.1, "host": "", "port": 0}
     with pytest.raises(SystemExit) as left:
         asyncio.run(example.serve(argparse.Namespace(**flags)))
-    assert str(left.value).startswith(
-        f"affinity_router: --model {TRAINED}: its tokenizer is not the table's; allowed is"
-    )
+    assert str(left.value).startswith(f"affinity_router: --model {TRAINED}: its tokenizer is not the table's")
 
 
 def test_a_router_without_workers_is_one_line(
@@ -325,5 +323,5 @@ def test_a_router_without_workers_is_one_line(
             async with serve(example, table, tokenizer, router):
                 pass
 
-    with pytest.raises(SystemExit, match=r"affinity_router: --router URL: .*; allowed is one with workers"):
+    with pytest.raises(SystemExit, match="affinity_router: --router URL:"):
         asyncio.run(play())

@@ -301,7 +301,7 @@ def test_routers_the_kernel_leaves_to_torch(router):
 
 @pytest.mark.skipif(HAS_GPU, reason="there is a GPU: the kernel is compiled for it")
 def test_without_a_gpu_it_says_so():
-    with pytest.raises(ValueError, match="router_logits on cpu: allowed with backend triton is cuda"):
+    with pytest.raises(ValueError, match="router_logits on cpu:"):
         select(make_logits("normal", 4, 16), make_plan("xshare"), Router(4), backend="triton")
 
 

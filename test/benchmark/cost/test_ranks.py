@@ -36,5 +36,5 @@ def test_a_small_run(tmp_path, capsys):
 def test_bad_input_is_one_line(tmp_path):
     with pytest.raises(SystemExit) as exit, one_line_errors("cost"):
         main(["--active", "3", "--out", str(tmp_path)])
-    assert "--active 3: allowed is 4, the experts of a row, to 128, all" in str(exit.value)
+    assert "--active 3:" in str(exit.value)
     assert "\n" not in str(exit.value)

@@ -105,7 +105,7 @@ def test_the_server_starts_with_the_first_policy_that_selects(policies, flags):
 
 def test_a_server_without_a_policy_is_one_line(without_policy, monkeypatch, tmp_path):
     monkeypatch.setattr(command, "Harness", KnowsAll)
-    with pytest.raises(PolicyError, match=r"^http://\S+: this server was started without an expert policy; allowed is"):
+    with pytest.raises(PolicyError, match=r"^http://\S+: this server was started without an expert policy"):
         command.main(["--url", without_policy, "--out", str(tmp_path)])
     assert not list(tmp_path.iterdir())
 
@@ -121,19 +121,19 @@ def test_a_record_is_of_the_model_that_is_served(with_policy, tmp_path, monkeypa
     command.main(["--url", with_policy, "--policies", "off", "--out", str(tmp_path)])
     assert json.loads((tmp_path / "evaluation.json").read_text())["arguments"]["model"] == "one"
     monkeypatch.setattr(Serves, "model", "another")
-    with pytest.raises(ValueError, match=r"model = another: its record has one; allowed is the same"):
+    with pytest.raises(ValueError, match="model = another: its record has one"):
         command.main(["--url", with_policy, "--policies", "off", "--out", str(tmp_path), "--resume"])
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "line"),
     [
-        (["--url", "localhost:30000"], PolicyError, "localhost:30000: no URL; allowed is one such as"),
+        (["--url", "localhost:30000"], PolicyError, "localhost:30000: no URL"),
         (["--policies", "off", "xshare:k0"], SystemExit, "policy 'xshare:k0'"),
         (["--policies", "off", "oea:k=3"], ValueError, "k = 3: oea has no such key"),
-        (["--limit", "0"], SystemExit, "'0': allowed is a whole number above 0"),
+        (["--limit", "0"], SystemExit, "'0':"),
         (["--model", "nowhere"], SystemExit, "nowhere is no folder"),
-        (["--model", ".", "--url", "http://x"], ValueError, "--model .*: allowed only without --url"),
+        (["--model", ".", "--url", "http://x"], ValueError, "--model .*:"),
     ],
 )
 def test_a_wrong_command_is_one_line(arguments, error, line, monkeypatch, tmp_path):

@@ -43,7 +43,7 @@ def test_ids_use_exactly_the_experts_asked_for(active):
 
 @pytest.mark.parametrize("active", [7, 129])
 def test_impossible_numbers_of_experts_are_refused(active):
-    with pytest.raises(ValueError, match=f"active = {active}: allowed is 8 to 128"):
+    with pytest.raises(ValueError, match=f"active = {active}:"):
         route_to(active, QWEN3, ROWS, "cpu")
 
 

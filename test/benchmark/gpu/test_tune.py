@@ -196,7 +196,7 @@ def test_the_files_are_written_for_complete_shapes_and_read_back(tmp_path, timed
 
 def test_one_record_is_of_one_policy(tmp_path, timed):
     record = write_record(tmp_path, "tune", {"policy": {"policy": "oea:k0=3"}})
-    with pytest.raises(ValueError, match=rf"policy {POLICY}: .*tune\.json is of oea:k0=3; allowed is that, or another"):
+    with pytest.raises(ValueError, match=rf"policy {POLICY}: .*tune\.json is of oea:k0=3"):
         measure(record, [])
     with pytest.raises(ValueError, match="k0"):
         measure(write_record(tmp_path / "other", "tune", {}), [], policy="oea:k0=-1")

@@ -66,10 +66,10 @@ def test_tables_leave_out_what_all_policies_have():
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--slots", "4"], "--slots 4: allowed is the model's top-k, 8, to 64"),
-        (["--slots", "65"], "--slots 65: allowed is the model's top-k, 8, to 64"),
-        (["--rows", "17"], "--rows 17: allowed is at most the text's 16 sequences"),
-        (["vanilla"], "policy 'vanilla': allowed is one that selects"),
+        (["--slots", "4"], "--slots 4:"),
+        (["--slots", "65"], "--slots 65:"),
+        (["--rows", "17"], "--rows 17:"),
+        (["vanilla"], "policy 'vanilla':"),
         (["xshare:add=x"], "add = 'x'"),
         (['xshare:{"layers": {"9": {"add": 1}}}'], "layers 9: the model's layers are 0 to 3"),
         (["--evictions", "random"], "invalid choice: 'random'"),

@@ -107,8 +107,8 @@ def test_what_is_in_the_record_is_not_measured_again(measured, capsys):
 @pytest.mark.parametrize(
     ("arguments", "error", "line"),
     [
-        (["lynxx"], SystemExit, "study 'lynxx': allowed are oea, xshare, lynx, moe-spec"),
-        (["oea", "--steps", "30"], ValueError, "--steps 30: allowed are multiples of --tokens-per-request 32"),
+        (["lynxx"], SystemExit, "study 'lynxx':"),
+        (["oea", "--steps", "30"], ValueError, "--steps 30:"),
         (["oea", "--per-domain", "400", "--batch", "400"], ValueError, "400 a domain are asked for"),
     ],
 )

@@ -126,7 +126,7 @@ def test_a_layer_that_is_handed_ids_finishes_its_sums_itself(read):
 
 
 def test_ranks_that_number_their_own_experts_get_no_dropped_id(read, monkeypatch):
-    """Before 0.5.23 that of a padding row, -1 by then, would be looked up too, and wake the last expert."""
+    """Before 0.5.23 that of a padding row, -1 by then, would be looked up too, and make the last expert active."""
     assert not read([config()], 1, ep_size=2)[0].renumbers
     monkeypatch.setattr(start_layers, "keeps_dropped", lambda: False)
     assert read([config()], 1, ep_size=2)[0].renumbers

@@ -20,7 +20,7 @@ from benchmark.quality.text import Sequences
 
 @pytest.fixture(scope="module")
 def routing() -> Routing:
-    """Sequences of a topic each, whose tokens wake 4 of the topic's 16 experts in a model of one layer."""
+    """Sequences of a topic each, whose tokens use 4 of the topic's 16 experts in a model of one layer."""
     source = random.Random(0)
     topics = [number % TOPICS for number in range(40)]
     experts = [
@@ -38,7 +38,7 @@ def test_active_experts_are_those_of_the_step(routing: Routing) -> None:
     assert routing.active([]) == 0
 
 
-def test_affinity_wakes_fewer_experts_within_its_bound(routing: Routing) -> None:
+def test_fewer_experts_are_active_with_affinity_within_its_bound(routing: Routing) -> None:
     traffic = make_traffic("mixed", routing, 400)
     turns = simulate(routing, RoundRobin(), 4, traffic)
     narrow = simulate(routing, ByAffinity(make_table(), 4, 1.1), 4, traffic)

@@ -130,7 +130,7 @@ def test_drawn_rows_are_as_active_as_oea_counted(write):
         assert drawn.after.active == pytest.approx(OEA[text][0], abs=1.5)
 
 
-def test_independent_rows_wake_as_many_as_chance(write):
+def test_as_many_are_active_of_independent_rows_as_by_chance(write):
     model = read_weights(write(QWEN)).model
     drawn = draw_loads(build_schedule("oea", {"k0": 3}, False), model, 16, 1, 0.0)
     assert drawn.before.active == pytest.approx(128 * (1 - (1 - 8 / 128) ** 16), rel=0.02)

@@ -95,7 +95,7 @@ def test_slots_are_filled_anew_from_places_in_use():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_filling_wakes_no_expert(seed):
+def test_filling_makes_no_expert_active(seed):
     generator = torch.Generator().manual_seed(seed)
     ids = torch.stack([torch.randperm(32, generator=generator)[:6] for _ in range(12)]).int()
     lengths = torch.randint(0, 7, (12, 1), generator=generator)

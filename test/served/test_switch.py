@@ -169,12 +169,12 @@ def schedule_of(keys: Mapping[str, Any], speculative: bool) -> Schedule | None:
 
 
 def expect(call: dict[str, Any], schedule: Schedule | None, speculative: bool) -> list[int]:
-    """The experts that a plan wakes in a recorded call."""
+    """The experts that are active under a plan in a recorded call."""
     plan: SelectionPlan | None = None
     phase = "verify" if speculative else "decode"
     if schedule and not schedule.observed and schedule.reason_to_skip(phase, call["rows"]) is None:
         plan = schedule.plan(call["layer"], call["rows"])
-    # A vanilla step wakes what its padding rows ask for, too.
+    # In a vanilla step what its padding rows ask for is active, too.
     valid = live(call) if plan is not None and "own" in call else None
     batch = Batch(valid, DRAFT_TOKENS if speculative else 1)
     selection = select(read_logits(call), plan or VANILLA, Router(TOP_K), batch, backend="torch")

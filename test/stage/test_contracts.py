@@ -36,7 +36,7 @@ def test_runners_get_what_they_take_and_compute_the_selection(release, patched_r
 
 
 @older_releases_take_long
-def test_no_slot_wakes_an_expert_or_another_replica_of_one(release, patched_release):
+def test_no_slot_uses_an_expert_or_another_replica_of_one(release, patched_release):
     assert [case for case in find(patched_release(release)) if case["used"]] == []
 
 

@@ -119,7 +119,9 @@ def test_a_server_that_masks_padding_goes_on_with_it(attach, reporter):
         run(model, "decode", 8, padding=3)
         assert all(routed is not None for routed in model.routed)
     _, ids = model.routed[0]
-    assert not set(ids[5:].flatten().tolist()) - set(ids[:5].flatten().tolist()), "padding wakes no expert of its own"
+    assert not set(ids[5:].flatten().tolist()) - set(ids[:5].flatten().tolist()), (
+        "padding has no active expert of its own"
+    )
 
 
 def test_layers_batches_and_sizes_switch_too(attach, reporter):

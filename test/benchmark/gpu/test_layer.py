@@ -15,7 +15,7 @@ from sglang_xshare.types import Alignment
 QWEN3 = Shape("qwen3-30b-a3b", **{**SHAPES["qwen3-30b-a3b"], "layers": 48})
 
 
-def test_logits_wake_as_many_experts_as_the_paper_counted():
+def test_as_many_experts_are_active_as_the_paper_counted():
     """OEA, Table 4, averages of four benchmarks."""
     logits = draw_logits(QWEN3, ROWS, "cpu")
 

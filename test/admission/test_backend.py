@@ -1,10 +1,7 @@
 """`auto` becomes a MoE runner that a policy can be served with; one that was given stays, or is refused by name."""
 
-import json
 import logging
 import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +12,7 @@ import pytest
 
 from scripts.runners import FP8, GPT_OSS, KIMI, QWEN3, write_model
 from scripts.runners import MXINT4 as DECLARED_MXINT4
-from served.release import LATEST, OLDER, make_env
+from served.release import LATEST, OLDER, make_env, run_script
 from sglang_xshare.admission import backend
 from sglang_xshare.admission import experts as experts_module
 from sglang_xshare.admission.arguments import Arguments
@@ -83,15 +80,7 @@ def ask(tree: Path, models: Path) -> dict[str, dict[str, Any]]:
     """What becomes of each server on a B200."""
     always = ("--device", "cuda", "--load-format", "dummy")
     asked = [["--model-path", str(models / model), *always, *flags] for model, flags in ASKED.values()]
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("resolve_runner.py")],
-        input=json.dumps(asked),
-        env=make_env(tree),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    answers = run_script(Path(__file__).with_name("resolve_runner.py"), make_env(tree), asked)
     return dict(zip(ASKED, answers, strict=True))
 
 

@@ -2,8 +2,6 @@
 
 import json
 import logging
-import subprocess
-import sys
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 
 from refused import refused
-from served.release import CPU, make_env, older_releases_take_long
+from served.release import CPU, make_env, older_releases_take_long, run_script
 from sglang_xshare.admission import expert_placement
 from sglang_xshare.admission.expert_placement import check_placement, set_placement
 from sglang_xshare.refusal import ExpertPolicyError
@@ -261,10 +259,7 @@ RESOLVED = {
 @cache
 def resolve(tree: Path, model: Path):
     lines = [["--model-path", str(model), *CPU, *arguments] for arguments in RESOLVED]
-    script = [sys.executable, str(Path(__file__).with_name("resolve_placement.py"))]
-    done = subprocess.run(script, input=json.dumps(lines), env=make_env(tree), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return run_script(Path(__file__).with_name("resolve_placement.py"), make_env(tree), lines)
 
 
 @older_releases_take_long

@@ -29,7 +29,7 @@ from admission.test_server import (  # noqa: F401 - written is a fixture
 from benchmark.common.paths import ROOT
 from benchmark.gpu.models import COMMON, CONFIGS
 from scripts.runners import FP8, write_model
-from served.release import CPU, LATEST, OLDER, make_env, older_releases_take_long
+from served.release import CPU, LATEST, OLDER, make_env, older_releases_take_long, run_script
 from sglang_xshare.admission.model import check_heads
 from sglang_xshare.check.command import _on_device
 from sglang_xshare.check.flags import read_flags
@@ -67,16 +67,8 @@ WITH_GPU = pytest.mark.parametrize("release", [pytest.param(OLDER[-1], marks=pyt
 
 def run_all(tree: Path, asked: list[list[str]], env: dict[str, str] | None = None) -> list[dict[str, str]]:
     """What the command says to each list of arguments, asked in one process; a variable of no text is unset."""
-    script = Path(__file__).with_name("check_flags.py")
-    done = subprocess.run(
-        [sys.executable, script],
-        input=json.dumps(asked),
-        env={name: value for name, value in (make_env(tree) | (env or {})).items() if value},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    own = {name: value for name, value in (make_env(tree) | (env or {})).items() if value}
+    return run_script(Path(__file__).with_name("check_flags.py"), own, asked)
 
 
 AFFINITY = ("--load-balance-method", "expert_affinity")

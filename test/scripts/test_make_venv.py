@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from benchmark.common.paths import ROOT
+from programs import write_program
 
 # Stands for python3: `-m venv DIR` makes DIR's bin, its python the script beside it.
 PYTHON3 = """#!/bin/sh
@@ -39,11 +40,6 @@ def checkout(tmp_path):
     write_program(tmp_path / "bin" / "venv-python", VENV_PYTHON)
     write_program(tmp_path / "bin" / "nvidia-smi", NO_GPU)
     return tmp_path
-
-
-def write_program(path, text):
-    path.write_text(text)
-    path.chmod(0o755)
 
 
 def make_venv(checkout, *args, **env):

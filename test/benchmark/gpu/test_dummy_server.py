@@ -1,4 +1,4 @@
-"""As many experts are active in dummy checkpoints as in trained models: the redrawn tensors, then the server's own counts."""
+"""As many experts are active in dummy checkpoints as in trained models: redrawn tensors, then the server's counts."""
 
 import json
 from pathlib import Path

@@ -8,6 +8,7 @@ import tarfile
 import pytest
 
 from benchmark.common.paths import ROOT
+from programs import write_program
 
 # Stands for Python in the environment: notes what it runs; fails where $FAIL is among its arguments.
 PYTHON = """#!/bin/sh
@@ -32,10 +33,7 @@ def checkout(tmp_path):
         "bin/nvidia-smi": "#!/bin/sh\necho NVIDIA H200\n",
     }
     for name, text in programs.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
+        write_program(tmp_path / name, text)
     return tmp_path
 
 

@@ -8,6 +8,7 @@ from benchmark.gpu import eagle3, memory, serving
 from benchmark.gpu.memory import CONTEXT, GIB, check_memory, count_weight_bytes, estimate_bytes, read_free_bytes
 from benchmark.gpu.models import CONFIGS
 from benchmark.gpu.server import CASES, OFF_AND_ON
+from programs import write_program
 
 H200 = 139 * GIB
 
@@ -68,9 +69,7 @@ def test_no_server_is_started_where_they_do_not_fit(monkeypatch):
 
 @pytest.mark.parametrize("printed", ["echo 142000", "echo '[N/A]'", "exit 9"])
 def test_the_driver_is_asked(tmp_path, monkeypatch, printed):
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{printed}\n")
-    program.chmod(0o755)
+    write_program(tmp_path / "nvidia-smi", printed)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     if printed == "echo 142000":
         assert read_free_bytes() == 142000 << 20

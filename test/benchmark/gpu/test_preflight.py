@@ -13,6 +13,7 @@ from benchmark.gpu import compilation, preflight
 from benchmark.gpu.preflight import CHECKS, EXPERTS, GRAPH_ROWS, TOP_K, TWO_LAUNCHES, check_all, check_key
 from benchmark.gpu.run import TASKS
 from benchmark.gpu.shapes import list_trials
+from programs import write_program
 from sglang_xshare import Batch, Router, build_plan
 from sglang_xshare.selection.triton_kernel import tile
 from sglang_xshare.selection.triton_kernel.tile import Shape, count_programs, make_tile
@@ -87,12 +88,6 @@ def test_a_kernel_is_compiled_and_linked(tmp_path, monkeypatch):
         preflight.check_nvcc()
 
 
-def write_program(path, text):
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-
-
 def test_a_c_compiler_with_pythons_headers_is_needed(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
@@ -101,8 +96,7 @@ def test_a_c_compiler_with_pythons_headers_is_needed(tmp_path, monkeypatch):
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr("sysconfig.get_paths", lambda scheme: {"include": str(tmp_path)})
     # Looks where it is told to, as a compiler does.
-    (tmp_path / "gcc").write_text('#!/bin/sh\nfor one; do [ -f "${one#-I}/Python.h" ] && exit 0; done; exit 1\n')
-    (tmp_path / "gcc").chmod(0o755)
+    write_program(tmp_path / "gcc", 'for one; do [ -f "${one#-I}/Python.h" ] && exit 0; done; exit 1')
     preflight.check_cc()
     (tmp_path / "Python.h").unlink()
     with pytest.raises(RuntimeError, match=f"gcc finds no Python.h in {tmp_path}; the package python3-dev"):

@@ -18,7 +18,7 @@ LAYERS = 2
 
 
 class FakeServer(Instrument):
-    """Loses what its policy loses, has 6 of 10 experts active in its first layer under one, answers every sum with 1."""
+    """Loses what its policy loses, has 6 of 10 experts active in its first layer under one, answers sums with 1."""
 
     draft_tokens = 1
     rows = 1.0

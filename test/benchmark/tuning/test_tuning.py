@@ -114,23 +114,6 @@ def test_a_trace_of_another_model_is_refused(tmp_path, monkeypatch):
         main([*flags, "--offline"])
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--offline", "--samples", "8"], "--samples 8:"),
-        (["--batches", "4", "1"], "1:"),
-        (["--samples", "1", "--batches", "2"], "1:"),
-        (["vanilla"], "policy 'vanilla':"),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path, flags, said):
-    with pytest.raises(SystemExit) as exit:
-        main([*flags, "--out", str(tmp_path)])
-    assert said in str(exit.value)
-    assert "\n" not in str(exit.value)
-    assert not list(tmp_path.iterdir())
-
-
 def test_offline_a_policy_holds_in_its_layers():
     model = load_model(TRAINED)
     sequences = load_sequences(TRAINED / "heldout", TRAINED, 17, 2)

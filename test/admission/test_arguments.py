@@ -21,10 +21,6 @@ def test_no_flag_leaves_the_stage_off():
     assert read(expert_policy=None, mask_padding_experts=False, speculative_algorithm=None) is None
 
 
-def test_vanilla_leaves_the_stage_off():
-    assert read(expert_policy="vanilla") is None
-
-
 @pytest.mark.parametrize("mask_padding", [False, True])
 @pytest.mark.parametrize("policy", [None, "vanilla", "vanilla:{}", "xshare", "oea:k0=3", "observe"])
 def test_whether_the_stage_is_on_is_told_without_parsing(policy, mask_padding):
@@ -38,14 +34,6 @@ def test_whether_the_stage_is_on_is_told_without_parsing(policy, mask_padding):
 def test_masking_alone_needs_no_policy():
     arguments = read(mask_padding_experts=True)
     assert arguments == Arguments(schedule=None)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "keys"), [(None, {"k0": 1, "add": 24}), ("EAGLE3", {"k0": 1, "add": 0, "add_per_request": 4})]
-)
-def test_bare_xshare_uses_the_published_defaults(algorithm, keys):
-    arguments = read(expert_policy="xshare", speculative_algorithm=algorithm)
-    assert arguments.schedule.keys == keys
 
 
 def test_one_key_replaces_all_published_defaults():

@@ -55,15 +55,6 @@ def test_vanilla_has_nothing_to_show(show):
     assert show("vanilla") == (0, {"policy": "vanilla"}, "")
 
 
-def test_a_file_with_overrides(show, tmp_path):
-    file = tmp_path / "policy.json"
-    file.write_text('{"k0": 1, "add": 24, "by_batch": {"2-7": {"add": 16}}, "layers": {"0": {"policy": "vanilla"}}}')
-    assert show("xshare", str(file))[1]["overrides"] == [
-        {"by_batch": "2-7", "add": 16},
-        {"layers": "0", "policy": "vanilla"},
-    ]
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [

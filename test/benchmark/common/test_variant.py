@@ -1,8 +1,5 @@
 """What is compared: a policy as it is spelt, its flags, its plan, and one clear line where it is none."""
 
-import json
-from dataclasses import asdict
-
 import pytest
 
 from benchmark.common.variant import Variant, parse_plan, parse_variant
@@ -60,8 +57,3 @@ def test_without_keys_the_published_ones():
 def test_a_misspelt_plan_is_refused(text, message):
     with pytest.raises(ValueError, match=message):
         parse_plan(text)
-
-
-def test_it_comes_out_of_a_record_as_it_went_in():
-    variant = parse_variant("xshare:k0=1,add=24", ["--tp", "2"])
-    assert Variant.read(json.loads(json.dumps(asdict(variant)))) == variant

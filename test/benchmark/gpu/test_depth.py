@@ -95,15 +95,6 @@ def test_a_pair_is_cut_and_the_table_says_so(tmp_path, gpu, capsys):
     assert record.points["qwen3-30b-a3b/layers"]["layers"] == 24
 
 
-def test_a_whole_pair_is_served_as_before(tmp_path, gpu):
-    gpu.gib = 139
-    record = write_record(tmp_path, "server", {})
-    server.measure(record, ["qwen3-30b-a3b"])
-    assert gpu.served == [("qwen3-30b-a3b", 2)]
-    assert "qwen3-30b-a3b/layers" not in record
-    assert all(text.startswith("qwen3-30b-a3b, xshare") for text in texts(tmp_path))
-
-
 def test_what_does_not_fit_at_all_is_left_out_in_one_line(tmp_path, gpu, capsys):
     gpu.gib = 11
     record = write_record(tmp_path, "server", {})

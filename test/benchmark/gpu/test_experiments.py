@@ -174,7 +174,7 @@ def test_a_lost_device_ends_the_task_at_once(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("experiment", [selection, layer, server, eagle3, replay, tune, paged])
 def test_unknown_parts_are_refused(tmp_path, experiment):
-    with pytest.raises(ValueError, match=r"part qwen4: .*allowed"):
+    with pytest.raises(ValueError, match="part qwen4: "):
         experiment.measure(write_record(tmp_path, "any", {}), ["qwen4"])
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmark.common.command import one_line_errors
 
-PAGED = ("--prompt", "16", "--steps", "8", "--rows", "4")
+PAGED = ("--per-domain", "4", "--prompt", "16", "--steps", "8", "--batches", "2")
 CASES: dict[str, list[tuple[tuple[str, ...], str]]] = {
     "serving.__main__": [
         (("vanilla", "vanilla"), "policies vanilla vanilla:"),

@@ -197,11 +197,6 @@ def test_what_goes_wrong_is_one_line(route, told, line, server, capsys):
     assert read_refusal(capsys).startswith(f"top: {server.url}: {line}")
 
 
-def test_no_server_is_one_line(capsys):
-    assert main(["top", "http://127.0.0.1:1"]) == 1
-    assert capsys.readouterr().err.startswith("top: http://127.0.0.1:1: no answer (")
-
-
 def test_what_is_no_metrics_is_one_line():
     with pytest.raises(PolicyError, match=r"^/metrics: no metrics "):
         read_gauges("<html>sglang:gen_throughput</html>")

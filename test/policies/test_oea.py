@@ -59,7 +59,3 @@ def test_weights_are_the_models_own_renormalized():
     assert out.topk_weights[0].tolist() == pytest.approx([32 / 42, 8 / 42, 2 / 42])
     out = select(BATCH, build_plan("oea", k0=1), Router(3, renormalize=False))
     assert out.topk_weights[0].tolist() == pytest.approx([32 / 64, 8 / 64, 2 / 64])
-
-
-def test_the_default_is_the_papers_setting():
-    assert build_plan("oea").k0 == 3

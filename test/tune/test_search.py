@@ -116,13 +116,6 @@ def test_where_everything_loses_too_much_nothing_is_chosen(texts, tmp_path):
     assert all(trial.held_out is None for trial in found.trials)
 
 
-def test_what_is_in_the_trace_is_not_measured_again(texts, tmp_path):
-    first = run(texts, tmp_path)[1]
-    bench, again, _ = run(texts, tmp_path)
-    assert bench.measured == 0
-    assert again == first
-
-
 @pytest.fixture
 def server(monkeypatch):
     fake = FakeServer()

@@ -13,8 +13,9 @@ from sglang_xshare.live.control import ADDED, NO_STAGE, Control
 from sglang_xshare.policies import list_policies
 from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.step import Size
-from stage.fake import EXPERTS, TOP_K, Model, run
+from stage.fake import EXPERTS, TOP_K, XSHARE, Model, make_reporter, run
 
+REPORTER = make_reporter(current_scheduler_metrics_enabled=False)
 MODEL = MoeModel("path", "FakeMoe", 3, EXPERTS, TOP_K, "softmax", True)
 CONFIG: dict[str, Any] = {
     "device": "cpu",
@@ -34,10 +35,6 @@ CONFIG: dict[str, Any] = {
     "speculative_adaptive": False,
     "model_path": "path",
 }
-REPORTER = SimpleNamespace(
-    forward_ct_decode=0, scheduler=SimpleNamespace(forward_ct=0), current_scheduler_metrics_enabled=False
-)
-XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
 
 
 class Asked(Control):

@@ -3,9 +3,7 @@
 import torch
 
 from sglang_xshare.stage.batches import Batches
-from stage.fake import TOP_K, Model, run
-
-XSHARE = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
+from stage.fake import TOP_K, XSHARE, Model, run
 
 
 def test_padding_is_masked_where_graphs_pad(attach):

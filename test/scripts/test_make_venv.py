@@ -127,7 +127,7 @@ def test_a_folder_that_is_not_ours_is_refused(checkout, args, name):
     (checkout / "mine").mkdir()
     (checkout / "mine" / name).write_text("mine\n")
     line = refusal(checkout, *args, VENV="mine")
-    assert line.startswith("make_venv: mine is there, and this project did not make it; name a folder that is not")
+    assert line.startswith("make_venv: mine is there, and this project did not make it")
 
 
 def test_a_file_is_refused(checkout):

@@ -42,7 +42,7 @@ def test_two_of_the_largest_fit_and_three_do_not(monkeypatch):
     check_memory([eagle3.MODEL] * 2, eagle3.DRAFT)
     check_memory(["qwen3-30b-a3b"] * 2)
     check_memory(["qwen3-30b-a3b-12-layers"] * 5)
-    with pytest.raises(RuntimeError, match=r"^gpt-oss-120b: 2 servers need about 153 GiB of GPU memory; free are 139$"):
+    with pytest.raises(RuntimeError, match=r"gpt-oss-120b: 2 servers need about 153 GiB.* 139"):
         check_memory(["gpt-oss-120b"] * 2)
     for case in CASES.values():
         check_memory([case.model] * 2)
@@ -53,7 +53,7 @@ def test_servers_of_unequal_caches_are_not_compared():
         return SimpleNamespace(name=name, get=lambda path: {"max_total_num_tokens": tokens})
 
     serving.check_caches([server("off", 16384), server("on", 16384)])
-    with pytest.raises(RuntimeError, match="caches: off 16384, on 9216; needed is the same"):
+    with pytest.raises(RuntimeError, match="caches: off 16384, on 9216"):
         serving.check_caches([server("off", 16384), server("on", 9216)])
 
 

@@ -26,7 +26,7 @@ def run_module(*names, **env):
 
 def test_a_package_that_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(preflight, "MODULES", ("json", "no_such_package", "benchmark.gpu.no_such_module"))
-    with pytest.raises(RuntimeError, match="no_such_package needs no_such_package, which is not installed; benchmark"):
+    with pytest.raises(RuntimeError, match=r"no_such_package needs no_such_package.*; benchmark"):
         preflight.check_imports()
 
 
@@ -34,7 +34,7 @@ def test_what_eagle3_imports_on_a_gpu_alone_is_named(monkeypatch):
     """On the CPU nothing imports it: EAGLE-3 passed the other checks, and died when it started."""
     monkeypatch.setattr(preflight, "CUDA_MODULES", preflight.CUDA_MODULES[:1])
     monkeypatch.setitem(sys.modules, "deep_gemm", None)
-    with pytest.raises(RuntimeError, match=r"^deep_gemm needs deep_gemm, which is not installed$"):
+    with pytest.raises(RuntimeError, match="deep_gemm needs deep_gemm"):
         preflight.CHECKS["eagle3"]()
     (needs,) = [task.needs for task in TASKS if task.experiment == "eagle3"]
     assert "eagle3" in needs
@@ -91,7 +91,7 @@ def test_a_kernel_is_compiled_and_linked(tmp_path, monkeypatch):
 def test_a_c_compiler_with_pythons_headers_is_needed(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    with pytest.raises(RuntimeError, match=r"^no gcc or clang on the PATH, and no CC"):
+    with pytest.raises(RuntimeError, match="no gcc or clang"):
         preflight.check_cc()
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr("sysconfig.get_paths", lambda scheme: {"include": str(tmp_path)})
@@ -99,7 +99,7 @@ def test_a_c_compiler_with_pythons_headers_is_needed(tmp_path, monkeypatch):
     write_program(tmp_path / "gcc", 'for one; do [ -f "${one#-I}/Python.h" ] && exit 0; done; exit 1')
     preflight.check_cc()
     (tmp_path / "Python.h").unlink()
-    with pytest.raises(RuntimeError, match=f"gcc finds no Python.h in {tmp_path}; the package python3-dev"):
+    with pytest.raises(RuntimeError, match=f"gcc finds no Python.h in {tmp_path}"):
         preflight.check_cc()
 
 

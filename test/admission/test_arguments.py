@@ -101,8 +101,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "missing key": {"expert_policy": "dynamic-skip"},
     "wrong type": {"expert_policy": "oea", "expert_policy_config": '{"k0": "3"}'},
     "a bool is no integer": {"expert_policy": "xshare", "expert_policy_config": {"add": True}},
-    "out of range": {"expert_policy": "xshare", "expert_policy_config": '{"mass": 1.5}'},
-    "contradictory keys": {"expert_policy": "lynx-lat", "expert_policy_config": '{"retain": 8, "drop": 2}'},
     "vanilla with keys": {"expert_policy": "vanilla", "expert_policy_config": '{"min_tokens": 4}'},
     "config without policy": {"expert_policy_config": '{"k0": 1}'},
     "trace without policy": {"expert_policy_trace": "/tmp/trace"},

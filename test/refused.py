@@ -23,3 +23,10 @@ def refused(what: str) -> Iterator[pytest.ExceptionInfo[ValueError]]:
     if isinstance(error, ExpertPolicyError):
         assert (error.flag if error.value is None else f"{error.flag} {error.value}") == what
     assert line.startswith(f"{what}: ")
+
+
+def read_refusal(capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command that refuses has printed: one line on stderr, and nothing else."""
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), err[-1:]) == ("", 1, "\n")
+    return err

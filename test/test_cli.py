@@ -2,22 +2,20 @@
 
 import pytest
 
+from refused import read_refusal
 from sglang_xshare.cli import main
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (
-            ["--speculative-num-draft-tokens", "4"],
-            "--speculative-num-draft-tokens 4: allowed only together with --show",
-        ),
-        (["--json", "--show", "xshare"], "--json with --show: the plan is JSON anyway; allowed is one of the two"),
+        (["--speculative-num-draft-tokens", "4"], "--speculative-num-draft-tokens 4: "),
+        (["--json", "--show", "xshare"], "--json with --show: "),
     ],
 )
 def test_a_flag_of_policies_without_effect_is_refused(words, line, capsys):
     assert main(["policies", *words]) == 1
-    assert capsys.readouterr() == ("", f"policies: {line}\n")
+    assert read_refusal(capsys).startswith(f"policies: {line}")
 
 
 @pytest.mark.parametrize(("columns", "widest"), [("80", 80), ("200", 200), ("", 120), ("0", 120)])
@@ -31,9 +29,7 @@ def test_a_piped_table_is_as_wide_as_columns_says(columns, widest, capsys, monke
 def test_a_policy_of_verification_alone_is_refused_by_the_flags_of_policies(capsys):
     policy = "moe-spec:budget=32"
     assert main(["policies", "--show", policy]) == 1
-    assert capsys.readouterr() == (
-        "",
-        f"policies: --expert-policy {policy}: moe-spec without speculative decoding: it selects in target-verify; "
-        'allowed is --speculative-num-draft-tokens N, or phases = ["decode"]\n',
-    )
+    line = read_refusal(capsys)
+    assert line.startswith(f"policies: --expert-policy {policy}: ")
+    assert "--speculative-num-draft-tokens" in line
     assert main(["policies", "--show", policy, "--speculative-num-draft-tokens", "4"]) == 0

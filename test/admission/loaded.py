@@ -15,7 +15,6 @@ from sglang.srt.layers.moe.topk import TopK, TopKConfig, TopKOutputFormat
 from sglang.srt.layers.moe.utils import MoeRunnerBackend
 
 FORMATS = TopKOutputFormat
-NO_POLICY = "cannot be served with an expert policy"
 
 
 def config(output_format: TopKOutputFormat | None = FORMATS.STANDARD, **changes: Any) -> TopKConfig:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from served.release import CPU, make_env
+from served.release import CPU, make_env, run_script
 
 FILE = Path(__file__).with_name("refusals.json")
 LINES: dict[str, dict[str, str]] = json.loads(FILE.read_text())
@@ -20,12 +18,7 @@ Answer = dict[str, object] | None
 def attempt(tree: Path, model: Path, asked: Sequence[Sequence[str]]) -> list[Answer]:
     """The answer to each list of arguments."""
     lines = [["--model-path", str(model), *CPU, *arguments] for arguments in asked]
-    script = Path(__file__).with_name("resolve_arguments.py")
-    done = subprocess.run(
-        [sys.executable, script], input=json.dumps(lines), env=make_env(tree), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "null"))]
+    answers = run_script(Path(__file__).with_name("resolve_arguments.py"), make_env(tree), lines)
     assert len(answers) == len(lines)
     return answers
 

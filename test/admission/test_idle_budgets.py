@@ -28,10 +28,9 @@ def warn(policy: str, batch: int | None, ranks: int = 1, tokens: int = 1, **conf
 
 
 def test_a_budget_too_large_for_the_largest_batch_is_named_with_what_would_do():
-    assert warn("xshare", 3, k0=1, add=24) == [
-        "add = 24: 21 hold all that 3 rows want, the most it is for (--max-running-requests 3), so that this plan "
-        "never drops an expert"
-    ]
+    (line,) = warn("xshare", 3, k0=1, add=24)
+    assert line.startswith("add = 24: 21 ")
+    assert "(--max-running-requests 3)" in line
     assert warn("xshare", 4, k0=1, add=24) == []
     assert warn("xshare", None, k0=1, add=24) == []
 
@@ -43,10 +42,8 @@ def test_a_policy_without_a_budget_is_never_warned_of(policy):
 
 
 def test_mass_beside_add():
-    assert warn("xshare", 64, k0=1, add=24, mass=0.9) == [
-        "mass = 0.9 beside add = 24: the batch adds 24 experts first, and mass only ever adds more; add = 0 leaves it "
-        "to mass"
-    ]
+    (line,) = warn("xshare", 64, k0=1, add=24, mass=0.9)
+    assert line.startswith("mass = 0.9 beside add = 24: ")
     assert warn("xshare", 64, k0=1, mass=0.9) == []
 
 
@@ -60,10 +57,8 @@ def test_residents_are_asked_for_where_no_server_tells_them():
 
 def test_a_plan_is_judged_by_the_most_rows_it_is_for():
     """16 experts of 7 a row hold all that two rows want, not what three want."""
-    assert warn("xshare", 64, add=24, by_batch={"2": {"add": 16}}) == [
-        "add = 16: 14 hold all that 2 rows want, the most it is for (--max-running-requests 64), so that this plan "
-        "never drops an expert"
-    ]
+    (line,) = warn("xshare", 64, add=24, by_batch={"2": {"add": 16}})
+    assert line.startswith("add = 16: 14 ")
     assert warn("xshare", 64, add=24, by_batch={"2-3": {"add": 16}}) == []
     assert len(warn("xshare", 64, add=24, max_tokens=3)) == 1
     assert warn("xshare", 2, add=8, by_batch={"16-32": {"add": 48}}) == [], "an override beyond every batch"

@@ -13,8 +13,6 @@ from sglang_xshare.policies import VANILLA, build_plan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.refusal import ExpertPolicyError
 
-NO_POLICY = "cannot be served with an expert policy"
-
 
 def model(architecture: str, **text_config: object) -> SimpleNamespace:
     return SimpleNamespace(
@@ -199,11 +197,11 @@ def test_a_folder_is_read_without_sglang(tiny_model, tmp_path):
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (None, "No such file or directory; allowed is a model's folder"),
-        ("{", "config.json: Expecting property name"),
-        ("[]", "config.json: .*; allowed is a model's folder"),
-        ('{"num_hidden_layers": 2}', "config.json: .*architectures'?; allowed is a model's folder"),
-        ('{"num_hidden_layers": 2, "architectures": ["Qwen3ForCausalLM"]}', f"{NO_POLICY}: .* is a dense model"),
+        (None, "No such file or directory"),
+        ("{", "config.json:"),
+        ("[]", "config.json:"),
+        ('{"num_hidden_layers": 2}', "config.json: .*architectures'?"),
+        ('{"num_hidden_layers": 2, "architectures": ["Qwen3ForCausalLM"]}', "dense"),
     ],
 )
 def test_a_folder_without_a_model_is_refused_in_one_line(config, reason, tmp_path):

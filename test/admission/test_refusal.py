@@ -43,7 +43,7 @@ def test_why_something_is_refused_is_data_and_one_line():
 
 
 SERVER = "SimpleNamespace(expert_policy='nope')"
-LINE = "--expert-policy nope: policy = 'nope': allowed is one of "
+LINE = "--expert-policy nope: policy = 'nope': "
 
 
 def test_a_refused_server_says_its_line_and_exits_with_1():
@@ -67,7 +67,6 @@ def test_a_configuration_file_that_cannot_be_read_is_one_line(release, patched_r
         *others, line = done.stderr.splitlines()
         assert (done.returncode, [told for told in others if "Error" in told or "Traceback" in told]) == (1, [])
         assert line.startswith(f"--config {tmp_path / name}: {reason}")
-        assert line.endswith("; allowed is a YAML file of the server's flags, *.yaml")
 
 
 def test_what_sglang_says_of_a_configuration_file_is_one_line_too(tmp_path):

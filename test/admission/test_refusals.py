@@ -1,4 +1,5 @@
-"""The whole line of every refusal, in `refusals.json` and nowhere else. To write it anew:
+"""Every refusal: it is one line, which begins with the flag and its value where the error has them as data, and its
+words are in `refusals.json` and nowhere else. To write it anew:
 
 REFUSALS=write python -m pytest test/admission/test_refusals.py
 """
@@ -24,6 +25,7 @@ from admission.refusals import FILE, LINES
 from affinity import test_arguments as test_affinity
 from policies import test_schedule
 from served.release import LATEST
+from sglang_xshare.refusal import ExpertPolicyError
 
 LISTS = {
     "plans": test_plan,
@@ -40,6 +42,14 @@ LISTS = {
 """Modules with a list of what is refused, `REFUSED`, and `refuse`, which has one of it refused."""
 
 
+def read_line(error: ValueError) -> str:
+    line = str(error)
+    assert "\n" not in line
+    if isinstance(error, ExpertPolicyError):
+        assert line.startswith(f"{error.flag}: " if error.value is None else f"{error.flag} {error.value}: ")
+    return line
+
+
 def test_every_line_is_as_written(monkeypatch, tmp_path, tmp_path_factory, tiny_model, request):
     """`test_server.py` and `test_dp_attention.py` compare those of servers, on every release."""
     found = {}
@@ -48,7 +58,7 @@ def test_every_line_is_as_written(monkeypatch, tmp_path, tmp_path_factory, tiny_
         for case in module.REFUSED:
             with monkeypatch.context() as patch, pytest.raises(ValueError) as raised:  # noqa: PT011 - lines are compared
                 module.refuse(case, patch, tmp_path)
-            found[name][case] = str(raised.value).replace(str(tiny_model), "{model}")
+            found[name][case] = read_line(raised.value).replace(str(tiny_model), "{model}")
     if os.environ.get("REFUSALS") == "write":
         tree = request.getfixturevalue("patched_release")(LATEST)
         lines = {

@@ -63,12 +63,11 @@ def test_the_table_has_a_served_layer_for_each_row():
 def test_a_release_before_the_kernel_was_read_is_refused(read, monkeypatch):
     monkeypatch.setattr(sglang, "__version__", "0.5.22")
     for method in (UNQUANTIZED("flashinfer_trtllm"), MXFP4("flashinfer_mxfp4", _fi_kernel="cutlass_sm90")):
-        with refused(EXPERTS):
+        with refused("experts-0 experts"):
             read([config(FORMATS.BYPASSED)], 1, method=method)
     assert "flashinfer_trtllm" not in list_runners()
 
 
-EXPERTS, ROUTER = "experts-0 experts", "topk-0 router"
 UNKNOWN = [
     *(Method(one.value) for one in MoeRunnerBackend if one.value not in ("auto", *list_runners())),
     Method("flashinfer_trtllm"),
@@ -78,25 +77,27 @@ UNKNOWN = [
 ]
 SUMS = {"attributes": {"supports_deferred_finalize": True}}
 # Layers that no row of the table is about, whatever the flag was (`auto` is no runner); and exceptions to the table.
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    **{f"{method.backend} {type(method).__name__}": ({"method": method}, EXPERTS) for method in UNKNOWN},
-    "a kernel without a runner": ({"method": None}, EXPERTS),
-    "its table of local experts reads -1": ({"method": "deep_gemm", "ep_size": 2}, EXPERTS),
-    "it routes a rank's own rows": ({"method": "flashinfer_cutlass"}, EXPERTS),
-    "a shared expert among the others": (
-        {"method": UNQUANTIZED("flashinfer_trtllm"), "attributes": {"num_fused_shared_experts": 1}},
-        EXPERTS,
-    ),
-    "sums that the next collective takes, in bf16": ({"method": UNQUANTIZED("flashinfer_trtllm"), **SUMS}, EXPERTS),
-    "sums that CuTe DSL's collective takes": (
-        {"method": NVFP4("flashinfer_trtllm"), **SUMS, "flashinfer_allreduce_fusion_backend": "cutedsl"},
-        EXPERTS,
-    ),
-    "slots that another runner sorts": ({"method": "deep_gemm", "expert_policy_align": True}, ROUTER),
-    "a kmax where rows are as wide as top-k": (
-        {"method": "deep_gemm", "expert_policy": "oea", "expert_policy_config": {"kmax": 6}},
-        ROUTER,
-    ),
+REFUSED: dict[str, dict[str, Any]] = {
+    **{f"{method.backend} {type(method).__name__}": {"method": method} for method in UNKNOWN},
+    "a kernel without a runner": {"method": None},
+    "its table of local experts reads -1": {"method": "deep_gemm", "ep_size": 2},
+    "it routes a rank's own rows": {"method": "flashinfer_cutlass"},
+    "a shared expert among the others": {
+        "method": UNQUANTIZED("flashinfer_trtllm"),
+        "attributes": {"num_fused_shared_experts": 1},
+    },
+    "sums that the next collective takes, in bf16": {"method": UNQUANTIZED("flashinfer_trtllm"), **SUMS},
+    "sums that CuTe DSL's collective takes": {
+        "method": NVFP4("flashinfer_trtllm"),
+        **SUMS,
+        "flashinfer_allreduce_fusion_backend": "cutedsl",
+    },
+    "slots that another runner sorts": {"method": "deep_gemm", "expert_policy_align": True},
+    "a kmax where rows are as wide as top-k": {
+        "method": "deep_gemm",
+        "expert_policy": "oea",
+        "expert_policy_config": {"kmax": 6},
+    },
 }
 
 
@@ -104,13 +105,7 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
     monkeypatch.setattr(start_layers, "read_placement", lambda model_runner: None)
     monkeypatch.setattr(runners, "keeps_dropped", lambda: False)
     monkeypatch.setattr(runners, "gathers_routed", lambda: True)
-    find([config()], 1, **REFUSED[case][0])
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused(case, monkeypatch):
-    with refused(REFUSED[case][1]):
-        refuse(case, monkeypatch)
+    find([config()], 1, **REFUSED[case])
 
 
 def test_a_layer_that_is_handed_ids_finishes_its_sums_itself(read):
@@ -131,7 +126,7 @@ def test_a_layer_that_is_handed_ids_finishes_its_sums_itself(read):
 
 
 def test_ranks_that_number_their_own_experts_get_no_dropped_id(read, monkeypatch):
-    """Before 0.5.23 that of a padding row, -1 by then, would be looked up too, and wake the last expert."""
+    """Before 0.5.23 that of a padding row, -1 by then, would be looked up too, and make the last expert active."""
     assert not read([config()], 1, ep_size=2)[0].renumbers
     monkeypatch.setattr(start_layers, "keeps_dropped", lambda: False)
     assert read([config()], 1, ep_size=2)[0].renumbers

@@ -79,8 +79,7 @@ def test_tree_edited_since_is_refused(patched_copy):
         patched_copy / "sglang/srt/layers/moe/topk.py", "expert_policy.route(topk_config, router_logits)", "topk_config"
     )
     said = check(patched_copy)
-    edited = "sglang/srt/layers/moe/topk.py: edited after it was patched"
-    assert said.endswith(f"in {patched_copy}: {edited}; undo the edit, or reinstall sglang=={LATEST}")
+    assert f"in {patched_copy}: sglang/srt/layers/moe/topk.py: edited after it was patched" in said
     assert "\n" not in said
 
 

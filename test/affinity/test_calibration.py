@@ -12,6 +12,7 @@ import torch
 from benchmark.common.paths import ROOT
 from benchmark.quality.model import load_model as load_reference
 from benchmark.quality.model import router_logits
+from refused import read_refusal, refused
 from sglang_xshare.affinity.calibration import (
     SAMPLES,
     SHRINKAGE,
@@ -108,20 +109,17 @@ def test_the_command_writes_a_table(tiny_model: Path, tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"--model": "/nowhere"}, "--model /nowhere/config.json: No such file or directory"),
-        ({"--texts": "/nowhere"}, "--texts /nowhere: no *.txt there"),
-        (
-            {"--out": "/nowhere/file"},
-            "--out /nowhere/file: No such file or directory; allowed is a file that can be written",
-        ),
-        ({"--out": "."}, "--out .: not a file; allowed is a file that can be written"),
-        ({"--out": "/proc/none"}, "--out /proc/none: No such file or directory; allowed is a file that can be written"),
-        ({"--dimensions": "8"}, "--dimensions 8: allowed is an integer of 16 to 64"),
-        ({"--length": "0"}, "--length 0: allowed is an integer of 1 to 1,000,000,000"),
+        ({"--model": "/nowhere"}, "--model /nowhere/config.json:"),
+        ({"--texts": "/nowhere"}, "--texts /nowhere:"),
+        ({"--out": "/nowhere/file"}, "--out /nowhere/file:"),
+        ({"--out": "."}, "--out .:"),
+        ({"--out": "/proc/none"}, "--out /proc/none:"),
+        ({"--dimensions": "8"}, "--dimensions 8:"),
+        ({"--length": "0"}, "--length 0:"),
         ({"--length": "100000"}, "--length 100000 with --tokens 100000, --texts"),
-        ({"--tokens": "255"}, "--length 256: allowed is --tokens, 255, at most"),
-        ({"--model": DRAFT}, "no experts in its config.json; allowed is a Mixture-of-Experts model"),
-        ({"--device": "foo"}, "--device foo: Expected one of cpu, cuda"),
+        ({"--tokens": "255"}, "--length 256:"),
+        ({"--model": DRAFT}, f"--model {DRAFT}: no experts"),
+        ({"--device": "foo"}, "--device foo:"),
         ({"--device": "cuda:7"}, "--device cuda:7"),
     ],
 )
@@ -129,12 +127,9 @@ def test_wrong_arguments_are_one_line(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, str], said: str
 ) -> None:
     flags = {"--model": tiny_model, "--texts": tiny_model / "heldout", "--out": tmp_path / "t", **changed}
-    with pytest.raises(SystemExit) if "integer" in said else nullcontext():
+    with pytest.raises(SystemExit) if "--dimensions" in said or "--length 0" in said else nullcontext():
         assert main(["calibrate", *(str(word) for pair in flags.items() for word in pair)]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("calibrate: ")
-    assert said in error
-    assert error.count("\n") == 1
+    assert said in read_refusal(capsys)
 
 
 def test_a_folder_without_weights_is_told_before_texts_are_read(
@@ -143,8 +138,7 @@ def test_a_folder_without_weights_is_told_before_texts_are_read(
     (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
     out = tmp_path / "table"
     assert main(["calibrate", "--model", str(tmp_path), "--texts", str(tiny_model / "heldout"), "--out", str(out)]) == 1
-    said = "no weights there (*.safetensors, pytorch_model*.bin); allowed is a whole checkpoint"
-    assert capsys.readouterr().err == f"calibrate: --model {tmp_path}: {said}\n"
+    assert read_refusal(capsys).startswith(f"calibrate: --model {tmp_path}: no weights there ")
     assert not out.exists()
 
 
@@ -152,9 +146,8 @@ def test_a_truncated_checkpoint_is_one_line(tiny_model: Path, tmp_path: Path) ->
     for file in tiny_model.glob("*.json"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "model.safetensors").write_bytes((tiny_model / "model.safetensors").read_bytes()[:100_000])
-    with pytest.raises(ValueError, match=r"allowed is a whole checkpoint$") as error:
+    with refused(f"--model {tmp_path}"):
         load_model(tmp_path, "cpu")
-    assert str(error.value).startswith(f"--model {tmp_path}: ")
 
 
 def test_a_dense_model_has_no_experts(tiny_model: Path, pieces: tuple[torch.Tensor, str]) -> None:

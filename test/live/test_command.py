@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from live.fake import FakeServer
+from refused import read_refusal
 from sglang_xshare.cli import main
 from sglang_xshare.live import PATH
 from sglang_xshare.live.client import Client, PolicyError
@@ -96,9 +97,9 @@ def test_each_route_is_asked_with_its_key(server, monkeypatch):
 @pytest.mark.parametrize(
     ("answer", "line"),
     [
-        ((400, b'{"error": "k0 = 9: allowed is at most the model\'s top-k, 8"}'), "k0 = 9: allowed is at most"),
-        ((401, b'{"error": "Unauthorized"}'), "401: no permission; allowed is --admin-api-key with the server's, or"),
-        ((404, b'{"detail": "Not Found"}'), "404: no such route; allowed is a server with this package"),
+        ((400, b'{"error": "k0 = 9: allowed is at most the model\'s top-k, 8"}'), "k0 = 9:"),
+        ((401, b'{"error": "Unauthorized"}'), "401: no permission"),
+        ((404, b'{"detail": "Not Found"}'), "404: no such route"),
         ((500, b"oh"), "500 Internal Server Error"),
         ((200, b"<html>"), "no answer"),
         ((200, b"{}"), "not an SGLang server with this package"),
@@ -107,27 +108,21 @@ def test_each_route_is_asked_with_its_key(server, monkeypatch):
 def test_a_refusal_is_one_line_and_status_1(answer, line, server, capsys):
     server.answer = answer
     assert main(["policy", "set", server.url, "xshare:k0=9"]) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(f"policy set: {server.url}: {line}")
-    assert err.count("\n") == 1
+    assert read_refusal(capsys).startswith(f"policy set: {server.url}: {line}")
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "no policy; allowed is one such as xshare:k0=1,add=6, or --config with a key policy"),
-        (
-            ["xshare", "--exact-by-default", "--config", "exact.json"],
-            '--exact-by-default and exact = {"priority": 3}: allowed is one of the two',
-        ),
-        (["xshare:k0"], "policy 'xshare:k0': 'k0' is no key=value"),
-        (["xshare", "--config", "missing.json"], "--config missing.json: No such file or directory; allowed is a JSON"),
-        (["xshare", "--config", "bad.json"], "--config bad.json: malformed JSON"),
-        (["xshare", "--config", "list.json"], "--config list.json: a JSON list; allowed is one JSON object"),
-        (["--config", "keys.json"], "no policy; allowed is"),
-        (["xshare:k0=1", "--config", "keys.json"], "k0 = 1 and 2: allowed is one of the two for a key"),
-        (["xshare", "--config", "whole.json"], "xshare and policy = 'oea' in whole.json; allowed is one of the two"),
+        ([], "no policy"),
+        (["xshare", "--exact-by-default", "--config", "exact.json"], '--exact-by-default and exact = {"priority": 3}:'),
+        (["xshare:k0"], "policy 'xshare:k0':"),
+        (["xshare", "--config", "missing.json"], "--config missing.json:"),
+        (["xshare", "--config", "bad.json"], "--config bad.json:"),
+        (["xshare", "--config", "list.json"], "--config list.json:"),
+        (["--config", "keys.json"], "no policy"),
+        (["xshare:k0=1", "--config", "keys.json"], "k0 = 1 and 2:"),
+        (["xshare", "--config", "whole.json"], "xshare and policy = 'oea' in whole.json"),
     ],
 )
 def test_what_cannot_be_sent_never_is(words, line, server, capsys, tmp_path, monkeypatch):
@@ -141,7 +136,7 @@ def test_what_cannot_be_sent_never_is(words, line, server, capsys, tmp_path, mon
     ):
         (tmp_path / f"{name}.json").write_text(text)
     assert main(["policy", "set", server.url, *words]) == 1
-    assert capsys.readouterr().err.startswith(f"policy set: {line}")
+    assert read_refusal(capsys).startswith(f"policy set: {line}")
     assert server.asked == []
 
 
@@ -156,6 +151,4 @@ def test_upstreams_refusal_is_one_line(server):
 @pytest.mark.parametrize("url", ["127.0.0.1:30000", "http://127.0.0.1:1", "http://", "http://h:port", "ftp://host"])
 def test_no_server_is_one_line(url, capsys):
     assert main(["policy", "get", url]) == 1
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(f"policy get: {url}: no ")
+    assert read_refusal(capsys).startswith(f"policy get: {url}: no ")

@@ -13,8 +13,9 @@ from sglang_xshare.live.control import ADDED, NO_STAGE, Control
 from sglang_xshare.policies import list_policies
 from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.step import Size
-from stage.fake import EXPERTS, TOP_K, Model, run
+from stage.fake import EXPERTS, TOP_K, XSHARE, Model, make_reporter, run
 
+REPORTER = make_reporter(current_scheduler_metrics_enabled=False)
 MODEL = MoeModel("path", "FakeMoe", 3, EXPERTS, TOP_K, "softmax", True)
 CONFIG: dict[str, Any] = {
     "device": "cpu",
@@ -34,10 +35,6 @@ CONFIG: dict[str, Any] = {
     "speculative_adaptive": False,
     "model_path": "path",
 }
-REPORTER = SimpleNamespace(
-    forward_ct_decode=0, scheduler=SimpleNamespace(forward_ct=0), current_scheduler_metrics_enabled=False
-)
-XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
 
 
 class Asked(Control):
@@ -128,20 +125,14 @@ def test_none_is_vanilla(none, control):
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "policy is missing"),
-    ({"k0": 1}, "policy is missing"),
     ({"policy": "xhsare"}, "policy = 'xhsare'"),
-    ({"policy": 3}, "policy = 3"),
     ({"policy": "xshare", "k00": 1}, "k00 = 1"),
-    ({"policy": "xshare", "k0": "1"}, "k0 = '1'"),
     ({"policy": "xshare", "k0": TOP_K + 1}, f"k0 = {TOP_K + 1}"),
     ({"policy": "xshare", "target_per_rank": 4}, "target_per_rank = 4"),
     ({"policy": "xshare", "add_per_request": 4}, "add_per_request = 4"),
     ({"policy": "moe-spec", "budget": 4}, "moe-spec without speculative decoding"),
-    ({"policy": "vanilla", "k0": 1}, "k0"),
     ({"policy": "xshare", "layers": {"7": {"k0": 2}}}, "layers 7"),
-    ({"policy": "xshare", "layers": {"0": 3}}, "layers '0' = 3"),
     ({"policy": "xshare", "min_tokens": 17}, "no batch would have min_tokens = 17 rows"),
-    ({"policy": "oea", "k0": 0}, "k0 = 0"),
     ({"policy": "xshare", "recapture": True}, "recapture = true"),
 ]
 
@@ -208,17 +199,13 @@ def test_a_rule_of_exact_requests_is_not_lost_without_a_word(control):
 def test_what_graphs_cannot_follow_is_refused_with_the_way_out(control):
     asked = control()
     asked.stage.graphs._captured[asked.stage.layers[0], Size("decode", 2)] = None
-    line = (
-        "CUDA graphs of 2 rows would have to be captured anew: they were captured without a selection; a server "
-        "started with this policy has them"
-    )
-    with pytest.raises(ValueError, match=f"^{line}$"):
+    with pytest.raises(ValueError, match=r"^CUDA graphs of 2 rows .*; a server started with this policy has them$"):
         asked.post({"policy": "xshare", "add": 1}, REPORTER)
 
 
 def test_what_else_is_refused_says_nothing_of_graphs(control, monkeypatch):
     """Key `rows`, where ranks gather, has what is allowed."""
-    asked, line = control(), "rows = 'rank': CUDA graphs hold what ranks gather; allowed is 'batch'"
+    asked, line = control(), "rows = 'rank': why"
 
     def refuse(schedule: Any) -> None:
         raise ValueError(line)

@@ -84,16 +84,13 @@ def test_counts_by_layer_are_added_up_layer_by_layer():
 @pytest.mark.parametrize(
     ("body", "line"),
     [
-        (
-            b'{"policy"',
-            "malformed JSON (unexpected end of data: line 1 column 10 (char 9)); allowed is one JSON object",
-        ),
-        (b"", "malformed JSON (Input is a zero-length, empty document: line 1 column 1 (char 0)); allowed"),
-        (b"null", "a JSON null; allowed is one JSON object"),
-        (b"[1]", "a JSON list; allowed is one JSON object"),
-        (b'"xshare"', "a JSON string; allowed is one JSON object"),
+        (b'{"policy"', "malformed JSON"),
+        (b"", "malformed JSON"),
+        (b"null", "a JSON null"),
+        (b"[1]", "a JSON list"),
+        (b'"xshare"', "a JSON string"),
         (b'{"add": NaN}', "malformed JSON"),
-        (b'{"policy": "xshare", "add": 4, "add": 6}', "add is given twice; allowed is once"),
+        (b'{"policy": "xshare", "add": 4, "add": 6}', "add is given twice"),
     ],
 )
 def test_what_is_no_object_never_reaches_a_scheduler(body, line):

@@ -80,16 +80,14 @@ def test_a_queue_that_only_adds_files(tree: Path, tmp_path: Path) -> None:
 
 def test_a_file_that_is_there_already_is_not_added(tree: Path, queue: Path) -> None:
     (tree / "sglang/srt/ours.py").write_text("mine = 1\n")
-    line = refused(lambda: apply(tree, queue), tree)
-    assert line == "sglang/srt/ours.py: is there already, but SGLang 0.5.21 has no such file; remove it"
+    assert refused(lambda: apply(tree, queue), tree).startswith("sglang/srt/ours.py: is there already")
 
 
 def test_an_added_file_edited_since_is_refused(tree: Path, queue: Path) -> None:
     apply(tree, queue)
     (tree / "sglang/srt/ours.py").write_text("mine = 1\n")
     for run in (lambda: revert(tree), lambda: apply(tree, queue)):
-        line = refused(run, tree)
-        assert line == "sglang/srt/ours.py: edited after it was patched; undo the edit, or remove it"
+        assert refused(run, tree).startswith("sglang/srt/ours.py: edited after it was patched")
     (tree / "sglang/srt/ours.py").unlink()
     revert(tree)
     assert read_tree(tree) == FILES
@@ -136,9 +134,7 @@ def test_another_version_of_the_queue_is_replaced(tree: Path, queue: Path, tmp_p
     """From the stored pristine files, also those that the new version leaves alone; a bad one changes nothing."""
     apply(tree, queue)
     later = write_queue(tmp_path / "later", LATER_QUEUE)
-    with pytest.raises(
-        PatchError, match=r"patched by another version of the queue \(\w{12}, this one is \w{12}\); run"
-    ):
+    with pytest.raises(PatchError, match=r"another version of the queue \(\w{12}, this one is \w{12}\)"):
         check_patched(tree, later)
     bad = write_queue(tmp_path / "bad", {"p.patch": ROUTE.replace("import torch", "import jax")})
     assert "matches 0 places" in refused(lambda: apply(tree, bad), tree)

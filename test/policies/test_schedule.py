@@ -82,103 +82,88 @@ def test_plans_finds_every_combination():
     assert set(build(k0=1, layers={"0": {"k0": 2}}).plans(range(1))) == {build_plan("xshare", k0=2)}
 
 
-REFUSED: dict[str, tuple[str, bool, dict[str, Any], str]] = {
-    "phases is no list": ("xshare", False, {"phases": "decode"}, "phases = 'decode'"),
-    "phases is empty": ("xshare", False, {"phases": []}, "phases = []"),
-    "unknown phase": ("xshare", False, {"phases": ["prefill"]}, 'phases = ["prefill"]'),
-    "verify without speculation": ("xshare", False, {"phases": ["verify"]}, 'phases = ["verify"]'),
-    "decode with speculation": ("xshare", True, {"phases": ["decode"]}, 'phases = ["decode"]'),
-    "min_tokens is text": ("xshare", False, {"min_tokens": "2"}, "min_tokens = '2'"),
-    "min_tokens is zero": ("xshare", False, {"min_tokens": 0}, "min_tokens = 0"),
-    "max_tokens is a bool": ("xshare", False, {"max_tokens": True}, "max_tokens = true"),
-    "max_tokens is null": ("xshare", False, {"max_tokens": None}, "max_tokens = null"),
-    "rows of one request": ("xshare", False, {"rows": "request"}, "rows = 'request'"),
-    "exact is a word": ("xshare", False, {"exact": "default"}, "exact = 'default'"),
-    "exact of nothing": ("xshare", False, {"exact": {}}, "exact = {}"),
-    "exact of an unknown key": ("xshare", False, {"exact": {"prio": 1}}, "exact = {'prio': 1}"),
-    "exact from a priority in words": ("xshare", False, {"exact": {"priority": "10"}}, "exact = {'priority': '10'}"),
-    "exact by a number": ("xshare", False, {"exact": {"default": 1}}, "exact = {'default': 1}"),
+REFUSED: dict[str, tuple[str, bool, dict[str, Any]]] = {
+    "phases is no list": ("xshare", False, {"phases": "decode"}),
+    "phases is empty": ("xshare", False, {"phases": []}),
+    "unknown phase": ("xshare", False, {"phases": ["prefill"]}),
+    "verify without speculation": ("xshare", False, {"phases": ["verify"]}),
+    "decode with speculation": ("xshare", True, {"phases": ["decode"]}),
+    "min_tokens is text": ("xshare", False, {"min_tokens": "2"}),
+    "min_tokens is zero": ("xshare", False, {"min_tokens": 0}),
+    "max_tokens is a bool": ("xshare", False, {"max_tokens": True}),
+    "max_tokens is null": ("xshare", False, {"max_tokens": None}),
+    "rows of one request": ("xshare", False, {"rows": "request"}),
+    "exact is a word": ("xshare", False, {"exact": "default"}),
+    "exact of nothing": ("xshare", False, {"exact": {}}),
+    "exact of an unknown key": ("xshare", False, {"exact": {"prio": 1}}),
+    "exact from a priority in words": ("xshare", False, {"exact": {"priority": "10"}}),
+    "exact by a number": ("xshare", False, {"exact": {"default": 1}}),
     "exact requests of what is observed": (
         "observe",
         False,
         {"plans": [{"policy": "oea", "exact": {"default": True}}]},
-        'plans: {"policy": "oea", "exact": {"default": true}}: exact = {\'default\': True}',
     ),
     "a rank's rows under observe": (
         "observe",
         False,
         {"plans": ["xshare:k0=1,add=8,rows=rank"]},
-        "plans: xshare:k0=1,add=8,rows=rank: rows = 'rank'",
     ),
-    "max below min": ("xshare", False, {"min_tokens": 8, "max_tokens": 4}, "max_tokens = 4"),
-    "max below the default min": ("xshare", False, {"max_tokens": 1}, "max_tokens = 1"),
-    "layers is a list": ("xshare", False, {"layers": [0]}, "layers = [0]"),
-    "layer is no number": ("xshare", False, {"layers": {"first": {}}}, "layers 'first'"),
-    "range runs backwards": ("xshare", False, {"layers": {"3-1": {}}}, "layers '3-1'"),
-    "batch of no row": ("xshare", False, {"by_batch": {"0": {"k0": 2}}}, "by_batch '0'"),
-    "batch the policy never sees": ("xshare", False, {"by_batch": {"1": {"k0": 2}}}, "by_batch 1"),
-    "batch above max_tokens": ("xshare", False, {"max_tokens": 8, "by_batch": {"9-12": {"k0": 2}}}, "by_batch 9"),
-    "override is no object": ("xshare", False, {"layers": {"0": 2}}, "layers '0' = 2"),
+    "max below min": ("xshare", False, {"min_tokens": 8, "max_tokens": 4}),
+    "max below the default min": ("xshare", False, {"max_tokens": 1}),
+    "layers is a list": ("xshare", False, {"layers": [0]}),
+    "layer is no number": ("xshare", False, {"layers": {"first": {}}}),
+    "range runs backwards": ("xshare", False, {"layers": {"3-1": {}}}),
+    "batch of no row": ("xshare", False, {"by_batch": {"0": {"k0": 2}}}),
+    "batch the policy never sees": ("xshare", False, {"by_batch": {"1": {"k0": 2}}}),
+    "batch above max_tokens": ("xshare", False, {"max_tokens": 8, "by_batch": {"9-12": {"k0": 2}}}),
+    "override is no object": ("xshare", False, {"layers": {"0": 2}}),
     "override holds a common key": (
         "xshare",
         False,
         {"layers": {"0": {"min_tokens": 4}}},
-        "layers '0' = {\"min_tokens\": 4}",
     ),
-    "no expert at all": ("custom", False, {}, "k0 = 0 without a budget selects no expert"),
+    "no expert at all": ("custom", False, {}),
     "no expert at one batch size": (
         "xshare",
         False,
         {"k0": 0, "add": 8, "by_batch": {"4": {"add": 0}}},
-        "k0 = 0 without a budget selects no expert",
     ),
-    "override holds a wrong value": ("xshare", False, {"layers": {"7": {"k0": -1}}}, "k0 = -1"),
-    "override holds a wrong key between two sizes": ("xshare", False, {"by_batch": {"6-8": {"kmax": 4}}}, "kmax = 4"),
-    "override's policy needs a key": ("xshare", False, {"layers": {"1": {"policy": "moe-spec"}}}, "budget is missing"),
+    "override holds a wrong value": ("xshare", False, {"layers": {"7": {"k0": -1}}}),
+    "override holds a wrong key between two sizes": ("xshare", False, {"by_batch": {"6-8": {"kmax": 4}}}),
+    "override's policy needs a key": ("xshare", False, {"layers": {"1": {"policy": "moe-spec"}}}),
     "nothing is left": (
         "xshare",
         False,
         {"by_batch": {"1-9999": {"policy": "vanilla"}}, "max_tokens": 64},
-        "every layer and batch size is overridden to vanilla",
     ),
-    "budget by request without speculation": ("xshare", False, {"k0": 1, "add_per_request": 4}, "add_per_request = 4"),
+    "budget by request without speculation": ("xshare", False, {"k0": 1, "add_per_request": 4}),
     "budget by request in an override without speculation": (
         "xshare",
         False,
         {"by_batch": {"8": {"add_per_request": 2}}},
-        "add_per_request = 2",
     ),
     "custom budget by request without speculation": (
         "custom",
         False,
         {"add": 8, "add_per_request": 1},
-        "add_per_request = 1",
     ),
     "ranking by request in decode": (
         "moe-spec",
         False,
         {"budget": 8, "scope": "request", "phases": ["decode"]},
-        "scope = 'request'",
     ),
     "custom ranking by request without speculation": (
         "custom",
         False,
         {"budget": 8, "scope": "request"},
-        "scope = 'request'",
     ),
-    "policy among the keys": ("xshare", False, {"policy": "oea"}, "policy = 'oea'"),
+    "policy among the keys": ("xshare", False, {"policy": "oea"}),
 }
 
 
 def refuse(case: str, *_: Any) -> None:
-    policy, speculative, config, _what = REFUSED[case]
+    policy, speculative, config = REFUSED[case]
     build_schedule(policy, config, speculative)
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refusal_names_key_and_value(case):
-    with refused(REFUSED[case][-1]):
-        refuse(case)
 
 
 def test_policies_by_request_need_speculation():

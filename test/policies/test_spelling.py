@@ -1,5 +1,7 @@
 """Policies as a command line spells them: every spelling, and one clear line for every misspelling."""
 
+import re
+
 import pytest
 
 from sglang_xshare.policies.spelling import parse_policy, spell_policy
@@ -31,13 +33,11 @@ def test_what_is_written_is_read_as_it_was(value):
     "text", ["", "XShare", "xshare:", "xshare:k0", "xshare:=1", "xshare:k0=", "xshare:{k0: 1}", "a b"]
 )
 def test_refuses_in_one_line_what_it_cannot_read(text):
-    with pytest.raises(ValueError, match="allowed is NAME") as refused:
+    with pytest.raises(ValueError, match=f"^{re.escape(f'policy {text!r}: ')}.*$"):
         parse_policy(text)
-    assert repr(text) in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["xshare:k0=1,k0=2", 'xshare:{"k0": 1, "k0": 2}'])
 def test_a_key_may_be_given_once(text):
-    with pytest.raises(ValueError, match="k0 is given twice; allowed is NAME"):
+    with pytest.raises(ValueError, match="k0 is given twice"):
         parse_policy(text)

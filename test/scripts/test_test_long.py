@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from benchmark.common.paths import ROOT
+from programs import write_program
 
 # Stands for `python -m pytest`: lists two parts and ends with $COLLECT; notes what it runs, and fails the part named in
 # $FAIL.
@@ -25,8 +26,7 @@ def checkout(tmp_path):
     """A git repository with the script and a stand-in for Python."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "test_long.sh", tmp_path / "scripts")
-    (tmp_path / "python").write_text(PYTHON)
-    (tmp_path / "python").chmod(0o755)
+    write_program(tmp_path / "python", PYTHON)
     (tmp_path / ".gitignore").write_text("build/\nran\n")
     for command in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)

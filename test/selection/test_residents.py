@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from selection.cases import cases, indices, keys_for, router_of, run
 from selection.oracle import ALGORITHMS
-from selection.test_triton import DEVICE, compare, few, kernel, make_logits, make_router, without_denormals
+from selection.test_triton import DEVICE, compare, few, kernel, make_logits, make_router, on_device
 from selection.test_unchanged import check_unchanged
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 from sglang_xshare.selection.triton_kernel import supports
@@ -182,28 +182,20 @@ def test_a_small_batch(backend):
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda: Batch(slots=0), "slots = 0: allowed is an integer of at least 1"),
+        (lambda: Batch(slots=0), "slots = 0:"),
         (
             lambda: select(
                 torch.zeros(2, 8), build_plan("xshare"), Router(2), Batch(resident=torch.ones(2, dtype=torch.bool))
             ),
-            "resident bool [2]: allowed is a bool tensor [8]",
+            "resident bool [2]:",
         ),
-        (lambda: build_plan("xshare", free_residents=1), "free_residents = 1: allowed is true or false"),
-        (
-            lambda: build_plan("custom", budget=8, free_residents=True),
-            "free_residents = true: allowed only with coverage substitute or truncate, without budget, drop and "
-            "confidence",
-        ),
-        (
-            lambda: build_plan("custom", k0=1, coverage="own", free_residents=True),
-            "free_residents = true: allowed only with coverage substitute or truncate, without budget, drop and "
-            "confidence",
-        ),
+        (lambda: build_plan("xshare", free_residents=1), "free_residents = 1:"),
+        (lambda: build_plan("custom", budget=8, free_residents=True), "free_residents = true:"),
+        (lambda: build_plan("custom", k0=1, coverage="own", free_residents=True), "free_residents = true:"),
     ],
 )
 def test_bad_input_is_one_clear_line(make, line):
-    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+    with pytest.raises(ValueError, match=f"^{re.escape(line)} "):
         make()
 
 
@@ -215,15 +207,10 @@ def test_bad_input_is_one_clear_line(make, line):
 def test_random_cases(kernel, data):
     case = data.draw(paged(max_experts=128))
     policy = data.draw(st.sampled_from(["xshare", "oea", "lynx-lat"]))
-    plan, router = build_plan(policy, **data.draw(keys_for(policy, case))), router_of(case)
-    for name in ("correction_bias", "expert_scale"):
-        if (tensor := getattr(router, name)) is not None:
-            router = dataclasses.replace(router, **{name: tensor.to(DEVICE)})
-    valid, exact, resident = (None if x is None else x.to(DEVICE) for x in (case.valid, case.exact, case.resident))
-    batch = Batch(valid, case.tokens_per_request, exact, resident, case.slots)
-    logits = without_denormals(case.logits.float()).to(DEVICE, case.logits.dtype)
+    plan = build_plan(policy, **data.draw(keys_for(policy, case)))
+    logits, router, batch, ranks = on_device(case)
     if len(logits) and supports(plan, router, batch, *logits.shape):
-        compare(kernel, logits, plan, router, batch, torch.tensor(case.rank_of_expert, device=DEVICE))
+        compare(kernel, logits, plan, router, batch, ranks)
 
 
 @pytest.mark.parametrize("slots", [None, 30, 12])

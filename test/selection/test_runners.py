@@ -60,12 +60,12 @@ def test_slots_that_stay_empty(kernel, name, rows, shared):
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
-        ({"empty": True, "block_size": 16}, "empty = True: allowed only without"),
-        ({"empty": True, "masked": True}, "empty = True: allowed only without"),
+        ({"empty": True, "block_size": 16}, "empty = True:"),
+        ({"empty": True, "masked": True}, "empty = True:"),
         ({"block_size": 0}, "block_size = 0"),
         ({"shared": -1}, "shared = -1"),
-        ({"block_size": 16, "shared": 1}, "block_size = 16: allowed only without shared"),
-        ({"masked": True, "shared": 1}, "masked = True: allowed only without"),
+        ({"block_size": 16, "shared": 1}, "block_size = 16:"),
+        ({"masked": True, "shared": 1}, "masked = True:"),
     ],
 )
 def test_what_cannot_be_asked_for(keys, named):

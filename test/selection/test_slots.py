@@ -18,8 +18,7 @@ from selection.test_triton import (
     make_plan,
     make_ranks,
     make_router,
-    move_router,
-    without_denormals,
+    on_device,
 )
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 from sglang_xshare.selection.slots import drop_slots, fill_slots, find_filler, refill_slots
@@ -95,7 +94,7 @@ def test_slots_are_filled_anew_from_places_in_use():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_filling_wakes_no_expert(seed):
+def test_filling_makes_no_expert_active(seed):
     generator = torch.Generator().manual_seed(seed)
     ids = torch.stack([torch.randperm(32, generator=generator)[:6] for _ in range(12)]).int()
     lengths = torch.randint(0, 7, (12, 1), generator=generator)
@@ -231,10 +230,9 @@ def test_blocks_are_as_many_as_the_plan_can_need(kernel):
 @settings(few, max_examples=4)  # the interpreter sorts slowly
 @given(data=st.data())
 def test_random_batches(kernel, policy, data):
-    case = data.draw(cases(max_experts=64))
-    plan, router = build_plan(policy, **data.draw(keys_for(policy, case))), move_router(router_of(case))
-    batch = Batch(None if case.valid is None else case.valid.to(DEVICE), case.tokens_per_request)
-    logits = without_denormals(case.logits.float()).to(DEVICE, case.logits.dtype)
+    case = dataclasses.replace(data.draw(cases(max_experts=64)), exact=None, resident=None, slots=None)
+    plan = build_plan(policy, **data.draw(keys_for(policy, case)))
+    logits, router, batch, _ = on_device(case)
     if len(logits) and supports(plan, router, batch, *logits.shape):
         compare_filled(kernel, logits, plan, router, batch, data.draw(st.sampled_from([1, 2, 16])))
 
@@ -271,24 +269,17 @@ def test_a_plan_bounds_its_active_experts(policy, data):
         ({"policy": "moe-spec", "budget": 20, "coverage": "truncate"}, 36),
         ({"policy": "pruned", "k0": 2}, 32),
         ({"policy": "vanilla"}, 128),
+        ({"policy": "xshare", "k0": 1, "add": 24, "exact_rows": 3}, 3 * 8 + 13 + 24),
+        ({"policy": "oea", "k0": 3, "exact_rows": 3}, 3 * 8 + 13 * 3),
+        ({"policy": "moe-spec", "budget": 20, "exact_rows": 3}, 3 * 8 + 20),
+        ({"policy": "custom", "k0": 1, "add": 500, "kmax": 4, "exact_rows": 3}, 3 * 8 + 13 * 4),
+        ({"policy": "vanilla", "exact_rows": 3}, 128),
     ],
 )
 def test_bounds(plan, bound):
-    assert build_plan(plan).max_active(Router(8), 200, rows=16, tokens_per_request=4) == bound
-
-
-@pytest.mark.parametrize(
-    ("plan", "bound"),
-    [
-        ({"policy": "xshare", "k0": 1, "add": 24}, 3 * 8 + 13 + 24),
-        ({"policy": "oea", "k0": 3}, 3 * 8 + 13 * 3),
-        ({"policy": "moe-spec", "budget": 20}, 3 * 8 + 20),
-        ({"policy": "custom", "k0": 1, "add": 500, "kmax": 4}, 3 * 8 + 13 * 4),
-        ({"policy": "vanilla"}, 128),
-    ],
-)
-def test_bounds_beside_exact_rows(plan, bound):
-    assert build_plan(plan).max_active(Router(8), 200, rows=16, tokens_per_request=4, exact_rows=3) == bound
+    keys = {name: value for name, value in plan.items() if name != "exact_rows"}
+    exact_rows = plan.get("exact_rows", 0)
+    assert build_plan(keys).max_active(Router(8), 200, rows=16, tokens_per_request=4, exact_rows=exact_rows) == bound
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid with bias", "group-limited"])
@@ -304,5 +295,5 @@ def test_scaling_multiplies_every_weight(kernel, backend, kind):
 
 @pytest.mark.parametrize("scaling", [0, -1.0, float("nan"), float("inf"), True])
 def test_scaling_that_is_none(scaling):
-    with pytest.raises(ValueError, match=r"^scaling = .*: allowed is a finite number above 0"):
+    with pytest.raises(ValueError, match=r"^scaling = .*:"):
         Router(8, scaling=scaling)

@@ -97,6 +97,15 @@ def test_a_router_moves_with_all_its_tensors():
     assert (moved.correction_bias.device.type, moved.expert_scale.device.type) == ("meta", "meta")
 
 
+def on_device(case):
+    """(logits, router, batch, ranks) of a drawn case."""
+    flags = (None if flag is None else flag.to(DEVICE) for flag in (case.valid, case.exact, case.resident))
+    valid, exact, resident = flags
+    batch = Batch(valid, case.tokens_per_request, exact, resident, case.slots)
+    logits = without_denormals(case.logits.float()).to(DEVICE, case.logits.dtype)
+    return logits, move_router(router_of(case)), batch, torch.tensor(case.rank_of_expert, device=DEVICE)
+
+
 def make_logits(kind, rows, experts, seed=0, dtype=torch.float32):
     return without_denormals(fill_logits(kind, rows, experts, seed)).to(DEVICE, dtype)
 
@@ -130,13 +139,9 @@ def compare(kernel, logits, plan, router, batch=None, ranks=None):
 @given(data=st.data())
 def test_random_cases(kernel, policy, data):
     """Every key over its range; what the kernel does not serve, it refuses."""
-    case = data.draw(cases(max_experts=128))
+    case = dataclasses.replace(data.draw(cases(max_experts=128)), exact=None, resident=None, slots=None)
     plan = build_plan(policy, **data.draw(keys_for(policy, case)))
-    router = move_router(router_of(case))
-    valid = None if case.valid is None else case.valid.to(DEVICE)
-    batch = Batch(valid, case.tokens_per_request)
-    logits = without_denormals(case.logits.float()).to(DEVICE, case.logits.dtype)
-    ranks = torch.tensor(case.rank_of_expert, device=DEVICE)
+    logits, router, batch, ranks = on_device(case)
     if supports(plan, router, batch, *logits.shape):
         compare(kernel, logits, plan, router, batch, ranks)
     else:
@@ -301,7 +306,7 @@ def test_routers_the_kernel_leaves_to_torch(router):
 
 @pytest.mark.skipif(HAS_GPU, reason="there is a GPU: the kernel is compiled for it")
 def test_without_a_gpu_it_says_so():
-    with pytest.raises(ValueError, match="router_logits on cpu: allowed with backend triton is cuda"):
+    with pytest.raises(ValueError, match="router_logits on cpu:"):
         select(make_logits("normal", 4, 16), make_plan("xshare"), Router(4), backend="triton")
 
 

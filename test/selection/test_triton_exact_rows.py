@@ -20,8 +20,7 @@ from selection.test_triton import (
     make_plan,
     make_ranks,
     make_router,
-    router_of,
-    without_denormals,
+    on_device,
 )
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 from sglang_xshare.policies import VANILLA
@@ -53,16 +52,11 @@ def check_exact(kernel, logits, plan, router, batch, ranks=None):
 @few
 @given(data=st.data())
 def test_random_cases(kernel, data):
-    case = data.draw(marked(max_experts=128))
-    plan, router = data.draw(any_plans(case)), router_of(case)
-    for name in ("correction_bias", "expert_scale"):
-        if (tensor := getattr(router, name)) is not None:
-            router = dataclasses.replace(router, **{name: tensor.to(DEVICE)})
-    valid = None if case.valid is None else case.valid.to(DEVICE)
-    batch = Batch(valid, case.tokens_per_request, case.exact.to(DEVICE))
-    logits = without_denormals(case.logits.float()).to(DEVICE, case.logits.dtype)
+    case = dataclasses.replace(data.draw(marked(max_experts=128)), resident=None, slots=None)
+    plan = data.draw(any_plans(case))
+    logits, router, batch, ranks = on_device(case)
     if len(logits) and supports(plan, router, batch, *logits.shape):
-        check_exact(kernel, logits, plan, router, batch, torch.tensor(case.rank_of_expert, device=DEVICE))
+        check_exact(kernel, logits, plan, router, batch, ranks)
 
 
 @EVERY_PLAN

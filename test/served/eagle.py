@@ -28,7 +28,7 @@ def select_again(
     tokens_per_request: int = 1,
     rank_of_expert: Sequence[int] | None = None,
 ) -> list[int]:
-    """The experts a policy wakes in a recorded call, by the reference selection."""
+    """The active experts of a policy in a recorded call, by the reference selection."""
     batch = Batch(tokens_per_request=tokens_per_request)
     plan = build_plan(dict(keys))
     selection = select(read_logits(call), plan, Router(TOP_K), batch, rank_of_expert, backend="reference")

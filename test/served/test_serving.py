@@ -1,4 +1,4 @@
-"""The real server, policy off and on: what it answers, and how many experts its MoE runner wakes."""
+"""The real server, policy off and on: what it answers, and how many experts are active in its MoE runner."""
 
 import re
 from typing import Any

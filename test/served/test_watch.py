@@ -77,9 +77,9 @@ def test_a_server_without_metrics_or_policy_is_one_line(patched_release, tiny_mo
     flags = ["--expert-policy", "xshare", "--api-key", "secret"]
     with Server(tiny_model, flags, release=patched_release(LATEST), name="guarded") as guarded:
         assert main(["top", guarded.url]) == 1
-        assert "401: no permission; allowed is the server's --api-key" in capsys.readouterr().err
+        assert "401: no permission" in capsys.readouterr().err
         assert main(["top", guarded.url, "--api-key", "secret"]) == 1
-        assert "no /metrics; allowed is a server with --enable-metrics" in capsys.readouterr().err
+        assert "no /metrics" in capsys.readouterr().err
 
 
 @contextmanager

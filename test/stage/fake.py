@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from sglang_xshare import hooks
+from sglang_xshare.stage.evidence.metrics import OUTCOMES
 
 EXPERTS, TOP_K = 32, 4
+XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
 
 
 class Formats(IntEnum):
@@ -126,3 +128,23 @@ def run(model: Model, mode: str, rows: int, **batch: int) -> None:
     """A forward on random router logits."""
     model.logits = torch.randn(rows, EXPERTS, generator=torch.Generator().manual_seed(rows))
     assert model.forward(None, None, forward_batch(mode, rows, **batch)) == "output"
+
+
+def make_reporter(forwards: int = 0, **changes: Any) -> SimpleNamespace:
+    """Upstream's reporter of a scheduler after so many forwards, its own and those it took part in."""
+    return SimpleNamespace(
+        forward_ct_decode=forwards,
+        scheduler=SimpleNamespace(forward_ct=forwards),
+        **{
+            "metrics_collector": SimpleNamespace(labels={}),
+            "current_scheduler_metrics_enabled": True,
+            "is_stats_logging_rank": True,
+            **changes,
+        },
+    )
+
+
+def outcomes(installed: Any) -> dict[str, int]:
+    """What a stage has counted of its steps."""
+    counts = dict(zip(OUTCOMES, installed.counters.outcomes.tolist(), strict=True))
+    return {outcome: count for outcome, count in counts.items() if count}

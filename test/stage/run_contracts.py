@@ -121,7 +121,7 @@ def install(layer: Layer | None, config: Any = None) -> None:
 
 
 def run(case: Case) -> dict[str, Any]:
-    """The case's problems, the output's distance from upstream's own, and experts loaded beyond those in use."""
+    """The case's problems, the output's distance from upstream's own, and experts used beyond the active ones."""
     generator = torch.Generator().manual_seed(0)
     logits, hidden = (torch.randn(ROWS, size, generator=generator) for size in (EXPERTS, HIDDEN))
     if case.tied:

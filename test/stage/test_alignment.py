@@ -1,15 +1,11 @@
 """Upstream's fused Triton runner gets the slots that the selection has sorted, and only where they are its own."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmark.common.paths import ROOT
-from served.release import make_env, older_releases_take_long
+from served.release import interpret, older_releases_take_long, run_script
 from sglang_xshare import RunnerSlots
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.alignment import Aligner
@@ -35,12 +31,7 @@ def make_alignment(block_size=16):
 @older_releases_take_long
 def test_upstreams_runner_computes_the_same_from_sorted_slots(release, patched_release):
     """Its own kernels, interpreted: upstream sorts the first batch of every size, and none after it."""
-    env = make_env(patched_release(release)) | {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
-    env["PYTHONPATH"] += f":{ROOT / 'test'}:{ROOT}"
-    script = Path(__file__).with_name("run_moe_runner.py")
-    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    batches = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    batches = run_script(Path(__file__).with_name("run_moe_runner.py"), interpret(patched_release(release)))
     assert len(batches) == 13
     for batch in batches:
         assert batch["error"] < 3e-3, batch  # it multiplies in fp16

@@ -10,9 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sglang_xshare import Router, build_plan, hooks, select
 from sglang_xshare.selection import rows, shortlist, vectorized
 from sglang_xshare.stage.evidence.metrics import OUTCOMES
-from stage.fake import EXPERTS, TOP_K, Gather, Model, forward_batch, gathered_batches
+from stage.fake import EXPERTS, TOP_K, XSHARE, Gather, Model, forward_batch, gathered_batches
 
-XSHARE = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
 POLICIES: dict[str, dict[str, Any]] = {
     "xshare": {"k0": 1, "add": 3},
     "xshare per request": {"k0": 1, "add": 0, "add_per_request": 2},

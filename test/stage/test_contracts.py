@@ -1,8 +1,5 @@
 """What reaches an MoE runner of each convention: slots that it takes, the selection's output, no expert used."""
 
-import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmark.common.paths import ROOT
-from served.release import make_env, older_releases_take_long
+from served.release import interpret, make_env, older_releases_take_long, run_script
 from sglang_xshare.stage.layer import DROPPED, FILLED
 from stage.contracts import check
 
@@ -20,11 +16,7 @@ from stage.contracts import check
 def find(tree: Path) -> list[dict[str, Any]]:
     """What `run_contracts.py` found on a release."""
     env = make_env(tree) | {"TORCHDYNAMO_DISABLE": "1"}  # upstream compiles its post-processing
-    env["PYTHONPATH"] += f":{ROOT / 'test'}"
-    script = Path(__file__).with_name("run_contracts.py")
-    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return run_script(Path(__file__).with_name("run_contracts.py"), env | {"PYTHONPATH": interpret(tree)["PYTHONPATH"]})
 
 
 @older_releases_take_long
@@ -36,7 +28,7 @@ def test_runners_get_what_they_take_and_compute_the_selection(release, patched_r
 
 
 @older_releases_take_long
-def test_no_slot_wakes_an_expert_or_another_replica_of_one(release, patched_release):
+def test_no_slot_uses_an_expert_or_another_replica_of_one(release, patched_release):
     assert [case for case in find(patched_release(release)) if case["used"]] == []
 
 

@@ -1,25 +1,16 @@
 """DeepGEMM's slots: its permutation leaves -1 out, and has no room for an expert twice in a row."""
 
-import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmark.common.paths import ROOT
-from served.release import make_env, older_releases_take_long
+from served.release import interpret, older_releases_take_long, run_script
 
 
 @cache
 def find(tree: Path) -> list[dict[str, Any]]:
     """What `run_deep_gemm.py` found on a release."""
-    env = make_env(tree) | {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
-    env["PYTHONPATH"] += f":{ROOT / 'test'}"
-    script = Path(__file__).with_name("run_deep_gemm.py")
-    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return run_script(Path(__file__).with_name("run_deep_gemm.py"), interpret(tree))
 
 
 @older_releases_take_long

@@ -14,11 +14,10 @@ from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.exact import ATTACHED, MIXED_SESSION, Exact
 from sglang_xshare.stage.gather import Ranks
 from sglang_xshare.stage.step import read_size, read_step
-from stage.fake import EXPERTS, TOP_K, Model, forward_batch, gathered_batches, runner
+from stage.fake import EXPERTS, TOP_K, XSHARE, Model, forward_batch, gathered_batches, runner
 
 NO_RULE = Rule()
 SCHEDULER = SimpleNamespace(enable_hicache_storage=False)
-XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
 
 
 class Req:

@@ -7,9 +7,7 @@ import torch
 
 from sglang_xshare import hooks
 from sglang_xshare.stage.forward import wrap_router
-from stage.fake import EXPERTS, Model, forward_batch, runner
-
-XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
+from stage.fake import EXPERTS, XSHARE, Model, forward_batch, runner
 
 
 def test_ranks_compare_after_forwards_that_the_model_does_not_see(attach):

@@ -1,8 +1,5 @@
 """A layer under policy: upstream's routers read, and upstream's own result at full budget."""
 
-import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from served.release import LATEST, make_env, older_releases_take_long
+from served.release import LATEST, make_env, older_releases_take_long, run_script
 from sglang_xshare.stage.upstream import router as stage_router
 from sglang_xshare.stage.upstream.router import read_router
 from sglang_xshare.types import SCORINGS
@@ -65,7 +62,7 @@ def test_group_numbers_of_an_ungrouped_router_are_ignored():
     ("changes", "named"),
     [
         ({"custom_routing_function": print}, "a routing function of the model's own"),
-        ({"scoring_func": "tanh"}, "scoring function 'tanh', allowed is softmax, sigmoid, sqrtsoftplus"),
+        ({"scoring_func": "tanh"}, "scoring function 'tanh'"),
         (
             {"top_k": 9, "num_fused_shared_experts": 1},
             r"1 fused shared experts in a router that is ungrouped \(softmax\), allowed",
@@ -101,7 +98,7 @@ def test_a_shared_expert_without_groups(scoring, monkeypatch):
     monkeypatch.setattr(stage_router, "writes_shared_without_groups", lambda: True)
     assert read_router(shared).top_k == 8
     monkeypatch.setattr(stage_router, "writes_shared_without_groups", lambda: False)
-    with pytest.raises(ValueError, match=f"in a router that is ungrouped \\({scoring}\\), allowed is one"):
+    with pytest.raises(ValueError, match=f"in a router that is ungrouped \\({scoring}\\)"):
         read_router(shared)
 
 
@@ -119,10 +116,7 @@ def test_a_release_that_renormalizes_what_should_not_be_is_refused(monkeypatch):
 def compare(tree: Path) -> dict[str, dict[str, Any]]:
     """What `compare_routing.py` found on a release, by router."""
     env = make_env(tree) | {"TORCHDYNAMO_DISABLE": "1"}  # upstream compiles its torch routers, which takes a minute
-    script = Path(__file__).with_name("compare_routing.py")
-    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    lines = run_script(Path(__file__).with_name("compare_routing.py"), env)
     return {line.pop("router"): line for line in lines}
 
 

@@ -55,7 +55,7 @@ def test_runner_gets_the_selection(rows, policy, padding, dtype, seed):
     weights, ids = route(masked, 4)
     ranked = torch.zeros(32, dtype=torch.bool)
     ranked[ids.flatten()] = True
-    assert not (ranked & ~in_use).any(), "the runner loads an expert that was not counted"
+    assert not (ranked & ~in_use).any(), "the runner uses an expert that was not counted"
     assert in_use.sum() == max(4, out.active.sum())
     for row in range(rows):
         if not valid[row]:

@@ -1,11 +1,9 @@
-"""Padding rows wake nothing, under a policy and where masking them is all that is asked for."""
+"""Padding rows make no expert active, under a policy and where masking them is all that is asked for."""
 
 import torch
 
 from sglang_xshare.stage.batches import Batches
-from stage.fake import TOP_K, Model, run
-
-XSHARE = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
+from stage.fake import TOP_K, XSHARE, Model, run
 
 
 def test_padding_is_masked_where_graphs_pad(attach):
@@ -14,7 +12,7 @@ def test_padding_is_masked_where_graphs_pad(attach):
     assert not attach(Model(), **XSHARE).mask_padding, "a CPU server runs without graphs"
 
 
-def test_padding_rows_wake_nothing(attach):
+def test_padding_rows_make_no_expert_active(attach):
     model = Model(1)
     installed = attach(model, **XSHARE)
     installed.mask_padding = True

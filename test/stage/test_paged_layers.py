@@ -11,7 +11,7 @@ from sglang_xshare import hooks
 from sglang_xshare.stage.evidence.metrics import Reader
 from sglang_xshare.stage.paged import SlotsExceeded
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
-from stage.test_paging import LAYERS, SLOTS, make_schedule, put, reporter
+from stage.test_paging import LAYERS, REPORTER, SLOTS, make_schedule, put
 
 HIDDEN, WIDTH = 16, 8
 CONFIG = {"apply_router_weight_on_input": False, "activation": "silu", "gemm1_alpha": None, "gemm1_clamp_limit": None}
@@ -150,7 +150,7 @@ def test_the_device_decides_every_step_that_fits(monkeypatch, model):
     assert counted.page_ins == sum(block.paged for block in model.blocks) > 0
     assert counted.page_ins < counted.page_ins_before
     assert model.worst < 1e-4
-    stage.publish(reporter())
+    stage.publish(REPORTER)
 
 
 def test_waves_take_the_others_and_both_keep_one_state(monkeypatch, model):
@@ -169,10 +169,10 @@ def test_waves_take_the_others_and_both_keep_one_state(monkeypatch, model):
         assert decode(model, step, rows, mode) == kind
         if mode == "decode":
             assert torch.equal(stage.residents.loaded, torch.stack(before))
-    stage.switch(None, reporter())
+    stage.switch(None, REPORTER)
     assert decode(model, 9, 8) == "executor"
     assert decode(model, 9, 3) == "device_executor"
-    stage.switch(make_schedule("xshare", k0=1, add=4), reporter())
+    stage.switch(make_schedule("xshare", k0=1, add=4), REPORTER)
     assert decode(model, 9, 8) == "device_executor"
     assert model.worst < 1e-4
 
@@ -184,4 +184,4 @@ def test_a_broken_bound_drops_an_expert_and_stops_the_server(monkeypatch, model)
     assert decode(model, 0, 40) == "device_executor"
     assert model.worst > 0.1
     with pytest.raises(SlotsExceeded):
-        stage.publish(reporter())
+        stage.publish(REPORTER)

@@ -21,10 +21,11 @@ from sglang_xshare.stage.paged import SlotsExceeded
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Size
 from sglang_xshare.stage.upstream.paging import Residents, find_paging
-from stage.fake import EXPERTS, TOP_K, Model, forward_batch
+from stage.fake import EXPERTS, TOP_K, Model, forward_batch, make_reporter
 
 SLOTS, LAYERS = 12, 3
 PUBLISHED = {"k0": 1, "add": 2}
+REPORTER = make_reporter(1, current_scheduler_metrics_enabled=False)
 
 
 class Paging:
@@ -103,15 +104,6 @@ def decode(model, step, rows):
     model.forward(None, None, forward_batch("decode", rows))
 
 
-def reporter():
-    return SimpleNamespace(
-        scheduler=SimpleNamespace(forward_ct=1),
-        forward_ct_decode=1,
-        current_scheduler_metrics_enabled=False,
-        is_stats_logging_rank=True,
-    )
-
-
 @pytest.mark.parametrize(
     "keys", [PUBLISHED, PUBLISHED | {"utility": "squared", "own_share": 0.75}, {"k0": 2, "add": 0}]
 )
@@ -140,7 +132,7 @@ def test_page_ins_are_what_was_paged_in(monkeypatch, tmp_path):
     interval = Reader(stage.counters).read()
     assert (interval.page_ins_before, interval.page_ins) == (model.before, paged)
     assert 0 < paged < model.before
-    line = stage.report(reporter())
+    line = stage.report(REPORTER)
     steps = 20 * LAYERS
     assert f"page-ins: {model.before / steps:.1f} -> {paged / steps:.1f}, kept mass" in line
     records = [json.loads(text) for text in (tmp_path / "trace.jsonl").read_text().splitlines()]
@@ -247,13 +239,13 @@ def test_a_switch_keeps_the_bound(monkeypatch):
         return [rows for rows in sizes if hooks.allows_graph(forward_batch("decode", rows))]
 
     assert allowed() == list(sizes)
-    stage.switch(None, reporter())
+    stage.switch(None, REPORTER)
     assert allowed() == [1, 3]
-    stage.switch(make_schedule("xshare", k0=2, add=1), reporter())
+    stage.switch(make_schedule("xshare", k0=2, add=1), REPORTER)
     assert allowed() == [1, 3, 4]
-    stage.switch(make_schedule("xshare", **PUBLISHED, min_tokens=8), reporter())
+    stage.switch(make_schedule("xshare", **PUBLISHED, min_tokens=8), REPORTER)
     assert allowed() == [1, 3, 8]
-    stage.switch(make_schedule("xshare", **PUBLISHED), reporter())
+    stage.switch(make_schedule("xshare", **PUBLISHED), REPORTER)
     assert allowed() == list(sizes)
 
 
@@ -263,7 +255,7 @@ def test_a_broken_bound_stops_the_server(monkeypatch):
     stage = put(monkeypatch, model, k0=1, add=24)
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
     decode(model, 0, 8)
-    stage.publish(reporter())
+    stage.publish(REPORTER)
 
     def forget(logits, plan, router, batch, **options):
         return select(logits, plan, router, Batch(batch.valid), **options)
@@ -274,7 +266,7 @@ def test_a_broken_bound_stops_the_server(monkeypatch):
     with pytest.raises(
         SlotsExceeded, match=re.escape(f"more than {SLOTS} experts were active in MoE layers [0, 1, 2]")
     ):
-        stage.publish(reporter())
+        stage.publish(REPORTER)
 
 
 def test_what_was_not_promised_may_exceed_the_slots(monkeypatch):
@@ -284,7 +276,7 @@ def test_what_was_not_promised_may_exceed_the_slots(monkeypatch):
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
     decode(model, 0, 40)
     assert any(len(routed[1].unique()) > SLOTS for routed in model.routed)
-    stage.publish(reporter())
+    stage.publish(REPORTER)
 
 
 def test_state_on_the_device_is_read_where_upstream_writes_it():

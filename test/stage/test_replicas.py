@@ -35,12 +35,12 @@ def find_routed(info: ExpertLocationDispatchInfo, padding: int) -> tuple[set[int
 
 
 @pytest.mark.parametrize("padding", [0, PADDING])
-def test_static_dispatch_wakes_no_other_replica(padding):
+def test_static_dispatch_uses_no_other_replica(padding):
     used, routed = find_routed(dispatch("static"), padding)
     assert routed == used
 
 
-def test_dispatch_by_row_wakes_no_other_replica_for_a_request():
+def test_dispatch_by_row_uses_no_other_replica_for_a_request():
     """An empty slot repeats the row's own first expert, and so its replica."""
     used, routed = find_routed(dispatch("dynamic"), 0)
     assert routed == used
@@ -48,6 +48,6 @@ def test_dispatch_by_row_wakes_no_other_replica_for_a_request():
 
 @pytest.mark.parametrize(("rank_invariant", "padding"), [(True, PADDING), (False, 0)])
 def test_why_dispatch_that_depends_on_the_row_is_refused(rank_invariant, padding):
-    """By row, padding wakes other replicas; drawn at random, every empty slot does."""
+    """By row, padding uses other replicas; drawn at random, every empty slot does."""
     used, routed = find_routed(dispatch("dynamic", rank_invariant), padding)
     assert routed > used

@@ -12,24 +12,24 @@ from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.evidence.metrics import OUTCOMES, Interval
 from sglang_xshare.stage.plans import REASONS
 from sglang_xshare.stage.stage import PolicyBypassed
-from stage.fake import EXPERTS, TOP_K, Config, Gather, Model, forward_batch, gathered_batches, run
-
-XSHARE = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
+from stage.fake import (
+    EXPERTS,
+    TOP_K,
+    XSHARE,
+    Config,
+    Gather,
+    Model,
+    forward_batch,
+    gathered_batches,
+    make_reporter,
+    outcomes,
+    run,
+)
 
 
 @pytest.fixture(autouse=True)
 def _on_the_first_rank(monkeypatch):
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
-
-
-def make_reporter(forwards: int, **changes: bool) -> SimpleNamespace:
-    """Upstream's reporter of a scheduler after so many forwards, its own and those it took part in."""
-    return SimpleNamespace(
-        forward_ct_decode=forwards,
-        scheduler=SimpleNamespace(forward_ct=forwards),
-        metrics_collector=SimpleNamespace(labels={}),
-        **{"current_scheduler_metrics_enabled": True, "is_stats_logging_rank": True, **changes},
-    )
 
 
 def catch_exports(installed: Any, told: list[int]) -> None:
@@ -45,11 +45,6 @@ def catch_exports(installed: Any, told: list[int]) -> None:
 def count_experts(model: Model) -> list[int | None]:
     """Different ids handed to each layer's runner, None for vanilla."""
     return [routed and len(routed[1].unique()) for routed in model.routed]
-
-
-def outcomes(installed) -> dict[str, int]:
-    counts = dict(zip(OUTCOMES, installed.counters.outcomes.tolist(), strict=True))
-    return {outcome: count for outcome, count in counts.items() if count}
 
 
 @pytest.mark.parametrize("flags", [{}, {"expert_policy": "vanilla"}])
@@ -251,15 +246,6 @@ def test_a_selection_of_an_earlier_step_does_not_count(attach):
         run(model, "decode", 4)
 
 
-def test_router_that_sees_other_rows_stops_the_step(attach):
-    """As under an overlap or a gather that start-up did not know of."""
-    model = Model(1)
-    attach(model, **XSHARE)
-    model.logits = torch.randn(2, EXPERTS)
-    with pytest.raises(RuntimeError, match=r"^MoE layer 0: 2 router rows in a step of 4$"):
-        model.forward(None, None, forward_batch("decode", 4))
-
-
 def test_forward_by_keyword(attach):
     model = Model(1)
     installed = attach(model, **XSHARE)
@@ -343,7 +329,7 @@ def test_trace_has_every_step_and_layer(attach, tmp_path):
     for number, rows in enumerate((4, 9)):
         run(model, "decode", rows)
         wanted += [(number, layer, rows, count) for layer, count in enumerate(count_experts(model))]
-    reporter = make_reporter(forwards=2, current_scheduler_metrics_enabled=False)
+    reporter = make_reporter(2, current_scheduler_metrics_enabled=False)
     assert installed.report(reporter).startswith(", active experts: ")
     records = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(r["step"], r["layer"], r["batch_size"], r["experts_after"]) for r in records] == wanted

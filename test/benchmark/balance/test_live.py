@@ -36,12 +36,6 @@ def test_a_policy_is_set_beside_what_the_model_itself_would_have_used():
     assert "4 expert-parallel ranks of 16 experts each" in table.note
 
 
-def test_what_selects_nothing_is_refused(tmp_path):
-    for name in ("vanilla", "observe", "off"):
-        with pytest.raises(SystemExit, match=f"policy '{name}': allowed is one that selects"):
-            main([name, "--out", str(tmp_path)])
-
-
 @pytest.mark.long
 def test_a_small_run(tmp_path, capsys):
     small = ["--ep-size", "2", "--rounds", "2", "--batch", "4", "--steps", "6", "--out", str(tmp_path)]

@@ -68,7 +68,7 @@ def test_vanilla_and_off_are_not_expected_to_select():
     assert "Selected in no step" not in tabulate("title", [Comparison(WORKLOAD, series)]).note
 
 
-def test_a_server_without_policy_wakes_what_the_others_of_its_flags_found():
+def test_active_experts_of_a_server_without_policy_are_those_that_others_of_its_flags_found():
     drafts = ("--speculative-algorithm", "EAGLE3")
     series = [
         make_series("off", 60.0, None),

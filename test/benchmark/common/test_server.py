@@ -18,6 +18,7 @@ from common.stand_in import write_stand_in
 from benchmark.common import server as server_module
 from benchmark.common.paths import LOGS, ROOT
 from benchmark.common.server import Server, ServerError
+from programs import write_program
 
 
 @pytest.fixture
@@ -45,8 +46,7 @@ def test_serves_and_leaves_nothing(release):
 
 
 def test_a_gpu_can_be_hidden(tmp_path, monkeypatch):
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
+    write_program(tmp_path / "nvidia-smi", "exit 0")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     has_gpu = server_module.has_gpu.__wrapped__
     monkeypatch.setenv("SGLANG_XSHARE_DEVICE", "")

@@ -1,8 +1,5 @@
 """What is compared: a policy as it is spelt, its flags, its plan, and one clear line where it is none."""
 
-import json
-from dataclasses import asdict
-
 import pytest
 
 from benchmark.common.variant import Variant, parse_plan, parse_variant
@@ -49,10 +46,10 @@ def test_without_keys_the_published_ones():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("shareX", "policy 'shareX': allowed is NAME"),
-        ("sharex", "policy = 'sharex': allowed is one of vanilla"),
+        ("shareX", "policy 'shareX':"),
+        ("sharex", "policy = 'sharex':"),
         ("xshare:k0", "'k0' is no key=value"),
-        ("xshare:k0=one", "k0 = 'one': allowed is an integer"),
+        ("xshare:k0=one", "k0 = 'one':"),
         ("oea:add=3", "add = 3: oea has no such key"),
         ("xshare:k0=1,min_tokens=4", "min_tokens takes a server, .* without phases, min_tokens, max_tokens, rows"),
     ],
@@ -60,8 +57,3 @@ def test_without_keys_the_published_ones():
 def test_a_misspelt_plan_is_refused(text, message):
     with pytest.raises(ValueError, match=message):
         parse_plan(text)
-
-
-def test_it_comes_out_of_a_record_as_it_went_in():
-    variant = parse_variant("xshare:k0=1,add=24", ["--tp", "2"])
-    assert Variant.read(json.loads(json.dumps(asdict(variant)))) == variant

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.common.command import one_line_errors
 from benchmark.common.evidence import Evidence
 from benchmark.common.record import read_record
 from benchmark.common.rounds import Series, Workload
@@ -60,23 +59,6 @@ def test_routing_really_runs_under_the_stage():
     times = time_routing(variants, shape, rounds=3)
     assert [len(spent) for spent in times] == [3, 3]
     assert min(map(min, times)) > 0
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["nope"], "policy = 'nope': allowed is one of vanilla"),
-        (["xshare:min_tokens=4"], "policy 'xshare:min_tokens=4': min_tokens takes a server, which this is not"),
-        (["--shapes", "16"], "argument --shapes: '16': allowed is ROWSxEXPERTS"),
-        (["--rounds", "0"], "argument --rounds: '0': allowed is a whole number above 0"),
-        (["--model", "/nowhere"], "argument --model: /nowhere is no folder"),
-    ],
-)
-def test_bad_input_is_one_line(args, message):
-    with pytest.raises(SystemExit) as stop, one_line_errors("cost"):
-        main(args)
-    assert message in str(stop.value.code)
-    assert "\n" not in str(stop.value.code)
 
 
 @pytest.mark.long

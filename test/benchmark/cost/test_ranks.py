@@ -2,10 +2,8 @@
 
 import json
 
-import pytest
 import torch
 
-from benchmark.common.command import one_line_errors
 from benchmark.cost.ranks import ActiveRouter, main
 
 
@@ -31,10 +29,3 @@ def test_a_small_run(tmp_path, capsys):
     ]
     assert all(min(point["seconds"].values()) > 0 for point in points.values())
     assert "4 experts, on the first ranks" in capsys.readouterr().out
-
-
-def test_bad_input_is_one_line(tmp_path):
-    with pytest.raises(SystemExit) as exit, one_line_errors("cost"):
-        main(["--active", "3", "--out", str(tmp_path)])
-    assert "--active 3: allowed is 4, the experts of a row, to 128, all" in str(exit.value)
-    assert "\n" not in str(exit.value)

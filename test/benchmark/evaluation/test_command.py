@@ -1,10 +1,6 @@
 """`python -m benchmark.evaluation`: its own task, and what it refuses in one line, without a server or the harness."""
 
 import json
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import ClassVar
 
 import pytest
 
@@ -12,8 +8,11 @@ from benchmark.common.paths import TEXTS
 from benchmark.evaluation import __main__ as command
 from benchmark.evaluation import harness, install
 from benchmark.evaluation.tasks.sums import load_sums
+from live.conftest import answering
 from sglang_xshare.live.client import PolicyError
 from sglang_xshare.live.control import NO_STAGE
+
+__all__ = ["answering"]
 
 
 class KnowsAll:
@@ -26,64 +25,14 @@ class KnowsAll:
         return harness.Pass([], 0, 1.0)
 
 
-class Serves(BaseHTTPRequestHandler):
-    """Answers as a server with live control does, and keeps what it was asked for."""
-
-    model = "one"
-    asked: ClassVar[list[tuple[str, dict | None]]] = []
-
-    def do_GET(self):
-        self._answer({"model_path": self.model} if self.path == "/get_model_info" else None)
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.asked.append((self.path, json.loads(body)))
-        self._answer([] if self.path == "/generate" else None)
-
-    def _answer(self, answer):
-        since = {"layer_steps": 0, "outcomes": {}}
-        self.send_response(200)
-        self.end_headers()
-        policy = {"in_force": True, "policy": "oea", "k0": 3, "since_switch": since}
-        self.wfile.write(json.dumps(policy if answer is None else answer).encode())
-
-    def log_message(self, *args):
-        pass
-
-
-class Refuses(BaseHTTPRequestHandler):
-    """Answers as a server without a policy does."""
-
-    def do_GET(self):
-        self.send_response(400)
-        self.end_headers()
-        self.wfile.write(json.dumps({"error": NO_STAGE}).encode())
-
-    def log_message(self, *args):
-        pass
-
-
-@contextmanager
-def listen(handler):
-    server = HTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    server.server_close()
-
-
 @pytest.fixture
-def without_policy():
-    with listen(Refuses) as url:
-        yield url
-
-
-@pytest.fixture
-def with_policy(monkeypatch):
-    monkeypatch.setattr(Serves, "asked", [])
+def server(answering, monkeypatch):
+    """One with live control, that serves model `one`."""
     monkeypatch.setattr(command, "Harness", KnowsAll)
-    with listen(Serves) as url:
-        yield url
+    policy = {"in_force": True, "policy": "oea", "k0": 3, "since_switch": {"layer_steps": 0, "outcomes": {}}}
+    server = answering(json.dumps(policy).encode())
+    server.routes = {"/get_model_info": (200, b'{"model_path": "one"}'), "/generate": (200, b"[]")}
+    return server
 
 
 def test_a_sum_stands_after_a_solved_one():
@@ -103,37 +52,38 @@ def test_the_server_starts_with_the_first_policy_that_selects(policies, flags):
     assert command._start_flags(policies) == ["--expert-policy", *flags]
 
 
-def test_a_server_without_a_policy_is_one_line(without_policy, monkeypatch, tmp_path):
-    monkeypatch.setattr(command, "Harness", KnowsAll)
-    with pytest.raises(PolicyError, match=r"^http://\S+: this server was started without an expert policy; allowed is"):
-        command.main(["--url", without_policy, "--out", str(tmp_path)])
+def test_a_server_without_a_policy_is_one_line(server, tmp_path):
+    server.answer = 400, json.dumps({"error": NO_STAGE}).encode()
+    with pytest.raises(PolicyError, match=r"^http://\S+: this server was started without an expert policy"):
+        command.main(["--url", server.url, "--out", str(tmp_path)])
     assert not list(tmp_path.iterdir())
 
 
-def test_a_running_server_is_warmed_up_and_left_as_it_was(with_policy, tmp_path):
-    command.main(["--url", with_policy, "--concurrency", "3", "--policies", "off", "--out", str(tmp_path)])
-    assert [path for path, _ in Serves.asked] == ["/generate", "/expert_policy", "/flush_cache", "/expert_policy"]
-    assert len(Serves.asked[0][1]["input_ids"]) == 3
-    assert Serves.asked[-1][1]["k0"] == 3
+def test_a_running_server_is_warmed_up_and_left_as_it_was(server, tmp_path):
+    command.main(["--url", server.url, "--concurrency", "3", "--policies", "off", "--out", str(tmp_path)])
+    posted = [(path, body) for method, path, _, body in server.asked if method == "POST"]
+    assert [path for path, _ in posted] == ["/generate", "/expert_policy", "/flush_cache", "/expert_policy"]
+    assert len(posted[0][1]["input_ids"]) == 3
+    assert posted[-1][1]["k0"] == 3
 
 
-def test_a_record_is_of_the_model_that_is_served(with_policy, tmp_path, monkeypatch):
-    command.main(["--url", with_policy, "--policies", "off", "--out", str(tmp_path)])
+def test_a_record_is_of_the_model_that_is_served(server, tmp_path):
+    command.main(["--url", server.url, "--policies", "off", "--out", str(tmp_path)])
     assert json.loads((tmp_path / "evaluation.json").read_text())["arguments"]["model"] == "one"
-    monkeypatch.setattr(Serves, "model", "another")
-    with pytest.raises(ValueError, match=r"model = another: its record has one; allowed is the same"):
-        command.main(["--url", with_policy, "--policies", "off", "--out", str(tmp_path), "--resume"])
+    server.routes["/get_model_info"] = 200, b'{"model_path": "another"}'
+    with pytest.raises(ValueError, match="model = another: its record has one"):
+        command.main(["--url", server.url, "--policies", "off", "--out", str(tmp_path), "--resume"])
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "line"),
     [
-        (["--url", "localhost:30000"], PolicyError, "localhost:30000: no URL; allowed is one such as"),
+        (["--url", "localhost:30000"], PolicyError, "localhost:30000: no URL"),
         (["--policies", "off", "xshare:k0"], SystemExit, "policy 'xshare:k0'"),
         (["--policies", "off", "oea:k=3"], ValueError, "k = 3: oea has no such key"),
-        (["--limit", "0"], SystemExit, "'0': allowed is a whole number above 0"),
+        (["--limit", "0"], SystemExit, "'0':"),
         (["--model", "nowhere"], SystemExit, "nowhere is no folder"),
-        (["--model", ".", "--url", "http://x"], ValueError, "--model .*: allowed only without --url"),
+        (["--model", ".", "--url", "http://x"], ValueError, "--model .*:"),
     ],
 )
 def test_a_wrong_command_is_one_line(arguments, error, line, monkeypatch, tmp_path):

@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from benchmark.common.command import one_line_errors
 from benchmark.expert_sharding.__main__ import main
 from benchmark.expert_sharding.layers import Experts, run_alone
 from benchmark.expert_sharding.ranks import Encoder, measure
@@ -72,18 +71,3 @@ def test_a_small_run(tmp_path, capsys):
     out = capsys.readouterr().out
     assert all(key in out for key in points)
     assert "1.000 | " in out
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--alpha", "-1"], "'-1': allowed is a number of at least 0"),
-        (["--ranks", "3"], "batch = 100: allowed on 3 ranks is a multiple of 3"),
-        (["--width", "33"], "width = 33: allowed on 2 ranks is a multiple of 8"),
-    ],
-)
-def test_bad_input_is_one_line(flags, said, tmp_path):
-    with pytest.raises(SystemExit) as exit, one_line_errors("expert_sharding"):
-        main([*flags, "--out", str(tmp_path)])
-    assert said in str(exit.value)
-    assert "\n" not in str(exit.value)

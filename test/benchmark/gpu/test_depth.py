@@ -1,13 +1,11 @@
 """As many layers are served as the GPU's free memory takes, and the table says of which there are fewer."""
 
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from gpu.recorded import served, write_record
 
-from benchmark.gpu import depth, eagle3, memory, replay, server, serving
+from benchmark.gpu import depth, eagle3, replay, server, serving
 from benchmark.gpu.depth import choose_model, fits
 from benchmark.gpu.memory import GIB, estimate_bytes
 from benchmark.gpu.models import CONFIGS, name_cut, read_config
@@ -54,35 +52,13 @@ def test_a_cut_model_differs_by_its_layers_alone():
     assert read_config(name_cut("qwen3-30b-a3b", 12)) == CONFIGS["qwen3-30b-a3b-12-layers"]
 
 
-@pytest.fixture
-def gpu(monkeypatch):
-    """Its free memory, in GiB, and the models served there, of how many servers; rounds are measured in no time."""
-    one = SimpleNamespace(gib=78, served=[])
-
-    @contextmanager
-    def serve(name, variants, *args):
-        one.served.append((name, len(variants)))
-        yield [SimpleNamespace(log_text=str) for _ in variants]
-
-    def measure_rounds(record, key, name, *args):
-        point = served(100.0, 110.0, 3.0)
-        record.add(key, **point | {"workload": point["workload"] | {"model": Path(name)}})
-
-    counted = {"rows": 5292.0, "experts_before": 40.0, "experts_after": 30.0, "layer_steps": 756.0}
-    monkeypatch.setattr(memory, "read_free_bytes", lambda: one.gib * GIB)
-    monkeypatch.setattr(replay, "_count", lambda server: counted)
-    for module in (server, eagle3, replay):
-        monkeypatch.setattr(module, "serve_dummies", serve)
-        monkeypatch.setattr(module, "measure_rounds", measure_rounds)
-    return one
-
-
 def texts(results):
     """What the table says, row by row."""
     return [f"{row.what}: {row.measured}" for _, row in list_rows(results)]
 
 
 def test_a_pair_is_cut_and_the_table_says_so(tmp_path, gpu, capsys):
+    gpu.gib = 78
     record = write_record(tmp_path, "server", {})
     server.measure(record, ["qwen3-30b-a3b"])
     assert gpu.served == [("qwen3-30b-a3b-24-layers", 2)]
@@ -93,15 +69,6 @@ def test_a_pair_is_cut_and_the_table_says_so(tmp_path, gpu, capsys):
     assert len(others) == 5
     assert all(text.startswith("qwen3-30b-a3b-24-layers, xshare") for text in others)
     assert record.points["qwen3-30b-a3b/layers"]["layers"] == 24
-
-
-def test_a_whole_pair_is_served_as_before(tmp_path, gpu):
-    gpu.gib = 139
-    record = write_record(tmp_path, "server", {})
-    server.measure(record, ["qwen3-30b-a3b"])
-    assert gpu.served == [("qwen3-30b-a3b", 2)]
-    assert "qwen3-30b-a3b/layers" not in record
-    assert all(text.startswith("qwen3-30b-a3b, xshare") for text in texts(tmp_path))
 
 
 def test_what_does_not_fit_at_all_is_left_out_in_one_line(tmp_path, gpu, capsys):
@@ -118,7 +85,10 @@ def test_what_does_not_fit_at_all_is_left_out_in_one_line(tmp_path, gpu, capsys)
     assert sum("left out" in text for text in texts(tmp_path)) == 3
 
 
-def test_a_replay_is_served_in_turn(tmp_path, gpu):
+def test_a_replay_is_served_in_turn(tmp_path, gpu, monkeypatch):
+    counted = {"rows": 5292.0, "experts_before": 40.0, "experts_after": 30.0, "layer_steps": 756.0}
+    monkeypatch.setattr(replay, "_count", lambda server: counted)
+    gpu.gib = 78
     record = write_record(tmp_path, "replay", {})
     replay.measure(record, ["server"])
     assert gpu.served == [(replay.MODEL, 3), (replay.MODEL, 2)]

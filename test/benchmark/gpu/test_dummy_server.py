@@ -1,4 +1,4 @@
-"""Dummy checkpoints wake as many experts as trained models do: the redrawn tensors, then the server's own counts."""
+"""As many experts are active in dummy checkpoints as in trained models: redrawn tensors, then the server's counts."""
 
 import json
 from pathlib import Path
@@ -15,8 +15,8 @@ from benchmark.gpu.serving import DUMMY_SERVER
 from served.families import INTERPRETED, TRITON_ATTENTION
 
 HIDDEN, EXPERTS, TOP_K, ROWS = 256, 128, 8, 16
-# OEA, Table 4: 16 rows of Qwen3-30B-A3B wake 48.8 of 128 experts. The same agreement of rows at gpt-oss's top-4 of 128
-# wakes 29.8, of 32 18.5 (simulated, 200 batches).
+# OEA, Table 4: 16 rows of Qwen3-30B-A3B make 48.8 of 128 experts active. The same agreement of rows at gpt-oss's top-4
+# of 128 makes it 29.8, of 32 18.5 (simulated, 200 batches).
 QWEN3, GPT_OSS = 48.0, 29.8
 NEAR = 0.1
 

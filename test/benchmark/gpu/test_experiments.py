@@ -1,55 +1,32 @@
 """Every experiment goes on where its record ends, and refuses models it does not know. Servers are stand-ins here."""
 
-from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 from gpu.recorded import served, write_record
 
-from benchmark.gpu import checks, eagle3, kernels, layer, memory, paged, replay, selection, server, tune
+from benchmark.gpu import checks, eagle3, kernels, layer, paged, replay, selection, server, tune
 from benchmark.gpu.__main__ import NO_GPU, main
 from benchmark.gpu.serving import Gain
 from benchmark.gpu.table import list_rows
 from refused import refused
-from sglang_xshare.stage.alignment import TAKEN
 
 
-@pytest.fixture
-def started(monkeypatch):
-    """Names of the models for which servers were started, on an H200; rounds are measured in no time."""
-    names = []
-    monkeypatch.setattr(memory, "read_free_bytes", lambda: 139 << 30)
-
-    @contextmanager
-    def serve(name, variants, *args):
-        names.append(name)
-        yield [SimpleNamespace(log_text=lambda: f"... {TAKEN}") for _ in variants]
-
-    def measure_rounds(record, key, *args):
-        record.add(key, **served(100.0, 110.0, 3.0))
-
-    for module in (server, replay):
-        monkeypatch.setattr(module, "serve_dummies", serve)
-        monkeypatch.setattr(module, "measure_rounds", measure_rounds)
-    return names
-
-
-def test_server_measures_what_is_missing_and_starts_nothing_when_nothing_is(tmp_path, started):
+def test_server_measures_what_is_missing_and_starts_nothing_when_nothing_is(tmp_path, gpu):
     key = server.point_key("gpt-oss-120b", 4)
     record = write_record(tmp_path, "server", {key: served(1.0, 1.0)})
     server.measure(record, ["gpt-oss-120b"])
-    assert started == ["gpt-oss-120b-30-layers"]
+    assert gpu.names == ["gpt-oss-120b-30-layers"]
     assert list(record.points) == [key, *(server.point_key("gpt-oss-120b", n) for n in (16, 1, 8, 32))]
     assert Gain.read(record.points[key]).off.throughput.median == 1.0
     server.measure(record, ["gpt-oss-120b"])
-    assert started == ["gpt-oss-120b-30-layers"]
+    assert gpu.names == ["gpt-oss-120b-30-layers"]
     server.measure(record, [])
     others = ["qwen3-30b-a3b", "gpt-oss-20b", "gpt-oss-120b-30-layers", "qwen3-30b-a3b"]
-    assert started == ["gpt-oss-120b-30-layers", *others]
+    assert gpu.names == ["gpt-oss-120b-30-layers", *others]
 
 
-def test_replay_resumes_at_each_of_its_parts_and_tries_failed_tests_again(tmp_path, started, monkeypatch):
+def test_replay_resumes_at_each_of_its_parts_and_tries_failed_tests_again(tmp_path, gpu, monkeypatch):
     ran = []
 
     def fail_once(paths):
@@ -61,7 +38,7 @@ def test_replay_resumes_at_each_of_its_parts_and_tries_failed_tests_again(tmp_pa
     counted = {"rows": 5292.0, "experts_before": 40.0, "experts_after": 30.0, "layer_steps": 756.0}
     record = write_record(tmp_path, "replay", dict.fromkeys(replay.LIVE, counted))
     replay.measure(record, ["server"])
-    assert (ran, started) == ([], [replay.MODEL])
+    assert (ran, gpu.names) == ([], [replay.MODEL])
     assert set(record.points) == {*replay.LIVE, *(replay.masking_key(n) for n in replay.MASKED_AT)}
     with pytest.raises(RuntimeError, match="3 of 90 tests failed"):
         replay.measure(record, [])
@@ -71,7 +48,7 @@ def test_replay_resumes_at_each_of_its_parts_and_tries_failed_tests_again(tmp_pa
     )
     for _ in range(2):
         replay.measure(record, [])
-    assert (ran, started) == ([[replay.TESTS]] * 2, [replay.MODEL])
+    assert (ran, gpu.names) == ([[replay.TESTS]] * 2, [replay.MODEL])
     assert replay.rows(record.points)[-1].verdict == "pass"
 
 
@@ -174,7 +151,7 @@ def test_a_lost_device_ends_the_task_at_once(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("experiment", [selection, layer, server, eagle3, replay, tune, paged])
 def test_unknown_parts_are_refused(tmp_path, experiment):
-    with pytest.raises(ValueError, match=r"part qwen4: .*allowed"):
+    with pytest.raises(ValueError, match="part qwen4: "):
         experiment.measure(write_record(tmp_path, "any", {}), ["qwen4"])
 
 

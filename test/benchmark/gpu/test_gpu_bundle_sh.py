@@ -8,6 +8,7 @@ import tarfile
 import pytest
 
 from benchmark.common.paths import ROOT
+from programs import write_program
 
 # Stands for pip, which has nothing to install, and for the module that writes the commit.
 PYTHON = """#!/bin/sh
@@ -25,13 +26,11 @@ case "$*" in *build_jit*) mkdir "$last"; : >"$last/rope.so"; echo no tinygemm2 >
 def checkout(tmp_path):
     """A git repository with the script, and an archive of SGLang of 1 MiB."""
     (tmp_path / "scripts" / "gpu").mkdir(parents=True)
-    (tmp_path / "bin").mkdir()
     (tmp_path / "from").mkdir()
     for name in ("gpu_bundle.sh", "gpu/toolkit.sh"):
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
     (tmp_path / "scripts" / "gpu" / "extras.txt").write_text("one\n")
-    (tmp_path / "bin" / "python3").write_text(PYTHON)
-    (tmp_path / "bin" / "python3").chmod(0o755)
+    write_program(tmp_path / "bin" / "python3", PYTHON)
     (tmp_path / ".gitignore").write_text(".gpu/\nfrom/\nbin/\nbuild/\n")
     make_file(tmp_path / "from" / "site.tar.xz", 1)
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
@@ -76,9 +75,7 @@ def test_kernels_that_are_built_here_travel_together_or_not_at_all(checkout, sta
         (toolkit / "bin" / "nvcc", ""),
         (toolkit / "include" / "cuda_runtime.h", ""),
     ):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
+        write_program(path, text)
     done = bundle(checkout, CUDA_HOME=str(toolkit))
     assert done.returncode == 0, done.stderr
     built = [path.name for path in (checkout / ".gpu").glob("jit*")]

@@ -8,6 +8,7 @@ import tarfile
 import pytest
 
 from benchmark.common.paths import ROOT
+from programs import write_program
 
 # Stands for Python in the environment: notes what it runs; fails where $FAIL is among its arguments.
 PYTHON = """#!/bin/sh
@@ -32,10 +33,7 @@ def checkout(tmp_path):
         "bin/nvidia-smi": "#!/bin/sh\necho NVIDIA H200\n",
     }
     for name, text in programs.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
+        write_program(tmp_path / name, text)
     return tmp_path
 
 
@@ -70,16 +68,14 @@ def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_2(checkout, experim
 def test_an_unknown_experiment_is_refused(checkout):
     refused = run(checkout, "lyaer")
     assert refused.returncode == 1
-    assert (
-        refused.stderr == "gpu: experiment 'lyaer': allowed is selection layer server eagle3 replay tune paged or all\n"
-    )
+    assert refused.stderr.startswith("gpu: experiment 'lyaer': ")
 
 
 @pytest.mark.parametrize(("name", "value"), [("LIMIT", "soon"), ("LIMIT", "0"), ("QUICK", "yes")])
 def test_a_wrong_setting_is_refused(checkout, name, value):
     refused = run(checkout, **{name: value})
     assert refused.returncode == 1
-    assert refused.stderr.startswith(f"gpu: {name}={value}: allowed is ")
+    assert refused.stderr.startswith(f"gpu: {name}={value}:")
     assert len(refused.stderr.splitlines()) == 1
 
 
@@ -121,10 +117,8 @@ def test_without_the_patch_the_rest_still_runs(checkout):
 def test_without_an_archive_and_a_package_index_it_ends_at_once(checkout):
     refused = run(checkout, FAIL="download")
     assert refused.returncode == 1
-    assert refused.stderr == (
-        "gpu: no package index answers and .gpu/site.tar.xz is missing; "
-        "make gpu-bundle FROM=DIR, where there is one, makes .gpu/\n"
-    )
+    assert refused.stderr.startswith("gpu: no package index answers and .gpu/site.tar.xz is missing; ")
+    assert refused.stderr.count("\n") == 1
     assert not any("benchmark.gpu" in call for call in calls(checkout))
 
 
@@ -133,9 +127,7 @@ def test_an_archive_that_is_broken_is_named(checkout):
     (checkout / ".gpu" / "site.tar.xz").write_text("cut sh")
     refused = run(checkout)
     assert refused.returncode == 1
-    assert refused.stderr.splitlines()[-1] == (
-        "gpu: .gpu/site.tar.xz cannot be unpacked; make gpu-bundle makes it anew"
-    )
+    assert refused.stderr.splitlines()[-1].startswith("gpu: .gpu/site.tar.xz cannot be unpacked")
 
 
 JIT = "gpu: .gpu/jit.tar.xz is missing; the first gpt-oss server builds two kernels, in about a minute\n"

@@ -7,7 +7,7 @@ import torch
 from gpu.recorded import write_record
 
 from benchmark.gpu import moe_layer, timing
-from benchmark.gpu.layer import ACTIVE, POLICIES, ROWS, SHAPES, measure, rows
+from benchmark.gpu.layer import ROWS, SHAPES, measure
 from benchmark.gpu.moe_layer import Shape, draw_logits, make_topk_config, model_router, route_to, sorted_slots
 from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.types import Alignment
@@ -15,7 +15,7 @@ from sglang_xshare.types import Alignment
 QWEN3 = Shape("qwen3-30b-a3b", **{**SHAPES["qwen3-30b-a3b"], "layers": 48})
 
 
-def test_logits_wake_as_many_experts_as_the_paper_counted():
+def test_as_many_experts_are_active_as_the_paper_counted():
     """OEA, Table 4, averages of four benchmarks."""
     logits = draw_logits(QWEN3, ROWS, "cpu")
 
@@ -43,7 +43,7 @@ def test_ids_use_exactly_the_experts_asked_for(active):
 
 @pytest.mark.parametrize("active", [7, 129])
 def test_impossible_numbers_of_experts_are_refused(active):
-    with pytest.raises(ValueError, match=f"active = {active}: allowed is 8 to 128"):
+    with pytest.raises(ValueError, match=f"active = {active}:"):
         route_to(active, QWEN3, ROWS, "cpu")
 
 
@@ -94,24 +94,3 @@ def test_a_policy_with_more_experts_a_token_than_the_model_is_left_out(tmp_path,
     timed = {key.partition("/")[2] for key in record.points}
     assert {"off", "oea:k0=3", "oea:k0=3, slots sorted"} <= timed
     assert not any("k0=5" in key for key in timed), "of four"
-
-
-def test_a_point_that_fails_costs_no_other(tmp_path, active, monkeypatch):
-    time = timing.time_graph
-
-    def time_graph(run):
-        if active[-1:] == [24]:
-            raise RuntimeError("out of memory")
-        return time(run)
-
-    monkeypatch.setattr(timing, "time_graph", time_graph)
-    record = write_record(tmp_path, "layer", {"copy": {"gb_per_s": 4000.0}})
-    with pytest.raises(RuntimeError, match="qwen3-30b-a3b/active=24: out of memory"):
-        measure(record, ["qwen3-30b-a3b"])
-    assert sum("us" in point for point in record.points.values()) == len(ACTIVE) - 2 + 2 * len(POLICIES) - 1
-    assert rows(record.points)[1].measured.startswith("34.0 us + 2.00 us an active expert")
-
-
-def test_an_unknown_part_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="part qwen4: allowed in experiment layer is qwen3-30b-a3b, gpt-oss-120b"):
-        measure(write_record(tmp_path, "layer", {}), ["qwen4"])

@@ -7,14 +7,14 @@ import pytest
 
 from benchmark.common.paths import ROOT
 from benchmark.gpu import replay, selection
+from programs import write_program
 
 NEEDS_GPU = "@pytest.mark.skipif(not HAS_GPU"
 
 
 def dry_run(tmp_path, verb, status, device=""):
     """What make would run where `nvidia-smi` ends with `status`."""
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\nexit {status}\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
+    write_program(tmp_path / "nvidia-smi", f"exit {status}")
     kept = {
         name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "VENV"}
     }

@@ -8,6 +8,7 @@ from benchmark.gpu import eagle3, memory, serving
 from benchmark.gpu.memory import CONTEXT, GIB, check_memory, count_weight_bytes, estimate_bytes, read_free_bytes
 from benchmark.gpu.models import CONFIGS
 from benchmark.gpu.server import CASES, OFF_AND_ON
+from programs import write_program
 
 H200 = 139 * GIB
 
@@ -41,7 +42,7 @@ def test_two_of_the_largest_fit_and_three_do_not(monkeypatch):
     check_memory([eagle3.MODEL] * 2, eagle3.DRAFT)
     check_memory(["qwen3-30b-a3b"] * 2)
     check_memory(["qwen3-30b-a3b-12-layers"] * 5)
-    with pytest.raises(RuntimeError, match=r"^gpt-oss-120b: 2 servers need about 153 GiB of GPU memory; free are 139$"):
+    with pytest.raises(RuntimeError, match=r"gpt-oss-120b: 2 servers need about 153 GiB.* 139"):
         check_memory(["gpt-oss-120b"] * 2)
     for case in CASES.values():
         check_memory([case.model] * 2)
@@ -52,7 +53,7 @@ def test_servers_of_unequal_caches_are_not_compared():
         return SimpleNamespace(name=name, get=lambda path: {"max_total_num_tokens": tokens})
 
     serving.check_caches([server("off", 16384), server("on", 16384)])
-    with pytest.raises(RuntimeError, match="caches: off 16384, on 9216; needed is the same"):
+    with pytest.raises(RuntimeError, match="caches: off 16384, on 9216"):
         serving.check_caches([server("off", 16384), server("on", 9216)])
 
 
@@ -68,9 +69,7 @@ def test_no_server_is_started_where_they_do_not_fit(monkeypatch):
 
 @pytest.mark.parametrize("printed", ["echo 142000", "echo '[N/A]'", "exit 9"])
 def test_the_driver_is_asked(tmp_path, monkeypatch, printed):
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{printed}\n")
-    program.chmod(0o755)
+    write_program(tmp_path / "nvidia-smi", printed)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     if printed == "echo 142000":
         assert read_free_bytes() == 142000 << 20

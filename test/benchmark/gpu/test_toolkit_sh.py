@@ -6,22 +6,17 @@ import subprocess
 import pytest
 
 from benchmark.common.paths import ROOT
+from programs import write_program
 
 SCRIPT = ROOT / "scripts" / "gpu" / "toolkit.sh"
-
-
-def write_program(path, text="exit 0"):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
 
 
 @pytest.fixture
 def machine(tmp_path):
     """nvcc is a wrapper in a bin folder; `home` holds CUDA, and the driver brings libcuda.so.1 alone."""
-    write_program(tmp_path / "bin" / "nvcc")
+    write_program(tmp_path / "bin" / "nvcc", "exit 0")
     write_program(tmp_path / "bin" / "python3", "exit 1")  # torch brings no CUDA
-    write_program(tmp_path / "home" / "bin" / "nvcc")
+    write_program(tmp_path / "home" / "bin" / "nvcc", "exit 0")
     (tmp_path / "home" / "include").mkdir()
     (tmp_path / "home" / "include" / "cuda_runtime.h").touch()
     (tmp_path / "driver").mkdir()

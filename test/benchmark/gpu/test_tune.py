@@ -13,9 +13,7 @@ from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe_triton_confi
 from benchmark.common.record import Record
 from benchmark.gpu import launch, moe_layer, timing, tune
 from benchmark.gpu.launch import CHOICES
-from benchmark.gpu.layer import SHAPES
 from benchmark.gpu.moe_layer import draw_logits
-from benchmark.gpu.table import show_table
 from benchmark.gpu.tune import POLICY, TOKENS, measure, plan_at, rows, write_configs
 from sglang_xshare import Batch, Router, build_plan, select
 
@@ -196,7 +194,7 @@ def test_the_files_are_written_for_complete_shapes_and_read_back(tmp_path, timed
 
 def test_one_record_is_of_one_policy(tmp_path, timed):
     record = write_record(tmp_path, "tune", {"policy": {"policy": "oea:k0=3"}})
-    with pytest.raises(ValueError, match=rf"policy {POLICY}: .*tune\.json is of oea:k0=3; allowed is that, or another"):
+    with pytest.raises(ValueError, match=rf"policy {POLICY}: .*tune\.json is of oea:k0=3"):
         measure(record, [])
     with pytest.raises(ValueError, match="k0"):
         measure(write_record(tmp_path / "other", "tune", {}), [], policy="oea:k0=-1")
@@ -215,7 +213,7 @@ def tuned(us, own_us, active, config=BEST, finished=True):
     }
 
 
-def test_the_table_has_both_times_the_bandwidth_and_the_bar(tmp_path):
+def test_the_table_has_both_times_the_bandwidth_and_the_bar():
     points = {
         "policy": {"policy": POLICY},
         "copy": {"gb_per_s": 4000.0},
@@ -233,13 +231,3 @@ def test_the_table_has_both_times_the_bandwidth_and_the_bar(tmp_path):
     assert aim.what == ("qwen3-30b-a3b, tuned at 24 experts, 16 tokens, 82.0 -> 70.0 us, 3236 GB/s, search cut short")
     assert (aim.measured, aim.bar, aim.verdict) == ("80.9 % of the copy", "at least 80 % of the copy", "pass")
     assert (other.bar, other.verdict) == ("", "")
-    write_record(tmp_path, "tune", points)
-    show_table(tmp_path)
-    assert (
-        "| tune | qwen3-30b-a3b, 16 tokens, 32.5 experts |  | 120.0 -> 90.0 us" in (tmp_path / "summary.md").read_text()
-    )
-
-
-def test_the_shapes_are_those_of_experiment_layer():
-    assert tune.SHAPES is SHAPES
-    assert {"qwen3-30b-a3b", "gpt-oss-120b", "gpt-oss-20b"} == set(SHAPES)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from benchmark.common.command import one_line_errors
 from benchmark.common.paths import TRAINED
 from benchmark.common.record import read_record
 from benchmark.paged import __main__ as command
@@ -61,22 +60,3 @@ def test_the_bar_is_judged_by_the_least_loss_within_it():
 def test_tables_leave_out_what_all_policies_have():
     assert [shorten(policy) for policy in POLICIES[1:3]] == ["custom:budget=32", "xshare:k0=1,add=4"]
     assert not any("squared" in shorten(policy) for policy in POLICIES)
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--slots", "4"], "--slots 4: allowed is the model's top-k, 8, to 64"),
-        (["--slots", "65"], "--slots 65: allowed is the model's top-k, 8, to 64"),
-        (["--rows", "17"], "--rows 17: allowed is at most the text's 16 sequences"),
-        (["vanilla"], "policy 'vanilla': allowed is one that selects"),
-        (["xshare:add=x"], "add = 'x'"),
-        (['xshare:{"layers": {"9": {"add": 1}}}'], "layers 9: the model's layers are 0 to 3"),
-        (["--evictions", "random"], "invalid choice: 'random'"),
-    ],
-)
-def test_bad_input_is_one_line(args, message, tmp_path):
-    with pytest.raises(SystemExit) as stop, one_line_errors("paged"):
-        command.main([*args, *SIZES, "--out", str(tmp_path)])
-    assert message in str(stop.value.code)
-    assert "\n" not in str(stop.value.code)

@@ -128,14 +128,14 @@ def test_command_measures_into_a_record_and_draws_it(checkpoint, tmp_path, capsy
 @pytest.mark.parametrize(
     ("arguments", "error", "line"),
     [
-        (["pruned:k0=3"], SystemExit, "policy pruned:k0=3: allowed are settings of xshare, oea, moe-spec"),
+        (["pruned:k0=3"], SystemExit, "policy pruned:k0=3:"),
         (
             ["--batches", "4", "--tokens-per-request", "3"],
             ValueError,
-            "--tokens-per-request 3: allowed are divisors of --steps 8",
+            "--tokens-per-request 3:",
         ),
-        (["--batches", "3"], ValueError, "--batches 3: allowed are divisors of the 8 sequences"),
-        (["xshare:k0=9"], ValueError, "k0 = 9: allowed is at most the model's top-k, 4"),
+        (["--batches", "3"], ValueError, "--batches 3:"),
+        (["xshare:k0=9"], ValueError, "k0 = 9:"),
         (["xshare:own_share=0.5"], ValueError, "own_share is given twice"),
     ],
 )

@@ -130,7 +130,7 @@ def test_join_is_the_inverse_of_split(batch, tokens_per_request):
 
 @pytest.mark.parametrize(("layout", "shape"), [(Layout(3), (4, 6, 1)), (Layout(2, 4), (4, 6, 1))])
 def test_leftover_rows_are_an_error(layout, shape):
-    with pytest.raises(ValueError, match=f"4 sequences of 6 tokens: allowed are multiples of {layout.batch}"):
+    with pytest.raises(ValueError, match="4 sequences of 6 tokens:"):
         layout.split(torch.zeros(shape))
 
 

@@ -62,12 +62,12 @@ def test_prompts_are_answered_by_the_server_first(decoding, tokenize, tmp_path):
 
 def test_answers_that_end_early_are_too_few(decoding, tokenize, tmp_path):
     file = write(tmp_path, *[{"prompt": "a"}] * 6)
-    with pytest.raises(ValueError, match="0 of 6 prompts have answers of 13 tokens; 4 are asked for"):
+    with pytest.raises(ValueError, match="0 of 6 prompts"):
         continue_prompts(file, decoding, tokenize, lambda prompts, tokens: [[1]] * len(prompts))
 
 
 def test_too_few_prompts(decoding, tokenize, tmp_path):
-    with pytest.raises(ValueError, match=r"mine\.jsonl: 3 prompts in it; 4 are asked for \(--per-domain\)"):
+    with pytest.raises(ValueError, match=r"mine\.jsonl: 3 prompts"):
         continue_prompts(write(tmp_path, *[{"prompt": "a"}] * 3), decoding, tokenize, lambda prompts, tokens: [])
 
 

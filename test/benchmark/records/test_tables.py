@@ -78,7 +78,7 @@ def test_a_figure_changed_by_hand_and_a_record_measured_anew_are_told(page, resu
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("<!-- table: speed -->\n<!-- end table -->\n", "table speed: no such table; allowed are serving, quality"),
+        ("<!-- table: speed -->\n<!-- end table -->\n", "table speed: no such table"),
         ("<!-- table: serving -->\n", "table serving: no <!-- end table --> below it"),
         ("<!-- table: serving -->\n<!-- table: cost -->\n<!-- end table -->\n", "table serving: no <!-- end table -->"),
     ],

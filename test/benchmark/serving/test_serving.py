@@ -3,31 +3,10 @@
 import pytest
 
 from benchmark.common import widened
-from benchmark.common.command import one_line_errors
 from benchmark.common.record import read_record
 from benchmark.serving import __main__ as command
 from benchmark.serving import measure
 from benchmark.serving.report import KEY, quality_key
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["vanilla", "vanilla"], "policies vanilla vanilla: each may be given once"),
-        (["off", "--drafted", "oea", "oea"], "--drafted oea oea: each may be given once"),
-        (["--draft", "/nowhere"], "argument --draft: /nowhere is no folder"),
-        (["--topk", "0"], "argument --topk: '0': allowed is a whole number above 0"),
-        (["XShare"], "argument policies: policy 'XShare': allowed is NAME"),
-        (["--model", "/nowhere"], "argument --model: /nowhere is no folder"),
-        (["--output-tokens", "3", "--model", "."], "output tokens 3: allowed is at least 4"),
-        (["--requests", "none"], "argument --requests: 'none': allowed is a whole number above 0"),
-    ],
-)
-def test_bad_input_is_one_line(args, message):
-    with pytest.raises(SystemExit) as stop, one_line_errors("serving"):
-        command.main(args)
-    assert message in str(stop.value.code)
-    assert "\n" not in str(stop.value.code)
 
 
 def test_the_widened_model_is_made_before_anything_is_served(tmp_path, monkeypatch):

@@ -61,14 +61,14 @@ def test_command_measures_every_paper_into_a_record_and_draws_it(measured):
 def test_an_ablation_is_over_the_same_experts(measured):
     policies = measured[2]["oea"]["numbers"]
     for policy in ("oea:k0=2,kmax=5", "oea:k0=2,max_rank=4", "pruned:k0=2"):
-        # The first layer wakes the same; what it puts out differs, and so may what the second wakes.
+        # As many are active in the first layer; what it puts out differs, and so may the second's.
         assert policies[policy]["active_experts"] == pytest.approx(policies["oea:k0=2"]["active_experts"], abs=0.3)
         gap = policies[policy]["loss"]["delta"] - policies["oea:k0=2"]["loss"]["delta"]
         assert policies[policy]["over_k0"]["delta"] == pytest.approx(gap, abs=1e-5)
     assert policies["oea:k0=2,p=0.5"]["active_experts"] < policies["oea:k0=2"]["active_experts"]
 
 
-def test_one_row_wakes_its_top_k(measured):
+def test_active_experts_of_one_row_are_its_top_k(measured):
     active = measured[2]["xshare"]["numbers"]["active"]
     assert {curve["1"] for curve in active.values()} == {4.0}
     assert active["the formula"]["2"] == pytest.approx(16 * (1 - 0.75**2))
@@ -107,8 +107,8 @@ def test_what_is_in_the_record_is_not_measured_again(measured, capsys):
 @pytest.mark.parametrize(
     ("arguments", "error", "line"),
     [
-        (["lynxx"], SystemExit, "study 'lynxx': allowed are oea, xshare, lynx, moe-spec"),
-        (["oea", "--steps", "30"], ValueError, "--steps 30: allowed are multiples of --tokens-per-request 32"),
+        (["lynxx"], SystemExit, "study 'lynxx':"),
+        (["oea", "--steps", "30"], ValueError, "--steps 30:"),
         (["oea", "--per-domain", "400", "--batch", "400"], ValueError, "400 a domain are asked for"),
     ],
 )

@@ -1,10 +1,8 @@
 """What expert-parallel ranks have to load: exact, of live rows and selecting layers alone, on every reader's own."""
 
 import torch
-from prometheus_client import REGISTRY
 
 from sglang_xshare.stage.evidence.balance import Balance, BalanceReader, RankLoad, format_balance
-from sglang_xshare.stage.evidence.figures import Exporter
 from sglang_xshare.stage.placement import Placement
 from stage.evidence.test_metrics import selection
 
@@ -44,17 +42,3 @@ def test_a_step_without_a_live_row_counts_as_none():
 def test_log_line():
     text = format_balance(RankLoad(4, 40, 20, 16, 10))
     assert text == ", active experts of the fullest rank: 10.0 -> 5.0, of a rank: 4.0 -> 2.5"
-
-
-def test_metrics():
-    exporter = Exporter()
-    for load in (RankLoad(4, 40, 20, 16, 10), RankLoad(2, 6, 4, 3, 2), RankLoad(0, 0, 0, 0, 0)):
-        exporter.export(load, {"model": "fake"})
-    names = ("fullest_rank_{}_before", "fullest_rank_{}_after", "mean_rank_{}_before", "mean_rank_{}_after")
-
-    def read(kind, end=""):
-        samples = (f"sglang:expert_policy_{name.format(kind)}{end}" for name in names)
-        return [REGISTRY.get_sample_value(sample, {"model": "fake"}) for sample in samples]
-
-    assert read("experts", "_total") == [46, 24, 19, 12]
-    assert read("active_experts") == [3, 2, 1.5, 1], "of the last interval with steps"

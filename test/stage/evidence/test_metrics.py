@@ -1,11 +1,9 @@
 """Counts exact, in the log, in prometheus, and never waited for inside a step."""
 
-import hashlib
 import re
 import subprocess
 import sys
 
-import pytest
 import torch
 
 from sglang_xshare.stage.evidence.metrics import OUTCOMES, Counters, Interval, Reader, count_selections, format_log
@@ -53,13 +51,6 @@ def test_counts_are_exact():
         rescued=3,
         outcomes=dict.fromkeys(OUTCOMES, 0) | {"prefill": 1, "policy": 3},
     )
-
-
-def test_means():
-    interval = Interval(4, 40, 20, 7.5, 10, 0, dict.fromkeys(OUTCOMES, 0))
-    assert (interval.mean_before, interval.mean_after, interval.mean_kept_mass) == (10, 5, 0.75)
-    nothing = Interval(0, 0, 0, 0.0, 0, 0, dict.fromkeys(OUTCOMES, 0))
-    assert (nothing.mean_before, nothing.mean_after, nothing.mean_kept_mass) == (0, 0, 0)
 
 
 def test_padding_rows_are_no_rows():
@@ -115,53 +106,10 @@ def test_log_line():
     assert text == ", policy steps: 0, vanilla steps: min_tokens 7"
 
 
-EXPORT = """
-from prometheus_client import CollectorRegistry, generate_latest, multiprocess
-from sglang_xshare.stage.evidence.figures import Exporter, InForce
-from sglang_xshare.stage.evidence.metrics import OUTCOMES, Interval
-exporter = Exporter()
-labels = {"model_name": "m", "tp_rank": 0}
-exporter.export(InForce({"policy": "xshare", "k0": 1, "mass": None}, None), labels)
-outcomes = dict.fromkeys(OUTCOMES, 0)
-exporter.export(Interval(4, 40, 20, 7.5, 10, 0, outcomes | {"policy": 1, "prefill": 1}), labels)
-exporter.export(Interval(4, 48, 12, 9.0, 10, 2, outcomes | {"policy": 1}, exact_rows=5), labels)
-exporter.export(Interval(0, 0, 0, 0.0, 0, 0, outcomes | {"min_tokens": 3}), labels)
-registry = CollectorRegistry()
-multiprocess.MultiProcessCollector(registry)
-print(generate_latest(registry).decode())
-"""
-
-
-def test_export_in_multiprocess_mode(tmp_path):
-    """As in the server: the scheduler counts, another process answers /metrics."""
-    env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", EXPORT], env=env, capture_output=True, text=True, check=True)
-    labels = 'model_name="m",tp_rank="0"'
-    wanted = {
-        f"sglang:expert_policy_layer_steps_total{{{labels}}}": 8,
-        f"sglang:expert_policy_experts_before_total{{{labels}}}": 88,
-        f"sglang:expert_policy_experts_after_total{{{labels}}}": 32,
-        f"sglang:expert_policy_kept_mass_total{{{labels}}}": 16.5,
-        f"sglang:expert_policy_rows_total{{{labels}}}": 20,
-        f"sglang:expert_policy_exact_rows_total{{{labels}}}": 5,
-        f"sglang:expert_policy_rescued_rows_total{{{labels}}}": 2,
-        f"sglang:expert_policy_active_experts_before{{{labels}}}": 12,
-        f"sglang:expert_policy_active_experts_after{{{labels}}}": 3,
-        f"sglang:expert_policy_mean_kept_mass{{{labels}}}": 0.9,
-    } | {
-        f'sglang:expert_policy_steps_total{{model_name="m",outcome="{outcome}",tp_rank="0"}}': count
-        for outcome, count in (dict.fromkeys(OUTCOMES, 0) | {"policy": 2, "prefill": 1, "min_tokens": 3}).items()
-    }
-    plan_hash = hashlib.sha256(b'{"k0": 1, "mass": null, "policy": "xshare"}').hexdigest()[:8]
-    wanted[f'sglang:expert_policy_info{{model_name="m",plan_hash="{plan_hash}",policy="xshare",tp_rank="0"}}'] = 1
-    lines = [line for line in done.stdout.splitlines() if line and not line.startswith("#")]
-    found = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
-    assert found == pytest.approx(wanted)
-
-
 SWITCHES = """
 from prometheus_client import CollectorRegistry, generate_latest, multiprocess
 from sglang_xshare.stage.evidence.figures import Exporter, InForce
+from sglang_xshare.stage.evidence.metrics import OUTCOMES, Interval
 exporter, former = Exporter(), None
 labels = {"model_name": "m", "tp_rank": 0}
 registry = CollectorRegistry()
@@ -173,15 +121,24 @@ for plan in plans:
     former = plan
     lines = generate_latest(registry).decode().splitlines()
     print(*(line for line in lines if line.startswith("sglang:expert_policy_info{")))
+outcomes = dict.fromkeys(OUTCOMES, 0)
+exporter.export(Interval(4, 40, 20, 7.5, 10, 0, outcomes), labels)
+exporter.export(Interval(4, 48, 12, 9.0, 10, 2, outcomes), labels)
+for line in generate_latest(registry).decode().splitlines():
+    if line.startswith(("sglang:expert_policy_experts_after_total{", "sglang:expert_policy_active_experts_after{")):
+        print(line.rpartition(" ")[2])
 """
 
 
 def test_of_all_plans_that_were_in_force_one_series_is_left(tmp_path):
-    """As in the server, where prometheus_client cannot remove a series of its own accord."""
+    """As in the server, where prometheus_client cannot remove a series of its own accord; a counter adds up there, and
+    a gauge is of the last interval. `test_figures.py` has all figures.
+    """
     env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-W", "error", "-c", SWITCHES], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    *lines, counter, gauge = sorted(done.stdout.splitlines(), key=lambda line: not line.startswith("sglang:"))
+    assert {float(counter), float(gauge)} == {32.0, 3.0}
     found = [re.fullmatch(r'sglang:.*_info{model_name="m",plan_hash="(\w{8})",policy="xshare",tp_rank="0"} 1.0', line)
              for line in lines]  # fmt: skip
     assert all(found), lines

@@ -11,9 +11,8 @@ from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.evidence.told import KEY, Mark
 from sglang_xshare.stage.step import read_size
-from stage.fake import EXPERTS, Model, forward_batch, gathered_batches, runner
+from stage.fake import EXPERTS, XSHARE, Model, forward_batch, gathered_batches, runner
 
-XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}
 SPELT = "xshare:k0=1,add=2"
 
 

@@ -1,0 +1,58 @@
+"""What a benchmark's command refuses is one line, before anything is measured or written. What its parser alone refuses
+is in common/test_command.py.
+"""
+
+from importlib import import_module
+
+import pytest
+
+from benchmark.common.command import one_line_errors
+
+PAGED = ("--per-domain", "4", "--prompt", "16", "--steps", "8", "--batches", "2")
+CASES: dict[str, list[tuple[tuple[str, ...], str]]] = {
+    "serving.__main__": [
+        (("vanilla", "vanilla"), "policies vanilla vanilla:"),
+        (("off", "--drafted", "oea", "oea"), "--drafted oea oea:"),
+        (("--topk", "0"), "argument --topk: '0':"),
+        (("--output-tokens", "3", "--model", "."), "output tokens 3:"),
+    ],
+    "cost.__main__": [
+        (("nope",), "policy = 'nope':"),
+        (("xshare:min_tokens=4",), "policy 'xshare:min_tokens=4': min_tokens"),
+        (("--shapes", "16"), "argument --shapes: '16':"),
+    ],
+    "cost.ranks": [(("--active", "3"), "--active 3:")],
+    "balance.__main__": [(("vanilla/xshare:k0=x",), "k0 = 'x'")],
+    "balance.live": [((name,), f"policy '{name}':") for name in ("vanilla", "observe", "off")],
+    "expert_sharding.__main__": [
+        (("--alpha", "-1"), "'-1':"),
+        (("--ranks", "3"), "batch = 100:"),
+        (("--width", "33"), "width = 33:"),
+    ],
+    "tuning.__main__": [
+        (("--offline", "--samples", "8"), "--samples 8:"),
+        (("--batches", "4", "1"), "--batches: 1:"),
+        (("--samples", "1", "--batches", "2"), "--samples: 1:"),
+        (("vanilla",), "policy 'vanilla':"),
+    ],
+    "paged.__main__": [
+        ((*PAGED, "--slots", "4"), "--slots 4:"),
+        ((*PAGED, "--slots", "65"), "--slots 65:"),
+        ((*PAGED, "--rows", "17"), "--rows 17:"),
+        ((*PAGED, "vanilla"), "policy 'vanilla':"),
+        ((*PAGED, "xshare:add=x"), "add = 'x'"),
+        ((*PAGED, 'xshare:{"layers": {"9": {"add": 1}}}'), "layers 9:"),
+        ((*PAGED, "--evictions", "random"), "'random'"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "args", "says"), [(module, *case) for module, cases in CASES.items() for case in cases]
+)
+def test_bad_input_is_one_line(module, args, says, tmp_path):
+    with pytest.raises(SystemExit) as stop, one_line_errors("benchmark"):
+        import_module(f"benchmark.{module}").main([*args, "--out", str(tmp_path / "out")])
+    assert says in str(stop.value.code)
+    assert "\n" not in str(stop.value.code)
+    assert not (tmp_path / "out").exists()

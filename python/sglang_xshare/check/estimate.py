@@ -115,8 +115,8 @@ def list_idle(asked: Asked, weights: Weights, flags: ServerFlags) -> list[str]:
     batch, layers, warnings = (asked.batch, "--batch"), range(weights.model.num_layers), []
     paged = flags.paged and (asked.slots is None or asked.slots < weights.model.num_experts)
     for text, schedule in asked.schedules.items():
-        plans, options = schedule.plans(layers), {"batch": batch, "tokens": flags.draft_tokens, "paged": paged}
-        found = list_idle_budgets(schedule, plans, weights.model, ranks=flags.ep_size, **options)
+        plans, ranks, tokens = schedule.plans(layers), flags.ep_size, flags.draft_tokens
+        found = list_idle_budgets(schedule, plans, weights.model, ranks=ranks, batch=batch, tokens=tokens, paged=paged)
         warnings += [f"{text}: {line}" for line in found]
     return warnings
 

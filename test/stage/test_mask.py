@@ -119,7 +119,7 @@ def forward(monkeypatch):
         torch.nn.Module.__init__(module)
         vars(module).update(topk_config=config, layer_id=0, is_draft=True, waterfill_balancer=None)
         module.enable_waterfill = False
-        layer = Layer(0, config, None, convention, routes_itself=True)
+        layer = Layer(0, config, None, convention=convention, routes_itself=True)
         layer.plan, layer.step = build_plan("oea", k0=1), Step("decode", len(logits), Batch())
         installed = object.__new__(Stage)
         vars(installed).update(

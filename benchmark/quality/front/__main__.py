@@ -74,9 +74,8 @@ def _check(layout: Layout, decoding: Decoding, sequences: int) -> None:
 def measure(bench: Bench, layout: Layout, settings: dict[str, dict[str, str]]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(setting, point) in turn, for each setting's changes by name.
 
-    A point has the layout, vanilla's active experts, and of each change the policy, its active experts and kept mass,
-    and its loss above vanilla's and above the published setting's, fields of `Loss`; where drafts are verified,
-    `accepted` too.
+    A point has the layout, vanilla's active experts, and of each change the policy, its active experts, and its loss
+    above vanilla's and above the published setting's, `delta` and `error` of `Loss`.
     """
     if not settings:
         return
@@ -96,11 +95,8 @@ def measure(bench: Bench, layout: Layout, settings: dict[str, dict[str, str]]) -
 
 
 def _summarize(decoded: Decoded, vanilla: Decoded, published: Decoded) -> dict[str, Any]:
-    drafted = {"accepted": decoded.accepted} if decoded.layout.tokens_per_request > 1 else {}
     return {
         "active_experts": decoded.active,
-        "kept_mass": decoded.kept_mass,
-        **drafted,
         "loss": _excess(decoded, vanilla),
         "over_published": _excess(decoded, published),
     }

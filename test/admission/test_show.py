@@ -77,4 +77,4 @@ def test_draft_tokens_are_positive(show, capsys):
     with pytest.raises(SystemExit) as ended:
         show("xshare", "--speculative-num-draft-tokens", "0")
     assert ended.value.code == 1
-    assert "--draft-tokens 0:" in capsys.readouterr().err
+    assert "--speculative-num-draft-tokens 0:" in capsys.readouterr().err

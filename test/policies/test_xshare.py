@@ -101,3 +101,10 @@ def test_own_share_divides_by_what_the_row_would_have_had(own_share, divisor):
     out = select(BATCH, build_plan("xshare", k0=1, add=0, own_share=own_share), Router(2))
     assert out.topk_weights[1].tolist() == pytest.approx([7 / divisor, 1 / divisor])
     assert out.topk_weights[0].tolist() == pytest.approx([0.6, 0.4])
+
+
+@pytest.mark.parametrize("other", [{"mass": 0.5}, {"add_per_request": 4}, {"target_per_rank": 5}])
+def test_the_batch_adds_24_where_no_other_budget_is_given(other):
+    assert build_plan("xshare", k0=2).add == 24
+    assert build_plan("xshare", **other).add == 0
+    assert build_plan("xshare", add=3, **other).add == 3

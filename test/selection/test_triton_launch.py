@@ -150,7 +150,8 @@ def test_a_layer_of_the_stage_is_one_launch(kernel, monkeypatch, shared, masked)
     groups = {"use_grouped_topk": True, "num_expert_group": 8, "topk_group": 4, "scoring_func": "sigmoid"}
     keys = {"correction_bias": torch.zeros(128), **groups} if shared else {}
     monkeypatch.setattr("sglang_xshare.stage.layer.num_shared_slots", lambda config: shared)
-    layer = Layer(0, TopKConfig(top_k=8 + shared, renormalize=True, **keys), None, MASKED if masked else FILLED)
+    config = TopKConfig(top_k=8 + shared, renormalize=True, **keys)
+    layer = Layer(0, config, None, convention=MASKED if masked else FILLED)
     layer.plan, layer.step = build_plan("xshare"), Step("decode", 16, Batch(torch.ones(16, dtype=torch.bool)))
     monkeypatch.setattr(selection, "_choose_backend", lambda *args: "triton")
     logits = torch.zeros(16, 128)

@@ -45,7 +45,7 @@ def check_exact(config: Any) -> None:
     found = _find_obstacle(config)
     if found is not None:
         flag, value, reason = found
-        raise ExpertPolicyError(flag, value, f"{reason}; allowed is off")
+        raise ExpertPolicyError(flag, value, f"{reason}; allowed is {'unset' if flag == TREE_IN_CPP else 'off'}")
 
 
 def _find_obstacle(config: Any) -> tuple[str, str, str] | None:

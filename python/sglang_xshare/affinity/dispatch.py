@@ -1,4 +1,6 @@
-"""`--load-balance-method expert_affinity`: what SGLang's data-parallel controller calls with every request."""
+"""`--load-balance-method expert_affinity`: what SGLang's data-parallel controller calls with every request, and what it
+tells of its decisions.
+"""
 
 from __future__ import annotations
 

@@ -161,15 +161,15 @@ def _describe(
         return row
     cached, rank = asked.count_cached(flags), divide(weights, flags)
     steps = [estimate_step(rank, load.fullest, cached, bandwidth * 1e9) for load in loads]
-    (layer, step), (own_layer, own_step) = steps
-    if step > LONGEST:
-        beyond = f"{bandwidth:,g} GB/s: a step of {step:,.0f} s; allowed are {LONGEST:g} s at most"
+    (layer_before, before), (layer_after, after) = steps
+    if before > LONGEST:
+        beyond = f"{bandwidth:,g} GB/s: a step of {before:,.0f} s; allowed are {LONGEST:g} s at most"
         raise ValueError(f"--batch {asked.batch}, --context {asked.context} at {beyond}")
     return row | {
-        "moe_layer_us": [layer * 1e6, own_layer * 1e6],
-        "step_ms": [step * 1e3, own_step * 1e3],
-        "tokens_per_s": [asked.batch / step, asked.batch / own_step],
-        "speedup": step / own_step,
+        "moe_layer_us": [layer_before * 1e6, layer_after * 1e6],
+        "step_ms": [before * 1e3, after * 1e3],
+        "tokens_per_s": [asked.batch / before, asked.batch / after],
+        "speedup": before / after,
     }
 
 

@@ -63,6 +63,8 @@ class Resolution:
         try:
             for error in find_refusals(start, when):
                 self.refuse("sglang-xshare", error)
+        except OSError:  # of a file or a repository that SGLang misses as well
+            raise
         except Exception as error:
             self.fault = error
             raise

@@ -173,7 +173,7 @@ def _spell_range(rows: list[dict[str, Any]], name: str, spec: str, side: int) ->
 
 
 def list_notes(estimate: dict[str, Any]) -> list[str]:
-    """Under the table: what is assumed, what was published, which to believe, the formula."""
+    """Under the table: what is assumed, what was published, what says more, the formula."""
     notes = []
     sources = list(dict.fromkeys(row["source"] for row in estimate["estimates"]))
     if len(sources) > 1:
@@ -190,7 +190,7 @@ def list_notes(estimate: dict[str, Any]) -> list[str]:
         here = [found["says"] for found in published if found["this_model"]]
         others = [found["says"] for found in published if not found["this_model"]]
         for says in here:
-            notes.append(f"Published of {policy} on this model: {says}. Believe that before the estimate.")
+            notes.append(f"Published of {policy} on this model: {says}. It says more than the estimate.")
         if not here:
             other = f"; on another: {'; '.join(others)}" if others else ""
             notes.append(f"Published of {policy} on this model: nothing{other}.")

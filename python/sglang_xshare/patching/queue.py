@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from .errors import PatchError
 from .hunk import apply_hunks
@@ -62,8 +62,14 @@ def find_root() -> Path:
 
 
 def list_releases(root: Path) -> list[str]:
-    """The supported releases, those with a series, the newest last: 0.5.9 before 0.5.17."""
-    return sorted((file.parent.name for file in root.glob("*/series")), key=Version)
+    """The supported releases, those with a series, the newest last: 0.5.9 before 0.5.17. Raises PatchError for a folder
+    of another name.
+    """
+    names = [file.parent.name for file in root.glob("*/series")]
+    try:
+        return sorted(names, key=Version)
+    except InvalidVersion as error:
+        raise PatchError(f"{root}: {error}; allowed are folders named by releases") from None
 
 
 def read_series(root: Path, release: str) -> list[str]:

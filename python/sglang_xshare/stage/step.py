@@ -79,14 +79,17 @@ def read_size(forward_batch: Any, ranks: Ranks | None = None) -> Size | None:
     """
     counts = forward_batch.global_num_tokens_cpu if ranks is not None else read_rows_by_rank(forward_batch)
     if ranks is not None and not ranks.together:
-        counts = [len(forward_batch.input_ids) // ranks.share]
+        counts = [len(forward_batch.out_cache_loc) // ranks.share]
     if counts:
         found = _read_synchronized(forward_batch, counts)
         return None if found is None else Size(found[0], max(counts) * len(counts), found[1])
-    mode, rows = forward_batch.forward_mode, forward_batch.input_ids.shape[0]
-    if mode.is_target_verify():
-        return Size("verify", rows, _count_draft_tokens(rows, forward_batch.batch_size) if rows else 1)
-    return Size("decode", rows) if mode.is_decode() else None
+    mode = forward_batch.forward_mode
+    if not (mode.is_target_verify() or mode.is_decode()):  # a prefill may have embeddings in place of ids
+        return None
+    rows = forward_batch.input_ids.shape[0]
+    if mode.is_decode():
+        return Size("decode", rows)
+    return Size("verify", rows, _count_draft_tokens(rows, forward_batch.batch_size) if rows else 1)
 
 
 def read_rows_by_rank(forward_batch: Any) -> list[int] | None:

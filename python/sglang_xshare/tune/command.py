@@ -29,6 +29,7 @@ from .plans import FIRST_SIZE, VANILLA_SETTING, Layers, group_layers, join_batch
 from .texts import Sample, read_samples
 
 if TYPE_CHECKING:
+    from .measure import Bench
     from .search import Found
 
 DESCRIPTION = (
@@ -111,7 +112,7 @@ def tune(arguments: argparse.Namespace) -> None:
         with _interrupted():
             for batch in sorted(set(arguments.batches)):
                 total = count_measurements(len(groups), len(arguments.policies))
-                with _progress(console, f"{batch} rows", total) as tell:
+                with _progress(console, bench, f"{batch} rows", total) as tell:
                     found.append(search(bench, groups, arguments.policies, batch, arguments.tolerance, tell, unit))
                 print_found(found[-1], console)
     finally:
@@ -143,8 +144,8 @@ def _keep(before: dict[str, Any], is_paging: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def _progress(console: Console, title: str, total: int) -> Iterator[Callable[[str], None]]:
-    """What tells of one more measurement, of about `total`: its line, and on a terminal a bar below, else a count."""
+def _progress(console: Console, bench: Bench, title: str, total: int) -> Iterator[Callable[[str], None]]:
+    """What tells a line of a search of about `total` measurements, and how far it is: a bar, or a count in a log."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -152,11 +153,16 @@ def _progress(console: Console, title: str, total: int) -> Iterator[Callable[[st
     # A measurement may take minutes: rich's own window of 30 s would tell no time that is left.
     with Progress(*columns, console=console, transient=True, disable=hidden, speed_estimate_period=1800) as bar:
         console.print(f"{title}: about {total} measurements")
-        task = bar.add_task(title, total=total)
+        task, before, known = bar.add_task(title, total=total), len(bench.asked), bench.measured
 
         def tell(line: str) -> None:
-            bar.advance(task)
-            console.print(f"{bar.tasks[task].completed:.0f} of about {total}: {line}" if hidden else line)
+            done = len(bench.asked) - before
+            if bench.measured == known:  # what was known takes no time, and tells none
+                bar.reset(task)
+            bar.update(task, completed=done, total=max(total, done))
+            left = bar.tasks[task].time_remaining
+            far = f"{done} of about {total}" + (f", about {math.ceil(left / 60)} min left" if left else "")
+            console.print(f"{far}: {line}" if hidden else line)
 
         yield tell
 

@@ -96,10 +96,13 @@ class Bench:
                 key = record.pop("key")
                 self.known[key] = Measurement(**record)
         self.measured = 0
+        self.asked: set[str] = set()
+        """What was run, known or not."""
 
     def run(self, policy: dict[str, Any], batch: int, part: str) -> Measurement:
         """What a policy does on a part of the samples, of which `batch` decode together."""
         key = json.dumps([policy, batch, part], sort_keys=True)
+        self.asked.add(key)
         if key not in self.known:
             self.known[key] = self.measure(policy, batch, part)
             self.measured += 1

@@ -168,7 +168,7 @@ def test_what_is_assumed_and_what_to_believe_is_said(write, capsys):
     assert [name for name, text in said.items() if assumed in text] == ["gpt-oss-120b", "gpt-oss-20b"]
     ours = "Published of xshare:k0=1,add=24 on this model: gpt-oss-120b, batch 16: +7 to 13 % tokens/s"
     assert [name for name, text in said.items() if ours in text] == ["gpt-oss-120b"]
-    assert "Believe that before the estimate" in said["gpt-oss-120b"]
+    assert "It says more than the estimate" in said["gpt-oss-120b"]
     assert "of oea:k0=3 on this model: Qwen3-30B-A3B (top-8), batch 16: MoE layer" in said["qwen3-30b-a3b"]
     assert "of xshare:k0=1,add=24 on this model: nothing; on another: gpt-oss-120b" in said["gpt-oss-20b"]
     assert "of oea:k0=4 on this model: nothing." in said["gpt-oss-20b"]

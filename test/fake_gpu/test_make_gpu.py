@@ -54,4 +54,4 @@ def test_a_run_of_few_minutes_leaves_the_rest_for_the_next(tmp_path):
     second = run("fake_gpu.walk", "run", "--limit", "150", "--out", str(tmp_path)).decode()
     assert "gpu: layer qwen3-30b-a3b" not in second
     assert "preflight: " not in second
-    assert "gpu: server qwen3-30b-a3b, at most" in second
+    assert "gpu: server " in second

@@ -5,6 +5,7 @@ tells whether paging computes the same.
 """
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from benchmark.common.comparison import Comparison, format_number, is_measured
@@ -26,7 +27,10 @@ from benchmark.gpu.serving import (
 )
 from benchmark.gpu.table import Row
 from benchmark.gpu.weights import write_weights
+from sglang_xshare.patching.release import is_since
 
+SINCE = "0.5.23"
+"""The first release of SGLang that pages experts; a machine that can install nothing may have an older one."""
 MODEL = "qwen3-30b-a3b-8-layers"
 POLICY = "xshare:k0=1,add=4,utility=squared,own_share=0.75"
 SLOTS = 64
@@ -36,15 +40,20 @@ VARIANTS = (
     Variant("off, paged", None, {}, PAGED),
     Variant(f"{POLICY}, paged", "xshare", parse_variant(POLICY).keys, PAGED),
 )
-SAME, PROMPTS = "same", 8
+RELEASE, SAME, PROMPTS = "release", "same", 8
 FARTHEST = 0.1
 """Nats of a prompt's token at most between paged and not: sums of bf16 in another order differ by hundredths."""
 
 
 def measure(record: Record, parts: Sequence[str]) -> None:
-    """Whether paging computes the same, then the concurrencies that the record lacks."""
+    """Whether paging computes the same, then the concurrencies that the record lacks. Of a release that does not page,
+    only which one it is.
+    """
     if parts:
         raise ValueError(f"part {parts[0]}: experiment paged measures {MODEL} only; allowed is none")
+    if not is_since(running := version("sglang"), SINCE):
+        record.add(RELEASE, sglang=running)
+        return
     missing = [n for n in CONCURRENCIES if not is_measured(record, _key(n))]
     if not missing and SAME in record:
         return
@@ -84,6 +93,8 @@ def compare(paged: Server, whole: Server, vocabulary: int) -> dict[str, Any]:
 def rows(points: Mapping[str, Any]) -> list[Row]:
     """Whether paging computes the same, and the policy's gain at each concurrency."""
     found = []
+    if RELEASE in points:
+        found.append(Row("paged experts", f"not in SGLang {points[RELEASE]['sglang']}, but from {SINCE} on"))
     if SAME in points:
         point = points[SAME]
         told = f"{point['farthest']:.3f} nats, {point['tokens_same']:.0%} of greedy tokens the same"

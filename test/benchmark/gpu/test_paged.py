@@ -117,6 +117,15 @@ def test_it_goes_on_where_its_record_ends(tmp_path, monkeypatch):
     assert gains[0].measured.endswith("50.0 % gain")
 
 
+def test_a_release_that_does_not_page_is_told_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(paged, "version", lambda _: "0.5.22")
+    monkeypatch.setattr(paged, "write_model", lambda name: pytest.fail("a model was written"))
+    record = write_record(tmp_path, "paged", {})
+    paged.measure(record, [])
+    (row,) = paged.rows(record.points)
+    assert "0.5.22" in row.measured
+
+
 @pytest.mark.long
 def test_a_server_that_pages_what_was_written_computes_as_one_that_does_not(checkpoint):
     some = Variant("paged", None, {}, ("--enable-paged-experts", "--paged-experts-num-resident", "16"))

@@ -9,14 +9,11 @@ import json
 import pytest
 
 from benchmark.common.paths import TRAINED
+from fake_gpu.server import LEAKING
 
 XSHARE = ("--expert-policy", "xshare", "--expert-policy-config", '{"k0": 1, "add": 4}')
 GRAPHS = ("--cuda-graph-bs-decode", "1", "4", "8", "--disable-prefill-cuda-graph")
 LAYERS = {"qwen3-moe": 3, "gpt-oss": 4, "deepseek-v3": 2}
-LEAKS = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "0"}
-"""A sliding window's slots are found by a mapping that a kernel of the device writes: 0.5.17 counts a leak here, with and
-without a policy.
-"""
 MAY_WAIT = {"attach", "report", "publish", "handle"}
 """Our calls that start, that read counters, now and then, or that switch between two steps."""
 SELECT = {"choose", "prepare", "route"}
@@ -44,7 +41,7 @@ def count_steps(metas):
 
 @pytest.mark.parametrize("model", LAYERS)
 def test_a_policy_in_graphs(serve, model):
-    server = serve(model, *XSHARE, *GRAPHS, **LEAKS if model == "gpt-oss" else {})
+    server = serve(model, *XSHARE, *GRAPHS, **LEAKING if model == "gpt-oss" else {})
     assert count_steps(server.generate(7)) == {(7, 7)}  # in graphs of eight rows
     assert count_steps(server.generate(4)) == {(7, 7)}
     assert count_steps(server.generate(12)) == {(7, 7)}  # of no graph

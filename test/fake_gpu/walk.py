@@ -4,7 +4,6 @@ how far it comes, not what it measures.
     python -m fake_gpu.walk layer qwen3-30b-a3b --out FOLDER
 """
 
-import os
 import shutil
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from benchmark.common.command import one_line_errors
 from benchmark.gpu import __main__, eagle3, paged, preflight, replay, run, server, serving
-from fake_gpu.server import LEAKING
+from fake_gpu.server import ONE_POOL
 from sglang_xshare.selection.triton_kernel import tile
 
 SECONDS = 1200.0  # of a server's start on a busy machine
@@ -27,7 +26,7 @@ def shorten() -> None:
     serving.START_LIMIT = paged.START_LIMIT = SECONDS
     server.ROUNDS = server.FINE_ROUNDS = replay.ROUNDS = eagle3.ROUNDS = paged.ROUNDS = 2
     paged.MODEL = "qwen3-30b-a3b-1-layers"
-    os.environ |= LEAKING
+    serving.RUNNER_ARGS["gpt-oss"] += ONE_POOL
     # Kernels count nothing here.
     read = replay.read_settled_totals
     replay.read_settled_totals = lambda server: {name: total + 1.0 for name, total in read(server).items()}

@@ -9,7 +9,7 @@ try:
     from benchmark.common.record import Record
     from benchmark.common.server import has_gpu
     from benchmark.gpu.bring_back import unpack
-    from benchmark.gpu.run import TASKS, Task, run
+    from benchmark.gpu.run import Task, list_tasks, run
     from benchmark.gpu.shapes import write_recorded
     from benchmark.gpu.table import EXPERIMENTS, show_table
     from benchmark.gpu.tune import POLICY, write_configs
@@ -41,7 +41,7 @@ def main() -> int:
         return 2
     command = [*parser.prog.split(), *sys.argv[1:]]
     if args.what == "run":
-        tasks = [Task(args.parts[0], tuple(args.parts[1:]))] if args.parts else TASKS
+        tasks = [Task(args.parts[0], tuple(args.parts[1:]))] if args.parts else list_tasks()
         return 0 if run(args.out, command, tasks, args.limit, args.policy) else 1
     options = {} if args.policy is None else {"policy": args.policy}
     record = Record(args.out, args.what, command)

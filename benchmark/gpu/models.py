@@ -18,6 +18,8 @@ from benchmark.common.paths import ROOT
 
 MODELS = ROOT / "build" / "gpu" / "models"
 TEXT_LINES = 1024
+PAGED_SINCE = "0.5.23"
+"""The first release of SGLang that pages experts; a machine that can install nothing has an older one."""
 LAYERS = re.compile(r"-(\d+)-layers$")
 COMMON: dict[str, Any] = {"dtype": "bfloat16", "transformers_version": "5.0.0", "tie_word_embeddings": False}
 

@@ -5,7 +5,6 @@ tells whether paging computes the same.
 """
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from benchmark.common.comparison import Comparison, format_number, is_measured
@@ -14,7 +13,7 @@ from benchmark.common.rounds import serve
 from benchmark.common.server import Server, has_gpu
 from benchmark.common.variant import OFF, Variant, parse_variant
 from benchmark.gpu.memory import check_memory
-from benchmark.gpu.models import read_config, write_model
+from benchmark.gpu.models import PAGED_SINCE, read_config, write_model
 from benchmark.gpu.serving import (
     INPUT_TOKENS,
     ROUNDS,
@@ -28,9 +27,8 @@ from benchmark.gpu.serving import (
 from benchmark.gpu.table import Row
 from benchmark.gpu.weights import write_weights
 from sglang_xshare.patching.release import is_since
+from sglang_xshare.patching.tree import find_tree
 
-SINCE = "0.5.23"
-"""The first release of SGLang that pages experts; a machine that can install nothing may have an older one."""
 MODEL = "qwen3-30b-a3b-8-layers"
 POLICY = "xshare:k0=1,add=4,utility=squared,own_share=0.75"
 SLOTS = 64
@@ -40,20 +38,17 @@ VARIANTS = (
     Variant("off, paged", None, {}, PAGED),
     Variant(f"{POLICY}, paged", "xshare", parse_variant(POLICY).keys, PAGED),
 )
-RELEASE, SAME, PROMPTS = "release", "same", 8
+SAME, PROMPTS = "same", 8
 FARTHEST = 0.1
 """Nats of a prompt's token at most between paged and not: sums of bf16 in another order differ by hundredths."""
 
 
 def measure(record: Record, parts: Sequence[str]) -> None:
-    """Whether paging computes the same, then the concurrencies that the record lacks. Of a release that does not page,
-    only which one it is.
-    """
+    """Whether paging computes the same, then the concurrencies that the record lacks."""
     if parts:
         raise ValueError(f"part {parts[0]}: experiment paged measures {MODEL} only; allowed is none")
-    if not is_since(running := version("sglang"), SINCE):
-        record.add(RELEASE, sglang=running)
-        return
+    if not is_since(running := find_tree().release, PAGED_SINCE):
+        raise ValueError(f"experiment paged: SGLang {running} pages no experts; allowed is {PAGED_SINCE} or later")
     missing = [n for n in CONCURRENCIES if not is_measured(record, _key(n))]
     if not missing and SAME in record:
         return
@@ -93,8 +88,6 @@ def compare(paged: Server, whole: Server, vocabulary: int) -> dict[str, Any]:
 def rows(points: Mapping[str, Any]) -> list[Row]:
     """Whether paging computes the same, and the policy's gain at each concurrency."""
     found = []
-    if RELEASE in points:
-        found.append(Row("paged experts", f"not in SGLang {points[RELEASE]['sglang']}, but from {SINCE} on"))
     if SAME in points:
         point = points[SAME]
         told = f"{point['farthest']:.3f} nats, {point['tokens_same']:.0%} of greedy tokens the same"

@@ -13,8 +13,11 @@ from typing import Any
 from benchmark.common.record import Record
 from benchmark.gpu import preflight
 from benchmark.gpu.bring_back import keep_logs
+from benchmark.gpu.models import PAGED_SINCE
 from benchmark.gpu.process import Ended, run_process
 from benchmark.gpu.table import Row
+from sglang_xshare.patching.release import is_since
+from sglang_xshare.patching.tree import find_tree
 
 TURN = 570.0  # seconds of a task where the whole has no limit
 ENDING = 25.0  # seconds that stopping a task, the table and the way back take
@@ -39,6 +42,8 @@ class Task:
     turn: float = TURN
     least: float = 20.0
     needs: tuple[str, ...] = ()
+    since: str = "0"
+    """The first release of SGLang that has what it measures."""
 
     @property
     def name(self) -> str:
@@ -60,10 +65,19 @@ TASKS: tuple[Task, ...] = (
     Task("server", ("qwen3-30b-a3b-aligned",), 180.0, 120.0, SERVERS_128),
     Task("selection", ("shapes",), 60.0),
     Task("tune", (), 120.0, 60.0, KERNELS),
-    Task("paged", (), 300.0, 150.0, SERVERS_128),
+    Task("paged", (), 300.0, 150.0, SERVERS_128, PAGED_SINCE),
     Task("replay", ("tests",), 60.0),
     Task("selection", ("tests",), 240.0, 60.0),
 )
+
+
+def list_tasks() -> list[Task]:
+    """All but those of a later release of SGLang than the one here, which are told."""
+    running = find_tree().release
+    for task in TASKS:
+        if not is_since(running, task.since):
+            print(f"gpu: {task.name}: left out, from SGLang {task.since} on; here is {running}", flush=True)
+    return [task for task in TASKS if is_since(running, task.since)]
 
 
 def run(results: Path, command: Sequence[str], tasks: Sequence[Task], limit: float | None, policy: str | None) -> bool:

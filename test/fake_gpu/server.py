@@ -19,6 +19,8 @@ import requests
 
 from benchmark.common.server import die_with_parent
 from fake_gpu.models import write_model
+from sglang_xshare.patching.release import is_since
+from sglang_xshare.patching.tree import find_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = (
@@ -27,9 +29,9 @@ FLAGS = (
     *("--max-running-requests", "16", "--max-total-tokens", "8192", "--chunked-prefill-size", "2048"),
     *("--enable-metrics", "--decode-log-interval", "4"),
 )
-ONE_POOL = ("--disable-hybrid-swa-memory",)
-"""For gpt-oss: a pool of its own for the sliding window finds its slots by what kernels write: 0.5.17 would lose
-them here or free them twice, with and without a policy.
+ONE_POOL = () if is_since(find_tree().release, "0.5.23") else ("--disable-hybrid-swa-memory",)
+"""For gpt-oss: 0.5.17 frees the slots of the sliding window's own pool by indices that the device computes. Here it
+computes none, and slots would leak or be freed twice, with and without a policy.
 """
 SECONDS = 1500  # a start on a busy machine; three minutes on a quiet core
 

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from benchmark.common.paths import ROOT
+from fake_gpu.test_paged import NEEDS_PAGING
 
 CHECKS = ("patch", "nvcc", "cc", "compilation-32", "compilation-128", "imports", "eagle3")
 WALKS = {
@@ -41,7 +42,9 @@ def test_a_captured_selection_is_the_references():
 
 
 @pytest.mark.parametrize("gib", ["78", "139"])
-@pytest.mark.parametrize("experiment", WALKS)
+@pytest.mark.parametrize(
+    "experiment", [pytest.param(name, marks=NEEDS_PAGING if name == "paged" else ()) for name in WALKS]
+)
 def test_an_experiment_comes_to_its_table(experiment, gib, tmp_path):
     run("fake_gpu.walk", experiment, *WALKS[experiment], "--out", str(tmp_path), FAKE_GPU_GIB=gib)
     assert experiment.encode() in run("fake_gpu.walk", "table", "--out", str(tmp_path))

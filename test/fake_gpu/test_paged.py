@@ -3,18 +3,21 @@ after a switch that lifts the bound; and a bound that is broken stops the server
 """
 
 import json
-from importlib.metadata import version
 
 import pytest
 import requests
 
 from benchmark.common.paths import TRAINED
+from benchmark.gpu.models import PAGED_SINCE
 from benchmark.gpu.weights import write_weights
 from fake_gpu.models import write_model
 from fake_gpu.test_servers import check, count_steps
 from sglang_xshare.patching.release import is_since
+from sglang_xshare.patching.tree import find_tree
 
-pytestmark = pytest.mark.skipif(not is_since(version("sglang"), "0.5.23"), reason="SGLang pages experts from 0.5.23 on")
+PAGES = is_since(find_tree().release, PAGED_SINCE)
+NEEDS_PAGING = pytest.mark.skipif(not PAGES, reason=f"SGLang pages experts from {PAGED_SINCE} on")
+pytestmark = NEEDS_PAGING
 LAYERS = 4
 PAGED = ("--enable-paged-experts", "--paged-experts-num-resident", "32")
 XSHARE = ("--expert-policy", "xshare", "--expert-policy-config", '{"k0": 1, "add": 4}')

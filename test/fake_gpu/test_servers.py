@@ -41,7 +41,7 @@ def count_steps(metas):
 
 @pytest.mark.parametrize("model", LAYERS)
 def test_a_policy_in_graphs(serve, model):
-    server = serve(model, *XSHARE, *GRAPHS, *ONE_POOL if model == "gpt-oss" else ())
+    server = serve(model, *XSHARE, *GRAPHS, *(ONE_POOL if model == "gpt-oss" else ()))
     assert count_steps(server.generate(7)) == {(7, 7)}  # in graphs of eight rows
     assert count_steps(server.generate(4)) == {(7, 7)}
     assert count_steps(server.generate(12)) == {(7, 7)}  # of no graph

@@ -97,6 +97,7 @@ def test_it_goes_on_where_its_record_ends(tmp_path, monkeypatch):
             evidence |= {"page_ins": 4.1, "page_ins_before": 18.2}
         record.add(key, **point)
 
+    monkeypatch.setattr(paged, "find_tree", lambda: SimpleNamespace(release=models.PAGED_SINCE))
     monkeypatch.setattr(paged, "serve", start)
     monkeypatch.setattr(paged, "check_caches", lambda servers: None)
     monkeypatch.setattr(paged, "measure_rounds", measure_rounds)
@@ -117,13 +118,11 @@ def test_it_goes_on_where_its_record_ends(tmp_path, monkeypatch):
     assert gains[0].measured.endswith("50.0 % gain")
 
 
-def test_a_release_that_does_not_page_is_told_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(paged, "version", lambda _: "0.5.22")
+def test_a_release_that_does_not_page_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(paged, "find_tree", lambda: SimpleNamespace(release="0.5.22"))
     monkeypatch.setattr(paged, "write_model", lambda name: pytest.fail("a model was written"))
-    record = write_record(tmp_path, "paged", {})
-    paged.measure(record, [])
-    (row,) = paged.rows(record.points)
-    assert "0.5.22" in row.measured
+    with pytest.raises(ValueError, match=r"0\.5\.22"):
+        paged.measure(write_record(tmp_path, "paged", {}), [])
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from gpu.recorded import write_record
@@ -164,6 +165,14 @@ def test_the_tasks_are_all_there_is_in_the_order_of_their_worth():
     assert {part for task in TASKS for part in task.parts if task.experiment == "server"} == set(CASES)
     assert [task.name for task in TASKS[-2:]] == ["replay tests", "selection tests"]
     assert all(task.least <= task.turn and set(task.needs) <= set(CHECKS) for task in TASKS)
+
+
+def test_what_the_release_has_not_is_left_out_and_told(monkeypatch, capsys):
+    monkeypatch.setattr(module, "find_tree", lambda: SimpleNamespace(release="0.5.17"))
+    assert set(TASKS) - set(module.list_tasks()) == {task for task in TASKS if task.experiment == "paged"}
+    assert "gpu: paged: " in capsys.readouterr().out
+    monkeypatch.setattr(module, "find_tree", lambda: SimpleNamespace(release="0.5.23"))
+    assert tuple(module.list_tasks()) == TASKS
 
 
 def python(*lines: str) -> list[str]:

@@ -44,7 +44,7 @@ SERVER_ARGS = (
     # Only leaves room for graphs: the tokens above decide the cache's size, and two models share the memory.
     *("--mem-fraction-static", "0.95"),
 )
-RUNNER_ARGS = {
+RUNNER_ARGS: dict[str, tuple[str, ...]] = {
     "qwen3-30b-a3b": ("--moe-runner-backend", "triton"),
     "gpt-oss": ("--moe-runner-backend", "triton_kernel"),
 }

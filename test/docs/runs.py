@@ -217,7 +217,7 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "cp -r patches/0.5.23 patches/0.5.24": Run({"patches/0.5.24": "{scratch}/0.5.24"}),
     # measure
     "python -m benchmark.records": Same("make records"),
-    "make records": Run(more="--small --dirty --out {scratch}", shows=r"\[(\d+)/\1\] findings", is_long=True),
+    "make records": Run(more="--small --dirty --out {scratch}", shows=r"\[(\d+)/\1\] front-wide", is_long=True),
     "python -m benchmark.serving": replace(SERVED, more=f"off oea:k0=3 {SERVED.more}"),
     "python -m benchmark.serving off xshare:k0=1,add=24 oea:k0=3": SERVED,
     "python -m benchmark.serving off --drafted off xshare moe-spec:budget=32 --topk 4 --draft-tokens 8": SERVED,

@@ -51,6 +51,8 @@ def test_a_round_for_real_and_nothing_more_when_it_is_resumed(tmp_path, monkeypa
     sizes = ["--rounds", "1", "--requests", "4", "--concurrency", "4", "--output-tokens", "8"]
     sizes += ["--per-domain", "2", "--loss-tokens", "8", "--sums", "4", "--slots", "16"]
     arguments = [UNIFORM[0], "--model", str(TRAINED), *sizes, "--out", str(tmp_path)]
+    # In bfloat16 the kernels of the two servers round differently, by up to 9e-4 nats a text where the CPU has AMX.
+    monkeypatch.setattr(live, "SERVER_ARGS", (*live.SERVER_ARGS, "--dtype", "float32"))
     live.main(arguments)
     points = read_record(tmp_path / "live.json", "live")["points"]
     series = {one["variant"]["name"]: one for one in points[key_of(4)]["series"]}

@@ -5,7 +5,7 @@ orders. Where a barrier of a program's threads that is needed, the release or th
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -132,29 +132,31 @@ def test_it_answers_as_the_reference(run, name):
         assert (len(launched.programs) > 1) == (case.rows > 16)
 
 
-def leave_out(what, number):
-    """A function on PTX that leaves out the bar.sync of that number, or weakens every release or acquire."""
+def leave_out(numbers):
+    """A function on PTX that leaves out the bar.sync of these numbers."""
 
     def edit(ptx):
-        if what != "barrier":
-            return re.sub(rf"\.{what}\.", ".relaxed.", ptx)
-        places = [match.start() for match in re.finditer(r"bar\.sync", ptx)]
-        return ptx[: places[number]] + ptx[places[number] :].replace("bar.sync", "bar.warp.sync", 1)
+        parts = re.split(r"bar\.sync", ptx)
+        joints = ["bar.warp.sync" if number in numbers else "bar.sync" for number in range(len(parts) - 1)]
+        return "".join(part + joint for part, joint in zip(parts, [*joints, ""], strict=True))
 
     return edit
 
 
-def find_signs(run, case, edit):
+def weaken(what):
+    """A function on PTX that makes every release or acquire relaxed."""
+    return lambda ptx: re.sub(rf"\.{what}\.", ".relaxed.", ptx)
+
+
+def find_signs(run, case, live, order, edit):
     """What shows that the PTX was edited: races, differences, errors."""
     signs = set()
-    for order in ("up", "down", "random"):
-        execution = Execution(order, edit=edit)
-        try:
-            signs.update(find_differences(*run(case, 0, case.rows, execution)))
-        except (RuntimeError, TimeoutError) as error:
-            signs.add(type(error).__name__)
-        signs.update(between for launched in execution.launches for between, _ in launched.races)
-    return signs
+    execution = Execution(order, edit=edit)
+    try:
+        signs.update(find_differences(*run(case, 0, live, execution)))
+    except (RuntimeError, TimeoutError) as error:
+        signs.add(type(error).__name__)
+    return signs | {between for launched in execution.launches for between, _ in launched.races}
 
 
 def count_barriers(run, case):
@@ -168,15 +170,28 @@ def count_barriers(run, case):
     return counts[0]
 
 
-@pytest.mark.parametrize(("name", "unneeded"), [("xshare", 3), ("programs", 3)])
+@pytest.mark.parametrize(("name", "unneeded"), [("xshare", 2), ("programs", 6)])
 def test_a_barrier_that_is_left_out_shows(run, name, unneeded):
-    """But for those that Triton puts where the warps touch nothing of each other's."""
+    """But for those that nothing needs where all others are: Triton puts one before and behind each atomic operation,
+    where we have put one, and between accesses that are a thread's own.
+
+    More than eight programs load their words in two rounds; without a live row the filler is asked of all programs.
+    """
     case = CASES[name]
+    launches = [(case, case.rows, order) for order in ("down", "up", "random")] + [(case, 0, "down")]
+    if case.rows > 16:
+        launches.append((replace(case, rows=144), 144, "down"))
+    left_out = set()
     barriers = count_barriers(run, case)
-    missed = [k for k in range(barriers) if not find_signs(run, case, leave_out("barrier", k))]
-    assert len(missed) <= unneeded < barriers, f"{missed} of {barriers}"
+    for number in range(barriers):
+        edit = leave_out(left_out | {number})
+        if not any(find_signs(run, one, live, order, edit) for one, live, order in launches):
+            left_out.add(number)
+    assert len(left_out) <= unneeded < barriers, f"{sorted(left_out)} of {barriers}"
 
 
 @pytest.mark.parametrize("what", ["release", "acquire"])
 def test_what_orders_programs_is_needed(run, what):
-    assert "programs" in find_signs(run, CASES["programs"], leave_out(what, 0))
+    case = CASES["programs"]
+    signs = [find_signs(run, case, case.rows, order, weaken(what)) for order in ("up", "down", "random")]
+    assert "programs" in set.union(*signs)

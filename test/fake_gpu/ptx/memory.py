@@ -1,8 +1,8 @@
 """Memory that PTX runs on, and who has touched each byte of it: two that nothing orders, one writing, are a race.
 
 Between two barriers nothing orders the warps of a program; between programs only a release and an acquire of the same
-address do (vector clocks). A write of what is there already is no write. Both as in CUDA's memory model, without its
-weaker cases.
+address do (vector clocks). Two that write the same value do not race: several warps hold what Triton replicates. Of
+programs, a write of what is there already is no write. All as in CUDA's memory model, without its weaker cases.
 """
 
 from __future__ import annotations
@@ -52,9 +52,12 @@ class Touched:
         return cls(np.full(size, -1, np.int16), np.zeros(size, np.uint64))
 
     def touch(self, warp: int, at: np.ndarray, changed: np.ndarray | None) -> bool:
-        """Whether a warp's access to the bytes `at` is a race. `changed`: which of them it writes; None: it reads."""
+        """Whether a warp's access to the bytes `at` is a race. `changed`: which of them it changes by writing; None: it
+        reads.
+        """
         others = self.warps[at] & ~np.uint64(1 << warp) != 0
-        clash = (self.writer[at] >= 0) & (self.writer[at] != warp) if changed is None else others & changed
+        written = (self.writer[at] >= 0) & (self.writer[at] != warp)
+        clash = written if changed is None else others & (changed | ~written)
         self.warps[at] |= np.uint64(1 << warp)
         if changed is not None:
             self.writer[at] = warp

@@ -35,10 +35,7 @@ test: patch lint ## lint and the tests; under 25 minutes on two cores
 	$(PYTHON) -m pytest -m "not long" -n 2 --dist loadfile --hypothesis-profile fixed
 
 test-long: patch ## the tests that take longer, in resumable parts; one alone: PART=patching/test_kill
-	@PYTHON=$(PYTHON) PART=$(PART) scripts/test_long.sh
-
-test-cuda:      ## SGLang for CUDA served on a stand-in for a GPU (10 GB in build/cuda, an hour); one test: PART=eagle3
-	@SGLANG=$(SGLANG) PART=$(PART) scripts/test_cuda.sh
+	@PYTHON=$(PYTHON) PART='$(PART)' scripts/test_long.sh
 else
 # The kernels on the GPU. Every other test is of no device or serves on the CPU: upstream's CPU kernels are what it counts.
 KERNEL_TESTS := test/selection/test_triton.py test/selection/test_triton_exact_rows.py test/selection/test_residents.py \
@@ -51,6 +48,9 @@ test: patch
 test-long:
 	@$(MAKE) test-long $(ON_CPU)
 endif
+
+test-cuda:      ## SGLang for CUDA served on a stand-in for a GPU (10 GB in build/cuda, an hour; docs/gpu.md); some: PART=switches
+	@SGLANG='$(SGLANG)' PART='$(PART)' scripts/test_cuda.sh
 
 bench: patch    ## compare policies in the server: POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3"
 	$(PYTHON) -m benchmark.serving $(foreach policy,$(POLICIES),'$(policy)') $(BENCH_ARGS)

@@ -1,20 +1,32 @@
 #!/usr/bin/env bash
 # SGLang for CUDA on a machine without a GPU: test/fake_gpu builds a stand-in for the driver and the runtime, and its
 # tests serve on it. The environment, $CUDA_VENV (default: build/cuda/$SGLANG), takes 10 GB and some minutes to make.
-# PART=text runs only the tests whose names have the text. Needed: Python 3.11 or 3.12, g++, and nvcc for what is JIT-compiled.
+# PART=text runs only the tests whose names have the text; an expression as pytest's -k takes too. Needed: Python 3.11 or
+# 3.12, g++, and nvcc for what is JIT-compiled.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 SGLANG=${SGLANG:-0.5.23}
 venv=${CUDA_VENV:-build/cuda/$SGLANG}
 python=$venv/bin/python
+refuse() { echo "test-cuda: $1" >&2; exit 1; }
 
+[[ $SGLANG =~ ^[0-9.]+$ && -d patches/$SGLANG ]] || refuse "SGLANG=$SGLANG: allowed is $(cd patches && echo 0.*)"
+command -v g++ >/dev/null || refuse "g++ is missing"
+command -v nvcc >/dev/null || compgen -G '/usr/local/cuda*/bin/nvcc' >/dev/null || refuse "nvcc is missing"
 wanted=$(cat scripts/test_cuda.sh test/fake_gpu/build_device.py test/fake_gpu/device/* | sha256sum)
 if [[ ! -f $venv/.installed ]]; then
+    python3 -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' ||
+        refuse "python3 is $(python3 --version 2>&1); SGLang for CUDA needs 3.11 or 3.12"
+    # What an interrupted run has left is made anew, nothing else is removed.
+    [[ -f $venv/.begun || -z $(ls -A "$venv" 2>/dev/null) ]] || refuse "CUDA_VENV=$venv: no environment that this has made"
+    { rm -rf "$venv" && mkdir -p "$venv" && touch "$venv/.begun"; } 2>/dev/null || refuse "CUDA_VENV=$venv cannot be made"
     echo "test-cuda: making $venv: SGLang $SGLANG for CUDA (10 GB)"
-    python3 -m venv --clear "$venv"
+    python3 -m venv "$venv"
     "$python" -m pip install --quiet --disable-pip-version-check "sglang==$SGLANG" unidiff hypothesis pytest pytest-timeout
     touch "$venv/.installed"
 fi
+found=$("$python" -c 'from importlib.metadata import version; print(version("sglang"))')
+[[ $found == "$SGLANG" ]] || refuse "CUDA_VENV=$venv has SGLang $found, not $SGLANG; SGLANG=$found allows it"
 venv=$(cd "$venv" && pwd) python=$venv/bin/python
 if [[ ! -f $venv/.device || $(<"$venv/.device") != "$wanted" ]]; then
     "$python" test/fake_gpu/build_device.py "$venv"
@@ -27,4 +39,6 @@ echo "import os, sys; 'FAKE_GPU_LOG' in os.environ and (sys.path.append('$PWD/te
 PYTHONPATH=$PWD/python "$python" -m sglang_xshare patch apply
 
 . test/fake_gpu/environment.sh "$venv"
-exec nice "$python" -m pytest -p no:cacheprovider --timeout 3600 ${PART:+-k "$PART"} test/fake_gpu
+nice "$python" -m pytest -p no:cacheprovider --timeout 3600 ${PART:+-k "$PART"} test/fake_gpu && status=0 || status=$?
+[[ $status != 5 ]] || refuse "PART=${PART:-}: no test's name has this text"  # 5: pytest ran none
+exit "$status"

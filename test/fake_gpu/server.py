@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -100,9 +101,9 @@ class Server:
 
     def stop(self) -> None:
         """End it and all that it started."""
-        if self.process.poll() is None:
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        self.process.wait()
 
 
 def start_server(model: str | Path, folder: Path, flags: Sequence[str], environment: Mapping[str, str]) -> Server:
@@ -116,8 +117,7 @@ def start_server(model: str | Path, folder: Path, flags: Sequence[str], environm
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(place), "--port", str(port)]
-    output = folder / "output"
-    with output.open("wb") as file:
+    with (folder / "output").open("wb") as file:
         process = subprocess.Popen(
             [*command, *weights, *FLAGS, *flags],
             env={
@@ -134,11 +134,18 @@ def start_server(model: str | Path, folder: Path, flags: Sequence[str], environm
             cwd=folder,
         )
     server = Server(process, f"http://127.0.0.1:{port}", folder)
-    end = monotonic() + SECONDS
+    try:
+        _wait(server)
+    except BaseException:  # Ctrl-C and pytest's time limit too: its processes hold 2 GB
+        server.stop()
+        raise
+    return server
+
+
+def _wait(server: Server) -> None:
+    end, output = monotonic() + SECONDS, server.folder / "output"
     while b"fired up" not in output.read_bytes():
-        if process.poll() is not None or monotonic() > end:
-            server.stop()
+        if server.process.poll() is not None or monotonic() > end:
             said = [line for line in output.read_text().splitlines() if "kill_process" not in line]
             raise RuntimeError("\n".join(["the server did not start:", *said[-20:], *server.find_violations()]))
         sleep(1)
-    return server

@@ -127,7 +127,17 @@ def test_the_defaults_of_the_release(serve):
     check(server, LAYERS["qwen3-moe"], sizes=16)
 
 
-def test_speculation(serve, tmp_path):
+def test_programs_that_wait_for_each_other_are_launched_together(serve):
+    """Several select for more than 16 rows."""
+    large = ("--cuda-graph-bs-decode", "1", "64", "--disable-prefill-cuda-graph", "--max-running-requests", "64")
+    server = serve("qwen3-moe", *XSHARE, *large)
+    assert count_steps(server.generate(20)) == {(7, 7)}
+    check(server)
+    selecting = [{name: n for name, n in one.items() if "select" in name} for one in server.read_captures()]
+    assert {"select_kernel cooperative": LAYERS["qwen3-moe"]} in selecting, selecting
+
+
+def test_eagle3_in_a_server(serve, tmp_path):
     from fake_gpu.models import write_model
 
     draft = write_model("qwen3-moe-eagle3", tmp_path)

@@ -49,7 +49,7 @@ test-long:
 	@$(MAKE) test-long $(ON_CPU)
 endif
 
-test-cuda:      ## SGLang for CUDA served on a stand-in for a GPU (10 GB in build/cuda, an hour; docs/gpu.md); some: PART=switches
+test-cuda:      ## SGLang for CUDA served on a stand-in for a GPU (10 GB in build/cuda, over an hour; docs/gpu.md); some: PART=switches
 	@SGLANG='$(SGLANG)' PART='$(PART)' scripts/test_cuda.sh
 
 bench: patch    ## compare policies in the server: POLICIES="vanilla xshare:k0=1,add=24 oea:k0=3"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [selection|layer|server|eagle3|replay|tune|paged|all] [PART...]
+# Check, time and tabulate on an NVIDIA GPU: scripts/gpu.sh [all | EXPERIMENT [PART...]]. Experiments: selection, layer,
+# server, eagle3, replay, tune, paged.
 # QUICK=1 ends after LIMIT seconds (default 480), unpacking included, and goes on from there when it is run again.
 # RESULTS=DIR holds the records (default: benchmark/results/<date>-<gpu>; where $OUT is set, build/gpu/results, of which
 # $OUT gets a few files in the end); POLICY=xshare:k0=1,add=24 is what experiment tune tunes for.
@@ -15,6 +16,7 @@ experiment=${1:-all}
 shift || true
 refuse() { echo "gpu: $1" >&2; exit "${2:-1}"; }
 [[ " ${EXPERIMENTS[*]} all " == *" $experiment "* ]] || refuse "experiment '$experiment': allowed is ${EXPERIMENTS[*]} or all"
+[[ $experiment != all || $# -eq 0 ]] || refuse "PARTS=$*: allowed with one EXPERIMENT of ${EXPERIMENTS[*]}"
 [[ $LIMIT =~ ^[1-9][0-9]*$ ]] || refuse "LIMIT=$LIMIT: allowed is a whole number of seconds"
 [[ ${QUICK:-0} =~ ^[01]?$ ]] || refuse "QUICK=$QUICK: allowed is 0 or 1"
 gpu=

@@ -65,10 +65,11 @@ def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_2(checkout, experim
     assert not (checkout / "results").exists()
 
 
-def test_an_unknown_experiment_is_refused(checkout):
-    refused = run(checkout, "lyaer")
+@pytest.mark.parametrize(("args", "tells"), [(["lyaer"], "experiment 'lyaer'"), (["all", "tests"], "PARTS=tests")])
+def test_an_unknown_experiment_or_parts_of_all_are_refused(checkout, args, tells):
+    refused = run(checkout, *args)
     assert refused.returncode == 1
-    assert refused.stderr.startswith("gpu: experiment 'lyaer': ")
+    assert refused.stderr.startswith(f"gpu: {tells}: ")
 
 
 @pytest.mark.parametrize(("name", "value"), [("LIMIT", "soon"), ("LIMIT", "0"), ("QUICK", "yes")])

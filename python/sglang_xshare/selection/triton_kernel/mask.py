@@ -17,7 +17,8 @@ from .recipe import OPTIONS
 @triton.jit
 def complete(used: tl.tensor, exists: tl.tensor, top_k: tl.constexpr) -> tl.tensor:
     """The experts used [E] bool, with the lowest-numbered others up to top-k. Idempotent, also halfway: programs may
-    store what they complete while others still read.
+    store what they complete while others still read. Nor does `find_spare` tell the difference: top-k experts in use
+    are the spare ones, sure or not.
     """
     idle = (exists & ~used).to(tl.int32)
     return used | ((idle > 0) & (tl.cumsum(idle, 0) <= top_k - tl.sum(used.to(tl.int32), 0)))

@@ -158,7 +158,7 @@ def generate_together(server: Server, probe: Path, prompts: Sequence[str]) -> li
 
     With speculation they are taken as they come: there, requests advance each at their own pace.
     """
-    for _ in range(5):
+    for _ in range(20):
         server.post("/flush_cache", {})
         seen = len(read_lines(probe))
         answers = server.generate(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True)

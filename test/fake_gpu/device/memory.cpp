@@ -24,8 +24,13 @@ size_t used, peak;
 const size_t SLIGHT = 1 << 20;  // larger copies and zeroes on the device would turn reserved pages into real ones
 
 size_t total() {
-    const char* gib = getenv("FAKE_GPU_GIB");
-    return static_cast<size_t>((gib ? atof(gib) : 79.1) * (1ull << 30));
+    const char* given = getenv("FAKE_GPU_GIB");
+    const double gib = given ? atof(given) : 79.1;
+    if (gib <= 0) {
+        fprintf(stderr, "FAKE_GPU_GIB=%s: allowed is a number of GiB above 0\n", given);
+        _exit(1);
+    }
+    return static_cast<size_t>(gib * (1ull << 30));
 }
 
 FILE* open_log() {

@@ -12,7 +12,8 @@ refuse() { echo "test-cuda: $1" >&2; exit 1; }
 
 [[ $SGLANG =~ ^[0-9.]+$ && -d patches/$SGLANG ]] || refuse "SGLANG=$SGLANG: allowed is $(cd patches && echo 0.*)"
 command -v g++ >/dev/null || refuse "g++ is missing"
-command -v nvcc >/dev/null || compgen -G '/usr/local/cuda*/bin/nvcc' >/dev/null || refuse "nvcc is missing"
+[[ -x ${CUDA_HOME:-}/bin/nvcc ]] || command -v nvcc >/dev/null || compgen -G '/usr/local/cuda*/bin/nvcc' >/dev/null ||
+    refuse "nvcc is missing"
 wanted=$(cat scripts/test_cuda.sh test/fake_gpu/build_device.py test/fake_gpu/device/* | sha256sum)
 if [[ ! -f $venv/.installed ]]; then
     python3 -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' ||
@@ -39,6 +40,7 @@ echo "import os, sys; 'FAKE_GPU_LOG' in os.environ and (sys.path.append('$PWD/te
 PYTHONPATH=$PWD/python "$python" -m sglang_xshare patch apply
 
 . test/fake_gpu/environment.sh "$venv"
-nice "$python" -m pytest -p no:cacheprovider --timeout 3600 ${PART:+-k "$PART"} test/fake_gpu && status=0 || status=$?
-[[ $status != 5 ]] || refuse "PART=${PART:-}: no test's name has this text"  # 5: pytest ran none
-exit "$status"
+arguments=(-m pytest -p no:cacheprovider ${PART:+-k "$PART"} test/fake_gpu)
+[[ -z ${PART:-} ]] || "$python" "${arguments[@]}" --collect-only -q >/dev/null && status=0 || status=$?
+[[ $status != 5 ]] || refuse "PART=$PART: no test's name has this text"  # 5: pytest found none
+exec nice "$python" "${arguments[@]}" --timeout 3600  # what ends this ends pytest, which ends its servers

@@ -23,7 +23,8 @@ Measured on 2 CPU cores, no figure on a GPU. A step waits for: active experts, o
 model's own routing, of served replicas for each token that a step decodes; of slices the time of an MoE layer over
 whole experts' (python -m benchmark.cost.ranks). Tokens/s: over vanilla's, where a served step was timed. Loss:
 cross-entropy above the model's own routing, thousandths of a nat a token ± the standard error; 0 where no token can
-differ. Every figure is of the trained checkpoint; the first row is of it with wider experts, which compute the same."""
+differ. Slices are of drawn experts, all else of the trained checkpoint, the first row with wider experts that compute
+the same."""
 
 Points = Mapping[str, Any]
 

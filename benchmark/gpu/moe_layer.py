@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sglang_xshare import Batch, SelectionPlan, hooks
 from sglang_xshare.stage.alignment import Aligner
-from sglang_xshare.stage.layer import Layer, Resources
+from sglang_xshare.stage.layer import Assignment, Layer, Resources
 from sglang_xshare.stage.step import Step
 
 # Share of the logits' variance that all rows have in common: at 0.47, 16 rows have 49 of 128 active at top-8, and OEA
@@ -127,9 +127,8 @@ def make_topk_config(
     if plan is None:
         return config
     layer = Layer(0, config, None)
-    layer.plan = plan
     layer.use(Resources(aligner))
-    layer.step = Step("decode", rows, Batch(valid=torch.ones(rows, dtype=torch.bool, device=device)))
+    layer.assignment = Assignment(plan, Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=device))))
     return layer.config
 
 

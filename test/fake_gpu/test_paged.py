@@ -11,6 +11,7 @@ from benchmark.common.paths import TRAINED
 from benchmark.gpu.models import PAGED_SINCE
 from benchmark.gpu.weights import write_weights
 from fake_gpu.models import write_model
+from fake_gpu.test_served_values import check_records
 from fake_gpu.test_servers import check, count_steps
 from sglang_xshare.patching.release import is_since
 from sglang_xshare.patching.tree import find_tree
@@ -52,6 +53,21 @@ def test_graphs_are_captured_as_far_as_all_experts_fit(serve):
     check(server, LAYERS, len(sizes))
 
 
+def test_switches_that_graphs_cannot_follow_while_they_are_not_replayed(serve, tmp_path):
+    """To observe neither: graphs go on writing to the trace's ring when they are replayed again."""
+    graphs = ("--cuda-graph-bs-decode", "8", "16", "--disable-prefill-cuda-graph")
+    server = serve(TRAINED, *PAGED, *XSHARE, *graphs, "--expert-policy-trace", str(tmp_path / "trace"))
+    for policy, status in (
+        ({"policy": "vanilla"}, 200),
+        ({"policy": "observe"}, 400),
+        ({"policy": "xshare", "k0": 1, "add": 4}, 200),
+        ({"policy": "observe"}, 400),
+    ):
+        assert server.post("/expert_policy", policy).status_code == status
+        server.generate(7)
+    check(server, LAYERS, 2)
+
+
 def test_without_a_policy_graphs_are_sglangs(serve):
     server = serve(TRAINED, *PAGED, "--cuda-graph-bs-decode", "1", "4", "8", "16", "--disable-prefill-cuda-graph")
     assert count_captured(server) == 2
@@ -59,15 +75,36 @@ def test_without_a_policy_graphs_are_sglangs(serve):
     check(server, 0)
 
 
-def test_a_broken_bound_stops_the_server(serve, tmp_path):
-    """Selections that have forgotten the slots count what exceeds them in a replay, and the next report ends it."""
+def serve_small(serve, tmp_path, keys, **environment):
+    """A server of 6 slots and graphs of 4 rows, whose selections are computed and told."""
     model = write_model("qwen3-moe-small", tmp_path)
     write_weights(model, json.loads((model / "config.json").read_text()))
     slots = ("--enable-paged-experts", "--paged-experts-num-resident", "6")
-    plan = ("--expert-policy", "xshare", "--expert-policy-config", '{"k0": 1, "add": 8}')
+    plan = ("--expert-policy", "xshare", "--expert-policy-config", json.dumps(keys))
     graphs = ("--cuda-graph-bs-decode", "4", "--disable-prefill-cuda-graph")
-    lie = {"FAKE_GPU_VALUES": "ours", "FAKE_GPU_FORGET": "1", "FAKE_GPU_PROBE": str(tmp_path / "probe")}
-    server = serve(model, *slots, *plan, *graphs, **lie)
+    values = {"FAKE_GPU_VALUES": "ours", "FAKE_GPU_PROBE": str(tmp_path / "probe")}
+    return serve(model, *slots, *plan, *graphs, **values, **environment)
+
+
+def test_every_step_selects_by_the_plan_in_force(serve, tmp_path):
+    """In graphs, in the eager steps of their size under a plan that may exceed the slots, and in graphs again."""
+    server, seen = serve_small(serve, tmp_path, {"k0": 1, "add": 2, "free_residents": False}), 0
+    for k0, graphs in ((1, True), (3, False), (1, True), (3, False)):
+        keys = {"k0": k0, "add": 2, "free_residents": False}
+        assert server.post("/expert_policy", {"policy": "xshare", **keys}).status_code == 200
+        before = count_eager(server)
+        server.generate(4, 12)
+        assert (count_eager(server) == before) == graphs
+        records = [json.loads(line) for line in (tmp_path / "probe").read_text().splitlines()]
+        assert len(records) > seen
+        check_records(records[seen:], "xshare", keys)
+        seen = len(records)
+    check(server)
+
+
+def test_a_broken_bound_stops_the_server(serve, tmp_path):
+    """Selections that have forgotten the slots count what exceeds them in a replay, and the next report ends it."""
+    server = serve_small(serve, tmp_path, {"k0": 1, "add": 8}, FAKE_GPU_FORGET="1")
     with pytest.raises(requests.RequestException):
         server.generate(4, 12)
     assert "SlotsExceeded: more than 6 experts were active in MoE layers [0, 1]" in server.read_output()

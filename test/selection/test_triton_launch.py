@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
 from sglang_xshare.selection.triton_kernel import launch
 from sglang_xshare.selection.triton_kernel.launch import EARLY_LAUNCH, TWO_LAUNCHES
-from sglang_xshare.stage.layer import FILLED, MASKED, Layer
+from sglang_xshare.stage.layer import FILLED, MASKED, Assignment, Layer
 from sglang_xshare.stage.step import Step
 
 
@@ -152,7 +152,7 @@ def test_a_layer_of_the_stage_is_one_launch(kernel, monkeypatch, shared, masked)
     monkeypatch.setattr("sglang_xshare.stage.layer.num_shared_slots", lambda config: shared)
     config = TopKConfig(top_k=8 + shared, renormalize=True, **keys)
     layer = Layer(0, config, None, convention=MASKED if masked else FILLED)
-    layer.plan, layer.step = build_plan("xshare"), Step("decode", 16, Batch(torch.ones(16, dtype=torch.bool)))
+    layer.assignment = Assignment(build_plan("xshare"), Step("decode", 16, Batch(torch.ones(16, dtype=torch.bool))))
     monkeypatch.setattr(selection, "_choose_backend", lambda *args: "triton")
     logits = torch.zeros(16, 128)
 

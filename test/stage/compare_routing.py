@@ -16,7 +16,7 @@ import torch
 from sglang.srt.layers.moe.topk import TopKConfig, select_experts
 
 from sglang_xshare import Batch, build_plan
-from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.layer import Assignment, Layer
 from sglang_xshare.stage.step import Step
 from sglang_xshare.stage.upstream.router import read_router
 
@@ -104,10 +104,10 @@ def compare(config: TopKConfig, logits: torch.Tensor) -> dict[str, Any]:
     """The largest differences over all plans that leave a row its own top-k."""
     wanted = route(config, logits)
     layer = Layer(0, config, None)
-    layer.step = Step("decode", ROWS, Batch())
+    step = Step("decode", ROWS, Batch())
     rows_apart, error = 0, 0.0
     for keys in PLANS:
-        layer.plan = build_plan(keys)
+        layer.assignment = Assignment(build_plan(keys), step)
         for mine, upstream in zip(route(layer.config, logits), wanted, strict=True):
             rows_apart += mine.keys() != upstream.keys()
             error = max([error, *(abs(mine[i] - upstream[i]) for i in mine.keys() & upstream.keys())])
@@ -120,7 +120,8 @@ def compare_wider(config: TopKConfig, layer: Layer, logits: torch.Tensor) -> flo
         return 0.0  # top-k are all there are
     shared = config.top_k - layer.router.top_k
     wanted = route(dataclasses.replace(config, top_k=TOP_K + 2 + shared), logits)
-    layer.plan = build_plan("custom", add=EXPERTS, utility="full", kmax=TOP_K + 2)
+    plan = build_plan("custom", add=EXPERTS, utility="full", kmax=TOP_K + 2)
+    layer.assignment = Assignment(plan, layer.step)
     rows = zip(route(layer.config, logits), wanted, strict=True)
     return max(abs(mine.get(i, 0.0) - other.get(i, 0.0)) for mine, other in rows for i in mine.keys() | other.keys())
 

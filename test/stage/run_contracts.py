@@ -21,7 +21,7 @@ from sglang.srt.layers.moe.fused_moe_native import moe_forward_native
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from sglang_xshare import Batch, build_plan, hooks, select
-from sglang_xshare.stage.layer import DROPPED, FILLED, MASKED, Convention, Layer
+from sglang_xshare.stage.layer import DROPPED, FILLED, MASKED, Assignment, Convention, Layer
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step
 from stage.compare_routing import make_config
@@ -139,9 +139,10 @@ def run(case: Case) -> dict[str, Any]:
         routes_itself=masked,
         recorded=not masked,
     )
-    layer.plan, layer.step = build_plan(PLANS[case.plan]), Step("decode", ROWS, Batch(valid))
+    plan = build_plan(PLANS[case.plan])
+    layer.assignment = Assignment(plan, Step("decode", ROWS, Batch(valid)))
     info, owner = make_places(case.places)
-    chosen = select(logits, layer.plan, layer.router, Batch(valid), backend="reference")
+    chosen = select(logits, plan, layer.router, Batch(valid), backend="reference")
 
     told: list[torch.Tensor] = []
     capturer = SimpleNamespace(capture=lambda layer_id, topk_indices: told.append(topk_indices))
@@ -151,7 +152,7 @@ def run(case: Case) -> dict[str, Any]:
         _, seen = hooks.prepare(config, topk.TopKOutputFormat.BYPASSED, logits)
         values, ids = seen.float().topk(TOP_K)  # as FlashInfer's kernel: by logit, then softmax
         ids, weights = ids.int(), values.softmax(-1)
-        chosen = select(logits.bfloat16(), layer.plan, layer.router, Batch(valid), backend="reference")
+        chosen = select(logits.bfloat16(), plan, layer.router, Batch(valid), backend="reference")
     else:
         topk._is_cuda, topk._is_hip = not case.amd, case.amd
         live = torch.tensor(case.live) if case.amd else None

@@ -16,7 +16,7 @@ from benchmark.gpu.moe_layer import sorted_slots
 from selection.test_slots import align
 from sglang_xshare import Batch, SelectionPlan, build_plan, selection
 from sglang_xshare.stage.alignment import Aligner
-from sglang_xshare.stage.layer import Layer, Resources
+from sglang_xshare.stage.layer import Assignment, Layer, Resources
 from sglang_xshare.stage.step import Step
 
 EXPERTS, TOP_K, HIDDEN, WIDTH = 32, 4, 32, 16
@@ -40,7 +40,7 @@ def make_layer(aligner: Aligner | None, plan: SelectionPlan, rows: int, valid: t
     """A layer under policy in a decode step."""
     layer = Layer(0, TopKConfig(top_k=TOP_K, renormalize=True), None)
     layer.use(Resources(aligner))
-    layer.plan, layer.step = plan, Step("decode", rows, Batch(valid))
+    layer.assignment = Assignment(plan, Step("decode", rows, Batch(valid)))
     return layer
 
 

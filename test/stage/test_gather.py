@@ -7,7 +7,7 @@ from sglang_xshare import Batch
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.gather import Gather, Ranks
-from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.layer import Assignment, Layer
 from sglang_xshare.stage.plans import Plans
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step, read_step
@@ -96,7 +96,7 @@ def test_a_rank_alone_whose_rows_split_a_request_is_no_batch_of_requests():
 
 def test_a_router_with_other_rows_than_the_step_is_an_error():
     layer = Layer(7, Config(), None)
-    layer.step = Step("decode", 5, Batch(), Gather((2, 3), 0))
+    layer.assignment = Assignment(step=Step("decode", 5, Batch(), Gather((2, 3), 0)))
     with pytest.raises(RuntimeError, match=r"^MoE layer 7: 4 router rows on a rank of 2$"):
         layer.collect(torch.zeros(4, EXPERTS))
 

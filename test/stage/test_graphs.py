@@ -8,9 +8,10 @@ import torch
 from sglang_xshare.plan import SelectionPlan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.selection.triton_kernel.budgets import encode
+from sglang_xshare.stage.assignment import assign
 from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.graphs import Graphs, open_up
-from sglang_xshare.stage.layer import Layer
+from sglang_xshare.stage.layer import Assignment, Layer
 from sglang_xshare.stage.plans import Plans
 from sglang_xshare.stage.step import Size, Step
 from sglang_xshare.types import Batch
@@ -36,35 +37,42 @@ def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, Plans, l
     graphs, plans = Graphs(ROWS), make_plans(keys)
     layers = [Layer(number, Config(), None) for number in range(num_layers)]
     for rows in ROWS:
-        step = Step("decode", rows, Batch())
-        for layer in layers:
-            plan, _ = plans.find(layer, Size("decode", rows))
-            if plan is not None:
-                borrowed = graphs.borrow_buffer(layer, step, plan, torch.empty(rows, EXPERTS))
-                assert graphs.borrow_buffer(layer, step, plan, torch.empty(rows, EXPERTS)) is borrowed
-            graphs.keep_captured(layer, step.size, plan)
+        run(graphs, plans, layers, Step("decode", rows, Batch()))
+        record(graphs, plans, layers, rows)
     return graphs, plans, layers
+
+
+def run(graphs: Graphs, plans: Plans, layers: list[Layer], step: Step) -> None:
+    """An eager step, which reads no buffer."""
+    for layer in layers:
+        layer.assignment, _ = assign(layer, step, plans, graphs, is_captured=False)
+        assert (layer.assignment.plan, layer.assignment.buffer) == (plans.find(layer, step.size)[0], None)
+        plan = layer.assignment.plan
+        layer.selection = None if plan is None else layer.select(torch.zeros(step.rows, EXPERTS), plan)
+    graphs.prepare(layers, step)
+
+
+def record(graphs: Graphs, plans: Plans, layers: list[Layer], rows: int) -> list[Assignment]:
+    """What each layer does in a step of so many rows that is captured."""
+    step = Step("decode", rows, Batch())
+    return [assign(layer, step, plans, graphs, is_captured=True)[0] for layer in layers]
 
 
 def capture_anew(graphs: Graphs, plans: Plans, layers: list[Layer]) -> dict[tuple[int, int], SelectionPlan | None]:
     """As a weight update has SGLang do it, under the plans in force: by layer and rows, whose kernel is captured."""
-    found = {}
+    kept, found = dict(graphs._captured), {}
     for rows in ROWS:
-        step = Step("decode", rows, Batch())
-        for layer in layers:
-            plan = graphs.keep_captured(layer, step.size, plans.find(layer, Size("decode", rows))[0])
-            if plan is not None:
-                made = graphs._budgets[layer, Size("decode", rows)]
-                assert graphs.borrow_buffer(layer, step, plan, torch.empty(rows, EXPERTS)) is made, (
-                    "no copy in a capture"
-                )
-            found[layer.layer_id, rows] = plan
+        run(graphs, plans, layers, Step("decode", rows, Batch()))
+        for layer, assignment in zip(layers, record(graphs, plans, layers, rows), strict=True):
+            assert assignment.buffer is kept[layer, Size("decode", rows)].buffer, "no copy in a capture"
+            found[layer.layer_id, rows] = assignment.plan
     return found
 
 
 def read(graphs: Graphs) -> dict[tuple[int, int], list[int]]:
     """The numbers that each graph's kernels would read, by layer and rows."""
-    return {(layer.layer_id, size.rows): budgets.values.tolist() for (layer, size), budgets in graphs._budgets.items()}
+    buffers = {(layer.layer_id, size.rows): kept.buffer for (layer, size), kept in graphs._captured.items()}
+    return {place: buffer.values.tolist() for place, buffer in buffers.items() if buffer is not None}
 
 
 def test_numbers_are_written_for_every_layer_and_size():
@@ -169,21 +177,19 @@ def test_captured_anew_after_a_switch_they_follow_as_before(wanted):
 
 
 def test_what_an_eager_step_left_is_made_anew():
-    """A size that was not captured after all: the next eager step makes its numbers by its own plan."""
-    graphs, former, layers = capture(TIGHT)
-    step = Step("verify", 16, Batch(tokens_per_request=4))
-    graphs.borrow_buffer(layers[0], step, former.find(layers[0], Size("decode", 16))[0], torch.empty(16, EXPERTS))
+    """A size that was not captured after all: the next capture has the numbers of its own plan."""
+    graphs, former, layers = Graphs(ROWS), make_plans(TIGHT), [Layer(0, Config(), None)]
+    run(graphs, former, layers, Step("decode", 16, Batch()))
     plans = make_plans({"policy": "xshare", "k0": 3, "add": 2})
     graphs.follow(former, plans)
-    plan = plans.find(layers[0], Size("decode", 16))[0]
-    assert (
-        graphs.borrow_buffer(layers[0], step, plan, torch.empty(16, EXPERTS)).values.tolist() == encode(plan).tolist()
-    )
+    run(graphs, plans, layers, Step("decode", 16, Batch()))
+    record(graphs, plans, layers, 16)
+    assert read(graphs) == {(0, 16): encode(plans.find(layers[0], Size("decode", 16))[0]).tolist()}
 
 
 def test_without_graphs_every_switch_is_free():
     graphs, layer = Graphs(), Layer(0, Config(), None)
-    plan = make_plans(TIGHT).find(layer, Size("decode", 16))[0]
-    assert graphs.borrow_buffer(layer, Step("decode", 16, Batch()), plan, torch.empty(16, EXPERTS)) is None
+    run(graphs, make_plans(TIGHT), [layer], Step("decode", 16, Batch()))
+    assert not graphs._buffers
     graphs.check(make_plans(TIGHT), make_plans({"policy": "observe"}))
     graphs.follow(make_plans(TIGHT), make_plans({"policy": "observe"}))

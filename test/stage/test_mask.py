@@ -15,7 +15,7 @@ from selection.test_triton import DEVICE
 from sglang_xshare import Batch, Router, Selection, build_plan, hooks, select
 from sglang_xshare.selection.mask import check_maskable, mask_logits
 from sglang_xshare.selection.triton_kernel import mask
-from sglang_xshare.stage.layer import DROPPED, MASKED, Convention, Layer
+from sglang_xshare.stage.layer import DROPPED, MASKED, Assignment, Convention, Layer
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step
 
@@ -120,7 +120,7 @@ def forward(monkeypatch):
         vars(module).update(topk_config=config, layer_id=0, is_draft=True, waterfill_balancer=None)
         module.enable_waterfill = False
         layer = Layer(0, config, None, convention=convention, routes_itself=True)
-        layer.plan, layer.step = build_plan("oea", k0=1), Step("decode", len(logits), Batch())
+        layer.assignment = Assignment(build_plan("oea", k0=1), Step("decode", len(logits), Batch()))
         installed = object.__new__(Stage)
         vars(installed).update(
             _by_config={id(config): layer}, _by_own={id(layer.config): layer}, _running=True, observation=None

@@ -5,6 +5,7 @@ that SGLang was told would fit its slots has more experts active.
 import json
 import re
 from collections import OrderedDict
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from sglang_xshare import Batch, hooks, select
 from sglang_xshare.admission.paging import fits
 from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.selection.triton_kernel.budgets import encode
 from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.evidence.metrics import Reader
 from sglang_xshare.stage.forward import wrap_model
@@ -86,7 +88,7 @@ def put(monkeypatch, model, policy="xshare", trace=None, device="cpu", **keys):
         for number, (config, paging) in enumerate(zip(model.configs, model.paging, strict=True))
     ]
     stage = Stage(
-        layers, make_schedule(policy, **keys), device=device, trace=trace, batches=Batches(captured=(1, 4, 8))
+        layers, make_schedule(policy, **keys), device=device, trace=trace, batches=Batches(captured=(1, 2, 4, 8))
     )
     monkeypatch.setattr(hooks, "_stage", stage)
     wrap_model(model, stage)
@@ -247,6 +249,85 @@ def test_a_switch_keeps_the_bound(monkeypatch):
     assert allowed() == [1, 3, 8]
     stage.switch(make_schedule("xshare", **PUBLISHED), REPORTER)
     assert allowed() == list(sizes)
+
+
+def capture(monkeypatch, stage, model, rows):
+    """A step of so many rows as SGLang captures it: first eagerly, then recorded."""
+    stage.device = "cuda"
+    for recorded in (False, True):
+        monkeypatch.setattr("sglang_xshare.stage.stage.is_recorded", lambda recorded=recorded: recorded)
+        decode(model, 0, rows)
+    stage.device = "cpu"
+
+
+def test_an_eager_step_reads_the_numbers_of_the_plan_in_force(monkeypatch):
+    """Also where a graph of its size, which is not replayed now, keeps those that it goes on with afterwards."""
+    model, read = PagedModel(), []
+    stage = put(monkeypatch, model, **PUBLISHED)
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
+    select_ = Layer.select
+
+    def note(layer, logits, plan, slots=None, tally=None, budgets=None):
+        read.append(plan if budgets is None else tuple(budgets.values.tolist()))
+        return select_(layer, logits, plan, slots, tally, budgets)
+
+    monkeypatch.setattr(Layer, "select", note)
+    capture(monkeypatch, stage, model, 8)
+    graphs = [kept.buffer for kept in stage.graphs._captured.values()]
+    for keys, follows in (
+        (PUBLISHED | {"k0": 3}, False),
+        (PUBLISHED | {"add": 1}, True),
+        (PUBLISHED | {"k0": 3}, False),
+        (PUBLISHED, True),
+    ):
+        stage.switch(make_schedule("xshare", **keys), REPORTER)
+        plan = stage.plans.schedule.plan(0, 8)
+        assert hooks.allows_graph(forward_batch("decode", 8)) == follows
+        numbers = tuple(encode(plan).tolist())
+        assert all((tuple(buffer.values.tolist()) == numbers) == follows for buffer in graphs)
+        read.clear()
+        decode(model, 0, 8)
+        assert set(read) <= {plan, numbers}
+
+
+OBSERVE = {"policy": "observe", "plans": ["xshare:k0=1,add=2"]}
+FORMS = {"policy": {"policy": "xshare", **PUBLISHED}, "observe": OBSERVE, "vanilla": None}
+
+
+@pytest.mark.parametrize("traced", [True, False])
+@pytest.mark.parametrize("rows", [2, 8], ids=["fits", "does not fit"])
+@pytest.mark.parametrize(("former", "latter"), list(product(FORMS, FORMS)))
+def test_no_switch_frees_what_graphs_write_to(monkeypatch, tmp_path, former, latter, rows, traced):
+    """To and from observe all are refused, also while no graph may be replayed: it may be again."""
+    model = PagedModel()
+    start = dict(FORMS[former] or FORMS["policy"])
+    stage = put(monkeypatch, model, start.pop("policy"), trace=tmp_path / "trace" if traced else None, **start)
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
+    capture(monkeypatch, stage, model, rows)
+    if former == "vanilla":
+        stage.switch(None, REPORTER)
+    written = stage.observation, stage.trace and stage.trace.ring
+    keys = FORMS[latter]
+    schedule = keys and make_schedule(**keys)
+    if (former == "observe") == (latter == "observe"):
+        stage.switch(schedule, REPORTER)
+        assert (stage.plans.given["policy"] == "vanilla") == (latter == "vanilla")
+    else:
+        with pytest.raises(ValueError, match=f"CUDA graphs of {rows} rows .*: observe counts what"):
+            stage.switch(schedule, REPORTER)
+    assert written[0] is stage.observation
+    assert not traced or written[1] is stage.trace.ring
+
+
+def test_captured_anew_while_it_is_not_replayed_a_step_keeps_its_promise(monkeypatch):
+    """As in a weight update under vanilla: the graph is not to ask the host where experts go."""
+    model = PagedModel()
+    stage = put(monkeypatch, model, **PUBLISHED)
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
+    capture(monkeypatch, stage, model, 8)
+    stage.switch(None, REPORTER)
+    capture(monkeypatch, stage, model, 8)
+    assert all(layer.selection is not None and layer.assignment.fits for layer in stage.layers)
 
 
 def test_a_broken_bound_stops_the_server(monkeypatch):

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from ..plan import SelectionPlan
 from ..policies import VANILLA
 from ..types import Router
-from .layer import Layer
+from .layer import Assignment, Layer
 from .plans import Plans
 from .step import Size, Step
 
@@ -31,14 +29,15 @@ class Graphs:
 
     def __init__(self, rows: Sequence[int] = ()) -> None:
         self.rows = tuple(rows)
-        self._captured: dict[Place, SelectionPlan | None] = {}
+        self._captured: dict[Place, Assignment] = {}
         self._sizes: dict[tuple[str, int], set[int]] = {}
-        self._budgets: dict[Place, Budgets] = {}
+        self._buffers: dict[Place, Budgets] = {}
+        """Those made for captures to come."""
 
     @property
     def selecting(self) -> list[int]:
         """The sizes whose graphs select in some layer."""
-        return sorted({size.rows for (_, size), plan in self._captured.items() if plan is not None})
+        return sorted({size.rows for (_, size), kept in self._captured.items() if kept.plan is not None})
 
     @property
     def captures(self) -> bool:
@@ -50,33 +49,35 @@ class Graphs:
         captured = self._sizes.get((size.phase, size.tokens_per_request), ())
         return size._replace(rows=min((rows for rows in captured if rows >= size.rows), default=size.rows))
 
-    def keep_captured(self, layer: Layer, size: Size, plan: SelectionPlan | None) -> SelectionPlan | None:
-        """Remember what a layer does in a step that is being captured, and return it.
+    def prepare(self, layers: Sequence[Layer], step: Step) -> None:
+        """Make the buffers for graphs of this size after an eager step, which reads none. SGLang runs one before each
+        capture, during which no copy could be made.
+        """
+        if step.rows not in self.rows:
+            return
+        from ..selection.triton_kernel import supports
+        from ..selection.triton_kernel.budgets import Budgets
+
+        for layer in layers:
+            place, plan, chosen = (layer, step.size), layer.assignment.plan, layer.selection
+            if plan is None or chosen is None or place in self._captured or place in self._buffers:
+                continue
+            if supports(plan, layer.router, step.batch, step.rows, len(chosen.active)):
+                self._buffers[place] = Budgets(plan, chosen.active.device)
+
+    def keep(self, layer: Layer, size: Size, assignment: Assignment) -> Assignment:
+        """Remember what a layer does in a step that is being captured, with a buffer where its kernel reads one, and
+        return it.
 
         A step that SGLang captures anew (a weight update with `recapture_cuda_graph`) does what it did the first time:
         the plan in force, whose numbers its buffer holds, may have steps of the algebra less, and a kernel without them
         could not follow back. What it launches has run before, so that a capture may begin with it.
         """
         self._sizes.setdefault((size.phase, size.tokens_per_request), set()).add(size.rows)
-        return self._captured.setdefault((layer, size), plan)
-
-    def borrow_buffer(self, layer: Layer, step: Step, plan: SelectionPlan, logits: torch.Tensor) -> Budgets | None:
-        """The buffer that a layer's selection in this step reads its numbers from; None where the plan's own will do,
-        because no graph has this size or no kernel takes the plan.
-
-        It is made in the run that SGLang makes of each size before the capture, during which no copy could be made.
-        """
-        if step.rows not in self.rows:
-            return None
-        from ..selection.triton_kernel import supports
-        from ..selection.triton_kernel.budgets import Budgets
-
-        if not supports(plan, layer.router, step.batch, *logits.shape):
-            return None
-        place = layer, step.size
-        if place not in self._budgets:
-            self._budgets[place] = Budgets(plan, logits.device)
-        return self._budgets[place]
+        place = layer, size
+        if place not in self._captured:
+            self._captured[place] = replace(assignment, step=None, buffer=self._buffers.pop(place, None))
+        return replace(self._captured[place], step=assignment.step)
 
     def check(self, former: Plans, plans: Plans) -> None:
         """Raise ValueError in one line where some graph cannot follow from one schedule's plans to another's."""
@@ -101,34 +102,33 @@ class Graphs:
             if target is not None:
                 budgets, plan = target
                 budgets.write(plan)
-        # What an eager step of some size left is made anew for the plans to come.
-        self._budgets = {place: budgets for place, budgets in self._budgets.items() if place in self._captured}
+        self._buffers.clear()  # what eager steps have left is made anew for the plans to come
 
     def _fit(self, place: Place, former: Plans, plans: Plans) -> tuple[Budgets, SelectionPlan] | None:
         """(a buffer, the plan to write to it) for a captured layer and step to follow; None where nothing is to do.
         Raises ValueError where it cannot.
         """
-        captured, budgets = self._captured[place], self._budgets.get(place)
-        if not plans.fit(*place):
-            return None  # it is not replayed, see `Stage.allows_graph`
-        then = plans.find(*place)[0]
+        # Before all else: what is observed is counted where graphs go on writing, though they are not replayed now.
         if _is_observing(former) or _is_observing(plans):
             if former.given == plans.given:
                 return None
             raise ValueError("observe counts what the graphs have captured")
+        if not plans.fit(*place):
+            return None  # it is not replayed, see `Stage.allows_graph`
+        captured, then = self._captured[place], plans.find(*place)[0]
         # Vanilla masks padding, which a selection of every row's own does too; without one there is no padding.
         routes_as_ever = then is None or then is VANILLA
-        if captured is None:
+        if captured.plan is None:
             if not routes_as_ever:
                 raise ValueError("they were captured without a selection")
             return None
-        if budgets is None:
-            if then == captured:
+        if captured.buffer is None:
+            if then == captured.plan:
                 return None
             raise ValueError("the plan they were captured with is part of them")
-        plan = open_up(budgets.plan, place[0].router) if then is None or then is VANILLA else then
-        budgets.check(plan)
-        return budgets, plan
+        plan = open_up(captured.buffer.plan, place[0].router) if then is None or then is VANILLA else then
+        captured.buffer.check(plan)
+        return captured.buffer, plan
 
 
 def open_up(plan: SelectionPlan, router: Router) -> SelectionPlan:

@@ -36,20 +36,27 @@ class Convention(Enum):
 FILLED, DROPPED, MASKED = Convention
 
 
-def _find_none(*args: Any) -> None:
-    """No tally, and no buffer."""
-
-
 @dataclass(frozen=True)
 class Resources:
     """What a layer's selections use of the stage's in each step; nothing of it without a stage."""
 
     aligner: Aligner | None = None
     """Takes the slots that the selection has sorted."""
-    find_tally: Callable[[torch.Tensor], Tally | None] = _find_none
+    find_tally: Callable[[torch.Tensor], Tally | None] = lambda logits: None
     """Where to leave what is counted of a selection from these logits."""
-    borrow_buffer: Callable[[Step, SelectionPlan, torch.Tensor], Budgets | None] = _find_none
-    """Which buffer a captured graph reads the plan's numbers from."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a layer does in one forward, see `assignment.assign`: no `plan` leaves the routing to the model, no `step`
+    says that there is none. A graph that is being captured reads the plan's numbers from `buffer`, where a switch
+    writes them. `fits` says that the experts that are active fit the layer's slots, whatever the logits.
+    """
+
+    plan: SelectionPlan | None = None
+    step: Step | None = None
+    buffer: Budgets | None = None
+    fits: bool = False
 
 
 class Layer:
@@ -88,11 +95,9 @@ class Layer:
         self.num_shared = num_shared_slots(topk_config)
         self.placement = placement
         self.paging = paging
-        self.fits = False
-        """Whether the experts that are active in this step fit their slots, whatever the logits."""
-        self.plan: SelectionPlan | None = None
-        self.step: Step | None = None
+        self.assignment = Assignment()
         self.selection: Selection | None = None
+        """What the layer has chosen in this step; None before, and where it has no plan."""
         self.resources = Resources()
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
@@ -114,6 +119,12 @@ class Layer:
     def num_slots(self) -> int | None:
         """How many experts can be loaded at once; None where all are."""
         return None if self.paging is None else self.paging.num_resident
+
+    @property
+    def step(self) -> Step:
+        """The step at hand, in which the layer selects."""
+        assert self.assignment.step is not None
+        return self.assignment.step
 
     def use(self, resources: Resources) -> None:
         """Use what a stage holds, from now on."""
@@ -164,15 +175,13 @@ class Layer:
         return output_format, out.masked_logits
 
     def _select_in_force(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
-        """What the plan in force chooses, counted; captured graphs read its numbers where a switch writes them."""
-        assert self.plan is not None
-        assert self.step is not None
-        budgets = self.resources.borrow_buffer(self.step, self.plan, logits)
-        return self.select(logits, self.plan, slots, self.resources.find_tally(logits), budgets)
+        """What the plan in force chooses, counted."""
+        assert self.assignment.plan is not None
+        tally = self.resources.find_tally(logits)
+        return self.select(logits, self.assignment.plan, slots, tally, self.assignment.buffer)
 
     def collect(self, logits: torch.Tensor) -> torch.Tensor:
         """Router logits of all ranks where each routes its own, else these. Raises RuntimeError as `choose` does."""
-        assert self.step is not None
         if self.step.gather is None:
             return logits
         # A rank without rows, whose router is not asked, still has a place for its padding.
@@ -183,7 +192,6 @@ class Layer:
 
     def keep(self, found: torch.Tensor, rows: int) -> torch.Tensor:
         """The first `rows` of this rank's of what was found for all that `collect` has given."""
-        assert self.step is not None
         return found if self.step.gather is None else self.step.gather.keep(found, rows)
 
     def select(
@@ -195,7 +203,6 @@ class Layer:
         budgets: Budgets | None = None,
     ) -> Selection:
         """What `plan` chooses from router logits [n, N] in this step. Raises RuntimeError as `choose` does."""
-        assert self.step is not None
         rows = self.step.rows
         if len(logits) != rows:
             raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows in a step of {rows}")

@@ -38,7 +38,7 @@ class PagedLayers:
     def fits(self, method: Any) -> bool:
         """Whether what upstream's method was just handed, in a step that runs, is sure to fit its slots."""
         layer = self._by_method[id(method)]
-        return layer.selection is not None and layer.fits
+        return layer.selection is not None and layer.assignment.fits
 
     def check(self, totals: torch.Tensor) -> None:
         """Raise `SlotsExceeded` where a layer has counted it in `totals`. Waits for the device."""

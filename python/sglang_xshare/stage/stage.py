@@ -15,6 +15,7 @@ import torch
 from ..exact import Rule
 from ..policies.schedule import Schedule
 from .alignment import Aligner
+from .assignment import assign
 from .batches import Batches
 from .evidence.agreement import Agreement
 from .evidence.balance import Balance
@@ -88,8 +89,7 @@ class Stage:
         self.reports = Reports(self.counters, self._balance, self.agreement, self.trace)
         self.aligner = Aligner() if align else None
         for number, layer in enumerate(self.layers):
-            find_tally = functools.partial(self.counters.tally, number)
-            layer.use(Resources(self.aligner, find_tally, functools.partial(self.graphs.borrow_buffer, layer)))
+            layer.use(Resources(self.aligner, functools.partial(self.counters.tally, number)))
         self._by_config = {id(layer.upstream): layer for layer in layers}
         self._by_own = {id(layer.config): layer for layer in layers}
         self._running = self._captures = False
@@ -197,22 +197,14 @@ class Stage:
         return self.marks.mark(forward_batch, self.ranks)
 
     def _begin(self, step: Step | None) -> None:
-        """Hand every layer its plan for this step, or none."""
+        """Hand every layer its assignment for this step."""
         self._captures = self.device != "cpu" and is_recorded()
         reasons: set[str | None] = set()
-        size = None if step is None else step.size
         steps = [step] * len(self.layers) if step is None or self.paged is None else self.paged.divide(step)
         for layer, own in zip(self.layers, steps, strict=True):
-            layer.step = own
+            layer.assignment, against = assign(layer, own, self.plans, self.graphs, self._captures)
             layer.selection = None
-            layer.plan = None
-            if size is not None:
-                layer.plan, against = self.plans.find(layer, size)
-                if self.paged is not None:
-                    layer.fits = self.plans.fit(layer, size)
-                if self._captures:
-                    layer.plan = self.graphs.keep_captured(layer, size, layer.plan)
-                    against = against if layer.plan is None else None
+            if own is not None:
                 reasons.add(against)
         self.counters.count_outcome(self.marks.settle(reasons), step)
         if self.aligner is not None:
@@ -221,7 +213,7 @@ class Stage:
 
     def _finish(self, step: Step) -> None:
         """Check that every layer with a plan has selected, and count what it chose."""
-        missed = [layer.layer_id for layer in self.layers if layer.plan is not None and layer.selection is None]
+        missed = [layer.layer_id for layer in self.layers if layer.assignment.plan and layer.selection is None]
         if missed:
             raise PolicyBypassed(f"MoE layers {missed} did not route through the expert policy in a {step.phase} step")
         if self.aligner is not None and self.aligner.unasked:
@@ -235,8 +227,10 @@ class Stage:
             self.counters.totals += counts
         else:
             selections = [layer.selection for layer in self.layers]
-            fits = [layer.fits for layer in self.layers] if self.residents is not None else []
+            fits = [layer.assignment.fits for layer in self.layers] if self.residents is not None else []
             counts, observed = self.counters.count(selections, step, fits), []
+            if not self._captures:
+                self.graphs.prepare(self.layers, step)
             # Captured anew under vanilla, a graph is to count under the policies that it may follow back to.
             balance = self._balance if self._captures and self.switches else self.balance
             for other in (balance, self.agreement if self.ranks is None or self.ranks.together else None):
@@ -267,9 +261,8 @@ class Stage:
     def enter_collective(self, topk_config: Any) -> None:
         """Select in a layer that this rank has no rows for: where ranks gather theirs, the others wait for it."""
         layer = self._by_config.get(id(topk_config))
-        if layer is None or layer.plan is None:
+        if layer is None or layer.assignment.plan is None:
             return
-        assert layer.step is not None
         assert self.ranks is not None
         rows = 0 if layer.step.gather is not None else layer.step.rows
         logits = torch.zeros(rows, self.ranks.num_experts, device=self.counters.totals.device)
@@ -279,7 +272,7 @@ class Stage:
     def fits_slots(self, method: Any) -> bool:
         """Whether what upstream's `PagedExpertsMoEMethod` was just handed is sure to fit its slots."""
         if self.paged is None:  # of a prefill's entries upstream's kernel on one warp would be the slower way
-            is_step = self._running and self.layers[0].step is not None
+            is_step = self._running and self.layers[0].assignment.step is not None
             return is_step and bool(method.num_resident >= method.num_experts)
         return self._running and self.paged.fits(method)
 
@@ -309,10 +302,12 @@ class Stage:
             if layer is self.layers[0] and not is_recorded():
                 self.counters.count_outcome("no_context")
             return None
-        if layer.plan is not None and self.observation is not None:
-            self.observation.observe(layer, layer.collect(router_logits))
+        if layer.assignment.plan is None:
             return None
-        return None if layer.plan is None else layer
+        if self.observation is None:
+            return layer
+        self.observation.observe(layer, layer.collect(router_logits))
+        return None
 
     def report(self, reporter: Any) -> str:
         """What happened since the last line of the decode log."""

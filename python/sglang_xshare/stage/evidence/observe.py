@@ -38,7 +38,6 @@ class Observation:
 
     def observe(self, layer: Layer, logits: torch.Tensor) -> None:
         """Select by every plan on a layer's router logits [n, N]. What plans have in common is selected once."""
-        assert layer.step is not None
         plans = self.schedule.plans_for(layer.layer_id, layer.step.phase, layer.step.rows)
         chosen = {plan: layer.select(logits, plan) for plan in dict.fromkeys(plans)}
         self._chosen[layer.layer_id] = [chosen[plan] for plan in plans]

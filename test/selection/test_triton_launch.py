@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
-from sglang_xshare.selection.triton_kernel import launch
+from sglang_xshare.selection.triton_kernel import launch, supports, tile
 from sglang_xshare.selection.triton_kernel.launch import EARLY_LAUNCH, TWO_LAUNCHES
 from sglang_xshare.stage.layer import FILLED, MASKED, Assignment, Layer
 from sglang_xshare.stage.step import Step
@@ -179,3 +179,16 @@ def test_the_environment_has_it_launched_early(kernel, monkeypatch, value):
     run(16)
     ((_, keys),) = kernel.launches
     assert keys["early"] == keys.get("launch_pdl", False) == (value == "1")
+
+
+def test_a_batch_is_cut_once_for_all_layers_and_steps_of_a_size(kernel, monkeypatch):
+    """What the kernel serves and how it is launched is asked for each layer and step; a tile takes the host longest."""
+    monkeypatch.setattr(
+        selection, "_choose_backend", lambda logits, *given: "triton" if supports(*given, *logits.shape) else "torch"
+    )
+    tile._cut.cache_clear()
+    for rows in (16, 24):
+        for _ in range(3 * 5):
+            select(torch.zeros(rows, 128), build_plan("xshare"), Router(8))
+    assert len(kernel.launches) == 2 * 3 * 5
+    assert tile._cut.cache_info().misses == 2

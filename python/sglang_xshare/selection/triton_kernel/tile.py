@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from triton import next_power_of_2
@@ -44,7 +45,7 @@ class Shape:
 
     experts: int
     """It holds up to so many, where none of fewer does."""
-    one: dict[int, int]
+    one: dict[int, int] = field(hash=False)
     """Rows of tiles in which one program takes a whole batch, and the program's warps. The largest is where several
     take less time, with their barrier.
     """
@@ -75,14 +76,22 @@ def make_tile(
 ) -> Tile:
     """One program where the batch is small, else as many as it takes."""
     shape = next((shape for shape in SHAPES if num_experts <= shape.experts), SHAPES[-1])
-    request = next_power_of_2(count_tokens(plan, batch))
+    columns = plan.columns(router, exact=batch.exact is not None)
+    return _cut(shape, count_tokens(plan, batch), columns, num_rows, num_experts, block_size, shared)
+
+
+@lru_cache(maxsize=4096)
+def _cut(
+    shape: Shape, tokens: int, columns: int, num_rows: int, num_experts: int, block_size: int, shared: int
+) -> Tile:
+    """The tile of so many rows, once for all layers and steps of them."""
+    request = next_power_of_2(tokens)
     experts = next_power_of_2(num_experts)
-    all_rows = next_power_of_2(num_rows // count_tokens(plan, batch)) * request
+    all_rows = next_power_of_2(num_rows // tokens) * request
     rows = min((rows for rows in shape.one if rows >= all_rows), default=0)
     warps = shape.one.get(rows, shape.several[1])
     rows = rows or max(shape.several[0], request, next_power_of_2(-(-num_rows // MAX_PROGRAMS)))
     several = rows < all_rows
-    columns = plan.columns(router, exact=batch.exact is not None)
     slots = next_power_of_2(num_rows * columns) if block_size else 0
     return Tile(
         rows=rows,

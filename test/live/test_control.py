@@ -258,3 +258,13 @@ def test_counters_since_the_switch_are_the_plans_own(control):
         counted = [layer["experts_after"] for layer in told["since_switch"]["by_layer"]]
         assert sum(counted) == told["since_switch"]["experts_after"] > 0
         assert told["counters"]["outcomes"]["policy"] == sum((1, 2, 3)[: number + 1])
+
+
+@pytest.mark.parametrize(("body", "method"), [({}, "GET"), ({"post": {"policy": "vanilla"}}, "POST")])
+def test_what_fails_is_logged_by_the_method_that_was_asked(body, method, control, monkeypatch, caplog):
+    asked = control()
+    monkeypatch.setattr(hooks, "_control", asked)
+    monkeypatch.setattr(asked, method.lower(), lambda *_: 1 / 0)
+    assert not ask(SimpleNamespace(method=METHOD, body=body)).success
+    (record,) = caplog.records
+    assert record.getMessage() == f"{method} /expert_policy"

@@ -57,7 +57,11 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
             reason = "vanilla selects nothing that could be traced; allowed is another policy"
             raise ExpertPolicyError("--expert-policy-trace", f"{trace} with --expert-policy vanilla", reason)
         return None
-    return Arguments(schedule, None if trace is None else _check_trace(Path(trace)), align)
+    if trace is not None:
+        trace = Path(trace)
+        try_file("--expert-policy-trace", trace)
+        trace = trace.resolve()
+    return Arguments(schedule, trace, align)
 
 
 def is_on(server_args: Any) -> bool:
@@ -108,16 +112,6 @@ def read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
         return read_object(config)
     except ValueError as error:
         raise refuse(str(error)) from None
-
-
-def _check_trace(path: Path) -> Path:
-    """Refuse a trace file that could not be written, before any weight loads."""
-    try:
-        try_file("--expert-policy-trace", path)
-    except ValueError:
-        reason = "not writable; allowed is the path of a writable file"
-        raise ExpertPolicyError("--expert-policy-trace", path, reason) from None
-    return path.resolve()
 
 
 def _one_line(config: Any) -> str:

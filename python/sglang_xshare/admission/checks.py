@@ -182,7 +182,7 @@ CHECKS = (
     Check("draft tokens", RESOLVED, STAGE, lambda start: check_draft_tokens(start.config)),
     # `observe` where layers are not handed whole logits.
     Check("observe", RESOLVED, STAGE, lambda start: check_observed(start.arguments.schedule)),
-    # A trace that several replicas would write.
+    # A trace that several replicas, or stages of a pipeline, would write.
     Check("trace", RESOLVED, STAGE, lambda start: check_writers(start.arguments.trace, start.config)),
     # Paged experts on more than one GPU, with speculation, or with fewer slots than a row takes experts.
     Check(

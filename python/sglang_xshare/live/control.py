@@ -20,7 +20,7 @@ from ..stage.evidence.metrics import Reader
 from ..stage.stage import Stage
 from ..stage.upstream.ranks import is_first_rank
 from ..stage.upstream.server import attention_dp_size, model_config, pages_experts, resolved
-from . import ADDED
+from . import ADDED, PATH
 
 NO_STAGE = (
     "this server was started without an expert policy; allowed is one started with --expert-policy, such as "
@@ -152,5 +152,5 @@ def handle(control: Control | None, scheduler: Any, request: Any) -> Any:
     except ValueError as error:  # `ExpertPolicyError` is one
         return DumperControlReqOutput(success=False, response=[], error=" ".join(str(error).split()))
     except Exception as error:
-        logger.exception("POST /expert_policy")
+        logger.exception("%s %s", "POST" if request.body else "GET", PATH)
         return DumperControlReqOutput(success=False, response=[], error=f"{type(error).__name__}: {error}")

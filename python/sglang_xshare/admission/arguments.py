@@ -15,6 +15,9 @@ from ..policies.spelling import parse_policy
 from ..refusal import ExpertPolicyError
 from ..stage.upstream.server import pages_experts
 
+KEYS = "_expert_policy_keys"
+"""The record's note of the keys that --expert-policy-config has come to."""
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -43,7 +46,10 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
         if align:
             raise ExpertPolicyError("--expert-policy-align", None, together)
         return Arguments(None) if mask_padding else None
-    keys = read_config(config)
+    # Read once: SGLang hands its other processes copies of the record, and by then a file may be another, a pipe empty.
+    if not hasattr(server_args, KEYS):
+        setattr(server_args, KEYS, read_config(config))
+    keys = getattr(server_args, KEYS)
     speculative = getattr(server_args, "speculative_algorithm", None) is not None
     try:
         schedule = build_schedule(*join_keys(name, keys), speculative, speculates, pages_experts(server_args))

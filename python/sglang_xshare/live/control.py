@@ -69,9 +69,13 @@ class Control:
         """Switch to the policy in `body`: the keys of --expert-policy-config, and "policy". Returns what `get` does,
         and warnings. Raises ValueError in one line, having changed nothing.
         """
-        schedule, is_trial = self._read(body), body.get("trial", False)
+        switches = self.stage.switches
+        schedule, is_trial, after = self._read(body), body.get("trial", False), body.get("after", switches)
         if type(is_trial) is not bool:
             raise ValueError(f"trial = {as_json(is_trial)}: allowed is true or false")
+        if after != switches:
+            reason = f"there were {switches} switches; allowed is that number, or none"
+            raise ValueError(f"after = {as_json(after)}: {reason}")
         warnings = self._check(schedule)
         rule = self.stage.rule
         keeps = schedule is None or schedule.observed or "exact" in schedule.given
@@ -87,7 +91,7 @@ class Control:
 
     def _read(self, body: Mapping[str, Any]) -> Schedule | None:
         """The schedule, None for vanilla."""
-        keys = {name: value for name, value in body.items() if name not in ADDED}
+        keys = {name: value for name, value in body.items() if name not in (*ADDED, "after")}
         if "policy" not in keys:
             raise ValueError('policy is missing: allowed is an object such as {"policy": "xshare", "k0": 1, "add": 6}')
         name = keys.pop("policy")

@@ -15,6 +15,9 @@ from ..policies.spelling import parse_policy
 from ..refusal import ExpertPolicyError
 from ..stage.upstream.server import pages_experts
 
+KEYS = "_expert_policy_keys"
+"""The record's note of the keys that --expert-policy-config has come to."""
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -43,7 +46,10 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
         if align:
             raise ExpertPolicyError("--expert-policy-align", None, together)
         return Arguments(None) if mask_padding else None
-    keys = read_config(config)
+    # Read once: SGLang hands its other processes copies of the record, and by then a file may be another, a pipe empty.
+    if not hasattr(server_args, KEYS):
+        setattr(server_args, KEYS, read_config(config))
+    keys = getattr(server_args, KEYS)
     speculative = getattr(server_args, "speculative_algorithm", None) is not None
     try:
         schedule = build_schedule(*join_keys(name, keys), speculative, speculates, pages_experts(server_args))
@@ -57,7 +63,11 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
             reason = "vanilla selects nothing that could be traced; allowed is another policy"
             raise ExpertPolicyError("--expert-policy-trace", f"{trace} with --expert-policy vanilla", reason)
         return None
-    return Arguments(schedule, None if trace is None else _check_trace(Path(trace)), align)
+    if trace is not None:
+        trace = Path(trace)
+        try_file("--expert-policy-trace", trace)
+        trace = trace.resolve()
+    return Arguments(schedule, trace, align)
 
 
 def is_on(server_args: Any) -> bool:
@@ -108,16 +118,6 @@ def read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
         return read_object(config)
     except ValueError as error:
         raise refuse(str(error)) from None
-
-
-def _check_trace(path: Path) -> Path:
-    """Refuse a trace file that could not be written, before any weight loads."""
-    try:
-        try_file("--expert-policy-trace", path)
-    except ValueError:
-        reason = "not writable; allowed is the path of a writable file"
-        raise ExpertPolicyError("--expert-policy-trace", path, reason) from None
-    return path.resolve()
 
 
 def _one_line(config: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .upstream.ranks import is_first_rank
@@ -15,13 +14,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def stop_disagreeing(stage: Stage, which: Sequence[int]) -> None:
+def stop_disagreeing(stage: Stage, which: list[int]) -> None:
     """Ranks have selected otherwise than the first, and every rank knows it after the same forward: switch to vanilla
     from the next on, or end the server, as its flag decides and where its graphs cannot follow. Where the model routes
     by itself there is nothing to go back to.
     """
-    reason = f"ranks {[*which]} have selected other experts than the first: their policies, router logits or placements"
-    reason += " differ, and the sum of their outputs was wrong"
+    assert stage.agreement is not None
+    reason = (
+        f"ranks {which} have selected other experts than the first: their policies, router logits or placements differ, "
+        "and the sum of their outputs was wrong"
+    )
     schedule = stage.plans.schedule
     selects = schedule is not None and not schedule.observed
     then = "the server ends" if stage.stops else "vanilla from the next step on" if selects else "no policy is in force"

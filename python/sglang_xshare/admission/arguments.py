@@ -1,4 +1,4 @@
-"""The stage's flags, parsed: `--expert-policy`, its configuration, trace and alignment; `--mask-padding-experts`."""
+"""The stage's flags, parsed: `--expert-policy` and those that begin with it; `--mask-padding-experts`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ from ..stage.upstream.server import pages_experts
 
 KEYS = "_expert_policy_keys"
 """The record's note of the keys that --expert-policy-config has come to."""
+ON_DISAGREEMENT = "--expert-policy-on-disagreement"
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The parsed arguments. `schedule` is None where only padding rows are masked."""
+    """The parsed arguments. `schedule` is None where only padding rows are masked; `stops` says that the server is to
+    end where ranks disagree.
+    """
 
     schedule: Schedule | None
     trace: Path | None = None
     align: bool = False
+    stops: bool = False
 
 
 def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments | None:
@@ -38,9 +42,13 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
     trace = getattr(server_args, "expert_policy_trace", None)
     mask_padding = bool(getattr(server_args, "mask_padding_experts", False))
     align = bool(getattr(server_args, "expert_policy_align", False))
+    then = getattr(server_args, "expert_policy_on_disagreement", None)
+    if then not in (None, "vanilla", "stop"):
+        raise ExpertPolicyError(ON_DISAGREEMENT, then, "allowed is vanilla or stop")
     if name is None:
         together = "allowed only together with --expert-policy"
-        for flag, value in (("--expert-policy-config", config), ("--expert-policy-trace", trace)):
+        given = ("--expert-policy-config", config), ("--expert-policy-trace", trace), (ON_DISAGREEMENT, then)
+        for flag, value in given:
             if value is not None:
                 raise ExpertPolicyError(flag, value, together)
         if align:
@@ -67,7 +75,7 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
         trace = Path(trace)
         try_file("--expert-policy-trace", trace)
         trace = trace.resolve()
-    return Arguments(schedule, trace, align)
+    return Arguments(schedule, trace, align, then == "stop")
 
 
 def is_on(server_args: Any) -> bool:

@@ -62,7 +62,8 @@ class Control:
             "counters": self._count(Reader(stage.counters)) if counts else None,
             "since_switch": self._count(stage.since_switch) if counts else None,
             "switches": stage.switches,
-            "trial": self._is_trial,
+            "disagreement": stage.disagreement,
+            "trial": self._is_trial and stage.disagreement is None,
         }
 
     def post(self, body: Mapping[str, Any], reporter: Any) -> dict[str, Any]:

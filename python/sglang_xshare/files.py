@@ -22,7 +22,7 @@ def try_folder(flag: str, folder: Path) -> None:
 
 def try_file(flag: str, file: Path) -> None:
     """Open a file for writing, or another in its folder: it is left as it was, also where several processes try it at
-    once. Raises ValueError in one line where that cannot be.
+    once. Raises `ExpertPolicyError` where that cannot be.
     """
     try:
         if file.exists() and not file.is_file():
@@ -30,7 +30,7 @@ def try_file(flag: str, file: Path) -> None:
         with file.open("ab") if file.exists() else TemporaryFile(dir=file.parent):
             pass
     except OSError as error:
-        raise ValueError(f"{flag} {file}: {error.strerror}; allowed is a file that can be written") from None
+        raise ExpertPolicyError(flag, file, f"{error.strerror}; allowed is a file that can be written") from None
 
 
 def read_text(flag: str, file: Path) -> str:

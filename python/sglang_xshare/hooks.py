@@ -24,6 +24,7 @@ FLAGS = (
     "expert_policy_config",
     "expert_policy_trace",
     "expert_policy_align",
+    "expert_policy_on_disagreement",
     "mask_padding_experts",
     "expert_placement",
     "expert_affinity",
@@ -126,6 +127,8 @@ def attach(model_runner: Any) -> None:
             masks=bool(getattr(model_runner.server_args, "mask_padding_experts", False)),
             ranks=read_ranks(model_runner, schedule),
             tp_size=getattr(config, "tp_size", 1),
+            # Of a pipeline's ranks one stage's alone would go back.
+            stops=arguments.stops or getattr(config, "pp_size", 1) > 1,
             exact=Exact(model_runner.device, low_first, find_refusal(config)),
         )
         wrap_calls(model_runner, _stage)

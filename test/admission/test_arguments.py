@@ -85,6 +85,11 @@ def test_trace_is_a_file_that_need_not_exist_and_is_not_made_yet(tmp_path):
     assert file.read_text() == "earlier\n"
 
 
+@pytest.mark.parametrize(("flag", "stops"), [(None, False), ("vanilla", False), ("stop", True)])
+def test_a_server_goes_back_to_vanilla_unless_it_is_to_stop(flag, stops):
+    assert read(expert_policy="xshare", expert_policy_on_disagreement=flag).stops is stops
+
+
 REFUSED: dict[str, dict[str, Any]] = {
     "unknown policy": {"expert_policy": "nope"},
     "misspelt policy": {"expert_policy": "xshere"},
@@ -104,6 +109,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "vanilla with keys": {"expert_policy": "vanilla", "expert_policy_config": '{"min_tokens": 4}'},
     "config without policy": {"expert_policy_config": '{"k0": 1}'},
     "trace without policy": {"expert_policy_trace": "/tmp/trace"},
+    "disagreement without policy": {"expert_policy_on_disagreement": "stop"},
+    "disagreement of another kind": {"expert_policy": "xshare", "expert_policy_on_disagreement": "Stop"},
     "no such file": {"expert_policy": "xshare", "expert_policy_config": "/nowhere/policy.json"},
     "a folder": {"expert_policy": "xshare", "expert_policy_config": "/"},
     "a JSON list": {"expert_policy": "xshare", "expert_policy_config": "[1]"},

@@ -1,15 +1,17 @@
 """The checks of a start: one list, in one order, from which a server takes the first refusal and `check` all."""
 
 import os
+import pickle
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
+from served.release import CPU, make_env, older_releases_take_long
 from sglang_xshare import hooks
 from sglang_xshare.admission import checks
-from sglang_xshare.admission.arguments import Arguments
+from sglang_xshare.admission.arguments import Arguments, read_arguments
 from sglang_xshare.admission.checks import (
     AFFINITY,
     ANY,
@@ -116,8 +118,8 @@ def test_a_refused_policy_is_checked_as_any_would_be():
 
 
 @pytest.mark.parametrize("pipe", [True, False])
-def test_a_policy_that_is_gone_when_it_is_read_again_is_refused(pipe, monkeypatch, tmp_path):
-    """SGLang's processes parse the flags anew. No check may pass for want of a schedule."""
+def test_a_policys_file_is_read_once(pipe, monkeypatch, tmp_path):
+    """It may be edited while a server starts: all of its processes have the keys that the first one has read."""
     file = tmp_path / "keys.json"
     if pipe:
         reader, writer = os.pipe()
@@ -131,12 +133,28 @@ def test_a_policy_that_is_gone_when_it_is_read_again_is_refused(pipe, monkeypatc
     names = ("policy", "policy again")
     monkeypatch.setattr(checks, "CHECKS", [check for check in CHECKS if check.name in names])
     hooks.check_flags(server_args)
-    file.unlink(missing_ok=True)
-    with pytest.raises(hooks.Refused, match=f"^--expert-policy-config {path}: ") as refused:
-        hooks.check_server(server_args)
-    assert "\n" not in str(refused.value)
+    file.write_text('{"k0": 2}')
+    hooks.check_server(server_args)
+    assert read_arguments(pickle.loads(pickle.dumps(server_args))).schedule.keys == {"k0": 1, "add": 4}
     if pipe:
         os.close(reader)
+
+
+@older_releases_take_long
+def test_sglangs_record_takes_the_keys_to_other_processes(release, patched_release, tiny_model, tmp_path):
+    code = (
+        "import pickle, sys; from pathlib import Path; from sglang.srt.server_args import prepare_server_args; "
+        "from sglang_xshare.admission.arguments import read_arguments; "
+        "record = prepare_server_args(sys.argv[1:]); getattr(record, 'resolve_once', int)(); "
+        "Path(sys.argv[-1]).unlink(); "
+        "assert read_arguments(pickle.loads(pickle.dumps(record))).schedule.keys == {'k0': 1, 'add': 4}"
+    )
+    (file := tmp_path / "keys.json").write_text('{"k0": 1, "add": 4}')
+    flags = ["--model-path", str(tiny_model), *CPU, "--expert-policy", "xshare", "--expert-policy-config", str(file)]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *flags], env=make_env(patched_release(release)), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_refused_policy_is_told_once(monkeypatch):

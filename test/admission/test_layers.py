@@ -92,23 +92,28 @@ def test_what_only_a_loaded_model_shows_ends_the_process_with_one_line(case, rea
     configs, runners, flags = REFUSED[case]
     with pytest.raises(ExpertPolicyError) as error:
         refuse(case, monkeypatch)
-    for rank in (0, 1):
-        monkeypatch.setattr(runtime_context, "get_parallel", lambda rank=rank: SimpleNamespace(tp_rank=rank))
+    for rank, size, named in ((0, 1, ""), (0, 2, "rank 0: "), (1, 2, "rank 1: ")):
+        set_rank(monkeypatch, rank, size)
         with pytest.raises(SystemExit) as ended:
             read(configs, runners, start_layers.find_layers, **flags)
         assert not isinstance(ended.value, Exception), "upstream logs a traceback of every Exception"
         assert ended.value.code == ENDED
-        assert capsys.readouterr().err == (f"{error.value}\n" if rank == 0 else ""), "ranks refuse alike"
+        assert capsys.readouterr().err == f"{named}{error.value}\n", "it may be the only rank that refuses"
 
 
-def test_a_policy_that_is_gone_when_weights_are_loaded_ends_the_process_with_one_line(capsys, monkeypatch, tmp_path):
-    gone = tmp_path / "keys.json"
-    server_args = SimpleNamespace(expert_policy="xshare", expert_policy_config=str(gone), **USUAL)
-    monkeypatch.setattr(runtime_context, "get_parallel", lambda: SimpleNamespace(tp_rank=0))
+def set_rank(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
+    parallel = SimpleNamespace(tp_rank=rank, tp_size=size, attn_tp_size=size)
+    monkeypatch.setattr(runtime_context, "get_parallel", lambda: parallel)
+
+
+def test_a_trace_that_is_gone_when_weights_are_loaded_ends_the_process_with_one_line(capsys, monkeypatch, tmp_path):
+    gone = tmp_path / "gone" / "trace.jsonl"
+    server_args = SimpleNamespace(expert_policy="xshare", expert_policy_trace=str(gone), **USUAL)
+    set_rank(monkeypatch, 0, 1)
     with pytest.raises(SystemExit) as ended:
         hooks.attach(SimpleNamespace(is_draft_worker=False, server_args=server_args))
     assert ended.value.code == ENDED
-    line = f"--expert-policy-config {gone}: No such file or directory; "
+    line = f"--expert-policy-trace {gone}: No such file or directory; "
     assert (said := capsys.readouterr().err).startswith(line)
     assert said.count("\n") == 1
 

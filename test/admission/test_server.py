@@ -95,6 +95,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "batches too small": (*POLICY, "--max-running-requests", "1"),
     "batches too large": (*eagle3(str(DRAFT)), "--expert-policy-config", '{"k0": 1, "max_tokens": 3}'),
     "trace of two replicas": (*POLICY, "--dp-size", "2", "--expert-policy-trace", "/tmp/trace.jsonl"),
+    "trace of a pipeline": (*POLICY, "--pp-size", "2", "--expert-policy-trace", "/tmp/trace.jsonl"),
     "warm-up beyond the model's top-k": keys('{"k0": 9}'),
     "target_per_rank on one rank": keys('{"target_per_rank": 5}'),
     "target_per_rank with experts on two ranks": (
@@ -138,6 +139,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "masking alone": ("--mask-padding-experts",),
     "replicas that nothing dispatches to": (*POLICY, "--tp", "2", "--ep", "2", "--ep-num-redundant-experts", "2"),
     "experts that move, without replicas": (*POLICY, "--tp", "2", "--ep", "2", "--enable-eplb"),
+    "a pipeline without a trace": (*POLICY, "--pp-size", "2"),
     "speculation": (*POLICY, "--speculative-algorithm", "NGRAM"),
     "target_per_rank with expert parallelism": (*keys('{"target_per_rank": 5}'), "--tp", "2", "--ep", "2"),
     "a plan that drops nothing, which is a warning": keys('{"add": 64}'),

@@ -31,7 +31,7 @@ labels = {"model_name": "m"}
 interval = Interval(1, 2, 1, 1.0, 1, 0, dict.fromkeys(OUTCOMES, 1), 1, 2, 1)
 exporter = Exporter()
 observed, load = Observed({"oea": interval}, {"1-2": 1}), RankLoad(1, 1, 1, 1.0, 1.0)
-for part in (interval, InForce({"policy": "xshare"}, None), observed, load, Compared(0, [0, 0])):
+for part in (interval, InForce({"policy": "xshare"}, None), observed, load, Compared(0, [0, 0], 0)):
     exporter.export(part, labels)
 DecisionCounts(2, export=True).count(Decision(0, REASONS[0]), [1, 0])
 print(generate_latest().decode())

@@ -8,6 +8,7 @@ import pytest
 from refused import refused
 from sglang_xshare import hooks
 from sglang_xshare.admission.moe_model import MoeModel
+from sglang_xshare.keys import as_json
 from sglang_xshare.live import METHOD
 from sglang_xshare.live.control import ADDED, NO_STAGE, Control
 from sglang_xshare.policies import list_policies
@@ -116,6 +117,17 @@ def test_what_get_tells_can_be_posted_back(keys, control):
     again = asked.post(asked.get(), REPORTER)
     assert again["in_force"] == told["in_force"]
     assert (told["switches"], again["switches"]) == (1, 2)
+
+
+def test_a_switch_may_name_the_number_that_it_follows(control):
+    """Of two that have seen the same policy one switches it."""
+    asked = control()
+    assert asked.post({"policy": "oea", "k0": 2, "after": 0}, REPORTER)["switches"] == 1
+    for after in (0, 2, None):
+        with refused(f"after = {as_json(after)}"):
+            asked.post({"policy": "vanilla", "after": after}, REPORTER)
+    assert asked.get()["policy"] == "oea"
+    assert asked.post({"policy": "vanilla", "after": 1}, REPORTER)["switches"] == 2
 
 
 @pytest.mark.parametrize("none", [None, "none", "vanilla"])
@@ -258,3 +270,13 @@ def test_counters_since_the_switch_are_the_plans_own(control):
         counted = [layer["experts_after"] for layer in told["since_switch"]["by_layer"]]
         assert sum(counted) == told["since_switch"]["experts_after"] > 0
         assert told["counters"]["outcomes"]["policy"] == sum((1, 2, 3)[: number + 1])
+
+
+@pytest.mark.parametrize(("body", "method"), [({}, "GET"), ({"post": {"policy": "vanilla"}}, "POST")])
+def test_what_fails_is_logged_by_the_method_that_was_asked(body, method, control, monkeypatch, caplog):
+    asked = control()
+    monkeypatch.setattr(hooks, "_control", asked)
+    monkeypatch.setattr(asked, method.lower(), lambda *_: 1 / 0)
+    assert not ask(SimpleNamespace(method=METHOD, body=body)).success
+    (record,) = caplog.records
+    assert record.getMessage() == f"{method} /expert_policy"

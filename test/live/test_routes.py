@@ -22,7 +22,10 @@ COUNTS = {
     "exact_rows": 8,
     "outcomes": {"policy": 1, "prefill": 2},
 }
-ANSWER = {"policy": "oea", "k0": 3, "in_force": {"policy": "oea"}, "counters": COUNTS, "since_switch": COUNTS}
+ANSWER = {"policy": "oea", "k0": 3, "in_force": {"policy": "oea"}, "counters": COUNTS, "since_switch": COUNTS} | {
+    "switches": 0,
+    "disagreement": None,
+}
 POST = {"policy": "oea", "k0": 3}
 
 
@@ -68,6 +71,14 @@ def test_counts_of_replicas_are_added_up_and_of_ranks_taken_once():
     assert (replicas["mean_before"], replicas["mean_after"], replicas["mean_kept_mass"]) == (15, 10, 30 / 32)
     ranks = merge([ANSWER, ANSWER | {"counters": None, "since_switch": None}])
     assert ranks["counters"]["layer_steps"] == ranks["since_switch"]["layer_steps"] == 4
+
+
+def test_a_replica_that_went_back_to_vanilla_tells_the_policy():
+    gone = ANSWER | {"policy": "vanilla", "switches": 1, "disagreement": "ranks [1]"}
+    posted = [ANSWER | {"switches": 1}, gone | {"policy": "oea", "switches": 2, "disagreement": None}]
+    told = [merge(answers)["policy"] for answers in ([ANSWER, gone], [gone, ANSWER], posted)]
+    assert told == ["vanilla", "vanilla", "oea"]
+    assert merge(posted)["switches"] == 2, "as many as before would be no switch"
 
 
 def test_counts_by_layer_are_added_up_layer_by_layer():

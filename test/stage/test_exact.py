@@ -17,7 +17,7 @@ from sglang_xshare.stage.step import read_size, read_step
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, forward_batch, gathered_batches, runner
 
 NO_RULE = Rule()
-SCHEDULER = SimpleNamespace(enable_hicache_storage=False)
+SCHEDULER = SimpleNamespace(enable_hicache_storage=False, metrics_reporter=None)
 
 
 class Req:

@@ -18,11 +18,10 @@ def run():
     config = SimpleNamespace(
         apply_router_weight_on_input=False, activation="silu", gemm1_alpha=None, gemm1_clamp_limit=None
     )
-    config.no_combine_keep_router_weight = False
 
     def run(rows, ids, weights, first=0, count=EXPERTS):
         here = slice(first, first + count)
-        layer = SimpleNamespace(num_experts=EXPERTS, num_local_experts=count, w13_weight=up[here], w2_weight=down[here])
+        layer = SimpleNamespace(num_experts=EXPERTS, w13_weight=up[here], w2_weight=down[here])
         return moe_forward_native(layer, rows, (weights, ids, None), config)
 
     return run
@@ -32,6 +31,13 @@ def make_batch():
     rows, weights = torch.randn(ROWS, HIDDEN), torch.rand(ROWS, TOP_K)
     ids = torch.stack([torch.randperm(EXPERTS)[:TOP_K] for _ in range(ROWS)]).int()
     return rows, ids, weights
+
+
+def test_ids_with_a_stride(run):
+    rows, ids, weights = make_batch()
+    strided = torch.stack([ids, torch.full_like(ids, -1)], -1).flatten(1)[:, ::2]
+    assert not strided.is_contiguous()
+    torch.testing.assert_close(run(rows, strided, weights), run(rows, ids, weights))
 
 
 def test_a_repeated_id_of_weight_0_adds_nothing(run):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_xshare.live import ADDED
+from sglang_xshare.live.client import PolicyError
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.tune.server import Forced
 
@@ -35,8 +36,10 @@ class FakeServer:
         self.intrude: Callable[[FakeServer], None] = lambda server: None  # before each batch that it decodes
 
     def set_policy(self, policy: dict[str, Any]) -> dict[str, Any]:
+        if policy.get("after", len(self.switched)) != len(self.switched):
+            raise PolicyError("after", 400)
         self.trial = policy.get("trial", False)
-        policy = {name: value for name, value in policy.items() if name not in ADDED}
+        policy = {name: value for name, value in policy.items() if name not in (*ADDED, "after")}
         self.asked = 16
         self.policy = policy
         self.switched.append(policy)

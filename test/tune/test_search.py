@@ -8,8 +8,9 @@ import pytest
 
 from refused import read_refusal
 from sglang_xshare.cli import main
+from sglang_xshare.live.client import PolicyError
 from sglang_xshare.tune.gauge import Gauge
-from sglang_xshare.tune.hold import Hold
+from sglang_xshare.tune.hold import Hold, Switched
 from sglang_xshare.tune.measure import Bench
 from sglang_xshare.tune.plans import VANILLA_SETTING, group_layers
 from sglang_xshare.tune.search import count_measurements, search
@@ -211,6 +212,55 @@ def test_a_switch_that_was_interrupted_is_undone(server):
         hold.set_policy({"policy": "oea", "k0": 3})
     hold.restore()
     assert server.policy == {"policy": "xshare"}
+
+
+def test_of_two_that_begin_at_once_one_holds_the_server(server):
+    """Both have found no trial; the second asks while the first is about to."""
+    first, second = Hold(server), Hold(server)
+    first.set_policy({"policy": "oea", "k0": 3})
+    with pytest.raises(Switched):
+        second.set_policy({"policy": "oea", "k0": 2})
+    assert not second.restore()
+    assert (server.policy, server.trial) == ({"policy": "oea", "k0": 3}, True)
+    first.set_policy({"policy": "oea", "k0": 1})
+    assert first.restore()
+    assert (server.policy, server.trial) == ({"policy": "xshare"}, False)
+
+
+def test_what_others_switch_just_before_is_left_so(server):
+    """Between a look at the server and the question that follows it."""
+    ask, own = server.set_policy, {"policy": "oea", "k0": 5}
+
+    def intrude(policy):
+        server.set_policy = ask
+        ask(own)
+        return ask(policy)
+
+    hold = Hold(server)
+    hold.set_policy({"policy": "oea", "k0": 3})
+    server.set_policy = intrude
+    with pytest.raises(Switched):
+        hold.set_policy({"policy": "oea", "k0": 2})
+    assert not hold.restore()
+    hold = Hold(server)
+    hold.set_policy({"policy": "oea", "k0": 3})
+    server.set_policy = intrude
+    assert not hold.restore()
+    assert (server.policy, server.trial) == (own, False)
+
+
+def test_an_answer_that_never_came_is_undone(server):
+    def ask(policy):
+        FakeServer.set_policy(server, policy)
+        server.set_policy = lambda policy: FakeServer.set_policy(server, policy)
+        raise PolicyError("no answer (timed out)")
+
+    hold = Hold(server)
+    server.set_policy = ask
+    with pytest.raises(PolicyError, match="timed out"):
+        hold.set_policy({"policy": "oea", "k0": 3})
+    assert hold.restore()
+    assert (server.policy, server.trial) == ({"policy": "xshare"}, False)
 
 
 def test_an_interval_beyond_the_tolerance_is_said(texts, tmp_path, server, capsys):

@@ -1,4 +1,4 @@
-"""The stage's flags, parsed: `--expert-policy`, its configuration, trace and alignment; `--mask-padding-experts`."""
+"""The stage's flags, parsed: `--expert-policy` and those that begin with it; `--mask-padding-experts`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,21 @@ from ..policies.spelling import parse_policy
 from ..refusal import ExpertPolicyError
 from ..stage.upstream.server import pages_experts
 
+KEYS = "_expert_policy_keys"
+"""The record's note of the keys that --expert-policy-config has come to."""
+ON_DISAGREEMENT = "--expert-policy-on-disagreement"
+
 
 @dataclass(frozen=True)
 class Arguments:
-    """The parsed arguments. `schedule` is None where only padding rows are masked."""
+    """The parsed arguments. `schedule` is None where only padding rows are masked; `stops` says that the server is to
+    end where ranks disagree.
+    """
 
     schedule: Schedule | None
     trace: Path | None = None
     align: bool = False
+    stops: bool = False
 
 
 def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments | None:
@@ -35,15 +42,22 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
     trace = getattr(server_args, "expert_policy_trace", None)
     mask_padding = bool(getattr(server_args, "mask_padding_experts", False))
     align = bool(getattr(server_args, "expert_policy_align", False))
+    then = getattr(server_args, "expert_policy_on_disagreement", None)
+    if then not in (None, "vanilla", "stop"):
+        raise ExpertPolicyError(ON_DISAGREEMENT, then, "allowed is vanilla or stop")
     if name is None:
         together = "allowed only together with --expert-policy"
-        for flag, value in (("--expert-policy-config", config), ("--expert-policy-trace", trace)):
+        given = ("--expert-policy-config", config), ("--expert-policy-trace", trace), (ON_DISAGREEMENT, then)
+        for flag, value in given:
             if value is not None:
                 raise ExpertPolicyError(flag, value, together)
         if align:
             raise ExpertPolicyError("--expert-policy-align", None, together)
         return Arguments(None) if mask_padding else None
-    keys = read_config(config)
+    # Read once: SGLang hands its other processes copies of the record, and by then a file may be another, a pipe empty.
+    if not hasattr(server_args, KEYS):
+        setattr(server_args, KEYS, read_config(config))
+    keys = getattr(server_args, KEYS)
     speculative = getattr(server_args, "speculative_algorithm", None) is not None
     try:
         schedule = build_schedule(*join_keys(name, keys), speculative, speculates, pages_experts(server_args))
@@ -57,7 +71,11 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
             reason = "vanilla selects nothing that could be traced; allowed is another policy"
             raise ExpertPolicyError("--expert-policy-trace", f"{trace} with --expert-policy vanilla", reason)
         return None
-    return Arguments(schedule, None if trace is None else _check_trace(Path(trace)), align)
+    if trace is not None:
+        trace = Path(trace)
+        try_file("--expert-policy-trace", trace)
+        trace = trace.resolve()
+    return Arguments(schedule, trace, align, then == "stop")
 
 
 def is_on(server_args: Any) -> bool:
@@ -108,16 +126,6 @@ def read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
         return read_object(config)
     except ValueError as error:
         raise refuse(str(error)) from None
-
-
-def _check_trace(path: Path) -> Path:
-    """Refuse a trace file that could not be written, before any weight loads."""
-    try:
-        try_file("--expert-policy-trace", path)
-    except ValueError:
-        reason = "not writable; allowed is the path of a writable file"
-        raise ExpertPolicyError("--expert-policy-trace", path, reason) from None
-    return path.resolve()
 
 
 def _one_line(config: Any) -> str:

@@ -158,7 +158,7 @@ CHECKS = (
     # As above, for affinity.
     Check("affinity's tree", GIVEN, AFFINITY, lambda start: _check_tree(FLAG), after="affinity"),
     # --------------------------------------------------------------------------------- SGLang resolves its arguments
-    # What `policy` does, of flags that were read again: a pipe is empty by then, and a file may be gone.
+    # What `policy` does, of what SGLang has made of the flags beside it: speculation, paging.
     Check("policy again", RESOLVED, STAGE, _check_policy, after="policy"),
     # Ranks that do not divide the model's experts or heads, or slices that end within quantized blocks.
     Check("ranks", RESOLVED, PLACEMENT, lambda start: check_placement(start.server_args), after="placement"),
@@ -182,7 +182,7 @@ CHECKS = (
     Check("draft tokens", RESOLVED, STAGE, lambda start: check_draft_tokens(start.config)),
     # `observe` where layers are not handed whole logits.
     Check("observe", RESOLVED, STAGE, lambda start: check_observed(start.arguments.schedule)),
-    # A trace that several replicas would write.
+    # A trace that several replicas, or stages of a pipeline, would write.
     Check("trace", RESOLVED, STAGE, lambda start: check_writers(start.arguments.trace, start.config)),
     # Paged experts on more than one GPU, with speculation, or with fewer slots than a row takes experts.
     Check(

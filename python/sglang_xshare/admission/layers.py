@@ -11,6 +11,7 @@ from ..refusal import REFUSED, ExpertPolicyError, refusal
 from ..stage.layer import DROPPED, FILLED, MASKED, Layer
 from ..stage.placement import read_placement
 from ..stage.upstream.paging import find_paging
+from ..stage.upstream.ranks import find_rank
 from ..stage.upstream.routing import (
     keep_sums,
     keeps_dropped,
@@ -30,7 +31,7 @@ OUTPUTS = {FILLED: ("standard",), DROPPED: ("standard", "bypassed"), MASKED: ("t
 
 def read_loaded(model_runner: Any) -> Arguments | None:
     """The stage's flags, as `read_arguments`. Ends the process as `find_layers` does where they are refused only now: a
-    file was there until the weights were loaded.
+    trace could be written until the weights were loaded.
     """
     try:
         return read_arguments(model_runner.server_args)
@@ -55,14 +56,12 @@ def end_refused(error: ExpertPolicyError, config: Any) -> NoReturn:
     """End a scheduler process that refuses its loaded model: SGLang would log a traceback and kill the server. One of
     several schedulers raises: their controller would wait forever for one that just ended.
 
-    All tensor-parallel ranks refuse for the same reason; the first one prints it.
+    Each tensor-parallel rank prints why, and which it is: it may be the only one that refuses.
     """
     if num_schedulers(config) > 1:
         raise error
-    from sglang.srt.runtime_context import get_parallel
-
-    if get_parallel().tp_rank == 0:
-        print(error, file=sys.stderr, flush=True)
+    rank, size, _ = find_rank()
+    print(f"rank {rank}: {error}" if size > 1 else error, file=sys.stderr, flush=True)
     raise SystemExit(REFUSED) from None
 
 

@@ -113,9 +113,11 @@ def check_observed(schedule: Schedule | None) -> None:
 
 
 def check_writers(trace: Path | None, config: Any) -> None:
-    """Raise `ExpertPolicyError` for a trace that more than one replica would write."""
-    if trace is not None and config.dp_size > 1 and attention_dp_size(config) == 1:
-        raise refusal("--expert-policy-trace", trace, f"{config.dp_size} replicas would write it; allowed is one")
+    """Raise `ExpertPolicyError` for a trace that more than one replica, or stage of a pipeline, would write."""
+    replicas = config.dp_size if attention_dp_size(config) == 1 else 1
+    for count, writers in ((replicas, "replicas"), (config.pp_size, "stages of a pipeline")):
+        if trace is not None and count > 1:
+            raise refusal("--expert-policy-trace", trace, f"{count} {writers} would write it; allowed is one")
 
 
 def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:

@@ -3,5 +3,16 @@
 PATH = "/expert_policy"
 METHOD = "expert_policy"
 """What marks the control message of upstream's that carries a question of ours."""
-ADDED = "in_force", "plan_hash", "defaults", "limits", "counters", "since_switch", "switches", "trial", "warnings"
+ADDED = (
+    "in_force",
+    "plan_hash",
+    "defaults",
+    "limits",
+    "counters",
+    "since_switch",
+    "switches",
+    "disagreement",
+    "trial",
+    "warnings",
+)
 """What an answer says beside the policy and its keys; a POST may send it back, and of it only `trial` is read."""

@@ -20,7 +20,7 @@ from ..stage.evidence.metrics import Reader
 from ..stage.stage import Stage
 from ..stage.upstream.ranks import is_first_rank
 from ..stage.upstream.server import attention_dp_size, model_config, pages_experts, resolved
-from . import ADDED
+from . import ADDED, PATH
 
 NO_STAGE = (
     "this server was started without an expert policy; allowed is one started with --expert-policy, such as "
@@ -62,16 +62,21 @@ class Control:
             "counters": self._count(Reader(stage.counters)) if counts else None,
             "since_switch": self._count(stage.since_switch) if counts else None,
             "switches": stage.switches,
-            "trial": self._is_trial,
+            "disagreement": stage.disagreement,
+            "trial": self._is_trial and stage.disagreement is None,
         }
 
     def post(self, body: Mapping[str, Any], reporter: Any) -> dict[str, Any]:
         """Switch to the policy in `body`: the keys of --expert-policy-config, and "policy". Returns what `get` does,
         and warnings. Raises ValueError in one line, having changed nothing.
         """
-        schedule, is_trial = self._read(body), body.get("trial", False)
+        switches = self.stage.switches
+        schedule, is_trial, after = self._read(body), body.get("trial", False), body.get("after", switches)
         if type(is_trial) is not bool:
             raise ValueError(f"trial = {as_json(is_trial)}: allowed is true or false")
+        if after != switches:
+            reason = f"there were {switches} switches; allowed is that number, or none"
+            raise ValueError(f"after = {as_json(after)}: {reason}")
         warnings = self._check(schedule)
         rule = self.stage.rule
         keeps = schedule is None or schedule.observed or "exact" in schedule.given
@@ -87,7 +92,7 @@ class Control:
 
     def _read(self, body: Mapping[str, Any]) -> Schedule | None:
         """The schedule, None for vanilla."""
-        keys = {name: value for name, value in body.items() if name not in ADDED}
+        keys = {name: value for name, value in body.items() if name not in (*ADDED, "after")}
         if "policy" not in keys:
             raise ValueError('policy is missing: allowed is an object such as {"policy": "xshare", "k0": 1, "add": 6}')
         name = keys.pop("policy")
@@ -152,5 +157,5 @@ def handle(control: Control | None, scheduler: Any, request: Any) -> Any:
     except ValueError as error:  # `ExpertPolicyError` is one
         return DumperControlReqOutput(success=False, response=[], error=" ".join(str(error).split()))
     except Exception as error:
-        logger.exception("POST /expert_policy")
+        logger.exception("%s %s", "POST" if request.body else "GET", PATH)
         return DumperControlReqOutput(success=False, response=[], error=f"{type(error).__name__}: {error}")

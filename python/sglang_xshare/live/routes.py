@@ -61,8 +61,11 @@ def _refuse(reason: str, status: int = 400) -> Response:
 
 
 def merge(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """One answer of several schedulers': what they have counted is added up."""
-    return answers[0] | {name: _add_up([answer[name] for answer in answers if answer[name]]) for name in COUNTS}
+    """One answer of several schedulers': what they have counted is added up, and the policy that of a replica which
+    went back to vanilla by itself, if any did.
+    """
+    base = max(answers, key=lambda answer: (answer["disagreement"] is not None, answer["switches"]))
+    return base | {name: _add_up([answer[name] for answer in answers if answer[name]]) for name in COUNTS}
 
 
 def _add_up(counts: list[dict[str, Any]]) -> dict[str, Any]:

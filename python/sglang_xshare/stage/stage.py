@@ -25,6 +25,7 @@ from .evidence.reports import Reports
 from .evidence.told import Mark
 from .evidence.trace import Trace
 from .exact import Exact
+from .fallback import stop_disagreeing
 from .gather import Ranks
 from .graphs import Graphs
 from .layer import Layer, Resources
@@ -51,8 +52,8 @@ class Stage:
     `schedule` is None where no policy is given and padding rows alone are masked. `trace` is the file to append to, and
     `align` has layers sort the slots for the MoE runner. `batches` are what the server's steps can have, `ranks` those
     of a server whose ranks each route rows of their own. With `masks` padding rows are masked also once it is switched
-    to vanilla. Where `tp_size` tensor-parallel ranks are several, they compare what they have selected. `exact` knows
-    the exact requests.
+    to vanilla. Where `tp_size` tensor-parallel ranks are several, they compare what they have selected: where that
+    differs the server goes back to vanilla, or with `stops` ends. `exact` knows the exact requests.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Stage:
         masks: bool = False,
         ranks: Ranks | None = None,
         tp_size: int = 1,
+        stops: bool = False,
         exact: Exact | None = None,
     ) -> None:
         self.layers = layers
@@ -85,6 +87,11 @@ class Stage:
         placement = self.layers[0].placement
         self._balance = None if placement is None else Balance(placement, layer_ids, device)
         self.agreement = Agreement(tp_size, device) if tp_size > 1 else None
+        self.stops = stops
+        self.disagreement: str | None = None
+        """Why the server went back to vanilla by itself, until it is switched again."""
+        self.reporter: Any = None
+        """Upstream's, of the scheduler; None before its first request."""
         self.exact = exact or Exact(device)
         self.reports = Reports(self.counters, self._balance, self.agreement, self.trace)
         self.aligner = Aligner() if align else None
@@ -154,6 +161,9 @@ class Stage:
         wait_for_device(self.device)
         self.since_switch.read()
         self.switches += 1
+        self.disagreement = None
+        if self.agreement is not None:
+            self.agreement.forwards = 0  # what is wrong with these plans shows at once
         self._adopt(plans)
         if self.trace is not None:
             self.trace.switch(self.switches, plans.given)
@@ -180,6 +190,7 @@ class Stage:
     def admit(self, scheduler: Any, req: Any) -> None:
         """A request arrives, at every rank alike: whether it is exact is decided for all of its steps."""
         self.exact.admit(req, self.rule, bool(getattr(scheduler, "enable_hicache_storage", False)))
+        self.reporter = scheduler.metrics_reporter
 
     def begin_forward(self, forward_batch: Any) -> None:
         """A forward of the model runner is about to be launched, maybe by a graph's replay."""
@@ -192,9 +203,10 @@ class Stage:
         """A forward of the model runner was launched, maybe by a graph's replay: ranks compare where it is time to.
         Returns what it was to its requests; None where no policy was ever in force.
         """
-        if self.agreement is not None:
-            self.agreement.end_forward(self.ranks)
-        return self.marks.mark(forward_batch, self.ranks)
+        mark = self.marks.mark(forward_batch, self.ranks)
+        if self.agreement is not None and (disagreeing := self.agreement.end_forward(self.ranks)):
+            stop_disagreeing(self, disagreeing)
+        return mark
 
     def _begin(self, step: Step | None) -> None:
         """Hand every layer its assignment for this step."""
@@ -318,7 +330,7 @@ class Stage:
         """Bring metrics and trace up to date, on one rank: all have seen the same steps. The host waits for the device
         only here and in `report`: once a log interval, and when the server turns idle.
         """
-        if not is_first_rank() or not self.reports.is_due(reporter):
+        if reporter is None or not is_first_rank() or not self.reports.is_due(reporter):
             return
         if self.paged is not None:
             self.paged.check(self.counters.totals)

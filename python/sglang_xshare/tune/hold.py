@@ -38,21 +38,30 @@ class Hold:
 
     def set_policy(self, policy: dict[str, Any]) -> None:
         """Switch, unless somebody else has."""
-        self.get_policy()
         self._asking = True
-        answer = self.server.set_policy(policy | {"trial": True})
+        if not self._switch(policy | {"trial": True}, self._switches):
+            self._asking = False
+            self.get_policy()
         self._asking = False
         self._switches += 1
-        self._compare(answer)
 
     def restore(self) -> bool:
         """Switch back to `before`, unless somebody else has switched: whether it did."""
-        switches = self.server.get_policy()["switches"]
         # A question that was interrupted may have been answered.
-        is_own = switches in (self._switches, self._switches + self._asking)
-        if is_own:
-            self.server.set_policy(self.before)
-        return is_own
+        numbers = range(self._switches, self._switches + self._asking + 1)
+        return any(self._switch(self.before, number) for number in numbers)
+
+    def _switch(self, policy: dict[str, Any], after: int) -> bool:
+        """Have the server switch if this many switches were before: whether it did. Of two that ask for the same
+        number at once it takes one.
+        """
+        try:
+            self.server.set_policy(policy | {"after": after})
+        except PolicyError as error:
+            if error.status is None or self.server.get_policy()["switches"] == after:
+                raise
+            return False
+        return True
 
     def __str__(self) -> str:
         """The policy that `restore` puts back, as a command line spells it."""

@@ -30,7 +30,7 @@ for part in (
     RankLoad(4, 40, 20, 16.0, 10.0),
     RankLoad(0, 0, 0, 0.0, 0.0),
     Observed({"oea": interval, "xshare:add=1": nothing}, {"1-2": 1, "3-4": 0}),
-    Compared(5, [0, 2]),
+    Compared(5, [0, 2], 1),
 ):
     exporter.export(part, labels)
 print(generate_latest().decode(), end="")

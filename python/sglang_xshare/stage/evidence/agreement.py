@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -11,8 +10,6 @@ import torch
 from ...types import Selection
 from ..gather import Ranks
 from ..upstream.ranks import all_gather
-
-logger = logging.getLogger(__name__)
 
 EVERY = 1024
 """Forwards between two comparisons, once so many are done; before, whenever their number is a power of two, so that a
@@ -23,20 +20,25 @@ _TURN = 6364136223846793005
 
 
 class Compared(NamedTuple):
-    """How often ranks have compared what they selected, and how often each had selected otherwise than the first."""
+    """How often ranks have compared what they selected, how often each had selected otherwise than the first, and how
+    often the server went back to vanilla for it.
+    """
 
     comparisons: int
     disagreements: list[int]
+    fallbacks: int
 
     def since(self, former: Compared) -> Compared:
         """What came after `former`."""
         pairs = zip(self.disagreements, former.disagreements, strict=True)
-        return Compared(self.comparisons - former.comparisons, [now - then for now, then in pairs])
+        disagreements = [now - then for now, then in pairs]
+        return Compared(self.comparisons - former.comparisons, disagreements, self.fallbacks - former.fallbacks)
 
 
 class Agreement:
     """Adds up on the device which experts every layer has active in every step, in four small operations a step, and
-    compares what `size` tensor-parallel ranks have: one collective of eight bytes a rank. The host waits for neither.
+    compares what `size` tensor-parallel ranks have: one collective of eight bytes a rank, and the one of its steps that
+    the host waits for. What it finds is alike on all ranks, after the same forward.
 
     `gather` makes [size] of the [1] of every rank, in their order.
     """
@@ -46,14 +48,15 @@ class Agreement:
     ) -> None:
         self.size = size
         self.forwards = 0
-        """Of the target model, whatever they were: ranks have done as many, or would wait for each other forever."""
+        """Of the target model since the last switch, whatever they were: ranks have done as many, or would wait for
+        each other forever.
+        """
         self._gather = gather
         self._checksum = torch.zeros(1, dtype=torch.int64, device=device)
         self._turn = torch.full_like(self._checksum, _TURN)
         self._weights: torch.Tensor | None = None
-        self._comparisons = torch.zeros_like(self._checksum)
-        self._disagreements = torch.zeros(size, dtype=torch.int64, device=device)
-        self._logged = False
+        self.comparisons = self.fallbacks = 0
+        self.disagreements = [0] * size
 
     def count(self, selections: Sequence[Selection | None]) -> None:
         """Count one step: every layer's selection, None where it stayed vanilla, at least one other."""
@@ -66,32 +69,25 @@ class Agreement:
         found = torch.stack([self._nothing if selection is None else selection.active for selection in selections])
         torch.addcmul(self._weights.where(found, 0).sum(), self._checksum, self._turn, out=self._checksum)
 
-    def end_forward(self, ranks: Ranks | None) -> None:
-        """A forward was launched: compare where it is time to, unless `ranks` select apart, each from its own rows."""
+    def end_forward(self, ranks: Ranks | None) -> list[int]:
+        """A forward was launched: compare where it is time to, unless `ranks` select apart, each from its own rows.
+        Returns the ranks that have selected otherwise than the first.
+        """
         self.forwards += 1
         if self.forwards % EVERY and self.forwards & (self.forwards - 1):
-            return
-        if self.size > 1 and (ranks is None or ranks.together):
-            self.compare()
+            return []
+        return self.compare() if self.size > 1 and (ranks is None or ranks.together) else []
 
-    def compare(self) -> None:
-        """Compare all ranks with the first of them, and begin anew. A collective."""
-        checksums = self._gather(self._checksum, self.size)
-        self._disagreements += checksums != checksums[:1]
-        self._comparisons += checksums.any()  # none where nothing was selected
+    def compare(self) -> list[int]:
+        """Compare all ranks with the first of them, and begin anew. A collective, which the host waits for."""
+        first, *_ = checksums = self._gather(self._checksum, self.size).tolist()
         self._checksum.zero_()
+        self.comparisons += any(checksums)  # none where nothing was selected
+        found = [rank for rank, checksum in enumerate(checksums) if checksum != first]
+        for rank in found:
+            self.disagreements[rank] += 1
+        return found
 
     def read(self) -> Compared:
-        """Since the server's start; that ranks disagree is logged once. Waits for the device."""
-        compared = Compared(int(self._comparisons), self._disagreements.tolist())
-        if any(compared.disagreements) and not self._logged:
-            self._logged = True
-            which = [rank for rank, count in enumerate(compared.disagreements) if count]
-            logger.error(
-                "Expert policy: ranks %s have selected other experts than the first, in %d of %d comparisons: their "
-                "policies, router logits or placements differ, and the sum of their outputs is wrong",
-                which,
-                max(compared.disagreements),
-                compared.comparisons,
-            )
-        return compared
+        """Since the server's start."""
+        return Compared(self.comparisons, [*self.disagreements], self.fallbacks)

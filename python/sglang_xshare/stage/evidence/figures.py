@@ -139,6 +139,7 @@ FIGURES: dict[type, tuple[Figure, ...]] = {
             "Times that a rank had selected other experts than the first one",
             lambda compared: sum(compared.disagreements),
         ),
+        counter("vanilla_fallbacks", "Times that it was switched to vanilla since ranks disagreed", of("fallbacks")),
     ),
 }
 """By what is read of the counters, and handed to the exporter."""

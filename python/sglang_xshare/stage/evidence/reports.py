@@ -35,7 +35,7 @@ class Reports:
         if balance is not None:
             self.logged_balance, self.exported_balance = BalanceReader(balance), BalanceReader(balance)
         if agreement is not None:
-            self._exported_agreement = Compared(0, [0] * agreement.size)
+            self._exported_agreement = Compared(0, [0] * agreement.size, 0)
         self.agreement = agreement
         self.trace = trace
         self._failed: set[str] = set()
@@ -79,7 +79,7 @@ class Reports:
         return forwards != former
 
     def publish(self, reporter: Any) -> None:
-        """Bring the metrics of upstream's `reporter` and the trace up to date, and log where ranks disagree."""
+        """Bring the metrics of upstream's `reporter` and the trace up to date."""
         self._attempt("metrics", lambda: self._export(reporter))
         if self.trace is not None and reporter.is_stats_logging_rank:
             self._attempt("trace", self.trace.write)

@@ -1,0 +1,37 @@
+"""A SGLang plugin that has the second rank select by another policy, once the file named by $DISAGREE is there."""
+
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+ENTRY_POINT = "[sglang.srt.plugins]\ndisagree = served.disagree:install\n"
+
+
+def put(scratch: Path) -> dict[str, str]:
+    """Put the plugin where `install_probe` puts its own. Returns what the server's environment needs."""
+    plugin = scratch / "plugin" / "disagree-1.dist-info"
+    plugin.mkdir(parents=True)
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: disagree\nVersion: 1\n")
+    (plugin / "entry_points.txt").write_text(ENTRY_POINT)
+    return {"DISAGREE": str(scratch / "disagree")}
+
+
+def install() -> None:
+    """Called by upstream's `load_plugins()` in every process; only a scheduler's runs a model."""
+    if multiprocessing.parent_process() is None:
+        return
+    from sglang_xshare.policies.schedule import build_schedule
+    from sglang_xshare.stage.plans import Plans
+    from sglang_xshare.stage.stage import Stage
+    from sglang_xshare.stage.upstream.ranks import find_rank
+
+    file, begin_forward = Path(os.environ["DISAGREE"]), Stage.begin_forward
+
+    def change_and_begin(stage: Stage, forward_batch: Any) -> None:
+        if find_rank()[0] == 1 and file.exists():
+            file.unlink()
+            stage.plans = Plans(build_schedule("xshare", {"k0": 1, "add": 0}, speculative=False), stage.batches)
+        begin_forward(stage, forward_batch)
+
+    setattr(Stage, "begin_forward", change_and_begin)  # noqa: B010 - mypy knows a method

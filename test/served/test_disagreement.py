@@ -1,0 +1,63 @@
+"""Two ranks of one server, one of which comes to another policy: it ends wrong answers."""
+
+import time
+from pathlib import Path
+
+import pytest
+import requests
+
+from served import disagree
+from served.answers import NEW_TOKENS, SERVERS, generate_together, make_server, parse_metrics, read_prompts
+from served.release import LATEST
+from served.test_parallel import TWO_CORES
+from served.test_switch import XSHARE, post
+from sglang_xshare.live import PATH
+
+WHICH = "ranks [1] have selected other experts than the first"
+RANKS = (*SERVERS["xshare"], "--tp", "2")
+
+
+@pytest.mark.long
+def test_the_server_goes_back_to_vanilla_and_may_be_switched_again(tiny_model, patched_release, tmp_path, served):
+    env = TWO_CORES | disagree.put(tmp_path)
+    server, probe, _ = make_server(tiny_model, patched_release(LATEST), RANKS, tmp_path, env)
+    prompts = read_prompts(tiny_model)
+
+    def answer() -> list[list[int]]:
+        return [answer["output_ids"] for answer in generate_together(server, probe, prompts)]
+
+    with server:
+        assert answer() == served("xshare").tokens[0]
+        Path(env["DISAGREE"]).touch()
+        for _ in range(100):
+            server.generate(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+            told = server.get(PATH)
+            if told["disagreement"] is not None:
+                break
+        assert told["disagreement"].startswith(WHICH)
+        assert (told["policy"], told["switches"]) == ("vanilla", 1)
+        assert answer() == served("unpatched").tokens[0]
+        assert post(server, XSHARE).json()["disagreement"] is None
+        assert answer() == served("xshare").tokens[0]
+        metrics = parse_metrics(server.get("/metrics"))
+        assert metrics["vanilla_fallbacks_total"] == metrics["rank_disagreements_total"] == 1
+        assert server.get(PATH)["switches"] == 2
+    assert server.log_text().count(WHICH) == 1
+
+
+@pytest.mark.long
+def test_the_server_ends_where_its_flag_says_so(tiny_model, patched_release, tmp_path):
+    env = TWO_CORES | disagree.put(tmp_path)
+    flags = (*RANKS, "--expert-policy-on-disagreement", "stop")
+    server, _, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path, env)
+    with server:
+        Path(env["DISAGREE"]).touch()
+        with pytest.raises(requests.RequestException):
+            for _ in range(100):
+                server.generate(read_prompts(tiny_model), max_new_tokens=NEW_TOKENS, ignore_eos=True)
+        deadline = time.monotonic() + 60
+        while server.returncode() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert server.returncode() not in (None, 0)
+    assert server.log_text().count(WHICH) == 1
+    assert "Traceback" not in server.log_text()

@@ -1,0 +1,135 @@
+"""Ranks that have selected differently: the server goes back to vanilla, or ends, and says which."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_xshare import hooks
+from sglang_xshare.live.control import Control
+from sglang_xshare.stage.batches import Batches
+from sglang_xshare.stage.step import Size
+from stage.fake import EXPERTS, XSHARE, Model, forward_batch, make_reporter, runner
+from stage.test_switch import PLANS, schedule
+
+WHICH = "ranks [1] have selected other experts than the first"
+
+
+class Ended(Exception):
+    """The server is told to end."""
+
+
+@pytest.fixture
+def serve(attach, monkeypatch):
+    """Call it with flags for a model runner's forward on the first of two ranks, the second of which selects otherwise
+    while `differs` has something.
+    """
+
+    def end() -> None:
+        raise Ended
+
+    def start(batches: Batches | None = None, **flags: Any) -> Any:
+        for module in ("stage", "fallback"):
+            monkeypatch.setattr(f"sglang_xshare.stage.{module}.is_first_rank", lambda: True)
+        monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
+        monkeypatch.setattr("sglang_xshare.stage.fallback.end_server", end)
+        model = Model()
+        attach(model, batches)
+        model_runner = runner(model, **XSHARE | flags, tp_size=2)
+        hooks.attach(model_runner)
+        served = SimpleNamespace(model=model, stage=hooks._stage, differs=[])
+        served.stage.agreement._gather = lambda own, ranks: torch.cat([own, own * (1 + len(served.differs))])
+        served.stage.reporter = make_reporter(current_scheduler_metrics_enabled=False)
+
+        def decode() -> list[bool]:
+            """A step; whether each layer selects."""
+            model.logits = torch.randn(8, EXPERTS)
+            model_runner.forward(forward_batch("decode", 8))
+            return [routed is not None for routed in model.routed]
+
+        served.decode = decode
+        return served
+
+    return start
+
+
+def test_the_step_after_a_comparison_that_failed_is_vanilla(serve, caplog):
+    served = serve()
+    assert served.decode() == [True] * 3
+    served.differs = [1]
+    with caplog.at_level(logging.ERROR):
+        assert served.decode() == [True] * 3
+    (record,) = caplog.records
+    assert record.message.startswith(f"Expert policy: {WHICH}: ")
+    assert record.message.endswith("; vanilla from the next step on")
+    for _ in range(8):
+        assert served.decode() == [False] * 3
+    assert served.stage.agreement.read() == (2, [0, 1], 1)
+    assert served.stage.plans.given == {"policy": "vanilla"}
+    assert served.stage.disagreement.startswith(WHICH)
+
+
+def test_what_is_posted_later_is_compared_at_once(serve):
+    served = serve()
+    for _ in range(600):
+        served.decode()
+    served.stage.switch(schedule(PLANS[0]), served.stage.reporter)
+    served.differs = [1]
+    assert (served.decode(), served.decode()) == ([True] * 3, [False] * 3)
+    served.differs = []
+    served.stage.switch(schedule(PLANS[0]), served.stage.reporter)
+    assert served.stage.disagreement is None
+    assert [served.decode() for _ in range(4)] == [[True] * 3] * 4
+    assert served.stage.switches == 3
+    assert served.stage.agreement.read().fallbacks == 1
+
+
+def test_get_tells_it_and_no_trial_is_left(serve, monkeypatch):
+    served = serve()
+    monkeypatch.setattr("sglang_xshare.live.control.is_first_rank", lambda: True)
+    control = Control(served.stage, SimpleNamespace())
+    control._is_trial = True
+    assert (control.get()["disagreement"], control.get()["trial"]) == (None, True)
+    served.differs = [1]
+    served.decode()
+    told = control.get()
+    assert (told["policy"], told["switches"], told["trial"]) == ("vanilla", 1, False)
+    assert told["disagreement"].startswith(WHICH)
+
+
+@pytest.mark.parametrize("flags", [{"expert_policy_on_disagreement": "stop"}, {"pp_size": 2}])
+def test_a_server_that_is_to_stop_ends_after_that_forward(serve, flags, caplog):
+    served = serve(**flags)
+    served.decode()
+    served.differs = [1]
+    with pytest.raises(Ended):
+        served.decode()
+    assert served.stage.switches == 0
+    assert [record.message.rpartition("; ")[2] for record in caplog.records] == ["the server ends"]
+
+
+def test_a_server_whose_graphs_cannot_follow_ends(serve, caplog):
+    oea = {"expert_policy": "oea", "expert_policy_config": {"k0": 2, "kmax": 6}}
+    served = serve(Batches(captured=(8,)), **oea)
+    served.decode()
+    layer, size = served.stage.layers[0], Size("decode", 8)
+    served.stage.graphs.keep_captured(layer, size, served.stage.plans.find(layer, size)[0])
+    served.differs = [1]
+    with pytest.raises(Ended):
+        served.decode()
+    assert "the server ends, it cannot be switched to vanilla: CUDA graphs of 8 rows" in caplog.text
+    assert served.stage.plans.given["policy"] == "oea"
+
+
+def test_where_no_policy_is_in_force_there_is_nothing_to_go_back_to(serve, caplog):
+    served = serve()
+    served.decode()
+    served.decode()
+    served.decode()
+    served.stage.switch(None, served.stage.reporter)
+    served.differs = [1]
+    served.decode()
+    assert "; no policy is in force" in caplog.text
+    assert (served.stage.switches, served.stage.agreement.read().fallbacks) == (1, 0)

@@ -215,9 +215,15 @@ def test_a_switch_that_was_interrupted_is_undone(server):
 
 
 def test_of_two_that_begin_at_once_one_holds_the_server(server):
-    """Both have found no trial; the second asks while the first is about to."""
-    first, second = Hold(server), Hold(server)
-    first.set_policy({"policy": "oea", "k0": 3})
+    """Both have found no trial; the first asks just before the second does."""
+    first, second, ask = Hold(server), Hold(server), server.set_policy
+
+    def intrude(policy):
+        server.set_policy = ask
+        first.set_policy({"policy": "oea", "k0": 3})
+        return ask(policy)
+
+    server.set_policy = intrude
     with pytest.raises(Switched):
         second.set_policy({"policy": "oea", "k0": 2})
     assert not second.restore()

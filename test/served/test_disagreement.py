@@ -53,8 +53,7 @@ def test_the_server_ends_where_its_flag_says_so(tiny_model, patched_release, tmp
     with server:
         Path(env["DISAGREE"]).touch()
         with pytest.raises(requests.RequestException):
-            for _ in range(100):
-                server.generate(read_prompts(tiny_model), max_new_tokens=NEW_TOKENS, ignore_eos=True)
+            server.generate(read_prompts(tiny_model), max_new_tokens=NEW_TOKENS, ignore_eos=True)
         deadline = time.monotonic() + 60
         while server.returncode() is None and time.monotonic() < deadline:
             time.sleep(0.2)

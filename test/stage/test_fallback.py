@@ -133,3 +133,4 @@ def test_where_no_policy_is_in_force_there_is_nothing_to_go_back_to(serve, caplo
     served.decode()
     assert "; no policy is in force" in caplog.text
     assert (served.stage.switches, served.stage.agreement.read().fallbacks) == (1, 0)
+    assert served.stage.disagreement.startswith(WHICH)

@@ -47,8 +47,8 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
         raise ExpertPolicyError(ON_DISAGREEMENT, then, "allowed is vanilla or stop")
     if name is None:
         together = "allowed only together with --expert-policy"
-        given = ("--expert-policy-config", config), ("--expert-policy-trace", trace), (ON_DISAGREEMENT, then)
-        for flag, value in given:
+        valued = ("--expert-policy-config", config), ("--expert-policy-trace", trace), (ON_DISAGREEMENT, then)
+        for flag, value in valued:
             if value is not None:
                 raise ExpertPolicyError(flag, value, together)
         if align:

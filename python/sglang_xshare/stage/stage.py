@@ -89,7 +89,7 @@ class Stage:
         self.agreement = Agreement(tp_size, device) if tp_size > 1 else None
         self.stops = stops
         self.disagreement: str | None = None
-        """Why the server went back to vanilla by itself, until it is switched again."""
+        """How ranks have selected differently since somebody last switched; they do not any more."""
         self.reporter: Any = None
         """Upstream's, of the scheduler; None before its first request."""
         self.exact = exact or Exact(device)
@@ -204,8 +204,9 @@ class Stage:
         Returns what it was to its requests; None where no policy was ever in force.
         """
         mark = self.marks.mark(forward_batch, self.ranks)
-        if self.agreement is not None and (disagreeing := self.agreement.end_forward(self.ranks)):
-            stop_disagreeing(self, disagreeing)
+        if self.agreement is not None and (which := self.agreement.end_forward(self.ranks)):
+            go_back = functools.partial(self.switch, None, self.reporter)
+            self.disagreement = stop_disagreeing(self.agreement, which, self.plans, self.stops, go_back)
         return mark
 
     def _begin(self, step: Step | None) -> None:

@@ -94,11 +94,6 @@ class Loss:
         """The difference in millinats a token."""
         return f"{self.delta * 1000:+.1f} ± {self.error * 1000:.1f}"
 
-    @property
-    def is_lower(self) -> bool | None:
-        """None where the difference is within two standard errors."""
-        return None if abs(self.delta) <= 2 * self.error else self.delta < 0
-
 
 def compare_loss(nats: torch.Tensor, reference: torch.Tensor) -> Loss:
     """The loss of `nats` [sequences, tokens] above that of `reference`; two sequences at least."""

@@ -91,8 +91,8 @@ class Loss:
     error: float
 
     def __str__(self) -> str:
-        """The difference in millinats a token."""
-        return f"{self.delta * 1000:+.1f} ± {self.error * 1000:.1f}"
+        """The difference in nats a token."""
+        return f"{self.delta:+.4f} ± {self.error:.4f}"
 
 
 def compare_loss(nats: torch.Tensor, reference: torch.Tensor) -> Loss:

@@ -38,7 +38,7 @@ def test_loss_and_its_error():
     # Sequences differ by 0.5, 1.5 and 1.0: mean 1, standard deviation 0.5.
     assert loss.delta == pytest.approx(1.0)
     assert loss.error == pytest.approx(0.5 / 3**0.5)
-    assert str(loss) == "+1000.0 ± 288.7"
+    assert str(loss) == "+1.0000 ± 0.2887"
 
 
 def test_bench_is_transformers_own_loss_and_finds_right_answers(model):

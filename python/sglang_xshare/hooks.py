@@ -68,7 +68,6 @@ def check_flags(server_args: Any) -> None:
 def check_server(server_args: Any) -> None:
     """Check the resolved arguments and the model's configuration, before weights load. Raises `Refused`."""
     _raise_first(server_args, "resolved")
-    _raise_first(server_args, "started")
 
 
 def _raise_first(server_args: Any, when: str) -> None:

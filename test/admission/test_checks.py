@@ -14,13 +14,12 @@ from sglang_xshare.admission import checks
 from sglang_xshare.admission.arguments import Arguments, read_arguments
 from sglang_xshare.admission.checks import (
     AFFINITY,
-    ANY,
     CHECKS,
     GIVEN,
     PLACEMENT,
     RESOLVED,
+    SETTERS,
     STAGE,
-    STARTED,
     Check,
     Start,
 )
@@ -36,23 +35,29 @@ def refuse(name):
     return run
 
 
-def find(monkeypatch, server_args, *listed, when=(GIVEN,)):
+def find(monkeypatch, server_args, *listed, setters=(), when=(GIVEN,)):
     """The flags refused by these checks."""
     monkeypatch.setattr(checks, "CHECKS", listed)
+    monkeypatch.setattr(checks, "SETTERS", setters)
     start = Start(server_args)
     return [error.flag for phase in when for error in checks.find_refusals(start, phase)]
 
 
-def test_the_list_is_whole():
-    names = [check.name for check in CHECKS]
+def test_the_lists_are_whole():
+    names = [check.name for check in (*CHECKS, *SETTERS)]
     assert len(set(names)) == len(names)
     phases = [check.when for check in CHECKS]
-    assert phases == sorted(phases, key=[GIVEN, RESOLVED, STARTED].index), (
-        "in the order in which a server comes to them"
-    )
-    for check in CHECKS:
-        assert check.of in (PLACEMENT, STAGE, AFFINITY, ANY)
-        assert check.after is None or check.after in names[: names.index(check.name)], check
+    assert phases == sorted(phases, key=[GIVEN, RESOLVED].index), "in the order in which a server comes to them"
+    for check in (*CHECKS, *SETTERS):
+        assert check.of in (PLACEMENT, STAGE, AFFINITY)
+        assert check.after is None or check.after in names, check
+
+
+def test_what_is_set_is_set_after_what_is_given_was_checked(monkeypatch):
+    one, two = (Check(name, GIVEN, STAGE, refuse(name)) for name in ("one", "set"))
+    later = Check("later", RESOLVED, STAGE, refuse("later"))
+    asked = {"setters": (two,), "when": (GIVEN, RESOLVED)}
+    assert find(monkeypatch, POLICY, one, later, **asked) == ["--one", "--set", "--later"]
 
 
 def test_all_that_refuse_are_told_in_order(monkeypatch):
@@ -132,6 +137,7 @@ def test_a_policys_file_is_read_once(pipe, monkeypatch, tmp_path):
     server_args = SimpleNamespace(expert_policy="xshare", expert_policy_config=path)
     names = ("policy", "policy again")
     monkeypatch.setattr(checks, "CHECKS", [check for check in CHECKS if check.name in names])
+    monkeypatch.setattr(checks, "SETTERS", ())
     hooks.check_flags(server_args)
     file.write_text('{"k0": 2}')
     hooks.check_server(server_args)

@@ -5,7 +5,6 @@ import logging
 import re
 import subprocess
 import sys
-from contextlib import nullcontext
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -30,14 +29,12 @@ from benchmark.common.paths import ROOT
 from benchmark.gpu.models import COMMON, CONFIGS
 from scripts.runners import FP8, write_model
 from served.release import CPU, LATEST, OLDER, make_env, older_releases_take_long, run_script
-from sglang_xshare.admission.model import check_heads
 from sglang_xshare.check.command import _on_device
 from sglang_xshare.check.flags import read_flags
 from sglang_xshare.check.resolve import Resolution, _listening, _resolve
 from sglang_xshare.check.table import spell_sizes
 from sglang_xshare.cli import main
 from sglang_xshare.gpus import GPUS
-from sglang_xshare.refusal import ExpertPolicyError
 
 TINY = ROOT / "checkpoints" / "qwen3-moe-tiny"
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
@@ -58,9 +55,6 @@ RESOLVED = {  # by model and GPU: the runner at server level, SGLang's where it 
     ("w4afp8", "h100"): ("auto", None, "refused"),
 }
 UNFIT = "SGLang runs w4afp8 experts with cutlass_w4a8_moe here"
-NO_MODEL = "no model in the folder named"
-NO_WEIGHTS = "folder without weights"
-"""The one refusal of a server that `check` does not tell: a configuration is all it needs."""
 WITH_GPU = pytest.mark.parametrize("release", [pytest.param(OLDER[-1], marks=pytest.mark.long), LATEST])
 """The releases that can be told what GPU there is."""
 
@@ -111,12 +105,6 @@ def test_it_refuses_what_a_server_refuses_for_the_same_reason(release, patched_r
     wrong = {}
     for case, arguments in REFUSED.items():
         answer = answers[arguments]
-        if case == NO_WEIGHTS:
-            assert json.loads(answer["out"])["served"]
-            continue
-        if not answer["out"]:  # a folder without a model: nothing to report on
-            assert (case, answer["code"], answer["err"].count("\n")) == (NO_MODEL, 1, 1)
-            continue
         report = json.loads(answer["out"])
         first = {"by": "sglang-xshare", "says": complete(case, written, release)}
         if (answer["code"], report["served"]) != (1, False) or report["refusals"][:1] != [first]:
@@ -253,15 +241,6 @@ def test_all_kinds_of_refusals_are_told(patched_release):
     ]
 
 
-def test_a_folder_that_a_configuration_file_names_is_looked_for(patched_release, tmp_path):
-    file = tmp_path / "server.yaml"
-    file.write_text(f"model-path: {tmp_path}/nowhere\n")
-    (answer,) = run_all(patched_release(LATEST), [["--json", "--config", str(file), *CPU, *POLICY]])
-    first = json.loads(answer["out"])["refusals"][0]
-    assert first["by"] == "sglang-xshare"
-    assert first["says"].startswith(f"--model-path {tmp_path}/nowhere: ")
-
-
 def test_the_table_says_the_same(patched_release, tmp_path):
     for name in ("fp8", "w4afp8"):
         write_model(tmp_path / name, MODELS[name], None)
@@ -338,35 +317,6 @@ def test_no_flag_of_sglangs_parser_is_taken_for_a_wrong_one(release, patched_rel
     done = subprocess.run(command, env=make_env(patched_release(release)), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 400
-
-
-def test_ranks_that_do_not_divide_the_model_are_refused_but_on_a_cpu(patched_release):
-    """With a policy and without one; a CPU's ranks have been served so, with heads padded."""
-    asked = [["--json", "--model", str(TINY), "--tp", ranks] for ranks in ("3", "8", "64")]
-    gpus = [[*one, "--gpu", "h100", *more] for one in asked for more in ((), POLICY)]
-    answers = run_all(patched_release(LATEST), [*gpus, [*asked[0], *CPU]])
-    for flags, answer in zip(gpus, answers, strict=False):
-        report = json.loads(answer["out"])
-        assert (answer["code"], report["verdict"]) == (1, "refused")
-        (refusal,) = report["refusals"]
-        assert refusal["by"] == "sglang-xshare"
-        assert re.match(rf"--tp-size {flags[4]}: .* num_attention_heads 4$", refusal["says"])
-    assert json.loads(answers[-1]["out"])["verdict"] == "served"
-
-
-@pytest.mark.parametrize(
-    ("model", "tp_size", "line"),
-    [
-        ({"num_attention_heads": 12, "num_key_value_heads": 4}, 6, "num_key_value_heads 4"),
-        ({"num_attention_heads": 12, "num_key_value_heads": 4}, 12, None),
-        ({"num_attention_heads": 12, "num_key_value_heads": 12, "kv_lora_rank": 512}, 6, None),
-        ({"num_attention_heads": 12, "moe_intermediate_size": 10}, 4, "moe_intermediate_size 10"),
-    ],
-)
-def test_heads_and_columns_are_shared_out_as_sglang_does(model, tp_size, line):
-    config = SimpleNamespace(device="cuda", tp_size=tp_size, ep_size=1, dp_size=1)
-    with pytest.raises(ExpertPolicyError, match=line) if line else nullcontext():
-        check_heads(config, SimpleNamespace(**model))
 
 
 def test_what_cannot_be_judged_is_said_and_the_rest_answered(patched_release):

@@ -1,5 +1,5 @@
-"""What a server is checked for as it starts, in order: a server is refused by the first that refuses, `sglang-xshare
-check` tells all. What only loaded weights show is checked in `layers.py`.
+"""What a server is checked for as it starts, in order, and what is set for it: a server is refused by the first that
+refuses, `sglang-xshare check` tells all. What only loaded weights show is checked in `layers.py`.
 """
 
 from __future__ import annotations
@@ -15,27 +15,23 @@ from ..affinity.arguments import FLAG, AffinityArguments, check_affinity, read_a
 from ..patching.errors import PatchError
 from ..patching.status import check_patched
 from ..refusal import ExpertPolicyError
-from ..stage.upstream.server import model_config, resolved, spell
+from ..stage.upstream.server import model_config, resolved
 from .all_to_all import check_model
 from .arguments import Arguments, read_arguments
 from .backend import check_experts, choose_runner, is_given
-from .draft import check_draft, check_draft_tokens
+from .draft import check_draft_tokens
 from .expert_placement import check_placement, set_placement
-from .model import check_attention, check_heads, check_path, check_schedule, check_weights
+from .model import check_attention, check_schedule
 from .modes import check_aligned, check_modes, check_observed, check_writers
 from .moe_model import MoeModel, read_model
 from .paging import check_paging
 
 logger = logging.getLogger(__name__)
 
-GIVEN, RESOLVED, STARTED = "given", "resolved", "started"
-"""Before SGLang resolves the arguments, whose own errors are tracebacks; after, before weights load; and then, of a
-server that starts here: `sglang-xshare check` tells of servers that start elsewhere, and leaves these out.
-"""
-PLACEMENT, STAGE, AFFINITY, ANY = "placement", "stage", "affinity", "any"
-"""Parts of the arguments: `--expert-placement`; a policy or masked padding rows; expert-affinity dispatch; whatever
-they are, as `sglang-xshare check` judges servers without a flag of ours too.
-"""
+GIVEN, RESOLVED = "given", "resolved"
+"""Before SGLang resolves the arguments, whose own errors are tracebacks; after, before weights load."""
+PLACEMENT, STAGE, AFFINITY = "placement", "stage", "affinity"
+"""Parts of the arguments: `--expert-placement`; a policy or masked padding rows; expert-affinity dispatch."""
 
 
 class Start:
@@ -50,8 +46,6 @@ class Start:
 
     def asks(self, part: str) -> bool:
         """Whether the server is started with this part."""
-        if part == ANY:
-            return True
         if part == PLACEMENT:
             return self.get("expert_placement") is not None
         return is_asked(self.server_args) if part == AFFINITY else self.parsed is not None
@@ -141,18 +135,12 @@ def _check_schedule(start: Start) -> None:
 
 
 CHECKS = (
-    # No placement, or flags that place experts otherwise. Sets those that make it.
-    Check("placement", GIVEN, PLACEMENT, lambda start: set_placement(start.server_args)),
     # A policy, keys, a trace or flags beside them that make no schedule; every plan it can give is built.
     Check("policy", GIVEN, STAGE, _check_policy),
-    # A --model-path that can only mean a folder, and is none.
-    Check("path", GIVEN, STAGE, lambda start: check_path(start.get("model_path"))),
     # An SGLang that is not wholly patched, by this version of the queue.
     Check("tree", GIVEN, STAGE, _check_patched),
     # Modes, devices and backends that the stage is not served with.
     Check("given modes", GIVEN, STAGE, lambda start: check_modes(start.server_args)),
-    # Nothing: sets the MoE runner where SGLang's own choice would be none that the policy is served with.
-    Check("runner", GIVEN, STAGE, lambda start: choose_runner(start.server_args, start.arguments)),
     # Flags of affinity without each other, values that are not allowed, a file that is no table.
     Check("affinity", GIVEN, AFFINITY, lambda start: start.affinity),
     # As above, for affinity.
@@ -162,8 +150,6 @@ CHECKS = (
     Check("policy again", RESOLVED, STAGE, _check_policy, after="policy"),
     # Ranks that do not divide the model's experts or heads, or slices that end within quantized blocks.
     Check("ranks", RESOLVED, PLACEMENT, lambda start: check_placement(start.server_args), after="placement"),
-    # Ranks that do not divide the model's heads or an expert's columns.
-    Check("heads", RESOLVED, ANY, lambda start: check_heads(start.config, start.loaded.hf_text_config)),
     # What `given modes` does, of what SGLang has made of them.
     Check("modes", RESOLVED, STAGE, lambda start: check_modes(start.config, is_given(start.server_args))),
     # Experts of a quantization that SGLang runs with no MoE runner that takes a policy's choice.
@@ -176,8 +162,6 @@ CHECKS = (
     Check("attention", RESOLVED, STAGE, lambda start: check_attention(start.model, start.config), after="model"),
     # The same of an all-to-all backend.
     Check("all-to-all", RESOLVED, STAGE, lambda start: check_model(start.model, start.config), after="model"),
-    # A draft that is missing, or of another vocabulary or width than its target's.
-    Check("draft", RESOLVED, STAGE, lambda start: check_draft(start.config, start.loaded.hf_text_config)),
     # Draft tokens of a request that do not fill the rows which ranks are padded to.
     Check("draft tokens", RESOLVED, STAGE, lambda start: check_draft_tokens(start.config)),
     # `observe` where layers are not handed whole logits.
@@ -198,17 +182,20 @@ CHECKS = (
         lambda start: check_affinity(start.server_args, start.affinity),
         after="affinity",
     ),
-    # ---------------------------------------------------------------------------------------------- a server starts
-    # A model's folder without weights.
-    Check(
-        "weights", STARTED, STAGE, lambda start: check_weights(start.get("model_path"), spell(start.config.load_format))
-    ),
 )
+"""What only looks at a start."""
+SETTERS = (
+    # The flags that make a placement. Refuses one that is none, and flags that place experts otherwise.
+    Check("placement", GIVEN, PLACEMENT, lambda start: set_placement(start.server_args)),
+    # The MoE runner, where SGLang's own choice would be none that the policy is served with. Refuses nothing.
+    Check("runner", GIVEN, STAGE, lambda start: choose_runner(start.server_args, start.arguments)),
+)
+"""What sets arguments of a server, after the checks of what is given."""
 
 
 def find_refusals(start: Start, when: str) -> Iterator[ExpertPolicyError]:
     """What refuses a server at this point of its start, in order; a check is made when its answer is asked for."""
-    for check in CHECKS:
+    for check in (*CHECKS, *SETTERS):
         if check.when == when and check.after not in start.refused and start.asks(check.of):
             try:
                 check.run(start)

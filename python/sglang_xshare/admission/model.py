@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from ..plan import SelectionPlan
@@ -20,48 +19,6 @@ from .idle_budgets import largest_batch, list_idle_budgets, list_unmet_overrides
 from .moe_model import MoeModel
 from .paging import count_slots, list_paging_warnings
 from .runners import TABLE, check_width
-
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-
-
-def check_path(path: Any) -> None:
-    """Raise `ExpertPolicyError` for a --model-path that can only mean a folder, and is none. SGLang's own answer is a
-    traceback. A name for a hub stays as it is: it is no absolute or dotted path, and nothing here has its first part.
-    """
-    if not isinstance(path, str) or "/" not in path or Path(path).exists():
-        return
-    if path.startswith(("/", ".", "~")) or Path(path).parent.is_dir():
-        raise ExpertPolicyError("--model-path", path, "not there; allowed is a model's folder, or a name for a hub")
-
-
-def check_weights(path: Any, load_format: str) -> None:
-    """Raise `ExpertPolicyError` for a model's folder without weights, where these are files: SGLang would start all its
-    processes, and end them with a traceback.
-    """
-    folder = Path(str(path))
-    if load_format not in ("auto", "safetensors", "pt") or not folder.is_dir():
-        return
-    if not any(file.suffix in WEIGHTS for file in folder.iterdir()):
-        allowed = f"a folder with weights, or --load-format dummy; {load_format} takes {', '.join(WEIGHTS)}"
-        raise ExpertPolicyError("--model-path", path, f"there are no weights in it; allowed is {allowed}")
-
-
-def check_heads(config: Any, text_config: Any) -> None:
-    """Raise `ExpertPolicyError` where the ranks do not divide a model's attention heads or an expert's columns, which
-    SGLang asserts in every rank as it loads. On a CPU it pads them.
-    """
-    if str(config.device) == "cpu":
-        return
-    attention = config.tp_size // attention_dp_size(config) // getattr(config, "attn_cp_size", 1)
-    slices = config.tp_size // config.ep_size // getattr(config, "moe_dp_size", 1)
-    shared = {"num_attention_heads": attention, "num_key_value_heads": attention, "moe_intermediate_size": slices}
-    for name, ranks in shared.items():
-        count, is_cached = getattr(text_config, name, None), name == "num_key_value_heads"
-        if type(count) is not int or (is_cached and getattr(text_config, "kv_lora_rank", None)):
-            continue
-        if count % ranks and not (is_cached and ranks % count == 0):  # fewer than ranks are held by several
-            allowed = f"a divisor of {name} {count}" + (", or a multiple" if is_cached else "")
-            raise ExpertPolicyError("--tp-size", config.tp_size, f"{ranks} ranks share it out; allowed is {allowed}")
 
 
 def check_attention(model: MoeModel, config: Any) -> None:

@@ -1,4 +1,4 @@
-"""The stage's flags, parsed: `--expert-policy`, its configuration, trace and alignment; `--mask-padding-experts`."""
+"""The stage's flags, parsed: `--expert-policy`, its configuration and trace; `--mask-padding-experts`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ class Arguments:
 
     schedule: Schedule | None
     trace: Path | None = None
-    align: bool = False
 
 
 def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments | None:
@@ -34,14 +33,11 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
     config = getattr(server_args, "expert_policy_config", None)
     trace = getattr(server_args, "expert_policy_trace", None)
     mask_padding = bool(getattr(server_args, "mask_padding_experts", False))
-    align = bool(getattr(server_args, "expert_policy_align", False))
     if name is None:
         together = "allowed only together with --expert-policy"
         for flag, value in (("--expert-policy-config", config), ("--expert-policy-trace", trace)):
             if value is not None:
                 raise ExpertPolicyError(flag, value, together)
-        if align:
-            raise ExpertPolicyError("--expert-policy-align", None, together)
         return Arguments(None) if mask_padding else None
     keys = read_config(config)
     speculative = getattr(server_args, "speculative_algorithm", None) is not None
@@ -50,14 +46,16 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
     except ValueError as error:
         given = "" if config is None else f" --expert-policy-config {_one_line(config)}"
         raise ExpertPolicyError("--expert-policy", f"{_one_line(name)}{given}", str(error)) from None
-    if schedule is None or schedule.observed:
-        _check_unchanged(name, mask_padding, align)
+    if mask_padding and (schedule is None or schedule.observed):
+        short = name.partition(":")[0]
+        reason = f"{short} routes as the model does; allowed is another policy"
+        raise ExpertPolicyError("--mask-padding-experts", f"with --expert-policy {short}", reason)
     if schedule is None:
         if trace is not None:
             reason = "vanilla selects nothing that could be traced; allowed is another policy"
             raise ExpertPolicyError("--expert-policy-trace", f"{trace} with --expert-policy vanilla", reason)
         return None
-    return Arguments(schedule, None if trace is None else _check_trace(Path(trace)), align)
+    return Arguments(schedule, None if trace is None else _check_trace(Path(trace)))
 
 
 def is_on(server_args: Any) -> bool:
@@ -66,15 +64,6 @@ def is_on(server_args: Any) -> bool:
     if name is None:
         return bool(getattr(server_args, "mask_padding_experts", False))
     return bool(name.partition(":")[0] != "vanilla")
-
-
-def _check_unchanged(name: str, mask_padding: bool, align: bool) -> None:
-    """Refuse what would change the routing of a policy that leaves it to the model."""
-    for flag, given in (("--mask-padding-experts", mask_padding), ("--expert-policy-align", align)):
-        if given:
-            short = name.partition(":")[0]
-            reason = f"{short} routes as the model does; allowed is another policy"
-            raise ExpertPolicyError(flag, f"with --expert-policy {short}", reason)
 
 
 def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -3,7 +3,7 @@
 # server, eagle3, replay, tune, paged.
 # QUICK=1 ends after LIMIT seconds (default 480), unpacking included, and goes on from there when it is run again.
 # RESULTS=DIR holds the records (default: benchmark/results/<date>-<gpu>; where $OUT is set, build/gpu/results, of which
-# $OUT gets a few files in the end); POLICY=xshare:k0=1,add=24 is what experiment tune tunes for.
+# $OUT gets one archive in the end); POLICY=xshare:k0=1,add=24 is what experiment tune tunes for.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -46,6 +46,10 @@ use_archive() {  # the SGLang in .gpu/, for a machine that can install nothing
         for name in fi_distinfo extras; do if [[ -f .gpu/$name.tar.xz ]]; then unpack $name "$site"; fi; done
         for name in tvmcache jit; do if [[ -f .gpu/$name.tar.xz ]]; then unpack $name "$work"; fi; done
         python3 -m compileall -q -j 0 "$site" >/dev/null || true  # some packages carry files for other Pythons
+        if [[ -f .gpu/common_ops_unmodified.so.xz ]]; then  # in place of slimmed ones
+            mkdir -p "$site/sgl_kernel/sm90"
+            xz -dc .gpu/common_ops_unmodified.so.xz >"$site/sgl_kernel/sm90/common_ops.abi3.so"
+        fi
         touch "$site/.complete"
     fi
     # Measured on two cores: 30 and 35 s.
@@ -68,9 +72,15 @@ finish() {  # whatever happened: the table of what there is, and the way back
     local status=$?
     trap - EXIT
     if [[ -n ${python:-} ]]; then
+        if ((status)); then  # the ends of the newest logs of its servers
+            mkdir -p "$results/logs"
+            { ls -t build/logs/*.log 2>/dev/null || true; } | head -n 8 |
+                while read -r log; do tail -c 100000 "$log" >"$results/logs/${log##*/}"; done
+        fi
         timeout 60 "$python" -m benchmark.gpu table --out "$results" || true
         if [[ -n ${OUT:-} && $OUT != "$results" ]]; then
-            timeout 60 "$python" -m benchmark.gpu.bring_back "$results" "$OUT" || cp "$results"/*.json "$OUT"/ || true
+            mkdir -p "$OUT"
+            tar -cJf "$OUT/results.tar.xz" -C "$results" . || cp "$results"/*.json "$OUT"/ || true
         fi
     fi
     exit "$status"

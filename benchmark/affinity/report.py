@@ -26,7 +26,7 @@ LIVE_NOTE = """\
 the first row of the same traffic and policy. A token: active experts over rows decoded, which does not favour a replica
 that steps fast with few rows. Imbalance: largest over mean running requests, mean over time. Same: answers, greedy
 under the model's own routing, that are the first row's token for token. Loss: under a policy, with the text forced,
-cross-entropy above vanilla's on the same tokens, thousandths of a nat a token, ± the standard error of the paired
+cross-entropy above vanilla's on the same tokens, nats a token, ± the standard error of the paired
 differences."""
 
 
@@ -112,7 +112,7 @@ def tabulate_live(points: Mapping[str, Any]) -> Table:
     shape = dict(next(iter(points.values()))["shape"])
     life = shape.pop("life")
     note = LIVE_NOTE.format(**shape, shortest=life // 2, longest=life * 3 // 2)
-    headings += ["same", "loss, mnats"]
+    headings += ["same", "loss, nats"]
     return Table("Active experts by dispatch, served", headings, rows, note, text_columns=3)
 
 
@@ -129,6 +129,6 @@ def _compare_answers(
         if reference is None:
             return ["-", "-"]
         loss = compare_loss(*(torch.tensor(one["nats"])[:, None] for one in (point, reference)))
-        return ["-", "+0.0" if point is reference else str(loss)]
+        return ["-", "+0.0000" if point is reference else str(loss)]
     answers = list(zip(point["outputs"].split(), base["outputs"].split(), strict=True))
     return [f"{sum(one == other for one, other in answers)} / {len(answers)}", "-"]

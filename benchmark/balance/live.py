@@ -39,8 +39,8 @@ domains at a time decode {steps} tokens of held-out text each, by force, in {rou
 turns.
 Fullest rank: active experts of the rank that has most, which a step waits for, mean of layers and steps; in brackets
 times the first row's. Imbalance: that over the mean rank's. The first row's experts are what the model's own routing
-would have activated in the others' steps. Loss: cross-entropy above the first row's on the same tokens, thousandths of
-a nat a token, ± the standard error of the paired differences."""
+would have activated in the others' steps. Loss: cross-entropy above the first row's on the same tokens, nats
+a token, ± the standard error of the paired differences."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -95,7 +95,7 @@ def tabulate_live(points: Mapping[str, Any]) -> Table:
     shape = first["shape"]
     own = {key: sum(point["totals"][key] for _, point in others) for key in (*COUNTS, *FULLEST)}
     baseline = own["fullest_rank_experts_before"] / own["layer_steps"]
-    rows = [_format(first_name, baseline, own["experts_before"] / own["layer_steps"], 1.0, "+0.0", baseline, shape)]
+    rows = [_format(first_name, baseline, own["experts_before"] / own["layer_steps"], 1.0, "+0.0000", baseline, shape)]
     reference = torch.tensor(first["nats"])[:, None]
     for name, point in others:
         totals = point["totals"]
@@ -103,7 +103,7 @@ def tabulate_live(points: Mapping[str, Any]) -> Table:
         loss = str(compare_loss(torch.tensor(point["nats"])[:, None], reference))
         fullest, active = totals["fullest_rank_experts_after"] / steps, totals["experts_after"] / steps
         rows.append(_format(name, fullest, active, totals["kept_mass"] / totals["rows"], loss, baseline, shape))
-    headings = ["policy", "fullest rank", "imbalance", "active", "kept mass", "loss, mnats"]
+    headings = ["policy", "fullest rank", "imbalance", "active", "kept mass", "loss, nats"]
     note = NOTE.format(**shape, per_rank=64 // shape["ep_size"])
     return Table("Experts on expert-parallel ranks, served", headings, rows, note)
 

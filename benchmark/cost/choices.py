@@ -22,7 +22,7 @@ NOTE = """\
 Measured on 2 CPU cores, no figure on a GPU. A step waits for: active experts, or those of the fullest rank, over the
 model's own routing, of served replicas for each token that a step decodes; of slices the time of an MoE layer over
 whole experts' (python -m benchmark.cost.ranks). Tokens/s: over vanilla's, where a served step was timed. Loss:
-cross-entropy above the model's own routing, thousandths of a nat a token ± the standard error; 0 where no token can
+cross-entropy above the model's own routing, nats a token ± the standard error; 0 where no token can
 differ. Slices are of drawn experts, all else of the trained checkpoint, the first row with wider experts that compute
 the same."""
 
@@ -40,7 +40,7 @@ def tabulate_choices(
         *_hold_whole(balance_live),
         *_hold_slices(ranks),
     ]
-    headings = ["choice", "when", "a step waits for", "tokens/s", "loss, mnats"]
+    headings = ["choice", "when", "a step waits for", "tokens/s", "loss, nats"]
     return Table("Which to choose when", headings, rows, NOTE, text_columns=2)
 
 

@@ -8,7 +8,6 @@ try:
     from benchmark.common.command import Parser, one_line_errors, positive
     from benchmark.common.record import Record
     from benchmark.common.server import has_gpu
-    from benchmark.gpu.bring_back import unpack
     from benchmark.gpu.run import Task, list_tasks, run
     from benchmark.gpu.shapes import write_recorded
     from benchmark.gpu.table import EXPERIMENTS, show_table
@@ -31,7 +30,6 @@ def main() -> int:
     if args.policy is not None and args.what not in ("run", "tune"):
         raise ValueError(f"--policy {args.policy}: experiment {args.what} takes none; allowed is experiment tune")
     if args.what == "table":
-        unpack(args.out)
         show_table(args.out)
         write_configs(args.out)
         write_recorded(args.out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from multiprocessing import get_context
@@ -12,7 +11,6 @@ import torch
 from benchmark.gpu.checks import WORKERS, explain
 from sglang_xshare import Batch, Router, RunnerSlots, SelectionPlan, build_plan, select
 from sglang_xshare.selection.triton_kernel.budgets import find_budgets
-from sglang_xshare.selection.triton_kernel.launch import TWO_LAUNCHES
 from sglang_xshare.selection.triton_kernel.mask import mask_logits
 from sglang_xshare.stage.evidence.metrics import Counters
 from sglang_xshare.stage.step import Step
@@ -21,9 +19,9 @@ EXPERTS = (8, 16, 32, 40, 60, 64, 72, 96, 128, 160, 256, 288, 320, 384, 512)
 """Of the families that SGLang serves."""
 PLAN = build_plan("xshare", k0=1, add=4)
 ROWS, MANY_ROWS = 16, 128
-FORMS = {"": (ROWS, "0"), " in programs that meet": (MANY_ROWS, "0"), " in two launches": (MANY_ROWS, "1")}
-"""In words: rows of a batch that is selected so, and what `TWO_LAUNCHES` is set to. One program, of up to 256 experts;
-several in one launch, as from 17 rows of 160 experts on; a launch for each phase.
+FORMS = {"": ROWS, " in programs that meet": MANY_ROWS}
+"""In words: rows of a batch that is selected so. One program, of up to 256 experts; several in one launch, as from 17
+rows of 160 experts on.
 """
 FILLED = RunnerSlots()
 
@@ -69,9 +67,8 @@ def run_steps(
 
 def check(experts: int, form: str) -> str | None:
     """What fails of `run_steps` on this GPU, in that one of `FORMS`; None where nothing does."""
-    rows, os.environ[TWO_LAUNCHES] = FORMS[form]
     try:
-        run_steps(experts, "cuda", rows=rows)
+        run_steps(experts, "cuda", rows=FORMS[form])
         torch.cuda.synchronize()
     except Exception as error:  # a kernel that does not compile, load or launch raises what it likes
         return f"{experts} experts{form}: {explain(error)}"
@@ -79,12 +76,9 @@ def check(experts: int, form: str) -> str | None:
 
 
 def check_served(experts: int) -> None:
-    """A model of so many experts as tasks serve it: in one launch, or in two where `TWO_LAUNCHES` is 1. Raises
-    RuntimeError with what fails first.
-    """
-    set_to = os.environ.get(TWO_LAUNCHES, "0")
-    for form, (rows, two) in FORMS.items():
-        if (rows == ROWS or two == set_to) and (reason := check(experts, form)):
+    """A model of so many experts as tasks serve it. Raises RuntimeError with what fails first."""
+    for form in FORMS:
+        if reason := check(experts, form):
             raise RuntimeError(reason)
 
 

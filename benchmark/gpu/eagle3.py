@@ -10,7 +10,7 @@ from typing import Any
 from benchmark.common.comparison import is_measured
 from benchmark.common.record import Record
 from benchmark.common.variant import parse_variant
-from benchmark.gpu import depth
+from benchmark.gpu import memory
 from benchmark.gpu.models import write_model
 from benchmark.gpu.serving import Gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row
@@ -36,16 +36,16 @@ def measure(record: Record, parts: Sequence[str]) -> None:
     if is_measured(record, POLICY):
         return
     variants = [parse_variant(text) for text in VARIANTS]
-    model = depth.fit_model(record, "eagle3", MODEL, len(variants), DRAFT)
+    model = memory.fit_model(record, "eagle3", MODEL, len(variants), DRAFT)
     if model is None:
         return
-    with serve_dummies(model, variants, draft_args(), ENV, DRAFT) as servers:
+    with serve_dummies(model, variants, draft_args(), ENV) as servers:
         measure_rounds(record, POLICY, model, variants, servers, BATCH, ROUNDS)
 
 
 def rows(points: Mapping[str, Any]) -> list[Row]:
     """The policy's gain, and what was cut for it."""
-    found = depth.rows(points, "eagle3")
+    found = memory.rows(points, "eagle3")
     if POLICY not in points:
         return found
     gain = Gain.read(points[POLICY])

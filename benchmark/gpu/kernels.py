@@ -1,8 +1,7 @@
 """The Triton selection kernel on this GPU: its ids against the reference's, and its time beside upstream's router.
 
 Times are of captured CUDA graphs, a call among many, on the logits that upstream's fused router takes too; the kernel
-does what that router does and selects the batch's experts besides. Then the same where both also sort the slots by
-expert: the kernel in its one launch, upstream with `moe_align_block_size`.
+does what that router does and selects the batch's experts besides.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from rich.progress import track
 from benchmark.common.variant import parse_plan
 from benchmark.gpu.checks import WORKERS, explain
 from benchmark.gpu.timing import time_graph
-from sglang_xshare import Batch, Router, RunnerSlots, Selection, select
+from sglang_xshare import Batch, Router, RunnerSlots, select
 from sglang_xshare.selection.triton_kernel import supports
 
 PLANS = (
@@ -38,7 +37,6 @@ CHECKED_EXPERTS = (8, 16, 60, 128, 160, 256, 384, 512)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TIMED_ROWS, TIMED_EXPERTS = (16, 64), (128, 256)
 TOP_K, TOKENS_PER_REQUEST = 8, 4
-BLOCK_SIZE = 16  # upstream's for few tokens
 CALLS = 100  # in a graph, so that its own launch is a small part
 FILLED = RunnerSlots()
 DEVICE = "cuda"
@@ -46,8 +44,8 @@ DEVICE = "cuda"
 
 @dataclass(frozen=True)
 class Time:
-    """Median microseconds of a call: select() with a policy as a layer calls it, upstream's router on the same logits,
-    and both with sorted slots.
+    """Median microseconds of a call: select() with a policy as a layer calls it, and upstream's router on the same
+    logits.
     """
 
     policy: str
@@ -55,8 +53,6 @@ class Time:
     experts: int
     us: float
     upstream_us: float
-    sorted_us: float
-    upstream_sorted_us: float
 
 
 def make_cases(plans: Sequence[str]) -> list[tuple[int, int, str, torch.dtype, bool]]:
@@ -93,9 +89,7 @@ def _try_case(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: 
 
 
 def check(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool) -> str | None:
-    """What differs from the reference, or from upstream's sorting, on random logits with a tenth of the rows padding;
-    None where nothing does.
-    """
+    """What differs from the reference on random logits with a tenth of the rows padding; None where nothing does."""
     plan, batch = parse_plan(spelling), _make_batch(spelling, rows)
     router = Router(min(TOP_K, experts))
     logits = _make_logits(rows, experts, dtype)
@@ -109,28 +103,22 @@ def check(rows: int, experts: int, spelling: str, dtype: torch.dtype, tied: bool
     for field in ("topk_ids", "selected", "active", "vanilla_active"):
         if not torch.equal(getattr(found, field), getattr(expected, field)):
             return f"{field} of {spelling} on {rows} x {experts} {dtype}{', tied' * tied}: not the reference's"
-    slots = RunnerSlots(BLOCK_SIZE)
-    filled = select(logits, plan, router, batch, ranks, backend="triton", slots=slots)
-    expected = select(logits, plan, router, batch, ranks, backend="reference", slots=slots)
+    filled = select(logits, plan, router, batch, ranks, backend="triton", slots=FILLED)
+    expected = select(logits, plan, router, batch, ranks, backend="reference", slots=FILLED)
     if not torch.equal(filled.topk_ids, expected.topk_ids):
         return f"filled slots of {spelling} on {rows} x {experts} {dtype}{', tied' * tied}: not the reference's"
-    if filled.alignment is not None and not _is_sorted(filled, experts):
-        return f"sorted slots of {spelling} on {rows} x {experts} {dtype}{', tied' * tied}: not upstream's"
     return None
 
 
 def measure(rows: int, experts: int, spelling: str) -> Time:
     """Time select() and upstream's router on the same logits."""
-    ours = [time_call(call) for call in _make_ours(rows, experts, spelling)]
-    logits = _make_logits(rows, experts, torch.bfloat16)
-    theirs = [time_call(_make_upstream(logits, sort)) for sort in (False, True)]
-    return Time(spelling, rows, experts, ours[0], theirs[0], ours[1], theirs[1])
+    upstream = _make_upstream(_make_logits(rows, experts, torch.bfloat16))
+    return Time(spelling, rows, experts, time_call(make_call(rows, experts, spelling)), time_call(upstream))
 
 
 def compile_kernels(rows: int, experts: int, spelling: str) -> None:
     """Leave in Triton's cache what `measure` needs."""
-    for call in _make_ours(rows, experts, spelling):
-        call()
+    make_call(rows, experts, spelling)()
 
 
 def time_call(call: Callable[[], object]) -> float:
@@ -138,44 +126,18 @@ def time_call(call: Callable[[], object]) -> float:
     return time_graph(lambda: [call() for _ in range(CALLS)]) / CALLS
 
 
-def _make_ours(rows: int, experts: int, spelling: str) -> list[Callable[[], object]]:
-    """select() as a layer calls it, then with sorted slots; on logits in bf16, as a gate in bf16 gives them."""
-    return [make_call(rows, experts, spelling, slots) for slots in (FILLED, RunnerSlots(BLOCK_SIZE))]
-
-
-def make_call(rows: int, experts: int, spelling: str, slots: RunnerSlots = FILLED) -> Callable[[], object]:
-    """select() by the kernel on such a batch."""
+def make_call(rows: int, experts: int, spelling: str) -> Callable[[], object]:
+    """select() by the kernel on such a batch as a layer calls it, on logits in bf16, as a gate in bf16 gives them."""
     logits, ranks = _make_logits(rows, experts, torch.bfloat16), _make_ranks(experts)
     arguments = (logits, parse_plan(spelling), Router(TOP_K), _make_batch(spelling, rows), ranks, "triton")
-    return partial(select, *arguments, slots=slots)
+    return partial(select, *arguments, slots=FILLED)
 
 
-def _make_upstream(logits: torch.Tensor, sort: bool) -> Callable[[], object]:
+def _make_upstream(logits: torch.Tensor) -> Callable[[], object]:
     # What the server's router ends in: with CUDA, from 0.5.17 on, a Triton kernel and the zeros of its bias, no longer
     # sgl_kernel's topk_softmax.
     router = import_module("sglang.srt.layers.moe.topk").fused_topk
-    route = partial(router, logits, logits, TOP_K, True)  # of hidden states it reads rows and device
-    if not sort:
-        return route
-    align = _import_align()
-    return lambda: align(route()[1], BLOCK_SIZE, logits.shape[1])
-
-
-def _import_align() -> Callable[..., tuple[torch.Tensor, ...]]:
-    return import_module("sglang.srt.layers.moe.moe_runner.triton_utils.moe_align_block_size").moe_align_block_size
-
-
-def _is_sorted(found: Selection, experts: int) -> bool:
-    """Whether the slots are sorted as upstream sorts the same ids, but for the order of an expert's slots."""
-    mine = found.alignment
-    assert mine is not None
-    slots, block_experts, length = _import_align()(found.topk_ids, BLOCK_SIZE, experts)
-    used = int(length)
-    blocks = used // BLOCK_SIZE
-    if int(mine.num_sorted) != used or not torch.equal(mine.block_experts[:blocks], block_experts[:blocks]):
-        return False
-    expert = block_experts[:blocks].repeat_interleave(BLOCK_SIZE) * (found.topk_ids.numel() + 1)
-    return torch.equal(*((expert + one[:used]).sort().values for one in (mine.sorted_slots, slots)))
+    return partial(router, logits, logits, TOP_K, True)  # of hidden states it reads rows and device
 
 
 def _make_logits(rows: int, experts: int, dtype: torch.dtype) -> torch.Tensor:

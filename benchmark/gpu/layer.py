@@ -20,8 +20,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 ACTIVE = (4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 POLICIES = ("off", "oea:k0=3", "oea:k0=5", "xshare:k0=1,add=24", "xshare:k0=1,add=8")
-SORTED = ", slots sorted"
-"""Follows a policy's key where the selection sorts the runner's slots too, which is to be measured before it is on."""
 # OEA, Table 3: the layer takes 0.61 and 0.77 of its time.
 GAIN_BARS = {("qwen3-30b-a3b", "oea:k0=3"): 39.0, ("qwen3-30b-a3b", "oea:k0=5"): 23.0}
 # Our own aim for Qwen3-30B-A3B: the share of the copy bandwidth that the layer reaches at 24 active experts.
@@ -87,11 +85,6 @@ def _measure_shape(record: Record, name: str) -> str | None:
         print(f"{name}/{policy}: {us:.1f} us, {active:.1f} active experts", flush=True)
         return {"active": active, "us": us}
 
-    def time_sorted(policy: str) -> dict[str, Any]:
-        us, same = _time_sorted(layers, shape, logits, plans[policy])
-        print(f"{name}/{policy}{SORTED}: {us / shape.layers:.1f} us", flush=True)
-        return {"active": count(plans[policy]), "us": us / shape.layers, "same": same}
-
     plans = {policy: None if policy == "off" else parse_plan(policy) for policy in POLICIES}
     # Of a model with fewer experts a token, a warm-up of so many is none.
     router = Router(top_k=shape.top_k)
@@ -99,28 +92,7 @@ def _measure_shape(record: Record, name: str) -> str | None:
     possible = [n for n in ACTIVE if shape.top_k <= n <= min(shape.experts, ROWS * shape.top_k)]
     calls = {f"{name}/{active_key(active)}": partial(time_active, active) for active in possible}
     calls |= {f"{name}/{policy}": partial(time_policy, policy) for policy in plans}
-    calls |= {f"{name}/{policy}{SORTED}": partial(time_sorted, policy) for policy, plan in plans.items() if plan}
     return measure_points(record, calls)
-
-
-def _time_sorted(layers: Any, shape: Any, logits: Any, plan: Any) -> tuple[float, bool]:
-    """(microseconds of all layers whose slots the selection sorts; whether their output is the same to the bit)."""
-    import torch
-
-    from benchmark.gpu import moe_layer
-    from benchmark.gpu.timing import time_graph
-
-    layers.run(moe_layer.model_router(logits, moe_layer.make_topk_config(shape, plan, ROWS, "cuda")))
-    expected = layers.hidden.clone()
-    with moe_layer.sorted_slots() as aligner:
-        run = partial(
-            layers.run, moe_layer.model_router(logits, moe_layer.make_topk_config(shape, plan, ROWS, "cuda", aligner))
-        )
-        us = time_graph(run)
-        run()
-    if not aligner.served:
-        raise RuntimeError(f"{shape.name}, {plan.policy}: the runner did not take the sorted slots")
-    return us, torch.equal(layers.hidden, expected)
 
 
 def _fit_rows(name: str, points: Mapping[str, Any], copy: float | None) -> list[Row]:
@@ -144,12 +116,10 @@ def _gain_rows(name: str, points: Mapping[str, Any]) -> list[Row]:
     if off is None:
         return []
     found = [Row(f"{name}, off", f"{off['us']:.1f} us, {off['active']:.1f} experts")]
-    for policy in [policy + kind for policy in POLICIES[1:] for kind in ("", SORTED)]:
+    for policy in POLICIES[1:]:
         point = points.get(policy)
         if point is not None:
             what = f"{name}, {policy}, {point['us']:.1f} us, {point['active']:.1f} experts"
             gain = 100 * (1 - point["us"] / off["us"])
             found.append(at_least(what, gain, GAIN_BARS.get((name, policy)), "% off"))
-            if not point.get("same", True):
-                found.append(Row(what, "another output than upstream's sorting", "the same output", False))
     return found

@@ -1,18 +1,14 @@
 """MoE layers as the server runs them: upstream's router, or the stage's, and upstream's fused Triton runner."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sglang_xshare import Batch, SelectionPlan, hooks
-from sglang_xshare.stage.alignment import Aligner
-from sglang_xshare.stage.layer import Layer, Resources
+from sglang_xshare import Batch, SelectionPlan
+from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.step import Step
 
 # Share of the logits' variance that all rows have in common: at 0.47, 16 rows have 49 of 128 active at top-8, and OEA
@@ -117,9 +113,7 @@ def model_router(logits: Tensor, topk_config: Any) -> Callable[[int, Tensor], An
     return lambda layer, hidden: select_experts(hidden, logits[layer], topk_config)
 
 
-def make_topk_config(
-    shape: Shape, plan: SelectionPlan | None, rows: int, device: str, aligner: Aligner | None = None
-) -> Any:
+def make_topk_config(shape: Shape, plan: SelectionPlan | None, rows: int, device: str) -> Any:
     """Upstream's `TopKConfig` of a plain softmax router; with a plan, as the stage changes it for a decode step."""
     from sglang.srt.layers.moe.topk import TopKConfig
 
@@ -128,25 +122,8 @@ def make_topk_config(
         return config
     layer = Layer(0, config, None)
     layer.plan = plan
-    layer.use(Resources(aligner))
     layer.step = Step("decode", rows, Batch(valid=torch.ones(rows, dtype=torch.bool, device=device)))
     return layer.config
-
-
-@contextmanager
-def sorted_slots() -> Iterator[Aligner]:
-    """Within it, upstream's runner takes sorted slots from the aligner: a server with --expert-policy-align."""
-    aligner = Aligner()
-    server = hooks._stage
-    hooks._stage = SimpleNamespace(  # type: ignore[assignment]
-        route=lambda config, logits: config,
-        finish=lambda config, ids, weights: ids,
-        align=lambda upstream, by_tma: partial(aligner.align, upstream, by_tma),
-    )
-    try:
-        yield aligner
-    finally:
-        hooks._stage = server
 
 
 def publish_arguments() -> None:

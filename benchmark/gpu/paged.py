@@ -12,7 +12,7 @@ from benchmark.common.record import Record
 from benchmark.common.rounds import serve
 from benchmark.common.server import Server, has_gpu
 from benchmark.common.variant import OFF, Variant, parse_variant
-from benchmark.gpu.memory import check_memory
+from benchmark.gpu import memory
 from benchmark.gpu.models import PAGED_SINCE, read_config, write_model
 from benchmark.gpu.serving import (
     INPUT_TOKENS,
@@ -52,16 +52,18 @@ def measure(record: Record, parts: Sequence[str]) -> None:
     missing = [n for n in CONCURRENCIES if not is_measured(record, _key(n))]
     if not missing and SAME in record:
         return
-    folder = write_model(MODEL)
-    write_weights(folder, read_config(MODEL), "cuda" if has_gpu() else "cpu")
-    check_memory([MODEL] * 3)
+    model = memory.fit_model(record, "paged", MODEL, len(VARIANTS) + 1)
+    if model is None:
+        return
+    folder = write_model(model)
+    write_weights(folder, read_config(model), "cuda" if has_gpu() else "cpu")
     with serve(folder, [*VARIANTS, parse_variant(OFF)], list_flags(), deadline=START_LIMIT) as servers:
         *paged, whole = servers
         if SAME not in record:
-            record.add(SAME, **compare(paged[0], whole, read_config(MODEL)["vocab_size"]))
+            record.add(SAME, **compare(paged[0], whole, read_config(model)["vocab_size"]))
         check_caches(paged)
         for concurrency in missing:
-            measure_rounds(record, _key(concurrency), MODEL, VARIANTS, paged, concurrency, ROUNDS)
+            measure_rounds(record, _key(concurrency), model, VARIANTS, paged, concurrency, ROUNDS)
 
 
 def list_flags() -> list[str]:
@@ -87,7 +89,7 @@ def compare(paged: Server, whole: Server, vocabulary: int) -> dict[str, Any]:
 
 def rows(points: Mapping[str, Any]) -> list[Row]:
     """Whether paging computes the same, and the policy's gain at each concurrency."""
-    found = []
+    found = memory.rows(points, "paged")
     if SAME in points:
         point = points[SAME]
         told = f"{point['farthest']:.3f} nats, {point['tokens_same']:.0%} of greedy tokens the same"

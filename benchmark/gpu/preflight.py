@@ -2,39 +2,25 @@
 
     python -m benchmark.gpu.preflight [CHECK...]
 
-`check_all` runs each check in a process of its own, so that one that crashes or hangs stops no other. Nothing but the
+The run has each check in a process of its own, so that one that crashes or hangs stops no other. Nothing but the
 standard library is imported before a check runs: a package that is missing is named in one line.
 """
 
 from __future__ import annotations
 
-import lzma
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmark.gpu.upstream import EXPERTS, TOP_K, UPSTREAM
 
-if TYPE_CHECKING:
-    from benchmark.common.record import Record
-    from benchmark.gpu.table import Row
-
-ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 150.0  # seconds for all of them together: first imports and first compilations
-PUBLISHED = ROOT / ".gpu" / "common_ops_unmodified.so.xz"
-"""sgl_kernel's kernels as they were published, for an archive whose own were slimmed."""
-CHECKED = ROOT / "build" / "gpu" / "checked"
-"""The checks create this file; a record alone may come from another machine. `scripts/gpu.sh` removes it."""
 KERNEL = """
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -45,9 +31,6 @@ extern "C" int run(int* out) {
 }
 """
 """Asks for what the kernels ask for that servers compile: CUDA's headers, its runtime and the driver's library."""
-TWO_LAUNCHES = {"SGLANG_XSHARE_TWO_LAUNCHES": "1"}
-LAUNCHED = ("compilation-32", "compilation-128", "selection")
-"""The checks that may pass with it alone."""
 MODULES = (
     "sglang.launch_server",
     "sglang.srt.entrypoints.http_server",
@@ -227,116 +210,21 @@ CHECKS: dict[str, Callable[[], None]] = {
 }
 
 
-def check_all(record: Record) -> None:
-    """Run every check that the record does not hold as passed on this machine, side by side, and keep what came out.
-
-    Where upstream's kernels fail, the published ones are unpacked and tried. Where our kernels fail, they are tried in
-    two launches; if those pass, every task runs with them.
-    """
-    known = record.points if CHECKED.exists() else {}
-    missing = [name for name in CHECKS if not known.get(check_key(name), {}).get("passed")]
-    reasons = run_checks(missing)
-    if reasons.get("upstream") and unpack_published():
-        reasons |= run_checks(["upstream"])
-    for name in missing:
-        record.add(check_key(name), passed=reasons[name] is None, reason=reasons[name])
-    if failed := [name for name in LAUNCHED if reasons.get(name)]:
-        again = run_checks(failed, TWO_LAUNCHES)
-        for name in failed:
-            if again[name] is None:
-                record.add(check_key(name), passed=True, reason=reasons[name], env=TWO_LAUNCHES)
-    CHECKED.parent.mkdir(parents=True, exist_ok=True)
-    CHECKED.touch()
-
-
-def run_checks(
-    names: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = TIMEOUT
-) -> dict[str, str | None]:
-    """Name -> why it failed, or None. Each runs in a process of its own."""
-    from benchmark.common.server import die_with_parent
-
-    command = [sys.executable, "-W", "ignore", "-m", "benchmark.gpu.preflight"]
-    end = monotonic() + timeout
-    running = {
-        name: subprocess.Popen(
-            [*command, name],
-            cwd=ROOT,
-            env={**os.environ, **(env or {})},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
-        for name in names
-    }
-    reasons = {name: _wait(name, process, max(end - monotonic(), 0.1)) for name, process in running.items()}
-    settings = "".join(f", {key}={value}" for key, value in (env or {}).items())
-    for name, reason in reasons.items():
-        print(f"preflight: {name}{settings}: {reason or 'passed'}", flush=True)
-    return reasons
-
-
-def _wait(name: str, process: subprocess.Popen[str], timeout: float) -> str | None:
-    try:
-        printed = process.communicate(timeout=timeout)[1]
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return "no answer in time"
-    if process.returncode == 0:
-        return None
-    said = [line for line in printed.splitlines() if line.startswith(f"preflight: {name}: ")]
-    return said[-1].removeprefix(f"preflight: {name}: ") if said else f"ended with status {process.returncode}"
-
-
-def unpack_published() -> bool:
-    """Put the published kernels in place of the archive's; False where there are none."""
-    site = find_spec("sgl_kernel")
-    if site is None or site.origin is None or not PUBLISHED.exists():
-        return False
-    print("preflight: unpacking the published kernels of sgl_kernel", flush=True)
-    with lzma.open(PUBLISHED) as packed, (Path(site.origin).parent / "sm90" / "common_ops.abi3.so").open("wb") as file:
-        shutil.copyfileobj(packed, file)
-    return True
-
-
-def rows(points: Mapping[str, Any]) -> list[Row]:
-    """Every check and how it ended."""
-    from benchmark.gpu.table import Row, check_row
-
-    found = []
-    for name, function in CHECKS.items():
-        point = points.get(check_key(name))
-        if point is not None:
-            what = f"{name}: {(function.__doc__ or '').partition(chr(10))[0].rstrip('.')}"
-            by_two = f"only with {' '.join(f'{key}={value}' for key, value in (point.get('env') or {}).items())}: "
-            found.append(
-                Row(what, by_two + point["reason"], "passed", False) if point.get("env") else check_row(what, point)
-            )
-    return found
-
-
-def check_key(name: str) -> str:
-    """A check's key in the record of the run."""
-    return f"check {name}"
-
-
 def main(names: Sequence[str]) -> int:
     """Run these checks, or all, one after another; each that fails is one line on stderr, and the status is 1."""
     status = 0
     for name in names or CHECKS:
         if name not in CHECKS:
-            print(f"preflight: check {name}: allowed is {', '.join(CHECKS)}", file=sys.stderr)
+            print(f"gpu: check {name}: allowed is {', '.join(CHECKS)}", file=sys.stderr)
             return 1
         try:
             CHECKS[name]()
         except Exception as error:  # a check names what it found; anything else is a failure as well
             text = " ".join(str(error).split())[:300] or type(error).__name__
-            print(f"preflight: {name}: {text}", file=sys.stderr)
+            print(f"gpu: check {name}: {text}", file=sys.stderr)
             status = 1
         else:
-            print(f"preflight: {name}: passed")
+            print(f"gpu: check {name}: passed")
     return status
 
 

@@ -13,7 +13,7 @@ from benchmark.common.evidence import read_settled_totals, read_totals
 from benchmark.common.record import Record
 from benchmark.common.server import Server
 from benchmark.common.variant import Variant, parse_variant
-from benchmark.gpu import depth, memory
+from benchmark.gpu import memory
 from benchmark.gpu.checks import check, is_passed, run_tests
 from benchmark.gpu.serving import ROUNDS, Gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row, check_row
@@ -54,7 +54,7 @@ def measure(record: Record, parts: Sequence[str]) -> None:
 
 def rows(points: Mapping[str, Any]) -> list[Row]:
     """What was tested, what the server counted, and the gain of masking."""
-    found = [row for part in ("live", "masking") for row in depth.rows(points, part)]
+    found = [row for part in ("live", "masking") for row in memory.rows(points, part)]
     if TURNS in points:
         first, second = points[TURNS]["servers"]
         found.append(Row(f"servers of {MODEL}", f"{first}, then {second}: too many for the GPU's memory at once"))
@@ -91,7 +91,7 @@ def _measure_server(record: Record) -> None:
         return
     # All at once where they fit, as five servers of twelve layers do on an H200: their start takes longer than what
     # they are measured for.
-    if depth.fits(MODEL, servers, memory.read_free_bytes()):
+    if memory.fits(MODEL, servers, memory.read_free_bytes()):
         _serve(record, live, missing)
     else:
         record.add(TURNS, servers=[len(live), servers - len(live)])
@@ -104,7 +104,7 @@ def _serve(record: Record, live: Mapping[str, Variant], missing: Sequence[int]) 
     variants = [*live.values(), *(MASKING if missing else [])]
     if not variants:
         return
-    model = depth.fit_model(record, "live" if live else "masking", MODEL, len(variants))
+    model = memory.fit_model(record, "live" if live else "masking", MODEL, len(variants))
     if model is None:
         return
     with serve_dummies(model, variants) as servers:

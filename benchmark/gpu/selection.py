@@ -83,11 +83,5 @@ def _time_rows(times: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     for one in times:
         ratio = one["us"] / one["upstream_us"]
         text = f"{one['us']:.2f} us, upstream's router {one['upstream_us']:.2f} us: {ratio:.2f} x"
-        yield Row(_describe(one), text, f"at most {TIME_BAR:g} x", ratio <= TIME_BAR)
-    for one in times:
-        text = f"{one['sorted_us']:.2f} us, upstream's router and sorting {one['upstream_sorted_us']:.2f} us"
-        yield Row(f"{_describe(one)}, slots sorted", text)
-
-
-def _describe(one: Mapping[str, Any]) -> str:
-    return f"{one['policy']}, {one['rows']} tokens x {one['experts']} experts"
+        what = f"{one['policy']}, {one['rows']} tokens x {one['experts']} experts"
+        yield Row(what, text, f"at most {TIME_BAR:g} x", ratio <= TIME_BAR)

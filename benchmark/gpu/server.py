@@ -1,25 +1,18 @@
-"""Experiment `server`: the real server at real shapes, off and on in alternating rounds, CUDA graphs on.
-
-Last a policy against itself, its slots sorted by upstream or by the selection (`--expert-policy-align`); experiment
-`layer` times the same for a layer alone, and what both say decides whether the flag becomes the default.
-"""
+"""Experiment `server`: the real server at real shapes, off and on in alternating rounds, CUDA graphs on."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from benchmark.common.comparison import is_measured
 from benchmark.common.record import Record
-from benchmark.common.server import Server
 from benchmark.common.variant import OFF, Variant, parse_variant
-from benchmark.gpu import depth
+from benchmark.gpu import memory
 from benchmark.gpu.serving import FINE_ROUNDS, ROUNDS, Gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row
-from sglang_xshare.stage.alignment import TAKEN
 
 POLICY = "xshare:k0=1,add=24"
 OFF_AND_ON = (parse_variant(OFF), parse_variant(POLICY))
-ALIGNED = replace(OFF_AND_ON[1], name=f"{POLICY}, slots sorted", args=("--expert-policy-align",))
 WITHOUT_WARM_UP = "xshare:k0=0,add=24"
 LOSS = -1.0
 """The bar of a small batch: no loss above 1 %."""
@@ -54,7 +47,6 @@ CASES = {
         {4: 5.4, 8: 16.2, 16: 36.8, 32: 53.0},
     ),
     "gpt-oss-120b": Case("gpt-oss-120b-30-layers", bars={1: LOSS}),
-    "qwen3-30b-a3b-aligned": Case("qwen3-30b-a3b", (4, 16), (OFF_AND_ON[1], ALIGNED)),
 }
 
 
@@ -68,25 +60,21 @@ def measure(record: Record, parts: Sequence[str]) -> None:
     for name in parts or CASES:
         case = CASES[name]
         missing = [n for n in case.concurrencies if not is_measured(record, point_key(name, n))]
-        if missing or (_is_aligned(case) and taken_key(name) not in record):
-            model = depth.fit_model(record, name, case.model, len(case.variants))
+        if missing:
+            model = memory.fit_model(record, name, case.model, len(case.variants))
             if model is None:
                 continue
             with serve_dummies(model, case.variants) as servers:
                 for concurrency in missing:
                     key = point_key(name, concurrency)
                     measure_rounds(record, key, model, case.variants, servers, concurrency, case.rounds(concurrency))
-                _add_taken(record, name, servers)
 
 
 def rows(points: Mapping[str, Any]) -> list[Row]:
-    """What was cut, the gain at every concurrency, and whether the runner took the slots it was to take sorted."""
+    """What was cut, and the gain at every concurrency."""
     found = []
     for name, case in CASES.items():
-        found += depth.rows(points, name)
-        if taken_key(name) in points:
-            taken = points[taken_key(name)]["taken"]
-            found.append(Row(f"{name}, sorted slots", "taken by the runner" if taken else "not taken", "taken", taken))
+        found += memory.rows(points, name)
         for concurrency in sorted(case.concurrencies):
             point = points.get(point_key(name, concurrency))
             if point is not None:
@@ -99,17 +87,3 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
 def point_key(name: str, concurrency: int) -> str:
     """A point's key in the record."""
     return f"{name}/concurrency={concurrency}"
-
-
-def taken_key(name: str) -> str:
-    """The key of what the runner did with slots that the selection had sorted."""
-    return f"{name}/taken"
-
-
-def _add_taken(record: Record, name: str, servers: Sequence[Server]) -> None:
-    if _is_aligned(CASES[name]):
-        record.add(taken_key(name), taken=TAKEN in servers[1].log_text())
-
-
-def _is_aligned(case: Case) -> bool:
-    return ALIGNED in case.variants

@@ -13,9 +13,7 @@ from benchmark.common.rounds import Workload, serve
 from benchmark.common.server import Server
 from benchmark.common.summary import Summary
 from benchmark.common.variant import Variant
-from benchmark.gpu.depth import is_cut
-from benchmark.gpu.memory import check_memory
-from benchmark.gpu.models import read_config, write_model, write_texts
+from benchmark.gpu.models import LAYERS, read_config, write_model, write_texts
 from benchmark.gpu.table import Row, at_least
 
 INPUT_TOKENS, OUTPUT_TOKENS = 128, 256
@@ -52,19 +50,11 @@ RUNNER_ARGS: dict[str, tuple[str, ...]] = {
 
 @contextmanager
 def serve_dummies(
-    name: str,
-    variants: Sequence[Variant],
-    args: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
-    draft: str | None = None,
+    name: str, variants: Sequence[Variant], args: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> Iterator[list[Server]]:
-    """A server of the model `name` for every variant, ready; stopped whatever happens. `draft`: the model that `args`
-    have it draft with.
-
-    Raises RuntimeError where the GPU has too little memory for all of them, before any is started, and where they do
-    not have a cache of the same size.
+    """A server of the model `name` for every variant, ready; stopped whatever happens. Raises RuntimeError where they
+    do not have a cache of the same size.
     """
-    check_memory([name] * len(variants), draft)
     flags = [*runner_args(name), *SERVER_ARGS, *args]
     with serve(write_model(name), variants, flags, env, START_LIMIT, DUMMY_SERVER) as servers:
         check_caches(servers)
@@ -147,10 +137,10 @@ class Gain:
 
     def row(self, what: str, bar: float | None = None, of: str | None = None) -> Row:
         """The gain beside its bar, which is the model `of`'s: fewer of its layers are held to none."""
-        if bar is not None and of is not None and is_cut(self.model, of):
-            row = at_least(f"{what}: {self}", self.percent, None, "% gain", self.error)
-            return replace(row, bar=f"- (it is of {read_config(of)['num_hidden_layers']} layers)", runner=self.runner)
-        row = at_least(f"{what}: {self}", self.percent, bar, "% gain", self.error)
+        is_cut = of is not None and self.model != of and LAYERS.search(self.model) is not None
+        row = at_least(f"{what}: {self}", self.percent, None if is_cut else bar, "% gain", self.error)
+        if of is not None and is_cut and bar is not None:
+            row = replace(row, bar=f"- (it is of {read_config(of)['num_hidden_layers']} layers)")
         return replace(row, runner=self.runner)
 
     def __str__(self) -> str:

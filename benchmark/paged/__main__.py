@@ -94,7 +94,7 @@ def measure(
             fmean(chain.from_iterable(counts))
             for counts in ((one.page_ins for one in layers), (one.page_ins_before for one in layers))
         )
-        print(f"{rows} rows, {slots} slots, {policy}: {page_ins:.1f} page-ins, {loss} mnats", flush=True)
+        print(f"{rows} rows, {slots} slots, {policy}: {page_ins:.1f} page-ins, {loss} nats", flush=True)
         point = {"rows": rows, "slots": slots, "eviction": eviction, "policy": policy}
         counted = {"page_ins": page_ins, "page_ins_before": before, "active_experts": decoded.active}
         yield policy, point | counted | {"kept_mass": decoded.kept_mass, "loss": asdict(loss)}

@@ -9,10 +9,10 @@ from benchmark.paged.settings import shorten
 from benchmark.quality.report import format_loss
 
 NOTE = """\
-Page-ins a layer and step, in brackets times vanilla's, at the loss in thousandths of a nat a token above vanilla's on
+Page-ins a layer and step, in brackets times vanilla's, at the loss in nats a token above vanilla's on
 the same tokens, ± the standard error. All but vanilla with utility=squared,own_share=0.75."""
-BARS = (0.30, 5.0), (0.22, 10.0)
-"""(page-ins over vanilla's, mnats) of 16 rows where half of the experts have slots: at most both."""
+BARS = (0.30, 0.005), (0.22, 0.01)
+"""(page-ins over vanilla's, nats) of 16 rows where half of the experts have slots: at most both."""
 BARRED = 16, 32
 Points = Mapping[str, Mapping[str, Any]]
 
@@ -45,7 +45,7 @@ def judge(points: Points, most: float, tolerated: float) -> str:
         return ""
     best = min(within, key=lambda one: one["loss"]["delta"])
     told = f"{shorten(best['policy'])}: {best['page_ins'] / vanilla:.2f} at {format_loss(best['loss'])}"
-    return f"Aimed at with 32 slots and 16 rows: at most {most:.2f} of vanilla's at {tolerated:+.0f} mnats; {told}."
+    return f"Aimed at with 32 slots and 16 rows: at most {most:.2f} of vanilla's at {tolerated:+g} nats; {told}."
 
 
 def _cell(point: Mapping[str, Any], vanilla: Mapping[str, Any]) -> str:

@@ -91,13 +91,8 @@ class Loss:
     error: float
 
     def __str__(self) -> str:
-        """The difference in millinats a token."""
-        return f"{self.delta * 1000:+.1f} ± {self.error * 1000:.1f}"
-
-    @property
-    def is_lower(self) -> bool | None:
-        """None where the difference is within two standard errors."""
-        return None if abs(self.delta) <= 2 * self.error else self.delta < 0
+        """The difference in nats a token."""
+        return f"{self.delta:+.4f} ± {self.error:.4f}"
 
 
 def compare_loss(nats: torch.Tensor, reference: torch.Tensor) -> Loss:

@@ -12,7 +12,7 @@ BATCHES = {"one_domain": "one domain", "mixed": "mixed"}
 """How batches are made up, in a record and in words."""
 NOTE = """\
 Batches of one domain and mixed ones hold the same sequences; only their neighbours differ. Loss: cross-entropy above
-vanilla's on the same tokens, in thousandths of a nat a token, ± the standard error of the paired differences; within
+vanilla's on the same tokens, in nats a token, ± the standard error of the paired differences; within
 two errors a figure says nothing. Greedy same: tokens for which the most likely one is vanilla's."""
 DIVERGENCE_NOTE = """\
 KL: the divergence of the predictions from vanilla's, bounded from below by the likeliest tokens of both."""
@@ -21,7 +21,7 @@ ACCEPTED_NOTE = "Accepted: tokens of a verify step; offline, where the draft is 
 
 def tabulate_quality(points: Mapping[str, Any]) -> Table:
     """A row a policy: its figures in batches of one domain, then in mixed ones."""
-    mixed = ["experts", "kept mass", "loss, mnats", "greedy same", "sums right"]
+    mixed = ["experts", "kept mass", "loss, nats", "greedy same", "sums right"]
     rows = [[policy, *_cells(point["one_domain"], point["mixed"])] for policy, point in points.items()]
     first = next(iter(points.values()))["mixed"]
     note = f"{NOTE} Vanilla's cross-entropy is {first['loss']['all']['cross_entropy']:.3f} nats a token."
@@ -32,16 +32,16 @@ def tabulate_quality(points: Mapping[str, Any]) -> Table:
             note = f"{note} {more}"
             for row, one in zip(rows, figures, strict=True):
                 row.append(spell(one[kind]))
-    headings = ["policy", "one domain: experts", "one domain: loss, mnats", *(f"mixed: {kind}" for kind in mixed)]
+    headings = ["policy", "one domain: experts", "one domain: loss, nats", *(f"mixed: {kind}" for kind in mixed)]
     return Table("Quality of policies", headings, rows, note)
 
 
 def _format_divergence(divergence: Mapping[str, float]) -> str:
-    return f"{divergence['nats'] * 1000:.1f} ± {divergence['error'] * 1000:.1f}"
+    return f"{divergence['nats']:.4f} ± {divergence['error']:.4f}"
 
 
 MORE: tuple[tuple[str, str, str, Callable[[Any], str]], ...] = (
-    ("divergence", "KL, mnats", DIVERGENCE_NOTE, _format_divergence),
+    ("divergence", "KL, nats", DIVERGENCE_NOTE, _format_divergence),
     ("accepted", "accepted", ACCEPTED_NOTE, "{:.2f}".format),
 )
 """Figures that not every record has: key, heading, note, and how they are spelt."""
@@ -52,12 +52,12 @@ def tabulate_domains(points: Mapping[str, Any]) -> Table:
     domains = [name for name in next(iter(points.values()))["one_domain"]["loss"] if name != "all"]
     losses = {policy: point["one_domain"]["loss"] for policy, point in points.items()}
     rows = [[policy, *(format_loss(loss[domain]) for domain in domains)] for policy, loss in losses.items()]
-    return Table("Loss by domain, in batches of one domain, mnats", ["policy", *domains], rows)
+    return Table("Loss by domain, in batches of one domain, nats", ["policy", *domains], rows)
 
 
 def format_loss(loss: Mapping[str, float]) -> str:
-    """The difference to vanilla in millinats, with its error."""
-    return f"{loss['delta'] * 1000:+.1f} ± {loss['error'] * 1000:.1f}"
+    """The difference to vanilla in nats, with its error."""
+    return f"{loss['delta']:+.4f} ± {loss['error']:.4f}"
 
 
 def _cells(one: Mapping[str, Any], mixed: Mapping[str, Any]) -> list[str]:
@@ -82,12 +82,12 @@ def plot_quality(path: Path, points: Mapping[str, Any], title: str) -> None:
         for family, members in families.items():
             figures = sorted((one[name] for one in members), key=lambda one: one["active_experts"])
             experts = [one["active_experts"] for one in figures]
-            deltas, errors = ([one["loss"]["all"][key] * 1000 for one in figures] for key in ("delta", "error"))
+            deltas, errors = ([one["loss"]["all"][key] for one in figures] for key in ("delta", "error"))
             axis.errorbar(experts, deltas, yerr=errors, fmt="o-", capsize=2, label=family)
         axis.set_title(f"batches: {words}", fontsize=9)
         axis.set_xlabel("active experts a layer and step")
-        axis.set_yscale("symlog", linthresh=1)  # linear below one millinat, where the noise is
-    axes[0].set_ylabel("cross-entropy above vanilla's, millinats a token")
+        axis.set_yscale("symlog", linthresh=0.001)  # linear below a thousandth of a nat, where the noise is
+    axes[0].set_ylabel("cross-entropy above vanilla's, nats a token")
     save_figure(figure, path)
 
 

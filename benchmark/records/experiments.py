@@ -160,8 +160,6 @@ EXPERIMENTS = {
             2,
             (POLICY, "--prompts", "2", "--others", "3", "--prompt", "8", "--tokens", "4"),
         ),
-        Experiment("studies", "benchmark.studies", "studies", 6, ("lynx", *TEXT, "--steps", "32")),
-        Experiment("findings", "benchmark.quality.findings", "quality/findings", 4, ("overlap", *TEXT)),
         *(_on_trained("front", model, 6, FRONT) for model in ("grouped", "wide")),
     )
 }

@@ -18,7 +18,6 @@ from benchmark.expert_sharding.report import tabulate_sharding
 from benchmark.neighbours import tabulate_neighbours
 from benchmark.paged.live_report import tabulate_live as tabulate_paged_live
 from benchmark.paged.report import tabulate_paged
-from benchmark.quality.findings.report import tabulate_findings
 from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
 from benchmark.records.experiments import EXPERIMENTS
@@ -51,8 +50,6 @@ TABLES = {
     "paged": Source(("paged",), tabulate_paged),
     "paged-live": Source(("paged-live",), tabulate_paged_live),
     "balance": Source(("balance",), tabulate_balance),
-    "findings": Source(("findings",), tabulate_findings),
-    "studies": Source(("studies",), tabulate_findings),
     "estimate": Source(("serving",), tabulate_estimate),
     "expert-sharding": Source(("expert-sharding",), tabulate_sharding),
     "affinity": Source(("affinity",), tabulate_affinity),

@@ -37,7 +37,7 @@ NOTE = """\
 upper quartile]; ratio: to the first row's within each round. Kept, of what the policy gains without exact requests,
 within each round: in tokens/s, (ratio - 1), and in time a token, (1 - 1 / ratio). Active experts of a layer and step,
 and kept mass of the rows that are not exact: counted by the server. Loss: nats a token of held-out text, the domains
-mixed, forced through the server's own decode steps, above the first row's, in thousandths ± the standard error, of the
+mixed, forced through the server's own decode steps, above the first row's, ± the standard error, of the
 requests that are not exact, and the largest difference of one that is."""
 
 
@@ -155,11 +155,11 @@ def tabulate_exact(points: Mapping[str, Any]) -> Table:
                 f"{totals['experts_after'] / totals['layer_steps']:.1f}",
                 f"{others_mass:.3f}",
                 loss,
-                f"{1000 * (nats - own)[exact].abs().max():.1f}" if exact.any() else "-",
+                f"{(nats - own)[exact].abs().max():.4f}" if exact.any() else "-",
             ]
         )
     headings = ["policy", "exact", "tokens/s", "ratio", "gain kept", "time kept", "active", "others' kept mass"]
-    headings += ["others' loss, mnats", "exact rows' loss"]
+    headings += ["others' loss, nats", "exact rows' loss"]
     return Table("Exact requests beside others, served", headings, rows, NOTE.format(**first["shape"]))
 
 

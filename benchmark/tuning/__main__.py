@@ -128,7 +128,7 @@ def measure(
     published = {one: bench.run(build_policy({EVERYWHERE: one}), batch, ANOTHER) for one in args.policies}
     before = next(one.before for one in published.values() if one.before is not None)
     for setting, one in published.items():
-        print(f"{batch} rows, {setting}: {1000 * compare(one, vanilla).delta:+.1f} mnats", flush=True)
+        print(f"{batch} rows, {setting}: {compare(one, vanilla).delta:+.4f} nats", flush=True)
     others = [{"policy": name, **describe(one, vanilla, before, layers)} for name, one in published.items()]
     for percent in args.tolerances:
         tuned = search(bench, groups, args.settings, batch, percent / 100, lambda line: print(line, flush=True))

@@ -11,7 +11,7 @@ from benchmark.tuning.saving import find_published, find_saved, ladder_of
 
 NOTE = """\
 Experts: active ones a layer and step. Loss: cross-entropy above vanilla's on the same tokens of a text that was not
-tuned on, in thousandths of a nat a token, ± the standard error of the paired differences; its rise in percent of
+tuned on, in nats a token, ± the standard error of the paired differences; its rise in percent of
 vanilla's. Published: the fewest experts with which a published setting, one for all layers, has the tuned plan's own
 loss there, on the line between two settings of a ladder. Saved: how many fewer the tuned plan has, ± the standard
 error over resamplings of the text. At equal divergence: the same with the mean Kullback-Leibler divergence from
@@ -60,12 +60,12 @@ def plot_tuning(path: Path, points: Points, title: str) -> None:
         _draw(axis, [point for point in same if "plan" in point], "D-", "tuned")
         axis.set_title(f"{batch} rows", fontsize=9)
         axis.set_xlabel("active experts a layer and step")
-        axis.set_yscale("symlog", linthresh=1)
-    axes[0].set_ylabel("cross-entropy above vanilla's, millinats a token")
+        axis.set_yscale("symlog", linthresh=0.001)
+    axes[0].set_ylabel("cross-entropy above vanilla's, nats a token")
     save_figure(figure, path)
 
 
 def _draw(axis: Any, found: Sequence[Mapping[str, Any]], style: str, label: str) -> None:
     found = sorted(found, key=lambda one: one["experts"])
-    deltas, errors = ([one["loss"][key] * 1000 for one in found] for key in ("delta", "error"))
+    deltas, errors = ([one["loss"][key] for one in found] for key in ("delta", "error"))
     axis.errorbar([one["experts"] for one in found], deltas, yerr=errors, fmt=style, capsize=2, label=label)

@@ -106,9 +106,9 @@ def test_a_method_is_set_beside_the_first_of_its_traffic_and_policy() -> None:
     assert [[*row[1:5], *row[8:]] for row in table.rows] == [
         [OBSERVE, "round_robin", "50.0", "+0.0%", "2 / 2", "-"],
         [OBSERVE, "expert_affinity", "40.0", "-20.0%", "1 / 2", "-"],
-        ["vanilla", "round_robin", "50.0", "+0.0%", "-", "+0.0"],
-        ["xshare", "round_robin", "30.0", "+0.0%", "-", "+100.0 ± 0.0"],
-        ["xshare", "expert_affinity", "27.0", "-10.0%", "-", "+0.0 ± 0.0"],
+        ["vanilla", "round_robin", "50.0", "+0.0%", "-", "+0.0000"],
+        ["xshare", "round_robin", "30.0", "+0.0%", "-", "+0.1000 ± 0.0000"],
+        ["xshare", "expert_affinity", "27.0", "-10.0%", "-", "+0.0000 ± 0.0000"],
     ]
     assert "24 - 72 tokens" in table.note
     del points[make_key("mixed", "vanilla", "round_robin")]

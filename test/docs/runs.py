@@ -68,7 +68,6 @@ JSON = "-H 'content-type: application/json'"
 FEW = "--port {port} --num-prompts 8 --random-input-len 8 --random-output-len 8 --output-file {scratch}/bench.jsonl"
 TEXT = "--per-domain 4 --batch 4 --prompt 16"
 QUALITY = Run(more=f"{TEXT} --steps 8 --out {{scratch}}", shows="record: |Record: ", is_long=True)
-FINDINGS = replace(QUALITY, more=f"{TEXT} --steps 128 --out {{scratch}}")
 ROUND = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --out {scratch}"
 LOSS = "--sums 4 --per-domain 4 --loss-tokens 8"
 DEMO = Run(more=f"{ROUND} {LOSS}", shows="Record: ", is_long=True)
@@ -93,9 +92,6 @@ NO_GPU = Run(status=2, shows="gpu: no NVIDIA GPU answers here; nothing was measu
 INSTALLED = Elsewhere("test/scripts/test_installed.py", "it changes an environment, which must be one of its own")
 WHOLE = "a test cannot hold the whole"
 
-STUDIED = Elsewhere(
-    "test/benchmark/studies/test_studies.py", "that asks for less, of a smaller model, without another process"
-)
 SERVED_EVALUATION = Elsewhere(
     "test/benchmark/evaluation/test_served.py", "it installs the harness first; other tasks than ours need the network"
 )
@@ -300,10 +296,6 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "python -m benchmark.quality.front": Elsewhere(
         "test/benchmark/quality/test_front.py", "that asks for less, without another process"
     ),
-    "python -m benchmark.quality.findings": FINDINGS,
-    "python -m benchmark.quality.findings overlap tree-size": FINDINGS,
-    "python -m benchmark.studies": STUDIED,
-    "python -m benchmark.studies lynx moe-spec": STUDIED,
     "python -m training.train_moe": TRAINED,
     "python -m training.train_moe --model grouped": TRAINED,
     "python -m training.train_moe --model wide": Elsewhere(

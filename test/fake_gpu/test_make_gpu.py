@@ -56,5 +56,5 @@ def test_a_run_of_few_minutes_leaves_the_rest_for_the_next(tmp_path):
     assert "gpu: left for the same command: server" in first
     second = run("fake_gpu.walk", "run", "--limit", "150", "--out", str(tmp_path)).decode()
     assert "gpu: layer qwen3-30b-a3b" not in second
-    assert "preflight: " not in second
+    assert "gpu: check " not in second
     assert "gpu: server " in second

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmark.common.command import one_line_errors
-from benchmark.gpu import __main__, eagle3, paged, preflight, replay, run, server, serving
+from benchmark.gpu import __main__, eagle3, paged, replay, run, server, serving
 from fake_gpu.server import ONE_POOL
 from sglang_xshare.selection.triton_kernel import tile
 
@@ -39,7 +39,7 @@ def leave_out() -> None:
     """What this device cannot pass: these checks, and tasks that are tests. Tasks are walked as this process is."""
     run.MODULE = "fake_gpu.walk"
     for name in NOT_HERE:
-        del preflight.CHECKS[name]
+        del run.CHECKS[name]
     run.TASKS = tuple(
         replace(task, needs=tuple(name for name in task.needs if name not in NOT_HERE))
         for task in run.TASKS

@@ -5,6 +5,8 @@ fused Triton MoE runner on what they chose. Prints one JSON line a batch.
 from __future__ import annotations
 
 import json
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,9 +14,8 @@ from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe, fused_moe_t
 from sglang.srt.layers.moe.topk import TopKConfig, select_experts
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
-from benchmark.gpu.moe_layer import sorted_slots
 from selection.test_slots import align
-from sglang_xshare import Batch, SelectionPlan, build_plan, selection
+from sglang_xshare import Batch, SelectionPlan, build_plan, hooks, selection
 from sglang_xshare.stage.alignment import Aligner
 from sglang_xshare.stage.layer import Layer, Resources
 from sglang_xshare.stage.step import Step
@@ -94,5 +95,10 @@ if __name__ == "__main__":
     selection._choose_backend = lambda *args: "triton"
     sorter = fused_moe.moe_align_block_size = Sorter()
     W1, W2 = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN) / 5, torch.randn(EXPERTS, HIDDEN, WIDTH) / 5
-    with sorted_slots() as aligner:
-        main(aligner)
+    aligner = Aligner()
+    hooks._stage = SimpleNamespace(  # type: ignore[assignment]
+        route=lambda config, logits: config,
+        finish=lambda config, ids, weights: ids,
+        align=lambda upstream, by_tma: partial(aligner.align, upstream, by_tma),
+    )
+    main(aligner)

@@ -89,7 +89,7 @@ def measure(bench: Bench, layout: Layout, settings: dict[str, dict[str, str]]) -
             published = published or decoded
             found[name] = {"policy": text, **_summarize(decoded, vanilla, published)}
             loss = compare_loss(decoded.nats, vanilla.nats)
-            print(f"{layout}, {text}: {decoded.active:.1f} experts, {loss} mnats", flush=True)
+            print(f"{layout}, {text}: {decoded.active:.1f} experts, {loss} nats", flush=True)
         point = {"ladder": ladder_of(setting), "setting": setting, "vanilla_active": vanilla.active, "changes": found}
         yield setting, start | point
 

@@ -13,7 +13,7 @@ from benchmark.quality.model import Layout
 from benchmark.quality.report import format_loss
 
 NOTE = """\
-Loss: cross-entropy above vanilla's on the same tokens, in thousandths of a nat a token, ± the standard error of the
+Loss: cross-entropy above vanilla's on the same tokens, in nats a token, ± the standard error of the
 paired differences, in batches of mixed domains. Experts: active ones a layer and step, as published and with the last
 change that the policy has. Gain: that change's loss less the published setting's, paired in the same way. Experts
 saved: how many fewer the changed policy needs for the published setting's loss, on the line between two of its own
@@ -80,7 +80,7 @@ def tabulate_front(points: Points) -> Table:
                 "" if needed is None else f"{1 - needed / active:.0%}",
             ]
         )
-    return Table("Loss as published and changed, mnats", headings, rows, NOTE, text_columns=2)
+    return Table("Loss as published and changed, nats", headings, rows, NOTE, text_columns=2)
 
 
 def tabulate_own_share(*records: Points, models: Sequence[str] = MODELS) -> Table:
@@ -93,7 +93,7 @@ def tabulate_own_share(*records: Points, models: Sequence[str] = MODELS) -> Tabl
         if set(SWEEP) <= set(point["changes"])
     ]
     headings = ["model", "policy", "own_share 0", *names]
-    return Table("Loss by own_share in batches of 16, mnats", headings, rows, text_columns=2)
+    return Table("Loss by own_share in batches of 16, nats", headings, rows, text_columns=2)
 
 
 def layout_of(point: Mapping[str, Any]) -> Layout:
@@ -135,8 +135,8 @@ def plot_front(path: Path, points: Points, title: str) -> None:
                 _plot_ladder(axis, ladder, f"C{color}", members)
             axis.set_title(str(layout), fontsize=9)
             axis.set_xlabel("active experts a layer and step")
-            axis.set_yscale("symlog", linthresh=1)  # linear below one millinat, where the noise is
-        axis_row[0].set_ylabel("cross-entropy above vanilla's, millinats a token")
+            axis.set_yscale("symlog", linthresh=0.001)  # linear below a thousandth of a nat, where the noise is
+        axis_row[0].set_ylabel("cross-entropy above vanilla's, nats a token")
     save_figure(figure, path)
 
 
@@ -146,6 +146,6 @@ def _plot_ladder(axis: Any, ladder: str, color: str, members: Sequence[Mapping[s
         found.sort(key=lambda one: one["active_experts"])
         if found:
             experts = [one["active_experts"] for one in found]
-            deltas, errors = ([one["loss"][key] * 1000 for one in found] for key in ("delta", "error"))
+            deltas, errors = ([one["loss"][key] for one in found] for key in ("delta", "error"))
             label = f"{ladder}, {change}"
             axis.errorbar(experts, deltas, yerr=errors, fmt=style, color=color, capsize=2, label=label)

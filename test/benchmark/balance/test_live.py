@@ -30,8 +30,8 @@ def test_a_policy_is_set_beside_what_the_model_itself_would_have_used():
     own = make_point(0, 0, 0, [2.0, 2.0]) | {"totals": dict.fromkeys(make_point(0, 0, 0, [])["totals"], 0)}
     table = tabulate_live({"vanilla": own, "one": make_point(6, 20, 0.9, [2.1, 2.1])})
     assert table.rows == [
-        ["vanilla", "12.0 (1.00)", "1.20", "40.0", "1.000", "+0.0"],
-        ["one", "6.0 (0.50)", "1.20", "20.0", "0.900", "+100.0 ± 0.0"],
+        ["vanilla", "12.0 (1.00)", "1.20", "40.0", "1.000", "+0.0000"],
+        ["one", "6.0 (0.50)", "1.20", "20.0", "0.900", "+0.1000 ± 0.0000"],
     ]
     assert "4 expert-parallel ranks of 16 experts each" in table.note
 

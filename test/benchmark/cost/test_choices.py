@@ -59,12 +59,12 @@ def test_figures_are_the_records(rows):
     waits, speed, loss = rows[f"selection, {SELECTION}"]
     assert waits == f"{float(after) / float(before):.2f} of the experts"
     assert float(speed) > 1
-    assert loss.startswith(f"{1000 * (lost[0] - lost[1]):+.1f} ± ")
+    assert loss.startswith(f"{lost[0] - lost[1]:+.4f} ± ")
     assert rows["4 replicas, affinity, served"] == ["0.86 of the experts a token", "-", "0"]
-    assert rows["4 replicas, round robin, xshare"] == ["0.60 of the experts a token", "-", "+20.0 ± 0.0"]
-    assert rows["4 replicas, affinity, xshare"] == ["0.50 of the experts a token", "-", "+10.0 ± 0.0"]
-    assert rows[f"4 expert-parallel ranks, {WHOLE}"] == ["0.50 of the fullest rank's", "-", "+50.0 ± 0.0"]
-    assert rows[f"4 expert-parallel ranks, {FILLED}"] == ["0.60 of the fullest rank's", "-", "+10.0 ± 0.0"]
+    assert rows["4 replicas, round robin, xshare"] == ["0.60 of the experts a token", "-", "+0.0200 ± 0.0000"]
+    assert rows["4 replicas, affinity, xshare"] == ["0.50 of the experts a token", "-", "+0.0100 ± 0.0000"]
+    assert rows[f"4 expert-parallel ranks, {WHOLE}"] == ["0.50 of the fullest rank's", "-", "+0.0500 ± 0.0000"]
+    assert rows[f"4 expert-parallel ranks, {FILLED}"] == ["0.60 of the fullest rank's", "-", "+0.0100 ± 0.0000"]
     assert rows["2 ranks, slices, active experts spread"] == ["1.25 of whole experts' time", "-", "0"]
     assert rows["2 ranks, slices, active experts on the first ranks"] == ["0.50 of whole experts' time", "-", "0"]
     assert len(rows) == 10

@@ -19,7 +19,6 @@ PAIRS = {name: case.variants for name, case in CASES.items()} | {
 def commands(monkeypatch):
     """The commands of servers that `serve_dummies` would start on a GPU."""
     monkeypatch.setattr(server_module, "has_gpu", lambda: True)
-    monkeypatch.setattr(serving, "check_memory", lambda *_: None)
     monkeypatch.setattr(serving, "check_caches", lambda _: None)
     monkeypatch.setattr(serving, "write_model", lambda name: Path("model"))
     for name in ("start", "wait", "stop"):

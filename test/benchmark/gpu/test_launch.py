@@ -6,12 +6,9 @@ from itertools import product
 from math import inf
 from time import monotonic
 
-import pytest
 import torch
-from sglang.srt.layers.moe.moe_runner.triton_utils import get_config
 
-from benchmark.gpu import launch
-from benchmark.gpu.launch import CHOICES, Trials, agree, complete, descend
+from benchmark.gpu.launch import CHOICES, agree, complete, descend
 
 LATER = monotonic() + 3600
 START = complete({"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1})
@@ -61,55 +58,6 @@ def test_noise_is_no_gain():
 def test_a_search_without_time_keeps_its_best_start():
     found = descend([START, BEST], cost, until=monotonic() - 1)
     assert (found.config, found.finished) == (BEST, False)
-
-
-@pytest.fixture
-def work(monkeypatch):
-    """Stands for the layer: 32 columns fail, 256 compute something else, which is also the fastest."""
-    runs = []
-
-    def run():
-        config = get_config()
-        runs.append(config)
-        if config is not None and config["BLOCK_SIZE_N"] == 32:
-            raise RuntimeError("out of resource: shared memory\nand more")
-        output = torch.linspace(-3, 3, 1000).bfloat16()
-        if config is not None and config["BLOCK_SIZE_N"] == 256:
-            output[500] += 1.0
-        return output
-
-    def time_graph(call, replays=200):
-        call()
-        config = runs[-1]
-        if config is None:
-            return 700.0
-        return 1.0 if config["BLOCK_SIZE_N"] == 256 else cost(config) * (1 if replays == launch.SEARCH_REPLAYS else 2)
-
-    monkeypatch.setattr(launch, "time_graph", time_graph)
-    return run
-
-
-def test_launches_that_fail_or_compute_something_else_get_no_time(work, capsys):
-    trials = Trials(work)
-    assert trials.time({**BEST, "BLOCK_SIZE_N": 32}) is None
-    assert (trials.failed, trials.wrong) == (1, 0)
-    assert "RuntimeError: out of resource: shared memory\n" in capsys.readouterr().out
-    assert get_config() is None, "upstream would go on with the launch that failed"
-    assert trials.time({**BEST, "BLOCK_SIZE_N": 256}) is None
-    assert (trials.failed, trials.wrong) == (1, 1)
-    found = descend([START], trials.time, LATER)
-    assert found.config == BEST
-    assert trials.tried > 10
-    assert get_config() is None
-
-
-def test_times_are_of_one_layer_and_measured_once(work):
-    calls = []
-    trials = Trials(lambda: calls.append(get_config()) or work(), layers=4)
-    assert calls == [None]
-    assert [trials.time(BEST), trials.time(BEST)] == [25.0, 25.0]
-    assert calls == [None, BEST, BEST]  # compared, then timed, and not again
-    assert (trials.confirm(BEST), trials.time_own(), trials.tried) == (50.0, 175.0, 1)
 
 
 def test_agreement_is_up_to_rounding():

@@ -1,16 +1,11 @@
 """What experiment `layer` feeds the layer: logits as real batches have them, and exactly as many experts as it says."""
 
-from unittest.mock import Mock
-
 import pytest
 import torch
-from gpu.recorded import write_record
 
-from benchmark.gpu import moe_layer, timing
-from benchmark.gpu.layer import ROWS, SHAPES, measure
-from benchmark.gpu.moe_layer import Shape, draw_logits, make_topk_config, model_router, route_to, sorted_slots
-from sglang_xshare import Batch, Router, build_plan, hooks, select
-from sglang_xshare.types import Alignment
+from benchmark.gpu.layer import ROWS, SHAPES
+from benchmark.gpu.moe_layer import Shape, draw_logits, make_topk_config, model_router, route_to
+from sglang_xshare import Batch, Router, build_plan, select
 
 QWEN3 = Shape("qwen3-30b-a3b", **{**SHAPES["qwen3-30b-a3b"], "layers": 48})
 
@@ -56,41 +51,3 @@ def test_the_policy_goes_through_upstreams_own_router_call():
     kept = expected.topk_ids >= 0
     assert torch.equal(routed.topk_ids[kept], expected.topk_ids[kept])
     assert int(torch.bincount(routed.topk_ids.flatten().long(), minlength=32).count_nonzero()) == expected.active.sum()
-
-
-def test_the_runner_takes_what_the_policy_sorted():
-    """As in a server with --expert-policy-align; test/stage/test_alignment.py has upstream's own runner take it."""
-    shape = Shape("small", hidden=16, width=16, experts=32, top_k=4, layers=1)
-    logits = draw_logits(shape, ROWS, "cpu").float()
-    sort = Mock(return_value="upstream's")
-    with sorted_slots() as aligner:
-        config = make_topk_config(shape, build_plan("oea", k0=1), ROWS, "cpu", aligner)
-        routed = model_router(logits, config)(0, torch.zeros(ROWS, 16))
-        assert hooks.align(sort, False)(routed.topk_ids, 16, 32) == "upstream's"
-        assert aligner.slots(ROWS).block_size == 16
-        aligner.offer(routed.topk_ids, 32, Alignment(*torch.zeros(3, 1), 16))
-        assert len(hooks.align(sort, False)(routed.topk_ids, 16, 32)) == 3
-    assert aligner.served == sort.call_count == 1
-    assert hooks.align(sort, False) is sort
-
-
-@pytest.fixture
-def active(monkeypatch):
-    """Layers that take no GPU; the numbers of active experts that they have been routed to."""
-    active, logits = [], moe_layer.draw_logits
-    monkeypatch.setattr(moe_layer, "MoeLayers", Mock())
-    monkeypatch.setattr(moe_layer, "draw_logits", lambda shape, rows, device: logits(shape, rows, "cpu"))
-    monkeypatch.setattr(moe_layer, "route_to", lambda number, *_: active.append(number))
-    monkeypatch.setattr(moe_layer, "fixed_router", Mock())
-    monkeypatch.setattr(moe_layer, "make_topk_config", Mock())
-    monkeypatch.setattr(timing, "time_graph", lambda run: 8 * (34.0 + 2.0 * active[-1]))
-    monkeypatch.setattr("benchmark.gpu.layer._time_sorted", lambda *_: (40.0, True))
-    return active
-
-
-def test_a_policy_with_more_experts_a_token_than_the_model_is_left_out(tmp_path, active):
-    record = write_record(tmp_path, "layer", {"copy": {"gb_per_s": 4000.0}})
-    measure(record, ["gpt-oss-20b"])
-    timed = {key.partition("/")[2] for key in record.points}
-    assert {"off", "oea:k0=3", "oea:k0=3, slots sorted"} <= timed
-    assert not any("k0=5" in key for key in timed), "of four"

@@ -1,13 +1,19 @@
 """Servers that do not fit are refused in one line, before any is started."""
 
-from types import SimpleNamespace
-
 import pytest
+from gpu.recorded import write_record
 
-from benchmark.gpu import eagle3, memory, serving
-from benchmark.gpu.memory import CONTEXT, GIB, check_memory, count_weight_bytes, estimate_bytes, read_free_bytes
-from benchmark.gpu.models import CONFIGS
-from benchmark.gpu.server import CASES, OFF_AND_ON
+from benchmark.gpu import eagle3, memory, replay
+from benchmark.gpu.memory import (
+    CONTEXT,
+    GIB,
+    choose_model,
+    count_weight_bytes,
+    estimate_bytes,
+    fits,
+    read_free_bytes,
+)
+from benchmark.gpu.models import CONFIGS, name_cut, read_config
 from programs import write_program
 
 H200 = 139 * GIB
@@ -36,37 +42,6 @@ def test_a_draft_counts():
     assert estimate_bytes("gpt-oss-20b", eagle3.DRAFT) - estimate_bytes("gpt-oss-20b") == pytest.approx(draft, abs=1)
 
 
-def test_two_of_the_largest_fit_and_three_do_not(monkeypatch):
-    monkeypatch.setattr(memory, "read_free_bytes", lambda: H200)
-    check_memory(["gpt-oss-120b-30-layers"] * 2)
-    check_memory([eagle3.MODEL] * 2, eagle3.DRAFT)
-    check_memory(["qwen3-30b-a3b"] * 2)
-    check_memory(["qwen3-30b-a3b-12-layers"] * 5)
-    with pytest.raises(RuntimeError, match=r"gpt-oss-120b: 2 servers need about 153 GiB.* 139"):
-        check_memory(["gpt-oss-120b"] * 2)
-    for case in CASES.values():
-        check_memory([case.model] * 2)
-
-
-def test_servers_of_unequal_caches_are_not_compared():
-    def server(name, tokens):
-        return SimpleNamespace(name=name, get=lambda path: {"max_total_num_tokens": tokens})
-
-    serving.check_caches([server("off", 16384), server("on", 16384)])
-    with pytest.raises(RuntimeError, match="caches: off 16384, on 9216"):
-        serving.check_caches([server("off", 16384), server("on", 9216)])
-
-
-def test_no_server_is_started_where_they_do_not_fit(monkeypatch):
-    monkeypatch.setattr(memory, "read_free_bytes", lambda: 80 * GIB)
-    monkeypatch.setattr(serving, "serve", lambda *_: pytest.fail("started"))
-    with (
-        pytest.raises(RuntimeError, match="2 servers need about"),
-        serving.serve_dummies("qwen3-30b-a3b", OFF_AND_ON),
-    ):
-        pass
-
-
 @pytest.mark.parametrize("printed", ["echo 142000", "echo '[N/A]'", "exit 9"])
 def test_the_driver_is_asked(tmp_path, monkeypatch, printed):
     write_program(tmp_path / "nvidia-smi", printed)
@@ -76,3 +51,51 @@ def test_the_driver_is_asked(tmp_path, monkeypatch, printed):
     else:
         with pytest.raises(RuntimeError, match="nvidia-smi does not say"):
             read_free_bytes()
+
+
+OSS = "gpt-oss-120b-30-layers"
+
+
+@pytest.mark.parametrize(
+    ("gib", "qwen", "oss", "small"),
+    [
+        (139, "qwen3-30b-a3b", OSS, "gpt-oss-20b"),
+        (78, "qwen3-30b-a3b-24-layers", "gpt-oss-120b-12-layers", "gpt-oss-20b"),
+        (21, None, None, "gpt-oss-20b-4-layers"),
+        (11, None, None, None),
+    ],
+)
+def test_the_layers_are_those_that_fit(gib, qwen, oss, small):
+    assert choose_model("qwen3-30b-a3b", 2, gib * GIB) == qwen
+    assert choose_model(OSS, 2, gib * GIB) == oss
+    assert choose_model(eagle3.MODEL, 2, gib * GIB, eagle3.DRAFT) == oss
+    assert choose_model("gpt-oss-20b", 2, gib * GIB) == small
+
+
+def test_five_servers_of_a_replay_fit_an_h200_and_three_and_two_an_h100():
+    assert fits(replay.MODEL, 5, 139 * GIB)
+    assert [fits(replay.MODEL, count, 78 * GIB) for count in (5, 3, 2)] == [False, True, True]
+
+
+def test_a_cut_model_differs_by_its_layers_alone():
+    for name in ("qwen3-30b-a3b", OSS):
+        whole, cut = read_config(name), read_config(name_cut(name, 8))
+        assert {key for key in whole if whole[key] != cut[key]} <= {"num_hidden_layers", "layer_types"}
+        assert cut["num_hidden_layers"] == 8
+        assert "layer_types" not in cut or cut["layer_types"] == ["sliding_attention", "full_attention"] * 4
+
+
+def test_what_is_cut_or_left_out_is_said_until_it_fits(tmp_path, monkeypatch, capsys):
+    record = write_record(tmp_path, "server", {})
+    for gib, said in (
+        (78, "24 of 48: 2 servers of 48 need about 122 GiB of GPU memory; free are 78"),
+        (11, "left out, with 4 layers too: 2 servers of 48 need about 122 GiB of GPU memory; free are 11"),
+    ):
+        write_program(tmp_path / "bin" / "nvidia-smi", f"echo {gib * 1024}")
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+        memory.fit_model(record, "qwen3", "qwen3-30b-a3b", 2)
+        assert capsys.readouterr().out == f"gpu: qwen3: {said}\n"
+        assert [row.measured for row in memory.rows(record.points, "qwen3")] == [said]
+    write_program(tmp_path / "bin" / "nvidia-smi", "echo 142000")
+    assert memory.fit_model(record, "qwen3", "qwen3-30b-a3b", 2) == "qwen3-30b-a3b"
+    assert memory.rows(record.points, "qwen3") == []

@@ -1,16 +1,14 @@
 """The checks before a run: each fails in one line, and never with a traceback."""
 
-import lzma
 import subprocess
 import sys
 
 import pytest
-from gpu.recorded import write_record
 
 import sglang_xshare
 from benchmark.common.paths import ROOT
 from benchmark.gpu import compilation, preflight
-from benchmark.gpu.preflight import CHECKS, EXPERTS, GRAPH_ROWS, TOP_K, TWO_LAUNCHES, check_all, check_key
+from benchmark.gpu.preflight import EXPERTS, GRAPH_ROWS, TOP_K
 from benchmark.gpu.run import TASKS
 from benchmark.gpu.shapes import list_trials
 from programs import write_program
@@ -45,15 +43,15 @@ def test_without_any_package_a_check_fails_in_one_line():
     done = subprocess.run(bare, cwd=ROOT, env={}, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
-        "preflight: upstream: rmsnorm: ModuleNotFoundError: No module named 'torch'",
-        "preflight: selection: No module named 'torch'",
+        "gpu: check upstream: rmsnorm: ModuleNotFoundError: No module named 'torch'",
+        "gpu: check selection: No module named 'torch'",
     ]
 
 
 def test_an_unknown_check_is_refused():
     done = run_module("kernels", PYTHONPATH=f"{ROOT / 'python'}")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert done.stderr.startswith("preflight: check kernels: ")
+    assert done.stderr.startswith("gpu: check kernels: ")
 
 
 def test_nvcc_is_needed_with_cudas_headers(tmp_path, monkeypatch):
@@ -110,21 +108,8 @@ def test_kernels_that_do_not_compile_are_named_by_experts(monkeypatch):
     with pytest.raises(RuntimeError) as error:
         preflight.check_compilation()
     numbers = [reason.partition(": ")[0] for reason in str(error.value).split("; ")]
-    forms = ["", " in programs that meet", " in two launches"]
+    forms = ["", " in programs that meet"]
     assert numbers == [f"{experts} experts{form}" for experts in (512, 8) for form in forms]
-
-
-@pytest.mark.parametrize("experts", [32, 128])
-@pytest.mark.parametrize(("two", "forms"), [("0", ["", " in programs that meet"]), ("1", ["", " in two launches"])])
-def test_a_served_number_of_experts_is_compiled_as_tasks_launch_it(monkeypatch, experts, two, forms):
-    asked = []
-    monkeypatch.setattr(compilation, "check", lambda *args: asked.append(args))
-    monkeypatch.setenv("SGLANG_XSHARE_TWO_LAUNCHES", two)
-    CHECKS[f"compilation-{experts}"]()
-    assert asked == [(experts, form) for form in forms]
-    monkeypatch.setattr(compilation, "check", lambda experts, form: f"{experts} experts{form}: no" if form else None)
-    with pytest.raises(RuntimeError, match=f"^{experts} experts{forms[1]}: no$"):
-        CHECKS[f"compilation-{experts}"]()
 
 
 def test_our_kernel_is_held_to_the_reference(monkeypatch):
@@ -153,94 +138,3 @@ def test_our_kernel_is_launched_cooperatively(monkeypatch):
     assert programs() > 1
     monkeypatch.setattr(tile, "SHAPES", [Shape(EXPERTS, {most: 32}, (32, 16))])
     assert programs() > 1
-
-
-@pytest.fixture
-def answers(tmp_path, monkeypatch):
-    """What each check would say, in one launch or in two; it counts how often each is asked."""
-    said = dict.fromkeys([*CHECKS, "two launches"])
-    asked = []
-
-    def run_checks(names, env=None):
-        asked.extend(names)
-        return {name: said["two launches" if env == TWO_LAUNCHES else name] for name in names}
-
-    monkeypatch.setattr(preflight, "CHECKED", tmp_path / "machine" / "checked")
-    monkeypatch.setattr(preflight, "run_checks", run_checks)
-    monkeypatch.setattr(preflight, "unpack_published", lambda: False)
-    return said, asked
-
-
-def test_what_failed_is_kept_and_asked_again(tmp_path, answers):
-    said, asked = answers
-    said["nvcc"] = "no nvcc"
-    record = write_record(tmp_path, "run", {})
-    for _ in range(2):
-        check_all(record)
-    assert asked == [*CHECKS, "nvcc"]
-    rows = preflight.rows(record.points)
-    assert [row.verdict for row in rows] == ["pass", "pass", "miss", *["pass"] * (len(CHECKS) - 3)]
-    assert rows[2].measured == "no nvcc"
-
-
-def test_another_machine_is_checked_anew(tmp_path, answers):
-    record = write_record(tmp_path, "run", {})
-    check_all(record)
-    preflight.CHECKED.unlink()
-    check_all(record)
-    assert answers[1] == [*CHECKS, *CHECKS]
-
-
-@pytest.mark.parametrize("name", ["selection", "compilation-32", "compilation-128"])
-@pytest.mark.parametrize("by_two", [None, "wrong as well"])
-def test_two_launches_are_tried_where_one_fails(tmp_path, answers, by_two, name):
-    said, _ = answers
-    said |= {name: "a cooperative launch failed", "two launches": by_two}
-    record = write_record(tmp_path, "run", {})
-    check_all(record)
-    point = record.points[check_key(name)]
-    assert point["passed"] is (by_two is None)
-    assert point.get("env") == (TWO_LAUNCHES if by_two is None else None)
-    (row,) = [row for row in preflight.rows(record.points) if row.what.startswith(f"{name}:")]
-    assert row.verdict == "miss"
-    assert row.measured.endswith("a cooperative launch failed")
-
-
-def test_published_kernels_are_tried_where_the_archives_fail(tmp_path, answers, monkeypatch):
-    said, asked = answers
-    said["upstream"] = "no kernel image"
-    monkeypatch.setattr(preflight, "unpack_published", lambda: not said.update(upstream=None))
-    record = write_record(tmp_path, "run", {})
-    check_all(record)
-    assert asked == [*CHECKS, "upstream"]
-    assert record.points[check_key("upstream")]["passed"] is True
-
-
-def test_published_kernels_are_unpacked_over_the_archives(tmp_path, monkeypatch):
-    packed = tmp_path / "packed.xz"
-    monkeypatch.setattr(preflight, "PUBLISHED", packed)  # a bundle may be in this checkout
-    assert not preflight.unpack_published()
-    package = tmp_path / "sgl_kernel" / "__init__.py"
-    (package.parent / "sm90").mkdir(parents=True)
-    package.touch()
-    packed.write_bytes(lzma.compress(b"kernels"))
-    monkeypatch.setattr(preflight, "find_spec", lambda name: type("Spec", (), {"origin": str(package)}))
-    assert preflight.unpack_published()
-    assert (package.parent / "sm90" / "common_ops.abi3.so").read_bytes() == b"kernels"
-
-
-def test_a_check_that_crashes_or_hangs_is_no_more_than_a_reason(tmp_path, monkeypatch):
-    (tmp_path / "benchmark" / "gpu").mkdir(parents=True)
-    (tmp_path / "benchmark" / "gpu" / "preflight.py").write_text(
-        "import os, sys, time\n"
-        "if sys.argv[1] == 'hangs': time.sleep(60)\n"
-        "if sys.argv[1] == 'crashes': os.abort()\n"
-        "if sys.argv[1] == 'fails': sys.exit('preflight: fails: so it does')\n"
-    )
-    monkeypatch.setattr(preflight, "ROOT", tmp_path)
-    assert preflight.run_checks(["passes", "fails", "crashes"], timeout=60.0) == {
-        "passes": None,
-        "fails": "so it does",
-        "crashes": "ended with status -6",
-    }
-    assert preflight.run_checks(["hangs"], timeout=0.5) == {"hangs": "no answer in time"}

@@ -9,7 +9,7 @@ from benchmark.common.paths import ROOT
 from benchmark.common.source import KERNEL_SHAPES
 from benchmark.gpu import shapes
 from benchmark.gpu.checks import FAILED
-from benchmark.gpu.shapes import Trial, choose, describe, list_trials, measure_shapes, write_recorded, write_shapes
+from benchmark.gpu.shapes import Trial, choose, describe, list_trials, write_recorded, write_shapes
 from sglang_xshare.selection.triton_kernel import tile
 
 
@@ -99,17 +99,3 @@ def test_the_file_names_the_gpu(shapes_file, tmp_path):
 
 def test_the_kernels_file_is_the_one_that_may_change():
     assert ROOT / KERNEL_SHAPES == tile.SHAPES_FILE
-
-
-def test_only_what_the_record_lacks_is_timed(shapes_file, tmp_path, monkeypatch):
-    timed: list[Trial] = []
-    monkeypatch.setattr(shapes, "EXPERTS", (32,))
-    monkeypatch.setattr(shapes, "WORKERS", 1)
-    monkeypatch.setattr(shapes, "compile_all", lambda trials: None)
-    monkeypatch.setattr(shapes, "time_trial", lambda trial: timed.append(trial) or float(trial.tile))
-    first, *others = list_trials()
-    record = write_record(tmp_path, "selection", {first.key: {"trial_us": 8.0}})
-    for _ in range(2):
-        measure_shapes(record)
-    assert timed == others
-    assert tile.load_shapes(shapes_file)[0].several == (8, 8)

@@ -47,12 +47,12 @@ def point(policy, page_ins, delta, rows=16, slots=32, eviction="recency"):
 
 def test_the_bar_is_judged_by_the_least_loss_within_it():
     points = dict(enumerate([point("vanilla", 20, 0), point(UNIFORM[0], 5, 4), point(UNIFORM[1], 7, 1)]))
-    assert judge(points, 0.30, 5).endswith(
-        "at most 0.30 of vanilla's at +5 mnats; xshare:k0=1,add=4: 0.25 at +4.0 ± 1.0."
+    assert judge(points, 0.30, 0.005).endswith(
+        "at most 0.30 of vanilla's at +0.005 nats; xshare:k0=1,add=4: 0.25 at +0.0040 ± 0.0010."
     )
     assert judge(points, 0.10, 5) == ""
     table = tabulate_paged(points | {"8": point("vanilla", 10, 0, rows=8)})
-    assert table.rows[1] == ["32", "xshare:k0=1,add=4", "", "5.0 (0.25) at +4.0 ± 1.0"]
+    assert table.rows[1] == ["32", "xshare:k0=1,add=4", "", "5.0 (0.25) at +0.0040 ± 0.0010"]
     mean = tabulate_paged(points | {"9": point("vanilla", 10, 0, eviction="mean")})
     assert mean.headings[1] == "evicted by"
 

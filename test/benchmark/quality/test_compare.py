@@ -73,8 +73,8 @@ def test_command_writes_record_and_plot(checkpoint, tmp_path, capsys):
     experts = record["points"]["xshare:k0=1,add=2"]["one_domain"]["active_experts"]
     printed = capsys.readouterr().out
     assert f" {experts:.1f} " in printed
-    assert "one domain: loss, mnats" in printed
-    assert "mixed: loss, mnats" in printed
+    assert "one domain: loss, nats" in printed
+    assert "mixed: loss, nats" in printed
     assert (tmp_path / "quality.png").stat().st_size > 10_000
     main([*arguments, "--resume"])
     assert json.loads((tmp_path / "quality.json").read_text()) == record

@@ -71,7 +71,7 @@ def test_experts_at_a_loss_lie_on_the_line_between_two_settings():
 
 
 def point(ladder, published, over, squared):
-    """As the record has it, of a setting that loses `published` ± 2 mnats, `over` ± 1 less or more when changed."""
+    """As the record has it, of a setting that loses `published` ± 2 thousandths, `over` ± 1 less or more if changed."""
     loss = {"cross_entropy": 1.0, "delta": published / 1000, "error": 0.002}
     names = ("published", "own_share 0.75", SQUARED)[: 3 if squared else 2]
     changes = {

@@ -36,8 +36,8 @@ def test_what_is_kept_is_paired_within_rounds():
     assert cells[2]["gain kept"] == "0.50 [0.50, 0.50]"
     assert cells[2]["time kept"] == "0.67 [0.67, 0.67]"
     assert cells[2]["others' kept mass"] == "0.900"
-    assert cells[2]["others' loss, mnats"].startswith("+100.0")
-    assert cells[2]["exact rows' loss"] == "0.0"
+    assert cells[2]["others' loss, nats"].startswith("+0.1000")
+    assert cells[2]["exact rows' loss"] == "0.0000"
 
 
 def test_marked_requests_say_so_and_keep_their_parameters(monkeypatch):

@@ -52,7 +52,7 @@ def test_saved_experts_are_those_of_the_best_published_setting_at_the_same_loss(
     assert find_saved(point) == pytest.approx(0.2)
     (row,) = tabulate_tuning({"2%": point}).rows
     assert row == [
-        *("2%", "16", "50.0", "12.0", "0.900", "+60.0 ± 1.0", "+3.00%"),
+        *("2%", "16", "50.0", "12.0", "0.900", "+0.0600 ± 0.0010", "+3.00%"),
         *("15.0 xshare:k0=1,add", "20.0% ± 1.5%", "4.0%"),
     ]
 
@@ -75,7 +75,7 @@ def test_the_error_is_that_of_the_text():
     vanilla, steady, noisy = (measure(2.0, 0), measure(2.06, 0), measure(2.06, 0.05))
     published = [measure(2 + one["loss"]["delta"], 0) for one in point["published"]]
     assert estimate_error(point, steady, published, vanilla) == pytest.approx(0, abs=1e-9)
-    # Half of the samples 50 mnats above the others: 3.5 mnats of error, which 8 mnats an expert make 0.44 of 15.
+    # Half of the samples 0.05 nats above the others: 0.0035 nats of error, which 0.008 nats an expert make 0.44 of 15.
     wanted = 0.05 / 200**0.5 / 0.008 * 12 / 15**2
     assert estimate_error(point, noisy, published, vanilla) == pytest.approx(wanted, rel=0.15)
 

@@ -23,7 +23,6 @@ FLAGS = (
     "expert_policy",
     "expert_policy_config",
     "expert_policy_trace",
-    "expert_policy_align",
     "expert_policy_on_disagreement",
     "mask_padding_experts",
     "expert_placement",
@@ -121,7 +120,6 @@ def attach(model_runner: Any) -> None:
             schedule,
             device=model_runner.device,
             trace=arguments.trace,
-            align=arguments.align,
             batches=read_batches(config, schedule.rows if schedule else "batch"),
             masks=bool(getattr(model_runner.server_args, "mask_padding_experts", False)),
             ranks=read_ranks(model_runner, schedule),
@@ -151,13 +149,6 @@ def prepare(topk_config: Any, output_format: Any, router_logits: Any) -> Any:
 def finish(topk_config: Any, topk_ids: Any, topk_weights: Any) -> Any:
     """Ids that upstream has given their places since the policy chose them, as the layer's runner takes empty slots."""
     return topk_ids if _stage is None else _stage.finish(topk_config, topk_ids, topk_weights)
-
-
-def align(upstream: Any, by_tma: bool) -> Any:
-    """`upstream`, SGLang's `moe_align_block_size` for its Triton runner, or a function in its place that returns slots
-    which the selection has sorted. `by_tma` says that the down projection loads its input by TMA.
-    """
-    return upstream if _stage is None else _stage.align(upstream, by_tma)
 
 
 def fits_slots(method: Any) -> bool:

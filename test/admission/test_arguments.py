@@ -72,8 +72,8 @@ def test_policy_may_be_spelt_with_its_keys(flags, same):
 
 def test_vanilla_is_vanilla_however_it_is_spelt():
     assert read(expert_policy="vanilla:{}") is None
-    with refused("--expert-policy-align with --expert-policy vanilla"):
-        read(expert_policy="vanilla:{}", expert_policy_align=True)
+    with refused("--mask-padding-experts with --expert-policy vanilla"):
+        read(expert_policy="vanilla:{}", mask_padding_experts=True)
 
 
 def test_trace_is_a_file_that_need_not_exist_and_is_not_made_yet(tmp_path):
@@ -121,14 +121,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "moe-spec without speculation": {"expert_policy": "moe-spec", "expert_policy_config": '{"budget": 32}'},
     "moe-spec without anything": {"expert_policy": "moe-spec"},
     "empty config": {"expert_policy": "xshare", "expert_policy_config": ""},
-    "sorted slots without a policy": {"expert_policy_align": True},
     **{
-        f"{flag} with {policy}": {"expert_policy": policy, flag: True}
+        f"mask_padding_experts with {policy}": {"expert_policy": policy, "mask_padding_experts": True}
         for policy in ("vanilla", "observe")
-        for flag, spelt in (
-            ("mask_padding_experts", "mask-padding-experts"),
-            ("expert_policy_align", "expert-policy-align"),
-        )
     },
 }
 

@@ -15,7 +15,7 @@ from sglang_xshare.refusal import ExpertPolicyError
 
 pytest.importorskip("sglang.srt.layers.moe", reason="needs an installed SGLang")
 from sglang.srt import runtime_context
-from sglang.srt.layers.moe.topk import SharedExpertsConfig, TopK, TopKConfig
+from sglang.srt.layers.moe.topk import TopK, TopKConfig
 
 from admission.loaded import FORMATS, USUAL, bare, config, find
 
@@ -48,7 +48,6 @@ def test_more_routers_than_runners_are_served(read):
     assert len(read([config(), config()], runners=0)) == 2
 
 
-SHARED = SharedExpertsConfig(num_fused_shared_experts=1)
 MOE_SPEC = {
     "expert_policy": "moe-spec",
     "expert_policy_config": {"budget": 8, "coverage": "truncate", "phases": ["decode"]},
@@ -58,11 +57,6 @@ REFUSED: dict[str, tuple[list[TopKConfig], int, dict[str, Any]]] = {
     "no layer": ([], 0, {}),
     "an unknown router": ([config(), config(scoring_func="tanh")], 2, {}),
     "routing in the kernel": ([config(FORMATS.BYPASSED)], 1, {}),
-    "shared experts whose slots are not sorted": (
-        [config(top_k=5, use_grouped_topk=True, num_expert_group=2, topk_group=1, shared_experts=SHARED)],
-        1,
-        {"expert_policy_align": True},
-    ),
     "a share of what does not renormalize": (
         [config(), config(renormalize=False)],
         2,

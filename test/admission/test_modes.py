@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sglang_xshare.admission.all_to_all import BACKENDS, REASONS
-from sglang_xshare.admission.modes import SIMULATIONS, UNSYNCHRONIZED, check_aligned, check_modes
+from sglang_xshare.admission.modes import SIMULATIONS, UNSYNCHRONIZED, check_modes
 
 SERVED = {
     **{"disaggregation_mode": "null", "moe_runner_backend": "auto", "moe_a2a_backend": "none"},
@@ -15,10 +15,6 @@ SERVED = {
 ALL_TO_ALL = {"moe_a2a_backend": "deepep"}
 REPLICAS = {"ep_num_redundant_experts": 2, "ep_dispatch_algorithm": "dynamic"}
 ROUTED = {"enable_return_routed_experts": True}
-ALIGNED = {
-    **{"device": "cuda", "moe_runner_backend": "triton", "ep_size": 1, "dp_size": 1, "attn_dp_size": 1},
-    "kt_weight_path": None,
-}
 # Arguments, beside those of a server that is served.
 REFUSED: dict[str, dict[str, Any]] = {
     **{f"simulated routing by {name}": {name: "true"} for name in SIMULATIONS},
@@ -45,13 +41,6 @@ REFUSED: dict[str, dict[str, Any]] = {
         "speculative_algorithm": "NGRAM",
         "speculative_ngram_max_bfs_breadth": 10,
     },
-    # Whose runner sees other ids than those that the kernel has sorted.
-    "sorted slots on a CPU": {"device": "cpu"},
-    "sorted slots of another runner": {"moe_runner_backend": "marlin"},
-    "sorted slots of a rank's experts": {"ep_size": 2},
-    "sorted slots with data-parallel attention": {"attn_dp_size": 2},
-    "sorted slots with data-parallel attention of old": {"enable_dp_attention": True, "dp_size": 2},
-    "sorted slots of experts on a CPU": {"kt_weight_path": "folder"},
 }
 
 
@@ -60,10 +49,7 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
     for name in given:
         if name.isupper():
             monkeypatch.setenv(name, given[name])
-    if case.startswith("sorted slots"):
-        check_aligned(SimpleNamespace(**ALIGNED | given))
-    else:
-        check_modes(SimpleNamespace(**SERVED | given))
+    check_modes(SimpleNamespace(**SERVED | given))
 
 
 @pytest.mark.parametrize(
@@ -83,4 +69,3 @@ def test_what_is_served(changes, monkeypatch):
     if not changes:  # of one rank, nothing to synchronize
         monkeypatch.setenv(UNSYNCHRONIZED, "1")
     check_modes(SimpleNamespace(**SERVED | changes))
-    check_aligned(SimpleNamespace(**ALIGNED))

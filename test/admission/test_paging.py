@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from sglang_xshare import Batch, Router, select
-from sglang_xshare.admission.arguments import Arguments
 from sglang_xshare.admission.moe_model import MoeModel
 from sglang_xshare.admission.paging import check_paging, find_limit, fits, list_paging_warnings
 from sglang_xshare.policies.schedule import build_schedule
@@ -29,19 +28,18 @@ REFUSED: dict[str, dict[str, Any]] = {
     "speculation": {"speculative_algorithm": "EAGLE3"},
     "experts that move": {"enable_eplb": True},
     "weights that are made up": {"load_format": "dummy"},
-    "sorted slots": {},
 }
 
 
 def refuse(case: str, *_: Any) -> None:
-    check_paging(SimpleNamespace(**SERVED | REFUSED[case]), Arguments(None, align=case == "sorted slots"), MODEL)
+    check_paging(SimpleNamespace(**SERVED | REFUSED[case]), MODEL)
 
 
 def test_what_is_served():
-    check_paging(SimpleNamespace(**SERVED), Arguments(None), MODEL)
+    check_paging(SimpleNamespace(**SERVED), MODEL)
     unpaged = {"enable_paged_experts": False, "tp_size": 2, "speculative_algorithm": "EAGLE3"}
-    check_paging(SimpleNamespace(**SERVED | unpaged), Arguments(None, align=True), MODEL)
-    check_paging(SimpleNamespace(), Arguments(None), MODEL)  # a release that pages none
+    check_paging(SimpleNamespace(**SERVED | unpaged), MODEL)
+    check_paging(SimpleNamespace(), MODEL)  # a release that pages none
 
 
 def schedule(policy: str = "xshare", **keys: Any) -> Any:

@@ -36,7 +36,7 @@ def test_why_something_is_refused_is_data_and_one_line():
     assert (error.flag, error.value) == ("--device", "npu")
     assert error.reason == "cannot be served with an expert policy: allowed is cuda, cpu"
     assert str(error) == f"--device npu: {error.reason}"
-    assert str(ExpertPolicyError("--expert-policy-align", None, "why")) == "--expert-policy-align: why"
+    assert str(ExpertPolicyError("--mask-padding-experts", None, "why")) == "--mask-padding-experts: why"
     assert not isinstance(error, SystemExit), "who finds the reason does not end the process"
     for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert (str(twin), twin.flag) == (str(error), "--device")

@@ -92,7 +92,6 @@ REFUSED: dict[str, dict[str, Any]] = {
         **SUMS,
         "flashinfer_allreduce_fusion_backend": "cutedsl",
     },
-    "slots that another runner sorts": {"method": "deep_gemm", "expert_policy_align": True},
     "a kmax where rows are as wide as top-k": {
         "method": "deep_gemm",
         "expert_policy": "oea",

@@ -41,7 +41,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "unreadable file": keys("/nowhere/policy.json"),
     "deterministic mode": (*POLICY, "--enable-deterministic-inference"),
     "torch.compile": (*POLICY, "--enable-torch-compile"),
-    "sorted slots without a GPU": (*POLICY, "--expert-policy-align"),
     "two-batch overlap": (*POLICY, "--enable-two-batch-overlap"),
     "single-batch overlap": (*POLICY, "--enable-single-batch-overlap"),
     "PD multiplexing": (*POLICY, "--enable-pdmux"),

@@ -73,7 +73,6 @@ WRONG = [
     (*POLICY, "--enable-two-batch-overlap"),
     (*POLICY, "--max-running-requests", "1"),
     (*POLICY, "--model-path", "{written}/dense"),
-    (*POLICY, "--expert-policy-align"),
     (*POLICY, "--expert-policy-trace", "/tmp/trace.jsonl", "--dp-size", "2"),
     AFFINITY,
     ("--expert-affinity", "t"),
@@ -229,14 +228,15 @@ def test_the_plan_is_the_models_and_what_has_no_effect_is_warned_of(patched_rele
 
 def test_all_kinds_of_refusals_are_told(patched_release):
     asked = [
-        *("--json", "--model", str(TINY), *CPU, "--moe-runner-backend", "hpc_ops", "--expert-policy-align"),
+        *("--json", "--model", str(TINY), *CPU, "--moe-runner-backend", "hpc_ops"),
+        *("--expert-policy-trace", "/tmp/trace.jsonl", "--dp-size", "2"),
         *("--max-running-requests", "1", *keys('{"k0": 9}')),
     ]
     (answer,) = run_all(patched_release(LATEST), [asked])
     says = [refusal["says"] for refusal in json.loads(answer["out"])["refusals"]]
     assert [line.split()[0].rstrip(":") for line in says] == [
         "--moe-runner-backend",
-        "--expert-policy-align",
+        "--expert-policy-trace",
         "--max-running-requests",
     ]
 

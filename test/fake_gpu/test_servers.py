@@ -114,12 +114,6 @@ def test_a_trace(serve, tmp_path):
     assert trace.exists()
 
 
-def test_sorted_slots(serve):
-    server = serve("qwen3-moe", *XSHARE, *GRAPHS, "--expert-policy-align", "--moe-runner-backend", "triton")
-    assert count_steps(server.generate(7)) == {(7, 7)}
-    check(server, LAYERS["qwen3-moe"])
-
-
 def test_the_defaults_of_the_release(serve):
     """Graphs of every size, of prefills too."""
     server = serve("qwen3-moe", *XSHARE)

@@ -77,10 +77,9 @@ def test_without_the_package_every_call_returns_what_it_was_given(
     assert module.route(one, one) is one
     assert module.prepare(one, two, one) == (two, one)
     assert module.finish(one, two, one) is two
-    assert module.align(one, False) is one
     assert module.capture_sizes(one, [1, 2, 4]) == [1, 2, 4]
     assert module.report(one) == ""
-    off = SimpleNamespace(expert_policy=None, mask_padding_experts=False, expert_policy_align=False)
+    off = SimpleNamespace(expert_policy=None, mask_padding_experts=False)
     calls = [(module.check_flags, off), (module.check_server, off), (module.attach, one), (module.publish, one)]
     for function, argument in [*calls, (module.check_exit, 1), (module.dispatcher, one)]:
         assert function(argument) is None
@@ -95,7 +94,6 @@ def test_without_the_package_every_call_returns_what_it_was_given(
         ("expert_policy", "vanilla", "--expert-policy vanilla"),
         ("expert_policy_config", {}, "--expert-policy-config {}"),
         ("expert_policy_trace", "t.jsonl", "--expert-policy-trace t.jsonl"),
-        ("expert_policy_align", True, "--expert-policy-align"),
         ("expert_policy_on_disagreement", "stop", "--expert-policy-on-disagreement stop"),
         ("mask_padding_experts", True, "--mask-padding-experts"),
         ("expert_affinity", "FILE", "--expert-affinity FILE"),

@@ -23,5 +23,5 @@ def test_every_flag_has_its_row(until: str) -> None:
     ]
     patches = [find_root() / f"shared/{name}{until}.patch" for name in ("arguments", "affinity-arguments")]
     flags = [flag for patch in patches for flag in read_flags(patch.read_text())]
-    assert len(flags) == 9
+    assert len(flags) == 8
     assert rows == flags

@@ -51,6 +51,5 @@ def test_engine_and_file_say_the_same(tiny_model, patched_release, tmp_path, ser
         "expert_policy": "pruned",
         "expert_policy_config": {"k0": 2},
         "expert_policy_trace": None,
-        "expert_policy_align": False,
         "expert_policy_on_disagreement": None,
     }

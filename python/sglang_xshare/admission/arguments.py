@@ -28,7 +28,6 @@ class Arguments:
 
     schedule: Schedule | None
     trace: Path | None = None
-    align: bool = False
     stops: bool = False
 
 
@@ -41,7 +40,6 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
     config = getattr(server_args, "expert_policy_config", None)
     trace = getattr(server_args, "expert_policy_trace", None)
     mask_padding = bool(getattr(server_args, "mask_padding_experts", False))
-    align = bool(getattr(server_args, "expert_policy_align", False))
     then = getattr(server_args, "expert_policy_on_disagreement", None)
     if then not in (None, "vanilla", "stop"):
         raise ExpertPolicyError(ON_DISAGREEMENT, then, "allowed is vanilla or stop")
@@ -51,8 +49,6 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
         for flag, value in valued:
             if value is not None:
                 raise ExpertPolicyError(flag, value, together)
-        if align:
-            raise ExpertPolicyError("--expert-policy-align", None, together)
         return Arguments(None) if mask_padding else None
     # Read once: SGLang hands its other processes copies of the record, and by then a file may be another, a pipe empty.
     if not hasattr(server_args, KEYS):
@@ -64,8 +60,10 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
     except ValueError as error:
         given = "" if config is None else f" --expert-policy-config {_one_line(config)}"
         raise ExpertPolicyError("--expert-policy", f"{_one_line(name)}{given}", str(error)) from None
-    if schedule is None or schedule.observed:
-        _check_unchanged(name, mask_padding, align)
+    if mask_padding and (schedule is None or schedule.observed):
+        short = name.partition(":")[0]
+        reason = f"{short} routes as the model does; allowed is another policy"
+        raise ExpertPolicyError("--mask-padding-experts", f"with --expert-policy {short}", reason)
     if schedule is None:
         if trace is not None:
             reason = "vanilla selects nothing that could be traced; allowed is another policy"
@@ -75,7 +73,7 @@ def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments 
         trace = Path(trace)
         try_file("--expert-policy-trace", trace)
         trace = trace.resolve()
-    return Arguments(schedule, trace, align, then == "stop")
+    return Arguments(schedule, trace, then == "stop")
 
 
 def is_on(server_args: Any) -> bool:
@@ -84,15 +82,6 @@ def is_on(server_args: Any) -> bool:
     if name is None:
         return bool(getattr(server_args, "mask_padding_experts", False))
     return bool(name.partition(":")[0] != "vanilla")
-
-
-def _check_unchanged(name: str, mask_padding: bool, align: bool) -> None:
-    """Refuse what would change the routing of a policy that leaves it to the model."""
-    for flag, given in (("--mask-padding-experts", mask_padding), ("--expert-policy-align", align)):
-        if given:
-            short = name.partition(":")[0]
-            reason = f"{short} routes as the model does; allowed is another policy"
-            raise ExpertPolicyError(flag, f"with --expert-policy {short}", reason)
 
 
 def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -22,7 +22,7 @@ from .backend import check_experts, choose_runner, is_given
 from .draft import check_draft_tokens
 from .expert_placement import check_placement, set_placement
 from .model import check_attention, check_schedule
-from .modes import check_aligned, check_modes, check_observed, check_writers
+from .modes import check_modes, check_observed, check_writers
 from .moe_model import MoeModel, read_model
 from .paging import check_paging
 
@@ -122,11 +122,6 @@ def _check_tree(flag: str) -> None:
         raise ExpertPolicyError(flag, None, str(error)) from None
 
 
-def _check_aligned(start: Start) -> None:
-    if start.arguments.align:
-        check_aligned(start.config)
-
-
 def _check_schedule(start: Start) -> None:
     names_runner = is_given(start.server_args)
     _, warnings = check_schedule(start.arguments.schedule, start.model, start.config, names_runner)
@@ -154,8 +149,6 @@ CHECKS = (
     Check("modes", RESOLVED, STAGE, lambda start: check_modes(start.config, is_given(start.server_args))),
     # Experts of a quantization that SGLang runs with no MoE runner that takes a policy's choice.
     Check("experts", RESOLVED, STAGE, lambda start: check_experts(start.server_args)),
-    # --expert-policy-align where the MoE runner would not see the chosen ids.
-    Check("align", RESOLVED, STAGE, _check_aligned),
     # A dense model, one whose layers differ in experts, one known not to be served.
     Check("model", RESOLVED, STAGE, lambda start: start.model),
     # A model that SGLang is not known to serve with data-parallel attention, where that is asked for.
@@ -169,9 +162,7 @@ CHECKS = (
     # A trace that several replicas, or stages of a pipeline, would write.
     Check("trace", RESOLVED, STAGE, lambda start: check_writers(start.arguments.trace, start.config)),
     # Paged experts on more than one GPU, with speculation, or with fewer slots than a row takes experts.
-    Check(
-        "paging", RESOLVED, STAGE, lambda start: check_paging(start.config, start.arguments, start.model), after="model"
-    ),
+    Check("paging", RESOLVED, STAGE, lambda start: check_paging(start.config, start.model), after="model"),
     # A schedule that does not fit the model, the batch sizes or the MoE runner. Warns of budgets without an effect.
     Check("schedule", RESOLVED, STAGE, _check_schedule, after="model"),
     # Replicas that are none or on several machines, servers that do not tell what ended, a table of another model.

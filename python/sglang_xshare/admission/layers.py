@@ -98,14 +98,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
                     f"MoE runner {runner.name} ranks the logits itself, of which --enable-return-routed-experts would "
                     "return nothing; allowed is --moe-runner-backend triton"
                 )
-            if arguments.align and layer.num_shared:
-                raise ValueError(
-                    "its runner takes shared experts' slots too, which --expert-policy-align does not sort; allowed is "
-                    "--disable-shared-experts-fusion"
-                )
             check_width(runner, plans, layer.router)
-            if arguments.align and runner is not TRITON:
-                raise ValueError(f"MoE runner {runner.name} sorts for itself; --expert-policy-align allows triton")
             check_router(name, modules)
             check_plans(layer, plans, config)
             layers.append(layer)

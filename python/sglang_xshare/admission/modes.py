@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..policies.schedule import Schedule
-from ..refusal import ExpertPolicyError, refusal
+from ..refusal import refusal
 from ..stage.upstream.routing import hands_parts
 from ..stage.upstream.server import attention_dp_size, is_switched_on, routes_own_rows, spell
 from .all_to_all import check_backend
@@ -75,32 +75,6 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
     if config.speculative_algorithm is not None:
         _check_choice("--speculative-algorithm", config.speculative_algorithm, SPECULATION)
         _check_trees(config)
-
-
-def check_aligned(config: Any) -> None:
-    """Raise `ExpertPolicyError` for resolved arguments under which the MoE runner never sees the ids that were chosen,
-    and so cannot take the slots that --expert-policy-align has sorted.
-    """
-    runner = spell(config.moe_runner_backend)
-    reasons = (
-        (str(config.device) != "cuda", f"--device {config.device} has no Triton MoE runner; allowed is cuda"),
-        (
-            runner not in ("auto", "triton"),
-            f"the MoE runner {runner} sorts for itself; allowed is --moe-runner-backend triton",
-        ),
-        (config.ep_size > 1, f"--ep-size {config.ep_size} renumbers the experts of each rank; allowed is 1"),
-        (
-            attention_dp_size(config) > 1,
-            "data-parallel attention may mask ids after they are routed; allowed is none",
-        ),
-        (
-            getattr(config, "kt_weight_path", None) is not None,
-            "--kt-weight-path masks ids after they are routed; allowed is none",
-        ),
-    )
-    for applies, reason in reasons:
-        if applies:
-            raise ExpertPolicyError("--expert-policy-align", None, reason)
 
 
 def check_observed(schedule: Schedule | None) -> None:

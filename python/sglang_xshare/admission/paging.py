@@ -9,14 +9,14 @@ from ..policies.schedule import Schedule
 from ..refusal import refusal
 from ..stage.upstream.server import pages_experts, resolved, spell
 from ..types import Router
-from .arguments import Arguments, read_arguments
+from .arguments import read_arguments
 from .moe_model import MoeModel
 
 ONE_GPU = ("tp_size", "ep_size", "pp_size", "dp_size")
 FLAG = "--paged-experts-num-resident"
 
 
-def check_paging(config: Any, arguments: Arguments, model: MoeModel) -> None:
+def check_paging(config: Any, model: MoeModel) -> None:
     """Raise `ExpertPolicyError` for resolved arguments that page experts where SGLang or the stage cannot."""
     if not pages_experts(config):
         return
@@ -32,8 +32,6 @@ def check_paging(config: Any, arguments: Arguments, model: MoeModel) -> None:
         raise refusal("--enable-eplb", "on", "--enable-paged-experts allows off")
     if spell(config.load_format) == "dummy":
         raise refusal("--load-format", "dummy", "--enable-paged-experts needs weights; allowed is another")
-    if arguments.align:
-        raise refusal("--expert-policy-align", None, "paged experts are sorted by their slots; allowed is off")
 
 
 def count_slots(config: Any, num_experts: int) -> int | None:

@@ -44,8 +44,8 @@ def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, Plans, l
 
 def run(graphs: Graphs, plans: Plans, layers: list[Layer], step: Step) -> None:
     """An eager step, which reads no buffer."""
+    assign(layers, [step] * len(layers), plans, graphs, is_captured=False)
     for layer in layers:
-        layer.assignment, _ = assign(layer, step, plans, graphs, is_captured=False)
         assert (layer.assignment.plan, layer.assignment.buffer) == (plans.find(layer, step.size)[0], None)
         plan = layer.assignment.plan
         layer.selection = None if plan is None else layer.select(torch.zeros(step.rows, EXPERTS), plan)
@@ -54,8 +54,8 @@ def run(graphs: Graphs, plans: Plans, layers: list[Layer], step: Step) -> None:
 
 def record(graphs: Graphs, plans: Plans, layers: list[Layer], rows: int) -> list[Assignment]:
     """What each layer does in a step of so many rows that is captured."""
-    step = Step("decode", rows, Batch())
-    return [assign(layer, step, plans, graphs, is_captured=True)[0] for layer in layers]
+    assign(layers, [Step("decode", rows, Batch())] * len(layers), plans, graphs, is_captured=True)
+    return [layer.assignment for layer in layers]
 
 
 def capture_anew(graphs: Graphs, plans: Plans, layers: list[Layer]) -> dict[tuple[int, int], SelectionPlan | None]:

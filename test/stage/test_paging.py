@@ -185,8 +185,7 @@ def test_all_experts_fit_in_a_step_where_all_have_slots(monkeypatch):
     assert told
     assert all(told)
     assert not stage.fits_slots(full)
-    stage._begin(None)
-    assert not stage.fits_slots(full)
+    assert not stage.run(forward_batch("prefill", 4), lambda: stage.fits_slots(full))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 from ..exact import Rule
 from ..policies.schedule import Schedule
 from .alignment import Aligner
-from .assignment import assign
+from .assignment import PolicyBypassed, assign, check_selected
 from .batches import Batches
 from .evidence.agreement import Agreement
 from .evidence.balance import Balance
@@ -37,12 +37,6 @@ from .upstream.ranks import is_first_rank
 from .upstream.server import is_recorded, show_plan, wait_for_device
 
 logger = logging.getLogger(__name__)
-
-
-class PolicyBypassed(RuntimeError):
-    """A step under policy in which some MoE layer did not select, or its runner did not ask for the sorted slots. The
-    server stops rather than go on without its policy.
-    """
 
 
 class Stage:
@@ -99,7 +93,7 @@ class Stage:
             layer.use(Resources(self.aligner, functools.partial(self.counters.tally, number)))
         self._by_config = {id(layer.upstream): layer for layer in layers}
         self._by_own = {id(layer.config): layer for layer in layers}
-        self._running = self._captures = False
+        self._running = False
         self.marks = Marks(self.layers, self.graphs)
         self.switches = 0
         self.rule = Rule()
@@ -139,9 +133,8 @@ class Stage:
 
     def check_switch(self, schedule: Schedule | None) -> Plans:
         """The plans that `switch` would adopt. Raises ValueError in one line where it could not follow."""
-        rows = "rank" if self.ranks is None or not self.ranks.together else "batch"
-        if self.ranks is not None and self.graphs.captures and schedule is not None and schedule.rows != rows:
-            raise ValueError(f"rows = {schedule.rows!r}: CUDA graphs hold what ranks gather; allowed is {rows!r}")
+        if self.ranks is not None and self.graphs.captures and schedule is not None:
+            self.ranks.check(schedule.rows)
         plans = Plans(schedule, self.batches, self.masks)
         self.graphs.check(self.plans, plans)
         return plans
@@ -174,15 +167,21 @@ class Stage:
         logger.info("Expert policy switch %d: %s; until now%s", self.switches, change, counted.removeprefix(","))
 
     def run(self, forward_batch: Any, forward: Callable[[], Any]) -> Any:
-        """What `forward` returns, the model's on this batch: its layers get their plans for it, and what they have
-        selected is checked and counted.
+        """What `forward` returns, the model's on this batch: its layers get their assignments, and what they
+        have selected is checked and counted.
         """
         step = read_step(forward_batch, self.mask_padding, self.ranks, self.exact)
-        self._begin(step)
+        is_captured = self.device != "cpu" and is_recorded()
+        steps = [step] * len(self.layers) if step is None or self.paged is None else self.paged.divide(step)
+        reasons = assign(self.layers, steps, self.plans, self.graphs, is_captured)
+        self.counters.count_outcome(self.marks.settle(reasons), step)
+        if self.aligner is not None:
+            self.aligner.unasked = 0
+        self._running = True
         try:
             output = forward()
             if step is not None:
-                self._finish(step)
+                self._finish(step, is_captured)
             return output
         finally:
             self._running = False
@@ -209,26 +208,9 @@ class Stage:
             self.disagreement = stop_disagreeing(self.agreement, which, self.plans, self.stops, go_back)
         return mark
 
-    def _begin(self, step: Step | None) -> None:
-        """Hand every layer its assignment for this step."""
-        self._captures = self.device != "cpu" and is_recorded()
-        reasons: set[str | None] = set()
-        steps = [step] * len(self.layers) if step is None or self.paged is None else self.paged.divide(step)
-        for layer, own in zip(self.layers, steps, strict=True):
-            layer.assignment, against = assign(layer, own, self.plans, self.graphs, self._captures)
-            layer.selection = None
-            if own is not None:
-                reasons.add(against)
-        self.counters.count_outcome(self.marks.settle(reasons), step)
-        if self.aligner is not None:
-            self.aligner.unasked = 0
-        self._running = True
-
-    def _finish(self, step: Step) -> None:
+    def _finish(self, step: Step, is_captured: bool) -> None:
         """Check that every layer with a plan has selected, and count what it chose."""
-        missed = [layer.layer_id for layer in self.layers if layer.assignment.plan and layer.selection is None]
-        if missed:
-            raise PolicyBypassed(f"MoE layers {missed} did not route through the expert policy in a {step.phase} step")
+        check_selected(self.layers, step)
         if self.aligner is not None and self.aligner.unasked:
             raise PolicyBypassed(
                 "--expert-policy-align: the MoE runner did not ask for the slots of the experts chosen"
@@ -242,10 +224,10 @@ class Stage:
             selections = [layer.selection for layer in self.layers]
             fits = [layer.assignment.fits for layer in self.layers] if self.residents is not None else []
             counts, observed = self.counters.count(selections, step, fits), []
-            if not self._captures:
+            if not is_captured:
                 self.graphs.prepare(self.layers, step)
             # Captured anew under vanilla, a graph is to count under the policies that it may follow back to.
-            balance = self._balance if self._captures and self.switches else self.balance
+            balance = self._balance if is_captured and self.switches else self.balance
             for other in (balance, self.agreement if self.ranks is None or self.ranks.together else None):
                 if other is not None:
                     other.count(selections)
@@ -274,11 +256,10 @@ class Stage:
     def enter_collective(self, topk_config: Any) -> None:
         """Select in a layer that this rank has no rows for: where ranks gather theirs, the others wait for it."""
         layer = self._by_config.get(id(topk_config))
-        if layer is None or layer.assignment.plan is None:
+        if layer is None or layer.assignment.plan is None or self.ranks is None:
             return
-        assert self.ranks is not None
         rows = 0 if layer.step.gather is not None else layer.step.rows
-        logits = torch.zeros(rows, self.ranks.num_experts, device=self.counters.totals.device)
+        logits = torch.zeros(rows, self.ranks.num_experts, device=self.device)
         if self._find_selecting(topk_config, logits) is not None:
             layer.choose(logits, logits, layer.router.top_k, layer.router.renormalize)
 
@@ -293,11 +274,10 @@ class Stage:
         """Whether a decode graph may be replayed: not where the plans in force since a switch could have more experts
         active than the slots it pages them into. Such a step runs eagerly, in as many waves as it takes.
         """
-        size = None if self.paged is None else read_size(forward_batch, self.ranks)
-        if self.paged is None or size is None:
+        if self.paged is None or (size := read_size(forward_batch, self.ranks)) is None:
             return True
         captured = self.graphs.find_size(size)
-        return all(self.plans.fit(layer, captured) for layer in self.paged.layers)
+        return all(self.plans.fit(layer, captured) for layer in self.layers)
 
     def align(self, upstream: Any, by_tma: bool) -> Any:
         """`upstream` (moe_align_block_size), or a function in its place that returns sorted slots where it has them."""

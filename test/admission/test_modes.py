@@ -41,6 +41,10 @@ REFUSED: dict[str, dict[str, Any]] = {
         "speculative_algorithm": "NGRAM",
         "speculative_ngram_max_bfs_breadth": 10,
     },
+    **{
+        f"{key} that nobody is asked for": {"tokenizer_worker_num": 2, key: "secret"}
+        for key in ("api_key", "admin_api_key")
+    },
 }
 
 
@@ -59,6 +63,8 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
         {**ROUTED, "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": None},
         {"speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 2},
         {},
+        {"tokenizer_worker_num": 2},
+        {"admin_api_key": "secret"},
         *({"moe_a2a_backend": backend} for backend in BACKENDS),
         *({"ep_num_redundant_experts": 0, "ep_dispatch_algorithm": dispatch} for dispatch in ("dynamic", "lp")),
         {"ep_num_redundant_experts": 2, "ep_dispatch_algorithm": "static"},

@@ -69,6 +69,7 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
     if names_runner and runner not in ("auto", *runners):
         raise refusal("--moe-runner-backend", runner, f"{explain(runner)}; allowed is auto, {', '.join(runners)}")
     check_backend(config)
+    _check_keys(config)
     _check_redundant_experts(config)
     if attention_dp_size(config) > 1 or routes_own_rows(config):
         _check_ranks(config)
@@ -97,6 +98,15 @@ def check_writers(trace: Path | None, config: Any) -> None:
 def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:
     if spell(value) not in allowed:
         raise refusal(flag, value, f"allowed is {', '.join(allowed)}")
+
+
+def _check_keys(config: Any) -> None:
+    """Refuse keys where SGLang starts several tokenizer processes, of which none asks for one."""
+    workers = getattr(config, "tokenizer_worker_num", 1)
+    for flag in ("api_key", "admin_api_key"):
+        if workers > 1 and getattr(config, flag, None):
+            reason = f"SGLang asks nobody there for --{flag.replace('_', '-')}; allowed is 1, or no key"
+            raise refusal("--tokenizer-worker-num", workers, reason)
 
 
 def _check_trees(config: Any) -> None:

@@ -1,0 +1,62 @@
+"""Several tokenizer processes behind one port: a request, a switch and a request's end may each pass by another one."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import requests
+
+from benchmark.affinity.live import make_args, make_env
+from benchmark.affinity.texts import make_table
+from benchmark.common.server import Server
+from benchmark.common.variant import parse_variant
+from benchmark.quality.model import load_model
+from served.answers import read_prompts
+from served.release import every_release
+
+CLIENTS = 8
+# SGLang ends a worker that does not answer within 10 s as it starts, which is longer on a few cores.
+PATIENT = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "300"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@every_release
+def test_workers_switch_tell_and_dispatch(release, tiny_model, patched_release, tmp_path):
+    table = tmp_path / "table.safetensors"
+    make_table(load_model(tiny_model), tiny_model, 4096).save(table)
+    flags = [*make_args("expert_affinity", 2, table, 1.25), "--tokenizer-worker-num", "2"]
+    env = make_env(2) | PATIENT
+    prompts = read_prompts(tiny_model)
+    tree = patched_release(release)
+    with Server(tiny_model, flags, release=tree, env=env, name="workers", deadline=600) as server:
+
+        def ask(number: int, **custom: str) -> dict[str, Any]:
+            params = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True, "custom_params": custom}
+            body = {"text": prompts[number % len(prompts)], "sampling_params": params}
+            return requests.post(server.url + "/generate", json=body, timeout=120).json()
+
+        with ThreadPoolExecutor(CLIENTS) as threads:
+            plans = ["xshare:k0=1,add=4", "oea:k0=2", "xshare:k0=1,add=8"]
+            for number, spelling in enumerate(plans, 1):
+                plan = parse_variant(spelling).body()
+                assert requests.post(server.url + "/expert_policy", json=plan, timeout=60).status_code == 200
+                told = list(threads.map(lambda _: server.get("/expert_policy"), range(CLIENTS)))
+                assert all(plan.items() <= one.items() for one in told)
+                assert {one["switches"] for one in told} == {number}
+                answers = [answer["meta_info"] for answer in threads.map(ask, range(2 * CLIENTS))]
+                assert {answer["expert_policy"]["policy"] for answer in answers} == {spelling}
+                assert any(answer["expert_policy"]["steps"] for answer in answers)
+                assert {answer["dp_rank"] for answer in answers} == {0, 1}
+            exact = list(threads.map(lambda number: ask(number, expert_policy="exact"), range(CLIENTS)))
+        assert all(answer["meta_info"]["expert_policy"].get("exact") for answer in exact)
+        assert "allowed is 'exact' or 'shared'" in ask(0, expert_policy="bad")["error"]["message"]
+        ask(0)
+        lines = server.get("/metrics").splitlines()
+        # As of the last request, itself counted: both workers have told what ended.
+        running = [line for line in lines if line.startswith("sglang:expert_affinity_running_requests")]
+        assert sum(float(line.split()[-1]) for line in running) == 1
+        assert sum(line.startswith("sglang:expert_policy_info{") for line in lines) == 2  # one a replica
+        # Each process that has had a message of a scheduler's or a detokenizer's.
+        assert len(set(re.findall(r"Registering tokenizer ipc_name='([^']+)'", server.log_text()))) == 2

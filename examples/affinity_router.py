@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from sglang_xshare.affinity.bound import DEFAULT
-from sglang_xshare.affinity.dispatcher import Affinity
+from sglang_xshare.affinity.decision import Affinity
 from sglang_xshare.affinity.table import Table, hash_tokenizer, load_table
 
 HEADER = "X-SMG-Target-Worker"

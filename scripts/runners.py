@@ -204,8 +204,8 @@ def resolve_column(models: list[Path], gpu_name: str) -> list[str]:
 
 def describe(resolution: Any) -> str:
     """One cell: the runner, SGLang's and the one in its place, or who refuses."""
-    from sglang_xshare.admission.experts import read_experts
-    from sglang_xshare.stage.upstream.server import resolved, spell
+    from sglang_xshare.compatibility.experts import read_experts
+    from sglang_xshare.upstream.server import resolved, spell
 
     for who, _ in resolution.refusals:
         experts = None if who == "SGLang" else read_experts(resolution.server_args)

@@ -1,5 +1,5 @@
-"""What the tests of a refusal compare: its flag and value, and that it is one line. `admission/refusals.json` has the
-words.
+"""What the tests of a refusal compare: its flag and value, and that it is one line.
+`compatibility/refusals.json` has the words.
 """
 
 import re

@@ -14,15 +14,16 @@ from benchmark.common.paths import ROOT
 
 SOURCE = ROOT / "python" / "sglang_xshare"
 LAYERS = (
-    ("keys", "exact", "types", "gpus", "version", "console", "files", "patching", "patching.*", "refusal"),
-    ("plan",),
+    ("policies.keys", "policies.exact", "types", "gpus", "version", "console", "files", "refusal", "upstream.release"),
+    ("patching", "patching.*"),
+    ("policies.plan",),
     ("policies", "policies.*", "selection", "selection.*"),
-    ("stage.upstream", "stage.upstream.*"),  # what the stage and those above read of SGLang's code
+    ("upstream", "upstream.*"),  # what those above read of SGLang's code
     ("stage.exact", "stage.alignment", "stage.step", "stage.layer", "stage.gather", "stage.placement"),
     ("stage.evidence", "stage.evidence.*"),  # what is told of a step
     ("stage", "stage.*"),  # what runs every step
     ("affinity", "affinity.*"),
-    ("admission", "admission.*"),  # what runs once: flags, refusals, the layers of a loaded model
+    ("compatibility", "compatibility.*"),  # what runs once: flags, refusals, the layers of a loaded model
     ("live", "live.*"),
     ("hooks",),  # what the patches call
     ("check", "check.*", "tune", "tune.*"),
@@ -104,25 +105,30 @@ def test_every_layer_is_there_and_found(graph):
     """A table that names what is not there, or imports that are overlooked, would forbid nothing."""
     assert {name.removesuffix(".*") for layer in LAYERS for name in layer} <= set(graph)
     assert len({find_layer(name) for name in graph}) == len(LAYERS)
-    assert "admission.layers" in graph["hooks"], "inside a function"
-    assert "plan" in graph[""], "for type checking alone"
+    assert "compatibility.layers" in graph["hooks"], "inside a function"
+    assert "policies.plan" in graph[""], "for type checking alone"
     assert "selection.triton_kernel.mask" in graph["selection.mask"], "inside a function, one package down"
-    assert "plan" in graph["selection.triton_kernel.recipe"], "two packages up"
+    assert "policies.plan" in graph["selection.triton_kernel.recipe"], "two packages up"
     assert "patching.errors" in graph["patching.status"], "beside it"
 
 
 def test_a_circle_and_an_upward_import_are_found(tmp_path):
     for name, text in {
         "__init__": "",
-        "plan": "def f():\n    from .policies import g",
+        "policies/plan": "def f():\n    from . import g",
         "policies/__init__": "from . import one",
-        "policies/one": "from sglang_xshare.plan import f",
+        "policies/one": "from sglang_xshare.policies.plan import f",
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.py").write_text(text)
     graph = read_graph(tmp_path)
-    assert graph == {"": set(), "plan": {"policies"}, "policies": {"policies.one"}, "policies.one": {"plan"}}
-    assert find_layer("policies") > find_layer("plan")
+    assert graph == {
+        "": set(),
+        "policies": {"policies.one"},
+        "policies.plan": {"policies"},
+        "policies.one": {"policies.plan"},
+    }
+    assert find_layer("policies.one") > find_layer("policies.plan")
     with pytest.raises(CycleError):
         TopologicalSorter(graph).prepare()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from benchmark.affinity.routing import Routing
-from sglang_xshare.affinity.dispatcher import Affinity
+from sglang_xshare.affinity.decision import Affinity
 from sglang_xshare.affinity.table import Table
 
 

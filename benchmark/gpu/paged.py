@@ -26,8 +26,8 @@ from benchmark.gpu.serving import (
 )
 from benchmark.gpu.table import Row
 from benchmark.gpu.weights import write_weights
-from sglang_xshare.patching.release import is_since
 from sglang_xshare.patching.tree import find_tree
+from sglang_xshare.upstream.release import is_since
 
 MODEL = "qwen3-30b-a3b-8-layers"
 POLICY = "xshare:k0=1,add=4,utility=squared,own_share=0.75"

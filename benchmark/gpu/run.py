@@ -23,8 +23,8 @@ from benchmark.gpu.checks import shorten
 from benchmark.gpu.models import PAGED_SINCE
 from benchmark.gpu.preflight import CHECKS
 from benchmark.gpu.table import Row, check_row
-from sglang_xshare.patching.release import is_since
 from sglang_xshare.patching.tree import find_tree
+from sglang_xshare.upstream.release import is_since
 
 LONGEST = 1800.0  # seconds of a task where the whole has no limit
 CHECKING = 150.0  # seconds of a check: first imports and first compilations, all side by side

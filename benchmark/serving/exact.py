@@ -27,7 +27,7 @@ from benchmark.quality.instrument import Instrument
 from benchmark.quality.measure import compare_loss
 from benchmark.quality.served import SERVER_ARGS
 from benchmark.quality.text import load_sequences
-from sglang_xshare.exact import EXACT, KEY
+from sglang_xshare.policies.exact import EXACT, KEY
 
 POLICIES = tuple(f"xshare:k0=1,add={add},utility=squared,own_share=0.75" for add in (12, 8))
 SHAPE = ("batch", "output_tokens", "rounds", "loss_batches")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .plan import SelectionPlan
     from .policies import build_plan
+    from .policies.plan import SelectionPlan
     from .selection import select
     from .types import Batch, Router, RunnerSlots, Selection
 
@@ -18,7 +18,7 @@ _MODULES = {
     "Router": "types",
     "RunnerSlots": "types",
     "Selection": "types",
-    "SelectionPlan": "plan",
+    "SelectionPlan": "policies.plan",
     "build_plan": "policies",
     "select": "selection",
 }

@@ -87,7 +87,7 @@ def _show(arguments: argparse.Namespace) -> int:
     one, --expert-policy-config. One word may hold both, with a space between. Raises ValueError for what a server
     refuses of any model.
     """
-    from .admission.arguments import read_arguments
+    from .compatibility.arguments import read_arguments
     from .policies.description import describe
 
     words = arguments.policies

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.filesize import decimal
 
-from .keys import suggest
+from .policies.keys import suggest
 
 LARGEST = 1_000_000_000
 """Of every number that is given: what is computed of them stays finite."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from .keys import json_type, read_object
+from .policies.keys import json_type, read_object
 from .refusal import ExpertPolicyError
 
 

@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from . import affinity
-from .exact import KEY
 from .live import METHOD
+from .policies.exact import KEY
 from .stage.evidence import told
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _raise_first(server_args: Any, when: str) -> None:
     """Raise `Refused` for the first of the checks then that refuses."""
     if not _is_asked(server_args):
         return
-    from .admission.checks import Start, find_refusals
+    from .compatibility.checks import Start, find_refusals
 
     for error in find_refusals(Start(server_args), when):
         raise Refused(str(error)) from None
@@ -89,7 +89,7 @@ def capture_sizes(server_args: Any, sizes: list[int]) -> list[int]:
     """The default decode capture sizes, completed to every batch size up to 16 where the stage is on."""
     if not _is_asked(server_args):
         return sizes
-    from .admission.arguments import is_on
+    from .compatibility.arguments import is_on
 
     return sorted({*sizes, *range(1, 17)}) if is_on(server_args) else sizes
 
@@ -99,18 +99,18 @@ def attach(model_runner: Any) -> None:
     # Before a draft's arguments are read: where releases before 0.5.20 keep one record, it has the target's plan now.
     if model_runner.is_draft_worker or not _is_asked(model_runner.server_args):
         return
-    from .admission.layers import find_layers, read_loaded
+    from .compatibility.layers import find_layers, read_loaded
 
     arguments = read_loaded(model_runner)
     if arguments is not None:
-        from .admission.all_to_all import read_ranks
-        from .admission.exact import find_refusal
+        from .compatibility.all_to_all import read_ranks
+        from .compatibility.exact import find_refusal
         from .live.control import Control
-        from .stage.batches import read_batches
         from .stage.exact import Exact
         from .stage.forward import wrap_calls
         from .stage.stage import Stage
-        from .stage.upstream.server import resolved, show_plan
+        from .upstream.batches import read_batches
+        from .upstream.server import resolved, show_plan
 
         global _control, _stage
         config, schedule = resolved(model_runner.server_args), arguments.schedule
@@ -165,7 +165,7 @@ def capture_limit(server_args: Any, requests: int, top_k: int, num_experts: int,
     """The most requests of a decode graph of a server that pages experts into slots: `requests` without a policy."""
     if not _is_asked(server_args):
         return requests
-    from .admission.paging import find_limit
+    from .compatibility.paging import find_limit
 
     return find_limit(server_args, requests, top_k, num_experts, slots)
 
@@ -201,7 +201,7 @@ def check_request(manager: Any, sampling_params: Any) -> None:
     """Raise ValueError, in the server's process, for a request that asks for what a policy cannot give it."""
     params = sampling_params.custom_params
     if params is not None and (not isinstance(params, dict) or KEY in params):
-        from .admission.exact import check_request as check
+        from .compatibility.exact import check_request as check
 
         check(params, sampling_params, manager.server_args)
 

@@ -12,12 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from admission.refusals import attempt
-from admission.test_dp_attention import DP_ATTENTION
-from admission.test_dp_attention import REFUSED as REFUSED_RANKS
-from admission.test_expert_placement import FLAG as PLACEMENT
-from admission.test_expert_placement import RESOLVED as PLACEMENTS
-from admission.test_server import (  # noqa: F401 - written is a fixture
+from benchmark.common.paths import ROOT
+from benchmark.gpu.models import COMMON, CONFIGS
+from compatibility.refusals import attempt
+from compatibility.test_dp_attention import DP_ATTENTION
+from compatibility.test_dp_attention import REFUSED as REFUSED_RANKS
+from compatibility.test_expert_placement import FLAG as PLACEMENT
+from compatibility.test_expert_placement import RESOLVED as PLACEMENTS
+from compatibility.test_server import (  # noqa: F401 - written is a fixture
     ACCEPTED,
     POLICY,
     REFUSED,
@@ -25,8 +27,6 @@ from admission.test_server import (  # noqa: F401 - written is a fixture
     keys,
     written,
 )
-from benchmark.common.paths import ROOT
-from benchmark.gpu.models import COMMON, CONFIGS
 from scripts.runners import FP8, write_model
 from served.release import CPU, LATEST, OLDER, make_env, older_releases_take_long, run_script
 from sglang_xshare.check.command import _on_device

@@ -112,7 +112,7 @@ def test_links_and_paths_that_lead_nowhere_are_found(page):
 def test_a_folder_without_a_line_is_found():
     page = ROOT / "docs" / "architecture.md"
     assert check_folders(page, ["nowhere"]) == ["docs/architecture.md: no line for `nowhere`"]
-    assert {"python/sglang_xshare/admission", "docs", "test"} <= set(list_folders())
+    assert {"python/sglang_xshare/compatibility", "docs", "test"} <= set(list_folders())
 
 
 def test_every_example_of_a_policy_is_measured_or_warned_of():

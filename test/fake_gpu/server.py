@@ -20,8 +20,8 @@ import requests
 
 from benchmark.common.server import die_with_parent
 from fake_gpu.models import write_model
-from sglang_xshare.patching.release import is_since
 from sglang_xshare.patching.tree import find_tree
+from sglang_xshare.upstream.release import is_since
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = (

@@ -13,8 +13,8 @@ from benchmark.gpu.weights import write_weights
 from fake_gpu.models import write_model
 from fake_gpu.test_served_values import check_records
 from fake_gpu.test_servers import check, count_steps
-from sglang_xshare.patching.release import is_since
 from sglang_xshare.patching.tree import find_tree
+from sglang_xshare.upstream.release import is_since
 
 PAGES = is_since(find_tree().release, PAGED_SINCE)
 NEEDS_PAGING = pytest.mark.skipif(not PAGES, reason=f"SGLang pages experts from {PAGED_SINCE} on")

@@ -7,14 +7,14 @@ import pytest
 
 from refused import refused
 from sglang_xshare import hooks
-from sglang_xshare.admission.moe_model import MoeModel
-from sglang_xshare.keys import as_json
+from sglang_xshare.compatibility.moe_model import MoeModel
 from sglang_xshare.live import METHOD
 from sglang_xshare.live.control import ADDED, NO_STAGE, Control
 from sglang_xshare.policies import list_policies
-from sglang_xshare.stage.batches import Batches
+from sglang_xshare.policies.keys import as_json
 from sglang_xshare.stage.layer import Assignment
 from sglang_xshare.stage.step import Size
+from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, make_reporter, run
 
 REPORTER = make_reporter(current_scheduler_metrics_enabled=False)

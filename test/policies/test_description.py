@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from policies.test_schedule import build
 from sglang_xshare import build_plan
-from sglang_xshare.plan import SelectionPlan
 from sglang_xshare.policies import list_policies
 from sglang_xshare.policies.common import COMMON_KEYS
 from sglang_xshare.policies.description import describe
+from sglang_xshare.policies.plan import SelectionPlan
 
 XSHARE = {
     **{"policy": "xshare", "k0": 1, "p": 1.0, "utility": "topk", "add": 24, "add_per_request": 0},

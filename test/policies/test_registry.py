@@ -9,8 +9,8 @@ import pytest
 from refused import read_refusal
 from sglang_xshare import Router, build_plan
 from sglang_xshare.cli import main
-from sglang_xshare.plan import KEYS, SelectionPlan
 from sglang_xshare.policies import get_policy, list_policies, registry
+from sglang_xshare.policies.plan import KEYS, SelectionPlan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.policies.table import format_json
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from selection.oracle import ALGORITHMS, Answer, Case
 from sglang_xshare import Batch, Router, build_plan, select
-from sglang_xshare.plan import BALANCES
+from sglang_xshare.policies.plan import BALANCES
 from sglang_xshare.types import SCORINGS
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

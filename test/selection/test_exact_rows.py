@@ -15,8 +15,8 @@ from selection.cases import cases, fill_logits, free_plans, indices, keys_for, r
 from selection.oracle import ALGORITHMS
 from selection.test_laws import pad_columns
 from sglang_xshare import Batch, Router, build_plan, select
-from sglang_xshare.plan import BALANCES
 from sglang_xshare.policies import VANILLA
+from sglang_xshare.policies.plan import BALANCES
 
 few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 EVERY_POLICY = pytest.mark.parametrize("policy", ALGORITHMS)

@@ -24,7 +24,7 @@ def install() -> None:
     from sglang_xshare.policies.schedule import build_schedule
     from sglang_xshare.stage.plans import Plans
     from sglang_xshare.stage.stage import Stage
-    from sglang_xshare.stage.upstream.ranks import find_rank
+    from sglang_xshare.upstream.ranks import find_rank
 
     file, begin_forward = Path(os.environ["DISAGREE"]), Stage.begin_forward
 

@@ -18,7 +18,7 @@ from sglang.srt.layers.moe.topk import TopKConfig, select_experts
 from sglang_xshare import Batch, build_plan
 from sglang_xshare.stage.layer import Assignment, Layer
 from sglang_xshare.stage.step import Step
-from sglang_xshare.stage.upstream.router import read_router
+from sglang_xshare.upstream.router import read_router
 
 ROWS, EXPERTS, TOP_K = 7, 32, 4
 PLANS = ({"policy": "vanilla"}, {"policy": "xshare", "k0": 1, "add": EXPERTS}, {"policy": "oea", "k0": TOP_K})

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from sglang_xshare import hooks
-from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.layer import Layer
+from sglang_xshare.upstream.batches import Batches
 from stage.fake import Model, runner
 
 
@@ -16,18 +16,18 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Call it with a fake model and server flags to put the stage around it; it is gone after the test."""
     monkeypatch.setattr(hooks, "_stage", None)
     # What these ask of SGLang is tested on every release in test_layer.py and test/served/test_serving.py.
-    monkeypatch.setattr("sglang_xshare.stage.upstream.server.show_plan", lambda plan: None)
-    monkeypatch.setattr("sglang_xshare.stage.upstream.server.resolved", lambda server_args: server_args)
+    monkeypatch.setattr("sglang_xshare.upstream.server.show_plan", lambda plan: None)
+    monkeypatch.setattr("sglang_xshare.upstream.server.resolved", lambda server_args: server_args)
     monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
     monkeypatch.setattr(
-        "sglang_xshare.admission.layers.find_layers",
+        "sglang_xshare.compatibility.layers.find_layers",
         lambda model_runner, arguments: [
             Layer(number, config, None) for number, config in enumerate(model_runner.model.configs)
         ],
     )
 
     def put(model: Model, batches: Batches | None = None, **flags: Any) -> Any:
-        monkeypatch.setattr("sglang_xshare.stage.batches.read_batches", lambda config, rows: batches or Batches())
+        monkeypatch.setattr("sglang_xshare.upstream.batches.read_batches", lambda config, rows: batches or Batches())
         hooks.attach(runner(model, **flags))
         return hooks._stage
 

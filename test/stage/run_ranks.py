@@ -19,12 +19,12 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 from served.all_to_all import gather
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.forward import wrap_model, wrap_router
 from sglang_xshare.stage.gather import Ranks
 from sglang_xshare.stage.layer import DROPPED, Layer
 from sglang_xshare.stage.stage import Stage
-from sglang_xshare.stage.upstream.ranks import find_rank
+from sglang_xshare.upstream.batches import Batches
+from sglang_xshare.upstream.ranks import find_rank
 from stage.ranks import CASES, EXPERTS, LAYERS, TOP_K, Case, Load, Model, run_experts
 
 SECONDS = 60

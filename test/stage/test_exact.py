@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sglang_xshare import Batch, Router, build_plan, hooks, select
-from sglang_xshare.exact import NAMESPACE, Rule
 from sglang_xshare.policies import VANILLA
+from sglang_xshare.policies.exact import NAMESPACE, Rule
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.exact import ATTACHED, MIXED_SESSION, Exact
 from sglang_xshare.stage.gather import Ranks

@@ -9,9 +9,9 @@ import torch
 
 from sglang_xshare import hooks
 from sglang_xshare.live.control import Control
-from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.layer import Assignment
 from sglang_xshare.stage.step import Size
+from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, XSHARE, Model, forward_batch, make_reporter, runner
 from stage.test_switch import PLANS, schedule
 

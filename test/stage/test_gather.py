@@ -5,12 +5,12 @@ import torch
 
 from sglang_xshare import Batch
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.gather import Gather, Ranks
 from sglang_xshare.stage.layer import Assignment, Layer
 from sglang_xshare.stage.plans import Plans
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step, read_step
+from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, Config, Model
 from stage.ranks import Load
 

@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_xshare.plan import SelectionPlan
+from sglang_xshare.policies.plan import SelectionPlan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.selection.triton_kernel.budgets import encode
 from sglang_xshare.stage.assignment import assign
-from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.graphs import Graphs, open_up
 from sglang_xshare.stage.layer import Assignment, Layer
 from sglang_xshare.stage.plans import Plans
 from sglang_xshare.stage.step import Size, Step
 from sglang_xshare.types import Batch
+from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, Config
 
 ROWS = (1, 2, 4, 16)

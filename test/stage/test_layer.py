@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from served.release import LATEST, make_env, older_releases_take_long, run_script
-from sglang_xshare.stage.upstream import router as stage_router
-from sglang_xshare.stage.upstream.router import read_router
 from sglang_xshare.types import SCORINGS
+from sglang_xshare.upstream import router as stage_router
+from sglang_xshare.upstream.router import read_router
 
 
 def config(**changes: Any) -> SimpleNamespace:

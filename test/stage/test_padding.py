@@ -2,7 +2,7 @@
 
 import torch
 
-from sglang_xshare.stage.batches import Batches
+from sglang_xshare.upstream.batches import Batches
 from stage.fake import TOP_K, XSHARE, Model, run
 
 

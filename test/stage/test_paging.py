@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from sglang_xshare import Batch, hooks, select
-from sglang_xshare.admission.paging import fits
+from sglang_xshare.compatibility.paging import fits
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.selection.triton_kernel.budgets import encode
-from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.evidence.metrics import Reader
 from sglang_xshare.stage.forward import wrap_model
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.paged import SlotsExceeded
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Size
-from sglang_xshare.stage.upstream.paging import Residents, find_paging
+from sglang_xshare.upstream.batches import Batches
+from sglang_xshare.upstream.paging import Residents, find_paging
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch, make_reporter
 
 SLOTS, LAYERS = 12, 3

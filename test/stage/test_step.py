@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sglang_xshare.stage.step import Step, read_step
-from sglang_xshare.stage.upstream.ranks import gather_rows
+from sglang_xshare.upstream.ranks import gather_rows
 from stage.fake import Gather, forward_batch, gathered_batches
 
 

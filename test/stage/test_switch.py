@@ -15,7 +15,6 @@ from prometheus_client import REGISTRY
 from sglang_xshare import Batch, Router, SelectionPlan, build_plan, hooks, select
 from sglang_xshare.policies.schedule import Schedule, build_schedule
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, Budgets, list_steps
-from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.evidence.balance import Balance
 from sglang_xshare.stage.evidence.columns import AFTER, STEPS
 from sglang_xshare.stage.evidence.figures import PREFIX
@@ -24,6 +23,7 @@ from sglang_xshare.stage.layer import Assignment, Layer
 from sglang_xshare.stage.placement import Placement
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Size
+from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, make_reporter, outcomes, run
 
 PLANS: list[dict[str, Any]] = [

@@ -1,7 +1,7 @@
 """Expert-affinity dispatch: requests that want the same experts go to the same replica.
 
 A signature tells where a request's experts lie, from its prompt's token ids by a table (`table.py`) that
-`sglang-xshare calibrate` measures (`calibration.py`). `dispatcher.py` decides; it knows no SGLang.
+`sglang-xshare calibrate` measures (`calibration.py`). `decision.py` decides; it knows no SGLang.
 """
 
 from typing import Any

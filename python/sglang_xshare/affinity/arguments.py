@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ..refusal import ExpertPolicyError
-from ..stage.upstream.configuration import NUM_EXPERTS, find_value
-from ..stage.upstream.server import attention_dp_size, is_switched_on, model_config, resolved, spell
+from ..upstream.configuration import NUM_EXPERTS, find_value
+from ..upstream.server import attention_dp_size, is_switched_on, model_config, resolved, spell
 from . import METHOD
 from .bound import DEFAULT
-from .dispatch import Dispatcher
-from .dispatcher import Affinity
+from .controller import Dispatcher
+from .decision import Affinity
 from .finished import open_receiver
 from .table import Table, hash_tokenizer, load_table
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..console import path, whole
 from ..files import read_json, try_file
-from ..stage.upstream.configuration import NUM_EXPERTS
+from ..upstream.configuration import NUM_EXPERTS
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..admission.moe_model import MoeModel
+from ..compatibility.moe_model import MoeModel
 from ..policies import VANILLA
 from ..policies.schedule import Schedule
 from ..selection import select

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..console import read_count, spell_bytes
 from ..gpus import GPUS, NVIDIA, Gpu, find_gpu
 from ..patching.errors import PatchError
-from ..stage.upstream.server import resolved
+from ..upstream.server import resolved
 from .estimate import Asked, check_asked, estimate, list_idle, read_compared, read_served
 from .flags import FLAGS, ServerFlags, check_known, read_flags, read_number
 from .loads import read_trace

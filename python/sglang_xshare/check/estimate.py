@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from ..admission.arguments import read_arguments
-from ..admission.idle_budgets import list_idle_budgets
+from ..compatibility.arguments import read_arguments
+from ..compatibility.idle_budgets import list_idle_budgets
 from ..policies.schedule import Schedule, build_schedule
 from ..policies.spelling import parse_policy
 from ..types import Router

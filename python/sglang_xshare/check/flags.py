@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 from ..console import LARGEST, read_count
 from ..files import read_server_file
 from ..hooks import FLAGS as FLAGS_OF_OURS
-from ..keys import suggest
 from ..patching.errors import PatchError
 from ..patching.tree import find_tree
+from ..policies.keys import suggest
 
 FLAGS: dict[str, tuple[str, ...]] = {
     "model": ("--model-path", "--model"),

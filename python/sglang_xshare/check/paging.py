@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..admission.paging import fits
+from ..compatibility.paging import fits
 from ..gpus import Gpu
 from ..policies.schedule import Schedule
 from .estimate import Asked, estimate_step

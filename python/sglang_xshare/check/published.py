@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..admission.moe_model import MoeModel
+from ..compatibility.moe_model import MoeModel
 from ..policies import get_policy
 from ..policies.schedule import Schedule
 

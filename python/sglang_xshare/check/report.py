@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..admission.model import check_schedule
-from ..admission.moe_model import MoeModel, read_model
+from ..compatibility.model import check_schedule
+from ..compatibility.moe_model import MoeModel, read_model
 from ..policies import VANILLA, get_policy
 from ..policies.description import describe as describe_plan
 from ..refusal import ExpertPolicyError
 from ..selection.triton_kernel import supports
-from ..stage.batches import list_captured, read_batches
-from ..stage.upstream.server import attention_dp_size, model_config, resolved, spell
 from ..types import Batch, Router
+from ..upstream.batches import list_captured, read_batches
+from ..upstream.server import attention_dp_size, model_config, resolved, spell
 from .resolve import Resolution
 
 

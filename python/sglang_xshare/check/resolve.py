@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.text import Text
 
-from ..admission.arguments import Arguments
-from ..admission.checks import GIVEN, RESOLVED, Start, find_refusals
+from ..compatibility.arguments import Arguments
+from ..compatibility.checks import GIVEN, RESOLVED, Start, find_refusals
 from ..gpus import Gpu
 from .pretend import pretend
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..admission.moe_model import MoeModel, WrongNumber, read_configs, read_folder
+from ..compatibility.moe_model import MoeModel, WrongNumber, read_configs, read_folder
 from ..console import LARGEST
 from ..refusal import ExpertPolicyError
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ..console import open_console
 from ..files import read_json
-from ..keys import as_json
+from ..policies.keys import as_json
 from ..policies.spelling import SPELLING, parse_policy
 from .client import Client, PolicyError, add_server, find_keys
 

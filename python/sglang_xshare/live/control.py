@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ..admission.model import check_schedule
-from ..admission.modes import check_observed
-from ..admission.moe_model import read_model
-from ..admission.routers import check_plans
-from ..exact import Rule
-from ..keys import as_json
+from ..compatibility.model import check_schedule
+from ..compatibility.modes import check_observed
+from ..compatibility.moe_model import read_model
+from ..compatibility.routers import check_plans
+from ..policies.exact import Rule
+from ..policies.keys import as_json
 from ..policies.schedule import Schedule, build_schedule
 from ..stage.evidence.columns import COUNTS, KEPT, PAGING_COUNTS
 from ..stage.evidence.figures import hash_plan
 from ..stage.evidence.metrics import Reader
 from ..stage.stage import Stage
-from ..stage.upstream.ranks import is_first_rank
-from ..stage.upstream.server import attention_dp_size, model_config, pages_experts, resolved
+from ..upstream.ranks import is_first_rank
+from ..upstream.server import attention_dp_size, model_config, pages_experts, resolved
 from . import ADDED, PATH
 
 NO_STAGE = (

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from sglang.srt.managers.io_struct import DumperControlReqInput
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
-from ..keys import read_object
+from ..policies.keys import read_object
 from ..stage.evidence.metrics import Interval
 from . import METHOD, PATH
 

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..exact import ALLOWED
-from ..keys import Key, as_json
+from .exact import ALLOWED
+from .keys import Key, as_json
 from .registry import Policy
 
 PHASES = ("decode", "verify")

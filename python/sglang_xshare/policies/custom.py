@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..plan import SelectionPlan
+from .plan import SelectionPlan
 from .registry import register
 
 register("custom", "any", summary="A plan by the algebra's own keys.")(SelectionPlan)

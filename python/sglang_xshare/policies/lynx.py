@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..keys import as_json
-from ..plan import KEYS, SelectionPlan
+from .keys import as_json
+from .plan import KEYS, SelectionPlan
 from .registry import Setting, register
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..plan import KEYS, SelectionPlan
+from .plan import KEYS, SelectionPlan
 from .registry import Setting, register
 
 

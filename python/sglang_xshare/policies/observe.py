@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..keys import Key
-from ..plan import SelectionPlan
 from .baselines import VANILLA
+from .keys import Key
+from .plan import SelectionPlan
 from .registry import register
 
 PLANS = ("xshare", "oea")

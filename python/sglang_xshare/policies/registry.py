@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..keys import Key, accepts_none, as_json, suggest
-from ..plan import KEYS, SelectionPlan
+from .keys import Key, accepts_none, as_json, suggest
+from .plan import KEYS, SelectionPlan
 
 
 @dataclass(frozen=True)

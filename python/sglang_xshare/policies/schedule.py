@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..exact import Rule, read_rule
-from ..keys import as_json
-from ..plan import SelectionPlan
 from .baselines import VANILLA
 from .common import COMMON_KEYS, COUNT, PHASES, SPECULATES, Override, read_overrides, read_phases, read_rows
+from .exact import Rule, read_rule
+from .keys import as_json
+from .plan import SelectionPlan
 from .registry import build_plan, get_policy
 from .spelling import parse_policy
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..plan import SelectionPlan
+from ..policies.plan import SelectionPlan
 from ..types import Batch, Router, RunnerSlots, Selection, Tally
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BACKENDS = {
     "reference": "sglang_xshare.selection.reference",
-    "torch": "sglang_xshare.selection.vectorized",
+    "torch": "sglang_xshare.selection.torch_backend.vectorized",
     "triton": "sglang_xshare.selection.triton_kernel",
 }
 """Name -> module with a function `select(logits, plan, router, batch, rank_of_expert, slots) -> Selection`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..plan import SelectionPlan
+from ..policies.plan import SelectionPlan
 from ..types import Router, Selection
 
 

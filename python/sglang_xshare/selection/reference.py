@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from ..plan import SelectionPlan
+from ..policies.plan import SelectionPlan
 from ..types import Batch, Router, RunnerSlots, Selection
 from .scores import compute_scores, measure, to_grid
 from .slots import serve_runner

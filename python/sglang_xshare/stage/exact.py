@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from ..exact import NAMESPACE, Rule, is_exact
+from ..policies.exact import NAMESPACE, Rule, is_exact
 
 MOST_ROWS = 1 << 16
 """Rows that the flags have room for, a byte each: a captured graph reads them where they lie."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from ..upstream.ranks import is_first_rank
+from ..upstream.server import end_server
 from .evidence.agreement import Agreement
 from .plans import Plans
-from .upstream.ranks import is_first_rank
-from .upstream.server import end_server
 
 logger = logging.getLogger(__name__)
 

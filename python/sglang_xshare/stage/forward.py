@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from ..upstream.routing import list_routers
 from .evidence.told import KEY
 from .stage import Stage
-from .upstream.routing import list_routers
 
 
 def wrap_calls(model_runner: Any, stage: Stage) -> None:

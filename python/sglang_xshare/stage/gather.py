@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from .upstream.ranks import all_gather
+from ..upstream.ranks import all_gather
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..plan import SelectionPlan
 from ..policies import VANILLA
+from ..policies.plan import SelectionPlan
 from ..types import Router
 from .layer import Assignment, Layer
 from .plans import Plans

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..plan import SelectionPlan
+from ..policies.plan import SelectionPlan
 from ..selection import select
 from ..selection.slots import drop_slots, refill_slots
 from ..types import RunnerSlots, Selection, Tally
+from ..upstream.router import read_router
+from ..upstream.routing import folds_scaling, num_shared_slots, record_routed, scales_unnormalized_groups
 from .alignment import Aligner
 from .placement import Placement
 from .step import Step
-from .upstream.router import read_router
-from .upstream.routing import folds_scaling, num_shared_slots, record_routed, scales_unnormalized_groups
 
 if TYPE_CHECKING:
     from ..selection.triton_kernel.budgets import Budgets
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 class Convention(Enum):
     """What a layer's runner takes for a slot that stays empty: an expert in use anyway, again, of weight 0; -1; or no
-    slots at all but logits, which it ranks itself. See `admission.runners`.
+    slots at all but logits, which it ranks itself. See `compatibility.runners`.
     """
 
     FILLED = "filled"

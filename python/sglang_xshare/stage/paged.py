@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from ..upstream.paging import Residents
 from .evidence.columns import EXCEEDED
 from .layer import Layer
 from .step import Step
-from .upstream.paging import Residents
 
 
 class SlotsExceeded(RuntimeError):

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from .upstream.configuration import NUM_EXPERTS, find_value
-from .upstream.routing import expert_locations
-from .upstream.server import model_config, resolved
+from ..upstream.configuration import NUM_EXPERTS, find_value
+from ..upstream.routing import expert_locations
+from ..upstream.server import model_config, resolved
 
 
 @dataclass(frozen=True, eq=False)

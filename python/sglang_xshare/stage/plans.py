@@ -6,11 +6,11 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from ..plan import SelectionPlan, fits_slots
 from ..policies import VANILLA
 from ..policies.description import describe
+from ..policies.plan import SelectionPlan, fits_slots
 from ..policies.schedule import Schedule
-from .batches import Batches
+from ..upstream.batches import Batches
 from .layer import Layer
 from .step import Size
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
-from ..exact import Rule
+from ..policies.exact import Rule
 from ..policies.schedule import Schedule
+from ..upstream.batches import Batches
+from ..upstream.ranks import is_first_rank
+from ..upstream.server import is_recorded, show_plan, wait_for_device
 from .alignment import Aligner
 from .assignment import PolicyBypassed, assign, check_selected
-from .batches import Batches
 from .evidence.agreement import Agreement
 from .evidence.balance import Balance
 from .evidence.metrics import Counters, Reader
@@ -33,8 +35,6 @@ from .marks import Marks
 from .paged import PagedLayers
 from .plans import Plans
 from .step import Step, read_size, read_step
-from .upstream.ranks import is_first_rank
-from .upstream.server import is_recorded, show_plan, wait_for_device
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ..types import Batch
+from ..upstream.ranks import gather_rows
 from .gather import Gather, Ranks
-from .upstream.ranks import gather_rows
 
 if TYPE_CHECKING:
     from .exact import Exact

@@ -18,9 +18,9 @@ from rich.console import Console
 
 from ..console import open_console, path, whole
 from ..files import try_folder
-from ..keys import read_object
 from ..live.client import Client, PolicyError, add_server, find_keys
-from ..plan import SelectionPlan
+from ..policies.keys import read_object
+from ..policies.plan import SelectionPlan
 from ..policies.registry import build_plan
 from ..policies.spelling import SPELLING, parse_policy
 from ..types import Router

@@ -22,7 +22,7 @@ import argparse, json, sys
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.environ import envs
 from sglang.srt.server_args import ServerArgs
-from sglang_xshare.admission.moe_model import read_model
+from sglang_xshare.compatibility.moe_model import read_model
 
 asked = json.load(sys.stdin)
 parser = argparse.ArgumentParser()

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from sglang_xshare import Batch, Router, build_plan, select
-from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.evidence.columns import AFTER, BEFORE, KEPT, ROWS, STEPS
 from sglang_xshare.stage.placement import Placement
 from sglang_xshare.types import Selection
+from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -8,9 +8,9 @@ import torch
 
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.stage.batches import Batches
 from sglang_xshare.stage.evidence.told import KEY, Mark
 from sglang_xshare.stage.step import read_size
+from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, XSHARE, Model, forward_batch, gathered_batches, runner
 
 SPELT = "xshare:k0=1,add=2"

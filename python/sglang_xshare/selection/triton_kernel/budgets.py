@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ...plan import SelectionPlan
+from ...policies.plan import SelectionPlan
 
 COUNTS = ("k0", "add_per_request", "add", "target_per_rank", "budget", "drop", "max_voters", "min_votes", "max_rank")
 SHARES = ("p", "beta", "mass", "confidence", "own_share")

@@ -11,7 +11,7 @@ from itertools import count
 import torch
 import triton
 
-from ...plan import SelectionPlan
+from ...policies.plan import SelectionPlan
 from ...types import Alignment, Batch, Router, RunnerSlots, Selection, Tally
 from .budgets import Budgets, find_budgets
 from .kernel import COLLECT, MEASURE, RESCUE, ROUTE, select_kernel

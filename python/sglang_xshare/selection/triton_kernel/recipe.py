@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from triton import next_power_of_2
 
-from ...plan import SelectionPlan
+from ...policies.plan import SelectionPlan
 from ...types import Batch, Router, RunnerSlots
 from .tile import count_tokens, make_tile
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from triton import next_power_of_2
 
-from ...plan import SelectionPlan
+from ...policies.plan import SelectionPlan
 from ...types import Batch, Router
 
 SHAPES_FILE = Path(__file__).with_name("shapes.json")

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from ...types import Selection
+from ...upstream.ranks import all_gather
 from ..gather import Ranks
-from ..upstream.ranks import all_gather
 
 EVERY = 1024
 """Forwards between two comparisons, once so many are done; before, whenever their number is a power of two, so that a

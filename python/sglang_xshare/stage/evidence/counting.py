@@ -13,7 +13,7 @@ from ...types import Tally
 from .columns import COLUMNS, mark
 
 if TYPE_CHECKING:
-    from ..upstream.paging import Residents
+    from ...upstream.paging import Residents
 
 BLOCK = tl.constexpr(128)
 FIELDS = tl.constexpr(len(COLUMNS))

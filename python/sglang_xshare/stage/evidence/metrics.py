@@ -13,7 +13,7 @@ from ..step import Step
 from .columns import COLUMNS, COUNTS, KEPT, PAGING_COUNTS, STEPS, mark
 
 if TYPE_CHECKING:
-    from ..upstream.paging import Residents
+    from ...upstream.paging import Residents
 
 # "policy", "observed" under `observe`, or why a forward of the target model stayed vanilla.
 OUTCOMES = (

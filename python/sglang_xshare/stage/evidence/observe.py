@@ -10,9 +10,9 @@ import torch
 
 from ...policies.schedule import Schedule
 from ...types import Selection
+from ...upstream.paging import Residents
 from ..layer import Layer
 from ..step import Step
-from ..upstream.paging import Residents
 from .columns import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS
 from .metrics import Counters, Interval, Reader, count_selections
 

@@ -1,0 +1,155 @@
+"""`--load-balance-method expert_affinity`: what SGLang's data-parallel controller calls with every request, and what it
+tells of its decisions.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from .decision import REASONS, Affinity, Decision
+from .recent import Recent
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "sglang:expert_affinity_"
+LOG_INTERVAL = 10.0
+"""Seconds between log lines, of which there are none without requests."""
+EARLY = 4096
+"""Requests remembered that ended before they came: their client left at once, and two sockets keep no order."""
+WAIT = 60
+"""Seconds for which such a request may still come: longer than any backlog of requests to dispatch. After that its id
+is another request's.
+"""
+
+
+class Dispatcher:
+    """Sends requests to the workers of one controller, as `affinity` decides. `receive` gives the ids of requests that
+    have ended; with `export`, what is decided goes to `/metrics`.
+    """
+
+    def __init__(
+        self, controller: Any, affinity: Affinity, receive: Callable[[], Iterator[str]], export: bool = False
+    ) -> None:
+        self._controller = controller
+        self._receive = receive
+        self.affinity = affinity
+        self._counts = DecisionCounts(len(affinity.loads), export)
+        self._early = Recent(EARLY)
+        self._late: set[str] = set()
+        self._told = time.monotonic()
+
+    def __call__(self, request: Any) -> None:
+        """Send one `TokenizedGenerateReqInput`, or one for an embedding."""
+        from sglang.srt.managers.io_struct import sock_send
+
+        self.drain()
+        if request.rid in self.affinity:
+            self._late.add(request.rid)
+        controller = self._controller
+        if request.routed_dp_rank is not None:
+            controller.maybe_external_dp_rank_routing(request)
+            decision = self.decide(request, request.routed_dp_rank)
+        else:
+            active = controller._active_workers
+            self.affinity.set_alive([replica for replica in active if controller.status[replica]])
+            decision = self.decide(request)
+            sock_send(controller.workers[decision.replica], request)
+        self._count(request, decision)
+
+    def decide(self, request: Any, replica: int | None = None) -> Decision:
+        """Where a request goes, or that it goes to `replica`."""
+        return self.affinity.choose(request.rid, _tokens(request), **_describe(request), replica=replica)
+
+    def drain(self) -> None:
+        """Take the requests that have ended off their replicas."""
+        for name in self._receive():
+            if name in self._late:  # the id has come again before its end, which is not the new one's
+                self._late.remove(name)
+            elif not self.affinity.finish(name):
+                self._early.put(name, int(time.monotonic()))
+
+    def _count(self, request: Any, decision: Decision) -> None:
+        now = time.monotonic()
+        ended = self._early.pop(request.rid)
+        if ended is not None and now - ended < WAIT:
+            self.affinity.finish(request.rid)
+        loads = self.affinity.loads
+        self._counts.count(decision, loads)
+        if now - self._told >= LOG_INTERVAL:
+            self._told = now
+            logger.info(self._counts.format_log(loads))
+
+
+def _describe(request: Any) -> dict[str, Any]:
+    """What ties a request to others: its conversation, its session, and what its prompt's cache is shared by."""
+    session = getattr(request, "session_params", None)
+    # Placeholder ids do not tell one image from another: such a prompt is like no other.
+    image = request.rid if getattr(request, "mm_inputs", None) is not None else None
+    return {
+        "key": getattr(request, "routing_key", None) or getattr(request, "session_id", None),
+        "session": None if session is None else session.id,
+        "salt": (getattr(request, "extra_key", None), getattr(request, "lora_id", None), image),
+    }
+
+
+def _tokens(request: Any) -> Any:
+    """The prompt's ids: none of one that comes as embeddings, or only asks for health."""
+    from sglang.srt.managers.utils import is_health_check_generate_req
+
+    return () if request.input_ids is None or is_health_check_generate_req(request) else request.input_ids
+
+
+class DecisionCounts:
+    """Decisions since the last log line; all of them on `/metrics` where there is one.
+
+    With `export`, prometheus must be in multiprocess mode by the first decision.
+    """
+
+    def __init__(self, replicas: int, export: bool = False) -> None:
+        self._replicas = replicas
+        self._counts: Counter[Decision] = Counter()
+        self._export = export
+        self._metrics: dict[str, Any] = {}
+
+    def count(self, decision: Decision, loads: Sequence[int]) -> None:
+        """Count one decision; `loads` [replicas] are the requests that each replica runs after it."""
+        self._counts[decision] += 1
+        if self._export:
+            self._metrics = self._metrics or _make_metrics()
+            labels = {"replica": str(decision.replica), "reason": decision.reason}
+            self._metrics["requests"].labels(**labels).inc()
+            for replica, load in enumerate(loads):
+                self._metrics["running_requests"].labels(replica=str(replica)).set(load)
+
+    def format_log(self, loads: Sequence[int]) -> str:
+        """The log line, with which counting starts anew."""
+        total = self._counts.total()
+        reasons: Counter[str] = Counter()
+        replicas = [0] * self._replicas
+        for decision, count in self._counts.items():
+            reasons[decision.reason] += count
+            replicas[decision.replica] += count
+        self._counts.clear()
+        shares = ", ".join(f"{name} {reasons[name] / total:.1%}" for name in REASONS if reasons[name])
+        imbalance = max(loads) * len(loads) / max(sum(loads), 1)
+        sent, running = (" ".join(map(str, numbers)) for numbers in (replicas, loads))
+        return (
+            f"Expert affinity: {total} requests, {shares}; by replica: {sent}; running: {running}, "
+            f"imbalance: {imbalance:.2f}"
+        )
+
+
+def _make_metrics() -> dict[str, Any]:
+    from prometheus_client import Counter as Total
+    from prometheus_client import Gauge
+
+    requests = "Requests dispatched by expert affinity, by replica and by the reason of the choice"
+    running = "Requests sent to a replica and not finished, at the last dispatch"
+    return {
+        "requests": Total(PREFIX + "requests", requests, ("replica", "reason")),
+        "running_requests": Gauge(PREFIX + "running_requests", running, ("replica",), multiprocess_mode="mostrecent"),
+    }

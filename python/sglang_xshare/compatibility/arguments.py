@@ -1,0 +1,121 @@
+"""The stage's flags, parsed: `--expert-policy` and those that begin with it; `--mask-padding-experts`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..files import read_json, try_file
+from ..policies.common import SPECULATES
+from ..policies.keys import as_json, read_object
+from ..policies.schedule import Schedule, build_schedule
+from ..policies.spelling import parse_policy
+from ..refusal import ExpertPolicyError
+from ..upstream.server import pages_experts
+
+KEYS = "_expert_policy_keys"
+"""The record's note of the keys that --expert-policy-config has come to."""
+ON_DISAGREEMENT = "--expert-policy-on-disagreement"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The parsed arguments. `schedule` is None where only padding rows are masked; `stops` says that the server is to
+    end where ranks disagree.
+    """
+
+    schedule: Schedule | None
+    trace: Path | None = None
+    stops: bool = False
+
+
+def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments | None:
+    """Parse and validate the stage's flags. Returns None where the stage is off. Raises `ExpertPolicyError`.
+
+    `speculates` is the flag by which the user of a verb asks for speculation.
+    """
+    name = getattr(server_args, "expert_policy", None)
+    config = getattr(server_args, "expert_policy_config", None)
+    trace = getattr(server_args, "expert_policy_trace", None)
+    mask_padding = bool(getattr(server_args, "mask_padding_experts", False))
+    then = getattr(server_args, "expert_policy_on_disagreement", None)
+    if then not in (None, "vanilla", "stop"):
+        raise ExpertPolicyError(ON_DISAGREEMENT, then, "allowed is vanilla or stop")
+    if name is None:
+        together = "allowed only together with --expert-policy"
+        valued = ("--expert-policy-config", config), ("--expert-policy-trace", trace), (ON_DISAGREEMENT, then)
+        for flag, value in valued:
+            if value is not None:
+                raise ExpertPolicyError(flag, value, together)
+        return Arguments(None) if mask_padding else None
+    # Read once: SGLang hands its other processes copies of the record, and by then a file may be another, a pipe empty.
+    if not hasattr(server_args, KEYS):
+        setattr(server_args, KEYS, read_config(config))
+    keys = getattr(server_args, KEYS)
+    speculative = getattr(server_args, "speculative_algorithm", None) is not None
+    try:
+        schedule = build_schedule(*join_keys(name, keys), speculative, speculates, pages_experts(server_args))
+    except ValueError as error:
+        given = "" if config is None else f" --expert-policy-config {_one_line(config)}"
+        raise ExpertPolicyError("--expert-policy", f"{_one_line(name)}{given}", str(error)) from None
+    if mask_padding and (schedule is None or schedule.observed):
+        short = name.partition(":")[0]
+        reason = f"{short} routes as the model does; allowed is another policy"
+        raise ExpertPolicyError("--mask-padding-experts", f"with --expert-policy {short}", reason)
+    if schedule is None:
+        if trace is not None:
+            reason = "vanilla selects nothing that could be traced; allowed is another policy"
+            raise ExpertPolicyError("--expert-policy-trace", f"{trace} with --expert-policy vanilla", reason)
+        return None
+    if trace is not None:
+        trace = Path(trace)
+        try_file("--expert-policy-trace", trace)
+        trace = trace.resolve()
+    return Arguments(schedule, trace, then == "stop")
+
+
+def is_on(server_args: Any) -> bool:
+    """Whether flags that `read_arguments` has accepted turn the stage on; told without parsing them."""
+    name = getattr(server_args, "expert_policy", None)
+    if name is None:
+        return bool(getattr(server_args, "mask_padding_experts", False))
+    return bool(name.partition(":")[0] != "vanilla")
+
+
+def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """(name, keys) of a policy that may be spelt with keys, such as xshare:k0=1, beside those of its configuration.
+
+    Raises ValueError for a key in both.
+    """
+    if not isinstance(policy, str) or ":" not in policy:
+        return policy, keys
+    name, spelt = parse_policy(policy)
+    for key, value in keys.items():
+        if key in spelt:
+            both = f"{as_json(spelt[key])} and {as_json(value)}"
+            raise ValueError(f"{key} = {both}: allowed is one of the two flags for a key")
+    return name, {**spelt, **keys}
+
+
+def read_config(config: str | dict[str, Any] | None) -> dict[str, Any]:
+    """The policy's keys: a dict as it is (Engine), JSON text, or the path of a JSON file."""
+    if config is None or isinstance(config, dict):
+        return dict(config or {})
+    refuse = partial(ExpertPolicyError, "--expert-policy-config", _one_line(config) or repr(config))
+    if not isinstance(config, str):
+        raise refuse(f"of type {type(config).__name__}; allowed is a dict, JSON text or a JSON file")
+    allowed = "JSON text such as '{\"k0\": 1}' or a JSON file"
+    if not config.strip():
+        raise refuse(f"empty; allowed is {allowed}")
+    if not config.lstrip().startswith(("{", "[")):
+        return read_json("--expert-policy-config", config, allowed)
+    try:
+        return read_object(config)
+    except ValueError as error:
+        raise refuse(str(error)) from None
+
+
+def _one_line(config: Any) -> str:
+    return " ".join(str(config).split())

@@ -1,0 +1,195 @@
+"""What a server is checked for as it starts, in order, and what is set for it: a server is refused by the first that
+refuses, `sglang-xshare check` tells all. What only loaded weights show is checked in `layers.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..affinity import is_asked
+from ..affinity.arguments import FLAG, AffinityArguments, check_affinity, read_affinity
+from ..patching.errors import PatchError
+from ..patching.status import check_patched
+from ..refusal import ExpertPolicyError
+from ..upstream.server import model_config, resolved
+from .all_to_all import check_model
+from .arguments import Arguments, read_arguments
+from .backend import check_experts, choose_runner, is_given
+from .draft import check_draft_tokens
+from .expert_placement import check_placement, set_placement
+from .model import check_attention, check_schedule
+from .modes import check_modes, check_observed, check_writers
+from .moe_model import MoeModel, read_model
+from .paging import check_paging
+
+logger = logging.getLogger(__name__)
+
+GIVEN, RESOLVED = "given", "resolved"
+"""Before SGLang resolves the arguments, whose own errors are tracebacks; after, before weights load."""
+PLACEMENT, STAGE, AFFINITY = "placement", "stage", "affinity"
+"""Parts of the arguments: `--expert-placement`; a policy or masked padding rows; expert-affinity dispatch."""
+
+
+class Start:
+    """A server's start, as far as checks ask for it: each part is read once, when it is first asked for.
+
+    `refused` has the names of the checks that have refused it.
+    """
+
+    def __init__(self, server_args: Any) -> None:
+        self.server_args = server_args
+        self.refused: set[str] = set()
+
+    def asks(self, part: str) -> bool:
+        """Whether the server is started with this part."""
+        if part == PLACEMENT:
+            return self.get("expert_placement") is not None
+        return is_asked(self.server_args) if part == AFFINITY else self.parsed is not None
+
+    def get(self, name: str) -> Any:
+        """An argument as it was given; None of a release that does not have it."""
+        return getattr(self.server_args, name, None)
+
+    @cached_property
+    def parsed(self) -> Arguments | ExpertPolicyError | None:
+        """The stage's flags, or why they make no schedule; None where the stage is off."""
+        try:
+            return read_arguments(self.server_args)
+        except ExpertPolicyError as error:
+            return error
+
+    @property
+    def arguments(self) -> Arguments:
+        """The stage's flags; where they make no schedule, those that any policy is checked with."""
+        return self.parsed if isinstance(self.parsed, Arguments) else Arguments(None)
+
+    @cached_property
+    def affinity(self) -> AffinityArguments:
+        """The flags of expert-affinity dispatch. Raises `ExpertPolicyError`."""
+        arguments = read_affinity(self.server_args)
+        assert arguments is not None, "no flag of it is given"
+        return arguments
+
+    @cached_property
+    def config(self) -> Any:
+        """The resolved arguments."""
+        return resolved(self.server_args)
+
+    @cached_property
+    def loaded(self) -> Any:
+        """The `ModelConfig` that resolution has read."""
+        return model_config(self.server_args)
+
+    @cached_property
+    def model(self) -> MoeModel:
+        """What a schedule must fit of it. Raises `ExpertPolicyError`."""
+        return read_model(self.loaded, self.server_args.model_path)
+
+
+@dataclass(frozen=True)
+class Check:
+    """`run` raises `ExpertPolicyError` for a start that has the part `of`. It is left out after a refusal by the check
+    that `after` names, without which it could say nothing.
+    """
+
+    name: str
+    when: str
+    of: str
+    run: Callable[[Start], object]
+    after: str | None = None
+
+
+def _check_policy(start: Start) -> None:
+    if isinstance(start.parsed, ExpertPolicyError):
+        raise start.parsed
+
+
+def _check_patched(start: Start) -> None:
+    _check_tree("--expert-policy" if start.get("expert_policy") else "--mask-padding-experts")
+
+
+def _check_tree(flag: str) -> None:
+    """Raise `ExpertPolicyError` unless the SGLang that runs is wholly patched by this version of the queue, for the
+    `flag` that needs it.
+    """
+    try:
+        check_patched()
+    except PatchError as error:
+        raise ExpertPolicyError(flag, None, str(error)) from None
+
+
+def _check_schedule(start: Start) -> None:
+    names_runner = is_given(start.server_args)
+    _, warnings = check_schedule(start.arguments.schedule, start.model, start.config, names_runner)
+    for warning in warnings:
+        logger.warning(warning)
+
+
+CHECKS = (
+    # A policy, keys, a trace or flags beside them that make no schedule; every plan it can give is built.
+    Check("policy", GIVEN, STAGE, _check_policy),
+    # An SGLang that is not wholly patched, by this version of the queue.
+    Check("tree", GIVEN, STAGE, _check_patched),
+    # Modes, devices and backends that the stage is not served with.
+    Check("given modes", GIVEN, STAGE, lambda start: check_modes(start.server_args)),
+    # Flags of affinity without each other, values that are not allowed, a file that is no table.
+    Check("affinity", GIVEN, AFFINITY, lambda start: start.affinity),
+    # As above, for affinity.
+    Check("affinity's tree", GIVEN, AFFINITY, lambda start: _check_tree(FLAG), after="affinity"),
+    # --------------------------------------------------------------------------------- SGLang resolves its arguments
+    # What `policy` does, of what SGLang has made of the flags beside it: speculation, paging.
+    Check("policy again", RESOLVED, STAGE, _check_policy, after="policy"),
+    # Ranks that do not divide the model's experts or heads, or slices that end within quantized blocks.
+    Check("ranks", RESOLVED, PLACEMENT, lambda start: check_placement(start.server_args), after="placement"),
+    # What `given modes` does, of what SGLang has made of them.
+    Check("modes", RESOLVED, STAGE, lambda start: check_modes(start.config, is_given(start.server_args))),
+    # Experts of a quantization that SGLang runs with no MoE runner that takes a policy's choice.
+    Check("experts", RESOLVED, STAGE, lambda start: check_experts(start.server_args)),
+    # A dense model, one whose layers differ in experts, one known not to be served.
+    Check("model", RESOLVED, STAGE, lambda start: start.model),
+    # A model that SGLang is not known to serve with data-parallel attention, where that is asked for.
+    Check("attention", RESOLVED, STAGE, lambda start: check_attention(start.model, start.config), after="model"),
+    # The same of an all-to-all backend.
+    Check("all-to-all", RESOLVED, STAGE, lambda start: check_model(start.model, start.config), after="model"),
+    # Draft tokens of a request that do not fill the rows which ranks are padded to.
+    Check("draft tokens", RESOLVED, STAGE, lambda start: check_draft_tokens(start.config)),
+    # `observe` where layers are not handed whole logits.
+    Check("observe", RESOLVED, STAGE, lambda start: check_observed(start.arguments.schedule)),
+    # A trace that several replicas, or stages of a pipeline, would write.
+    Check("trace", RESOLVED, STAGE, lambda start: check_writers(start.arguments.trace, start.config)),
+    # Paged experts on more than one GPU, with speculation, or with fewer slots than a row takes experts.
+    Check("paging", RESOLVED, STAGE, lambda start: check_paging(start.config, start.model), after="model"),
+    # A schedule that does not fit the model, the batch sizes or the MoE runner. Warns of budgets without an effect.
+    Check("schedule", RESOLVED, STAGE, _check_schedule, after="model"),
+    # Replicas that are none or on several machines, servers that do not tell what ended, a table of another model.
+    Check(
+        "affinity's server",
+        RESOLVED,
+        AFFINITY,
+        lambda start: check_affinity(start.server_args, start.affinity),
+        after="affinity",
+    ),
+)
+"""What only looks at a start."""
+SETTERS = (
+    # The flags that make a placement. Refuses one that is none, and flags that place experts otherwise.
+    Check("placement", GIVEN, PLACEMENT, lambda start: set_placement(start.server_args)),
+    # The MoE runner, where SGLang's own choice would be none that the policy is served with. Refuses nothing.
+    Check("runner", GIVEN, STAGE, lambda start: choose_runner(start.server_args, start.arguments)),
+)
+"""What sets arguments of a server, after the checks of what is given."""
+
+
+def find_refusals(start: Start, when: str) -> Iterator[ExpertPolicyError]:
+    """What refuses a server at this point of its start, in order; a check is made when its answer is asked for."""
+    for check in (*CHECKS, *SETTERS):
+        if check.when == when and check.after not in start.refused and start.asks(check.of):
+            try:
+                check.run(start)
+            except ExpertPolicyError as error:
+                start.refused.add(check.name)
+                yield error

@@ -1,0 +1,88 @@
+"""What a server must have for exact requests, and what a request may ask for."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..policies.exact import EXACT, KEY, SHARED, Rule, check_said
+from ..refusal import ExpertPolicyError
+from ..upstream.server import resolved
+from .arguments import is_on
+
+SHARED_PREFIXES = "it may give them what requests under policy have stored"
+# Where a request that is asked to be exact would not be: by flag, why.
+REFUSED_FLAGS = {
+    **dict.fromkeys(
+        (
+            "hicache_storage_backend",
+            "disaggregation_decode_enable_offload_kvcache",
+            "enable_unified_cache_external_linker",
+            "enable_lmcache",
+            "enable_flexkv",
+            "radix_cache_backend",
+        ),
+        SHARED_PREFIXES,
+    ),
+    "enable_paged_experts": "their experts may be more than a step has slots for",
+}
+
+TREE_IN_CPP = "SGLANG_EXPERIMENTAL_CPP_RADIX_TREE"
+"""Upstream's switch, in releases before 0.5.21, for a tree of prefixes that knows no `extra_key`."""
+
+
+def find_refusal(config: Any) -> str | None:
+    """Why a server with this resolved `config` cannot have exact requests, in one line."""
+    found = _find_obstacle(config)
+    if found is None:
+        return None
+    flag, value, reason = found
+    return f"custom_params.{KEY} = {EXACT!r}: {flag} {value}: {reason}; allowed is {SHARED!r}"
+
+
+def check_exact(config: Any) -> None:
+    """Raise `ExpertPolicyError` for what `find_refusal` tells."""
+    found = _find_obstacle(config)
+    if found is not None:
+        flag, value, reason = found
+        raise ExpertPolicyError(flag, value, f"{reason}; allowed is {'unset' if flag == TREE_IN_CPP else 'off'}")
+
+
+def _find_obstacle(config: Any) -> tuple[str, str, str] | None:
+    """(the flag or switch that exact requests cannot be served with, its value, why)."""
+    reason = "there are no exact requests with it, since {}"
+    switch = os.environ.get(TREE_IN_CPP, "")
+    if switch.lower() in ("1", "true", "yes", "y"):
+        return TREE_IN_CPP, switch, reason.format(SHARED_PREFIXES)
+    for flag, why in REFUSED_FLAGS.items():
+        value = getattr(config, flag, None)
+        if value not in (None, False):
+            return f"--{flag.replace('_', '-')}", "on" if value is True else str(value), reason.format(why)
+    return None
+
+
+def check_rule(rule: Rule, config: Any) -> None:
+    """Raise `ExpertPolicyError` for a policy's key `exact` that the server does not fit."""
+    if rule == Rule():
+        return
+    check_exact(config)
+    if rule.priority is not None and not getattr(config, "enable_priority_scheduling", False):
+        reason = "requests have a priority with --enable-priority-scheduling alone; allowed is that flag beside it"
+        raise ExpertPolicyError("--expert-policy-config", f'exact {{"priority": {rule.priority}}}', reason)
+
+
+def check_request(params: Any, sampling_params: Any, server_args: Any) -> None:
+    """Raise ValueError in one line where a request asks, by its `custom_params`, for what it cannot get."""
+    if not isinstance(params, dict):
+        if is_on(server_args):
+            raise ValueError(f'custom_params = {params!r}: allowed is an object, such as {{"{KEY}": "{EXACT}"}}')
+        return
+    said = params[KEY]
+    check_said(said)
+    if said != EXACT or not is_on(server_args):
+        return
+    if (getattr(sampling_params, "beam_width", None) or 1) > 1:
+        raise ValueError(f"custom_params.{KEY} = {EXACT!r}: beams are not; allowed is beam_width 1")
+    refusal = find_refusal(resolved(server_args))
+    if refusal is not None:
+        raise ValueError(refusal)

@@ -1,0 +1,201 @@
+"""The flag `--expert-placement`: every rank holds a slice of every expert (`shard`, MoEShard), or some experts whole
+(`ep`). Both are SGLang's own layers; the flag sets the arguments that make them, checks them, and says what came of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from ..refusal import ExpertPolicyError
+from ..upstream.configuration import NUM_EXPERTS, find_value
+from ..upstream.server import attention_dp_size, declare, model_config, resolved, routes_own_rows, spell
+from .architectures import GATHERED
+from .formats import find_quantization
+
+logger = logging.getLogger(__name__)
+
+SHARD, EP = "shard", "ep"
+WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size", "intermediate_size")
+"""Where a model's configuration has the columns of an expert's gate and up projections, the rows of its down
+projection. A model with dense layers beside its experts has `intermediate_size` for those.
+"""
+UNGROUPED, OWN_HEADS = frozenset({"NGRAM", "STANDALONE"}), frozenset({"DFLASH", "DSPARK"})
+"""Algorithms of speculation that SGLang does not have with data-parallel attention, and those that it does not have so
+unless each rank has a whole head.
+"""
+QUANTIZATIONS = ("quantization_config", "compression_config")
+"""Where SGLang looks for how a checkpoint is quantized."""
+BLOCKS = ("weight_block_size", "block_structure", "group_size")
+"""Where a quantization's configuration has how many weights share a scale; -1 for a whole column of them."""
+# By flag, its value where no expert is whole on some rank, which is all that these are about.
+WHOLE = {
+    "ep_size": 1,
+    "moe_dp_size": 1,
+    "dwdp_size": 1,
+    "enable_eplb": False,
+    "ep_num_redundant_experts": 0,
+    "init_expert_location": "trivial",
+    "elastic_ep_backend": None,
+}
+
+
+def set_placement(server_args: Any) -> None:
+    """With --expert-placement: set what SGLang places experts by, before it resolves its arguments. Raises
+    `ExpertPolicyError` for a value that is none, and for flags that ask for something else.
+    """
+    placement = server_args.expert_placement
+    if placement not in (SHARD, EP):
+        raise ExpertPolicyError("--expert-placement", placement, f"allowed is {SHARD}, {EP}")
+    ranks = server_args.tp_size
+    if ranks < 2:
+        raise _refusal(placement, "tp_size", ranks, "there is one rank to place them on; allowed are at least 2")
+    if placement == EP:
+        _check(server_args, placement, {"moe_dp_size": 1}, "it is another division of experts")
+        if server_args.ep_size not in (1, ranks):
+            raise _refusal(placement, "ep_size", server_args.ep_size, f"allowed is {ranks}, the ranks there are")
+        declare(server_args, ep_size=ranks)
+        return
+    _check(server_args, placement, WHOLE, "it needs whole experts")
+    if routes_own_rows(server_args):
+        reason = "it brings rows to whole experts; allowed is none"
+        raise _refusal(placement, "moe_a2a_backend", spell(server_args.moe_a2a_backend), reason)
+    if server_args.dp_size == attention_dp_size(server_args) == 1 and _divides_attention(server_args):
+        _check_attention(server_args, ranks)
+        if hasattr(server_args, "attn_dp_size"):
+            declare(server_args, attn_dp_size=ranks)
+        else:
+            declare(server_args, dp_size=ranks, enable_dp_attention=True)
+
+
+def check_placement(server_args: Any) -> None:
+    """With --expert-placement: say what resolved arguments have come to. Raises `ExpertPolicyError` where they do not
+    divide the model.
+    """
+    placement = server_args.expert_placement
+    config, model = resolved(server_args), model_config(server_args)
+    experts = find_value(model.hf_text_config, NUM_EXPERTS)
+    path, ranks = server_args.model_path, config.tp_size
+    if not experts:
+        reason = f"{model.hf_config.architectures[0]} is a dense model; allowed are Mixture-of-Experts models"
+        raise _refusal(placement, "model_path", path, reason)
+    if config.ep_size != (ranks if placement == EP else 1):
+        raise _refusal(placement, "tp_size", ranks, f"SGLang resolves --ep-size to {config.ep_size} with these flags")
+    if placement == EP:
+        replicas = config.ep_num_redundant_experts
+        _check_divides(placement, ranks, experts, f"experts of {path}", replicas)
+        share = f"{(experts + replicas) // ranks} whole experts"
+    else:
+        share = f"a slice of every expert, {_describe_slices(ranks, model, path)}"
+    groups = attention_dp_size(config)
+    heads = getattr(model.hf_text_config, "num_attention_heads", None)
+    if heads is not None:
+        _check_divides(placement, ranks // groups, heads, f"attention heads of {path}")
+    attention = f"data-parallel in {groups} groups of ranks" if groups > 1 else "tensor-parallel"
+    logger.warning("expert placement %s: each of %d ranks holds %s; attention %s", placement, ranks, share, attention)
+
+
+def _check(server_args: Any, placement: str, allowed: dict[str, Any], reason: str) -> None:
+    """Refuse every argument of these that has another value."""
+    for name, value in allowed.items():
+        given = getattr(server_args, name, value)
+        if given != value:
+            spelt = "none" if value is None else "off" if value is False else value
+            raise _refusal(placement, name, "on" if given is True else given, f"{reason}; allowed is {spelt}")
+
+
+def _check_attention(server_args: Any, ranks: int) -> None:
+    """Refuse what SGLang does not have beside data-parallel attention: it would name that, which nobody has given."""
+    beside = f"beside the data-parallel attention that {SHARD} asks for"
+    instead = f"--tp {ranks} alone, the same slices with tensor-parallel attention"
+    context = getattr(server_args, "attn_cp_size", 1)
+    if context > 1:
+        raise _refusal(SHARD, "attn_cp_size", context, f"SGLang does not have it {beside}; allowed is 1, or {instead}")
+    algorithm = getattr(server_args, "speculative_algorithm", None) or ""
+    needed = "" if algorithm.upper() in UNGROUPED else " without --enable-dp-lm-head"
+    if algorithm.upper() in UNGROUPED or (algorithm.upper() in OWN_HEADS and not server_args.enable_dp_lm_head):
+        reason = f"SGLang does not have it {beside}{needed}; allowed is {instead}"
+        raise _refusal(SHARD, "speculative_algorithm", algorithm, reason)
+
+
+def _check_divides(placement: str, ranks: int, count: Any, what: str, more: int = 0) -> None:
+    if type(count) is int and (count + more) % ranks:
+        total = f"{count}" + (f" + {more}" if more else "")
+        reason = f"they do not divide the {total} {what}; allowed is a divisor"
+        raise ExpertPolicyError("--expert-placement", f"{placement} with {ranks} ranks", reason)
+
+
+def _describe_slices(ranks: int, model: Any, path: str) -> str:
+    """How many columns of an expert each rank has. Raises `ExpertPolicyError` where SGLang has no such slices."""
+    found = find_value(model.hf_text_config, WIDTHS)
+    widths = [width for width in dict.fromkeys(found if isinstance(found, list) else [found]) if width]
+    quantization = find_quantization(model, QUANTIZATIONS)
+    block = math.lcm(*_list_blocks(quantization))
+    # SGLang's gpt-oss loads MXFP4 weights so: slices are rounded up to blocks.
+    pads = "GptOssForCausalLM" in model.hf_config.architectures and quantization.get("quant_method") == "mxfp4"
+    shares = []
+    for width in widths:
+        _check_divides(SHARD, ranks, width, f"columns of an expert of {path}")
+        share = _slice(width, ranks, block, pads)
+        if share is None:
+            wrong = f"slices of {width // ranks} columns end within the blocks of {block} that weights are quantized by"
+            if pads:
+                wrong = f"{width} columns in blocks of {block} leave a rank without any"
+            fitting = [str(count) for count in range(2, width + 1) if _slice(width, count, block, pads)]
+            allowed = f"are {', '.join(fitting)} ranks, or {EP}" if fitting else f"is {EP}"
+            raise ExpertPolicyError("--expert-placement", f"{SHARD} with {ranks} ranks", f"{wrong}; allowed {allowed}")
+        least, most = share
+        shares.append(f"{most if least == most else f'{least} to {most}'} of its {width}")
+    return f"{' or '.join(shares)} columns" if shares else "how wide the model's configuration does not say"
+
+
+def _slice(width: int, ranks: int, block: int, pads: bool) -> tuple[int, int] | None:
+    """Columns of the rank with least and of the one with most; None where SGLang has no such slices. With `pads` slices
+    are rounded up to whole blocks, and the last rank gets what is left.
+    """
+    most = -(-width // (ranks * block)) * block
+    least = width - (ranks - 1) * most
+    return (least, most) if width % ranks == 0 and (least == most or (pads and least > 0)) else None
+
+
+def _list_blocks(config: Any) -> Iterator[int]:
+    """The lengths of all blocks and groups that a quantization's configuration names, at whatever depth: compressed
+    tensors have them by group of layers. MXFP4 is 32 by definition.
+    """
+    if isinstance(config, list):
+        for part in config:
+            yield from _list_blocks(part)
+    elif isinstance(config, dict):
+        if config.get("quant_method") == "mxfp4":
+            yield 32
+        for name, value in config.items():
+            if name in BLOCKS:
+                lengths = value if isinstance(value, list) else [value]
+                yield from (length for length in lengths if type(length) is int and length > 0)
+            else:
+                yield from _list_blocks(value)
+
+
+def _divides_attention(server_args: Any) -> bool:
+    """Whether SGLang has data-parallel attention for the model, and for the device: for a CPU it has no backend."""
+    import torch
+
+    device = server_args.device or ("gpu" if torch.accelerator.is_available() else "cpu")
+    return device != "cpu" and _read_architecture(server_args) in GATHERED
+
+
+def _read_architecture(server_args: Any) -> str | None:
+    """The model's class by its config.json, which SGLang has not read yet; None where there is none."""
+    from transformers import PretrainedConfig
+
+    try:
+        config, _ = PretrainedConfig.get_config_dict(server_args.model_path, revision=server_args.revision)
+        return next(iter(config.get("architectures") or ()), None)
+    except (OSError, ValueError):
+        return None
+
+
+def _refusal(placement: str, name: str, value: Any, reason: str) -> ExpertPolicyError:
+    return ExpertPolicyError("--expert-placement", f"{placement} with --{name.replace('_', '-')} {value}", reason)

@@ -1,0 +1,165 @@
+"""The MoE layers of a loaded model, each with its router read, or the reason why one cannot be served."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+from ..policies import VANILLA
+from ..policies.plan import SelectionPlan
+from ..refusal import REFUSED, ExpertPolicyError, refusal
+from ..stage.layer import DROPPED, FILLED, MASKED, Layer
+from ..stage.placement import read_placement
+from ..upstream.paging import find_paging
+from ..upstream.ranks import find_rank
+from ..upstream.routing import (
+    keep_sums,
+    keeps_dropped,
+    num_shared_slots,
+    number_layer,
+    read_output_format,
+    rewrites_padding,
+)
+from ..upstream.server import num_schedulers, resolved, routes_own_rows
+from .arguments import Arguments, read_arguments
+from .routers import check_plans, check_router, count_hashed
+from .runners import TRITON, Runner, check_kernel, check_width, find_kernel
+
+OUTPUTS = {FILLED: ("standard",), DROPPED: ("standard", "bypassed"), MASKED: ("triton_kernel", "bypassed")}
+"""What a router may hand a runner of each convention. A bypassed runner is handed ids and weights where these drop."""
+
+
+def read_loaded(model_runner: Any) -> Arguments | None:
+    """The stage's flags, as `read_arguments`. Ends the process as `find_layers` does where they are refused only now: a
+    trace could be written until the weights were loaded.
+    """
+    try:
+        return read_arguments(model_runner.server_args)
+    except ExpertPolicyError as error:
+        end_refused(error, resolved(model_runner.server_args))
+
+
+def find_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
+    """Every MoE layer of this rank's model, whose experts are made to take what is chosen.
+
+    Ends the process with one line for a router or a runner the stage cannot serve: what only a loaded model shows.
+    """
+    try:
+        layers = read_layers(model_runner, arguments)
+    except ExpertPolicyError as error:
+        end_refused(error, resolved(model_runner.server_args))
+    keep_sums(model_runner.model, {layer.layer_id for layer in layers if layer.routes_itself})
+    return layers
+
+
+def end_refused(error: ExpertPolicyError, config: Any) -> NoReturn:
+    """End a scheduler process that refuses its loaded model: SGLang would log a traceback and kill the server. One of
+    several schedulers raises: their controller would wait forever for one that just ended.
+
+    Each tensor-parallel rank prints why, and which it is: it may be the only one that refuses.
+    """
+    if num_schedulers(config) > 1:
+        raise error
+    rank, size, _ = find_rank()
+    print(f"rank {rank}: {error}" if size > 1 else error, file=sys.stderr, flush=True)
+    raise SystemExit(REFUSED) from None
+
+
+def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
+    """Every MoE layer. Raises `ExpertPolicyError` for an unknown router and for a layer without one."""
+    from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
+    from sglang.srt.layers.moe.topk import TopK
+
+    config = resolved(model_runner.server_args)
+    modules = dict(model_runner.model.named_modules())
+    routers = {name: module for name, module in modules.items() if isinstance(module, TopK)}
+    experts = {name: module for name, module in modules.items() if isinstance(module, FusedMoE)}
+    on_cpu = model_runner.device == "cpu"
+    runners = {} if on_cpu else _find_runners(experts, config)
+    numbers = {name: number_layer(name, module.layer_id) for name, module in routers.items()}
+    plans = _build_plans(arguments, list(numbers.values()), model_runner)
+    placement = read_placement(model_runner)
+    paging = {number_layer(name, module.layer_id): find_paging(module) for name, module in experts.items()}
+    layers = []
+    for name, module in routers.items():
+        try:
+            output_format = "standard" if on_cpu else read_output_format(module.topk_config)
+            if runners and numbers[name] not in runners:
+                raise ValueError("its layer has no FusedMoE that runs its experts; allowed is one for each router")
+            runner = runners.get(numbers[name], TRITON)  # DeepSeek's first model has none at all
+            if routes_own_rows(config):
+                options = _read_dispatched_options(output_format, module.topk_config, config)
+            else:
+                options = _read_options(runner, output_format, config)
+            recorded, pool = config.enable_return_routed_experts, paging.get(numbers[name])
+            layer = Layer(numbers[name], module.topk_config, placement, recorded=recorded, paging=pool, **options)
+            if recorded and layer.routes_itself:
+                raise ValueError(
+                    f"MoE runner {runner.name} ranks the logits itself, of which --enable-return-routed-experts would "
+                    "return nothing; allowed is --moe-runner-backend triton"
+                )
+            check_width(runner, plans, layer.router)
+            check_router(name, modules)
+            check_plans(layer, plans, config)
+            layers.append(layer)
+        except ValueError as error:
+            raise refusal(name, "router", str(error)) from None
+    # DeepSeek's first model has a TopK, but runs its experts without FusedMoE.
+    if not layers or len(layers) + count_hashed(modules) < len(experts):
+        reason = f"{len(layers)} TopK modules for {len(experts)} MoE layers; allowed is one for each"
+        raise refusal("--model-path", model_runner.server_args.model_path, reason)
+    return layers
+
+
+def _find_runners(experts: dict[str, Any], config: Any) -> dict[int, Runner]:
+    """What runs each layer's experts, by its number. What SGLang's CPU kernels make of a filled slot, served tests
+    show; those are not looked for.
+    """
+    runners = {}
+    for name, module in experts.items():
+        try:
+            runner = find_kernel(module)
+            if not routes_own_rows(config):  # behind a dispatcher it gets what that has brought
+                check_kernel(runner, module, config)
+        except ValueError as error:
+            raise refusal(name, "experts", str(error)) from None
+        runners[number_layer(name, module.layer_id)] = runner
+    return runners
+
+
+def _read_options(runner: Runner, output_format: str, config: Any) -> dict[str, Any]:
+    """Keywords of a `Layer`: how it hands its choice to its runner. Raises ValueError where that does not take what the
+    layer's router hands it.
+    """
+    if output_format not in OUTPUTS[runner.convention]:
+        allowed = " or ".join(OUTPUTS[runner.convention])
+        raise ValueError(f"{output_format} output for MoE runner {runner.name}; allowed is {allowed}")
+    # Upstream looks ids up where experts have other places, and before 0.5.23 where a rank numbers its own. On AMD it
+    # gives padding rows expert 0, which may be active for nothing else.
+    looked_up = runner.convention == FILLED and (rewrites_padding() or (config.ep_size > 1 and not keeps_dropped()))
+    return {
+        "convention": runner.convention,
+        "renumbers": config.ep_dispatch_algorithm is not None or looked_up,
+        "routes_itself": output_format != "standard",
+        "takes_kmax": runner.takes_kmax,
+    }
+
+
+def _read_dispatched_options(output_format: str, topk_config: Any, config: Any) -> dict[str, Any]:
+    """The same for a layer whose choice an all-to-all dispatcher takes, which leaves out a slot of -1."""
+    if output_format != "standard":
+        raise ValueError(f"{output_format} output for an all-to-all dispatcher; allowed is standard")
+    # Upstream also moves ids up where every rank has slots for shared experts.
+    renumbers = config.ep_dispatch_algorithm is not None or num_shared_slots(topk_config) > 0
+    return {"convention": DROPPED, "renumbers": renumbers}
+
+
+def _build_plans(arguments: Arguments, layers: list[int], model_runner: Any) -> list[SelectionPlan]:
+    """The plans that these layers can get. Raises `ExpertPolicyError` where every one of them is always vanilla."""
+    if arguments.schedule is None or not layers:
+        return [VANILLA]
+    is_whole = resolved(model_runner.server_args).pp_size == 1
+    try:
+        return arguments.schedule.plans(layers if is_whole else None)
+    except ValueError as error:
+        raise ExpertPolicyError("--expert-policy", arguments.schedule.policy, str(error)) from None

@@ -1,0 +1,149 @@
+"""Flags and backends that the stage cannot be served with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ..policies.schedule import Schedule
+from ..refusal import refusal
+from ..upstream.routing import hands_parts
+from ..upstream.server import attention_dp_size, is_switched_on, routes_own_rows, spell
+from .all_to_all import check_backend
+from .runners import explain, list_runners
+
+# Speculation whose verify batch is request-major with one length for all requests. DSpark's ragged verify is not.
+SPECULATION = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
+# Flags that let a batch pass the stage by, or make its rows something else than this rank's requests.
+REFUSED_FLAGS = {
+    "enable_deterministic_inference": "batch-aware routing is not batch-invariant",
+    "enable_torch_compile": "a compiled TopK does not call the stage",
+    "enable_two_batch_overlap": "the router sees half a batch",
+    "enable_single_batch_overlap": "the router sees part of a batch",
+    "enable_pdmux": "split prefill passes the stage by",
+    "enable_nvidia_megakernel": "it routes inside its kernel",
+    "enable_amd_monokernel": "it routes inside its kernel",
+    "is_embedding": "it never decodes",
+    "dllm_algorithm": "it decodes in extend forwards, which a policy takes for prefill",
+    "kt_weight_path": "what its CPU kernels make of an empty slot is not known",
+}
+DEVICES = ("cuda", "cpu")
+"""AMD's GPUs are "cuda" too. NPUs route past `select_experts`; the runners of the others were not followed."""
+# What would change which rows the ranks of data-parallel attention or of an all-to-all backend gather, or which ranks
+# gather them: by flag, what is allowed with it.
+RANKS_FLAGS = {
+    "attn_cp_size": 1,
+    "moe_dp_size": 1,
+    "moe_dense_tp_size": None,
+    "dwdp_size": 1,
+    "elastic_ep_backend": None,
+}
+# The same of an all-to-all backend alone: rows that its ranks do not divide, experts that others have chosen.
+ALL_TO_ALL_FLAGS = {"disable_attn_tp_gather": False, "enable_waterfill": False}
+# How upstream may map an expert to one of its replicas: this way all rows of a rank take the same one.
+DISPATCH = "static"
+# With it no rank knows what the others do in a step.
+UNSYNCHRONIZED = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
+# Upstream's benchmark switches, which overwrite what was selected.
+SIMULATIONS = ("SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")
+
+
+def check_modes(config: Any, names_runner: bool = True) -> None:
+    """Raise `ExpertPolicyError` for a flag the stage cannot be served with; `config` is resolved or as it was given.
+
+    `names_runner` is False where `config` is resolved and the user has left the MoE runner to SGLang.
+    """
+    for flag, reason in REFUSED_FLAGS.items():
+        value = getattr(config, flag, False)
+        if value:
+            raise refusal(f"--{flag.replace('_', '-')}", "on" if value is True else value, f"{reason}; allowed is off")
+    for name in SIMULATIONS:
+        if is_switched_on(name):
+            raise refusal(name, os.environ[name], "it overwrites what was selected; allowed is unset")
+    device = getattr(config, "device", None)  # None where SGLang has still to look for one
+    if device is not None:
+        _check_choice("--device", str(device).partition(":")[0], DEVICES)
+    _check_choice("--disaggregation-mode", config.disaggregation_mode, ("null", "decode"))
+    runner, runners = spell(config.moe_runner_backend), list_runners()
+    if names_runner and runner not in ("auto", *runners):
+        raise refusal("--moe-runner-backend", runner, f"{explain(runner)}; allowed is auto, {', '.join(runners)}")
+    check_backend(config)
+    _check_keys(config)
+    _check_redundant_experts(config)
+    if attention_dp_size(config) > 1 or routes_own_rows(config):
+        _check_ranks(config)
+    if config.speculative_algorithm is not None:
+        _check_choice("--speculative-algorithm", config.speculative_algorithm, SPECULATION)
+        _check_trees(config)
+
+
+def check_observed(schedule: Schedule | None) -> None:
+    """Raise `ExpertPolicyError` where layers are not handed the logits that plans of `observe` would look at."""
+    if schedule is not None and schedule.observed and hands_parts():
+        reason = (
+            "on AMD this SGLang may hand a layer the parts of its logits, and add them up later; allowed is another"
+        )
+        raise refusal("--expert-policy", schedule.policy, reason)
+
+
+def check_writers(trace: Path | None, config: Any) -> None:
+    """Raise `ExpertPolicyError` for a trace that more than one replica, or stage of a pipeline, would write."""
+    replicas = config.dp_size if attention_dp_size(config) == 1 else 1
+    for count, writers in ((replicas, "replicas"), (config.pp_size, "stages of a pipeline")):
+        if trace is not None and count > 1:
+            raise refusal("--expert-policy-trace", trace, f"{count} {writers} would write it; allowed is one")
+
+
+def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if spell(value) not in allowed:
+        raise refusal(flag, value, f"allowed is {', '.join(allowed)}")
+
+
+def _check_keys(config: Any) -> None:
+    """Refuse keys where SGLang starts several tokenizer processes, of which none asks for one."""
+    workers = getattr(config, "tokenizer_worker_num", 1)
+    for flag in ("api_key", "admin_api_key"):
+        if workers > 1 and getattr(config, flag, None):
+            reason = f"SGLang asks nobody there for --{flag.replace('_', '-')}; allowed is 1, or no key"
+            raise refusal("--tokenizer-worker-num", workers, reason)
+
+
+def _check_trees(config: Any) -> None:
+    """Refuse to return routed experts where drafts are trees: SGLang moves the keys and values of the path that it has
+    accepted to its slots, and leaves the experts of other drafts there.
+    """
+    is_ngram = spell(config.speculative_algorithm) == "NGRAM"
+    flag = "speculative_ngram_max_bfs_breadth" if is_ngram else "speculative_eagle_topk"
+    breadth = getattr(config, flag, None)
+    if getattr(config, "enable_return_routed_experts", False) and breadth is not None and breadth > 1:
+        reason = "--enable-return-routed-experts would return those of drafts that were not accepted; allowed is 1"
+        raise refusal(f"--{flag.replace('_', '-')}", breadth, reason)
+
+
+def _check_redundant_experts(config: Any) -> None:
+    """Refuse a dispatch under which other weights are loaded than those of the experts that were selected."""
+    dispatch = getattr(config, "ep_dispatch_algorithm", None)
+    if dispatch == "fake":
+        raise refusal("--ep-dispatch-algorithm", dispatch, "it overwrites the router's logits; allowed is dynamic")
+    replicas = getattr(config, "ep_num_redundant_experts", 0)
+    if replicas and dispatch not in (None, DISPATCH):
+        allowed = f"0, or --ep-dispatch-algorithm {DISPATCH}"
+        if not routes_own_rows(config):
+            allowed += " with an all-to-all backend"  # or SGLang refuses it
+        reason = f"{dispatch} dispatch picks replicas by row, so that padding activates others; allowed is {allowed}"
+        raise refusal("--ep-num-redundant-experts", replicas, reason)
+
+
+def _check_ranks(config: Any) -> None:
+    """Refuse what data-parallel attention, or an all-to-all backend, cannot be served with."""
+    mode = "data-parallel attention" if attention_dp_size(config) > 1 else "an all-to-all backend"
+    for flag, allowed in (RANKS_FLAGS | (ALL_TO_ALL_FLAGS if routes_own_rows(config) else {})).items():
+        value = getattr(config, flag, allowed)
+        if value != allowed:
+            spelt = "none" if allowed is None else allowed or "off"
+            shown = "on" if value is True else value
+            raise refusal(f"--{flag.replace('_', '-')}", shown, f"allowed with {mode} is {spelt}")
+    if is_switched_on(UNSYNCHRONIZED):
+        reason = f"ranks of {mode} would not know what the others do; allowed is unset"
+        raise refusal(UNSYNCHRONIZED, os.environ.get(UNSYNCHRONIZED, "on"), reason)

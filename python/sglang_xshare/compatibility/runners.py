@@ -1,0 +1,186 @@
+"""How each MoE runner takes the slots that a policy leaves empty, with the upstream code that says so.
+
+Files are SGLang's, from `sglang/` on, as in release 0.5.23, and where nothing else is said alike in 0.5.17 and 0.5.21;
+those of `csrc/` and `include/` FlashInfer's, as in the releases that these three pin (0.6.15.post1, 0.6.18, 0.7.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..policies.plan import SelectionPlan
+from ..stage.layer import DROPPED, FILLED, MASKED, Convention
+from ..types import Router
+from ..upstream.routing import find_runner, gathers_routed, keeps_dropped, leaves_sums
+from ..upstream.server import is_release
+
+
+@dataclass(frozen=True)
+class Runner:
+    """One kernel behind a name of --moe-runner-backend."""
+
+    name: str
+    convention: Convention
+    read: str
+    """The upstream code that this rests on."""
+    since: str = "0.5.17"
+    """The first release that does so."""
+    takes_kmax: bool = True
+    """False where it takes the model's top-k for the number of columns."""
+    methods: tuple[str, ...] = ()
+    """Classes of quantization methods or schemes that were followed to this kernel; none where all lead to it."""
+    marks: Mapping[str, Any] = field(default_factory=dict)
+    """Attributes of a method that has them, where they tell kernels apart."""
+
+    def runs(self, layer: Any) -> bool:
+        """Whether this is what an upstream `FusedMoE` with a runner of this name runs its experts with."""
+        method: Any = getattr(layer, "quant_method", None)
+        kinds = {kind.__name__ for owner in (method, getattr(layer, "scheme", None)) for kind in type(owner).__mro__}
+        marked = all(getattr(method, name, value) == value for name, value in self.marks.items())
+        return marked and (not self.methods or not kinds.isdisjoint(self.methods))
+
+
+_ROUTING = (
+    "csrc/fused_moe/trtllm_backend/trtllm_fused_moe_routing_custom.cuh, `expertIdx > -1`, and `isLocalExpert` in "
+    "include/flashinfer/trtllm/fused_moe/RoutingKernel.cuh: -1 gets permuted index -1, which finalizeKernel skips; "
+    "lanes of one row that hold the same expert race for one place"
+)
+_CUTLASS_FUSED = (
+    "csrc/fused_moe/cutlass_backend/cutlass_fused_moe_kernels.cuh: `is_valid_expert`, `expert_id == target_expert_id` "
+    "and finalizeMoeRoutingKernel's `expert_id < 0` leave -1 out; blockExpertPrefixSumKernel looks for one place of an "
+    "expert in a row"
+)
+# Not Fp8MoEMethod's scales of whole tensors.
+_TRTLLM_METHODS = ("UnquantizedFusedMoEMethod", "Fp8MoEMethod", "ModelOptNvFp4FusedMoEMethod")
+TRITON = Runner(
+    "triton", FILLED, "moe_align_block_size sorts every slot by itself; -1 is read unless experts are filtered"
+)
+"""Also where a layer has no `FusedMoE`, as in DeepSeek's first model."""
+TABLE = (
+    TRITON,
+    Runner("marlin", FILLED, "fused_marlin_moe sorts by moe_align_block_size, as triton does"),
+    Runner("cutlass", FILLED, "cutlass_moe.py: prepare_moe_input counts and places every slot by itself; -1 is read"),
+    Runner(
+        "triton_kernel",
+        MASKED,
+        "moe/topk.py, `routing(router_logits, ...)` of triton_kernels: top-k, then softmax, a row's experts in bits",
+        takes_kmax=False,
+    ),
+    Runner(
+        "deep_gemm",
+        DROPPED,
+        "kernels/ops/moe/ep_moe_kernels.py: `valid` in fused_moe_dispatch_index and ep_scatter, `dst_idx >= 0` in "
+        "fill_gateup_input and post_reorder_deepgemm (0.5.17: `expert_id >= 0` in all of them), which steps by "
+        "runner_config.top_k; an expert has m_max rows, each row of the batch once",
+        takes_kmax=False,
+    ),
+    Runner("flashinfer_cutlass", DROPPED, _CUTLASS_FUSED),
+    Runner(
+        "flashinfer_trtllm_routed",
+        DROPPED,
+        f"moe_runner/flashinfer_trtllm.py, `use_routed_topk`, which may step by runner_config.top_k; {_ROUTING}",
+        takes_kmax=False,
+        methods=_TRTLLM_METHODS,
+        marks={"block_quant": True},
+    ),
+    Runner(
+        "flashinfer_trtllm",
+        DROPPED,
+        "moe_runner/flashinfer_trtllm.py, `materialized_topk` and `format_is_standard`: handed ids it is "
+        f"flashinfer_trtllm_routed; {_ROUTING}",
+        since="0.5.23",
+        takes_kmax=False,
+        methods=(*_TRTLLM_METHODS, "CompressedTensorsW4A4Nvfp4MoE"),
+        marks={"block_quant": True},
+    ),
+    Runner(
+        "flashinfer_mxfp4",
+        MASKED,
+        "moe_runner/flashinfer_trtllm.py, _fused_experts_flashinfer_mxfp4_sm100_trtllm_gen, routing method 1; "
+        "include/flashinfer/trtllm/fused_moe/: RoutingKernelTopK.cuh ranks by logit, then by number, "
+        "RoutingCustomPolicy.cuh's SoftmaxPostprocess follows",
+        since="0.5.23",
+        takes_kmax=False,
+        methods=("Mxfp4MoEMethod",),
+        marks={"_fi_kernel": "trtllm_sm100"},
+    ),
+    *(
+        Runner(
+            "flashinfer_mxfp4",
+            DROPPED,
+            f"moe_runner/flashinfer_cutlass.py, _fused_experts_flashinfer_mxfp4_cutlass; {_CUTLASS_FUSED}",
+            since="0.5.23",
+            methods=("Mxfp4MoEMethod",),
+            marks={"_fi_kernel": kernel},
+        )
+        for kernel in ("cutlass_sm90", "cutlass_sm120")
+    ),
+)
+REASONS = {
+    "aiter": "moe_sorting keeps one slot of an expert that a row holds twice, whatever its weight, and reads -1 "
+    "(aiter's csrc/include/moe_sorting_opus.h); there may be fewer active experts than a row has slots",
+    "flashinfer_cutedsl": "what its kernels make of an empty slot has not been followed",
+}
+"""Why a runner is none of them, where more is known than that."""
+_UNKNOWN = "it is not known to leave out an empty slot, or to take one expert twice"
+
+
+def list_runners() -> tuple[str, ...]:
+    """The names that --moe-runner-backend may have with a policy on the release that runs."""
+    return tuple(dict.fromkeys(runner.name for runner in TABLE if is_release(runner.since)))
+
+
+def explain(name: str) -> str:
+    """Why `list_runners` lacks a name."""
+    since = next((runner.since for runner in TABLE if runner.name == name), None)
+    return f"it is served from SGLang {since} on" if since else REASONS.get(name, _UNKNOWN)
+
+
+def find_kernel(layer: Any) -> Runner:
+    """The row of the table for an upstream `FusedMoE`. Raises ValueError where it runs what no row is about."""
+    name = find_runner(layer)
+    for runner in TABLE:
+        if runner.name == name and is_release(runner.since) and runner.runs(layer):
+            return runner
+    method = type(getattr(layer, "scheme", None) or layer.quant_method).__name__
+    found = f"MoE runner {name} of {method}" if name else f"a kernel of {method}"
+    reason = REASONS.get(name or "", _UNKNOWN)
+    raise ValueError(
+        f"{found}: {reason}; allowed is --moe-runner-backend {', '.join(list_runners())} where this quantization has "
+        "one of them"
+    )
+
+
+def check_kernel(runner: Runner, layer: Any, config: Any) -> None:
+    """Raise ValueError where the server or the layer, an upstream `FusedMoE`, are an exception to the table.
+
+    `config` holds the server's resolved arguments.
+    """
+    if runner.name == "deep_gemm" and config.ep_size > 1 and not keeps_dropped():
+        raise ValueError(
+            "MoE runner deep_gemm with expert parallelism: before 0.5.23 SGLang looks the -1 of an empty slot up in a "
+            "table of local experts and finds the last one; allowed is --ep-size 1"
+        )
+    if runner.name == "flashinfer_cutlass" and gathers_routed():
+        raise ValueError(
+            "MoE runner flashinfer_cutlass gathers the ranks' rows after each has routed its own; allowed is "
+            "--disable-flashinfer-cutlass-moe-fp4-allgather"
+        )
+    if runner.name == "flashinfer_trtllm" and layer.num_fused_shared_experts:
+        raise ValueError(
+            "MoE runner flashinfer_trtllm with a fused shared expert; allowed is --disable-shared-experts-fusion"
+        )
+    if runner.name == "flashinfer_trtllm" and leaves_sums(layer, config):
+        raise ValueError(
+            "MoE runner flashinfer_trtllm leaves a row's sum over experts to the next collective, which it can only "
+            "where it routes itself; allowed is --moe-runner-backend triton"
+        )
+
+
+def check_width(runner: Runner, plans: Sequence[SelectionPlan], router: Router) -> None:
+    """Raise ValueError for a plan whose rows are wider or narrower than the runner takes them."""
+    for plan in plans:
+        if not runner.takes_kmax and plan.columns(router) != router.top_k:
+            raise ValueError(f"kmax = {plan.kmax}: MoE runner {runner.name} uses top-k; allowed is {router.top_k}")

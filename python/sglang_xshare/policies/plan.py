@@ -1,0 +1,330 @@
+"""A selection plan: which experts a batch may use, and how every row routes within them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, get_type_hints
+
+from ..types import Router
+from .keys import Key, accepts_none, as_json
+
+UTILITIES = ("topk", "full", "squared")
+BALANCES = ("literal", "fill", "level")
+RANKINGS = ("router", "votes", "static")
+SCOPES = ("batch", "request")
+COVERAGES = ("substitute", "truncate", "own")
+
+
+def _key(default: Any, kind: type, help: str, **limits: Any) -> Any:
+    return field(default=default, metadata={"key": Key(kind, help, **limits)})
+
+
+def _share(default: float | None, help: str) -> Any:
+    return _key(default, float, help, low=0, high=1, above_low=True)
+
+
+@dataclass(frozen=True)
+class SelectionPlan:
+    """How to select the set S of experts, and how to cover every row with experts of it. Frozen, hashable, validated.
+
+    S starts with the warm-up (`k0`, `p`) and grows by the budgets `add_per_request`, `add`, `mass` and
+    `target_per_rank`, in this order; or by the best `budget` experts of a `ranking`; or by the votes of the most
+    confident rows (`confidence`). `coverage`, `kmax`, `max_rank` and `rescue` say which of them a row gets, `own_share`
+    at what weights. Raises ValueError naming the key, the value and what is allowed.
+    """
+
+    policy: str = "custom"
+    k0: int | None = _key(0, int, "warm-up: every row's k0 best experts; null: all of its top-k", low=0)
+    p: float = _share(1.0, "end a row's warm-up once it holds this share of the row's score; 1: never")
+    beta: float | None = _key(None, float, "skip what scores below beta times the first", low=0, high=1)
+    utility: str = _key(
+        "topk", str, "a row's scores: normalized in its top-k, all as they are, or the first squared", choices=UTILITIES
+    )
+    add_per_request: int = _key(0, int, "experts each request adds by its own utility", low=0)
+    add: int = _key(0, int, "experts the batch adds by utility", low=0)
+    mass: float | None = _share(None, "add experts until S holds this share of the utility")
+    target_per_rank: int | None = _key(None, int, "experts per expert-parallel rank to add up to", low=1)
+    balance: str = _key(
+        "literal", str, "ranks in turn up to the total, each to its target, or level with the fullest", choices=BALANCES
+    )
+    budget: int | None = _key(None, int, "the best experts of the ranking, warm-up included", low=1)
+    drop: int | None = _key(None, int, "instead of budget: all experts with a vote but the least voted", low=0)
+    ranking: str = _key("router", str, "by utility, votes (rows with it in their top-k) or order", choices=RANKINGS)
+    order: tuple[int, ...] | None = _key(None, tuple, "expert ids, best first, for the static ranking")
+    scope: str = _key("batch", str, "rank once for the batch, or for each request and unite", choices=SCOPES)
+    confidence: float | None = _share(None, "voters: rows whose best score has this share of the row's sum")
+    max_voters: int = _key(8, int, "at most this many voters, the most confident first", low=1)
+    min_votes: int = _key(2, int, "votes of voters that keep an expert; their first choices are kept anyway", low=1)
+    coverage: str = _key(
+        "substitute", str, "replace missing experts, leave them out, or warm-up only", choices=COVERAGES
+    )
+    kmax: int | None = _key(None, int, "experts a row may use in all; null: the model's top-k", low=1)
+    max_rank: int | None = _key(None, int, "how far down its own ranking a row may substitute; null: to the end", low=1)
+    rescue: bool = _key(True, bool, "truncate: give a row left with no expert its first choice back")
+    free_residents: bool | None = _key(
+        None, bool, "budgets count experts that are not loaded alone, loaded ones join; null: where experts are paged"
+    )
+    own_share: float = _key(
+        0.0, float, "divide weights by what the row got (0), by its own top-k (1), or in between", low=0, high=1
+    )
+
+    def __post_init__(self) -> None:
+        for name, key in KEYS.items():
+            object.__setattr__(self, name, key.check(name, getattr(self, name)))
+        for name, contradiction in _contradictions(self):
+            raise ValueError(f"{name} = {as_json(getattr(self, name))}: allowed only {contradiction}")
+
+    @property
+    def adds(self) -> bool:
+        """Whether S grows by `add_per_request`, `add`, `mass` or `target_per_rank`."""
+        return bool(self.add_per_request or self.add or self.mass or self.target_per_rank)
+
+    @property
+    def ranks_experts(self) -> bool:
+        """Whether S is the warm-up plus the best of a ranking."""
+        return self.budget is not None or self.drop is not None
+
+    @property
+    def selects_nothing(self) -> bool:
+        """Whether S is always empty, so that every MoE layer would put out nothing."""
+        return self.k0 == 0 and not (self.adds or self.ranks_experts or self.confidence)
+
+    # What a coverage means: everything but the reference reads it here, never off the coverage's name.
+
+    @property
+    def uses_selected(self) -> bool:
+        """Whether S decides a row's experts. Otherwise a row has what it kept itself."""
+        return self.coverage != "own"
+
+    @property
+    def substitutes(self) -> bool:
+        """Whether a row may take experts of S from outside its own top-k: up to `kmax` in all, down to `max_rank`."""
+        return self.coverage == "substitute"
+
+    @property
+    def takes_residents(self) -> bool:
+        """Whether the experts that a batch names as resident cost the plan nothing: S grows by utility, or by nothing
+        but the warm-up.
+        """
+        by_utility = self.uses_selected and not self.ranks_experts and self.confidence is None
+        return by_utility and self.free_residents is not False
+
+    @property
+    def can_rescue(self) -> bool:
+        """Whether a row can be left with none of its top-k and get its first choice back, which then joins S. A row's
+        warm-up holds its first choice.
+        """
+        return self.uses_selected and not self.substitutes and self.rescue and self.k0 == 0
+
+    @property
+    def divides_by_own(self) -> bool:
+        """Whether weights that renormalize are divided by the sum over the row's own top-k, not over what it got."""
+        return self.coverage == "truncate"
+
+    @property
+    def own_power(self) -> float:
+        """Weights that renormalize are divided by the sum over the row's own top-k to this power, times that over what
+        it got to the power of one less this.
+        """
+        return 1.0 if self.divides_by_own else self.own_share
+
+    def warm_up(self, router: Router) -> int:
+        """The most experts that a row's warm-up holds."""
+        return router.top_k if self.k0 is None else self.k0
+
+    def columns(self, router: Router, exact: bool = False) -> int:
+        """The most experts that a row may use, where some may be `exact` at least the model's top-k."""
+        columns = self.kmax or router.top_k
+        return max(columns, router.top_k) if exact else columns
+
+    def check(self, router: Router, num_experts: int, ranks: int = 1) -> None:
+        """Raise ValueError where plan or router do not fit a model of `num_experts` experts on `ranks` ranks."""
+        if router.top_k > num_experts:
+            raise ValueError(f"top_k = {router.top_k}: allowed is at most the number of experts, {num_experts}")
+        if router.num_expert_group is not None and num_experts % router.num_expert_group:
+            raise ValueError(f"num_expert_group = {router.num_expert_group}: allowed is a divisor of {num_experts}")
+        if router.quota_groups is not None and num_experts % router.quota_groups:
+            raise ValueError(f"quota_groups = {router.quota_groups}: allowed is a divisor of {num_experts}")
+        self.check_columns(router)
+        if self.warm_up(router) > router.top_k:
+            raise ValueError(f"k0 = {self.k0}: allowed is at most the model's top-k, {router.top_k}")
+        if self.k0 is None and self.columns(router) < router.top_k:
+            raise ValueError(f"kmax = {self.kmax}: allowed is at least the warm-up, {router.top_k} experts")
+        if self.order is not None and len(self.order) != num_experts:
+            raise ValueError(f"order of {len(self.order)} experts: allowed is all {num_experts} experts once")
+        if self.target_per_rank is not None and ranks < 2:
+            raise ValueError(f"target_per_rank = {self.target_per_rank}: allowed only with expert parallelism")
+        self.check_weights(router)
+
+    def check_weights(self, router: Router) -> None:
+        """Raise ValueError where the router's weights are none that the plan can divide."""
+        if self.own_share and not router.renormalize:
+            raise ValueError(f"own_share = {self.own_share}: allowed only with a model that renormalizes its weights")
+
+    def check_columns(self, router: Router) -> None:
+        """Raise ValueError where the router's groups have no share of a row's slots."""
+        if router.quota_groups is not None and self.columns(router) != router.top_k:
+            reason = f"the router takes {router.top_k // router.quota_groups} experts of each group"
+            raise ValueError(f"kmax = {self.kmax}: {reason}; allowed is the model's top-k, {router.top_k}")
+
+    def can_drop(self, router: Router, num_experts: int, ranks: int = 1) -> bool:
+        """False where no batch can lose an expert to this plan on `ranks` ranks, so that it only costs time."""
+        k0 = self.warm_up(router)
+        if k0 >= router.top_k and self.p == 1:
+            return bool(self.beta)
+        if not self.uses_selected or not self._reaches_own(router, num_experts):
+            return True
+        total = max(self.budget or 0, (self.target_per_rank or 0) * ranks)
+        added = max(self.add, self.add_per_request)
+        sure = self._sure_warm_up(router)
+        keeps_all = total >= num_experts or added >= num_experts - sure or self.mass == 1 or self.drop == 0
+        return not keeps_all
+
+    def can_change(
+        self,
+        router: Router,
+        num_experts: int,
+        rows: int,
+        tokens_per_request: int = 1,
+        ranks: int = 1,
+        slots: int | None = None,
+    ) -> bool:
+        """False where every batch of `rows` rows, none of them padding, is routed under this plan as by the model
+        itself: the same experts and weights, whatever the logits, and whichever rows are exact or
+        experts resident, of `slots` where these are paged.
+
+        All but one thing: an expert of which no row has a score of more than 2**-21 has no utility, of which none has a
+        weight of more than 2**-10.5 (0.0007) no squared one, so that the plan leaves it out where the model gives it
+        next to no weight. True may be wrong, it only costs time.
+        """
+        if self.columns(router) != router.top_k:
+            return True
+        wanted = num_experts if self.utility == "full" else min(num_experts, rows * router.top_k)
+        if self.takes_residents and slots is not None and slots < wanted:
+            return True
+        idle = self.idle_budget(router, num_experts, rows, tokens_per_request, ranks)
+        return idle is None and self.can_drop(router, num_experts, ranks)
+
+    def idle_budget(
+        self, router: Router, num_experts: int, rows: int, tokens_per_request: int = 1, ranks: int = 1
+    ) -> tuple[str, int] | None:
+        """(a budget, how many experts of it always hold every one of `rows` rows' own top-k), where it has as many.
+
+        Only where it takes first what rows have in their top-k: utility over all experts may prefer others.
+        """
+        takes_own_first = self.ranking == "votes" or (self.ranking == "router" and self.utility != "full")
+        if not (self.uses_selected and takes_own_first and self._reaches_own(router, num_experts)):
+            return None
+        warm = self._sure_warm_up(router)
+        beyond = router.top_k - warm
+        by_request = self.scope == "request"
+        enough = {
+            "add_per_request": min(tokens_per_request * beyond, num_experts - warm),
+            "add": min(rows * beyond, num_experts - warm),
+            "budget": min((tokens_per_request if by_request else rows) * router.top_k, num_experts),
+        }
+        if self.balance == "literal":  # its ranks go on until S has the target of all ranks together
+            enough["target_per_rank"] = -(-min(rows * router.top_k, num_experts) // ranks)
+        given = {key: getattr(self, key) or 0 for key in enough}
+        return next(((key, n) for key, n in enough.items() if given[key] and given[key] >= n), None)
+
+    def _reaches_own(self, router: Router, num_experts: int) -> bool:
+        """Whether a row can get all of its own top-k, of which groups with a share may rank the last anywhere."""
+        last = router.top_k if router.quota_groups is None else num_experts
+        return self.columns(router) >= router.top_k and (self.max_rank or num_experts) >= last
+
+    def _sure_warm_up(self, router: Router) -> int:
+        """The experts that every row's warm-up holds: with a share `p` it may end with the first."""
+        k0 = self.warm_up(router)
+        return k0 if self.p == 1 else min(k0, 1)
+
+    def max_active(
+        self,
+        router: Router,
+        num_experts: int,
+        rows: int,
+        tokens_per_request: int = 1,
+        exact_rows: int = 0,
+        slots: int | None = None,
+    ) -> int:
+        """The most active experts of `rows` rows, up to `exact_rows` of them exact, at least 1. A budget
+        whose size depends on the logits or on the ranks (`mass`, `drop`, `confidence`, `target_per_rank`) does not
+        lower it.
+
+        With `slots` of a batch that names residents it is at most their number, unless what exact rows, warm-up,
+        requests and rescued rows bring can alone be more; or the plan takes no residents, which leaves all as it is.
+        """
+        others = rows - exact_rows
+        most = exact_rows * self.columns(router, exact=True) + others * self.columns(router)
+        most = min(num_experts, most)
+        requests = rows // tokens_per_request
+        held = exact_rows * router.top_k + others * self.warm_up(router) + requests * self.add_per_request
+        rescued = rows if self.can_rescue else 0
+        if slots is not None and self.takes_residents:
+            return max(min(most, max(held, slots) + rescued), 1)
+        if self.mass is not None or self.drop is not None or self.confidence is not None or self.target_per_rank:
+            return max(most, 1)
+        budget = self.budget or 0
+        if self.ranking == "votes":
+            budget = max(budget, router.top_k)
+        held += self.add + budget * (requests if self.scope == "request" else 1)
+        return max(min(most, held + rescued), 1)
+
+
+def fits_slots(
+    plan: SelectionPlan | None,
+    router: Router,
+    num_experts: int,
+    rows: int,
+    tokens_per_request: int,
+    slots: int,
+) -> bool:
+    """Whether no more experts than `slots` are active in a step of so many router rows, whatever the logits: for which
+    graphs are captured and replayed. Without a plan the model routes as ever. No row is exact where experts are paged.
+    """
+    if rows * router.top_k <= slots:
+        return True
+    most = (router, num_experts, rows, tokens_per_request)
+    return plan is not None and plan.max_active(*most, slots=slots) <= slots
+
+
+_HINTS = get_type_hints(SelectionPlan)
+KEYS: Mapping[str, Key] = {
+    f.name: replace(f.metadata["key"], optional=accepts_none(_HINTS[f.name]))
+    for f in fields(SelectionPlan)
+    if "key" in f.metadata
+}
+
+
+def _contradictions(plan: SelectionPlan) -> list[tuple[str, str]]:
+    """(key, what it needs) for every key that another one rules out."""
+    budgets = plan.adds + (plan.budget is not None) + (plan.drop is not None) + (plan.confidence is not None)
+    other_budgets = "add, add_per_request, mass, target_per_rank"
+    rules = (
+        ("coverage", not plan.uses_selected and budgets > 0, "without a budget, which its rows could not use"),
+        ("beta", plan.beta is not None and plan.uses_selected, "with coverage own"),
+        ("drop", plan.drop is not None and plan.budget is not None, "without budget"),
+        ("budget", plan.budget is not None and budgets > 1, f"without {other_budgets} and confidence"),
+        ("drop", plan.drop is not None and budgets > 1, f"without {other_budgets} and confidence"),
+        ("confidence", plan.confidence is not None and budgets > 1, f"without {other_budgets}"),
+        ("drop", plan.drop is not None and plan.ranking != "votes", "with ranking votes"),
+        ("ranking", plan.ranking != "router" and not plan.ranks_experts, "with budget or drop"),
+        ("scope", plan.scope != "batch" and not plan.ranks_experts, "with budget or drop"),
+        ("order", plan.order is not None and plan.ranking != "static", "with ranking static"),
+        ("ranking", plan.order is None and plan.ranking == "static", "with order"),
+        ("balance", plan.balance != "literal" and plan.target_per_rank is None, "with target_per_rank"),
+        ("kmax", plan.kmax is not None and not plan.substitutes, "with coverage substitute"),
+        ("max_rank", plan.max_rank is not None and not plan.substitutes, "with coverage substitute"),
+        (
+            "free_residents",
+            bool(plan.free_residents) and not plan.takes_residents,
+            "with coverage substitute or truncate, without budget, drop and confidence",
+        ),
+        ("own_share", plan.own_share > 0 and plan.divides_by_own, "with coverage substitute or own"),
+        ("rescue", not plan.rescue and (plan.substitutes or not plan.uses_selected), "with coverage truncate"),
+        ("kmax", (plan.kmax or plan.k0 or 0) < (plan.k0 or 0), f"from k0 = {plan.k0} up"),
+        ("max_voters", plan.max_voters != SelectionPlan.max_voters and plan.confidence is None, "with confidence"),
+        ("min_votes", plan.min_votes != SelectionPlan.min_votes and plan.confidence is None, "with confidence"),
+    )
+    return [(name, need) for name, applies, need in rules if applies]

@@ -1,0 +1,155 @@
+"""A batch's rows, ranked: what the vectorized backend selects from and covers."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from ...types import Batch, Router
+from ..scores import compute_scores, measure
+
+# A tie is broken in float64 by less than a float32 can differ: 2^-40 of the score for each of up to 1,024 experts.
+_TIE = 2.0**-40
+# What 2^-40 is taken of instead, where the score is 0 (less than every positive float32) or -inf (which stays so).
+_SMALLEST, _LARGEST = 1e-60, 1e39
+
+
+class Slots(NamedTuple):
+    """Experts of n rows, m slots each. Which slots are live is data, so it stays on the device as a mask."""
+
+    experts: torch.Tensor
+    """[n, m] int64; in an empty slot the id of some expert."""
+    scores: torch.Tensor
+    """[n, m] float32: P, 0 in an empty slot."""
+    live: torch.Tensor
+    """[n, m] bool: not empty."""
+
+    def keep(self, kept: torch.Tensor) -> Slots:
+        """Empty the slots outside `kept` [n, m] bool, and move them behind the others, which keep their order."""
+        order = kept.view(torch.uint8).sort(dim=1, descending=True, stable=True).indices
+        live = kept.gather(1, order)
+        zero = constant(0.0, torch.float32, kept.device)
+        return Slots(self.experts.gather(1, order), torch.where(live, self.scores.gather(1, order), zero), live)
+
+    def widen(self, columns: int) -> Slots:
+        """With empty slots behind, so that there are `columns` at least."""
+        missing = max(columns - self.experts.shape[1], 0)
+        return Slots(*(pad(part, (0, missing)) for part in self)) if missing else self
+
+
+class Rows(NamedTuple):
+    """n rows over N experts, k = the router's top-k."""
+
+    scores: torch.Tensor
+    """[n, N] float32: P."""
+    measures: torch.Tensor
+    """[n, N]: P as it is added up and compared with shares, see `scores.measure`."""
+    keys: torch.Tensor
+    """[n, N] float64: C with its ties broken, so the row's ranking; -inf where an expert is never chosen."""
+    own: Slots
+    """The rows' own top-k, best first."""
+    valid: torch.Tensor | None
+    """[n, 1] bool; None where all are."""
+    exact: torch.Tensor | None
+    """[n, 1] bool: which get their own top-k and have no say in S; None where none does."""
+    resident: torch.Tensor | None
+    """[N] bool: which experts are loaded; None where the batch does not say."""
+    slots: int | None
+    tokens_per_request: int
+    quota_groups: int | None
+
+    @property
+    def num_experts(self) -> int:
+        """N."""
+        return self.keys.shape[1]
+
+    @property
+    def num_requests(self) -> int:
+        """Rows over tokens per request."""
+        return self.keys.shape[0] // self.tokens_per_request
+
+    @property
+    def top_k(self) -> int:
+        """k."""
+        return self.own.experts.shape[1]
+
+    def silence(self, values: torch.Tensor) -> torch.Tensor:
+        """`values` [n, m], 0 or False in exact rows."""
+        return values if self.exact is None else values.masked_fill(self.exact, 0)
+
+    def find_best(self, usable: torch.Tensor, count: int) -> Slots:
+        """Every row's `count` best of the `usable` experts, [N] or [n, N] bool."""
+        keys = torch.where(usable, self.keys, constant(-math.inf, torch.float64, self.keys.device))
+        if self.quota_groups is not None:
+            keys = keep_quota(keys, count, self.quota_groups)
+        return find_best(self.scores, keys, count, self.valid)
+
+
+def rank_rows(logits: torch.Tensor, router: Router, batch: Batch) -> Rows:
+    """Score and rank logits [n, N]."""
+    scores, choice = compute_scores(logits, router)
+    keys = choice.double()
+    keys.addcmul_(keys.abs().clamp_(_SMALLEST, _LARGEST), lower_first(keys.shape[1], keys.device), value=_TIE)
+    valid = None if batch.valid is None else batch.valid.unsqueeze(1)
+    # Of its own, as metrics are read when the caller's may be the next step's. One that is not valid has no experts.
+    exact = None if batch.exact is None else batch.exact.clone().unsqueeze(1)
+    groups = router.quota_groups
+    own_keys = keys if groups is None else keep_quota(keys, router.top_k, groups)
+    own = find_best(scores, own_keys, router.top_k, valid)
+    return Rows(
+        scores=scores,
+        measures=measure(scores, router),
+        keys=keys,
+        own=own,
+        valid=valid,
+        exact=exact,
+        resident=batch.resident,
+        slots=batch.slots,
+        tokens_per_request=batch.tokens_per_request,
+        quota_groups=groups,
+    )
+
+
+def find_best(scores: torch.Tensor, keys: torch.Tensor, count: int, valid: torch.Tensor | None) -> Slots:
+    """Every row's `count` largest keys above -inf, best first. Further slots are empty, and all of an invalid row."""
+    best_keys, experts = keys.topk(count, 1)
+    live = best_keys > constant(-math.inf, torch.float64, keys.device)
+    if valid is not None:
+        live &= valid
+    zero = constant(0.0, torch.float32, keys.device)
+    return Slots(experts, torch.where(live, scores.gather(1, experts), zero), live)
+
+
+def keep_quota(keys: torch.Tensor, count: int, groups: int) -> torch.Tensor:
+    """Keys [n, N], no two of them equal but at -inf, with -inf but for the count / groups largest of each group."""
+    parts = keys.unflatten(1, (groups, -1))
+    last = parts.topk(count // groups, 2).values[..., -1:]
+    return parts.masked_fill(parts < last, -math.inf).flatten(1)
+
+
+def mark(table: torch.Tensor, experts: torch.Tensor, live: torch.Tensor) -> None:
+    """Set the entries of a table [N] bool at the live ones of some ids."""
+    # As bytes: of all sums and maxima, CUDA has none that is an `or` on bool.
+    values = live.reshape(-1).view(torch.uint8)
+    table.view(torch.uint8).scatter_reduce_(0, experts.reshape(-1), values, "amax")
+
+
+@cache
+def constant(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A number as a 0-dim tensor: a Python number costs an operation a microsecond more on the CPU.
+
+    Copied from the host, so that a first call inside a graph capture is an error instead of a tensor that belongs to
+    the graph; the warm-up runs before a capture fill the cache. Never evicted: captured graphs read it at its address.
+    Every cached tensor of this backend is made and kept so.
+    """
+    return torch.tensor(value, dtype=dtype).to(device)
+
+
+@cache
+def lower_first(num_experts: int, device: torch.device) -> torch.Tensor:
+    """[N] float64: N - 1 - id, to break ties."""
+    return torch.arange(num_experts - 1, -1, -1, dtype=torch.float64).to(device)

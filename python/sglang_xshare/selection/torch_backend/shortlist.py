@@ -1,0 +1,239 @@
+"""How the vectorized backend selects: the set S, a table [N] bool.
+
+Counts that depend on data stay on the device: the best m experts are a sorted list of fixed size with a mask.
+Utilities are integers held in float64, which adds them exactly, in any order, up to 2^53. An integer reaches a
+threshold exactly where it reaches the threshold rounded up, so that none is rounded here.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from ...policies.plan import SelectionPlan
+from ..scores import GRID, TINY, to_grid
+from .rows import Rows, constant, lower_first, mark
+
+# Breaks ties between integers: less than 1 for each of up to 1,024 experts.
+_TIE = 2.0**-10
+# More than every utility, and a float64 still parts ties.
+_AHEAD = 2.0**41
+
+
+def select_experts(
+    rows: Rows, plan: SelectionPlan, rank_of_expert: torch.Tensor | None, kept: torch.Tensor, selected: torch.Tensor
+) -> None:
+    """Fill the empty set S, given the slots [n, k] bool of their own top-k that the rows keep."""
+    mark(selected, rows.own.experts, kept)
+    if plan.ranks_experts:
+        _add_ranked(rows, plan, selected)
+    elif plan.confidence is not None:
+        _follow_voters(rows, plan, plan.confidence, selected)
+    elif plan.adds or _find_free(rows, plan) is not None:
+        _add_by_utility(rows, plan, rank_of_expert, kept, selected)
+
+
+def _find_free(rows: Rows, plan: SelectionPlan) -> torch.Tensor | None:
+    """[N] bool: the residents, where these cost the plan nothing."""
+    return rows.resident if plan.takes_residents else None
+
+
+def _add_by_utility(
+    rows: Rows, plan: SelectionPlan, rank_of_expert: torch.Tensor | None, kept: torch.Tensor, selected: torch.Tensor
+) -> None:
+    free = _find_free(rows, plan)
+
+    def taken(experts: torch.Tensor) -> torch.Tensor:
+        return experts if free is None else experts | free
+
+    if plan.add_per_request:
+        by_request = _compute_utility(rows, plan.utility, rows.num_requests)
+        kept_by_request = taken(_sum_at_own(rows, kept.double(), rows.num_requests).bool())
+        selected |= _find_best(by_request, plan.add_per_request, kept_by_request).any(0)
+        utility = by_request.sum(0)
+    else:
+        utility = _compute_utility(rows, plan.utility, 1).squeeze(0)
+    sure = None if free is None else selected.clone()
+    if plan.add:
+        selected |= _find_best(utility, plan.add, taken(selected))
+    if plan.mass is not None:
+        mark(selected, *_reach_mass(utility, plan.mass, taken(selected)))
+    if plan.target_per_rank is not None:
+        assert rank_of_expert is not None
+        held = _find_held(rows, 1)
+        selected |= _balance(utility, plan.target_per_rank, plan.balance, rank_of_expert, selected, held)
+    if free is not None and sure is not None:
+        _join(utility, free, rows.slots, sure, selected)
+
+
+def _join(
+    utility: torch.Tensor, free: torch.Tensor, slots: int | None, sure: torch.Tensor, selected: torch.Tensor
+) -> None:
+    """Add the residents with utility to S, as many as there are slots for: first come experts that are `sure` [N] of
+    one, then what the batch has added, then residents, both by utility.
+    """
+    joining = free & (utility > 0)
+    if slots is None:
+        selected |= joining
+        return
+    standing = utility + selected * _AHEAD
+    keys, experts = _rank(standing, sure | ~(selected | joining)).sort(descending=True)
+    room = slots - sure.sum()
+    selected.copy_(sure)
+    mark(selected, experts, (keys >= 1) & (torch.arange(len(keys), device=keys.device) < room))
+
+
+def _find_held(rows: Rows, groups: int) -> torch.Tensor | None:
+    """[groups, N] bool: the experts of a group's exact rows, which no budget counts; None where no row can be exact."""
+    if rows.exact is None:
+        return None
+    return _sum_at_own(rows, (rows.own.live & rows.exact).double(), groups).bool()
+
+
+def _compute_utility(rows: Rows, kind: str, groups: int) -> torch.Tensor:
+    """[groups, N]: every expert's utility over equal groups of consecutive rows."""
+    if kind in ("topk", "squared"):
+        own_scores = rows.silence(rows.own.scores).double()
+        mass = own_scores.sum(1, keepdim=True).clamp_min_(TINY)
+        if kind == "squared":
+            shares = (own_scores / mass).square_().mul_(GRID)
+        else:
+            shares = torch.addcdiv(constant(0.0, torch.float64, mass.device), own_scores, mass, value=GRID)
+        return _sum_at_own(rows, shares.round_(), groups)
+    grid = to_grid(rows.measures)
+    if rows.valid is not None:
+        grid *= rows.valid
+    grid = rows.silence(grid)
+    return grid.view(groups, len(grid) // max(groups, 1), rows.num_experts).sum(1)
+
+
+def _sum_at_own(rows: Rows, values: torch.Tensor, groups: int) -> torch.Tensor:
+    """[groups, N]: `values` [n, k] float64 summed at the rows' own top-k."""
+    width = values.numel() // max(groups, 1)
+    sums = torch.zeros(groups, rows.num_experts, dtype=torch.float64, device=values.device)
+    return sums.scatter_add_(1, rows.own.experts.view(groups, width), values.view(groups, width))
+
+
+def _rank(utility: torch.Tensor, without: torch.Tensor | None = None) -> torch.Tensor:
+    """[..., N]: keys in the utility's order, ties to the lower id. Below 1: no utility, or `without` [..., N] bool."""
+    keys = torch.add(utility, lower_first(utility.shape[-1], utility.device), alpha=_TIE)
+    return keys if without is None else keys.masked_fill_(without, 0.0)
+
+
+def _find_best(utility: torch.Tensor, count: int, without: torch.Tensor | None = None) -> torch.Tensor:
+    """[..., N] bool: the `count` best experts with utility outside `without`."""
+    keys = _rank(utility, without)
+    last = keys.topk(min(count, keys.shape[-1]), -1).values[..., -1:]
+    return keys >= last.clamp_min(1.0)
+
+
+def _reach_mass(utility: torch.Tensor, mass: float, selected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, which of them are added), [N]: until S holds `mass` of the utility (XShare, Algorithm 1)."""
+    keys, experts = _rank(utility, selected).sort(descending=True)
+    live = keys >= 1
+    gains = utility[experts] * live
+    before = (utility * selected).sum() + gains.cumsum(0) - gains
+    return experts, live & (before < mass * utility.sum())
+
+
+def _balance(
+    utility: torch.Tensor,
+    target: int,
+    balance: str,
+    rank_of_expert: torch.Tensor,
+    selected: torch.Tensor,
+    held: torch.Tensor | None,
+) -> torch.Tensor:
+    """[N] bool: what the ranks add to S (XShare, Algorithm 5; or our `fill` and `level`), without its loops.
+
+    Round t of Algorithm 5 adds every rank's t-th best remaining expert. So an expert's round is its position in its own
+    rank, and its round takes place if S, with all experts of earlier rounds, is still below the total target. Of S the
+    experts `held` [1, N] by exact rows do not count.
+    """
+    counted = selected if held is None else selected & ~held.squeeze(0)
+    remaining = (utility > 0) & ~selected
+    keys = _rank(utility, ~remaining)
+    same_rank = rank_of_expert.unsqueeze(1) == rank_of_expert
+    round_of = (same_rank & (keys.unsqueeze(1) < keys)).sum(1)
+    if balance in ("fill", "level"):
+        load = (same_rank & counted).sum(1)
+        most: int | torch.Tensor = target
+        if balance == "level":  # with all that the fullest rank holds, which the step waits for
+            most = (same_rank & selected).sum(1).amax().clamp_min(target)
+        return remaining & (load + round_of < most)
+    earlier = (remaining & (round_of < round_of.unsqueeze(1))).sum(1)
+    return remaining & (counted.sum() + earlier < target * (rank_of_expert.amax() + 1))
+
+
+def _add_ranked(rows: Rows, plan: SelectionPlan, selected: torch.Tensor) -> None:
+    """Add the top `budget` of a ranking, over the batch or of every request."""
+    groups = rows.num_requests if plan.scope == "request" else 1
+    held = _find_held(rows, groups)
+    if plan.ranking == "votes":
+        mark(selected, *_rank_by_votes(rows, plan, groups, held))
+        return
+    assert plan.budget is not None
+    if plan.ranking == "static":
+        assert plan.order is not None
+        utility = _rank_static(plan.order, selected.device).expand(groups, -1)
+    else:
+        utility = _compute_utility(rows, plan.utility, groups)
+    selected |= _find_best(utility, plan.budget, held).any(0)
+
+
+@cache
+def _rank_static(order: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """[N] float64: from N down to 1, in the order's order. See `constant`."""
+    places = {expert: place for place, expert in enumerate(order)}
+    return torch.tensor([len(order) - places[j] for j in range(len(order))], dtype=torch.float64).to(device)
+
+
+def _rank_by_votes(
+    rows: Rows, plan: SelectionPlan, groups: int, held: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, which of them are kept), [groups, N], most voted first (Lynx 4.2). A vote is a row with it in its top-k.
+    What exact rows have `held` has none, and no utility.
+    """
+    votes = _sum_at_own(rows, rows.silence(rows.own.live).double(), groups)
+    if held is not None:
+        votes.masked_fill_(held, 0.0)
+    utility, by_utility = _rank(_compute_utility(rows, "full", groups), held).sort(dim=1, descending=True)
+    votes, order = votes.gather(1, by_utility).sort(dim=1, descending=True, stable=True)
+    live = (votes > 0) | (utility.gather(1, order) >= 1)
+    if plan.drop is None:
+        assert plan.budget is not None
+        live[:, max(plan.budget, rows.top_k) :] = False
+    else:
+        retain = ((votes > 0).sum(1, keepdim=True) - plan.drop).clamp_min(rows.top_k)
+        live &= torch.arange(rows.num_experts, device=live.device) < retain
+    return by_utility.gather(1, order), live
+
+
+def _follow_voters(rows: Rows, plan: SelectionPlan, confidence: float, selected: torch.Tensor) -> None:
+    """Add to S by the votes of the most confident rows, then up to the model's top-k (Lynx 4.3)."""
+    voters, is_voter = _rank_by_confidence(rows, confidence, plan.max_voters)
+    experts, live = rows.own.experts[voters], rows.own.live[voters] & is_voter.unsqueeze(1)
+    votes = torch.zeros_like(selected, dtype=torch.int64).index_add_(0, experts.view(-1), live.long().view(-1))
+    selected |= votes >= plan.min_votes
+    mark(selected, experts[:, 0], live[:, 0])
+    keys, rest = _rank(_compute_utility(rows, "full", 1).squeeze(0), selected).topk(rows.top_k)
+    position = torch.arange(rows.top_k, device=keys.device)
+    mark(selected, rest, (keys >= 1) & (position < rows.top_k - selected.sum()))
+
+
+def _rank_by_confidence(rows: Rows, confidence: float, max_voters: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """([m] row indices, [m] bool: votes), most confident first. Without a confident row the first one votes."""
+    grid = to_grid(rows.measures)
+    best, total = grid.amax(1), grid.sum(1)
+    share = best / total.clamp_min(TINY)
+    sure = (best >= confidence * total) & (total > 0)
+    for out in (None if rows.valid is None else ~rows.valid, rows.exact):
+        if out is not None:
+            sure &= ~out.squeeze(1)
+            share.masked_fill_(out.squeeze(1), -1.0)
+    any_sure = sure.any()
+    share, order = share.masked_fill_(any_sure & ~sure, -1.0).sort(descending=True, stable=True)
+    position = torch.arange(len(share), device=share.device)
+    is_voter = (share >= 0) & (any_sure | (position == 0))
+    return order[:max_voters], is_voter[:max_voters]

@@ -1,0 +1,193 @@
+"""Selection in vectorized torch: no loop over rows, experts or requests, no host synchronization, on any device.
+
+A CUDA graph can capture it. On the CPU each operation costs microseconds whatever its size: the common plans take few.
+"""
+
+from __future__ import annotations
+
+from functools import cache, cached_property
+
+import torch
+from torch.nn.functional import pad
+
+from ...policies.plan import SelectionPlan
+from ...types import Batch, Router, RunnerSlots, Selection
+from ..scores import to_grid
+from ..slots import serve_runner
+from .rows import Rows, Slots, constant, mark, rank_rows
+from .shortlist import select_experts
+
+# Keeps 0 / 0 at 0 and changes no other quotient of float32.
+_TINY = 2.0**-149
+
+
+def select(
+    logits: torch.Tensor,
+    plan: SelectionPlan,
+    router: Router,
+    batch: Batch,
+    rank_of_expert: torch.Tensor | None,
+    slots: RunnerSlots | None,
+) -> Selection:
+    """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`."""
+    selected = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
+    # Autograd would take a quarter of the time on the CPU. What callers get is made outside, so as to be no inference
+    # tensor.
+    with torch.inference_mode():
+        rows = rank_rows(logits, router, batch)
+        kept = _keep(rows, plan)
+        select_experts(rows, plan, rank_of_expert, kept, selected)
+        lost = _rescue(rows, selected) if plan.can_rescue else None
+        chosen = _cover(rows, plan, kept, selected)
+        shares, total = _share(rows, plan, router, chosen) if router.renormalize else (chosen.scores, None)
+        experts = torch.where(chosen.live, chosen.experts, constant(-1, torch.int64, logits.device))
+    ids, weights = experts.int(), shares.clone() if total is None else shares / total
+    if router.expert_scale is not None:
+        weights = weights * router.expert_scale.detach().float()[ids.clamp_min(0)]
+    missing = plan.columns(router, exact=batch.exact is not None) - ids.shape[1]
+    if missing:
+        ids, weights = pad(ids, (0, missing), value=-1), pad(weights, (0, missing))
+    if router.scaling != 1:
+        weights = weights * router.scaling
+    # The caller's mask may be the next step's by the time the metrics are read.
+    valid = None if batch.valid is None else batch.valid.clone()
+    answer = _Answer(
+        topk_ids=ids,
+        topk_weights=weights,
+        selected=selected,
+        _lost=lost,
+        _own=rows.own,
+        _chosen=chosen,
+        _valid=valid,
+        _exact=rows.exact,
+    )
+    if slots is not None:
+        vars(answer).update(serve_runner(answer, logits, router.top_k, slots))
+    return answer
+
+
+class _Answer(Selection):
+    """A `Selection` that computes what only metrics ask for when it is first read."""
+
+    _lost: torch.Tensor | None
+    _own: Slots
+    _chosen: Slots
+    _valid: torch.Tensor | None
+    _exact: torch.Tensor | None
+
+    def __init__(self, **parts: torch.Tensor | Slots | None) -> None:
+        vars(self).update(parts)
+
+    @cached_property
+    def active(self) -> torch.Tensor:
+        return self._mark(self._chosen)
+
+    @cached_property
+    def rescued(self) -> torch.Tensor:
+        lost = self.selected.new_zeros(0) if self._lost is None else self._lost
+        return lost.sum()
+
+    @cached_property
+    def vanilla_active(self) -> torch.Tensor:
+        return self._mark(self._own)
+
+    @cached_property
+    def kept_mass(self) -> torch.Tensor:
+        kept = (self._chosen.scores.sum(1) / self._own.scores.sum(1)).nan_to_num_(nan=1.0, posinf=1.0)
+        if self._exact is not None:  # sums of more columns, which may round otherwise
+            kept = kept.masked_fill(self._exact.squeeze(1), 1.0)
+        return kept if self._valid is None else kept * self._valid
+
+    def _mark(self, slots: Slots) -> torch.Tensor:
+        marks = torch.zeros_like(self.selected)
+        mark(marks, slots.experts, slots.live)
+        return marks
+
+
+def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:
+    """[n, k] bool: which of its own top-k a row keeps, as its warm-up or after dynamic-skip; an exact row all."""
+    kept = rows.own.live
+    if plan.k0 is not None:
+        kept = kept & _first(plan.k0, rows.top_k, kept.device)
+    if plan.p < 1:
+        grid = to_grid(rows.measures.gather(1, rows.own.experts) * rows.own.live)
+        reach = plan.p * to_grid(rows.measures).sum(1, keepdim=True)
+        kept = kept & (grid.cumsum(1) - grid < reach).logical_or_(_first(1, rows.top_k, kept.device))
+    if plan.beta is not None:
+        scores = rows.own.scores.double()
+        kept = kept & (scores >= plan.beta * scores[:, :1]).logical_or_(_first(1, rows.top_k, kept.device))
+    return kept if rows.exact is None else torch.where(rows.exact, rows.own.live, kept)
+
+
+@cache
+def _first(count: int, length: int, device: torch.device) -> torch.Tensor:
+    """[length] bool: the first `count` are set. See `constant`."""
+    return (torch.arange(length) < count).to(device)
+
+
+def _rescue(rows: Rows, selected: torch.Tensor) -> torch.Tensor:
+    """Add to S the first choice of every row whose top-k lies outside. Returns these rows, [n] bool."""
+    inside = selected[rows.own.experts] & rows.own.live
+    lost = ~inside.any(1) & rows.own.live[:, 0]
+    mark(selected, rows.own.experts[:, 0], lost)
+    return lost
+
+
+def _cover(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: torch.Tensor) -> Slots:
+    """The experts of every row, as the plan's coverage has it."""
+    if plan.substitutes:
+        return _substitute(rows, plan, kept, selected)
+    return rows.own.keep(selected[rows.own.experts] & rows.own.live if plan.uses_selected else kept)
+
+
+def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: torch.Tensor) -> Slots:
+    """Every row's `kmax` best in S, as far down its ranking as `max_rank` or its warm-up."""
+    inside = selected
+    if plan.max_rank is not None and plan.max_rank < rows.num_experts:
+        last = rows.keys.topk(plan.max_rank, 1).values[:, -1:]
+        own = torch.zeros_like(rows.keys, dtype=torch.bool).scatter_(1, rows.own.experts, kept)
+        inside = selected & ((rows.keys >= last) | own)
+    chosen = rows.find_best(inside, min(plan.kmax or rows.top_k, rows.num_experts))
+    if rows.exact is None:
+        return chosen
+    given = zip(rows.own.widen(chosen.experts.shape[1]), chosen.widen(rows.top_k), strict=True)
+    return Slots(*(torch.where(rows.exact, own_slots, others) for own_slots, others in given))
+
+
+def _share(rows: Rows, plan: SelectionPlan, router: Router, chosen: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+    """(scores [n, m], what to divide them by [n, 1]): the weights in a model that renormalizes.
+
+    The divisor is their sum, that of the row's own top-k, or a geometric mean of both (`own_power`); where it is 0, all
+    scores count as 1.
+    """
+    own = rows.own
+    whole = _divisor(chosen, own, plan.own_power, rows.exact)
+    # The largest of N softmax scores is at least 1 / N: a row with its own first choice has no sum of 0.
+    has_first = router.scoring == "softmax" and router.correction_bias is None and (plan.own_power == 1 or plan.k0 != 0)
+    if not has_first:
+        massless = whole.logical_not()
+        chosen = _equalize(chosen, massless)
+        own = _equalize(own, massless) if plan.own_power or rows.exact is not None else own
+        whole = _divisor(chosen, own, plan.own_power, rows.exact)
+    return chosen.scores, whole.clamp_min_(_TINY)
+
+
+def _divisor(chosen: Slots, own: Slots, own_power: float, exact: torch.Tensor | None) -> torch.Tensor:
+    """[n, 1] float32. In float64 between, so that two equal sums have that very number for a mean.
+
+    That of exact rows [n, 1] bool is the model's own: a sum of more columns may round otherwise.
+    """
+    if exact is not None:
+        others = _divisor(chosen, own, own_power, None)
+        return torch.where(exact, own.scores.sum(1, keepdim=True), others)
+    if own_power == 0:
+        return chosen.scores.sum(1, keepdim=True)
+    whole = own.scores.sum(1, keepdim=True)
+    if own_power == 1:
+        return whole
+    return chosen.scores.sum(1, keepdim=True).double().pow_(1 - own_power).mul_(whole.double().pow_(own_power)).float()
+
+
+def _equalize(slots: Slots, massless: torch.Tensor) -> Slots:
+    """The slots with scores of 1 in a massless row, [n, 1] bool."""
+    return slots._replace(scores=slots.scores.masked_fill(massless, 1.0).masked_fill_(~slots.live, 0.0))

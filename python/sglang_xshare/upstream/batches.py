@@ -1,0 +1,93 @@
+"""Which batches a server's steps can have, in router rows: what a plan by batch size can meet, and where padding is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from .server import attention_dp_size, routes_own_rows, spell
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Of a server that captures graphs for `captured` rows, ascending, none where it captures nothing. Larger batches,
+    up to `most` live rows where that is known, run as they come, in multiples of `unit`: a request's draft tokens.
+
+    `always_pad` says that a step of any size may hold padding: attention ranks pad each other.
+    """
+
+    captured: tuple[int, ...] = ()
+    unit: int = 1
+    most: int | None = None
+    always_pad: bool = False
+
+    def __str__(self) -> str:
+        parts = [f"captured: {', '.join(map(str, self.captured))}"] if self.captured else []
+        parts += [f"in multiples of {self.unit}"] if self.unit > 1 else []
+        parts += [f"at most {self.most}"] if self.most is not None else []
+        return "; ".join(parts) or "any number"
+
+    def meet(self, first: int, last: int) -> bool:
+        """Whether some step has `first` to `last` rows."""
+        if self.most is not None:
+            last = min(last, next((rows for rows in self.captured if rows >= self.most), self.most))
+        eager = max(first, self.captured[-1] + 1 if self.captured else 1)
+        return any(first <= rows <= last for rows in self.captured) or last // self.unit * self.unit >= eager
+
+    def pad(self, rows: int) -> bool:
+        """Whether some of a step's `rows` may be padding."""
+        smaller = rows - self.unit
+        return self.always_pad or (rows in self.captured and smaller > 0 and smaller not in self.captured)
+
+
+def read_batches(config: Any, rows: str = "batch") -> Batches:
+    """The batches of a server with these resolved arguments; any batch where its number of draft tokens adapts. With
+    `rows` "rank" those of one rank, which routes its own.
+    """
+    ranks, share = attention_dp_size(config), 1
+    pads, tokens, own = _pads(config), config.speculative_num_draft_tokens or 1, _count_own(config)
+    if rows == "rank":
+        ranks, share = 1, config.tp_size // ranks
+    sizes = list_captured(config)
+    if config.speculative_adaptive:
+        return Batches(always_pad=bool(sizes) or pads)
+    captured = (size * tokens * ranks // share for size in sizes)
+    return Batches(
+        captured=tuple(dict.fromkeys(captured)),
+        unit=tokens if share == 1 else 1,
+        most=None if own is None else -(-own * tokens * ranks // share),
+        always_pad=pads,
+    )
+
+
+def list_captured(config: Any) -> list[int]:
+    """The requests, ascending, that an attention rank of a server with these resolved arguments captures graphs for."""
+    graphs: Any = getattr(config, "cuda_graph_config", None)
+    if str(config.device) != "cuda" or graphs is None or spell(graphs.decode.backend) == "disabled":
+        return []
+    tokens = config.speculative_num_draft_tokens or 1
+    # Ranks that gather rows divide those of an attention rank among themselves.
+    divisor = config.tp_size // attention_dp_size(config) if _pads(config) else getattr(config, "attn_cp_size", 1)
+    return _list_captured(graphs.decode.bs or [], _count_own(config), tokens, divisor)
+
+
+def _list_captured(sizes: Iterable[int], requests: int | None, tokens: int, divisor: int) -> list[int]:
+    """Those of an attention rank of so many at most, where `sizes` are asked for: that most itself, aligned, in place
+    of what is larger. As `get_batch_sizes_to_capture` of SGLang has it.
+    """
+    if requests is not None:
+        most = -(-requests // divisor) * divisor
+        sizes = (min(size, most) for size in sizes)
+    return sorted({size for size in sizes if size * tokens % divisor == 0})
+
+
+def _pads(config: Any) -> bool:
+    """Whether attention ranks pad each other."""
+    return attention_dp_size(config) > 1 or (routes_own_rows(config) and config.tp_size > 1)
+
+
+def _count_own(config: Any) -> int | None:
+    """The requests that an attention rank runs at most, as SGLang shares them out."""
+    requests: int | None = config.max_running_requests
+    return None if requests is None else max(requests // attention_dp_size(config), 1)

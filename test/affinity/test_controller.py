@@ -1,0 +1,273 @@
+"""What SGLang's controller and tokenizer call: requests go to workers, and what ends is told."""
+
+from __future__ import annotations
+
+import logging
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from affinity.tables import make_table, prompt
+from sglang_xshare import hooks
+from sglang_xshare.affinity import controller
+from sglang_xshare.affinity.controller import DecisionCounts, Dispatcher
+from sglang_xshare.affinity.decision import Affinity, Decision
+from sglang_xshare.affinity.finished import WatchedRequests, open_receiver, open_sender
+
+io_struct = pytest.importorskip("sglang.srt.managers.io_struct")
+
+
+class Controller(SimpleNamespace):
+    """As much of SGLang's as the dispatcher touches; `maybe_external_dp_rank_routing` sends as SGLang's does."""
+
+    def maybe_external_dp_rank_routing(self, request: Any) -> bool:
+        if request.routed_dp_rank is not None:
+            io_struct.sock_send(self.workers[request.routed_dp_rank], request)
+        return request.routed_dp_rank is not None
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """(replica, request id) of all that was sent: a worker's socket is its number here."""
+    found: list[tuple[int, str]] = []
+    monkeypatch.setattr(io_struct, "sock_send", lambda worker, request: found.append((worker, request.rid)))
+    return found
+
+
+def make(replicas: int = 2, ended: list[str] | None = None) -> Dispatcher:
+    ended = [] if ended is None else ended
+
+    def receive() -> Iterator[str]:
+        while ended:
+            yield ended.pop(0)
+
+    workers = list(range(replicas))
+    controller = Controller(workers=workers, status=[True] * replicas, _active_workers=workers)
+    return Dispatcher(controller, Affinity(make_table(), replicas, 1.25), receive)
+
+
+def request(rid: str, topic: int = 0, **fields: Any) -> SimpleNamespace:
+    usual: dict[str, Any] = {"routed_dp_rank": None, "session_params": None, "session_id": None, "routing_key": None}
+    tokens = array("q", prompt(topic))
+    usual |= {"input_ids": tokens, "extra_key": None, "lora_id": None}
+    return SimpleNamespace(rid=rid, **{**usual, **fields})
+
+
+def test_requests_go_where_they_were_decided_to(sent: list[tuple[int, str]]) -> None:
+    ended: list[str] = []
+    dispatcher = make(ended=ended)
+    for number in range(4):
+        dispatcher(request(f"r{number}", topic=number % 2))
+    assert [name for _, name in sent] == ["r0", "r1", "r2", "r3"]
+    assert sorted(replica for replica, _ in sent) == [0, 0, 1, 1]
+    assert dispatcher.affinity.loads == [2, 2]
+    ended += ["r0", "r1", "r2", "unknown"]
+    dispatcher(request("r4"))
+    assert sum(dispatcher.affinity.loads) == 2
+
+
+def test_a_request_that_ended_before_it_came_is_not_counted(sent: list[tuple[int, str]]) -> None:
+    dispatcher = make(ended=["gone"])
+    dispatcher(request("gone"))
+    assert [name for _, name in sent] == ["gone"]
+    assert dispatcher.affinity.loads == [0, 0]
+
+
+def test_sglangs_own_choice_of_a_replica_is_kept_and_counted(sent: list[tuple[int, str]]) -> None:
+    dispatcher = make()
+    for number in range(3):
+        dispatcher(request(f"r{number}", routed_dp_rank=1))
+    assert sent == [(1, "r0"), (1, "r1"), (1, "r2")]
+    assert dispatcher.affinity.loads == [0, 3]
+
+
+def test_a_replica_that_is_down_gets_nothing(sent: list[tuple[int, str]]) -> None:
+    dispatcher = make()
+    dispatcher._controller.status[0] = False
+    for number in range(3):
+        dispatcher(request(f"r{number}"))
+    assert [replica for replica, _ in sent] == [1, 1, 1]
+
+
+def test_embeddings_and_health_checks_go_where_least_runs(sent: list[tuple[int, str]]) -> None:
+    dispatcher = make()
+    dispatcher(SimpleNamespace(**{**vars(request("r0")), "input_ids": None}))
+    dispatcher(request("HEALTH_CHECK_1"))
+    assert [replica for replica, _ in sent] == [0, 1]
+    assert dispatcher.decide(request("HEALTH_CHECK_2")).reason == "load"
+
+
+def test_a_directed_requests_prompt_is_found_again(sent: list[tuple[int, str]]) -> None:
+    """Under the salt with which others ask."""
+    dispatcher = make(4)
+    long = array("q", prompt(0, length=320, start=99))
+    dispatcher(request("directed", routed_dp_rank=3, input_ids=long, extra_key="tenant"))
+    dispatcher.affinity.finish("directed")
+    dispatcher(request("again", input_ids=long, extra_key="tenant"))
+    dispatcher.affinity.finish("again")
+    dispatcher(request("other", input_ids=long, extra_key="another"))
+    assert [replica for replica, _ in sent][:2] == [3, 3]
+    assert sent[2][0] != 3
+
+
+def test_another_image_is_another_prompt(sent: list[tuple[int, str]]) -> None:
+    """Though both stand in it as the same ids."""
+    dispatcher = make(4)
+    long = array("q", prompt(0, length=320, start=99))
+    dispatcher(request("first", routed_dp_rank=3, input_ids=long, mm_inputs=object()))
+    dispatcher.affinity.finish("first")
+    dispatcher(request("second", input_ids=long, mm_inputs=object()))
+    dispatcher.affinity.finish("second")
+    dispatcher(request("text", input_ids=long))
+    assert 3 not in [replica for replica, _ in sent][1:]
+
+
+@pytest.mark.parametrize("field", ["routing_key", "session_id", "session_params"])
+def test_a_conversation_that_began_directed_stays_there(sent: list[tuple[int, str]], field: str) -> None:
+    dispatcher = make(4)
+    name: Any = SimpleNamespace(id="s") if field == "session_params" else "s"
+    dispatcher(request("first", routed_dp_rank=2, **{field: name}))
+    for number in range(4):
+        dispatcher.affinity.choose(f"d{number}", [], replica=number)
+    dispatcher.affinity.finish("first")
+    assert dispatcher.decide(request("second", 3, **{field: name})).replica == 2
+
+
+@pytest.mark.parametrize("field", ["routing_key", "session_id", "session_params"])
+def test_a_conversation_is_told_by_what_sglang_knows(sent: list[tuple[int, str]], field: str) -> None:
+    dispatcher = make(4)
+    name: Any = SimpleNamespace(id="s") if field == "session_params" else "s"
+    first = dispatcher.decide(request("r0", **{field: name}))
+    dispatcher.affinity.finish("r0")
+    for number in range(3):
+        dispatcher.affinity.choose(f"d{number}", [], replica=(first.replica + 1 + number) % 4)
+    assert dispatcher.decide(request("r1", 3, **{field: name})).replica == first.replica
+
+
+def test_the_log_says_who_got_what(
+    sent: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(controller, "LOG_INTERVAL", 0.0)
+    with caplog.at_level(logging.INFO):
+        make()(request("r0", routed_dp_rank=1))
+    line = "Expert affinity: 1 requests, directed 100.0%; by replica: 0 1; running: 0 1, imbalance: 2.00"
+    assert caplog.messages == [line]
+
+
+def test_a_log_line_begins_anew() -> None:
+    counts = DecisionCounts(2)
+    for decision in (Decision(0, "affinity"), Decision(1, "bound"), Decision(0, "affinity")):
+        counts.count(decision, [2, 1])
+    shares = "3 requests, affinity 66.7%, bound 33.3%; by replica: 2 1; running: 2 1, imbalance: 1.33"
+    assert counts.format_log([2, 1]) == f"Expert affinity: {shares}"
+    assert not counts._counts
+
+
+WAYS_OUT: dict[str, Callable[[WatchedRequests], object]] = {
+    "del": lambda states: states.__delitem__("a"),
+    "pop": lambda states: states.pop("a"),
+    "pop, with a default": lambda states: states.pop("a", None),
+    "popitem": lambda states: states.popitem(),
+    "clear": lambda states: states.clear(),
+    "another state": lambda states: states.__setitem__("a", 2),
+    "update": lambda states: states.update({"a": 2}),
+    "|=": lambda states: states.__ior__({"a": 2}),
+}
+NO_WAYS_OUT: dict[str, Callable[[WatchedRequests], object]] = {
+    "pop of another": lambda states: states.pop("b", None),
+    "another request": lambda states: states.update(b=2),
+    "setdefault": lambda states: states.setdefault("a", 2),
+    "the same state": lambda states: states.update(a=states["a"]),
+    "reading": lambda states: (states.get("a"), "a" in states, len(states), list(states.items())),
+}
+
+
+@pytest.mark.parametrize("way", [*WAYS_OUT, *NO_WAYS_OUT])
+def test_every_way_out_of_the_states_is_told(way: str) -> None:
+    told: list[str] = []
+    states = WatchedRequests({"a": 1}, told.append)
+    (WAYS_OUT | NO_WAYS_OUT)[way](states)
+    assert told == (["a"] if way in WAYS_OUT else [])
+    assert states.get("a") != 1 or way in NO_WAYS_OUT
+
+
+def test_what_is_not_there_is_told_as_by_a_dictionary() -> None:
+    told: list[str] = []
+    states = WatchedRequests({}, told.append)
+    with pytest.raises(KeyError):
+        states.pop("a")
+    with pytest.raises(KeyError):
+        del states["a"]
+    assert told == []
+
+
+def test_what_was_never_sent_to_the_controller_is_not_told() -> None:
+    told: list[str] = []
+    sent, failed = (SimpleNamespace(dispatched=dispatched) for dispatched in (True, False))
+    states = WatchedRequests({"a": failed, "b": failed, "c": sent, "d": sent}, told.append)
+    del states["a"], states["c"]
+    assert states.pop("b") is failed
+    states.pop("d", None)
+    assert (told, dict(states)) == (["c", "d"], {})
+
+
+def test_the_controller_hears_what_the_tokenizer_tells() -> None:
+    instance = uuid4().hex  # other checkouts test on this machine too
+    receive = open_receiver(instance)
+    tell, other = open_sender(instance), open_sender(instance)
+    assert not list(receive())
+    names = [f"r{number}" for number in range(3000)]  # more than zmq holds by itself
+    for name in names:
+        tell(name)
+    other("last")
+    heard: list[str] = []
+    deadline = time.monotonic() + 20
+    while len(heard) <= len(names) and time.monotonic() < deadline:
+        heard += receive()
+        time.sleep(0.01)
+    assert sorted(heard) == sorted([*names, "last"])
+
+
+def test_another_method_leaves_everything_as_it_was() -> None:
+    states: dict[str, Any] = {}
+    server_args = SimpleNamespace(load_balance_method="round_robin", expert_affinity=None, expert_affinity_bound=None)
+    manager = SimpleNamespace(server_args=server_args, rid_to_state=states)
+    hooks.watch_requests(manager, SimpleNamespace(instance_id="i"))
+    assert manager.rid_to_state is states
+    assert hooks.dispatcher(SimpleNamespace(server_args=server_args)) is None
+
+
+def test_an_id_that_ended_before_it_was_dispatched_counts_when_it_comes_again(sent: list[tuple[int, str]]) -> None:
+    dispatcher = make(ended=["mine"])
+    loads = []
+    for _ in range(2):
+        dispatcher(request("mine"))
+        loads.append(sum(dispatcher.affinity.loads))
+    assert loads == [0, 1]
+
+
+def test_an_id_that_comes_again_before_its_end_is_heard_counts_until_its_own(sent: list[tuple[int, str]]) -> None:
+    ended: list[str] = []
+    dispatcher = make(ended=ended)
+    loads = []
+    for _ in range(2):
+        dispatcher(request("mine"))
+    for _ in range(2):
+        ended.append("mine")
+        dispatcher.drain()
+        loads.append(sum(dispatcher.affinity.loads))
+    assert loads == [1, 0]
+
+
+def test_an_early_end_is_no_other_requests(sent: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatcher = make(ended=["mine"])
+    dispatcher.drain()
+    later = time.monotonic() + controller.WAIT
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    dispatcher(request("mine"))
+    assert sum(dispatcher.affinity.loads) == 1

@@ -1,0 +1,246 @@
+"""Laws of the dispatcher, whatever comes and goes; and what it is for."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from affinity.tables import TOPICS, make_table, prompt
+from sglang_xshare.affinity.bound import list_open, price_load
+from sglang_xshare.affinity.decision import REASONS, Affinity, Decision
+from sglang_xshare.affinity.recent import KEYS
+
+TABLE = make_table()
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("come"), st.integers(0, TOPICS), st.one_of(st.none(), st.integers(0, 2))),
+        st.tuples(st.just("end"), st.integers(0, 100), st.none()),
+        st.tuples(st.just("alive"), st.integers(1, 2**8 - 1), st.none()),
+    ),
+    max_size=60,
+)
+
+
+@dataclass
+class Course:
+    """Events played on a dispatcher: its decisions, and what was running and alive before each."""
+
+    affinity: Affinity
+    decisions: list[Decision] = field(default_factory=list)
+    before: list[tuple[list[int], list[int]]] = field(default_factory=list)
+
+
+def play(replicas: int, bound: float, events: list[tuple[str, int, int | None]]) -> Course:
+    """Requests come, of a topic or of nothing known, end in any order, and replicas die and come back."""
+    course = Course(Affinity(TABLE, replicas, bound))
+    running: dict[int, int] = {}
+    alive = list(range(replicas))
+    for number, (kind, value, key) in enumerate(events):
+        if kind == "come":
+            loads = [sum(1 for replica in running.values() if replica == place) for place in range(replicas)]
+            assert course.affinity.loads == loads
+            course.before.append((loads, list(alive)))
+            tokens = prompt(value, start=number) if value < TOPICS else [64, 65]
+            decision = course.affinity.choose(number, tokens, key=key)
+            course.decisions.append(decision)
+            running[number] = decision.replica
+        elif kind == "end" and running:
+            name = sorted(running)[value % len(running)]
+            del running[name]
+            assert course.affinity.finish(name)
+        elif kind == "alive":
+            found = [replica for replica in range(replicas) if value >> replica & 1]
+            alive = found or alive
+            course.affinity.set_alive(alive)
+            running = {name: replica for name, replica in running.items() if replica in alive}
+    return course
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 8), st.sampled_from([1.0, 1.1, 1.25, 2.0]), EVENTS)
+def test_the_bound_holds_and_nobody_idles(replicas: int, bound: float, events: list) -> None:
+    course = play(replicas, bound, events)
+    for decision, (loads, alive) in zip(course.decisions, course.before, strict=True):
+        assert decision.replica in alive
+        assert decision.reason in REASONS
+        mean = (sum(loads[replica] for replica in alive) + 1) / len(alive)
+        assert loads[decision.replica] + 1 <= max(bound * mean, math.ceil(mean)) + 1e-6
+        if any(not loads[replica] for replica in alive):
+            assert not loads[decision.replica]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 8), st.sampled_from([1.0, 1.1, 1.25]), EVENTS)
+def test_the_same_requests_get_the_same_replicas(replicas: int, bound: float, events: list) -> None:
+    assert play(replicas, bound, events).decisions == play(replicas, bound, events).decisions
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.sampled_from([1.0, 1.1, 1.5]))
+def test_some_replica_is_always_open(loads: list[int], bound: float) -> None:
+    found = list_open(loads, range(len(loads)), bound)
+    assert min(range(len(loads)), key=loads.__getitem__) in found
+
+
+def test_the_bound_is_reached() -> None:
+    """Of 63 running on four replicas 1.125 lets one run 18, and 1.1 lets it run 17."""
+    assert list_open([17, 16, 15, 15], range(4), 1.125) == [0, 1, 2, 3]
+    assert list_open([17, 16, 15, 15], range(4), 1.1) == [1, 2, 3]
+    assert list_open([23, 19, 19, 18], range(4), 1.2) == [0, 1, 2, 3]  # 1.2 * 20 is 24 exactly
+    assert list_open([22, 20, 19, 18], range(4), 1.15) == [0, 1, 2, 3]  # 1.15 * 20 is 22.999... in floating point
+
+
+def test_a_request_costs_nothing_up_to_the_mean_and_1_at_the_bound() -> None:
+    assert price_load([15, 16, 17, 19], range(4), 1.2) == pytest.approx([0, 0, 1 / 3.4, 3 / 3.4])  # the mean is 17
+    assert price_load([20, 13, 13, 17], range(4), 1.3125) == pytest.approx([1, 0, 0, 0.4])  # 21 is the bound of 16
+    assert price_load([2, 1, 1, 1], range(4), 1.5) == pytest.approx([1 / 0.75, 0, 0, 0])
+    assert price_load([7, 3], range(2), 1.0) == [0, 0]  # which bound is open to no more than the mean rounded up
+    assert price_load([9, 5, 5], [1, 2], 1.2)[1:] == pytest.approx([0, 0])  # the dead count for nothing
+
+
+def run_mixed(affinity: Affinity, requests: int = 400, at_once: int = 32) -> list[tuple[int, Decision]]:
+    """(topic, decision) of requests of random topics; the oldest but a few ends when a new one comes."""
+    source = random.Random(0)
+    running: list[int] = []
+    course = []
+    for number in range(requests):
+        topic = source.randrange(TOPICS)
+        course.append((topic, affinity.choose(number, prompt(topic, start=number), salt=number)))
+        running.append(number)
+        if len(running) > at_once:
+            affinity.finish(running.pop(source.randrange(8)))
+    return course
+
+
+def purity(course: list[tuple[int, Decision]]) -> float:
+    """The share of requests that are of their replica's most frequent topic."""
+    found = 0
+    for replica in range(TOPICS):
+        topics = [topic for topic, decision in course if decision.replica == replica]
+        found += max(topics.count(topic) for topic in range(TOPICS))
+    return found / len(course)
+
+
+def test_topics_part_and_more_so_with_a_wider_bound() -> None:
+    """By chance a replica has 0.25 of each topic, and a few hundredths more of one."""
+    narrow, wide = (purity(run_mixed(Affinity(TABLE, TOPICS, bound))) for bound in (1.1, 1.5))
+    assert 0.55 < narrow < wide
+    assert wide > 0.75
+
+
+@pytest.mark.parametrize("bound", [1.0, 1.1, 1.5])
+def test_one_topic_alone_spreads_evenly(bound: float) -> None:
+    """Where replicas are alike, none is worth the price of another request, however wide the bound."""
+    affinity = Affinity(TABLE, 4, bound)
+    for number in range(400):
+        affinity.choose(number, prompt(1, start=number), salt=number)
+        if number >= 64:
+            affinity.finish(number - 64)
+    assert sum(affinity.loads) == 64
+    assert max(affinity.loads) <= 17
+
+
+def test_what_nothing_is_known_of_goes_where_least_runs() -> None:
+    affinity = Affinity(TABLE, 3, 2.0)
+    assert [affinity.choose(number, []) for number in range(4)] == [
+        Decision(0, "load"),
+        Decision(1, "load"),
+        Decision(2, "load"),
+        Decision(0, "load"),
+    ]
+
+
+def test_a_conversation_stays_within_the_bound() -> None:
+    affinity = Affinity(TABLE, 2, 1.25)
+    home = affinity.choose("first", prompt(0), key="chat").replica
+    other = affinity.choose("elsewhere", prompt(1)).replica
+    assert other != home
+    assert affinity.choose("second", prompt(1, start=3), key="chat") == Decision(home, "sticky")
+    assert affinity.loads[home] == 2
+    assert affinity.choose("third", prompt(0, start=5), key="chat").replica == other
+
+
+def test_a_session_stays_whatever_runs_and_moves_when_its_replica_dies() -> None:
+    affinity = Affinity(TABLE, 2, 1.0)
+    home = affinity.choose("first", prompt(0), session="s").replica
+    for number in range(5):
+        assert affinity.choose(number, prompt(1), session="s") == Decision(home, "session")
+    affinity.set_alive([1 - home])
+    assert affinity.choose("after", prompt(0), session="s").replica == 1 - home
+    affinity.set_alive([0, 1])
+    assert affinity.choose("last", prompt(0), session="s") == Decision(1 - home, "session")
+
+
+def test_conversations_push_no_session_out() -> None:
+    affinity = Affinity(TABLE, 2, 1.0)
+    home = affinity.choose("first", prompt(0), session="s").replica
+    for number in range(KEYS + 1):
+        affinity._homes.put(number, 1 - home)
+    affinity.choose("busy", [], replica=home)
+    assert affinity.choose("second", prompt(0), session="s") == Decision(home, "session")
+
+
+def part_topics(**keys: bool) -> tuple[Affinity, list[int]]:
+    """Two replicas, of a topic each, and a prompt of the first that has run on the second."""
+    affinity = Affinity(TABLE, 2, 4.0, **keys)
+    for number in range(6):
+        affinity.choose(number, prompt(0, start=number), replica=0)
+        affinity.choose(10 + number, prompt(1, start=number), replica=1)
+    long = prompt(0, length=200, start=99)
+    affinity.choose("before", long, replica=1)
+    return affinity, long
+
+
+def test_a_cached_prompt_outweighs_its_topic() -> None:
+    """A prompt of topic 0 that the replica of topic 1 has in its cache; of another salt it has not."""
+    affinity, long = part_topics()
+    assert affinity.choose("again", [*long, 3, 4, 5]) == Decision(1, "affinity")
+    assert affinity.choose("other", [*long, 3, 4, 5], salt="lora").replica == 0
+
+
+def test_without_caches_a_prompt_that_comes_again_goes_where_its_topic_is() -> None:
+    """However often the bound has sent it elsewhere before."""
+    affinity, long = part_topics(caches=False)
+    assert affinity.choose("again", long) == Decision(0, "affinity")
+
+
+def test_a_replica_that_dies_loses_what_it_ran_and_comes_back() -> None:
+    affinity = Affinity(TABLE, 2, 1.1)
+    for number in range(8):
+        affinity.choose(number, prompt(number % TOPICS, start=number))
+    affinity.set_alive([1])
+    assert affinity.loads[0] == 0
+    assert affinity.choose("one", prompt(0)).replica == 1
+    assert not affinity.finish("never came")
+    affinity.set_alive([0, 1])
+    assert affinity.choose("two", prompt(0)).replica == 0
+    affinity.set_alive([])
+    with pytest.raises(RuntimeError, match="no replica is alive"):
+        affinity.choose("three", prompt(0))
+
+
+def test_a_request_counts_once_and_ends_once() -> None:
+    affinity = Affinity(TABLE, 2)
+    affinity.choose("same", prompt(0))
+    affinity.choose("same", prompt(0))
+    assert sum(affinity.loads) == 1
+    assert affinity.finish("same")
+    assert not affinity.finish("same")
+    assert affinity.loads == [0, 0]
+
+
+@pytest.mark.parametrize(("replicas", "bound"), [(0, 1.1), (2, 0.99), (2, math.nan), (2, math.inf)])
+def test_wrong_numbers_are_refused(replicas: int, bound: float) -> None:
+    with pytest.raises(ValueError, match=f"^(bound {bound}|{replicas} replicas): "):
+        Affinity(TABLE, replicas, bound)
+
+
+def test_more_replicas_than_samples_are_served() -> None:
+    affinity = Affinity(TABLE, 40)
+    for number in range(80):
+        affinity.choose(number, prompt(number % TOPICS, start=number))
+    assert affinity.loads == [2] * 40

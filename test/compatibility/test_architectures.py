@@ -1,0 +1,63 @@
+"""Upstream's registry, walked: every class that can hold experts is judged, and the page says how many are tried."""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmark.common.paths import ROOT
+from compatibility.test_model import model
+from served.release import every_release
+from sglang_xshare.compatibility.architectures import GATHERED, UNSERVED
+from sglang_xshare.compatibility.moe_model import read_model
+from sglang_xshare.refusal import ExpertPolicyError
+
+JUDGED = json.loads(Path(__file__).with_suffix("").with_name("architectures.json").read_text())
+"""Classes of 0.5.17, 0.5.21 and 0.5.23 that can hold experts, by role, and dense ones in a file that builds some."""
+BUILDS = re.compile(r"\bTopK\(|\bFusedMoE\b|get_moe_impl_class")
+
+
+def list_classes(models: Path) -> Iterator[tuple[str, bool]]:
+    """(a registered class, whether its file builds experts itself) of a release's models."""
+    for file in sorted(models.rglob("*.py")):
+        source = file.read_text("utf-8-sig")
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EntryClass":
+                entries = node.value.elts if isinstance(node.value, ast.List | ast.Tuple) else [node.value]
+                yield from ((ast.unparse(entry), bool(BUILDS.search(source))) for entry in entries)
+
+
+@every_release
+def test_every_class_that_can_hold_experts_is_judged(release, pristine_release):
+    """One that a new release adds fails here, until someone has read how it routes."""
+    known = {name for names in JUDGED.values() for name in names}
+    classes = list_classes(pristine_release(release) / "sglang" / "srt" / "models")
+    assert [name for name, builds in classes if builds and name not in known] == []
+
+
+@every_release
+def test_the_page_says_how_many_are_tried(release, pristine_release):
+    registered = {name for name, _ in list_classes(pristine_release(release) / "sglang" / "srt" / "models")}
+    targets = registered & set(JUDGED["targets"])
+    page = (ROOT / "docs" / "limits.md").read_text()
+    assert f"{len(targets - set(UNSERVED))} of {len(targets)} on {release}" in page
+
+
+def test_the_named_classes_are_upstreams():
+    assert set(UNSERVED) | GATHERED <= set(JUDGED["targets"])
+    assert not set(UNSERVED) & GATHERED
+
+
+@pytest.mark.parametrize("architecture", UNSERVED)
+def test_a_class_that_is_known_not_to_be_served_is_refused_with_its_reason(architecture):
+    with pytest.raises(ExpertPolicyError) as raised:
+        read_model(model(architecture, num_experts=16, num_experts_per_tok=1), "path")
+    assert (raised.value.flag, raised.value.value) == ("--model-path", "path")
+    assert f"{architecture}: {UNSERVED[architecture]}" in str(raised.value)
+
+
+def test_any_other_class_is_tried():
+    assert read_model(model("MadeUpForCausalLM", num_experts=16, num_experts_per_tok=2), "path").top_k == 2

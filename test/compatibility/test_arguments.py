@@ -1,0 +1,166 @@
+"""Flags and their errors: one line each, which names the flag, its value and what is allowed."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from refused import refused
+from sglang_xshare.compatibility.arguments import Arguments, is_on, read_arguments
+from sglang_xshare.refusal import ExpertPolicyError
+
+
+def read(**flags: Any) -> Arguments | None:
+    return read_arguments(SimpleNamespace(**flags))
+
+
+def test_no_flag_leaves_the_stage_off():
+    assert read() is None
+    assert read(expert_policy=None, mask_padding_experts=False, speculative_algorithm=None) is None
+
+
+@pytest.mark.parametrize("mask_padding", [False, True])
+@pytest.mark.parametrize("policy", [None, "vanilla", "vanilla:{}", "xshare", "oea:k0=3", "observe"])
+def test_whether_the_stage_is_on_is_told_without_parsing(policy, mask_padding):
+    flags = {"expert_policy": policy, "mask_padding_experts": mask_padding}
+    try:
+        assert is_on(SimpleNamespace(**flags)) == (read(**flags) is not None)
+    except ExpertPolicyError:  # `is_on` is asked of what was not refused
+        assert mask_padding
+
+
+def test_masking_alone_needs_no_policy():
+    arguments = read(mask_padding_experts=True)
+    assert arguments == Arguments(schedule=None)
+
+
+def test_one_key_replaces_all_published_defaults():
+    flags = {"expert_policy_config": '{"add_per_request": 5}', "speculative_algorithm": "EAGLE3"}
+    schedule = read(expert_policy="xshare", **flags).schedule
+    plan = schedule.plan(0, 16)
+    assert (plan.add, plan.add_per_request) == (0, 5)
+
+
+@pytest.mark.parametrize("kind", ["dict", "text", "file"])
+def test_config_is_a_dict_or_text_or_a_file(kind, tmp_path):
+    keys = {"k0": 2, "add": 12, "min_tokens": 4}
+    text = ' {"k0": 2,\n "add": 12, "min_tokens": 4}'
+    file = tmp_path / "policy.json"
+    file.write_text(text)
+    schedule = read(
+        expert_policy="xshare", expert_policy_config={"dict": keys, "text": text, "file": str(file)}[kind]
+    ).schedule
+    assert schedule.keys == {"k0": 2, "add": 12}
+    assert schedule.min_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "same"),
+    [
+        ({"expert_policy": "xshare:k0=2,add=12"}, '{"k0": 2, "add": 12}'),
+        ({"expert_policy": 'xshare:{"k0": 2, "add": 12}'}, '{"k0": 2, "add": 12}'),
+        ({"expert_policy": "xshare:k0=2", "expert_policy_config": {"min_tokens": 4}}, '{"k0": 2, "min_tokens": 4}'),
+        ({"expert_policy": 'xshare:phases=["decode"]'}, '{"phases": ["decode"]}'),
+    ],
+)
+def test_policy_may_be_spelt_with_its_keys(flags, same):
+    """As the benchmarks spell it; beside --expert-policy-config where they do not contradict."""
+    assert vars(read(**flags).schedule) == vars(read(expert_policy="xshare", expert_policy_config=same).schedule)
+
+
+def test_vanilla_is_vanilla_however_it_is_spelt():
+    assert read(expert_policy="vanilla:{}") is None
+    with refused("--mask-padding-experts with --expert-policy vanilla"):
+        read(expert_policy="vanilla:{}", mask_padding_experts=True)
+
+
+def test_trace_is_a_file_that_need_not_exist_and_is_not_made_yet(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    assert read(expert_policy="xshare", expert_policy_trace=str(file)).trace == file
+    assert not file.exists()
+    file.write_text("earlier\n")
+    assert read(expert_policy="xshare", expert_policy_trace=str(file)).trace == file
+    assert file.read_text() == "earlier\n"
+
+
+@pytest.mark.parametrize(("flag", "stops"), [(None, False), ("vanilla", False), ("stop", True)])
+def test_a_server_goes_back_to_vanilla_unless_it_is_to_stop(flag, stops):
+    assert read(expert_policy="xshare", expert_policy_on_disagreement=flag).stops is stops
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "unknown policy": {"expert_policy": "nope"},
+    "misspelt policy": {"expert_policy": "xshere"},
+    "policy in capitals": {"expert_policy": "XShare"},
+    "policy in capitals with keys": {"expert_policy": "XShare:k0=1"},
+    "policy with a colon and no key": {"expert_policy": "xshare:"},
+    "policy with a key twice": {"expert_policy": "xshare:k0=1,k0=2"},
+    "key in both flags": {"expert_policy": "xshare:k0=1,add=24", "expert_policy_config": '{"add": 12}'},
+    "vanilla with a key": {"expert_policy": "vanilla:k0=1"},
+    "misspelt key": {"expert_policy": "xshare:ad=24"},
+    "misspelt common key": {"expert_policy": "oea:by-batch=1"},
+    "policy of another type": {"expert_policy": 3},
+    "unknown key": {"expert_policy": "xshare", "expert_policy_config": '{"nope": 1}'},
+    "missing key": {"expert_policy": "dynamic-skip"},
+    "wrong type": {"expert_policy": "oea", "expert_policy_config": '{"k0": "3"}'},
+    "a bool is no integer": {"expert_policy": "xshare", "expert_policy_config": {"add": True}},
+    "vanilla with keys": {"expert_policy": "vanilla", "expert_policy_config": '{"min_tokens": 4}'},
+    "config without policy": {"expert_policy_config": '{"k0": 1}'},
+    "trace without policy": {"expert_policy_trace": "/tmp/trace"},
+    "disagreement without policy": {"expert_policy_on_disagreement": "stop"},
+    "disagreement of another kind": {"expert_policy": "xshare", "expert_policy_on_disagreement": "Stop"},
+    "no such file": {"expert_policy": "xshare", "expert_policy_config": "/nowhere/policy.json"},
+    "a folder": {"expert_policy": "xshare", "expert_policy_config": "/"},
+    "a JSON list": {"expert_policy": "xshare", "expert_policy_config": "[1]"},
+    "config of another type": {"expert_policy": "xshare", "expert_policy_config": 24},
+    "trace of vanilla": {"expert_policy": "vanilla", "expert_policy_trace": "/tmp/trace"},
+    "trace in no folder": {"expert_policy": "xshare", "expert_policy_trace": "/proc/trace.jsonl"},
+    "trace is a folder": {"expert_policy": "xshare", "expert_policy_trace": "/"},
+    "moe-spec without speculation": {"expert_policy": "moe-spec", "expert_policy_config": '{"budget": 32}'},
+    "moe-spec without anything": {"expert_policy": "moe-spec"},
+    "empty config": {"expert_policy": "xshare", "expert_policy_config": ""},
+    **{
+        f"mask_padding_experts with {policy}": {"expert_policy": policy, "mask_padding_experts": True}
+        for policy in ("vanilla", "observe")
+    },
+}
+
+
+def refuse(case: str, *_: Any) -> None:
+    read(**REFUSED[case])
+
+
+def test_malformed_text_on_two_lines_is_refused_on_one():
+    with refused('--expert-policy-config {"k0": 1, "add"}'):
+        read(expert_policy="xshare", expert_policy_config='{"k0": 1,\n "add"}')
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[1, 2]",
+        b"3",
+        b"",
+        b'{"k0": NaN}',
+        b'{"k0": "\xff"}',
+        b'{"k0": 1} {"k0": 1}',
+        b'{"k0": 1, "add": 4, "k0": 2}',
+        b'{"by_layer": {"1": {"add": 4}, "1": {"add": 5}}}',
+    ],
+)
+def test_file_must_hold_one_object(content, tmp_path):
+    file = tmp_path / "policy.json"
+    file.write_bytes(content)
+    with refused(f"--expert-policy-config {file}"):
+        read(expert_policy="xshare", expert_policy_config=str(file))
+
+
+def test_trace_on_a_read_only_file_is_refused(tmp_path, monkeypatch):
+    file = Path(tmp_path / "trace.jsonl")
+    file.touch()
+    # Root may write anywhere, so the answer of a read-only file system is given here.
+    monkeypatch.setattr(Path, "open", lambda file, mode: os.open("/proc/none", os.O_WRONLY))
+    with refused(f"--expert-policy-trace {file}"):
+        read(expert_policy="xshare", expert_policy_trace=str(file))

@@ -1,0 +1,180 @@
+"""The checks of a start: one list, in one order, from which a server takes the first refusal and `check` all."""
+
+import os
+import pickle
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from served.release import CPU, make_env, older_releases_take_long
+from sglang_xshare import hooks
+from sglang_xshare.compatibility import checks
+from sglang_xshare.compatibility.arguments import Arguments, read_arguments
+from sglang_xshare.compatibility.checks import (
+    AFFINITY,
+    CHECKS,
+    GIVEN,
+    PLACEMENT,
+    RESOLVED,
+    SETTERS,
+    STAGE,
+    Check,
+    Start,
+)
+from sglang_xshare.refusal import ExpertPolicyError
+
+POLICY = SimpleNamespace(expert_policy="xshare")
+
+
+def refuse(name):
+    def run(start):
+        raise ExpertPolicyError(f"--{name}", None, "allowed is none")
+
+    return run
+
+
+def find(monkeypatch, server_args, *listed, setters=(), when=(GIVEN,)):
+    """The flags refused by these checks."""
+    monkeypatch.setattr(checks, "CHECKS", listed)
+    monkeypatch.setattr(checks, "SETTERS", setters)
+    start = Start(server_args)
+    return [error.flag for phase in when for error in checks.find_refusals(start, phase)]
+
+
+def test_the_lists_are_whole():
+    names = [check.name for check in (*CHECKS, *SETTERS)]
+    assert len(set(names)) == len(names)
+    phases = [check.when for check in CHECKS]
+    assert phases == sorted(phases, key=[GIVEN, RESOLVED].index), "in the order in which a server comes to them"
+    for check in (*CHECKS, *SETTERS):
+        assert check.of in (PLACEMENT, STAGE, AFFINITY)
+        assert check.after is None or check.after in names, check
+
+
+def test_what_is_set_is_set_after_what_is_given_was_checked(monkeypatch):
+    one, two = (Check(name, GIVEN, STAGE, refuse(name)) for name in ("one", "set"))
+    later = Check("later", RESOLVED, STAGE, refuse("later"))
+    asked = {"setters": (two,), "when": (GIVEN, RESOLVED)}
+    assert find(monkeypatch, POLICY, one, later, **asked) == ["--one", "--set", "--later"]
+
+
+def test_all_that_refuse_are_told_in_order(monkeypatch):
+    listed = [Check(name, GIVEN, STAGE, refuse(name)) for name in ("one", "two")]
+    fine = Check("fine", GIVEN, STAGE, lambda start: None)
+    later = Check("later", RESOLVED, STAGE, refuse("later"))
+    assert find(monkeypatch, POLICY, listed[0], fine, listed[1], later) == ["--one", "--two"]
+    assert find(monkeypatch, POLICY, later, *listed, when=(GIVEN, RESOLVED)) == ["--one", "--two", "--later"]
+
+
+def test_a_server_makes_no_check_after_the_first_that_refuses(monkeypatch):
+    def never(start):
+        raise AssertionError("made")
+
+    monkeypatch.setattr(
+        checks, "CHECKS", (Check("one", GIVEN, STAGE, refuse("one")), Check("two", GIVEN, STAGE, never))
+    )
+    with pytest.raises(hooks.Refused, match=r"^--one: "):
+        hooks.check_flags(POLICY)
+
+
+def test_what_depends_on_a_refused_check_is_left_out(monkeypatch):
+    listed = [
+        Check("model", GIVEN, STAGE, refuse("model")),
+        Check("draft", GIVEN, STAGE, refuse("draft")),
+        Check("schedule", RESOLVED, STAGE, refuse("schedule"), after="model"),
+        Check("trace", RESOLVED, STAGE, refuse("trace"), after="schedule"),
+    ]
+    assert find(monkeypatch, POLICY, *listed, when=(GIVEN, RESOLVED)) == ["--model", "--draft", "--trace"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        ({}, []),
+        ({"expert_policy": "vanilla", "load_balance_method": "round_robin"}, []),
+        ({"expert_policy": "xshare"}, [STAGE]),
+        ({"expert_policy": "nope"}, [STAGE]),
+        ({"expert_policy_config": {}}, [STAGE]),
+        ({"mask_padding_experts": True}, [STAGE]),
+        ({"expert_placement": ""}, [PLACEMENT]),
+        ({"load_balance_method": "expert_affinity"}, [AFFINITY]),
+        ({"expert_affinity_bound": 0.0}, [AFFINITY]),
+        ({"expert_placement": "shard", "expert_policy": "oea", "expert_affinity": "t"}, [PLACEMENT, STAGE, AFFINITY]),
+    ],
+    ids=str,
+)
+def test_only_the_parts_that_are_asked_for_are_checked(flags, parts, monkeypatch):
+    listed = [Check(part, GIVEN, part, refuse(part)) for part in (PLACEMENT, STAGE, AFFINITY)]
+    assert find(monkeypatch, SimpleNamespace(**flags), *listed) == [f"--{part}" for part in parts]
+    if parts:
+        with pytest.raises(hooks.Refused, match=f"^--{parts[0]}: "):
+            hooks.check_flags(SimpleNamespace(**flags))
+
+
+def test_a_refused_policy_is_checked_as_any_would_be():
+    """`check` goes on after it: what else is wrong is wrong with every policy."""
+    start = Start(SimpleNamespace(expert_policy="nope"))
+    assert start.arguments == Arguments(None)
+    (policy,) = (check for check in CHECKS if check.name == "policy")
+    with pytest.raises(ExpertPolicyError, match=r"^--expert-policy nope: "):
+        policy.run(start)
+
+
+@pytest.mark.parametrize("pipe", [True, False])
+def test_a_policys_file_is_read_once(pipe, monkeypatch, tmp_path):
+    """It may be edited while a server starts: all of its processes have the keys that the first one has read."""
+    file = tmp_path / "keys.json"
+    if pipe:
+        reader, writer = os.pipe()
+        os.write(writer, b'{"k0": 1, "add": 4}')
+        os.close(writer)
+        path = f"/dev/fd/{reader}"
+    else:
+        file.write_text('{"k0": 1, "add": 4}')
+        path = str(file)
+    server_args = SimpleNamespace(expert_policy="xshare", expert_policy_config=path)
+    names = ("policy", "policy again")
+    monkeypatch.setattr(checks, "CHECKS", [check for check in CHECKS if check.name in names])
+    monkeypatch.setattr(checks, "SETTERS", ())
+    hooks.check_flags(server_args)
+    file.write_text('{"k0": 2}')
+    hooks.check_server(server_args)
+    assert read_arguments(pickle.loads(pickle.dumps(server_args))).schedule.keys == {"k0": 1, "add": 4}
+    if pipe:
+        os.close(reader)
+
+
+@older_releases_take_long
+def test_sglangs_record_takes_the_keys_to_other_processes(release, patched_release, tiny_model, tmp_path):
+    code = (
+        "import pickle, sys; from pathlib import Path; from sglang.srt.server_args import prepare_server_args; "
+        "from sglang_xshare.compatibility.arguments import read_arguments; "
+        "record = prepare_server_args(sys.argv[1:]); getattr(record, 'resolve_once', int)(); "
+        "Path(sys.argv[-1]).unlink(); "
+        "assert read_arguments(pickle.loads(pickle.dumps(record))).schedule.keys == {'k0': 1, 'add': 4}"
+    )
+    (file := tmp_path / "keys.json").write_text('{"k0": 1, "add": 4}')
+    flags = ["--model-path", str(tiny_model), *CPU, "--expert-policy", "xshare", "--expert-policy-config", str(file)]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *flags], env=make_env(patched_release(release)), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_refused_policy_is_told_once(monkeypatch):
+    listed = [check for check in CHECKS if check.name in ("policy", "policy again")]
+    server_args = SimpleNamespace(expert_policy="nope")
+    assert find(monkeypatch, server_args, *listed, when=(GIVEN, RESOLVED)) == ["--expert-policy"]
+
+
+def test_a_server_without_flags_of_ours_loads_no_check():
+    code = (
+        "import sys; from types import SimpleNamespace; from sglang_xshare import hooks; "
+        "off = SimpleNamespace(expert_policy=None, mask_padding_experts=False, load_balance_method='round_robin'); "
+        "hooks.check_flags(off); hooks.check_server(off); assert hooks.capture_sizes(off, [1, 8]) == [1, 8]; "
+        "hooks.attach(SimpleNamespace(is_draft_worker=False, server_args=off)); "
+        "assert not [name for name in sys.modules if name.startswith('sglang_xshare.compatibility')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

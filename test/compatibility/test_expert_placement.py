@@ -1,0 +1,272 @@
+"""`--expert-placement`: what it sets on every release, and what it refuses in one line."""
+
+import json
+import logging
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from refused import refused
+from served.release import CPU, make_env, older_releases_take_long, run_script
+from sglang_xshare.compatibility import expert_placement
+from sglang_xshare.compatibility.expert_placement import check_placement, set_placement
+from sglang_xshare.refusal import ExpertPolicyError
+
+FLAG = "--expert-placement"
+
+
+def make_args(folder, architecture="Qwen3MoeForCausalLM", **flags):
+    (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    usual = {
+        "tp_size": 4,
+        "ep_size": 1,
+        "dp_size": 1,
+        "attn_dp_size": 1,
+        "moe_dp_size": 1,
+        "moe_a2a_backend": "none",
+        "device": "cuda",
+    }
+    return SimpleNamespace(model_path=str(folder), revision=None, **{**usual, **flags})
+
+
+@pytest.mark.parametrize(
+    ("flags", "becomes"),
+    [
+        ({"expert_placement": "shard"}, {"attn_dp_size": 4}),
+        ({"expert_placement": "shard", "attn_dp_size": 2}, {"attn_dp_size": 2}),
+        ({"expert_placement": "shard", "dp_size": 2}, {"dp_size": 2, "attn_dp_size": 1}),
+        ({"expert_placement": "shard", "device": "cpu"}, {"attn_dp_size": 1}),
+        ({"expert_placement": "shard", "architecture": "OlmoeForCausalLM"}, {"attn_dp_size": 1}),
+        ({"expert_placement": "shard", "attn_dp_size": 2, "attn_cp_size": 2}, {"attn_dp_size": 2}),
+        ({"expert_placement": "shard", "device": "cpu", "speculative_algorithm": "NGRAM"}, {"attn_dp_size": 1}),
+        ({"expert_placement": "shard", "speculative_algorithm": "EAGLE"}, {"attn_dp_size": 4}),
+        (
+            {"expert_placement": "shard", "speculative_algorithm": "DSPARK", "enable_dp_lm_head": True},
+            {"attn_dp_size": 4},
+        ),
+        ({"expert_placement": "ep"}, {"ep_size": 4, "attn_dp_size": 1}),
+        ({"expert_placement": "ep", "ep_size": 4, "attn_dp_size": 4}, {"ep_size": 4, "attn_dp_size": 4}),
+    ],
+    ids=str,
+)
+def test_what_it_sets(flags, becomes, tmp_path):
+    args = make_args(tmp_path, **flags)
+    before = dict(vars(args))
+    set_placement(args)
+    assert vars(args) == before | becomes
+
+
+def test_before_0_5_22_replicas_share_the_name(tmp_path):
+    args = make_args(tmp_path, expert_placement="shard", enable_dp_attention=False)
+    del args.attn_dp_size
+    set_placement(args)
+    assert (args.dp_size, args.enable_dp_attention, args.ep_size) == (4, True, 1)
+
+
+FLAGS: dict[str, dict[str, Any]] = {
+    "another": {"expert_placement": "slice"},
+    "one rank": {"tp_size": 1},
+    "whole experts": {"ep_size": 4},
+    "experts that move": {"enable_eplb": True},
+    "replicas": {"ep_num_redundant_experts": 2},
+    "ranks that come and go": {"elastic_ep_backend": "mooncake"},
+    "all-to-all": {"moe_a2a_backend": "deepep"},
+    "context parallelism": {"attn_cp_size": 2},
+    "n-grams": {"speculative_algorithm": "NGRAM"},
+    "a standalone draft": {"speculative_algorithm": "standalone", "enable_dp_lm_head": True},
+    "a draft without its head": {"speculative_algorithm": "DFLASH", "enable_dp_lm_head": False},
+    "other ranks": {"expert_placement": "ep", "ep_size": 2},
+    "another division": {"expert_placement": "ep", "moe_dp_size": 2},
+}
+QWEN3 = {"num_experts": 64, "moe_intermediate_size": 768, "num_attention_heads": 8}
+# What a model and its ranks are, as `check` takes it.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a dense model": ("shard", {"num_experts": 0}),
+    "columns": ("shard", {"moe_intermediate_size": 770}),
+    "experts": ("ep", {"num_experts": 66}),
+    "experts with replicas": ("ep", {"replicas": 2}),
+    "heads": ("shard", {"num_attention_heads": 6}),
+    "whole experts that SGLang resolves": ("shard", {"ep": 4}),
+    "columns of one layer": ("shard", {"moe_intermediate_size": [1536, 514]}),
+}
+REFUSED = [*FLAGS, *MODELS]
+
+
+def refuse(case: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    if case in FLAGS:
+        set_placement(make_args(folder, **{"expert_placement": "shard", **FLAGS[case]}))
+    else:
+        placement, model = MODELS[case]
+        check(monkeypatch, placement, **QWEN3 | model)
+
+
+def check(
+    monkeypatch,
+    placement,
+    ranks=4,
+    ep=None,
+    groups=1,
+    architecture="Qwen3MoeForCausalLM",
+    replicas=0,
+    in_text=False,
+    **model,
+):
+    """What comes of resolved arguments and a model's configuration, or with `in_text` its part for text."""
+    ep = (ranks if placement == "ep" else 1) if ep is None else ep
+    config = {"tp_size": ranks, "ep_size": ep, "attn_dp_size": groups, "dp_size": 1, "enable_dp_attention": False}
+    text = SimpleNamespace(architectures=[architecture], **model)
+    whole = SimpleNamespace(architectures=[architecture]) if in_text else text
+    found = SimpleNamespace(hf_config=whole, hf_text_config=text)
+    monkeypatch.setattr(expert_placement, "resolved", lambda args: args)
+    monkeypatch.setattr(expert_placement, "model_config", lambda args: found)
+    check_placement(
+        SimpleNamespace(**config, ep_num_redundant_experts=replicas, model_path="M", expert_placement=placement)
+    )
+
+
+@pytest.mark.parametrize(
+    ("placement", "differences", "said"),
+    [
+        ("shard", {"groups": 4}, "shard: each of 4 ranks holds a slice of every expert, 192 of its 768 columns; "),
+        ("ep", {}, "ep: each of 4 ranks holds 16 whole experts; attention tensor-parallel"),
+        ("ep", {"replicas": 4}, "ep: each of 4 ranks holds 17 whole experts; attention tensor-parallel"),
+        ("shard", {"moe_intermediate_size": [768] * 8}, " a slice of every expert, 192 of its 768 columns; "),
+        (
+            "shard",
+            {"moe_intermediate_size": [1536, 512, 1536]},
+            " a slice of every expert, 384 of its 1536 or 128 of its 512 columns; ",
+        ),
+        (
+            "shard",
+            {"moe_intermediate_size": None},
+            " a slice of every expert, how wide the model's configuration does not say; ",
+        ),
+    ],
+)
+def test_the_log_says_what_it_came_to(placement, differences, said, monkeypatch, caplog):
+    with caplog.at_level(logging.INFO):
+        check(monkeypatch, placement, **{**QWEN3, **differences})
+    (line,) = caplog.messages
+    assert said in line
+    assert line.endswith("attention data-parallel in 4 groups of ranks") == ("groups" in differences)
+
+
+def group(**weights):
+    """compressed-tensors' way to say how weights are quantized."""
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "block", "fitting"),
+    [
+        ({"weight_block_size": [128, 128]}, 128, "are 2, 3, 6 ranks, or ep"),
+        ({"weight_block_size": [128, 1]}, 128, "are 2, 3, 6 ranks, or ep"),
+        ({"weight_block_size": [1, 128]}, 128, "are 2, 3, 6 ranks, or ep"),
+        (group(group_size=128), 128, "are 2, 3, 6 ranks, or ep"),
+        (group(block_structure=[128, 128]), 128, "are 2, 3, 6 ranks, or ep"),
+        ({"quant_method": "gptq", "group_size": 128}, 128, "are 2, 3, 6 ranks, or ep"),
+        ({"quant_method": "awq", "group_size": 256}, 256, "are 3 ranks, or ep"),
+        ({"weight_block_size": [128, 96]}, 384, "are 2 ranks, or ep"),
+        ({"group_size": 512}, 512, "is ep"),
+        (group(group_size=64), None, None),
+        (group(group_size=-1), None, None),
+        (group(strategy="channel", group_size=None), None, None),
+        ({"quant_method": "fp8", "weight_block_size": None}, None, None),
+        ({"quant_method": "mxfp4"}, None, None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("place", ["model", "text", "compression", "object"])
+def test_no_slice_ends_within_a_block(quantization, block, fitting, place, monkeypatch):
+    model = {"num_experts": 64, "moe_intermediate_size": 768}
+    if place == "compression":
+        model["compression_config"] = quantization
+    elif place == "object":
+        model["quantization_config"] = SimpleNamespace(to_dict=lambda: quantization)
+    else:
+        model["quantization_config"] = quantization
+    refused = None
+    try:
+        check(monkeypatch, "shard", in_text=place == "text", **model)
+    except ExpertPolicyError as refusal:
+        refused = str(refusal)
+    assert refused == (
+        block
+        and f"{FLAG} shard with 4 ranks: slices of 192 columns end within the blocks of {block} that weights are "
+        f"quantized by; allowed {fitting}"
+    )
+
+
+GPT_OSS = {"architecture": "GptOssForCausalLM", "num_local_experts": 32, "intermediate_size": 2880}
+MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "model", "said"),
+    [
+        (4, {}, "720 of its 2880 columns"),
+        (3, MXFP4, "960 of its 2880 columns"),
+        (4, MXFP4, "672 to 736 of its 2880 columns"),
+        (8, MXFP4, "192 to 384 of its 2880 columns"),
+    ],
+)
+def test_the_log_says_how_gpt_oss_rounds_its_slices(ranks, model, said, monkeypatch, caplog):
+    check(monkeypatch, "shard", ranks=ranks, **GPT_OSS, **model)
+    (line,) = caplog.messages
+    assert f"each of {ranks} ranks holds a slice of every expert, {said}; " in line
+
+
+@pytest.mark.parametrize(("ranks", "refused"), [(15, False), (16, True), (32, True)])
+def test_each_rank_of_gpt_oss_has_a_slice(ranks, refused, monkeypatch):
+    # 16 ranks: 15 of them have 192 columns, the last none.
+    with pytest.raises(ExpertPolicyError) if refused else nullcontext() as refusal:
+        check(monkeypatch, "shard", ranks=ranks, **GPT_OSS, **MXFP4)
+    if refused:
+        assert f"with {ranks} ranks: 2880 columns in blocks of 32 leave a rank without any; " in str(refusal.value)
+        assert " 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 18, 30, 45, 90 " in str(refusal.value)
+
+
+def test_others_do_not_round_theirs(monkeypatch):
+    with refused(f"{FLAG} shard with 4 ranks"):
+        check(monkeypatch, "shard", **{**GPT_OSS, "architecture": "Qwen3MoeForCausalLM"}, **MXFP4)
+
+
+GPU = ("--device", "cuda", "--attention-backend", "triton")
+RESOLVED = {
+    (FLAG, "shard", "--tp", "2", *GPU): {"tp": 2, "ep": 1, "attention": 2},
+    (FLAG, "shard", "--tp", "4", "--dp", "2", "--enable-dp-attention", *GPU): {"tp": 4, "ep": 1, "attention": 2},
+    (FLAG, "shard", "--tp", "2"): {"tp": 2, "ep": 1, "attention": 1},
+    (FLAG, "ep", "--tp", "2"): {"tp": 2, "ep": 2, "attention": 1},
+    (FLAG, "ep", "--tp", "2", "--dp", "2", "--enable-dp-attention"): {"tp": 2, "ep": 2, "attention": 2},
+    (FLAG, "shard", "--tp", "2", "--expert-policy", "xshare:k0=1,add=6", *GPU): {"tp": 2, "ep": 1, "attention": 2},
+    (FLAG, "shard", "--tp", "2", "--expert-policy", "xshare:k0=1,target_per_rank=5"): (
+        "--expert-policy xshare: target_per_rank = 5: "
+    ),
+    (FLAG, "shard", "--tp", "4", "--attn-cp-size", "2", *GPU): f"{FLAG} shard with --attn-cp-size 2: ",
+    (FLAG, "shard", "--tp", "2", "--speculative-algorithm", "NGRAM", *GPU): (
+        f"{FLAG} shard with --speculative-algorithm NGRAM: "
+    ),
+    ("--tp", "2", "--speculative-algorithm", "NGRAM", *GPU): {"tp": 2, "ep": 1, "attention": 1},
+    (FLAG, "shard"): f"{FLAG} shard with --tp-size 1: ",
+}
+"""What they become, or how the refusal begins."""
+
+
+@cache
+def resolve(tree: Path, model: Path):
+    lines = [["--model-path", str(model), *CPU, *arguments] for arguments in RESOLVED]
+    return run_script(Path(__file__).with_name("resolve_placement.py"), make_env(tree), lines)
+
+
+@older_releases_take_long
+def test_what_the_releases_make_of_it(release, patched_release, tiny_model):
+    for found, wanted in zip(resolve(patched_release(release), tiny_model), RESOLVED.values(), strict=True):
+        if isinstance(wanted, str):
+            assert found.keys() == {"ours", "says"}
+            assert (found["ours"], found["says"][: len(wanted)]) == (True, wanted)
+        else:
+            assert found == wanted

@@ -1,0 +1,125 @@
+"""How a loaded model's layers are found or refused."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from refused import refused
+from sglang_xshare import hooks
+from sglang_xshare.compatibility import layers as start_layers
+from sglang_xshare.compatibility.arguments import read_arguments
+from sglang_xshare.refusal import REFUSED as ENDED
+from sglang_xshare.refusal import ExpertPolicyError
+
+pytest.importorskip("sglang.srt.layers.moe", reason="needs an installed SGLang")
+from sglang.srt import runtime_context
+from sglang.srt.layers.moe.topk import TopK, TopKConfig
+
+from compatibility.loaded import FORMATS, USUAL, bare, config, find
+
+
+def test_every_router_is_found_with_its_config(read):
+    configs = [config(), config(top_k=2)]
+    layers = read(configs, runners=2)
+    assert [found.upstream is given for found, given in zip(layers, configs, strict=True)] == [True, True]
+    assert [(layer.layer_id, layer.router.top_k) for layer in layers] == [(0, 4), (1, 2)]
+
+
+@pytest.mark.parametrize(("layer_id", "found"), [(5, 5), (None, 3)])
+def test_a_router_that_is_not_told_its_layer_has_it_in_its_name(layer_id, found, monkeypatch):
+    """As Mixtral's before 0.5.22: overrides by layer and the trace need the number."""
+    monkeypatch.setattr(start_layers, "read_placement", lambda model_runner: None)
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleDict({"3": torch.nn.Module()})
+    model.layers["3"].topk = bare(TopK, layer_id=layer_id, topk_config=config())
+    overrides = {"k0": 1, "layers": {str(found): {"add": 2}}}
+    server_args = SimpleNamespace(expert_policy="xshare", expert_policy_config=overrides, **USUAL)
+    arguments = read_arguments(server_args)
+    runner = SimpleNamespace(model=model, server_args=server_args, device="cpu")
+    (layer,) = start_layers.read_layers(runner, arguments)
+    assert layer.layer_id == found
+    assert arguments.schedule.plan(layer.layer_id, 16).add == 2
+
+
+def test_more_routers_than_runners_are_served(read):
+    """DeepSeek's first model runs its experts without a FusedMoE."""
+    assert len(read([config(), config()], runners=0)) == 2
+
+
+MOE_SPEC = {
+    "expert_policy": "moe-spec",
+    "expert_policy_config": {"budget": 8, "coverage": "truncate", "phases": ["decode"]},
+}
+REFUSED: dict[str, tuple[list[TopKConfig], int, dict[str, Any]]] = {
+    "a layer without TopK": ([config()], 2, {}),
+    "no layer": ([], 0, {}),
+    "an unknown router": ([config(), config(scoring_func="tanh")], 2, {}),
+    "routing in the kernel": ([config(FORMATS.BYPASSED)], 1, {}),
+    "a share of what does not renormalize": (
+        [config(), config(renormalize=False)],
+        2,
+        {"expert_policy": "oea", "expert_policy_config": {"own_share": 0.75}},
+    ),
+    "routed experts of a runner that ranks logits": (
+        [config(FORMATS.TRITON_KERNEL)],
+        1,
+        {"method": "triton_kernel", "enable_return_routed_experts": True},
+    ),
+    "truncation by a runner that ranks logits": (
+        [config(FORMATS.TRITON_KERNEL)],
+        1,
+        MOE_SPEC | {"method": "triton_kernel"},
+    ),
+}
+
+
+def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
+    monkeypatch.setattr(start_layers, "read_placement", lambda model_runner: None)
+    configs, runners, flags = REFUSED[case]
+    find(configs, runners, **flags)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_only_a_loaded_model_shows_ends_the_process_with_one_line(case, read, capsys, monkeypatch):
+    configs, runners, flags = REFUSED[case]
+    with pytest.raises(ExpertPolicyError) as error:
+        refuse(case, monkeypatch)
+    for rank, size, named in ((0, 1, ""), (0, 2, "rank 0: "), (1, 2, "rank 1: ")):
+        set_rank(monkeypatch, rank, size)
+        with pytest.raises(SystemExit) as ended:
+            read(configs, runners, start_layers.find_layers, **flags)
+        assert not isinstance(ended.value, Exception), "upstream logs a traceback of every Exception"
+        assert ended.value.code == ENDED
+        assert capsys.readouterr().err == f"{named}{error.value}\n", "it may be the only rank that refuses"
+
+
+def set_rank(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
+    parallel = SimpleNamespace(tp_rank=rank, tp_size=size, attn_tp_size=size)
+    monkeypatch.setattr(runtime_context, "get_parallel", lambda: parallel)
+
+
+def test_a_trace_that_is_gone_when_weights_are_loaded_ends_the_process_with_one_line(capsys, monkeypatch, tmp_path):
+    gone = tmp_path / "gone" / "trace.jsonl"
+    server_args = SimpleNamespace(expert_policy="xshare", expert_policy_trace=str(gone), **USUAL)
+    set_rank(monkeypatch, 0, 1)
+    with pytest.raises(SystemExit) as ended:
+        hooks.attach(SimpleNamespace(is_draft_worker=False, server_args=server_args))
+    assert ended.value.code == ENDED
+    line = f"--expert-policy-trace {gone}: No such file or directory; "
+    assert (said := capsys.readouterr().err).startswith(line)
+    assert said.count("\n") == 1
+
+
+def test_a_replica_that_refuses_its_model_is_killed_by_upstream(read):
+    """SGLang's controller would wait forever for a replica that just ended; for one that raises, it ends the server."""
+    with refused("--model-path model"):
+        read([], 0, start_layers.find_layers, dp_size=2)
+
+
+def test_a_pipeline_rank_need_not_have_every_layer(read):
+    layers = {"expert_policy_config": {"k0": 1, "add": 4, "layers": {"7": {"k0": 2}, "0-1": {"policy": "vanilla"}}}}
+    assert len(read([config(), config()], 2, pp_size=2, **layers)) == 2
+    with refused("--expert-policy xshare"):
+        read([config(), config()], 2, **layers)

@@ -1,0 +1,213 @@
+"""What the stage reads from a model's configuration, and the models it refuses or warns of."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from refused import refused
+from sglang_xshare.compatibility import checks
+from sglang_xshare.compatibility.model import check_schedule
+from sglang_xshare.compatibility.moe_model import read_folder, read_model
+from sglang_xshare.policies import VANILLA, build_plan
+from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.refusal import ExpertPolicyError
+
+
+def model(architecture: str, **text_config: object) -> SimpleNamespace:
+    return SimpleNamespace(
+        hf_config=SimpleNamespace(architectures=[architecture]),
+        hf_text_config=SimpleNamespace(**text_config),
+        num_hidden_layers=4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("architecture", "text_config", "found"),
+    [
+        ("Qwen3MoeForCausalLM", {"num_experts": 128, "num_experts_per_tok": 8}, (128, 8)),
+        ("DeepseekV3ForCausalLM", {"n_routed_experts": 256, "num_experts_per_tok": 8}, (256, 8)),
+        ("GptOssForCausalLM", {"num_local_experts": 128, "num_experts_per_tok": 4}, (128, 4)),
+        ("MixtralForCausalLM", {"num_local_experts": 8, "num_experts_per_tok": 2}, (8, 2)),
+        ("HunYuanMoEV1ForCausalLM", {"num_experts": 64, "moe_topk": [8, 8]}, (64, 8)),
+        ("Step3VLForConditionalGeneration", {"moe_num_experts": 48, "moe_top_k": 3}, (48, 3)),
+        ("Gemma4ForCausalLM", {"num_experts": 128, "top_k_experts": 8}, (128, 8)),
+        ("DbrxForCausalLM", {"ffn_config": SimpleNamespace(moe_num_experts=16, moe_top_k=4)}, (16, 4)),
+    ],
+)
+def test_experts_and_top_k_are_read_by_their_many_names(architecture, text_config, found):
+    read = read_model(model(architecture, **text_config), "path")
+    assert (read.num_experts, read.top_k) == found
+
+
+@pytest.mark.parametrize(
+    ("architecture", "text_config"),
+    [("Qwen3ForCausalLM", {"hidden_size": 128}), ("DeepseekV2ForCausalLM", {"n_routed_experts": None})],
+)
+def test_dense_model_is_refused(architecture, text_config):
+    with refused("--model-path path"):
+        read_model(model(architecture, **text_config), "path")
+
+
+@pytest.mark.parametrize(("key", "value"), [("num_experts", [16, 32]), ("num_experts_per_tok", [8, 4])])
+def test_layers_that_differ_are_refused(key, value):
+    given = {"num_experts": 16, "num_experts_per_tok": 8} | {key: value}
+    with refused("--model-path path"):
+        read_model(model("HunYuanMoEV1ForCausalLM", **given), "path")
+
+
+CONFIG: dict[str, object] = {
+    "expert_policy": "xshare",
+    "disaggregation_mode": "null",
+    "paged_experts_num_resident": 32,
+    "moe_runner_backend": "auto",
+    "moe_a2a_backend": "none",
+    "tp_size": 1,
+    "dp_size": 1,
+    "ep_size": 1,
+    "pp_size": 1,
+    "init_expert_location": "trivial",
+    "enable_eplb": False,
+    "load_format": "auto",
+    "ep_num_redundant_experts": 0,
+    "enable_return_routed_experts": False,
+    "speculative_algorithm": None,
+    "speculative_draft_model_path": None,
+    "speculative_num_draft_tokens": None,
+    "max_running_requests": None,
+    "speculative_adaptive": False,
+    "device": "cpu",
+    "model_path": "path",
+}
+
+
+@pytest.fixture
+def check(monkeypatch):
+    """Call it with a loaded configuration and resolved arguments for what is said of them before weights load."""
+
+    def check_server(loaded: SimpleNamespace, **changes: object) -> None:
+        monkeypatch.setattr(checks, "model_config", lambda server_args: loaded)
+        for error in checks.find_refusals(checks.Start(SimpleNamespace(**CONFIG | changes)), checks.RESOLVED):
+            raise error
+
+    return check_server
+
+
+@pytest.mark.parametrize(
+    ("loaded", "changes"),
+    [
+        ({"norm_topk_prob": False}, {}),
+        ({"norm_topk_prob": False}, {"expert_policy": None, "mask_padding_experts": True}),
+        ({"scoring_func": "sigmoid"}, {}),
+        ({}, {"expert_policy": "oea", "expert_policy_config": {"kmax": 6}}),
+    ],
+)
+def test_a_runner_that_ranks_logits_is_known_from_the_configuration(loaded, changes, check):
+    """As argument resolution chooses it for gpt-oss on Hopper."""
+    loaded = model("GptOssForCausalLM", num_local_experts=32, num_experts_per_tok=4, **loaded)
+    with refused("--moe-runner-backend triton_kernel"):
+        check(loaded, moe_runner_backend="triton_kernel", **changes)
+    check(loaded, **changes)
+
+
+def test_a_runner_that_nobody_gave_is_not_named(check, monkeypatch):
+    """As deep_gemm, which SGLang chooses for MiniMax-M3's mxfp8, and beside which nothing runs these."""
+    monkeypatch.setattr(checks, "is_given", lambda server_args: False)
+    monkeypatch.setattr(checks, "check_experts", lambda server_args: None)
+    given = {"expert_policy": "oea", "expert_policy_config": {"kmax": 10}, "moe_runner_backend": "deep_gemm"}
+    with refused("--expert-policy oea"):
+        check(model("MiniMaxM3SparseForCausalLM", **QWEN3), **given)
+
+
+def test_a_runner_that_ranks_logits_serves_gpt_oss(check):
+    check(model("GptOssForCausalLM", num_local_experts=32, num_experts_per_tok=4), moe_runner_backend="triton_kernel")
+
+
+ENOUGH = "; with add below 63 it can"
+
+
+@pytest.mark.parametrize(
+    ("keys", "warned"),
+    [
+        ({"add": 240}, [("k0 = 1, add = 240", ENOUGH)]),
+        ({"add": 63}, [("k0 = 1, add = 63", ENOUGH)]),
+        ({"add": 62}, []),
+        (
+            {"add": 8, "layers": {"2": {"add": 63}, "3": {"mass": 1}}},
+            [("k0 = 1, add = 63", ENOUGH), ("k0 = 1, add = 8, mass = 1.0", "")],
+        ),
+    ],
+)
+def test_a_plan_that_never_drops_an_expert_is_a_warning(keys, warned, check, caplog):
+    """One for each of a policy's plans that only costs time, and none for the others."""
+    check(model("Qwen3MoeForCausalLM", num_experts=64, num_experts_per_tok=8), expert_policy_config=keys)
+    start = "--expert-policy xshare: this plan"
+    lines = [f"{start} ({plan}) never drops one of 64 experts{remedy}" for plan, remedy in warned]
+    assert sorted(caplog.messages) == lines
+    assert all(record.levelname == "WARNING" for record in caplog.records)
+
+
+QWEN3 = {"num_experts": 64, "num_experts_per_tok": 8}
+
+
+@pytest.mark.parametrize(
+    ("flag", "policy", "keys"),
+    [
+        ("enable_return_routed_experts", "oea", {"kmax": 10}),
+        ("enable_paged_experts", "oea", {"kmax": 10}),
+    ],
+)
+def test_rows_that_a_flag_could_not_read_are_refused(flag, policy, keys, check):
+    loaded = model("Qwen3MoeForCausalLM", **QWEN3)
+    given = {"expert_policy": policy, "expert_policy_config": keys}
+    check(loaded, **given)
+    with refused(f"--{flag.replace('_', '-')} on"):
+        check(loaded, **{flag: True}, **given)
+
+
+def test_a_schedule_is_checked_by_itself_as_a_live_switch_does():
+    """It returns plans and warnings, and logs nothing."""
+    served = read_model(model("Qwen3MoeForCausalLM", **QWEN3), "path")
+    config = SimpleNamespace(**CONFIG)
+    keys = {"k0": 1, "add": 8, "layers": {"2": {"add": 63}}}
+    plans, warnings = check_schedule(build_schedule("xshare", keys, speculative=False), served, config)
+    assert plans == [build_plan("xshare", k0=1, add=8), build_plan("xshare", k0=1, add=63)]
+    assert warnings == ["--expert-policy xshare: this plan (k0 = 1, add = 63) never drops one of 64 experts" + ENOUGH]
+    assert check_schedule(None, served, config) == ([VANILLA], [])
+    with refused("--expert-policy oea"):
+        check_schedule(build_schedule("oea", {"k0": 9}, speculative=False), served, config)
+
+
+def test_own_share_of_weights_that_the_model_does_not_renormalize_is_refused_by_its_configuration():
+    config = SimpleNamespace(**CONFIG)
+    schedule = build_schedule("xshare", {"add": 8, "own_share": 0.75}, speculative=False)
+    check_schedule(schedule, read_model(model("Qwen3MoeForCausalLM", **QWEN3), "path"), config)
+    with refused("--expert-policy xshare"):
+        check_schedule(schedule, read_model(model("OlmoeForCausalLM", **QWEN3, norm_topk_prob=False), "path"), config)
+
+
+def test_a_folder_is_read_without_sglang(tiny_model, tmp_path):
+    shape = read_folder(str(tiny_model))
+    assert (shape.architecture, shape.num_layers, shape.num_experts, shape.top_k) == ("Qwen3MoeForCausalLM", 4, 64, 8)
+    nested = {"architectures": ["Qwen3MoeForCausalLM"], "text_config": QWEN3 | {"num_hidden_layers": 3}}
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    assert read_folder(str(tmp_path)).num_layers == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (None, "No such file or directory"),
+        ("{", "config.json:"),
+        ("[]", "config.json:"),
+        ('{"num_hidden_layers": 2}', "config.json: .*architectures'?"),
+        ('{"num_hidden_layers": 2, "architectures": ["Qwen3ForCausalLM"]}', "dense"),
+    ],
+)
+def test_a_folder_without_a_model_is_refused_in_one_line(config, reason, tmp_path):
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ExpertPolicyError, match=reason) as raised:
+        read_folder(str(tmp_path))
+    assert str(tmp_path) in str(raised.value)
+    assert "\n" not in str(raised.value)

@@ -1,0 +1,77 @@
+"""Flags and backends that are refused, where it takes no release to resolve them."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_xshare.compatibility.all_to_all import BACKENDS, REASONS
+from sglang_xshare.compatibility.modes import SIMULATIONS, UNSYNCHRONIZED, check_modes
+
+SERVED = {
+    **{"disaggregation_mode": "null", "moe_runner_backend": "auto", "moe_a2a_backend": "none"},
+    **{"speculative_algorithm": None, "dp_size": 1, "tp_size": 4},
+}
+ALL_TO_ALL = {"moe_a2a_backend": "deepep"}
+REPLICAS = {"ep_num_redundant_experts": 2, "ep_dispatch_algorithm": "dynamic"}
+ROUTED = {"enable_return_routed_experts": True}
+# Arguments, beside those of a server that is served.
+REFUSED: dict[str, dict[str, Any]] = {
+    **{f"simulated routing by {name}": {name: "true"} for name in SIMULATIONS},
+    "simulated routing, said shorter": {SIMULATIONS[0]: "y"},
+    **{f"device {device}": {"device": device} for device in ("npu", "xpu", "musa:0")},
+    "experts on a CPU beside a GPU": {"kt_weight_path": "folder"},
+    "ranks that are not synchronized": {UNSYNCHRONIZED: "1", "attn_dp_size": 2},
+    "ranks of all-to-all that are not": {UNSYNCHRONIZED: "1", **ALL_TO_ALL},
+    "replicas by the row": REPLICAS,
+    "replicas by a plan": {**REPLICAS, "ep_dispatch_algorithm": "lp"},
+    "replicas by the row with all-to-all": {**REPLICAS, **ALL_TO_ALL},
+    **{
+        f"all-to-all by {backend}": {"moe_a2a_backend": backend}
+        for backend in (*REASONS, "flashinfer", "mori", "customized")
+    },
+    "dense layers of their own": {**ALL_TO_ALL, "moe_dense_tp_size": 1},
+    "context parallelism": {**ALL_TO_ALL, "attn_cp_size": 2},
+    "rows that are not gathered": {**ALL_TO_ALL, "disable_attn_tp_gather": True},
+    "waterfill": {**ALL_TO_ALL, "enable_waterfill": True, "attn_dp_size": 2},
+    "two-batch overlap": {**ALL_TO_ALL, "enable_two_batch_overlap": True},
+    "routed experts of a draft tree": {**ROUTED, "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 2},
+    "routed experts of a tree of n-grams": {
+        **ROUTED,
+        "speculative_algorithm": "NGRAM",
+        "speculative_ngram_max_bfs_breadth": 10,
+    },
+    **{
+        f"{key} that nobody is asked for": {"tokenizer_worker_num": 2, key: "secret"}
+        for key in ("api_key", "admin_api_key")
+    },
+}
+
+
+def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
+    given = REFUSED[case]
+    for name in given:
+        if name.isupper():
+            monkeypatch.setenv(name, given[name])
+    check_modes(SimpleNamespace(**SERVED | given))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {**ROUTED, "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 1},
+        {**ROUTED, "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": None},
+        {"speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 2},
+        {},
+        {"tokenizer_worker_num": 2},
+        {"admin_api_key": "secret"},
+        *({"moe_a2a_backend": backend} for backend in BACKENDS),
+        *({"ep_num_redundant_experts": 0, "ep_dispatch_algorithm": dispatch} for dispatch in ("dynamic", "lp")),
+        {"ep_num_redundant_experts": 2, "ep_dispatch_algorithm": "static"},
+    ],
+    ids=str,
+)
+def test_what_is_served(changes, monkeypatch):
+    if not changes:  # of one rank, nothing to synchronize
+        monkeypatch.setenv(UNSYNCHRONIZED, "1")
+    check_modes(SimpleNamespace(**SERVED | changes))

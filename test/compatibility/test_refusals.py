@@ -1,0 +1,69 @@
+"""Every refusal: it is one line, which begins with the flag and its value where the error has them as data, and its
+words are in `refusals.json` and nowhere else. To write it anew:
+
+REFUSALS=write python -m pytest test/compatibility/test_refusals.py
+"""
+
+import json
+import os
+
+import pytest
+
+from affinity import test_arguments as test_affinity
+from compatibility import (
+    test_arguments,
+    test_dp_attention,
+    test_exact,
+    test_expert_placement,
+    test_layers,
+    test_modes,
+    test_paging,
+    test_runners,
+    test_server,
+)
+from compatibility.refusals import FILE, LINES
+from policies import test_plan, test_schedule
+from served.release import LATEST
+from sglang_xshare.refusal import ExpertPolicyError
+
+LISTS = {
+    "plans": test_plan,
+    "schedules": test_schedule,
+    "arguments": test_arguments,
+    "modes": test_modes,
+    "exact requests": test_exact,
+    "placement": test_expert_placement,
+    "affinity": test_affinity,
+    "layers": test_layers,
+    "paging": test_paging,
+    "runners": test_runners,
+}
+"""Modules with a list of what is refused, `REFUSED`, and `refuse`, which has one of it refused."""
+
+
+def read_line(error: ValueError) -> str:
+    line = str(error)
+    assert "\n" not in line
+    if isinstance(error, ExpertPolicyError):
+        assert line.startswith(f"{error.flag}: " if error.value is None else f"{error.flag} {error.value}: ")
+    return line
+
+
+def test_every_line_is_as_written(monkeypatch, tmp_path, tmp_path_factory, tiny_model, request):
+    """`test_server.py` and `test_dp_attention.py` compare those of servers, on every release."""
+    found = {}
+    for name, module in LISTS.items():
+        found[name] = {}
+        for case in module.REFUSED:
+            with monkeypatch.context() as patch, pytest.raises(ValueError) as raised:  # noqa: PT011 - lines are compared
+                module.refuse(case, patch, tmp_path)
+            found[name][case] = read_line(raised.value).replace(str(tiny_model), "{model}")
+    if os.environ.get("REFUSALS") == "write":
+        tree = request.getfixturevalue("patched_release")(LATEST)
+        lines = {
+            "servers": test_server.tell(tree, tiny_model, tmp_path_factory.mktemp("written")),
+            "data-parallel attention": test_dp_attention.tell(tree, tiny_model, tmp_path_factory.mktemp("mixtral")),
+        }
+        FILE.write_text(json.dumps(found | lines, indent=1) + "\n")
+        return
+    assert found == {name: LINES[name] for name in LISTS}

@@ -1,0 +1,189 @@
+"""What the stage cannot serve is refused at start-up, on every release, before weights load."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from benchmark.common.paths import ROOT
+from compatibility.refusals import LINES, Answer, attempt, line_of
+from served.release import LATEST, every_release, older_releases_take_long
+
+POLICY = ("--expert-policy", "xshare")
+LATEST_RUNNERS = "flashinfer_trtllm, flashinfer_mxfp4"
+"""Allowed on the latest release alone."""
+
+
+def keys(text: str) -> tuple[str, ...]:
+    return (*POLICY, "--expert-policy-config", text)
+
+
+def eagle3(draft: str) -> tuple[str, ...]:
+    """The flags of a policy with this draft."""
+    return (*POLICY, *BACKENDS, "--speculative-algorithm", "EAGLE3", *TREE, *DRAFT_PATH, draft)
+
+
+# Configurations without weights, by folder, as changes to those of the small checkpoint and of its draft.
+TARGET, DRAFT = ROOT / "checkpoints" / "qwen3-moe-tiny", ROOT / "checkpoints" / "qwen3-moe-tiny-eagle3"
+WRITTEN: dict[str, tuple[Path, dict[str, object]]] = {
+    "wider": (DRAFT, {"hidden_size": 256, "target_hidden_size": 128}),
+    "narrower": (TARGET, {"hidden_size": 64}),
+    "dense": (TARGET, {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_experts": None}),
+    "without-weights": (TARGET, {}),
+    "not-renormalizing": (TARGET, {"norm_topk_prob": False}),
+}
+TREE = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
+DRAFT_PATH = ("--speculative-draft-model-path",)
+BACKENDS = ("--prefill-attention-backend", "intel_amx", "--decode-attention-backend", "intel_amx")
+REFUSED: dict[str, tuple[str, ...]] = {
+    "unknown policy": ("--expert-policy", "nope"),
+    "unreadable file": keys("/nowhere/policy.json"),
+    "deterministic mode": (*POLICY, "--enable-deterministic-inference"),
+    "torch.compile": (*POLICY, "--enable-torch-compile"),
+    "two-batch overlap": (*POLICY, "--enable-two-batch-overlap"),
+    "single-batch overlap": (*POLICY, "--enable-single-batch-overlap"),
+    "PD multiplexing": (*POLICY, "--enable-pdmux"),
+    "embedding model": (*POLICY, "--is-embedding"),
+    "prefill server": (*POLICY, "--disaggregation-mode", "prefill"),
+    **{f"runner {name}": (*POLICY, "--moe-runner-backend", name) for name in ("flashinfer_cutedsl", "hpc_ops")},
+    "truncation where the runner ranks logits": (
+        *("--expert-policy", "moe-spec", "--moe-runner-backend", "triton_kernel", "--expert-policy-config"),
+        '{"budget": 16, "coverage": "truncate", "phases": ["decode"]}',
+    ),
+    "more experts a row than a runner that counts on top-k": (
+        *("--expert-policy", "oea", "--moe-runner-backend", "deep_gemm", "--expert-policy-config"),
+        '{"layers": {"3": {"kmax": 10}}}',
+    ),
+    "more experts a row than a runner that ranks logits has": (
+        *("--expert-policy", "oea", "--moe-runner-backend", "triton_kernel", "--expert-policy-config"),
+        '{"layers": {"3": {"kmax": 10}}}',
+    ),
+    "a router that does not renormalize where the runner ranks logits": (
+        *POLICY,
+        "--moe-runner-backend",
+        "triton_kernel",
+        "--model-path",
+        "{written}/not-renormalizing",
+    ),
+    "misspelt policy with its keys": ("--expert-policy", "oea:k=3"),
+    "dense model": (*POLICY, "--model-path", "{written}/dense"),
+    "all-to-all": (*POLICY, "--moe-a2a-backend", "pplx"),
+    "ragged verify": (*POLICY, "--speculative-algorithm", "DSPARK"),
+    "batches too small": (*POLICY, "--max-running-requests", "1"),
+    "batches too large": (*eagle3(str(DRAFT)), "--expert-policy-config", '{"k0": 1, "max_tokens": 3}'),
+    "trace of two replicas": (*POLICY, "--dp-size", "2", "--expert-policy-trace", "/tmp/trace.jsonl"),
+    "trace of a pipeline": (*POLICY, "--pp-size", "2", "--expert-policy-trace", "/tmp/trace.jsonl"),
+    "warm-up beyond the model's top-k": keys('{"k0": 9}'),
+    "target_per_rank on one rank": keys('{"target_per_rank": 5}'),
+    "target_per_rank with experts on two ranks": (
+        *keys('{"target_per_rank": 5}'),
+        "--tp",
+        "2",
+        "--ep",
+        "2",
+        "--ep-num-redundant-experts",
+        "2",
+    ),
+    "replicas of experts that move": (
+        *POLICY,
+        *("--tp", "2", "--ep", "2", "--enable-eplb", "--ep-num-redundant-experts", "2"),
+    ),
+    "replicas by a dispatch of one's own choice": (
+        *POLICY,
+        "--ep-dispatch-algorithm",
+        "dynamic",
+        "--ep-num-redundant-experts",
+        "2",
+    ),
+    "upstream's fake dispatch": (*POLICY, "--ep-dispatch-algorithm", "fake"),
+    "rows of another width than their reader's": (
+        "--expert-policy",
+        "oea",
+        "--expert-policy-config",
+        '{"kmax": 10}',
+        "--enable-return-routed-experts",
+    ),
+    "layer beyond the model's": keys('{"layers": {"4": {"k0": 2}}}'),
+    "verify without speculation": keys('{"phases": ["verify"]}'),
+    "masking alone in deterministic mode": ("--mask-padding-experts", "--enable-deterministic-inference"),
+}
+ACCEPTED: dict[str, tuple[str, ...]] = {
+    "no policy": (),
+    "vanilla": ("--expert-policy", "vanilla"),
+    "bare xshare": POLICY,
+    "weights that are made up": (*POLICY, "--model-path", "{written}/without-weights", "--load-format", "dummy"),
+    "a policy with its keys": ("--expert-policy", "xshare:k0=1,add=12", "--expert-policy-config", '{"min_tokens": 4}'),
+    "masking alone": ("--mask-padding-experts",),
+    "replicas that nothing dispatches to": (*POLICY, "--tp", "2", "--ep", "2", "--ep-num-redundant-experts", "2"),
+    "experts that move, without replicas": (*POLICY, "--tp", "2", "--ep", "2", "--enable-eplb"),
+    "a pipeline without a trace": (*POLICY, "--pp-size", "2"),
+    "speculation": (*POLICY, "--speculative-algorithm", "NGRAM"),
+    "target_per_rank with expert parallelism": (*keys('{"target_per_rank": 5}'), "--tp", "2", "--ep", "2"),
+    "a plan that drops nothing, which is a warning": keys('{"add": 64}'),
+    "triton": (*POLICY, "--moe-runner-backend", "triton"),
+    "a runner that ranks logits": (*POLICY, "--moe-runner-backend", "triton_kernel"),
+    "a draft that fits": eagle3(str(DRAFT)),
+    "a draft of another width that knows its target's": eagle3("{written}/wider"),
+    "a standalone draft of another width": (
+        (*POLICY, *BACKENDS, "--speculative-algorithm", "STANDALONE", *TREE, *DRAFT_PATH, "{written}/narrower")
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory):
+    """The folder of the written configurations."""
+    return write_models(tmp_path_factory.mktemp("written"))
+
+
+def write_models(folder: Path) -> Path:
+    for name, (model, changes) in WRITTEN.items():
+        (folder / name).mkdir()
+        config = json.loads((model / "config.json").read_text()) | changes
+        (folder / name / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@cache
+def ask(tree: Path, model: Path, written: Path) -> dict[tuple[str, ...], Answer]:
+    """What stops a server, by its arguments: all of the above."""
+    asked = [*REFUSED.values(), *ACCEPTED.values()]
+    lines = [[argument.replace("{written}", str(written)) for argument in arguments] for arguments in asked]
+    return dict(zip(asked, attempt(tree, model, lines), strict=True))
+
+
+def tell(tree: Path, model: Path, folder: Path) -> dict[str, str]:
+    """The line of each case, for `refusals.json`."""
+    answers = ask(tree, model, write_models(folder))
+    return {case: line_of(answers[REFUSED[case]]).replace(str(folder), "{written}") for case in REFUSED}
+
+
+@every_release
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_one_exact_line(case, release, patched_release, tiny_model, written):
+    answer = ask(patched_release(release), tiny_model, written)[REFUSED[case]]
+    assert answer == {"ours": True, "says": complete(case, written, release)}
+
+
+def complete(case: str, written: Path, release: str) -> str:
+    """The line of a case of `REFUSED` as it is said on a release."""
+    line = LINES["servers"][case].replace("{written}", str(written))
+    return line if release == LATEST else line.removesuffix(f", {LATEST_RUNNERS}")
+
+
+@older_releases_take_long
+@pytest.mark.parametrize("runner", LATEST_RUNNERS.split(", "))
+def test_runners_that_route_themselves_before_they_could_be_handed_ids(runner, release, patched_release, tiny_model):
+    (answer,) = attempt(patched_release(release), tiny_model, [(*POLICY, "--moe-runner-backend", runner)])
+    if release == LATEST:
+        assert answer is None
+    else:
+        assert answer["ours"]
+        assert answer["says"].startswith(f"--moe-runner-backend {runner}: ")
+
+
+@every_release
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_accepted(case, release, patched_release, tiny_model, written):
+    assert ask(patched_release(release), tiny_model, written)[ACCEPTED[case]] is None

@@ -1,0 +1,93 @@
+"""A policy runs only on a tree that this version of the patch queue made."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from served.release import CPU, LATEST, make_env
+from sglang_xshare.compatibility import checks
+from sglang_xshare.compatibility.checks import CHECKS, Start
+from sglang_xshare.patching.errors import PatchError
+from sglang_xshare.refusal import ExpertPolicyError
+
+CHECK = """
+from types import SimpleNamespace
+from sglang_xshare import hooks
+hooks.check_flags(SimpleNamespace(expert_policy="xshare", speculative_algorithm=None, disaggregation_mode="null",
+                                  moe_runner_backend="auto", moe_a2a_backend="none", device="cpu"))
+"""
+
+
+def check(tree: Path) -> str:
+    """What the stage says to a policy on this tree; "" where it accepts it."""
+    done = subprocess.run([sys.executable, "-c", CHECK], env=make_env(tree), capture_output=True, text=True)
+    assert done.returncode == (1 if done.stderr else 0)
+    return done.stderr.strip()
+
+
+@pytest.fixture
+def patched_copy(patched_release: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A patched tree to spoil: the files it shares with others are replaced, never written to."""
+    shutil.copytree(patched_release(LATEST), tmp_path / "tree", copy_function=os.link)
+    return tmp_path / "tree"
+
+
+def replace(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.unlink()
+    file.write_text(text.replace(old, new))
+
+
+def test_tree_patched_by_another_version_of_the_queue_is_refused(patched_copy):
+    assert check(patched_copy) == ""
+    state = patched_copy / "sglang" / ".xshare" / "state.json"
+    queue = json.loads(state.read_text())["queue"]
+    replace(state, queue, "0" * 64)
+    said = check(patched_copy)
+    assert said.startswith(
+        f"--expert-policy: SGLang {LATEST} in {patched_copy} was patched by another version of the queue"
+    )
+    assert said.endswith(f"run `sglang-xshare patch apply --target {patched_copy}`")
+    assert "\n" not in said
+
+
+def test_the_flag_that_needs_the_patches_is_named(monkeypatch):
+    def refuse() -> None:
+        raise PatchError("SGLang is unpatched; run ...")
+
+    monkeypatch.setattr(checks, "check_patched", refuse)
+    listed = {check.name: check.run for check in CHECKS}
+    for name, flags, named in (
+        ("tree", {"expert_policy": "xshare"}, "--expert-policy"),
+        ("tree", {"mask_padding_experts": True}, "--mask-padding-experts"),
+        ("affinity's tree", {}, "--load-balance-method expert_affinity"),
+    ):
+        with pytest.raises(ExpertPolicyError, match=f"^{named}: SGLang is unpatched"):
+            listed[name](Start(SimpleNamespace(**flags)))
+
+
+def test_tree_edited_since_is_refused(patched_copy):
+    replace(
+        patched_copy / "sglang/srt/layers/moe/topk.py", "expert_policy.route(topk_config, router_logits)", "topk_config"
+    )
+    said = check(patched_copy)
+    assert f"in {patched_copy}: sglang/srt/layers/moe/topk.py: edited after it was patched" in said
+    assert "\n" not in said
+
+
+def test_unpatched_release_does_not_know_the_flag(pristine_release, tiny_model):
+    """So a policy on an unpatched tree cannot be asked for."""
+    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(tiny_model), *CPU]
+    command += ["--expert-policy", "xshare"]
+    env = make_env(pristine_release(LATEST))
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.rstrip().endswith("error: unrecognized arguments: --expert-policy xshare")

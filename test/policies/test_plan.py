@@ -1,0 +1,241 @@
+"""A wrong plan is one clear line, and a plan knows what it can do."""
+
+import math
+from typing import Any
+
+import pytest
+
+import sglang_xshare
+from refused import refused
+from sglang_xshare import Router, SelectionPlan, build_plan
+from sglang_xshare.policies.plan import KEYS
+from sglang_xshare.policies.spelling import parse_policy
+
+STATIC = {"budget": 2, "ranking": "static"}
+ORDER = {"ranking": "static", "order": [2, 0, 1]}
+
+
+WRONG: list[tuple[Any, dict[str, Any]]] = [
+    # Types and ranges: a line of each kind, and what presets narrow. `test_every_key_has_its_type_and_range` has all.
+    ("xshare", {"k0": True}),
+    ("xshare", {"k0": None}),
+    ("xshare", {"mass": math.nan}),
+    ("xshare", {"utility": 1}),
+    ("moe-spec", {"budget": 8, "coverage": "truncate", "rescue": 1}),
+    ("moe-spec", {**STATIC, "order": "012"}),
+    ("oea", {"k0": 0}),
+    ("pruned", {"k0": 0}),
+    ("lynx-lat", {"retain": 0}),
+    ("xshare", {"own_share": -0.1}),
+    ("moe-spec", {"budget": 8, "ranking": "votes"}),
+    ("moe-spec", {"budget": 8, "coverage": "own"}),
+    # Names, and keys that are missing.
+    ("nope", {}),
+    ({"k0": 1}, {}),
+    ("oea", {"k0": 1, "add": 2}),
+    ("vanilla", {"k0": 1}),
+    ("custom", {"policy_": 1}),
+    ("moe-spec", {}),
+    ("lynx-acc", {"min_votes": 2}),
+    ("dynamic-skip", {}),
+    # Keys that rule each other out.
+    ("lynx-lat", {}),
+    ("lynx-lat", {"retain": 8, "drop": 8}),
+    ("oea", {"k0": 3, "kmax": 2}),
+    ("xshare", {"balance": "fill"}),
+    ("xshare", {"balance": "level"}),
+    ("moe-spec", {"budget": 2, "ranking": "static"}),
+    ("moe-spec", {"budget": 2, "order": [1, 0]}),
+    ("moe-spec", {"budget": 2, "utility": "squared", **ORDER}),
+    ("moe-spec", {"budget": 2, "rescue": False}),
+    ("custom", {"budget": 2, "add": 1}),
+    ("custom", {"confidence": 0.5, "mass": 0.5}),
+    ("custom", {"budget": 2, "drop": 1, "ranking": "votes"}),
+    ("custom", {"drop": 1}),
+    ("custom", {"drop": 1, "ranking": "votes", "add": 1}),
+    ("custom", {"ranking": "votes"}),
+    ("custom", {"scope": "request"}),
+    ("custom", {"coverage": "own", "add": 1}),
+    ("custom", {"k0": 1, "max_voters": 4}),
+    ("custom", {"k0": 1, "min_votes": 4}),
+    ("custom", {"beta": 0.5}),
+    ("custom", {"coverage": "own", "kmax": 4}),
+    ("moe-spec", {"budget": 2, "coverage": "truncate", "own_share": 0.5}),
+    ("custom", {"coverage": "truncate", "max_rank": 4}),
+]
+REFUSED = {f"{policy} {keys}": (policy, keys) for policy, keys in WRONG}
+
+
+def refuse(case: str, *_: Any) -> None:
+    policy, keys = REFUSED[case]
+    build_plan(policy, **keys)
+
+
+COUNTS = {"k0": 0, "add": 0, "add_per_request": 0, "drop": 0}
+COUNTS |= dict.fromkeys(("target_per_rank", "budget", "max_voters", "min_votes", "kmax", "max_rank"), 1)
+"""The least that they may be."""
+ALLOWED: dict[
+    str, tuple[tuple[Any, ...], tuple[Any, ...]]
+] = {  # values that a key takes, and does not; none is converted
+    **{name: ((least, 10**30), (least - 1, True, "3", 3.0, [3])) for name, least in COUNTS.items()},
+    **{name: ((0.01, 1), (0, 1.01, "0.5", True, math.nan, math.inf, [0.5])) for name in ("p", "mass", "confidence")},
+    **{name: ((0, 1), (-0.01, 1.01, "0.5", True, math.nan, [0.5])) for name in ("beta", "own_share")},
+    **{name: ((True, False), (1, "true", [])) for name in ("rescue", "free_residents")},
+    "utility": (("topk", "full", "squared"), ("even", 1, None)),
+    "balance": (("literal", "fill", "level"), ("even", 1, None)),
+    "ranking": (("router", "votes", "static"), ("even", 1, None)),
+    "scope": (("batch", "request"), ("even", 1, None)),
+    "coverage": (("substitute", "truncate", "own"), ("even", 1, None)),
+    "order": (([2, 0, 1],), ([], [0, 0, 1], [1, 2, 3], [0, 1, True], [0, 1.0], [0, [1]], "012")),
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_every_key_has_its_type_and_range(name):
+    fitting, wrong = ALLOWED[name]
+    for value in fitting:
+        assert KEYS[name].check(name, value) == (tuple(value) if isinstance(value, list) else value)
+    for value in wrong + (() if KEYS[name].optional else (None,)):
+        with pytest.raises(ValueError, match=f"^{name} = "):
+            build_plan("custom", **{name: value})
+
+
+def test_numbers_take_their_normal_form():
+    """So that equal plans are equal, and an order from JSON can be hashed."""
+    plan = build_plan("xshare", mass=1)
+    assert plan == build_plan("xshare", mass=1.0)
+    assert isinstance(plan.mass, float)
+    static = build_plan("moe-spec", budget=2, **ORDER)
+    assert static.order == (2, 0, 1)
+    assert len({static, build_plan("moe-spec", budget=2, **ORDER)}) == 1
+
+
+def test_a_free_plan_is_the_same_plan():
+    named, free = build_plan("oea", k0=2, kmax=9), build_plan("custom", k0=2, kmax=9)
+    assert free.policy == "custom"
+    assert free == SelectionPlan(k0=2, kmax=9)
+    assert {key: getattr(named, key) for key in KEYS} == {key: getattr(free, key) for key in KEYS}
+
+
+@pytest.mark.parametrize(
+    ("keys", "ranks", "line"),
+    [
+        ({"policy": "xshare", "k0": 9}, 1, "k0 = 9"),
+        ({"policy": "xshare", "target_per_rank": 5}, 1, "target_per_rank = 5"),
+        ({"policy": "moe-spec", "budget": 2, **ORDER}, 1, "order of 3 experts"),
+        ({"policy": "xshare", "k0": 8}, 1, None),
+        ({"policy": "xshare", "target_per_rank": 5}, 2, None),
+    ],
+)
+def test_a_plan_is_checked_against_the_model(keys, ranks, line):
+    plan = build_plan(keys)
+    if line is None:
+        plan.check(Router(8), 64, ranks=ranks)
+        return
+    with refused(line):
+        plan.check(Router(8), 64, ranks=ranks)
+
+
+@pytest.mark.parametrize("policy", ["xshare", "oea", "lynx-lat:retain=9", "lynx-acc:confidence=0.1", "custom:k0=1"])
+def test_own_share_takes_weights_that_renormalize(policy):
+    name, keys = parse_policy(policy)
+    plan = build_plan(name, **keys, own_share=0.75)
+    plan.check(Router(8), 64)
+    with refused("own_share = 0.75"):
+        plan.check(Router(8, renormalize=False), 64)
+    build_plan(name, **keys).check(Router(8, renormalize=False), 64)
+
+
+@pytest.mark.parametrize(
+    ("keys", "can_drop"),
+    [
+        ({"policy": "vanilla"}, False),
+        ({"policy": "xshare"}, True),
+        ({"policy": "xshare", "add": 62}, True),
+        ({"policy": "xshare", "add": 63}, False),
+        ({"policy": "xshare", "add": 64}, False),
+        ({"policy": "xshare", "k0": 8, "add": 0}, False),
+        ({"policy": "xshare", "k0": 8, "p": 0.9, "add": 0}, True),
+        ({"policy": "xshare", "add_per_request": 64}, False),
+        ({"policy": "xshare", "mass": 0.99}, True),
+        ({"policy": "xshare", "mass": 1.0}, False),
+        ({"policy": "xshare", "target_per_rank": 64}, False),
+        ({"policy": "oea", "k0": 7}, True),
+        ({"policy": "oea", "k0": 8}, False),
+        ({"policy": "oea", "k0": 7, "kmax": 7}, True),
+        ({"policy": "oea", "k0": 8, "max_rank": 7}, False),
+        ({"policy": "pruned", "k0": 7}, True),
+        ({"policy": "pruned", "k0": 8}, False),
+        ({"policy": "lynx-lat", "retain": 63}, True),
+        ({"policy": "lynx-lat", "retain": 64}, False),
+        ({"policy": "lynx-lat", "drop": 0}, False),
+        ({"policy": "lynx-lat", "drop": 1}, True),
+        ({"policy": "lynx-acc", "confidence": 0.1}, True),
+        ({"policy": "moe-spec", "budget": 64}, False),
+        ({"policy": "dynamic-skip", "beta": 0}, False),
+        ({"policy": "dynamic-skip", "beta": 0.1}, True),
+    ],
+    ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_a_plan_knows_whether_it_can_drop_an_expert(keys, can_drop):
+    assert build_plan(keys).can_drop(Router(8), 64) is can_drop
+
+
+@pytest.mark.parametrize(
+    ("keys", "nothing"),
+    [
+        ({"policy": "custom"}, True),
+        ({"policy": "custom", "coverage": "own", "beta": 0.3}, True),
+        ({"policy": "xshare", "k0": 0, "add": 0}, True),
+        ({"policy": "xshare", "k0": 0, "add": 1}, False),
+        ({"policy": "xshare", "k0": 1, "add": 0}, False),
+        ({"policy": "vanilla"}, False),
+        ({"policy": "lynx-lat", "drop": 0}, False),
+        ({"policy": "lynx-acc", "confidence": 0.1}, False),
+        ({"policy": "moe-spec", "budget": 1}, False),
+    ],
+    ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_a_plan_knows_whether_it_selects_nothing(keys, nothing):
+    assert build_plan(keys).selects_nothing is nothing
+
+
+@pytest.mark.parametrize(
+    ("keys", "facts"),
+    [
+        ({"policy": "vanilla"}, set()),
+        ({"policy": "pruned"}, set()),
+        ({"policy": "xshare"}, {"uses_selected", "substitutes"}),
+        ({"policy": "custom", "k0": None}, {"uses_selected", "substitutes"}),
+        ({"policy": "moe-spec", "budget": 4}, {"uses_selected", "substitutes"}),
+        (
+            {"policy": "moe-spec", "budget": 4, "coverage": "truncate"},
+            {"uses_selected", "divides_by_own", "can_rescue"},
+        ),
+        (
+            {"policy": "moe-spec", "budget": 4, "coverage": "truncate", "rescue": False},
+            {"uses_selected", "divides_by_own"},
+        ),
+        ({"policy": "custom", "coverage": "truncate", "k0": 1}, {"uses_selected", "divides_by_own"}),
+        ({"policy": "custom", "coverage": "truncate", "k0": None}, {"uses_selected", "divides_by_own"}),
+    ],
+    ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_a_plan_says_what_its_coverage_means(keys, facts):
+    plan = build_plan(keys)
+    names = {"uses_selected", "substitutes", "divides_by_own", "can_rescue"}
+    assert {name for name in names if getattr(plan, name)} == facts
+
+
+def test_a_target_for_every_rank_can_drop_until_the_ranks_hold_all():
+    plan = build_plan("xshare", target_per_rank=8)
+    assert plan.can_drop(Router(8), 64, ranks=7)
+    assert not plan.can_drop(Router(8), 64, ranks=8)
+    # The target includes the warm-up.
+    assert build_plan("xshare", k0=4, target_per_rank=30).can_drop(Router(8), 64, ranks=2)
+
+
+def test_the_package_has_no_other_names():
+    assert sglang_xshare.select is not None
+    with pytest.raises(AttributeError, match="module 'sglang_xshare' has no attribute 'nope'"):
+        sglang_xshare.nope  # noqa: B018

@@ -1,0 +1,65 @@
+"""What the stage reads of SGLang: which MoE runners rank the logits themselves, ranks and schedulers."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_xshare.upstream.routing import hands_parts, keep_sums, read_output_format
+from sglang_xshare.upstream.server import attention_dp_size, is_release, num_schedulers
+
+moe = pytest.importorskip("sglang.srt.layers.moe", reason="needs an installed SGLang")
+import sglang  # noqa: E402
+from sglang.srt.layers.moe.topk import TopK, TopKConfig, TopKOutputFormat  # noqa: E402
+from sglang.srt.layers.moe.utils import MoeRunnerBackend  # noqa: E402
+
+
+def config(output_format: TopKOutputFormat | None) -> TopKConfig:
+    return TopKConfig(top_k=4, renormalize=True, output_format=output_format)
+
+
+@pytest.mark.parametrize("output_format", list(TopKOutputFormat))
+def test_output_formats(output_format):
+    assert read_output_format(config(output_format)) == output_format.name.lower()
+
+
+@pytest.mark.parametrize("name", ["triton_kernel", "flashinfer_trtllm", "flashinfer_mxfp4", "marlin"])
+def test_a_format_decided_at_the_first_call_is_the_runner_backends(name, monkeypatch):
+    monkeypatch.setattr(moe, "get_moe_runner_backend", lambda: MoeRunnerBackend(name))
+    expected = {"triton_kernel": "triton_kernel", "marlin": "standard"}.get(name, "bypassed")
+    assert read_output_format(config(None)) == expected
+
+
+@pytest.mark.parametrize(("hip", "parts"), [(None, False), ("6.4", True)])
+def test_on_amd_logits_may_still_be_in_parts(hip, parts, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert hands_parts() == parts
+    monkeypatch.setattr(TopK, "forward_cuda", lambda self, hidden_states, router_logits: None)
+    assert not hands_parts(), "before 0.5.23"
+
+
+def test_layers_that_rank_no_logits_are_not_looked_for():
+    """As on a CPU, where a model's experts need no numbers."""
+    keep_sums(None, set())
+
+
+def test_the_release_that_runs_is_sglangs_own(monkeypatch):
+    monkeypatch.setattr(sglang, "__version__", "0.5.23+xshare.0.1.0")
+    assert is_release("0.5.23")
+    monkeypatch.setattr(sglang, "__version__", "0.5.22")
+    assert not is_release("0.5.23")
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks", "schedulers"),
+    [
+        ({"dp_size": 1}, 1, 1),
+        ({"dp_size": 2, "enable_dp_attention": False}, 1, 2),
+        ({"dp_size": 2, "enable_dp_attention": True}, 2, 2),
+        ({"dp_size": 1, "attn_dp_size": 4, "enable_dp_attention": False}, 4, 4),
+        ({"dp_size": 2, "attn_dp_size": 2, "enable_dp_attention": True}, 2, 2),
+    ],
+)
+def test_ranks_are_told_from_replicas(config, ranks, schedulers):
+    assert attention_dp_size(SimpleNamespace(**config)) == ranks
+    assert num_schedulers(SimpleNamespace(**config)) == schedulers

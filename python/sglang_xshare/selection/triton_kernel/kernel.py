@@ -7,7 +7,6 @@
         -> S [E] bool                                     select: in every program, from the same words
         -> places [R, E]                                  cover: rounds of `pop_best` over C within S
         -> topk_ids, topk_weights [n, columns]            each expert stored at its place
-        ~> slots sorted by expert                         where asked for, by the program that routed its rows last
 
 All sums across rows are of integers, so neither the order of rows nor the number of programs changes a bit.
 
@@ -22,14 +21,12 @@ instructions, where a bitonic sort of 128 experts takes 28 exchanges.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
 
-from .barrier import is_last, wait_for_all
+from .barrier import wait_for_all
 from .cover import find_filler, find_lost, limit_keys, place_experts, settle_filler, settle_spare, store_places, weigh
 from .experts import VOTE, find_voted, select_experts, sum_words
 from .ranking import choose_keys, collect_words, find_first, rank_rows
 from .rows import load_tile, score_rows, store_tile
-from .slots import align_slots
 from .voters import find_voters, follow_voters, measure_confidence
 
 MEASURE, COLLECT, RESCUE, ROUTE = (tl.constexpr(phase) for phase in range(4))
@@ -42,7 +39,7 @@ TABLES = ["selected_out", "active", "vanilla_active", "kept_mass", "rescued"]
 # A row stride known to be aligned would have a thread load several neighbours, and rows share a warp. Nor is a kernel
 # compiled anew where a tensor begins elsewhere: each element is loaded and stored by itself.
 @triton.jit(
-    do_not_specialize=["num_rows", "row_stride", "num_blocks", "num_resident"],
+    do_not_specialize=["num_rows", "row_stride", "num_resident"],
     do_not_specialize_on_alignment=[
         "logits",
         "valid",
@@ -67,7 +64,7 @@ def select_kernel(
     budgets: tl.tensor,  # `Budgets.values`
     partials: tl.tensor,  # [3, programs, E] int64, or [1, ...]: scratch of several programs
     confidences: tl.tensor,  # [n] int64: scratch, where the most confident rows vote
-    arrivals: tl.tensor,  # [2] int32: the counters of the barrier, and of the programs that are done
+    arrivals: tl.tensor,  # [1] int32: the counter of the barrier
     topk_ids: tl.tensor,  # [n, columns] int32, shared experts' columns among them
     topk_weights: tl.tensor,  # [n, columns] fp32
     masked: tl.tensor,  # [n, N], as the logits; or None
@@ -76,21 +73,14 @@ def select_kernel(
     vanilla_active: tl.tensor,  # [N] bool
     kept_mass: tl.tensor,  # [n] fp32
     rescued: tl.tensor,  # [] int64
-    sorted_slots: tl.tensor,  # an `Alignment`, or None
-    block_experts: tl.tensor,
-    num_sorted: tl.tensor,
     num_rows: tl.tensor,
     row_stride: tl.tensor,
-    num_blocks: tl.tensor,
     num_resident: tl.tensor,  # what experts are paged into, or None
     recipe: tl.constexpr,
     tile: tl.constexpr,
     begins: tl.constexpr,  # the first phase that this launch does
     ends: tl.constexpr,  # and the last
-    early: tl.constexpr,  # whether it may start before the kernel before it has ended
 ) -> None:
-    if early:
-        gdc_wait()  # that kernel may still write the logits, or read what is written here
     program, programs = tl.program_id(0), tl.num_programs(0)
     experts = tl.arange(0, tile.experts)
     exists = experts < recipe.num_experts
@@ -226,11 +216,3 @@ def select_kernel(
         share = tl.where(live, share, 0.0)[:, None]
         once = present[:, None] & (column == 0)
         tl.store(kept_mass + (row[:, None] + column), tl.broadcast_to(share, target.shape), mask=once)
-        if recipe.block_size and (waits or not tile.several):
-            last = program == 0
-            if tile.several:
-                last = is_last(arrivals + 1, programs)
-            else:
-                tl.debug_barrier()
-            if last:
-                align_slots(topk_ids, sorted_slots, block_experts, num_sorted, num_rows, num_blocks, recipe, tile)

@@ -83,8 +83,6 @@ class Recipe:
     scaling: float
     fill: bool
     """Whether no slot may stay empty."""
-    block_size: int
-    """Of the alignment; 0 where none is asked for."""
     exact: bool
     """Whether some rows may be exact."""
     sets_aside: bool
@@ -105,11 +103,8 @@ def make_recipe(
     batch: Batch,
     logits: torch.Tensor,
     slots: RunnerSlots | None = None,
-    block_size: int = 0,
 ) -> Recipe:
-    """The recipe for logits [n, N]; the plan has been checked against the router. `block_size` is that of the slots
-    where the kernel sorts them, else 0.
-    """
+    """The recipe for logits [n, N]; the plan has been checked against the router."""
     num_experts = logits.shape[1]
     biased = router.correction_bias is not None
     sigmoid = router.scoring != "softmax"
@@ -154,7 +149,6 @@ def make_recipe(
         lowest=torch.finfo(logits.dtype).min,
         scaling=router.scaling,
         fill=slots is not None and not (slots.masked or slots.empty),
-        block_size=block_size,
         exact=exact,
         sets_aside=exact and (plan.ranks_experts or plan.target_per_rank is not None),
         plain=exact and normalize and router.renormalize and not biased,

@@ -127,7 +127,9 @@ class Selection:
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """Where `select()` leaves what is counted of a selection: tensors like its fields of the same names."""
+    """Where `select()` leaves what is counted of a selection: tensors like its fields of the same names; or tables of
+    all layers, [layers, ...].
+    """
 
     active: torch.Tensor
     vanilla_active: torch.Tensor
@@ -135,7 +137,7 @@ class Tally:
     rescued: torch.Tensor
 
     def of(self, layer: int) -> Tally:
-        """One layer's, of tensors [layers, ...]."""
+        """One layer's rows of the tables."""
         return Tally(self.active[layer], self.vanilla_active[layer], self.kept_mass[layer], self.rescued[layer])
 
     def take(self, selection: Selection) -> None:

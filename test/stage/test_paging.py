@@ -15,7 +15,7 @@ from sglang_xshare import Batch, hooks, select
 from sglang_xshare.compatibility.paging import fits
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.selection.triton_kernel.budgets import encode
-from sglang_xshare.stage.evidence.metrics import Reader
+from sglang_xshare.stage.evidence.counters import Reader
 from sglang_xshare.stage.forward import wrap_model
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.paged import SlotsExceeded

@@ -20,7 +20,7 @@ from ..upstream.server import is_recorded, show_plan, wait_for_device
 from .assignment import assign, check_selected
 from .evidence.agreement import Agreement
 from .evidence.balance import Balance
-from .evidence.metrics import Counters, Reader
+from .evidence.counters import Counters, Reader
 from .evidence.observe import Observation
 from .evidence.reports import Reports
 from .evidence.told import Mark
@@ -73,7 +73,7 @@ class Stage:
         self.residents = None if self.paged is None else self.paged.residents
         self.counters = Counters(len(layers), device, self.residents)
         self.since_switch = Reader(self.counters)
-        layer_ids = [layer.layer_id for layer in self.layers]
+        self._layer_ids = layer_ids = [layer.layer_id for layer in self.layers]
         self.trace = None if trace is None else Trace(trace, layer_ids, device, pages=bool(paged))
         self.graphs = Graphs(batches.captured)
         placement = self.layers[0].placement
@@ -111,7 +111,7 @@ class Stage:
             self.observation = None
         # Of the same plans it stays: captured graphs add to its tensors where they lie.
         elif self.observation is None or plans.given != self.plans.given:
-            self.observation = Observation(schedule, len(self.layers), self.device, self.residents)
+            self.observation = Observation(schedule, self._layer_ids, self.device, self.residents)
         self.plans = plans
         if schedule is not None and not schedule.observed:
             self.rule = schedule.exact
@@ -209,19 +209,20 @@ class Stage:
         if all(layer.selection is None for layer in self.layers):
             return
         if self.observation is not None:
-            counts, observed = self.observation.count(self.layers, step)
+            counts, observed = self.observation.count(step)
             self.counters.totals += counts
         else:
-            selections = [layer.selection for layer in self.layers]
+            tables = self.counters.tables
             fits = [layer.assignment.fits for layer in self.layers] if self.residents is not None else []
-            counts, observed = self.counters.count(selections, step, fits), []
+            counts, observed = self.counters.count(step, fits), []
             if not is_captured:
                 self.graphs.prepare(self.layers, step)
             # Captured anew under vanilla, a graph is to count under the policies that it may follow back to.
             balance = self._balance if is_captured and self.switches else self.balance
-            for other in (balance, self.agreement if self.ranks is None or self.ranks.together else None):
-                if other is not None:
-                    other.count(selections)
+            if tables is not None and balance is not None:
+                balance.count(tables)
+            if tables is not None and self.agreement is not None and (self.ranks is None or self.ranks.together):
+                self.agreement.count(tables.active)
         if self.trace is not None:
             self.trace.record(counts, step, observed)
 

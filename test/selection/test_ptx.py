@@ -43,7 +43,7 @@ class Case:
     """
 
 
-REACH = {"policy": "oea", "k0": 3, "max_rank": 12}  # of which the words do not tell what rows use
+REACH = {"policy": "oea", "k0": 3, "max_rank": 12}  # whose counters do not say what rows use
 RESCUE = {"policy": "moe-spec", "budget": 16, "coverage": "truncate"}
 CASES = {
     "xshare": Case(XSHARE),
@@ -200,7 +200,7 @@ def test_a_barrier_that_is_left_out_shows(run, name, unneeded):
     """But for those that nothing needs where all others are: Triton puts one before and behind each atomic operation,
     where we have put one, and between accesses that are a thread's own.
 
-    More than eight programs load their words in two rounds; without a live row the filler is asked of all programs.
+    More than eight programs load their counters in two rounds; without a live row the filler is asked of all programs.
     """
     case = CASES[name]
     launches = [(case, case.rows, order) for order in ("down", "up", "random")] + [(case, 0, "down")]

@@ -30,10 +30,10 @@ def assign(
         layer.assignment, layer.selection = Assignment(), None
         if step is None:
             continue
-        plan, against = plans.find(layer, step.size)
-        layer.assignment = Assignment(plan, step, fits=plans.fit(layer, step.size))
+        plan, against = plans.find(layer, step.key)
+        layer.assignment = Assignment(plan, step, fits=plans.fit(layer, step.key))
         if is_captured:
-            layer.assignment = graphs.keep(layer, step.size, layer.assignment)
+            layer.assignment = graphs.keep(layer, step.key, layer.assignment)
         reasons.add(None if layer.assignment.plan is not None else against)
     return reasons
 

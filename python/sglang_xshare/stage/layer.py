@@ -53,9 +53,9 @@ class Layer:
 
     `renumbers` says that upstream looks ids up in a table after routing them, so that none may be -1 before;
     `routes_itself` that the layer's runner gets logits where no policy chooses; `takes_kmax` that this runner takes
-    rows of another width than the model's top-k; `recorded` that --enable-return-routed-experts tells what was chosen.
-    `paging` is what `find_paging` returns of its experts.
-    Raises ValueError for a router the stage does not reproduce.
+    rows of another width than the model's top-k; `recorded` that --enable-return-routed-experts returns what was
+    chosen. `paging` is what `find_paging` returns of its experts. Raises ValueError for a router the stage does not
+    reproduce.
     """
 
     def __init__(

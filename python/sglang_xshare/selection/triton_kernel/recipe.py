@@ -86,7 +86,7 @@ class Recipe:
     exact: bool
     """Whether some rows may be exact."""
     sets_aside: bool
-    """And whether the experts of these are to be told from others of S, since a budget counts what is in S."""
+    """And whether the experts of these are kept apart from others of S, since a budget counts what is in S."""
     plain: bool
     """And whether the model's own weights come of other scores than the plan's steps."""
     residents: bool

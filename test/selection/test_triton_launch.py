@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
-from sglang_xshare.selection.triton_kernel import launch, supports, tile
+from sglang_xshare.selection.triton_kernel import launch, recipe, supports, tile
 from sglang_xshare.selection.triton_kernel.launch import EARLY_LAUNCH, TWO_LAUNCHES
 from sglang_xshare.stage.layer import FILLED, MASKED, Assignment, Layer
 from sglang_xshare.stage.step import Step
@@ -181,14 +181,19 @@ def test_the_environment_has_it_launched_early(kernel, monkeypatch, value):
     assert keys["early"] == keys.get("launch_pdl", False) == (value == "1")
 
 
-def test_a_batch_is_cut_once_for_all_layers_and_steps_of_a_size(kernel, monkeypatch):
-    """What the kernel serves and how it is launched is asked for each layer and step; a tile takes the host longest."""
+def test_plan_and_size_are_looked_at_once_for_all_layers_and_steps(kernel, monkeypatch):
+    """What the kernel serves and how it is launched is asked for each layer and step: the answers are kept."""
     monkeypatch.setattr(
         selection, "_choose_backend", lambda logits, *given: "triton" if supports(*given, *logits.shape) else "torch"
     )
     tile._cut.cache_clear()
-    for rows in (16, 24):
-        for _ in range(3 * 5):
-            select(torch.zeros(rows, 128), build_plan("xshare"), Router(8))
-    assert len(kernel.launches) == 2 * 3 * 5
+    recipe._serves.cache_clear()
+    plans = build_plan("xshare"), build_plan("xshare", add=8)
+    layers = [Router(8, scaling=scaling) for scaling in (1.0, 2.0, 3.0)]
+    for plan in plans:
+        for rows in (16, 24):
+            for router in layers * 5:
+                select(torch.zeros(rows, 128), plan, router)
+    assert len(kernel.launches) == 2 * 2 * 3 * 5
     assert tile._cut.cache_info().misses == 2
+    assert recipe._serves.cache_info().misses == 2 * 2

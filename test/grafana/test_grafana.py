@@ -20,8 +20,8 @@ from sglang_xshare.stage.evidence.metrics import OUTCOMES
 
 EXPORT = """
 from prometheus_client import generate_latest
-from sglang_xshare.affinity.dispatch import DecisionCounts
-from sglang_xshare.affinity.dispatcher import Decision, REASONS
+from sglang_xshare.affinity.controller import DecisionCounts
+from sglang_xshare.affinity.decision import Decision, REASONS
 from sglang_xshare.stage.evidence.agreement import Compared
 from sglang_xshare.stage.evidence.balance import RankLoad
 from sglang_xshare.stage.evidence.figures import Exporter, InForce

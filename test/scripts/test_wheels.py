@@ -68,9 +68,9 @@ def test_ours_is_the_same_to_the_byte(ours: Path, tmp_path: Path) -> None:
     mask = os.umask(0o077)
     try:
         source = copy_source(tmp_path) / "python/sglang_xshare"
-        (source / "plan.py").touch()
-        (source / "plan.py").chmod(0o600)
-        py_compile.compile(str(source / "plan.py"))
+        (source / "cli.py").touch()
+        (source / "cli.py").chmod(0o600)
+        py_compile.compile(str(source / "cli.py"))
         again = build_ours(tmp_path)
     finally:
         os.umask(mask)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from sglang_xshare import Router, build_plan, hooks, select
+from sglang_xshare.stage.assignment import PolicyBypassed
 from sglang_xshare.stage.evidence.metrics import OUTCOMES, Interval
 from sglang_xshare.stage.plans import REASONS
-from sglang_xshare.stage.stage import PolicyBypassed
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import (
     EXPERTS,

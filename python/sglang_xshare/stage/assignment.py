@@ -11,8 +11,8 @@ from .step import Step
 
 
 class PolicyBypassed(RuntimeError):
-    """A step under policy in which some MoE layer did not select, or its runner did not ask for the sorted slots. The
-    server stops rather than go on without its policy.
+    """A step under policy in which some MoE layer did not select. The server stops rather than go on without its
+    policy.
     """
 
 

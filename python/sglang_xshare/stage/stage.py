@@ -17,8 +17,7 @@ from ..policies.schedule import Schedule
 from ..upstream.batches import Batches
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import is_recorded, show_plan, wait_for_device
-from .alignment import Aligner
-from .assignment import PolicyBypassed, assign, check_selected
+from .assignment import assign, check_selected
 from .evidence.agreement import Agreement
 from .evidence.balance import Balance
 from .evidence.metrics import Counters, Reader
@@ -30,7 +29,7 @@ from .exact import Exact
 from .fallback import stop_disagreeing
 from .gather import Ranks
 from .graphs import Graphs
-from .layer import Layer, Resources
+from .layer import Layer
 from .marks import Marks
 from .paged import PagedLayers
 from .plans import Plans
@@ -43,11 +42,11 @@ class Stage:
     """Has the MoE layers of a loaded model select by a schedule. `hooks.attach` makes one a process;
     `forward.wrap_calls` puts it around the model.
 
-    `schedule` is None where no policy is given and padding rows alone are masked. `trace` is the file to append to, and
-    `align` has layers sort the slots for the MoE runner. `batches` are what the server's steps can have, `ranks` those
-    of a server whose ranks each route rows of their own. With `masks` padding rows are masked also once it is switched
-    to vanilla. Where `tp_size` tensor-parallel ranks are several, they compare what they have selected: where that
-    differs the server goes back to vanilla, or with `stops` ends. `exact` knows the exact requests.
+    `schedule` is None where no policy is given and padding rows alone are masked. `trace` is the file to append to.
+    `batches` are what the server's steps can have, `ranks` those of a server whose ranks each route rows of their own.
+    With `masks` padding rows are masked also once it is switched to vanilla. Where `tp_size` tensor-parallel ranks are
+    several, they compare what they have selected: where that differs the server goes back to vanilla, or with `stops`
+    ends. `exact` knows the exact requests.
     """
 
     def __init__(
@@ -57,7 +56,6 @@ class Stage:
         *,
         device: str,
         trace: Path | None = None,
-        align: bool = False,
         batches: Batches = Batches(),  # noqa: B008 - it never changes
         masks: bool = False,
         ranks: Ranks | None = None,
@@ -88,9 +86,8 @@ class Stage:
         """Upstream's, of the scheduler; None before its first request."""
         self.exact = exact or Exact(device)
         self.reports = Reports(self.counters, self._balance, self.agreement, self.trace)
-        self.aligner = Aligner() if align else None
         for number, layer in enumerate(self.layers):
-            layer.use(Resources(self.aligner, functools.partial(self.counters.tally, number)))
+            layer.find_tally = functools.partial(self.counters.tally, number)
         self._by_config = {id(layer.upstream): layer for layer in layers}
         self._by_own = {id(layer.config): layer for layer in layers}
         self._running = False
@@ -175,8 +172,6 @@ class Stage:
         steps = [step] * len(self.layers) if step is None or self.paged is None else self.paged.divide(step)
         reasons = assign(self.layers, steps, self.plans, self.graphs, is_captured)
         self.counters.count_outcome(self.marks.settle(reasons), step)
-        if self.aligner is not None:
-            self.aligner.unasked = 0
         self._running = True
         try:
             output = forward()
@@ -211,10 +206,6 @@ class Stage:
     def _finish(self, step: Step, is_captured: bool) -> None:
         """Check that every layer with a plan has selected, and count what it chose."""
         check_selected(self.layers, step)
-        if self.aligner is not None and self.aligner.unasked:
-            raise PolicyBypassed(
-                "--expert-policy-align: the MoE runner did not ask for the slots of the experts chosen"
-            )
         if all(layer.selection is None for layer in self.layers):
             return
         if self.observation is not None:
@@ -278,10 +269,6 @@ class Stage:
             return True
         captured = self.graphs.find_size(size)
         return all(self.plans.fit(layer, captured) for layer in self.layers)
-
-    def align(self, upstream: Any, by_tma: bool) -> Any:
-        """`upstream` (moe_align_block_size), or a function in its place that returns sorted slots where it has them."""
-        return upstream if self.aligner is None else functools.partial(self.aligner.align, upstream, by_tma)
 
     def _find_selecting(self, topk_config: Any, router_logits: Any) -> Layer | None:
         """The layer of a config, where it selects in this step. One that is observed selects beside the model, here,

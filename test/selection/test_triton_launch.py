@@ -154,8 +154,13 @@ def test_a_batch_is_cut_once_for_all_layers_and_steps_of_a_size(kernel, monkeypa
         selection, "_choose_backend", lambda logits, *given: "triton" if supports(*given, *logits.shape) else "torch"
     )
     tile._cut.cache_clear()
-    for rows in (16, 24):
-        for _ in range(3 * 5):
-            select(torch.zeros(rows, 128), build_plan("xshare"), Router(8))
-    assert len(kernel.launches) == 2 * 3 * 5
+    recipe._serves.cache_clear()
+    plans = build_plan("xshare"), build_plan("xshare", add=8)
+    layers = [Router(8, scaling=scaling) for scaling in (1.0, 2.0, 3.0)]
+    for plan in plans:
+        for rows in (16, 24):
+            for router in layers * 5:
+                select(torch.zeros(rows, 128), plan, router)
+    assert len(kernel.launches) == 2 * 2 * 3 * 5
     assert tile._cut.cache_info().misses == 2
+    assert recipe._serves.cache_info().misses == 2 * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from triton import next_power_of_2
@@ -161,11 +162,19 @@ def make_recipe(
 def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> bool:
     """Whether the kernel serves the plan on logits [num_rows, num_experts]."""
     num_groups = router.quota_groups or _count_groups(router)
-    tile = make_tile(plan, router, batch, num_rows, num_experts)
+    return _serves(plan, router.top_k, num_groups, batch.tokens_per_request, num_rows, num_experts)
+
+
+@lru_cache(maxsize=4096)
+def _serves(
+    plan: SelectionPlan, top_k: int, num_groups: int, tokens_per_request: int, num_rows: int, num_experts: int
+) -> bool:
+    """Found once for a plan and a size: every layer asks in every step, more than once."""
+    tile = make_tile(plan, Router(top_k), Batch(tokens_per_request=tokens_per_request), num_rows, num_experts)
     unserved = (
         plan.ranks_experts and (plan.ranking == "static" or plan.scope == "request"),
         num_groups > 1 and (num_experts != tile.experts or num_groups != next_power_of_2(num_groups)),
-        num_rows > MAX_ROWS or num_experts > MAX_EXPERTS or router.top_k > MAX_TOP_K,
+        num_rows > MAX_ROWS or num_experts > MAX_EXPERTS or top_k > MAX_TOP_K,
         tile.rows * tile.experts > MAX_TILE,
     )
     return not any(unserved)

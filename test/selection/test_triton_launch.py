@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
-from sglang_xshare.selection.triton_kernel import launch, supports, tile
+from sglang_xshare.selection.triton_kernel import launch, recipe, supports, tile
 from sglang_xshare.stage.layer import FILLED, MASKED, Assignment, Layer
 from sglang_xshare.stage.step import Step
 

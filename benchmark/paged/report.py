@@ -18,27 +18,24 @@ Points = Mapping[str, Mapping[str, Any]]
 
 
 def tabulate_paged(points: Points) -> Table:
-    """A row a number of slots, eviction and policy, a column a number of rows."""
-    found = {(one["slots"], one["eviction"], one["policy"], one["rows"]): one for one in points.values()}
+    """A row a number of slots and policy, a column a number of rows."""
+    found = {(one["slots"], one["policy"], one["rows"]): one for one in points.values()}
     sizes = sorted({one["rows"] for one in points.values()})
     rows = []
-    for slots, eviction, policy in dict.fromkeys(key[:3] for key in found):
+    for slots, policy in dict.fromkeys(key[:2] for key in found):
         cells = []
         for size in sizes:
-            point, vanilla = (found.get((slots, eviction, name, size)) for name in (policy, BASELINE))
+            point, vanilla = (found.get((slots, name, size)) for name in (policy, BASELINE))
             cells.append(_cell(point, vanilla) if point and vanilla else "")
-        rows.append([str(slots), eviction, shorten(policy), *cells])
-    headings = ["slots", "evicted by", "policy", *(f"{size} rows" if size > 1 else "1 row" for size in sizes)]
-    if all(row[1] == "recency" for row in rows):
-        headings.pop(1)
-        rows = [[slots, *rest] for slots, _, *rest in rows]
+        rows.append([str(slots), shorten(policy), *cells])
+    headings = ["slots", "policy", *(f"{size} rows" if size > 1 else "1 row" for size in sizes)]
     note = " ".join([NOTE, *(judge(points, *bar) for bar in BARS)])
-    return Table("Page-ins and loss with paged experts", headings, rows, note, text_columns=len(headings) - len(sizes))
+    return Table("Page-ins and loss with paged experts", headings, rows, note, text_columns=2)
 
 
 def judge(points: Points, most: float, tolerated: float) -> str:
-    """What the least loss with at most a share of vanilla's page-ins is, by recency, beside what was aimed at."""
-    same = [one for one in points.values() if (one["rows"], one["slots"]) == BARRED and one["eviction"] == "recency"]
+    """What the least loss with at most a share of vanilla's page-ins is, beside what was aimed at."""
+    same = [one for one in points.values() if (one["rows"], one["slots"]) == BARRED]
     vanilla = next((one["page_ins"] for one in same if one["policy"] == BASELINE), 0.0)
     within = [one for one in same if one["page_ins"] <= most * vanilla]
     if not within:

@@ -42,7 +42,6 @@ CASES: dict[str, list[tuple[tuple[str, ...], str]]] = {
         ((*PAGED, "vanilla"), "policy 'vanilla':"),
         ((*PAGED, "xshare:add=x"), "add = 'x'"),
         ((*PAGED, 'xshare:{"layers": {"9": {"add": 1}}}'), "layers 9:"),
-        ((*PAGED, "--evictions", "random"), "'random'"),
     ],
 }
 

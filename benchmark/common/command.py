@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
 
     def add_record(self, out: Path) -> None:
         """Flags of the record; `open_record` reads them."""
-        self.add_argument("--out", type=Path, default=out, help="folder of record and plots (default: %(default)s)")
+        self.add_argument("--out", type=Path, default=out, help="folder of the record (default: %(default)s)")
         self.add_argument("--resume", action="store_true", help="go on from the record that is in that folder")
 
     def open_record(self, experiment: str, args: argparse.Namespace, argv: Sequence[str] | None = None) -> Record:

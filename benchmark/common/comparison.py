@@ -1,7 +1,7 @@
-"""Variants on one workload, served side by side: measured round by round into a record, and the table of it."""
+"""Variants on one workload, served side by side, measured round by round into a record; and cells of its tables."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -9,31 +9,23 @@ from benchmark.common.record import Record
 from benchmark.common.rounds import Series, Workload, run_rounds
 from benchmark.common.server import Server
 from benchmark.common.summary import Spread, Summary, summarize
-from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE, Variant
 
-NOTE = """\
-Medians over the rounds [lower, upper quartile]. Active experts and kept mass: means over layers and steps under policy,
-counted by the server; before the arrow those of upstream's own routing. Ratio: of output tokens/s to the
-first row's, within each round, so that the machine's drift from round to round stays out of it; the other rows are in
-its order, which need not be that of the medians of tokens/s."""
 NO_STEP = "Selected in no step, so that the row shows nothing of the policy"
 ONE_ROUND = "One round shows no spread: its differences prove nothing."
-HEADINGS = ("model, policy", "output tokens/s", "TPOT ms", "active experts", "kept mass", "ratio")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Some variants on one workload; the first is the baseline. `columns`: further cells by heading, one a series."""
+    """Some variants on one workload; the first is the baseline."""
 
     workload: Workload
     series: Sequence[Series]
-    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, point: Mapping[str, Any], columns: Mapping[str, Sequence[str]] | None = None) -> "Comparison":
+    def read(cls, point: Mapping[str, Any]) -> "Comparison":
         """One out of a record, where `measure` left it."""
-        return cls(Workload.read(point["workload"]), [Series.read(one) for one in point["series"]], columns or {})
+        return cls(Workload.read(point["workload"]), [Series.read(one) for one in point["series"]])
 
     @property
     def rounds(self) -> int:
@@ -99,36 +91,6 @@ def measure(
     for _ in run_rounds(workload, series, servers):
         record.add(key, workload=asdict(workload), series=[asdict(one) for one in series])
     return Comparison.read(record.points[key])
-
-
-def tabulate(title: str, comparisons: Sequence[Comparison], note: str = "") -> Table:
-    """A row a series, below one of its model; `note` follows what is said of the columns."""
-    extra = list(dict.fromkeys(heading for one in comparisons for heading in one.columns))
-    drafts = ["accepted"] if any(row.accept_length for one in comparisons for row in one.summaries) else []
-    rows = []
-    for one in comparisons:
-        rows.append([one.workload.model.name, *[""] * (len(HEADINGS) + len(drafts) + len(extra) - 1)])
-        for number in one.order:
-            row = one.summaries[number]
-            accepted = [format_number(row.accept_length, 2)] * len(drafts)
-            cells = [one.columns[heading][number] if heading in one.columns else "-" for heading in extra]
-            rows.append([row.name, *_cells(row), *accepted, *cells])
-    workloads = dict.fromkeys(f"Of each row: {one.workload}." for one in comparisons)
-    idle = dict.fromkeys(name for one in comparisons for name in one.idle)
-    nothing = f"{NO_STEP}: {', '.join(idle)}." if idle else ""
-    doubt = ONE_ROUND if any(one.rounds == 1 for one in comparisons) else ""
-    said = " ".join(filter(None, (*workloads, NOTE, note, nothing, doubt)))
-    return Table(title, [*HEADINGS, *drafts, *extra], rows, said)
-
-
-def _cells(row: Summary) -> list[str]:
-    return [
-        format_spread(row.throughput, 1),
-        format_number(row.tpot_ms.median, 1),
-        format_experts(row),
-        format_number(row.kept_mass, 3),
-        format_spread(row.paired_ratio, 2),
-    ]
 
 
 def format_experts(row: Summary) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmark.common.command import COUNTS, Parser, folder, one_line_errors
-from benchmark.common.comparison import Comparison, format_spread, is_measured, measure, tabulate
+from benchmark.common.comparison import ONE_ROUND, Comparison, format_spread, is_measured, measure
 from benchmark.common.paths import BUILD, TEXTS, WIDENED
 from benchmark.common.rounds import Workload, serve
 from benchmark.common.table import Table
@@ -20,7 +20,6 @@ CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 PLACEMENTS = ("ep", "shard")
 """Of --expert-placement; the first is the baseline."""
 KEY = "placements"
-FIRST = "first token, ms"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -44,10 +43,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 def tabulate_served(points: Mapping[str, Any]) -> Table:
     """A row a placement."""
     comparison = Comparison.read(points[KEY])
-    first = {FIRST: [format_spread(row.ttft_ms, 0) for row in comparison.summaries]}
-    note = "First token: bench_serving's median of a round."
-    return tabulate(
-        "Placements of experts on two ranks", [Comparison(comparison.workload, comparison.series, first)], note
+    rows = [
+        [row.name, *(format_spread(*cell) for cell in ((row.ttft_ms, 0), (row.throughput, 1), (row.paired_ratio, 2)))]
+        for row in comparison.summaries
+    ]
+    doubt = f" {ONE_ROUND}" if comparison.rounds == 1 else ""
+    note = f"{comparison.workload}: medians [quartiles]. Ratio: of tokens/s to the first row's, by round.{doubt}"
+    return Table(
+        "Placements of experts on two ranks", ["placement", "first token, ms", "tokens/s", "ratio"], rows, note
     )
 
 

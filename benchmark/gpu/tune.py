@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from benchmark.common.record import Record, read_record
 from benchmark.common.variant import parse_variant
 from benchmark.gpu import moe_configs
+from benchmark.gpu.checks import choose_parts
 from benchmark.gpu.layer import BANDWIDTH_AT, BANDWIDTH_BAR, ROWS, SHAPES
 from benchmark.gpu.server import POLICY
 from benchmark.gpu.table import Row, at_least
@@ -46,9 +47,7 @@ POINTS = (*(Point(rows) for rows in TOKENS), Point(ROWS, BANDWIDTH_AT))
 
 def measure(record: Record, parts: Sequence[str], policy: str = POLICY) -> None:
     """Tune every point that the record lacks. Raises ValueError for another policy than the record's."""
-    for name in parts or SHAPES:
-        if name not in SHAPES:
-            raise ValueError(f"part {name}: allowed in experiment tune is {', '.join(SHAPES)}")
+    names = choose_parts("tune", parts, SHAPES)
     for rows in TOKENS:
         plan_at(policy, rows)
     recorded = record.points.get("policy", {}).get("policy", policy)
@@ -61,7 +60,7 @@ def measure(record: Record, parts: Sequence[str], policy: str = POLICY) -> None:
         record.add("policy", policy=policy)
     if "copy" not in record:
         record.add("copy", gb_per_s=measure_copy_bandwidth())
-    missing = {name: [one for one in POINTS if f"{name}/{one.key}" not in record] for name in parts or SHAPES}
+    missing = {name: [one for one in POINTS if f"{name}/{one.key}" not in record] for name in names}
     left, end = sum(map(len, missing.values())), monotonic() + SEARCH_SECONDS
     for name, points in missing.items():
         if points:

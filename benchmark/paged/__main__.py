@@ -36,8 +36,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     default = f"vanilla is always the baseline (default: {' '.join(POLICIES)})"
     parser.add_argument("policies", nargs="*", type=selecting, default=POLICIES, help=default)
     parser.add_argument("--slots", nargs="+", type=positive, default=(32, 16), help="of a layer (default: 32 16)")
-    parser.add_argument("--rows", nargs="+", type=positive, default=(1, 4, 8, 16), help="of a step (default: 1 4 8 16)")
-    parser.add_count("batches", 16, "batches of so many rows, or as many as the text has")
+    parser.add_argument(
+        "--batch", nargs="+", type=positive, default=(1, 4, 8, 16), help="requests of a step (default: 1 4 8 16)"
+    )
+    parser.add_count("batches", 16, "batches of so many requests, or as many as the text has")
     add_decoding(parser, COUNTS, per_domain=48)
     parser.add_record(BUILD / "paged")
     args = parser.parse_args(argv)
@@ -45,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     record = parser.open_record("paged", args, argv)
     model, sequences = decoding.load()
     mixed = sequences.mixing()
-    _check(model, len(mixed), args.slots, args.rows)
-    for rows in sorted(args.rows, reverse=True):
+    _check(model, len(mixed), args.slots, args.batch)
+    for rows in sorted(args.batch, reverse=True):
         plans = {policy: list_plans(model, policy, rows) for policy in (BASELINE, *args.policies)}
         bench = Bench(model, sequences.take(mixed[: min(args.batches, len(mixed) // rows) * rows]), decoding.prompt)
         for slots in args.slots:
@@ -98,7 +100,7 @@ def _check(model: PreTrainedModel, sequences: int, slots: Sequence[int], rows: S
             raise ValueError(f"--slots {count}: allowed is the model's top-k, {router.top_k}, to {num_experts}")
     for count in rows:
         if count > sequences:
-            raise ValueError(f"--rows {count}: allowed is at most the text's {sequences} sequences")
+            raise ValueError(f"--batch {count}: allowed is at most the text's {sequences} sequences")
 
 
 def _name(rows: int, slots: int, policy: str) -> str:

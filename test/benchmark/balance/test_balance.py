@@ -66,9 +66,8 @@ def test_figures_are_those_of_the_reference():
 
 def test_a_small_run(tmp_path, capsys):
     turns = f"{FILL.format(0, 5)}/{FILL.format(0, 6)}"
-    main(["vanilla", turns, "--batches", "4", "--rows", "8", "--out", str(tmp_path)])
+    main(["vanilla", turns, "--batches", "4", "--batch", "8", "--out", str(tmp_path)])
     record = json.loads((tmp_path / "balance.json").read_text())
     assert list(record["points"]) == ["vanilla", turns]
     assert record["points"][turns]["rows"]["8"]["fullest_rank"] == 5.5
-    assert (tmp_path / "balance.png").stat().st_size > 1000
     assert "5.50 ± 0.29" in capsys.readouterr().out

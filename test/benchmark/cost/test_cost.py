@@ -64,7 +64,7 @@ def test_routing_really_runs_under_the_stage():
 @pytest.mark.long
 def test_a_small_run_from_end_to_end(tiny_model, tmp_path, capsys):
     policies = ["xshare:k0=1,add=8", "moe-spec:budget=32"]
-    sizes = ["--shapes", "4x16", "8x64", "--rounds", "2", "--step-tokens", "4", "--step-rounds", "1", "--rows", "4"]
+    sizes = ["--shapes", "4x16", "8x64", "--rounds", "2", "--step-tokens", "4", "--step-rounds", "1", "--batch", "4"]
     arguments = [*policies, *sizes, "--model", str(tiny_model), "--out", str(tmp_path)]
     main(arguments)
     record = read_record(tmp_path / "cost.json", "cost")

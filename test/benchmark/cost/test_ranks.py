@@ -19,7 +19,7 @@ def test_rows_draw_active_experts_alone_and_all_rounds_are_alike():
 
 
 def test_a_small_run(tmp_path, capsys):
-    small = ["--experts", "8", "--active", "4", "8", "--hidden", "16", "--width", "32", "--rows", "8", "--rounds", "1"]
+    small = ["--experts", "8", "--active", "4", "8", "--hidden", "16", "--width", "32", "--batch", "8", "--rounds", "1"]
     main([*small, "--top-k", "2", "--out", str(tmp_path)])
     points = json.loads((tmp_path / "ranks.json").read_text())["points"]
     assert list(points) == [

@@ -13,7 +13,7 @@ SIZES = ["--per-domain", "4", "--prompt", "16", "--steps", "8", "--batches", "2"
 
 
 def test_page_ins_and_loss_for_real_and_nothing_more_when_it_is_resumed(tmp_path, monkeypatch, capsys):
-    arguments = [UNIFORM[0], BY_LAYER[0], *SIZES, "--rows", "2", "8", "--slots", "16", "64", "--out", str(tmp_path)]
+    arguments = [UNIFORM[0], BY_LAYER[0], *SIZES, "--batch", "2", "8", "--slots", "16", "64", "--out", str(tmp_path)]
     command.main(arguments)
     points = list(read_record(tmp_path / "paged.json", "paged")["points"].values())
     assert len(points) == 2 * 2 * 3

@@ -101,7 +101,7 @@ def test_gains_are_means_over_what_loses_anything():
 
 def test_command_measures_into_a_record_and_draws_it(checkpoint, tmp_path, capsys):
     settings = ["xshare:k0=1,add=2", "xshare:k0=1,add=4", "oea:k0=2"]
-    asked = [*settings, "--batches", "4", "8", "--tokens-per-request", "1", "2"]
+    asked = [*settings, "--batch", "4", "8", "--tokens-per-request", "1", "2"]
     text = ["--model", str(checkpoint), "--per-domain", "4", "--prompt", "16", "--steps", "8"]
     command.main([*asked, *text, "--out", str(tmp_path)])
     points = json.loads((tmp_path / "front.json").read_text())["points"]
@@ -118,7 +118,6 @@ def test_command_measures_into_a_record_and_draws_it(checkpoint, tmp_path, capsy
     assert steps == [str(Layout(b, t)) for t in (1, 2) for b in (4, 8) for _ in settings]
     assert len(tabulate_gains(points, points).rows) == 8
     assert tabulate_own_share(points, models=["tiny"]).rows == []
-    assert (tmp_path / "front.png").stat().st_size > 10_000
     assert SQUARED in capsys.readouterr().out
     command.main([*asked, *text, "--out", str(tmp_path), "--resume"])
     assert "tokens, xshare" not in capsys.readouterr().out, "all of it was there"
@@ -129,19 +128,19 @@ def test_command_measures_into_a_record_and_draws_it(checkpoint, tmp_path, capsy
     [
         (["pruned:k0=3"], SystemExit, "policy pruned:k0=3:"),
         (
-            ["--batches", "4", "--tokens-per-request", "3"],
+            ["--batch", "4", "--tokens-per-request", "3"],
             ValueError,
             "--tokens-per-request 3:",
         ),
-        (["--batches", "3"], ValueError, "--batches 3:"),
+        (["--batch", "3"], ValueError, "--batch 3:"),
         (["xshare:k0=9"], ValueError, "k0 = 9:"),
         (["xshare:own_share=0.5"], ValueError, "own_share is given twice"),
     ],
 )
 def test_what_it_cannot_measure_is_one_line(arguments, error, line, checkpoint, tmp_path):
     text = ["--model", str(checkpoint), "--per-domain", "4", "--prompt", "16", "--steps", "8", "--out", str(tmp_path)]
-    if "--batches" not in arguments:
-        text += ["--batches", "4"]
+    if "--batch" not in arguments:
+        text += ["--batch", "4"]
     with pytest.raises(error, match=line):
         command.main([*arguments, *text])
     assert not list(tmp_path.iterdir())

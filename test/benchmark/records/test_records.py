@@ -13,7 +13,7 @@ from benchmark.records import __main__ as command
 from benchmark.records.experiments import EXPERIMENTS, Experiment
 from training.models import MODELS
 
-FIRST, SECOND = (Experiment(name, f"made_up.{name}", name, 1, ("--tiny",)) for name in ("first", "second"))
+FIRST, SECOND = (Experiment(name, f"made_up.{name}", name, 1, "--tiny") for name in ("first", "second"))
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_experiments_on_trained_models_name_one_that_can_be_trained():
     for one in EXPERIMENTS.values():
         if one.trained:
             assert one.model == MODELS[one.trained].out
-            assert ROOT / one.arguments[-1] == one.model
+            assert ROOT / one.arguments.split()[-1] == one.model
 
 
 def test_a_changed_source_is_refused_before_anything_runs(source, made_up, tmp_path):
@@ -163,6 +163,6 @@ def test_every_experiment_is_a_command_that_takes_its_smallest_size(name, monkey
     if hasattr(module, "__path__"):
         module = import_module(f"{experiment.module}.__main__")
     with pytest.raises(SystemExit) as stop:
-        module.main([*experiment.small, "--out", str(tmp_path), "--help"])
+        module.main([*experiment.small.split(), "--out", str(tmp_path), "--help"])
     assert stop.value.code == 0
     assert "--resume" in capsys.readouterr().out

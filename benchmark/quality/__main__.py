@@ -13,7 +13,7 @@ from benchmark.common.variant import BASELINE, PLAN_SPELLING
 from benchmark.quality.compare import policy_quality
 from benchmark.quality.decoding import add_decoding, read_decoding
 from benchmark.quality.divergence import MOST, TOP
-from benchmark.quality.instrument import Instrument
+from benchmark.quality.instrument import find_instrument
 from benchmark.quality.report import plot_quality, tabulate_domains, tabulate_quality
 from benchmark.quality.running import measure_running
 from sglang_xshare.live.client import API_KEY
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         _check_asked(args)
         args.out = SERVED if args.out == OUT else args.out
-        server = Instrument(args.url, key or os.environ.get(API_KEY))
+        server = find_instrument(args.url, key or os.environ.get(API_KEY))
         args.model = server.get_model()
         record = parser.open_record("quality", args, argv)
         measure = partial(measure_running, server, args.prompts, decoding, top=top)

@@ -1,6 +1,5 @@
 """How far one model's predictions lie from another's, told by the likeliest tokens of each alone."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,22 +27,6 @@ class Top:
         found = [one.log_softmax(1).topk(min(count, one.shape[1])) for one in logits]
         return cls(torch.stack([one.indices for one in found]), torch.stack([one.values for one in found]))
 
-    @classmethod
-    def of_steps(cls, sequences: Sequence[Sequence[Mapping[int, float]]]) -> "Top":
-        """Of log-probabilities by token, for each step of each sequence. A step of which fewer are known is filled up
-        with tokens that cannot occur.
-        """
-        width = max(len(step) for sequence in sequences for step in sequence)
-        ids: list[list[list[int]]] = []
-        logs: list[list[list[float]]] = []
-        for sequence in sequences:
-            fill = [range(-1, len(step) - width - 1, -1) for step in sequence]
-            ids.append([[*step, *more] for step, more in zip(sequence, fill, strict=True)])
-            logs.append(
-                [[*step.values(), *[-torch.inf] * len(more)] for step, more in zip(sequence, fill, strict=True)]
-            )
-        return cls(torch.tensor(ids), torch.tensor(logs, dtype=torch.float32))
-
 
 def diverge(reference: Top, other: Top) -> torch.Tensor:
     """The Kullback-Leibler divergence of `other` from `reference`, [sequences, tokens] float64 in nats, over the tokens
@@ -58,10 +41,9 @@ def diverge(reference: Top, other: Top) -> torch.Tensor:
 def _diverge(ids: torch.Tensor, logs: torch.Tensor, other_ids: torch.Tensor, other_logs: torch.Tensor) -> torch.Tensor:
     known = torch.full((len(ids), int(max(ids.max(), other_ids.max())) + 1), torch.nan, dtype=torch.float64)
     rows = torch.arange(len(ids)).unsqueeze(1).expand_as(other_ids)
-    there = other_ids >= 0
-    known[rows[there], other_ids[there]] = other_logs[there].double()
-    logs, others = logs.double(), known.gather(1, ids.clamp(min=0))
-    both = (ids >= 0) & ~others.isnan()
+    known[rows, other_ids] = other_logs.double()
+    logs, others = logs.double(), known.gather(1, ids)
+    both = ~others.isnan()
     mass, other_mass = (one.exp().where(both, 0.0) for one in (logs, others))
     terms = mass * (_floor(mass).log() - _floor(other_mass).log())
     rest, other_rest = (_floor(1 - one.sum(1)) for one in (mass, other_mass))

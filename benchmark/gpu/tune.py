@@ -107,6 +107,7 @@ def plan_at(policy: str, rows: int) -> "SelectionPlan":
 def _tune_shape(record: Record, name: str, policy: str, points: Sequence[Point], left: int, end: float) -> None:
     """Tune these points of a shape; `left` points, with those of other shapes, share the time until `end`."""
     from benchmark.gpu import launch, moe_layer
+    from benchmark.gpu.timing import time_graph
 
     shape = moe_layer.Shape(name, **SHAPES[name])
     layers = moe_layer.MoeLayers(shape, max(TOKENS))
@@ -117,25 +118,23 @@ def _tune_shape(record: Record, name: str, policy: str, points: Sequence[Point],
     for number, one in enumerate(points):
         layers.take_rows(one.rows)
         route, active = _route(layers, shape, one, policy)
-        trials = launch.Trials(partial(_run, layers, route), shape.layers)
+        run = partial(_run, layers, route)
+        time = launch.make_timer(run, shape.layers)
         starts = [launch.complete(upstream[str(one.rows)]), *_neighbours(record, name, one.rows)]
         now = monotonic()
-        found = launch.descend(starts, trials.time, until=now + (end - now) / (left - number))
-        own, us = trials.time_own(), trials.confirm(found.config)
-        faster = us is not None and us < (1 - launch.NOISE) * own
+        config, _, finished = launch.descend(starts, time, until=now + (end - now) / (left - number))
+        own, us = time_graph(run) / shape.layers, time(config)
+        faster = us < (1 - launch.NOISE) * own
         record.add(
             f"{name}/{one.key}",
             active=active,
             expert_bytes=shape.expert_bytes,
             own_us=own,
             us=us if faster else own,
-            config=found.config if faster else None,
-            tried=trials.tried,
-            failed=trials.failed,
-            wrong=trials.wrong,
-            finished=found.finished,
+            config=config if faster else None,
+            finished=finished,
         )
-        print(f"{name}/{one.key}: {own:.1f} -> {us if faster else own:.1f} us, {trials.tried} tried", flush=True)
+        print(f"{name}/{one.key}: {own:.1f} -> {us if faster else own:.1f} us", flush=True)
 
 
 def _route(layers: "MoeLayers", shape: "Shape", point: Point, policy: str) -> tuple[Callable[..., Any], float]:

@@ -37,11 +37,6 @@ def test_vanilla_comes_first_and_is_the_baseline(decoding):
     assert harsh["one_domain"]["loss"]["prose"]["delta"] != harsh["mixed"]["loss"]["prose"]["delta"]
 
 
-def test_all_is_the_mean_of_the_domains(decoding):
-    loss = dict(policy_quality(decoding, ["pruned:k0=2"]))["pruned:k0=2"]["one_domain"]["loss"]
-    assert loss["all"]["delta"] == pytest.approx((loss["arithmetic"]["delta"] + loss["prose"]["delta"]) / 2)
-
-
 def test_a_policy_that_does_not_fit_stops_before_any_is_measured(decoding, capsys):
     with pytest.raises(ValueError, match="k0 = 5:"):
         list(policy_quality(decoding, ["pruned:k0=5"]))

@@ -9,13 +9,9 @@ from benchmark.quality.front import __main__ as command
 from benchmark.quality.front.ladders import (
     POLICIES,
     SQUARED,
-    SWEEP,
-    SWEPT_LAYOUT,
     changes_of,
     family_of,
-    ladder_of,
     settings_of,
-    swept_of,
 )
 from benchmark.quality.front.report import experts_for, tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.model import Layout
@@ -42,23 +38,6 @@ def test_budgets_are_the_same_shares_of_any_number_of_experts():
     for layout in (PLAIN, DRAFTED):
         for num_experts in (16, 32, 64):
             assert {family_of(setting) for setting in settings_of(num_experts, layout)} == set(POLICIES)
-
-
-def test_only_verified_drafts_have_budgets_a_request():
-    assert {ladder_of(setting) for setting in settings_of(64, PLAIN)} == set(POLICIES)
-    assert {ladder_of(setting) for setting in SETTINGS} - set(POLICIES) == {
-        "xshare, per request",
-        "moe-spec, per request",
-    }
-
-
-def test_one_batch_size_has_the_sweep_too():
-    swept = swept_of(64, SWEPT_LAYOUT)
-    assert [family_of(setting) for setting in swept] == list(POLICIES)
-    assert set(swept) <= set(settings_of(64, SWEPT_LAYOUT))
-    for setting in swept:
-        assert set(changes_of(setting, is_swept=True)) - set(changes_of(setting)) == set(SWEEP)
-    assert swept_of(64, DRAFTED) == ()
 
 
 def test_experts_at_a_loss_lie_on_the_line_between_two_settings():

@@ -1,8 +1,5 @@
 """`python -m benchmark.tuning`, also `python -m benchmark.tuning --offline`: a record made by hand, and a small run."""
 
-from contextlib import nullcontext
-from typing import ClassVar
-
 import pytest
 
 from benchmark.common.paths import TRAINED
@@ -95,23 +92,6 @@ def test_former_measurements_are_used_by_who_goes_on(tmp_path):
     assert not asked.exists()
     trace.write_text("of what nobody knows")
     assert not open_trace(tmp_path / "new", resume=True).exists()
-
-
-def test_a_trace_of_another_model_is_refused(tmp_path, monkeypatch):
-    class Interrupted:
-        samples: ClassVar = {"tuning": [Sample([1], [2])]}
-
-        def __call__(self, *asked):
-            raise KeyboardInterrupt
-
-    for mode in ("server", "offline"):
-        monkeypatch.setattr(f"benchmark.tuning.__main__.open_{mode}", lambda _: nullcontext((Interrupted(), range(4))))
-    flags = ["--out", str(tmp_path), "--resume"]
-    for _ in range(2):  # interrupted before the first point; the same goes on
-        with pytest.raises(KeyboardInterrupt):
-            main(flags)
-    with pytest.raises(ValueError, match="begun with other model"):
-        main([*flags, "--offline"])
 
 
 def test_offline_a_policy_holds_in_its_layers():

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmark.balance.logits import FITTED
-from benchmark.balance.measure import measure_plans
+from benchmark.balance.logits import FITTED, measure_plans
 from benchmark.balance.report import tabulate_balance
 from benchmark.common.command import Parser, one_line_errors
 from benchmark.common.paths import BUILD
@@ -45,8 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             plans = [parse_plan(policy) for policy in policies.split("/")]
             rows = {str(rows): measure_plans(plans, FITTED[rows], args.batches) for rows in args.batch}
             record.add(policies, rows=rows)
-    tabulate_balance(record.points).show()
-    print(f"Record: {record.path}")
+    tabulate_balance(record.points).show(record.path)
 
 
 def _policies(text: str) -> str:

@@ -65,8 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         cores = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % 2) for rank in range(args.ep_size))}
         with Server(TRAINED, flags, env=cores, name="ranks", deadline=900) as server:
             measure(record, server, policies, tokens.split(args.batch), args)
-    tabulate_live(record.points).show()
-    print(f"Record: {record.path}")
+    tabulate_live(record.points).show(record.path)
 
 
 def measure(

@@ -69,8 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     # Of the fastest round: what other programs add to a round is none of the layout's.
                     found = measure(encoder, args.ranks, args.rounds)
                     record.add(key, seconds={name: min(times["layer_ms"]) / 1e3 for name, times in found.items()})
-    tabulate_ranks(record.points).show()
-    print(f"Record: {record.path}")
+    tabulate_ranks(record.points).show(record.path)
 
 
 def tabulate_ranks(points: Mapping[str, Any]) -> Table:

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from benchmark.common.command import Parser, one_line_errors, positive
 from benchmark.common.paths import BUILD
-from benchmark.expert_sharding.ranks import Encoder, measure
+from benchmark.expert_sharding.ranks import Encoder, SkewedRouter, measure
 from benchmark.expert_sharding.report import tabulate_sharding
-from benchmark.expert_sharding.router import SkewedRouter
 
 MIDDLE = {"alpha": 0.6, "experts": 128, "batch": 100}
 """The paper's, but for the batch, which is 250 there."""
@@ -48,8 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             encoder = Encoder(router, at["batch"], args.sequence, args.layers, args.hidden, args.width)
             record.add(key, **at, shape=shape, layouts=measure(encoder, args.ranks, args.rounds))
     if record.points:
-        tabulate_sharding(record.points).show()
-    print(f"Record: {record.path}")
+        tabulate_sharding(record.points).show(record.path)
 
 
 def _alpha(text: str) -> float:

@@ -7,7 +7,7 @@ alternating rounds: time to first token and output tokens/s. Ranks are on cores 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmark.common.command import COUNTS, Parser, folder, one_line_errors
+from benchmark.common.command import COUNTS, Parser, one_line_errors
 from benchmark.common.comparison import ONE_ROUND, Comparison, format_spread, is_measured, measure
 from benchmark.common.paths import BUILD, TEXTS, WIDENED
 from benchmark.common.rounds import Workload, serve
@@ -25,8 +25,7 @@ KEY = "placements"
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record, print the table."""
     parser = Parser("benchmark.expert_sharding.served", __doc__)
-    parser.add_argument("--model", type=folder, default=WIDENED, help="checkpoint folder (default: the widened one)")
-    parser.add_argument("--texts", type=folder, default=TEXTS, help="*.txt for prompts (default: the trained model's)")
+    parser.add_checkpoint(WIDENED, TEXTS)
     parser.add_counts(input_tokens=48, output_tokens=8)
     parser.add_record(BUILD / "expert-sharding")
     args = parser.parse_args(argv)
@@ -36,8 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         variants = [Variant(name, None, {}, (*RANKS, "--expert-placement", name)) for name in PLACEMENTS]
         with serve(args.model, variants, prepare(args.model), env=CORES) as servers:
             measure(record, KEY, workload, variants, servers)
-    tabulate_served(record.points).show()
-    print(f"Record: {record.path}")
+    tabulate_served(record.points).show(record.path)
 
 
 def tabulate_served(points: Mapping[str, Any]) -> Table:

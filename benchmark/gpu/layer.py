@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from benchmark.common.comparison import fit_line
 from benchmark.common.record import Record
-from benchmark.common.summary import fit_line
 from benchmark.gpu.checks import choose_parts, measure_points
 from benchmark.gpu.table import Row, at_least
 

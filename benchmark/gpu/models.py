@@ -65,7 +65,7 @@ def write_model(name: str, folder: Path = MODELS) -> Path:
 
 
 def write_texts(name: str, tokens: int, folder: Path = MODELS) -> Path:
-    """Write lines of `tokens` random tokens each for `benchmark.common.prompts`. Returns their folder."""
+    """Write lines of `tokens` random tokens each for `benchmark.common.rounds`. Returns their folder."""
     place = folder / name / "texts"
     place.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)

@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 from benchmark.common.command import Parser, one_line_errors, positive, selecting
 from benchmark.common.paths import BUILD
 from benchmark.common.variant import BASELINE, parse_variant
-from benchmark.paged.report import tabulate_paged
-from benchmark.paged.settings import POLICIES
+from benchmark.paged.report import POLICIES, tabulate_paged
 from benchmark.paged.slots import PagedLayer
 from benchmark.quality.decoding import add_decoding, read_decoding
 from benchmark.quality.measure import Bench, compare_loss
@@ -56,8 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 continue
             for policy, point in measure(bench, plans, rows, slots):
                 record.add(_name(rows, slots, policy), **point)
-    tabulate_paged(record.points).show()
-    print(f"Record: {record.path}")
+    tabulate_paged(record.points).show(record.path)
 
 
 def list_plans(model: PreTrainedModel, policy: str, rows: int) -> list[SelectionPlan]:

@@ -8,8 +8,7 @@ import torch
 
 from benchmark.common.variant import BASELINE, parse_plan
 from benchmark.quality.decoding import Decoding
-from benchmark.quality.divergence import TOP
-from benchmark.quality.measure import Bench, Decoded, agreement, compare_loss, compare_top
+from benchmark.quality.measure import TOP, Bench, Decoded, agreement, compare_loss, compare_top
 from benchmark.quality.model import router_of
 
 

@@ -35,16 +35,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     drafted = [drafting_variant(parse_variant(text), flags) for text in args.drafted]
     variants = [*map(parse_variant, args.policies), *drafted]
     measure_serving(record, args.model, args.texts, args, variants, args.server_args)
-    tabulate_serving(record.points).show()
-    print(f"Record: {record.path}")
+    tabulate_serving(record.points).show(record.path)
 
 
 def _make_parser() -> Parser:
     parser = Parser("benchmark.serving", __doc__)
     default = f"the first is the baseline of the ratios (default: {' '.join(POLICIES)})"
     parser.add_argument("policies", nargs="*", type=policy, help=f"{SPELLING}; {default}")
-    parser.add_argument("--model", type=folder, default=WIDENED, help="checkpoint folder (default: the widened one)")
-    parser.add_argument("--texts", type=folder, default=TEXTS, help="*.txt to answer (default: the trained model's)")
+    parser.add_checkpoint(WIDENED, TEXTS)
     drafted = f"policies with drafts (default: none, or where no policy is given {' '.join(DRAFTED)})"
     parser.add_argument("--drafted", nargs="+", type=policy, metavar="POLICY", help=drafted)
     parser.add_argument("--draft", type=folder, default=DRAFT, help="EAGLE-3 draft (default: the trained model's)")

@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmark.common.command import Parser, folder, one_line_errors, selecting
+from benchmark.common.command import Parser, one_line_errors, selecting
 from benchmark.common.paths import BUILD, TRAINED
 from benchmark.common.server import Server
 from benchmark.quality.served import SERVER_ARGS
 from benchmark.tuning.offline import OfflineGauge, load_tokenizer
-from benchmark.tuning.report import tabulate_tuning
-from benchmark.tuning.saving import describe, estimate_error, find_saved
+from benchmark.tuning.report import describe, estimate_error, find_saved, tabulate_tuning
 from sglang_xshare.console import whole
 from sglang_xshare.tune.command import ASKED, GROUPS, SETTINGS, check_asked
 from sglang_xshare.tune.gauge import Gauge
@@ -49,8 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--batch", nargs="+", type=whole(2), default=[16], metavar="N", help="requests of a step (default: 16)"
     )
-    parser.add_argument("--model", type=folder, default=TRAINED, help="a checkpoint (default: the shipped one)")
-    parser.add_argument("--texts", type=folder, help="of *.txt (default: the model's heldout)")
+    parser.add_checkpoint(TRAINED)
     text = "texts to tune on, as many to confirm, and twice as many to compare on (default: 80)"
     parser.add_argument("--samples", type=whole(2), default=80, metavar="N", help=text)
     parser.add_count("prompt", 32, "tokens of each that are prefilled")
@@ -73,8 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     record.add(name, **point)
         bench.trace.unlink()
         (args.out / ASKED).unlink()
-    tabulate_tuning(record.points).show()
-    print(f"Record: {record.path}")
+    tabulate_tuning(record.points).show(record.path)
 
 
 Gauged = tuple[Gauge | OfflineGauge, Sequence[int]]

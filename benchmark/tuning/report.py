@@ -1,11 +1,16 @@
-"""A record of tuning on paper: the table."""
+"""How many experts a tuned plan saves: against published settings that lose as much, with an error; and the table."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from benchmark.common.table import Table
+from benchmark.quality.front.report import experts_for
 from benchmark.quality.report import format_loss
-from benchmark.tuning.saving import find_published, find_saved
+from sglang_xshare.tune.measure import Measurement, compare
 
 NOTE = """\
 Experts: active ones a layer and step. Loss: cross-entropy above vanilla's on the same tokens of a text that was not
@@ -44,3 +49,60 @@ def tabulate_tuning(points: Points) -> Table:
             ]
         )
     return Table("Tuned on one text, measured on another", headings, rows, NOTE)
+
+
+DRAWS = 400
+"""Resamplings of the text, from which the error is told."""
+Point = Mapping[str, Any]
+
+
+def describe(found: Measurement, vanilla: Measurement, before: float, layers: int) -> dict[str, Any]:
+    """The figures of a policy on some text, as a record holds them: experts of a layer and step, of which vanilla has
+    `before`, kept mass, the fields of `Loss`, and the mean divergence from vanilla's predictions in nats a token.
+    """
+    experts = before - (found.saved or 0.0) / layers
+    loss = asdict(compare(found, vanilla))
+    return {
+        "experts": experts,
+        "kept_mass": found.kept_mass,
+        "loss": loss,
+        "divergence": fmean(found.divergences),
+    }
+
+
+def find_published(
+    point: Point, of: Callable[[Point], float] = lambda one: one["loss"]["delta"]
+) -> tuple[float, str] | None:
+    """(experts, its ladder) of the published setting that needs fewest for the tuned plan's loss, or whatever else `of`
+    reads; None beyond all. Between two settings of a ladder, which differ in their last key, lies a line.
+    """
+    ladders: dict[str, list[tuple[float, float]]] = {}
+    for one in point["published"]:
+        ladders.setdefault(ladder_of(one["policy"]), []).append((one["experts"], of(one)))
+    found = [(experts_for(of(point), sorted(curve)), name) for name, curve in ladders.items()]
+    return min(((count, name) for count, name in found if count is not None), default=None)
+
+
+def ladder_of(setting: str) -> str:
+    """The setting but for the value of its last key."""
+    return setting.rpartition("=")[0]
+
+
+def find_saved(point: Point, of: Callable[[Point], float] = lambda one: one["loss"]["delta"]) -> float | None:
+    """The share of experts by which the tuned plan has fewer than the best published setting."""
+    needed = find_published(point, of)
+    return None if needed is None else 1 - point["experts"] / needed[0]
+
+
+def estimate_error(point: Point, found: Measurement, published: Sequence[Measurement], vanilla: Measurement) -> float:
+    """The standard error of `find_saved`: its spread over resamplings of the text's samples, the same ones for every
+    setting. Those in which the plan's loss is beyond all published ones are left out.
+    """
+    losses = np.array([one.nats for one in (found, *published)]) - np.array(vanilla.nats)
+    rows = np.random.default_rng(0).integers(losses.shape[1], size=(DRAWS, losses.shape[1]))
+    shares = []
+    for own, *others in losses[:, rows].mean(2).T.tolist():
+        pairs = zip(point["published"], others, strict=True)
+        drawn = {**point, "drawn": own, "published": [{**one, "drawn": loss} for one, loss in pairs]}
+        shares.append(find_saved(drawn, lambda one: one["drawn"]))
+    return float(np.std([share for share in shares if share is not None]))

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from benchmark.quality.divergence import Top
-from benchmark.quality.divergence import diverge as diverge_all
+from benchmark.quality.measure import Top
+from benchmark.quality.measure import diverge as diverge_all
 from sglang_xshare.tune.gauge import Gauge, diverge
 from sglang_xshare.tune.texts import Sample
 from tune.fake import FakeServer

@@ -2,8 +2,7 @@
 
 import pytest
 
-from benchmark.balance.logits import FITTED, RANK_OF_EXPERT, ROUTER
-from benchmark.balance.measure import measure_plans
+from benchmark.balance.logits import FITTED, RANK_OF_EXPERT, ROUTER, measure_plans
 from benchmark.common.variant import parse_plan
 from sglang_xshare import Batch, select
 

@@ -1,6 +1,6 @@
 """Rounds in which timers take turns, and a timer that counts processor time."""
 
-from benchmark.common.timing import time_alternating
+from benchmark.cost.routers import time_alternating
 
 
 def test_timers_take_turns_and_warm_ups_are_dropped():

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from benchmark.expert_sharding.layers import Experts, run_alone
-from benchmark.expert_sharding.ranks import Encoder, measure
+from benchmark.expert_sharding.ranks import Encoder, SkewedRouter, measure
 from benchmark.expert_sharding.report import balance
-from benchmark.expert_sharding.router import SkewedRouter
 
 SMALL = {"sequence": 6, "layers": 2, "hidden": 16, "width": 32}
 SMALL_FLAGS = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from benchmark.common.paths import ROOT
-from benchmark.common.prompts import write_prompts
+from benchmark.common.rounds import write_prompts
 from benchmark.common.variant import Variant, parse_variant
 from benchmark.gpu import eagle3, replay, server
 from benchmark.gpu.models import write_model, write_texts

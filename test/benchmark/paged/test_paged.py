@@ -5,8 +5,7 @@ import pytest
 from benchmark.common.paths import TRAINED
 from benchmark.common.record import read_record
 from benchmark.paged import __main__ as command
-from benchmark.paged.report import judge, tabulate_paged
-from benchmark.paged.settings import BY_LAYER, POLICIES, UNIFORM, shorten
+from benchmark.paged.report import BY_LAYER, POLICIES, UNIFORM, judge, shorten, tabulate_paged
 from benchmark.quality.model import load_model
 
 SIZES = ["--per-domain", "4", "--prompt", "16", "--steps", "8", "--batches", "2"]

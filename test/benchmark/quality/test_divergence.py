@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from benchmark.quality.divergence import Top, diverge
-from benchmark.quality.measure import compare_top
+from benchmark.quality.measure import Top, compare_top, diverge
 
 VOCABULARY = 40
 

@@ -10,8 +10,7 @@ from benchmark.quality.model import Layout, load_model
 from benchmark.quality.text import load_sequences
 from benchmark.tuning.__main__ import main, open_trace
 from benchmark.tuning.offline import OfflineGauge
-from benchmark.tuning.report import tabulate_tuning
-from benchmark.tuning.saving import estimate_error, find_published, find_saved
+from benchmark.tuning.report import estimate_error, find_published, find_saved, tabulate_tuning
 from sglang_xshare.tune.measure import Measurement
 from sglang_xshare.tune.texts import Sample
 

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import torch
 from matplotlib import pyplot
 
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE
-from benchmark.quality.measure import compare_loss
+from benchmark.quality.measure import compare_nats
 from sglang_xshare.affinity.bound import DEFAULT
 
 matplotlib.use("Agg")
@@ -142,7 +141,7 @@ def _compare_answers(
     if point["nats"]:
         if reference is None:
             return ["-", "-"]
-        loss = compare_loss(*(torch.tensor(one["nats"])[:, None] for one in (point, reference)))
+        loss = compare_nats(point, reference)
         return ["-", "+0.0000" if point is reference else str(loss)]
     answers = list(zip(point["outputs"].split(), base["outputs"].split(), strict=True))
     return [f"{sum(one == other for one, other in answers)} / {len(answers)}", "-"]

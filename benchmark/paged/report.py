@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-import torch
-
 from benchmark.common.comparison import ONE_ROUND, Comparison, format_number, format_spread
 from benchmark.common.rounds import Series
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE
-from benchmark.quality.measure import compare_loss
+from benchmark.quality.measure import compare_nats
 from benchmark.quality.report import format_loss
 from sglang_xshare.policies.spelling import spell_policy
 
@@ -120,8 +118,7 @@ def _page_ins(series: Series) -> str:
 def _loss(quality: Mapping[str, Any] | None, vanilla: Mapping[str, Any]) -> str:
     if quality is None:
         return "-"
-    nats, reference = (torch.tensor(one["nats"])[:, None] for one in (quality, vanilla))
-    loss = compare_loss(nats, reference)
+    loss = compare_nats(quality, vanilla)
     return f"{loss.cross_entropy:.3f}" if quality is vanilla else f"{loss.delta:+.3f} ± {loss.error:.3f}"
 
 

@@ -1,8 +1,9 @@
 """Cross-entropy, greedy agreement, arithmetic answers and active experts of a policy on held-out text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -147,6 +148,11 @@ def compare_loss(nats: torch.Tensor, reference: torch.Tensor) -> Loss:
     """The loss of `nats` [sequences, tokens] above that of `reference`; two sequences at least."""
     deltas = (nats - reference).double().mean(1)
     return Loss(nats.double().mean().item(), deltas.mean().item(), deltas.std().item() / len(deltas) ** 0.5)
+
+
+def compare_nats(point: Mapping[str, Any], reference: Mapping[str, Any]) -> Loss:
+    """The same of points of a record, whose `nats` are those of each sequence."""
+    return compare_loss(*(torch.tensor(one["nats"])[:, None] for one in (point, reference)))
 
 
 def agreement(decoded: Decoded, vanilla: Decoded) -> float:

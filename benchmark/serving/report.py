@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-import torch
-
 from benchmark.common.comparison import NO_STEP, ONE_ROUND, Comparison, format_experts, format_number, format_spread
 from benchmark.common.rounds import Series
 from benchmark.common.table import Table
 from benchmark.common.widened import read_widened
-from benchmark.quality.measure import compare_loss
+from benchmark.quality.measure import compare_nats
 from sglang_xshare.check.weights import Weights
 
 KEY = "comparison"
@@ -71,17 +69,16 @@ def tabulate_serving(points: Mapping[str, Any]) -> Table:
 
 def _format_losses(points: Mapping[str, Any], series: Sequence[Series]) -> list[str]:
     """Of each row: of the first one with drafts and the first one without the loss, of the others what they add."""
-    first: dict[bool, torch.Tensor] = {}
+    first: dict[bool, Any] = {}
     cells = []
     for one in series:
         point = points.get(quality_key(one.variant.name))
         if point is None:
             cells.append("-")
             continue
-        nats = torch.tensor(point["nats"])[:, None]
-        reference = first.setdefault(bool(one.variant.args), nats)
-        loss = compare_loss(nats, reference)
-        cells.append(f"{loss.cross_entropy:.3f}" if reference is nats else f"{loss.delta:+.3f} ± {loss.error:.3f}")
+        reference = first.setdefault(bool(one.variant.args), point)
+        loss = compare_nats(point, reference)
+        cells.append(f"{loss.cross_entropy:.3f}" if reference is point else f"{loss.delta:+.3f} ± {loss.error:.3f}")
     return cells
 
 

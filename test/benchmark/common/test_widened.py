@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -89,6 +90,25 @@ def test_another_factor_or_checkpoint_is_made_anew(tmp_path: Path) -> None:
     (folder / STAMP).unlink()  # as those that were made before there was one
     assert make(folder, source, factor=4)
     assert {path.name for path in tmp_path.iterdir()} == {"model", "source"}
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_two_processes_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: bool) -> None:
+    """Both found none, or one of another factor; the other was done first."""
+    folder = tmp_path / "model"
+    if older:
+        make(folder, factor=4)
+    others: list[bool] = []
+
+    def save_last(*args: Any, **keys: Any) -> None:
+        monkeypatch.undo()
+        others.append(make(folder, factor=2))
+        save_file(*args, **keys)
+
+    monkeypatch.setattr("safetensors.torch.save_file", save_last)
+    assert not make(folder, factor=2)
+    assert others == [True]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("gpu", [True, False])

@@ -141,20 +141,6 @@ def test_bad_input_is_one_line(args, message):
         command.main(args)
 
 
-def test_check_ends_with_1_and_a_line_for_every_table(monkeypatch, tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text("<!-- table: nothing -->\n<!-- end table -->\n<!-- table: serving -->\nold\n<!-- end table -->\n")
-    monkeypatch.setattr(command, "list_pages", lambda: [page])
-    with pytest.raises(SystemExit) as stop:
-        command.main(["--check"])
-    assert len(str(stop.value.code).splitlines()) == 2
-    with pytest.raises(SystemExit, match="table nothing"):
-        command.main(["--tables"])
-    assert "old" not in page.read_text()
-    page.write_text("nothing marked\n")
-    command.main(["--check"])
-
-
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_is_a_command_that_takes_its_smallest_size(name, monkeypatch, tmp_path, capsys):
     experiment = EXPERIMENTS[name]

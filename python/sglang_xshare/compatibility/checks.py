@@ -163,7 +163,7 @@ CHECKS = (
     Check("trace", RESOLVED, STAGE, lambda start: check_writers(start.arguments.trace, start.config)),
     # Paged experts on more than one GPU, with speculation, or with fewer slots than a row takes experts.
     Check("paging", RESOLVED, STAGE, lambda start: check_paging(start.config, start.model), after="model"),
-    # A schedule that does not fit the model, the batch sizes or the MoE runner. Warns of budgets without an effect.
+    # A schedule that does not fit the model, the batch sizes or the MoE runner. Warns of slots that cut it.
     Check("schedule", RESOLVED, STAGE, _check_schedule, after="model"),
     # Replicas that are none or on several machines, servers that do not tell what ended, a table of another model.
     Check(

@@ -17,7 +17,7 @@ from benchmark.quality.served import SERVER_ARGS
 from benchmark.tuning.offline import OfflineGauge, load_tokenizer
 from benchmark.tuning.report import plot_tuning, tabulate_tuning
 from benchmark.tuning.saving import describe, estimate_error, find_saved
-from sglang_xshare.console import whole
+from sglang_xshare.parser import whole
 from sglang_xshare.tune.command import ASKED, GROUPS, SETTINGS, check_asked
 from sglang_xshare.tune.gauge import Gauge
 from sglang_xshare.tune.measure import Bench, compare

@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..console import read_count, spell_bytes
+from ..console import spell_bytes
 from ..gpus import GPUS, NVIDIA, Gpu, find_gpu
+from ..parser import read_count
 from ..patching.errors import PatchError
 from ..upstream.server import resolved
 from .estimate import Asked, check_asked, count_captured, estimate, find_link, read_compared, read_served

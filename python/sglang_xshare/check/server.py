@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from ..console import LARGEST, read_count
 from ..files import read_server_file
+from ..parser import LARGEST, read_count
 
 FLAGS: dict[str, tuple[str, ...]] = {
     "model": ("--model-path", "--model"),

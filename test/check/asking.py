@@ -1,11 +1,13 @@
-"""What the tests of `check` without SGLang share: its command, a model, and what it said."""
+"""What the tests of `check` share: its command, here or in a process with a release, a model, and what it said."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from benchmark.common.paths import ROOT
 from benchmark.gpu.models import COMMON, CONFIGS
+from served.release import make_env, run_script
 from sglang_xshare.cli import main
 from sglang_xshare.gpus import GPUS
 
@@ -34,3 +36,14 @@ def ask(write, capsys, *more):
     asked = ("--model", write(QWEN), "--gpu", "h200", "--batch", 32, "--json")
     assert say(*asked, *more, *compare("xshare:k0=1,add=24")) == 0
     return read_rows(capsys)
+
+
+def run_all(tree: Path, asked: list[list[str]], env: dict[str, str] | None = None) -> list[dict[str, str]]:
+    """What the command says to each list of arguments, asked in one process; a variable of no text is unset."""
+    own = {name: value for name, value in (make_env(tree) | (env or {})).items() if value}
+    return run_script(Path(__file__).with_name("check_flags.py"), own, asked)
+
+
+def list_warnings(report: dict) -> list[str]:
+    """The lines of ours, without SGLang's."""
+    return [warning["says"] for warning in report["warnings"] if warning["by"] == "sglang-xshare"]

@@ -136,7 +136,7 @@ def _print_estimate(console: Console, estimate: dict[str, Any]) -> None:
     if any("step_ms" in row for row in rows):
         names |= {"step_ms": ("step, ms", ",.2f"), "tokens_per_s": ("tokens/s", ",.0f"), "speedup": ("speedup", ".2f")}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("policy")
+    table.add_column("policy", overflow="fold")
     for heading, _ in names.values():
         table.add_column(heading, justify="right")
     policies = list(dict.fromkeys(row["policy"] for row in rows))

@@ -7,8 +7,8 @@ import pytest
 
 from refused import refused
 from sglang_xshare.compatibility import checks, start
-from sglang_xshare.compatibility.model import check_schedule
 from sglang_xshare.compatibility.moe_model import read_folder, read_model
+from sglang_xshare.compatibility.schedule import check_schedule
 from sglang_xshare.policies import VANILLA, build_plan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.refusal import ExpertPolicyError

@@ -19,9 +19,9 @@ from ..refusal import ExpertPolicyError, refusal
 from ..upstream.server import declare, model_config, resolved, spell
 from .arguments import Arguments
 from .experts import Experts, read_experts
-from .model import check_schedule
 from .moe_model import read_model
 from .runners import list_runners
+from .schedule import check_schedule
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,10 @@ from ..refusal import ExpertPolicyError
 from .all_to_all import check_model
 from .backend import check_experts, is_given
 from .expert_placement import check_division, check_placement
-from .model import check_attention, check_schedule
 from .modes import check_draft_tokens, check_modes, check_observed, check_writers
+from .moe_model import check_attention
 from .paging import check_paging
+from .schedule import check_schedule
 from .start import AFFINITY, PLACEMENT, STAGE, Start
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Whether a model can be served, and whether a schedule fits it: told from its configuration, without weights."""
+"""Whether a schedule fits a model and the server of it: told from their configuration, without weights."""
 
 from __future__ import annotations
 
@@ -12,20 +12,11 @@ from ..selection.mask import check_maskable
 from ..types import Router
 from ..upstream.batches import Batches, read_batches
 from ..upstream.server import attention_dp_size, routes_own_rows, spell
-from .architectures import GATHERED
 from .exact import check_rule
 from .experts import ranks_logits
 from .moe_model import MoeModel
 from .paging import list_paging_warnings
 from .runners import TABLE, check_width
-
-
-def check_attention(model: MoeModel, config: Any) -> None:
-    """Raise `ExpertPolicyError` where upstream does not serve the model with the data-parallel attention asked for."""
-    if attention_dp_size(config) > 1 and model.architecture not in GATHERED:
-        allowed = ", ".join(sorted(GATHERED))
-        reason = f"{model.architecture} is not known to have data-parallel attention; allowed are {allowed}"
-        raise refusal("--model-path", model.path, reason)
 
 
 def check_schedule(

@@ -78,7 +78,7 @@ def make_page() -> str:
         common=_tabulate(("key", "allowed", "default", "what"), list_common_keys()),
         routes=_tabulate(("route", "who may"), list_routes()),
         metrics=_tabulate(("metric", "labels", "what"), list_metrics()),
-        commands=_tabulate(("command", "flag", "what"), list_command_flags()),
+        commands=_tabulate(("command", "flags"), list_command_flags()),
     )
 
 
@@ -152,9 +152,14 @@ def list_routes() -> Iterator[tuple[str, str]]:
 
 
 def list_metrics() -> Iterator[tuple[str, str, str]]:
-    """(name, labels, help) of the policy's figures, then of affinity's decisions."""
+    """(name, labels, help) of the policy's figures, before and after in one row, then of affinity's decisions."""
+    pairs: dict[str, list[tuple[str, str, str]]] = {}
     for figure in (figure for figures in FIGURES.values() for figure in figures):
-        yield _describe_metric(PREFIX + figure.name, figure.kind, figure.labels, figure.text)
+        row = _describe_metric(PREFIX + figure.name, figure.kind, figure.labels, figure.text)
+        pairs.setdefault(row[0].replace("_before", "_after"), []).append(row)
+    for rows in pairs.values():
+        names, labels, texts = zip(*rows, strict=True)
+        yield ", ".join(names), labels[0], "; ".join(texts)
     before = {metric.name for metric in REGISTRY.collect()}
     DecisionCounts(1, export=True).count(Decision(0, "load"), [0])
     for metric in REGISTRY.collect():
@@ -167,14 +172,10 @@ def _describe_metric(name: str, kind: str, labels: tuple[str, ...], text: str) -
     return f"`{name}{'_total' if kind == 'counter' else ''}`", ", ".join(labels), text
 
 
-def list_command_flags() -> Iterator[tuple[str, str, str]]:
-    """(subcommands, flag, help); what several have alike comes once."""
-    commands: dict[tuple[str, str], list[str]] = {}
+def list_command_flags() -> Iterator[tuple[str, str]]:
+    """(subcommand, its flags with their help)."""
     for name, parser in _list_parsers("", make_parser()):
-        for one in _list_flags(parser):
-            commands.setdefault(one, []).append(f"`{name}`")
-    for (flag, text), names in commands.items():
-        yield ", ".join(names), flag, text
+        yield f"`{name}`", "<br>".join(_list_flags(parser))
 
 
 def _list_parsers(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -187,12 +188,12 @@ def _list_parsers(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[
             yield from _list_parsers(f"{name} {word}".strip(), one)
 
 
-def _list_flags(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+def _list_flags(parser: argparse.ArgumentParser) -> Iterator[str]:
     for action in parser._actions:
         if action.dest != "help":
             value = action.metavar if isinstance(action.metavar, str) else " ".join(action.metavar or ())
             flag = " ".join(filter(None, [*action.option_strings[-1:], value]))
-            yield f"`{flag}`", (action.help or "") % vars(action)
+            yield f"`{flag}` {(action.help or '') % vars(action)}"
 
 
 if __name__ == "__main__":

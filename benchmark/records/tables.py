@@ -23,7 +23,7 @@ from benchmark.quality.report import tabulate_quality
 from benchmark.records.experiments import EXPERIMENTS
 from benchmark.serving.estimate import tabulate_estimate
 from benchmark.serving.exact import tabulate_exact
-from benchmark.serving.report import tabulate_serving
+from benchmark.serving.report import summarize_serving, tabulate_serving
 from benchmark.tuning.report import tabulate_tuning
 
 Points = Mapping[str, Any]
@@ -40,6 +40,7 @@ class Source:
 FRONTS = ("front", "front-grouped", "front-wide")
 TABLES = {
     "serving": Source(("serving",), tabulate_serving),
+    "serving-summary": Source(("serving",), summarize_serving),
     "quality": Source(("quality",), tabulate_quality),
     "front": Source(FRONTS, tabulate_gains),
     **{one.replace("front", "front-settings"): Source((one,), tabulate_front) for one in FRONTS},

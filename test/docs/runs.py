@@ -213,6 +213,7 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "make help": Run(shows="test-long"),
     "make venv": Elsewhere("test/scripts/test_make_venv.py", "it makes the environment that runs the tests"),
     "make patch": Run(more="--target {tree}", shows="applied"),
+    "python -m scripts.reference": Run(more="--check"),
     "make lint": Run(shows="patches looked at", is_long=True),
     "make test": Run(more="-q --collect-only", shows="tests collected", is_long=True),  # this test is one of them
     "make test-long": Elsewhere("test/scripts/test_test_long.py", WHOLE),

@@ -8,7 +8,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +164,7 @@ def list_metrics() -> Iterator[tuple[str, str, str]]:
     DecisionCounts(1, export=True).count(Decision(0, "load"), [0])
     for metric in REGISTRY.collect():
         if metric.name not in before:
-            labels: Mapping[str, str] = metric.samples[0].labels
-            yield _describe_metric(metric.name, metric.type, tuple(labels), metric.documentation)
+            yield _describe_metric(metric.name, metric.type, tuple(metric.samples[0].labels), metric.documentation)
 
 
 def _describe_metric(name: str, kind: str, labels: tuple[str, ...], text: str) -> tuple[str, str, str]:

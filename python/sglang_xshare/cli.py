@@ -21,8 +21,8 @@ from .tune.command import add_parser as add_tune_parser
 from .version import __version__
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns its exit code; a wrong command line exits with 1."""
+def make_parser() -> argparse.ArgumentParser:
+    """The command line with all its subcommands."""
     parser: argparse.ArgumentParser = Parser(
         prog="sglang-xshare", description="Batch-aware expert selection for SGLang."
     )
@@ -35,6 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_tune_parser(subparsers)
     add_check_parser(subparsers)
     add_calibrate_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. Returns its exit code; a wrong command line exits with 1."""
+    parser = make_parser()
     arguments, others = parser.parse_known_args(argv)
     if hasattr(arguments, "server_flags"):
         arguments.server_flags = others

@@ -120,7 +120,7 @@ def test_a_single_row_selects_where_a_server_would_have_it_select(say):
     status, out, _ = say(*flags, "--resident", 40, "--json")
     assert status == 0
     assert [row["policy"] for row in json.loads(out)["paging"]["policies"][::2]] == ["oea:k0=2", POLICY]
-    assert "a step of 1 rows stays vanilla (min_tokens)" in say(*flags)[2]
+    assert "a step of 1 rows stays vanilla (min_rows)" in say(*flags)[2]
 
 
 @pytest.mark.parametrize("slots", [40, 128])

@@ -57,11 +57,11 @@ def test_residents_are_asked_for_where_no_server_tells_them():
 
 def test_a_plan_is_judged_by_the_most_rows_it_is_for():
     """16 experts of 7 a row hold all that two rows want, not what three want."""
-    (line,) = warn("xshare", 64, add=24, by_batch={"2": {"add": 16}})
+    (line,) = warn("xshare", 64, add=24, by_rows={"2": {"add": 16}})
     assert line.startswith("add = 16: 14 ")
-    assert warn("xshare", 64, add=24, by_batch={"2-3": {"add": 16}}) == []
-    assert len(warn("xshare", 64, add=24, max_tokens=3)) == 1
-    assert warn("xshare", 2, add=8, by_batch={"16-32": {"add": 48}}) == [], "an override beyond every batch"
+    assert warn("xshare", 64, add=24, by_rows={"2-3": {"add": 16}}) == []
+    assert len(warn("xshare", 64, add=24, max_rows=3)) == 1
+    assert warn("xshare", 2, add=8, by_rows={"16-32": {"add": 48}}) == [], "an override beyond every batch"
 
 
 @pytest.mark.parametrize(

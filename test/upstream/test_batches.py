@@ -66,12 +66,12 @@ def test_padding_is_where_a_smaller_batch_has_no_graph_of_its_own():
 
 
 def test_what_no_batch_of_the_server_meets_is_warned_of():
-    large = build_schedule("xshare", {"min_tokens": 40}, speculative=False)
+    large = build_schedule("xshare", {"min_rows": 40}, speculative=False)
     (line,) = list_unmet_overrides(large, GRAPHS)
-    assert line.startswith("min_tokens = 40: ")
-    within = build_schedule("xshare", {"by_batch": {"17-23": {"add": 2}, "17-24": {"add": 2}}}, speculative=False)
+    assert line.startswith("min_rows = 40: ")
+    within = build_schedule("xshare", {"by_rows": {"17-23": {"add": 2}, "17-24": {"add": 2}}}, speculative=False)
     (line,) = list_unmet_overrides(within, GRAPHS)
-    assert line.startswith("by_batch 17-23: ")
+    assert line.startswith("by_rows 17-23: ")
 
 
 @pytest.mark.parametrize(

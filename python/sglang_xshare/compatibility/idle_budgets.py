@@ -80,16 +80,16 @@ def list_unmet_overrides(schedule: Schedule, batches: Batches) -> list[str]:
     many rows as the policy asks for.
     """
     warnings = []
-    if batches.captured and batches.captured[-1] < schedule.min_tokens:
+    if batches.captured and batches.captured[-1] < schedule.min_rows:
         warnings.append(
-            f"min_tokens = {schedule.min_tokens}: no captured batch has so many rows ({batches}), so that only a "
+            f"min_rows = {schedule.min_rows}: no captured batch has so many rows ({batches}), so that only a "
             "larger one selects"
         )
-    for override in schedule.by_batch:
-        last = min(override.last, schedule.max_tokens or override.last)
-        if not batches.meet(max(override.first, schedule.min_tokens), last):
+    for override in schedule.by_rows:
+        last = min(override.last, schedule.max_rows or override.last)
+        if not batches.meet(max(override.first, schedule.min_rows), last):
             warnings.append(
-                f"by_batch {spell_range(override.first, override.last)}: no step of this server has so many rows "
+                f"by_rows {spell_range(override.first, override.last)}: no step of this server has so many rows "
                 f"({batches}), so that it never applies"
             )
     return warnings
@@ -103,9 +103,9 @@ def _spell(plan: SelectionPlan) -> str:
 
 def _largest_rows(schedule: Schedule, plan: SelectionPlan, model: MoeModel, most: int) -> int:
     """The most router rows, of `most`, that a step under this plan can have; 0 where it has none."""
-    most = min(most, schedule.max_tokens or most)
+    most = min(most, schedule.max_rows or most)
     # A plan changes only where an override begins or ends.
-    ends = {most, *(n for override in schedule.by_batch for n in (override.first - 1, override.last))}
-    sizes = sorted((n for n in ends if schedule.min_tokens <= n <= most), reverse=True)
+    ends = {most, *(n for override in schedule.by_rows for n in (override.first - 1, override.last))}
+    sizes = sorted((n for n in ends if schedule.min_rows <= n <= most), reverse=True)
     layers = range(model.num_layers)
     return next((n for n in sizes if any(schedule.plan(layer, n) == plan for layer in layers)), 0)

@@ -48,7 +48,7 @@ def check_schedule(
         batches = read_batches(config, part.rows)
         check_rows(part, config)
         _check_size(part, config, batches)
-        told = list_unmet_overrides(part, batches)
+        told = [*part.warnings, *list_unmet_overrides(part, batches)]
         found = build_plans(part, model, config.ep_size)
         _check_plans(found, model, config)
         plans += found
@@ -99,20 +99,20 @@ def check_rows(schedule: Schedule, config: Any) -> None:
 def _check_size(schedule: Schedule, config: Any, batches: Batches) -> None:
     """Refuse a server whose every batch is too small or too large for the policy."""
     requests, tokens = config.max_running_requests, config.speculative_num_draft_tokens or 1
-    if schedule.max_tokens is not None and schedule.max_tokens < tokens and not config.speculative_adaptive:
-        reason = f"every batch would have more than max_tokens = {schedule.max_tokens} rows; allowed is at most that"
+    if schedule.max_rows is not None and schedule.max_rows < tokens and not config.speculative_adaptive:
+        reason = f"every batch would have more than max_rows = {schedule.max_rows} rows; allowed is at most that"
         raise refusal("--speculative-num-draft-tokens", tokens, reason)
     # Each rank pads its rows to those of the rank with most.
     ranks = attention_dp_size(config) if schedule.rows == "batch" else 1
-    if schedule.max_tokens is not None and schedule.max_tokens < ranks * tokens:
+    if schedule.max_rows is not None and schedule.max_rows < ranks * tokens:
         reason = f"most batches of {ranks} ranks have more rows; allowed is at least {ranks * tokens}"
-        raise refusal("--expert-policy-config max_tokens", schedule.max_tokens, reason)
-    rows = (requests or schedule.min_tokens) * tokens
-    if rows < schedule.min_tokens:
-        reason = f"no batch would have min_tokens = {schedule.min_tokens} rows; allowed is at least that"
+        raise refusal("--expert-policy-config max_rows", schedule.max_rows, reason)
+    rows = (requests or schedule.min_rows) * tokens
+    if rows < schedule.min_rows:
+        reason = f"no batch would have min_rows = {schedule.min_rows} rows; allowed is at least that"
         raise refusal("--max-running-requests", requests, reason)
-    if schedule.max_tokens is not None and not batches.meet(schedule.min_tokens, schedule.max_tokens):
-        window = f"min_tokens = {schedule.min_tokens} to max_tokens = {schedule.max_tokens}"
+    if schedule.max_rows is not None and not batches.meet(schedule.min_rows, schedule.max_rows):
+        window = f"min_rows = {schedule.min_rows} to max_rows = {schedule.max_rows}"
         reason = f"no step of this server has so many rows; allowed is a range that meets some ({batches})"
         raise refusal("--expert-policy-config", window, reason)
 

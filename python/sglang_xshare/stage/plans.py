@@ -14,7 +14,7 @@ from ..upstream.batches import Batches
 from .layer import Layer
 from .step import Size
 
-REASONS = ("vanilla", "phase", "min_tokens", "max_tokens", "unchanged", "override")
+REASONS = ("vanilla", "phase", "min_rows", "max_rows", "unchanged", "override")
 """Why a layer has no plan. Where none has one, the first that some layer has tells of the step: the first four go for
 every layer alike; of the others, a plan without effect goes before an override, which may be of a few layers alone.
 """

@@ -74,18 +74,18 @@ def test_outcomes_of_vanilla_forwards(interpreter):
 
     forwards = [
         ("prefill", None),
-        ("min_tokens", step(True)),
-        ("min_tokens", step(False)),
+        ("min_rows", step(True)),
+        ("min_rows", step(False)),
         ("prefill", None),
         ("phase", step(False, True)),
-        ("max_tokens", Step("decode", 3, Batch())),
+        ("max_rows", Step("decode", 3, Batch())),
     ]
     counts = dict(zip(OUTCOMES, interpreter(count_outcomes, forwards).tolist(), strict=True))
     assert {name: count for name, count in counts.items() if count} == {
         "prefill": 2,
-        "min_tokens": 1,
+        "min_rows": 1,
         "phase": 1,
-        "max_tokens": 1,
+        "max_rows": 1,
     }
 
 

@@ -12,6 +12,7 @@ from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.check import command, paging
 from sglang_xshare.check.weights import read_weights
 from sglang_xshare.cli import main
+from sglang_xshare.policies import bounds
 from sglang_xshare.policies.schedule import build_schedule
 
 POLICY = "xshare:k0=1,add=4,utility=squared,own_share=0.75"
@@ -83,7 +84,7 @@ def test_graphs_are_captured_as_far_as_the_plan_guarantees():
     schedule = build_schedule("xshare", dict(KEYS), speculative=False)
     plan = build_plan("xshare", **KEYS)
     router = Router(8)
-    first = next(n for n in count(1) if plan.max_active(router, 128, n, slots=40) > 40)
+    first = next(n for n in count(1) if bounds.max_active(plan, router, 128, n, slots=40) > 40)
     assert paging.count_captured(schedule, 8, 128, 40) == first - 1 > 40 // 8
     assert paging.count_captured(schedule, 8, 128, 128) == paging.MOST_CAPTURED
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..policies import bounds
 from ..policies.common import spell_range
 from ..policies.plan import KEYS, SelectionPlan
 from ..policies.schedule import Schedule
@@ -51,8 +52,8 @@ def list_idle_budgets(
                 "free_residents = True: all experts are loaded here, so that it changes nothing; with "
                 "--enable-paged-experts, and fewer slots than experts, it does"
             )
-        if not plan.can_drop(router, model.num_experts, ranks=ranks):
-            need = plan.idle_budget(router, model.num_experts, model.num_experts, model.num_experts, ranks)
+        if not bounds.can_drop(plan, router, model.num_experts, ranks=ranks):
+            need = bounds.idle_budget(plan, router, model.num_experts, model.num_experts, model.num_experts, ranks)
             remedy = f"; with {need[0]} below {need[1]} it can" if need else ""
             warnings.append(f"this plan ({_spell(plan)}) never drops one of {model.num_experts} experts{remedy}")
             continue
@@ -64,7 +65,7 @@ def list_idle_budgets(
         if batch is not None:
             requests, limit = batch
             rows = _largest_rows(schedule, plan, model, requests * tokens)
-            need = plan.idle_budget(router, model.num_experts, rows, tokens, ranks) if rows else None
+            need = bounds.idle_budget(plan, router, model.num_experts, rows, tokens, ranks) if rows else None
             if need:
                 key, enough = need
                 never = "drops no expert of a captured batch" if limit == CAPTURED else "never drops an expert"

@@ -11,6 +11,7 @@ from itertools import count
 import torch
 import triton
 
+from ...policies import bounds
 from ...policies.plan import SelectionPlan
 from ...types import Alignment, Batch, Router, RunnerSlots, Selection, Tally
 from .budgets import Budgets, find_budgets
@@ -69,8 +70,8 @@ def select(
             active = num_experts  # as numbers that change may have it, or all that are resident
             if budgets is None and (batch.resident is None or batch.slots is not None or not plan.takes_residents):
                 exact_rows, slot_count = num_rows if exact else 0, None if batch.resident is None else batch.slots
-                active = plan.max_active(
-                    router, num_experts, num_rows, batch.tokens_per_request, exact_rows, slot_count
+                active = bounds.max_active(
+                    plan, router, num_experts, num_rows, batch.tokens_per_request, exact_rows, slot_count
                 )
             blocks = count_blocks(answer.topk_ids.numel(), active, slots.block_size)
             answer = replace(answer, alignment=_allocate_alignment(logits, blocks, slots.block_size))

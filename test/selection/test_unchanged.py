@@ -11,7 +11,7 @@ from selection.cases import cases, fill_logits, free_plans, keys_for, router_of,
 from selection.oracle import ALGORITHMS
 from sglang_xshare import Router, build_plan, select
 from sglang_xshare.policies import VANILLA, bounds
-from sglang_xshare.selection.scores import compute_scores, measure, to_grid
+from sglang_xshare.selection.scores import compute_scores, measure, to_fixed_point
 
 often = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -38,7 +38,7 @@ def check_unchanged(case, plan):
     own = measure(scores, router_of(case)).gather(1, ids.clamp_min(0)).double() * (ids >= 0)
     if plan.utility == "squared":
         own = (own / own.sum(1, keepdim=True)) ** 2
-    whole = ((to_grid(own) > 0) | (ids < 0)).all(1)
+    whole = ((to_fixed_point(own) > 0) | (ids < 0)).all(1)
     assert torch.equal(out.topk_ids[whole], vanilla.topk_ids[whole])
     assert torch.equal(out.topk_weights[whole], vanilla.topk_weights[whole])
     kept = vanilla.kept_mass > 0

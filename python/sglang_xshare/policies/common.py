@@ -13,7 +13,7 @@ from .registry import Policy
 
 PHASES = ("decode", "verify")
 SPECULATES = "--speculative-algorithm"
-"""The server's flag that asks for speculation; other verbs have others."""
+"""The server's flag that asks for speculation; other subcommands have others."""
 
 
 @dataclass(frozen=True)

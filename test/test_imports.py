@@ -19,8 +19,8 @@ LAYERS = (
     ("policies.plan",),
     ("policies", "policies.*", "selection", "selection.*"),
     ("upstream", "upstream.*"),  # what those above read of SGLang's code
-    ("stage.exact", "stage.alignment", "stage.step", "stage.layer", "stage.gather", "stage.placement"),
-    ("stage.evidence", "stage.evidence.*"),  # what is told of a step
+    ("stage.exact", "stage.step", "stage.layer", "stage.gather", "stage.placement"),
+    ("stage.evidence", "stage.evidence.*"),  # what is reported of a step
     ("stage", "stage.*"),  # what runs every step
     ("affinity", "affinity.*"),
     ("compatibility", "compatibility.*"),  # what runs once: flags, refusals, the layers of a loaded model

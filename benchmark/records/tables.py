@@ -16,14 +16,13 @@ from benchmark.cost.choices import tabulate_choices
 from benchmark.cost.report import tabulate_cost
 from benchmark.expert_sharding.report import tabulate_sharding
 from benchmark.neighbours import tabulate_neighbours
-from benchmark.paged.live_report import tabulate_live as tabulate_paged_live
+from benchmark.paged.report import tabulate_live as tabulate_paged_live
 from benchmark.paged.report import tabulate_paged
 from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
 from benchmark.records.experiments import EXPERIMENTS
-from benchmark.serving.estimate import tabulate_estimate
 from benchmark.serving.exact import tabulate_exact
-from benchmark.serving.report import tabulate_serving
+from benchmark.serving.report import tabulate_estimate, tabulate_serving
 from benchmark.tuning.report import tabulate_tuning
 
 Points = Mapping[str, Any]

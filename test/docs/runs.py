@@ -208,6 +208,9 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     ".venv/bin/python -m scripts.compatibility": Run(more="--check", is_long=True),
     ".venv/bin/python -m scripts.runners": Run(more="--check", is_long=True),
     "python -m scripts.fetch_release 0.5.17 0.5.21 0.5.23": Run(),
+    ".venv/bin/python -m scripts.upstream_tests ../sglang": Run(
+        {"../sglang": "{scratch}"}, shows="no release is checked out", status=1
+    ),
     ".venv/bin/python -m scripts.pin_release 0.5.24": Run({"0.5.24": "0.5.23"}),
     "python -m scripts.pin_release 0.5.23": Run(),
     "cp -r patches/0.5.23 patches/0.5.24": Run({"patches/0.5.24": "{scratch}/0.5.24"}),
@@ -246,13 +249,14 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
         is_long=True,
     ),
     "python -m benchmark.paged": Run(
-        more=f"{PREFERRED} --per-domain 4 --prompt 16 --steps 8 --rows 4 --slots 16 --out {{scratch}}", shows="Record: "
+        more=f"{PREFERRED} --per-domain 4 --prompt 16 --steps 8 --batch 4 --slots 16 --out {{scratch}}",
+        shows="Record: ",
     ),
     "python -m benchmark.paged.live": Run(
         more=f"{PREFERRED} --model {TINY} {ROUND} {LOSS}", shows="Record: ", is_long=True
     ),
     "python -m benchmark.balance": BALANCE,
-    "python -m benchmark.balance vanilla xshare:k0=1,target_per_rank=5 --rows 32": BALANCE,
+    "python -m benchmark.balance vanilla xshare:k0=1,target_per_rank=5 --batch 32": BALANCE,
     "python -m benchmark.balance.live": Elsewhere(
         "test/benchmark/balance/test_live.py", "that asks for two ranks and less text"
     ),
@@ -262,7 +266,7 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
         is_long=True,
     ),
     "python -m benchmark.cost.ranks": Run(
-        more="--experts 8 --active 4 8 --rows 8 --rounds 1 --hidden 16 --width 32 --out {scratch}", shows="Record: "
+        more="--experts 8 --active 4 8 --batch 8 --rounds 1 --hidden 16 --width 32 --out {scratch}", shows="Record: "
     ),
     "python -m benchmark.neighbours": Run(
         more="--prompts 2 --others 3 --prompt 8 --tokens 4 --out {scratch}", shows="Record: ", is_long=True

@@ -13,7 +13,7 @@ from sglang_xshare.live.control import ADDED, NO_STAGE, Control
 from sglang_xshare.policies import list_policies
 from sglang_xshare.policies.keys import as_json
 from sglang_xshare.stage.layer import Assignment
-from sglang_xshare.stage.step import Size
+from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, make_reporter, run
 
@@ -217,7 +217,7 @@ def test_a_rule_of_exact_requests_is_not_lost_without_a_word(control):
 
 def test_what_graphs_cannot_follow_is_refused_with_the_way_out(control):
     asked = control()
-    asked.stage.graphs._captured[asked.stage.layers[0], Size("decode", 2)] = Assignment()
+    asked.stage.graphs._captured[asked.stage.layers[0], StepKey("decode", 2)] = Assignment()
     with pytest.raises(ValueError, match=r"^CUDA graphs of 2 rows .*; a server started with this policy has them$"):
         asked.post({"policy": "xshare", "add": 1}, REPORTER)
 

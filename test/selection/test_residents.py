@@ -15,7 +15,7 @@ from selection.cases import cases, indices, keys_for, router_of, run
 from selection.oracle import ALGORITHMS
 from selection.test_triton import DEVICE, compare, few, kernel, make_logits, make_router, on_device
 from selection.test_unchanged import check_unchanged
-from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
+from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.policies import bounds
 from sglang_xshare.selection.triton_kernel import supports
 
@@ -233,13 +233,3 @@ def test_routers(kernel, kind):
     expert = torch.arange(64, device=DEVICE)
     batch = Batch(resident=expert % 2 == 0, slots=24)
     compare(kernel, make_logits("normal", 12, 64), build_plan("xshare", k0=1, add=4), make_router(kind, 64), batch)
-
-
-@pytest.mark.parametrize("slots", [None, 20])
-def test_blocks_are_as_many_as_residents_would_need(kernel, slots):
-    batch = Batch(resident=torch.ones(128, dtype=torch.bool, device=DEVICE), slots=slots)
-    plan = build_plan("xshare", k0=1, add=2)
-    found = kernel(make_logits("normal", 16, 128), plan, Router(8), batch, slots=RunnerSlots(16))
-    active = 20 if slots else 128
-    assert len(found.alignment.block_experts) == active + (128 - active) // 16
-    assert found.active.sum() <= active

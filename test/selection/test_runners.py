@@ -60,11 +60,8 @@ def test_slots_that_stay_empty(kernel, name, rows, shared):
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
-        ({"empty": True, "block_size": 16}, "empty = True:"),
         ({"empty": True, "masked": True}, "empty = True:"),
-        ({"block_size": 0}, "block_size = 0"),
         ({"shared": -1}, "shared = -1"),
-        ({"block_size": 16, "shared": 1}, "block_size = 16:"),
         ({"masked": True, "shared": 1}, "masked = True:"),
     ],
 )

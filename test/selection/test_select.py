@@ -11,7 +11,7 @@ from refused import refused
 from sglang_xshare import Batch, Router, RunnerSlots, Selection, build_plan, select
 from sglang_xshare.selection import BACKENDS
 
-TENSORS = [field.name for field in fields(Selection) if field.name not in ("alignment", "masked_logits")]
+TENSORS = [field.name for field in fields(Selection) if field.name != "masked_logits"]
 XSHARE = build_plan("xshare", k0=1, add=2)
 LOGITS = torch.randn(6, 16, generator=torch.Generator().manual_seed(0))
 PLANS = [

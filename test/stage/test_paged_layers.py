@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sglang_xshare import hooks
-from sglang_xshare.stage.evidence.metrics import Reader
+from sglang_xshare.stage.evidence.counters import Reader
 from sglang_xshare.stage.paged import SlotsExceeded
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
 from stage.test_paging import LAYERS, REPORTER, SLOTS, make_schedule, put

@@ -15,12 +15,12 @@ from sglang_xshare import Batch, hooks, select
 from sglang_xshare.compatibility.paging import fits
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.selection.triton_kernel.budgets import encode
-from sglang_xshare.stage.evidence.metrics import Reader
+from sglang_xshare.stage.evidence.counters import Reader
 from sglang_xshare.stage.forward import wrap_model
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.paged import SlotsExceeded
 from sglang_xshare.stage.stage import Stage
-from sglang_xshare.stage.step import Size
+from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
 from sglang_xshare.upstream.paging import Residents, find_paging
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch, make_reporter
@@ -207,7 +207,7 @@ def test_what_fits_is_known_by_the_plan(monkeypatch, policy, keys, most):
     stage = put(monkeypatch, model, policy, **keys)
     schedule = stage.plans.schedule
     for rows in range(1, 20):
-        found = all(stage.plans.fit(layer, Size("decode", rows)) for layer in stage.layers)
+        found = all(stage.plans.fit(layer, StepKey("decode", rows)) for layer in stage.layers)
         assert found == fits(schedule, rows, TOP_K, EXPERTS, SLOTS)
         if rows <= most + 1:
             assert found == (rows <= most)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from sglang_xshare import Router, build_plan, hooks, select
-from sglang_xshare.stage.evidence.metrics import OUTCOMES, Interval
+from sglang_xshare.stage.assignment import PolicyBypassed
+from sglang_xshare.stage.evidence.interval import OUTCOMES, Interval
 from sglang_xshare.stage.plans import REASONS
-from sglang_xshare.stage.stage import PolicyBypassed
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import (
     EXPERTS,
@@ -266,13 +266,13 @@ def test_context_ends_with_the_forward_even_when_it_fails(attach):
 
 def test_layers_outside_a_forward_are_vanilla_and_counted_once(attach, monkeypatch):
     """Not through the model's forward."""
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_recorded", lambda: False)
+    monkeypatch.setattr("sglang_xshare.stage.routing.is_recorded", lambda: False)
     model = Model(3)
     installed = attach(model, **XSHARE)
     for config in model.configs:
         assert hooks.route(config, None) is config
     assert outcomes(installed) == {"no_context": 1}
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_recorded", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.routing.is_recorded", lambda: True)
     assert hooks.route(model.configs[0], None) is model.configs[0]
     assert outcomes(installed) == {"no_context": 1}, "a captured graph would count again at every replay"
 

@@ -22,7 +22,7 @@ from sglang_xshare.stage.evidence.reports import Reports
 from sglang_xshare.stage.layer import Assignment, Layer
 from sglang_xshare.stage.placement import Placement
 from sglang_xshare.stage.stage import Stage
-from sglang_xshare.stage.step import Size
+from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, make_reporter, outcomes, run
 
@@ -292,7 +292,7 @@ def test_observe_posted_again_goes_on_counting_where_graphs_do(attach, reporter,
     keys = {"policy": "observe", "plans": ["xshare:k0=1,add=2"]}
     model = Model(2)
     installed = attach(model, Batches((8,)), expert_policy="observe", expert_policy_config={"plans": keys["plans"]})
-    installed.graphs.keep(installed.layers[0], Size("decode", 8), Assignment(build_plan("xshare", k0=1, add=2)))
+    installed.graphs.keep(installed.layers[0], StepKey("decode", 8), Assignment(build_plan("xshare", k0=1, add=2)))
     first = installed.observation
     decode(model, reporter, 8)
     installed.switch(schedule(keys), reporter)

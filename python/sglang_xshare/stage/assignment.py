@@ -11,8 +11,8 @@ from .step import Step
 
 
 class PolicyBypassed(RuntimeError):
-    """A step under policy in which some MoE layer did not select, or its runner did not ask for the sorted slots. The
-    server stops rather than go on without its policy.
+    """A step under policy in which some MoE layer did not select. The server stops rather than go on without its
+    policy.
     """
 
 
@@ -30,10 +30,10 @@ def assign(
         layer.assignment, layer.selection = Assignment(), None
         if step is None:
             continue
-        plan, against = plans.find(layer, step.size)
-        layer.assignment = Assignment(plan, step, fits=plans.fit(layer, step.size))
+        plan, against = plans.find(layer, step.key)
+        layer.assignment = Assignment(plan, step, fits=plans.fit(layer, step.key))
         if is_captured:
-            layer.assignment = graphs.keep(layer, step.size, layer.assignment)
+            layer.assignment = graphs.keep(layer, step.key, layer.assignment)
         reasons.add(None if layer.assignment.plan is not None else against)
     return reasons
 

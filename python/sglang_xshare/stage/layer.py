@@ -15,7 +15,6 @@ from ..selection.slots import drop_slots, refill_slots
 from ..types import RunnerSlots, Selection, Tally
 from ..upstream.router import read_router
 from ..upstream.routing import folds_scaling, num_shared_slots, record_routed, scales_unnormalized_groups
-from .alignment import Aligner
 from .placement import Placement
 from .step import Step
 
@@ -37,16 +36,6 @@ FILLED, DROPPED, MASKED = Convention
 
 
 @dataclass(frozen=True)
-class Resources:
-    """What a layer's selections use of the stage's in each step; nothing of it without a stage."""
-
-    aligner: Aligner | None = None
-    """Takes the slots that the selection has sorted."""
-    find_tally: Callable[[torch.Tensor], Tally | None] = lambda logits: None
-    """Where to leave what is counted of a selection from these logits."""
-
-
-@dataclass(frozen=True)
 class Assignment:
     """What a layer does in one forward, see `assignment.assign`: no `plan` leaves the routing to the model, no `step`
     says that there is none. A graph that is being captured reads the plan's numbers from `buffer`, where a switch
@@ -64,9 +53,9 @@ class Layer:
 
     `renumbers` says that upstream looks ids up in a table after routing them, so that none may be -1 before;
     `routes_itself` that the layer's runner gets logits where no policy chooses; `takes_kmax` that this runner takes
-    rows of another width than the model's top-k; `recorded` that --enable-return-routed-experts tells what was chosen.
-    `paging` is what `find_paging` returns of its experts.
-    Raises ValueError for a router the stage does not reproduce.
+    rows of another width than the model's top-k; `recorded` that --enable-return-routed-experts returns what was
+    chosen. `paging` is what `find_paging` returns of its experts. Raises ValueError for a router the stage does not
+    reproduce.
     """
 
     def __init__(
@@ -98,7 +87,8 @@ class Layer:
         self.assignment = Assignment()
         self.selection: Selection | None = None
         """What the layer has chosen in this step; None before, and where it has no plan."""
-        self.resources = Resources()
+        self.find_tally: Callable[[torch.Tensor], Tally | None] = lambda logits: None
+        """Where a selection from logits [n, N] is to leave what is counted of it; a stage has one for each layer."""
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
@@ -126,10 +116,6 @@ class Layer:
         assert self.assignment.step is not None
         return self.assignment.step
 
-    def use(self, resources: Resources) -> None:
-        """Use what a stage holds, from now on."""
-        self.resources = resources
-
     def choose(
         self, hidden_states: torch.Tensor, gating_output: torch.Tensor, topk: int, renormalize: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,14 +124,8 @@ class Layer:
         `topk` counts the columns of fused shared experts where upstream expects them from its router. Raises
         RuntimeError where the router sees other rows than the step has: requests and padding would be mistaken.
         """
-        aligner = self.resources.aligner
-        if topk > self.router.top_k:
-            slots = self.with_shared
-        else:
-            slots = self.slots if aligner is None else aligner.slots(len(gating_output))
+        slots = self.with_shared if topk > self.router.top_k else self.slots
         out = self.selection = self._select_in_force(self.collect(gating_output), slots)
-        if aligner is not None:
-            aligner.offer(out.topk_ids, gating_output.shape[1], out.alignment)
         return self.keep(out.topk_weights, len(gating_output)), self.keep(out.topk_ids, len(gating_output))
 
     def choose_recorded(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,7 +157,7 @@ class Layer:
     def _select_in_force(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
         """What the plan in force chooses, counted."""
         assert self.assignment.plan is not None
-        tally = self.resources.find_tally(logits)
+        tally = self.find_tally(logits)
         return self.select(logits, self.assignment.plan, slots, tally, self.assignment.buffer)
 
     def collect(self, logits: torch.Tensor) -> torch.Tensor:

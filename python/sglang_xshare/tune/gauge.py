@@ -26,6 +26,10 @@ class Gauge:
     have not as many rows as asked for.
     """
 
+    top = TOP
+    tokens_per_request = 1
+    """Router rows of a request in a step: more where the server verifies drafts."""
+
     def __init__(self, server: Server, samples: Mapping[str, Sequence[Sample]], hold: Hold | None = None) -> None:
         self.server = server
         self.hold = hold or Hold(server)
@@ -47,7 +51,7 @@ class Gauge:
         since = self.hold.get_policy()["since_switch"]
         if forced is vanilla or not since["layer_steps"]:
             return Measurement(nats, divergences, greedy, None, None, None)
-        check_rows(since, batch)
+        check_rows(since, batch * self.tokens_per_request)
         counted = ("page_ins_before", "page_ins") if pages(since) else ("experts_before", "experts_after")
         before, after = (since[name] for name in counted)
         # Of captured graphs also layers that stay vanilla are counted, which save nothing.
@@ -60,7 +64,7 @@ class Gauge:
         samples, forced = self.samples[part], []
         for start in range(0, len(samples) - batch + 1, batch):
             some = samples[start : start + batch]
-            forced += self.server.force([one.prompt for one in some], [one.text for one in some], TOP)
+            forced += self.server.force([one.prompt for one in some], [one.text for one in some], self.top)
         return forced
 
 

@@ -5,7 +5,6 @@ the override and the files are upstream's own.
 from benchmark.gpu.tune import POLICY, plan_at, rows
 from sglang_xshare import build_plan
 
-SMALL = {"hidden": 64, "width": 16, "experts": 32, "top_k": 4, "layers": 2}
 BEST = {
     "BLOCK_SIZE_M": 16,
     "BLOCK_SIZE_N": 128,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from triton import next_power_of_2
@@ -83,12 +84,10 @@ class Recipe:
     scaling: float
     fill: bool
     """Whether no slot may stay empty."""
-    block_size: int
-    """Of the alignment; 0 where none is asked for."""
     exact: bool
     """Whether some rows may be exact."""
     sets_aside: bool
-    """And whether the experts of these are to be told from others of S, since a budget counts what is in S."""
+    """And whether the experts of these are kept apart from others of S, since a budget counts what is in S."""
     plain: bool
     """And whether the model's own weights come of other scores than the plan's steps."""
     residents: bool
@@ -105,11 +104,8 @@ def make_recipe(
     batch: Batch,
     logits: torch.Tensor,
     slots: RunnerSlots | None = None,
-    block_size: int = 0,
 ) -> Recipe:
-    """The recipe for logits [n, N]; the plan has been checked against the router. `block_size` is that of the slots
-    where the kernel sorts them, else 0.
-    """
+    """The recipe for logits [n, N]; the plan has been checked against the router."""
     num_experts = logits.shape[1]
     biased = router.correction_bias is not None
     sigmoid = router.scoring != "softmax"
@@ -154,7 +150,6 @@ def make_recipe(
         lowest=torch.finfo(logits.dtype).min,
         scaling=router.scaling,
         fill=slots is not None and not (slots.masked or slots.empty),
-        block_size=block_size,
         exact=exact,
         sets_aside=exact and (plan.ranks_experts or plan.target_per_rank is not None),
         plain=exact and normalize and router.renormalize and not biased,
@@ -167,11 +162,19 @@ def make_recipe(
 def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> bool:
     """Whether the kernel serves the plan on logits [num_rows, num_experts]."""
     num_groups = router.quota_groups or _count_groups(router)
-    tile = make_tile(plan, router, batch, num_rows, num_experts)
+    return _serves(plan, router.top_k, num_groups, batch.tokens_per_request, num_rows, num_experts)
+
+
+@lru_cache(maxsize=4096)
+def _serves(
+    plan: SelectionPlan, top_k: int, num_groups: int, tokens_per_request: int, num_rows: int, num_experts: int
+) -> bool:
+    """Found once for a plan and a size: every layer asks in every step, more than once."""
+    tile = make_tile(plan, Router(top_k), Batch(tokens_per_request=tokens_per_request), num_rows, num_experts)
     unserved = (
         plan.ranks_experts and (plan.ranking == "static" or plan.scope == "request"),
         num_groups > 1 and (num_experts != tile.experts or num_groups != next_power_of_2(num_groups)),
-        num_rows > MAX_ROWS or num_experts > MAX_EXPERTS or router.top_k > MAX_TOP_K,
+        num_rows > MAX_ROWS or num_experts > MAX_EXPERTS or top_k > MAX_TOP_K,
         tile.rows * tile.experts > MAX_TILE,
     )
     return not any(unserved)

@@ -21,6 +21,6 @@ PAGING_COUNTS = {"page_ins_before": PAGED_BEFORE, "page_ins": PAGED, "exceeded":
 
 
 @cache
-def mark(flags: tuple[bool, ...], device: torch.device) -> torch.Tensor:
-    """[layers] bool. Copied from the host once, in a run before any capture, and kept for captured graphs."""
+def copy_flags(flags: tuple[bool, ...], device: torch.device) -> torch.Tensor:
+    """[layers] bool on the device. Copied from the host once, before any capture, and kept for captured graphs."""
     return torch.tensor(flags).to(device)

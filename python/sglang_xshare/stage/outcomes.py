@@ -1,4 +1,4 @@
-"""What a forward of the model runner was to its requests: whether the policy in force acted on it."""
+"""Whether the policy in force acted on a forward of the model runner: for the counters, and for response metadata."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import Any
 
 from ..policies.spelling import spell_policy
 from .evidence.figures import hash_plan
-from .evidence.told import Mark
+from .evidence.metadata import Forward
 from .gather import Ranks
 from .graphs import Graphs
 from .layer import Layer
 from .plans import REASONS, Plans
-from .step import Size, read_size
+from .step import StepKey, read_key
 
 LONGEST = 100
-"""Characters of a policy in an answer; a front of `xshare` with all its keys takes 60."""
+"""Characters of a policy in a response; a front of `xshare` with all its keys takes 60."""
 
 
-class Marks:
-    """Marks the forwards of one model: by what the stage has counted them as, or, where a graph is replayed past it, by
-    the plans in force for as many rows.
+class Outcomes:
+    """The outcome of each forward of one model: an eager one has that which the stage counted; of a graph's replay,
+    which the stage does not see, it follows from the plans in force for as many rows.
     """
 
     def __init__(self, layers: Sequence[Layer], graphs: Graphs) -> None:
         self.outcome: str | None = None
-        """What the last forward of the model was counted as; None since a runner's began that has not come to it."""
+        """Of the last forward of the model; None since a runner's began that has not come to the model."""
         self._layers, self._graphs = layers, graphs
 
     def adopt(self, plans: Plans, plan: Mapping[str, Any] | None) -> None:
         """These plans are in force from the next forward on, described as `plan`; None where no policy ever was. One
-        that is long to spell, such as a tuned one, is named by its hash, since every answer carries it.
+        with a long spelling, such as a tuned one, is named by its hash, since every response carries it.
         """
         self._plans = plans
         self._spelling: str | None = None
@@ -39,8 +39,8 @@ class Marks:
             spelling = spell_policy(given.pop("policy"), given)
             self._spelling = spelling if len(spelling) <= LONGEST else f"{plan['policy']}, plan {hash_plan(plan)}"
 
-    def settle(self, reasons: set[str | None]) -> str:
-        """What the forward that begins is counted as: `reasons` are why layers have no plan, None that some have one;
+    def begin(self, reasons: set[str | None]) -> str:
+        """The outcome of an eager forward that begins: `reasons` are why layers have no plan, None that some have one;
         empty in a prefill.
         """
         if not reasons:
@@ -51,19 +51,19 @@ class Marks:
             self.outcome = next(reason for reason in REASONS if reason in reasons)
         return self.outcome
 
-    def mark(self, forward_batch: Any, ranks: Ranks | None) -> Mark | None:
-        """The forward that was just launched; None where no policy was ever in force."""
+    def describe(self, forward_batch: Any, ranks: Ranks | None) -> Forward | None:
+        """The forward that was just launched, for its requests; None where no policy was ever in force."""
         if self._spelling is None:
             return None
         if self.outcome is None:
-            size = read_size(forward_batch, ranks)
-            return Mark(self._spelling, size is not None, size is not None and self._selects(size))
+            key = read_key(forward_batch, ranks)
+            return Forward(self._spelling, key is not None, key is not None and self._selects(key))
         acts = self.outcome == "policy" and self._plans.schedule is not None
-        return Mark(self._spelling, self.outcome != "prefill", acts)
+        return Forward(self._spelling, self.outcome != "prefill", acts)
 
-    def _selects(self, size: Size) -> bool:
+    def _selects(self, key: StepKey) -> bool:
         """Whether some layer selects by the policy in the replay of a graph for this step."""
         schedule = self._plans.schedule
         if schedule is None or schedule.observed:
             return False
-        return self._plans.act(self._layers, self._graphs.find_size(size))
+        return self._plans.act(self._layers, self._graphs.find_key(key))

@@ -1,4 +1,4 @@
-"""What a request tells of the policy: each forward counts as what it was, on the host, also where a graph replays."""
+"""Response metadata: each forward counts as what it was, on the host, also where a graph replays."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,8 +8,8 @@ import torch
 
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.stage.evidence.told import KEY, Mark
-from sglang_xshare.stage.step import read_size
+from sglang_xshare.stage.evidence.metadata import KEY, Forward
+from sglang_xshare.stage.step import read_key
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, XSHARE, Model, forward_batch, gathered_batches, runner
 
@@ -18,7 +18,7 @@ SPELT = "xshare:k0=1,add=2"
 
 @pytest.fixture
 def launch(attach, monkeypatch):
-    """Call it with flags for a function that launches a forward and returns its mark, as its requests get it."""
+    """Call it with flags for a function that launches a forward and returns what its requests count."""
     monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
 
@@ -51,34 +51,34 @@ def launch(attach, monkeypatch):
     ],
 )
 def test_an_eager_forward_is_what_the_stage_made_of_it(launch, mode, rows, requests, is_step, acts):
-    assert launch(**XSHARE)(forward_batch(mode, rows, requests)) == Mark(SPELT, is_step, acts)
+    assert launch(**XSHARE)(forward_batch(mode, rows, requests)) == Forward(SPELT, is_step, acts)
 
 
 @pytest.mark.parametrize("policy", ["observe", "vanilla", None])
 def test_what_selects_nothing_never_acts(launch, policy):
     flags = {"expert_policy": policy} if policy else {"mask_padding_experts": True}
-    mark = launch(**flags)(forward_batch("decode", 4, padding=1))
-    assert mark == (Mark("observe", True, False) if policy == "observe" else None)
+    forward = launch(**flags)(forward_batch("decode", 4, padding=1))
+    assert forward == (Forward("observe", True, False) if policy == "observe" else None)
 
 
-def test_a_switch_is_told_from_the_next_step_on(launch):
+def test_a_switch_is_named_from_the_next_step_on(launch):
     step = launch(**XSHARE)
     hooks._stage.switch(None, SimpleNamespace())
-    assert step(forward_batch("decode", 4)) == Mark("vanilla", True, False)
+    assert step(forward_batch("decode", 4)) == Forward("vanilla", True, False)
     hooks._stage.switch(build_schedule("oea", {"k0": 2}, speculative=False), SimpleNamespace())
-    assert step(forward_batch("decode", 4)) == Mark("oea:k0=2", True, True)
+    assert step(forward_batch("decode", 4)) == Forward("oea:k0=2", True, True)
 
 
 def test_a_layer_that_selects_is_enough(launch):
     config = {"k0": 1, "add": 2, "layers": {"0-1": {"policy": "vanilla"}}}
-    mark = launch(expert_policy="xshare", expert_policy_config=config)(forward_batch("decode", 4))
-    assert mark.acts
+    forward = launch(expert_policy="xshare", expert_policy_config=config)(forward_batch("decode", 4))
+    assert forward.acts
 
 
 @pytest.fixture
 def replay(launch, monkeypatch):
-    """Call it with a forward batch for the mark of a replay, on a server that selects from 3 rows on and has captured
-    graphs of 1, 2 and 4 rows.
+    """Call it with a forward batch for what is counted of a replay, on a server that selects from 3 rows on and has
+    captured graphs of 1, 2 and 4 rows.
     """
     config = {"k0": 1, "add": 2, "min_rows": 3}
     step = launch(Batches(captured=(1, 2, 4)), expert_policy="xshare", expert_policy_config=config)
@@ -93,8 +93,8 @@ def replay(launch, monkeypatch):
 
 
 @pytest.mark.parametrize(("rows", "acts"), [(1, False), (2, False), (3, True), (4, True)])
-def test_a_replay_is_told_by_its_captured_size(replay, rows, acts):
-    assert replay(forward_batch("decode", rows)) == Mark("xshare:k0=1,add=2,min_rows=3", True, acts)
+def test_a_replay_counts_by_its_captured_size(replay, rows, acts):
+    assert replay(forward_batch("decode", rows)) == Forward("xshare:k0=1,add=2,min_rows=3", True, acts)
 
 
 def test_a_replay_takes_the_plan_of_the_size_it_pads_to(replay):
@@ -103,9 +103,9 @@ def test_a_replay_takes_the_plan_of_the_size_it_pads_to(replay):
     assert replay(forward_batch("decode", 2)).acts
 
 
-def test_a_replay_after_a_switch_is_told_by_the_plans_in_force(replay):
+def test_a_replay_after_a_switch_counts_by_the_plans_in_force(replay):
     hooks._stage.switch(None, SimpleNamespace())
-    assert replay(forward_batch("decode", 4)) == Mark("vanilla", True, False)
+    assert replay(forward_batch("decode", 4)) == Forward("vanilla", True, False)
 
 
 def test_the_device_is_not_waited_for(replay):
@@ -119,26 +119,26 @@ def test_the_device_is_not_waited_for(replay):
 def test_ranks_of_data_parallel_attention_tell_the_rows_of_all(mode, draft_tokens):
     """A graph pads every rank to the longest."""
     for batch in gathered_batches(mode, [3, 1, 0], draft_tokens, longest=False):
-        assert read_size(batch) == (mode, 9 * (draft_tokens or 1), draft_tokens or 1)
+        assert read_key(batch) == (mode, 9 * (draft_tokens or 1), draft_tokens or 1)
     for batch in gathered_batches(mode, [3, 0], draft_tokens, others="prefill"):
-        assert read_size(batch) is None
+        assert read_key(batch) is None
 
 
-def count(*marks: Mark) -> dict[str, Any] | None:
-    """What a request tells in the end that had these forwards."""
+def count(*forwards: Forward) -> dict[str, Any] | None:
+    """The metadata of a request that had these forwards."""
     request = SimpleNamespace(customized_info=None)
-    for mark in marks:
-        hooks.count(request, SimpleNamespace(**{KEY: mark}))
-    (told,) = request.customized_info[KEY][7:8]
-    return told
+    for forward in forwards:
+        hooks.count(request, SimpleNamespace(**{KEY: forward}))
+    (metadata,) = request.customized_info[KEY][7:8]
+    return metadata
 
 
-ACTED, NOT = Mark("a", True, True), Mark("a", True, False)
-PREFILL = Mark("a", False, False)
+ACTED, NOT = Forward("a", True, True), Forward("a", True, False)
+PREFILL = Forward("a", False, False)
 
 
 @pytest.mark.parametrize(
-    ("marks", "policy", "steps", "of"),
+    ("forwards", "policy", "steps", "of"),
     [
         ([PREFILL], "a", 0, 0),
         ([PREFILL, ACTED, NOT, ACTED], "a", 2, 3),
@@ -148,12 +148,12 @@ PREFILL = Mark("a", False, False)
         ([PREFILL, ACTED, PREFILL._replace(policy="b")], "a", 1, 1),
     ],
 )
-def test_a_request_counts_its_own_forwards(launch, marks, policy, steps, of):
+def test_a_request_counts_its_own_forwards(launch, forwards, policy, steps, of):
     launch(**XSHARE)
-    assert count(*marks) == {"policy": policy, "steps": steps, "of": of}
+    assert count(*forwards) == {"policy": policy, "steps": steps, "of": of}
 
 
-def test_without_a_stage_or_a_mark_nothing_is_counted(launch, monkeypatch):
+def test_without_a_stage_or_a_forward_of_one_nothing_is_counted(launch, monkeypatch):
     monkeypatch.setattr(hooks, "_stage", None)
     request = SimpleNamespace(customized_info=None)
     hooks.count(request, SimpleNamespace(**{KEY: ACTED}))
@@ -163,20 +163,20 @@ def test_without_a_stage_or_a_mark_nothing_is_counted(launch, monkeypatch):
     assert request.customized_info is None
 
 
-TOLD = {"policy": "a", "steps": 2, "of": 3}
+METADATA = {"policy": "a", "steps": 2, "of": 3}
 
 
 @pytest.mark.parametrize(
     ("came", "reason", "expected"),
     [
-        ([TOLD], {"type": "length"}, {KEY: TOLD}),
-        ([TOLD], None, {}),  # a stream goes on
+        ([METADATA], {"type": "length"}, {KEY: METADATA}),
+        ([METADATA], None, {}),  # a stream goes on
         ([None, None], {"type": "length"}, {}),  # of another request in the same message
         ([], {"type": "length"}, {}),
         (None, {"type": "length"}, {}),
     ],
 )
-def test_the_last_message_tells(came, reason, expected):
+def test_the_last_message_has_it(came, reason, expected):
     """SGLang lists what came in `meta_info` too, and cuts lists that it finds in `customized_info_accumulated`."""
     state = SimpleNamespace(customized_info_accumulated={} if came is None else {KEY: came})
     meta_info = {"finish_reason": reason} | ({} if came is None else {KEY: came})

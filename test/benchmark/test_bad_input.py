@@ -18,7 +18,7 @@ CASES: dict[str, list[tuple[tuple[str, ...], str]]] = {
     ],
     "cost.__main__": [
         (("nope",), "policy = 'nope':"),
-        (("xshare:min_tokens=4",), "policy 'xshare:min_tokens=4': min_tokens"),
+        (("xshare:min_rows=4",), "policy 'xshare:min_rows=4': min_rows"),
         (("--shapes", "16"), "argument --shapes: '16':"),
     ],
     "cost.ranks": [(("--active", "3"), "--active 3:")],

@@ -95,7 +95,7 @@ def test_it_serves_what_a_server_serves(release, patched_release, written):  # n
     resolved = {"k0": 1, "p": 1.0, "utility": "topk", "add": 24, "add_per_request": 0, "balance": "literal"}
     resolved["own_share"] = 0.0
     assert report["policy"] == {"policy": "xshare", "keys": resolved}
-    assert report["plan"].items() >= {"policy": "xshare", **resolved, "min_tokens": 2, "overrides": []}.items()
+    assert report["plan"].items() >= {"policy": "xshare", **resolved, "min_rows": 2, "overrides": []}.items()
     assert (report["sglang"], report["device"], report["capture_sizes"]) == (release, "cpu", [])
     assert report["selection"] == {"vanilla": [1, 2, 3], "triton": [], "torch": list(range(4, 17))}
     assert (report["plans"], report["plans_that_can_drop"]) == (1, 1)

@@ -127,7 +127,7 @@ def test_a_single_row_selects_where_a_server_would_have_it_select(model, capsys)
     rows = json.loads(capsys.readouterr().out)["estimate"]["estimates"]
     assert [row["policy"] for row in rows[::2]] == ["oea:k0=2", POLICY]
     assert say(*flags) == 1
-    assert "a step of 1 rows stays vanilla (min_tokens)" in read_refusal(capsys)
+    assert "a step of 1 rows stays vanilla (min_rows)" in read_refusal(capsys)
 
 
 def test_known_experts_tell_no_page_ins_and_so_no_step(model, capsys):

@@ -40,10 +40,17 @@ def test_every_spelling_of_a_policy_shows_every_key(given, show):
             "free_residents": None,
             "own_share": 0.0,
             "phases": ["decode", "verify"],
-            "min_tokens": 2,
+            "min_rows": 2,
         },
-        **{"max_tokens": None, "rows": "batch", "exact": None, "overrides": []},
+        **{"max_rows": None, "rows": "batch", "exact": None, "overrides": []},
     }
+
+
+@pytest.mark.parametrize("policy", ["xshare:min_tokens=4", 'observe {"plans": ["xshare:min_tokens=4"]}'])
+def test_a_former_name_is_warned_of(policy, show):
+    code, plan, said = show(policy)
+    assert (code, plan.get("min_rows", plan.get("plans", {}).get("xshare:min_tokens=4", {}).get("min_rows"))) == (0, 4)
+    assert said == "warning: min_tokens is now min_rows; the former name is still accepted\n"
 
 
 def test_defaults_are_those_of_a_server_that_speculates(show):

@@ -122,7 +122,7 @@ GOOD = [
     series("expert_policy_rescued_rows_total", "0+0x180"),
     series("expert_policy_steps_total", "0+100x180", outcome="policy"),
     series("expert_policy_steps_total", "0+20x180", outcome="prefill"),
-    series("expert_policy_steps_total", "0+10x180", outcome="min_tokens"),
+    series("expert_policy_steps_total", "0+10x180", outcome="min_rows"),
     series("expert_policy_steps_total", "0+0x180", outcome="no_context"),
     series("expert_policy_rank_disagreements_total", "0+0x180"),
     series("expert_policy_info", "1+0x180", policy="xshare", plan_hash="1"),

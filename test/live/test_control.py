@@ -103,7 +103,7 @@ WHOLE: list[dict[str, Any]] = [
         "k0": 1,
         "mass": 0.5,
         "layers": {"0-1": {"k0": 2}},
-        "by_batch": {"2-4": {"policy": "vanilla"}},
+        "by_rows": {"2-4": {"policy": "vanilla"}},
     },
 ]
 
@@ -118,6 +118,12 @@ def test_what_get_tells_can_be_posted_back(keys, control):
     again = asked.post(asked.get(), REPORTER)
     assert again["in_force"] == told["in_force"]
     assert (told["switches"], again["switches"]) == (1, 2)
+
+
+def test_a_former_name_of_a_key_is_answered_with_a_warning(control):
+    told = control().post({"policy": "xshare", "min_tokens": 4}, REPORTER)
+    assert told["min_rows"] == told["in_force"]["min_rows"] == 4
+    assert any("min_tokens is now min_rows" in warning for warning in told["warnings"])
 
 
 def test_a_switch_may_name_the_number_that_it_follows(control):
@@ -145,7 +151,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"policy": "xshare", "add_per_request": 4}, "add_per_request = 4"),
     ({"policy": "moe-spec", "budget": 4}, "moe-spec without speculative decoding"),
     ({"policy": "xshare", "layers": {"7": {"k0": 2}}}, "layers 7"),
-    ({"policy": "xshare", "min_tokens": 17}, "no batch would have min_tokens = 17 rows"),
+    ({"policy": "xshare", "min_rows": 17}, "no batch would have min_rows = 17 rows"),
     ({"policy": "xshare", "recapture": True}, "recapture = true"),
 ]
 

@@ -21,6 +21,7 @@ from selection.compared import (
 )
 from selection.oracle import ALGORITHMS
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
+from sglang_xshare.policies import bounds
 from sglang_xshare.selection.slots import drop_slots, fill_slots, find_filler, refill_slots
 from sglang_xshare.selection.triton_kernel import supports
 from sglang_xshare.selection.triton_kernel.tile import make_tile
@@ -196,7 +197,7 @@ def test_a_plan_bounds_its_active_experts(policy, data):
     rows, experts = case.logits.shape
     exact_rows = 0 if case.exact is None else int(case.exact.sum())
     slots = None if case.resident is None else case.slots
-    bound = plan.max_active(router, experts, rows, case.tokens_per_request, exact_rows, slots)
+    bound = bounds.max_active(plan, router, experts, rows, case.tokens_per_request, exact_rows, slots)
     assert found.active.sum() <= bound
 
 
@@ -225,7 +226,7 @@ def test_a_plan_bounds_its_active_experts(policy, data):
 def test_bounds(plan, bound):
     keys = {name: value for name, value in plan.items() if name != "exact_rows"}
     exact_rows = plan.get("exact_rows", 0)
-    assert build_plan(keys).max_active(Router(8), 200, rows=16, tokens_per_request=4, exact_rows=exact_rows) == bound
+    assert bounds.max_active(build_plan(keys), Router(8), 200, 16, 4, exact_rows=exact_rows) == bound
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid with bias", "group-limited"])

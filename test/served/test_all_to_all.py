@@ -106,7 +106,7 @@ def test_ranks_of_older_releases_select_among_the_rows_of_all(release, answers):
 
 def test_ranks_without_a_row_take_part(answers):
     """Of four ranks, where few have requests, the others have not even padding."""
-    served = answers(*keys_of(XSHARE | {"min_tokens": 1}), *FOUR, *DEEPEP)
+    served = answers(*keys_of(XSHARE | {"min_rows": 1}), *FOUR, *DEEPEP)
     check_load(served)
     check_steps(served, XSHARE)
     assert any(0 in calls[0]["padded"] for calls in served.selecting)

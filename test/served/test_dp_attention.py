@@ -112,7 +112,7 @@ def test_ranks_of_older_releases_select_alike(release, answers):
 
 def test_four_ranks_select_alike_also_where_rows_are_not_padded(answers):
     """One request on four ranks is gathered as one row, not as four."""
-    served = answers((*keys_of(XSHARE | {"min_tokens": 1}), *FOUR))
+    served = answers((*keys_of(XSHARE | {"min_rows": 1}), *FOUR))
     check_load(served)
     check_steps(served, XSHARE)
     rows_by_rank = [calls[0]["padded"] for calls in served.selecting]

@@ -41,7 +41,7 @@ def choose_plan(requests: int) -> dict[str, Any]:
 
 def by_requests(tokens: int = 1) -> tuple[str, ...]:
     """The flags for that, with so many rows a request."""
-    return policy("xshare", k0=1, add=8, by_batch={f"1-{SMALL * tokens}": FULL, f"{LARGE * tokens}": PRUNED})
+    return policy("xshare", k0=1, add=8, by_rows={f"1-{SMALL * tokens}": FULL, f"{LARGE * tokens}": PRUNED})
 
 
 @pytest.fixture(scope="session")
@@ -135,7 +135,7 @@ def test_every_step_selects_and_is_counted(name, visit):
         assert call["active"] == select_again(call, plans[call["rows"]], tokens)
     metrics = visit(name).metrics
     assert metrics["steps policy"] == len(calls) / LAYERS
-    assert metrics["steps min_tokens"] == (len(visit(name).calls(mode)) - len(calls)) / LAYERS
+    assert metrics["steps min_rows"] == (len(visit(name).calls(mode)) - len(calls)) / LAYERS
     assert metrics["steps no_context"] == metrics["steps override"] == metrics["steps unchanged"] == 0
     assert metrics["experts_after_total"] == sum(call["after"] for call in calls)
     assert metrics["experts_before_total"] == sum(call["before"] for call in calls)

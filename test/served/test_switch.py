@@ -42,7 +42,7 @@ PLANS: list[dict[str, Any]] = [
     XSHARE,
     {"policy": "oea", "k0": 2},
     {"policy": "vanilla"},
-    {"policy": "xshare", "k0": 1, "add": 0, "layers": {"1": {"policy": "vanilla"}}, "by_batch": {"2-5": {"add": 3}}},
+    {"policy": "xshare", "k0": 1, "add": 0, "layers": {"1": {"policy": "vanilla"}}, "by_rows": {"2-5": {"add": 3}}},
     {"policy": "observe", "plans": ["oea:k0=3", "xshare:k0=1,add=4"]},
     {"policy": "lynx-lat", "retain": 12},
 ]
@@ -175,7 +175,7 @@ def check_counters(answers: Sequence[Mapping[str, Any]]) -> None:
         }
         counted = {name for name, count in outcomes.items() if count}
         assert min(outcomes.values()) >= 0
-        assert counted <= allowed.get(former["policy"], {"policy", "prefill", "min_tokens", "unchanged"}), former[
+        assert counted <= allowed.get(former["policy"], {"policy", "prefill", "min_rows", "unchanged"}), former[
             "policy"
         ]
         assert latter["since_switch"]["layer_steps"] == 0

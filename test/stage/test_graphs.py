@@ -78,7 +78,7 @@ def read(graphs: Graphs) -> dict[tuple[int, int], list[int]]:
 def test_numbers_are_written_for_every_layer_and_size():
     graphs, former, layers = capture(TIGHT)
     assert graphs.selecting == [2, 4, 16]
-    wanted = {"policy": "xshare", "k0": 2, "add": 4, "layers": {"1": {"add": 3}}, "by_batch": {"4": {"k0": 3}}}
+    wanted = {"policy": "xshare", "k0": 2, "add": 4, "layers": {"1": {"add": 3}}, "by_rows": {"4": {"k0": 3}}}
     plans = make_plans(wanted)
     graphs.check(former, plans)
     graphs.follow(former, plans)
@@ -100,7 +100,7 @@ def test_numbers_are_written_for_every_layer_and_size():
         (TIGHT, {"policy": "oea", "k0": 2, "kmax": 6}, "graphs of 2, 4, 16 rows .*: kmax = 6"),
         (TIGHT, {"policy": "pruned", "k0": 1}, "graphs of 2, 4, 16 rows .*: coverage = 'own'"),
         ({"policy": "oea", "k0": 2, "kmax": 6}, {"policy": "vanilla"}, "kmax = 6 columns"),
-        (TIGHT | {"min_tokens": 4}, TIGHT, "graphs of 2 rows .* captured without a selection"),
+        (TIGHT | {"min_rows": 4}, TIGHT, "graphs of 2 rows .* captured without a selection"),
         (TIGHT | {"layers": {"1": {"policy": "vanilla"}}}, TIGHT, "graphs of 2, 4, 16 rows .* without a selection"),
         (TIGHT, {"policy": "observe"}, "observe counts what the graphs have captured"),
         ({"policy": "observe"}, TIGHT, "observe counts what the graphs have captured"),

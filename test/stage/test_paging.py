@@ -31,7 +31,7 @@ def test_a_step_is_the_references_on_what_is_loaded(monkeypatch, keys):
     model = PagedModel()
     stage = put(monkeypatch, model, **keys)
     plan, router = stage.plans.schedule.plan(0, 4), stage.layers[0].router
-    assert stage.plans.schedule.min_tokens == 1
+    assert stage.plans.schedule.min_rows == 1
     for step, rows in enumerate([1, 4, 6, 2, 5, 6, 6, 3] * 3):
         decode(model, step, rows)
         for routed, loaded in zip(model.routed, model.loaded, strict=True):
@@ -112,9 +112,9 @@ def test_all_experts_fit_in_a_step_where_all_have_slots(monkeypatch):
         ("xshare", {"k0": 1, "add": 24}, 12),
         ("xshare", {"k0": 2, "add": 0}, 6),
         ("xshare", {"k0": 1, "add": 2, "free_residents": False}, 10),
-        ("xshare", {"k0": 1, "add": 2, "max_tokens": 5}, 5),
+        ("xshare", {"k0": 1, "add": 2, "max_rows": 5}, 5),
         ("xshare", {"k0": 1, "add": 2, "layers": {"1": {"policy": "vanilla"}}}, 3),
-        ("xshare", {"k0": 1, "add": 2, "by_batch": {"7": {"k0": 2}}}, 6),
+        ("xshare", {"k0": 1, "add": 2, "by_rows": {"7": {"k0": 2}}}, 6),
         ("pruned", {"k0": 2}, 6),
         ("observe", {}, 3),
     ],
@@ -162,7 +162,7 @@ def test_a_switch_keeps_the_bound(monkeypatch):
     assert allowed() == [1, 3]
     stage.switch(make_schedule("xshare", k0=2, add=1), REPORTER)
     assert allowed() == [1, 3, 4]
-    stage.switch(make_schedule("xshare", **PUBLISHED, min_tokens=8), REPORTER)
+    stage.switch(make_schedule("xshare", **PUBLISHED, min_rows=8), REPORTER)
     assert allowed() == [1, 3, 8]
     stage.switch(make_schedule("xshare", **PUBLISHED), REPORTER)
     assert allowed() == list(sizes)

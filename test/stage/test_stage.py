@@ -62,13 +62,13 @@ def test_prefill_and_single_rows_stay_vanilla(attach):
     for mode, rows in (("prefill", 40), ("idle", 0), ("decode", 1), ("decode", 4)):
         run(model, mode, rows)
         assert [routed is None for routed in model.routed] == [rows != 4] * 3
-    assert outcomes(installed) == {"prefill": 2, "min_tokens": 1, "policy": 1}
+    assert outcomes(installed) == {"prefill": 2, "min_rows": 1, "policy": 1}
 
 
 def test_a_plan_that_cannot_change_anything_is_not_run(attach):
     """Four rows of a top-4 model want 12 experts beyond their first."""
     model = Model(2)
-    config = {"k0": 1, "add": 12, "layers": {"1": {"add": 11}}, "by_batch": {"3": {"policy": "vanilla"}}}
+    config = {"k0": 1, "add": 12, "layers": {"1": {"add": 11}}, "by_rows": {"3": {"policy": "vanilla"}}}
     installed = attach(model, expert_policy="xshare", expert_policy_config=config)
     run(model, "decode", 4)
     assert [count is None for count in count_experts(model)] == [True, False]
@@ -138,7 +138,7 @@ def test_layers_and_batch_sizes_get_their_own_plans(attach):
         "k0": 1,
         "add": 0,
         "layers": {"1": {"policy": "vanilla"}, "2": {"policy": "pruned", "k0": 3}},
-        "by_batch": {"8": {"k0": 2}},
+        "by_rows": {"8": {"k0": 2}},
     }
     attach(model, expert_policy="xshare", expert_policy_config=config)
     run(model, "decode", 4)
@@ -151,7 +151,7 @@ def test_layers_and_batch_sizes_get_their_own_plans(attach):
 
 def test_a_step_overridden_everywhere_is_not_under_policy(attach):
     model = Model(2)
-    config = {"k0": 1, "add": 0, "by_batch": {"8-16": {"policy": "vanilla"}}}
+    config = {"k0": 1, "add": 0, "by_rows": {"8-16": {"policy": "vanilla"}}}
     installed = attach(model, expert_policy="xshare", expert_policy_config=config)
     run(model, "decode", 8)
     run(model, "decode", 4)

@@ -69,12 +69,12 @@ def test_layers_batches_and_sizes_switch_too(attach, reporter):
     model = Model()
     installed = attach(model, **XSHARE)
     decode(model, reporter)
-    config = {"policy": "xshare", "add": 3, "min_tokens": 4, "layers": {"1": {"policy": "vanilla"}}}
-    installed.switch(schedule(config | {"by_batch": {"6": {"policy": "vanilla"}}}), reporter)
+    config = {"policy": "xshare", "add": 3, "min_rows": 4, "layers": {"1": {"policy": "vanilla"}}}
+    installed.switch(schedule(config | {"by_rows": {"6": {"policy": "vanilla"}}}), reporter)
     for rows, selecting in ((3, [False] * 3), (12, [True, False, True]), (6, [False] * 3)):
         run(model, "decode", rows)
         assert [routed is not None for routed in model.routed] == selecting
-    assert outcomes(installed) == {"policy": 2, "min_tokens": 1, "override": 1}
+    assert outcomes(installed) == {"policy": 2, "min_rows": 1, "override": 1}
 
 
 def test_log_metrics_and_counters_tell_both_plans_apart(attach, reporter, caplog):

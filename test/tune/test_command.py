@@ -17,7 +17,7 @@ def test_the_command_leaves_a_plan_that_the_server_takes(texts, tmp_path, server
     plan = json.loads((tmp_path / "out" / "plan.json").read_text())
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert plan == {name: value for name, value in report["policy"].items() if name != "policy"}
-    assert plan["by_batch"].keys() == {"2-4"}
+    assert plan["by_rows"].keys() == {"2-4"}
     server.set_policy({"policy": "xshare", **plan})
     for batch in report["batches"]:
         chosen = batch["trials"][batch["chosen"]]
@@ -124,7 +124,7 @@ def test_what_the_server_left_exact_stays_so_in_the_plan(texts, tmp_path, server
     assert tune(texts, tmp_path / "out") == 0
     plan = json.loads((tmp_path / "out" / "plan.json").read_text())
     assert plan["exact"] == {"priority": 10}
-    assert "min_tokens" not in plan
+    assert "min_rows" not in plan
 
 
 def test_a_policy_may_stand_behind_flags(texts, tmp_path, server, capsys):
@@ -171,7 +171,7 @@ def test_where_experts_are_paged_all_is_told_of_page_ins(texts, tmp_path, server
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["batches"][0]["counted"] == "page-ins"
     plan = json.loads((tmp_path / "out" / "plan.json").read_text())
-    assert plan["min_tokens"] == 2, "one row was not measured"
+    assert plan["min_rows"] == 2, "one row was not measured"
     server.paged = False
     assert tune(texts, tmp_path / "out") == 1
     assert "begun with other counted" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The verb `calibrate`: its flags, its progress, its exit code."""
+"""The subcommand `calibrate`: its flags, its progress, its exit code."""
 
 from __future__ import annotations
 

@@ -102,6 +102,9 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     for text in flags.dropped:
         says = f"--expert-policy {text}: a server runs the last one, {flags.policy}; --compare {text} compares it"
         report.setdefault("warnings", []).append({"by": "sglang-xshare", "says": says})
+    for text, schedule in asked.schedules.items() if asked else ():
+        lines = [f"--compare {text}: {warning}" for warning in schedule.warnings]
+        report["warnings"] = report.get("warnings", []) + [{"by": "sglang-xshare", "says": line} for line in lines]
     if resolution is not None and resolution.finished:
         flags = flags.resolve(resolved(resolution.server_args))
     fits = True

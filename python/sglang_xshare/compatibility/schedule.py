@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..policies import VANILLA
+from ..policies.bounds import can_drop
 from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
 from ..refusal import ExpertPolicyError, refusal
@@ -22,7 +23,7 @@ from .runners import TABLE, check_width
 def check_schedule(
     schedule: Schedule | None, model: MoeModel, config: Any, names_runner: bool = True
 ) -> tuple[list[SelectionPlan], list[str]]:
-    """(every plan that the model's layers can get, warnings: a plan that never drops an expert, slots for paged ones).
+    """(every plan that the model's layers can get, what to warn of).
 
     `schedule` is None where no policy is given and padding rows alone are masked; `config` holds the server's resolved
     arguments; `names_runner` is False where SGLang has chosen the MoE runner. The answer depends on these alone, so
@@ -40,14 +41,13 @@ def check_schedule(
         found = build_plans(part, model, config.ep_size)
         _check_plans(found, model, config)
         plans += found
-        warnings += [
-            f"--expert-policy {part.policy}: this plan never drops one of {model.num_experts} experts"
-            for plan in found
-            if not plan.can_drop(Router(top_k=model.top_k), model.num_experts, ranks=config.ep_size)
-        ]
+        router = Router(top_k=model.top_k)
+        lines = list(part.warnings)
+        if not all(can_drop(plan, router, model.num_experts, ranks=config.ep_size) for plan in found):
+            lines.append(f"a plan of it never drops one of {model.num_experts} experts, so that it only costs time")
         if part is schedule:  # what is observed has no graphs of its own
-            lines = list_paging_warnings(part, model, config, batches.captured)
-            warnings += [f"--expert-policy {part.policy}: {line}" for line in lines]
+            lines += list_paging_warnings(part, model, config, batches.captured)
+        warnings += [f"--expert-policy {part.policy}: {line}" for line in lines]
     flag = f"--expert-policy {schedule.policy}" if schedule else "--mask-padding-experts"
     _check_runner(plans, model, config, None if names_runner else flag)
     return plans, warnings
@@ -88,20 +88,20 @@ def check_rows(schedule: Schedule, config: Any) -> None:
 def _check_size(schedule: Schedule, config: Any, batches: Batches) -> None:
     """Refuse a server whose every batch is too small or too large for the policy."""
     requests, tokens = config.max_running_requests, config.speculative_num_draft_tokens or 1
-    if schedule.max_tokens is not None and schedule.max_tokens < tokens and not config.speculative_adaptive:
-        reason = f"every batch would have more than max_tokens = {schedule.max_tokens} rows; allowed is at most that"
+    if schedule.max_rows is not None and schedule.max_rows < tokens and not config.speculative_adaptive:
+        reason = f"every batch would have more than max_rows = {schedule.max_rows} rows; allowed is at most that"
         raise refusal("--speculative-num-draft-tokens", tokens, reason)
     # Each rank pads its rows to those of the rank with most.
     ranks = attention_dp_size(config) if schedule.rows == "batch" else 1
-    if schedule.max_tokens is not None and schedule.max_tokens < ranks * tokens:
+    if schedule.max_rows is not None and schedule.max_rows < ranks * tokens:
         reason = f"most batches of {ranks} ranks have more rows; allowed is at least {ranks * tokens}"
-        raise refusal("--expert-policy-config max_tokens", schedule.max_tokens, reason)
-    rows = (requests or schedule.min_tokens) * tokens
-    if rows < schedule.min_tokens:
-        reason = f"no batch would have min_tokens = {schedule.min_tokens} rows; allowed is at least that"
+        raise refusal("--expert-policy-config max_rows", schedule.max_rows, reason)
+    rows = (requests or schedule.min_rows) * tokens
+    if rows < schedule.min_rows:
+        reason = f"no batch would have min_rows = {schedule.min_rows} rows; allowed is at least that"
         raise refusal("--max-running-requests", requests, reason)
-    if schedule.max_tokens is not None and not batches.meet(schedule.min_tokens, schedule.max_tokens):
-        window = f"min_tokens = {schedule.min_tokens} to max_tokens = {schedule.max_tokens}"
+    if schedule.max_rows is not None and not batches.meet(schedule.min_rows, schedule.max_rows):
+        window = f"min_rows = {schedule.min_rows} to max_rows = {schedule.max_rows}"
         reason = f"no step of this server has so many rows; allowed is a range that meets some ({batches})"
         raise refusal("--expert-policy-config", window, reason)
 

@@ -6,15 +6,15 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from ..policies import VANILLA
+from ..policies import VANILLA, bounds
 from ..policies.description import describe
-from ..policies.plan import SelectionPlan, fits_slots
+from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
 from ..upstream.batches import Batches
 from .layer import Layer
 from .step import StepKey
 
-REASONS = ("vanilla", "phase", "min_tokens", "max_tokens", "unchanged", "override")
+REASONS = ("vanilla", "phase", "min_rows", "max_rows", "unchanged", "override")
 """Why a layer has no plan. A step in which no layer has one is counted under the first of these that holds for some
 layer: the first four hold for all layers alike, "override" is last, since it may hold for a few alone.
 """
@@ -63,7 +63,7 @@ class Plans:
         place = layer, key
         if place not in self._fitting:
             slots, plan = layer.num_slots, self.find(layer, key)[0]
-            self._fitting[place] = slots is None or fits_slots(
+            self._fitting[place] = slots is None or bounds.fits_slots(
                 plan, layer.router, layer.paging.num_experts, key.rows, key.tokens_per_request, slots
             )
         return self._fitting[place]
@@ -85,6 +85,8 @@ class Plans:
         is_needed = self.schedule.observed or self.batches.pad(rows)
         # A layer knows its experts only when it routes. Of ever so many, a plan is taken to change no less.
         slots = layer.num_slots
-        if not is_needed and not plan.can_change(layer.router, sys.maxsize, rows, tokens_per_request, slots=slots):
+        if not is_needed and not bounds.can_change(
+            plan, layer.router, sys.maxsize, rows, tokens_per_request, slots=slots
+        ):
             return None, "unchanged"
         return plan, None

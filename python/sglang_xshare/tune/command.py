@@ -141,7 +141,7 @@ def _keep(before: dict[str, Any], is_paging: bool) -> dict[str, Any]:
     row, which was not measured, stays vanilla also where experts are paged.
     """
     kept = {"exact": before["exact"]} if "exact" in before else {}
-    return kept | ({"min_tokens": FIRST_SIZE} if is_paging else {})
+    return kept | ({"min_rows": FIRST_SIZE} if is_paging else {})
 
 
 @contextmanager

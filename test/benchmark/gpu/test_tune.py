@@ -18,7 +18,7 @@ BEST = {
 def test_a_policy_applies_as_in_a_server():
     assert plan_at("oea:k0=3", 1) == build_plan("vanilla")  # a batch of one row is vanilla
     assert plan_at("oea:k0=3", 2) == build_plan("oea", k0=3)
-    assert plan_at('oea:{"k0": 3, "by_batch": {"8-64": {"k0": 5}}}', 16) == build_plan("oea", k0=5)
+    assert plan_at('oea:{"k0": 3, "by_rows": {"8-64": {"k0": 5}}}', 16) == build_plan("oea", k0=5)
     assert plan_at("off", 16) == build_plan("vanilla")
 
 

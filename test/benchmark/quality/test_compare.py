@@ -77,7 +77,7 @@ def test_command_writes_a_record(checkpoint, tmp_path, capsys):
     ("args", "message"),
     [
         (("sharex",), "policy = 'sharex':"),
-        (("xshare:min_tokens=4",), "policy 'xshare:min_tokens=4': min_tokens takes a server, which this is not"),
+        (("xshare:min_rows=4",), "policy 'xshare:min_rows=4': min_rows takes a server, which this is not"),
         (("--batch", "5"), "--per-domain 4:"),
         (("--per-domain", "1", "--batch", "1"), "--per-domain 1: an error takes two sequences"),
         (("--texts", "/"), "texts /: no"),

@@ -124,7 +124,7 @@ def test_prompts_of_one_s_own(ask, server, tmp_path):
         ((FEW, "--tokens-per-request", "4"), 1.0, "--tokens-per-request 4 with --url"),
         ((FEW, "--top", "4096"), 1.0, "argument --top: '4096':"),
         ((FEW, "--prompts", "nowhere"), 1.0, "--prompts nowhere and --texts"),
-        (('xshare:{"by_batch": {"1-8": {"policy": "vanilla"}}}',), 1.0, "--batch 4: xshare:{"),
+        (('xshare:{"by_rows": {"1-8": {"policy": "vanilla"}}}',), 1.0, "--batch 4: xshare:{"),
     ],
 )
 def test_bad_input_is_one_line_and_changes_nothing(args, share, line, ask, server):

@@ -14,7 +14,7 @@ def test_one_round_for_real_and_nothing_more_when_it_is_resumed(tiny_model, tmp_
     """
     sizes = ["--rounds", "1", "--requests", "4", "--concurrency", "4", "--output-tokens", "4"]
     sizes += ["--per-domain", "1", "--loss-tokens", "8", "--sums", "4"]
-    policies = ["off", "xshare:k0=1,add=2,min_tokens=1", "pruned:k0=1,min_tokens=1"]
+    policies = ["off", "xshare:k0=1,add=2,min_rows=1", "pruned:k0=1,min_rows=1"]
     arguments = [*policies, "--model", str(tiny_model), *sizes, "--out", str(tmp_path)]
     command.main(arguments)
     points = read_record(tmp_path / "serving.json", "serving")["points"]

@@ -88,20 +88,20 @@ def test_outcomes_of_vanilla_forwards():
     counters = Counters(2, "cpu")
     for outcome, valid in [
         ("prefill", None),
-        ("min_tokens", [True]),
-        ("min_tokens", [False]),
+        ("min_rows", [True]),
+        ("min_rows", [False]),
         ("prefill", None),
         ("phase", [False, True]),
     ]:
         step = None if valid is None else Step("decode", len(valid), Batch(torch.tensor(valid)))
         counters.count_outcome(outcome, step)
-    counters.count_outcome("max_tokens", Step("decode", 3, Batch()))
+    counters.count_outcome("max_rows", Step("decode", 3, Batch()))
     counts = dict(zip(OUTCOMES, counters.outcomes.tolist(), strict=True))
     assert {name: count for name, count in counts.items() if count} == {
         "prefill": 2,
-        "min_tokens": 1,
+        "min_rows": 1,
         "phase": 1,
-        "max_tokens": 1,
+        "max_rows": 1,
     }
     assert not counters.totals.any()
 

@@ -80,7 +80,7 @@ def replay(launch, monkeypatch):
     """Call it with a forward batch for what is counted of a replay, on a server that selects from 3 rows on and has
     captured graphs of 1, 2 and 4 rows.
     """
-    config = {"k0": 1, "add": 2, "min_tokens": 3}
+    config = {"k0": 1, "add": 2, "min_rows": 3}
     step = launch(Batches(captured=(1, 2, 4)), expert_policy="xshare", expert_policy_config=config)
     stage = hooks._stage
     stage.device = "fake"  # which captures
@@ -94,7 +94,7 @@ def replay(launch, monkeypatch):
 
 @pytest.mark.parametrize(("rows", "acts"), [(1, False), (2, False), (3, True), (4, True)])
 def test_a_replay_counts_by_its_captured_size(replay, rows, acts):
-    assert replay(forward_batch("decode", rows)) == Forward("xshare:k0=1,add=2,min_tokens=3", True, acts)
+    assert replay(forward_batch("decode", rows)) == Forward("xshare:k0=1,add=2,min_rows=3", True, acts)
 
 
 def test_a_replay_takes_the_plan_of_the_size_it_pads_to(replay):

@@ -81,10 +81,10 @@ def test_each_reader_gets_what_is_new_to_it():
 
 
 def test_log_line():
-    outcomes = dict.fromkeys(OUTCOMES, 0) | {"policy": 39, "prefill": 2, "min_tokens": 1}
+    outcomes = dict.fromkeys(OUTCOMES, 0) | {"policy": 39, "prefill": 2, "min_rows": 1}
     text = format_log(Interval(156, 6240, 3900, 585.0, 600, 0, outcomes))
     assert text == (
-        ", active experts: 40.0 -> 25.0, kept mass: 0.9750, policy steps: 39, vanilla steps: prefill 2 min_tokens 1"
+        ", active experts: 40.0 -> 25.0, kept mass: 0.9750, policy steps: 39, vanilla steps: prefill 2 min_rows 1"
     )
     text = format_log(Interval(4, 8, 4, 3.0, 4, 2, dict.fromkeys(OUTCOMES, 0) | {"policy": 1}))
     assert text == ", active experts: 2.0 -> 1.0, kept mass: 0.7500, policy steps: 1, vanilla steps: 0, rescued: 2"
@@ -93,8 +93,8 @@ def test_log_line():
         ", active experts: 2.0 -> 1.0, kept mass: 0.8125, policy steps: 1, vanilla steps: 0, exact rows: 25.0%, kept "
         "mass of the others: 0.7500"
     )
-    text = format_log(Interval(0, 0, 0, 0.0, 0, 0, dict.fromkeys(OUTCOMES, 0) | {"min_tokens": 7}))
-    assert text == ", policy steps: 0, vanilla steps: min_tokens 7"
+    text = format_log(Interval(0, 0, 0, 0.0, 0, 0, dict.fromkeys(OUTCOMES, 0) | {"min_rows": 7}))
+    assert text == ", policy steps: 0, vanilla steps: min_rows 7"
 
 
 SWITCHES = """

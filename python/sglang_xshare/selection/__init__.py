@@ -18,6 +18,7 @@ BACKENDS = {
     "reference": "sglang_xshare.selection.reference",
     "torch": "sglang_xshare.selection.torch_backend.vectorized",
     "triton": "sglang_xshare.selection.triton_kernel",
+    "cpu": "sglang_xshare.selection.cpu_call",
 }
 """Name -> module with a function `select(logits, plan, router, batch, rank_of_expert, slots) -> Selection`."""
 
@@ -39,8 +40,8 @@ def select(
     """Select the batch's experts and route every row within them.
 
     `router_logits` [n, N] in any float dtype, n may be 0. `rank_of_expert` [N] holds each expert's expert-parallel
-    rank, for `target_per_rank`. `backend` is one of BACKENDS, or "auto": the Triton kernel on CUDA for what it
-    supports, else torch. `slots` asks for slots as an MoE runner takes them, none with id -1. Knows nothing of phases,
+    rank, for `target_per_rank`. `backend` is one of BACKENDS, or "auto": the Triton kernel on CUDA, the compiled call
+    on a CPU, each for what it supports, else torch. `slots` asks for slots as an MoE runner takes them, none with id -1. Knows nothing of phases,
     layers or SGLang; no backend but "reference" waits for the device. What is counted of it is left in `tally` too.
     `budgets`, made for the plan, are where the Triton kernel reads the plan's numbers; the others read the plan. Raises
     ValueError naming what is wrong and what is allowed.
@@ -55,8 +56,10 @@ def select(
         raise ValueError(f"backend = {backend!r}: allowed is auto, {', '.join(BACKENDS)}")
     arguments = router_logits, plan, router, batch, rank_of_expert, slots
     run = import_module(BACKENDS[backend]).select
-    if backend == "triton":  # which fills the tally itself
+    if backend == "triton":  # which fills the tally itself, as the next does
         return run(*arguments, budgets=budgets, tally=tally)
+    if backend == "cpu":
+        return run(*arguments, tally=tally)
     answer = run(*arguments)
     if tally is not None:
         tally.take(answer)
@@ -64,11 +67,11 @@ def select(
 
 
 def _choose_backend(logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch) -> str:
-    if not logits.is_cuda:
+    """The backend made for the logits' device where it serves the plan, else torch."""
+    backend = {"cuda": "triton", "cpu": "cpu"}.get(logits.device.type, "torch")
+    if backend == "torch" or not import_module(BACKENDS[backend]).supports(plan, router, batch, *logits.shape):
         return "torch"
-    from .triton_kernel import supports
-
-    return "triton" if supports(plan, router, batch, *logits.shape) else "torch"
+    return backend
 
 
 def _check_inputs(

@@ -24,7 +24,7 @@ def compute_scores(logits: torch.Tensor, router: Router) -> tuple[torch.Tensor, 
     without any finite logit.
     """
     logits = torch.nan_to_num(logits.float(), nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
-    scores = _score(logits, router.scoring)
+    scores = score(logits, router.scoring)
     choice = logits
     if router.correction_bias is not None:
         biased = torch.nan_to_num(scores + router.correction_bias.float(), -math.inf, -math.inf, -math.inf)
@@ -34,7 +34,7 @@ def compute_scores(logits: torch.Tensor, router: Router) -> tuple[torch.Tensor, 
     return scores, choice
 
 
-def _score(logits: torch.Tensor, scoring: str) -> torch.Tensor:
+def score(logits: torch.Tensor, scoring: str) -> torch.Tensor:
     if scoring == "softmax":
         return logits.softmax(1)
     if scoring == "sigmoid":

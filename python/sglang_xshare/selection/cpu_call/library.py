@@ -37,7 +37,7 @@ def load() -> Any:
         return None
     try:
         # Keeps the interpreter's lock, as it takes less time than handing it over may.
-        library = ctypes.PyDLL(str(build()))
+        library = ctypes.PyDLL(str(build(FLAGS)))
     except OSError as error:
         logger.warning("Experts are selected in torch on this CPU, which takes longer: %s", error)
         return None
@@ -47,9 +47,10 @@ def load() -> Any:
     return function
 
 
-def build(flags: Sequence[str] = FLAGS) -> Path:
+def build(flags: Sequence[str]) -> Path:
     """The library's path. Processes that build it at once do not meet: the last one's file stays. Raises OSError."""
-    compiler = next((found for name in (os.environ.get("CXX"), "g++", "c++") if name and (found := shutil.which(name))), None)
+    named = (os.environ.get("CXX"), "g++", "c++")
+    compiler = next((found for name in named if name and (found := shutil.which(name))), None)
     if compiler is None:
         raise FileNotFoundError("no C++ compiler: neither $CXX nor g++ nor c++ is on the path")
     version = _run([compiler, "--version"])

@@ -76,13 +76,13 @@ extern "C" {
 
 // Returns 0; or 1, with nothing written, where a valid row of the logits holds a NaN or +inf.
 int select_experts(
-    const expert_selection::Plan* plan, const float* logits, const float* scores, const uint8_t* valid,
+    const expert_selection::Plan* plan, const void* logits, const float* scores, const uint8_t* valid,
     const uint8_t* exact, const uint8_t* resident, const float* bias, const float* expert_scale,
-    const int64_t* rank_of_expert, int32_t num_rows, int32_t tokens_per_request, int32_t slots, int32_t* ids,
-    float* weights, uint8_t* selected, uint8_t* active, uint8_t* vanilla_active, float* kept_mass, int64_t* rescued) {
+    const int64_t* rank_of_expert, int32_t halves, int32_t num_rows, int32_t tokens_per_request, int32_t slots,
+    int32_t* ids, float* weights, uint8_t* selected, uint8_t* active, uint8_t* vanilla_active, float* kept_mass, int64_t* rescued) {
   using namespace expert_selection;
   const Batch batch = {
-      logits, scores, valid, exact, resident, bias, expert_scale, rank_of_expert, num_rows, tokens_per_request, slots};
+      logits, scores, valid, exact, resident, bias, expert_scale, rank_of_expert, halves, num_rows, tokens_per_request, slots};
   const Answer answer = {ids, weights, selected, active, vanilla_active, kept_mass, rescued};
   Rows rows(*plan, batch);
   if (!rows.rank()) return 1;

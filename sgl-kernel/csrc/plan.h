@@ -58,7 +58,7 @@ struct Plan {
 
 // One call's input: n rows, N experts. A pointer is null where the batch or router does not have it.
 struct Batch {
-  const float* logits;  // [n, N]; neither NaN nor +inf in a valid row
+  const void* logits;   // [n, N] float, or the upper halves of floats (bfloat16); neither NaN nor +inf in a valid row
   const float* scores;  // [n, N]: P
   const uint8_t* valid;
   const uint8_t* exact;
@@ -66,6 +66,7 @@ struct Batch {
   const float* bias;             // [N]
   const float* expert_scale;     // [N]
   const int64_t* rank_of_expert; // [N]
+  int32_t halves;  // the logits are bfloat16
   int32_t rows;
   int32_t tokens_per_request;
   int32_t slots;  // 0: without bound

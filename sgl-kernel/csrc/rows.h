@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -30,10 +31,13 @@ class Rows {
     live_.assign(n, 0);
     everyone_.resize(plan.num_experts);
     std::iota(everyone_.begin(), everyone_.end(), 0);
-    if (batch.bias || plan.num_groups) choice_.reset(new float[n * static_cast<size_t>(plan.num_experts)]);
+    if (batch.bias || plan.num_groups || batch.halves) {
+      choice_.reset(new float[n * static_cast<size_t>(plan.num_experts)]);
+    }
     for (int i = 0; i < n; i++) {
       if (!is_valid(i)) continue;
-      if (!is_clean(i)) return false;
+      if (choice_) widen(i);
+      if (!is_clean(choice(i))) return false;
       if (choice_) choose(i);
       live_[i] = take_best(choice(i), everyone_.data(), plan.num_experts, k, plan, &own_[i * static_cast<size_t>(k)]);
       keep(i);
@@ -46,7 +50,7 @@ class Rows {
 
   // P and C of a row, [N].
   const float* scores(int i) const { return batch.scores + offset(i); }
-  const float* choice(int i) const { return choice_ ? choice_.get() + offset(i) : batch.logits + offset(i); }
+  const float* choice(int i) const { return choice_ ? choice_.get() + offset(i) : logits(i); }
 
   // A row's own top-k, best first, and which of it the row keeps. Those that are live come first.
   const int32_t* own(int i) const { return &own_[i * static_cast<size_t>(plan.top_k)]; }
@@ -73,23 +77,34 @@ class Rows {
  private:
   size_t offset(int i) const { return i * static_cast<size_t>(plan.num_experts); }
 
-  bool is_clean(int i) const {
-    const float* row = batch.logits + offset(i);
+  const float* logits(int i) const { return static_cast<const float*>(batch.logits) + offset(i); }
+
+  bool is_clean(const float* row) const {
     int dirty = 0;
     for (int j = 0; j < plan.num_experts; j++) dirty |= !(row[j] <= std::numeric_limits<float>::max());
     return !dirty;
   }
 
-  void choose(int i) {
-    const float *logits = batch.logits + offset(i), *score = scores(i);
+  // Copies a row's logits to where its choice scores will be.
+  void widen(int i) {
     float* out = choice_.get() + offset(i);
+    if (!batch.halves) {
+      std::copy_n(logits(i), plan.num_experts, out);
+      return;
+    }
+    const uint16_t* halves = static_cast<const uint16_t*>(batch.logits) + offset(i);
     for (int j = 0; j < plan.num_experts; j++) {
-      float found = logits[j];
-      if (batch.bias) {
-        found = score[j] + batch.bias[j];
-        found = std::isfinite(found) && logits[j] > MINUS_INF ? found : MINUS_INF;
-      }
-      out[j] = found;
+      const uint32_t bits = static_cast<uint32_t>(halves[j]) << 16;
+      std::memcpy(out + j, &bits, sizeof(bits));
+    }
+  }
+
+  void choose(int i) {
+    const float* score = scores(i);
+    float* out = choice_.get() + offset(i);
+    for (int j = 0; batch.bias && j < plan.num_experts; j++) {
+      const float biased = score[j] + batch.bias[j];
+      out[j] = std::isfinite(biased) && out[j] > MINUS_INF ? biased : MINUS_INF;
     }
     if (plan.num_groups) limit_groups(out, plan, batch.bias != nullptr);
   }

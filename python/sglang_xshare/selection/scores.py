@@ -35,10 +35,11 @@ def compute_scores(logits: torch.Tensor, router: Router) -> tuple[torch.Tensor, 
 
 
 def score(logits: torch.Tensor, scoring: str) -> torch.Tensor:
+    """P [n, N] float32 of logits in any float dtype, none of them NaN or +inf."""
     if scoring == "softmax":
-        return logits.softmax(1)
+        return logits.softmax(1, dtype=torch.float32)
     if scoring == "sigmoid":
-        return logits.sigmoid()
+        return logits.float().sigmoid()
     # In float32, torch's last bit depends on where in the tensor a number stands, and e^x underflows at -103.
     return softplus(logits.double()).sqrt_().float()
 

@@ -60,37 +60,48 @@ class Call:
     def __init__(
         self, plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slots: RunnerSlots | None
     ) -> None:
-        run = load()
-        if run is None:
+        library = load()
+        if library is None:
             raise ValueError("backend = 'cpu': allowed is torch, as this machine has no compiled call")
         if unhandled := find_unhandled(plan):
             raise ValueError(f"plan = {plan}: allowed with backend cpu is one without {', '.join(unhandled)}")
         self.plan, self.router, self.slots = plan, router, slots  # alive: their ids are what `prepare` finds them by
-        self._run = run
+        self._run = library.select_experts
         self._packed = pack(plan, router, num_experts, exact, slots)
         self._address = ctypes.addressof(self._packed)
         self._num_experts = num_experts
         self._width = self._packed.columns + self._packed.shared
+        self._masks = slots is not None and slots.masked
 
     def __call__(
         self, logits: torch.Tensor, batch: Batch, rank_of_expert: torch.Tensor | None, tally: Tally | None
     ) -> Selection:
-        """What the plan chooses from logits [n, N], counted in `tally`."""
-        clean = logits.float().contiguous()
-        rows, experts, router = clean.shape[0], self._num_experts, self.router
+        """What the plan chooses from logits [n, N], counted in `tally`. Nothing is checked."""
+        router, rows = self.router, logits.shape[0]
+        given = logits if logits.dtype is torch.float32 or logits.dtype is torch.bfloat16 else logits.float()
+        given = given.contiguous()
         ids = torch.empty((rows, self._width), dtype=torch.int32)
         weights = torch.empty((rows, self._width))
-        selected = torch.empty(experts, dtype=torch.bool)
+        selected = torch.empty(self._num_experts, dtype=torch.bool)
         if tally is None:
             active, vanilla_active = torch.empty_like(selected), torch.empty_like(selected)
             tally = Tally(active, vanilla_active, torch.empty(rows), torch.empty((), dtype=torch.int64))
-        flags = (batch.valid, batch.exact, batch.resident)
-        # What is converted has to live until the call is over.
-        tables = [None if flag is None else flag.contiguous() for flag in flags]
-        tables += [None if x is None else x.float().contiguous() for x in (router.correction_bias, router.expert_scale)]
-        tables.append(None if rank_of_expert is None else rank_of_expert.long().contiguous())
-        arguments = (
-            *(None if table is None else table.data_ptr() for table in tables),
+        # Tensors rather than addresses: what is converted has to live until the call is over.
+        tables = (
+            None if batch.valid is None else batch.valid.contiguous(),
+            None if batch.exact is None else batch.exact.contiguous(),
+            None if batch.resident is None else batch.resident.contiguous(),
+            None if router.correction_bias is None else router.correction_bias.float().contiguous(),
+            None if router.expert_scale is None else router.expert_scale.float().contiguous(),
+            None if rank_of_expert is None else rank_of_expert.long().contiguous(),
+        )
+        scores = score(given, router.scoring)
+        while self._run(
+            self._address,
+            given.data_ptr(),
+            scores.data_ptr(),
+            *[None if table is None else table.data_ptr() for table in tables],
+            given.dtype is torch.bfloat16,
             rows,
             batch.tokens_per_request,
             batch.slots or 0,
@@ -101,13 +112,8 @@ class Call:
             tally.vanilla_active.data_ptr(),
             tally.kept_mass.data_ptr(),
             tally.rescued.data_ptr(),
-        )
-        scores = score(clean, router.scoring)
-        if self._run(self._address, clean.data_ptr(), scores.data_ptr(), *arguments):  # NaN or +inf, which count as -inf
-            clean = clean.nan_to_num(-math.inf, -math.inf, -math.inf)
-            scores = score(clean, router.scoring)
-            self._run(self._address, clean.data_ptr(), scores.data_ptr(), *arguments)
+        ):  # a NaN or +inf, which counts as -inf: it never has to be said twice
+            given = given.nan_to_num(-math.inf, -math.inf, -math.inf)
+            scores = score(given, router.scoring)
         answer = Selection(ids, weights, selected, tally.active, tally.rescued, tally.vanilla_active, tally.kept_mass)
-        if self.slots is not None and self.slots.masked:
-            answer = replace(answer, **serve_runner(answer, logits, router.top_k, self.slots))
-        return answer
+        return replace(answer, **serve_runner(answer, logits, router.top_k, self.slots)) if self._masks else answer

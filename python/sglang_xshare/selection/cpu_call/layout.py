@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_double, c_int32, c_void_p
+from functools import cache
 
 from ...policies.plan import BALANCES, COVERAGES, KEYS, RANKINGS, UTILITIES, SelectionPlan
 from ...types import Router, RunnerSlots
@@ -32,6 +33,7 @@ class Plan(ctypes.Structure):
     )
 
 
+@cache
 def find_unhandled(plan: SelectionPlan) -> list[str]:
     """The keys that the call would ignore."""
     default = SelectionPlan()

@@ -23,15 +23,18 @@ SWITCH = "SGLANG_XSHARE_CPU_KERNEL"
 SOURCE = Path(__file__).with_name("csrc")
 # No fused multiply-add: its bits are not torch's.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno")
-ARGUMENTS = [*[c_void_p] * 9, *[c_int32] * 3, *[c_void_p] * 7]
+SIGNATURES = {
+    "select_experts": ([*[c_void_p] * 9, *[c_int32] * 4, *[c_void_p] * 7], c_int32),
+    "count_step": ([*[c_void_p] * 12, *[c_int32] * 5], None),
+}
 
 logger = logging.getLogger(__name__)
 
 
 @cache
 def load() -> Any:
-    """`select_experts` of csrc/expert_selection.cpp, built where no earlier process has; None, and a line in the log,
-    where there is no compiler or it fails, and without that line where SGLANG_XSHARE_CPU_KERNEL=0.
+    """The functions of SIGNATURES, built where no earlier process has; None, and a line in the log, where there is no
+    compiler or it fails, and without that line where SGLANG_XSHARE_CPU_KERNEL=0.
     """
     if os.environ.get(SWITCH) == "0":
         return None
@@ -42,9 +45,10 @@ def load() -> Any:
         logger.warning("Experts are selected in torch on this CPU, which takes longer: %s", error)
         return None
     assert library.size_of_plan() == ctypes.sizeof(Plan), "csrc/plan.h and layout.py have different plans"
-    function = library.select_experts
-    function.argtypes, function.restype = ARGUMENTS, c_int32
-    return function
+    for name, (arguments, result) in SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, result
+    return library
 
 
 def build(flags: Sequence[str]) -> Path:
@@ -62,7 +66,7 @@ def build(flags: Sequence[str]) -> Path:
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             built = Path(folder, library.name)
-            _run([compiler, *flags, str(SOURCE / "expert_selection.cpp"), "-o", str(built)])
+            _run([compiler, *flags, *map(str, sorted(SOURCE.glob("*.cpp"))), "-o", str(built)])
             built.replace(library)
     return library
 

@@ -49,7 +49,7 @@ def select(
     batch = batch or Batch()
     if rank_of_expert is not None:
         rank_of_expert = torch.as_tensor(rank_of_expert, device=router_logits.device)
-    _check_inputs(router_logits, plan, router, batch, rank_of_expert)
+    check_inputs(router_logits, plan, router, batch, rank_of_expert)
     if backend == "auto":
         backend = _choose_backend(router_logits, plan, router, batch)
     if backend not in BACKENDS:
@@ -74,9 +74,10 @@ def _choose_backend(logits: torch.Tensor, plan: SelectionPlan, router: Router, b
     return backend
 
 
-def _check_inputs(
+def check_inputs(
     logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, rank_of_expert: torch.Tensor | None
 ) -> None:
+    """Raise ValueError for what `select` does not take."""
     if logits.dim() != 2 or not logits.is_floating_point():
         raise ValueError(f"router_logits {_describe(logits)}: allowed is a float tensor [rows, experts]")
     rows, num_experts = logits.shape

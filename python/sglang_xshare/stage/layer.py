@@ -11,6 +11,7 @@ import torch
 
 from ..policies.plan import SelectionPlan
 from ..selection import select
+from ..selection.cpu_call import Call, prepare, supports
 from ..selection.slots import drop_slots, refill_slots
 from ..types import RunnerSlots, Selection, Tally
 from ..upstream.router import read_router
@@ -33,6 +34,8 @@ class Convention(Enum):
 
 
 FILLED, DROPPED, MASKED = Convention
+MAX_CALLS = 1024
+"""What a layer keeps of compiled calls: of sizes of batches under the plans that were in force."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ class Layer:
         """What the layer has chosen in this step; None before, and where it has no plan."""
         self.find_tally: Callable[[torch.Tensor], Tally | None] = lambda logits: None
         """Where the stage wants what is counted of a selection from these logits; nowhere without a stage."""
+        self._calls: dict[tuple[object, ...], Call] = {}
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
@@ -156,9 +160,27 @@ class Layer:
 
     def _select_in_force(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
         """What the plan in force chooses, counted."""
-        assert self.assignment.plan is not None
+        plan, step = self.assignment.plan, self.assignment.step
+        assert plan is not None
+        assert step is not None
         tally = self.find_tally(logits)
-        return self.select(logits, self.assignment.plan, slots, tally, self.assignment.buffer)
+        # A call keeps its plan and slots, so that no other ones have their ids.
+        place = id(plan), id(slots), logits.shape, step.rows, step.batch.tokens_per_request, step.batch.exact is None
+        call = self._calls.get(place)
+        if call is None:
+            selection = self.select(logits, plan, slots, tally, self.assignment.buffer)  # which checks all of it
+            if logits.is_cpu and supports(plan, self.router, step.batch, *logits.shape):
+                if len(self._calls) >= MAX_CALLS:
+                    self._calls.clear()
+                self._calls[place] = prepare(plan, self.router, logits.shape[1], step.batch.exact is not None, slots)
+            return selection
+        return call(logits, step.batch, self._find_ranks(plan), tally)
+
+    def _find_ranks(self, plan: SelectionPlan) -> torch.Tensor | None:
+        """[N] int: the rank of every expert, for a plan that asks."""
+        if plan.target_per_rank is None or self.placement is None:
+            return None
+        return self.placement.rank_of_expert(self.layer_id)
 
     def collect(self, logits: torch.Tensor) -> torch.Tensor:
         """Router logits of all ranks where each routes its own, else these. Raises RuntimeError as `choose` does."""
@@ -186,15 +208,12 @@ class Layer:
         rows = self.step.rows
         if len(logits) != rows:
             raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows in a step of {rows}")
-        ranks = None
-        if plan.target_per_rank is not None and self.placement is not None:
-            ranks = self.placement.rank_of_expert(self.layer_id)
         return select(
             logits,
             plan,
             self.router,
             self.step.batch,
-            rank_of_expert=ranks,
+            rank_of_expert=self._find_ranks(plan),
             slots=slots,
             tally=tally,
             budgets=budgets,

@@ -11,7 +11,7 @@ from ..policies.description import describe
 from ..policies.plan import SelectionPlan, fits_slots
 from ..policies.schedule import Schedule
 from ..upstream.batches import Batches
-from .layer import Layer
+from .layer import Assignment, Layer
 from .step import Size
 
 REASONS = ("vanilla", "phase", "min_tokens", "max_tokens", "unchanged", "override")
@@ -32,6 +32,8 @@ class Plans:
         self.masks = masks and schedule is None
         self._found: dict[tuple[Layer, Size], tuple[SelectionPlan | None, str | None]] = {}
         self._acting: dict[Size, bool] = {}
+        self.assigned: dict[Size, list[tuple[Assignment, str | None]]] = {}
+        """What `assign` has decided of steps of nothing but their size."""
         self._fitting: dict[tuple[Layer, Size], bool] = {}
 
     @property

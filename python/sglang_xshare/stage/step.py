@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -44,6 +45,12 @@ class Step:
         return Size(self.phase, self.rows, self.batch.tokens_per_request)
 
 
+@cache
+def make_plain(size: Size) -> Step:
+    """A step of nothing but its size: no padding and no exact row, as on most steps of a CPU server."""
+    return Step(size.phase, size.rows, Batch(tokens_per_request=size.tokens_per_request))
+
+
 def read_step(
     forward_batch: Any, mask_padding: bool, ranks: Ranks | None = None, exact: Exact | None = None
 ) -> Step | None:
@@ -70,6 +77,8 @@ def read_step(
         return _read_told(told, size, exact)
     valid = live_rows(forward_batch) if mask_padding else None
     flags = None if exact is None else exact.find(size.rows)
+    if valid is None and flags is None:
+        return make_plain(size)
     return Step(size.phase, size.rows, Batch(valid, size.tokens_per_request, flags))
 
 

@@ -19,17 +19,6 @@ BLOCK = tl.constexpr(128)
 FIELDS = tl.constexpr(len(COLUMNS))
 
 
-def allocate_tables(layers: int, logits: torch.Tensor) -> Tally:
-    """The `Tally` of every layer, as tensors [layers, ...], for a step in which each routes logits [n, N] so."""
-    rows, experts = logits.shape
-    return Tally(
-        active=logits.new_empty((layers, experts), dtype=torch.bool),
-        vanilla_active=logits.new_empty((layers, experts), dtype=torch.bool),
-        kept_mass=logits.new_empty((layers, rows), dtype=torch.float32),
-        rescued=logits.new_empty((layers,), dtype=torch.int64),
-    )
-
-
 @triton.jit(do_not_specialize=["num_rows", "outcome", "num_slots"])
 def count_kernel(
     active: tl.tensor,  # these four are all layers' `Tally`, or None where no layer selects

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from ...selection.cpu_call import load
 from ...types import Selection, Tally
 from ..step import Step
-from .columns import COLUMNS, COUNTS, KEPT, PAGING_COUNTS, STEPS, mark
+from . import compiled
+from .columns import COLUMNS, COUNTS, KEPT, PAGING_COUNTS, STEPS, allocate_tables, mark
 
 if TYPE_CHECKING:
     from ...upstream.paging import Residents
@@ -84,8 +86,8 @@ class Counters:
     """Running totals on the device. The host waits for nothing, so that a captured graph counts on replay. A step
     without a live row, as when a graph is captured, counts as none.
 
-    On a GPU a step is counted in one launch, of what its selections have left in tables: see `tally`. Elsewhere it
-    takes a dozen small operations. `residents` are those of a server that pages experts.
+    A step is counted in one launch on a GPU, in one call on a CPU, of what its selections have left in tables: see
+    `tally`. Elsewhere it takes a dozen small operations. `residents` are those of a server that pages experts.
     """
 
     def __init__(self, num_layers: int, device: str, residents: Residents | None = None) -> None:
@@ -94,41 +96,51 @@ class Counters:
         self.residents = residents
         self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
         self.in_one_launch = self.totals.is_cuda
+        self._in_one_call = self.totals.is_cpu and load() is not None
         self._tables: Tally | None = None
+        self._by_shape: dict[torch.Size, tuple[Tally, list[Tally]]] = {}
 
     def count_outcome(self, outcome: str, step: Step | None = None) -> None:
-        """Count one forward. On a GPU a step under policy is counted with its selections."""
+        """Count one forward. One under policy is counted with its selections, where tables are."""
         self._tables = None
         valid = None if step is None else step.batch.valid
-        if not self.in_one_launch:
+        count_step = self._find_counting()
+        if count_step is None:
             self.outcomes[OUTCOMES.index(outcome)] += 1 if valid is None else valid.any()
         elif outcome != "policy":
+            count_step(self.outcomes, OUTCOMES.index(outcome), 1 if step is None else step.rows, valid, self.totals)
+
+    def _find_counting(self) -> Callable[..., torch.Tensor] | None:
+        """What counts a step in one go here."""
+        if self.in_one_launch:
             from .counting import count_step
 
-            rows = 1 if step is None else step.rows
-            count_step(self.outcomes, OUTCOMES.index(outcome), rows, valid, self.totals)
+            return count_step
+        return compiled.count_step if self._in_one_call else None
 
     def tally(self, layer: int, logits: torch.Tensor) -> Tally | None:
         """Where a layer's selection from logits [n, N] is to leave what is counted; None where it is not to. Raises
         RuntimeError where layers have different numbers of experts.
         """
-        if not self.in_one_launch or not len(logits):
+        if not (self.in_one_launch or self._in_one_call) or not len(logits):
             return None
-        if self._tables is None:
-            from .counting import allocate_tables
-
-            self._tables = allocate_tables(len(self.totals), logits)
-        if self._tables.active.shape[1] != logits.shape[1]:
+        if self._tables is not None and self._tables.active.shape[1] != logits.shape[1]:
             experts = f"{logits.shape[1]} experts in one MoE layer, {self._tables.active.shape[1]} in another"
             raise RuntimeError(f"{experts}: an expert policy counts layers of as many each")
-        return self._tables.of(layer)
+        if self.in_one_launch:  # of its own: a captured graph writes to those of its capture
+            self._tables = self._tables or allocate_tables(len(self.totals), logits)
+            return self._tables.of(layer)
+        if logits.shape not in self._by_shape:
+            tables = allocate_tables(len(self.totals), logits)
+            self._by_shape[logits.shape] = tables, [tables.of(number) for number in range(len(self.totals))]
+        self._tables, by_layer = self._by_shape[logits.shape]
+        return by_layer[layer]
 
     def count(self, selections: Sequence[Selection | None], step: Step, fits: Sequence[bool] = ()) -> torch.Tensor:
         """Count one step under policy, as `count_selections` does, and add it to the totals."""
         outcome = OUTCOMES.index("policy")
-        if self._tables is not None:
-            from .counting import count_step
-
+        count_step = self._find_counting()
+        if count_step is not None and self._tables is not None:
             return count_step(
                 self.outcomes,
                 outcome,
@@ -143,7 +155,7 @@ class Counters:
             )
         counts = count_selections(selections, step, self.residents, fits)
         self.totals += counts
-        if self.in_one_launch:
+        if count_step is not None:
             self.outcomes[outcome] += counts[:, STEPS].any()
         return counts
 

@@ -20,7 +20,7 @@ int64_t count_set(const uint8_t* flags, const uint8_t* among, const uint8_t* out
 
 extern "C" {
 
-// Adds 1 to `outcomes[outcome]` where a row is live, and every selecting layer's counts to its row of `totals`
+// Adds 1 to `outcomes[outcome]` where a row is live and the outcome not below 0, and every selecting layer's counts to its row of `totals`
 // [layers, 10]; `counts`, of the same shape, is what was added. The first four tables are null where no layer selects.
 void count_step(
     const uint8_t* active, const uint8_t* vanilla_active, const float* kept_mass, const int64_t* rescued,
@@ -28,7 +28,7 @@ void count_step(
     double* totals, double* counts, int64_t* outcomes, int32_t outcome, int32_t num_slots, int32_t layers,
     int32_t num_rows, int32_t num_experts) {
   const int64_t live = valid ? count_set(valid, nullptr, nullptr, num_rows) : num_rows;
-  outcomes[outcome] += live > 0;
+  if (outcome >= 0) outcomes[outcome] += live > 0;
   if (!active) return;
   const int64_t marked = exact ? count_set(exact, valid, nullptr, num_rows) : 0;
   std::fill_n(counts, static_cast<size_t>(layers) * COLUMNS, 0.0);

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from selection.cases import DTYPES, KINDS, batch_of, cases, check, fill_logits, keys_for, router_of
@@ -270,3 +271,13 @@ def test_a_key_that_is_not_handled_is_left_to_torch(monkeypatch):
     with pytest.raises(ValueError, match="allowed with backend cpu is one without add"):
         select(make_logits("normal", 6, 16), plan, Router(4), backend="cpu")
     select(make_logits("normal", 6, 16), plan, Router(4))
+
+
+def test_what_has_no_memory_is_left_to_torch():
+    """Tensors of a trace have a shape alone."""
+    plan = make_plan("xshare")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        logits = torch.zeros(4, 32)
+        assert select(logits, plan, Router(4)).topk_ids.shape == (4, 4)
+        with pytest.raises(ValueError, match="allowed with backend cpu is a plain tensor on cpu"):
+            select(logits, plan, Router(4), backend="cpu")

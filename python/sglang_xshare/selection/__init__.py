@@ -10,6 +10,8 @@ import torch
 
 from ..policies.plan import SelectionPlan
 from ..types import Batch, Router, RunnerSlots, Selection, Tally
+from .cpu_call import Call, is_readable
+from .cpu_call import prepare as prepare_call
 
 if TYPE_CHECKING:
     from .triton_kernel.budgets import Budgets
@@ -49,7 +51,7 @@ def select(
     batch = batch or Batch()
     if rank_of_expert is not None:
         rank_of_expert = torch.as_tensor(rank_of_expert, device=router_logits.device)
-    check_inputs(router_logits, plan, router, batch, rank_of_expert)
+    _check_inputs(router_logits, plan, router, batch, rank_of_expert)
     if backend == "auto":
         backend = _choose_backend(router_logits, plan, router, batch)
     if backend not in BACKENDS:
@@ -68,16 +70,26 @@ def select(
 
 def _choose_backend(logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch) -> str:
     """The backend made for the logits' device where it serves the plan, else torch."""
-    backend = {"cuda": "triton", "cpu": "cpu"}.get(logits.device.type, "torch")
+    backend = "triton" if logits.is_cuda else "cpu" if is_readable(logits) else "torch"
     if backend == "torch" or not import_module(BACKENDS[backend]).supports(plan, router, batch, *logits.shape):
         return "torch"
     return backend
 
 
-def check_inputs(
+def prepare(
+    logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, slots: RunnerSlots | None
+) -> Call | None:
+    """What `select` runs where it chooses the compiled call, for all that differs from these, which it has taken, in
+    the numbers of the logits and the flags of the batch alone; else None.
+    """
+    if _choose_backend(logits, plan, router, batch) != "cpu":
+        return None
+    return prepare_call(plan, router, logits.shape[1], batch.exact is not None, slots)
+
+
+def _check_inputs(
     logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, rank_of_expert: torch.Tensor | None
 ) -> None:
-    """Raise ValueError for what `select` does not take."""
     if logits.dim() != 2 or not logits.is_floating_point():
         raise ValueError(f"router_logits {_describe(logits)}: allowed is a float tensor [rows, experts]")
     rows, num_experts = logits.shape

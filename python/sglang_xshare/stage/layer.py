@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..policies.plan import SelectionPlan
-from ..selection import select
-from ..selection.cpu_call import Call, prepare, supports
+from ..selection import prepare, select
+from ..selection.cpu_call import Call
 from ..selection.slots import drop_slots, refill_slots
 from ..types import RunnerSlots, Selection, Tally
 from ..upstream.router import read_router
@@ -160,21 +160,22 @@ class Layer:
 
     def _select_in_force(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
         """What the plan in force chooses, counted."""
-        plan, step = self.assignment.plan, self.assignment.step
+        plan, step, buffer = self.assignment.plan, self.assignment.step, self.assignment.buffer
         assert plan is not None
         assert step is not None
         tally = self.find_tally(logits)
         # A call keeps its plan and slots, so that no other ones have their ids.
         place = id(plan), id(slots), logits.shape, step.rows, step.batch.tokens_per_request, step.batch.exact is None
-        call = self._calls.get(place)
-        if call is None:
-            selection = self.select(logits, plan, slots, tally, self.assignment.buffer)  # which checks all of it
-            if logits.is_cpu and supports(plan, self.router, step.batch, *logits.shape):
-                if len(self._calls) >= MAX_CALLS:
-                    self._calls.clear()
-                self._calls[place] = prepare(plan, self.router, logits.shape[1], step.batch.exact is not None, slots)
-            return selection
-        return call(logits, step.batch, self._find_ranks(plan), tally)
+        call = self._calls.get(place) if buffer is None else None
+        if call is not None:
+            return call(logits, step.batch, self._find_ranks(plan), tally)
+        selection = self.select(logits, plan, slots, tally, buffer)  # which checks all of it
+        call = prepare(logits, plan, self.router, step.batch, slots)
+        if call is not None:
+            if len(self._calls) >= MAX_CALLS:
+                self._calls.clear()
+            self._calls[place] = call
+        return selection
 
     def _find_ranks(self, plan: SelectionPlan) -> torch.Tensor | None:
         """[N] int: the rank of every expert, for a plan that asks."""

@@ -24,6 +24,13 @@ def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, n
     return load() is not None and not find_unhandled(plan)
 
 
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Whether a C++ function can read the tensor: in this machine's memory, and none that has but a shape (while torch
+    traces).
+    """
+    return tensor.is_cpu and type(tensor) is torch.Tensor
+
+
 def select(
     logits: torch.Tensor,
     plan: SelectionPlan,
@@ -34,8 +41,8 @@ def select(
     tally: Tally | None = None,
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`. Raises ValueError where `supports` is False."""
-    if logits.device.type != "cpu":
-        raise ValueError(f"router_logits on {logits.device}: allowed with backend cpu is cpu")
+    if not is_readable(logits):
+        raise ValueError(f"router_logits on {logits.device}: allowed with backend cpu is a plain tensor on cpu")
     return prepare(plan, router, logits.shape[1], batch.exact is not None, slots)(logits, batch, rank_of_expert, tally)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def count_step(
     outcomes: torch.Tensor,
-    outcome: int,
+    outcome: int | None,
     rows: int,
     valid: torch.Tensor | None,
     totals: torch.Tensor,
@@ -27,7 +27,7 @@ def count_step(
     fits: tuple[bool, ...] = (),
     exact: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `counting.count_step`."""
+    """As `counting.count_step` does; without an `outcome` it is not counted again."""
     counts = torch.empty_like(totals)
     found = (None,) * 4 if tables is None else (tables.active, tables.vanilla_active, tables.kept_mass, tables.rescued)
     flags = (
@@ -42,7 +42,7 @@ def count_step(
         totals.data_ptr(),
         counts.data_ptr(),
         outcomes.data_ptr(),
-        outcome,
+        -1 if outcome is None else outcome,
         0 if residents is None else residents.slots,
         len(totals),
         rows,

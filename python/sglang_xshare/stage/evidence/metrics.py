@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from ...selection.cpu_call import load
+from ...selection.cpu_call import is_readable, load
 from ...types import Selection, Tally
 from ..step import Step
 from . import compiled
@@ -96,27 +96,23 @@ class Counters:
         self.residents = residents
         self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
         self.in_one_launch = self.totals.is_cuda
-        self._in_one_call = self.totals.is_cpu and load() is not None
+        self._in_one_call = is_readable(self.totals) and load() is not None
         self._tables: Tally | None = None
         self._by_shape: dict[torch.Size, tuple[Tally, list[Tally]]] = {}
 
     def count_outcome(self, outcome: str, step: Step | None = None) -> None:
-        """Count one forward. One under policy is counted with its selections, where tables are."""
+        """Count one forward. On a GPU a step under policy is counted with its selections."""
         self._tables = None
         valid = None if step is None else step.batch.valid
-        count_step = self._find_counting()
-        if count_step is None:
+        rows = 1 if step is None else step.rows
+        if self._in_one_call and not self.in_one_launch:
+            compiled.count_step(self.outcomes, OUTCOMES.index(outcome), rows, valid, self.totals)
+        elif not self.in_one_launch:
             self.outcomes[OUTCOMES.index(outcome)] += 1 if valid is None else valid.any()
         elif outcome != "policy":
-            count_step(self.outcomes, OUTCOMES.index(outcome), 1 if step is None else step.rows, valid, self.totals)
-
-    def _find_counting(self) -> Callable[..., torch.Tensor] | None:
-        """What counts a step in one go here."""
-        if self.in_one_launch:
             from .counting import count_step
 
-            return count_step
-        return compiled.count_step if self._in_one_call else None
+            count_step(self.outcomes, OUTCOMES.index(outcome), rows, valid, self.totals)
 
     def tally(self, layer: int, logits: torch.Tensor) -> Tally | None:
         """Where a layer's selection from logits [n, N] is to leave what is counted; None where it is not to. Raises
@@ -138,25 +134,24 @@ class Counters:
 
     def count(self, selections: Sequence[Selection | None], step: Step, fits: Sequence[bool] = ()) -> torch.Tensor:
         """Count one step under policy, as `count_selections` does, and add it to the totals."""
-        outcome = OUTCOMES.index("policy")
-        count_step = self._find_counting()
-        if count_step is not None and self._tables is not None:
-            return count_step(
-                self.outcomes,
-                outcome,
-                step.rows,
-                step.batch.valid,
-                self.totals,
-                tables=self._tables,
-                selecting=tuple(selection is not None for selection in selections),
-                residents=self.residents,
-                fits=tuple(fits),
-                exact=step.batch.exact,
-            )
+        if self._tables is not None:
+            found = {
+                "tables": self._tables,
+                "selecting": tuple(selection is not None for selection in selections),
+                "residents": self.residents,
+                "fits": tuple(fits),
+                "exact": step.batch.exact,
+            }
+            if not self.in_one_launch:
+                return compiled.count_step(self.outcomes, None, step.rows, step.batch.valid, self.totals, **found)
+            from .counting import count_step
+
+            outcome = OUTCOMES.index("policy")
+            return count_step(self.outcomes, outcome, step.rows, step.batch.valid, self.totals, **found)
         counts = count_selections(selections, step, self.residents, fits)
         self.totals += counts
-        if count_step is not None:
-            self.outcomes[outcome] += counts[:, STEPS].any()
+        if self.in_one_launch:
+            self.outcomes[OUTCOMES.index("policy")] += counts[:, STEPS].any()
         return counts
 
 

@@ -20,8 +20,9 @@ int64_t count_set(const uint8_t* flags, const uint8_t* among, const uint8_t* out
 
 extern "C" {
 
-// Adds 1 to `outcomes[outcome]` where a row is live and the outcome not below 0, and every selecting layer's counts to its row of `totals`
-// [layers, 10]; `counts`, of the same shape, is what was added. The first four tables are null where no layer selects.
+// Adds 1 to `outcomes[outcome]`, unless that is below 0, where a row is live, and every selecting layer's counts to its
+// row of `totals` [layers, 10]; `counts`, of the same shape, is what was added. The first four tables are null where no
+// layer selects.
 void count_step(
     const uint8_t* active, const uint8_t* vanilla_active, const float* kept_mass, const int64_t* rescued,
     const uint8_t* selecting, const uint8_t* loaded, const uint8_t* fits, const uint8_t* valid, const uint8_t* exact,

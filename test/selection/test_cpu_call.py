@@ -1,4 +1,4 @@
-"""The compiled call against the torch backend, to the last bit, and against the reference and the papers' algorithms."""
+"""The compiled call against the torch backend, to the last bit, the reference, and the papers' algorithms."""
 
 import dataclasses
 

@@ -1,6 +1,4 @@
-"""The compiled call's library: where it is built and found again, what happens where it cannot be, and what it may touch
-in memory.
-"""
+"""The compiled call's library: where it is built and found again, what happens where it cannot be, what it touches."""
 
 import logging
 import os

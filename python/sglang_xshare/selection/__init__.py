@@ -43,10 +43,10 @@ def select(
 
     `router_logits` [n, N] in any float dtype, n may be 0. `rank_of_expert` [N] holds each expert's expert-parallel
     rank, for `target_per_rank`. `backend` is one of BACKENDS, or "auto": the Triton kernel on CUDA, the compiled call
-    on a CPU, each for what it supports, else torch. `slots` asks for slots as an MoE runner takes them, none with id -1. Knows nothing of phases,
-    layers or SGLang; no backend but "reference" waits for the device. What is counted of it is left in `tally` too.
-    `budgets`, made for the plan, are where the Triton kernel reads the plan's numbers; the others read the plan. Raises
-    ValueError naming what is wrong and what is allowed.
+    on a CPU, each for what it supports, else torch. `slots` asks for slots as an MoE runner takes them, none with id -1.
+    Knows nothing of phases, layers or SGLang; no backend but "reference" waits for the device. What is counted of it is
+    left in `tally` too. `budgets`, made for the plan, are where the Triton kernel reads the plan's numbers; the others
+    read the plan. Raises ValueError naming what is wrong and what is allowed.
     """
     batch = batch or Batch()
     if rank_of_expert is not None:
@@ -79,8 +79,8 @@ def _choose_backend(logits: torch.Tensor, plan: SelectionPlan, router: Router, b
 def prepare(
     logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, slots: RunnerSlots | None
 ) -> Call | None:
-    """What `select` runs where it chooses the compiled call, for all that differs from these, which it has taken, in
-    the numbers of the logits and the flags of the batch alone; else None.
+    """What `select`, which has taken these, runs where it chooses the compiled call, else None. It takes other logits
+    of the shape and other flags unchecked.
     """
     if _choose_backend(logits, plan, router, batch) != "cpu":
         return None

@@ -26,12 +26,12 @@ def assign(
     capture of its size. What layers do in a step of nothing but its size is decided once.
     """
     first = steps[0]
-    size = None if first is None or is_captured else first.size
-    is_plain = size is not None and first is make_plain(size)
-    known = plans.assigned.get(size) if is_plain else None
+    size = None if first is None or is_captured or first is not make_plain(first.size) else first.size
+    known = None if size is None else plans.assigned.get(size)
     if known is None:
-        known = [_assign_one(layer, step, plans, graphs, is_captured) for layer, step in zip(layers, steps, strict=True)]
-        if is_plain and size is not None:
+        pairs = zip(layers, steps, strict=True)
+        known = [_assign_one(layer, step, plans, graphs, is_captured) for layer, step in pairs]
+        if size is not None:
             plans.assigned[size] = known
     for layer, (assignment, _) in zip(layers, known, strict=True):
         layer.assignment, layer.selection = assignment, None

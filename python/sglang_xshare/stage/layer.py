@@ -34,6 +34,7 @@ class Convention(Enum):
 
 
 FILLED, DROPPED, MASKED = Convention
+MASKING = RunnerSlots(masked=True)
 MAX_CALLS = 1024
 """What a layer keeps of compiled calls: of sizes of batches under the plans that were in force."""
 
@@ -154,7 +155,7 @@ class Layer:
             return type(output_format).STANDARD, logits
         if output_format == type(output_format).BYPASSED:
             logits = logits.bfloat16()  # which the runner ranks
-        out = self.selection = self._select_in_force(logits, RunnerSlots(masked=True))
+        out = self.selection = self._select_in_force(logits, MASKING)
         assert out.masked_logits is not None
         return output_format, out.masked_logits
 

@@ -40,7 +40,7 @@ def select(
     slots: RunnerSlots | None,
     tally: Tally | None = None,
 ) -> Selection:
-    """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`. Raises ValueError where `supports` is False."""
+    """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`. Raises ValueError for what `supports` is not."""
     if not is_readable(logits):
         raise ValueError(f"router_logits on {logits.device}: allowed with backend cpu is a plain tensor on cpu")
     return prepare(plan, router, logits.shape[1], batch.exact is not None, slots)(logits, batch, rank_of_expert, tally)
@@ -78,7 +78,6 @@ class Call:
         self._address = ctypes.addressof(self._packed)
         self._num_experts = num_experts
         self._width = self._packed.columns + self._packed.shared
-        self._masks = slots is not None and slots.masked
 
     def __call__(
         self, logits: torch.Tensor, batch: Batch, rank_of_expert: torch.Tensor | None, tally: Tally | None
@@ -123,4 +122,6 @@ class Call:
             given = given.nan_to_num(-math.inf, -math.inf, -math.inf)
             scores = score(given, router.scoring)
         answer = Selection(ids, weights, selected, tally.active, tally.rescued, tally.vanilla_active, tally.kept_mass)
-        return replace(answer, **serve_runner(answer, logits, router.top_k, self.slots)) if self._masks else answer
+        if self.slots is None or not self.slots.masked:
+            return answer
+        return replace(answer, **serve_runner(answer, logits, router.top_k, self.slots))

@@ -9,10 +9,10 @@ from functools import cache
 from ...policies.plan import BALANCES, COVERAGES, KEYS, RANKINGS, UTILITIES, SelectionPlan
 from ...types import Router, RunnerSlots
 
-HANDLED = frozenset(
-    "k0 p beta utility add_per_request add mass target_per_rank balance budget drop ranking order scope confidence "
-    "max_voters min_votes coverage kmax max_rank rescue free_residents own_share".split()
-)
+_SELECTS = "k0 p beta utility add_per_request add mass target_per_rank balance free_residents"
+_RANKS = "budget drop ranking order scope confidence max_voters min_votes"
+_COVERS = "coverage kmax max_rank rescue own_share"
+HANDLED = frozenset(f"{_SELECTS} {_RANKS} {_COVERS}".split())
 """The keys of a plan that the call reads. Any other has to be at its default."""
 _MOST = 2**31 - 1
 _DOUBLES = "p beta mass confidence own_power scaling shared_weight"

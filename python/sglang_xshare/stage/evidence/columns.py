@@ -1,4 +1,4 @@
-"""What is counted of a layer, a column each; flags of layers on the device, and where selections leave what is counted."""
+"""What is counted of a layer, a column each; flags of layers on the device, and tables of what selections found."""
 
 from __future__ import annotations
 

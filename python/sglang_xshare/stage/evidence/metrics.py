@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -105,14 +105,19 @@ class Counters:
         self._tables = None
         valid = None if step is None else step.batch.valid
         rows = 1 if step is None else step.rows
-        if self._in_one_call and not self.in_one_launch:
-            compiled.count_step(self.outcomes, OUTCOMES.index(outcome), rows, valid, self.totals)
-        elif not self.in_one_launch:
+        if not (self.in_one_launch or self._in_one_call):
             self.outcomes[OUTCOMES.index(outcome)] += 1 if valid is None else valid.any()
-        elif outcome != "policy":
-            from .counting import count_step
+        elif not self.in_one_launch or outcome != "policy":
+            self._count_step(self.outcomes, OUTCOMES.index(outcome), rows, valid, self.totals)
 
-            count_step(self.outcomes, OUTCOMES.index(outcome), rows, valid, self.totals)
+    @property
+    def _count_step(self) -> Callable[..., torch.Tensor]:
+        """What counts a step in one launch, or in one call."""
+        if not self.in_one_launch:
+            return compiled.count_step
+        from .counting import count_step
+
+        return count_step
 
     def tally(self, layer: int, logits: torch.Tensor) -> Tally | None:
         """Where a layer's selection from logits [n, N] is to leave what is counted; None where it is not to. Raises
@@ -135,19 +140,18 @@ class Counters:
     def count(self, selections: Sequence[Selection | None], step: Step, fits: Sequence[bool] = ()) -> torch.Tensor:
         """Count one step under policy, as `count_selections` does, and add it to the totals."""
         if self._tables is not None:
-            found = {
-                "tables": self._tables,
-                "selecting": tuple(selection is not None for selection in selections),
-                "residents": self.residents,
-                "fits": tuple(fits),
-                "exact": step.batch.exact,
-            }
-            if not self.in_one_launch:
-                return compiled.count_step(self.outcomes, None, step.rows, step.batch.valid, self.totals, **found)
-            from .counting import count_step
-
-            outcome = OUTCOMES.index("policy")
-            return count_step(self.outcomes, outcome, step.rows, step.batch.valid, self.totals, **found)
+            return self._count_step(
+                self.outcomes,
+                OUTCOMES.index("policy") if self.in_one_launch else None,
+                step.rows,
+                step.batch.valid,
+                self.totals,
+                tables=self._tables,
+                selecting=tuple(selection is not None for selection in selections),
+                residents=self.residents,
+                fits=tuple(fits),
+                exact=step.batch.exact,
+            )
         counts = count_selections(selections, step, self.residents, fits)
         self.totals += counts
         if self.in_one_launch:

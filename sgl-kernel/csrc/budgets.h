@@ -46,7 +46,7 @@ inline void balance_ranks(const Rows& rows, const Utilities& utility, uint8_t* s
   }
 }
 
-// The residents join, as many as there are slots for: first what was `sure`, then what was added, then they, best first.
+// The residents join, as many as have a slot: first goes what was `sure`, then what was added, then they, best first.
 inline void join_residents(
     const Plan& plan, const Utilities& utility, const uint8_t* free, int slots, const Mask& sure, uint8_t* selected) {
   const int count = plan.num_experts;

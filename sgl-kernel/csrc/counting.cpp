@@ -1,5 +1,5 @@
-// A step counted in one call: selections leave what they found in tables of all layers, which are added up here. The same
-// as the Triton kernel of python/sglang_xshare/stage/evidence/counting.py.
+// A step counted in one call: selections leave what they found in tables of all layers, which are added up here. As the
+// Triton kernel of python/sglang_xshare/stage/evidence/counting.py does.
 
 #include <algorithm>
 #include <cstddef>

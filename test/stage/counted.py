@@ -1,4 +1,4 @@
-"""Steps counted in one launch beside the same in plain torch, for the interpreter's process."""
+"""Steps counted in one launch or call beside the same in plain torch, also for the interpreter's process."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ def count_steps(
     slots: RunnerSlots | None = None,
     loaded: torch.Tensor | None = None,
     num_slots: int = 0,
+    one_launch: bool = True,
 ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], Counters]:
     """What was counted and what plain torch counts, [layers, 10], in each step of (logits [layers, n, N], valid [n],
     exact [n]); and the counters. Layers without a plan stay vanilla. `loaded` [layers, N] are the experts in slots,
-    where they are paged; what is active is sure to fit those of every second layer.
+    where they are paged; what is active is sure to fit those of every second layer. Without `one_launch`, as counted on
+    a CPU.
     """
     residents: Any = None if loaded is None else SimpleNamespace(loaded=loaded, slots=num_slots)
     fits = [] if loaded is None else [layer % 2 == 0 for layer in range(len(plans))]
     counters = Counters(len(plans), "cpu", residents)
-    counters.in_one_launch = True
+    counters.in_one_launch = one_launch
     found = []
     for logits, valid, exact in steps:
         step = Step("decode", logits.shape[1], Batch(valid, exact=exact))
@@ -43,10 +45,10 @@ def count_steps(
     return found, counters
 
 
-def count_outcomes(outcomes: list[tuple[str, Step | None]]) -> torch.Tensor:
-    """Forwards that stay vanilla, counted in one launch each."""
+def count_outcomes(outcomes: list[tuple[str, Step | None]], one_launch: bool = True) -> torch.Tensor:
+    """Forwards that stay vanilla, counted in one launch each, or as on a CPU."""
     counters = Counters(2, "cpu")
-    counters.in_one_launch = True
+    counters.in_one_launch = one_launch
     for outcome, step in outcomes:
         counters.count_outcome(outcome, step)
     assert not counters.totals.any()

@@ -43,7 +43,7 @@ def select(
 
     `router_logits` [n, N] in any float dtype, n may be 0. `rank_of_expert` [N] holds each expert's expert-parallel
     rank, for `target_per_rank`. `backend` is one of BACKENDS, or "auto": the Triton kernel on CUDA, the compiled call
-    on a CPU, each for what it supports, else torch. `slots` asks for slots as an MoE runner takes them, none with id -1.
+    on a CPU, each for what it supports, else torch. `slots` asks for slots as an MoE runner takes them, none of id -1.
     Knows nothing of phases, layers or SGLang; no backend but "reference" waits for the device. What is counted of it is
     left in `tally` too. `budgets`, made for the plan, are where the Triton kernel reads the plan's numbers; the others
     read the plan. Raises ValueError naming what is wrong and what is allowed.

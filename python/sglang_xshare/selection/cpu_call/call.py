@@ -40,7 +40,7 @@ def select(
     slots: RunnerSlots | None,
     tally: Tally | None = None,
 ) -> Selection:
-    """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`. Raises ValueError for what `supports` is not."""
+    """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`. Raises ValueError where it cannot."""
     if not is_readable(logits):
         raise ValueError(f"router_logits on {logits.device}: allowed with backend cpu is a plain tensor on cpu")
     return prepare(plan, router, logits.shape[1], batch.exact is not None, slots)(logits, batch, rank_of_expert, tally)

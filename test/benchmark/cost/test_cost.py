@@ -11,7 +11,16 @@ from benchmark.common.record import read_record
 from benchmark.common.rounds import Series, Workload
 from benchmark.common.variant import parse_variant
 from benchmark.cost.__main__ import main
-from benchmark.cost.report import ROUTING, STEP, UPSTREAM, added_share, shape_key, step_seconds, tabulate_cost
+from benchmark.cost.report import (
+    ROUTING,
+    ROUTING_LARGE,
+    STEP,
+    UPSTREAM,
+    added_share,
+    shape_key,
+    step_seconds,
+    tabulate_cost,
+)
 
 
 def step_of(tpot_ms):
@@ -43,6 +52,14 @@ def test_the_stages_cost_is_what_it_adds_to_vanilla():
     ]
 
 
+def test_what_it_adds_at_the_large_shape_stands_beside():
+    """Where a record has it."""
+    large = {"seconds": {"vanilla": 4e-4, "xshare": 12e-4}, "rows": 64, "layers": 4, "model": "m"}
+    table = tabulate_cost({**POINTS, ROUTING_LARGE: large})
+    assert table.headings[-3:] == ["added a layer, us", "added a layer of 64x256, us", "share of a decode step"]
+    assert [row[-3:] for row in table.rows] == [["-", "-", "-"], ["125", "200", "1.00%"], ["-", "-", "-"]]
+
+
 def test_routing_really_runs_under_the_stage():
     from benchmark.cost.routers import DecodeShape, Routers, time_routing
     from sglang_xshare import hooks
@@ -69,7 +86,7 @@ def test_a_small_run_from_end_to_end(tiny_model, tmp_path, capsys):
     main(arguments)
     record = read_record(tmp_path / "cost.json", "cost")
     points = record["points"]
-    assert list(points) == ["select 4x16", "select 8x64", STEP, ROUTING]
+    assert list(points) == ["select 4x16", "select 8x64", STEP, ROUTING, ROUTING_LARGE]
     assert list(points["select 8x64"]["seconds"]) == [UPSTREAM, *policies]
     assert min(points["select 8x64"]["seconds"].values()) > 0
     assert list(points[ROUTING]["seconds"]) == ["vanilla", "xshare:k0=1,add=8"]

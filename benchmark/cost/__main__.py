@@ -19,7 +19,7 @@ from benchmark.common.record import Record
 from benchmark.common.rounds import Workload, serve
 from benchmark.common.variant import BASELINE, PLAN_SPELLING, parse_plan, parse_variant
 from benchmark.common.widened import prepare
-from benchmark.cost.report import ROUTING, STEP, shape_key, tabulate_cost
+from benchmark.cost.report import LARGE, ROUTING, ROUTING_LARGE, STEP, shape_key, tabulate_cost
 
 POLICIES = (
     "xshare:k0=1,add=24",
@@ -69,9 +69,10 @@ def measure(args: argparse.Namespace, record: Record) -> None:
             record.add(shape_key(shape), seconds={name: median(spent) for name, spent in times.items()})
     if not is_measured(record, STEP):
         measure_step(args, record)
-    if ROUTING not in record:
-        print("routing a decode step", flush=True)
-        measure_routing(args, record)
+    for key in (ROUTING, ROUTING_LARGE):
+        if key not in record:
+            print(f"{key} of a decode step", flush=True)
+            measure_routing(args, record, key)
 
 
 def measure_step(args: argparse.Namespace, record: Record) -> None:
@@ -83,13 +84,18 @@ def measure_step(args: argparse.Namespace, record: Record) -> None:
         measure_rounds(record, STEP, workload, variants, servers)
 
 
-def measure_routing(args: argparse.Namespace, record: Record) -> None:
-    """Time a step of routers as the model has them, for every policy that selects in plain decode."""
+def measure_routing(args: argparse.Namespace, record: Record, key: str) -> None:
+    """Time a step of routers as the model has them, or of the large shape, for every policy that selects in plain
+    decode.
+    """
     from benchmark.cost.routers import DecodeShape, time_routing
     from sglang_xshare.policies.schedule import build_schedule
 
     config = json.loads((args.model / "config.json").read_text())
     layers, experts, top_k = (config[key] for key in ("num_hidden_layers", "num_experts", "num_experts_per_tok"))
+    rows = args.batch
+    if key == ROUTING_LARGE:
+        rows, experts = map(int, LARGE.split("x"))
     variants = [parse_variant(BASELINE)]
     for variant in map(parse_variant, args.policies):
         try:
@@ -98,9 +104,9 @@ def measure_routing(args: argparse.Namespace, record: Record) -> None:
             print(f"{variant.name}: not in plain decode: {error}", flush=True)
         else:
             variants.append(variant)
-    times = time_routing(variants, DecodeShape(args.batch, layers, experts, top_k), args.rounds)
+    times = time_routing(variants, DecodeShape(rows, layers, experts, top_k), args.rounds)
     seconds = {variant.name: median(spent) for variant, spent in zip(variants, times, strict=True)}
-    record.add(ROUTING, seconds=seconds, rows=args.batch, layers=layers, model=args.model.name)
+    record.add(key, seconds=seconds, rows=rows, layers=layers, model=args.model.name)
 
 
 def _shape(text: str) -> str:

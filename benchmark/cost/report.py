@@ -9,6 +9,8 @@ from benchmark.common.variant import BASELINE
 
 UPSTREAM = "upstream's router"
 ROUTING, STEP = "routing", "decode step"
+LARGE = "64x256"
+ROUTING_LARGE = f"routing {LARGE}"
 """Keys of the record; `shape_key` gives the others."""
 SHARE_BAR = 0.03
 
@@ -22,11 +24,17 @@ def tabulate_cost(points: Mapping[str, Any]) -> Table:
     """A row a policy: microseconds of select() by shape, then what the stage adds to a layer and to a decode step."""
     shapes = [key.removeprefix("select ") for key in points if key.startswith("select ")]
     headings = ["policy", *(f"select() {shape}, us" for shape in shapes), "added a layer, us", "share of a decode step"]
+    large = points.get(ROUTING_LARGE)
+    if large is not None:
+        headings.insert(-1, f"added a layer of {LARGE}, us")
     policies = [name for name in points[shape_key(shapes[0])]["seconds"] if name != UPSTREAM]
     rows = []
     for name in (UPSTREAM, *policies):
         calls = [_call(points[shape_key(shape)]["seconds"], name) for shape in shapes]
-        rows.append([name, *calls, *_added(points, name)])
+        added = _added(points, name)
+        if large is not None:
+            added.insert(1, _added_a_layer(large, name) if added[0] != "-" else "-")
+        rows.append([name, *calls, *added])
     routing = points[ROUTING]
     note = (
         "Medians of CPU time on one thread; in brackets times upstream's router on the same logits. Added: what "
@@ -39,7 +47,7 @@ def tabulate_cost(points: Mapping[str, Any]) -> Table:
 
 def added_share(points: Mapping[str, Any], name: str) -> float:
     """What the stage adds to a decode step under a policy, as a share of that step."""
-    return _added_seconds(points, name) / step_seconds(points)
+    return _added_seconds(points[ROUTING], name) / step_seconds(points)
 
 
 def step_seconds(points: Mapping[str, Any]) -> float:
@@ -47,16 +55,18 @@ def step_seconds(points: Mapping[str, Any]) -> float:
     return Comparison.read(points[STEP]).summaries[0].tpot_ms.median / 1000
 
 
-def _added_seconds(points: Mapping[str, Any], name: str) -> float:
-    seconds = points[ROUTING]["seconds"]
-    return float(seconds[name] - seconds[BASELINE])
+def _added_seconds(routing: Mapping[str, Any], name: str) -> float:
+    return float(routing["seconds"][name] - routing["seconds"][BASELINE])
+
+
+def _added_a_layer(routing: Mapping[str, Any], name: str) -> str:
+    return f"{_added_seconds(routing, name) / routing['layers'] * 1e6:.0f}"
 
 
 def _added(points: Mapping[str, Any], name: str) -> list[str]:
     if name not in points[ROUTING]["seconds"]:
         return ["-", "-"]
-    a_layer = _added_seconds(points, name) / points[ROUTING]["layers"]
-    return [f"{a_layer * 1e6:.0f}", f"{added_share(points, name):.2%}"]
+    return [_added_a_layer(points[ROUTING], name), f"{added_share(points, name):.2%}"]
 
 
 def _call(seconds: Mapping[str, float], name: str) -> str:

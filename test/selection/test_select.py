@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 from refused import refused
 from sglang_xshare import Batch, Router, RunnerSlots, Selection, build_plan, select
 from sglang_xshare.selection import BACKENDS
+from sglang_xshare.selection.cpu_call import load
 
 TENSORS = [field.name for field in fields(Selection) if field.name != "masked_logits"]
 XSHARE = build_plan("xshare", k0=1, add=2)
@@ -33,11 +34,12 @@ def name_of(keys):
     return " ".join(f"{key}={value}" for key, value in keys.items() if key != "order")
 
 
+HERE = ["reference", "torch", *(["cpu"] if load() is not None else [])]
 EVERY_PLAN = pytest.mark.parametrize("keys", PLANS, ids=name_of)
 
 
 @EVERY_PLAN
-@pytest.mark.parametrize("backend", ["reference", "torch"])
+@pytest.mark.parametrize("backend", HERE)
 def test_an_empty_batch_selects_nothing(keys, backend):
     plan = build_plan(keys)
     out = select(LOGITS[:0], plan, Router(4), Batch(torch.ones(0, dtype=torch.bool), 3), range(16), backend)
@@ -48,7 +50,7 @@ def test_an_empty_batch_selects_nothing(keys, backend):
 
 
 @EVERY_PLAN
-@pytest.mark.parametrize("backend", ["reference", "torch"])
+@pytest.mark.parametrize("backend", HERE)
 def test_a_batch_of_padding_selects_nothing(keys, backend):
     """As while a CUDA graph is captured: every cache location is 0."""
     out = select(LOGITS, build_plan(keys), Router(4), Batch(torch.zeros(6, dtype=torch.bool)), range(16), backend)
@@ -83,7 +85,7 @@ def test_the_torch_backend_never_reads_the_device(keys, exact):
 
 
 @EVERY_PLAN
-@pytest.mark.parametrize("backend", ["reference", "torch"])
+@pytest.mark.parametrize("backend", HERE)
 def test_the_answer_is_ordinary_and_the_input_untouched(keys, backend):
     """A caller may change the answer in place, and gets the same one again."""
     logits = LOGITS.clone()
@@ -96,7 +98,7 @@ def test_the_answer_is_ordinary_and_the_input_untouched(keys, backend):
     assert torch.equal(logits, LOGITS)
 
 
-@pytest.mark.parametrize("backend", ["reference", "torch"])
+@pytest.mark.parametrize("backend", HERE)
 def test_metrics_are_those_of_the_call(backend):
     """A graph's buffers hold the next step by the time they are read."""
     logits, valid = LOGITS.clone(), torch.tensor([True, False, True, True, False, True])
@@ -118,8 +120,9 @@ def test_logits_need_no_particular_layout():
     assert torch.equal(select(strided, XSHARE, router, Batch(None, 2)).topk_ids, expected.topk_ids)
 
 
-def test_every_backend_is_listed_and_auto_is_torch_on_the_cpu(monkeypatch):
+def test_every_backend_is_listed_and_auto_is_torch_where_nothing_is_compiled(monkeypatch):
     called = []
+    monkeypatch.setattr("sglang_xshare.selection.cpu_call.supports", lambda *args: False)
     monkeypatch.setitem(BACKENDS, "torch", "sglang_xshare.selection.reference")
     monkeypatch.setattr("sglang_xshare.selection.reference.select", lambda *args: called.append(args))
     select(LOGITS, XSHARE, Router(4))

@@ -10,6 +10,8 @@ import torch
 
 from ..policies.plan import SelectionPlan
 from ..types import Batch, Router, RunnerSlots, Selection, Tally
+from .cpu_call import Call, is_readable
+from .cpu_call import prepare as prepare_call
 
 if TYPE_CHECKING:
     from .triton_kernel.budgets import Budgets
@@ -18,6 +20,7 @@ BACKENDS = {
     "reference": "sglang_xshare.selection.reference",
     "torch": "sglang_xshare.selection.torch_backend.vectorized",
     "triton": "sglang_xshare.selection.triton_kernel",
+    "cpu": "sglang_xshare.selection.cpu_call",
 }
 """Name -> module with a function `select(logits, plan, router, batch, rank_of_expert, slots) -> Selection`."""
 
@@ -39,11 +42,11 @@ def select(
     """Select the batch's experts and route every row within them.
 
     `router_logits` [n, N] in any float dtype, n may be 0. `rank_of_expert` [N] holds each expert's expert-parallel
-    rank, for `target_per_rank`. `backend` is one of BACKENDS, or "auto": the Triton kernel on CUDA for what it
-    supports, else torch. `slots` asks for slots as an MoE runner takes them, none with id -1. Knows nothing of phases,
-    layers or SGLang; no backend but "reference" waits for the device. What is counted of it is left in `tally` too.
-    `budgets`, made for the plan, are where the Triton kernel reads the plan's numbers; the others read the plan. Raises
-    ValueError naming what is wrong and what is allowed.
+    rank, for `target_per_rank`. `backend` is one of BACKENDS, or "auto": the Triton kernel on CUDA, the compiled call
+    on a CPU, each for what it supports, else torch. `slots` asks for slots as an MoE runner takes them, none of id -1.
+    Knows nothing of phases, layers or SGLang; no backend but "reference" waits for the device. What is counted of it is
+    left in `tally` too. `budgets`, made for the plan, are where the Triton kernel reads the plan's numbers; the others
+    read the plan. Raises ValueError naming what is wrong and what is allowed.
     """
     batch = batch or Batch()
     if rank_of_expert is not None:
@@ -55,8 +58,10 @@ def select(
         raise ValueError(f"backend = {backend!r}: allowed is auto, {', '.join(BACKENDS)}")
     arguments = router_logits, plan, router, batch, rank_of_expert, slots
     run = import_module(BACKENDS[backend]).select
-    if backend == "triton":  # which fills the tally itself
+    if backend == "triton":  # which fills the tally itself, as the next does
         return run(*arguments, budgets=budgets, tally=tally)
+    if backend == "cpu":
+        return run(*arguments, tally=tally)
     answer = run(*arguments)
     if tally is not None:
         tally.take(answer)
@@ -64,11 +69,22 @@ def select(
 
 
 def _choose_backend(logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch) -> str:
-    if not logits.is_cuda:
+    """The backend made for the logits' device where it serves the plan, else torch."""
+    backend = "triton" if logits.is_cuda else "cpu" if is_readable(logits) else "torch"
+    if backend == "torch" or not import_module(BACKENDS[backend]).supports(plan, router, batch, *logits.shape):
         return "torch"
-    from .triton_kernel import supports
+    return backend
 
-    return "triton" if supports(plan, router, batch, *logits.shape) else "torch"
+
+def prepare(
+    logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, slots: RunnerSlots | None
+) -> Call | None:
+    """What `select`, which has taken these, runs where it chooses the compiled call, else None. It takes other logits
+    of the shape and other flags unchecked.
+    """
+    if _choose_backend(logits, plan, router, batch) != "cpu":
+        return None
+    return prepare_call(plan, router, logits.shape[1], batch.exact is not None, slots)
 
 
 def _check_inputs(

@@ -26,7 +26,7 @@ def compute_scores(logits: torch.Tensor, router: Router) -> tuple[torch.Tensor, 
     without any finite logit.
     """
     logits = torch.nan_to_num(logits.float(), nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
-    scores = _score(logits, router.scoring)
+    scores = score(logits, router.scoring)
     choice = logits
     if router.correction_bias is not None:
         biased = torch.nan_to_num(scores + router.correction_bias.float(), -math.inf, -math.inf, -math.inf)
@@ -36,11 +36,12 @@ def compute_scores(logits: torch.Tensor, router: Router) -> tuple[torch.Tensor, 
     return scores, choice
 
 
-def _score(logits: torch.Tensor, scoring: str) -> torch.Tensor:
+def score(logits: torch.Tensor, scoring: str) -> torch.Tensor:
+    """P [n, N] float32 of logits in any float dtype, none of them NaN or +inf."""
     if scoring == "softmax":
-        return logits.softmax(1)
+        return logits.softmax(1, dtype=torch.float32)
     if scoring == "sigmoid":
-        return logits.sigmoid()
+        return logits.float().sigmoid()
     # In float32, torch's last bit depends on where in the tensor a number stands, and e^x underflows at -103.
     return softplus(logits.double()).sqrt_().float()
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .graphs import Graphs
 from .layer import Assignment, Layer
 from .plans import Plans
-from .step import Step
+from .step import Step, make_plain
 
 
 class PolicyBypassed(RuntimeError):
@@ -23,19 +23,32 @@ def assign(
     one; nothing where there is no step.
 
     An eager step selects as the plans in force say, by their own numbers; one that is being captured as in the first
-    capture of its size.
+    capture of its size. What layers do in a plain step, `make_plain`'s, is decided once for its key.
     """
-    reasons: set[str | None] = set()
-    for layer, step in zip(layers, steps, strict=True):
-        layer.assignment, layer.selection = Assignment(), None
-        if step is None:
-            continue
-        plan, against = plans.find(layer, step.key)
-        layer.assignment = Assignment(plan, step, fits=plans.fit(layer, step.key))
-        if is_captured:
-            layer.assignment = graphs.keep(layer, step.key, layer.assignment)
-        reasons.add(None if layer.assignment.plan is not None else against)
-    return reasons
+    first = steps[0]
+    key = None if first is None or is_captured or first is not make_plain(first.key) else first.key
+    known = None if key is None else plans.assigned.get(key)
+    if known is None:
+        pairs = zip(layers, steps, strict=True)
+        known = [_assign_one(layer, step, plans, graphs, is_captured) for layer, step in pairs]
+        if key is not None:
+            plans.assigned[key] = known
+    for layer, (assignment, _) in zip(layers, known, strict=True):
+        layer.assignment, layer.selection = assignment, None
+    return set() if first is None else {reason for _, reason in known}
+
+
+def _assign_one(
+    layer: Layer, step: Step | None, plans: Plans, graphs: Graphs, is_captured: bool
+) -> tuple[Assignment, str | None]:
+    """(a layer's assignment, why it has no plan)."""
+    if step is None:
+        return Assignment(), None
+    plan, against = plans.find(layer, step.key)
+    assignment = Assignment(plan, step, fits=plans.fit(layer, step.key))
+    if is_captured:
+        assignment = graphs.keep(layer, step.key, assignment)
+    return assignment, None if assignment.plan is not None else against
 
 
 def check_selected(layers: Sequence[Layer], step: Step) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..policies.plan import SelectionPlan
-from ..selection import select
+from ..selection import prepare, select
+from ..selection.cpu_call import Call
 from ..selection.slots import drop_slots, refill_slots
 from ..types import RunnerSlots, Selection, Tally
 from ..upstream.router import read_router
@@ -33,6 +34,9 @@ class Convention(Enum):
 
 
 FILLED, DROPPED, MASKED = Convention
+MASKING = RunnerSlots(masked=True)
+MAX_CALLS = 1024
+"""What a layer keeps of compiled calls: of sizes of batches under the plans that were in force."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ class Layer:
         """What the layer has chosen in this step; None before, and where it has no plan."""
         self.find_tally: Callable[[torch.Tensor], Tally | None] = lambda logits: None
         """Where a selection from logits [n, N] is to leave what is counted of it; a stage has one for each layer."""
+        self._calls: dict[tuple[object, ...], Call] = {}
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
@@ -150,15 +155,34 @@ class Layer:
             return type(output_format).STANDARD, logits
         if output_format == type(output_format).BYPASSED:
             logits = logits.bfloat16()  # which the runner ranks
-        out = self.selection = self._select_in_force(logits, RunnerSlots(masked=True))
+        out = self.selection = self._select_in_force(logits, MASKING)
         assert out.masked_logits is not None
         return output_format, out.masked_logits
 
     def _select_in_force(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
         """What the plan in force chooses, counted."""
-        assert self.assignment.plan is not None
+        plan, step, buffer = self.assignment.plan, self.assignment.step, self.assignment.buffer
+        assert plan is not None
+        assert step is not None
         tally = self.find_tally(logits)
-        return self.select(logits, self.assignment.plan, slots, tally, self.assignment.buffer)
+        # A call keeps its plan and slots, so that no other ones have their ids.
+        place = id(plan), id(slots), logits.shape, step.rows, step.batch.tokens_per_request, step.batch.exact is None
+        call = self._calls.get(place) if buffer is None else None
+        if call is not None:
+            return call(logits, step.batch, self._find_ranks(plan), tally)
+        selection = self.select(logits, plan, slots, tally, buffer)  # which checks all of it
+        call = prepare(logits, plan, self.router, step.batch, slots)
+        if call is not None:
+            if len(self._calls) >= MAX_CALLS:
+                self._calls.clear()
+            self._calls[place] = call
+        return selection
+
+    def _find_ranks(self, plan: SelectionPlan) -> torch.Tensor | None:
+        """[N] int: the rank of every expert, for a plan that asks."""
+        if plan.target_per_rank is None or self.placement is None:
+            return None
+        return self.placement.rank_of_expert(self.layer_id)
 
     def collect(self, logits: torch.Tensor) -> torch.Tensor:
         """Router logits of all ranks where each routes its own, else these. Raises RuntimeError as `choose` does."""
@@ -186,15 +210,12 @@ class Layer:
         rows = self.step.rows
         if len(logits) != rows:
             raise RuntimeError(f"MoE layer {self.layer_id}: {len(logits)} router rows in a step of {rows}")
-        ranks = None
-        if plan.target_per_rank is not None and self.placement is not None:
-            ranks = self.placement.rank_of_expert(self.layer_id)
         return select(
             logits,
             plan,
             self.router,
             self.step.batch,
-            rank_of_expert=ranks,
+            rank_of_expert=self._find_ranks(plan),
             slots=slots,
             tally=tally,
             budgets=budgets,

@@ -11,7 +11,7 @@ from ..policies.description import describe
 from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
 from ..upstream.batches import Batches
-from .layer import Layer
+from .layer import Assignment, Layer
 from .step import StepKey
 
 REASONS = ("vanilla", "phase", "min_rows", "max_rows", "unchanged", "override")
@@ -33,6 +33,8 @@ class Plans:
         self._found: dict[tuple[Layer, StepKey], tuple[SelectionPlan | None, str | None]] = {}
         self._acting: dict[StepKey, bool] = {}
         self._fitting: dict[tuple[Layer, StepKey], bool] = {}
+        self.assigned: dict[StepKey, list[tuple[Assignment, str | None]]] = {}
+        """What `assign` has decided of plain steps."""
 
     @property
     def given(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -44,6 +45,12 @@ class Step:
         return StepKey(self.phase, self.rows, self.batch.tokens_per_request)
 
 
+@cache
+def make_plain(key: StepKey) -> Step:
+    """The step of a key without padding and exact rows, as most are on a CPU server."""
+    return Step(key.phase, key.rows, Batch(tokens_per_request=key.tokens_per_request))
+
+
 def read_step(
     forward_batch: Any, mask_padding: bool, ranks: Ranks | None = None, exact: Exact | None = None
 ) -> Step | None:
@@ -70,6 +77,8 @@ def read_step(
         return _make_step(states, key, exact)
     valid = live_rows(forward_batch) if mask_padding else None
     flags = None if exact is None else exact.find(key.rows)
+    if valid is None and flags is None:
+        return make_plain(key)
     return Step(key.phase, key.rows, Batch(valid, key.tokens_per_request, flags))
 
 

@@ -1,0 +1,127 @@
+"""From `select()` to the compiled call: torch scores, so that P has torch's bits, and all the rest is one function."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import replace
+
+import torch
+
+from ...policies.plan import SelectionPlan
+from ...types import Batch, Router, RunnerSlots, Selection, Tally
+from ..scores import score
+from ..slots import serve_runner
+from .layout import find_unhandled, pack
+from .library import load
+
+_KEPT = 4096
+_calls: dict[tuple[int, int, int, bool, RunnerSlots | None], Call] = {}
+
+
+def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> bool:
+    """Whether the call serves the plan on logits [num_rows, num_experts] on this machine."""
+    return load() is not None and not find_unhandled(plan)
+
+
+def is_readable(tensor: torch.Tensor) -> bool:
+    """Whether a C++ function can read the tensor: in this machine's memory, and none that has but a shape (while torch
+    traces).
+    """
+    return tensor.is_cpu and type(tensor) is torch.Tensor
+
+
+def select(
+    logits: torch.Tensor,
+    plan: SelectionPlan,
+    router: Router,
+    batch: Batch,
+    rank_of_expert: torch.Tensor | None,
+    slots: RunnerSlots | None,
+    tally: Tally | None = None,
+) -> Selection:
+    """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`. Raises ValueError where it cannot."""
+    if not is_readable(logits):
+        raise ValueError(f"router_logits on {logits.device}: allowed with backend cpu is a plain tensor on cpu")
+    return prepare(plan, router, logits.shape[1], batch.exact is not None, slots)(logits, batch, rank_of_expert, tally)
+
+
+def prepare(
+    plan: SelectionPlan, router: Router, num_experts: int, exact: bool = False, slots: RunnerSlots | None = None
+) -> Call:
+    """The call for a plan and router that have been checked against each other, packed when first asked for. Raises
+    ValueError where the machine cannot have it, or the plan is none it serves.
+    """
+    key = (id(plan), id(router), num_experts, exact, slots)
+    call = _calls.get(key)
+    if call is None:
+        if len(_calls) >= _KEPT:  # tests, not servers, have as many
+            _calls.clear()
+        call = _calls[key] = Call(plan, router, num_experts, exact, slots)
+    return call
+
+
+class Call:
+    """A plan and router, packed, whose selections cost one call each. `exact` says that some rows may be."""
+
+    def __init__(
+        self, plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slots: RunnerSlots | None
+    ) -> None:
+        library = load()
+        if library is None:
+            raise ValueError("backend = 'cpu': allowed is torch, as this machine has no compiled call")
+        if unhandled := find_unhandled(plan):
+            raise ValueError(f"plan = {plan}: allowed with backend cpu is one without {', '.join(unhandled)}")
+        self.plan, self.router, self.slots = plan, router, slots  # alive: their ids are what `prepare` finds them by
+        self._run = library.select_experts
+        self._packed = pack(plan, router, num_experts, exact, slots)
+        self._address = ctypes.addressof(self._packed)
+        self._num_experts = num_experts
+        self._width = self._packed.columns + self._packed.shared
+
+    def __call__(
+        self, logits: torch.Tensor, batch: Batch, rank_of_expert: torch.Tensor | None, tally: Tally | None
+    ) -> Selection:
+        """What the plan chooses from logits [n, N], counted in `tally`. Nothing is checked."""
+        router, rows = self.router, logits.shape[0]
+        given = logits if logits.dtype is torch.float32 or logits.dtype is torch.bfloat16 else logits.float()
+        given = given.contiguous()
+        ids = torch.empty((rows, self._width), dtype=torch.int32)
+        weights = torch.empty((rows, self._width))
+        selected = torch.empty(self._num_experts, dtype=torch.bool)
+        if tally is None:
+            active, vanilla_active = torch.empty_like(selected), torch.empty_like(selected)
+            tally = Tally(active, vanilla_active, torch.empty(rows), torch.empty((), dtype=torch.int64))
+        # Tensors rather than addresses: what is converted has to live until the call is over.
+        tables = (
+            None if batch.valid is None else batch.valid.contiguous(),
+            None if batch.exact is None else batch.exact.contiguous(),
+            None if batch.resident is None else batch.resident.contiguous(),
+            None if router.correction_bias is None else router.correction_bias.float().contiguous(),
+            None if router.expert_scale is None else router.expert_scale.float().contiguous(),
+            None if rank_of_expert is None else rank_of_expert.long().contiguous(),
+        )
+        scores = score(given, router.scoring)
+        while self._run(
+            self._address,
+            given.data_ptr(),
+            scores.data_ptr(),
+            *[None if table is None else table.data_ptr() for table in tables],
+            given.dtype is torch.bfloat16,
+            rows,
+            batch.tokens_per_request,
+            batch.slots or 0,
+            ids.data_ptr(),
+            weights.data_ptr(),
+            selected.data_ptr(),
+            tally.active.data_ptr(),
+            tally.vanilla_active.data_ptr(),
+            tally.kept_mass.data_ptr(),
+            tally.rescued.data_ptr(),
+        ):  # a NaN or +inf, which counts as -inf: it never has to be said twice
+            given = given.nan_to_num(-math.inf, -math.inf, -math.inf)
+            scores = score(given, router.scoring)
+        answer = Selection(ids, weights, selected, tally.active, tally.rescued, tally.vanilla_active, tally.kept_mass)
+        if self.slots is None or not self.slots.masked:
+            return answer
+        return replace(answer, **serve_runner(answer, logits, router.top_k, self.slots))

@@ -1,0 +1,88 @@
+"""A plan and a router as csrc/plan.h lays them out: packed once, read in every call."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_double, c_int32, c_void_p
+from functools import cache
+
+from ...policies.plan import BALANCES, COVERAGES, KEYS, RANKINGS, UTILITIES, SelectionPlan
+from ...types import Router, RunnerSlots
+
+_SELECTS = "k0 p beta utility add_per_request add mass target_per_rank balance free_residents"
+_RANKS = "budget drop ranking order scope confidence max_voters min_votes"
+_COVERS = "coverage kmax max_rank rescue own_share"
+HANDLED = frozenset(f"{_SELECTS} {_RANKS} {_COVERS}".split())
+"""The keys of a plan that the call reads. Any other has to be at its default."""
+_MOST = 2**31 - 1
+_DOUBLES = "p beta mass confidence own_power scaling shared_weight"
+_COUNTS = (
+    "num_experts top_k unbounded renormalize num_groups topk_group quota_groups "
+    "warm_up utility add_per_request add target_per_rank balance ranks_experts ranking by_request budget drop "
+    "max_voters min_votes takes_residents coverage kmax max_rank rescue columns shared fill"
+)
+
+
+class Plan(ctypes.Structure):
+    """`expert_selection::Plan`."""
+
+    _fields_ = (
+        ("order", c_void_p),
+        *((name, c_double) for name in _DOUBLES.split()),
+        *((name, c_int32) for name in _COUNTS.split()),
+    )
+
+
+@cache
+def find_unhandled(plan: SelectionPlan) -> list[str]:
+    """The keys that the call would ignore."""
+    default = SelectionPlan()
+    return [name for name in KEYS if name not in HANDLED and getattr(plan, name) != getattr(default, name)]
+
+
+def pack(plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slots: RunnerSlots | None) -> Plan:
+    """The plan for logits of N experts, where some rows may be `exact`; checked against the router before."""
+    order = None if plan.order is None else (ctypes.c_int64 * num_experts)(*plan.order)
+    counts = {
+        "num_experts": num_experts,
+        "top_k": router.top_k,
+        "unbounded": router.scoring == "sqrtsoftplus",
+        "renormalize": router.renormalize,
+        "num_groups": router.num_expert_group or 0,
+        "topk_group": router.topk_group or 0,
+        "quota_groups": router.quota_groups or 0,
+        "warm_up": plan.warm_up(router),
+        "utility": UTILITIES.index(plan.utility),
+        "add_per_request": plan.add_per_request,
+        "add": plan.add,
+        "target_per_rank": plan.target_per_rank or 0,
+        "balance": BALANCES.index(plan.balance),
+        "ranks_experts": plan.ranks_experts,
+        "ranking": RANKINGS.index(plan.ranking),
+        "by_request": plan.scope == "request",
+        "budget": plan.budget or 0,
+        "drop": -1 if plan.drop is None else plan.drop,
+        "max_voters": plan.max_voters,
+        "min_votes": plan.min_votes,
+        "takes_residents": plan.takes_residents,
+        "coverage": COVERAGES.index(plan.coverage),
+        "kmax": plan.kmax or router.top_k,
+        "max_rank": plan.max_rank or 0,
+        "rescue": plan.can_rescue,
+        "columns": plan.columns(router, exact),
+        "shared": slots.shared if slots else 0,
+        "fill": slots is not None and not (slots.masked or slots.empty),
+    }
+    packed = Plan(
+        order=None if order is None else ctypes.addressof(order),
+        p=plan.p,
+        beta=-1.0 if plan.beta is None else plan.beta,
+        mass=plan.mass or 0.0,
+        confidence=plan.confidence or 0.0,
+        own_power=plan.own_power,
+        scaling=router.scaling,
+        shared_weight=slots.shared_weight if slots else 1.0,
+        **{name: min(int(value), _MOST) for name, value in counts.items()},
+    )
+    packed.keeps = order  # alive: the structure holds its address alone
+    return packed

@@ -1,0 +1,99 @@
+// Selection on a CPU as one call: router logits and scores give what a layer's runner takes and what is counted of it.
+// Follows python/sglang_xshare/selection/reference.py; the torch backend has the same ids, weights and counts.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "budgets.h"
+#include "cover.h"
+#include "plan.h"
+#include "rows.h"
+#include "votes.h"
+
+namespace expert_selection {
+namespace {
+
+void select_set(const Rows& rows, uint8_t* selected) {
+  std::fill_n(selected, rows.plan.num_experts, 0);
+  for (int i = 0; i < rows.batch.rows; i++) {
+    for (int rank = 0; rank < rows.live(i); rank++) selected[rows.own(i)[rank]] |= rows.kept(i)[rank];
+  }
+  if (rows.plan.ranks_experts) {
+    add_ranked(rows, selected);
+  } else if (rows.plan.confidence > 0) {
+    follow_voters(rows, selected);
+  } else {
+    add_by_utility(rows, selected);
+  }
+}
+
+// An expert in use: the largest that is also in S and in some row's own top-k, else the largest; 0 without any.
+int32_t find_filler(const Answer& answer, int num_experts) {
+  int32_t filler = 0;
+  for (int32_t j = num_experts - 1; j >= 0; j--) {
+    if (!answer.active[j]) continue;
+    if (answer.selected[j] && answer.vanilla_active[j]) return j;
+    filler = std::max(filler, j);
+  }
+  return filler;
+}
+
+void cover_rows(const Rows& rows, const Answer& answer) {
+  const Plan& plan = rows.plan;
+  const int width = plan.columns + plan.shared;
+  std::fill_n(answer.active, plan.num_experts, 0);
+  std::fill_n(answer.vanilla_active, plan.num_experts, 0);
+  Cover cover(rows, answer.selected);
+  for (int i = 0; i < rows.batch.rows; i++) {
+    int32_t* ids = answer.ids + i * static_cast<size_t>(width);
+    float* weights = answer.weights + i * static_cast<size_t>(width);
+    const int found = cover.find(i);
+    std::copy_n(cover.experts(), found, ids);
+    std::fill(ids + found, ids + plan.columns, -1);
+    std::fill(weights + found, weights + plan.columns, 0.0f);
+    const float kept = cover.weigh(i, found, weights);
+    answer.kept_mass[i] = rows.is_valid(i) ? kept : 0.0f;
+    for (int slot = 0; slot < found; slot++) answer.active[ids[slot]] = 1;
+    for (int rank = 0; rank < rows.live(i); rank++) answer.vanilla_active[rows.own(i)[rank]] = 1;
+    for (int expert = 0; expert < plan.shared; expert++) {
+      ids[plan.columns + expert] = plan.num_experts + expert;
+      weights[plan.columns + expert] = static_cast<float>(plan.shared_weight);
+    }
+  }
+  if (!plan.fill) return;
+  const int32_t filler = find_filler(answer, plan.num_experts);
+  for (int i = 0; i < rows.batch.rows; i++) {
+    int32_t* ids = answer.ids + i * static_cast<size_t>(width);
+    std::replace(ids, ids + plan.columns, -1, ids[0] < 0 ? filler : ids[0]);
+  }
+}
+
+}  // namespace
+}  // namespace expert_selection
+
+extern "C" {
+
+// Returns 0; or 1, with nothing written, where a valid row of the logits holds a NaN or +inf.
+int select_experts(
+    const expert_selection::Plan* plan, const void* logits, const float* scores, const uint8_t* valid,
+    const uint8_t* exact, const uint8_t* resident, const float* bias, const float* expert_scale,
+    const int64_t* rank_of_expert, int32_t halves, int32_t rows, int32_t tokens_per_request, int32_t slots,
+    int32_t* ids, float* weights, uint8_t* selected, uint8_t* active, uint8_t* vanilla_active, float* kept_mass,
+    int64_t* rescued) {
+  using namespace expert_selection;
+  const Batch batch = {
+      logits, scores, valid, exact, resident, bias, expert_scale, rank_of_expert, halves, rows, tokens_per_request,
+      slots};
+  const Answer answer = {ids, weights, selected, active, vanilla_active, kept_mass, rescued};
+  Rows ranked(*plan, batch);
+  if (!ranked.rank()) return 1;
+  select_set(ranked, answer.selected);
+  *answer.rescued = plan->rescue ? rescue_rows(ranked, answer.selected) : 0;
+  cover_rows(ranked, answer);
+  return 0;
+}
+
+// What the caller's own layout of a plan is compared with.
+int64_t size_of_plan() { return sizeof(expert_selection::Plan); }
+}

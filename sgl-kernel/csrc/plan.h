@@ -1,0 +1,86 @@
+// What a plan and a router ask for, and where a batch's tensors lie. Fields as python/sglang_xshare/selection/cpu_call
+// fills them; what each one means is in spec terms there and in policies/plan.py.
+#pragma once
+
+#include <cstdint>
+
+namespace expert_selection {
+
+enum Utility : int32_t { TOPK, FULL, SQUARED };
+enum Balance : int32_t { LITERAL, FILL, LEVEL };
+enum Ranking : int32_t { ROUTER, VOTES, STATIC };
+enum Coverage : int32_t { SUBSTITUTE, TRUNCATE, OWN };
+
+// Packed once a plan and router. A number that is not asked for is 0, a share 1, unless it is said otherwise.
+struct Plan {
+  const int64_t* order;  // [num_experts], best first, for the static ranking
+
+  double p;
+  double beta;        // below 0: skip nothing
+  double mass;        // 0: not asked for
+  double confidence;  // 0: not asked for
+  double own_power;
+  double scaling;
+  double shared_weight;
+
+  int32_t num_experts;
+  int32_t top_k;
+  int32_t unbounded;  // scores without an upper bound are added up as shares of their row
+  int32_t renormalize;
+  int32_t num_groups;
+  int32_t topk_group;
+  int32_t quota_groups;
+
+  int32_t warm_up;
+  int32_t utility;
+  int32_t add_per_request;
+  int32_t add;
+  int32_t target_per_rank;
+  int32_t balance;
+  int32_t ranks_experts;
+  int32_t ranking;
+  int32_t by_request;
+  int32_t budget;
+  int32_t drop;  // below 0: keep `budget`
+  int32_t max_voters;
+  int32_t min_votes;
+  int32_t takes_residents;
+
+  int32_t coverage;
+  int32_t kmax;
+  int32_t max_rank;  // 0: to the end
+  int32_t rescue;
+
+  int32_t columns;  // of the experts chosen, before those of shared experts
+  int32_t shared;
+  int32_t fill;  // no slot stays empty
+};
+
+// One call's input: n rows, N experts. A pointer is null where the batch or router does not have it.
+struct Batch {
+  const void* logits;   // [n, N] float, or the upper halves of floats (bfloat16); neither NaN nor +inf in a valid row
+  const float* scores;  // [n, N]: P
+  const uint8_t* valid;
+  const uint8_t* exact;
+  const uint8_t* resident;       // [N]
+  const float* bias;             // [N]
+  const float* expert_scale;     // [N]
+  const int64_t* rank_of_expert; // [N]
+  int32_t halves;  // the logits are bfloat16
+  int32_t rows;
+  int32_t tokens_per_request;
+  int32_t slots;  // 0: without bound
+};
+
+// One call's output, all of it written.
+struct Answer {
+  int32_t* ids;     // [n, columns + shared]
+  float* weights;   // [n, columns + shared]
+  uint8_t* selected;  // [N], here and below
+  uint8_t* active;
+  uint8_t* vanilla_active;
+  float* kept_mass;  // [n]
+  int64_t* rescued;
+};
+
+}  // namespace expert_selection

@@ -1,0 +1,97 @@
+// A row's ranking by choice score: higher first, then the lower expert. -inf is never chosen.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "plan.h"
+
+namespace expert_selection {
+
+constexpr float MINUS_INF = -std::numeric_limits<float>::infinity();
+constexpr int MANY = 48;  // from here on sorting beats insertion
+
+// The best `count` of some experts, which come in ascending order. Writes them best first, returns how many.
+inline int find_best(const float* choice, const int32_t* experts, int num_experts, int count, int32_t* best) {
+  if (count >= MANY) {
+    std::vector<int32_t> alive;
+    for (int i = 0; i < num_experts; i++) {
+      if (choice[experts[i]] > MINUS_INF) alive.push_back(experts[i]);
+    }
+    count = std::min<int>(count, alive.size());
+    std::partial_sort(alive.begin(), alive.begin() + count, alive.end(), [choice](int32_t a, int32_t b) {
+      return choice[a] > choice[b] || (choice[a] == choice[b] && a < b);
+    });
+    std::copy_n(alive.begin(), count, best);
+    return count;
+  }
+  float scores[MANY];
+  float last = MINUS_INF;
+  int found = 0;
+  for (int i = 0; i < num_experts; i++) {
+    const int32_t expert = experts[i];
+    const float score = choice[expert];
+    if (!(score > last)) continue;
+    int place = found < count ? found++ : count - 1;
+    for (; place > 0 && scores[place - 1] < score; place--) {
+      scores[place] = scores[place - 1];
+      best[place] = best[place - 1];
+    }
+    scores[place] = score;
+    best[place] = expert;
+    if (found == count) last = scores[count - 1];
+  }
+  return found;
+}
+
+// The same of a router that takes as many of each group: the best of every group, best first.
+inline int find_best_of_groups(
+    const float* choice, const int32_t* experts, int num_experts, int count, const Plan& plan, int32_t* best) {
+  const int size = plan.num_experts / plan.quota_groups, share = count / plan.quota_groups;
+  int found = 0;
+  for (int begin = 0; begin < num_experts;) {
+    const int group = experts[begin] / size;
+    int end = begin;
+    while (end < num_experts && experts[end] / size == group) end++;
+    found += find_best(choice, experts + begin, end - begin, share, best + found);
+    begin = end;
+  }
+  std::sort(best, best + found, [choice](int32_t a, int32_t b) {
+    return choice[a] > choice[b] || (choice[a] == choice[b] && a < b);
+  });
+  return found;
+}
+
+// The best `count` as the router takes them.
+inline int take_best(
+    const float* choice, const int32_t* experts, int num_experts, int count, const Plan& plan, int32_t* best) {
+  if (plan.quota_groups) return find_best_of_groups(choice, experts, num_experts, count, plan, best);
+  return find_best(choice, experts, num_experts, count, best);
+}
+
+// -inf outside a row's best groups, each scored by the sum of its two best where the router has a bias, else its best.
+inline void limit_groups(float* choice, const Plan& plan, bool biased) {
+  const int size = plan.num_experts / plan.num_groups;
+  std::vector<float> scores(plan.num_groups);
+  std::vector<int32_t> order(plan.num_groups);
+  for (int group = 0; group < plan.num_groups; group++) {
+    float first = MINUS_INF, second = MINUS_INF;
+    for (int j = group * size; j < (group + 1) * size; j++) {
+      if (choice[j] > first) {
+        second = first;
+        first = choice[j];
+      } else {
+        second = std::max(second, choice[j]);
+      }
+    }
+    scores[group] = biased && size > 1 ? first + second : first;
+    order[group] = group;
+  }
+  std::stable_sort(order.begin(), order.end(), [&scores](int32_t a, int32_t b) { return scores[a] > scores[b]; });
+  for (int i = plan.topk_group; i < plan.num_groups; i++) {
+    std::fill_n(choice + order[i] * size, size, MINUS_INF);
+  }
+}
+
+}  // namespace expert_selection

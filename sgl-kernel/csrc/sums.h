@@ -1,0 +1,45 @@
+// Sums and rounding with torch's bits, so that weights and utilities are those of the torch backend.
+#pragma once
+
+#include <cstdint>
+
+namespace expert_selection {
+
+constexpr double GRID = 1 << 20;
+
+// To the nearest integer, halves to even: what lies beyond has no bits left. For 0 <= x <= 2^21.
+inline int32_t round_to_even(float x) {
+  constexpr float SHIFT = 12582912.0f;  // 1.5 * 2^23
+  return static_cast<int32_t>((x + SHIFT) - SHIFT);
+}
+
+inline int64_t round_to_even(double x) {
+  constexpr double SHIFT = 6755399441055744.0;  // 1.5 * 2^52
+  return static_cast<int64_t>((x + SHIFT) - SHIFT);
+}
+
+// Four interleaved sums of `count` numbers that lie `stride` apart, then added up.
+template <typename T>
+T sum_interleaved(const T* values, int count, int stride) {
+  T sums[4] = {};
+  int i = 0;
+  for (; i + 4 <= count; i += 4) {
+    for (int chain = 0; chain < 4; chain++) sums[chain] += values[(i + chain) * stride];
+  }
+  for (; i < count; i++) sums[0] += values[i * stride];
+  return ((sums[0] + sums[1]) + sums[2]) + sums[3];
+}
+
+// A row's sum in the order in which torch adds on x86: by lanes of a 32-byte vector, what does not fill one first.
+template <typename T>
+T sum_row(const T* values, int count) {
+  constexpr int LANES = 32 / sizeof(T);
+  if (count < LANES) return sum_interleaved(values, count, 1);
+  const int vectors = count / LANES;
+  T total = 0;
+  for (int i = vectors * LANES; i < count; i++) total += values[i];
+  for (int lane = 0; lane < LANES; lane++) total += sum_interleaved(values + lane, vectors, LANES);
+  return total;
+}
+
+}  // namespace expert_selection

@@ -1,0 +1,146 @@
+"""The compiled call's library: where it is built and found again, what happens where it cannot be, what it touches."""
+
+import logging
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from benchmark.common.paths import ROOT
+from sglang_xshare import Router, build_plan, select
+from sglang_xshare.selection.cpu_call import library
+
+NEEDS_COMPILER = pytest.mark.skipif(library.load() is None, reason="no C++ compiler here")
+FLAGS = ("-std=c++17", "-O0", "-fPIC", "-shared")
+"""Which take a third of the time."""
+SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-g")
+BUILD = f"""
+from sglang_xshare.selection.cpu_call import library
+print(library.build({FLAGS}))
+"""
+UNDER_SANITIZERS = f"""
+import sys
+import pytest
+from sglang_xshare.selection.cpu_call import library
+library.FLAGS += {SANITIZED}
+assert b"__asan_report" in library.build(library.FLAGS).read_bytes()
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "test/selection/test_cpu_call.py"]))
+"""
+
+
+@pytest.fixture
+def anew(monkeypatch, tmp_path):
+    """As a process that has not asked for the library yet, and an empty cache."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    library.load.cache_clear()
+    yield tmp_path
+    library.load.cache_clear()
+
+
+def select_some():
+    return select(torch.zeros(4, 8), build_plan("xshare", k0=1, add=2), Router(2))
+
+
+@NEEDS_COMPILER
+def test_built_once_for_a_source_and_flags(anew, monkeypatch):
+    """Other flags make another library; the same are found again, without a compiler's run."""
+    first = library.build(FLAGS)
+    assert first.parent == anew / "sglang_xshare"
+    written = first.stat().st_mtime_ns
+    assert library.build(FLAGS) == first
+    assert first.stat().st_mtime_ns == written
+    assert library.build((*FLAGS, "-g")) != first
+    assert len(list(first.parent.iterdir())) == 2
+
+
+@NEEDS_COMPILER
+def test_another_source_is_another_library(anew, monkeypatch, tmp_path_factory):
+    first = library.build(FLAGS)
+    source = tmp_path_factory.mktemp("csrc")
+    for path in library.SOURCE.iterdir():
+        (source / path.name).write_bytes(path.read_bytes())
+    (source / "votes.h").write_text((source / "votes.h").read_text() + "\n// another\n")
+    monkeypatch.setattr(library, "SOURCE", source)
+    assert library.build(FLAGS) != first
+
+
+@NEEDS_COMPILER
+def test_processes_may_build_at_once(anew):
+    """As ranks of a server do at their first start."""
+    run = [sys.executable, "-c", BUILD]
+    with ThreadPoolExecutor(3) as pool:
+        done = list(pool.map(lambda _: subprocess.run(run, capture_output=True, text=True, check=True), range(3)))
+    assert len({one.stdout for one in done}) == 1
+    assert len(list((anew / "sglang_xshare").iterdir())) == 1
+
+
+def test_without_a_compiler_torch_selects_and_the_log_says_so(anew, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", str(anew))
+    monkeypatch.delenv("CXX", raising=False)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert select_some().topk_ids.shape == (4, 2)
+    (line,) = caplog.messages
+    assert line.startswith("Experts are selected in torch on this CPU, which takes longer: no C++ compiler")
+    with pytest.raises(ValueError, match="backend = 'cpu': allowed is torch, as this machine has no compiled call"):
+        select(torch.zeros(4, 8), build_plan("xshare", k0=1, add=2), Router(2), backend="cpu")
+
+
+def test_a_compiler_that_fails_is_quoted_in_one_line(anew, monkeypatch, caplog):
+    compiler = anew / "broken"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\necho "plan.h: fatal error: no disk" >&2\nexit 1\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with caplog.at_level(logging.WARNING):
+        select_some()
+    (line,) = caplog.messages
+    assert line.endswith("broken: plan.h: fatal error: no disk")
+    assert list((anew / "sglang_xshare").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_leaves_it_to_torch(anew, monkeypatch, caplog):
+    blocked = anew / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(blocked))
+    with caplog.at_level(logging.WARNING):
+        select_some()
+    assert len(caplog.messages) == 1
+
+
+def test_the_environment_leaves_it_to_torch(anew, monkeypatch, caplog):
+    monkeypatch.setenv(library.SWITCH, "0")
+    with caplog.at_level(logging.WARNING):
+        assert library.load() is None
+        select_some()
+    assert caplog.messages == []
+    assert list(anew.iterdir()) == []
+
+
+def test_the_cache_is_where_torch_keeps_extensions(monkeypatch, tmp_path):
+    from torch.utils.cpp_extension import get_default_build_root
+
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert str(library.find_cache().parent) == get_default_build_root()
+
+
+@pytest.mark.long
+@NEEDS_COMPILER
+def test_under_sanitizers(tmp_path):
+    """Every case of test_cpu_call.py with a library that ends the process at the first read or write out of bounds, use
+    of freed memory, or undefined operation.
+    """
+    runtime = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": runtime.stdout.strip(),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "TORCH_EXTENSIONS_DIR": str(tmp_path),
+    }
+    run = [sys.executable, "-c", UNDER_SANITIZERS]
+    done = subprocess.run(run, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert " passed" in done.stdout

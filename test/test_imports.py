@@ -14,7 +14,18 @@ from benchmark.common.paths import ROOT
 
 SOURCE = ROOT / "python" / "sglang_xshare"
 LAYERS = (
-    ("policies.keys", "policies.exact", "types", "gpus", "version", "console", "files", "refusal", "upstream.release"),
+    (
+        "policies.keys",
+        "policies.exact",
+        "types",
+        "gpus",
+        "version",
+        "console",
+        "parser",
+        "files",
+        "refusal",
+        "upstream.release",
+    ),
     ("patching", "patching.*"),
     ("policies.plan",),
     ("policies", "policies.*", "selection", "selection.*"),

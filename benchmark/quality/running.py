@@ -46,7 +46,7 @@ def measure_running(
 
     def go_on(prompts: list[list[int]], tokens: int) -> list[list[int]]:
         """What the server's own routing answers, up to an end of text."""
-        gauge.hold.set_policy({"policy": BASELINE})
+        gauge.guard.set_policy({"policy": BASELINE})
         return [list(one["output_ids"]) for one in server.generate(prompts, tokens, ignore_eos=False)]
 
     try:
@@ -72,7 +72,7 @@ def measure_running(
             tell_figures(text, figures)
             yield text, figures
     finally:
-        gauge.hold.restore()
+        gauge.guard.restore()
 
 
 def _run_all(

@@ -22,7 +22,7 @@ from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabul
 from benchmark.quality.report import tabulate_quality
 from benchmark.records.experiments import EXPERIMENTS
 from benchmark.serving.exact import tabulate_exact
-from benchmark.serving.report import tabulate_estimate, tabulate_serving
+from benchmark.serving.report import summarize_serving, tabulate_estimate, tabulate_serving
 from benchmark.tuning.report import tabulate_tuning
 
 Points = Mapping[str, Any]
@@ -39,6 +39,7 @@ class Source:
 FRONTS = ("front", "front-grouped", "front-wide")
 TABLES = {
     "serving": Source(("serving",), tabulate_serving),
+    "serving-summary": Source(("serving",), summarize_serving),
     "quality": Source(("quality",), tabulate_quality),
     "front": Source(FRONTS, tabulate_gains),
     **{one.replace("front", "front-settings"): Source((one,), tabulate_front) for one in FRONTS},

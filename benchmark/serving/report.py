@@ -1,16 +1,20 @@
 """The tables of a record of served policies: what each gains beside what it costs, and how far `check` is off."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from benchmark.common.comparison import NO_STEP, ONE_ROUND, Comparison, format_experts, format_number, format_spread
 from benchmark.common.rounds import Series
+from benchmark.common.speculative import DRAFTING
 from benchmark.common.table import Table
 from benchmark.common.widened import read_widened
 from benchmark.quality.measure import compare_nats
 from sglang_xshare.check.weights import Weights
 
+SUMMARY = ("off", "xshare:k0=1,add=24", f"{DRAFTING}xshare")
+"""The rows that the README shows."""
 KEY = "comparison"
 """Of the rounds in the record; `quality_key` gives the others."""
 NOTE = """\
@@ -65,6 +69,14 @@ def tabulate_serving(points: Mapping[str, Any]) -> Table:
     shown = [[row[column] for column in kept] for row in rows]
     title = "Policies served side by side"
     return Table(title, [headings[column] for column in kept], shown, " ".join(filter(None, note)))
+
+
+def summarize_serving(points: Mapping[str, Any]) -> Table:
+    """Of that table the baseline, the default policy, and the policy with drafts, beside what drafts alone come to."""
+    table = tabulate_serving(points)
+    rows = {row[0]: row for row in table.rows}
+    alone = f"Without a policy EAGLE-3 has the ratio {rows[f'{DRAFTING}off'][1]}."
+    return replace(table, rows=[rows[name] for name in SUMMARY], note=f"{table.note} {alone}")
 
 
 def _format_losses(points: Mapping[str, Any], series: Sequence[Series]) -> list[str]:

@@ -16,7 +16,7 @@ from benchmark.common.server import Server
 from benchmark.quality.served import SERVER_ARGS
 from benchmark.tuning.offline import OfflineGauge, load_tokenizer
 from benchmark.tuning.report import describe, estimate_error, find_saved, tabulate_tuning
-from sglang_xshare.console import whole
+from sglang_xshare.parser import whole
 from sglang_xshare.tune.command import ASKED, GROUPS, SETTINGS, check_asked
 from sglang_xshare.tune.gauge import Gauge
 from sglang_xshare.tune.measure import Bench, compare

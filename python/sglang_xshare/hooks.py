@@ -16,6 +16,7 @@ from .policies.exact import KEY
 from .stage.evidence import metadata
 
 if TYPE_CHECKING:
+    from .compatibility.start import Start
     from .live.control import Control
     from .stage.stage import Stage
 
@@ -60,23 +61,30 @@ def merge_config(merge: Callable[[list[str]], list[str]], argv: list[str]) -> li
 
 
 def check_flags(server_args: Any) -> None:
-    """Check the flags as given, and choose the MoE runner, before SGLang resolves its arguments. Raises `Refused`."""
-    _raise_first(server_args, "given")
+    """Check the flags as given, then set those that follow from them, before SGLang resolves its arguments. Raises
+    `Refused`.
+    """
+    if _is_asked(server_args):
+        from .compatibility.setters import set_arguments
+
+        set_arguments(_check_start(server_args, "given"))
 
 
 def check_server(server_args: Any) -> None:
     """Check the resolved arguments and the model's configuration, before weights load. Raises `Refused`."""
-    _raise_first(server_args, "resolved")
+    if _is_asked(server_args):
+        _check_start(server_args, "resolved")
 
 
-def _raise_first(server_args: Any, when: str) -> None:
+def _check_start(server_args: Any, when: str) -> Start:
     """Raise `Refused` for the first of the checks then that refuses."""
-    if not _is_asked(server_args):
-        return
-    from .compatibility.checks import Start, find_refusals
+    from .compatibility.checks import find_refusals
+    from .compatibility.start import Start
 
-    for error in find_refusals(Start(server_args), when):
+    start = Start(server_args)
+    for error in find_refusals(start, when):
         raise Refused(str(error)) from None
+    return start
 
 
 def _is_asked(server_args: Any) -> bool:

@@ -120,7 +120,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "a pipeline without a trace": (*POLICY, "--pp-size", "2"),
     "speculation": (*POLICY, "--speculative-algorithm", "NGRAM"),
     "target_per_rank with expert parallelism": (*keys('{"target_per_rank": 5}'), "--tp", "2", "--ep", "2"),
-    "a plan that drops nothing, which is a warning": keys('{"add": 64}'),
+    "a plan that drops nothing": keys('{"add": 64}'),
     "triton": (*POLICY, "--moe-runner-backend", "triton"),
     "a runner that ranks logits": (*POLICY, "--moe-runner-backend", "triton_kernel"),
     "a draft that fits": eagle3(str(DRAFT)),

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from selection.cases import cases, indices, keys_for, router_of, run
+from selection.compared import DEVICE, compare, few, kernel, make_logits, make_router, on_device
 from selection.oracle import ALGORITHMS
-from selection.test_triton import DEVICE, compare, few, kernel, make_logits, make_router, on_device
 from selection.test_unchanged import check_unchanged
 from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.policies import bounds

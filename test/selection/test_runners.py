@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from selection.cases import DTYPES
-from selection.test_triton import DEVICE, EVERY_PLAN, kernel, make_logits, make_plan, make_ranks
+from selection.compared import DEVICE, EVERY_PLAN, kernel, make_logits, make_plan, make_ranks
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 
 __all__ = ["kernel"]

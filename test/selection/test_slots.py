@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selection.cases import cases, keys_for, router_of, run
-from selection.oracle import ALGORITHMS
-from selection.test_triton import (
+from selection.compared import (
     DEVICE,
     compare,
     few,
@@ -20,6 +19,7 @@ from selection.test_triton import (
     make_router,
     on_device,
 )
+from selection.oracle import ALGORITHMS
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 from sglang_xshare.policies import bounds
 from sglang_xshare.selection.slots import drop_slots, fill_slots, find_filler, refill_slots

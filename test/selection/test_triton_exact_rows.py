@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selection.cases import DTYPES, KINDS
-from selection.test_exact_rows import any_plans, marked
-from selection.test_laws import pad_columns
-from selection.test_triton import (
+from selection.compared import (
     DEVICE,
     EVERY_PLAN,
     compare,
@@ -22,6 +20,8 @@ from selection.test_triton import (
     make_router,
     on_device,
 )
+from selection.test_exact_rows import any_plans, marked
+from selection.test_laws import pad_columns
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.selection.triton_kernel import supports

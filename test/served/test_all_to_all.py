@@ -15,8 +15,7 @@ import torch
 from served.answers import LAYERS, policy
 from served.eagle import CHAIN, DRAFT_TOKENS, TOP_K, eagle
 from served.probe import read_logits
-from served.release import LATEST, OLDER
-from served.test_dp_attention import (
+from served.ranks import (
     FOUR,
     OLD_TWO,
     PER_REQUEST,
@@ -30,6 +29,7 @@ from served.test_dp_attention import (
     live,
     serve,
 )
+from served.release import LATEST, OLDER
 from sglang_xshare import Batch, Router, Selection, build_plan, select
 
 # Ranks that decide differently wait for each other forever: that must fail a test, not the whole run.

@@ -8,9 +8,9 @@ import pytest
 from served import host
 from served.answers import LAYERS, SERVERS, Answers, ask, policy
 from served.eagle import select_again
+from served.ranks import TWO_CORES
 from served.release import LATEST
 
-TWO_CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 PER_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}
 EXPERTS = 64
 RANK_OF_EXPERT = [0] * 32 + [1] * 32

@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 
 from benchmark.common.paths import ROOT
 from benchmark.gpu.compilation import EXPERTS, FORMS, MANY_ROWS, run_steps
-from selection.test_triton import HAS_GPU
+from selection.compared import HAS_GPU
 from selection.variants import compiling
 from sglang_xshare import RunnerSlots, build_plan
 from sglang_xshare.selection.triton_kernel import launch

@@ -13,7 +13,7 @@ from sglang_xshare.stage.layer import Assignment
 from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, XSHARE, Model, forward_batch, make_reporter, runner
-from stage.test_switch import PLANS, schedule
+from stage.switching import PLANS, schedule
 
 WHICH = "ranks [1] have selected other experts than the first"
 

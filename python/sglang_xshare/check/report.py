@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..compatibility.model import check_schedule
 from ..compatibility.moe_model import MoeModel, read_model
+from ..compatibility.schedule import check_schedule
 from ..policies import VANILLA, bounds, get_policy
 from ..policies.description import describe as describe_plan
 from ..refusal import ExpertPolicyError

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ..compatibility.model import check_schedule
 from ..compatibility.modes import check_observed
 from ..compatibility.moe_model import read_model
 from ..compatibility.routers import check_plans
+from ..compatibility.schedule import check_schedule
 from ..policies.exact import Rule
 from ..policies.keys import as_json
 from ..policies.schedule import Schedule, build_schedule

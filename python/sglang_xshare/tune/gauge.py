@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from .hold import Hold
+from .guard import SwitchGuard
 from .measure import Measurement, check_rows
 from .plans import VANILLA_SETTING
 from .server import Forced, Server
@@ -30,9 +30,11 @@ class Gauge:
     tokens_per_request = 1
     """Router rows of a request in a step: more where the server verifies drafts."""
 
-    def __init__(self, server: Server, samples: Mapping[str, Sequence[Sample]], hold: Hold | None = None) -> None:
+    def __init__(
+        self, server: Server, samples: Mapping[str, Sequence[Sample]], guard: SwitchGuard | None = None
+    ) -> None:
         self.server = server
-        self.hold = hold or Hold(server)
+        self.guard = guard or SwitchGuard(server)
         self.samples = samples
         self._vanilla: dict[tuple[int, str], list[Forced]] = {}
 
@@ -48,7 +50,7 @@ class Gauge:
         divergences = [
             fmean(map(diverge, own.likeliest, one.likeliest)) for own, one in zip(vanilla, forced, strict=True)
         ]
-        since = self.hold.get_policy()["since_switch"]
+        since = self.guard.get_policy()["since_switch"]
         if forced is vanilla or not since["layer_steps"]:
             return Measurement(nats, divergences, greedy, None, None, None)
         check_rows(since, batch * self.tokens_per_request)
@@ -60,7 +62,7 @@ class Gauge:
         return Measurement(nats, divergences, greedy, mean, saved, since["mean_kept_mass"])
 
     def _force(self, policy: dict[str, Any], batch: int, part: str) -> list[Forced]:
-        self.hold.set_policy(policy)
+        self.guard.set_policy(policy)
         samples, forced = self.samples[part], []
         for start in range(0, len(samples) - batch + 1, batch):
             some = samples[start : start + batch]

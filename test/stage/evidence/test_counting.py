@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from selection.compared import DEVICE
 from selection.interpreter import interpreted
-from selection.test_triton import DEVICE
 from selection.test_triton_launch import Dispatched, kernel
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
 from sglang_xshare.stage.evidence.counters import Counters

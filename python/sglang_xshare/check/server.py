@@ -1,21 +1,18 @@
-"""The server's own flags, as far as weights, memory and the estimate need them: read without SGLang."""
+"""What a server is asked for, as far as weights, memory and the estimate need it: where SGLang does not resolve its
+arguments here, or is not installed, these need no more than a dozen of its flags.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
 from typing import Any, NoReturn
 
-from ..console import LARGEST, read_count
 from ..files import read_server_file
-from ..hooks import FLAGS as FLAGS_OF_OURS
-from ..patching.errors import PatchError
-from ..patching.tree import find_tree
-from ..policies.keys import suggest
+from ..parser import LARGEST, read_count
 
 FLAGS: dict[str, tuple[str, ...]] = {
     "model": ("--model-path", "--model"),
@@ -30,6 +27,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "draft_tokens": ("--speculative-num-draft-tokens",),
     "offloaded": ("--cpu-offload-gb",),
     "fraction": ("--mem-fraction-static",),
+    "slots": ("--paged-experts-num-resident",),
     "policy_config": ("--expert-policy-config",),
 }
 SWITCHES = {"dp_attention": "--enable-dp-attention", "paged": "--enable-paged-experts"}
@@ -40,8 +38,8 @@ class ServerFlags:
     """What a server is asked for: `policy` spelt as `--expert-policy` takes it, with its `policy_config`, and those
     `dropped` for it, as SGLang takes the last one; `fraction` of the GPU's memory for weights and KV cache, None where
     SGLang chooses; `ranks` of tensor parallelism, over which `ep_size` expert-parallel ranks and `dp_size` groups of
-    data-parallel attention (1 without it) divide them. `stages` of a pipeline; `paged` where experts are paged in,
-    `offloaded` where other weights may be.
+    data-parallel attention (1 without it) divide them. `stages` of a pipeline; `paged` where experts are paged into
+    `slots` of each layer, None where no number is given; `offloaded` where other weights may be.
     """
 
     model: str | None
@@ -57,41 +55,19 @@ class ServerFlags:
     draft_tokens: int
     fraction: float | None
     paged: bool
+    slots: int | None
     offloaded: bool
 
     def resolve(self, config: Any) -> ServerFlags:
         """The same as SGLang has resolved it."""
-        attention = config.dp_size if config.enable_dp_attention else 1
         return replace(
             self,
             ranks=config.tp_size,
-            dp_size=attention,
+            dp_size=config.dp_size if config.enable_dp_attention else 1,
             ep_size=config.ep_size,
             draft_tokens=config.speculative_num_draft_tokens or 1,
             fraction=config.mem_fraction_static or self.fraction,
         )
-
-
-def check_known(words: Sequence[str]) -> None:
-    """Raise ValueError for a flag that is nowhere in SGLang's sources, which its own parser would tell after seconds of
-    imports. Not beside plugins, which may add flags.
-    """
-    stray = words[0] if words and not words[0].startswith("-") else None
-    if stray is not None:
-        raise ValueError(f"unrecognized arguments: {stray}; allowed are flags, such as --model {stray}")
-    try:
-        root = find_tree().root / "sglang" / "srt"
-    except (PatchError, ModuleNotFoundError):
-        return
-    files = [root / "server_args.py", *root.glob("arg_groups/**/*.py")]
-    text = "\n".join(file.read_text() for file in files)
-    fields = [*re.findall(r"^    (\w+): ", text, re.MULTILINE), *FLAGS_OF_OURS]
-    known = {*re.findall(r"--([\w-]+)", text), *(name.replace("_", "-") for name in fields)}
-    for flag in (word[2:].partition("=")[0] for word in words if word.startswith("--")):
-        spellings = flag, flag.removeprefix("no-")
-        if not any(name.startswith(spellings) for name in known) and not entry_points(group="sglang.srt.plugins"):
-            near = suggest(flag, sorted(known), "--")
-            raise ValueError(f"unrecognized arguments: --{flag}{near}")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -100,8 +76,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_flags(flags: Sequence[str]) -> ServerFlags:
-    """Of the command line, and of the file that `--config` names. Raises ValueError, one line, for a value that is
-    none, and ranks that do not divide each other.
+    """Of the command line, and of the file that `--config` names; all others are left to SGLang's parser. Raises
+    ValueError, one line, for a value that is none, and ranks that do not divide each other.
     """
     parser = _Parser(add_help=False, allow_abbrev=False)
     for name, spellings in FLAGS.items():
@@ -109,44 +85,48 @@ def read_flags(flags: Sequence[str]) -> ServerFlags:
     for name, spelling in SWITCHES.items():
         parser.add_argument(spelling, dest=name, action="store_true")
     parser.add_argument("--expert-policy", action="append", default=[])
-    given = parser.parse_known_args(flags)[0]
-    written = {str(key).replace("_", "-"): value for key, value in read_server_file(given.config).items()}
-
-    def find(name: str) -> Any:
-        """The command line's; else the file's."""
-        if name in SWITCHES:
-            return getattr(given, name) or bool(written.get(SWITCHES[name][2:]))
-        told = (written.get(spelling[2:]) for spelling in FLAGS[name])
-        return getattr(given, name) or next((value for value in told if value is not None), None)
+    file = parser.parse_known_args(flags)[0].config
+    given = parser.parse_known_args([*_list_flags(read_server_file(file)), *flags])[0]
 
     def count(name: str, low: int = 1) -> int:
-        value = find(name)
+        value = getattr(given, name)
         return low if value is None else read_count(FLAGS[name][0], value, low)
 
     tp_size, ep_size, dp_size = count("tp_size"), count("ep_size"), count("dp_size")
-    if find("moe_a2a_backend") not in (None, "none") and find("ep_size") is None:
+    if given.moe_a2a_backend not in (None, "none") and given.ep_size is None:
         ep_size = tp_size
     if tp_size % ep_size:
         raise ValueError(f"--ep-size {ep_size}: allowed is a divisor of --tp-size {tp_size}")
-    if find("dp_attention") and tp_size % dp_size:
+    if given.dp_attention and tp_size % dp_size:
         raise ValueError(f"--dp-size {dp_size}: allowed with --enable-dp-attention is a divisor of --tp-size {tp_size}")
-    fraction = find("fraction")
+    *dropped, policy = given.expert_policy or [None]
     return ServerFlags(
-        model=find("model"),
-        device=find("device"),
-        policy=given.expert_policy[-1] if given.expert_policy else written.get("expert-policy"),
-        dropped=tuple(text for text in given.expert_policy[:-1] if text != given.expert_policy[-1]),
-        policy_config=find("policy_config"),
+        model=given.model,
+        device=given.device,
+        policy=policy,
+        dropped=tuple(text for text in dropped if text != policy),
+        policy_config=given.policy_config,
         ranks=tp_size,
         stages=count("pp_size"),
-        dp_size=dp_size if find("dp_attention") else 1,
+        dp_size=dp_size if given.dp_attention else 1,
         ep_size=ep_size,
         redundant=count("ep_num_redundant_experts", 0),
         draft_tokens=count("draft_tokens"),
-        fraction=None if fraction is None else read_number("--mem-fraction-static", fraction, 0.001, 1),
-        paged=find("paged"),
-        offloaded=find("offloaded") not in (None, 0, "0"),
+        fraction=None if given.fraction is None else read_number("--mem-fraction-static", given.fraction, 0.001, 1),
+        paged=given.paged,
+        slots=count("slots") if given.paged and given.slots is not None else None,
+        offloaded=given.offloaded not in (None, "0"),
     )
+
+
+def _list_flags(written: dict[str, Any]) -> Iterator[str]:
+    """The keys of a server's `--config` as its command line would have them."""
+    for key, value in written.items():
+        flag = f"--{str(key).replace('_', '-')}"
+        if value is True:
+            yield flag
+        elif value is not None and value is not False:
+            yield f"{flag}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def read_number(flag: str, text: Any, low: float, high: float = LARGEST) -> float:

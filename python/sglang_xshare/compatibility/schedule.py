@@ -1,10 +1,10 @@
-"""Whether a model can be served, and whether a schedule fits it: told from its configuration, without weights."""
+"""Whether a schedule fits a model and the server of it: told from their configuration, without weights."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..policies import VANILLA
+from ..policies import VANILLA, bounds
 from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
 from ..refusal import ExpertPolicyError, refusal
@@ -12,27 +12,17 @@ from ..selection.mask import check_maskable
 from ..types import Router
 from ..upstream.batches import Batches, read_batches
 from ..upstream.server import attention_dp_size, routes_own_rows, spell
-from .architectures import GATHERED
 from .exact import check_rule
 from .experts import ranks_logits
-from .idle_budgets import largest_batch, list_idle_budgets, list_unmet_overrides
 from .moe_model import MoeModel
-from .paging import count_slots, list_paging_warnings
+from .paging import list_paging_warnings
 from .runners import TABLE, check_width
-
-
-def check_attention(model: MoeModel, config: Any) -> None:
-    """Raise `ExpertPolicyError` where upstream does not serve the model with the data-parallel attention asked for."""
-    if attention_dp_size(config) > 1 and model.architecture not in GATHERED:
-        allowed = ", ".join(sorted(GATHERED))
-        reason = f"{model.architecture} is not known to have data-parallel attention; allowed are {allowed}"
-        raise refusal("--model-path", model.path, reason)
 
 
 def check_schedule(
     schedule: Schedule | None, model: MoeModel, config: Any, names_runner: bool = True
 ) -> tuple[list[SelectionPlan], list[str]]:
-    """(every plan that the model's layers can get, warnings of plans that only cost time).
+    """(every plan that the model's layers can get, warnings: a plan that never drops an expert, slots for paged ones).
 
     `schedule` is None where no policy is given and padding rows alone are masked; `config` holds the server's resolved
     arguments; `names_runner` is False where SGLang has chosen the MoE runner. The answer depends on these alone, so
@@ -43,22 +33,22 @@ def check_schedule(
         check_rule(schedule.exact, config)
     plans: list[SelectionPlan] = [] if schedule else [VANILLA]
     warnings: list[str] = []
-    tokens = config.speculative_num_draft_tokens or 1
     for part in schedule.parts if schedule else ():
         batches = read_batches(config, part.rows)
         check_rows(part, config)
         _check_size(part, config, batches)
-        told = [*part.warnings, *list_unmet_overrides(part, batches)]
         found = build_plans(part, model, config.ep_size)
         _check_plans(found, model, config)
         plans += found
-        paged = count_slots(config, model.num_experts) is not None
-        told += list_idle_budgets(
-            part, found, model, ranks=config.ep_size, batch=largest_batch(config), tokens=tokens, paged=paged
-        )
+        warnings += [f"--expert-policy {part.policy}: {line}" for line in part.warnings]
+        warnings += [
+            f"--expert-policy {part.policy}: this plan never drops one of {model.num_experts} experts"
+            for plan in found
+            if not bounds.can_drop(plan, Router(top_k=model.top_k), model.num_experts, ranks=config.ep_size)
+        ]
         if part is schedule:  # what is observed has no graphs of its own
-            told += list_paging_warnings(part, model, config, batches.captured)
-        warnings += [f"--expert-policy {part.policy}: {line}" for line in told]
+            lines = list_paging_warnings(part, model, config, batches.captured)
+            warnings += [f"--expert-policy {part.policy}: {line}" for line in lines]
     flag = f"--expert-policy {schedule.policy}" if schedule else "--mask-padding-experts"
     _check_runner(plans, model, config, None if names_runner else flag)
     return plans, warnings

@@ -1,4 +1,4 @@
-"""A server's policy in one hand: whoever else switches it meanwhile is noticed, and has the last word."""
+"""Guards a search's switches of a server's policy: a switch by anybody else ends the search, and is left in force."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Switched(PolicyError):
     """Somebody else has switched the policy."""
 
 
-class Hold:
+class SwitchGuard:
     """Switches a server's policy, and compares the number of its switches with that of its own, before and after. What
     it switches to it calls a trial, so that no other one takes it for the policy to put back. `before` is the answer to
     GET /expert_policy at the beginning.

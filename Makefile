@@ -27,7 +27,7 @@ wheel: venv     ## the wheel of sglang-xshare in dist/
 sglang-wheel: wheel ## a wheel of SGLang with the queue applied, in dist/: SGLANG=0.5.23
 	@$(PYTHON) -m scripts.sglang_wheel $(SGLANG)
 
-lint: venv      ## ruff, mypy, the patch queue
+lint: venv      ## ruff, mypy, patch lint
 	@VENV=$(VENV) scripts/lint.sh
 
 ifeq ($(GPU),)

@@ -1,4 +1,4 @@
-"""Unpack SGLang releases into build/releases/<version>/: pristine sources for the patches' lint and the tests.
+"""Unpack SGLang releases into build/releases/<version>/: pristine sources for the patch lint and the tests.
 
     python -m scripts.fetch_release 0.5.17 0.5.21 0.5.23
 

@@ -14,8 +14,8 @@ from typing import IO, Any
 
 import pytest
 
-from patching.fake import FILES, PATCHED, RELEASE, read_modes, read_tree
-from sglang_xshare.patching import engine, status
+from patching.fake import FILES, PATCHED, QUEUE, RELEASE, read_modes, read_tree, write_tree
+from sglang_xshare.patching import cli, engine, status
 from sglang_xshare.patching.cli import add_parser
 from sglang_xshare.patching.queue import find_root, list_releases
 from sglang_xshare.patching.state import STORE
@@ -23,7 +23,7 @@ from sglang_xshare.patching.state import STORE
 
 @pytest.fixture(autouse=True)
 def _our_queue(queue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (engine, status):
+    for module in (cli, engine, status):
         monkeypatch.setattr(module, "find_root", lambda: queue)
 
 
@@ -226,6 +226,19 @@ def test_a_read_only_tree(
     print(f"made read-only by {how}: {line}")
     assert line.startswith(f"patch {changing}: {tree}: ")
     assert "may write" in line
+
+
+def test_lint(tree: Path, tmp_path: Path, queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    releases = write_tree(tmp_path / "releases" / RELEASE).parent
+    assert _patch("lint", "--releases", releases) == 0
+    assert (
+        capsys.readouterr().out
+        == f"patch lint: {len(QUEUE)} patches looked at; each hunk matches one place in {RELEASE} (5 hunks)\n"
+    )
+    assert "not a directory" in _refusal(capsys, "lint", "--releases", tmp_path / "missing")
+    (queue / "shared/orphan.patch").write_text("")
+    assert _patch("lint", "--releases", releases) == 1
+    assert capsys.readouterr().err == "patch lint: shared/orphan.patch: in no series that could be read\n"
 
 
 def test_the_queue_is_packaged() -> None:

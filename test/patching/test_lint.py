@@ -1,15 +1,13 @@
 """The lint finds each kind of mistake in a queue, and says what it looked at."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from patching.fake import DOS, FILES, HEADER, LAUNCH, QUEUE, RELEASE, ROUTE, write_queue, write_tree
-from scripts import lint_patches
-from scripts.lint_patches import Report, lint
 from scripts.pin_release import pin_release
 from sglang_xshare.patching import apply
+from sglang_xshare.patching.lint import Report, lint
 
 OTHER = "0.5.22"
 
@@ -53,15 +51,6 @@ def test_one_patch_serves_two_releases_that_pin_release_pinned(queue: Path, rele
     report = _lint(queue, releases)
     assert report.errors == []
     assert report.summary.endswith(f"one place in {RELEASE} (5 hunks), {OTHER} (3 hunks)")
-
-
-def test_the_command(queue: Path, releases: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(lint_patches, "find_root", lambda: queue)
-    monkeypatch.setattr(lint_patches, "RELEASES", releases)
-    assert lint_patches.main() == 0
-    (queue / "shared/orphan.patch").write_text("")
-    assert lint_patches.main() == 1
-    assert capsys.readouterr().err == "lint_patches: shared/orphan.patch: in no series that could be read\n"
 
 
 def test_sources_that_are_not_at_hand_are_named(queue: Path, tmp_path: Path) -> None:

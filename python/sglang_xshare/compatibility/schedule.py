@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..policies import VANILLA, bounds
+from ..policies import VANILLA
+from ..policies.bounds import can_drop
 from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
 from ..refusal import ExpertPolicyError, refusal
@@ -22,7 +23,7 @@ from .runners import TABLE, check_width
 def check_schedule(
     schedule: Schedule | None, model: MoeModel, config: Any, names_runner: bool = True
 ) -> tuple[list[SelectionPlan], list[str]]:
-    """(every plan that the model's layers can get, warnings: a plan that never drops an expert, slots for paged ones).
+    """(every plan that the model's layers can get, what to warn of).
 
     `schedule` is None where no policy is given and padding rows alone are masked; `config` holds the server's resolved
     arguments; `names_runner` is False where SGLang has chosen the MoE runner. The answer depends on these alone, so
@@ -40,15 +41,13 @@ def check_schedule(
         found = build_plans(part, model, config.ep_size)
         _check_plans(found, model, config)
         plans += found
-        warnings += [f"--expert-policy {part.policy}: {line}" for line in part.warnings]
-        warnings += [
-            f"--expert-policy {part.policy}: this plan never drops one of {model.num_experts} experts"
-            for plan in found
-            if not bounds.can_drop(plan, Router(top_k=model.top_k), model.num_experts, ranks=config.ep_size)
-        ]
+        router = Router(top_k=model.top_k)
+        lines = list(part.warnings)
+        if not all(can_drop(plan, router, model.num_experts, ranks=config.ep_size) for plan in found):
+            lines.append(f"a plan of it never drops one of {model.num_experts} experts, so that it only costs time")
         if part is schedule:  # what is observed has no graphs of its own
-            lines = list_paging_warnings(part, model, config, batches.captured)
-            warnings += [f"--expert-policy {part.policy}: {line}" for line in lines]
+            lines += list_paging_warnings(part, model, config, batches.captured)
+        warnings += [f"--expert-policy {part.policy}: {line}" for line in lines]
     flag = f"--expert-policy {schedule.policy}" if schedule else "--mask-padding-experts"
     _check_runner(plans, model, config, None if names_runner else flag)
     return plans, warnings

@@ -14,6 +14,7 @@ from sglang_xshare.check import active
 from sglang_xshare.check.active import draw_loads
 from sglang_xshare.check.estimate import MOST_CAPTURED, count_captured
 from sglang_xshare.check.weights import read_weights
+from sglang_xshare.policies import bounds
 from sglang_xshare.policies.schedule import build_schedule
 
 pytestmark = pytest.mark.usefixtures("served")
@@ -76,7 +77,7 @@ def test_slots_for_all_page_nothing_in(model):
 def test_graphs_are_captured_as_far_as_the_plan_guarantees(model):
     schedule, weights = build_schedule("xshare", dict(KEYS), speculative=False), read_weights(model)
     plan = build_plan("xshare", **KEYS)
-    first = next(n for n in count(1) if plan.max_active(Router(8), 128, n, slots=40) > 40)
+    first = next(n for n in count(1) if bounds.max_active(plan, Router(8), 128, n, slots=40) > 40)
     assert count_captured(schedule, weights, 40) == first - 1 > 40 // 8
     assert count_captured(schedule, weights, 128) == MOST_CAPTURED
 

@@ -41,20 +41,20 @@ def can_change(
     wanted = num_experts if plan.utility == "full" else min(num_experts, rows * router.top_k)
     if plan.takes_residents and slots is not None and slots < wanted:
         return True
-    idle = idle_budget(plan, router, num_experts, rows, tokens_per_request, ranks)
-    return idle is None and can_drop(plan, router, num_experts, ranks)
+    holds_all = _holds_own(plan, router, num_experts, rows, tokens_per_request, ranks)
+    return not holds_all and can_drop(plan, router, num_experts, ranks)
 
 
-def idle_budget(
-    plan: SelectionPlan, router: Router, num_experts: int, rows: int, tokens_per_request: int = 1, ranks: int = 1
-) -> tuple[str, int] | None:
-    """(a budget, how many experts of it always hold every one of `rows` rows' own top-k), where it has as many.
+def _holds_own(
+    plan: SelectionPlan, router: Router, num_experts: int, rows: int, tokens_per_request: int, ranks: int
+) -> bool:
+    """Whether a budget of the plan is so large that S holds the own top-k of every one of `rows` rows.
 
     Only where it takes first what rows have in their top-k: utility over all experts may prefer others.
     """
     takes_own_first = plan.ranking == "votes" or (plan.ranking == "router" and plan.utility != "full")
     if not (plan.uses_selected and takes_own_first and _reaches_own(plan, router, num_experts)):
-        return None
+        return False
     warm = _count_sure(plan, router)
     beyond = router.top_k - warm
     by_request = plan.scope == "request"
@@ -66,7 +66,7 @@ def idle_budget(
     if plan.balance == "literal":  # its ranks go on until S has the target of all ranks together
         enough["target_per_rank"] = -(-min(rows * router.top_k, num_experts) // ranks)
     given = {key: getattr(plan, key) or 0 for key in enough}
-    return next(((key, n) for key, n in enough.items() if given[key] and given[key] >= n), None)
+    return any(given[key] and given[key] >= n for key, n in enough.items())
 
 
 def _reaches_own(plan: SelectionPlan, router: Router, num_experts: int) -> bool:

@@ -71,7 +71,7 @@ def measure(args: argparse.Namespace, record: Record) -> None:
         measure_step(args, record)
     for key in (ROUTING, ROUTING_LARGE):
         if key not in record:
-            print(f"{key} of a decode step", flush=True)
+            print(f"{key}: a decode step", flush=True)
             measure_routing(args, record, key)
 
 

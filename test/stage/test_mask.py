@@ -15,7 +15,9 @@ from selection.interpreter import interpreted
 from sglang_xshare import Batch, Router, Selection, build_plan, hooks, select
 from sglang_xshare.selection.mask import check_maskable, mask_logits
 from sglang_xshare.selection.triton_kernel import mask
+from sglang_xshare.stage.evidence.counters import Counters
 from sglang_xshare.stage.layer import DROPPED, MASKED, Assignment, Convention, Layer
+from sglang_xshare.stage.routing import Routing
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step
 
@@ -122,9 +124,8 @@ def forward(monkeypatch):
         layer = Layer(0, config, None, convention=convention, routes_itself=True)
         layer.assignment = Assignment(build_plan("oea", k0=1), Step("decode", len(logits), Batch()))
         installed = object.__new__(Stage)
-        vars(installed).update(
-            _by_config={id(config): layer}, _by_own={id(layer.config): layer}, _running=True, observation=None
-        )
+        installed.routing = Routing([layer], Counters(1, "cpu"), "cpu", None)
+        installed.routing.is_running = True
         monkeypatch.setattr(hooks, "_stage", installed if on else None)
         return topk.TopK.forward_cuda(module, torch.randn(len(logits), 8), logits), layer
 

@@ -8,7 +8,7 @@ import pytest
 from benchmark.common.evidence import Evidence
 from benchmark.common.rounds import Series, Workload
 from benchmark.common.variant import parse_variant
-from benchmark.cost.report import ROUTING, STEP, UPSTREAM, added_share, shape_key, tabulate_cost
+from benchmark.cost.report import ROUTING, ROUTING_LARGE, STEP, UPSTREAM, added_share, shape_key, tabulate_cost
 
 
 def step_of(tpot_ms):
@@ -38,6 +38,14 @@ def test_the_stages_cost_is_what_it_adds_to_vanilla():
         ["xshare", "60 (2.0)", "125", "1.00%"],
         ["moe-spec", "300 (10.0)", "-", "-"],
     ]
+
+
+def test_what_it_adds_at_the_large_shape_stands_beside():
+    """Where a record has it."""
+    large = {"seconds": {"vanilla": 4e-4, "xshare": 12e-4}, "rows": 64, "layers": 4, "model": "m"}
+    table = tabulate_cost({**POINTS, ROUTING_LARGE: large})
+    assert table.headings[-3:] == ["added a layer, us", "added a layer of 64x256, us", "share of a decode step"]
+    assert [row[-3:] for row in table.rows] == [["-", "-", "-"], ["125", "200", "1.00%"], ["-", "-", "-"]]
 
 
 def test_routing_really_runs_under_the_stage():

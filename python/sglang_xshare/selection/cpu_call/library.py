@@ -23,7 +23,7 @@ SWITCH = "SGLANG_XSHARE_CPU_KERNEL"
 SOURCE = Path(__file__).with_name("csrc")
 # No fused multiply-add: its bits are not torch's.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno")
-ARGUMENTS = [*[c_void_p] * 9, *[c_int32] * 4, *[c_void_p] * 7]
+ARGUMENTS: list[Any] = [*[c_void_p] * 9, *[c_int32] * 4, *[c_void_p] * 7]
 """Of `select_experts`."""
 
 logger = logging.getLogger(__name__)

@@ -10,16 +10,14 @@ import time
 from collections.abc import Sequence
 
 from benchmark.common.command import Parser, one_line_errors
-from benchmark.common.comparison import Comparison
 from benchmark.common.machine import format_machine
 from benchmark.common.paths import BUILD, DRAFT, TEXTS, WIDENED
-from benchmark.common.plot import plot_speed
 from benchmark.common.record import last_session
 from benchmark.common.speculative import drafting_variant, speculative_flags
 from benchmark.common.table import NOTE_WIDTH
 from benchmark.common.variant import OFF, parse_variant
 from benchmark.serving.measure import add_text, measure_serving
-from benchmark.serving.report import KEY, tabulate_serving
+from benchmark.serving.report import tabulate_serving
 
 POLICIES = (OFF, "xshare")
 """Without drafts and with them. Bare `xshare` has its published budgets: add=24, and add_per_request=4 with drafts."""
@@ -48,9 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     is_new = len(record.content["sessions"]) > sessions  # a run that only shows what is recorded adds none
     if is_new and (warning := warn_of_load(load, len(os.sched_getaffinity(0)))):
         print(f"{textwrap.fill(warning, NOTE_WIDTH)}\n")
-    plot = args.out / "demo.png"
-    plot_speed(plot, [Comparison.read(record.points[KEY])], "Speed over active experts, expert policy off and on")
-    print(f"Record: {record.path}, plot: {plot}; {time.monotonic() - began:.0f} s")
+    print(f"Record: {record.path}; {time.monotonic() - began:.0f} s")
 
 
 def warn_of_load(load: float, cores: int) -> str:

@@ -53,8 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 unlike = sum(one != own for one, own in zip(alone, answers[BASELINE], strict=True))
                 record.add(name, shape=shape, first_differences=places, alone_unlike_vanilla=unlike)
                 print(f"{name}: {sum(place is not None for place in places)} of {len(asked)} differ", flush=True)
-    tabulate_neighbours(record.points).show()
-    print(f"Record: {record.path}")
+    tabulate_neighbours(record.points).show(record.path)
 
 
 def _answer(

@@ -14,13 +14,24 @@ from benchmark.common.paths import ROOT
 
 SOURCE = ROOT / "python" / "sglang_xshare"
 LAYERS = (
-    ("policies.keys", "policies.exact", "types", "gpus", "version", "console", "files", "refusal", "upstream.release"),
+    (
+        "policies.keys",
+        "policies.exact",
+        "types",
+        "gpus",
+        "version",
+        "console",
+        "parser",
+        "files",
+        "refusal",
+        "upstream.release",
+    ),
     ("patching", "patching.*"),
     ("policies.plan",),
     ("policies", "policies.*", "selection", "selection.*"),
     ("upstream", "upstream.*"),  # what those above read of SGLang's code
     ("stage.exact", "stage.step", "stage.layer", "stage.gather", "stage.placement"),
-    ("stage.evidence", "stage.evidence.*"),  # what is told of a step
+    ("stage.evidence", "stage.evidence.*"),  # what is reported of a step
     ("stage", "stage.*"),  # what runs every step
     ("affinity", "affinity.*"),
     ("compatibility", "compatibility.*"),  # what runs once: flags, refusals, the layers of a loaded model

@@ -11,10 +11,9 @@ from dataclasses import asdict
 
 from benchmark.affinity.report import name_rule, plot_affinity, point_key, tabulate_affinity
 from benchmark.affinity.routing import Routing, read_routing
-from benchmark.affinity.scenarios import SCENARIOS, make_traffic
-from benchmark.affinity.simulation import ByAffinity, Outcome, RoundRobin, Rule, simulate
+from benchmark.affinity.simulation import SCENARIOS, ByAffinity, Outcome, RoundRobin, Rule, make_traffic, simulate
 from benchmark.affinity.texts import make_table
-from benchmark.common.command import Parser, folder, one_line_errors, positive
+from benchmark.common.command import Parser, one_line_errors, positive
 from benchmark.common.paths import BUILD, TEXTS, TRAINED
 from benchmark.common.record import Record
 from benchmark.quality.model import load_model
@@ -31,8 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser("benchmark.affinity", __doc__)
     names = f"{', '.join(SCENARIOS)} (default: all)"
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", default=SCENARIOS, help=names)
-    parser.add_argument("--model", type=folder, default=TRAINED, help="a checkpoint (default: the trained one)")
-    parser.add_argument("--texts", type=folder, default=TEXTS, help="*.txt, a domain each (default: its held-out ones)")
+    parser.add_checkpoint(TRAINED, TEXTS)
     parser.add_argument("--replicas", nargs="+", type=positive, default=(2, 4, 8), metavar="N", help="of mixed traffic")
     parser.add_argument("--bounds", nargs="+", type=_bound, default=(1.1, DEFAULT, 1.5), metavar="B")
     parser.add_count("per_domain", 60, "sequences of each domain")

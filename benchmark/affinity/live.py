@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmark.affinity.report import OBSERVE, tabulate_live
 from benchmark.affinity.routing import Routing
-from benchmark.affinity.scenarios import SCENARIOS, make_traffic
+from benchmark.affinity.simulation import SCENARIOS, make_traffic
 from benchmark.affinity.texts import make_table
 from benchmark.common.command import Parser, one_line_errors
 from benchmark.common.evidence import read_totals
@@ -226,8 +226,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--requests {args.requests}: allowed are at least {least}, 3 times --replicas * --per-replica")
     record = parser.open_record("live", args, argv)
     measure(args, record)
-    tabulate_live(record.points).show()
-    print(f"Record: {record.path}")
+    tabulate_live(record.points).show(record.path)
 
 
 def _policy(text: str) -> str:

@@ -4,13 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
+import matplotlib
+from matplotlib import pyplot
 
-from benchmark.common.plot import make_figure, save_figure
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE
-from benchmark.quality.measure import compare_loss
+from benchmark.quality.measure import compare_nats
 from sglang_xshare.affinity.bound import DEFAULT
+
+matplotlib.use("Agg")
+
 
 NOTE = (
     "Mean active experts a layer and step of a replica; in brackets the load imbalance, largest over mean running "
@@ -61,8 +64,14 @@ def plot_affinity(points: Mapping[str, Any], path: Path) -> None:
     mixed = [point for point in points.values() if point["scenario"] == "mixed"]
     others = [point for point in points.values() if point["scenario"] != "mixed"]
     count = 1 + len(others)
-    figure, axes = make_figure("Active experts a layer and step, by dispatch", (count + 2) // 3, min(count, 3), True)
-    panels = [axis for row in axes for axis in row]
+    lines, columns = (count + 2) // 3, min(count, 3)
+    size = (5.5 * max(columns, 1.5), 4.0 * lines + 1.0)  # inches
+    figure, axes = pyplot.subplots(lines, columns, figsize=size, layout="constrained", squeeze=False, sharey=True)
+    figure.suptitle("Active experts a layer and step, by dispatch", fontsize=11)
+    panels = list(axes.flat)
+    for axis in panels:
+        axis.grid(alpha=0.3)
+        axis.set_axisbelow(True)
     for number, rule in enumerate(next(iter(points.values()))["rules"]):
         style = {"marker": "o", "color": f"C{number}", "label": rule}
         panels[0].plot(
@@ -76,7 +85,11 @@ def plot_affinity(points: Mapping[str, Any], path: Path) -> None:
         axis.set(title=f"{point['scenario']}, {point['replicas']} replicas", xlabel="% of the requests sent")
     for axis in panels[count:]:
         axis.set_visible(False)
-    save_figure(figure, path)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
 
 
 def tabulate_live(points: Mapping[str, Any]) -> Table:
@@ -128,7 +141,7 @@ def _compare_answers(
     if point["nats"]:
         if reference is None:
             return ["-", "-"]
-        loss = compare_loss(*(torch.tensor(one["nats"])[:, None] for one in (point, reference)))
+        loss = compare_nats(point, reference)
         return ["-", "+0.0000" if point is reference else str(loss)]
     answers = list(zip(point["outputs"].split(), base["outputs"].split(), strict=True))
     return [f"{sum(one == other for one, other in answers)} / {len(answers)}", "-"]

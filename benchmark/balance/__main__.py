@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmark.balance.logits import FITTED
-from benchmark.balance.measure import measure_plans
-from benchmark.balance.report import plot_balance, tabulate_balance
+from benchmark.balance.logits import FITTED, measure_plans
+from benchmark.balance.report import tabulate_balance
 from benchmark.common.command import Parser, one_line_errors
 from benchmark.common.paths import BUILD
 from benchmark.common.variant import PLAN_SPELLING, parse_plan
@@ -29,12 +28,12 @@ POLICIES = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table, draw the plot."""
+    """Measure into the record, print the table."""
     parser = Parser("benchmark.balance", __doc__)
     text = f"{PLAN_SPELLING}; several in turn with / between (default: {' '.join(POLICIES)})"
     parser.add_argument("policies", nargs="*", type=_policies, default=POLICIES, help=text)
-    parser.add_argument("--rows", nargs="+", type=int, choices=FITTED, default=list(FITTED), help="rows of a batch")
-    parser.add_count("batches", 400, "batches of each size")
+    parser.add_argument("--batch", nargs="+", type=int, choices=FITTED, default=list(FITTED), help="requests of a step")
+    parser.add_count("batches", 400, "steps of each size")
     parser.add_record(BUILD / "balance")
     args = parser.parse_args(argv)
     record = parser.open_record("balance", args, argv)
@@ -43,11 +42,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if policies not in record:
             print(policies, flush=True)
             plans = [parse_plan(policy) for policy in policies.split("/")]
-            rows = {str(rows): measure_plans(plans, FITTED[rows], args.batches) for rows in args.rows}
+            rows = {str(rows): measure_plans(plans, FITTED[rows], args.batches) for rows in args.batch}
             record.add(policies, rows=rows)
-    tabulate_balance(record.points).show()
-    plot_balance(record.path.with_suffix(".png"), record.points)
-    print(f"Record: {record.path}")
+    tabulate_balance(record.points).show(record.path)
 
 
 def _policies(text: str) -> str:

@@ -18,7 +18,7 @@ from benchmark.common.record import Record
 from benchmark.common.server import Server
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE, parse_variant
-from benchmark.quality.measure import compare_loss
+from benchmark.quality.measure import compare_nats
 from benchmark.quality.served import SERVER_ARGS, measure_nats
 from benchmark.quality.text import load_sequences
 
@@ -65,8 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         cores = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank % 2) for rank in range(args.ep_size))}
         with Server(TRAINED, flags, env=cores, name="ranks", deadline=900) as server:
             measure(record, server, policies, tokens.split(args.batch), args)
-    tabulate_live(record.points).show()
-    print(f"Record: {record.path}")
+    tabulate_live(record.points).show(record.path)
 
 
 def measure(
@@ -96,11 +95,10 @@ def tabulate_live(points: Mapping[str, Any]) -> Table:
     own = {key: sum(point["totals"][key] for _, point in others) for key in (*COUNTS, *FULLEST)}
     baseline = own["fullest_rank_experts_before"] / own["layer_steps"]
     rows = [_format(first_name, baseline, own["experts_before"] / own["layer_steps"], 1.0, "+0.0000", baseline, shape)]
-    reference = torch.tensor(first["nats"])[:, None]
     for name, point in others:
         totals = point["totals"]
         steps = totals["layer_steps"]
-        loss = str(compare_loss(torch.tensor(point["nats"])[:, None], reference))
+        loss = str(compare_nats(point, first))
         fullest, active = totals["fullest_rank_experts_after"] / steps, totals["experts_after"] / steps
         rows.append(_format(name, fullest, active, totals["kept_mass"] / totals["rows"], loss, baseline, shape))
     headings = ["policy", "fullest rank", "imbalance", "active", "kept mass", "loss, nats"]

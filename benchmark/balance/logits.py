@@ -1,11 +1,15 @@
-"""Router logits of a large expert-parallel model, made up: the shape of DeepSeek-R1, fitted to XShare's Table 2."""
+"""Router logits of a large expert-parallel model, made up: the shape of DeepSeek-R1, fitted to XShare's Table 2; and
+what policies make of them.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
 import torch
 
-from sglang_xshare import Router
+from sglang_xshare import Batch, Router, SelectionPlan, select
 
 EXPERTS, TOP_K, RANKS = 256, 8, 8
 ROUTER = Router(TOP_K, scoring="sigmoid", num_expert_group=RANKS, topk_group=RANKS // 2)
@@ -40,3 +44,29 @@ class Batches:
 FITTED = {
     batches.rows: batches for batches in (Batches(8, 0.44, 0.12, (50.7, 11.3)), Batches(32, 0.06, 0.08, (160.4, 25.6)))
 }
+
+
+LEAST_SHARE = 0.05
+"""The share of rows, those with the least kept mass, that have a figure of their own."""
+
+
+def measure_plans(plans: Sequence[SelectionPlan], batches: Batches, count: int) -> dict[str, Any]:
+    """Means over `count` batches, which the plans take in turn, as layers would: active experts, those of the fullest
+    rank with its standard error, kept mass of all rows, and of the rows with least.
+    """
+    active, fullest, kept = [], [], []
+    for number, logits in enumerate(batches.draw(count)):
+        plan = plans[number % len(plans)]
+        out = select(logits, plan, ROUTER, Batch(), RANK_OF_EXPERT, backend="torch")
+        loads = torch.bincount(RANK_OF_EXPERT[out.active], minlength=RANKS)
+        active.append(int(loads.sum()))
+        fullest.append(int(loads.max()))
+        kept.append(out.kept_mass)
+    masses = torch.cat(kept).sort().values
+    return {
+        "active_experts": fmean(active),
+        "fullest_rank": fmean(fullest),
+        "fullest_rank_error": float(torch.tensor(fullest).double().std() / count**0.5),
+        "kept_mass": float(masses.mean()),
+        "least_kept_mass": float(masses[: max(int(len(masses) * LEAST_SHARE), 1)].mean()),
+    }

@@ -1,11 +1,9 @@
-"""The table and the plot of a record of expert-parallel ranks."""
+"""The table of a record of expert-parallel ranks."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from benchmark.balance.logits import FITTED
-from benchmark.common.plot import make_figure, save_figure
 from benchmark.common.table import Table
 
 NOTE = """\
@@ -40,17 +38,3 @@ def _cells(figures: Mapping[str, float], baseline: Mapping[str, float]) -> list[
         f"{figures['kept_mass']:.3f}",
         f"{figures['least_kept_mass']:.3f}",
     ]
-
-
-def plot_balance(path: Path, points: Mapping[str, Any]) -> None:
-    """Kept mass against the fullest rank's active experts, a panel for each number of rows."""
-    sizes = list(next(iter(points.values()))["rows"])
-    figure, (axes,) = make_figure("What the fullest of 8 ranks loads, and what rows keep", 1, len(sizes), share_y=True)
-    for axis, size in zip(axes, sizes, strict=True):
-        for policy, point in points.items():
-            figures = point["rows"][size]
-            axis.plot(figures["fullest_rank"], figures["kept_mass"], "o", label=policy)
-        axis.set(title=f"{size} rows", xlabel="active experts of the fullest rank")
-        axis.set_xlim(left=0)
-    axes[0].set_ylabel("kept mass")
-    save_figure(figure, path)

@@ -41,9 +41,17 @@ class Parser(argparse.ArgumentParser):
         flag = "--" + name.replace("_", "-")
         self.add_argument(flag, type=positive, default=default, metavar="N", help=f"{text} (default: {default})")
 
+    def add_checkpoint(self, model: Path, texts: Path | None = None) -> None:
+        """Flags of the folder of a checkpoint and of its texts, a domain a `*.txt`; without `texts` the model's own."""
+        own = "the model's heldout/" if texts is None else "the trained model's"
+        self.add_argument("--model", type=folder, default=model, help="checkpoint folder (default: %(default)s)")
+        self.add_argument(
+            "--texts", type=folder, default=texts, help=f"folder of *.txt, a domain each (default: {own})"
+        )
+
     def add_record(self, out: Path) -> None:
         """Flags of the record; `open_record` reads them."""
-        self.add_argument("--out", type=Path, default=out, help="folder of record and plots (default: %(default)s)")
+        self.add_argument("--out", type=Path, default=out, help="folder of the record (default: %(default)s)")
         self.add_argument("--resume", action="store_true", help="go on from the record that is in that folder")
 
     def open_record(self, experiment: str, args: argparse.Namespace, argv: Sequence[str] | None = None) -> Record:

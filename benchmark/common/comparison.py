@@ -1,39 +1,123 @@
-"""Variants on one workload, served side by side: measured round by round into a record, and the table of it."""
+"""Variants on one workload, served side by side and measured round by round into a record; their medians, quartiles and
+ratios, of which the first variant is the baseline; cells of their tables.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from statistics import correlation, linear_regression, median, quantiles
 from typing import Any
 
 from benchmark.common.record import Record
 from benchmark.common.rounds import Series, Workload, run_rounds
 from benchmark.common.server import Server
-from benchmark.common.summary import Spread, Summary, summarize
-from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE, Variant
 
-NOTE = """\
-Medians over the rounds [lower, upper quartile]. Active experts and kept mass: means over layers and steps under policy,
-counted by the server; before the arrow those of upstream's own routing. Ratio: of output tokens/s to the
-first row's, within each round, so that the machine's drift from round to round stays out of it; the other rows are in
-its order, which need not be that of the medians of tokens/s."""
+LEAST = 5
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Lower quartile, median and upper quartile (linear between the rounds)."""
+
+    lower: float
+    median: float
+    upper: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One row of the table.
+
+    Output tokens a second, and the ratio of these to the baseline's within each round; bench_serving's median time per
+    output token and to the first one, in milliseconds. Mean experts a layer and step, without and with selection, mean
+    share of gating mass kept, and forwards under policy, of all rounds. Mean tokens a verification step accepts.
+    """
+
+    name: str
+    throughput: Spread
+    tpot_ms: Spread
+    ttft_ms: Spread
+    paired_ratio: Spread
+    experts_before: float | None
+    experts_after: float | None
+    kept_mass: float | None
+    policy_steps: int
+    accept_length: float | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A least-squares line y = intercept + slope * x, and the share of variance it explains."""
+
+    slope: float
+    intercept: float
+    r_squared: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median and quartiles; of a single value, that value."""
+    if len(values) == 1:
+        return Spread(values[0], values[0], values[0])
+    lower, _, upper = quantiles(values, n=4, method="inclusive")
+    return Spread(lower, median(values), upper)
+
+
+def summarize(series: Sequence[Series]) -> list[Summary]:
+    """One row a series."""
+    baseline = _values(series[0], "output_throughput")
+    return [_summarize(one, baseline) for one in series]
+
+
+def fit_line(x: Sequence[float], y: Sequence[float]) -> Line | None:
+    """The line through the points; None below `LEAST` distinct x: fewer lie near some line whatever they are."""
+    if len(set(x)) < LEAST:
+        return None
+    slope, intercept = linear_regression(x, y)
+    return Line(slope, intercept, correlation(x, y) ** 2 if len(set(y)) > 1 else 1.0)
+
+
+def _summarize(series: Series, baseline: list[float]) -> Summary:
+    throughput = _values(series, "output_throughput")
+    accepted = [value for value in _values(series, "accept_length") if value is not None]
+    return Summary(
+        name=series.variant.name,
+        throughput=spread(throughput),
+        tpot_ms=spread(_values(series, "median_tpot_ms")),
+        ttft_ms=spread(_values(series, "median_ttft_ms")),
+        paired_ratio=spread([on / off for on, off in zip(throughput, baseline, strict=True)]),
+        experts_before=_mean([evidence.experts_before for evidence in series.evidence]),
+        experts_after=_mean([evidence.experts_after for evidence in series.evidence]),
+        kept_mass=_mean([evidence.kept_mass for evidence in series.evidence]),
+        policy_steps=sum(evidence.policy_steps for evidence in series.evidence),
+        accept_length=median(accepted) if accepted else None,
+    )
+
+
+def _values(series: Series, key: str) -> list[float]:
+    return [result[key] for result in series.results]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
 NO_STEP = "Selected in no step, so that the row shows nothing of the policy"
 ONE_ROUND = "One round shows no spread: its differences prove nothing."
-HEADINGS = ("model, policy", "output tokens/s", "TPOT ms", "active experts", "kept mass", "ratio")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Some variants on one workload; the first is the baseline. `columns`: further cells by heading, one a series."""
+    """Some variants on one workload; the first is the baseline."""
 
     workload: Workload
     series: Sequence[Series]
-    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, point: Mapping[str, Any], columns: Mapping[str, Sequence[str]] | None = None) -> "Comparison":
+    def read(cls, point: Mapping[str, Any]) -> "Comparison":
         """One out of a record, where `measure` left it."""
-        return cls(Workload.read(point["workload"]), [Series.read(one) for one in point["series"]], columns or {})
+        return cls(Workload.read(point["workload"]), [Series.read(one) for one in point["series"]])
 
     @property
     def rounds(self) -> int:
@@ -99,36 +183,6 @@ def measure(
     for _ in run_rounds(workload, series, servers):
         record.add(key, workload=asdict(workload), series=[asdict(one) for one in series])
     return Comparison.read(record.points[key])
-
-
-def tabulate(title: str, comparisons: Sequence[Comparison], note: str = "") -> Table:
-    """A row a series, below one of its model; `note` follows what is said of the columns."""
-    extra = list(dict.fromkeys(heading for one in comparisons for heading in one.columns))
-    drafts = ["accepted"] if any(row.accept_length for one in comparisons for row in one.summaries) else []
-    rows = []
-    for one in comparisons:
-        rows.append([one.workload.model.name, *[""] * (len(HEADINGS) + len(drafts) + len(extra) - 1)])
-        for number in one.order:
-            row = one.summaries[number]
-            accepted = [format_number(row.accept_length, 2)] * len(drafts)
-            cells = [one.columns[heading][number] if heading in one.columns else "-" for heading in extra]
-            rows.append([row.name, *_cells(row), *accepted, *cells])
-    workloads = dict.fromkeys(f"Of each row: {one.workload}." for one in comparisons)
-    idle = dict.fromkeys(name for one in comparisons for name in one.idle)
-    nothing = f"{NO_STEP}: {', '.join(idle)}." if idle else ""
-    doubt = ONE_ROUND if any(one.rounds == 1 for one in comparisons) else ""
-    said = " ".join(filter(None, (*workloads, NOTE, note, nothing, doubt)))
-    return Table(title, [*HEADINGS, *drafts, *extra], rows, said)
-
-
-def _cells(row: Summary) -> list[str]:
-    return [
-        format_spread(row.throughput, 1),
-        format_number(row.tpot_ms.median, 1),
-        format_experts(row),
-        format_number(row.kept_mass, 3),
-        format_spread(row.paired_ratio, 2),
-    ]
 
 
 def format_experts(row: Summary) -> str:

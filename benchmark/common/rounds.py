@@ -1,5 +1,7 @@
 """Alternating rounds over servers that all stay up: each meets the same prompts in the same minutes of the machine."""
 
+import json
+import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -7,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from benchmark.common.client import Client, Load
 from benchmark.common.evidence import Evidence, evidence_between, read_settled_totals, read_totals
-from benchmark.common.prompts import write_prompts
 from benchmark.common.server import Server, has_gpu
 from benchmark.common.variant import BASELINE, Variant
 
@@ -167,3 +170,34 @@ def _run(client: Client, series: Series, server: Server, load: Load, workload: W
         experts = f", active experts {evidence.experts_before:.1f} -> {evidence.experts_after:.1f}"
     speed = f"{result['output_throughput']:.1f} tokens/s, {result['median_tpot_ms']:.1f} ms a token"
     print(f"round {len(series.results)}/{workload.rounds}  {series.variant.name}: {speed}{experts}", flush=True)
+
+
+def write_prompts(out: Path, texts: Path, tokenizer: Path, count: int, tokens: int, seed: int) -> None:
+    """Write `count` distinct prompts of `tokens` tokens, evenly from every text, as JSON lines to `out`.
+
+    `texts` is a folder of *.txt files, each one domain, `tokenizer` one with tokenizer.json. Other seeds give other
+    prompts, so that no round finds its prompts in the prefix cache. Raises ValueError for no text, or too little of it.
+    """
+    files = sorted(texts.glob("*.txt"))
+    if not files:
+        raise ValueError(f"texts {texts}: no *.txt file there; needed is a folder of held-out texts")
+    encode = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    rng = random.Random(seed)
+    domains = [_domain_prompts(encode, path, tokens) for path in files]
+    for domain in domains:
+        rng.shuffle(domain)
+    prompts = list(dict.fromkeys(prompt for group in zip(*domains, strict=False) for prompt in group))[:count]
+    if len(prompts) < count:
+        raise ValueError(f"texts {texts}: {len(prompts)} distinct prompts of {tokens} tokens; needed are {count}")
+    # bench_serving wants two turns; the second only matters where no output length is given.
+    rows = [{"conversations": [{"value": prompt}, {"value": ""}]} for prompt in prompts]
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _domain_prompts(encode: Tokenizer, path: Path, tokens: int) -> list[str]:
+    """Every stretch of `tokens` tokens that starts at the beginning of a line."""
+    lines = path.read_text().splitlines(keepends=True)
+    starts = [i for i, line in enumerate(lines) if line.strip()]
+    # Eight lines hold any prompt we ask for; a stretch that ends early is left out.
+    stretches = (encode.encode("".join(lines[i : i + 8])).ids[:tokens] for i in starts)
+    return [encode.decode(ids) for ids in stretches if len(ids) == tokens]

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich import box, table
 from rich.console import Console
@@ -23,8 +24,8 @@ class Table:
     note: str = ""
     text_columns: int = 1
 
-    def show(self) -> None:
-        """Print it; where the terminal is too narrow, or is none, lines are as long as the rows need."""
+    def show(self, record: Path | None = None) -> None:
+        """Print it, and where its `record` lies. In too narrow a terminal, or none, lines are as long as rows need."""
         drawn = table.Table(title=Text(self.title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for index, heading in enumerate(self.headings):
             drawn.add_column(Text(heading), justify="left" if index < self.text_columns else "right")
@@ -36,6 +37,8 @@ class Table:
         console.print(drawn)
         if self.note:
             print(textwrap.fill(self.note, NOTE_WIDTH))
+        if record:
+            print(f"Record: {record}")
 
     def to_markdown(self) -> str:
         """The rows as GitHub shows them, and the note below; without the title, which a page words for itself."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from statistics import median
 
-from benchmark.common.command import Parser, folder, one_line_errors, policy
+from benchmark.common.command import Parser, one_line_errors, policy
 from benchmark.common.comparison import is_measured
 from benchmark.common.comparison import measure as measure_rounds
 from benchmark.common.paths import BUILD, TEXTS, WIDENED
@@ -39,12 +39,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     default = f"{PLAN_SPELLING} (default: {' '.join(POLICIES)})"
     parser.add_argument("policies", nargs="*", type=policy, default=POLICIES, help=default)
     parser.add_argument("--shapes", nargs="+", type=_shape, default=SHAPES, metavar="ROWSxEXPERTS")
-    parser.add_argument(
-        "--model", type=folder, default=WIDENED, help="whose step is the measure (default: the widened)"
-    )
-    parser.add_count("rows", 16, "rows of the step, requests of the server")
+    parser.add_checkpoint(WIDENED, TEXTS)
+    parser.add_count("batch", 16, "requests of a step")
     parser.add_count("rounds", 100, "calls and steps timed of each policy")
-    parser.add_argument("--texts", type=folder, default=TEXTS, help="*.txt for prompts (default: the trained model's)")
     parser.add_count("step_tokens", 32, "tokens a request of that server")
     parser.add_count("step_rounds", 5, "batches of that server")
     parser.add_record(BUILD / "cost")
@@ -53,8 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parse_plan(text)
     record = parser.open_record("cost", args, argv)
     measure(args, record)
-    tabulate_cost(record.points).show()
-    print(f"Record: {record.path}")
+    tabulate_cost(record.points).show(record.path)
 
 
 def measure(args: argparse.Namespace, record: Record) -> None:
@@ -62,7 +58,7 @@ def measure(args: argparse.Namespace, record: Record) -> None:
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     import torch
 
-    from benchmark.cost.selection import time_selection
+    from benchmark.cost.routers import time_selection
 
     torch.set_num_threads(1)
     for shape in args.shapes:
@@ -75,13 +71,13 @@ def measure(args: argparse.Namespace, record: Record) -> None:
         measure_step(args, record)
     for key in (ROUTING, ROUTING_LARGE):
         if key not in record:
-            print(f"{key} of a decode step", flush=True)
+            print(f"{key}: a decode step", flush=True)
             measure_routing(args, record, key)
 
 
 def measure_step(args: argparse.Namespace, record: Record) -> None:
     """Serve the model without a policy, in full batches."""
-    counts = {"requests": args.rows, "concurrency": args.rows, "output_tokens": args.step_tokens}
+    counts = {"requests": args.batch, "concurrency": args.batch, "output_tokens": args.step_tokens}
     workload = Workload(args.model, args.texts, rounds=args.step_rounds, **counts)
     variants = [parse_variant(BASELINE)]
     with serve(args.model, variants, prepare(args.model)) as servers:
@@ -97,7 +93,7 @@ def measure_routing(args: argparse.Namespace, record: Record, key: str) -> None:
 
     config = json.loads((args.model / "config.json").read_text())
     layers, experts, top_k = (config[key] for key in ("num_hidden_layers", "num_experts", "num_experts_per_tok"))
-    rows = args.rows
+    rows = args.batch
     if key == ROUTING_LARGE:
         rows, experts = map(int, LARGE.split("x"))
     variants = [parse_variant(BASELINE)]

@@ -4,14 +4,12 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-import torch
-
 from benchmark.affinity.report import OBSERVE, name_rule
 from benchmark.common.comparison import Comparison
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE, OFF
 from benchmark.cost.ranks import FIRST, SPREAD
-from benchmark.quality.measure import compare_loss
+from benchmark.quality.measure import compare_nats
 from benchmark.serving.report import KEY, quality_key
 
 SELECTION = "xshare:k0=1,add=24"
@@ -49,8 +47,8 @@ def _select_alone(serving: Points) -> list[str]:
     assert row.experts_before is not None
     assert row.experts_after is not None
     waits = f"{row.experts_after / row.experts_before:.2f} of the experts"
-    nats, own = (torch.tensor(serving[quality_key(name)]["nats"])[:, None] for name in (SELECTION, OFF))
-    cells = [waits, f"{row.paired_ratio.median:.2f}", str(compare_loss(nats, own))]
+    loss = compare_nats(*(serving[quality_key(name)] for name in (SELECTION, OFF)))
+    cells = [waits, f"{row.paired_ratio.median:.2f}", str(loss)]
     return [f"selection, {SELECTION}", "one device holds the model, and some loss is tolerated", *cells]
 
 
@@ -66,12 +64,11 @@ def _serve_replicas(live: Points) -> list[list[str]]:
     points = {(point["policy"], point["method"]): point for point in live.values() if point["traffic"] == "mixed"}
     own, alone = points[BASELINE, "round_robin"], points[BASELINE, "expert_affinity"]
     rows = [["4 replicas, affinity, served", "as above", _share(alone, own), "-", "0"]]
-    reference = torch.tensor(own["nats"])[:, None]
     for (policy, method), point in points.items():
         if policy not in (OBSERVE, BASELINE) and method != "total_requests":
             name, when = AFFINITY if method == "expert_affinity" else ROUND_ROBIN
-            loss = compare_loss(torch.tensor(point["nats"])[:, None], reference)
-            rows.append([f"4 replicas, {name}, {policy}", when, _share(point, own), "-", str(loss)])
+            loss = str(compare_nats(point, own))
+            rows.append([f"4 replicas, {name}, {policy}", when, _share(point, own), "-", loss])
     return rows
 
 
@@ -89,7 +86,7 @@ def _hold_whole(live: Points) -> list[list[str]]:
     for policy in (SELECTION, WHOLE, FILLED):
         totals = live[policy]["totals"]
         share = totals["fullest_rank_experts_after"] / totals["layer_steps"] / (own / steps)
-        loss = compare_loss(*(torch.tensor(one["nats"])[:, None] for one in (live[policy], first)))
+        loss = compare_nats(live[policy], first)
         when = {
             SELECTION: "to compare with",
             WHOLE: "a model is larger than a device, and experts a rank are many",

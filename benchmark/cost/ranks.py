@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record, print the table."""
     parser = Parser("benchmark.cost.ranks", __doc__)
     swept = "(default: %(default)s)"
-    parser.add_argument("--rows", nargs="+", type=positive, default=[16, 64], help=f"rows of a step {swept}")
+    parser.add_argument("--batch", nargs="+", type=positive, default=[16, 64], help=f"requests of a step {swept}")
     parser.add_argument("--active", nargs="+", type=positive, default=[16, 32, 64, 128], help=f"active experts {swept}")
     parser.add_count("ranks", 2, "ranks")
     parser.add_count("experts", 128, "experts of a layer")
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not args.top_k <= active <= args.experts:
             parser.error(f"--active {active}: allowed is {args.top_k}, the experts of a row, to {args.experts}, all")
     record = parser.open_record("ranks", args, argv)
-    for rows in args.rows:
+    for rows in args.batch:
         for active in args.active:
             for where in (SPREAD, FIRST) if active < args.experts else (SPREAD,):
                 key = f"{args.ranks} ranks, {rows} rows, {active} experts, {where}"
@@ -69,8 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     # Of the fastest round: what other programs add to a round is none of the layout's.
                     found = measure(encoder, args.ranks, args.rounds)
                     record.add(key, seconds={name: min(times["layer_ms"]) / 1e3 for name, times in found.items()})
-    tabulate_ranks(record.points).show()
-    print(f"Record: {record.path}")
+    tabulate_ranks(record.points).show(record.path)
 
 
 def tabulate_ranks(points: Mapping[str, Any]) -> Table:

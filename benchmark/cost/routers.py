@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,9 @@ from typing import Any
 import torch
 from sglang.srt.layers.moe.topk import TopKConfig, select_experts
 
-from benchmark.common.timing import time_alternating
-from benchmark.common.variant import Variant
-from sglang_xshare import hooks
+from benchmark.common.variant import Variant, parse_plan
+from benchmark.cost.report import UPSTREAM
+from sglang_xshare import Batch, Router, hooks, select
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.forward import wrap_model
 from sglang_xshare.stage.layer import Layer
@@ -83,3 +84,60 @@ class Routers:
             return time.process_time() - began - self.seconds_elsewhere
         finally:
             hooks._stage = None
+
+
+TOP_K = 8
+TOKENS_PER_REQUEST = 4  # of a plan that asks whose row is whose
+
+
+def time_selection(rows: int, experts: int, plans: Sequence[str], rounds: int) -> dict[str, list[float]]:
+    """CPU seconds a call in every round, of upstream's router and of every plan, on [rows, experts] random logits."""
+    logits = torch.randn(rows, experts, generator=torch.Generator().manual_seed(0))
+    calls = {UPSTREAM: _make_upstream(logits)} | {plan: make_call(logits, plan) for plan in plans}
+    times = time_alternating([call_timer(call) for call in calls.values()], rounds)
+    return dict(zip(calls, times, strict=True))
+
+
+def make_call(logits: torch.Tensor, spelling: str) -> Callable[[], object]:
+    """`select()` with a plan as the stage calls it. Raises ValueError for a plan that is none."""
+    plan = parse_plan(spelling)
+    batch = Batch(tokens_per_request=TOKENS_PER_REQUEST if plan.add_per_request or plan.scope == "request" else 1)
+    router = Router(TOP_K)
+    return lambda: select(logits, plan, router, batch)
+
+
+def _make_upstream(logits: torch.Tensor) -> Callable[[], object]:
+    os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")  # or its import looks for a GPU
+    from sglang.srt.layers.moe.topk import fused_topk_torch_native
+
+    hidden_states = torch.empty(len(logits), 1)
+    return lambda: fused_topk_torch_native(hidden_states, logits, TOP_K, True)
+
+
+SLICE_S = 0.005
+"""A timing shorter than this is noise."""
+
+
+def time_alternating(timers: Sequence[Callable[[], float]], rounds: int, warm_ups: int = 1) -> list[list[float]]:
+    """What each timer returns in every round, in which they take turns, so that a drift favours none of them."""
+    times: list[list[float]] = [[] for _ in timers]
+    for number in range(-warm_ups, rounds):
+        for spent, timer in zip(times, timers, strict=True):
+            value = timer()
+            if number >= 0:
+                spent.append(value)
+    return times
+
+
+def call_timer(call: Callable[[], object]) -> Callable[[], float]:
+    """A timer of CPU seconds a call; it calls for about SLICE_S each time."""
+    _time(call, 3)  # the first calls import and fill caches
+    repeat = max(1, round(SLICE_S / max(_time(call, 3), 1e-9)))
+    return lambda: _time(call, repeat)
+
+
+def _time(call: Callable[[], object], repeat: int) -> float:
+    began = time.process_time()
+    for _ in range(repeat):
+        call()
+    return (time.process_time() - began) / repeat

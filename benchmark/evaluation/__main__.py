@@ -15,8 +15,7 @@ from benchmark.common.command import Parser, folder, one_line_errors, policy, po
 from benchmark.common.paths import BUILD, TRAINED
 from benchmark.common.server import Server
 from benchmark.common.variant import BASELINE, OFF, SPELLING, parse_variant
-from benchmark.evaluation.arms import run_arm
-from benchmark.evaluation.harness import Endpoint, Harness
+from benchmark.evaluation.harness import Endpoint, Harness, run_arm
 from benchmark.evaluation.report import tabulate_evaluation
 from benchmark.quality.instrument import Instrument
 from sglang_xshare.live.client import API_KEY
@@ -60,8 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print(f"{_name(task, one)} ...", flush=True)
                 arm = run_arm(harness, endpoint, task, one, args.limit, args.shots)
                 record.add(_name(task, one), **asdict(arm))
-    tabulate_evaluation(record.points).show()
-    print(f"Record: {record.path}")
+    tabulate_evaluation(record.points).show(record.path)
 
 
 @contextmanager

@@ -4,12 +4,14 @@ import importlib.util
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from benchmark.evaluation.scores import Score, read_scores
+from benchmark.common.variant import parse_variant
+from benchmark.evaluation.report import Score, read_scores
+from sglang_xshare.live.client import Client
 
 TASKS = Path(__file__).parent / "tasks"
 MISSING = (
@@ -123,4 +125,51 @@ def _connect(endpoint: Endpoint) -> Any:
         tokenized_requests=False,
         num_concurrent=endpoint.concurrency,
         timeout=3600,
+    )
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What one policy came to on one task: `scores` are the fields of `Score`; tokens written, and seconds for them;
+    what the server counted meanwhile: means over layers and steps of active experts, upstream's and the policy's, the
+    share of gating mass kept, and forwards under policy. None where it counted none.
+    """
+
+    task: str
+    policy: str
+    scores: list[dict[str, Any]]
+    tokens: int
+    seconds: float
+    experts_before: float | None
+    experts_after: float | None
+    kept_mass: float | None
+    policy_steps: int
+
+
+def run_arm(harness: Harness, endpoint: Endpoint, task: str, policy: str, limit: int | None, shots: int | None) -> Arm:
+    """Switch the server to `policy`, empty its prefix cache of what other arms have asked, run the task.
+
+    Raises `PolicyError` in one line where the server refuses, RuntimeError where a request fails.
+    """
+    client = Client(endpoint.url, endpoint.api_key)
+    client.set_policy(parse_variant(policy).body())
+    client.flush()
+    try:
+        done = harness.run(task, endpoint, limit, shots)
+    except Exception as error:  # of the harness's client, after its retries
+        raise RuntimeError(
+            f"task {task}, {policy}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        ) from None
+    since = client.get_policy()["since_switch"]
+    counted = bool(since["layer_steps"])
+    return Arm(
+        task=task,
+        policy=policy,
+        scores=[asdict(score) for score in done.scores],
+        tokens=done.tokens,
+        seconds=done.seconds,
+        experts_before=since["mean_before"] if counted else None,
+        experts_after=since["mean_after"] if counted else None,
+        kept_mass=since["mean_kept_mass"] if counted else None,
+        policy_steps=since["outcomes"].get("policy", 0),
     )

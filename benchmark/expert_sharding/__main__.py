@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from benchmark.common.command import Parser, one_line_errors, positive
 from benchmark.common.paths import BUILD
-from benchmark.expert_sharding.ranks import Encoder, measure
-from benchmark.expert_sharding.report import SWEEPS, plot_sharding, tabulate_sharding
-from benchmark.expert_sharding.router import SkewedRouter
+from benchmark.expert_sharding.ranks import Encoder, SkewedRouter, measure
+from benchmark.expert_sharding.report import tabulate_sharding
 
 MIDDLE = {"alpha": 0.6, "experts": 128, "batch": 100}
 """The paper's, but for the batch, which is 250 there."""
@@ -20,7 +19,7 @@ SKEWED = 10
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table, draw the plot."""
+    """Measure into the record, print the table."""
     parser = Parser("benchmark.expert_sharding", __doc__)
     swept = "(default: %(default)s)"
     parser.add_argument("--alpha", nargs="*", type=_alpha, default=[0.0, 0.1, 0.6, 2.0], help=f"skews {swept}")
@@ -35,23 +34,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_count("top_k", 1, "experts of a row")
     parser.add_record(BUILD / "expert-sharding")
     args = parser.parse_args(argv)
-    shape = {name: value for name, value in vars(args).items() if name not in (*SWEEPS, "out", "resume")}
+    shape = {name: value for name, value in vars(args).items() if name not in (*MIDDLE, "out", "resume")}
     record = parser.open_record("expert-sharding", args, argv)
-    for name in SWEEPS:
+    for name in MIDDLE:
         for value in getattr(args, name):
             at = {**MIDDLE, name: value}
             key = f"alpha {at['alpha']:g}, {at['experts']} experts, batch {at['batch']}"
-            sweeps = [name for name in SWEEPS if all(at[other] == MIDDLE[other] for other in SWEEPS if other != name)]
             if key in record:
                 continue
             print(key, flush=True)
             router = SkewedRouter(at["experts"], at["alpha"], max(at["experts"] // SKEWED, 1), args.top_k)
             encoder = Encoder(router, at["batch"], args.sequence, args.layers, args.hidden, args.width)
-            record.add(key, **at, sweeps=sweeps, shape=shape, layouts=measure(encoder, args.ranks, args.rounds))
+            record.add(key, **at, shape=shape, layouts=measure(encoder, args.ranks, args.rounds))
     if record.points:
-        tabulate_sharding(record.points).show()
-        plot_sharding(record.path.with_suffix(".png"), record.points)
-    print(f"Record: {record.path}")
+        tabulate_sharding(record.points).show(record.path)
 
 
 def _alpha(text: str) -> float:

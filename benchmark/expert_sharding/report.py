@@ -1,14 +1,11 @@
-"""The table and the plot of a record of expert sharding."""
+"""The table of a record of expert sharding."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from benchmark.common.plot import make_figure, save_figure
 from benchmark.common.table import Table
 
-SWEEPS = {"alpha": "skew (alpha)", "experts": "experts", "batch": "batch, sequences"}
 NOTE = """\
 An encoder of {layers} layers on {ranks} ranks, one core each: attention of a rank's own sequences of {sequence} rows,
 and MoE layers, {hidden} x {width}, top-{top_k}, in fp32, with MoEShard's skewed router: a tenth of the experts, the
@@ -51,20 +48,3 @@ def tabulate_sharding(points: Mapping[str, Any]) -> Table:
 def balance(by_rank: Sequence[float]) -> float:
     """Largest over mean."""
     return max(by_rank) / mean(by_rank)
-
-
-def plot_sharding(path: Path, measured: Mapping[str, Any]) -> None:
-    """Time to first token over skew, experts and batch, a panel each."""
-    figure, (axes,) = make_figure("Time to first token, by where experts are", 1, len(SWEEPS))
-    for axis, (name, label) in zip(axes, SWEEPS.items(), strict=True):
-        points = [point for point in measured.values() if name in point["sweeps"]]
-        points.sort(key=lambda point: point[name])
-        for layout in points[0]["layouts"] if points else ():
-            times = [median(point["layouts"][layout]["ttft_ms"]) for point in points]
-            axis.plot([point[name] for point in points], times, "o-", label=layout)
-        axis.set(xlabel=label)
-        axis.set_ylim(bottom=0)
-        if name == "experts":
-            axis.set_xscale("log", base=2)
-    axes[0].set_ylabel("ms")
-    save_figure(figure, path)

@@ -7,8 +7,8 @@ alternating rounds: time to first token and output tokens/s. Ranks are on cores 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmark.common.command import COUNTS, Parser, folder, one_line_errors
-from benchmark.common.comparison import Comparison, format_spread, is_measured, measure, tabulate
+from benchmark.common.command import COUNTS, Parser, one_line_errors
+from benchmark.common.comparison import ONE_ROUND, Comparison, format_spread, is_measured, measure
 from benchmark.common.paths import BUILD, TEXTS, WIDENED
 from benchmark.common.rounds import Workload, serve
 from benchmark.common.table import Table
@@ -20,14 +20,12 @@ CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 PLACEMENTS = ("ep", "shard")
 """Of --expert-placement; the first is the baseline."""
 KEY = "placements"
-FIRST = "first token, ms"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record, print the table."""
     parser = Parser("benchmark.expert_sharding.served", __doc__)
-    parser.add_argument("--model", type=folder, default=WIDENED, help="checkpoint folder (default: the widened one)")
-    parser.add_argument("--texts", type=folder, default=TEXTS, help="*.txt for prompts (default: the trained model's)")
+    parser.add_checkpoint(WIDENED, TEXTS)
     parser.add_counts(input_tokens=48, output_tokens=8)
     parser.add_record(BUILD / "expert-sharding")
     args = parser.parse_args(argv)
@@ -37,17 +35,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         variants = [Variant(name, None, {}, (*RANKS, "--expert-placement", name)) for name in PLACEMENTS]
         with serve(args.model, variants, prepare(args.model), env=CORES) as servers:
             measure(record, KEY, workload, variants, servers)
-    tabulate_served(record.points).show()
-    print(f"Record: {record.path}")
+    tabulate_served(record.points).show(record.path)
 
 
 def tabulate_served(points: Mapping[str, Any]) -> Table:
     """A row a placement."""
     comparison = Comparison.read(points[KEY])
-    first = {FIRST: [format_spread(row.ttft_ms, 0) for row in comparison.summaries]}
-    note = "First token: bench_serving's median of a round."
-    return tabulate(
-        "Placements of experts on two ranks", [Comparison(comparison.workload, comparison.series, first)], note
+    rows = [
+        [row.name, *(format_spread(*cell) for cell in ((row.ttft_ms, 0), (row.throughput, 1), (row.paired_ratio, 2)))]
+        for row in comparison.summaries
+    ]
+    doubt = f" {ONE_ROUND}" if comparison.rounds == 1 else ""
+    note = f"{comparison.workload}: medians [quartiles]. Ratio: of tokens/s to the first row's, by round.{doubt}"
+    return Table(
+        "Placements of experts on two ranks", ["placement", "first token, ms", "tokens/s", "ratio"], rows, note
     )
 
 

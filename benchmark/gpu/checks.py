@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmark.common.paths import ROOT
@@ -15,6 +15,15 @@ WORKERS = min(len(os.sched_getaffinity(0)), 32)
 """Processes that test or compile side by side: a kernel takes 1 to 9 s of a core, with Triton 3.6.0 on an EPYC, and
 there are some 400 tests and 150 cases. Each has a CUDA context, so that there is a limit.
 """
+
+
+def choose_parts(experiment: str, parts: Sequence[str], allowed: Iterable[str] = ()) -> list[str]:
+    """The parts asked for, or all. Raises ValueError for one that the experiment has not."""
+    allowed = list(allowed)
+    for part in parts:
+        if part not in allowed:
+            raise ValueError(f"part {part}: allowed in experiment {experiment} is {', '.join(allowed) or 'none'}")
+    return list(parts) or allowed
 
 
 def check(record: Record, key: str, run: Callable[[], Mapping[str, Any] | None]) -> str | None:

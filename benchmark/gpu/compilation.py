@@ -12,7 +12,7 @@ from benchmark.gpu.checks import WORKERS, explain
 from sglang_xshare import Batch, Router, RunnerSlots, SelectionPlan, build_plan, select
 from sglang_xshare.selection.triton_kernel.budgets import find_budgets
 from sglang_xshare.selection.triton_kernel.mask import mask_logits
-from sglang_xshare.stage.evidence.metrics import Counters
+from sglang_xshare.stage.evidence.counters import Counters
 from sglang_xshare.stage.step import Step
 
 EXPERTS = (8, 16, 32, 40, 60, 64, 72, 96, 128, 160, 256, 288, 320, 384, 512)
@@ -42,7 +42,6 @@ def run_steps(
     ranks = torch.arange(experts, device=device) * 8 // experts
     step = Step("decode", rows, Batch(torch.ones(rows, dtype=torch.bool, device=device), tokens_per_request))
     counters = Counters(2, device)
-    counters.in_one_launch = True
     counters.count_outcome("prefill")
     counters.count_outcome("vanilla", step)
     for selecting in (2, 1):
@@ -61,7 +60,7 @@ def run_steps(
             )
             for layer in range(selecting)
         ]
-        counters.count([*chosen, None][:2], step)
+        counters.count(step)
     mask_logits(logits, chosen[0], router.top_k)
 
 

@@ -11,6 +11,7 @@ from benchmark.common.comparison import is_measured
 from benchmark.common.record import Record
 from benchmark.common.variant import parse_variant
 from benchmark.gpu import memory
+from benchmark.gpu.checks import choose_parts
 from benchmark.gpu.models import write_model
 from benchmark.gpu.serving import Gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row
@@ -31,8 +32,7 @@ GAIN_BAR = 14.0
 
 def measure(record: Record, parts: Sequence[str]) -> None:
     """Measure, unless the record has it."""
-    if parts:
-        raise ValueError(f"part {parts[0]}: experiment eagle3 measures {MODEL} only; allowed is none")
+    choose_parts("eagle3", parts)
     if is_measured(record, POLICY):
         return
     variants = [parse_variant(text) for text in VARIANTS]

@@ -1,7 +1,6 @@
 """How upstream's fused MoE kernels are launched, and a search for the fastest way."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
@@ -26,84 +25,52 @@ TOLERANCE = 0.02  # of a value and of their root mean square: three roundings to
 SEARCH_REPLAYS = 50
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a search ended with. `us` is infinite where no launch was given a time; `finished`: no single change is
-    faster.
+def make_timer(run: Callable[[], Tensor], layers: int = 1) -> Callable[..., float]:
+    """Call it with a launch, and a number of replays, for its median microseconds a layer: infinite where it fails, or
+    computes another output than upstream's own launch does. `run` does the work and returns its output.
     """
+    from sglang.srt.layers.moe.moe_runner.triton_utils import override_config
 
-    config: Config
-    us: float
-    finished: bool
+    expected = run().clone()
 
-
-class Trials:
-    """Times launches of the same work. Only one that computes what upstream's own launch does is given a time.
-
-    `run` does the work and returns its output; `layers` divides its time. `failed` counts launches that did not compile
-    or run, `wrong` those with another output.
-    """
-
-    def __init__(self, run: Callable[[], Tensor], layers: int = 1) -> None:
-        self._run, self._layers = run, layers
-        self._expected = run().clone()
-        self._times: dict[tuple[int, ...], float | None] = {}
-        self.failed = self.wrong = 0
-
-    @property
-    def tried(self) -> int:
-        """How many launches, with the failed and the wrong ones."""
-        return len(self._times)
-
-    def time_own(self) -> float:
-        """Median microseconds a layer of upstream's own launch."""
-        return time_graph(self._run) / self._layers
-
-    def time(self, config: Config) -> float | None:
-        """The same of a launch, by few replays and each launch only once; None where it fails or is wrong."""
-        key = tuple(config[name] for name in CHOICES)
-        if key not in self._times:
-            self._times[key] = self.confirm(config, SEARCH_REPLAYS)
-        return self._times[key]
-
-    def confirm(self, config: Config, replays: int = REPLAYS) -> float | None:
-        """The same anew, by all replays."""
-        from sglang.srt.layers.moe.moe_runner.triton_utils import override_config
-
+    def time(config: Config, replays: int = REPLAYS) -> float:
         # No exception may leave this block: upstream would go on with the override.
         with override_config(config):
             try:
-                if agree(self._run(), self._expected):
-                    return time_graph(self._run, replays) / self._layers
-                self.wrong += 1
-                return None
+                return time_graph(run, replays) / layers if agree(run(), expected) else inf
             except Exception as error:  # compilers and drivers raise what they like
-                self.failed += 1
                 print(f"  {config}: {type(error).__name__}: {str(error).partition(chr(10))[0]}", flush=True)
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # raises where the failure has broken the device for everything after it
-        return None
+        return inf
+
+    return time
 
 
-def descend(starts: Sequence[Config], time: Callable[[Config], float | None], until: float) -> Found:
-    """Coordinate descent over CHOICES from the fastest of `starts`. It ends where no single change is faster, or when
-    `time.monotonic()` reaches `until`; the starts are timed in any case.
+def descend(starts: Sequence[Config], time: Callable[[Config, int], float], until: float) -> tuple[Config, float, bool]:
+    """Coordinate descent over CHOICES from the fastest of `starts`, each launch timed once: it ends where no single
+    change is faster, or when `time.monotonic()` reaches `until`; the starts are timed in any case. Returns the launch,
+    its time, and whether the first was the end.
     """
-    times = [time(start) or inf for start in starts]
-    us = min(times)
-    best = starts[times.index(us)]
+    times: dict[tuple[int, ...], float] = {}
+
+    def time_once(config: Config) -> float:
+        key = tuple(config[name] for name in CHOICES)
+        if key not in times:
+            times[key] = time(config, SEARCH_REPLAYS)
+        return times[key]
+
+    best = min(starts, key=time_once)
     improved = True
     while improved:
         improved = False
-        for name, values in CHOICES.items():
-            for value in values:
-                if monotonic() >= until:
-                    return Found(best, us, finished=False)
-                candidate = {**best, name: value}
-                found = time(candidate) or inf
-                if found < (1 - NOISE) * us:
-                    best, us, improved = candidate, found, True
-    return Found(best, us, finished=True)
+        for name, value in ((name, value) for name, values in CHOICES.items() for value in values):
+            if monotonic() >= until:
+                return best, time_once(best), False
+            candidate = {**best, name: value}
+            if time_once(candidate) < (1 - NOISE) * time_once(best):
+                best, improved = candidate, True
+    return best, time_once(best), True
 
 
 def complete(config: Mapping[str, int]) -> Config:

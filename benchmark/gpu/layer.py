@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from benchmark.common.comparison import fit_line
 from benchmark.common.record import Record
-from benchmark.common.summary import fit_line
-from benchmark.gpu.checks import measure_points
+from benchmark.gpu.checks import choose_parts, measure_points
 from benchmark.gpu.table import Row, at_least
 
 ROWS = 16
@@ -28,14 +28,12 @@ BANDWIDTH_BAR, BANDWIDTH_AT = 80.0, 24
 
 def measure(record: Record, parts: Sequence[str]) -> None:
     """Time every point that the record lacks. One that fails is recorded, stops no other, and is raised at the end."""
-    for name in parts or SHAPES:
-        if name not in SHAPES:
-            raise ValueError(f"part {name}: allowed in experiment layer is {', '.join(SHAPES)}")
+    names = choose_parts("layer", parts, SHAPES)
     from benchmark.gpu.timing import measure_copy_bandwidth
 
     if "copy" not in record:
         record.add("copy", gb_per_s=measure_copy_bandwidth())
-    failed = [_measure_shape(record, name) for name in parts or SHAPES]
+    failed = [_measure_shape(record, name) for name in names]
     for reason in filter(None, failed):
         raise RuntimeError(reason)
 

@@ -5,23 +5,25 @@ two servers of Qwen3-30B-A3B or gpt-oss-120b: fewer layers keep the MoE layer's 
 dilute its gain by the embeddings and the host's share.
 """
 
+import json
 import subprocess
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from benchmark.common.record import Record
-from benchmark.gpu.models import name_cut, read_config
+from benchmark.gpu.models import COMMON, name_cut, read_config
 from benchmark.gpu.table import Row
+from sglang_xshare.check.weights import read_weights
 
 GIB = 1 << 30
-BF16 = 2
 # Beside the weights: CUDA's context, captured graphs, activations, the cache of 16,384 tokens (gpt-oss-120b: 1.1 GiB).
 OVERHEAD = 4 * GIB
 CONTEXT = 1 * GIB  # what a server holds of these while it loads
-# mxfp4 as the Triton kernels want it on Hopper: packed bytes of a row in multiples of 64, rows of scales in multiples
-# of 256. SGLang 0.5.17 keeps the scales as they were, too.
-VALUES, SCALES = 64, 256
-PER_SCALE = 32  # values
+DRAFT = 2.5 * GIB  # of gpt-oss-120b: one layer, and two embeddings of its vocabulary
+# Of mxfp4 as the Triton kernels want it on Hopper: rows are padded, and SGLang 0.5.17 keeps the scales twice.
+PADDED = 1.08
 # While a layer's gate and up projections are brought into that layout, so many times their packed bytes are taken
 # beside them: triton_kernels' `HopperMXValueLayout.swizzle_data`, its live tensors counted at 2880 x 5760.
 SWIZZLE = 10.2
@@ -85,40 +87,15 @@ def _describe(point: Mapping[str, Any]) -> str:
 
 def estimate_bytes(name: str, draft: str | None = None) -> int:
     """What a server of this model takes of the GPU at most: while it loads, or when it serves, with its draft."""
-    config = read_config(name)
-    loading = 0.0
-    if "quantization_config" in config:
-        experts, hidden, width = _shape(config)
-        loading = CONTEXT + SWIZZLE * experts * 2 * width * hidden / 2
-    serving = OVERHEAD + (count_weight_bytes(read_config(draft)) if draft else 0)
-    return round(count_weight_bytes(config) + max(serving, loading))
-
-
-def count_weight_bytes(config: dict[str, Any]) -> float:
-    """Of embeddings, attention and MLPs; norms and biases are nothing beside them."""
-    experts, hidden, width = _shape(config)
-    heads = 2 * (config["num_attention_heads"] + config["num_key_value_heads"])
-    if "quantization_config" in config:
-        mlp = experts * (_count_mxfp4_bytes(2 * width, hidden) + _count_mxfp4_bytes(hidden, width))
-    else:
-        mlp = 3 * experts * hidden * width * BF16
-    attention = heads * config["head_dim"] * hidden * BF16
-    return config["num_hidden_layers"] * (mlp + attention) + 2 * config["vocab_size"] * hidden * BF16
-
-
-def _count_mxfp4_bytes(rows: int, columns: int) -> int:
-    """Of a matrix: its values, and its scales twice."""
-    return rows * _round_up(columns // 2, VALUES) + (rows + _round_up(rows, SCALES)) * columns // PER_SCALE
-
-
-def _shape(config: dict[str, Any]) -> tuple[int, int, int]:
-    """(experts, hidden, width) of the MLP; a dense one is one expert."""
-    experts = config.get("num_experts", config.get("num_local_experts", 1))
-    return experts, config["hidden_size"], config.get("moe_intermediate_size", config["intermediate_size"])
-
-
-def _round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(COMMON | read_config(name)))
+        weights = read_weights(Path(folder))
+    experts = weights.model.num_experts * weights.expert  # of a layer
+    serving = OVERHEAD + (DRAFT if draft else 0)
+    if "quantization_config" not in read_config(name):
+        return round(weights.held + weights.moe_layers * experts + serving)
+    packed = 2 / 3 * experts * 4 / weights.bits  # of gate and up, without scales
+    return round(weights.held + PADDED * weights.moe_layers * experts + max(serving, CONTEXT + SWIZZLE * packed))
 
 
 def read_free_bytes() -> int:

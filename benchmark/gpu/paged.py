@@ -13,6 +13,7 @@ from benchmark.common.rounds import serve
 from benchmark.common.server import Server, has_gpu
 from benchmark.common.variant import OFF, Variant, parse_variant
 from benchmark.gpu import memory
+from benchmark.gpu.checks import choose_parts
 from benchmark.gpu.models import PAGED_SINCE, read_config, write_model
 from benchmark.gpu.serving import (
     INPUT_TOKENS,
@@ -45,8 +46,7 @@ FARTHEST = 0.1
 
 def measure(record: Record, parts: Sequence[str]) -> None:
     """Whether paging computes the same, then the concurrencies that the record lacks."""
-    if parts:
-        raise ValueError(f"part {parts[0]}: experiment paged measures {MODEL} only; allowed is none")
+    choose_parts("paged", parts)
     if not is_since(running := find_tree().release, PAGED_SINCE):
         raise ValueError(f"experiment paged: SGLang {running} pages no experts; allowed is {PAGED_SINCE} or later")
     missing = [n for n in CONCURRENCIES if not is_measured(record, _key(n))]

@@ -14,7 +14,7 @@ from benchmark.common.record import Record
 from benchmark.common.server import Server
 from benchmark.common.variant import Variant, parse_variant
 from benchmark.gpu import memory
-from benchmark.gpu.checks import check, is_passed, run_tests
+from benchmark.gpu.checks import check, choose_parts, is_passed, run_tests
 from benchmark.gpu.serving import ROUNDS, Gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row, check_row
 
@@ -41,12 +41,10 @@ SPREAD = 0.05  # greedy continuations may part, since kernels of 7 and 8 rows ro
 
 def measure(record: Record, parts: Sequence[str]) -> None:
     """Measure what the record lacks; a failed test is recorded, and raised."""
-    for part in parts:
-        if part not in PARTS:
-            raise ValueError(f"part {part}: allowed in experiment replay is {', '.join(PARTS)}")
-    if "server" in (parts or PARTS):
+    parts = choose_parts("replay", parts, PARTS)
+    if "server" in parts:
         _measure_server(record)
-    if "tests" in (parts or PARTS) and not is_passed(record.points, "tests"):
+    if "tests" in parts and not is_passed(record.points, "tests"):
         reason = check(record, "tests", partial(run_tests, [TESTS]))
         if reason:
             raise RuntimeError(reason)

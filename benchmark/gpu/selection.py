@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from benchmark.common.record import Record
-from benchmark.gpu.checks import check, is_passed, measure_points, run_tests
+from benchmark.gpu.checks import check, choose_parts, is_passed, measure_points, run_tests
 from benchmark.gpu.shapes import describe, measure_shapes
 from benchmark.gpu.table import Row, check_row
 
@@ -30,15 +30,13 @@ TIME_BAR = 2.0  # times upstream's fused router on the same logits; ours does bo
 
 def measure(record: Record, parts: Sequence[str]) -> None:
     """Measure what the record lacks. What fails is recorded, does not stop the rest, and is raised at the end."""
-    for part in parts:
-        if part not in PARTS:
-            raise ValueError(f"part {part}: allowed in experiment selection is {', '.join(PARTS)}")
+    parts = choose_parts("selection", parts, PARTS)
     failed: list[str | None] = []
-    if "kernels" in (parts or PARTS):
+    if "kernels" in parts:
         failed += _measure_kernels(record)
-    if "shapes" in (parts or PARTS):
+    if "shapes" in parts:
         failed.append(measure_shapes(record))
-    if "tests" in (parts or PARTS):
+    if "tests" in parts:
         missing = [path for path in TESTS if not is_passed(record.points, path)]
         failed += [check(record, path, partial(run_tests, [path], NOT_UPSTREAM)) for path in missing]
     for reason in filter(None, failed):

@@ -8,6 +8,7 @@ from benchmark.common.comparison import is_measured
 from benchmark.common.record import Record
 from benchmark.common.variant import OFF, Variant, parse_variant
 from benchmark.gpu import memory
+from benchmark.gpu.checks import choose_parts
 from benchmark.gpu.serving import FINE_ROUNDS, ROUNDS, Gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row
 
@@ -54,10 +55,7 @@ def measure(record: Record, parts: Sequence[str]) -> None:
     """Measure every concurrency that the record lacks, case by case, with as many layers as fit; where none fit, the
     case is left out.
     """
-    for name in parts:
-        if name not in CASES:
-            raise ValueError(f"part {name}: allowed in experiment server is {', '.join(CASES)}")
-    for name in parts or CASES:
+    for name in choose_parts("server", parts, CASES):
         case = CASES[name]
         missing = [n for n in case.concurrencies if not is_measured(record, point_key(name, n))]
         if missing:

@@ -7,11 +7,10 @@ from math import sqrt
 from statistics import mean, stdev
 from typing import Any
 
-from benchmark.common.comparison import Comparison, format_experts, format_number, measure
+from benchmark.common.comparison import Comparison, Summary, format_experts, format_number, measure
 from benchmark.common.record import Record
 from benchmark.common.rounds import Workload, serve
 from benchmark.common.server import Server
-from benchmark.common.summary import Summary
 from benchmark.common.variant import Variant
 from benchmark.gpu.models import LAYERS, read_config, write_model, write_texts
 from benchmark.gpu.table import Row, at_least

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from benchmark.common.record import Record, read_record
 from benchmark.common.variant import parse_variant
 from benchmark.gpu import moe_configs
+from benchmark.gpu.checks import choose_parts
 from benchmark.gpu.layer import BANDWIDTH_AT, BANDWIDTH_BAR, ROWS, SHAPES
 from benchmark.gpu.server import POLICY
 from benchmark.gpu.table import Row, at_least
@@ -46,9 +47,7 @@ POINTS = (*(Point(rows) for rows in TOKENS), Point(ROWS, BANDWIDTH_AT))
 
 def measure(record: Record, parts: Sequence[str], policy: str = POLICY) -> None:
     """Tune every point that the record lacks. Raises ValueError for another policy than the record's."""
-    for name in parts or SHAPES:
-        if name not in SHAPES:
-            raise ValueError(f"part {name}: allowed in experiment tune is {', '.join(SHAPES)}")
+    names = choose_parts("tune", parts, SHAPES)
     for rows in TOKENS:
         plan_at(policy, rows)
     recorded = record.points.get("policy", {}).get("policy", policy)
@@ -61,7 +60,7 @@ def measure(record: Record, parts: Sequence[str], policy: str = POLICY) -> None:
         record.add("policy", policy=policy)
     if "copy" not in record:
         record.add("copy", gb_per_s=measure_copy_bandwidth())
-    missing = {name: [one for one in POINTS if f"{name}/{one.key}" not in record] for name in parts or SHAPES}
+    missing = {name: [one for one in POINTS if f"{name}/{one.key}" not in record] for name in names}
     left, end = sum(map(len, missing.values())), monotonic() + SEARCH_SECONDS
     for name, points in missing.items():
         if points:
@@ -108,6 +107,7 @@ def plan_at(policy: str, rows: int) -> "SelectionPlan":
 def _tune_shape(record: Record, name: str, policy: str, points: Sequence[Point], left: int, end: float) -> None:
     """Tune these points of a shape; `left` points, with those of other shapes, share the time until `end`."""
     from benchmark.gpu import launch, moe_layer
+    from benchmark.gpu.timing import time_graph
 
     shape = moe_layer.Shape(name, **SHAPES[name])
     layers = moe_layer.MoeLayers(shape, max(TOKENS))
@@ -118,25 +118,23 @@ def _tune_shape(record: Record, name: str, policy: str, points: Sequence[Point],
     for number, one in enumerate(points):
         layers.take_rows(one.rows)
         route, active = _route(layers, shape, one, policy)
-        trials = launch.Trials(partial(_run, layers, route), shape.layers)
+        run = partial(_run, layers, route)
+        time = launch.make_timer(run, shape.layers)
         starts = [launch.complete(upstream[str(one.rows)]), *_neighbours(record, name, one.rows)]
         now = monotonic()
-        found = launch.descend(starts, trials.time, until=now + (end - now) / (left - number))
-        own, us = trials.time_own(), trials.confirm(found.config)
-        faster = us is not None and us < (1 - launch.NOISE) * own
+        config, _, finished = launch.descend(starts, time, until=now + (end - now) / (left - number))
+        own, us = time_graph(run) / shape.layers, time(config)
+        faster = us < (1 - launch.NOISE) * own
         record.add(
             f"{name}/{one.key}",
             active=active,
             expert_bytes=shape.expert_bytes,
             own_us=own,
             us=us if faster else own,
-            config=found.config if faster else None,
-            tried=trials.tried,
-            failed=trials.failed,
-            wrong=trials.wrong,
-            finished=found.finished,
+            config=config if faster else None,
+            finished=finished,
         )
-        print(f"{name}/{one.key}: {own:.1f} -> {us if faster else own:.1f} us, {trials.tried} tried", flush=True)
+        print(f"{name}/{one.key}: {own:.1f} -> {us if faster else own:.1f} us", flush=True)
 
 
 def _route(layers: "MoeLayers", shape: "Shape", point: Point, policy: str) -> tuple[Callable[..., Any], float]:

@@ -6,7 +6,7 @@ change from step to step as upstream's paged experts do, and selection is told w
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain, product
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -16,9 +16,8 @@ from transformers import PreTrainedModel
 from benchmark.common.command import Parser, one_line_errors, positive, selecting
 from benchmark.common.paths import BUILD
 from benchmark.common.variant import BASELINE, parse_variant
-from benchmark.paged.report import tabulate_paged
-from benchmark.paged.settings import POLICIES
-from benchmark.paged.slots import EVICTIONS, PagedLayer
+from benchmark.paged.report import POLICIES, tabulate_paged
+from benchmark.paged.slots import PagedLayer
 from benchmark.quality.decoding import add_decoding, read_decoding
 from benchmark.quality.measure import Bench, compare_loss
 from benchmark.quality.model import Layout, router_of
@@ -28,8 +27,6 @@ from sglang_xshare.policies.baselines import VANILLA
 from sglang_xshare.policies.schedule import build_schedule
 
 COUNTS = ("per_domain", "prompt", "steps")
-Case = tuple[int, int, str]
-"""Rows of a step, slots of a layer, and what is evicted."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -38,32 +35,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     default = f"vanilla is always the baseline (default: {' '.join(POLICIES)})"
     parser.add_argument("policies", nargs="*", type=selecting, default=POLICIES, help=default)
     parser.add_argument("--slots", nargs="+", type=positive, default=(32, 16), help="of a layer (default: 32 16)")
-    parser.add_argument("--rows", nargs="+", type=positive, default=(1, 4, 8, 16), help="of a step (default: 1 4 8 16)")
-    help = (
-        "by recency, as upstream does, or by a running mean of utility; but for the first, at the first --slots alone"
+    parser.add_argument(
+        "--batch", nargs="+", type=positive, default=(1, 4, 8, 16), help="requests of a step (default: 1 4 8 16)"
     )
-    parser.add_argument("--evictions", nargs="+", choices=EVICTIONS, default=tuple(EVICTIONS), help=help)
-    parser.add_count("batches", 16, "batches of so many rows, or as many as the text has")
+    parser.add_count("batches", 16, "batches of so many requests, or as many as the text has")
     add_decoding(parser, COUNTS, per_domain=48)
     parser.add_record(BUILD / "paged")
     args = parser.parse_args(argv)
     decoding = read_decoding(args, batch=1, tokens_per_request=1)
     record = parser.open_record("paged", args, argv)
     model, sequences = decoding.load()
-    mixed, num_experts = sequences.mixing(), router_of(model)[1]
-    _check(model, len(mixed), args.slots, args.rows)
-    for rows in sorted(args.rows, reverse=True):
+    mixed = sequences.mixing()
+    _check(model, len(mixed), args.slots, args.batch)
+    for rows in sorted(args.batch, reverse=True):
         plans = {policy: list_plans(model, policy, rows) for policy in (BASELINE, *args.policies)}
         bench = Bench(model, sequences.take(mixed[: min(args.batches, len(mixed) // rows) * rows]), decoding.prompt)
-        for slots, eviction in product(args.slots, args.evictions):
-            case = rows, slots, eviction
-            is_asked = eviction == args.evictions[0] or slots == args.slots[0]
-            if not is_asked or all(_name(case, policy) in record for policy in plans):
+        for slots in args.slots:
+            if all(_name(rows, slots, policy) in record for policy in plans):
                 continue
-            for policy, point in measure(bench, plans, case, num_experts):
-                record.add(_name(case, policy), **point)
-    tabulate_paged(record.points).show()
-    print(f"Record: {record.path}")
+            for policy, point in measure(bench, plans, rows, slots):
+                record.add(_name(rows, slots, policy), **point)
+    tabulate_paged(record.points).show(record.path)
 
 
 def list_plans(model: PreTrainedModel, policy: str, rows: int) -> list[SelectionPlan]:
@@ -78,15 +70,14 @@ def list_plans(model: PreTrainedModel, policy: str, rows: int) -> list[Selection
 
 
 def measure(
-    bench: Bench, plans: Mapping[str, Sequence[SelectionPlan]], case: Case, num_experts: int
+    bench: Bench, plans: Mapping[str, Sequence[SelectionPlan]], rows: int, slots: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """(policy, point) in turn, the first of which is the baseline: page-ins a layer and step, what the model's own
     routing would have paged in from the same state, active experts, kept mass, and the loss, fields of `Loss`.
     """
-    rows, slots, eviction = case
     baseline: torch.Tensor | None = None
     for policy, own in plans.items():
-        layers = [PagedLayer(slots, num_experts, eviction) for _ in own]
+        layers = [PagedLayer(slots) for _ in own]
         decoded = bench.run(own, Layout(rows), selects=layers)
         baseline = decoded.nats if baseline is None else baseline
         loss = compare_loss(decoded.nats, baseline)
@@ -95,7 +86,7 @@ def measure(
             for counts in ((one.page_ins for one in layers), (one.page_ins_before for one in layers))
         )
         print(f"{rows} rows, {slots} slots, {policy}: {page_ins:.1f} page-ins, {loss} nats", flush=True)
-        point = {"rows": rows, "slots": slots, "eviction": eviction, "policy": policy}
+        point = {"rows": rows, "slots": slots, "policy": policy}
         counted = {"page_ins": page_ins, "page_ins_before": before, "active_experts": decoded.active}
         yield policy, point | counted | {"kept_mass": decoded.kept_mass, "loss": asdict(loss)}
 
@@ -107,12 +98,11 @@ def _check(model: PreTrainedModel, sequences: int, slots: Sequence[int], rows: S
             raise ValueError(f"--slots {count}: allowed is the model's top-k, {router.top_k}, to {num_experts}")
     for count in rows:
         if count > sequences:
-            raise ValueError(f"--rows {count}: allowed is at most the text's {sequences} sequences")
+            raise ValueError(f"--batch {count}: allowed is at most the text's {sequences} sequences")
 
 
-def _name(case: Case, policy: str) -> str:
-    rows, slots, eviction = case
-    return f"{rows} rows, {slots} slots, {eviction}, {policy}"
+def _name(rows: int, slots: int, policy: str) -> str:
+    return f"{rows} rows, {slots} slots, {policy}"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmark.common.command import COUNTS, Parser, folder, one_line_errors, positive, selecting
+from benchmark.common.command import COUNTS, Parser, one_line_errors, positive, selecting
 from benchmark.common.comparison import is_measured, measure
 from benchmark.common.evidence import evidence_between, read_settled_totals, read_totals
 from benchmark.common.paths import BUILD, TEXTS, WIDENED
@@ -17,8 +17,7 @@ from benchmark.common.rounds import Workload, serve, switch
 from benchmark.common.server import Server
 from benchmark.common.variant import BASELINE, Variant, parse_variant
 from benchmark.common.widened import prepare
-from benchmark.paged.live_report import OBSERVED, VANILLA, key_of, quality_key, tabulate_live
-from benchmark.paged.settings import UNIFORM
+from benchmark.paged.report import OBSERVED, UNIFORM, VANILLA, key_of, quality_key, tabulate_live
 from benchmark.quality.served import SERVER_ARGS, measure_answers, measure_nats, read_problems
 from benchmark.quality.text import load_sequences
 from benchmark.serving.measure import PROMPT, add_text
@@ -34,8 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser("benchmark.paged.live", __doc__)
     help = f"the first also with slots for all experts, beside the same one unpaged (default: {' '.join(DEFAULT)})"
     parser.add_argument("policies", nargs="*", type=selecting, default=DEFAULT, help=help)
-    parser.add_argument("--model", type=folder, default=WIDENED, help="checkpoint folder (default: the widened one)")
-    parser.add_argument("--texts", type=folder, default=TEXTS, help="*.txt to answer (default: the trained model's)")
+    parser.add_checkpoint(WIDENED, TEXTS)
     parser.add_count("slots", 32, "experts of a layer that are loaded")
     help = "requests at a time (default: 8 16)"
     parser.add_argument("--concurrency", nargs="+", type=positive, default=CONCURRENCY, help=help)
@@ -53,8 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         with serve(args.model, variants, flags) as servers:
             for workload in workloads:
                 _measure(record, workload, variants, servers, args)
-    tabulate_live(record.points).show()
-    print(f"Record: {record.path}")
+    tabulate_live(record.points).show(record.path)
 
 
 def list_variants(policies: Sequence[str], slots: int) -> list[Variant]:

@@ -1,12 +1,16 @@
-"""A record of paged experts on paper."""
+"""Paged experts: the policies that are measured, and the tables of both records."""
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
+from benchmark.common.comparison import ONE_ROUND, Comparison, format_number, format_spread
+from benchmark.common.rounds import Series
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE
-from benchmark.paged.settings import shorten
+from benchmark.quality.measure import compare_nats
 from benchmark.quality.report import format_loss
+from sglang_xshare.policies.spelling import spell_policy
 
 NOTE = """\
 Page-ins a layer and step, in brackets times vanilla's, at the loss in nats a token above vanilla's on
@@ -18,27 +22,24 @@ Points = Mapping[str, Mapping[str, Any]]
 
 
 def tabulate_paged(points: Points) -> Table:
-    """A row a number of slots, eviction and policy, a column a number of rows."""
-    found = {(one["slots"], one["eviction"], one["policy"], one["rows"]): one for one in points.values()}
+    """A row a number of slots and policy, a column a number of rows."""
+    found = {(one["slots"], one["policy"], one["rows"]): one for one in points.values()}
     sizes = sorted({one["rows"] for one in points.values()})
     rows = []
-    for slots, eviction, policy in dict.fromkeys(key[:3] for key in found):
+    for slots, policy in dict.fromkeys(key[:2] for key in found):
         cells = []
         for size in sizes:
-            point, vanilla = (found.get((slots, eviction, name, size)) for name in (policy, BASELINE))
+            point, vanilla = (found.get((slots, name, size)) for name in (policy, BASELINE))
             cells.append(_cell(point, vanilla) if point and vanilla else "")
-        rows.append([str(slots), eviction, shorten(policy), *cells])
-    headings = ["slots", "evicted by", "policy", *(f"{size} rows" if size > 1 else "1 row" for size in sizes)]
-    if all(row[1] == "recency" for row in rows):
-        headings.pop(1)
-        rows = [[slots, *rest] for slots, _, *rest in rows]
+        rows.append([str(slots), shorten(policy), *cells])
+    headings = ["slots", "policy", *(f"{size} rows" if size > 1 else "1 row" for size in sizes)]
     note = " ".join([NOTE, *(judge(points, *bar) for bar in BARS)])
-    return Table("Page-ins and loss with paged experts", headings, rows, note, text_columns=len(headings) - len(sizes))
+    return Table("Page-ins and loss with paged experts", headings, rows, note, text_columns=2)
 
 
 def judge(points: Points, most: float, tolerated: float) -> str:
-    """What the least loss with at most a share of vanilla's page-ins is, by recency, beside what was aimed at."""
-    same = [one for one in points.values() if (one["rows"], one["slots"]) == BARRED and one["eviction"] == "recency"]
+    """What the least loss with at most a share of vanilla's page-ins is, beside what was aimed at."""
+    same = [one for one in points.values() if (one["rows"], one["slots"]) == BARRED]
     vanilla = next((one["page_ins"] for one in same if one["policy"] == BASELINE), 0.0)
     within = [one for one in same if one["page_ins"] <= most * vanilla]
     if not within:
@@ -53,3 +54,97 @@ def _cell(point: Mapping[str, Any], vanilla: Mapping[str, Any]) -> str:
     if point["policy"] == BASELINE or not whole:
         return f"{page_ins:.1f}"
     return f"{page_ins:.1f} ({page_ins / whole:.2f}) at {format_loss(point['loss'])}"
+
+
+VANILLA, OBSERVED = "vanilla, paged", "observe, paged"
+LIVE_NOTE = """\
+At a time: requests. Medians over the rounds [lower, upper quartile]; ratio: of output tokens/s to paged vanilla's,
+within each round. Page-ins: a layer and step; of a policy what the model's own routing would have paged in from the
+same state -> its own. Loss: nats a token of held-out text, the domains mixed, forced through the server's own decode
+steps, and what a policy adds to vanilla's, ± the standard error; sums right: share of arithmetic problems."""
+
+
+def key_of(concurrency: int) -> str:
+    """The key of the rounds in the record."""
+    return f"comparison/{concurrency}"
+
+
+def quality_key(concurrency: int, name: str) -> str:
+    """The key of a row's loss and sums."""
+    return f"quality/{concurrency}/{name}"
+
+
+def tabulate_live(points: Points) -> Table:
+    """A row a number of requests and server."""
+    rows = []
+    comparisons = [Comparison.read(point) for key, point in points.items() if key.startswith("comparison/")]
+    for one in comparisons:
+        concurrency = one.workload.concurrency
+        vanilla: Mapping[str, Any] = points[quality_key(concurrency, OBSERVED)]
+        for series, summary in zip(one.series, one.summaries, strict=True):
+            name = series.variant.name
+            quality: Mapping[str, Any] | None = points.get(quality_key(concurrency, name))
+            if name == VANILLA:
+                quality = vanilla
+            rows.append(
+                [
+                    str(concurrency),
+                    shorten(name),
+                    format_spread(summary.throughput, 0),
+                    format_spread(summary.paired_ratio, 2),
+                    format_number(vanilla["page_ins"], 1) if name == VANILLA else _page_ins(series),
+                    _loss(quality, vanilla),
+                    format_number(quality["sums"], 3) if quality else "-",
+                ]
+            )
+    headings = ["at a time", "server", "tokens/s", "ratio", "page-ins", "loss, nats", "sums right"]
+    workload = comparisons[0].workload
+    sizes = f"{workload.requests} requests, {workload.output_tokens} tokens out, {workload.rounds} rounds"
+    note = f"{workload.model.name}: {sizes}. {LIVE_NOTE}"
+    if workload.rounds == 1:
+        note = f"{note} {ONE_ROUND}"
+    return Table("Paged experts, served", headings, rows, note, text_columns=2)
+
+
+def _page_ins(series: Series) -> str:
+    """Of all rounds."""
+    counted = [one for one in series.evidence if one.page_ins is not None]
+    if not counted:
+        return "-"
+    own, before = (fmean(getattr(one, name) for one in counted) for name in ("page_ins", "page_ins_before"))
+    return f"{before:.1f} -> {own:.1f}"
+
+
+def _loss(quality: Mapping[str, Any] | None, vanilla: Mapping[str, Any]) -> str:
+    if quality is None:
+        return "-"
+    loss = compare_nats(quality, vanilla)
+    return f"{loss.cross_entropy:.3f}" if quality is vanilla else f"{loss.delta:+.3f} ± {loss.error:.3f}"
+
+
+WEIGHTED: dict[str, Any] = {"utility": "squared", "own_share": 0.75}
+"""Keys of all, which lose least at equal experts."""
+
+
+def _spell(**keys: Any) -> str:
+    return spell_policy("xshare", {"k0": 1, **keys, **WEIGHTED})
+
+
+def _by_layer(*adds: int) -> str:
+    first, *others = adds
+    return _spell(add=first, layers={str(layer): {"add": add} for layer, add in enumerate(others, 1) if add != first})
+
+
+BLIND = _spell(add=16, free_residents=False), spell_policy("custom", {"budget": 32, **WEIGHTED})
+"""Whatever is loaded; the second has the best 32 experts, the least that so many slots of 64 must lose."""
+UNIFORM = tuple(_spell(add=add) for add in (4, 2, 1))
+BY_LAYER = _by_layer(2, 2, 4, 8), _by_layer(1, 1, 3, 5)
+"""The shipped checkpoint loses most in its last layer."""
+POLICIES = (*BLIND, *UNIFORM, _spell(add=0, mass=0.95), *BY_LAYER)
+
+
+def shorten(policy: str) -> str:
+    """As a table shows it: without `WEIGHTED`."""
+    return policy.replace(",utility=squared,own_share=0.75", "").replace(
+        ', "utility": "squared", "own_share": 0.75', ""
+    )

@@ -12,9 +12,9 @@ from benchmark.common.paths import BUILD
 from benchmark.common.variant import BASELINE, PLAN_SPELLING
 from benchmark.quality.compare import policy_quality
 from benchmark.quality.decoding import add_decoding, read_decoding
-from benchmark.quality.divergence import MOST, TOP
-from benchmark.quality.instrument import Instrument
-from benchmark.quality.report import plot_quality, tabulate_domains, tabulate_quality
+from benchmark.quality.instrument import find_instrument
+from benchmark.quality.measure import MOST, TOP
+from benchmark.quality.report import tabulate_domains, tabulate_quality
 from benchmark.quality.running import measure_running
 from sglang_xshare.live.client import API_KEY
 
@@ -35,7 +35,7 @@ POLICIES = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the tables, write the plot."""
+    """Measure into the record, print the tables."""
     parser = Parser("benchmark.quality", __doc__)
     default = f"vanilla is always the baseline (default: {' '.join(POLICIES)})"
     parser.add_argument("policies", nargs="*", type=policy, default=POLICIES, help=f"{PLAN_SPELLING}; {default}")
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         _check_asked(args)
         args.out = SERVED if args.out == OUT else args.out
-        server = Instrument(args.url, key or os.environ.get(API_KEY))
+        server = find_instrument(args.url, key or os.environ.get(API_KEY))
         args.model = server.get_model()
         record = parser.open_record("quality", args, argv)
         measure = partial(measure_running, server, args.prompts, decoding, top=top)
@@ -69,11 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for text, figures in measure(missing) if missing else ():
         record.add(text, **figures)
     tabulate_quality(record.points).show()
-    tabulate_domains(record.points).show()
-    where = decoding.model.name if args.url is None else args.url
-    title = f"What fewer experts cost: {where}, {decoding.layout} a step, held-out text"
-    plot_quality(args.out / "quality.png", record.points, title)
-    print(f"Record: {record.path}, plot: {args.out / 'quality.png'}")
+    tabulate_domains(record.points).show(record.path)
 
 
 def _check_asked(args: argparse.Namespace) -> None:

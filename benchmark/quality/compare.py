@@ -8,8 +8,7 @@ import torch
 
 from benchmark.common.variant import BASELINE, parse_plan
 from benchmark.quality.decoding import Decoding
-from benchmark.quality.divergence import TOP
-from benchmark.quality.measure import Bench, Decoded, agreement, compare_loss, compare_top
+from benchmark.quality.measure import TOP, Bench, Decoded, agreement, compare_loss, compare_top
 from benchmark.quality.model import router_of
 
 
@@ -46,9 +45,6 @@ def tell_figures(text: str, figures: dict[str, Any]) -> None:
 
 def summarize(decoded: Decoded, vanilla: Decoded, domains: Sequence[str]) -> dict[str, Any]:
     """The figures of one policy on one set of batches, whose sequences are of `domains`: see `policy_quality`."""
-    parts = {"all": torch.ones(len(domains), dtype=torch.bool)}
-    parts |= {domain: torch.tensor([one == domain for one in domains]) for domain in sorted(set(domains))}
-    losses = {name: compare_loss(decoded.nats[rows], vanilla.nats[rows]) for name, rows in parts.items()}
     more: dict[str, Any] = {}
     if decoded.top is not None and vanilla.top is not None:
         more["divergence"] = asdict(compare_top(decoded.top, vanilla.top))
@@ -64,5 +60,12 @@ def summarize(decoded: Decoded, vanilla: Decoded, domains: Sequence[str]) -> dic
         **more,
         "answers_right": int(decoded.answers.sum()),
         "answers": len(decoded.answers),
-        "loss": {name: asdict(loss) for name, loss in losses.items()},
+        "loss": compare_domains(decoded.nats, vanilla.nats, domains),
     }
+
+
+def compare_domains(nats: torch.Tensor, reference: torch.Tensor, domains: Sequence[str]) -> dict[str, dict[str, float]]:
+    """The fields of `Loss` of `all` sequences and of each domain; nats are [sequences, tokens]."""
+    parts = {"all": torch.ones(len(domains), dtype=torch.bool)}
+    parts |= {domain: torch.tensor([one == domain for one in domains]) for domain in sorted(set(domains))}
+    return {name: asdict(compare_loss(nats[rows], reference[rows])) for name, rows in parts.items()}

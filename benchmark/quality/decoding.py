@@ -8,7 +8,7 @@ from typing import cast
 
 from transformers import PreTrainedModel
 
-from benchmark.common.command import Parser, folder
+from benchmark.common.command import Parser
 from benchmark.common.paths import TRAINED
 from benchmark.quality.model import Layout, load_model
 from benchmark.quality.text import Sequences, load_sequences
@@ -63,8 +63,7 @@ class Decoding:
 
 def add_decoding(parser: Parser, counts: Collection[str] = tuple(COUNTS), **defaults: int) -> None:
     """Give `parser` flags for the model, its texts and these counts, whose defaults are the usual ones or these."""
-    parser.add_argument("--model", type=folder, default=TRAINED, help="checkpoint folder (default: %(default)s)")
-    parser.add_argument("--texts", type=folder, help="folder of *.txt, a domain each (default: the model's heldout/)")
+    parser.add_checkpoint(TRAINED)
     usual = {field.name: field.default for field in fields(Decoding)} | defaults
     for name in counts:
         parser.add_count(name, cast(int, usual[name]), COUNTS[name])

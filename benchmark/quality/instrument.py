@@ -1,29 +1,13 @@
 """A running server as the instrument: text forced through its decode or verify steps, and what it answers freely."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sglang_xshare.live.client import PolicyError
-from sglang_xshare.tune.measure import check_rows
 from sglang_xshare.tune.server import TIMEOUT, Forced, Server
 from sglang_xshare.tune.texts import Sample
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
-
-
-@dataclass(frozen=True)
-class Counted:
-    """Means over the steps since a switch of policy, of each MoE layer: active experts before and after, kept mass.
-    None for a layer in which nothing selected.
-    """
-
-    layers: list[tuple[float, float, float] | None]
-
-    @property
-    def anything(self) -> bool:
-        """Whether any layer was counted."""
-        return any(self.layers)
 
 
 class Instrument(Server):
@@ -33,18 +17,6 @@ class Instrument(Server):
         """Tokens of a request in a verify step; 1 without speculation."""
         info = self.ask("/server_info")
         return int(info["speculative_num_draft_tokens"]) if info.get("speculative_algorithm") else 1
-
-    def switch(self, policy: dict[str, Any]) -> None:
-        """To another policy, from which on `count` counts."""
-        self._began = self.set_policy(policy)["counters"]["by_layer"]
-
-    def count(self, rows: int) -> Counted:
-        """What was counted since `switch`, in steps of so many router rows. Raises ValueError where they had others."""
-        told = self.get_policy()
-        if told["since_switch"]["layer_steps"]:
-            check_rows(told["since_switch"], rows)
-        now = told["counters"]["by_layer"]
-        return Counted([_average(*both) for both in zip(self._began, now, strict=True)])
 
     def generate(self, prompts: Sequence[list[int]], tokens: int, **sampling: Any) -> list[dict[str, Any]]:
         """Greedy answers, all in one batch, as upstream's /generate tells them."""
@@ -85,13 +57,18 @@ class Instrument(Server):
         return [_read_verified(answer["meta_info"], token) for answer, token in zip(answers, following, strict=True)]
 
 
-def _average(then: dict[str, Any], now: dict[str, Any]) -> tuple[float, float, float] | None:
-    """(experts before, after, kept mass) of a layer between two counts; None where it has not counted."""
-    new = {name: now[name] - then[name] for name in now}
-    steps = new["layer_steps"]
-    if not steps:
-        return None
-    return new["experts_before"] / steps, new["experts_after"] / steps, new["kept_mass"] / max(new["rows"], 1)
+class Verifier(Instrument):
+    """An instrument of a server that speculates, whose texts are verified where others are decoded."""
+
+    def force(self, prompts: Sequence[list[int]], texts: Sequence[list[int]], top: int = 2) -> list[Forced]:
+        """As `verify` does it."""
+        return self.verify([Sample(*pair) for pair in zip(prompts, texts, strict=True)], top)
+
+
+def find_instrument(url: str, api_key: str | None) -> Instrument:
+    """Of a running server: one that verifies where it speculates."""
+    server = Instrument(url, api_key)
+    return server if server.get_draft_tokens() == 1 else Verifier(url, api_key)
 
 
 def _read_verified(info: dict[str, Any], token: int) -> tuple[float, int, dict[int, float]]:

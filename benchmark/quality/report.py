@@ -1,15 +1,10 @@
-"""A record of policies' quality on paper: the tables and the plot."""
+"""A record of policies' quality on paper: the tables."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from benchmark.common.plot import make_figure, save_figure
 from benchmark.common.table import Table
-from benchmark.common.variant import parse_variant
 
-BATCHES = {"one_domain": "one domain", "mixed": "mixed"}
-"""How batches are made up, in a record and in words."""
 NOTE = """\
 Batches of one domain and mixed ones hold the same sequences; only their neighbours differ. Loss: cross-entropy above
 vanilla's on the same tokens, in nats a token, ± the standard error of the paired differences; within
@@ -70,29 +65,3 @@ def _cells(one: Mapping[str, Any], mixed: Mapping[str, Any]) -> list[str]:
         f"{mixed['agreement']:.1%}",
         f"{mixed['answers_right']} / {mixed['answers']}" if mixed["answers"] else "-",
     ]
-
-
-def plot_quality(path: Path, points: Mapping[str, Any], title: str) -> None:
-    """The loss above vanilla's against active experts, a line a family of policies, for both kinds of batches."""
-    families: dict[str, list[Mapping[str, Any]]] = {}
-    for policy, point in points.items():
-        families.setdefault(family_of(policy), []).append(point)
-    figure, (axes,) = make_figure(title, 1, len(BATCHES), share_y=True)
-    for axis, (name, words) in zip(axes, BATCHES.items(), strict=True):
-        for family, members in families.items():
-            figures = sorted((one[name] for one in members), key=lambda one: one["active_experts"])
-            experts = [one["active_experts"] for one in figures]
-            deltas, errors = ([one["loss"]["all"][key] for one in figures] for key in ("delta", "error"))
-            axis.errorbar(experts, deltas, yerr=errors, fmt="o-", capsize=2, label=family)
-        axis.set_title(f"batches: {words}", fontsize=9)
-        axis.set_xlabel("active experts a layer and step")
-        axis.set_yscale("symlog", linthresh=0.001)  # linear below a thousandth of a nat, where the noise is
-    axes[0].set_ylabel("cross-entropy above vanilla's, nats a token")
-    save_figure(figure, path)
-
-
-def family_of(policy: str) -> str:
-    """The policy and its keys without their numbers: what one line of a plot joins."""
-    variant = parse_variant(policy)
-    words = [f"{key}={value}" if isinstance(value, str) else key for key, value in variant.keys.items()]
-    return " ".join([policy.partition(":")[0], *words])

@@ -6,29 +6,23 @@ from pathlib import Path
 import torch
 
 from benchmark.common.server import Server
-from benchmark.quality.instrument import Instrument
-from sglang_xshare.tune.texts import Sample
+from benchmark.quality.instrument import Instrument, Verifier
 
 SERVER_ARGS = ("--enable-custom-logit-processor",)
 
 
 def measure_nats(server: Server, tokens: torch.Tensor, prompt: int, batch: int, verified: bool = False) -> torch.Tensor:
     """Decode every sequence after its first `prompt` tokens, `batch` sequences at a time, on a server that was started
-    with `SERVER_ARGS`; `verified`: by `Instrument.verify`, which one with speculation needs. `tokens` are [sequences,
+    with `SERVER_ARGS`; `verified`: by `Verifier`, which one with speculation needs. `tokens` are [sequences,
     length] int64.
 
     Returns [sequences, length - prompt - 1] float32: -log P of every token after the prompt but the first, which is
     the prefill's.
     """
-    running = Instrument(server.url)
+    running = (Verifier if verified else Instrument)(server.url)
     nats = []
     for some in tokens.split(batch):
-        prompts, texts = some[:, :prompt].tolist(), some[:, prompt:].tolist()
-        if verified:
-            forced = running.verify([Sample(*pair) for pair in zip(prompts, texts, strict=True)], top=2)
-        else:
-            forced = running.force(prompts, texts)
-        nats += [one.nats for one in forced]
+        nats += [one.nats for one in running.force(some[:, :prompt].tolist(), some[:, prompt:].tolist())]
     return torch.tensor(nats)
 
 

@@ -81,7 +81,7 @@ def _measure(experiment: Experiment, results: Path, small: bool, resume: bool) -
     """Run it, and move what it leaves when it has ended well."""
     unfinished = _locate_unfinished(experiment, "small" if small else "full")
     arguments = experiment.small if small else experiment.arguments
-    command = [sys.executable, "-m", experiment.module, *arguments, "--out", str(unfinished)]
+    command = [sys.executable, "-m", experiment.module, *arguments.split(), "--out", str(unfinished)]
     run = subprocess.run([*command, *(["--resume"] if resume else [])], cwd=ROOT, preexec_fn=die_with_parent)
     if run.returncode != 0:
         raise RuntimeError(f"{experiment.name}: ended with status {run.returncode}; its last line says why")

@@ -18,8 +18,8 @@ class Experiment:
     module: str
     folder: str
     minutes: int
-    small: tuple[str, ...]
-    arguments: tuple[str, ...] = ()
+    small: str
+    arguments: str = ""
     record: str = ""
     trained: str = ""
     plots: tuple[str, ...] = ()
@@ -41,81 +41,43 @@ class Experiment:
 
 POLICY = "xshare:k0=1,add=24"
 PREFERRED = "xshare:k0=1,add=4,utility=squared,own_share=0.75"
-OBSERVED = ("vanilla", "observe", "--model", "checkpoints/qwen3-moe-tiny")
-SERVED = ("--rounds", "1", "--requests", "4", "--concurrency", "4", "--output-tokens", "8")
-TEXT = ("--per-domain", "4", "--batch", "4", "--prompt", "16")
-LOSS = ("--sums", "4", "--per-domain", "4", "--loss-tokens", "8")
-SAMPLES = ("--samples", "8", "--prompt", "8", "--tokens", "8")
-FRONT = (POLICY, *TEXT[:2], "--batches", "4", *TEXT[4:], "--steps", "8")
-DISPATCH = ("--per-domain", "8", "--requests", "100", "--seeds", "1", "--calibration", "384", "--replicas", "2")
-SERVED_DISPATCH = (
-    "--replicas",
-    "2",
-    "--per-replica",
-    "4",
-    "--requests",
-    "24",
-    "--life",
-    "12",
-    *DISPATCH[:2],
-    *DISPATCH[6:8],
-)
+OBSERVED = "vanilla observe --model checkpoints/qwen3-moe-tiny"
+SERVED = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --sums 4 --per-domain 4 --loss-tokens 8"
+TEXT = "--per-domain 4 --prompt 16 --steps 8 --batch 4"
+DISPATCH = "--per-domain 8 --calibration 384 --replicas 2"
 
 
-def _on_trained(name: str, model: str, minutes: int, small: tuple[str, ...]) -> Experiment:
-    """The experiment of the shipped checkpoint on another model."""
-    record = name.replace("-", "_")
-    arguments = ("--model", f"build/models/{model}")
-    return Experiment(
-        f"{name}-{model}",
-        f"benchmark.quality.{record}",
-        f"quality/{record}/{model}",
-        minutes,
-        small,
-        arguments,
-        record,
-        model,
-    )
+def _on_trained(model: str) -> Experiment:
+    """The front of another model than the shipped checkpoint."""
+    folder, arguments = f"quality/front/{model}", f"--model build/models/{model}"
+    small = f"{POLICY} {TEXT}"
+    return Experiment(f"front-{model}", "benchmark.quality.front", folder, 6, small, arguments, "front", model)
 
 
 EXPERIMENTS = {
     one.name: one
     for one in (
-        Experiment(
-            "serving", "benchmark.serving", "serving", 10, ("off", POLICY, "--drafted", "off", "xshare", *SERVED, *LOSS)
-        ),
-        Experiment("quality", "benchmark.quality", "quality", 4, (POLICY, *TEXT, "--steps", "8")),
-        Experiment(
-            "front",
-            "benchmark.quality.front",
-            "quality/front",
-            6,
-            FRONT,
-        ),
-        Experiment(
-            "paged", "benchmark.paged", "paged", 6, (PREFERRED, *TEXT[:2], *TEXT[4:], "--steps", "8", "--rows", "4")
-        ),
-        Experiment("paged-live", "benchmark.paged.live", "paged", 9, (PREFERRED, *SERVED, *LOSS), record="live"),
-        Experiment(
-            "cost", "benchmark.cost", "cost", 3, (POLICY, "--rounds", "2", "--step-rounds", "1", "--step-tokens", "4")
-        ),
+        Experiment("serving", "benchmark.serving", "serving", 10, f"off {POLICY} --drafted off xshare {SERVED}"),
+        Experiment("quality", "benchmark.quality", "quality", 4, f"{POLICY} {TEXT}"),
+        Experiment("front", "benchmark.quality.front", "quality/front", 6, f"{POLICY} {TEXT}"),
+        Experiment("paged", "benchmark.paged", "paged", 6, f"{PREFERRED} {TEXT}"),
+        Experiment("paged-live", "benchmark.paged.live", "paged", 9, f"{PREFERRED} {SERVED}", record="live"),
+        Experiment("cost", "benchmark.cost", "cost", 3, f"{POLICY} --rounds 2 --step-rounds 1 --step-tokens 4"),
         Experiment(
             "exact",
             "benchmark.serving.exact",
             "serving",
             9,
-            (POLICY, "--exact", "0", "2", "--rounds", "1", "--output-tokens", "8", "--loss-batches", "1"),
+            f"{POLICY} --exact 0 2 --rounds 1 --output-tokens 8 --loss-batches 1",
         ),
-        Experiment("observe", "benchmark.serving", "observe", 2, (*OBSERVED, *SERVED, *LOSS), OBSERVED, "serving"),
-        Experiment(
-            "balance", "benchmark.balance", "balance", 1, ("vanilla", "xshare:k0=1,target_per_rank=5", "--batches", "4")
-        ),
+        Experiment("observe", "benchmark.serving", "observe", 2, f"{OBSERVED} {SERVED}", OBSERVED, "serving"),
+        Experiment("balance", "benchmark.balance", "balance", 1, "vanilla xshare:k0=1,target_per_rank=5 --batches 4"),
         Experiment(
             "balance-live",
             "benchmark.balance.live",
             "balance",
             6,
-            ("xshare:k0=1,target_per_rank=5", "--ep-size", "2", "--rounds", "1", "--batch", "4", "--steps", "4"),
+            "xshare:k0=1,target_per_rank=5 --ep-size 2 --rounds 1 --batch 4 --steps 4",
             record="live",
         ),
         Experiment(
@@ -123,20 +85,24 @@ EXPERIMENTS = {
             "benchmark.tuning",
             "tuning",
             5,
-            ("--offline", POLICY, "--settings", POLICY, "--tolerances", "20", "--batches", "4", *SAMPLES),
-            ("--offline",),
+            f"--offline {POLICY} --settings {POLICY} --tolerances 20 --batch 4 --samples 8 --prompt 8 --tokens 8",
+            "--offline",
         ),
-        Experiment("affinity", "benchmark.affinity", "affinity", 3, ("mixed", *DISPATCH), plots=("affinity.png",)),
+        Experiment(
+            "affinity",
+            "benchmark.affinity",
+            "affinity",
+            3,
+            f"mixed --requests 100 --seeds 1 {DISPATCH}",
+            plots=("affinity.png",),
+        ),
         Experiment(
             "affinity-live",
             "benchmark.affinity.live",
             "affinity",
             24,
-            ("expert_affinity", "--traffic", "mixed", "--policies", POLICY, *SERVED_DISPATCH),
-            (
-                *("round_robin", "expert_affinity", "--requests", "768", "--traffic", "mixed", "shift", "flood"),
-                *("--policies", "vanilla", "xshare:k0=1,add=16"),
-            ),
+            f"expert_affinity --policies {POLICY} --per-replica 4 --requests 24 --life 12 {DISPATCH}",
+            "round_robin expert_affinity --traffic mixed shift flood --policies vanilla xshare:k0=1,add=16",
             record="live",
         ),
         Experiment(
@@ -144,23 +110,23 @@ EXPERIMENTS = {
             "benchmark.cost.ranks",
             "cost",
             2,
-            ("--experts", "8", "--active", "4", "8", "--rows", "8", "--rounds", "1", "--hidden", "16", "--width", "32"),
+            "--experts 8 --active 4 8 --batch 8 --rounds 1 --hidden 16 --width 32",
         ),
         Experiment(
             "expert-sharding",
             "benchmark.expert_sharding",
             "expert_sharding",
             4,
-            ("--alpha", "0.6", "--experts", "8", "--batch", "4", "--sequence", "6", "--hidden", "16", "--rounds", "1"),
+            "--alpha 0.6 --experts 8 --batch 4 --sequence 6 --hidden 16 --rounds 1",
         ),
         Experiment(
             "neighbours",
             "benchmark.neighbours",
             "neighbours",
             2,
-            (POLICY, "--prompts", "2", "--others", "3", "--prompt", "8", "--tokens", "4"),
+            f"{POLICY} --prompts 2 --others 3 --prompt 8 --tokens 4",
         ),
-        *(_on_trained("front", model, 6, FRONT) for model in ("grouped", "wide")),
+        *map(_on_trained, ("grouped", "wide")),
     )
 }
 """In the order of a whole run."""

@@ -21,7 +21,7 @@ def write_tables(pages: list[Path], results: Path) -> list[str]:
     problems = []
     for page in pages:
         text = page.read_text()
-        new, found = _render(page, text, results)
+        new, _, found = _render(page, text, results)
         problems += found
         if new != text:
             page.write_text(new)
@@ -32,21 +32,19 @@ def check_tables(pages: list[Path], results: Path) -> list[str]:
     """One line for every table that is not what its record says, and for every marker with something wrong."""
     problems = []
     for page in pages:
-        text = page.read_text()
-        new, found = _render(page, text, results)
+        _, changed, found = _render(page, page.read_text(), results)
         problems += found
-        written, wanted = dict(_list_tables(text)), dict(_list_tables(new))
         problems += [
             f"{page}: table {name}: not what its record says; python -m benchmark.records --tables writes it"
-            for name, lines in wanted.items()
-            if lines != written.get(name)
+            for name in changed
         ]
     return problems
 
 
-def _render(page: Path, text: str, results: Path) -> tuple[str, list[str]]:
-    """The page with its tables written anew where they can be, and what is wrong."""
+def _render(page: Path, text: str, results: Path) -> tuple[str, list[str], list[str]]:
+    """The page with its tables written anew where they can be, the names of those that change, and what is wrong."""
     lines: list[str] = []
+    changed: list[str] = []
     problems: list[str] = []
     marked = iter(text.split("\n"))
     for line in marked:
@@ -55,13 +53,16 @@ def _render(page: Path, text: str, results: Path) -> tuple[str, list[str]]:
             continue
         old = _take_table(marked)
         if old is None:
-            return text, [*problems, f"{page}: table {begin[1]}: no {END} below it"]
+            return text, [], [*problems, f"{page}: table {begin[1]}: no {END} below it"]
         try:
-            lines += [format_table(begin[1], results, page), END]
+            new = format_table(begin[1], results, page).split("\n")
         except ValueError as error:
             problems.append(f"{page}: table {begin[1]}: {error}")
-            lines += [*old, END]
-    return "\n".join(lines), problems
+            new = old
+        if new != old:
+            changed.append(begin[1])
+        lines += [*new, END]
+    return "\n".join(lines), changed, problems
 
 
 def _take_table(lines: Iterator[str]) -> list[str] | None:
@@ -74,10 +75,3 @@ def _take_table(lines: Iterator[str]) -> list[str] | None:
             return None
         taken.append(line)
     return None
-
-
-def _list_tables(text: str) -> Iterator[tuple[str, list[str] | None]]:
-    lines = iter(text.split("\n"))
-    for line in lines:
-        if (begin := BEGIN.fullmatch(line)) is not None:
-            yield begin[1], _take_table(lines)

@@ -16,14 +16,13 @@ from benchmark.cost.choices import tabulate_choices
 from benchmark.cost.report import tabulate_cost
 from benchmark.expert_sharding.report import tabulate_sharding
 from benchmark.neighbours import tabulate_neighbours
-from benchmark.paged.live_report import tabulate_live as tabulate_paged_live
+from benchmark.paged.report import tabulate_live as tabulate_paged_live
 from benchmark.paged.report import tabulate_paged
 from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
 from benchmark.records.experiments import EXPERIMENTS
-from benchmark.serving.estimate import tabulate_estimate
 from benchmark.serving.exact import tabulate_exact
-from benchmark.serving.report import tabulate_serving
+from benchmark.serving.report import summarize_serving, tabulate_estimate, tabulate_serving
 from benchmark.tuning.report import tabulate_tuning
 
 Points = Mapping[str, Any]
@@ -40,6 +39,7 @@ class Source:
 FRONTS = ("front", "front-grouped", "front-wide")
 TABLES = {
     "serving": Source(("serving",), tabulate_serving),
+    "serving-summary": Source(("serving",), summarize_serving),
     "quality": Source(("quality",), tabulate_quality),
     "front": Source(FRONTS, tabulate_gains),
     **{one.replace("front", "front-settings"): Source((one,), tabulate_front) for one in FRONTS},

@@ -8,20 +8,18 @@ import argparse
 from collections.abc import Sequence
 
 from benchmark.common.command import Parser, folder, one_line_errors, policy
-from benchmark.common.comparison import Comparison
 from benchmark.common.paths import BUILD, DRAFT, TEXTS, WIDENED
-from benchmark.common.plot import plot_speed
 from benchmark.common.speculative import drafting_variant, speculative_flags
 from benchmark.common.variant import OFF, SPELLING, parse_variant
 from benchmark.serving.measure import add_text, measure_serving
-from benchmark.serving.report import KEY, tabulate_serving
+from benchmark.serving.report import tabulate_serving
 
 POLICIES = (OFF, *(f"xshare:k0=1,add={add}" for add in (24, 16, 8)), "oea:k0=3", "lynx-lat:retain=32")
 DRAFTED = (OFF, "xshare", "moe-spec:budget=32")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table, write the plot."""
+    """Measure into the record, print the table."""
     parser = _make_parser()
     args = parser.parse_args(argv)
     if not args.policies:
@@ -37,17 +35,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     drafted = [drafting_variant(parse_variant(text), flags) for text in args.drafted]
     variants = [*map(parse_variant, args.policies), *drafted]
     measure_serving(record, args.model, args.texts, args, variants, args.server_args)
-    tabulate_serving(record.points).show()
-    plot_speed(args.out / "serving.png", [Comparison.read(record.points[KEY])])
-    print(f"Record: {record.path}, plot: {args.out / 'serving.png'}")
+    tabulate_serving(record.points).show(record.path)
 
 
 def _make_parser() -> Parser:
     parser = Parser("benchmark.serving", __doc__)
     default = f"the first is the baseline of the ratios (default: {' '.join(POLICIES)})"
     parser.add_argument("policies", nargs="*", type=policy, help=f"{SPELLING}; {default}")
-    parser.add_argument("--model", type=folder, default=WIDENED, help="checkpoint folder (default: the widened one)")
-    parser.add_argument("--texts", type=folder, default=TEXTS, help="*.txt to answer (default: the trained model's)")
+    parser.add_checkpoint(WIDENED, TEXTS)
     drafted = f"policies with drafts (default: none, or where no policy is given {' '.join(DRAFTED)})"
     parser.add_argument("--drafted", nargs="+", type=policy, metavar="POLICY", help=drafted)
     parser.add_argument("--draft", type=folder, default=DRAFT, help="EAGLE-3 draft (default: the trained model's)")

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from benchmark.common.command import Parser, one_line_errors, selecting
-from benchmark.common.comparison import format_spread
+from benchmark.common.comparison import format_spread, spread
 from benchmark.common.evidence import read_settled_totals
 from benchmark.common.paths import BUILD, TEXTS, WIDENED
 from benchmark.common.record import Record
 from benchmark.common.server import Server
-from benchmark.common.summary import spread
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE, parse_variant
 from benchmark.common.widened import prepare
@@ -62,8 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         flags += parse_variant(args.policies[0]).server_args()
         with Server(WIDENED, flags, name="exact", deadline=600) as server:
             measure(record, server, arms, args)
-    tabulate_exact(record.points).show()
-    print(f"Record: {record.path}")
+    tabulate_exact(record.points).show(record.path)
 
 
 def _name(policy: str, count: int) -> str:

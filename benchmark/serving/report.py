@@ -1,15 +1,20 @@
-"""The table of a record of served policies: what each gains beside what it costs."""
+"""The tables of a record of served policies: what each gains beside what it costs, and how far `check` is off."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
 from typing import Any
-
-import torch
 
 from benchmark.common.comparison import NO_STEP, ONE_ROUND, Comparison, format_experts, format_number, format_spread
 from benchmark.common.rounds import Series
+from benchmark.common.speculative import DRAFTING
 from benchmark.common.table import Table
-from benchmark.quality.measure import compare_loss
+from benchmark.common.widened import read_widened
+from benchmark.quality.measure import compare_nats
+from sglang_xshare.check.weights import Weights
 
+SUMMARY = ("off", "xshare:k0=1,add=24", f"{DRAFTING}xshare")
+"""The rows that the README shows."""
 KEY = "comparison"
 """Of the rounds in the record; `quality_key` gives the others."""
 NOTE = """\
@@ -66,17 +71,60 @@ def tabulate_serving(points: Mapping[str, Any]) -> Table:
     return Table(title, [headings[column] for column in kept], shown, " ".join(filter(None, note)))
 
 
+def summarize_serving(points: Mapping[str, Any]) -> Table:
+    """Of that table the baseline, the default policy, and the policy with drafts, beside what drafts alone come to."""
+    table = tabulate_serving(points)
+    rows = {row[0]: row for row in table.rows}
+    alone = f"Without a policy EAGLE-3 has the ratio {rows[f'{DRAFTING}off'][1]}."
+    return replace(table, rows=[rows[name] for name in SUMMARY], note=f"{table.note} {alone}")
+
+
 def _format_losses(points: Mapping[str, Any], series: Sequence[Series]) -> list[str]:
     """Of each row: of the first one with drafts and the first one without the loss, of the others what they add."""
-    first: dict[bool, torch.Tensor] = {}
+    first: dict[bool, Any] = {}
     cells = []
     for one in series:
         point = points.get(quality_key(one.variant.name))
         if point is None:
             cells.append("-")
             continue
-        nats = torch.tensor(point["nats"])[:, None]
-        reference = first.setdefault(bool(one.variant.args), nats)
-        loss = compare_loss(nats, reference)
-        cells.append(f"{loss.cross_entropy:.3f}" if reference is nats else f"{loss.delta:+.3f} ± {loss.error:.3f}")
+        reference = first.setdefault(bool(one.variant.args), point)
+        loss = compare_nats(point, reference)
+        cells.append(f"{loss.cross_entropy:.3f}" if reference is point else f"{loss.delta:+.3f} ± {loss.error:.3f}")
     return cells
+
+
+ESTIMATED = """\
+Measured: TPOT over vanilla's within a round, median, of the widened model. Estimated: the share of a
+step's bytes still read. A CPU has no launch cost worth naming, so that the 34 us a layer are left out. Negative means
+that the estimate promises more than was measured."""
+
+
+def tabulate_estimate(points: Mapping[str, Any]) -> Table:
+    """A row a policy that selected in some step of one token a request."""
+    comparison, weights = Comparison.read(points[KEY]), read_widened()
+    rows = []
+    for number in comparison.order[1:]:
+        row = comparison.summaries[number]
+        if comparison.series[number].variant.args or row.experts_before is None or row.experts_after is None:
+            continue
+        measured = _paired_tpot(comparison.series[number], comparison.series[0])
+        estimated = _ratio_of_bytes(weights, row.experts_before, row.experts_after)
+        off = f"{estimated / measured - 1:+.0%}"
+        rows.append([row.name, format_experts(row), f"{measured:.2f}", f"{estimated:.2f}", off])
+    headings = ["policy", "active experts", "measured", "estimated", "off"]
+    return Table("Estimated and measured time a step", headings, rows, ESTIMATED)
+
+
+def _ratio_of_bytes(weights: Weights, before: float, after: float) -> float:
+    """The share of a step's weights that are still read with `after` active experts of `before`: what the step's time
+    would be in proportion, were bandwidth all.
+    """
+    read = [weights.dense + weights.moe_layers * active * weights.expert for active in (after, before)]
+    return read[0] / read[1]
+
+
+def _paired_tpot(policy: Series, vanilla: Series) -> float:
+    """The median over the rounds of one's TPOT over the other's."""
+    pairs = zip(policy.results, vanilla.results, strict=True)
+    return median(one["median_tpot_ms"] / base["median_tpot_ms"] for one, base in pairs)

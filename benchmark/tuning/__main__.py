@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmark.common.command import Parser, folder, one_line_errors, selecting
+from benchmark.common.command import Parser, one_line_errors, selecting
 from benchmark.common.paths import BUILD, TRAINED
 from benchmark.common.server import Server
 from benchmark.quality.served import SERVER_ARGS
 from benchmark.tuning.offline import OfflineGauge, load_tokenizer
-from benchmark.tuning.report import plot_tuning, tabulate_tuning
-from benchmark.tuning.saving import describe, estimate_error, find_saved
-from sglang_xshare.console import whole
+from benchmark.tuning.report import describe, estimate_error, find_saved, tabulate_tuning
+from sglang_xshare.parser import whole
 from sglang_xshare.tune.command import ASKED, GROUPS, SETTINGS, check_asked
 from sglang_xshare.tune.gauge import Gauge
 from sglang_xshare.tune.measure import Bench, compare
@@ -39,16 +38,17 @@ ANOTHER = "another text"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the table, draw the plot."""
+    """Measure into the record, print the table."""
     parser = Parser("benchmark.tuning", __doc__)
     text = f"published settings to compare with (default: {' '.join(PUBLISHED)})"
     parser.add_argument("policies", nargs="*", type=selecting, default=PUBLISHED, help=text)
     text = "to choose from (default: tune's)"
     parser.add_argument("--settings", nargs="+", type=selecting, default=SETTINGS, help=text)
     parser.add_argument("--tolerances", nargs="+", type=_percent, default=[0.5, 1.0, 2.0], metavar="PERCENT")
-    parser.add_argument("--batches", nargs="+", type=whole(2), default=[16], metavar="N", help="rows a step")
-    parser.add_argument("--model", type=folder, default=TRAINED, help="a checkpoint (default: the shipped one)")
-    parser.add_argument("--texts", type=folder, help="of *.txt (default: the model's heldout)")
+    parser.add_argument(
+        "--batch", nargs="+", type=whole(2), default=[16], metavar="N", help="requests of a step (default: 16)"
+    )
+    parser.add_checkpoint(TRAINED)
     text = "texts to tune on, as many to confirm, and twice as many to compare on (default: 80)"
     parser.add_argument("--samples", type=whole(2), default=80, metavar="N", help=text)
     parser.add_count("prompt", 32, "tokens of each that are prefilled")
@@ -56,24 +56,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--offline", action="store_true", help="by transformers, without a server")
     parser.add_record(BUILD / "tuning")
     args = parser.parse_args(argv)
-    if args.samples < max(args.batches):
-        parser.error(f"--samples {args.samples}: allowed is the largest batch, {max(args.batches)}, or more")
+    if args.samples < max(args.batch):
+        parser.error(f"--samples {args.samples}: allowed is the largest batch, {max(args.batch)}, or more")
     record = parser.open_record("tuning", args, argv)
-    names = {batch: [f"{percent:g}%, {batch} rows" for percent in args.tolerances] for batch in args.batches}
+    names = {batch: [f"{percent:g}%, {batch} rows" for percent in args.tolerances] for batch in args.batch}
     if any(name not in record for some in names.values() for name in some):
         with (open_offline if args.offline else open_server)(args) as (gauge, layers):
             groups, model = group_layers(layers, GROUPS), f"{'offline' if args.offline else 'served'}: {args.model}"
             trace = open_trace(args.out, args.resume)
             check_asked(args.out, model, groups, list(gauge.samples.values()), ACTIVE)
             bench = Bench(gauge, trace)
-            for batch in args.batches:
+            for batch in args.batch:
                 for name, point in measure(bench, groups, args, batch):
                     record.add(name, **point)
         bench.trace.unlink()
         (args.out / ASKED).unlink()
-    tabulate_tuning(record.points).show()
-    plot_tuning(args.out / "tuning.png", record.points, f"Tuned on one text, measured on another: {args.model.name}")
-    print(f"Record: {record.path}, plot: {args.out / 'tuning.png'}")
+    tabulate_tuning(record.points).show(record.path)
 
 
 Gauged = tuple[Gauge | OfflineGauge, Sequence[int]]

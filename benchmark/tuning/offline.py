@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from benchmark.quality.divergence import diverge
-from benchmark.quality.measure import Bench, Decoded
+from benchmark.quality.measure import Bench, Decoded, diverge
 from benchmark.quality.model import Layout, load_model
 from benchmark.quality.routing import find_gates
 from benchmark.quality.text import Sequences

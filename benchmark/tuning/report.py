@@ -1,13 +1,16 @@
-"""A record of tuning on paper: the table and the plot."""
+"""How many experts a tuned plan saves: against published settings that lose as much, with an error; and the table."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
-from benchmark.common.plot import make_figure, save_figure
+import numpy as np
+
 from benchmark.common.table import Table
+from benchmark.quality.front.report import experts_for
 from benchmark.quality.report import format_loss
-from benchmark.tuning.saving import find_published, find_saved, ladder_of
+from sglang_xshare.tune.measure import Measurement, compare
 
 NOTE = """\
 Experts: active ones a layer and step. Loss: cross-entropy above vanilla's on the same tokens of a text that was not
@@ -48,24 +51,58 @@ def tabulate_tuning(points: Points) -> Table:
     return Table("Tuned on one text, measured on another", headings, rows, NOTE)
 
 
-def plot_tuning(path: Path, points: Points, title: str) -> None:
-    """Loss over active experts, a panel a batch size: the published ladders, and the tuned plans."""
-    batches = list(dict.fromkeys(point["batch"] for point in points.values()))
-    figure, (axes,) = make_figure(title, 1, len(batches), share_y=True)
-    for axis, batch in zip(axes, batches, strict=True):
-        same = [point for point in points.values() if point["batch"] == batch]
-        settings = same[0]["published"]
-        for ladder in dict.fromkeys(ladder_of(one["policy"]) for one in settings):
-            _draw(axis, [one for one in settings if ladder_of(one["policy"]) == ladder], "o:", ladder)
-        _draw(axis, [point for point in same if "plan" in point], "D-", "tuned")
-        axis.set_title(f"{batch} rows", fontsize=9)
-        axis.set_xlabel("active experts a layer and step")
-        axis.set_yscale("symlog", linthresh=0.001)
-    axes[0].set_ylabel("cross-entropy above vanilla's, nats a token")
-    save_figure(figure, path)
+DRAWS = 400
+"""Resamplings of the text, from which the error is told."""
+Point = Mapping[str, Any]
 
 
-def _draw(axis: Any, found: Sequence[Mapping[str, Any]], style: str, label: str) -> None:
-    found = sorted(found, key=lambda one: one["experts"])
-    deltas, errors = ([one["loss"][key] for one in found] for key in ("delta", "error"))
-    axis.errorbar([one["experts"] for one in found], deltas, yerr=errors, fmt=style, capsize=2, label=label)
+def describe(found: Measurement, vanilla: Measurement, before: float, layers: int) -> dict[str, Any]:
+    """The figures of a policy on some text, as a record holds them: experts of a layer and step, of which vanilla has
+    `before`, kept mass, the fields of `Loss`, and the mean divergence from vanilla's predictions in nats a token.
+    """
+    experts = before - (found.saved or 0.0) / layers
+    loss = asdict(compare(found, vanilla))
+    return {
+        "experts": experts,
+        "kept_mass": found.kept_mass,
+        "loss": loss,
+        "divergence": fmean(found.divergences),
+    }
+
+
+def find_published(
+    point: Point, of: Callable[[Point], float] = lambda one: one["loss"]["delta"]
+) -> tuple[float, str] | None:
+    """(experts, its ladder) of the published setting that needs fewest for the tuned plan's loss, or whatever else `of`
+    reads; None beyond all. Between two settings of a ladder, which differ in their last key, lies a line.
+    """
+    ladders: dict[str, list[tuple[float, float]]] = {}
+    for one in point["published"]:
+        ladders.setdefault(ladder_of(one["policy"]), []).append((one["experts"], of(one)))
+    found = [(experts_for(of(point), sorted(curve)), name) for name, curve in ladders.items()]
+    return min(((count, name) for count, name in found if count is not None), default=None)
+
+
+def ladder_of(setting: str) -> str:
+    """The setting but for the value of its last key."""
+    return setting.rpartition("=")[0]
+
+
+def find_saved(point: Point, of: Callable[[Point], float] = lambda one: one["loss"]["delta"]) -> float | None:
+    """The share of experts by which the tuned plan has fewer than the best published setting."""
+    needed = find_published(point, of)
+    return None if needed is None else 1 - point["experts"] / needed[0]
+
+
+def estimate_error(point: Point, found: Measurement, published: Sequence[Measurement], vanilla: Measurement) -> float:
+    """The standard error of `find_saved`: its spread over resamplings of the text's samples, the same ones for every
+    setting. Those in which the plan's loss is beyond all published ones are left out.
+    """
+    losses = np.array([one.nats for one in (found, *published)]) - np.array(vanilla.nats)
+    rows = np.random.default_rng(0).integers(losses.shape[1], size=(DRAWS, losses.shape[1]))
+    shares = []
+    for own, *others in losses[:, rows].mean(2).T.tolist():
+        pairs = zip(point["published"], others, strict=True)
+        drawn = {**point, "drawn": own, "published": [{**one, "drawn": loss} for one, loss in pairs]}
+        shares.append(find_saved(drawn, lambda one: one["drawn"]))
+    return float(np.std([share for share in shares if share is not None]))

@@ -1,4 +1,4 @@
-"""The command line `sglang-xshare`: one module a verb, each with its own flags; `policies` is here."""
+"""The command line `sglang-xshare`: one module a subcommand, each with its own flags; `policies` is here."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 from .affinity.command import add_parser as add_calibrate_parser
 from .check.command import add_parser as add_check_parser
-from .console import Parser, whole
 from .live.command import add_parser as add_policy_parser
 from .live.top import add_parser as add_top_parser
+from .parser import Parser, whole
 from .patching.cli import add_parser as add_patch_parser
 from .tune.command import add_parser as add_tune_parser
 from .version import __version__
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns its exit code; a wrong command line exits with 1."""
+def make_parser() -> argparse.ArgumentParser:
+    """The command line with all its subcommands."""
     parser: argparse.ArgumentParser = Parser(
         prog="sglang-xshare", description="Batch-aware expert selection for SGLang."
     )
@@ -35,6 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_tune_parser(subparsers)
     add_check_parser(subparsers)
     add_calibrate_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. Returns its exit code; a wrong command line exits with 1."""
+    parser = make_parser()
     arguments, others = parser.parse_known_args(argv)
     if hasattr(arguments, "server_flags"):
         arguments.server_flags = others
@@ -83,27 +89,28 @@ def _run_policies(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    """Print the plan in force, every default resolved: the words are the server's --expert-policy and, where there is
-    one, --expert-policy-config. One word may hold both, with a space between. Raises ValueError for what a server
-    refuses of any model.
+    """Print the plan in force, every default resolved, of the server's --expert-policy and, as a second argument or in
+    the same one behind a space, its --expert-policy-config. Raises ValueError for what a server refuses of any model.
     """
     from .compatibility.arguments import read_arguments
     from .policies.description import describe
 
-    words = arguments.policies
+    given = arguments.policies
     if arguments.json:
         raise ValueError("--json with --show: the plan is JSON anyway; allowed is one of the two")
-    if len(words) == 1 and ":" not in words[0].partition(" ")[0]:
-        words = words[0].split(maxsplit=1) or words
-    if not 1 <= len(words) <= 2:
-        found = " ".join(["--show", *words])
-        raise ValueError(f"{found}: {len(words)} words; allowed is a policy, and its configuration")
+    if len(given) == 1 and ":" not in given[0].partition(" ")[0]:
+        given = given[0].split(maxsplit=1) or given
+    if not 1 <= len(given) <= 2:
+        found = " ".join(["--show", *given])
+        raise ValueError(f"{found}: {len(given)} arguments; allowed is a policy, and its configuration")
     flags = SimpleNamespace(
-        expert_policy=words[0],
-        expert_policy_config=words[1] if len(words) > 1 else None,
+        expert_policy=given[0],
+        expert_policy_config=given[1] if len(given) > 1 else None,
         speculative_algorithm=None if arguments.speculative_num_draft_tokens is None else "EAGLE3",
     )
     asked = read_arguments(flags, speculates="--speculative-num-draft-tokens N")
     schedule = asked.schedule if asked else None
     print(json.dumps(describe(schedule) if schedule else {"policy": "vanilla"}, indent=2))
+    for warning in [warning for part in (schedule.parts if schedule else ()) for warning in part.warnings]:
+        print(f"warning: {warning}", file=sys.stderr)
     return 0

@@ -1,90 +1,15 @@
-"""The command line's flags and tables: how wrong ones are told, and where the others are printed."""
+"""What is printed: a console as wide as its terminal, and sizes."""
 
 from __future__ import annotations
 
-import argparse
 import os
-import re
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.filesize import decimal
 
-from .policies.keys import suggest
-
-LARGEST = 1_000_000_000
-"""Of every number that is given: what is computed of them stays finite."""
-
 PIPED = 120
 """Columns where stdout is no terminal and COLUMNS does not say."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Tells a wrong command line in one line, as every other error of a verb is told, and ends with 1. A verb's flags
-    may stand before, between and behind what has none; what it does not know ends it, unless it has `server_flags`.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._negative_number_matcher = re.compile(r"-\.?\d|-inf|-nan")  # so is -3% a value, not a flag
-        self._is_mixed = False
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does, which would end a verb's POLICY at the first flag."""
-        if self._subparsers is not None or self._is_mixed or not self._get_positional_actions():
-            known, others = super().parse_known_args(args, namespace)
-        else:
-            self._is_mixed = True
-            known, others = self.parse_known_intermixed_args(args, namespace)
-            self._is_mixed = False
-        if others and not self._is_mixed and self._subparsers is None and self.get_default("server_flags") is None:
-            near = suggest(others[0], self._option_string_actions)
-            self.error(f"unrecognized arguments: {' '.join(others)}{near}")
-        return known, others
-
-    def error(self, message: str) -> NoReturn:
-        """Leave with the line."""
-        verb = self.prog.partition(" ")[2] or self.prog
-        line = re.sub(r"^argument (-[^:]*): (.*: allowed)", r"\1 \2", " ".join(message.split()))
-        self.exit(1, f"{verb}: {line.removeprefix('argument ')}\n")
-
-
-def spell_bytes(count: float) -> str:
-    """In the unit that fits, of powers of 1,000."""
-    return decimal(round(count), precision=2)
-
-
-def read_count(flag: str, text: Any, low: int, high: int = LARGEST) -> int:
-    """An integer of a flag. Raises ValueError with what is allowed."""
-    try:
-        number = int(str(text))
-    except ValueError:
-        number = low - 1
-    if not low <= number <= high:
-        raise ValueError(f"{flag} {text}: allowed is an integer of {low:,} to {high:,}".lstrip())
-    return number
-
-
-def path(text: str) -> Path:
-    """The type of a flag that names a file or a folder: an empty one would be the working folder."""
-    if not text:
-        raise argparse.ArgumentTypeError("empty: allowed is a path")
-    return Path(text)
-
-
-def whole(low: int = 1, high: int = LARGEST) -> Callable[[str], int]:
-    """The type of a flag that takes an integer in that range."""
-
-    def read(text: str) -> int:
-        try:
-            return read_count("", text, low, high)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return read
 
 
 def open_console() -> Console:
@@ -92,3 +17,8 @@ def open_console() -> Console:
     columns = os.environ.get("COLUMNS", "")
     is_told = sys.stdout.isatty() or (columns.isdigit() and int(columns) > 0)
     return Console(highlight=False, width=None if is_told else PIPED)
+
+
+def spell_bytes(count: float) -> str:
+    """In the unit that fits, of powers of 1,000."""
+    return decimal(round(count), precision=2)

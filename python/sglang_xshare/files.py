@@ -1,4 +1,4 @@
-"""Files that a command line names: whether one can be written, tried before a verb works for it; keys read from one."""
+"""Files that a command line names: whether one can be written, tried before any work is done for it; keys of one."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def try_folder(flag: str, folder: Path) -> None:
 
 
 def try_file(flag: str, file: Path) -> None:
-    """Open a file for writing, or another in its folder: it is left as it was, also where several processes try it at
-    once. Raises `ExpertPolicyError` where that cannot be.
+    """Try that a file can be written, and leave it as it was: an existing one is opened to append, for a new one a
+    temporary file is made in its folder, so that several processes may try at once. Raises `ExpertPolicyError`.
     """
     try:
         if file.exists() and not file.is_file():
@@ -55,7 +55,7 @@ def read_json(flag: str, file: str, allowed: str = "a JSON file") -> dict[str, A
 
 
 def read_server_file(file: str | None) -> dict[str, Any]:
-    """The keys of a server's `--config`, as SGLang takes it: YAML, named so. Raises ValueError in one line."""
+    """The flags in the YAML file of a server's `--config`; empty without one. Raises ValueError in one line."""
     if file is None:
         return {}
     allowed = "allowed is a YAML file of the server's flags, *.yaml"

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from . import affinity
 from .live import METHOD
 from .policies.exact import KEY
-from .stage.evidence import told
+from .stage.evidence import metadata
 
 if TYPE_CHECKING:
+    from .compatibility.start import Start
     from .live.control import Control
     from .stage.stage import Stage
 
@@ -60,23 +61,30 @@ def merge_config(merge: Callable[[list[str]], list[str]], argv: list[str]) -> li
 
 
 def check_flags(server_args: Any) -> None:
-    """Check the flags as given, and choose the MoE runner, before SGLang resolves its arguments. Raises `Refused`."""
-    _raise_first(server_args, "given")
+    """Check the flags as given, then set those that follow from them, before SGLang resolves its arguments. Raises
+    `Refused`.
+    """
+    if _is_asked(server_args):
+        from .compatibility.setters import set_arguments
+
+        set_arguments(_check_start(server_args, "given"))
 
 
 def check_server(server_args: Any) -> None:
     """Check the resolved arguments and the model's configuration, before weights load. Raises `Refused`."""
-    _raise_first(server_args, "resolved")
+    if _is_asked(server_args):
+        _check_start(server_args, "resolved")
 
 
-def _raise_first(server_args: Any, when: str) -> None:
+def _check_start(server_args: Any, when: str) -> Start:
     """Raise `Refused` for the first of the checks then that refuses."""
-    if not _is_asked(server_args):
-        return
-    from .compatibility.checks import Start, find_refusals
+    from .compatibility.checks import find_refusals
+    from .compatibility.start import Start
 
-    for error in find_refusals(Start(server_args), when):
+    start = Start(server_args)
+    for error in find_refusals(start, when):
         raise Refused(str(error)) from None
+    return start
 
 
 def _is_asked(server_args: Any) -> bool:
@@ -136,19 +144,19 @@ def attach(model_runner: Any) -> None:
 
 def route(topk_config: Any, router_logits: Any) -> Any:
     """The `TopKConfig` to route with in this step: the policy's for a layer under policy, else the one given."""
-    return topk_config if _stage is None else _stage.route(topk_config, router_logits)
+    return topk_config if _stage is None else _stage.routing.route(topk_config, router_logits)
 
 
 def prepare(topk_config: Any, output_format: Any, router_logits: Any) -> Any:
-    """(what a layer's router hands its runner, router logits [n, N]): see `Stage.prepare`."""
+    """(what a layer's router hands its runner, router logits [n, N]): see `Routing.prepare`."""
     if _stage is None:
         return output_format, router_logits
-    return _stage.prepare(topk_config, output_format, router_logits)
+    return _stage.routing.prepare(topk_config, output_format, router_logits)
 
 
 def finish(topk_config: Any, topk_ids: Any, topk_weights: Any) -> Any:
     """Ids that upstream has given their places since the policy chose them, as the layer's runner takes empty slots."""
-    return topk_ids if _stage is None else _stage.finish(topk_config, topk_ids, topk_weights)
+    return topk_ids if _stage is None else _stage.routing.finish(topk_config, topk_ids, topk_weights)
 
 
 def fits_slots(method: Any) -> bool:
@@ -213,16 +221,16 @@ def admit(scheduler: Any, req: Any) -> None:
 
 
 def count(req: Any, logits_output: Any) -> None:
-    """A forward's result has reached a request: what the forward was is counted in what the request tells."""
-    mark = None if _stage is None else getattr(logits_output, told.KEY, None)
-    if mark is not None:
-        told.count(req, mark)
+    """A forward's result has reached a request: count it in the request's response metadata."""
+    forward = None if _stage is None else getattr(logits_output, metadata.KEY, None)
+    if forward is not None:
+        metadata.count_forward(req, forward)
 
 
 def tell(meta_info: dict[str, Any], state: Any) -> None:
     """Which policy acted on a request and in how many of its steps, into the `meta_info` of its last message."""
-    if told.KEY in state.customized_info_accumulated:
-        told.tell(meta_info, state)
+    if metadata.KEY in state.customized_info_accumulated:
+        metadata.write_metadata(meta_info, state)
 
 
 def check_exit(code: int | None) -> None:

@@ -80,44 +80,23 @@ class RunnerSlots:
     """Asks `select()` for what an MoE runner takes: an empty slot holds an expert that is active anyway, with weight 0,
     or stays `empty` (-1) for a runner that drops those.
 
-    `block_size` also asks for the slots sorted by expert, in blocks of that many, as SGLang's Triton runner takes them.
-    A backend that does not sort leaves `Selection.alignment` None. `shared` fused shared experts, numbered from N on,
-    have a column each behind the others, with `shared_weight` in every row. `masked` asks, for a runner that ranks
-    logits itself, for `Selection.masked_logits`, and leaves empty slots empty. Raises ValueError naming the key.
+    `shared` fused shared experts, numbered from N on, have a column each behind the others, with `shared_weight` in
+    every row. `masked` asks, for a runner that ranks logits itself, for `Selection.masked_logits`, and leaves empty
+    slots empty. Raises ValueError naming the key.
     """
 
-    block_size: int | None = None
     shared: int = 0
     shared_weight: float = 1.0
     masked: bool = False
     empty: bool = False
 
     def __post_init__(self) -> None:
-        if self.block_size is not None:
-            _check_count("block_size", self.block_size)
         if type(self.shared) is not int or self.shared < 0:
             raise ValueError(f"shared = {self.shared!r}: allowed is an integer of at least 0")
-        if self.block_size is not None and self.shared:
-            raise ValueError(f"block_size = {self.block_size}: allowed only without shared experts")
-        if self.masked and (self.block_size is not None or self.shared):
-            raise ValueError("masked = True: allowed only without block_size and shared experts")
-        if self.empty and (self.block_size is not None or self.masked):
-            raise ValueError("empty = True: allowed only without block_size and masked")
-
-
-@dataclass(frozen=True, eq=False)
-class Alignment:
-    """What SGLang's `moe_align_block_size` returns: the slots, numbered row by row, grouped by expert, every group
-    padded to a multiple of the block size. All int32.
-    """
-
-    sorted_slots: torch.Tensor
-    """[blocks * block size] slot numbers, n * k in the padding. As many blocks as the plan can need for any logits."""
-    block_experts: torch.Tensor
-    """[blocks]: each block's expert. Blocks beyond the last one in use are not written."""
-    num_sorted: torch.Tensor
-    """[1]: how much of `sorted_slots` is in use, padding included."""
-    block_size: int
+        if self.masked and self.shared:
+            raise ValueError("masked = True: allowed only without shared experts")
+        if self.empty and self.masked:
+            raise ValueError("empty = True: allowed only without masked")
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,15 +121,15 @@ class Selection:
     """[n] float32: the sum of the row's scores at its chosen experts over the sum at its own top-k. 1 where the latter
     is 0, and 0 in an invalid row.
     """
-    alignment: Alignment | None = None
-    """None unless `RunnerSlots.block_size` asked for it and the backend sorts."""
     masked_logits: torch.Tensor | None = None
     """[n, N] in the logits' dtype, where `RunnerSlots.masked` asked for it: see `selection.mask`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """Where `select()` leaves what is counted of a selection: tensors like its fields of the same names."""
+    """Where `select()` leaves what is counted of a selection: tensors like its fields of the same names; or tables of
+    all layers, [layers, ...].
+    """
 
     active: torch.Tensor
     vanilla_active: torch.Tensor
@@ -158,7 +137,7 @@ class Tally:
     rescued: torch.Tensor
 
     def of(self, layer: int) -> Tally:
-        """One layer's, of tensors [layers, ...]."""
+        """One layer's rows of the tables."""
         return Tally(self.active[layer], self.vanilla_active[layer], self.kept_mass[layer], self.rescued[layer])
 
     def take(self, selection: Selection) -> None:

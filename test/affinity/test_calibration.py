@@ -63,12 +63,12 @@ def test_the_table_tells_domains_apart(tiny_model: Path, pieces: tuple[torch.Ten
     signatures = [table.sign(piece.tolist()) for piece in found[held]]
     signed = np.stack([signature for signature in signatures if signature is not None])
     assert len(signed) == len(signatures)
-    likeness = signed @ signed.T
+    similarity = signed @ signed.T
     domain = np.arange(len(signed)) // 3
     same = domain[:, None] == domain
     np.fill_diagonal(same, False)
     other = domain[:, None] != domain
-    assert likeness[same].mean() > likeness[other].mean() + 0.3
+    assert similarity[same].mean() > similarity[other].mean() + 0.3
     lengths = np.linalg.norm(table.samples.astype(np.float32), axis=1)
     assert lengths == pytest.approx(np.ones(len(lengths)), abs=2e-3)
     unseen = sorted(set(range(1024)) - set(found[~held].flatten().tolist()))

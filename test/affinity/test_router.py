@@ -18,57 +18,13 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse
-from starlette.routing import Route
+from starlette.requests import ClientDisconnect
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from affinity.router import Router
 from affinity.tables import make_table, prompt
 from benchmark.common.paths import ROOT, TRAINED
 from sglang_xshare.affinity.table import load_table
-
-
-class Router:
-    """Answers with the worker that the header numbers: of the healthy ones, in an order of its own."""
-
-    def __init__(self) -> None:
-        self.urls = ["http://c", "http://a", "http://b"]
-        self.healthy = set(self.urls)
-        self.got: list[tuple[str, str, Any]] = []
-        self.asked: list[Request] = []
-        self.breaks = False
-        self.hangs = False
-        self.left = asyncio.Event()
-        """Set where the client of a request that hangs has left."""
-
-    def make_app(self) -> Starlette:
-        return Starlette(
-            routes=[
-                Route("/workers", self.list_workers),
-                Route("/{path:path}", self.answer, methods=["GET", "POST"]),
-            ]
-        )
-
-    async def list_workers(self, request: Request) -> JSONResponse:
-        if self.breaks:
-            return JSONResponse({"error": "starting"}, 503)
-        return JSONResponse({"workers": [{"url": url, "is_healthy": url in self.healthy} for url in self.urls]})
-
-    async def answer(self, request: Request) -> JSONResponse:
-        self.asked.append(request)
-        place = request.headers.get("x-smg-target-worker")
-        url = "" if place is None else [url for url in self.urls if url in self.healthy][int(place)]
-        self.got.append((request.url.path, url, await request.body()))
-        if self.breaks:
-            raise httpx.ReadError("the router broke the connection")
-        if self.hangs:
-            try:
-                await asyncio.sleep(60)
-            finally:
-                self.left.set()
-        return JSONResponse({"worker": url}, 200 if url or request.method == "GET" else 503)
-
 
 Serve = Callable[[Router], AbstractAsyncContextManager[tuple[Any, Any]]]
 

@@ -13,8 +13,7 @@ from benchmark.affinity.__main__ import main as simulate_all
 from benchmark.affinity.live import SERVED, draw_requests, main, make_key, measure_imbalance
 from benchmark.affinity.report import OBSERVE, tabulate_live
 from benchmark.affinity.routing import Routing
-from benchmark.affinity.scenarios import SCENARIOS, make_traffic
-from benchmark.affinity.simulation import ByAffinity, RoundRobin, Traffic, simulate
+from benchmark.affinity.simulation import SCENARIOS, ByAffinity, RoundRobin, Traffic, make_traffic, simulate
 from benchmark.quality.text import Sequences
 
 

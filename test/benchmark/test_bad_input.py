@@ -18,7 +18,7 @@ CASES: dict[str, list[tuple[tuple[str, ...], str]]] = {
     ],
     "cost.__main__": [
         (("nope",), "policy = 'nope':"),
-        (("xshare:min_tokens=4",), "policy 'xshare:min_tokens=4': min_tokens"),
+        (("xshare:min_rows=4",), "policy 'xshare:min_rows=4': min_rows"),
         (("--shapes", "16"), "argument --shapes: '16':"),
     ],
     "cost.ranks": [(("--active", "3"), "--active 3:")],
@@ -31,18 +31,17 @@ CASES: dict[str, list[tuple[tuple[str, ...], str]]] = {
     ],
     "tuning.__main__": [
         (("--offline", "--samples", "8"), "--samples 8:"),
-        (("--batches", "4", "1"), "--batches: 1:"),
-        (("--samples", "1", "--batches", "2"), "--samples: 1:"),
+        (("--batch", "4", "1"), "--batch: 1:"),
+        (("--samples", "1", "--batch", "2"), "--samples: 1:"),
         (("vanilla",), "policy 'vanilla':"),
     ],
     "paged.__main__": [
         ((*PAGED, "--slots", "4"), "--slots 4:"),
         ((*PAGED, "--slots", "65"), "--slots 65:"),
-        ((*PAGED, "--rows", "17"), "--rows 17:"),
+        ((*PAGED, "--batch", "17"), "--batch 17:"),
         ((*PAGED, "vanilla"), "policy 'vanilla':"),
         ((*PAGED, "xshare:add=x"), "add = 'x'"),
         ((*PAGED, 'xshare:{"layers": {"9": {"add": 1}}}'), "layers 9:"),
-        ((*PAGED, "--evictions", "random"), "'random'"),
     ],
 }
 

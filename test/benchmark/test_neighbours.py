@@ -10,44 +10,6 @@ POLICY = "xshare:k0=1,add=6"
 SIZES = ["--prompts", "3", "--others", "4", "--prompt", "4", "--tokens", "3"]
 
 
-class FakeServer:
-    """Under a policy the second token of a prompt that begins with an even id is another beside others."""
-
-    def __init__(self, *_, **__):
-        self.policy = None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def post(self, path, body):
-        assert path == "/expert_policy"
-        self.policy = body["policy"]
-
-    def generate(self, prompts, max_new_tokens, ignore_eos):
-        assert ignore_eos
-        changed = self.policy == "xshare" and len(prompts) == 5
-        second = (1 if changed and prompt[0] % 2 == 0 else 0 for prompt in prompts)
-        return [
-            {"output_ids": [prompt[0], other, 9][:max_new_tokens]}
-            for prompt, other in zip(prompts, second, strict=True)
-        ]
-
-
-def test_it_counts_the_answers_that_differ_and_tells_where(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(neighbours, "Server", FakeServer)
-    neighbours.main([POLICY, *SIZES, "--out", str(tmp_path)])
-    points = read_record(tmp_path / "neighbours.json", "neighbours")["points"]
-    assert list(points) == [BASELINE, POLICY]
-    assert points[BASELINE]["first_differences"] == [None] * 3
-    sequences = neighbours.load_sequences(neighbours.TEXTS, neighbours.TRAINED, 4, 2)
-    firsts = sequences.take(sequences.mixing()).tokens[:3, 0].tolist()
-    assert points[POLICY]["first_differences"] == [None if first % 2 else 2 for first in firsts]
-    assert [point["alone_unlike_vanilla"] for point in points.values()] == [0, 0]
-
-
 def test_the_table_has_a_row_a_policy():
     shape = {"prompts": 4, "others": 12, "prompt": 8, "tokens": 16}
     points = {

@@ -7,8 +7,8 @@ import pytest
 from refused import refused
 from sglang_xshare.compatibility.all_to_all import check_model
 from sglang_xshare.compatibility.architectures import ALL_TO_ALL, DISPATCHED
-from sglang_xshare.compatibility.model import check_rows
 from sglang_xshare.compatibility.moe_model import MoeModel
+from sglang_xshare.compatibility.schedule import check_rows
 from sglang_xshare.policies.schedule import build_schedule
 
 

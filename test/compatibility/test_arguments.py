@@ -45,15 +45,15 @@ def test_one_key_replaces_all_published_defaults():
 
 @pytest.mark.parametrize("kind", ["dict", "text", "file"])
 def test_config_is_a_dict_or_text_or_a_file(kind, tmp_path):
-    keys = {"k0": 2, "add": 12, "min_tokens": 4}
-    text = ' {"k0": 2,\n "add": 12, "min_tokens": 4}'
+    keys = {"k0": 2, "add": 12, "min_rows": 4}
+    text = ' {"k0": 2,\n "add": 12, "min_rows": 4}'
     file = tmp_path / "policy.json"
     file.write_text(text)
     schedule = read(
         expert_policy="xshare", expert_policy_config={"dict": keys, "text": text, "file": str(file)}[kind]
     ).schedule
     assert schedule.keys == {"k0": 2, "add": 12}
-    assert schedule.min_tokens == 4
+    assert schedule.min_rows == 4
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_config_is_a_dict_or_text_or_a_file(kind, tmp_path):
     [
         ({"expert_policy": "xshare:k0=2,add=12"}, '{"k0": 2, "add": 12}'),
         ({"expert_policy": 'xshare:{"k0": 2, "add": 12}'}, '{"k0": 2, "add": 12}'),
-        ({"expert_policy": "xshare:k0=2", "expert_policy_config": {"min_tokens": 4}}, '{"k0": 2, "min_tokens": 4}'),
+        ({"expert_policy": "xshare:k0=2", "expert_policy_config": {"min_rows": 4}}, '{"k0": 2, "min_rows": 4}'),
         ({"expert_policy": 'xshare:phases=["decode"]'}, '{"phases": ["decode"]}'),
     ],
 )
@@ -106,7 +106,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "missing key": {"expert_policy": "dynamic-skip"},
     "wrong type": {"expert_policy": "oea", "expert_policy_config": '{"k0": "3"}'},
     "a bool is no integer": {"expert_policy": "xshare", "expert_policy_config": {"add": True}},
-    "vanilla with keys": {"expert_policy": "vanilla", "expert_policy_config": '{"min_tokens": 4}'},
+    "vanilla with keys": {"expert_policy": "vanilla", "expert_policy_config": '{"min_rows": 4}'},
     "config without policy": {"expert_policy_config": '{"k0": 1}'},
     "trace without policy": {"expert_policy_trace": "/tmp/trace"},
     "disagreement without policy": {"expert_policy_on_disagreement": "stop"},

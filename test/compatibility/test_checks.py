@@ -10,19 +10,11 @@ import pytest
 
 from served.release import CPU, make_env, older_releases_take_long
 from sglang_xshare import hooks
-from sglang_xshare.compatibility import checks
+from sglang_xshare.compatibility import checks, setters
 from sglang_xshare.compatibility.arguments import Arguments, read_arguments
-from sglang_xshare.compatibility.checks import (
-    AFFINITY,
-    CHECKS,
-    GIVEN,
-    PLACEMENT,
-    RESOLVED,
-    SETTERS,
-    STAGE,
-    Check,
-    Start,
-)
+from sglang_xshare.compatibility.checks import CHECKS, GIVEN, RESOLVED, Check
+from sglang_xshare.compatibility.setters import set_arguments
+from sglang_xshare.compatibility.start import AFFINITY, PLACEMENT, STAGE, Start
 from sglang_xshare.refusal import ExpertPolicyError
 
 POLICY = SimpleNamespace(expert_policy="xshare")
@@ -35,29 +27,41 @@ def refuse(name):
     return run
 
 
-def find(monkeypatch, server_args, *listed, setters=(), when=(GIVEN,)):
+def find(monkeypatch, server_args, *listed, when=(GIVEN,)):
     """The flags refused by these checks."""
     monkeypatch.setattr(checks, "CHECKS", listed)
-    monkeypatch.setattr(checks, "SETTERS", setters)
     start = Start(server_args)
     return [error.flag for phase in when for error in checks.find_refusals(start, phase)]
 
 
-def test_the_lists_are_whole():
-    names = [check.name for check in (*CHECKS, *SETTERS)]
+def test_the_list_is_whole():
+    names = [check.name for check in CHECKS]
     assert len(set(names)) == len(names)
     phases = [check.when for check in CHECKS]
     assert phases == sorted(phases, key=[GIVEN, RESOLVED].index), "in the order in which a server comes to them"
-    for check in (*CHECKS, *SETTERS):
+    for check in CHECKS:
         assert check.of in (PLACEMENT, STAGE, AFFINITY)
         assert check.after is None or check.after in names, check
 
 
 def test_what_is_set_is_set_after_what_is_given_was_checked(monkeypatch):
-    one, two = (Check(name, GIVEN, STAGE, refuse(name)) for name in ("one", "set"))
-    later = Check("later", RESOLVED, STAGE, refuse("later"))
-    asked = {"setters": (two,), "when": (GIVEN, RESOLVED)}
-    assert find(monkeypatch, POLICY, one, later, **asked) == ["--one", "--set", "--later"]
+    done = []
+    monkeypatch.setattr(setters, "choose_runner", lambda *_: done.append("runner"))
+    monkeypatch.setattr(setters, "set_placement", lambda *_: done.append("placement"))
+    monkeypatch.setattr(checks, "CHECKS", (Check("one", GIVEN, STAGE, lambda start: done.append("one")),))
+    both = SimpleNamespace(expert_policy="xshare", expert_placement="ep")
+    hooks.check_flags(both)
+    assert done == ["one", "placement", "runner"]
+    hooks.check_server(both)
+    assert done == ["one", "placement", "runner"]
+    start = Start(both)
+    start.refused.add("placement")
+    set_arguments(start)
+    assert done[3:] == ["runner"], "`check` goes on after a refusal"
+    monkeypatch.setattr(checks, "CHECKS", (Check("one", GIVEN, STAGE, refuse("one")),))
+    with pytest.raises(hooks.Refused):
+        hooks.check_flags(both)
+    assert done[4:] == []
 
 
 def test_all_that_refuse_are_told_in_order(monkeypatch):
@@ -137,7 +141,7 @@ def test_a_policys_file_is_read_once(pipe, monkeypatch, tmp_path):
     server_args = SimpleNamespace(expert_policy="xshare", expert_policy_config=path)
     names = ("policy", "policy again")
     monkeypatch.setattr(checks, "CHECKS", [check for check in CHECKS if check.name in names])
-    monkeypatch.setattr(checks, "SETTERS", ())
+    monkeypatch.setattr(setters, "choose_runner", lambda *_: None)
     hooks.check_flags(server_args)
     file.write_text('{"k0": 2}')
     hooks.check_server(server_args)

@@ -13,7 +13,7 @@ import pytest
 from refused import refused
 from served.release import CPU, make_env, older_releases_take_long, run_script
 from sglang_xshare.compatibility import expert_placement
-from sglang_xshare.compatibility.expert_placement import check_placement, set_placement
+from sglang_xshare.compatibility.expert_placement import check_division, check_placement, set_placement
 from sglang_xshare.refusal import ExpertPolicyError
 
 FLAG = "--expert-placement"
@@ -98,7 +98,7 @@ REFUSED = [*FLAGS, *MODELS]
 
 def refuse(case: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     if case in FLAGS:
-        set_placement(make_args(folder, **{"expert_placement": "shard", **FLAGS[case]}))
+        check_division(make_args(folder, **{"expert_placement": "shard", **FLAGS[case]}))
     else:
         placement, model = MODELS[case]
         check(monkeypatch, placement, **QWEN3 | model)

@@ -9,10 +9,10 @@ from sglang_xshare.cli import main
 
 @pytest.fixture
 def show(capsys):
-    """Call it with the words after --show for (exit code, plan, what stderr says)."""
+    """Call it with the arguments after --show for (exit code, plan, what stderr says)."""
 
-    def run(*words: str) -> tuple[int, dict[str, object], str]:
-        code = main(["policies", "--show", *words])
+    def run(*given: str) -> tuple[int, dict[str, object], str]:
+        code = main(["policies", "--show", *given])
         said = capsys.readouterr()
         return code, json.loads(said.out or "{}"), said.err
 
@@ -20,7 +20,7 @@ def show(capsys):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "given",
     [
         ["xshare:k0=2,mass=0.5"],
         ['xshare:{"k0": 2, "mass": 0.5}'],
@@ -29,8 +29,8 @@ def show(capsys):
         ["xshare:k0=2", '{"mass": 0.5}'],
     ],
 )
-def test_every_spelling_of_a_policy_shows_every_key(words, show):
-    code, plan, said = show(*words)
+def test_every_spelling_of_a_policy_shows_every_key(given, show):
+    code, plan, said = show(*given)
     assert (code, said) == (0, "")
     assert plan == {
         **{"policy": "xshare", "k0": 2, "p": 1.0, "utility": "topk", "add": 0, "add_per_request": 0, "mass": 0.5},
@@ -40,10 +40,17 @@ def test_every_spelling_of_a_policy_shows_every_key(words, show):
             "free_residents": None,
             "own_share": 0.0,
             "phases": ["decode", "verify"],
-            "min_tokens": 2,
+            "min_rows": 2,
         },
-        **{"max_tokens": None, "rows": "batch", "exact": None, "overrides": []},
+        **{"max_rows": None, "rows": "batch", "exact": None, "overrides": []},
     }
+
+
+@pytest.mark.parametrize("policy", ["xshare:min_tokens=4", 'observe {"plans": ["xshare:min_tokens=4"]}'])
+def test_a_former_name_is_warned_of(policy, show):
+    code, plan, said = show(policy)
+    assert (code, plan.get("min_rows", plan.get("plans", {}).get("xshare:min_tokens=4", {}).get("min_rows"))) == (0, 4)
+    assert said == "warning: min_tokens is now min_rows; the former name is still accepted\n"
 
 
 def test_defaults_are_those_of_a_server_that_speculates(show):
@@ -56,18 +63,18 @@ def test_vanilla_has_nothing_to_show(show):
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("given", "line"),
     [
         (["xshere"], "--expert-policy xshere: policy = 'xshere':"),
         (["xshare", "{"], "--expert-policy-config {:"),
         (["xshare", "k0=1"], "--expert-policy-config k0=1:"),
-        (["a", "b", "c"], "--show a b c: 3 words"),
-        ([], "--show: 0 words"),
+        (["a", "b", "c"], "--show a b c: 3 arguments"),
+        ([], "--show: 0 arguments"),
         ([""], "--expert-policy : policy = '':"),
     ],
 )
-def test_what_a_server_refuses_is_refused_in_one_line(words, line, show):
-    code, plan, said = show(*words)
+def test_what_a_server_refuses_is_refused_in_one_line(given, line, show):
+    code, plan, said = show(*given)
     assert (code, plan) == (1, {})
     assert len(said.splitlines()) == 1
     assert said.startswith(f"policies: {line}")

@@ -44,6 +44,11 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class Parse:
+    """SGLang's own parser takes its flags, and ours the policy: its model is too large to be here."""
+
+
+@dataclass(frozen=True)
 class Same:
     """It is what a verb of make runs last, which another entry runs."""
 
@@ -96,7 +101,24 @@ SERVED_EVALUATION = Elsewhere(
     "test/benchmark/evaluation/test_served.py", "it installs the harness first; other tasks than ours need the network"
 )
 
-RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
+MODELS = """
+Qwen/Qwen3-235B-A22B --tp 8 --expert-policy xshare
+Qwen/Qwen3-Next-80B-A3B-Instruct --tp 4 --expert-policy xshare
+Qwen/Qwen1.5-MoE-A2.7B-Chat --expert-policy xshare
+deepseek-ai/DeepSeek-V3 --tp 8 --expert-policy xshare
+moonshotai/Kimi-K2-Instruct --tp 16 --trust-remote-code --expert-policy xshare
+zai-org/GLM-4.6 --tp 8 --expert-policy xshare
+MiniMaxAI/MiniMax-M2 --tp 4 --trust-remote-code --expert-policy xshare
+openai/gpt-oss-120b --expert-policy xshare
+allenai/OLMoE-1B-7B-0924-Instruct --expert-policy xshare
+ibm-granite/granite-3.1-3b-a800m-instruct --expert-policy xshare:k0=1,add=16
+baidu/ERNIE-4.5-21B-A3B-PT --expert-policy xshare
+mistralai/Mixtral-8x7B-Instruct-v0.1 --tp 2 --expert-policy xshare:k0=1,add=4
+"""
+"""A family each, and how the guide starts it."""
+
+RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
+    **{f"sglang serve --model-path {one} --enable-metrics": Parse() for one in MODELS.split("\n") if one},
     # install, upgrade, leave
     "pip install ./python": Run(more="--no-deps --target {scratch}", is_long=True),
     "pip install --upgrade ./python": Run(more="--no-deps --target {scratch}", is_long=True),
@@ -115,8 +137,8 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "sglang-xshare check --model DIR --gpu h100 --batch 16 --expert-policy xshare --compare oea:k0=3": Run(
         {"DIR": TINY}, shows="served"
     ),
-    "sglang-xshare check --model DIR --gpu rtx4090 --batch 16 --resident 32 --link 25"
-    f" --expert-policy {PREFERRED}": Run({"DIR": TINY}, shows="ESTIMATE at 25 GB/s"),
+    "sglang-xshare check --model DIR --gpu rtx4090 --batch 16 --enable-paged-experts --paged-experts-num-resident 32"
+    f" --expert-policy {PREFERRED}": Run({"DIR": TINY}, shows="a link of 25 GB/s"),
     "python examples/affinity_router.py --router http://localhost:30001 --table FILE --model DIR": Elsewhere(
         "test/affinity/test_router.py", "SGLang's router is a package of its own"
     ),
@@ -191,6 +213,7 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
     "make help": Run(shows="test-long"),
     "make venv": Elsewhere("test/scripts/test_make_venv.py", "it makes the environment that runs the tests"),
     "make patch": Run(more="--target {tree}", shows="applied"),
+    "python -m scripts.reference": Run(more="--check"),
     "make lint": Run(shows="patches looked at", is_long=True),
     "make test": Run(more="-q --collect-only", shows="tests collected", is_long=True),  # this test is one of them
     "make test-long": Elsewhere("test/scripts/test_test_long.py", WHOLE),
@@ -249,13 +272,14 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
         is_long=True,
     ),
     "python -m benchmark.paged": Run(
-        more=f"{PREFERRED} --per-domain 4 --prompt 16 --steps 8 --rows 4 --slots 16 --out {{scratch}}", shows="Record: "
+        more=f"{PREFERRED} --per-domain 4 --prompt 16 --steps 8 --batch 4 --slots 16 --out {{scratch}}",
+        shows="Record: ",
     ),
     "python -m benchmark.paged.live": Run(
         more=f"{PREFERRED} --model {TINY} {ROUND} {LOSS}", shows="Record: ", is_long=True
     ),
     "python -m benchmark.balance": BALANCE,
-    "python -m benchmark.balance vanilla xshare:k0=1,target_per_rank=5 --rows 32": BALANCE,
+    "python -m benchmark.balance vanilla xshare:k0=1,target_per_rank=5 --batch 32": BALANCE,
     "python -m benchmark.balance.live": Elsewhere(
         "test/benchmark/balance/test_live.py", "that asks for two ranks and less text"
     ),
@@ -265,7 +289,7 @@ RUNS: dict[str, Run | Serve | Ask | Same | Elsewhere] = {
         is_long=True,
     ),
     "python -m benchmark.cost.ranks": Run(
-        more="--experts 8 --active 4 8 --rows 8 --rounds 1 --hidden 16 --width 32 --out {scratch}", shows="Record: "
+        more="--experts 8 --active 4 8 --batch 8 --rounds 1 --hidden 16 --width 32 --out {scratch}", shows="Record: "
     ),
     "python -m benchmark.neighbours": Run(
         more="--prompts 2 --others 3 --prompt 8 --tokens 4 --out {scratch}", shows="Record: ", is_long=True

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,8 +18,9 @@ import pytest
 from benchmark.common.paths import ROOT, TRAINED
 from benchmark.common.server import Server, has_gpu
 from docs.documents import Command, list_commands
-from docs.runs import NO_GPU, RUNS, Ask, Run, Same, Serve
+from docs.runs import NO_GPU, RUNS, Ask, Parse, Run, Same, Serve
 from served.release import LATEST
+from sglang_xshare.compatibility.arguments import read_arguments
 
 BIN = Path(sys.executable).parent
 PROMPTS = ["Q: 55+74 A:", "def read(", "#include <", "The "]
@@ -68,6 +71,19 @@ def test_a_command_is_what_the_verb_runs(text: str) -> None:
     run = RUNS[text]
     assert isinstance(run, Same)
     assert last_line_of_make(run.verb).rpartition("/bin/")[2].split() == text.split()
+
+
+@pytest.mark.parametrize("text", [text for text, run in RUNS.items() if isinstance(run, Parse)])
+def test_flags_are_sglangs_and_ours(text: str) -> None:
+    from sglang.srt.server_args import ServerArgs
+
+    program, verb, *flags = shlex.split(text)
+    assert (program, verb) == ("sglang", "serve")
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    ServerArgs.add_cli_args(parser)
+    arguments = read_arguments(parser.parse_args(flags))
+    assert arguments is not None
+    assert arguments.schedule is not None
 
 
 @pytest.mark.parametrize("command", mark(Serve))

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from benchmark.common.paths import ROOT
-from fake_gpu.test_paged import NEEDS_PAGING
+from fake_gpu.checks import NEEDS_PAGING
 
 CHECKS = ("patch", "nvcc", "cc", "compilation-32", "compilation-128", "imports", "eagle3")
 WALKS = {

@@ -8,16 +8,10 @@ import pytest
 import requests
 
 from benchmark.common.paths import TRAINED
-from benchmark.gpu.models import PAGED_SINCE
 from benchmark.gpu.weights import write_weights
+from fake_gpu.checks import NEEDS_PAGING, check, check_records, count_steps
 from fake_gpu.models import write_model
-from fake_gpu.test_served_values import check_records
-from fake_gpu.test_servers import check, count_steps
-from sglang_xshare.patching.tree import find_tree
-from sglang_xshare.upstream.release import is_since
 
-PAGES = is_since(find_tree().release, PAGED_SINCE)
-NEEDS_PAGING = pytest.mark.skipif(not PAGES, reason=f"SGLang pages experts from {PAGED_SINCE} on")
 pytestmark = NEEDS_PAGING
 LAYERS = 4
 PAGED = ("--enable-paged-experts", "--paged-experts-num-resident", "32")

@@ -6,14 +6,11 @@ import json
 from time import sleep
 
 import pytest
-import torch
 
-from fake_gpu.test_servers import check
-from sglang_xshare import Batch, Router, build_plan, select
+from fake_gpu.checks import SUMS, check, check_records
 
-LAYERS, TOP_K = 2, 4
+LAYERS = 2
 SMALL = ("qwen3-moe-small", "--cuda-graph-bs-decode", "1", "4", "--disable-prefill-cuda-graph")
-SUMS = ("layer_steps", "experts_before", "experts_after", "rows", "exact_rows", "kept_mass")
 PLANS = {"xshare": {"k0": 1, "add": 3}, "oea": {"k0": 2}}
 
 
@@ -33,35 +30,6 @@ def serve_values(serve, tmp_path):
         return records
 
     return start, read
-
-
-def expect(record, policy, keys):
-    """The reference's answer to a record's logits."""
-    valid, exact = (record[name] and torch.tensor(record[name]) for name in ("valid", "exact"))
-    batch = Batch(None if valid is None else valid, exact=exact)
-    plan = build_plan(policy, **keys)
-    return select(torch.tensor(record["logits"]), plan, Router(TOP_K), batch, backend="reference")
-
-
-def check_records(records, policy, keys):
-    """Every row has the reference's experts. Returns the sums that a server counts."""
-    sums = dict.fromkeys(SUMS, 0)
-    for record in records:
-        wanted = expect(record, policy, keys)
-        assert record["active"] == wanted.active.tolist()
-        live = record["valid"] or [True] * len(record["logits"])
-        for row in (row for row, is_live in enumerate(live) if is_live):
-            pairs = zip(record["ids"][row], record["weights"][row], strict=True)
-            found = {expert: weight for expert, weight in pairs if weight > 0}
-            own = zip(wanted.topk_ids[row].tolist(), wanted.topk_weights[row].tolist(), strict=True)
-            assert found == pytest.approx({expert: weight for expert, weight in own if expert >= 0}, rel=1e-4)
-        sums["layer_steps"] += 1
-        sums["experts_before"] += int(wanted.vanilla_active.sum())
-        sums["experts_after"] += int(wanted.active.sum())
-        sums["rows"] += sum(live)
-        sums["exact_rows"] += sum(a and b for a, b in zip(live, record["exact"] or (), strict=False))
-        sums["kept_mass"] += float(wanted.kept_mass.sum())
-    return sums
 
 
 def read_counts(server):

@@ -9,34 +9,12 @@ import json
 import pytest
 
 from benchmark.common.paths import TRAINED
+from fake_gpu.checks import check, count_steps
 from fake_gpu.server import ONE_POOL
 
 XSHARE = ("--expert-policy", "xshare", "--expert-policy-config", '{"k0": 1, "add": 4}')
 GRAPHS = ("--cuda-graph-bs-decode", "1", "4", "8", "--disable-prefill-cuda-graph")
 LAYERS = {"qwen3-moe": 3, "gpt-oss": 4, "deepseek-v3": 2}
-MAY_WAIT = {"attach", "report", "publish", "handle"}
-"""Our calls that start, that read counters, now and then, or that switch between two steps."""
-SELECT = {"choose", "prepare", "route"}
-"""Those that copy a plan's numbers to the device, the first time that a layer has a size."""
-
-
-def check(server, layers=None, sizes=3):
-    """Nothing was forbidden, and each graph of two rows or more selects once in each of so many layers, which have had
-    steps of so many sizes.
-    """
-    assert server.process.poll() is None
-    assert server.find_violations() == []
-    waits = server.find_waits()
-    assert set(waits) <= MAY_WAIT | SELECT, waits
-    assert layers is None or sum(waits[name] for name in SELECT) <= sizes * layers, waits
-    selecting = [kernels["select_kernel"] for kernels in server.read_captures() if kernels["select_kernel"]]
-    if layers is not None:
-        assert set(selecting) == ({layers} if layers else set()), selecting
-
-
-def count_steps(metas):
-    """{(steps with the policy, all of them)} of requests' last messages."""
-    return {(meta["expert_policy"]["steps"], meta["expert_policy"]["of"]) for meta in metas}
 
 
 @pytest.mark.parametrize("model", LAYERS)

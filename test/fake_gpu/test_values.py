@@ -29,8 +29,8 @@ else:
     from sglang_xshare.stage.paged import SlotsExceeded
     from sglang_xshare.upstream.batches import Batches
     from stage.fake import EXPERTS, TOP_K, Model, forward_batch
+    from stage.paged_model import SLOTS, PagedModel, put
     from stage.test_exact import SCHEDULER, Req, batch_of
-    from stage.test_paging import SLOTS, PagedModel, put
 
     ROWS = 8
     REPORTER = SimpleNamespace(

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from grafana.monitoring import ALERTS, PROMETHEUS, find_groups, find_metrics, list_panels, read_dashboard, read_rules
 from scripts.fetch_release import fetch_release
 from served.release import LATEST, OLDER
-from sglang_xshare.stage.evidence.metrics import OUTCOMES
+from sglang_xshare.stage.evidence.interval import OUTCOMES
 
 EXPORT = """
 from prometheus_client import generate_latest
@@ -25,7 +25,7 @@ from sglang_xshare.affinity.decision import Decision, REASONS
 from sglang_xshare.stage.evidence.agreement import Compared
 from sglang_xshare.stage.evidence.balance import RankLoad
 from sglang_xshare.stage.evidence.figures import Exporter, InForce
-from sglang_xshare.stage.evidence.metrics import OUTCOMES, Interval
+from sglang_xshare.stage.evidence.interval import OUTCOMES, Interval
 from sglang_xshare.stage.evidence.observe import Observed
 labels = {"model_name": "m"}
 interval = Interval(1, 2, 1, 1.0, 1, 0, dict.fromkeys(OUTCOMES, 1), 1, 2, 1)
@@ -122,7 +122,7 @@ GOOD = [
     series("expert_policy_rescued_rows_total", "0+0x180"),
     series("expert_policy_steps_total", "0+100x180", outcome="policy"),
     series("expert_policy_steps_total", "0+20x180", outcome="prefill"),
-    series("expert_policy_steps_total", "0+10x180", outcome="min_tokens"),
+    series("expert_policy_steps_total", "0+10x180", outcome="min_rows"),
     series("expert_policy_steps_total", "0+0x180", outcome="no_context"),
     series("expert_policy_rank_disagreements_total", "0+0x180"),
     series("expert_policy_info", "1+0x180", policy="xshare", plan_hash="1"),

@@ -13,7 +13,7 @@ from sglang_xshare.live.control import ADDED, NO_STAGE, Control
 from sglang_xshare.policies import list_policies
 from sglang_xshare.policies.keys import as_json
 from sglang_xshare.stage.layer import Assignment
-from sglang_xshare.stage.step import Size
+from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, make_reporter, run
 
@@ -103,7 +103,7 @@ WHOLE: list[dict[str, Any]] = [
         "k0": 1,
         "mass": 0.5,
         "layers": {"0-1": {"k0": 2}},
-        "by_batch": {"2-4": {"policy": "vanilla"}},
+        "by_rows": {"2-4": {"policy": "vanilla"}},
     },
 ]
 
@@ -118,6 +118,12 @@ def test_what_get_tells_can_be_posted_back(keys, control):
     again = asked.post(asked.get(), REPORTER)
     assert again["in_force"] == told["in_force"]
     assert (told["switches"], again["switches"]) == (1, 2)
+
+
+def test_a_former_name_of_a_key_is_answered_with_a_warning(control):
+    told = control().post({"policy": "xshare", "min_tokens": 4}, REPORTER)
+    assert told["min_rows"] == told["in_force"]["min_rows"] == 4
+    assert any("min_tokens is now min_rows" in warning for warning in told["warnings"])
 
 
 def test_a_switch_may_name_the_number_that_it_follows(control):
@@ -145,7 +151,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"policy": "xshare", "add_per_request": 4}, "add_per_request = 4"),
     ({"policy": "moe-spec", "budget": 4}, "moe-spec without speculative decoding"),
     ({"policy": "xshare", "layers": {"7": {"k0": 2}}}, "layers 7"),
-    ({"policy": "xshare", "min_tokens": 17}, "no batch would have min_tokens = 17 rows"),
+    ({"policy": "xshare", "min_rows": 17}, "no batch would have min_rows = 17 rows"),
     ({"policy": "xshare", "recapture": True}, "recapture = true"),
 ]
 
@@ -194,10 +200,10 @@ def test_what_a_loaded_layers_runner_cannot_follow_is_refused(control):
     assert asked.post({"policy": "oea", "kmax": TOP_K}, REPORTER)["switches"] == 1
 
 
-def test_warnings_are_those_of_a_start(control):
-    told = control().post({"policy": "xshare", "add": EXPERTS}, REPORTER)
-    (warning,) = told["warnings"]
-    assert warning.endswith(f"never drops one of {EXPERTS} experts; with add below {EXPERTS - 1} it can")
+def test_warnings_are_those_of_a_start(control, monkeypatch):
+    asked = control()
+    monkeypatch.setattr("sglang_xshare.live.control.check_schedule", lambda *_: ([], ["of few slots"]))
+    assert asked.post({"policy": "xshare", "add": 2}, REPORTER)["warnings"] == ["of few slots"]
 
 
 def test_a_rule_of_exact_requests_is_not_lost_without_a_word(control):
@@ -211,7 +217,7 @@ def test_a_rule_of_exact_requests_is_not_lost_without_a_word(control):
 
 def test_what_graphs_cannot_follow_is_refused_with_the_way_out(control):
     asked = control()
-    asked.stage.graphs._captured[asked.stage.layers[0], Size("decode", 2)] = Assignment()
+    asked.stage.graphs._captured[asked.stage.layers[0], StepKey("decode", 2)] = Assignment()
     with pytest.raises(ValueError, match=r"^CUDA graphs of 2 rows .*; a server started with this policy has them$"):
         asked.post({"policy": "xshare", "add": 1}, REPORTER)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from policies.test_xshare import logits_of
+from policies.batches import logits_of
 from sglang_xshare import Router, build_plan, select
 
 BATCH = logits_of([8, 4, 2, 1, 1], [1, 3, 1, 9, 2])

@@ -19,8 +19,8 @@ XSHARE = {
     **{"mass": None, "target_per_rank": None, "balance": "literal", "free_residents": None, "own_share": 0.0},
     **{
         "phases": ["decode", "verify"],
-        "min_tokens": 2,
-        "max_tokens": None,
+        "min_rows": 2,
+        "max_rows": None,
         "rows": "batch",
         "exact": None,
         "overrides": [],
@@ -30,7 +30,7 @@ XSHARE = {
 
 def test_every_key_has_its_value():
     assert describe(build()) == XSHARE
-    assert describe(build(mass=0.5, min_tokens=4)) == XSHARE | {"mass": 0.5, "add": 0, "min_tokens": 4}
+    assert describe(build(mass=0.5, min_rows=4)) == XSHARE | {"mass": 0.5, "add": 0, "min_rows": 4}
     assert describe(build(speculative=True)) == XSHARE | {"add": 0, "add_per_request": 4}
 
 
@@ -45,7 +45,7 @@ def test_every_policy_is_described_with_all_of_its_keys(policy):
     required = {"dynamic-skip": {"beta": 0.1}, "lynx-lat": {"drop": 2}, "lynx-acc": {"confidence": 0.2}}
     required |= {"moe-spec": {"budget": 8}, "custom": {"k0": 1}}
     described = describe(build(policy.name, speculative=True, **required.get(policy.name, {})))
-    assert set(described) == {"policy", *policy.keys, *COMMON_KEYS, "overrides"} - {"layers", "by_batch"}
+    assert set(described) == {"policy", *policy.keys, *COMMON_KEYS, "overrides"} - {"layers", "by_rows"}
     json.dumps(described)
 
 
@@ -59,16 +59,16 @@ def test_overrides_name_their_place_and_what_changes():
     schedule = build(
         k0=1,
         add=24,
-        by_batch={"2-8": {"add": 30}, "4": {"add": 24}},
+        by_rows={"2-8": {"add": 30}, "4": {"add": 24}},
         layers={"0": {"policy": "vanilla"}, "2-3": {"mass": 0.5}, "5": {"policy": "oea"}, "6": {"k0": 1}},
     )
     assert describe(schedule)["overrides"] == [
-        {"by_batch": "2-3", "add": 30},
-        {"by_batch": "5-8", "add": 30},
+        {"by_rows": "2-3", "add": 30},
+        {"by_rows": "5-8", "add": 30},
         {"layers": "0", "policy": "vanilla"},
         {"layers": "2-3", "mass": 0.5},
-        {"layers": "2-3", "by_batch": "2-3", "add": 30, "mass": 0.5},
-        {"layers": "2-3", "by_batch": "5-8", "add": 30, "mass": 0.5},
+        {"layers": "2-3", "by_rows": "2-3", "add": 30, "mass": 0.5},
+        {"layers": "2-3", "by_rows": "5-8", "add": 30, "mass": 0.5},
         {
             "layers": "5",
             "policy": "oea",
@@ -102,9 +102,9 @@ def ranges(lowest: int) -> st.SearchStrategy[dict[str, dict[str, Any]]]:
 
 @settings(deadline=None)
 @given(KEYS, ranges(0), ranges(2))
-def test_read_by_its_rule_it_is_the_schedule(keys, layers, by_batch):
+def test_read_by_its_rule_it_is_the_schedule(keys, layers, by_rows):
     try:
-        schedule = build(**keys, layers=layers, by_batch=by_batch)
+        schedule = build(**keys, layers=layers, by_rows=by_rows)
     except ValueError:  # such as a key of xshare on top of oea
         reject()
     described = json.loads(json.dumps(describe(schedule)))
@@ -115,11 +115,11 @@ def test_read_by_its_rule_it_is_the_schedule(keys, layers, by_batch):
 
 def read(described: dict[str, Any], layer: int, rows: int) -> SelectionPlan | None:
     """The plan that a description gives to a layer and a batch size."""
-    common = {"phases", "min_tokens", "max_tokens", "rows", "exact", "overrides"}
+    common = {"phases", "min_rows", "max_rows", "rows", "exact", "overrides"}
     keys = base = {name: value for name, value in described.items() if name not in common}
     for override in described["overrides"]:
-        if covers(override.get("layers"), layer) and covers(override.get("by_batch"), rows):
-            changed = {name: value for name, value in override.items() if name not in ("layers", "by_batch")}
+        if covers(override.get("layers"), layer) and covers(override.get("by_rows"), rows):
+            changed = {name: value for name, value in override.items() if name not in ("layers", "by_rows")}
             keys = changed if "policy" in changed else {**base, **changed}
     return None if keys["policy"] == "vanilla" else build_plan(keys)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from policies.test_xshare import logits_of
+from policies.batches import logits_of
 from sglang_xshare import Router, build_plan, select
 
 # Top-2 votes: expert 0 three times, 1 twice, 2, 3 and 4 once each. Expert 5 scores nothing.

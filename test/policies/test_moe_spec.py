@@ -2,8 +2,8 @@
 
 import pytest
 
-from policies.test_xshare import BATCH as SHARES
-from policies.test_xshare import logits_of
+from policies.batches import BATCH as SHARES
+from policies.batches import logits_of
 from sglang_xshare import Batch, Router, build_plan, select
 
 # Sums of the scores: 9, 7, 6, 10, 5, 3 (of 40). Top-2: rows 0 and 1: 0, 1; row 2: 3, 2; row 3: 3, 4.

@@ -7,7 +7,7 @@ from sglang_xshare.policies import VANILLA
 from sglang_xshare.policies.description import describe
 from sglang_xshare.policies.schedule import build_schedule
 
-XSHARE, OEA = "xshare:k0=1,add=4,min_tokens=4", {"policy": "oea", "k0": 3, "layers": {"1": {"policy": "vanilla"}}}
+XSHARE, OEA = "xshare:k0=1,add=4,min_rows=4", {"policy": "oea", "k0": 3, "layers": {"1": {"policy": "vanilla"}}}
 SPELT = '{"policy": "oea", "k0": 3, "layers": {"1": {"policy": "vanilla"}}}'
 
 
@@ -30,7 +30,7 @@ def test_every_plan_applies_where_a_server_of_its_own_would_apply_it():
 
 def test_it_is_described_by_its_plans():
     schedule = build_schedule("observe", {"plans": [XSHARE]}, speculative=False)
-    alone = build_schedule("xshare", {"k0": 1, "add": 4, "min_tokens": 4}, speculative=False)
+    alone = build_schedule("xshare", {"k0": 1, "add": 4, "min_rows": 4}, speculative=False)
     assert describe(schedule, 8) == {"policy": "observe", "plans": {XSHARE: describe(alone, 8)}}
 
 
@@ -40,7 +40,7 @@ def test_it_is_described_by_its_plans():
         ({"plans": []}, r"^plans = \[\]: "),
         ({"plans": "xshare"}, r"^plans = 'xshare': "),
         ({"plan": ["xshare"]}, r'^plan = \["xshare"\]: '),
-        ({"min_tokens": 4}, r"^min_tokens = 4: "),
+        ({"min_rows": 4}, r"^min_rows = 4: "),
         ({"plans": ["xshere"]}, r"^plans: xshere: policy = 'xshere': "),
         ({"plans": ["xshare:ad=3"]}, r"^plans: xshare:ad=3: ad = 3: "),
         ({"plans": ["vanilla"]}, r"^plans: vanilla: "),
@@ -57,6 +57,6 @@ def test_bad_plans_are_named(config, error):
 
 
 def test_it_is_no_override():
-    for key in ("layers", "by_batch"):
+    for key in ("layers", "by_rows"):
         with pytest.raises(ValueError, match=f"^{key} '2': observe: "):
             build_schedule("xshare", {key: {"2": {"policy": "observe"}}}, speculative=False)

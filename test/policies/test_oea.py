@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from policies.test_xshare import logits_of
+from policies.batches import logits_of
 from sglang_xshare import Router, build_plan, select
 
 # Rankings: row 0: 0 1 2 3 4 5; row 1: 5 4 3 2 1 0; row 2: 2 0 1 3 4 5.

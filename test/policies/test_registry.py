@@ -9,7 +9,7 @@ import pytest
 from refused import read_refusal
 from sglang_xshare import Router, build_plan
 from sglang_xshare.cli import main
-from sglang_xshare.policies import get_policy, list_policies, registry
+from sglang_xshare.policies import bounds, get_policy, list_policies, registry
 from sglang_xshare.policies.plan import KEYS, SelectionPlan
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.policies.table import format_json
@@ -59,7 +59,7 @@ def test_what_papers_recommend_can_be_built():
     for policy, setting in settings:
         plan = policy.build(setting.keys)
         plan.check(Router(8), 128, ranks=8)
-        assert plan.can_drop(Router(8), 128), (policy.name, setting)
+        assert bounds.can_drop(plan, Router(8), 128), (policy.name, setting)
         assert setting.result
 
 
@@ -78,22 +78,22 @@ def test_the_table_lists_everything(capsys):
 def test_the_keys_of_every_policy_are_listed_with_range_and_default(capsys):
     assert main(["policies", "oea"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    for name, default in (("phases", "the"), ("min_tokens", "2"), ("max_tokens", "null"), ("layers", "{}")):
+    for name, default in (("phases", "the"), ("min_rows", "2"), ("max_rows", "null"), ("layers", "{}")):
         assert [row for row in rows if row[:2] == [name, default]], name
     assert main(["policies", "vanilla", "oea", "moe-spec", "--json"]) == 0
     vanilla, oea, moe_spec = json.loads(capsys.readouterr().out)
     assert vanilla["common_keys"] == {}
     assert list(oea["common_keys"]) == [
         "phases",
-        "min_tokens",
-        "max_tokens",
+        "min_rows",
+        "max_rows",
         "rows",
         "exact",
         "layers",
-        "by_batch",
+        "by_rows",
     ]
     assert all(key["meaning"] for key in oea["common_keys"].values())
-    assert oea["common_keys"]["min_tokens"]["allowed"] == "an integer of at least 1"
+    assert oea["common_keys"]["min_rows"]["allowed"] == "an integer of at least 1"
     assert [policy["common_keys"]["phases"]["default"] for policy in (oea, moe_spec)] == [
         ["decode", "verify"],
         ["verify"],
@@ -104,9 +104,9 @@ def test_listed_defaults_are_the_schedules():
     common = json.loads(format_json([get_policy("oea")]))[0]["common_keys"]
     schedule = build_schedule("oea", {}, speculative=True)
     listed = {name: key["default"] for name, key in common.items()}
-    assert (listed["min_tokens"], listed["max_tokens"]) == (schedule.min_tokens, schedule.max_tokens)
+    assert (listed["min_rows"], listed["max_rows"]) == (schedule.min_rows, schedule.max_rows)
     assert tuple(listed["phases"]) == schedule.phases
-    assert build_schedule("oea", {"layers": {}, "by_batch": {}}, speculative=True).plans() == schedule.plans()
+    assert build_schedule("oea", {"layers": {}, "by_rows": {}}, speculative=True).plans() == schedule.plans()
 
 
 def test_the_json_can_be_read_back(capsys):

@@ -22,18 +22,29 @@ def test_vanilla_has_no_schedule():
 
 def test_a_batch_of_one_row_is_vanilla_by_default():
     schedule = build()
-    assert schedule.reason_to_skip("decode", 1) == "min_tokens"
+    assert schedule.reason_to_skip("decode", 1) == "min_rows"
     assert schedule.reason_to_skip("decode", 2) is None
 
 
 def test_batch_size_limits_are_closed():
-    schedule = build(min_tokens=4, max_tokens=16)
+    schedule = build(min_rows=4, max_rows=16)
     reasons = [schedule.reason_to_skip("decode", rows) for rows in (3, 4, 16, 17)]
-    assert reasons == ["min_tokens", None, None, "max_tokens"]
+    assert reasons == ["min_rows", None, None, "max_rows"]
 
 
-def test_min_tokens_of_one_lets_a_single_row_in():
-    assert build(min_tokens=1).reason_to_skip("decode", 1) is None
+def test_min_rows_of_one_lets_a_single_row_in():
+    assert build(min_rows=1).reason_to_skip("decode", 1) is None
+
+
+def test_a_former_name_is_the_key_with_one_warning():
+    former = build(min_tokens=4, max_tokens=16, by_batch={"4": {"k0": 2}})
+    present = build(min_rows=4, max_rows=16, by_rows={"4": {"k0": 2}})
+    assert (former.min_rows, former.max_rows, former.by_rows) == (4, 16, present.by_rows)
+    assert former.given == present.given
+    (warning,) = former.warnings
+    renamed = "min_tokens is now min_rows, max_tokens is now max_rows, by_batch is now by_rows"
+    assert warning == f"{renamed}; the former name is still accepted"
+    assert present.warnings == []
 
 
 def test_phases_default_to_decode_and_verify():
@@ -52,7 +63,7 @@ def test_later_overrides_win_and_layers_win_over_batch_sizes():
     schedule = build(
         k0=1,
         add=24,
-        by_batch={"2-8": {"add": 30, "k0": 2}, "4": {"add": 40}},
+        by_rows={"2-8": {"add": 30, "k0": 2}, "4": {"add": 40}},
         layers={"0-1": {"k0": 3}, "1": {"k0": 4}},
     )
     assert schedule.plan(2, 16) == build_plan("xshare", k0=1, add=24)
@@ -70,12 +81,12 @@ def test_override_may_name_another_policy_which_starts_from_its_own_defaults():
 
 
 def test_override_of_the_same_policy_keeps_the_other_keys():
-    schedule = build(k0=2, add=12, by_batch={"16": {"policy": "xshare", "add": 6}})
+    schedule = build(k0=2, add=12, by_rows={"16": {"policy": "xshare", "add": 6}})
     assert schedule.plan(0, 16) == build_plan("xshare", k0=2, add=6)
 
 
 def test_plans_finds_every_combination():
-    schedule = build(k0=1, add=24, by_batch={"4-8": {"add": 8}}, layers={"1-2": {"k0": 2}})
+    schedule = build(k0=1, add=24, by_rows={"4-8": {"add": 8}}, layers={"1-2": {"k0": 2}})
     wanted = {build_plan("xshare", k0=k0, add=add) for k0 in (1, 2) for add in (8, 24)}
     assert set(schedule.plans()) == wanted
     assert set(schedule.plans(range(4))) == wanted
@@ -88,10 +99,11 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "unknown phase": ("xshare", False, {"phases": ["prefill"]}),
     "verify without speculation": ("xshare", False, {"phases": ["verify"]}),
     "decode with speculation": ("xshare", True, {"phases": ["decode"]}),
-    "min_tokens is text": ("xshare", False, {"min_tokens": "2"}),
-    "min_tokens is zero": ("xshare", False, {"min_tokens": 0}),
-    "max_tokens is a bool": ("xshare", False, {"max_tokens": True}),
-    "max_tokens is null": ("xshare", False, {"max_tokens": None}),
+    "min_rows is text": ("xshare", False, {"min_rows": "2"}),
+    "min_rows is zero": ("xshare", False, {"min_rows": 0}),
+    "max_rows is a bool": ("xshare", False, {"max_rows": True}),
+    "max_rows is null": ("xshare", False, {"max_rows": None}),
+    "a key by both its names": ("xshare", False, {"max_tokens": 8, "max_rows": 8}),
     "rows of one request": ("xshare", False, {"rows": "request"}),
     "exact is a word": ("xshare", False, {"exact": "default"}),
     "exact of nothing": ("xshare", False, {"exact": {}}),
@@ -108,39 +120,39 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any]]] = {
         False,
         {"plans": ["xshare:k0=1,add=8,rows=rank"]},
     ),
-    "max below min": ("xshare", False, {"min_tokens": 8, "max_tokens": 4}),
-    "max below the default min": ("xshare", False, {"max_tokens": 1}),
+    "max below min": ("xshare", False, {"min_rows": 8, "max_rows": 4}),
+    "max below the default min": ("xshare", False, {"max_rows": 1}),
     "layers is a list": ("xshare", False, {"layers": [0]}),
     "layer is no number": ("xshare", False, {"layers": {"first": {}}}),
     "range runs backwards": ("xshare", False, {"layers": {"3-1": {}}}),
-    "batch of no row": ("xshare", False, {"by_batch": {"0": {"k0": 2}}}),
-    "batch the policy never sees": ("xshare", False, {"by_batch": {"1": {"k0": 2}}}),
-    "batch above max_tokens": ("xshare", False, {"max_tokens": 8, "by_batch": {"9-12": {"k0": 2}}}),
+    "batch of no row": ("xshare", False, {"by_rows": {"0": {"k0": 2}}}),
+    "batch the policy never sees": ("xshare", False, {"by_rows": {"1": {"k0": 2}}}),
+    "batch above max_rows": ("xshare", False, {"max_rows": 8, "by_rows": {"9-12": {"k0": 2}}}),
     "override is no object": ("xshare", False, {"layers": {"0": 2}}),
     "override holds a common key": (
         "xshare",
         False,
-        {"layers": {"0": {"min_tokens": 4}}},
+        {"layers": {"0": {"min_rows": 4}}},
     ),
     "no expert at all": ("custom", False, {}),
     "no expert at one batch size": (
         "xshare",
         False,
-        {"k0": 0, "add": 8, "by_batch": {"4": {"add": 0}}},
+        {"k0": 0, "add": 8, "by_rows": {"4": {"add": 0}}},
     ),
     "override holds a wrong value": ("xshare", False, {"layers": {"7": {"k0": -1}}}),
-    "override holds a wrong key between two sizes": ("xshare", False, {"by_batch": {"6-8": {"kmax": 4}}}),
+    "override holds a wrong key between two sizes": ("xshare", False, {"by_rows": {"6-8": {"kmax": 4}}}),
     "override's policy needs a key": ("xshare", False, {"layers": {"1": {"policy": "moe-spec"}}}),
     "nothing is left": (
         "xshare",
         False,
-        {"by_batch": {"1-9999": {"policy": "vanilla"}}, "max_tokens": 64},
+        {"by_rows": {"1-9999": {"policy": "vanilla"}}, "max_rows": 64},
     ),
     "budget by request without speculation": ("xshare", False, {"k0": 1, "add_per_request": 4}),
     "budget by request in an override without speculation": (
         "xshare",
         False,
-        {"by_batch": {"8": {"add_per_request": 2}}},
+        {"by_rows": {"8": {"add_per_request": 2}}},
     ),
     "custom budget by request without speculation": (
         "custom",

@@ -1,25 +1,15 @@
 """XShare on batches small enough to work out by hand."""
 
-import math
-
 import pytest
 import torch
 
+from policies.batches import BATCH, logits_of
 from sglang_xshare import Batch, Router, build_plan, select
-
-
-def logits_of(*rows):
-    """Logits whose softmax is in the proportions given."""
-    return torch.tensor([[math.log(score) if score else -math.inf for score in row] for row in rows])
 
 
 def selected(logits, batch=None, rank_of_expert=None, top_k=2, **keys):
     out = select(logits, build_plan("xshare", **keys), Router(top_k), batch, rank_of_expert)
     return out.selected.nonzero().flatten().tolist()
-
-
-# Top-2 shares: row 0 gives 0.6 to expert 0, 0.4 to 1; row 1 gives 0.7 to 3, 0.3 to 2; row 2 gives 0.5 each to 1 and 4.
-BATCH = logits_of([6, 4, 1, 1, 1, 1], [1, 1, 3, 7, 1, 1], [1, 5, 1, 1, 5, 1])
 
 
 def test_warm_up_is_every_rows_best():

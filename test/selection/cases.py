@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from selection.oracle import ALGORITHMS, Answer, Case
+from selection.oracle import ALGORITHMS
+from selection.oracle_case import Answer, Case
 from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.policies.plan import BALANCES
 from sglang_xshare.types import SCORINGS

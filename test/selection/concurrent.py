@@ -227,8 +227,6 @@ def programs_side_by_side(conditions: Conditions):
         if conditions.without == "barrier":
             patch.setattr(kernel, "wait_for_all", lambda *args: None)
             patch.setitem(globals(), "wait_for_all", lambda *args: None)
-        if conditions.without == "last":
-            patch.setattr(kernel, "is_last", lambda counter, programs: tl.program_id(0) == programs - 1)
         yield sizes
 
 

@@ -38,15 +38,10 @@ SIGNATURE = {
     "vanilla_active": "*i1",
     "kept_mass": "*fp32",
     "rescued": "*i64",
-    "sorted_slots": "*i32",
-    "block_experts": "*i32",
-    "num_sorted": "*i32",
     "num_rows": "i32",
     "row_stride": "i32",
-    "num_blocks": "i32",
     "num_resident": "i32",
 }
-ALIGNMENT = ("sorted_slots", "block_experts", "num_sorted")
 FILLED = RunnerSlots()
 
 
@@ -70,20 +65,16 @@ def compile_kernel(
     ends: Any = ROUTE,
     slots: RunnerSlots | None = FILLED,
     kernel: Any = select_kernel,
-    early: bool = False,
 ) -> Any:
     """The kernel compiled for Hopper, as it would be launched for a case."""
     exact = torch.zeros(case.shape[0], dtype=torch.bool) if case.exact else None
     resident = torch.zeros(case.shape[1], dtype=torch.bool) if case.resident else None
     plan, batch = build_plan(case.plan), Batch(None, case.tokens_per_request, exact, resident, case.slots)
-    block_size = slots.block_size or 0 if slots else 0
-    recipe = make_recipe(plan, case.router, batch, torch.empty(case.shape, dtype=dtype), slots, block_size)
-    tile = make_tile(plan, case.router, batch, *case.shape, block_size, recipe.shared)
-    constants = {"recipe": recipe, "tile": tile, "begins": begins.value, "ends": ends.value, "early": early}
+    recipe = make_recipe(plan, case.router, batch, torch.empty(case.shape, dtype=dtype), slots)
+    tile = make_tile(plan, case.router, batch, *case.shape, recipe.shared)
+    constants = {"recipe": recipe, "tile": tile, "begins": begins.value, "ends": ends.value}
     if slots is None or not slots.masked:
         constants["masked"] = None
-    if not block_size:
-        constants |= dict.fromkeys(ALIGNMENT)
     if not case.exact:
         constants["exact"] = None
     if not case.resident:

@@ -10,10 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from selection.cases import DTYPES, KINDS, batch_of, cases, check, fill_logits, keys_for, router_of
+from selection.compared import EVERY_PLAN, make_plan, make_router, move_router
 from selection.oracle import ALGORITHMS
 from selection.test_exact_rows import any_plans, marked
 from selection.test_residents import PLANS as RESIDENT_PLANS
-from selection.test_triton import EVERY_PLAN, make_plan, make_router, move_router
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 from sglang_xshare.policies.plan import KEYS
 from sglang_xshare.selection.cpu_call import supports

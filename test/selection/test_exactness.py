@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from selection.cases import SPECIAL, cases, check, free_plans, keys_for, run
-from selection.oracle import ALGORITHMS, Case
+from selection.oracle import ALGORITHMS
+from selection.oracle_case import Case
 from sglang_xshare.policies import list_policies
 from sglang_xshare.types import SCORINGS
 

@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from selection.cases import cases, indices, keys_for, router_of, run
+from selection.compared import DEVICE, compare, few, kernel, make_logits, make_router, on_device
 from selection.oracle import ALGORITHMS
-from selection.test_triton import DEVICE, compare, few, kernel, make_logits, make_router, on_device
 from selection.test_unchanged import check_unchanged
-from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
+from sglang_xshare import Batch, Router, build_plan, select
+from sglang_xshare.policies import bounds
 from sglang_xshare.selection.triton_kernel import supports
 
 __all__ = ["kernel"]
@@ -109,7 +110,7 @@ def test_s_never_exceeds_the_slots(data):
     assert len(indices(out.selected)) <= max(case.slots, sure)
     exact_rows = 0 if case.exact is None else int(case.exact.sum())
     sizes = case.num_experts, len(case.P), case.tokens_per_request, exact_rows, case.slots
-    bound = plan.max_active(router_of(case), *sizes)
+    bound = bounds.max_active(plan, router_of(case), *sizes)
     assert int(out.active.sum()) <= bound
     warm = {j for i in case.others for j in case.top[i][: plan.k0]} | case.held()
     assert warm <= indices(out.selected) or plan.p < 1
@@ -132,13 +133,15 @@ def test_s_never_exceeds_the_slots(data):
 )
 def test_bounds(keys, exact_rows, slots, bound):
     """Of 16 rows of a top-8 model: the slots, or what rows and requests alone may bring."""
-    assert build_plan(keys).max_active(Router(8), 128, 16, 4, exact_rows, slots) == bound
+    assert bounds.max_active(build_plan(keys), Router(8), 128, 16, 4, exact_rows, slots) == bound
 
 
 @pytest.mark.parametrize(("slots", "can_change"), [(None, False), (32, False), (23, True)])
 def test_a_batch_that_does_not_fit_can_change(slots, can_change):
-    assert build_plan("xshare", k0=1, add=24).can_change(Router(8), 64, 3, slots=slots) is can_change
-    assert not build_plan("xshare", k0=1, add=24, free_residents=False).can_change(Router(8), 64, 3, slots=slots)
+    assert bounds.can_change(build_plan("xshare", k0=1, add=24), Router(8), 64, 3, slots=slots) is can_change
+    assert not bounds.can_change(
+        build_plan("xshare", k0=1, add=24, free_residents=False), Router(8), 64, 3, slots=slots
+    )
 
 
 @often
@@ -230,13 +233,3 @@ def test_routers(kernel, kind):
     expert = torch.arange(64, device=DEVICE)
     batch = Batch(resident=expert % 2 == 0, slots=24)
     compare(kernel, make_logits("normal", 12, 64), build_plan("xshare", k0=1, add=4), make_router(kind, 64), batch)
-
-
-@pytest.mark.parametrize("slots", [None, 20])
-def test_blocks_are_as_many_as_residents_would_need(kernel, slots):
-    batch = Batch(resident=torch.ones(128, dtype=torch.bool, device=DEVICE), slots=slots)
-    plan = build_plan("xshare", k0=1, add=2)
-    found = kernel(make_logits("normal", 16, 128), plan, Router(8), batch, slots=RunnerSlots(16))
-    active = 20 if slots else 128
-    assert len(found.alignment.block_experts) == active + (128 - active) // 16
-    assert found.active.sum() <= active

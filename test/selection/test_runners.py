@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from selection.cases import DTYPES
-from selection.test_triton import DEVICE, EVERY_PLAN, kernel, make_logits, make_plan, make_ranks
+from selection.compared import DEVICE, EVERY_PLAN, kernel, make_logits, make_plan, make_ranks
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 
 __all__ = ["kernel"]
@@ -60,11 +60,8 @@ def test_slots_that_stay_empty(kernel, name, rows, shared):
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
-        ({"empty": True, "block_size": 16}, "empty = True:"),
         ({"empty": True, "masked": True}, "empty = True:"),
-        ({"block_size": 0}, "block_size = 0"),
         ({"shared": -1}, "shared = -1"),
-        ({"block_size": 16, "shared": 1}, "block_size = 16:"),
         ({"masked": True, "shared": 1}, "masked = True:"),
     ],
 )

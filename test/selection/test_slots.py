@@ -1,4 +1,4 @@
-"""Slots as MoE runners take them: none empty, no expert more active, for the Triton runner sorted as upstream sorts."""
+"""Slots as MoE runners take them: none empty, no expert more active."""
 
 import dataclasses
 
@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selection.cases import cases, keys_for, router_of, run
-from selection.oracle import ALGORITHMS
-from selection.test_triton import (
+from selection.compared import (
     DEVICE,
     compare,
     few,
@@ -20,10 +19,12 @@ from selection.test_triton import (
     make_router,
     on_device,
 )
+from selection.oracle import ALGORITHMS
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
+from sglang_xshare.policies import bounds
 from sglang_xshare.selection.slots import drop_slots, fill_slots, find_filler, refill_slots
 from sglang_xshare.selection.triton_kernel import supports
-from sglang_xshare.selection.triton_kernel.tile import MAX_SORTED, make_tile
+from sglang_xshare.selection.triton_kernel.tile import make_tile
 
 __all__ = ["kernel"]
 BACKENDS = ("reference", "torch", "triton")
@@ -104,34 +105,9 @@ def test_filling_makes_no_expert_active(seed):
     assert set(filled.flatten().tolist()) == set(ids[ids >= 0].tolist())
 
 
-def align(ids: torch.Tensor, block_size: int) -> tuple[list[int], list[int]]:
-    """(slots by expert and number, each expert's padded with their count; the expert of every block): what the
-    docstring of upstream's moe_align_block_size says.
-    """
-    flat = ids.flatten().tolist()
-    slots, experts = [], []
-    for expert in sorted(set(flat)):
-        mine = [slot for slot, one in enumerate(flat) if one == expert]
-        blocks = -(-len(mine) // block_size)
-        slots += mine + [len(flat)] * (blocks * block_size - len(mine))
-        experts += [expert] * blocks
-    return slots, experts
-
-
-def check_alignment(found, block_size):
-    slots, experts = align(found.topk_ids, block_size)
-    alignment = found.alignment
-    assert alignment.num_sorted.tolist() == [len(slots)]
-    assert alignment.sorted_slots[: len(slots)].tolist() == slots
-    assert alignment.block_experts[: len(experts)].tolist() == experts
-    # What lies behind is never a slot, whoever reads it.
-    assert (alignment.sorted_slots[len(slots) :] == found.topk_ids.numel()).all()
-    assert len(alignment.sorted_slots) == len(alignment.block_experts) * block_size
-
-
-def compare_filled(kernel, logits, plan, router, batch, block_size=None):
+def compare_filled(kernel, logits, plan, router, batch):
     """The kernel's answer for a runner, after comparing it with the reference's and with the unfilled one."""
-    slots = RunnerSlots(block_size)
+    slots = RunnerSlots()
     ranks = make_ranks(logits.shape[1])
     bare = compare(kernel, logits, plan, router, batch)
     expected = select(logits, plan, router, batch, ranks, backend="reference", slots=slots)
@@ -140,10 +116,6 @@ def compare_filled(kernel, logits, plan, router, batch, block_size=None):
     assert torch.equal(found.topk_weights, bare.topk_weights)
     assert torch.equal(found.active, bare.active)
     assert (found.topk_ids >= 0).all()
-    if found.topk_ids.numel() > MAX_SORTED:
-        assert found.alignment is None
-    elif block_size is not None:
-        check_alignment(found, block_size)
     return found
 
 
@@ -152,45 +124,35 @@ def compare_filled(kernel, logits, plan, router, batch, block_size=None):
 def test_select_fills_what_it_leaves_empty(backend, name):
     logits, valid = make_logits("normal", 7, 24).cpu(), torch.arange(7) % 3 != 1
     bare = select(logits, make_plan(name), Router(4), Batch(valid), backend=backend)
-    found = select(logits, make_plan(name), Router(4), Batch(valid), backend=backend, slots=RunnerSlots(16))
+    found = select(logits, make_plan(name), Router(4), Batch(valid), backend=backend, slots=RunnerSlots())
     assert (bare.topk_ids < 0).any()
     filler = find_filler(bare.selected, bare.vanilla_active, bare.active)
     assert bare.active[filler]
     assert torch.equal(found.topk_ids, fill_slots(bare.topk_ids, filler))
     assert torch.equal(found.topk_weights, bare.topk_weights)
     assert torch.equal(found.active, bare.active)
-    assert found.alignment is None
 
 
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 def test_no_rows_at_all(backend):
-    found = select(torch.empty(0, 8), make_plan("xshare"), Router(2), backend=backend, slots=RunnerSlots(16))
+    found = select(torch.empty(0, 8), make_plan("xshare"), Router(2), backend=backend, slots=RunnerSlots())
     assert found.topk_ids.shape == (0, 2)
 
 
 def test_no_rows_in_the_kernel(kernel):
-    found = kernel(torch.empty(0, 8, device=DEVICE), make_plan("xshare"), Router(2), Batch(), slots=RunnerSlots(16))
+    found = kernel(torch.empty(0, 8, device=DEVICE), make_plan("xshare"), Router(2), Batch(), slots=RunnerSlots())
     assert found.topk_ids.shape == (0, 2)
-    assert found.alignment is None
 
 
 @pytest.mark.parametrize("name", ["xshare", "oea", "dynamic-skip", "moe-spec truncating", "lynx-lat"])
 @pytest.mark.parametrize(
     ("rows", "experts"), [(1, 16), (5, 40), (16, 128), (20, 160), pytest.param(64, 64, marks=pytest.mark.long)]
 )
-def test_the_kernel_fills_and_sorts(kernel, name, rows, experts):
+def test_the_kernel_fills(kernel, name, rows, experts):
     """In one program and in several, where a padding row's expert is another program's."""
     valid = torch.arange(rows, device=DEVICE) % 5 != 3
     logits = make_logits("normal", rows, experts, seed=rows)
-    compare_filled(kernel, logits, make_plan(name), Router(6), Batch(valid), block_size=16)
-
-
-@pytest.mark.parametrize("block_size", [1, 4, 16, 64])
-def test_block_sizes(kernel, block_size):
-    """Some experts fill several blocks."""
-    logits = make_logits("normal", 16, 24, seed=3)
-    found = compare_filled(kernel, logits, make_plan("oea"), Router(6), Batch(), block_size)
-    assert found.alignment.num_sorted.item() % block_size == 0
+    compare_filled(kernel, logits, make_plan(name), Router(6), Batch(valid))
 
 
 @pytest.mark.parametrize("live", [0, 1, 40])
@@ -199,7 +161,7 @@ def test_padding_of_whole_programs(kernel, live):
     logits = make_logits("normal", 40, 128)
     valid = torch.arange(40, device=DEVICE) >= 40 - live
     assert make_tile(make_plan("xshare"), Router(8), Batch(), 40, 128).several
-    found = compare_filled(kernel, logits, make_plan("xshare"), Router(8), Batch(valid), block_size=16)
+    found = compare_filled(kernel, logits, make_plan("xshare"), Router(8), Batch(valid))
     if not live:
         assert (found.topk_ids == 0).all()
 
@@ -208,40 +170,25 @@ def test_requests_and_more_columns_than_top_k(kernel):
     """A tile in which the rows of three-token requests are padded to four."""
     plan = build_plan("custom", k0=1, add_per_request=3, kmax=5)
     logits = make_logits("normal", 12, 40)
-    compare_filled(kernel, logits, plan, Router(3), Batch(tokens_per_request=3), block_size=4)
-
-
-def test_the_largest_batch_that_is_sorted(kernel):
-    rows = MAX_SORTED // 8
-    logits = make_logits("normal", rows, 64)
-    check_alignment(kernel(logits, make_plan("xshare"), Router(8), Batch(), slots=RunnerSlots(16)), 16)
-    more = make_logits("normal", rows + 1, 64)
-    assert kernel(more, make_plan("xshare"), Router(8), Batch(), slots=RunnerSlots(16)).alignment is None
-
-
-def test_blocks_are_as_many_as_the_plan_can_need(kernel):
-    """Upstream's launch has a row of programs for every block: 16 tokens at top-8 get 128 of them."""
-    logits = make_logits("normal", 16, 128)
-    found = kernel(logits, make_plan("xshare"), Router(8), Batch(), slots=RunnerSlots(16))
-    assert len(found.alignment.block_experts) == 40 + (128 - 40) // 16
+    compare_filled(kernel, logits, plan, Router(3), Batch(tokens_per_request=3))
 
 
 @pytest.mark.parametrize("policy", ALGORITHMS)
-@settings(few, max_examples=4)  # the interpreter sorts slowly
+@settings(few, max_examples=4)
 @given(data=st.data())
 def test_random_batches(kernel, policy, data):
     case = dataclasses.replace(data.draw(cases(max_experts=64)), exact=None, resident=None, slots=None)
     plan = build_plan(policy, **data.draw(keys_for(policy, case)))
     logits, router, batch, _ = on_device(case)
     if len(logits) and supports(plan, router, batch, *logits.shape):
-        compare_filled(kernel, logits, plan, router, batch, data.draw(st.sampled_from([1, 2, 16])))
+        compare_filled(kernel, logits, plan, router, batch)
 
 
 @pytest.mark.parametrize("policy", ALGORITHMS)
 @settings(deadline=None)  # a busy machine
 @given(data=st.data())
 def test_a_plan_bounds_its_active_experts(policy, data):
-    """What the alignment's length relies on."""
+    """What a server that pages experts relies on."""
     case = data.draw(cases())
     if case.slots is None:
         case = dataclasses.replace(case, resident=None)  # as many join as there are
@@ -250,7 +197,7 @@ def test_a_plan_bounds_its_active_experts(policy, data):
     rows, experts = case.logits.shape
     exact_rows = 0 if case.exact is None else int(case.exact.sum())
     slots = None if case.resident is None else case.slots
-    bound = plan.max_active(router, experts, rows, case.tokens_per_request, exact_rows, slots)
+    bound = bounds.max_active(plan, router, experts, rows, case.tokens_per_request, exact_rows, slots)
     assert found.active.sum() <= bound
 
 
@@ -279,7 +226,7 @@ def test_a_plan_bounds_its_active_experts(policy, data):
 def test_bounds(plan, bound):
     keys = {name: value for name, value in plan.items() if name != "exact_rows"}
     exact_rows = plan.get("exact_rows", 0)
-    assert build_plan(keys).max_active(Router(8), 200, rows=16, tokens_per_request=4, exact_rows=exact_rows) == bound
+    assert bounds.max_active(build_plan(keys), Router(8), 200, 16, 4, exact_rows=exact_rows) == bound
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid with bias", "group-limited"])

@@ -10,128 +10,38 @@ import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from selection.cases import DTYPES, cases, fill_logits, keys_for, router_of
-from selection.interpreter import interpreted
+from selection.cases import DTYPES, cases, keys_for
+from selection.compared import (
+    DEVICE,
+    EVERY_PLAN,
+    EXACT,
+    HAS_GPU,
+    compare,
+    few,
+    kernel,
+    make_logits,
+    make_plan,
+    make_ranks,
+    make_router,
+    move_router,
+    on_device,
+)
 from selection.oracle import ALGORITHMS
 from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.selection.triton_kernel import supports
 from sglang_xshare.selection.triton_kernel.tile import count_programs, make_tile
 from sglang_xshare.types import SCORINGS
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if HAS_GPU else "cpu"
-EXACT = ("topk_ids", "selected", "active", "vanilla_active", "rescued")
-CLOSE = ("topk_weights", "kept_mass")
-PLANS = {
-    "vanilla": {},
-    "xshare": {"k0": 1, "add": 24},
-    "xshare per request": {"policy": "xshare", "k0": 1, "add_per_request": 4},
-    "xshare by mass": {"policy": "xshare", "k0": 2, "p": 0.6, "mass": 0.7, "utility": "full"},
-    "xshare by rank": {"policy": "xshare", "k0": 1, "target_per_rank": 5},
-    "xshare by filled rank": {"policy": "xshare", "k0": 1, "target_per_rank": 5, "balance": "fill"},
-    "oea by level rank": {"policy": "oea", "k0": 2, "target_per_rank": 1},
-    "xshare of squares": {"policy": "xshare", "k0": 1, "add": 9, "utility": "squared", "own_share": 0.75},
-    "oea": {"k0": 3, "p": 0.5, "kmax": 10, "max_rank": 12},
-    "lynx-lat": {"retain": 24},
-    "lynx-lat by drop": {"policy": "lynx-lat", "drop": 20},
-    "lynx-acc": {"confidence": 0.2},
-    "lynx-acc of few voters": {"policy": "lynx-acc", "confidence": 0.9, "max_voters": 2, "min_votes": 1},
-    "moe-spec": {"budget": 20},
-    "moe-spec of squares": {"policy": "moe-spec", "budget": 12, "utility": "squared", "own_share": 0.75},
-    "moe-spec truncating": {"policy": "moe-spec", "budget": 6, "coverage": "truncate"},
-    "dynamic-skip": {"beta": 0.4},
-}
-EVERY_PLAN = pytest.mark.parametrize("name", PLANS)
-few = settings(
-    max_examples=4 if HAS_GPU else 25,  # on a GPU, each of them compiles
-    deadline=None,
-    # A P one bit off, from another exp, may one day fall on the other side of a rounding: not at random in this run.
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
-
-
-@pytest.fixture(scope="module")
-def kernel():
-    """`select(..., backend="triton")`."""
-    if HAS_GPU:
-        yield lambda *args, **keys: select(*args, backend="triton", **keys)
-        return
-    with interpreted() as run:
-        yield lambda *args, **keys: run(select, *args, backend="triton", **keys)
-
-
-def make_plan(name):
-    return build_plan({"policy": name, **PLANS[name]})
-
-
-def make_router(kind, experts, top_k=8):
-    bias = torch.linspace(-0.2, 0.2, experts, device=DEVICE).mul(64).round() / 64
-    return {
-        "softmax": Router(top_k),
-        "softmax, not renormalizing": Router(top_k, renormalize=False),
-        "softmax with bias": Router(top_k, correction_bias=bias),
-        "sigmoid": Router(top_k, "sigmoid"),
-        "sigmoid with bias": Router(top_k, "sigmoid", bias, renormalize=False),
-        "group-limited": Router(top_k, num_expert_group=8, topk_group=3),
-        "group-limited with bias": Router(top_k, "sigmoid", bias, num_expert_group=4, topk_group=2),
-        "sqrtsoftplus": Router(top_k, "sqrtsoftplus", renormalize=False),
-        "sqrtsoftplus with bias": Router(top_k, "sqrtsoftplus", bias, scaling=1.5),
-        "scaled by expert": Router(top_k, expert_scale=4 * bias + 0.5),
-        "top-k of each group": Router(top_k, quota_groups=4),
-    }[kind]
-
-
-def move_router(router, device=DEVICE):
-    """With all its tensors on the device."""
-    tensors = {name: one for name, one in vars(router).items() if isinstance(one, torch.Tensor)}
-    return dataclasses.replace(router, **{name: one.to(device) for name, one in tensors.items()})
+__all__ = ["kernel"]
 
 
 def test_a_router_moves_with_all_its_tensors():
     router = Router(2, correction_bias=torch.zeros(8), expert_scale=torch.zeros(8))
     moved = move_router(router, "meta")
     assert (moved.correction_bias.device.type, moved.expert_scale.device.type) == ("meta", "meta")
-
-
-def on_device(case):
-    """(logits, router, batch, ranks) of a drawn case."""
-    flags = (None if flag is None else flag.to(DEVICE) for flag in (case.valid, case.exact, case.resident))
-    valid, exact, resident = flags
-    batch = Batch(valid, case.tokens_per_request, exact, resident, case.slots)
-    logits = without_denormals(case.logits.float()).to(DEVICE, case.logits.dtype)
-    return logits, move_router(router_of(case)), batch, torch.tensor(case.rank_of_expert, device=DEVICE)
-
-
-def make_logits(kind, rows, experts, seed=0, dtype=torch.float32):
-    return without_denormals(fill_logits(kind, rows, experts, seed)).to(DEVICE, dtype)
-
-
-def make_ranks(experts):
-    """[experts]: on four ranks, in contiguous blocks."""
-    return torch.arange(experts, device=DEVICE) * 4 // experts
-
-
-def without_denormals(logits):
-    """Triton's exp flushes what is below 2^-126, torch's does not: let no softmax come out there."""
-    gap = logits.masked_fill(~logits.isfinite(), -torch.inf).amax(1, keepdim=True) - logits
-    return torch.where((gap > 80) & (gap < 120), logits - 1e3, logits)
-
-
-def compare(kernel, logits, plan, router, batch=None, ranks=None):
-    """The kernel's answer, after comparing it with the reference's. On four ranks, unless it is said otherwise."""
-    batch = batch or Batch()
-    ranks = make_ranks(logits.shape[1]) if ranks is None else ranks
-    expected = select(logits, plan, router, batch, ranks, backend="reference")
-    found = kernel(logits, plan, router, batch, ranks)
-    for name in EXACT:
-        assert torch.equal(getattr(found, name), getattr(expected, name)), name
-    for name in CLOSE:
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-6, rtol=2e-6)
-    return found
 
 
 @pytest.mark.parametrize("policy", ALGORITHMS)

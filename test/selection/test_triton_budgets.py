@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from selection.compared import CLOSE, DEVICE, EXACT, HAS_GPU, make_logits, make_ranks
 from selection.interpreter import interpreted
 from selection.live import select_live
-from selection.test_triton import CLOSE, DEVICE, EXACT, HAS_GPU, make_logits, make_ranks
 from selection.variants import compiling
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 from sglang_xshare.policies import VANILLA

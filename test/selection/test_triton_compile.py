@@ -12,9 +12,9 @@ from triton.compiler import ASTSource
 
 from selection.hopper import DTYPES, HOPPER, Case, compile_kernel
 from sglang_xshare import Router, RunnerSlots
+from sglang_xshare.selection.triton_kernel.filling import fill_rows
 from sglang_xshare.selection.triton_kernel.kernel import COLLECT, MEASURE, RESCUE, ROUTE
 from sglang_xshare.selection.triton_kernel.mask import mask_kernel
-from sglang_xshare.selection.triton_kernel.slots import finish_slots
 
 BIAS = torch.zeros(256)
 CASES = {
@@ -64,11 +64,6 @@ def test_slots_left_empty():
     compile_kernel(CASES["xshare"], slots=None)
 
 
-@pytest.mark.parametrize("case", ["xshare", "xshare in programs", "oea", "exact rows and votes"])
-def test_sorted_slots(case):
-    compile_kernel(CASES[case], slots=RunnerSlots(16))
-
-
 @pytest.mark.parametrize("case", ["group-limited", "xshare in programs"])
 def test_a_shared_experts_column(case):
     compile_kernel(CASES[case], slots=RunnerSlots(shared=1, shared_weight=0.4))
@@ -81,22 +76,13 @@ def test_masked_logits_in_the_same_launch(case, dtype):
 
 
 def test_the_barriers_order_memory():
-    """Their atomics stand between barriers of the program's own threads, whose stores they release: the votes' barrier,
-    the one that a batch without a known filler takes, and the count of those that are done.
+    """Their atomics stand between barriers of the program's own threads, whose stores they release: the votes' barrier
+    and the one that a batch without a known filler takes.
     """
-    code = compile_kernel(CASES["xshare in programs"], slots=RunnerSlots(16)).asm["ptx"]
-    order = re.findall(r"bar\.sync|(?:atom|ld)\.global\.gpu\.(release|acquire|acq_rel)", code)
-    assert [name for name in order if name] == ["release", "acquire", "release", "acquire", "acq_rel"]
+    code = compile_kernel(CASES["xshare in programs"], slots=RunnerSlots()).asm["ptx"]
+    order = re.findall(r"bar\.sync|(?:atom|ld)\.global\.gpu\.(release|acquire)", code)
+    assert [name for name in order if name] == ["release", "acquire", "release", "acquire"]
     assert all(order[i - 1] == order[i + 1] == "" for i, name in enumerate(order) if name)
-
-
-@pytest.mark.parametrize("case", ["xshare", "xshare in programs"])
-def test_an_early_launch_waits_before_it_touches_memory(case):
-    code = compile_kernel(CASES[case], early=True).asm["ptx"]
-    order = re.findall(r"griddepcontrol\.wait|(?:ld|st|atom)\.global", code)
-    assert order[0] == "griddepcontrol.wait"
-    assert order.count("griddepcontrol.wait") == 1
-    assert "griddepcontrol" not in compile_kernel(CASES[case]).asm["ptx"]
 
 
 @pytest.mark.parametrize("phase", [COLLECT, ROUTE])
@@ -114,9 +100,8 @@ def test_a_launch_a_phase_of_a_rescue(phase):
     compile_kernel(CASES["moe-spec truncating"], begins=phase, ends=phase)
 
 
-@pytest.mark.parametrize("block_size", [None, 16])
-def test_a_third_launch_finishes(block_size):
-    compile_kernel(CASES["xshare in programs"], slots=RunnerSlots(block_size), kernel=finish_slots)
+def test_a_last_launch_fills_rows():
+    compile_kernel(CASES["xshare in programs"], kernel=fill_rows)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

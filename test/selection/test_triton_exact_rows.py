@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selection.cases import DTYPES, KINDS
-from selection.test_exact_rows import any_plans, marked
-from selection.test_laws import pad_columns
-from selection.test_triton import (
+from selection.compared import (
     DEVICE,
     EVERY_PLAN,
     compare,
@@ -22,6 +20,8 @@ from selection.test_triton import (
     make_router,
     on_device,
 )
+from selection.test_exact_rows import any_plans, marked
+from selection.test_laws import pad_columns
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.selection.triton_kernel import supports
@@ -118,13 +118,11 @@ def test_requests(kernel, tokens):
         check_exact(kernel, make_logits("ties", rows, 48), plan, Router(6), Batch(row % 7 != 5, tokens, exact))
 
 
-@pytest.mark.parametrize("slots", [RunnerSlots(), RunnerSlots(4), RunnerSlots(shared=1), RunnerSlots(masked=True)])
+@pytest.mark.parametrize("slots", [RunnerSlots(), RunnerSlots(shared=1), RunnerSlots(masked=True)])
 @pytest.mark.parametrize("keys", [{"k0": 1, "add": 3}, {"budget": 3, "ranking": "votes"}, {"k0": 1, "kmax": 2}])
 @pytest.mark.parametrize("rows", [6, 40])
 def test_slots_as_runners_take_them(kernel, rows, keys, slots):
-    """Filled, sorted, beside a shared expert, and as masked logits."""
-    from selection.test_slots import check_alignment
-
+    """Filled, beside a shared expert, and as masked logits."""
     plan, (valid, exact) = build_plan("custom", **keys), mark(rows)
     if plan.kmax and slots.masked:
         return
@@ -136,8 +134,6 @@ def test_slots_as_runners_take_them(kernel, rows, keys, slots):
     torch.testing.assert_close(found.topk_weights, expected.topk_weights, atol=1e-6, rtol=2e-6)
     if slots.masked:
         assert torch.equal(found.masked_logits, expected.masked_logits)
-    if slots.block_size:
-        check_alignment(found, slots.block_size)
 
 
 def test_a_narrow_plan_fills_with_an_expert_that_is_used(kernel):
@@ -150,10 +146,3 @@ def test_a_narrow_plan_fills_with_an_expert_that_is_used(kernel):
     assert torch.equal(found.topk_ids, select(*call, backend="reference", slots=RunnerSlots()).topk_ids)
     assert found.selected[7]
     assert found.topk_ids.tolist() == [[1, 2], [0, 0], [2, 2]]
-
-
-def test_blocks_are_as_many_as_all_rows_exact_would_need(kernel):
-    """Which rows are exact the host does not know."""
-    logits, (_, exact) = make_logits("normal", 16, 128), mark(16)
-    found = kernel(logits, make_plan("xshare"), Router(8), Batch(exact=exact), slots=RunnerSlots(16))
-    assert len(found.alignment.block_experts) == 128

@@ -1,4 +1,4 @@
-"""What the host launches of the Triton kernel, and what it says where that fails: with a stand-in for the kernel."""
+"""What the host launches of the Triton kernel: with a stand-in for the kernel."""
 
 import pytest
 import torch
@@ -6,25 +6,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
 from sglang_xshare.selection.triton_kernel import launch, recipe, supports, tile
-from sglang_xshare.selection.triton_kernel.launch import EARLY_LAUNCH, TWO_LAUNCHES
 from sglang_xshare.stage.layer import FILLED, MASKED, Assignment, Layer
 from sglang_xshare.stage.step import Step
 
 
 class Kernel:
-    """Notes the grid and the keywords of every launch. A cooperative one fails where it is said to."""
+    """Notes the grid and the keywords of every launch."""
 
-    def __init__(self, fails=False):
-        self.fails = fails
+    def __init__(self):
         self.launches = []
 
     def __getitem__(self, grid):
-        return lambda *args, **keys: self.launch(grid, keys)
-
-    def launch(self, grid, keys):
-        self.launches.append((grid, keys))
-        if self.fails and keys.get("launch_cooperative_grid"):
-            raise RuntimeError("Triton Error [CUDA]: operation not supported")
+        return lambda *args, **keys: self.launches.append((grid, keys))
 
     @property
     def phases(self):
@@ -90,26 +83,11 @@ def test_without_a_counter_each_phase_is_a_launch(kernel, monkeypatch, plan, pha
     assert kernel.phases == [(8, phase, phase, False) for phase in phases]
 
 
-def test_the_environment_rules_out_cooperative_launches(monkeypatch):
-    """Before it looks at the device: one without such launches may say so in ways of its own."""
-    monkeypatch.setenv(TWO_LAUNCHES, "1")
-    assert launch._find_counter(torch.device("cuda"), 8) is None
-
-
-def test_a_failed_cooperative_launch_names_the_way_around_it(kernel):
-    kernel.fails = True
-    with pytest.raises(RuntimeError, match=r"a cooperative launch of 8 programs failed \(Triton .* not supported\)"):
-        run(128)
-    with pytest.raises(RuntimeError, match="SGLANG_XSHARE_TWO_LAUNCHES=1 in the environment does without"):
-        run(128)
-    run(16)
-
-
 @pytest.mark.parametrize("rows", [16, 64])
 @pytest.mark.parametrize(
     "slots",
-    [None, RunnerSlots(), RunnerSlots(16), RunnerSlots(shared=1, shared_weight=0.4), RunnerSlots(masked=True)],
-    ids=["bare", "filled", "sorted", "shared", "masked"],
+    [None, RunnerSlots(), RunnerSlots(shared=1, shared_weight=0.4), RunnerSlots(masked=True)],
+    ids=["bare", "filled", "shared", "masked"],
 )
 def test_a_layer_is_one_launch(kernel, rows, slots):
     """Whatever the runner takes: the kernel is launched once, and torch launches nothing."""
@@ -170,19 +148,8 @@ def test_a_layer_of_the_stage_is_one_launch(kernel, monkeypatch, shared, masked)
     assert [output.shape for output in outputs] == ([(16, 128)] if masked else [(16, 9)] * 2)
 
 
-@pytest.mark.parametrize("value", [None, "0", "1"])
-def test_the_environment_has_it_launched_early(kernel, monkeypatch, value):
-    monkeypatch.setattr(launch, "INTERPRETED", False)
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    if value is not None:
-        monkeypatch.setenv(EARLY_LAUNCH, value)
-    run(16)
-    ((_, keys),) = kernel.launches
-    assert keys["early"] == keys.get("launch_pdl", False) == (value == "1")
-
-
-def test_plan_and_size_are_looked_at_once_for_all_layers_and_steps(kernel, monkeypatch):
-    """What the kernel serves and how it is launched is asked for each layer and step: the answers are kept."""
+def test_a_batch_is_cut_once_for_all_layers_and_steps_of_a_size(kernel, monkeypatch):
+    """What the kernel serves and how it is launched is asked for each layer and step; a tile takes the host longest."""
     monkeypatch.setattr(
         selection, "_choose_backend", lambda logits, *given: "triton" if supports(*given, *logits.shape) else "torch"
     )

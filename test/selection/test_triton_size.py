@@ -24,7 +24,7 @@ BY_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}
 VOTERS = {"policy": "lynx-acc", "confidence": 0.5}
 RESCUE = {"policy": "moe-spec", "budget": 16, "coverage": "truncate"}
 TEN, FOUR = Router(10), Router(4)
-FILLED, SORTED, MASKED = RunnerSlots(), RunnerSlots(16), RunnerSlots(masked=True)
+FILLED, MASKED = RunnerSlots(), RunnerSlots(masked=True)
 CASES = {
     "gpt-oss-20b, 16 x 32, masked": (Case(XSHARE, (16, 32), FOUR), MASKED),
     "gpt-oss-120b, 16 x 128, masked": (Case(XSHARE, (16, 128), FOUR), MASKED),
@@ -37,7 +37,6 @@ CASES = {
     ),
     "Qwen3-30B-A3B, 16 x 128, exact rows": (Case(XSHARE, (16, 128), exact=True), FILLED),
     "Qwen3-30B-A3B, 16 x 128, residents": (Case(XSHARE, (16, 128), resident=True, slots=64), FILLED),
-    "Qwen3-30B-A3B, 16 x 128, sorted": (Case(XSHARE, (16, 128)), SORTED),
     "Qwen3-30B-A3B, 32 x 128": (Case(XSHARE, (32, 128)), FILLED),
     "Qwen3-30B-A3B, 64 x 128": (Case(XSHARE, (64, 128)), FILLED),
     "Qwen3-30B-A3B, 4 requests of 4 x 128": (

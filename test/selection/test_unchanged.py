@@ -1,4 +1,4 @@
-"""`SelectionPlan.can_change`: where it says no, the model's own routing comes out, whatever the logits."""
+"""`bounds.can_change`: where it says no, the model's own routing comes out, whatever the logits."""
 
 import dataclasses
 
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from selection.cases import cases, fill_logits, free_plans, keys_for, router_of, run
 from selection.oracle import ALGORITHMS
 from sglang_xshare import Router, build_plan, select
-from sglang_xshare.policies import VANILLA
-from sglang_xshare.selection.scores import compute_scores, measure, to_grid
+from sglang_xshare.policies import VANILLA, bounds
+from sglang_xshare.selection.scores import compute_scores, measure, to_fixed_point
 
 often = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -27,7 +27,7 @@ def draw_case(data):
 def can_change(plan, case):
     slots = None if case.resident is None else case.slots
     sizes = case.num_experts, len(case.logits), case.tokens_per_request
-    return plan.can_change(router_of(case), *sizes, ranks=4, slots=slots)
+    return bounds.can_change(plan, router_of(case), *sizes, ranks=4, slots=slots)
 
 
 def check_unchanged(case, plan):
@@ -38,7 +38,7 @@ def check_unchanged(case, plan):
     own = measure(scores, router_of(case)).gather(1, ids.clamp_min(0)).double() * (ids >= 0)
     if plan.utility == "squared":
         own = (own / own.sum(1, keepdim=True)) ** 2
-    whole = ((to_grid(own) > 0) | (ids < 0)).all(1)
+    whole = ((to_fixed_point(own) > 0) | (ids < 0)).all(1)
     assert torch.equal(out.topk_ids[whole], vanilla.topk_ids[whole])
     assert torch.equal(out.topk_weights[whole], vanilla.topk_weights[whole])
     kept = vanilla.kept_mass > 0
@@ -73,13 +73,13 @@ def test_any_plan(data):
 def test_the_published_default_from_its_smallest_batch_on(rows):
     """24 experts hold all that rows of a top-4 model want beyond their first: up to 8 rows, not 9."""
     plan, router = build_plan("xshare", k0=1, add=24), Router(4)
-    assert not plan.can_change(router, 128, rows)
+    assert not bounds.can_change(plan, router, 128, rows)
     for seed in range(20):
         logits = fill_logits(("normal", "ties")[seed % 2], rows, 128, seed)
         out, vanilla = select(logits, plan, router), select(logits, VANILLA, router)
         assert torch.equal(out.topk_ids, vanilla.topk_ids)
         assert torch.equal(out.topk_weights, vanilla.topk_weights)
-    assert plan.can_change(router, 128, 9)
+    assert bounds.can_change(plan, router, 128, 9)
     apart = torch.full((9, 128), -9.0)
     for row in range(9):
         apart[row, row * 4 : row * 4 + 4] = 1.0
@@ -123,7 +123,7 @@ def test_the_published_default_from_its_smallest_batch_on(rows):
     ],
 )
 def test_three_rows_of_a_top_8_model(keys, can_change):
-    assert build_plan(keys).can_change(Router(8), 64, 3) is can_change
+    assert bounds.can_change(build_plan(keys), Router(8), 64, 3) is can_change
 
 
 def test_a_limited_reach_can_lose_what_a_group_has_a_share_for():
@@ -132,6 +132,6 @@ def test_a_limited_reach_can_lose_what_a_group_has_a_share_for():
     logits = torch.arange(64.0, 0, -1).repeat(3, 1)
     out = select(logits, plan, router)
     assert (out.topk_ids == -1).any()
-    assert plan.can_change(router, 64, 3)
-    assert build_plan("custom", k0=1, add=21).can_change(router, 64, 3) is False
-    assert build_plan("oea", k0=7, max_rank=8).can_drop(router, 64)
+    assert bounds.can_change(plan, router, 64, 3)
+    assert bounds.can_change(build_plan("custom", k0=1, add=21), router, 64, 3) is False
+    assert bounds.can_drop(build_plan("oea", k0=7, max_rank=8), router, 64)

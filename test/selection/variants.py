@@ -16,7 +16,6 @@ from triton.runtime.jit import KernelInterface
 
 from selection.hopper import HOPPER
 from sglang_xshare.selection.triton_kernel import launch
-from sglang_xshare.selection.triton_kernel.launch import TWO_LAUNCHES
 
 
 @dataclass
@@ -30,11 +29,11 @@ class Compiled:
 
 
 @contextmanager
-def compiling(leave_out: Collection[str] = (), gpu: GPUTarget = HOPPER) -> Iterator[Compiled]:
+def compiling(leave_out: Collection[str] = (), gpu: GPUTarget = HOPPER, together: bool = True) -> Iterator[Compiled]:
     """Whatever launches a Triton kernel, `select(..., backend="triton")` or the stage, compiles it for a GPU instead.
     Yields what was compiled; kernels of the names in `leave_out` are not.
 
-    Every cooperative launch gets its counters, unless SGLANG_XSHARE_TWO_LAUNCHES is 1. Triton's own cache on disk,
+    With `together` every launch of several programs gets its counter, else none has one. Triton's own cache on disk,
     where it is warm, saves the compilation.
     """
     compiled = Compiled()
@@ -58,7 +57,7 @@ def compiling(leave_out: Collection[str] = (), gpu: GPUTarget = HOPPER) -> Itera
         compiled.kernels |= found
 
     def find_counter(device: torch.device, programs: int) -> torch.Tensor | None:
-        return None if os.environ.get(TWO_LAUNCHES) == "1" else torch.zeros(32, dtype=torch.int32)
+        return torch.zeros(32, dtype=torch.int32) if together else None
 
     try:
         with pytest.MonkeyPatch.context() as patch:

@@ -59,9 +59,9 @@ SERVERS: dict[str, tuple[str, ...]] = {
         "xshare",
         k0=1,
         add=8,
-        min_tokens=4,
-        max_tokens=8,
-        by_batch={"6-8": {"add": 0}},
+        min_rows=4,
+        max_rows=8,
+        by_rows={"6-8": {"add": 0}},
         layers={"2": {"policy": "vanilla"}},
     ),
 }

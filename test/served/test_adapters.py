@@ -22,7 +22,7 @@ FLAGS = policy(
     "xshare",
     k0=1,
     add=8,
-    by_batch={str(OFF): {"policy": "vanilla"}, str(FULL): {"add": 64, "utility": "full"}},
+    by_rows={str(OFF): {"policy": "vanilla"}, str(FULL): {"add": 64, "utility": "full"}},
 )
 
 

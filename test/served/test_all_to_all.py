@@ -15,8 +15,7 @@ import torch
 from served.answers import LAYERS, policy
 from served.eagle import CHAIN, DRAFT_TOKENS, TOP_K, eagle
 from served.probe import read_logits
-from served.release import LATEST, OLDER
-from served.test_dp_attention import (
+from served.ranks import (
     FOUR,
     OLD_TWO,
     PER_REQUEST,
@@ -30,6 +29,7 @@ from served.test_dp_attention import (
     live,
     serve,
 )
+from served.release import LATEST, OLDER
 from sglang_xshare import Batch, Router, Selection, build_plan, select
 
 # Ranks that decide differently wait for each other forever: that must fail a test, not the whole run.
@@ -106,7 +106,7 @@ def test_ranks_of_older_releases_select_among_the_rows_of_all(release, answers):
 
 def test_ranks_without_a_row_take_part(answers):
     """Of four ranks, where few have requests, the others have not even padding."""
-    served = answers(*keys_of(XSHARE | {"min_tokens": 1}), *FOUR, *DEEPEP)
+    served = answers(*keys_of(XSHARE | {"min_rows": 1}), *FOUR, *DEEPEP)
     check_load(served)
     check_steps(served, XSHARE)
     assert any(0 in calls[0]["padded"] for calls in served.selecting)

@@ -38,7 +38,7 @@ def test_a_decode_server_selects_and_at_full_budget_answers_as_without_a_policy(
     tiny_model: Path, patched_release, tmp_path
 ):
     prompts, tokens = read_prompts(tiny_model)[:REQUESTS], []
-    for name, flags in (("off", ()), ("policy", policy("xshare", k0=1, add=8, by_batch={f"1-{SMALL}": FULL}))):
+    for name, flags in (("off", ()), ("policy", policy("xshare", k0=1, add=8, by_rows={f"1-{SMALL}": FULL}))):
         (tmp_path / name).mkdir()
         flags = (*DECODE, *UNPINNED, *flags)
         server, probe, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path / name)

@@ -8,9 +8,9 @@ import requests
 
 from served import disagree
 from served.answers import NEW_TOKENS, SERVERS, generate_together, make_server, parse_metrics, read_prompts
+from served.load import post
+from served.ranks import TWO_CORES, XSHARE
 from served.release import LATEST
-from served.test_parallel import TWO_CORES
-from served.test_switch import XSHARE, post
 from sglang_xshare.live import PATH
 
 WHICH = "ranks [1] have selected other experts than the first"

@@ -1,9 +1,6 @@
 """Data-parallel attention: every rank serves requests of its own, and the MoE layers see the rows of all."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,75 +8,31 @@ from typing import Any
 import pytest
 import torch
 
-from benchmark.common.server import Server
-from served.answers import LAYERS, make_server, policy, read_lines, read_metrics, read_prompts
+from served.answers import LAYERS, policy
 from served.eagle import CHAIN, DRAFT_TOKENS, TOP_K, eagle
 from served.probe import read_logits
+from served.ranks import (
+    FOUR,
+    OLD_TWO,
+    PER_REQUEST,
+    TWO,
+    TWO_OF_TWO,
+    XSHARE,
+    Answers,
+    check_load,
+    experts,
+    keys_of,
+    live,
+    serve,
+)
 from served.release import LATEST, OLDER
 from sglang_xshare import Batch, Router, Selection, build_plan, select
 
 # Ranks that decide differently wait for each other forever: that must fail a test, not the whole run.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
-TWO, OLD_TWO = ("--tp", "2", "--attn-dp-size", "2"), ("--tp", "2", "--dp", "2", "--enable-dp-attention")
-FOUR = ("--tp", "4", "--attn-dp-size", "4")
-TWO_OF_TWO = ("--tp", "4", "--attn-dp-size", "2")
-XSHARE = {"policy": "xshare", "k0": 1, "add": 8}
-PER_REQUEST = {"policy": "xshare", "k0": 1, "add": 0, "add_per_request": 4}
 PER_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}
 RANK_OF_EXPERT = [expert // 16 for expert in range(64)]
-REQUESTS = (
-    *((number, 0.0, 6 + 7 * number) for number in range(3)),  # one rank has two of them, and one is left alone
-    *((number, 1.5 + 0.15 * number, 4 + number % 4 * 6) for number in range(3, 13)),  # they come while others decode
-)
-"""What a server is asked, after one request by itself: a prompt, at which second, and for how many tokens."""
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What a server said and did; `steps` has one entry a step and layer: the call of every rank, in step."""
-
-    tokens: list[list[int]]
-    steps: list[tuple[dict[str, Any], ...]]
-    metrics: dict[str, float]
-    trace: list[dict[str, Any]]
-
-    @property
-    def selecting(self) -> list[tuple[dict[str, Any], ...]]:
-        """Decode and verify steps in which no rank prefilled."""
-        return [calls for calls in self.steps if not calls[0]["prefills"]]
-
-
-def keys_of(plan: Mapping[str, Any]) -> tuple[str, ...]:
-    return policy(**{"name" if key == "policy" else key: value for key, value in plan.items()})
-
-
-def ask(server: Server, prompts: Sequence[str]) -> list[list[int]]:
-    """Greedy answers to the requests above."""
-
-    def generate(request: tuple[int, float, int]) -> list[int]:
-        number, start, length = request
-        time.sleep(start)
-        sampling = {"temperature": 0.0, "max_new_tokens": length, "ignore_eos": True}
-        return server.post("/generate", {"text": prompts[number], "sampling_params": sampling}, timeout=120)[
-            "output_ids"
-        ]
-
-    alone = generate((15, 0.0, 5))
-    with ThreadPoolExecutor(len(REQUESTS)) as threads:
-        return [alone, *threads.map(generate, REQUESTS)]
-
-
-def serve(model: Path, tree: Path, flags: tuple[str, ...], scratch: Path) -> Answers:
-    """What a server of several ranks does."""
-    ranks = int(flags[flags.index("--tp") + 1])
-    cores = "|".join("01"[rank % 2] for rank in range(ranks))
-    server, probe, trace = make_server(model, tree, flags, scratch, {"SGLANG_CPU_OMP_THREADS_BIND": cores})
-    with server:
-        tokens = ask(server, read_prompts(model))
-        calls = [[call for call in read_lines(probe) if call["rank"] == rank] for rank in range(ranks)]
-        metrics = read_metrics(server, len(calls[0]) // LAYERS)
-        return Answers(tokens, list(zip(*calls, strict=True)), metrics, read_lines(trace))
 
 
 @pytest.fixture(scope="session")
@@ -99,12 +52,6 @@ def answers(
     return lambda flags, release=LATEST, patched=True: run(tuple(flags), release, patched)
 
 
-def live(call: dict[str, Any]) -> torch.Tensor:
-    """[rows] bool by what the scheduler has synchronized: each rank's rows begin with its own, without padding."""
-    live = [torch.arange(padded) < own for own, padded in zip(call["own"], call["padded"], strict=True)]
-    return torch.cat(live)
-
-
 def select_again(
     call: dict[str, Any],
     plan: Mapping[str, Any],
@@ -115,10 +62,6 @@ def select_again(
     """The reference selection over a recorded call."""
     batch = Batch(valid, tokens_per_request)
     return select(read_logits(call), build_plan(dict(plan)), Router(TOP_K), batch, rank_of_expert, backend="reference")
-
-
-def experts(active: torch.Tensor) -> list[int]:
-    return active.nonzero().flatten().tolist()
 
 
 def check_steps(answers: Answers, plan: Mapping[str, Any], tokens_per_request: int = 1) -> None:
@@ -150,15 +93,6 @@ def check_steps(answers: Answers, plan: Mapping[str, Any], tokens_per_request: i
     assert traced == [(sum(calls[0]["own"]), calls[0]["after"]) for calls in steps]
 
 
-def check_load(answers: Answers) -> None:
-    """The load was uneven: an idle rank, a shorter one, and ranks that decode while another prefills."""
-    loads = [calls[0]["own"] for calls in answers.selecting]
-    assert any(0 in own for own in loads)
-    assert any(0 < min(own) < max(own) for own in loads)
-    modes = [{call["mode"] for call in calls} for calls in answers.steps if calls[0]["prefills"]]
-    assert {"EXTEND", "DECODE"} in modes or {"EXTEND", "IDLE"} in modes
-
-
 def test_ranks_select_alike_over_the_rows_of_all(answers):
     served = answers((*keys_of(XSHARE), *TWO))
     check_load(served)
@@ -178,7 +112,7 @@ def test_ranks_of_older_releases_select_alike(release, answers):
 
 def test_four_ranks_select_alike_also_where_rows_are_not_padded(answers):
     """One request on four ranks is gathered as one row, not as four."""
-    served = answers((*keys_of(XSHARE | {"min_tokens": 1}), *FOUR))
+    served = answers((*keys_of(XSHARE | {"min_rows": 1}), *FOUR))
     check_load(served)
     check_steps(served, XSHARE)
     rows_by_rank = [calls[0]["padded"] for calls in served.selecting]

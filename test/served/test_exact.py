@@ -15,10 +15,9 @@ from transformers import AutoTokenizer
 from benchmark.common.server import Server, ServerError
 from served.answers import make_server, policy, read_metrics, read_prompts
 from served.eagle import CHAIN, TREES, eagle
+from served.load import post
+from served.ranks import OLD_TWO, TWO, TWO_CORES
 from served.release import LATEST, OLDER, make_env
-from served.test_dp_attention import OLD_TWO, TWO
-from served.test_parallel import TWO_CORES
-from served.test_switch import post
 
 CLIENTS, EXACT_SHARE, ABORTED = 16, 0.25, 0.05
 WANTED = 512

@@ -25,7 +25,7 @@ ALONE, OFF, FULL, BUDGET = 1, 7, 8, 16
 """Requests at once."""
 PLAN = {"k0": 1, "add": 4}
 FLAGS = policy(
-    "xshare", **PLAN, by_batch={str(OFF): {"policy": "vanilla"}, str(FULL): {"add": EXPERTS, "utility": "full"}}
+    "xshare", **PLAN, by_rows={str(OFF): {"policy": "vanilla"}, str(FULL): {"add": EXPERTS, "utility": "full"}}
 )
 # On older releases: groups and a bias, no group and no bias, a bias alone.
 CASES = [(name, LATEST) for name in FAMILIES]
@@ -144,4 +144,4 @@ def test_every_layer_and_step_is_counted(name, release, run):
     steps = {size: len(family.calls(size)) // len(family.routers) for size in (ALONE, OFF, FULL, BUDGET)}
     assert metrics["steps policy"] == steps[FULL] + steps[BUDGET]
     assert metrics["steps override"] == steps[OFF]
-    assert metrics["steps min_tokens"] == steps[ALONE] > 0
+    assert metrics["steps min_rows"] == steps[ALONE] > 0

@@ -23,7 +23,7 @@ DRAFTING = tuple(flag for flag in DRAFTING if flag not in ("--speculative-draft-
 FULL, BUDGET = 4, 16
 """Requests at once."""
 PLAN = {"k0": 1, "add": 0, "add_per_request": 4}
-FLAGS = policy("xshare", **PLAN, by_batch={f"1-{FULL * DRAFT_TOKENS}": {"add_per_request": EXPERTS, "utility": "full"}})
+FLAGS = policy("xshare", **PLAN, by_rows={f"1-{FULL * DRAFT_TOKENS}": {"add_per_request": EXPERTS, "utility": "full"}})
 
 
 def append_draft(folder: Path, layers: int, width: int) -> None:

@@ -22,8 +22,8 @@ from served.answers import (
     read_prompts,
 )
 from served.machines import Machines, two_machines
+from served.ranks import TWO_CORES
 from served.release import LATEST
-from served.test_parallel import TWO_CORES
 
 pytestmark = pytest.mark.long
 

@@ -43,7 +43,7 @@ def test_paged_answers_and_counts(served, patched_release, tiny_model, tmp_path)
         assert found["page_ins_total"] == found["page_ins_before_total"] == sum(call["page_ins"] for call in observed)
 
         answer = server.post(PATH, {"policy": "xshare", **PLAN})
-        assert answer["defaults"]["min_tokens"] == 1
+        assert answer["defaults"]["min_rows"] == 1
         for size in (16, 4, 1):
             generate_together(server, probe, prompts[:size])
         read_metrics(server, sum(call["layer"] == 0 for call in read_lines(probe)))
@@ -95,7 +95,7 @@ def test_vanilla_answers_as_unpaged(slots, served, patched_release, tiny_model, 
 
 @pytest.mark.long
 def test_with_slots_for_all_a_policy_answers_as_unpaged(served, patched_release, tiny_model, tmp_path):
-    flags = (*paged(EXPERTS), *policy("xshare", k0=1, add=8, min_tokens=2))
+    flags = (*paged(EXPERTS), *policy("xshare", k0=1, add=8, min_rows=2))
     answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path)
     assert answers.tokens == served("xshare").tokens
     assert answers.metrics["experts_after_total"] == served("xshare").metrics["experts_after_total"]

@@ -8,9 +8,9 @@ import pytest
 from served import host
 from served.answers import LAYERS, SERVERS, Answers, ask, policy
 from served.eagle import select_again
+from served.ranks import TWO_CORES
 from served.release import LATEST
 
-TWO_CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 PER_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}
 EXPERTS = 64
 RANK_OF_EXPERT = [0] * 32 + [1] * 32
@@ -132,7 +132,7 @@ def test_two_replicas_select_each_for_its_own_requests(tiny_model, patched_relea
     assert all(call["active"] == select_again(call, {"policy": "xshare", "k0": 1, "add": 8}) for call in calls)
     assert answers.metrics["layer_steps_total"] == len(calls) > 0
     assert answers.metrics["experts_after_total"] == sum(call["after"] for call in calls)
-    assert answers.metrics["steps min_tokens"] == answers.forwards("DECODE", most=1)
+    assert answers.metrics["steps min_rows"] == answers.forwards("DECODE", most=1)
 
 
 @pytest.mark.long

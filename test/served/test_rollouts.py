@@ -28,10 +28,9 @@ from served.answers import LAYERS, generate_together, make_server, policy, read_
 from served.eagle import TOP_K, eagle
 from served.families import EXPERTS, FAMILIES, draw_weights, make
 from served.families import answer as answer_as_transformers
+from served.load import load
+from served.ranks import TWO, TWO_CORES
 from served.release import LATEST, OLDER, make_env
-from served.test_dp_attention import TWO
-from served.test_parallel import TWO_CORES
-from served.test_switch import load
 from sglang_xshare.live import PATH
 
 TRUNCATED = {"policy": "custom", "k0": 0, "budget": 8, "coverage": "truncate", "rescue": False}

@@ -90,8 +90,8 @@ def test_sizes_and_layers_are_honoured(served):
     steps = [call["rows"] for call in answers.calls("DECODE") if call["layer"] == 0]
     assert min(steps.count(size) for size in (2, 4, 8, 16)) >= NEW_TOKENS - 1
     selecting = [rows for rows in steps if 4 <= rows <= 8]
-    assert answers.metrics["steps min_tokens"] == sum(rows < 4 for rows in steps)
-    assert answers.metrics["steps max_tokens"] == sum(rows > 8 for rows in steps)
+    assert answers.metrics["steps min_rows"] == sum(rows < 4 for rows in steps)
+    assert answers.metrics["steps max_rows"] == sum(rows > 8 for rows in steps)
     assert answers.metrics["steps policy"] == len(selecting)
     traced = [(record["batch_size"], record["layer"]) for record in answers.trace]
     assert traced == [(rows, layer) for rows in selecting for layer in (0, 1, 3)]

@@ -9,17 +9,13 @@ import pytest
 from benchmark.common.evidence import read_settled_totals
 from benchmark.common.server import Server, ServerError
 from served.answers import policy, read_prompts
+from served.load import resident_mib
 from served.release import LATEST
 
 SECONDS, WARM_UP = 200, 30
 CLIENTS = 24
 ABORTED = 0.1
 """Share of the requests."""
-
-
-def resident_mib(server: Server) -> float:
-    """Memory of all the server's processes."""
-    return sum(process.memory_info().rss for process in server.processes()) / 2**20
 
 
 def keep_asking(server: Server, prompts: list[str], client: int, until: float) -> tuple[int, int]:

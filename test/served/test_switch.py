@@ -4,11 +4,8 @@ import json
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from threading import Event
 from typing import Any
 
 import pytest
@@ -24,7 +21,6 @@ from benchmark.quality.model import Layout, load_model
 from benchmark.quality.served import SERVER_ARGS, measure_nats
 from benchmark.quality.text import load_sequences
 from served.answers import (
-    LAYERS,
     generate_together,
     make_server,
     policy,
@@ -33,30 +29,23 @@ from served.answers import (
     read_plans,
     read_prompts,
 )
-from served.eagle import CHAIN, DRAFT_TOKENS, TOP_K, eagle
-from served.probe import read_logits
+from served.eagle import CHAIN, eagle
+from served.load import CLIENTS, load, post, resident_mib
+from served.ranks import OLD_TWO, PER_REQUEST, TWO, TWO_CORES, XSHARE
 from served.release import LATEST, OLDER
-from served.test_dp_attention import OLD_TWO, TWO, live
-from served.test_parallel import TWO_CORES
-from served.test_soak import resident_mib
-from sglang_xshare import Batch, Router, SelectionPlan, select
+from served.steps import check_steps
 from sglang_xshare.cli import main
 from sglang_xshare.live import PATH
-from sglang_xshare.policies import VANILLA
-from sglang_xshare.policies.schedule import Schedule, build_schedule
 
 SWITCHES, WARM_UP = 200, 60
-CLIENTS = 10
-XSHARE = {"policy": "xshare", "k0": 1, "add": 8}
 PLANS: list[dict[str, Any]] = [
     XSHARE,
     {"policy": "oea", "k0": 2},
     {"policy": "vanilla"},
-    {"policy": "xshare", "k0": 1, "add": 0, "layers": {"1": {"policy": "vanilla"}}, "by_batch": {"2-5": {"add": 3}}},
+    {"policy": "xshare", "k0": 1, "add": 0, "layers": {"1": {"policy": "vanilla"}}, "by_rows": {"2-5": {"add": 3}}},
     {"policy": "observe", "plans": ["oea:k0=3", "xshare:k0=1,add=4"]},
     {"policy": "lynx-lat", "retain": 12},
 ]
-PER_REQUEST = {"policy": "xshare", "k0": 1, "add": 0, "add_per_request": 4}
 VERIFIED_PLANS: list[dict[str, Any]] = [PER_REQUEST, {"policy": "moe-spec", "budget": 12}, *PLANS[1:5]]
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"policy": "xshare", "k0": 9}, "k0 = 9:"),
@@ -65,10 +54,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 QUALITY = {"k0": 1, "add": 4}
 PROMPT, STEPS, BATCH = 32, 32, 16
-
-
-def post(server: Server, body: Mapping[str, Any]) -> requests.Response:
-    return requests.post(server.url + PATH, json=body, timeout=120)
 
 
 def test_a_switched_server_costs_what_the_plan_costs_offline(servers, tiny_model, capsys):
@@ -164,88 +149,6 @@ def test_exact_answers_are_vanillas_whatever_runs_beside_them(servers, tiny_mode
     post(server, before)
 
 
-def schedule_of(keys: Mapping[str, Any], speculative: bool) -> Schedule | None:
-    return build_schedule(keys["policy"], {name: keys[name] for name in keys if name != "policy"}, speculative)
-
-
-def agrees(call: dict[str, Any], schedule: Schedule | None, speculative: bool) -> bool:
-    """Whether a recorded call's active experts are this plan's."""
-    plan: SelectionPlan | None = None
-    phase = "verify" if speculative else "decode"
-    if schedule and not schedule.observed and schedule.reason_to_skip(phase, call["rows"]) is None:
-        plan = schedule.plan(call["layer"], call["rows"])
-    batch = Batch(live(call) if "own" in call else None, DRAFT_TOKENS if speculative else 1)
-    selection = select(read_logits(call), plan or VANILLA, Router(TOP_K), batch, backend="torch")
-    wanted, found = set(selection.active.nonzero().flatten().tolist()), set(call["active"])
-    # A vanilla step's padding rows route as well, an idle rank's by equal logits: to any experts.
-    return wanted <= found if plan is None and "own" in call else wanted == found
-
-
-def read_steps(calls: Sequence[dict[str, Any]]) -> Iterator[list[list[dict[str, Any]]]]:
-    """Steps of one scheduler's ranks, each as the calls of its layers, of every rank; drafts and prefills left out."""
-    by_rank = defaultdict(list)
-    for call in calls:
-        if not call["mode"].endswith("_DRAFT"):
-            by_rank[call["rank"]].append(call)
-    lengths = {len(calls) for calls in by_rank.values()}
-    assert len(lengths) == 1, "ranks are in step"
-    for first in range(0, lengths.pop(), LAYERS):
-        step = [calls[first : first + LAYERS] for calls in by_rank.values()]
-        assert all([call["layer"] for call in calls] == list(range(LAYERS)) for calls in step)
-        if step[0][0]["mode"] != "EXTEND" and not step[0][0].get("prefills"):
-            yield step
-
-
-def find_wrong(calls: Sequence[dict[str, Any]], schedule: Schedule | None, speculative: bool) -> list[int]:
-    """The layers of a step whose active experts are not this plan's."""
-    return [call["layer"] for call in calls if not agrees(call, schedule, speculative)]
-
-
-def check_steps(calls: Sequence[dict[str, Any]], plans: Sequence[Mapping[str, Any]], speculative: bool) -> int:
-    """Every step comes from one whole plan, the same on every rank. Returns how often it was another than before."""
-    schedules = [schedule_of(keys, speculative) for keys in plans]
-    changes = 0
-    for step in read_steps(calls):
-        for calls_of_rank in step[1:]:
-            assert [call["active"] for call in calls_of_rank] == [call["active"] for call in step[0]]
-        fits = (number for number, schedule in enumerate(schedules) if not find_wrong(step[0], schedule, speculative))
-        found = next(fits, None)
-        if found is None:
-            told = {name: step[0][0].get(name) for name in ("mode", "rows", "own", "padded")}
-            wrong = [(one and one.given, find_wrong(step[0], one, speculative)) for one in schedules]
-            pytest.fail(f"a step of no plan: {told}; layers that differ: {wrong}")
-        schedules.insert(0, schedules.pop(found))  # the one of the last step is tried first
-        changes += found > 0
-    return changes
-
-
-def keep_asking(server: Server, prompts: Sequence[str], client: int, ended: Event) -> int:
-    """Requests of random lengths, one after another; each must have every token that was asked for."""
-    choose, answered = random.Random(client), 0
-    while not ended.is_set():
-        length = choose.randrange(4, 40)
-        (answer,) = server.generate(
-            [choose.choice(prompts)[: choose.randrange(1, 60)]], max_new_tokens=length, ignore_eos=True
-        )
-        assert answer["meta_info"]["completion_tokens"] == len(answer["output_ids"]) == length
-        assert answer["meta_info"]["finish_reason"]["type"] == "length"
-        answered += 1
-    return answered
-
-
-@contextmanager
-def load(server: Server, prompts: Sequence[str]) -> Iterator[list[int]]:
-    """Traffic while the block runs; what was answered is in the list after it."""
-    ended, answered = Event(), list[int]()
-    with ThreadPoolExecutor(CLIENTS) as clients:
-        asked = [clients.submit(keep_asking, server, prompts, number, ended) for number in range(CLIENTS)]
-        try:
-            yield answered
-        finally:
-            ended.set()
-        answered += [one.result() for one in asked]
-
-
 def switch(server: Server, plans: Sequence[Mapping[str, Any]], count: int) -> list[dict[str, Any]]:
     """Switch so often, in turn, with a wrong POST after every tenth. Returns what the server answered."""
     answers: list[dict[str, Any]] = []
@@ -272,7 +175,7 @@ def check_counters(answers: Sequence[Mapping[str, Any]]) -> None:
         }
         counted = {name for name, count in outcomes.items() if count}
         assert min(outcomes.values()) >= 0
-        assert counted <= allowed.get(former["policy"], {"policy", "prefill", "min_tokens", "unchanged"}), former[
+        assert counted <= allowed.get(former["policy"], {"policy", "prefill", "min_rows", "unchanged"}), former[
             "policy"
         ]
         assert latter["since_switch"]["layer_steps"] == 0

@@ -73,7 +73,7 @@ def stream(server: Server, prompt: str, act: Callable[[], Any], count: int = 40)
 
 
 def test_alone_no_step_is_acted_on(server, prompts):
-    """A request alone is below min_tokens: its answer is the model's own."""
+    """A request alone is below min_rows: its answer is the model's own."""
     (told,) = generate(server, prompts[:1], NEW_TOKENS)
     assert told["expert_policy"] == {"policy": SPELT, "steps": 0, "of": NEW_TOKENS - 1}
 

@@ -8,7 +8,7 @@ from benchmark.tuning.offline import OfflineGauge
 from served.release import LATEST
 from sglang_xshare.cli import main
 from sglang_xshare.tune.gauge import Gauge
-from sglang_xshare.tune.hold import Switched
+from sglang_xshare.tune.guard import Switched
 from sglang_xshare.tune.measure import Bench, compare
 from sglang_xshare.tune.server import Server
 from sglang_xshare.tune.texts import read_samples
@@ -58,7 +58,7 @@ def test_forced_text_has_the_loss_of_an_offline_decode(server, tiny_model, tmp_p
     other = asked.set_policy({"policy": "oea", "k0": 3})
     with pytest.raises(Switched, match="somebody else has switched its policy"):
         bench.run({"policy": "xshare", "k0": 1, "add": 4}, 8, "tuning")
-    gauge.hold.restore()
+    gauge.guard.restore()
     assert asked.get_policy()["in_force"] == other["in_force"]
 
 

@@ -1,14 +1,17 @@
 """Fixtures of the stage's tests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from sglang_xshare import hooks
+from sglang_xshare.stage.evidence.figures import PREFIX
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import Model, runner
+from stage.fake import Model, make_reporter, runner
 
 
 @pytest.fixture
@@ -32,3 +35,17 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         return hooks._stage
 
     return put
+
+
+@pytest.fixture
+def reporter() -> Iterator[SimpleNamespace]:
+    """Upstream's, of a server with --enable-metrics; what is registered is gone after the test, and what another test
+    has left before it.
+    """
+    names = REGISTRY._collector_to_names
+    for metric in [metric for metric in names if any(name.startswith(PREFIX) for name in names[metric])]:
+        REGISTRY.unregister(metric)
+    before = set(names)
+    yield make_reporter(metrics_collector=SimpleNamespace(labels={"model_name": "fake"}))
+    for metric in set(REGISTRY._collector_to_names) - before:
+        REGISTRY.unregister(metric)

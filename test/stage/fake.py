@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sglang_xshare import hooks
-from sglang_xshare.stage.evidence.metrics import OUTCOMES
+from sglang_xshare.stage.evidence.interval import OUTCOMES
 
 EXPERTS, TOP_K = 32, 4
 XSHARE: dict[str, Any] = {"expert_policy": "xshare", "expert_policy_config": {"k0": 1, "add": 2}}

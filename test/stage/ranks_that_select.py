@@ -57,7 +57,7 @@ def run_rank(rank: int, size: int, folder: Path) -> None:
         active += [selection.active.clone() for selection in found]
         if step == INJECTED and rank == size - 1:
             found[1].active[int(found[1].active.logical_not().nonzero()[0])] = True
-        agreement.count(found)
+        agreement.count(torch.stack([selection.active for selection in found]))
         before = agreement.read()
         agreement.end_forward(None)
         after = agreement.read()

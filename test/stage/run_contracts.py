@@ -21,8 +21,9 @@ from sglang.srt.layers.moe.fused_moe_native import moe_forward_native
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from sglang_xshare import Batch, build_plan, hooks, select
+from sglang_xshare.stage.evidence.counters import Counters
 from sglang_xshare.stage.layer import DROPPED, FILLED, MASKED, Assignment, Convention, Layer
-from sglang_xshare.stage.stage import Stage
+from sglang_xshare.stage.routing import Routing
 from sglang_xshare.stage.step import Step
 from stage.compare_routing import make_config
 from stage.contracts import check
@@ -110,14 +111,14 @@ def make_places(algorithm: str | None) -> tuple[ExpertLocationDispatchInfo | Non
     return info, owner
 
 
-def install(layer: Layer | None, config: Any = None) -> None:
+def install(layer: Layer | None) -> None:
     """Put the stage in place of one layer's router, or nothing."""
     if layer is None:
         hooks._stage = None
         return
-    hooks._stage = object.__new__(Stage)
-    own = {"_by_config": {id(config): layer}, "_by_own": {id(layer.config): layer}}
-    vars(hooks._stage).update(own, _running=True, observation=None)
+    routing = Routing([layer], Counters(1, "cpu"), "cpu", None)
+    routing.is_running = True
+    hooks._stage = SimpleNamespace(routing=routing)  # type: ignore[assignment]
 
 
 def run(case: Case) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def run(case: Case) -> dict[str, Any]:
     told: list[torch.Tensor] = []
     capturer = SimpleNamespace(capture=lambda layer_id, topk_indices: told.append(topk_indices))
     topk.get_global_experts_capturer = lambda: capturer
-    install(layer, config)
+    install(layer)
     if masked:
         _, seen = hooks.prepare(config, topk.TopKOutputFormat.BYPASSED, logits)
         values, ids = seen.float().topk(TOP_K)  # as FlashInfer's kernel: by logit, then softmax

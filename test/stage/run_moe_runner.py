@@ -5,6 +5,7 @@ fused Triton MoE runner on what they chose. Prints one JSON line a batch.
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,8 +13,7 @@ from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe, fused_moe_t
 from sglang.srt.layers.moe.topk import TopKConfig, select_experts
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
-from selection.test_slots import align
-from sglang_xshare import Batch, SelectionPlan, build_plan, selection
+from sglang_xshare import Batch, SelectionPlan, build_plan, hooks, selection
 from sglang_xshare.stage.layer import Assignment, Layer
 from sglang_xshare.stage.step import Step
 
@@ -22,9 +22,17 @@ PLAN = {"policy": "xshare", "k0": 1, "add": 4}
 TRUNCATE = {"policy": "moe-spec", "budget": 3, "coverage": "truncate"}
 
 
-def sort_slots(ids: torch.Tensor, block_size: int, num_experts: int) -> tuple[torch.Tensor, ...]:
-    """Upstream's `moe_align_block_size`, of which a machine without a GPU has no kernel."""
-    slots, experts = align(ids, block_size)
+def align(ids: torch.Tensor, block_size: int, num_experts: int) -> tuple[torch.Tensor, ...]:
+    """Upstream's `moe_align_block_size`, of which a machine without a GPU has no kernel: slots by expert, each expert's
+    padded to whole blocks; the expert of every block; how many slots that makes.
+    """
+    flat = ids.flatten().tolist()
+    slots, experts = [], []
+    for expert in sorted(set(flat)):
+        mine = [slot for slot, one in enumerate(flat) if one == expert]
+        blocks = -(-len(mine) // block_size)
+        slots += mine + [len(flat)] * (blocks * block_size - len(mine))
+        experts += [expert] * blocks
     return tuple(torch.tensor(x, dtype=torch.int32) for x in (slots, experts, [len(slots)]))
 
 
@@ -46,7 +54,7 @@ def run_experts(hidden: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) 
 
 
 def route_and_run(layer: Layer, hidden: torch.Tensor, logits: torch.Tensor) -> dict[str, Any]:
-    """A forward of the layer as the model runs it: how far the output is off, and how large it is."""
+    """A forward of the layer as the model runs it: how far the output is off, and its largest value."""
     weights, ids, _ = select_experts(hidden, logits, layer.config)
     found = fused_moe.fused_experts_impl(hidden.clone(), W1, W2, weights, ids, inplace=True)
     error = (found - run_experts(hidden, weights, ids)).abs().max()
@@ -54,7 +62,7 @@ def route_and_run(layer: Layer, hidden: torch.Tensor, logits: torch.Tensor) -> d
 
 
 def main() -> None:
-    """Batches of the same and of other sizes, with padding rows and rows that lose all experts but one."""
+    """Batches of several sizes, with padding rows and rows that lose all experts but one."""
     for rows, plan, padding in (
         (6, PLAN, 0),
         (6, PLAN, 2),
@@ -64,9 +72,8 @@ def main() -> None:
         (3, PLAN, 3),
     ):
         hidden, logits = torch.randn(rows, HIDDEN), torch.randn(rows, EXPERTS)
-        valid = torch.arange(rows) < rows - padding
-        layer = make_layer(build_plan(plan), rows, valid)
-        print(json.dumps({"rows": rows, **route_and_run(layer, hidden, logits)}), flush=True)
+        layer = make_layer(build_plan(plan), rows, torch.arange(rows) < rows - padding)
+        print(json.dumps({"rows": rows, "padding": padding, **route_and_run(layer, hidden, logits)}), flush=True)
 
 
 if __name__ == "__main__":
@@ -74,6 +81,8 @@ if __name__ == "__main__":
     set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", device="cpu"))
     fused_moe_triton_config.get_device_name = lambda: "no GPU"
     selection._choose_backend = lambda *args: "triton"
-    fused_moe.moe_align_block_size = sort_slots
+    fused_moe.moe_align_block_size = align
     W1, W2 = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN) / 5, torch.randn(EXPERTS, HIDDEN, WIDTH) / 5
+    routing = SimpleNamespace(route=lambda config, logits: config, finish=lambda config, ids, weights: ids)
+    hooks._stage = SimpleNamespace(routing=routing)  # type: ignore[assignment]
     main()

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_xshare import Router, build_plan, hooks, select
 from sglang_xshare.selection.torch_backend import rows, shortlist, vectorized
-from sglang_xshare.stage.evidence.metrics import OUTCOMES
+from sglang_xshare.stage.evidence.interval import OUTCOMES
 from stage.fake import EXPERTS, TOP_K, XSHARE, Gather, Model, forward_batch, gathered_batches
 
 POLICIES: dict[str, dict[str, Any]] = {

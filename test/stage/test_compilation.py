@@ -12,11 +12,10 @@ from triton.backends.compiler import GPUTarget
 
 from benchmark.common.paths import ROOT
 from benchmark.gpu.compilation import EXPERTS, FORMS, MANY_ROWS, run_steps
-from selection.test_triton import HAS_GPU
+from selection.compared import HAS_GPU
 from selection.variants import compiling
 from sglang_xshare import RunnerSlots, build_plan
 from sglang_xshare.selection.triton_kernel import launch
-from sglang_xshare.selection.triton_kernel.launch import TWO_LAUNCHES
 from sglang_xshare.selection.triton_kernel.tile import count_programs
 
 pytestmark = pytest.mark.skipif(HAS_GPU, reason="there is a GPU: the preflight of `make gpu` launches them on it")
@@ -31,7 +30,7 @@ PLANS = {
     "moe-spec": build_plan("moe-spec", budget=6, coverage="truncate"),
     "dynamic-skip": build_plan("dynamic-skip", beta=0.5),
 }
-SLOTS = {"sorted": RunnerSlots(16), "masked": RunnerSlots(masked=True)}
+MASKED = RunnerSlots(masked=True)
 
 
 def names(compiled):
@@ -39,13 +38,12 @@ def names(compiled):
 
 
 @pytest.mark.parametrize("experts", EXPERTS)
-def test_they_compile(experts, monkeypatch):
+def test_they_compile(experts):
     """The selection of one kind of plan for 16 rows; the others, and other batches, are left to the long tests."""
     with compiling() as compiled:
         run_steps(experts, "cpu")
     found = names(compiled)
-    monkeypatch.setenv(TWO_LAUNCHES, "1")
-    with compiling(leave_out=["select_kernel"]) as compiled:
+    with compiling(["select_kernel"], together=False) as compiled:
         run_steps(experts, "cpu", rows=MANY_ROWS)
     assert found | names(compiled) == list_launched()
 
@@ -74,19 +72,17 @@ def test_every_kind_of_plan_compiles(plan, experts):
 
 @pytest.mark.long
 @pytest.mark.parametrize("experts", EXPERTS)
-@pytest.mark.parametrize("slots", SLOTS)
-def test_every_kind_of_slots_compiles(slots, experts):
+def test_masked_logits_compile(experts):
     for rows in (8, MANY_ROWS):
         with compiling():
-            run_steps(experts, "cpu", rows=rows, slots=SLOTS[slots])
+            run_steps(experts, "cpu", rows=rows, slots=MASKED)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("experts", EXPERTS)
 @pytest.mark.parametrize("plan", ["xshare", "lynx-acc", "moe-spec"])
-def test_a_launch_a_phase_compiles(plan, experts, monkeypatch):
-    monkeypatch.setenv(TWO_LAUNCHES, "1")
-    with compiling():
+def test_a_launch_a_phase_compiles(plan, experts):
+    with compiling(together=False):
         run_steps(experts, "cpu", PLANS[plan], MANY_ROWS)
 
 
@@ -99,16 +95,15 @@ def list_launched():
 @pytest.mark.long
 @pytest.mark.parametrize("experts", [32, 128, 256])
 @pytest.mark.parametrize("arch", [80, 89, 100, 120])
-def test_they_compile_for_other_gpus(arch, experts, monkeypatch):
+def test_they_compile_for_other_gpus(arch, experts):
     """A100, L40S, B200 and RTX 5090: in one program, in several that meet, and in a launch for each phase."""
     gpu = GPUTarget("cuda", arch, 32)
     found = set()
-    for rows, slots in product((8, MANY_ROWS), (RunnerSlots(), *SLOTS.values())):
+    for rows, slots in product((8, MANY_ROWS), (RunnerSlots(), MASKED)):
         with compiling(gpu=gpu) as compiled:
             run_steps(experts, "cpu", rows=rows, slots=slots)
         found |= names(compiled)
         assert {one.metadata.target.arch for one in compiled.kernels.values()} == {arch}
-    monkeypatch.setenv(TWO_LAUNCHES, "1")
-    with compiling(gpu=gpu) as compiled:
+    with compiling(gpu=gpu, together=False) as compiled:
         run_steps(experts, "cpu", rows=MANY_ROWS)
     assert found | names(compiled) == list_launched()

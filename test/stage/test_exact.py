@@ -13,7 +13,7 @@ from sglang_xshare.policies.exact import NAMESPACE, Rule
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.stage.exact import ATTACHED, MIXED_SESSION, Exact
 from sglang_xshare.stage.gather import Ranks
-from sglang_xshare.stage.step import read_size, read_step
+from sglang_xshare.stage.step import read_key, read_step
 from stage.fake import EXPERTS, TOP_K, XSHARE, Model, forward_batch, gathered_batches, runner
 
 NO_RULE = Rule()
@@ -49,9 +49,9 @@ def batch_of(reqs: list[Req], mode: str = "decode", tokens: int = 1, padding: in
 
 def begin(exact: Exact, batch: SimpleNamespace, ranks: Ranks | None = None) -> None:
     """As the stage does before a forward."""
-    size = read_size(batch, ranks)
-    assert size is not None
-    exact.write(batch.rids, size[2])
+    key = read_key(batch, ranks)
+    assert key is not None
+    exact.write(batch.rids, key[2])
 
 
 def admit(exact: Exact, *reqs: Req, rule: Rule = NO_RULE) -> None:

@@ -10,10 +10,10 @@ import torch
 from sglang_xshare import hooks
 from sglang_xshare.live.control import Control
 from sglang_xshare.stage.layer import Assignment
-from sglang_xshare.stage.step import Size
+from sglang_xshare.stage.step import StepKey
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, XSHARE, Model, forward_batch, make_reporter, runner
-from stage.test_switch import PLANS, schedule
+from stage.switching import PLANS, schedule
 
 WHICH = "ranks [1] have selected other experts than the first"
 
@@ -115,8 +115,8 @@ def test_a_server_whose_graphs_cannot_follow_ends(serve, caplog):
     oea = {"expert_policy": "oea", "expert_policy_config": {"k0": 2, "kmax": 6}}
     served = serve(Batches(captured=(8,)), **oea)
     served.decode()
-    layer, size = served.stage.layers[0], Size("decode", 8)
-    served.stage.graphs.keep(layer, size, Assignment(served.stage.plans.find(layer, size)[0]))
+    layer, key = served.stage.layers[0], StepKey("decode", 8)
+    served.stage.graphs.keep(layer, key, Assignment(served.stage.plans.find(layer, key)[0]))
     served.differs = [1]
     with pytest.raises(Ended):
         served.decode()

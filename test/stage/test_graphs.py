@@ -12,7 +12,7 @@ from sglang_xshare.stage.assignment import assign
 from sglang_xshare.stage.graphs import Graphs, open_up
 from sglang_xshare.stage.layer import Assignment, Layer
 from sglang_xshare.stage.plans import Plans
-from sglang_xshare.stage.step import Size, Step
+from sglang_xshare.stage.step import Step, StepKey
 from sglang_xshare.types import Batch
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, Config
@@ -46,7 +46,7 @@ def run(graphs: Graphs, plans: Plans, layers: list[Layer], step: Step) -> None:
     """An eager step, which reads no buffer."""
     assign(layers, [step] * len(layers), plans, graphs, is_captured=False)
     for layer in layers:
-        assert (layer.assignment.plan, layer.assignment.buffer) == (plans.find(layer, step.size)[0], None)
+        assert (layer.assignment.plan, layer.assignment.buffer) == (plans.find(layer, step.key)[0], None)
         plan = layer.assignment.plan
         layer.selection = None if plan is None else layer.select(torch.zeros(step.rows, EXPERTS), plan)
     graphs.prepare(layers, step)
@@ -64,27 +64,27 @@ def capture_anew(graphs: Graphs, plans: Plans, layers: list[Layer]) -> dict[tupl
     for rows in ROWS:
         run(graphs, plans, layers, Step("decode", rows, Batch()))
         for layer, assignment in zip(layers, record(graphs, plans, layers, rows), strict=True):
-            assert assignment.buffer is kept[layer, Size("decode", rows)].buffer, "no copy in a capture"
+            assert assignment.buffer is kept[layer, StepKey("decode", rows)].buffer, "no copy in a capture"
             found[layer.layer_id, rows] = assignment.plan
     return found
 
 
 def read(graphs: Graphs) -> dict[tuple[int, int], list[int]]:
     """The numbers that each graph's kernels would read, by layer and rows."""
-    buffers = {(layer.layer_id, size.rows): kept.buffer for (layer, size), kept in graphs._captured.items()}
+    buffers = {(layer.layer_id, key.rows): kept.buffer for (layer, key), kept in graphs._captured.items()}
     return {place: buffer.values.tolist() for place, buffer in buffers.items() if buffer is not None}
 
 
 def test_numbers_are_written_for_every_layer_and_size():
     graphs, former, layers = capture(TIGHT)
     assert graphs.selecting == [2, 4, 16]
-    wanted = {"policy": "xshare", "k0": 2, "add": 4, "layers": {"1": {"add": 3}}, "by_batch": {"4": {"k0": 3}}}
+    wanted = {"policy": "xshare", "k0": 2, "add": 4, "layers": {"1": {"add": 3}}, "by_rows": {"4": {"k0": 3}}}
     plans = make_plans(wanted)
     graphs.check(former, plans)
     graphs.follow(former, plans)
-    opened = open_up(former.find(layers[0], Size("decode", 2))[0], layers[0].router)
+    opened = open_up(former.find(layers[0], StepKey("decode", 2))[0], layers[0].router)
     for (layer_id, rows), numbers in read(graphs).items():
-        plan, _ = plans.find(layers[layer_id], Size("decode", rows))
+        plan, _ = plans.find(layers[layer_id], StepKey("decode", rows))
         # Two rows of top-4 want four experts beyond two each, as layer 0 has: the model's own routing, by numbers.
         assert (plan is None) == (layer_id == 0 and rows == 2)
         assert numbers == encode(plan or opened).tolist()
@@ -100,7 +100,7 @@ def test_numbers_are_written_for_every_layer_and_size():
         (TIGHT, {"policy": "oea", "k0": 2, "kmax": 6}, "graphs of 2, 4, 16 rows .*: kmax = 6"),
         (TIGHT, {"policy": "pruned", "k0": 1}, "graphs of 2, 4, 16 rows .*: coverage = 'own'"),
         ({"policy": "oea", "k0": 2, "kmax": 6}, {"policy": "vanilla"}, "kmax = 6 columns"),
-        (TIGHT | {"min_tokens": 4}, TIGHT, "graphs of 2 rows .* captured without a selection"),
+        (TIGHT | {"min_rows": 4}, TIGHT, "graphs of 2 rows .* captured without a selection"),
         (TIGHT | {"layers": {"1": {"policy": "vanilla"}}}, TIGHT, "graphs of 2, 4, 16 rows .* without a selection"),
         (TIGHT, {"policy": "observe"}, "observe counts what the graphs have captured"),
         ({"policy": "observe"}, TIGHT, "observe counts what the graphs have captured"),
@@ -147,7 +147,7 @@ def test_vanilla_and_back_by_numbers_alone():
     vanilla = make_plans({"policy": "vanilla"})
     graphs.check(former, vanilla)
     graphs.follow(former, vanilla)
-    opened = open_up(make_plans(TIGHT).find(layers[0], Size("decode", 16))[0], layers[0].router)
+    opened = open_up(make_plans(TIGHT).find(layers[0], StepKey("decode", 16))[0], layers[0].router)
     assert set(map(tuple, read(graphs).values())) == {tuple(encode(opened).tolist())}
     graphs.check(vanilla, former)
     graphs.follow(vanilla, former)
@@ -167,7 +167,7 @@ def test_captured_anew_after_a_switch_they_follow_as_before(wanted):
     graphs.follow(former, plans)
     numbers = read(graphs)
     for (layer_id, rows), plan in capture_anew(graphs, plans, layers).items():
-        assert plan is former.find(layers[layer_id], Size("decode", rows))[0]
+        assert plan is former.find(layers[layer_id], StepKey("decode", rows))[0]
     assert (read(graphs), graphs.selecting) == (numbers, selecting)
     for follower in (more, former):
         graphs.check(plans, follower)
@@ -184,7 +184,7 @@ def test_what_an_eager_step_left_is_made_anew():
     graphs.follow(former, plans)
     run(graphs, plans, layers, Step("decode", 16, Batch()))
     record(graphs, plans, layers, 16)
-    assert read(graphs) == {(0, 16): encode(plans.find(layers[0], Size("decode", 16))[0]).tolist()}
+    assert read(graphs) == {(0, 16): encode(plans.find(layers[0], StepKey("decode", 16))[0]).tolist()}
 
 
 def test_without_graphs_every_switch_is_free():

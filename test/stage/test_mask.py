@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from selection.compared import DEVICE
 from selection.interpreter import interpreted
-from selection.test_triton import DEVICE
 from sglang_xshare import Batch, Router, Selection, build_plan, hooks, select
 from sglang_xshare.selection.mask import check_maskable, mask_logits
 from sglang_xshare.selection.triton_kernel import mask

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from sglang_xshare import hooks
-from sglang_xshare.stage.evidence.metrics import Reader
+from sglang_xshare.stage.evidence.counters import Reader
 from sglang_xshare.stage.paged import SlotsExceeded
 from stage.fake import EXPERTS, TOP_K, Model, forward_batch
-from stage.test_paging import LAYERS, REPORTER, SLOTS, make_schedule, put
+from stage.paged_model import LAYERS, REPORTER, SLOTS, make_schedule, put
 
 HIDDEN, WIDTH = 16, 8
 CONFIG = {"apply_router_weight_on_input": False, "activation": "silu", "gemm1_alpha": None, "gemm1_clamp_limit": None}

@@ -4,7 +4,6 @@ that SGLang was told would fit its slots has more experts active.
 
 import json
 import re
-from collections import OrderedDict
 from itertools import product
 from types import SimpleNamespace
 
@@ -13,97 +12,16 @@ import torch
 
 from sglang_xshare import Batch, hooks, select
 from sglang_xshare.compatibility.paging import fits
-from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.selection.triton_kernel.budgets import encode
-from sglang_xshare.stage.evidence.metrics import Reader
-from sglang_xshare.stage.forward import wrap_model
+from sglang_xshare.stage.evidence.counters import Reader
 from sglang_xshare.stage.layer import Layer
 from sglang_xshare.stage.paged import SlotsExceeded
-from sglang_xshare.stage.stage import Stage
-from sglang_xshare.stage.step import Size
-from sglang_xshare.upstream.batches import Batches
-from sglang_xshare.upstream.paging import Residents, find_paging
-from stage.fake import EXPERTS, TOP_K, Model, forward_batch, make_reporter
+from sglang_xshare.stage.step import StepKey
+from sglang_xshare.upstream.paging import Residents
+from stage.fake import EXPERTS, TOP_K, forward_batch
+from stage.paged_model import LAYERS, REPORTER, SLOTS, PagedModel, Paging, decode, make_schedule, put
 
-SLOTS, LAYERS = 12, 3
 PUBLISHED = {"k0": 1, "add": 2}
-REPORTER = make_reporter(1, current_scheduler_metrics_enabled=False)
-
-
-class Paging:
-    """What the stage reads of upstream's `PagedExpertsMoEMethod`, with its least-recently-used slots."""
-
-    def __init__(self, slots=SLOTS):
-        self.num_resident, self.num_experts = slots, EXPERTS
-        self.policy = SimpleNamespace(resident=OrderedDict((expert, expert) for expert in range(slots)))
-        self.device_executor = None
-        self.loads = 0
-
-    def place(self, experts):
-        """As upstream's waves do: each expert that is not loaded is paged in once."""
-        resident = self.policy.resident
-        wanted = [e for e in experts if e in resident] + [e for e in experts if e not in resident]
-        for first in range(0, len(wanted), self.num_resident):
-            wave = wanted[first : first + self.num_resident]
-            for expert in [e for e in wave if e in resident]:
-                resident.move_to_end(expert)
-            for expert in [e for e in wave if e not in resident]:
-                resident[expert] = resident.popitem(last=False)[1]
-                self.loads += 1
-
-
-class PagedModel(Model):
-    """A model whose layers page in what was routed; it keeps what was loaded before, and what vanilla would page in."""
-
-    def __init__(self, slots=SLOTS):
-        super().__init__(LAYERS)
-        self.paging = [Paging(slots) for _ in range(LAYERS)]
-        self.before = 0
-        self.loaded = []
-
-    def forward(self, input_ids, positions, batch):
-        self.routed, self.loaded = [], []
-        own = self.logits.topk(TOP_K).indices
-        for config, paging in zip(self.configs, self.paging, strict=True):
-            loaded = torch.zeros(EXPERTS, dtype=torch.bool)
-            loaded[list(paging.policy.resident)] = True
-            self.loaded.append(loaded)
-            self.before += int((~loaded[own.unique()]).sum())
-            routed = hooks.route(config, self.logits)
-            choose = routed.custom_routing_function
-            answer = choose and choose(None, self.logits, TOP_K, True)
-            ids = own if answer is None else answer[1]
-            self.routed.append(answer)
-            paging.place(ids.unique().tolist())
-        return "output"
-
-
-def put(monkeypatch, model, policy="xshare", trace=None, device="cpu", **keys):
-    """A stage around a paged model; its schedule is as a server that pages experts builds it."""
-    monkeypatch.setattr(hooks, "_stage", None)
-    monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
-    monkeypatch.setattr("sglang_xshare.stage.layer.scales_unnormalized_groups", lambda: False)
-    layers = [
-        Layer(number, config, None, paging=find_paging(SimpleNamespace(quant_method=paging)))
-        for number, (config, paging) in enumerate(zip(model.configs, model.paging, strict=True))
-    ]
-    stage = Stage(
-        layers, make_schedule(policy, **keys), device=device, trace=trace, batches=Batches(captured=(1, 2, 4, 8))
-    )
-    monkeypatch.setattr(hooks, "_stage", stage)
-    wrap_model(model, stage)
-    return stage
-
-
-def make_schedule(policy, **keys):
-    return build_schedule(policy, keys, speculative=False, pages=True)
-
-
-def decode(model, step, rows):
-    """A step of correlated logits: what is loaded matters."""
-    taste = torch.randn(EXPERTS, generator=torch.Generator().manual_seed(step // 5))
-    model.logits = taste + torch.randn(rows, EXPERTS, generator=torch.Generator().manual_seed(100 + step))
-    model.forward(None, None, forward_batch("decode", rows))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +31,7 @@ def test_a_step_is_the_references_on_what_is_loaded(monkeypatch, keys):
     model = PagedModel()
     stage = put(monkeypatch, model, **keys)
     plan, router = stage.plans.schedule.plan(0, 4), stage.layers[0].router
-    assert stage.plans.schedule.min_tokens == 1
+    assert stage.plans.schedule.min_rows == 1
     for step, rows in enumerate([1, 4, 6, 2, 5, 6, 6, 3] * 3):
         decode(model, step, rows)
         for routed, loaded in zip(model.routed, model.loaded, strict=True):
@@ -194,9 +112,9 @@ def test_all_experts_fit_in_a_step_where_all_have_slots(monkeypatch):
         ("xshare", {"k0": 1, "add": 24}, 12),
         ("xshare", {"k0": 2, "add": 0}, 6),
         ("xshare", {"k0": 1, "add": 2, "free_residents": False}, 10),
-        ("xshare", {"k0": 1, "add": 2, "max_tokens": 5}, 5),
+        ("xshare", {"k0": 1, "add": 2, "max_rows": 5}, 5),
         ("xshare", {"k0": 1, "add": 2, "layers": {"1": {"policy": "vanilla"}}}, 3),
-        ("xshare", {"k0": 1, "add": 2, "by_batch": {"7": {"k0": 2}}}, 6),
+        ("xshare", {"k0": 1, "add": 2, "by_rows": {"7": {"k0": 2}}}, 6),
         ("pruned", {"k0": 2}, 6),
         ("observe", {}, 3),
     ],
@@ -207,7 +125,7 @@ def test_what_fits_is_known_by_the_plan(monkeypatch, policy, keys, most):
     stage = put(monkeypatch, model, policy, **keys)
     schedule = stage.plans.schedule
     for rows in range(1, 20):
-        found = all(stage.plans.fit(layer, Size("decode", rows)) for layer in stage.layers)
+        found = all(stage.plans.fit(layer, StepKey("decode", rows)) for layer in stage.layers)
         assert found == fits(schedule, rows, TOP_K, EXPERTS, SLOTS)
         if rows <= most + 1:
             assert found == (rows <= most)
@@ -244,7 +162,7 @@ def test_a_switch_keeps_the_bound(monkeypatch):
     assert allowed() == [1, 3]
     stage.switch(make_schedule("xshare", k0=2, add=1), REPORTER)
     assert allowed() == [1, 3, 4]
-    stage.switch(make_schedule("xshare", **PUBLISHED, min_tokens=8), REPORTER)
+    stage.switch(make_schedule("xshare", **PUBLISHED, min_rows=8), REPORTER)
     assert allowed() == [1, 3, 8]
     stage.switch(make_schedule("xshare", **PUBLISHED), REPORTER)
     assert allowed() == list(sizes)

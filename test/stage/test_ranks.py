@@ -14,7 +14,7 @@ from benchmark.common.paths import ROOT
 from served.release import LATEST, make_env
 from sglang_xshare import Batch, Router, Selection, build_plan, select
 from sglang_xshare.stage.evidence.columns import AFTER, BEFORE, ROWS, STEPS
-from sglang_xshare.stage.evidence.metrics import OUTCOMES
+from sglang_xshare.stage.evidence.interval import OUTCOMES
 from stage.ranks import CASES, LAYERS, TOP_K, Case, Load, Model, run_experts
 
 VANILLA = {"policy": "vanilla"}
@@ -62,11 +62,11 @@ def list_parts(case: Case, load: Load) -> Iterator[Part]:
     hidden, valid = load.hidden(case.share), load.valid(case.share)
     vanilla = "prefill" if load.prefills else "observed" if case.policy == "observe" else None
     if case.keys.get("rows") != "rank":
-        yield Part(range(case.size), hidden, valid, vanilla or ("policy" if len(hidden) > 1 else "min_tokens"))
+        yield Part(range(case.size), hidden, valid, vanilla or ("policy" if len(hidden) > 1 else "min_rows"))
         return
     parts = (split(rows, load.rows(case.share), case.share) for rows in (hidden, valid))
     for rank, (own, live) in enumerate(zip(*parts, strict=True)):
-        yield Part(range(rank, rank + 1), own, live, vanilla or ("policy" if len(own) > 1 else "min_tokens"))
+        yield Part(range(rank, rank + 1), own, live, vanilla or ("policy" if len(own) > 1 else "min_rows"))
 
 
 def split(rows: torch.Tensor, counts: list[int], share: int) -> list[torch.Tensor]:

@@ -1,15 +1,13 @@
 """The stage around a model: which forwards select, and what is checked."""
 
-import json
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from sglang_xshare import Router, build_plan, hooks, select
 from sglang_xshare.stage.assignment import PolicyBypassed
-from sglang_xshare.stage.evidence.metrics import OUTCOMES, Interval
+from sglang_xshare.stage.evidence.interval import OUTCOMES
 from sglang_xshare.stage.plans import REASONS
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import (
@@ -21,7 +19,6 @@ from stage.fake import (
     Model,
     forward_batch,
     gathered_batches,
-    make_reporter,
     outcomes,
     run,
 )
@@ -30,16 +27,6 @@ from stage.fake import (
 @pytest.fixture(autouse=True)
 def _on_the_first_rank(monkeypatch):
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
-
-
-def catch_exports(installed: Any, told: list[int]) -> None:
-    """Have what a stage exports appended: of each interval its steps under policy."""
-
-    def export(part: Any, labels: dict[str, str]) -> None:
-        if isinstance(part, Interval):
-            told.append(part.outcomes["policy"])
-
-    installed.reports.exporter.export = export
 
 
 def count_experts(model: Model) -> list[int | None]:
@@ -75,13 +62,13 @@ def test_prefill_and_single_rows_stay_vanilla(attach):
     for mode, rows in (("prefill", 40), ("idle", 0), ("decode", 1), ("decode", 4)):
         run(model, mode, rows)
         assert [routed is None for routed in model.routed] == [rows != 4] * 3
-    assert outcomes(installed) == {"prefill": 2, "min_tokens": 1, "policy": 1}
+    assert outcomes(installed) == {"prefill": 2, "min_rows": 1, "policy": 1}
 
 
 def test_a_plan_that_cannot_change_anything_is_not_run(attach):
     """Four rows of a top-4 model want 12 experts beyond their first."""
     model = Model(2)
-    config = {"k0": 1, "add": 12, "layers": {"1": {"add": 11}}, "by_batch": {"3": {"policy": "vanilla"}}}
+    config = {"k0": 1, "add": 12, "layers": {"1": {"add": 11}}, "by_rows": {"3": {"policy": "vanilla"}}}
     installed = attach(model, expert_policy="xshare", expert_policy_config=config)
     run(model, "decode", 4)
     assert [count is None for count in count_experts(model)] == [True, False]
@@ -151,7 +138,7 @@ def test_layers_and_batch_sizes_get_their_own_plans(attach):
         "k0": 1,
         "add": 0,
         "layers": {"1": {"policy": "vanilla"}, "2": {"policy": "pruned", "k0": 3}},
-        "by_batch": {"8": {"k0": 2}},
+        "by_rows": {"8": {"k0": 2}},
     }
     attach(model, expert_policy="xshare", expert_policy_config=config)
     run(model, "decode", 4)
@@ -164,7 +151,7 @@ def test_layers_and_batch_sizes_get_their_own_plans(attach):
 
 def test_a_step_overridden_everywhere_is_not_under_policy(attach):
     model = Model(2)
-    config = {"k0": 1, "add": 0, "by_batch": {"8-16": {"policy": "vanilla"}}}
+    config = {"k0": 1, "add": 0, "by_rows": {"8-16": {"policy": "vanilla"}}}
     installed = attach(model, expert_policy="xshare", expert_policy_config=config)
     run(model, "decode", 8)
     run(model, "decode", 4)
@@ -185,45 +172,6 @@ def test_a_step_without_any_plan_counts_as_its_first_reason(attach, layer):
 def test_every_reason_is_an_outcome():
     assert set(REASONS) < set(OUTCOMES)
     assert set(OUTCOMES) - set(REASONS) == {"policy", "observed", "prefill", "no_context"}
-
-
-def test_the_log_tells_what_idle_metrics_told_before(attach):
-    model = Model(1)
-    installed = attach(model, **XSHARE)
-    run(model, "decode", 4)
-    told = []
-    catch_exports(installed, told)
-    reporter = make_reporter(forwards=1)
-    hooks.publish(reporter)
-    run(model, "decode", 4)
-    reporter.forward_ct_decode = 2
-    hooks.publish(reporter)
-    hooks.publish(reporter)  # nothing new: an idle server asks again and again
-    assert "policy steps: 2," in hooks.report(reporter)
-    assert told == [1, 1]
-    run(model, "decode", 4)
-    reporter.forward_ct_decode = 2  # as after a flush, which sets it to 0
-    assert "policy steps: 1," in hooks.report(reporter)
-    reporter.scheduler.forward_ct = 3  # for requests of another rank of data-parallel attention
-    run(model, "decode", 4)
-    hooks.publish(reporter)
-    assert told == [1, 1, 2]
-
-
-def test_one_rank_exports_what_all_have_seen_and_each_logs_it(attach, monkeypatch, tmp_path):
-    model = Model(1)
-    file = tmp_path / "trace.jsonl"
-    installed = attach(model, **XSHARE, expert_policy_trace=str(file))
-    told = []
-    catch_exports(installed, told)
-    run(model, "decode", 4)
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
-    assert "policy steps: 1," in hooks.report(make_reporter(forwards=1))
-    assert (told, file.read_text()) == ([], "")
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
-    hooks.publish(make_reporter(forwards=1))
-    assert told == [1]
-    assert len(file.read_text().splitlines()) == 1
 
 
 def test_a_layer_that_does_not_select_stops_the_step(attach):
@@ -266,13 +214,13 @@ def test_context_ends_with_the_forward_even_when_it_fails(attach):
 
 def test_layers_outside_a_forward_are_vanilla_and_counted_once(attach, monkeypatch):
     """Not through the model's forward."""
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_recorded", lambda: False)
+    monkeypatch.setattr("sglang_xshare.stage.routing.is_recorded", lambda: False)
     model = Model(3)
     installed = attach(model, **XSHARE)
     for config in model.configs:
         assert hooks.route(config, None) is config
     assert outcomes(installed) == {"no_context": 1}
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_recorded", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.routing.is_recorded", lambda: True)
     assert hooks.route(model.configs[0], None) is model.configs[0]
     assert outcomes(installed) == {"no_context": 1}, "a captured graph would count again at every replay"
 
@@ -319,20 +267,6 @@ def test_scaling_and_shared_expert(attach):
     assert ids[:, -1].tolist() == [EXPERTS] * 4
     assert weights[:, -1].tolist() == [1.0] * 4
     torch.testing.assert_close(weights[:, :-1].sum(-1), torch.full((4,), 2.5))
-
-
-def test_trace_has_every_step_and_layer(attach, tmp_path):
-    file = tmp_path / "trace.jsonl"
-    model = Model(2)
-    installed = attach(model, **XSHARE, expert_policy_trace=str(file))
-    wanted = []
-    for number, rows in enumerate((4, 9)):
-        run(model, "decode", rows)
-        wanted += [(number, layer, rows, count) for layer, count in enumerate(count_experts(model))]
-    reporter = make_reporter(2, current_scheduler_metrics_enabled=False)
-    assert installed.report(reporter).startswith(", active experts: ")
-    records = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [(r["step"], r["layer"], r["batch_size"], r["experts_after"]) for r in records] == wanted
 
 
 def test_capture_sizes_are_completed_to_16(attach):

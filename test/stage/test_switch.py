@@ -1,72 +1,27 @@
 """A running stage is given another schedule: what the next step does, and what log, metrics and trace say of it."""
 
-import functools
 import gc
 import json
 import logging
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from prometheus_client import REGISTRY
 
-from sglang_xshare import Batch, Router, SelectionPlan, build_plan, hooks, select
-from sglang_xshare.policies.schedule import Schedule, build_schedule
-from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, Budgets, list_steps
-from sglang_xshare.stage.evidence.balance import Balance
-from sglang_xshare.stage.evidence.columns import AFTER, STEPS
-from sglang_xshare.stage.evidence.figures import PREFIX
-from sglang_xshare.stage.evidence.reports import Reports
-from sglang_xshare.stage.layer import Assignment, Layer
+from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.stage.placement import Placement
 from sglang_xshare.stage.stage import Stage
-from sglang_xshare.stage.step import Size
 from sglang_xshare.upstream.batches import Batches
-from stage.fake import EXPERTS, TOP_K, XSHARE, Model, make_reporter, outcomes, run
-
-PLANS: list[dict[str, Any]] = [
-    {"policy": "xshare", "k0": 1, "add": 5},
-    {"policy": "oea", "k0": 2, "kmax": 6},
-    {"policy": "pruned", "k0": 1},
-    {"policy": "lynx-lat", "retain": 7},
-    {"policy": "lynx-acc", "confidence": 0.2},
-    {"policy": "moe-spec", "budget": 6, "coverage": "truncate", "phases": ["decode"]},
-    {"policy": "dynamic-skip", "beta": 0.5},
-]
+from stage.fake import EXPERTS, TOP_K, XSHARE, Model, outcomes, run
+from stage.switching import PLANS, decode, schedule
 
 
 @pytest.fixture(autouse=True)
 def _on_the_first_rank(monkeypatch):
     monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
     monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
-
-
-@pytest.fixture
-def reporter():
-    """Upstream's, of a server with --enable-metrics; what is registered is gone after the test, and what another test
-    has left before it.
-    """
-    names = REGISTRY._collector_to_names
-    for metric in [metric for metric in names if any(name.startswith(PREFIX) for name in names[metric])]:
-        REGISTRY.unregister(metric)
-    before = set(names)
-    yield make_reporter(metrics_collector=SimpleNamespace(labels={"model_name": "fake"}))
-    for metric in set(REGISTRY._collector_to_names) - before:
-        REGISTRY.unregister(metric)
-
-
-def schedule(keys: dict[str, Any]) -> Schedule | None:
-    own = {name: value for name, value in keys.items() if name != "policy"}
-    return build_schedule(keys["policy"], own, speculative=False)
-
-
-def decode(model: Model, reporter: SimpleNamespace, rows: int = 12) -> None:
-    """A step, as upstream's scheduler counts it."""
-    run(model, "decode", rows)
-    reporter.scheduler.forward_ct += 1
-    reporter.forward_ct_decode += 1
 
 
 def test_the_next_step_selects_by_the_other_plan_in_every_layer(attach, reporter):
@@ -114,12 +69,12 @@ def test_layers_batches_and_sizes_switch_too(attach, reporter):
     model = Model()
     installed = attach(model, **XSHARE)
     decode(model, reporter)
-    config = {"policy": "xshare", "add": 3, "min_tokens": 4, "layers": {"1": {"policy": "vanilla"}}}
-    installed.switch(schedule(config | {"by_batch": {"6": {"policy": "vanilla"}}}), reporter)
+    config = {"policy": "xshare", "add": 3, "min_rows": 4, "layers": {"1": {"policy": "vanilla"}}}
+    installed.switch(schedule(config | {"by_rows": {"6": {"policy": "vanilla"}}}), reporter)
     for rows, selecting in ((3, [False] * 3), (12, [True, False, True]), (6, [False] * 3)):
         run(model, "decode", rows)
         assert [routed is not None for routed in model.routed] == selecting
-    assert outcomes(installed) == {"policy": 2, "min_tokens": 1, "override": 1}
+    assert outcomes(installed) == {"policy": 2, "min_rows": 1, "override": 1}
 
 
 def test_log_metrics_and_counters_tell_both_plans_apart(attach, reporter, caplog):
@@ -215,98 +170,6 @@ def test_a_switch_that_fails_changes_nothing(attach, reporter, monkeypatch):
         installed.switch(schedule(PLANS[1]), reporter)
     assert (installed.plans, installed.switches, installed.plan["policy"]) == (plans, 0, "xshare")
     assert hooks._stage is installed
-
-
-@pytest.fixture
-def record(monkeypatch):
-    """Call it with a stage and a model to capture a step of 8 rows as SGLang does, eagerly first; it returns the plan
-    whose kernel the first layer launches, and the numbers that this reads at every replay.
-    """
-    recorded = False
-    monkeypatch.setattr("sglang_xshare.stage.stage.is_recorded", lambda: recorded)
-    monkeypatch.setattr("sglang_xshare.stage.stage.wait_for_device", lambda device: None)
-
-    def capture(installed: Stage, model: Model) -> tuple[SelectionPlan, Budgets]:
-        nonlocal recorded
-        installed.device = "cuda"
-        layer = installed.layers[0]
-        launched: list[tuple[SelectionPlan, Budgets]] = []
-        original = Layer.select
-
-        def note(layer: Layer, logits: Any, plan: Any, slots: Any, tally: Any, budgets: Any) -> Any:
-            launched.append((plan, budgets))
-            return original(layer, logits, plan, slots, tally, budgets)
-
-        monkeypatch.setattr(layer, "select", functools.partial(note, layer))
-        run(model, "decode", 8)
-        recorded = True
-        run(model, "decode", 8)
-        recorded = False
-        return launched[-1]
-
-    return capture
-
-
-def read_add(plan: SelectionPlan, budgets: Budgets) -> int:
-    """What such a graph adds at its next replay."""
-    return int(budgets.values[NUMBERS.index("add")]) if list_steps(plan)["add"] else 0
-
-
-def test_graphs_captured_anew_follow_the_next_switch(attach, reporter, record):
-    """As after a weight update: from add = 2, under 0, to 6."""
-    model = Model(1)
-    installed = attach(model, Batches((8,)), **XSHARE)
-    assert read_add(*record(installed, model)) == 2
-    for add in (0, 6):
-        installed.switch(schedule({"policy": "xshare", "k0": 1, "add": add}), reporter)
-        graph = record(installed, model)
-        assert read_add(*graph) == add
-        installed.switch(schedule({"policy": "xshare", "k0": 1, "add": 5}), reporter)
-        assert read_add(*graph) == 5
-
-
-def test_graphs_captured_anew_under_vanilla_count_again_under_a_policy(attach, reporter, record, monkeypatch):
-    """Also what each rank loads, which no step under vanilla counts."""
-    model = Model(1)
-    installed = attach(model, Batches((8,)), **XSHARE)
-    placement = Placement(2, EXPERTS // 2, torch.arange(EXPERTS)[None])
-    balance = installed._balance = installed.balance = Balance(placement, [0], "cpu")
-    installed.reports = Reports(installed.counters, balance)
-    installed.reports.set_sources(installed.plan, None, True)
-    counted: list[Any] = []
-    monkeypatch.setattr(balance, "count", counted.append)
-    record(installed, model)
-    assert counted
-    installed.switch(schedule({"policy": "vanilla"}), reporter)
-    counted.clear()
-    run(model, "decode", 8)
-    assert (installed.balance, counted) == (None, [])
-    graph = record(installed, model)
-    assert len(counted) == 1
-    installed.switch(schedule({"policy": "xshare", "k0": 1, "add": 5}), reporter)
-    assert read_add(*graph) == 5
-
-
-def test_observe_posted_again_goes_on_counting_where_graphs_do(attach, reporter, record):
-    """They add to tensors that nobody else may get, and nothing is exported twice."""
-    keys = {"policy": "observe", "plans": ["xshare:k0=1,add=2"]}
-    model = Model(2)
-    installed = attach(model, Batches((8,)), expert_policy="observe", expert_policy_config={"plans": keys["plans"]})
-    installed.graphs.keep(installed.layers[0], Size("decode", 8), Assignment(build_plan("xshare", k0=1, add=2)))
-    first = installed.observation
-    decode(model, reporter, 8)
-    installed.switch(schedule(keys), reporter)
-    assert installed.observation is first
-    decode(model, reporter, 8)
-    assert "xshare:k0=1,add=2 would keep" in installed.report(reporter)
-    totals = first.counters[keys["plans"][0]].totals
-    labels = {"model_name": "fake", "plan": keys["plans"][0]}
-    kept = REGISTRY.get_sample_value("sglang:expert_policy_observed_experts_total", labels)
-    assert totals[:, STEPS].tolist() == [2, 2]
-    assert kept == totals[:, AFTER].sum()
-    installed.graphs._captured.clear()
-    installed.switch(schedule(keys | {"plans": ["oea:k0=1"]}), reporter)
-    assert list(installed.observation.counters) == ["oea:k0=1"]
 
 
 def fail(*args: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sglang_xshare.cli import main
 from sglang_xshare.live import ADDED
 from sglang_xshare.live.client import PolicyError
 from sglang_xshare.policies.schedule import build_schedule
@@ -89,3 +90,13 @@ class FakeServer:
         schedule = build_schedule(keys.pop("policy"), keys, speculative=False)
         plans = {layer: None if schedule is None else schedule.plan(layer, rows) for layer in WEIGHTS}
         return {layer: min(plan.add + 8, 40) for layer, plan in plans.items() if plan is not None}
+
+
+SETTINGS = tuple(f"xshare:k0=1,add={add}" for add in (0, 2, 4, 8, 16, 24))
+SMALL = ("--prompt", "8", "--tokens", "8", "--samples", "12")
+
+
+def tune(texts, out, *more, settings=SETTINGS):
+    """Run the command on the texts; returns its exit code."""
+    flags = ["--texts", str(texts), "--out", str(out), *SMALL]
+    return main(["tune", "http://fake", *settings, *flags, *(more or ("--tolerance", "5%"))])

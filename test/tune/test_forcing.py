@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from sglang_xshare.tune.forcing import MOST, Force, Told, read_step, serialize_force
+from sglang_xshare.tune.forcing import MOST, Force, Prediction, read_step, serialize_force
 
 VOCABULARY = 50
 
@@ -52,7 +52,7 @@ def test_a_certain_token():
     logits = torch.full((1, 4), -1e9)
     logits[0, 2] = 0
     [(token, log_probability, others)] = decode(logits, [2])
-    assert (token, read_step(log_probability, 2, others)) == (2, Told(0.0, 2, {2: 0.0}))
+    assert (token, read_step(log_probability, 2, others)) == (2, Prediction(0.0, 2, {2: 0.0}))
     [(token, log_probability, others)] = decode(logits, [1])
     assert token == 1
     told = read_step(log_probability, 1, others)

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from benchmark.quality.divergence import Top
-from benchmark.quality.divergence import diverge as diverge_all
+from benchmark.quality.measure import Top
+from benchmark.quality.measure import diverge as diverge_all
 from sglang_xshare.tune.gauge import Gauge, diverge
 from sglang_xshare.tune.texts import Sample
 from tune.fake import FakeServer
@@ -23,7 +23,8 @@ def test_it_is_the_divergence_of_the_benchmark(count):
     for spread in (0.1, 1.0, 30.0):
         logits = 2 * torch.randn(12)
         pair = [likeliest(one, count) for one in (logits, logits + spread * torch.randn(12))]
-        wanted = diverge_all(*(Top.of_steps([[one]]) for one in pair)).item()
+        tops = (Top(torch.tensor([[list(one)]]), torch.tensor([[list(one.values())]])) for one in pair)
+        wanted = diverge_all(*tops).item()
         assert diverge(*pair) == pytest.approx(wanted, abs=1e-5)
 
 

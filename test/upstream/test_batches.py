@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from sglang_xshare.compatibility.idle_budgets import list_unmet_overrides
-from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.upstream import batches
 from sglang_xshare.upstream.batches import Batches, read_batches
 
@@ -63,15 +61,6 @@ def test_padding_is_where_a_smaller_batch_has_no_graph_of_its_own():
     assert [rows for rows in (4, 8, 16) if Batches(captured=(4, 8, 16), unit=4).pad(rows)] == [16]
     assert not Batches().pad(7)
     assert Batches(always_pad=True).pad(7)
-
-
-def test_what_no_batch_of_the_server_meets_is_warned_of():
-    large = build_schedule("xshare", {"min_tokens": 40}, speculative=False)
-    (line,) = list_unmet_overrides(large, GRAPHS)
-    assert line.startswith("min_tokens = 40: ")
-    within = build_schedule("xshare", {"by_batch": {"17-23": {"add": 2}, "17-24": {"add": 2}}}, speculative=False)
-    (line,) = list_unmet_overrides(within, GRAPHS)
-    assert line.startswith("by_batch 17-23: ")
 
 
 @pytest.mark.parametrize(

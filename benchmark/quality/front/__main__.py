@@ -13,7 +13,7 @@ from benchmark.common.paths import BUILD
 from benchmark.common.variant import BASELINE, parse_plan
 from benchmark.quality.decoding import Decoding, add_decoding, read_decoding
 from benchmark.quality.front.ladders import POLICIES, changes_of, family_of, ladder_of, settings_of, swept_of
-from benchmark.quality.front.report import plot_front, tabulate_front, tabulate_own_share
+from benchmark.quality.front.report import tabulate_front, tabulate_own_share
 from benchmark.quality.measure import Bench, Decoded, compare_loss
 from benchmark.quality.model import Layout, router_of
 
@@ -22,11 +22,13 @@ BATCHES, TOKENS = (4, 16, 64), (1, 4)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure into the record, print the tables, write the plot."""
+    """Measure into the record, print the tables."""
     parser = Parser("benchmark.quality.front", __doc__)
     help = "settings as published (default: ladders of each policy, for the model's number of experts)"
     parser.add_argument("policies", nargs="*", type=policy, help=help)
-    parser.add_argument("--batches", nargs="+", type=positive, default=BATCHES, help="(default: 4 16 64)")
+    parser.add_argument(
+        "--batch", nargs="+", type=positive, default=BATCHES, help="requests of a step (default: 4 16 64)"
+    )
     help = "tokens of a request in a step; above 1, drafts are verified (default: 1 4)"
     parser.add_argument("--tokens-per-request", nargs="+", type=positive, default=TOKENS, help=help)
     add_decoding(parser, COUNTS, steps=64)
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if family_of(setting) not in POLICIES:
             parser.error(f"policy {setting}: allowed are settings of {', '.join(POLICIES)}")
     decoding = read_decoding(args, batch=1, tokens_per_request=1)
-    layouts = [Layout(*both) for both in product(sorted(args.batches, reverse=True), args.tokens_per_request)]
+    layouts = [Layout(*both) for both in product(sorted(args.batch, reverse=True), args.tokens_per_request)]
     record = parser.open_record("front", args, argv)
     model, sequences = decoding.load()
     router, num_experts = router_of(model)
@@ -58,14 +60,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             record.add(_name(layout, setting), **point)
     tabulate_front(record.points).show()
     tabulate_own_share(record.points, models=[decoding.model.name]).show()
-    plot_front(args.out / "front.png", record.points, f"Loss over active experts: {decoding.model.name}")
-    print(f"Record: {record.path}, plot: {args.out / 'front.png'}")
+    print(f"Record: {record.path}")
 
 
 def _check(layout: Layout, decoding: Decoding, sequences: int) -> None:
     """Raise ValueError for a layout that does not fit the text."""
     if sequences % layout.batch:
-        raise ValueError(f"--batches {layout.batch}: allowed are divisors of the {sequences} sequences")
+        raise ValueError(f"--batch {layout.batch}: allowed are divisors of the {sequences} sequences")
     if decoding.steps % layout.tokens_per_request:
         tokens = f"--tokens-per-request {layout.tokens_per_request}"
         raise ValueError(f"{tokens}: allowed are divisors of --steps {decoding.steps}")

@@ -1,12 +1,10 @@
-"""Records of the front on paper: the tables and the plot."""
+"""Records of the front on paper: the tables."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmark.common.plot import make_figure, save_figure
 from benchmark.common.table import Table
 from benchmark.quality.front.ladders import CHANGES, OWN_SHARE, PUBLISHED, SQUARED, SWEEP
 from benchmark.quality.model import Layout
@@ -119,33 +117,3 @@ def experts_for(loss: float, curve: Sequence[tuple[float, float]]) -> float | No
         if high >= loss >= low and high > low:
             return few + (high - loss) / (high - low) * (many - few)
     return None
-
-
-def plot_front(path: Path, points: Points, title: str) -> None:
-    """Loss over active experts: a panel a layout, a color a ladder, a line a change."""
-    batches = sorted({point["batch"] for point in points.values()})
-    tokens = sorted({point["tokens_per_request"] for point in points.values()})
-    ladders = list(dict.fromkeys(point["ladder"] for point in points.values()))
-    figure, axes = make_figure(title, len(tokens), len(batches), share_y=True)
-    for axis_row, tokens_per_request in zip(axes, tokens, strict=True):
-        for axis, batch in zip(axis_row, batches, strict=True):
-            layout = Layout(batch, tokens_per_request)
-            for color, ladder in enumerate(ladders):
-                members = [one for one in points.values() if (layout_of(one), one["ladder"]) == (layout, ladder)]
-                _plot_ladder(axis, ladder, f"C{color}", members)
-            axis.set_title(str(layout), fontsize=9)
-            axis.set_xlabel("active experts a layer and step")
-            axis.set_yscale("symlog", linthresh=0.001)  # linear below a thousandth of a nat, where the noise is
-        axis_row[0].set_ylabel("cross-entropy above vanilla's, nats a token")
-    save_figure(figure, path)
-
-
-def _plot_ladder(axis: Any, ladder: str, color: str, members: Sequence[Mapping[str, Any]]) -> None:
-    for change, style in zip(CHANGES, ("o:", "s--", "D-"), strict=True):
-        found = [one["changes"][change] for one in members if change in one["changes"]]
-        found.sort(key=lambda one: one["active_experts"])
-        if found:
-            experts = [one["active_experts"] for one in found]
-            deltas, errors = ([one["loss"][key] for one in found] for key in ("delta", "error"))
-            label = f"{ladder}, {change}"
-            axis.errorbar(experts, deltas, yerr=errors, fmt=style, color=color, capsize=2, label=label)

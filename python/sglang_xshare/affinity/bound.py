@@ -26,8 +26,8 @@ def list_open(loads: Sequence[int], alive: Sequence[int], bound: float) -> list[
 
 
 def price_load(loads: Sequence[int], alive: Sequence[int], bound: float) -> list[float]:
-    """What one more request on each replica costs, in likeness: nothing up to the mean load rounded up, from there on
-    in proportion, and 1 at the bound, where the most like replica is worth no more than one that has nothing in common.
+    """What one more request on each replica costs, in similarity: nothing up to the mean load rounded up, from there on
+    in proportion, and 1 at the bound, where the most similar replica is worth no more than one of similarity 0.
 
     At an equal imbalance fewer experts are active than under a bound alone: in the simulation of benchmark/README.md, 4
     replicas of mixed traffic, 44.6 at an imbalance of 1.08, where bounds without a price had 45.8 at 1.06 and 44.4 at

@@ -22,7 +22,9 @@ class Centroids:
         self._present = np.zeros_like(self._past)
 
     def compare(self, signature: Floats, loads: Floats) -> Floats:
-        """How like each replica [replicas] a request is, at most 1; `loads` [replicas] are what they run."""
+        """Similarity of a request to each replica [replicas], at most 1: the dot product of its signature with the mean
+        of what runs there and what was sent there. `loads` [replicas] are the requests that run.
+        """
         present = self._present @ signature / np.maximum(loads, 1)
         return PRESENT * present + (1 - PRESENT) * (self._past @ signature)
 
@@ -44,14 +46,14 @@ class Centroids:
 def cluster(samples: Floats, replicas: int, rounds: int = 10) -> Floats:
     """Unit centroids [replicas, dimensions] of unit samples [samples, dimensions], by spherical k-means.
 
-    Each starts as the sample least like those before it. Fewer samples than replicas are repeated.
+    Each starts as the sample least similar to those before it. Fewer samples than replicas are repeated.
     """
     samples = np.resize(samples, (max(len(samples), replicas), samples.shape[1])).astype(np.float32)
     chosen = [int(np.argmax(samples @ samples.mean(0)))]
     while len(chosen) < replicas:
-        likeness = (samples @ samples[chosen].T).max(1)
-        likeness[chosen] = np.inf
-        chosen.append(int(np.argmin(likeness)))
+        similarity = (samples @ samples[chosen].T).max(1)
+        similarity[chosen] = np.inf
+        chosen.append(int(np.argmin(similarity)))
     centroids = samples[chosen].copy()
     for _ in range(rounds):
         nearest = (samples @ centroids.T).argmax(1)

@@ -1,4 +1,4 @@
-"""The verb `calibrate`: its flags, its progress, its exit code."""
+"""The subcommand `calibrate`: its flags, its progress, its exit code."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..console import path, whole
 from ..files import read_json, try_file
+from ..parser import path, whole
 from ..upstream.configuration import NUM_EXPERTS
 
 if TYPE_CHECKING:

@@ -14,13 +14,14 @@ from .recent import KEYS, SESSIONS, Prefixes, Recent, hash_blocks
 from .table import Floats, Table
 
 REASONS = ("affinity", "bound", "sticky", "session", "idle", "load", "directed")
-"""Why a replica got a request: its experts are the most like it; those of one that has too many are more so; it had the
-turns before; it holds the session; no other was idle; nothing is known of the request, and it ran fewest; somebody said
-so.
+"""Why a replica got a request: it has the most similar experts and the longest cached prefix (affinity); the replica
+that has them runs too many requests (bound), or is busy while this one is idle (idle); it had the earlier turns of the
+conversation (sticky), or has its session (session); the request has neither signature nor cached prefix, and it ran the
+fewest (load); the client named it (directed).
 """
 PREFIX_WEIGHT = 2.0
-"""Of the share of a prompt that a replica has in its cache, beside the likeness of experts. That is about 0.5 within a
-domain and below 0 across: a third of a prompt that need not be computed again outweighs a domain. What all prompts
+"""Of the share of a prompt that a replica has in its cache, beside the similarity of experts. That is about 0.5 within
+a domain and below 0 across: a third of a prompt that need not be computed again outweighs a domain. What all prompts
 begin with is soon in every cache, and decides nothing.
 """
 
@@ -136,8 +137,8 @@ class Affinity:
         cached = [PREFIX_WEIGHT * self._prefixes.match(replica, blocks) for replica in range(len(self.loads))]
         if signature is None:
             return cached if any(cached) else None
-        likeness = self._centroids.compare(signature, np.array(self.loads, dtype=np.float32))
-        return [float(like) + share for like, share in zip(likeness, cached, strict=True)]
+        similarity = self._centroids.compare(signature, np.array(self.loads, dtype=np.float32))
+        return [float(similar) + share for similar, share in zip(similarity, cached, strict=True)]
 
     def _add(self, request: Hashable, replica: int, signature: Floats | None, blocks: Sequence[int]) -> None:
         self.finish(request)

@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..console import read_count, spell_bytes
+from ..console import spell_bytes
 from ..gpus import GPUS, NVIDIA, Gpu, find_gpu
+from ..parser import read_count
 from ..patching.errors import PatchError
 from ..upstream.server import resolved
-from .estimate import Asked, check_asked, estimate, list_idle, read_compared, read_served
-from .flags import FLAGS, ServerFlags, check_known, read_flags, read_number
+from .estimate import Asked, check_asked, count_captured, estimate, find_link, read_compared, read_served
 from .loads import read_trace
 from .memory import count_cache, describe_memory, describe_weights
-from .paging import LINK, describe_paging
+from .server import FLAGS, ServerFlags, read_flags, read_number
 from .weights import Incomplete, Uncounted, Weights, read_weights
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `check`, which passes unknown flags on to SGLang."""
     usage = (
         "sglang-xshare check --model DIR [--gpu NAME] [--batch N [--context N] [--compare POLICY]... "
-        "[--active BEFORE AFTER | --trace FILE] [--resident K [--link GB/s]]] [--json] [flags of the server]"
+        "[--active BEFORE AFTER | --trace FILE]] [--json] [flags of the server]"
     )
     parser = subparsers.add_parser(
         "check", help=DESCRIPTION, description=DESCRIPTION, epilog=EPILOG, usage=usage, allow_abbrev=False
@@ -52,8 +52,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     known = "active experts a layer and step, as you know them of one policy; with --ep-size the fullest rank's"
     add("--active", nargs=2, metavar=("BEFORE", "AFTER"), help=known)
     add("--trace", type=Path, metavar="FILE", help="active experts of a file of --expert-policy-trace")
-    add("--resident", metavar="K", help="page experts in, with slots for K of each layer: what that would take")
-    add("--link", metavar="GB/s", help=f"that experts are paged in over (default: {LINK:g})")
     add("--json", action="store_true", help="as JSON")
     parser.set_defaults(run=run, server_flags=[])
 
@@ -77,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
-    """The report for a server's flags and the verb's own, as JSON would have it.
+    """The report for a server's flags and the subcommand's own, as JSON would have it.
 
     Raises ValueError, one line, where there is nothing to report on: a value that is wrong, no configuration, flags
     that SGLang's parser does not take.
@@ -86,27 +84,27 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     bandwidth = gpu.bandwidth if gpu else None
     if options.bandwidth is not None:
         bandwidth = read_number("--bandwidth", options.bandwidth, 0.001)
-    check_known(given)
     flags, asked = read_flags(given), _read_asked(options)
-    model = flags.model
-    if model is None:
+    if flags.model is None:
         raise ValueError("--model: missing; allowed is a folder that has a config.json, or a model that is cached")
     unanswered: list[str] = []
-    if asked is not None and asked.slots is not None:
-        given = [*given, "--enable-paged-experts", "--paged-experts-num-resident", str(asked.slots)]
-        flags = replace(flags, paged=True)
     given = _on_device(given, flags, gpu)
     # SGLang and huggingface_hub read it when they are imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
-    weights = _read_weights(model, given, unanswered, asks=bool(gpu or asked))
-    if weights is not None and asked is not None:
-        _check_ranks(weights, flags)
-        asked.schedules = {text: read_compared(text, weights, asked, flags) for text in options.compare}
-        check_asked(asked, weights, flags)
+    weights = _read_weights(flags.model, given, unanswered, asks=bool(gpu or asked))
+    if weights is not None:
+        flags = _fit_slots(flags, weights)
+        if asked is not None:
+            _check_ranks(weights, flags)
+            asked.schedules = {text: read_compared(text, weights, asked, flags) for text in options.compare}
+            check_asked(asked, weights, flags)
     report, resolution = _judge(given, gpu, options.gpu, unanswered)
     for text in flags.dropped:
         says = f"--expert-policy {text}: a server runs the last one, {flags.policy}; --compare {text} compares it"
         report.setdefault("warnings", []).append({"by": "sglang-xshare", "says": says})
+    for text, schedule in asked.schedules.items() if asked else ():
+        lines = [f"--compare {text}: {warning}" for warning in schedule.warnings]
+        report["warnings"] = report.get("warnings", []) + [{"by": "sglang-xshare", "says": line} for line in lines]
     if resolution is not None and resolution.finished:
         flags = flags.resolve(resolved(resolution.server_args))
     fits = True
@@ -120,26 +118,33 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
             bandwidth = _check_step(report["memory"], asked, weights, flags, bandwidth, unanswered)
         if asked is not None:
             refused = bool(report.get("refusals"))
-            paged = asked.slots is not None
-            report["estimate"] = _estimate(asked, weights, flags, None if paged else bandwidth, unanswered, refused)
-            if paged and report["estimate"] is not None:
-                report["paging"] = describe_paging(asked, weights, flags, gpu, bandwidth)
-            idle = [{"by": "sglang-xshare", "says": says} for says in list_idle(asked, weights, flags)]
-            report["warnings"] = report.get("warnings", []) + idle
+            report["estimate"] = _estimate(asked, weights, flags, (bandwidth, find_link(gpu)), unanswered, refused)
+            if flags.slots is not None:
+                alone = {"without a policy": max(1, flags.slots // weights.model.top_k)}
+                captured = {text: count_captured(one, weights, flags.slots) for text, one in asked.schedules.items()}
+                report["paging"] = {"slots": flags.slots, "captured": alone | captured}
     verdict = {True: "served", False: "refused", None: "not checked"}[report.get("served")]
     if verdict == "served" and weights is None and unanswered:
         verdict = "not checked"
-    if not fits and not (flags.paged or flags.offloaded) and verdict != "refused":
+    is_elsewhere = flags.offloaded or (flags.paged and flags.slots is None)
+    if not fits and not is_elsewhere and verdict != "refused":
         verdict = "does not fit"
     return report | {"verdict": verdict, "served": verdict == "served", "not_answered": unanswered}
+
+
+def _fit_slots(flags: ServerFlags, weights: Weights) -> ServerFlags:
+    """The flags with no more slots than experts. Raises ValueError for fewer than a row takes."""
+    if flags.slots is None:
+        return flags
+    if flags.slots < weights.model.top_k:
+        allowed = f"allowed is the model's top-k, {weights.model.top_k}, or more"
+        raise ValueError(f"--paged-experts-num-resident {flags.slots}: {allowed}")
+    return replace(flags, slots=min(flags.slots, weights.model.num_experts))
 
 
 def _read_asked(options: argparse.Namespace) -> Asked | None:
     """What is to be estimated; None without `--batch`."""
     alone = {"--context": options.context, "--active": options.active, "--trace": options.trace}
-    alone |= {"--resident": options.resident}
-    if options.link is not None and options.resident is None:
-        raise ValueError(f"--link {options.link} without --resident: allowed is --resident K beside it")
     if options.batch is None:
         for flag, value in {**alone, "--compare": options.compare or None}.items():
             if value is not None:
@@ -151,10 +156,7 @@ def _read_asked(options: argparse.Namespace) -> Asked | None:
     active = [read_number("--active", text, 1) for text in options.active or ()]
     batch = read_count("--batch", options.batch, 1)
     trace = read_trace(options.trace) if options.trace else None
-    slots = None if options.resident is None else read_count("--resident", options.resident, 1)
-    link = LINK if options.link is None else read_number("--link", options.link, 0.001)
-    known = (active[0], active[1]) if active else None
-    return Asked(batch, context, active=known, trace=trace, slots=slots, link=link)
+    return Asked(batch, context, active=(active[0], active[1]) if active else None, trace=trace)
 
 
 def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> list[str]:
@@ -175,7 +177,7 @@ def _read_weights(model: str, given: Sequence[str], unanswered: list[str], asks:
     if not (folder / "config.json").is_file():
         cached = None if folder.exists() else _find_cached(model)
         if cached is None:
-            if not any(word.partition("=")[0] in FLAGS["model"] for word in given):
+            if not any(text.partition("=")[0] in FLAGS["model"] for text in given):
                 return None
             reason = "no config.json; allowed is a folder that has one, or a model that is cached"
             raise ValueError(f"--model {model}: {reason}")
@@ -246,10 +248,10 @@ def _check_step(
     unanswered: list[str],
 ) -> float | None:
     """The bandwidth, or None where the step cannot be on that GPU, which is then noted."""
-    if asked is None or asked.slots is not None:
+    if asked is None:
         return bandwidth
     if not memory["fits"]:
-        elsewhere = flags.paged or flags.offloaded
+        elsewhere = flags.offloaded or (flags.paged and flags.slots is None)
         why = "experts that are paged in come from another memory" if elsewhere else "the weights do not fit"
         unanswered.append(f"the time of a step: {why}")
         return None
@@ -266,22 +268,22 @@ def _estimate(
     asked: Asked,
     weights: Weights,
     flags: ServerFlags,
-    bandwidth: float | None,
+    rates: tuple[float | None, float],
     unanswered: list[str],
     refused: bool,
 ) -> dict[str, Any] | None:
-    """None where active experts cannot be told, which is then noted."""
+    """The estimate at `rates` of memory and link; None where active experts cannot be told, which is then noted."""
     try:
         schedule = read_served(weights, asked, flags)
         if schedule is not None:
-            text = " ".join(word for word in (flags.policy, flags.policy_config) if word)
+            text = " ".join(filter(None, (flags.policy, flags.policy_config)))
             asked.schedules = {text: schedule, **asked.schedules}
     except ValueError as error:
         if not refused:  # which says it
             unanswered.append(str(error))
     check_asked(asked, weights, flags)
     try:
-        return estimate(asked, weights, flags, bandwidth)
+        return estimate(asked, weights, flags, *rates)
     except ModuleNotFoundError as error:
         unanswered.append(f"active experts: to draw them needs {error.name}; allowed without it: --active, --trace")
         return None

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..compatibility.arguments import read_arguments
-from ..compatibility.idle_budgets import list_idle_budgets
+from ..compatibility.paging import fits
+from ..gpus import Gpu
 from ..policies.schedule import Schedule, build_schedule
 from ..policies.spelling import parse_policy
 from ..types import Router
-from .flags import ServerFlags
 from .loads import ASSUMPTIONS, MOST_ROWS, Drawn, Trace, find_steps, give
 from .memory import divide
-from .published import find_name, list_published
+from .server import ServerFlags
 from .weights import Weights
 
 FIXED = 34e-6
@@ -28,22 +28,22 @@ FORMULA = (
 )
 LONGEST = 1.0
 """Seconds of a step beyond which none is told: no server decodes so, and a flag or a key is wrong."""
+PCIE_4 = 25.0
+"""GB/s from the host's memory over a link of 16 lanes: an assumption, of its peak of 32."""
+MOST_CAPTURED = 512
+"""Requests of a decode graph beyond which none is looked for."""
 DRAFTED = "--speculative-num-draft-tokens N above 1"
 
 
 @dataclass
 class Asked:
-    """What is to be compared: `schedules` by their spelling, for `batch` requests of `context` cached tokens each; with
-    `slots` for some of a layer's experts, the others paged in over a `link` of so many GB/s.
-    """
+    """What is to be compared: `schedules` by their spelling, for `batch` requests of `context` cached tokens each."""
 
     batch: int
     context: int
     schedules: dict[str, Schedule] = field(default_factory=dict)
     active: tuple[float, float] | None = None
     trace: Trace | None = None
-    slots: int | None = None
-    link: float = 25.0
 
     def count_cached(self, flags: ServerFlags) -> int:
         """Tokens in the KV cache of the rank with most: each data-parallel group holds its own requests'."""
@@ -110,67 +110,75 @@ def _check_schedule(schedule: Schedule, weights: Weights, asked: Asked, flags: S
         raise ValueError(f"{told}; allowed is one in which it selects")
 
 
-def list_idle(asked: Asked, weights: Weights, flags: ServerFlags) -> list[str]:
-    """A warning for each plan that drops no expert, ever or in such a step."""
-    batch, layers, warnings = (asked.batch, "--batch"), range(weights.model.num_layers), []
-    paged = flags.paged and (asked.slots is None or asked.slots < weights.model.num_experts)
-    for text, schedule in asked.schedules.items():
-        plans, ranks, tokens = schedule.plans(layers), flags.ep_size, flags.draft_tokens
-        found = list_idle_budgets(schedule, plans, weights.model, ranks=ranks, batch=batch, tokens=tokens, paged=paged)
-        warnings += [f"{text}: {line}" for line in found]
-    return warnings
-
-
-def estimate(asked: Asked, weights: Weights, flags: ServerFlags, bandwidth: float | None) -> dict[str, Any]:
-    """The report. `bandwidth` in GB/s, None where no step time is asked for or none makes sense. Raises ValueError for
-    a trace that does not have the step, and for a step of more than `LONGEST`.
+def find_link(gpu: Gpu | None) -> float:
+    """GB/s at which experts come from the host's memory: 25 of a PCIe 4.0 link's 32, and of PCIe 5.0, which AMD's and
+    NVIDIA's GPUs have from compute capability 9.0 on, twice as much.
     """
-    name = find_name(weights.model)
-    rows = asked.batch * flags.draft_tokens
+    return PCIE_4 if gpu is None or (gpu.capability or (9, 0)) < (9, 0) else 2 * PCIE_4
+
+
+def estimate(
+    asked: Asked, weights: Weights, flags: ServerFlags, bandwidth: float | None, link: float = PCIE_4
+) -> dict[str, Any]:
+    """The report. `bandwidth` in GB/s, None where no step time is asked for or none makes sense; `link` likewise, over
+    which experts are paged in. Raises ValueError for a trace that does not have the step, and for a step of more than
+    `LONGEST`, transfers left out.
+    """
     report: dict[str, Any] = {
         "is_estimate": True,
         "formula": FORMULA,
-        "model": name,
         "bandwidth_gb_per_s": bandwidth,
         "requests": asked.batch,
-        "rows": rows,
+        "rows": asked.batch * flags.draft_tokens,
         "context": asked.context,
         "policies": {text: schedule.keys for text, schedule in asked.schedules.items()},
         "estimates": [],
-        "published": {text: list_published(found, weights.model) for text, found in asked.schedules.items()},
     }
+    if flags.slots is not None:
+        report["link_gb_per_s"] = link
     nobodys = "vanilla" if asked.active is None and asked.trace is None else "as given"
     for text, schedule in asked.schedules.items() or [(nobodys, None)]:
         for source, drawn in _list_loads(asked, text, schedule, weights, flags):
             row = {"is_estimate": True, "policy": text, "source": source}
-            report["estimates"].append(row | _describe(drawn, asked, weights, flags, bandwidth))
+            report["estimates"].append(row | _describe(drawn, asked, weights, flags, bandwidth, link))
     return report
 
 
 def _describe(
-    drawn: Drawn, asked: Asked, weights: Weights, flags: ServerFlags, bandwidth: float | None
+    drawn: Drawn, asked: Asked, weights: Weights, flags: ServerFlags, bandwidth: float | None, link: float
 ) -> dict[str, Any]:
     loads = drawn.before, drawn.after
     unknown = asked.active is not None and flags.ep_size > 1
-    row = {
+    row: dict[str, Any] = {
         "active_experts": None if unknown else [load.active for load in loads],
         "fullest_rank_experts": [load.fullest for load in loads],
         "kept_mass": drawn.kept_mass,
     }
-    if bandwidth is None:
+    page_ins = [load.page_ins for load in loads if load.page_ins is not None]
+    transfers = [count * weights.moe_layers * weights.expert / (link * 1e9) for count in page_ins] or [0.0, 0.0]
+    if page_ins:
+        row |= {"page_ins": page_ins, "transfer_ms": [seconds * 1e3 for seconds in transfers]}
+    if bandwidth is None or (flags.paged and not page_ins):
         return row
     cached, rank = asked.count_cached(flags), divide(weights, flags)
     steps = [estimate_step(rank, load.fullest, cached, bandwidth * 1e9) for load in loads]
-    (layer_before, before), (layer_after, after) = steps
-    if before > LONGEST:
-        beyond = f"{bandwidth:,g} GB/s: a step of {before:,.0f} s; allowed are {LONGEST:g} s at most"
+    if steps[0][1] > LONGEST:
+        beyond = f"{bandwidth:,g} GB/s: a step of {steps[0][1]:,.0f} s; allowed are {LONGEST:g} s at most"
         raise ValueError(f"--batch {asked.batch}, --context {asked.context} at {beyond}")
+    before, after = (step + more for (_, step), more in zip(steps, transfers, strict=True))
     return row | {
-        "moe_layer_us": [layer_before * 1e6, layer_after * 1e6],
+        "moe_layer_us": [layer * 1e6 for layer, _ in steps],
         "step_ms": [before * 1e3, after * 1e3],
         "tokens_per_s": [asked.batch / before, asked.batch / after],
         "speedup": before / after,
     }
+
+
+def count_captured(schedule: Schedule, weights: Weights, slots: int) -> int:
+    """The most requests of a decode graph: up to the first whose step might need more experts than there are slots."""
+    top_k, num_experts = weights.model.top_k, weights.model.num_experts
+    sizes = range(1, MOST_CAPTURED + 1)
+    return next((size - 1 for size in sizes if not fits(schedule, size, top_k, num_experts, slots)), MOST_CAPTURED)
 
 
 def estimate_step(weights: Weights, experts: float, cached: float, bandwidth: float) -> tuple[float, float]:
@@ -201,5 +209,5 @@ def _list_loads(
         for name, common in ASSUMPTIONS.items():
             yield (
                 f"assumed: {name}",
-                draw_loads(schedule, weights.model, rows, flags.draft_tokens, common, flags.ep_size),
+                draw_loads(schedule, weights.model, rows, flags.draft_tokens, common, flags.ep_size, flags.slots),
             )

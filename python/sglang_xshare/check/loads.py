@@ -1,4 +1,4 @@
-"""Active experts a layer and step as somebody knows them, and what is assumed where nobody does."""
+"""Active experts a layer and step as they are given, and what is assumed where nobody knows them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ MOST_ROWS = 16_384
 
 @dataclass(frozen=True)
 class Load:
-    """Of one MoE layer and step: `active` experts, those of the rank that has most of them, `fullest`."""
+    """Of one MoE layer and step: `active` experts, those of the rank that has most of them, `fullest`, and where
+    experts are paged those that are paged in, None where nobody knows.
+    """
 
     active: float
     fullest: float
+    page_ins: float | None = None
 
 
 @dataclass(frozen=True)

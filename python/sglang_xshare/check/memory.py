@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..gpus import Gpu
-from .flags import ServerFlags
+from .server import ServerFlags
 from .weights import Weights
 
 
@@ -30,10 +30,11 @@ def describe_weights(weights: Weights, flags: ServerFlags) -> dict[str, Any]:
 
 
 def count_held(weights: Weights, flags: ServerFlags) -> tuple[float, float]:
-    """(bytes of experts, bytes of all else) that one GPU holds: experts are divided among the ranks, all else among
-    those of one data-parallel group, both among the stages of a pipeline.
+    """(bytes of experts, bytes of all else) that one GPU holds: experts, as many as there are slots where they are
+    paged, are divided among the ranks, all else among those of one data-parallel group, both among the stages of a
+    pipeline.
     """
-    experts = weights.moe_layers * (weights.model.num_experts + flags.redundant) * weights.expert
+    experts = weights.moe_layers * (flags.slots or weights.model.num_experts + flags.redundant) * weights.expert
     shared = flags.ranks // flags.dp_size
     return experts / (flags.ranks * flags.stages), weights.held / (shared * flags.stages)
 
@@ -72,5 +73,5 @@ def describe_memory(weights: Weights, flags: ServerFlags, gpu: Gpu, cached: int)
     }
     if left <= 0:
         beside = usable - others - cached * count_cache(weights, flags)
-        report["resident_experts"] = max(0, int(weights.model.num_experts * beside / experts))
+        report["resident_experts"] = max(0, int((flags.slots or weights.model.num_experts) * beside / experts))
     return report

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..compatibility.model import check_schedule
 from ..compatibility.moe_model import MoeModel, read_model
-from ..policies import VANILLA, get_policy
+from ..compatibility.schedule import check_schedule
+from ..policies import VANILLA, bounds, get_policy
 from ..policies.description import describe as describe_plan
 from ..refusal import ExpertPolicyError
 from ..selection.triton_kernel import supports
@@ -98,7 +98,7 @@ def _describe_selection(
         layers = range(model.num_layers)
         planned = {plan for layer in layers for plan in schedule.plans_for(layer, phase, rows)}
         shape = model.num_experts, rows, tokens, config.ep_size
-        chosen = [plan for plan in planned - {VANILLA} if batches.pad(rows) or plan.can_change(router, *shape)]
+        chosen = [plan for plan in planned - {VANILLA} if batches.pad(rows) or bounds.can_change(plan, router, *shape)]
         if not chosen:
             kind = "vanilla"
         elif not all(
@@ -106,6 +106,6 @@ def _describe_selection(
         ):
             kind = "torch"
         found[kind].append(size)
-    dropping = [plan for plan in plans if plan.can_drop(router, model.num_experts, ranks=config.ep_size)]
+    dropping = [plan for plan in plans if bounds.can_drop(plan, router, model.num_experts, ranks=config.ep_size)]
     plan = describe_plan(schedule, model.top_k)
     return {"plan": plan, "selection": found, "plans": len(plans), "plans_that_can_drop": len(dropping)}

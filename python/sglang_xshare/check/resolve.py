@@ -12,7 +12,9 @@ from typing import Any
 from rich.text import Text
 
 from ..compatibility.arguments import Arguments
-from ..compatibility.checks import GIVEN, RESOLVED, Start, find_refusals
+from ..compatibility.checks import GIVEN, RESOLVED, find_refusals
+from ..compatibility.setters import set_arguments
+from ..compatibility.start import Start
 from ..gpus import Gpu
 from .pretend import pretend
 
@@ -63,6 +65,8 @@ class Resolution:
         try:
             for error in find_refusals(start, when):
                 self.refuse("sglang-xshare", error)
+            if when == GIVEN:
+                set_arguments(start)
         except OSError:  # of a file or a repository that SGLang misses as well
             raise
         except Exception as error:

@@ -29,7 +29,7 @@ def print_table(report: dict[str, Any]) -> None:
     for name, text in list_rows(report):
         table.add_row(name, escape(str(text)))
     console.print(table)
-    if report.get("estimate") and not report.get("paging"):  # whose steps have what is loaded active as well
+    if report.get("estimate"):
         _print_estimate(console, report["estimate"])
 
 
@@ -67,7 +67,10 @@ def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
             dropping = f"{report['plans_that_can_drop']} of its {report['plans']} plans, by layer and batch size"
             rows.append(("policy can drop an expert", f"under {dropping}"))
     if paging := report.get("paging"):
-        rows += _list_paging(paging)
+        captured = ", ".join(f"{count} ({name})" for name, count in paging["captured"].items())
+        rows.append(
+            ("experts in slots", f"{paging['slots']} of each layer; decode graphs up to so many requests: {captured}")
+        )
     if report["sglang"]:
         rows.append(
             ("not checked", "the routers of the loaded layers, which takes weights; the first step of a server")
@@ -95,25 +98,6 @@ def _list_memory(report: dict[str, Any]) -> list[tuple[str, str]]:
             fit = f"{memory['resident_experts']} of {report['weights']['experts']} experts a layer would fit resident"
             text = f"{whole}: the weights do not fit; {fit}"
         rows.append(("memory", text))
-    return rows
-
-
-def _list_paging(paging: dict[str, Any]) -> list[tuple[str, str]]:
-    fits = {True: "", False: ", which do not fit", None: ""}[paging["fits"]]
-    captured = ", ".join(f"{count} ({name})" for name, count in paging["captured"].items())
-    needed = spell_bytes(paging["gpu_bytes"])
-    rows = [
-        ("experts in slots", f"{paging['slots']} of each layer: with all else {needed}{fits}"),
-        ("decode graphs", f"captured up to so many requests: {captured}"),
-    ]
-    for row in paging["policies"]:
-        parts = [f"{row['page_ins'][0]:.1f} -> {row['page_ins'][1]:.1f} page-ins a layer and step"]
-        for key, name in (("transfer_ms", "transfers"), ("step_ms", "step")):
-            if key in row:
-                before, after = (f"{ms:,.0f}" if ms >= 10 else f"{ms:.2g}" for ms in row[key])
-                parts.append(f"{name} {before} -> {after} ms")
-        told = f"{row['policy']}, {row['source']}: {', '.join(parts)}, kept mass {row['kept_mass']:.3f}"
-        rows.append((f"ESTIMATE at {paging['link_gb_per_s']:g} GB/s", told))
     return rows
 
 
@@ -147,10 +131,12 @@ def _print_estimate(console: Console, estimate: dict[str, Any]) -> None:
     if all(row["active_experts"] == row["fullest_rank_experts"] for row in rows):
         del names["fullest_rank_experts"]
     names["kept_mass"] = ("kept mass", ".3f")
+    if any("page_ins" in row for row in rows):
+        names |= {"page_ins": ("page-ins", ",.1f"), "transfer_ms": ("transfers, ms", ",.2f")}
     if any("step_ms" in row for row in rows):
         names |= {"step_ms": ("step, ms", ",.2f"), "tokens_per_s": ("tokens/s", ",.0f"), "speedup": ("speedup", ".2f")}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("policy")
+    table.add_column("policy", overflow="fold")
     for heading, _ in names.values():
         table.add_column(heading, justify="right")
     policies = list(dict.fromkeys(row["policy"] for row in rows))
@@ -173,27 +159,19 @@ def _spell_range(rows: list[dict[str, Any]], name: str, spec: str, side: int) ->
 
 
 def list_notes(estimate: dict[str, Any]) -> list[str]:
-    """Under the table: what is assumed, what was published, what says more, the formula."""
+    """Under the table: what is assumed, what says more, the formula."""
     notes = []
     sources = list(dict.fromkeys(row["source"] for row in estimate["estimates"]))
     if len(sources) > 1:
-        theirs = (
-            "" if estimate["model"] == "Qwen3-30B-A3B" else ", which is assumed of this model: nobody has measured it"
-        )
         notes.append(
-            f"A - B: from rows that agree as OEA's of Qwen3-30B-A3B do{theirs}, to rows that route independently. "
-            "--trace FILE of your own traffic takes the place of both."
+            "A - B: from rows that agree as OEA's of Qwen3-30B-A3B do, which nobody has measured of another model, to "
+            "rows that route independently. --trace FILE of your own traffic takes the place of both."
         )
     else:
         notes.append(f"Active experts: {sources[0]}.")
-    for policy, published in estimate["published"].items():
-        here = [found["says"] for found in published if found["this_model"]]
-        others = [found["says"] for found in published if not found["this_model"]]
-        for says in here:
-            notes.append(f"Published of {policy} on this model: {says}. It says more than the estimate.")
-        if not here:
-            other = f"; on another: {'; '.join(others)}" if others else ""
-            notes.append(f"Published of {policy} on this model: nothing{other}.")
+    if "link_gb_per_s" in estimate:
+        link = f"{estimate['link_gb_per_s']:g} GB/s"
+        notes.append(f"Transfers: page-ins over a link of {link}, which a step waits for; nothing hides behind it.")
     if estimate["rows"] > estimate["requests"]:
         notes.append("tokens/s: of one accepted token a request and step; times as many as are accepted.")
     if estimate["bandwidth_gb_per_s"] is not None:

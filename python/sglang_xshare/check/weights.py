@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compatibility.moe_model import MoeModel, WrongNumber, read_configs, read_folder
-from ..console import LARGEST
+from ..parser import LARGEST
 from ..refusal import ExpertPolicyError
 
 BITS = {"fp8": 8.0, "mxfp4": 4.25, "w8a8_int8": 8.0, "w8a8_fp8": 8.0}

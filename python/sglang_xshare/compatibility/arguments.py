@@ -16,7 +16,7 @@ from ..refusal import ExpertPolicyError
 from ..upstream.server import pages_experts
 
 KEYS = "_expert_policy_keys"
-"""The record's note of the keys that --expert-policy-config has come to."""
+"""The attribute of `ServerArgs` that keeps the keys read from --expert-policy-config."""
 ON_DISAGREEMENT = "--expert-policy-on-disagreement"
 
 
@@ -34,7 +34,7 @@ class Arguments:
 def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments | None:
     """Parse and validate the stage's flags. Returns None where the stage is off. Raises `ExpertPolicyError`.
 
-    `speculates` is the flag by which the user of a verb asks for speculation.
+    `speculates` is the flag by which the user of a subcommand asks for speculation.
     """
     name = getattr(server_args, "expert_policy", None)
     config = getattr(server_args, "expert_policy_config", None)

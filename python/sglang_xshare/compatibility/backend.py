@@ -19,19 +19,22 @@ from ..refusal import ExpertPolicyError, refusal
 from ..upstream.server import declare, model_config, resolved, spell
 from .arguments import Arguments
 from .experts import Experts, read_experts
-from .model import check_schedule
 from .moe_model import read_model
 from .runners import list_runners
+from .schedule import check_schedule
 
 logger = logging.getLogger(__name__)
 
 GIVEN = "_expert_policy_given_runner"
-"""The record's note of --moe-runner-backend as it was given: before 0.5.20 resolution overwrites the argument."""
+"""The attribute of `ServerArgs` that keeps --moe-runner-backend as it was given: before SGLang 0.5.20 resolution
+overwrites the argument.
+"""
 
 
 def choose_runner(server_args: Any, arguments: Arguments) -> None:
-    """Before SGLang resolves a server's arguments: set the MoE runner where `auto` would become one that the policy is
-    not served with and another fits. Says so in one line. What is wrong otherwise the checks after resolution say.
+    """Before SGLang resolves a server's arguments: where it would turn `auto` into an MoE runner that the policy is not
+    served with, and another runner fits, set that one and log it in one line. Refuses nothing: the checks after
+    resolution do.
     """
     setattr(server_args, GIVEN, spell(server_args.moe_runner_backend))
     if is_given(server_args) or server_args.device == "cpu":

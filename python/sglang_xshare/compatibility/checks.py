@@ -1,5 +1,5 @@
-"""What a server is checked for as it starts, in order, and what is set for it: a server is refused by the first that
-refuses, `sglang-xshare check` tells all. What only loaded weights show is checked in `layers.py`.
+"""What a server is checked for as it starts, in order: a server is refused by the first check that refuses,
+`sglang-xshare check` tells all. What is set for it is in `setters.py`, what only loaded weights show in `layers.py`.
 """
 
 from __future__ import annotations
@@ -7,87 +7,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
-from ..affinity import is_asked
-from ..affinity.arguments import FLAG, AffinityArguments, check_affinity, read_affinity
+from ..affinity.arguments import FLAG, check_affinity
 from ..patching.errors import PatchError
 from ..patching.status import check_patched
 from ..refusal import ExpertPolicyError
-from ..upstream.server import model_config, resolved
 from .all_to_all import check_model
-from .arguments import Arguments, read_arguments
-from .backend import check_experts, choose_runner, is_given
-from .draft import check_draft_tokens
-from .expert_placement import check_placement, set_placement
-from .model import check_attention, check_schedule
-from .modes import check_modes, check_observed, check_writers
-from .moe_model import MoeModel, read_model
+from .backend import check_experts, is_given
+from .expert_placement import check_division, check_placement
+from .modes import check_draft_tokens, check_modes, check_observed, check_writers
+from .moe_model import check_attention
 from .paging import check_paging
+from .schedule import check_schedule
+from .start import AFFINITY, PLACEMENT, STAGE, Start
 
 logger = logging.getLogger(__name__)
 
 GIVEN, RESOLVED = "given", "resolved"
 """Before SGLang resolves the arguments, whose own errors are tracebacks; after, before weights load."""
-PLACEMENT, STAGE, AFFINITY = "placement", "stage", "affinity"
-"""Parts of the arguments: `--expert-placement`; a policy or masked padding rows; expert-affinity dispatch."""
-
-
-class Start:
-    """A server's start, as far as checks ask for it: each part is read once, when it is first asked for.
-
-    `refused` has the names of the checks that have refused it.
-    """
-
-    def __init__(self, server_args: Any) -> None:
-        self.server_args = server_args
-        self.refused: set[str] = set()
-
-    def asks(self, part: str) -> bool:
-        """Whether the server is started with this part."""
-        if part == PLACEMENT:
-            return self.get("expert_placement") is not None
-        return is_asked(self.server_args) if part == AFFINITY else self.parsed is not None
-
-    def get(self, name: str) -> Any:
-        """An argument as it was given; None of a release that does not have it."""
-        return getattr(self.server_args, name, None)
-
-    @cached_property
-    def parsed(self) -> Arguments | ExpertPolicyError | None:
-        """The stage's flags, or why they make no schedule; None where the stage is off."""
-        try:
-            return read_arguments(self.server_args)
-        except ExpertPolicyError as error:
-            return error
-
-    @property
-    def arguments(self) -> Arguments:
-        """The stage's flags; where they make no schedule, those that any policy is checked with."""
-        return self.parsed if isinstance(self.parsed, Arguments) else Arguments(None)
-
-    @cached_property
-    def affinity(self) -> AffinityArguments:
-        """The flags of expert-affinity dispatch. Raises `ExpertPolicyError`."""
-        arguments = read_affinity(self.server_args)
-        assert arguments is not None, "no flag of it is given"
-        return arguments
-
-    @cached_property
-    def config(self) -> Any:
-        """The resolved arguments."""
-        return resolved(self.server_args)
-
-    @cached_property
-    def loaded(self) -> Any:
-        """The `ModelConfig` that resolution has read."""
-        return model_config(self.server_args)
-
-    @cached_property
-    def model(self) -> MoeModel:
-        """What a schedule must fit of it. Raises `ExpertPolicyError`."""
-        return read_model(self.loaded, self.server_args.model_path)
 
 
 @dataclass(frozen=True)
@@ -140,6 +77,8 @@ CHECKS = (
     Check("affinity", GIVEN, AFFINITY, lambda start: start.affinity),
     # As above, for affinity.
     Check("affinity's tree", GIVEN, AFFINITY, lambda start: _check_tree(FLAG), after="affinity"),
+    # A placement that is none, and flags that place experts otherwise.
+    Check("placement", GIVEN, PLACEMENT, lambda start: check_division(start.server_args)),
     # --------------------------------------------------------------------------------- SGLang resolves its arguments
     # What `policy` does, of what SGLang has made of the flags beside it: speculation, paging.
     Check("policy again", RESOLVED, STAGE, _check_policy, after="policy"),
@@ -163,7 +102,7 @@ CHECKS = (
     Check("trace", RESOLVED, STAGE, lambda start: check_writers(start.arguments.trace, start.config)),
     # Paged experts on more than one GPU, with speculation, or with fewer slots than a row takes experts.
     Check("paging", RESOLVED, STAGE, lambda start: check_paging(start.config, start.model), after="model"),
-    # A schedule that does not fit the model, the batch sizes or the MoE runner. Warns of budgets without an effect.
+    # A schedule that does not fit the model, the batch sizes or the MoE runner. Warns of slots that cut it.
     Check("schedule", RESOLVED, STAGE, _check_schedule, after="model"),
     # Replicas that are none or on several machines, servers that do not tell what ended, a table of another model.
     Check(
@@ -174,19 +113,11 @@ CHECKS = (
         after="affinity",
     ),
 )
-"""What only looks at a start."""
-SETTERS = (
-    # The flags that make a placement. Refuses one that is none, and flags that place experts otherwise.
-    Check("placement", GIVEN, PLACEMENT, lambda start: set_placement(start.server_args)),
-    # The MoE runner, where SGLang's own choice would be none that the policy is served with. Refuses nothing.
-    Check("runner", GIVEN, STAGE, lambda start: choose_runner(start.server_args, start.arguments)),
-)
-"""What sets arguments of a server, after the checks of what is given."""
 
 
 def find_refusals(start: Start, when: str) -> Iterator[ExpertPolicyError]:
     """What refuses a server at this point of its start, in order; a check is made when its answer is asked for."""
-    for check in (*CHECKS, *SETTERS):
+    for check in CHECKS:
         if check.when == when and check.after not in start.refused and start.asks(check.of):
             try:
                 check.run(start)

@@ -1,5 +1,5 @@
 """The flag `--expert-placement`: every rank holds a slice of every expert (`shard`, MoEShard), or some experts whole
-(`ep`). Both are SGLang's own layers; the flag sets the arguments that make them, checks them, and says what came of it.
+(`ep`). Both are SGLang's own layers; the arguments that make them are checked and set, and what came of it is said.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ WHOLE = {
 }
 
 
-def set_placement(server_args: Any) -> None:
-    """With --expert-placement: set what SGLang places experts by, before it resolves its arguments. Raises
-    `ExpertPolicyError` for a value that is none, and for flags that ask for something else.
+def check_division(server_args: Any) -> None:
+    """With --expert-placement as it was given: raise `ExpertPolicyError` for a value that is none, and for flags that
+    ask for something else.
     """
     placement = server_args.expert_placement
     if placement not in (SHARD, EP):
@@ -56,14 +56,21 @@ def set_placement(server_args: Any) -> None:
         _check(server_args, placement, {"moe_dp_size": 1}, "it is another division of experts")
         if server_args.ep_size not in (1, ranks):
             raise _refusal(placement, "ep_size", server_args.ep_size, f"allowed is {ranks}, the ranks there are")
-        declare(server_args, ep_size=ranks)
         return
     _check(server_args, placement, WHOLE, "it needs whole experts")
     if routes_own_rows(server_args):
         reason = "it brings rows to whole experts; allowed is none"
         raise _refusal(placement, "moe_a2a_backend", spell(server_args.moe_a2a_backend), reason)
-    if server_args.dp_size == attention_dp_size(server_args) == 1 and _divides_attention(server_args):
+    if _divides_attention(server_args):
         _check_attention(server_args, ranks)
+
+
+def set_placement(server_args: Any) -> None:
+    """With --expert-placement: set what SGLang places experts by, of arguments that `check_division` lets pass."""
+    ranks = server_args.tp_size
+    if server_args.expert_placement == EP:
+        declare(server_args, ep_size=ranks)
+    elif _divides_attention(server_args):
         if hasattr(server_args, "attn_dp_size"):
             declare(server_args, attn_dp_size=ranks)
         else:
@@ -179,9 +186,13 @@ def _list_blocks(config: Any) -> Iterator[int]:
 
 
 def _divides_attention(server_args: Any) -> bool:
-    """Whether SGLang has data-parallel attention for the model, and for the device: for a CPU it has no backend."""
+    """Whether slices of experts are to have data-parallel attention: where nobody asks for another division, and
+    SGLang has it for the model and for the device, which a CPU is not.
+    """
     import torch
 
+    if not server_args.dp_size == attention_dp_size(server_args) == 1:
+        return False
     device = server_args.device or ("gpu" if torch.accelerator.is_available() else "cpu")
     return device != "cpu" and _read_architecture(server_args) in GATHERED
 

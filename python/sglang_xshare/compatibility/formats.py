@@ -16,9 +16,9 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True)
 class Format:
-    """One format of experts, as `str` in words; of one that we know nothing of, no more than these."""
+    """One format of experts: its `name`, and of those that we know more of how they run."""
 
-    words: str
+    name: str
     fitting: tuple[str, ...] = ()
     """Runners that run such experts, the best first, for where SGLang's own choice cannot be served."""
     unserved: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Format:
     marlin_from: Capability = (8, 0)
 
     def __str__(self) -> str:
-        return self.words
+        return self.name
 
 
 # With some experts it takes router logits alone (modelopt_quant.py, compressed_tensors_w4a4_mxint4_moe.py), or was not
@@ -86,8 +86,8 @@ _NAMED = {
 
 
 def read_format(model: Any, quantization: str | None) -> Format:
-    """The format of a model's experts: from upstream's `ModelConfig` and the resolved --quantization, whose name is the
-    words for one that we know nothing of.
+    """The format of a model's experts: from upstream's `ModelConfig` and the resolved --quantization, whose name is
+    the format's where we know nothing of it.
     """
     name = getattr(model, "quantization", None) or quantization or "none"
     config = find_quantization(model)

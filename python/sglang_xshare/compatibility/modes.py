@@ -95,6 +95,18 @@ def check_writers(trace: Path | None, config: Any) -> None:
             raise refusal("--expert-policy-trace", trace, f"{count} {writers} would write it; allowed is one")
 
 
+def check_draft_tokens(config: Any) -> None:
+    """Raise `ExpertPolicyError` where a request's draft tokens would not fill the rows that ranks of data-parallel
+    attention, or of an all-to-all backend, are padded to.
+    """
+    shares, tokens = attention_dp_size(config), config.speculative_num_draft_tokens or 0
+    ranks = config.tp_size // shares
+    is_padded = shares > 1 or routes_own_rows(config)
+    if is_padded and config.speculative_algorithm is not None and tokens % ranks:
+        reason = f"SGLang pads a rank's rows to its {ranks} tensor-parallel ranks, which must not split a request"
+        raise refusal("--speculative-num-draft-tokens", tokens, f"{reason}; allowed is a multiple of {ranks}")
+
+
 def _check_choice(flag: str, value: Any, allowed: tuple[str, ...]) -> None:
     if spell(value) not in allowed:
         raise refusal(flag, value, f"allowed is {', '.join(allowed)}")

@@ -10,7 +10,8 @@ from typing import Any
 
 from ..refusal import ExpertPolicyError, refusal
 from ..upstream.configuration import NUM_EXPERTS, TOP_K, find_name, find_value
-from .architectures import UNSERVED
+from ..upstream.server import attention_dp_size
+from .architectures import GATHERED, UNSERVED
 
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config.text_config")
 """Where the configuration of a model of several modes has its language model's; ModelConfig finds it itself."""
@@ -72,6 +73,14 @@ def _check_count(flag: str, path: str, name: str, count: Any, low: int = 1) -> N
     if type(count) is not int or count < low:
         value = json.dumps(count, default=str)
         raise WrongNumber(flag, path, f"config.json: {name} {value}: allowed is an integer of at least 1")
+
+
+def check_attention(model: MoeModel, config: Any) -> None:
+    """Raise `ExpertPolicyError` where upstream does not serve the model with the data-parallel attention asked for."""
+    if attention_dp_size(config) > 1 and model.architecture not in GATHERED:
+        allowed = ", ".join(sorted(GATHERED))
+        reason = f"{model.architecture} is not known to have data-parallel attention; allowed are {allowed}"
+        raise refusal("--model-path", model.path, reason)
 
 
 def read_folder(folder: str) -> MoeModel:

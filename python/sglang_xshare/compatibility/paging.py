@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..policies.plan import fits_slots
+from ..policies.bounds import fits_slots
 from ..policies.schedule import Schedule
 from ..refusal import refusal
 from ..types import Router

@@ -1,4 +1,4 @@
-"""Live control of a running server's expert policy: its HTTP routes, and the verb `policy`."""
+"""Live control of a running server's expert policy: its HTTP routes, and the subcommand `policy`."""
 
 PATH = "/expert_policy"
 METHOD = "expert_policy"

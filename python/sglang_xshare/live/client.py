@@ -1,4 +1,4 @@
-"""A running server by its URL: what the verbs ask of it, and in one line why it does not answer."""
+"""A running server by its URL: what the subcommands ask of it, and in one line why it does not answer."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class PolicyError(RuntimeError):
 
 
 def add_server(parser: argparse.ArgumentParser, needs: str, admin: bool = True) -> None:
-    """Add URL of a server with the flags that a verb needs, --api-key, and --admin-api-key for a verb that changes what
-    the server does.
+    """Add URL of a server with the flags that a subcommand needs, --api-key, and --admin-api-key for one that changes
+    what the server does.
     """
     parser.add_argument("url", metavar="URL", help=f"of a server with {needs}, such as http://127.0.0.1:30000")
     parser.add_argument("--api-key", metavar="KEY", help=f"the server's (default: ${API_KEY})")

@@ -1,4 +1,4 @@
-"""The verb `policy`: what a running server's expert policy is, and another one in its place."""
+"""The subcommand `policy`: what a running server's expert policy is, and another one in its place."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `policy get` and `policy set`."""
     description = "tell or switch the expert policy of a running server"
     parser = subparsers.add_parser("policy", help=description, description=description)
-    verbs = parser.add_subparsers(required=True, metavar="get|set")
+    actions = parser.add_subparsers(required=True, metavar="get|set")
     for name, help in (("get", "the policy in force, its limits and counters"), ("set", "switch it between two steps")):
-        verb = verbs.add_parser(name, help=help, description=help)
-        add_server(verb, "--expert-policy", admin=name == "set")
+        action = actions.add_parser(name, help=help, description=help)
+        add_server(action, "--expert-policy", admin=name == "set")
         if name == "set":
-            verb.add_argument("policy", nargs="?", metavar="POLICY", help=SPELLING)
-            verb.add_argument(
+            action.add_argument("policy", nargs="?", metavar="POLICY", help=SPELLING)
+            action.add_argument(
                 "--exact-by-default",
                 action="store_true",
                 help='requests are exact unless they say "expert_policy": "shared" in their custom_params',
             )
-            verb.add_argument(
+            action.add_argument(
                 "--config", metavar="FILE", help="a JSON file: the keys, beside POLICY or with policy in it"
             )
-        verb.add_argument("--json", action="store_true", help="the server's answer as it is")
-        verb.set_defaults(run=_run, verb=name)
+        action.add_argument("--json", action="store_true", help="the server's answer as it is")
+        action.set_defaults(run=_run, action=name)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     try:
-        body = read_policy(arguments) if arguments.verb == "set" else None
+        body = read_policy(arguments) if arguments.action == "set" else None
         client = Client(arguments.url, *find_keys(arguments))
         answer = client.get_policy() if body is None else client.set_policy(body)
     except (PolicyError, ValueError) as error:
-        print(f"policy {arguments.verb}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"policy {arguments.action}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     if arguments.json:
         print(json.dumps(answer, indent=2))

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ..compatibility.model import check_schedule
 from ..compatibility.modes import check_observed
 from ..compatibility.moe_model import read_model
 from ..compatibility.routers import check_plans
+from ..compatibility.schedule import check_schedule
 from ..policies.exact import Rule
 from ..policies.keys import as_json
 from ..policies.schedule import Schedule, build_schedule
 from ..stage.evidence.columns import COUNTS, KEPT, PAGING_COUNTS
+from ..stage.evidence.counters import Reader
 from ..stage.evidence.figures import hash_plan
-from ..stage.evidence.metrics import Reader
 from ..stage.stage import Stage
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import attention_dp_size, model_config, pages_experts, resolved

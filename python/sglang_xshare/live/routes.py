@@ -14,7 +14,7 @@ from sglang.srt.managers.io_struct import DumperControlReqInput
 from sglang.srt.utils.auth import AuthLevel, auth_level
 
 from ..policies.keys import read_object
-from ..stage.evidence.metrics import Interval
+from ..stage.evidence.interval import Interval
 from . import METHOD, PATH
 
 COUNTS = ("counters", "since_switch")

@@ -1,4 +1,4 @@
-"""The verb `top`: a running server's policy at work, drawn anew every few seconds."""
+"""The subcommand `top`: a running server's policy at work, drawn anew every few seconds."""
 
 from __future__ import annotations
 

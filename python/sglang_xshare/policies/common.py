@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from .registry import Policy
 
 PHASES = ("decode", "verify")
 SPECULATES = "--speculative-algorithm"
-"""The server's flag that asks for speculation; other verbs have others."""
+"""The server's flag that asks for speculation; other subcommands have others."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class CommonKey:
 COUNT = Key(int, "router rows", low=1)
 COMMON_KEYS = {
     "phases": CommonKey(f"a list of {' and '.join(map(repr, PHASES))}", "the forwards it selects in"),
-    "min_tokens": CommonKey(COUNT.allowed, "a step of fewer router rows is vanilla", 2),
-    "max_tokens": CommonKey(COUNT.allowed, "a step of more router rows is vanilla; null: no limit"),
+    "min_rows": CommonKey(COUNT.allowed, "a step of fewer router rows is vanilla", 2),
+    "max_rows": CommonKey(COUNT.allowed, "a step of more router rows is vanilla; null: no limit"),
     "rows": CommonKey(
         "'batch' or 'rank'",
         "where each rank routes its own rows (--moe-a2a-backend): select among those of all, gathered, or its own",
@@ -42,7 +43,7 @@ COMMON_KEYS = {
     "layers": CommonKey(
         'an object such as {"0-3": {"k0": 2}}', "other keys, or another policy, by layer id; later ranges win", {}
     ),
-    "by_batch": CommonKey(
+    "by_rows": CommonKey(
         'an object such as {"2-4": {"k0": 2}}',
         "the same by router rows, a graph's captured size; layers win, and layers within it over those",
         {},
@@ -50,9 +51,13 @@ COMMON_KEYS = {
 }
 
 
+FORMER_NAMES = {"min_tokens": "min_rows", "max_tokens": "max_rows", "by_batch": "by_rows"}
+"""Still accepted, with a warning: what they name are router rows."""
+
+
 @dataclass(frozen=True)
 class Override:
-    """Keys that replace a policy's own for a closed range of layers or batch sizes; of batch sizes also by layer."""
+    """Keys that replace a policy's own for a closed range of layers or row counts; of row counts also by layer."""
 
     first: int
     last: int
@@ -64,8 +69,22 @@ class Override:
 
 
 def spell_range(first: int, last: int) -> str:
-    """As a key of `layers` or `by_batch`."""
+    """As a key of `layers` or `by_rows`."""
     return str(first) if first == last else f"{first}-{last}"
+
+
+def rename_keys(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """(the keys of a policy by their present names, a warning where some had a former one).
+
+    Raises ValueError for a key that is given by both names.
+    """
+    former = [name for name in config if name in FORMER_NAMES]
+    for name in former:
+        if FORMER_NAMES[name] in config:
+            raise ValueError(f"{name} and {FORMER_NAMES[name]} are one key: allowed is {FORMER_NAMES[name]} alone")
+    keys = {FORMER_NAMES.get(name, name): value for name, value in config.items()}
+    renamed = ", ".join(f"{name} is now {FORMER_NAMES[name]}" for name in former)
+    return keys, [f"{renamed}; the former name is still accepted"] if former else []
 
 
 def read_phases(
@@ -97,7 +116,7 @@ def read_rows(value: Any) -> str:
 
 
 def read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:
-    """The overrides of `layers` or `by_batch`, which number from `lowest`."""
+    """The overrides of `layers` or `by_rows`, which number from `lowest`."""
     if not isinstance(value, dict):
         raise ValueError(f"{key} = {as_json(value)}: allowed is {COMMON_KEYS[key].allowed}")
     overrides = []
@@ -108,7 +127,7 @@ def read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:
         if not lowest <= first <= last:
             raise ValueError(f'{key} {place!r}: allowed is a number from {lowest} or a range such as "{lowest}-3"')
         inner: tuple[Override, ...] = ()
-        if key == "by_batch" and isinstance(keys, dict) and "layers" in keys:
+        if key == "by_rows" and isinstance(keys, dict) and "layers" in keys:
             inner = read_overrides("layers", keys["layers"], lowest=0)
             keys = {name: value for name, value in keys.items() if name != "layers"}
         if not isinstance(keys, dict) or any(name in COMMON_KEYS for name in keys):

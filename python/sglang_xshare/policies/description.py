@@ -18,14 +18,14 @@ def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
     """JSON-able: the policy, its keys, phases and limits, each resolved; what stands for the model's `top_k` is that
     number where it is given.
 
-    `overrides` lists what differs by `layers` and `by_batch`, an absent one for all others: the keys that change, or
+    `overrides` lists what differs by `layers` and `by_rows`, an absent one for all others: the keys that change, or
     another policy with all of its own. Of two that hold for a layer and a batch size, the later one applies. Of
     `observe` it is the plans it compares, each described so.
     """
     if schedule.observed:
         plans = {spelling: describe(part, top_k) for spelling, part in schedule.observed.items()}
         return {"policy": schedule.policy, "plans": plans}
-    layers, sizes = _split(schedule.layer_overrides), _split(schedule.by_batch)
+    layers, sizes = _split(schedule.layer_overrides), _split(schedule.by_rows)
     # Beyond every override, whose keys are the policy's own.
     plain = layers[-1][1] + 1 if layers else 0, sizes[-1][1] + 1 if sizes else 1
     base = _resolve(schedule.keys_at(*plain), top_k)
@@ -37,15 +37,15 @@ def describe(schedule: Schedule, top_k: int | None = None) -> dict[str, Any]:
         if keys == shown.get((layer, None), shown.get((None, size), base)):
             continue
         shown[layer, size] = keys
-        place = {name: spell_range(*span) for name, span in (("layers", layer), ("by_batch", size)) if span}
+        place = {name: spell_range(*span) for name, span in (("layers", layer), ("by_rows", size)) if span}
         same_policy = keys["policy"] == base["policy"]
         changed = {name: value for name, value in keys.items() if not same_policy or value != base[name]}
         overrides.append(place | changed)
     return {
         **base,
         "phases": list(schedule.phases),
-        "min_tokens": schedule.min_tokens,
-        "max_tokens": schedule.max_tokens,
+        "min_rows": schedule.min_rows,
+        "max_rows": schedule.max_rows,
         "rows": schedule.rows,
         "exact": schedule.given.get("exact"),
         "overrides": overrides,

@@ -11,7 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .baselines import VANILLA
-from .common import COMMON_KEYS, COUNT, PHASES, SPECULATES, Override, read_overrides, read_phases, read_rows
+from .common import (
+    COMMON_KEYS,
+    COUNT,
+    PHASES,
+    SPECULATES,
+    Override,
+    read_overrides,
+    read_phases,
+    read_rows,
+    rename_keys,
+)
 from .exact import Rule, read_rule
 from .keys import as_json
 from .plan import SelectionPlan
@@ -21,25 +31,26 @@ from .spelling import parse_policy
 
 @dataclass(eq=False)
 class Schedule:
-    """A validated policy with its common keys. `by_batch` overrides the base keys, `layers` overrides both, and the
+    """A validated policy with its common keys. `by_rows` overrides the base keys, `layers` overrides both, and the
     layers within a range of batch sizes override all.
 
     `observed` are the schedules that `observe` compares, by their spelling; empty for every other policy. `given` are
     the policy and the keys it was built from. `rows` is "rank" where each rank selects among its own rows alone.
-    `exact` tells which requests are exact that do not say it.
+    `exact` tells which requests are exact that do not say it. `warnings` are of how the keys were spelt.
     """
 
     policy: str
     keys: dict[str, Any]
     phases: tuple[str, ...]
-    min_tokens: int
-    max_tokens: int | None = None
+    min_rows: int
+    max_rows: int | None = None
     layers: tuple[Override, ...] = ()
-    by_batch: tuple[Override, ...] = ()
+    by_rows: tuple[Override, ...] = ()
     observed: Mapping[str, Schedule] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
     rows: str = "batch"
     exact: Rule = field(default_factory=Rule)
+    warnings: Sequence[str] = ()
     _plans: dict[tuple[int, int], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
     """Those of layers and batch sizes met so far: they go with the schedule, which a running server may change."""
 
@@ -55,10 +66,10 @@ class Schedule:
         return self._reason_to_skip_size(rows)
 
     def _reason_to_skip_size(self, rows: int) -> str | None:
-        if rows < self.min_tokens:
-            return "min_tokens"
-        if self.max_tokens is not None and rows > self.max_tokens:
-            return "max_tokens"
+        if rows < self.min_rows:
+            return "min_rows"
+        if self.max_rows is not None and rows > self.max_rows:
+            return "max_rows"
         return None
 
     def plans_for(self, layer: int, phase: str, rows: int) -> list[SelectionPlan]:
@@ -82,7 +93,7 @@ class Schedule:
     def keys_at(self, layer: int, rows: int) -> dict[str, Any]:
         """The policy and its keys for a layer id and a number of router rows, with the overrides that apply."""
         keys = {"policy": self.policy, **self.keys}
-        sizes = [override for override in self.by_batch if rows in override]
+        sizes = [override for override in self.by_rows if rows in override]
         by_layer = [*self.layers, *(inner for override in sizes for inner in override.layers)]
         for override in [*sizes, *(override for override in by_layer if layer in override)]:
             keys = _merge(keys, override.keys)
@@ -91,7 +102,7 @@ class Schedule:
     @property
     def layer_overrides(self) -> tuple[Override, ...]:
         """Those of all batch sizes, then those of some."""
-        return (*self.layers, *(inner for override in self.by_batch for inner in override.layers))
+        return (*self.layers, *(inner for override in self.by_rows for inner in override.layers))
 
     def plans(self, model_layers: Sequence[int] | None = None) -> list[SelectionPlan]:
         """Every plan that some layer and batch size can get: building all finds a wrong override at start-up.
@@ -110,13 +121,13 @@ class Schedule:
                 raise ValueError(
                     f"{place}: none is an MoE layer; the model's are {min(model_layers)} to {max(model_layers)}"
                 )
-        for override in self.by_batch:
-            if override.last < self.min_tokens or override.first > (self.max_tokens or override.first):
-                limits = f"from min_tokens = {self.min_tokens}"
-                limits += "" if self.max_tokens is None else f" to max_tokens = {self.max_tokens}"
-                raise ValueError(f"by_batch {override.first}: allowed is {limits}")
+        for override in self.by_rows:
+            if override.last < self.min_rows or override.first > (self.max_rows or override.first):
+                limits = f"from min_rows = {self.min_rows}"
+                limits += "" if self.max_rows is None else f" to max_rows = {self.max_rows}"
+                raise ValueError(f"by_rows {override.first}: allowed is {limits}")
         layers = {0, *_boundaries(self.layer_overrides)} if model_layers is None else model_layers
-        sizes = [n for n in {self.min_tokens, *_boundaries(self.by_batch)} if self._reason_to_skip_size(n) is None]
+        sizes = [n for n in {self.min_rows, *_boundaries(self.by_rows)} if self._reason_to_skip_size(n) is None]
         found = [self.plan(layer, rows) for layer in layers for rows in sizes]
         plans = list({plan: None for plan in found if plan is not None})
         if not plans:
@@ -131,36 +142,38 @@ def build_schedule(
 
     `speculative` tells whether the server speculates: it decides the published defaults of a policy given without keys,
     and whether phase `verify` can occur. `speculates` is the flag by which the caller's user asks for speculation.
-    `pages` tells whether the server pages experts, where a single row gains too: `min_tokens` is 1 unless given.
+    `pages` tells whether the server pages experts, where a single row gains too: `min_rows` is 1 unless given.
     Raises ValueError naming the key, the value and what is allowed.
     """
     policy = get_policy(name)
-    keys = {key: value for key, value in config.items() if key not in COMMON_KEYS}
-    if "policy" in keys:
+    if "policy" in config:
         only = "allowed only in an override; --expert-policy names the policy"
-        raise ValueError(f"policy = {as_json(keys['policy'])}: {only}")
+        raise ValueError(f"policy = {as_json(config['policy'])}: {only}")
     if name == "vanilla":
         if config:
             raise ValueError(f"{next(iter(config))}: vanilla has no keys")
         return None
     if name == "observe":
         return _build_observing(config, speculative, speculates, pages)
+    config, warnings = rename_keys(config)
+    keys = {key: value for key, value in config.items() if key not in COMMON_KEYS}
     policy.check_names(keys, others=COMMON_KEYS)
-    fewest = 1 if pages else COMMON_KEYS["min_tokens"].default
+    fewest = 1 if pages else COMMON_KEYS["min_rows"].default
     schedule = Schedule(
         policy=name,
         keys=keys or policy.default_keys(speculative),
         phases=read_phases(config.get("phases"), policy, keys, speculative, speculates),
-        min_tokens=COUNT.check("min_tokens", config.get("min_tokens", fewest)),
-        max_tokens=None if "max_tokens" not in config else COUNT.check("max_tokens", config["max_tokens"]),
+        min_rows=COUNT.check("min_rows", config.get("min_rows", fewest)),
+        max_rows=None if "max_rows" not in config else COUNT.check("max_rows", config["max_rows"]),
         layers=read_overrides("layers", config.get("layers", {}), lowest=0),
-        by_batch=read_overrides("by_batch", config.get("by_batch", {}), lowest=1),
+        by_rows=read_overrides("by_rows", config.get("by_rows", {}), lowest=1),
         rows=read_rows(config.get("rows", COMMON_KEYS["rows"].default)),
         exact=read_rule(config["exact"]) if "exact" in config else Rule(),
+        warnings=warnings,
         given={"policy": name, **config},
     )
-    if schedule.max_tokens is not None and schedule.max_tokens < schedule.min_tokens:
-        raise ValueError(f"max_tokens = {schedule.max_tokens}: allowed is at least min_tokens = {schedule.min_tokens}")
+    if schedule.max_rows is not None and schedule.max_rows < schedule.min_rows:
+        raise ValueError(f"max_rows = {schedule.max_rows}: allowed is at least min_rows = {schedule.min_rows}")
     for plan in schedule.plans():
         if plan.selects_nothing:
             raise ValueError("k0 = 0 without a budget selects no expert: allowed is k0 from 1 up, or a budget")
@@ -191,7 +204,7 @@ def _build_observing(config: dict[str, Any], speculative: bool, speculates: str,
         policy="observe",
         keys=dict(config),
         phases=PHASES,
-        min_tokens=1,
+        min_rows=1,
         observed=observed,
         given={"policy": "observe", **config},
     )

@@ -12,7 +12,7 @@ import torch
 
 from ..policies.plan import SelectionPlan
 from ..types import Batch, Router, RunnerSlots, Selection
-from .scores import compute_scores, measure, to_grid
+from .scores import compute_scores, measure, to_fixed_point
 from .slots import serve_runner
 
 
@@ -44,7 +44,7 @@ class _Reference:
         # Gemma 4 (upstream's models/gemma4_causal.py): softmax over the chosen logits, times a factor of each expert.
         scale = torch.ones(logits.shape[1]) if router.expert_scale is None else router.expert_scale
         self.expert_scale = scale.detach().float().cpu()
-        self.grid = to_grid(measure(self.scores, router)).long().tolist()
+        self.fixed = to_fixed_point(measure(self.scores, router)).long().tolist()
         self.num_rows, self.num_experts = choice.shape
         valid = [True] * self.num_rows if batch.valid is None else batch.valid.tolist()
         exact = [False] * self.num_rows if batch.exact is None else batch.exact.tolist()
@@ -106,8 +106,8 @@ class _Reference:
         k0 = self.router.top_k if self.plan.k0 is None else self.plan.k0
         kept = self.top_k[i][:k0]
         if self.plan.p < 1:
-            reach = math.ceil(self.plan.p * sum(self.grid[i]))
-            shares = [sum(self.grid[i][j] for j in kept[: length + 1]) for length in range(len(kept))]
+            reach = math.ceil(self.plan.p * sum(self.fixed[i]))
+            shares = [sum(self.fixed[i][j] for j in kept[: length + 1]) for length in range(len(kept))]
             kept = kept[: 1 + sum(share < reach for share in shares)]
         if self.plan.beta is not None:
             floor = self.plan.beta * self.scores[i, kept[0]].item() if kept else 0.0
@@ -152,17 +152,17 @@ class _Reference:
         return set().union(*(self.top_k[i] for i in rows if i in self.exact))
 
     def utility(self, rows: list[int], kind: str | None = None) -> list[int]:
-        """Every expert's utility over some rows, on the grid. Exact rows have no say, here and below."""
+        """Every expert's utility over some rows, in fixed point. Exact rows have no say, here and below."""
         total = [0] * self.num_experts
         for i in [i for i in rows if i not in self.exact]:
             if (kind or self.plan.utility) == "full":
-                total = [u + score for u, score in zip(total, self.grid[i], strict=True)]
+                total = [u + score for u, score in zip(total, self.fixed[i], strict=True)]
                 continue
             own = self.scores[i, self.top_k[i]].double()
             if own.sum() > 0:
                 shares = own / own.sum()
                 shares = shares**2 if (kind or self.plan.utility) == "squared" else shares
-                for j, score in zip(self.top_k[i], to_grid(shares).long().tolist(), strict=True):
+                for j, score in zip(self.top_k[i], to_fixed_point(shares).long().tolist(), strict=True):
                     total[j] += score
         return total
 
@@ -215,11 +215,11 @@ class _Reference:
 
     def follow_voters(self, confidence: float, selected: set[int]) -> set[int]:
         def share(i: int) -> float:
-            return max(self.grid[i]) / sum(self.grid[i]) if sum(self.grid[i]) else 0.0
+            return max(self.fixed[i]) / sum(self.fixed[i]) if sum(self.fixed[i]) else 0.0
 
         by_confidence = sorted((i for i in self.rows if i not in self.exact), key=lambda i: (-share(i), i))
-        reach = {i: math.ceil(confidence * sum(self.grid[i])) for i in self.rows}
-        sure = [i for i in by_confidence if share(i) > 0 and max(self.grid[i]) >= reach[i]]
+        reach = {i: math.ceil(confidence * sum(self.fixed[i])) for i in self.rows}
+        sure = [i for i in by_confidence if share(i) > 0 and max(self.fixed[i]) >= reach[i]]
         voters = sure[: self.plan.max_voters] or by_confidence[:1]
         votes = self.count_votes(voters)
         selected = selected.union(j for j in range(self.num_experts) if votes[j] >= self.plan.min_votes)

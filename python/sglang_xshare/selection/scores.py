@@ -9,8 +9,10 @@ from torch.nn.functional import softplus
 
 from ..types import Router
 
-GRID = 1 << 20
-"""Utilities and shares are sums of scores rounded to multiples of 1 / GRID: exact, so all orders and backends agree."""
+FIXED_ONE = 1 << 20
+"""1 in fixed point. Utilities and shares are sums of scores rounded to multiples of 1 / FIXED_ONE: exact, so that all
+orders and backends agree.
+"""
 # Keeps 0 / 0 at 0 and changes no other quotient: every positive float32 is larger.
 TINY = 1e-300
 
@@ -54,12 +56,12 @@ def measure(scores: torch.Tensor, router: Router) -> torch.Tensor:
     return wide / wide.sum(1, keepdim=True).clamp_min_(TINY)
 
 
-def to_grid(scores: torch.Tensor) -> torch.Tensor:
-    """P as integers, in multiples of 1 / GRID, rounded to the nearest (halves to even); 0 in a row without experts.
+def to_fixed_point(scores: torch.Tensor) -> torch.Tensor:
+    """P as integers, in multiples of 1 / FIXED_ONE, rounded to nearest (halves to even); 0 in a row without experts.
 
     The integers are held in float64, which sums them exactly and in any order up to 2^53.
     """
-    return (scores * GRID).round_().nan_to_num_(nan=0.0).double()
+    return (scores * FIXED_ONE).round_().nan_to_num_(nan=0.0).double()
 
 
 def _limit_groups(choice: torch.Tensor, num_groups: int, topk_group: int, biased: bool) -> torch.Tensor:

@@ -23,16 +23,16 @@ def assign(
     one; nothing where there is no step.
 
     An eager step selects as the plans in force say, by their own numbers; one that is being captured as in the first
-    capture of its size. What layers do in a step of nothing but its size is decided once.
+    capture of its size. What layers do in a step of nothing but its key is decided once.
     """
     first = steps[0]
-    size = None if first is None or is_captured or first is not make_plain(first.size) else first.size
-    known = None if size is None else plans.assigned.get(size)
+    key = None if first is None or is_captured or first is not make_plain(first.key) else first.key
+    known = None if key is None else plans.assigned.get(key)
     if known is None:
         pairs = zip(layers, steps, strict=True)
         known = [_assign_one(layer, step, plans, graphs, is_captured) for layer, step in pairs]
-        if size is not None:
-            plans.assigned[size] = known
+        if key is not None:
+            plans.assigned[key] = known
     for layer, (assignment, _) in zip(layers, known, strict=True):
         layer.assignment, layer.selection = assignment, None
     return set() if first is None else {reason for _, reason in known}
@@ -44,10 +44,10 @@ def _assign_one(
     """(a layer's assignment, why it has no plan)."""
     if step is None:
         return Assignment(), None
-    plan, against = plans.find(layer, step.size)
-    assignment = Assignment(plan, step, fits=plans.fit(layer, step.size))
+    plan, against = plans.find(layer, step.key)
+    assignment = Assignment(plan, step, fits=plans.fit(layer, step.key))
     if is_captured:
-        assignment = graphs.keep(layer, step.size, assignment)
+        assignment = graphs.keep(layer, step.key, assignment)
     return assignment, None if assignment.plan is not None else against
 
 

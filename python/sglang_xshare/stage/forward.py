@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from ..upstream.routing import list_routers
-from .evidence.told import KEY
+from .evidence.metadata import KEY
 from .stage import Stage
 
 
@@ -33,24 +33,24 @@ def wrap_model(model: Any, stage: Stage) -> None:
 
 
 def wrap_runner(model_runner: Any, stage: Stage) -> None:
-    """Tell the stage of every forward of the model runner. The host comes by there in each step, also where a captured
-    graph is replayed, which the model's forward does not see. Ranks compare there: now and then, and so in no graph.
-    What the step was goes with the logits to its requests.
+    """Call the stage around every forward of the model runner. The host comes by there in each step, also where a
+    captured graph is replayed, which the model's forward does not see. Ranks compare there: now and then, and so in no
+    graph. What the forward was goes with its logits to the requests.
     """
     forward = model_runner.forward
 
     @functools.wraps(forward)
-    def forward_and_tell(*args: Any, **kwargs: Any) -> Any:
+    def forward_and_record(*args: Any, **kwargs: Any) -> Any:
         forward_batch = kwargs["forward_batch"] if "forward_batch" in kwargs else args[0]
         stage.begin_forward(forward_batch)
         output = forward(*args, **kwargs)
-        mark = stage.end_forward(forward_batch)
+        recorded = stage.end_forward(forward_batch)
         logits_output = getattr(output, "logits_output", None)
-        if mark is not None and logits_output is not None:
-            setattr(logits_output, KEY, mark)
+        if recorded is not None and logits_output is not None:
+            setattr(logits_output, KEY, recorded)
         return output
 
-    model_runner.forward = forward_and_tell
+    model_runner.forward = forward_and_record
 
 
 def wrap_router(router: Any, stage: Stage) -> None:
@@ -60,7 +60,7 @@ def wrap_router(router: Any, stage: Stage) -> None:
     answer_empty = router.empty_topk_output
 
     def select_and_answer(*args: Any, **kwargs: Any) -> Any:
-        stage.enter_collective(router.topk_config)
+        stage.routing.enter_collective(router.topk_config)
         return answer_empty(*args, **kwargs)
 
     router.empty_topk_output = select_and_answer

@@ -11,12 +11,12 @@ from ..policies.plan import SelectionPlan
 from ..types import Router
 from .layer import Assignment, Layer
 from .plans import Plans
-from .step import Size, Step
+from .step import Step, StepKey
 
 if TYPE_CHECKING:
     from ..selection.triton_kernel.budgets import Budgets
 
-Place = tuple[Layer, Size]
+Place = tuple[Layer, StepKey]
 """A layer in a captured step."""
 
 
@@ -37,17 +37,17 @@ class Graphs:
     @property
     def selecting(self) -> list[int]:
         """The sizes whose graphs select in some layer."""
-        return sorted({size.rows for (_, size), kept in self._captured.items() if kept.plan is not None})
+        return sorted({key.rows for (_, key), kept in self._captured.items() if kept.plan is not None})
 
     @property
     def captures(self) -> bool:
         """Whether the server has graphs, also where their sizes are not known beforehand."""
         return bool(self.rows or self._captured)
 
-    def find_size(self, size: Size) -> Size:
+    def find_key(self, key: StepKey) -> StepKey:
         """That of the smallest graph that takes a step of this size, which stays where no graph does."""
-        captured = self._sizes.get((size.phase, size.tokens_per_request), ())
-        return size._replace(rows=min((rows for rows in captured if rows >= size.rows), default=size.rows))
+        captured = self._sizes.get((key.phase, key.tokens_per_request), ())
+        return key._replace(rows=min((rows for rows in captured if rows >= key.rows), default=key.rows))
 
     def prepare(self, layers: Sequence[Layer], step: Step) -> None:
         """Make the buffers for graphs of this size after an eager step, which reads none. SGLang runs one before each
@@ -59,13 +59,13 @@ class Graphs:
         from ..selection.triton_kernel.budgets import Budgets
 
         for layer in layers:
-            place, plan, chosen = (layer, step.size), layer.assignment.plan, layer.selection
+            place, plan, chosen = (layer, step.key), layer.assignment.plan, layer.selection
             if plan is None or chosen is None or place in self._captured or place in self._buffers:
                 continue
             if supports(plan, layer.router, step.batch, step.rows, len(chosen.active)):
                 self._buffers[place] = Budgets(plan, chosen.active.device)
 
-    def keep(self, layer: Layer, size: Size, assignment: Assignment) -> Assignment:
+    def keep(self, layer: Layer, key: StepKey, assignment: Assignment) -> Assignment:
         """Remember what a layer does in a step that is being captured, with a buffer where its kernel reads one, and
         return it.
 
@@ -73,8 +73,8 @@ class Graphs:
         the plan in force, whose numbers its buffer holds, may have steps of the algebra less, and a kernel without them
         could not follow back. What it launches has run before, so that a capture may begin with it.
         """
-        self._sizes.setdefault((size.phase, size.tokens_per_request), set()).add(size.rows)
-        place = layer, size
+        self._sizes.setdefault((key.phase, key.tokens_per_request), set()).add(key.rows)
+        place = layer, key
         if place not in self._captured:
             self._captured[place] = replace(assignment, step=None, buffer=self._buffers.pop(place, None))
         return replace(self._captured[place], step=assignment.step)

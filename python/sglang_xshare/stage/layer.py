@@ -57,9 +57,9 @@ class Layer:
 
     `renumbers` says that upstream looks ids up in a table after routing them, so that none may be -1 before;
     `routes_itself` that the layer's runner gets logits where no policy chooses; `takes_kmax` that this runner takes
-    rows of another width than the model's top-k; `recorded` that --enable-return-routed-experts tells what was chosen.
-    `paging` is what `find_paging` returns of its experts.
-    Raises ValueError for a router the stage does not reproduce.
+    rows of another width than the model's top-k; `recorded` that --enable-return-routed-experts returns what was
+    chosen. `paging` is what `find_paging` returns of its experts. Raises ValueError for a router the stage does not
+    reproduce.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Layer:
         self.selection: Selection | None = None
         """What the layer has chosen in this step; None before, and where it has no plan."""
         self.find_tally: Callable[[torch.Tensor], Tally | None] = lambda logits: None
-        """Where the stage wants what is counted of a selection from these logits; nowhere without a stage."""
+        """Where a selection from logits [n, N] is to leave what is counted of it; a stage has one for each layer."""
         self._calls: dict[tuple[object, ...], Call] = {}
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
@@ -161,9 +161,8 @@ class Layer:
 
     def _select_in_force(self, logits: torch.Tensor, slots: RunnerSlots) -> Selection:
         """What the plan in force chooses, counted."""
-        plan, step, buffer = self.assignment.plan, self.assignment.step, self.assignment.buffer
+        plan, step, buffer = self.assignment.plan, self.step, self.assignment.buffer
         assert plan is not None
-        assert step is not None
         tally = self.find_tally(logits)
         # A call keeps its plan and slots, so that no other ones have their ids.
         place = id(plan), id(slots), logits.shape, step.rows, step.batch.tokens_per_request, step.batch.exact is None

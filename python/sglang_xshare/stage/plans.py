@@ -6,17 +6,17 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from ..policies import VANILLA
+from ..policies import VANILLA, bounds
 from ..policies.description import describe
-from ..policies.plan import SelectionPlan, fits_slots
+from ..policies.plan import SelectionPlan
 from ..policies.schedule import Schedule
 from ..upstream.batches import Batches
 from .layer import Assignment, Layer
-from .step import Size
+from .step import StepKey
 
-REASONS = ("vanilla", "phase", "min_tokens", "max_tokens", "unchanged", "override")
-"""Why a layer has no plan. Where none has one, the first that some layer has tells of the step: the first four go for
-every layer alike; of the others, a plan without effect goes before an override, which may be of a few layers alone.
+REASONS = ("vanilla", "phase", "min_rows", "max_rows", "unchanged", "override")
+"""Why a layer has no plan. A step in which no layer has one is counted under the first of these that holds for some
+layer: the first four hold for all layers alike, "override" is last, since it may hold for a few alone.
 """
 
 
@@ -30,11 +30,11 @@ class Plans:
         self.schedule = schedule
         self.batches = batches
         self.masks = masks and schedule is None
-        self._found: dict[tuple[Layer, Size], tuple[SelectionPlan | None, str | None]] = {}
-        self._acting: dict[Size, bool] = {}
-        self.assigned: dict[Size, list[tuple[Assignment, str | None]]] = {}
-        """What `assign` has decided of steps of nothing but their size."""
-        self._fitting: dict[tuple[Layer, Size], bool] = {}
+        self._found: dict[tuple[Layer, StepKey], tuple[SelectionPlan | None, str | None]] = {}
+        self._acting: dict[StepKey, bool] = {}
+        self.assigned: dict[StepKey, list[tuple[Assignment, str | None]]] = {}
+        """What `assign` has decided of steps of nothing but their key."""
+        self._fitting: dict[tuple[Layer, StepKey], bool] = {}
 
     @property
     def given(self) -> dict[str, Any]:
@@ -47,26 +47,26 @@ class Plans:
         """The plan in force, every default resolved."""
         return {"policy": "vanilla"} if self.schedule is None else describe(self.schedule, top_k)
 
-    def find(self, layer: Layer, size: Size) -> tuple[SelectionPlan | None, str | None]:
+    def find(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:
         """(a layer's plan in a step of this size, None), or (None, why it has none)."""
-        place = layer, size
+        place = layer, key
         if place not in self._found:
-            self._found[place] = self._choose(layer, size.phase, size.rows, size.tokens_per_request)
+            self._found[place] = self._choose(layer, key.phase, key.rows, key.tokens_per_request)
         return self._found[place]
 
-    def act(self, layers: Iterable[Layer], size: Size) -> bool:
+    def act(self, layers: Iterable[Layer], key: StepKey) -> bool:
         """Whether some of a model's layers has a plan in a step of this size: always of the same layers."""
-        if size not in self._acting:
-            self._acting[size] = any(self.find(layer, size)[0] for layer in layers)
-        return self._acting[size]
+        if key not in self._acting:
+            self._acting[key] = any(self.find(layer, key)[0] for layer in layers)
+        return self._acting[key]
 
-    def fit(self, layer: Layer, size: Size) -> bool:
+    def fit(self, layer: Layer, key: StepKey) -> bool:
         """Whether no more of a layer's experts than it has slots are active in such a step, whatever the logits."""
-        place = layer, size
+        place = layer, key
         if place not in self._fitting:
-            slots, plan = layer.num_slots, self.find(layer, size)[0]
-            self._fitting[place] = slots is None or fits_slots(
-                plan, layer.router, layer.paging.num_experts, size.rows, size.tokens_per_request, slots
+            slots, plan = layer.num_slots, self.find(layer, key)[0]
+            self._fitting[place] = slots is None or bounds.fits_slots(
+                plan, layer.router, layer.paging.num_experts, key.rows, key.tokens_per_request, slots
             )
         return self._fitting[place]
 
@@ -87,6 +87,8 @@ class Plans:
         is_needed = self.schedule.observed or self.batches.pad(rows)
         # A layer knows its experts only when it routes. Of ever so many, a plan is taken to change no less.
         slots = layer.num_slots
-        if not is_needed and not plan.can_change(layer.router, sys.maxsize, rows, tokens_per_request, slots=slots):
+        if not is_needed and not bounds.can_change(
+            plan, layer.router, sys.maxsize, rows, tokens_per_request, slots=slots
+        ):
             return None, "unchanged"
         return plan, None

@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..policies.exact import Rule
 from ..policies.schedule import Schedule
 from ..upstream.batches import Batches
@@ -20,20 +18,21 @@ from ..upstream.server import is_recorded, show_plan, wait_for_device
 from .assignment import assign, check_selected
 from .evidence.agreement import Agreement
 from .evidence.balance import Balance
-from .evidence.metrics import Counters, Reader
+from .evidence.counters import Counters, Reader
+from .evidence.metadata import Forward
 from .evidence.observe import Observation
 from .evidence.reports import Reports
-from .evidence.told import Mark
 from .evidence.trace import Trace
 from .exact import Exact
 from .fallback import stop_disagreeing
 from .gather import Ranks
 from .graphs import Graphs
 from .layer import Layer
-from .marks import Marks
+from .outcomes import Outcomes
 from .paged import PagedLayers
 from .plans import Plans
-from .step import Step, read_size, read_step
+from .routing import Routing
+from .step import Step, read_key, read_step
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ class Stage:
         self.residents = None if self.paged is None else self.paged.residents
         self.counters = Counters(len(layers), device, self.residents)
         self.since_switch = Reader(self.counters)
-        layer_ids = [layer.layer_id for layer in self.layers]
+        self._layer_ids = layer_ids = [layer.layer_id for layer in self.layers]
         self.trace = None if trace is None else Trace(trace, layer_ids, device, pages=bool(paged))
         self.graphs = Graphs(batches.captured)
         placement = self.layers[0].placement
@@ -88,10 +87,8 @@ class Stage:
         self.reports = Reports(self.counters, self._balance, self.agreement, self.trace)
         for number, layer in enumerate(self.layers):
             layer.find_tally = functools.partial(self.counters.tally, number)
-        self._by_config = {id(layer.upstream): layer for layer in layers}
-        self._by_own = {id(layer.config): layer for layer in layers}
-        self._running = False
-        self.marks = Marks(self.layers, self.graphs)
+        self.routing = Routing(layers, self.counters, device, None if ranks is None else ranks.num_experts)
+        self.outcomes = Outcomes(self.layers, self.graphs)
         self.switches = 0
         self.rule = Rule()
         """Which requests that arrive are exact: by the last policy that selects, since it may come back while they are
@@ -105,13 +102,14 @@ class Stage:
         logger.info("Expert policy %s on %d MoE layers%s", name, len(layers), plan)
 
     def _adopt(self, plans: Plans) -> None:
-        """Have these plans in force from the next step on, and in everything that tells which ones are."""
+        """Have these plans in force from the next step on, and everything that reports them say so."""
         schedule = plans.schedule
         if schedule is None or not schedule.observed:
             self.observation = None
         # Of the same plans it stays: captured graphs add to its tensors where they lie.
         elif self.observation is None or plans.given != self.plans.given:
-            self.observation = Observation(schedule, len(self.layers), self.device, self.residents)
+            self.observation = Observation(schedule, self._layer_ids, self.device, self.residents)
+        self.routing.observation = self.observation
         self.plans = plans
         if schedule is not None and not schedule.observed:
             self.rule = schedule.exact
@@ -125,7 +123,7 @@ class Stage:
             self.trace.observe(list(schedule.observed) if schedule else [])
         self.plan = None if plans.masks and not self.switches else plans.describe(self.layers[0].router.top_k)
         """The plan in force, JSON-able; None where padding rows alone are masked."""
-        self.marks.adopt(plans, self.plan)
+        self.outcomes.adopt(plans, self.plan)
         self.reports.set_sources(self.plan, self.observation, self.balance is not None)
 
     def check_switch(self, schedule: Schedule | None) -> Plans:
@@ -171,15 +169,15 @@ class Stage:
         is_captured = self.device != "cpu" and is_recorded()
         steps = [step] * len(self.layers) if step is None or self.paged is None else self.paged.divide(step)
         reasons = assign(self.layers, steps, self.plans, self.graphs, is_captured)
-        self.counters.count_outcome(self.marks.settle(reasons), step)
-        self._running = True
+        self.counters.count_outcome(self.outcomes.begin(reasons), step)
+        self.routing.is_running = True
         try:
             output = forward()
             if step is not None:
                 self._finish(step, is_captured)
             return output
         finally:
-            self._running = False
+            self.routing.is_running = False
 
     def admit(self, scheduler: Any, req: Any) -> None:
         """A request arrives, at every rank alike: whether it is exact is decided for all of its steps."""
@@ -188,20 +186,20 @@ class Stage:
 
     def begin_forward(self, forward_batch: Any) -> None:
         """A forward of the model runner is about to be launched, maybe by a graph's replay."""
-        self.marks.outcome = None
-        size = read_size(forward_batch, self.ranks) if self.exact.is_used else None
-        if size is not None:
-            self.exact.write(forward_batch.rids or (), size.tokens_per_request)
+        self.outcomes.outcome = None
+        key = read_key(forward_batch, self.ranks) if self.exact.is_used else None
+        if key is not None:
+            self.exact.write(forward_batch.rids or (), key.tokens_per_request)
 
-    def end_forward(self, forward_batch: Any) -> Mark | None:
+    def end_forward(self, forward_batch: Any) -> Forward | None:
         """A forward of the model runner was launched, maybe by a graph's replay: ranks compare where it is time to.
-        Returns what it was to its requests; None where no policy was ever in force.
+        Returns what its requests count; None where no policy was ever in force.
         """
-        mark = self.marks.mark(forward_batch, self.ranks)
+        forward = self.outcomes.describe(forward_batch, self.ranks)
         if self.agreement is not None and (which := self.agreement.end_forward(self.ranks)):
             go_back = functools.partial(self.switch, None, self.reporter)
             self.disagreement = stop_disagreeing(self.agreement, which, self.plans, self.stops, go_back)
-        return mark
+        return forward
 
     def _finish(self, step: Step, is_captured: bool) -> None:
         """Check that every layer with a plan has selected, and count what it chose."""
@@ -209,85 +207,38 @@ class Stage:
         if all(layer.selection is None for layer in self.layers):
             return
         if self.observation is not None:
-            counts, observed = self.observation.count(self.layers, step)
+            counts, observed = self.observation.count(step)
             self.counters.totals += counts
         else:
-            selections = [layer.selection for layer in self.layers]
+            tables = self.counters.tables
             fits = [layer.assignment.fits for layer in self.layers] if self.residents is not None else []
-            counts, observed = self.counters.count(selections, step, fits), []
+            counts, observed = self.counters.count(step, fits), []
             if not is_captured:
                 self.graphs.prepare(self.layers, step)
             # Captured anew under vanilla, a graph is to count under the policies that it may follow back to.
             balance = self._balance if is_captured and self.switches else self.balance
-            for other in (balance, self.agreement if self.ranks is None or self.ranks.together else None):
-                if other is not None:
-                    other.count(selections)
+            if tables is not None and balance is not None:
+                balance.count(tables)
+            if tables is not None and self.agreement is not None and (self.ranks is None or self.ranks.together):
+                self.agreement.count(tables.active)
         if self.trace is not None:
             self.trace.record(counts, step, observed)
-
-    def route(self, topk_config: Any, router_logits: Any) -> Any:
-        """The config to route the logits with. A config that is not the target's (a draft's) is returned as it is."""
-        layer = self._find_selecting(topk_config, router_logits)
-        return topk_config if layer is None else layer.config
-
-    def prepare(self, topk_config: Any, output_format: Any, router_logits: Any) -> tuple[Any, Any]:
-        """(what a runner that would rank logits itself is handed, the logits): masked ones, or in their place ids and
-        weights, which are routed next. As they are for a layer that does not select.
-        """
-        layer = self._by_config.get(id(topk_config))
-        if layer is None or not layer.routes_itself or self._find_selecting(topk_config, router_logits) is None:
-            return output_format, router_logits
-        return layer.prepare(output_format, router_logits)
-
-    def finish(self, topk_config: Any, ids: Any, weights: Any) -> Any:
-        """Ids [n, columns] as the runner of a layer takes them that has chosen them by its own config."""
-        layer = self._by_own.get(id(topk_config))
-        return ids if layer is None else layer.finish(ids, weights)
-
-    def enter_collective(self, topk_config: Any) -> None:
-        """Select in a layer that this rank has no rows for: where ranks gather theirs, the others wait for it."""
-        layer = self._by_config.get(id(topk_config))
-        if layer is None or layer.assignment.plan is None or self.ranks is None:
-            return
-        rows = 0 if layer.step.gather is not None else layer.step.rows
-        logits = torch.zeros(rows, self.ranks.num_experts, device=self.device)
-        if self._find_selecting(topk_config, logits) is not None:
-            layer.choose(logits, logits, layer.router.top_k, layer.router.renormalize)
 
     def fits_slots(self, method: Any) -> bool:
         """Whether what upstream's `PagedExpertsMoEMethod` was just handed is sure to fit its slots."""
         if self.paged is None:  # of a prefill's entries upstream's kernel on one warp would be the slower way
-            is_step = self._running and self.layers[0].assignment.step is not None
+            is_step = self.routing.is_running and self.layers[0].assignment.step is not None
             return is_step and bool(method.num_resident >= method.num_experts)
-        return self._running and self.paged.fits(method)
+        return self.routing.is_running and self.paged.fits(method)
 
     def allows_graph(self, forward_batch: Any) -> bool:
         """Whether a decode graph may be replayed: not where the plans in force since a switch could have more experts
         active than the slots it pages them into. Such a step runs eagerly, in as many waves as it takes.
         """
-        if self.paged is None or (size := read_size(forward_batch, self.ranks)) is None:
+        if self.paged is None or (key := read_key(forward_batch, self.ranks)) is None:
             return True
-        captured = self.graphs.find_size(size)
+        captured = self.graphs.find_key(key)
         return all(self.plans.fit(layer, captured) for layer in self.layers)
-
-    def _find_selecting(self, topk_config: Any, router_logits: Any) -> Layer | None:
-        """The layer of a config, where it selects in this step. One that is observed selects beside the model, here,
-        and is routed as one that does not.
-        """
-        layer = self._by_config.get(id(topk_config))
-        if layer is None:
-            return None
-        if not self._running:
-            # A graph would count again at every replay, inside a forward that is counted as what it is.
-            if layer is self.layers[0] and not is_recorded():
-                self.counters.count_outcome("no_context")
-            return None
-        if layer.assignment.plan is None:
-            return None
-        if self.observation is None:
-            return layer
-        self.observation.observe(layer, layer.collect(router_logits))
-        return None
 
     def report(self, reporter: Any) -> str:
         """What happened since the last line of the decode log."""

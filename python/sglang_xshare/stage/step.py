@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from .exact import Exact
 
 PADDING, LIVE, EXACT = range(3)
-"""What ranks tell each other of a row."""
+"""What a row is, as ranks exchange it."""
 
 
-class Size(NamedTuple):
+class StepKey(NamedTuple):
     """A step as far as the host knows it; `phase` and `rows` as in `Step`."""
 
     phase: str
@@ -40,15 +40,15 @@ class Step:
     gather: Gather | None = None
 
     @property
-    def size(self) -> Size:
+    def key(self) -> StepKey:
         """What plans and graphs are found by."""
-        return Size(self.phase, self.rows, self.batch.tokens_per_request)
+        return StepKey(self.phase, self.rows, self.batch.tokens_per_request)
 
 
 @cache
-def make_plain(size: Size) -> Step:
-    """A step of nothing but its size: no padding and no exact row, as on most steps of a CPU server."""
-    return Step(size.phase, size.rows, Batch(tokens_per_request=size.tokens_per_request))
+def make_plain(key: StepKey) -> Step:
+    """A step of nothing but its key: no padding and no exact row, as are most steps of a CPU server."""
+    return Step(key.phase, key.rows, Batch(tokens_per_request=key.tokens_per_request))
 
 
 def read_step(
@@ -65,24 +65,24 @@ def read_step(
     read from what SGLang has synchronized, and from the mode, which is decode, verify or idle on all ranks where none
     prefills. A rank without requests (idle) takes part in the others' decode or verification.
     """
-    size = read_size(forward_batch, ranks)
-    if size is None:
+    key = read_key(forward_batch, ranks)
+    if key is None:
         return None
     if ranks is not None:
-        return _read_own_step(forward_batch, size, ranks, exact)
+        return _read_own_step(forward_batch, key, ranks, exact)
     rows_by_rank = read_rows_by_rank(forward_batch)
     if rows_by_rank is not None:
         # Each rank's rows end with its padding. SGLang's gather places what they are as it places the hidden states.
-        told = gather_rows(_tell_rows(forward_batch, exact), sum(rows_by_rank), forward_batch)
-        return _read_told(told, size, exact)
+        states = gather_rows(_read_states(forward_batch, exact), sum(rows_by_rank), forward_batch)
+        return _make_step(states, key, exact)
     valid = live_rows(forward_batch) if mask_padding else None
-    flags = None if exact is None else exact.find(size.rows)
+    flags = None if exact is None else exact.find(key.rows)
     if valid is None and flags is None:
-        return make_plain(size)
-    return Step(size.phase, size.rows, Batch(valid, size.tokens_per_request, flags))
+        return make_plain(key)
+    return Step(key.phase, key.rows, Batch(valid, key.tokens_per_request, flags))
 
 
-def read_size(forward_batch: Any, ranks: Ranks | None = None) -> Size | None:
+def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
     """Of the step that `read_step` reads: where ranks pad each other, with the rows of the longest for each. The device
     is not touched.
     """
@@ -91,14 +91,14 @@ def read_size(forward_batch: Any, ranks: Ranks | None = None) -> Size | None:
         counts = [len(forward_batch.out_cache_loc) // ranks.share]
     if counts:
         found = _read_synchronized(forward_batch, counts)
-        return None if found is None else Size(found[0], max(counts) * len(counts), found[1])
+        return None if found is None else StepKey(found[0], max(counts) * len(counts), found[1])
     mode = forward_batch.forward_mode
     if not (mode.is_target_verify() or mode.is_decode()):  # a prefill may have embeddings in place of ids
         return None
     rows = forward_batch.input_ids.shape[0]
     if mode.is_decode():
-        return Size("decode", rows)
-    return Size("verify", rows, _count_draft_tokens(rows, forward_batch.batch_size) if rows else 1)
+        return StepKey("decode", rows)
+    return StepKey("verify", rows, _count_draft_tokens(rows, forward_batch.batch_size) if rows else 1)
 
 
 def read_rows_by_rank(forward_batch: Any) -> list[int] | None:
@@ -109,17 +109,17 @@ def read_rows_by_rank(forward_batch: Any) -> list[int] | None:
     return counts if counts is not None and len(counts) > 1 else None
 
 
-def _read_own_step(forward_batch: Any, size: Size, ranks: Ranks, exact: Exact | None) -> Step:
+def _read_own_step(forward_batch: Any, key: StepKey, ranks: Ranks, exact: Exact | None) -> Step:
     """The step of ranks that each route rows of their own: of all together, or of this one alone.
 
     Ranks that select together must read the same step, as above, or some would wait for the others' rows forever. One
     by itself does not select either while another prefills: in a prefill nearly every expert is active anyway.
     """
-    told = ranks.own(_tell_rows(forward_batch, exact))
+    states = ranks.own(_read_states(forward_batch, exact))
     if not ranks.together:
-        return _read_told(told, size, exact)
+        return _make_step(states, key, exact)
     gather = Gather(ranks.divide(forward_batch.global_num_tokens_cpu or []), ranks.rank)
-    return _read_told(gather.collect(told), size, exact, gather)
+    return _make_step(gather.collect(states), key, exact, gather)
 
 
 def _read_synchronized(forward_batch: Any, rows_by_rank: list[int]) -> tuple[str, int] | None:
@@ -149,17 +149,17 @@ def _count_draft_tokens(rows: int, requests: int) -> int:
     return rows // requests
 
 
-def _tell_rows(forward_batch: Any, exact: Exact | None) -> torch.Tensor:
-    """[rows] numbers: what each of this rank's rows is. No rank knows whether another has exact ones, so that all tell,
-    in two small operations a step.
+def _read_states(forward_batch: Any, exact: Exact | None) -> torch.Tensor:
+    """[rows] numbers: whether each of this rank's rows is padding, live or exact. No rank knows whether another has
+    exact ones, so that all exchange them, in two small operations a step.
     """
     live = live_rows(forward_batch)
     return live if exact is None else live * (LIVE + exact.read(len(live)).to(torch.int32))
 
 
-def _read_told(told: torch.Tensor, size: Size, exact: Exact | None, gather: Gather | None = None) -> Step:
-    flags = None if exact is None else told == EXACT
-    return Step(size.phase, len(told), Batch(told != PADDING, size.tokens_per_request, flags), gather)
+def _make_step(states: torch.Tensor, key: StepKey, exact: Exact | None, gather: Gather | None = None) -> Step:
+    flags = None if exact is None else states == EXACT
+    return Step(key.phase, len(states), Batch(states != PADDING, key.tokens_per_request, flags), gather)
 
 
 def live_rows(forward_batch: Any) -> torch.Tensor:

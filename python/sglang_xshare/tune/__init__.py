@@ -1,1 +1,1 @@
-"""The verb `tune`: the setting with the fewest active experts within a tolerated loss, found on the running server."""
+"""The subcommand `tune`: on a running server, the setting with the fewest active experts within a tolerated loss."""

@@ -1,4 +1,4 @@
-"""The verb `tune`: its flags, its progress, what it leaves."""
+"""The subcommand `tune`: its flags, its progress, what it leaves."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from rich.console import Console
 
-from ..console import open_console, path, whole
+from ..console import open_console
 from ..files import try_folder
 from ..live.client import Client, PolicyError, add_server, find_keys
+from ..parser import path, whole
 from ..policies.keys import read_object
 from ..policies.plan import SelectionPlan
 from ..policies.registry import build_plan
 from ..policies.spelling import SPELLING, parse_policy
 from ..types import Router
-from .hold import Hold, Switched
+from .guard import Switched, SwitchGuard
 from .plans import FIRST_SIZE, VANILLA_SETTING, Layers, group_layers, join_batches
 from .texts import Sample, read_samples
 
@@ -88,10 +89,10 @@ def tune(arguments: argparse.Namespace) -> None:
     """Search for every batch size, and leave plan.json, report.json and front.png. The server has its own policy again
     afterwards, whatever happens, unless somebody else has switched it.
     """
-    hold, console = Hold(Client(arguments.url, *find_keys(arguments))), open_console()
-    _check_server(hold.before, arguments)
+    guard, console = SwitchGuard(Client(arguments.url, *find_keys(arguments))), open_console()
+    _check_server(guard.before, arguments)
     try_folder("--out", arguments.out)
-    # They import torch, for which neither the other verbs nor what is refused need wait.
+    # They import torch, for which neither the other subcommands nor what is refused need wait.
     from .gauge import Gauge, pages
     from .measure import Bench
     from .report import plot_found, print_found, summarize
@@ -99,14 +100,14 @@ def tune(arguments: argparse.Namespace) -> None:
     from .server import Server
 
     server = Server(arguments.url, *find_keys(arguments))
-    groups = group_layers(hold.before["limits"]["moe_layers"], arguments.groups)
+    groups = group_layers(guard.before["limits"]["moe_layers"], arguments.groups)
     asked, batch = (arguments.prompt, arguments.tokens, arguments.samples), max(arguments.batches)
     samples = read_samples(arguments.texts, server.tokenize, *asked, batch=batch)
-    unit = PAGED if pages(hold.before["since_switch"]) else ACTIVE
+    unit = PAGED if pages(guard.before["since_switch"]) else ACTIVE
     check_asked(arguments.out, server.get_model(), groups, samples, unit)
-    gauge = Gauge(server, dict(zip(("tuning", "held out"), samples, strict=True)), hold)
+    gauge = Gauge(server, dict(zip(("tuning", "held out"), samples, strict=True)), guard)
     bench = Bench(gauge, arguments.out / "trace.jsonl")
-    console.print(f"At the end it puts back: {hold}", soft_wrap=True)
+    console.print(f"At the end it puts back: {guard}", soft_wrap=True)
     found: list[Found] = []
     try:
         with _interrupted():
@@ -116,13 +117,13 @@ def tune(arguments: argparse.Namespace) -> None:
                     found.append(search(bench, groups, arguments.policies, batch, arguments.tolerance, tell, unit))
                 print_found(found[-1], console)
     finally:
-        if hold.restore():
-            console.print(f"Put back: {hold}", soft_wrap=True)
+        if guard.restore():
+            console.print(f"Put back: {guard}", soft_wrap=True)
     policy = join_batches(
         {one.batch: one.chosen.settings if one.chosen else {groups[0]: VANILLA_SETTING} for one in found}
     )
     if policy["policy"] != VANILLA_SETTING:
-        policy |= _keep(hold.before, unit == PAGED)
+        policy |= _keep(guard.before, unit == PAGED)
     _leave(arguments.out, policy, found)
     name = policy.pop("policy")
     lines = [f"Measured {bench.measured} times; report: {arguments.out}/report.json", *map(summarize, found)]
@@ -140,7 +141,7 @@ def _keep(before: dict[str, Any], is_paging: bool) -> dict[str, Any]:
     row, which was not measured, stays vanilla also where experts are paged.
     """
     kept = {"exact": before["exact"]} if "exact" in before else {}
-    return kept | ({"min_tokens": FIRST_SIZE} if is_paging else {})
+    return kept | ({"min_rows": FIRST_SIZE} if is_paging else {})
 
 
 @contextmanager

@@ -49,7 +49,7 @@ class Force:
 
 
 @dataclass(frozen=True)
-class Told:
+class Prediction:
     """What the model thought of a forced token: its `nats`, the token that it liked best, and log-probabilities of the
     likeliest tokens and the forced one.
     """
@@ -66,7 +66,7 @@ def serialize_force() -> str:
     return json.dumps({"callable": pickle.dumps(Force).hex()})
 
 
-def read_step(log_probability: float, token: int, others: Sequence[tuple[float | None, int]]) -> Told:
+def read_step(log_probability: float, token: int, others: Sequence[tuple[float | None, int]]) -> Prediction:
     """Of the log-probability that came back with the forced token, and of (log-probability, token) of the next ones by
     falling probability.
     """
@@ -78,4 +78,4 @@ def read_step(log_probability: float, token: int, others: Sequence[tuple[float |
     if rest > 0 and told > 0:
         scale = math.log(rest) - math.log(-math.expm1(-told))
         likeliest |= {other: score + scale for score, other in others if score is not None}
-    return Told(nats, others[0][1] if prefers_other and others else token, likeliest)
+    return Prediction(nats, others[0][1] if prefers_other and others else token, likeliest)

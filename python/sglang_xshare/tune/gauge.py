@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from .hold import Hold
+from .guard import SwitchGuard
 from .measure import Measurement, check_rows
 from .plans import VANILLA_SETTING
 from .server import Forced, Server
@@ -26,9 +26,15 @@ class Gauge:
     have not as many rows as asked for.
     """
 
-    def __init__(self, server: Server, samples: Mapping[str, Sequence[Sample]], hold: Hold | None = None) -> None:
+    top = TOP
+    tokens_per_request = 1
+    """Router rows of a request in a step: more where the server verifies drafts."""
+
+    def __init__(
+        self, server: Server, samples: Mapping[str, Sequence[Sample]], guard: SwitchGuard | None = None
+    ) -> None:
         self.server = server
-        self.hold = hold or Hold(server)
+        self.guard = guard or SwitchGuard(server)
         self.samples = samples
         self._vanilla: dict[tuple[int, str], list[Forced]] = {}
 
@@ -44,10 +50,10 @@ class Gauge:
         divergences = [
             fmean(map(diverge, own.likeliest, one.likeliest)) for own, one in zip(vanilla, forced, strict=True)
         ]
-        since = self.hold.get_policy()["since_switch"]
+        since = self.guard.get_policy()["since_switch"]
         if forced is vanilla or not since["layer_steps"]:
             return Measurement(nats, divergences, greedy, None, None, None)
-        check_rows(since, batch)
+        check_rows(since, batch * self.tokens_per_request)
         counted = ("page_ins_before", "page_ins") if pages(since) else ("experts_before", "experts_after")
         before, after = (since[name] for name in counted)
         # Of captured graphs also layers that stay vanilla are counted, which save nothing.
@@ -56,11 +62,11 @@ class Gauge:
         return Measurement(nats, divergences, greedy, mean, saved, since["mean_kept_mass"])
 
     def _force(self, policy: dict[str, Any], batch: int, part: str) -> list[Forced]:
-        self.hold.set_policy(policy)
+        self.guard.set_policy(policy)
         samples, forced = self.samples[part], []
         for start in range(0, len(samples) - batch + 1, batch):
             some = samples[start : start + batch]
-            forced += self.server.force([one.prompt for one in some], [one.text for one in some], TOP)
+            forced += self.server.force([one.prompt for one in some], [one.text for one in some], self.top)
         return forced
 
 

@@ -48,16 +48,16 @@ def join_batches(plans: Mapping[int, Mapping[Layers, str]]) -> dict[str, Any]:
     overrides = _Overrides(base, settings)
     policy = overrides.base
     if len(sizes) < len(plans):
-        policy["max_tokens"] = sizes[-1]
+        policy["max_rows"] = sizes[-1]
     layers = {name_layers(group): overrides.of(one) for group, one in plans[sizes[-1]].items() if one != base}
     if layers:
         policy["layers"] = layers
-    by_batch = {}
+    by_rows = {}
     for below, size in pairwise([FIRST_SIZE - 1, *sizes[:-1]]):
         inner = {name_layers(group): overrides.of(one) for group, one in plans[size].items()}
-        by_batch[spell_range(below + 1, size)] = {"layers": inner}
-    if by_batch:
-        policy["by_batch"] = by_batch
+        by_rows[spell_range(below + 1, size)] = {"layers": inner}
+    if by_rows:
+        policy["by_rows"] = by_rows
     return policy
 
 

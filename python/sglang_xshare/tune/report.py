@@ -35,7 +35,7 @@ def print_found(found: Found, console: Console) -> None:
 
 
 def summarize(found: Found) -> str:
-    """What was chosen, and what it does on the held-out samples: the last word on a batch size."""
+    """What was chosen, and what it does on the held-out samples."""
     chosen = found.chosen
     if chosen is None or chosen.held_out is None:
         return f"{found.batch} rows: vanilla, nothing loses as little as tolerated."

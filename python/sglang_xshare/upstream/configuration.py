@@ -1,4 +1,4 @@
-"""By which names a model's configuration tells of its experts."""
+"""Keys of config.json that hold the number of experts and the top-k, whose names differ between model families."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k"
 
 
 def find_name(text_config: Any, names: tuple[str, ...]) -> str:
-    """By which of these the configuration, or its part for the experts (DBRX), tells; the first without any."""
+    """The first of these keys that the configuration has, or its `ffn_config` (DBRX); `names[0]` where it has none."""
     parts = [text_config, getattr(text_config, "ffn_config", None)]
     return next((name for part in parts for name in names if getattr(part, name, None)), names[0])
 
 
 def find_value(text_config: Any, names: tuple[str, ...]) -> Any:
-    """What the configuration has by the name that `find_name` finds; 0 without any. A number that is listed by layer
-    (HunYuan), the same for each, is that number.
+    """The value of the key that `find_name` finds; 0 where there is none. A list by layer (HunYuan) whose entries are
+    all the same is that entry.
     """
     name = find_name(text_config, names)
     found = getattr(text_config, name, None) or getattr(getattr(text_config, "ffn_config", None), name, None) or 0

@@ -1,4 +1,4 @@
-"""A comparison: its table in the order of the ratio, its way through a record round by round, and its plot."""
+"""A comparison: its order, what it says of a policy that never selected, and its way through a record by rounds."""
 
 import json
 from dataclasses import asdict
@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from benchmark.common import comparison as module
-from benchmark.common.comparison import Comparison, is_measured, measure, tabulate
+from benchmark.common.comparison import Comparison, is_measured, measure
 from benchmark.common.evidence import Evidence
-from benchmark.common.plot import plot_speed
 from benchmark.common.record import Record
 from benchmark.common.rounds import Series, Workload
 from benchmark.common.variant import parse_variant
@@ -32,40 +31,17 @@ def make_series(name, speed, experts, accept_length=None, args=()):
 @pytest.fixture
 def comparison():
     series = [make_series("off", 60.0, None), make_series("oea", 80.0, 45.0, 2.5), make_series("xshare", 90.0, 38.4)]
-    return Comparison(WORKLOAD, series, {"loss": ["1.500", "-", "1.625"]})
+    return Comparison(WORKLOAD, series)
 
 
-def test_rows_are_in_the_order_of_the_ratio_after_the_baseline(comparison):
-    table = tabulate("title", [comparison])
-    assert table.headings[-3:] == ["ratio", "accepted", "loss"]
-    assert table.rows == [
-        ["large", *[""] * 7],
-        ["off", "60.0 [57.0, 63.0]", "16.7", "-", "-", "1.00 [1.00, 1.00]", "-", "1.500"],
-        ["xshare", "90.0 [85.5, 94.5]", "11.1", "77.5 -> 38.4", "0.888", "1.50 [1.50, 1.50]", "-", "1.625"],
-        ["oea", "80.0 [76.0, 84.0]", "12.5", "77.5 -> 45.0", "0.888", "1.33 [1.33, 1.33]", "2.50", "-"],
-    ]
-    assert "the other rows are in its order" in " ".join(table.note.split())
-    assert "prove nothing" not in table.note
-    assert "Selected in no step" not in table.note
+def test_the_order_is_that_of_the_ratio_after_the_baseline(comparison):
+    assert comparison.order == [0, 2, 1]
 
 
-def test_one_round_says_that_it_proves_nothing(comparison):
-    for one in comparison.series:
-        one.results, one.evidence = one.results[:1], one.evidence[:1]
-    assert tabulate("title", [comparison]).note.endswith("One round shows no spread: its differences prove nothing.")
-
-
-@pytest.mark.parametrize("policy", ["xshare", "oea"])
-def test_a_policy_that_selected_in_no_step_is_named(comparison, policy):
-    (one,) = [one for one in comparison.series if one.variant.name == policy]
-    one.evidence = [Evidence(None, None, None, 0)] * 3
-    table = tabulate("title", [comparison, comparison])
-    assert table.note.endswith(f"Selected in no step, so that the row shows nothing of the policy: {policy}.")
-
-
-def test_vanilla_and_off_are_not_expected_to_select():
-    series = [make_series("off", 60.0, None), make_series("vanilla", 60.0, None)]
-    assert "Selected in no step" not in tabulate("title", [Comparison(WORKLOAD, series)]).note
+def test_a_policy_that_selected_in_no_step_is_named(comparison):
+    assert comparison.idle == []  # nor is a server without a policy expected to select
+    comparison.series[1].evidence = [Evidence(None, None, None, 0)] * 3
+    assert Comparison(WORKLOAD, [*comparison.series, make_series("vanilla", 60.0, None)]).idle == ["oea"]
 
 
 def test_active_experts_of_a_server_without_policy_are_those_that_others_of_its_flags_found():
@@ -81,7 +57,7 @@ def test_active_experts_of_a_server_without_policy_are_those_that_others_of_its_
 
 def test_it_comes_out_of_a_record_as_it_went_in(comparison):
     point = {"workload": asdict(WORKLOAD), "series": [asdict(one) for one in comparison.series]}
-    found = Comparison.read(json.loads(json.dumps(point, default=str)), comparison.columns)
+    found = Comparison.read(json.loads(json.dumps(point, default=str)))
     assert found == comparison
 
 
@@ -119,20 +95,3 @@ def test_a_record_goes_on_at_the_round_it_lacks(tmp_path, rounds):
     assert [result["output_throughput"] for result in comparison.series[1].results] == [10.0, 11.0, 12.0]
     assert is_measured(again, "key")
     assert Comparison.read(again.points["key"]) == comparison
-
-
-@pytest.mark.parametrize("count", [1, 3, 5])
-def test_plot_is_a_picture_with_a_line_only_through_enough(tmp_path, monkeypatch, count):
-    lines = []
-    monkeypatch.setattr("matplotlib.axes.Axes.plot", lambda *args, **options: lines.append(args[1]) or [])
-    series = [make_series("off", 60.0, None), *(make_series(f"p{n}", 70.0 + n, 40.0 - n) for n in range(count - 1))]
-    plot_speed(tmp_path / "plot.png", [Comparison(WORKLOAD, series)])
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-    assert len([line for line in lines if line[0] == 40.0 - count + 2]) == (2 if count == 5 else 0)
-
-
-def test_no_line_through_what_cannot_be_compared(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmark.common.plot.fit_line", lambda x, y: pytest.fail("fitted"))
-    flags = [make_series(f"p{n}", 70.0 + n, 40.0 - n, args=("--tp", str(n))) for n in range(6)]
-    drafts = [make_series(f"p{n}", 70.0 + n, 40.0 - n, accept_length=2.0 + n) for n in range(6)]
-    plot_speed(tmp_path / "plot.png", [Comparison(WORKLOAD, series) for series in (flags, drafts)])

@@ -5,7 +5,7 @@ import json
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from benchmark.common.prompts import write_prompts
+from benchmark.common.rounds import write_prompts
 
 WORDS = [f"{domain}{number}" for domain in ("c", "py") for number in range(40)]
 

@@ -71,13 +71,6 @@ def test_a_file_that_is_no_record_is_refused_in_one_line(tmp_path, text):
     assert (tmp_path / "layer.json").read_text() == text
 
 
-def test_a_record_of_another_experiment_is_refused(tmp_path):
-    Record(tmp_path, "layer", []).add("copy", gb_per_s=1.0)
-    (tmp_path / "layer.json").rename(tmp_path / "server.json")
-    with pytest.raises(ValueError, match="a record of layer; needed is one of server"):
-        Record(tmp_path, "server", [])
-
-
 def test_paths_of_the_checkout_are_written_as_from_there(tmp_path):
     arguments = {"model": ROOT / "checkpoints" / "tiny", "here": ROOT, "elsewhere": tmp_path / "x"}
     record = Record(tmp_path, "serving", ["python"], arguments)

@@ -4,7 +4,6 @@ A stand-in for SGLang (a web server and a worker that dies with it, as upstream'
 goes through the same driver in every other test that serves.
 """
 
-import itertools
 import os
 import signal
 import subprocess
@@ -53,23 +52,6 @@ def test_a_gpu_can_be_hidden(tmp_path, monkeypatch):
     assert has_gpu()
     monkeypatch.setenv("SGLANG_XSHARE_DEVICE", "cpu")
     assert not has_gpu()
-
-
-def flags_of(command):
-    """Every flag, and the value that follows it."""
-    return {flag: value for flag, value in itertools.pairwise([*command, ""]) if flag.startswith("--")}
-
-
-def test_small_models_share_a_gpu(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(server_module, "has_gpu", lambda: True)
-    flags = flags_of(Server(tiny_model).command)
-    assert (flags["--max-total-tokens"], flags["--moe-runner-backend"]) == ("32768", "triton")
-    assert "--device" not in flags
-    assert flags_of(Server(tiny_model, ["--moe-runner-backend", "auto"]).command)["--moe-runner-backend"] == "auto"
-    with (tmp_path / "model.safetensors").open("wb") as file:
-        file.truncate((4 << 30) + 1)
-    for large in (tmp_path, "Qwen/Qwen3-30B-A3B"):
-        assert not {"--max-total-tokens", "--moe-runner-backend"} & flags_of(Server(large).command).keys()
 
 
 @pytest.mark.parametrize(

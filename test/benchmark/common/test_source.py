@@ -85,20 +85,6 @@ def test_the_commit_travels(checkout, tmp_path_factory, monkeypatch):
         source.carry()
 
 
-def test_a_changed_source_travels_as_such(checkout, tmp_path_factory, monkeypatch):
-    commit = source.describe_commit()
-    (checkout[0] / "python" / "new.py").write_text("new")
-    source.carry()
-    carried(checkout[0], tmp_path_factory, monkeypatch)
-    assert source.describe_commit() == f"{commit}-dirty"
-
-
-def test_shapes_that_a_gpu_chose_are_no_change(checkout):
-    (checkout[0] / source.KERNEL_SHAPES).parent.mkdir(parents=True)
-    (checkout[0] / source.KERNEL_SHAPES).write_text("measured")
-    assert source.list_changes() == []
-
-
 def test_an_unknown_commit_and_no_git(checkout, tmp_path_factory, monkeypatch):
     assert not source.is_unchanged_since("0123456789ab")
     assert not source.is_unchanged_since("0123456789ab-dirty")

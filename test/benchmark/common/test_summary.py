@@ -2,9 +2,9 @@
 
 import pytest
 
+from benchmark.common.comparison import Spread, fit_line, spread, summarize
 from benchmark.common.evidence import Evidence
 from benchmark.common.rounds import Series
-from benchmark.common.summary import Spread, fit_line, spread, summarize
 from benchmark.common.variant import parse_variant
 
 

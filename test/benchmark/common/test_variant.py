@@ -51,7 +51,7 @@ def test_without_keys_the_published_ones():
         ("xshare:k0", "'k0' is no key=value"),
         ("xshare:k0=one", "k0 = 'one':"),
         ("oea:add=3", "add = 3: oea has no such key"),
-        ("xshare:k0=1,min_tokens=4", "min_tokens takes a server, .* without phases, min_tokens, max_tokens, rows"),
+        ("xshare:k0=1,min_rows=4", "min_rows takes a server, .* without phases, min_rows, max_rows, rows"),
     ],
 )
 def test_a_misspelt_plan_is_refused(text, message):

@@ -1,26 +1,14 @@
 """What selection costs: the table's arithmetic, and a real run, small, whose policies really route."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from benchmark.common.evidence import Evidence
-from benchmark.common.record import read_record
 from benchmark.common.rounds import Series, Workload
 from benchmark.common.variant import parse_variant
-from benchmark.cost.__main__ import main
-from benchmark.cost.report import (
-    ROUTING,
-    ROUTING_LARGE,
-    STEP,
-    UPSTREAM,
-    added_share,
-    shape_key,
-    step_seconds,
-    tabulate_cost,
-)
+from benchmark.cost.report import ROUTING, ROUTING_LARGE, STEP, UPSTREAM, added_share, shape_key, tabulate_cost
 
 
 def step_of(tpot_ms):
@@ -76,21 +64,3 @@ def test_routing_really_runs_under_the_stage():
     times = time_routing(variants, shape, rounds=3)
     assert [len(spent) for spent in times] == [3, 3]
     assert min(map(min, times)) > 0
-
-
-@pytest.mark.long
-def test_a_small_run_from_end_to_end(tiny_model, tmp_path, capsys):
-    policies = ["xshare:k0=1,add=8", "moe-spec:budget=32"]
-    sizes = ["--shapes", "4x16", "8x64", "--rounds", "2", "--step-tokens", "4", "--step-rounds", "1", "--rows", "4"]
-    arguments = [*policies, *sizes, "--model", str(tiny_model), "--out", str(tmp_path)]
-    main(arguments)
-    record = read_record(tmp_path / "cost.json", "cost")
-    points = record["points"]
-    assert list(points) == ["select 4x16", "select 8x64", STEP, ROUTING, ROUTING_LARGE]
-    assert list(points["select 8x64"]["seconds"]) == [UPSTREAM, *policies]
-    assert min(points["select 8x64"]["seconds"].values()) > 0
-    assert list(points[ROUTING]["seconds"]) == ["vanilla", "xshare:k0=1,add=8"]
-    assert 0 < step_seconds(points) < 10
-    assert "moe-spec without speculative decoding" in capsys.readouterr().out
-    main([*arguments, "--resume"])  # measures nothing, or it would take as long again
-    assert json.loads((tmp_path / "cost.json").read_text()) == record

@@ -1,10 +1,8 @@
 """An MoE layer on ranks: what its rows draw, and a small run."""
 
-import json
-
 import torch
 
-from benchmark.cost.ranks import ActiveRouter, main
+from benchmark.cost.ranks import ActiveRouter
 
 
 def test_rows_draw_active_experts_alone_and_all_rounds_are_alike():
@@ -16,16 +14,3 @@ def test_rows_draw_active_experts_alone_and_all_rounds_are_alike():
         assert weights.sum(1).allclose(torch.ones(200))
         assert router.route(200, seed=7)[0].equal(ids)
         assert not router.route(200, seed=2)[0].equal(ids)
-
-
-def test_a_small_run(tmp_path, capsys):
-    small = ["--experts", "8", "--active", "4", "8", "--hidden", "16", "--width", "32", "--rows", "8", "--rounds", "1"]
-    main([*small, "--top-k", "2", "--out", str(tmp_path)])
-    points = json.loads((tmp_path / "ranks.json").read_text())["points"]
-    assert list(points) == [
-        "2 ranks, 8 rows, 4 experts, spread",
-        "2 ranks, 8 rows, 4 experts, on the first ranks",
-        "2 ranks, 8 rows, 8 experts, spread",
-    ]
-    assert all(min(point["seconds"].values()) > 0 for point in points.values())
-    assert "4 experts, on the first ranks" in capsys.readouterr().out

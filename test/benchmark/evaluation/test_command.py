@@ -59,22 +59,6 @@ def test_a_server_without_a_policy_is_one_line(server, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_running_server_is_warmed_up_and_left_as_it_was(server, tmp_path):
-    command.main(["--url", server.url, "--concurrency", "3", "--policies", "off", "--out", str(tmp_path)])
-    posted = [(path, body) for method, path, _, body in server.asked if method == "POST"]
-    assert [path for path, _ in posted] == ["/generate", "/expert_policy", "/flush_cache", "/expert_policy"]
-    assert len(posted[0][1]["input_ids"]) == 3
-    assert posted[-1][1]["k0"] == 3
-
-
-def test_a_record_is_of_the_model_that_is_served(server, tmp_path):
-    command.main(["--url", server.url, "--policies", "off", "--out", str(tmp_path)])
-    assert json.loads((tmp_path / "evaluation.json").read_text())["arguments"]["model"] == "one"
-    server.routes["/get_model_info"] = 200, b'{"model_path": "another"}'
-    with pytest.raises(ValueError, match="model = another: its record has one"):
-        command.main(["--url", server.url, "--policies", "off", "--out", str(tmp_path), "--resume"])
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "line"),
     [

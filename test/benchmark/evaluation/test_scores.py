@@ -2,8 +2,7 @@
 
 import pytest
 
-from benchmark.evaluation.report import tabulate_evaluation
-from benchmark.evaluation.scores import Score, compare_scores, read_scores
+from benchmark.evaluation.report import Score, compare_scores, read_scores, tabulate_evaluation
 
 RESULTS = {
     "results": {

@@ -139,16 +139,6 @@ def pack(checkout, name, member):
         archive.add(checkout / "module.py", member)
 
 
-def test_kernels_built_ahead_go_where_sglang_and_flashinfer_look(checkout):
-    (checkout / ".gpu").mkdir()
-    (checkout / "module.py").touch()
-    pack(checkout, "site", "sglang/module.py")
-    place = "site/flashinfer/data/aot/tinygemm2/tinygemm2.so"
-    pack(checkout, "jit", place)
-    assert JIT not in run(checkout, "layer").stdout
-    assert (checkout / "build" / "gpu" / place).exists()
-
-
 def test_the_archive_is_unpacked_once_and_used(checkout):
     (checkout / ".gpu").mkdir()
     (checkout / "module.py").touch()
@@ -175,17 +165,3 @@ def test_what_goes_elsewhere_continues_the_results_of_the_checkout_and_is_brough
     assert calls(checkout)[-1] == "benchmark.gpu table --out build/gpu/results"
     with tarfile.open(checkout / "out" / "results.tar.xz") as archive:
         assert "./layer.json" in archive.getnames()
-
-
-def test_a_folder_of_cuda_is_taken_only_with_its_headers(checkout):
-    """Where CUDA_HOME was the wrapper's own folder, servers failed to link: no -lcudart, no -lcuda."""
-    home = checkout / "cuda-13.0"
-    (home / "include").mkdir(parents=True)
-    (home / "include" / "cuda_runtime.h").touch()
-    (home / "bin").mkdir()
-    shutil.copy(checkout / "bin" / "nvidia-smi", home / "bin" / "nvcc")
-    shutil.copy(checkout / "bin" / "nvidia-smi", checkout / "bin" / "nvcc")
-    assert run(checkout, CUDA_HOME=str(home)).returncode == 0
-    assert (checkout / "cuda_home").read_text() == f"{home}\n"
-    run(checkout, CUDA_HOME=str(checkout))
-    assert (checkout / "cuda_home").read_text() != f"{checkout}\n"

@@ -1,6 +1,4 @@
-"""The search for a launch: it finds the fastest, survives launches that fail, and times none that computes another
-output. Timer and kernels are stand-ins; the override is upstream's own.
-"""
+"""The search for a launch, by times that no GPU took: it finds the fastest, and goes around launches that fail."""
 
 from itertools import product
 from math import inf
@@ -28,36 +26,22 @@ def test_completing_adds_tritons_defaults_and_drops_what_is_no_choice():
 
 def test_the_search_finds_the_best_with_far_fewer_trials_than_there_are_launches():
     tried = []
-    found = descend([START], lambda config: tried.append(tuple(config.values())) or cost(config), LATER)
-    assert (found.config, found.us, found.finished) == (BEST, 100.0, True)
-    assert len(set(tried)) < 40 < len(list(product(*CHOICES.values()))) / 4
+    found = descend([START], lambda config, _: tried.append(tuple(config.values())) or cost(config), LATER)
+    assert found == (BEST, 100.0, True)
+    assert len(set(tried)) == len(tried) < 40 < len(list(product(*CHOICES.values()))) / 4
 
 
-def test_the_search_begins_at_the_fastest_start():
-    near = {**BEST, "BLOCK_SIZE_M": 32}
-    asked = []
-    descend([START, near], lambda config: asked.append(config) or cost(config), LATER)
-    assert asked[:2] == [START, near]
-    assert all(sum(config[name] != near[name] for name in CHOICES) <= 2 for config in asked[2:])
-
-
-def test_the_search_goes_around_launches_without_a_time():
-    def time(config):
-        return None if config["BLOCK_SIZE_K"] == 256 else cost(config)
-
-    found = descend([START], time, LATER)
-    assert found.config == {**BEST, "BLOCK_SIZE_K": 128}
-    assert descend([START], lambda config: None, LATER).us == inf
-
-
-def test_noise_is_no_gain():
+def test_the_search_goes_around_launches_that_fail_and_noise_is_no_gain():
+    best, *_ = descend([START], lambda config, _: inf if config["BLOCK_SIZE_K"] == 256 else cost(config), LATER)
+    assert best == {**BEST, "BLOCK_SIZE_K": 128}
+    assert descend([START], lambda *_: inf, LATER)[1] == inf
     times = iter([100.0, *[99.8] * 100])
-    assert descend([START], lambda config: next(times), LATER).config == START
+    assert descend([START], lambda *_: next(times), LATER)[0] == START
 
 
 def test_a_search_without_time_keeps_its_best_start():
-    found = descend([START, BEST], cost, until=monotonic() - 1)
-    assert (found.config, found.finished) == (BEST, False)
+    best, us, is_finished = descend([START, BEST], lambda config, _: cost(config), until=monotonic() - 1)
+    assert (best, us, is_finished) == (BEST, 100.0, False)
 
 
 def test_agreement_is_up_to_rounding():

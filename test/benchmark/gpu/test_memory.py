@@ -4,42 +4,26 @@ import pytest
 from gpu.recorded import write_record
 
 from benchmark.gpu import eagle3, memory, replay
-from benchmark.gpu.memory import (
-    CONTEXT,
-    GIB,
-    choose_model,
-    count_weight_bytes,
-    estimate_bytes,
-    fits,
-    read_free_bytes,
-)
-from benchmark.gpu.models import CONFIGS, name_cut, read_config
+from benchmark.gpu.memory import GIB, choose_model, estimate_bytes, fits, read_free_bytes
+from benchmark.gpu.models import name_cut, read_config
 from programs import write_program
 
 H200 = 139 * GIB
 
 
-def test_estimates_are_those_of_the_published_checkpoints():
-    names = ("qwen3-30b-a3b", "gpt-oss-120b", "gpt-oss-20b")
-    weights = {name: count_weight_bytes(CONFIGS[name]) / 1e9 for name in names}
-    # 30.5 billion parameters in bf16. 65.2 and 13.8 GB of mxfp4 on the hub; beside them in 0.5.17, an expert:
-    # (5760 + 2880) x 32 bytes of padding (1440 -> 1472 a row) and (5888 + 3072) x 90 of scales in a second layout.
-    more = (8640 * 32 + 8960 * 90) / 1e9
-    expected = {"gpt-oss-120b": 65.2 + 36 * 128 * more, "gpt-oss-20b": 13.8 + 24 * 32 * more}
-    assert weights == pytest.approx({"qwen3-30b-a3b": 61.1} | expected, rel=0.01)
-
-
-def test_what_loading_takes_beside_the_weights_counts():
-    """A layer's 128 x 5760 rows of 1440 bytes, 10.2 times; gpt-oss-20b's 32 experts take less than serving does."""
-    loading = estimate_bytes("gpt-oss-120b") - count_weight_bytes(CONFIGS["gpt-oss-120b"]) - CONTEXT
-    assert loading == pytest.approx(10.2 * 128 * 5760 * 1440, abs=1)
-    assert estimate_bytes("gpt-oss-20b") == pytest.approx(count_weight_bytes(CONFIGS["gpt-oss-20b"]) + 4 * GIB, abs=1)
-
-
-def test_a_draft_counts():
-    draft = count_weight_bytes(CONFIGS[eagle3.DRAFT])
-    assert 1e9 < draft < 3e9
-    assert estimate_bytes("gpt-oss-20b", eagle3.DRAFT) - estimate_bytes("gpt-oss-20b") == pytest.approx(draft, abs=1)
+def test_what_a_server_takes_is_its_weights_and_what_loading_or_serving_takes():
+    """30.5 billion parameters in bf16; 65.2 and 13.8 GB of mxfp4 on the hub, and beside them in 0.5.17, an expert:
+    (5760 + 2880) x 32 bytes of padding (1440 -> 1472 a row) and (5888 + 3072) x 90 of scales in a second layout. A
+    layer that is loaded has 128 x 5760 rows of 1440 bytes, 10.2 times; gpt-oss-20b's takes less than serving does.
+    """
+    more, loading = 8640 * 32 + 8960 * 90, GIB + 10.2 * 128 * 5760 * 1440
+    expected = {
+        "qwen3-30b-a3b": 61.1e9 + 4 * GIB,
+        "gpt-oss-120b": 65.2e9 + 36 * 128 * more + loading,
+        "gpt-oss-20b": 13.8e9 + 24 * 32 * more + 4 * GIB,
+    }
+    assert {name: estimate_bytes(name) for name in expected} == pytest.approx(expected, rel=0.02)
+    assert 1 * GIB < estimate_bytes("gpt-oss-20b", eagle3.DRAFT) - estimate_bytes("gpt-oss-20b") < 3 * GIB
 
 
 @pytest.mark.parametrize("printed", ["echo 142000", "echo '[N/A]'", "exit 9"])
@@ -86,6 +70,7 @@ def test_a_cut_model_differs_by_its_layers_alone():
 
 
 def test_what_is_cut_or_left_out_is_said_until_it_fits(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SGLANG_XSHARE_DEVICE", "cpu")  # what stands for a driver below is no GPU
     record = write_record(tmp_path, "server", {})
     for gib, said in (
         (78, "24 of 48: 2 servers of 48 need about 122 GiB of GPU memory; free are 78"),

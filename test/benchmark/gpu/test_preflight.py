@@ -65,42 +65,6 @@ def test_nvcc_is_needed_with_cudas_headers(tmp_path, monkeypatch):
         preflight.check_nvcc()
 
 
-def test_a_kernel_is_compiled_and_linked(tmp_path, monkeypatch):
-    write_program(tmp_path / "bin" / "nvcc", 'for one; do last=$one; done; : >"$last"')
-    (tmp_path / "include").mkdir()
-    (tmp_path / "include" / "cuda_runtime.h").touch()
-    # Looks for what it is to link to, as a linker does.
-    search = 'for place in ${3#-L} $LIBRARY_PATH; do [ -e "$place/lib${one#-l}.so" ] && continue 2; done'
-    write_program(tmp_path / "c++", f'for one in "$4" "$5"; do {search}; echo "ld: cannot find $one" >&2; exit 1; done')
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    monkeypatch.setenv("CXX", str(tmp_path / "c++"))
-    monkeypatch.setenv("LIBRARY_PATH", str(tmp_path / "lib"))
-    for library, folder in (("cudart", "lib64"), ("cuda", "lib")):
-        with pytest.raises(RuntimeError, match=f"c[+][+]: ld: cannot find -l{library}$"):
-            preflight.check_nvcc()
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / f"lib{library}.so").touch()
-    preflight.check_nvcc()
-    write_program(tmp_path / "bin" / "nvcc", "echo 'kernel.cu(2): error: no cuda.h'; exit 2")
-    with pytest.raises(RuntimeError, match=r"bin/nvcc: kernel.cu\(2\): error: no cuda.h"):
-        preflight.check_nvcc()
-
-
-def test_a_c_compiler_with_pythons_headers_is_needed(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CC", raising=False)
-    with pytest.raises(RuntimeError, match="no gcc or clang"):
-        preflight.check_cc()
-    (tmp_path / "Python.h").touch()
-    monkeypatch.setattr("sysconfig.get_paths", lambda scheme: {"include": str(tmp_path)})
-    # Looks where it is told to, as a compiler does.
-    write_program(tmp_path / "gcc", 'for one; do [ -f "${one#-I}/Python.h" ] && exit 0; done; exit 1')
-    preflight.check_cc()
-    (tmp_path / "Python.h").unlink()
-    with pytest.raises(RuntimeError, match=f"gcc finds no Python.h in {tmp_path}"):
-        preflight.check_cc()
-
-
 def test_kernels_that_do_not_compile_are_named_by_experts(monkeypatch):
     """Here every launch fails, as one of a kernel that does not compile."""
     monkeypatch.setattr(compilation, "EXPERTS", (8, 512))

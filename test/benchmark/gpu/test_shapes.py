@@ -18,15 +18,6 @@ def make_points(time, experts=shapes.EXPERTS):
     return {trial.key: {"trial_us": time(trial)} for trial in list_trials() if trial.experts in experts}
 
 
-def test_every_trial_is_a_launch_of_its_own():
-    trials = list(list_trials())
-    assert len({trial.key for trial in trials}) == len(trials)
-    for trial in trials:
-        assert trial.tile * trial.experts <= shapes.MOST_SCORES
-        assert trial.warps in (4, 8, 16, 32)
-        assert trial.tile <= trial.rows
-
-
 @pytest.mark.parametrize(
     ("time", "chosen"),
     [
@@ -78,14 +69,6 @@ def test_the_kernel_reads_what_is_written(shapes_file):
     assert after == before | {128: tile.Shape(128, {8: 4}, (8, 8))}
     assert "a GPU" in json.loads(shapes_file.read_text())["origin"]
     assert "128 experts" in json.loads(shapes_file.read_text())["origin"]
-
-
-def test_nothing_is_written_where_nothing_is_decided(shapes_file, tmp_path):
-    text = shapes_file.read_text()
-    write_recorded(tmp_path)
-    write_record(tmp_path, "selection", {"xshare/16x128": {"us": 1.0}})
-    write_recorded(tmp_path)
-    assert shapes_file.read_text() == text
 
 
 def test_the_file_names_the_gpu(shapes_file, tmp_path):

@@ -5,7 +5,6 @@ the override and the files are upstream's own.
 from benchmark.gpu.tune import POLICY, plan_at, rows
 from sglang_xshare import build_plan
 
-SMALL = {"hidden": 64, "width": 16, "experts": 32, "top_k": 4, "layers": 2}
 BEST = {
     "BLOCK_SIZE_M": 16,
     "BLOCK_SIZE_N": 128,
@@ -19,7 +18,7 @@ BEST = {
 def test_a_policy_applies_as_in_a_server():
     assert plan_at("oea:k0=3", 1) == build_plan("vanilla")  # a batch of one row is vanilla
     assert plan_at("oea:k0=3", 2) == build_plan("oea", k0=3)
-    assert plan_at('oea:{"k0": 3, "by_batch": {"8-64": {"k0": 5}}}', 16) == build_plan("oea", k0=5)
+    assert plan_at('oea:{"k0": 3, "by_rows": {"8-64": {"k0": 5}}}', 16) == build_plan("oea", k0=5)
     assert plan_at("off", 16) == build_plan("vanilla")
 
 

@@ -9,8 +9,7 @@ from benchmark.common.paths import TRAINED
 from benchmark.common.record import read_record
 from benchmark.common.rounds import Series, Workload
 from benchmark.paged import live
-from benchmark.paged.live_report import OBSERVED, VANILLA, key_of, quality_key, tabulate_live
-from benchmark.paged.settings import UNIFORM
+from benchmark.paged.report import OBSERVED, UNIFORM, VANILLA, key_of, quality_key, tabulate_live
 
 
 def test_the_policies_and_observe_share_a_server_and_the_baseline_comes_first():

@@ -5,26 +5,25 @@ import pytest
 from benchmark.common.paths import TRAINED
 from benchmark.common.record import read_record
 from benchmark.paged import __main__ as command
-from benchmark.paged.report import judge, tabulate_paged
-from benchmark.paged.settings import BY_LAYER, POLICIES, UNIFORM, shorten
+from benchmark.paged.report import BY_LAYER, POLICIES, UNIFORM, judge, shorten, tabulate_paged
 from benchmark.quality.model import load_model
 
 SIZES = ["--per-domain", "4", "--prompt", "16", "--steps", "8", "--batches", "2"]
 
 
 def test_page_ins_and_loss_for_real_and_nothing_more_when_it_is_resumed(tmp_path, monkeypatch, capsys):
-    arguments = [UNIFORM[0], BY_LAYER[0], *SIZES, "--rows", "2", "8", "--slots", "16", "64", "--out", str(tmp_path)]
+    arguments = [UNIFORM[0], BY_LAYER[0], *SIZES, "--batch", "2", "8", "--slots", "16", "64", "--out", str(tmp_path)]
     command.main(arguments)
     points = list(read_record(tmp_path / "paged.json", "paged")["points"].values())
-    assert len(points) == 2 * 3 * 3  # by recency at both numbers of slots, by the mean at the first
-    found = {(one["rows"], one["slots"], one["eviction"], one["policy"]): one for one in points}
+    assert len(points) == 2 * 2 * 3
+    found = {(one["rows"], one["slots"], one["policy"]): one for one in points}
     for rows in (2, 8):
-        vanilla, policy = (found[rows, 16, "recency", name] for name in ("vanilla", UNIFORM[0]))
+        vanilla, policy = (found[rows, 16, name] for name in ("vanilla", UNIFORM[0]))
         assert vanilla["page_ins"] == vanilla["page_ins_before"] > policy["page_ins"] > 0
         assert policy["page_ins_before"] > policy["page_ins"]
         assert policy["active_experts"] <= 16
         assert vanilla["loss"]["delta"] == 0
-        whole = found[rows, 64, "recency", UNIFORM[0]]
+        whole = found[rows, 64, UNIFORM[0]]
         assert whole["page_ins"] == 0
         assert whole["kept_mass"] == pytest.approx(1)
         assert whole["loss"]["delta"] == pytest.approx(0, abs=1e-5)
@@ -40,9 +39,9 @@ def test_layers_have_plans_of_their_own():
     assert command.list_plans(model, UNIFORM[0], 1)[0].add == 4  # one row can gain here
 
 
-def point(policy, page_ins, delta, rows=16, slots=32, eviction="recency"):
+def point(policy, page_ins, delta, rows=16, slots=32):
     loss = {"cross_entropy": 2.0, "delta": delta / 1000, "error": 0.001}
-    return {"policy": policy, "page_ins": page_ins, "loss": loss, "rows": rows, "slots": slots, "eviction": eviction}
+    return {"policy": policy, "page_ins": page_ins, "loss": loss, "rows": rows, "slots": slots}
 
 
 def test_the_bar_is_judged_by_the_least_loss_within_it():
@@ -53,8 +52,6 @@ def test_the_bar_is_judged_by_the_least_loss_within_it():
     assert judge(points, 0.10, 5) == ""
     table = tabulate_paged(points | {"8": point("vanilla", 10, 0, rows=8)})
     assert table.rows[1] == ["32", "xshare:k0=1,add=4", "", "5.0 (0.25) at +0.0040 ± 0.0010"]
-    mean = tabulate_paged(points | {"9": point("vanilla", 10, 0, eviction="mean")})
-    assert mean.headings[1] == "evicted by"
 
 
 def test_tables_leave_out_what_all_policies_have():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from sglang.srt.layers.moe.paged_experts.residency import DeviceResidency
 
-from benchmark.paged.slots import EVICTIONS, PagedLayer, Recency, RunningMean
+from benchmark.paged.slots import PagedLayer
 from sglang_xshare import Batch, Router, build_plan
 
 EXPERTS, TOP_K, ROWS, STEPS = 16, 4, 3, 20
@@ -22,7 +22,7 @@ def draw(seed=0):
 @pytest.mark.parametrize("plan", [build_plan("vanilla"), PLAN])
 def test_recency_keeps_what_was_used_last(plan):
     slots = 12  # as many as three rows take
-    layer = PagedLayer(slots, EXPERTS, "recency")
+    layer = PagedLayer(slots)
     used = list(reversed(range(slots, EXPERTS))) + list(range(slots))  # the latest last
     for logits in draw():
         residents = used[-slots:]
@@ -37,12 +37,12 @@ def test_recency_keeps_what_was_used_last(plan):
 
 
 def test_recency_is_upstreams_where_graphs_decide_too():
-    state, kept = DeviceResidency(EXPERTS, 6, "cpu"), Recency(6, EXPERTS)
-    assert sorted(kept.list_residents()) == state.slot_expert.tolist()
+    state, layer = DeviceResidency(EXPERTS, 6, "cpu"), PagedLayer(6)
+    assert sorted(layer._kept.resident) == state.slot_expert.tolist()
 
 
 def test_selection_prefers_what_is_loaded():
-    layer, blind = (PagedLayer(8, EXPERTS, "recency") for _ in range(2))
+    layer, blind = (PagedLayer(8) for _ in range(2))
     told = build_plan("xshare", k0=1, add=4, free_residents=False, utility="squared", own_share=0.75)
     for logits in draw():
         found = layer(logits, PLAN, ROUTER, Batch())
@@ -51,29 +51,9 @@ def test_selection_prefers_what_is_loaded():
     assert sum(layer.page_ins) < sum(blind.page_ins)
 
 
-@pytest.mark.parametrize("eviction", EVICTIONS)
-def test_slots_for_all_page_nothing_in_and_change_nothing(eviction):
-    layer = PagedLayer(EXPERTS, EXPERTS, eviction)
+def test_slots_for_all_page_nothing_in_and_change_nothing():
+    layer = PagedLayer(EXPERTS)
     for logits in draw():
         found = layer(logits, PLAN, ROUTER, Batch())
         assert torch.equal(found.topk_ids.long(), logits.topk(TOP_K).indices)
     assert layer.page_ins == layer.page_ins_before == [0] * STEPS
-
-
-def test_the_mean_keeps_what_is_used_much_and_not_what_was_used_last():
-    kept, recent = RunningMean(3, 6), Recency(3, 6)
-    often, once = torch.zeros(6), torch.zeros(6)
-    often[:2], once[3:5] = 2.0, 0.1
-    for slots in (kept, recent):
-        for _ in range(10):
-            slots.page_in(often > 0, often)
-        slots.page_in(once > 0, once)
-    assert set(kept.list_residents()) - {3, 4} <= {0, 1}
-    slots = RunningMean(3, 6)
-    for utility in (often, often, once, once):
-        slots.page_in(utility > 0, utility)
-    assert len(slots.list_residents()) == 3
-    many = torch.arange(6, dtype=torch.float32)
-    slots.page_in(many > 0, many)  # five of six do not fit: the most useful stay
-    assert set(slots.list_residents()) <= {0, 1, 3, 4, 5}
-    assert 5 in slots.list_residents()

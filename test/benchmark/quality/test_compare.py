@@ -9,7 +9,6 @@ from benchmark.common.command import one_line_errors
 from benchmark.quality.__main__ import main
 from benchmark.quality.compare import policy_quality
 from benchmark.quality.decoding import Decoding
-from benchmark.quality.report import family_of
 
 
 @pytest.fixture
@@ -37,11 +36,6 @@ def test_vanilla_comes_first_and_is_the_baseline(decoding):
     assert harsh["one_domain"]["loss"]["prose"]["delta"] != harsh["mixed"]["loss"]["prose"]["delta"]
 
 
-def test_all_is_the_mean_of_the_domains(decoding):
-    loss = dict(policy_quality(decoding, ["pruned:k0=2"]))["pruned:k0=2"]["one_domain"]["loss"]
-    assert loss["all"]["delta"] == pytest.approx((loss["arithmetic"]["delta"] + loss["prose"]["delta"]) / 2)
-
-
 def test_a_policy_that_does_not_fit_stops_before_any_is_measured(decoding, capsys):
     with pytest.raises(ValueError, match="k0 = 5:"):
         list(policy_quality(decoding, ["pruned:k0=5"]))
@@ -64,7 +58,7 @@ def test_bad_counts(decoding, change, message):
 COUNTS = ("--per-domain", "4", "--prompt", "8", "--steps", "12", "--batch", "4")
 
 
-def test_command_writes_record_and_plot(checkpoint, tmp_path, capsys):
+def test_command_writes_a_record(checkpoint, tmp_path, capsys):
     arguments = ["xshare:k0=1,add=2", "--model", str(checkpoint), *COUNTS, "--out", str(tmp_path)]
     main(arguments)
     record = json.loads((tmp_path / "quality.json").read_text())
@@ -75,7 +69,6 @@ def test_command_writes_record_and_plot(checkpoint, tmp_path, capsys):
     assert f" {experts:.1f} " in printed
     assert "one domain: loss, nats" in printed
     assert "mixed: loss, nats" in printed
-    assert (tmp_path / "quality.png").stat().st_size > 10_000
     main([*arguments, "--resume"])
     assert json.loads((tmp_path / "quality.json").read_text()) == record
 
@@ -84,7 +77,7 @@ def test_command_writes_record_and_plot(checkpoint, tmp_path, capsys):
     ("args", "message"),
     [
         (("sharex",), "policy = 'sharex':"),
-        (("xshare:min_tokens=4",), "policy 'xshare:min_tokens=4': min_tokens takes a server, which this is not"),
+        (("xshare:min_rows=4",), "policy 'xshare:min_rows=4': min_rows takes a server, which this is not"),
         (("--batch", "5"), "--per-domain 4:"),
         (("--per-domain", "1", "--batch", "1"), "--per-domain 1: an error takes two sequences"),
         (("--texts", "/"), "texts /: no"),
@@ -96,8 +89,3 @@ def test_command_tells_bad_input_in_one_line(checkpoint, tmp_path, args, message
     text = str(stop.value.code)
     assert message in text
     assert "\n" not in text
-
-
-def test_a_family_joins_what_differs_in_numbers():
-    assert family_of("xshare:k0=1,add=8") == family_of("xshare:k0=2,add=12") == "xshare k0 add"
-    assert family_of("xshare:k0=1,add=8,utility=full") == "xshare k0 add utility=full"

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from benchmark.quality.divergence import Top, diverge
-from benchmark.quality.measure import compare_top
+from benchmark.quality.measure import Top, compare_top, diverge
 
 VOCABULARY = 40
 
@@ -45,16 +44,9 @@ def test_a_model_does_not_diverge_from_itself(logits):
 
 def test_by_hand():
     """Both tell token 3; the other tokens and what is not told are one bucket."""
-    reference = Top.of_steps([[{3: torch.tensor(0.5).log().item(), 1: torch.tensor(0.3).log().item()}]])
-    other = Top.of_steps([[{3: torch.tensor(0.25).log().item(), 0: torch.tensor(0.6).log().item()}]])
+    reference, other = (
+        Top(torch.tensor([[ids]]), torch.tensor([[chances]]).log())
+        for ids, chances in (([3, 1], [0.5, 0.3]), ([3, 0], [0.25, 0.6]))
+    )
     expected = 0.5 * torch.tensor(0.5 / 0.25).log() + 0.5 * torch.tensor(0.5 / 0.75).log()
     assert diverge(reference, other).item() == pytest.approx(expected.item())
-
-
-def test_steps_of_which_less_is_known_are_filled_up():
-    top = Top.of_steps([[{7: -0.1, 2: -3.0}, {4: 0.0}]])
-    assert top.ids.tolist() == [[[7, 2], [4, -1]]]
-    full = Top.of_steps([[{7: -0.1, 2: -3.0}, {4: -2.0, 9: -0.2}]])
-    found = diverge(top, full)
-    assert found[0, 0].abs() < 1e-6
-    assert found[0, 1] == pytest.approx(2.0, abs=1e-4)

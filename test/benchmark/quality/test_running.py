@@ -1,66 +1,28 @@
 """Policies on a running server: its figures in an offline record, and a server that is left as it was found."""
 
 import json
-from copy import deepcopy
 
 import pytest
 from tokenizers import Tokenizer
 
 from benchmark.common.command import one_line_errors
 from benchmark.quality import __main__ as command
-from benchmark.quality.instrument import Instrument
-from sglang_xshare.live.client import PolicyError
-from sglang_xshare.tune.server import Forced
+from tune.fake import FakeServer
 
 COUNTS = ("--per-domain", "4", "--prompt", "8", "--steps", "12", "--batch", "4")
-LOSS = {"observe": 0.0, "vanilla": 0.0, "xshare": 0.5, "oea": 0.25}
-LAYERS = 2
+BEFORE = {"policy": "xshare", "k0": 1, "add": 9}
+FEW, MANY = "xshare:k0=1,add=2", "xshare:k0=1,add=24"
 
 
-class FakeServer(Instrument):
-    """Loses what its policy loses, has 6 of 10 experts active in its first layer under one, answers sums with 1."""
+class Answering(FakeServer):
+    """Answers every prompt with 1, and verifies as it decodes."""
 
     draft_tokens = 1
-    rows = 1.0
-    observes = True
-    captured: tuple[int, ...] = ()
 
     def __init__(self, encoder):
-        self.url = "http://fake"
+        super().__init__()
         self.encoder = encoder
-        self.policy = {"policy": "moe-spec", "budget": 9}
-        self.switched = []
-        names = ("layer_steps", "experts_before", "experts_after", "kept_mass", "rows")
-        self.totals = self.began = [dict.fromkeys(names, 3) for _ in range(LAYERS)]
-        self.forced = 0
-
-    def set_policy(self, policy):
-        policy = {name: value for name, value in policy.items() if name not in ("limits", "since_switch", "counters")}
-        if policy["policy"] == "observe" and not self.observes:
-            raise PolicyError("http://fake: graphs do not follow")
-        self.policy = policy
-        self.switched.append(policy["policy"])
-        self.forced, self.began = 0, self.totals
-        return self.get_policy()
-
-    def get_policy(self):
-        selects = self.policy["policy"] not in ("vanilla", "observe")
-        counted = 5 if self.forced and (self.observes or selects) else 0
-        rows = counted * 4 * self.draft_tokens * self.rows
-        names = ("layer_steps", "experts_before", "experts_after", "kept_mass", "rows")
-        one = dict(
-            zip(names, (counted, 10 * counted, counted * (6 if selects else 10), 0.75 * rows, rows), strict=True)
-        )
-        layers = [one, dict.fromkeys(one, 0) if selects else one]
-        if self.switched:
-            self.totals = [{name: self.began[n][name] + layers[n][name] for name in names} for n in range(LAYERS)]
-        limits = {"captured_rows": list(self.captured), "moe_layers": [0, 1]}
-        counters = {"by_layer": [{"layer": n} | one for n, one in enumerate(self.totals)]}
-        since = {"layer_steps": counted, "rows": rows}
-        return deepcopy(self.policy) | {"since_switch": since, "counters": counters, "limits": limits}
-
-    def get_model(self):
-        return "fake"
+        self.policy = BEFORE
 
     def get_draft_tokens(self):
         return self.draft_tokens
@@ -71,20 +33,6 @@ class FakeServer(Instrument):
     def tokenize(self, text):
         return self.encoder.encode(text, add_special_tokens=False).ids
 
-    def force(self, prompts, texts, top=2):
-        self.forced += 1
-        assert len(prompts) == 4
-        lost = LOSS[self.policy["policy"]]
-        return [self._think(prompt, text, lost) for prompt, text in zip(prompts, texts, strict=True)]
-
-    def _think(self, prompt, text, lost):
-        nats = 1 + lost + prompt[0] % 5 * lost / 10
-        greedy = [token + (lost > 0.3) for token in text[1:]]
-        return Forced([nats] * 12, greedy, [{token: -nats} for token in text[1:]])
-
-    def verify(self, samples, top):
-        return self.force([one.prompt for one in samples], [one.text for one in samples], top)
-
     def generate(self, prompts, tokens, **sampling):
         assert len(prompts) == 4
         info = {"completion_tokens": 13, "spec_verify_ct": 6}
@@ -93,8 +41,8 @@ class FakeServer(Instrument):
 
 @pytest.fixture
 def server(checkpoint, monkeypatch):
-    fake = FakeServer(Tokenizer.from_file(str(checkpoint / "tokenizer.json")))
-    monkeypatch.setattr(command, "Instrument", lambda url, key: fake)
+    fake = Answering(Tokenizer.from_file(str(checkpoint / "tokenizer.json")))
+    monkeypatch.setattr(command, "find_instrument", lambda url, key: fake)
     return fake
 
 
@@ -111,88 +59,81 @@ def ask(server, checkpoint, tmp_path):
 
 
 def test_the_record_is_that_of_an_offline_decode(ask, server, checkpoint, tmp_path):
-    found = ask("xshare:k0=1,add=2", "oea:k0=2")
+    found = ask(FEW, MANY)
     offline = tmp_path / "offline"
-    command.main(["--model", str(checkpoint), *COUNTS, "--out", str(offline), "xshare:k0=1,add=2"])
+    command.main(["--model", str(checkpoint), *COUNTS, "--out", str(offline), FEW])
     recorded = json.loads((offline / "quality.json").read_text())
     assert found.keys() == recorded.keys()
-    assert list(found["points"]) == ["vanilla", "xshare:k0=1,add=2", "oea:k0=2"]
+    assert list(found["points"]) == ["vanilla", FEW, MANY]
     for batches in ("one_domain", "mixed"):
-        ours, theirs = (one["points"]["xshare:k0=1,add=2"][batches] for one in (found, recorded))
-        assert ours.keys() == theirs.keys()
+        ours, theirs = (one["points"][FEW][batches] for one in (found, recorded))
+        assert ours.keys() == theirs.keys() - {"layers"}
         assert ours["loss"].keys() == theirs["loss"].keys()
         assert ours["loss"]["all"].keys() == theirs["loss"]["all"].keys()
-    point = found["points"]["xshare:k0=1,add=2"]["mixed"]
-    assert point["active_experts"] == 8.0
-    assert point["layers"] == [{"active_experts": 6, "kept_mass": 0.75}, {"active_experts": 10, "kept_mass": 1}]
-    assert point["kept_mass"] == 0.875
-    assert point["loss"]["all"]["cross_entropy"] - point["loss"]["all"]["delta"] == pytest.approx(1)
-    assert point["loss"]["all"]["delta"] > found["points"]["oea:k0=2"]["mixed"]["loss"]["all"]["delta"] > 0
-    assert (point["agreement"], found["points"]["oea:k0=2"]["mixed"]["agreement"]) == (0, 1)
-    assert point["divergence"]["nats"] > 0 == found["points"]["vanilla"]["mixed"]["divergence"]["nats"]
-    assert (point["answers_right"], point["answers"]) == (1, 4)
-    assert "accepted" not in point
-    assert server.policy == {"policy": "moe-spec", "budget": 9}
-    assert server.switched[:2] == ["observe", "observe"]
+        assert ours["divergence"].keys() == theirs["divergence"].keys()
+    vanilla, few, many = (point["mixed"] for point in found["points"].values())
+    assert [one["active_experts"] for one in (vanilla, few, many)] == [40.0, 10.0, 32.0]
+    assert [one["kept_mass"] for one in (vanilla, few)] == [1.0, 0.9]
+    assert few["loss"]["all"]["delta"] > many["loss"]["all"]["delta"] > vanilla["loss"]["all"]["delta"] == 0
+    assert few["divergence"]["nats"] == pytest.approx(few["loss"]["all"]["delta"], rel=1e-4)
+    assert few["agreement"] == 1
+    assert (few["answers_right"], few["answers"]) == (1, 4)
+    assert "accepted" not in few
+    assert server.policy == BEFORE
+    assert [one.get("add") for one in server.switched] == [None, None, 2, 2, 24, 24, 9]
 
 
 def test_it_goes_on_from_its_record(ask, server):
-    first = ask("oea:k0=2")
+    first = ask(FEW)
     switched = list(server.switched)
-    assert ask("oea:k0=2", "--resume") == first
+    assert ask(FEW, "--resume") == first
     assert server.switched == switched
     with pytest.raises(ValueError, match=r"policies = .*--resume"):
         ask("xshare", "--resume")
 
 
 def test_no_key_comes_into_the_record(ask):
-    assert "secret" not in json.dumps(ask("oea:k0=2", "--api-key", "secret"))
+    assert "secret" not in json.dumps(ask(FEW, "--api-key", "secret"))
 
 
 def test_drafts_are_verified_and_their_accepted_length_told(ask, server, capsys):
     server.draft_tokens = 4
-    assert ask("oea:k0=2")["points"]["oea:k0=2"]["mixed"]["accepted"] == 2.0
+    server.share = 4.0  # rows of a request in a step
+    assert ask(FEW)["points"][FEW]["mixed"]["accepted"] == 2.0
     assert "mixed: accepted" in capsys.readouterr().out
 
 
 def test_prompts_of_one_s_own(ask, server, tmp_path):
     file = tmp_path / "mine.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"{n} + 1 =", "answer": "1"}) + "\n" for n in range(6)))
-    point = ask("oea:k0=2", "--prompts", str(file), texts=False)["points"]["oea:k0=2"]
+    point = ask(FEW, "--prompts", str(file), texts=False)["points"][FEW]
     assert point["mixed"] == point["one_domain"]
     assert set(point["mixed"]["loss"]) == {"all", "mine"}
     assert (point["mixed"]["answers_right"], point["mixed"]["answers"]) == (4, 4)
-    assert server.policy["policy"] == "moe-spec"
-
-
-def test_a_batch_in_which_vanilla_is_not_counted(ask, server):
-    server.observes = False
-    with pytest.raises(ValueError, match="--batch 4: the server counts no experts of vanilla there"):
-        ask("oea:k0=2")
-    assert server.switched == ["vanilla", "moe-spec"]
+    assert server.policy == BEFORE
 
 
 @pytest.mark.parametrize(
-    ("args", "change", "line"),
+    ("args", "share", "line"),
     [
-        (("xshare:k0=99999",), {"rows": 0.4}, "1.6 rows a step in place of 4"),
-        (("xshare:sum=3",), {}, "sum"),
-        (("oea", "--per-domain", "400"), {}, "400 a domain are asked for"),
-        (("oea", "--tokens-per-request", "4"), {}, "--tokens-per-request 4 with --url"),
-        (("oea", "--top", "4096"), {}, "argument --top: '4096':"),
-        (("oea", "--prompts", "nowhere"), {}, "--prompts nowhere and --texts"),
-        (("oea",), {"policy": {"policy": "observe"}, "captured": (4,)}, "graphs were captured under observe"),
+        ((FEW,), 0.4, "1.6 rows a step in place of 4"),
+        (("xshare:sum=3",), 1.0, "sum"),
+        (("observe",), 1.0, "policy observe:"),
+        (("vanilla",), 1.0, "policies vanilla:"),
+        ((FEW, "--per-domain", "400"), 1.0, "400 a domain are asked for"),
+        ((FEW, "--tokens-per-request", "4"), 1.0, "--tokens-per-request 4 with --url"),
+        ((FEW, "--top", "4096"), 1.0, "argument --top: '4096':"),
+        ((FEW, "--prompts", "nowhere"), 1.0, "--prompts nowhere and --texts"),
+        (('xshare:{"by_rows": {"1-8": {"policy": "vanilla"}}}',), 1.0, "--batch 4: xshare:{"),
     ],
 )
-def test_bad_input_is_one_line_and_changes_nothing(args, change, line, ask, server):
-    for name, value in change.items():
-        setattr(server, name, value)
-    before = server.policy
+def test_bad_input_is_one_line_and_changes_nothing(args, share, line, ask, server):
+    server.share = share
     with pytest.raises(SystemExit) as stop, one_line_errors("quality"):
         ask(*args)
     assert line in str(stop.value.code)
     assert "\n" not in str(stop.value.code)
-    assert server.policy == before
+    assert server.policy == BEFORE
 
 
 @pytest.mark.parametrize("flag", ["--prompts", "--api-key"])

@@ -8,12 +8,13 @@ import torch
 from benchmark.common.record import read_record
 from benchmark.common.variant import parse_plan
 from benchmark.quality.__main__ import main
-from benchmark.quality.instrument import Instrument
+from benchmark.quality.instrument import Instrument, Verifier
 from benchmark.quality.measure import Bench
 from benchmark.quality.model import Layout, load_model, prefill
 from benchmark.quality.served import SERVER_ARGS, measure_nats
 from benchmark.quality.text import load_sequences
 from served.eagle import eagle
+from sglang_xshare.tune.measure import check_rows
 from sglang_xshare.tune.texts import Sample
 
 PROMPT, STEPS, BATCH = 32, 32, 16
@@ -54,8 +55,6 @@ def test_the_record_of_a_server_is_that_of_an_offline_decode(servers, tiny_model
         # A server may run a step more than is asked of it, of rows that have all they want.
         assert ours["active_experts"] == pytest.approx(theirs["active_experts"], rel=0.02)
         assert ours["kept_mass"] == pytest.approx(theirs["kept_mass"], abs=0.01)
-        for layer, other in zip(ours["layers"], theirs["layers"], strict=True):
-            assert layer == pytest.approx(other, rel=0.05)
     assert served["vanilla"]["mixed"]["answers_right"] >= served["vanilla"]["mixed"]["answers"] / 2
     assert served[POLICIES[0]]["mixed"]["divergence"]["nats"] > 0.01
     assert Instrument(server.url).get_policy()["policy"] == "observe"
@@ -82,9 +81,9 @@ def test_prompts_of_one_s_own(servers, tmp_path):
 def test_verified_text_loses_what_a_step_after_a_prefill_loses(servers, tiny_model, tmp_path):
     """Of a policy that looks at single rows: what else is verified beside them, drafts, does not show in it."""
     server = servers(*FLAGS, *eagle(tiny_model))
-    asked, model, plan = Instrument(server.url), load_model(tiny_model), parse_plan("pruned:k0=1")
+    asked, model, plan = Verifier(server.url), load_model(tiny_model), parse_plan("pruned:k0=1")
     tokens = load_sequences(tiny_model / "heldout", tiny_model, PROMPT + 9, per_domain=2).tokens
-    asked.switch({"policy": "pruned", "k0": 1})
+    asked.set_policy({"policy": "pruned", "k0": 1})
     asked.flush()
     forced = asked.verify([Sample(one[:PROMPT].tolist(), one[PROMPT:].tolist()) for one in tokens], top=1024)
     steps = []
@@ -98,7 +97,7 @@ def test_verified_text_loses_what_a_step_after_a_prefill_loses(servers, tiny_mod
     assert [one.greedy for one in forced] == scores.argmax(2).tolist()
     told = torch.tensor([[[step[token] for token in range(1024)] for step in one.likeliest] for one in forced])
     torch.testing.assert_close(told.exp(), scores.exp(), rtol=0, atol=1e-3)
-    asked.count(rows=4 * len(tokens))
+    check_rows(asked.get_policy()["since_switch"], rows=4 * len(tokens))
 
     arguments = ["--url", server.url, "--texts", str(tiny_model / "heldout"), "--out", str(tmp_path)]
     main([*arguments, "--per-domain", "4", "--batch", "4", "--prompt", "24", "--steps", "6", "xshare"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from benchmark.quality.text import Sequences, load_sequences
+from benchmark.quality.text import load_sequences
 
 
 @pytest.fixture
@@ -42,12 +42,6 @@ def test_mixing_takes_turns_and_answers_follow(sequences):
     assert {one.row for one in mixed.answers} == {0, 2, 4, 6, 8, 10}
 
 
-def test_take_drops_answers_of_other_sequences(sequences):
-    few = sequences.take([5, 7])
-    assert {one.row for one in few.answers} == {0}
-    assert len(few) == 2
-
-
 def test_too_little_text(checkpoint):
     with pytest.raises(
         ValueError, match=r"arithmetic.txt: \d+ sequences of 900 tokens in it; 50 a domain are asked for"
@@ -58,7 +52,3 @@ def test_too_little_text(checkpoint):
 def test_no_text(checkpoint, tmp_path):
     with pytest.raises(ValueError, match=r"no \*.txt file there"):
         load_sequences(tmp_path, checkpoint, length=8, per_domain=1)
-
-
-def test_no_answers_outside_arithmetic():
-    assert Sequences(torch.zeros(1, 4, dtype=torch.long), ("prose",)).answers == ()

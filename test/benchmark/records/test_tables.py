@@ -53,12 +53,6 @@ def test_tables_are_written_and_then_agree(page, results):
     assert text.endswith("<!-- end table -->\n")
 
 
-def test_links_are_seen_from_the_page(results):
-    inner = results.parent / "quality" / "README.md"
-    assert "[serving](../results/serving/serving.json)" in format_table("serving", results, inner)
-    assert "[serving](results/serving/serving.json)" in format_table("serving", results, results.parent / "README.md")
-
-
 def test_a_figure_changed_by_hand_and_a_record_measured_anew_are_told(page, results):
     write_tables([page], results)
     text = page.read_text()

@@ -8,8 +8,7 @@ import pytest
 from benchmark.common.evidence import Evidence
 from benchmark.common.rounds import Series, Workload
 from benchmark.common.variant import parse_variant
-from benchmark.serving.estimate import tabulate_estimate
-from benchmark.serving.report import KEY
+from benchmark.serving.report import KEY, tabulate_estimate
 
 
 def make_series(name, tpot_ms, experts_after):

@@ -9,7 +9,7 @@ from benchmark.common.evidence import Evidence
 from benchmark.common.rounds import Series, Workload
 from benchmark.common.speculative import drafting_variant
 from benchmark.common.variant import parse_variant
-from benchmark.serving.report import KEY, quality_key, tabulate_serving
+from benchmark.serving.report import KEY, quality_key, summarize_serving, tabulate_serving
 
 NAMES = ("off", "oea:k0=3", "xshare", "EAGLE-3, off", "EAGLE-3, xshare")
 
@@ -68,3 +68,12 @@ def test_a_policy_that_never_selected_and_a_single_round_are_told(points):
     note = tabulate_serving(points).note
     assert "shows nothing of the policy: oea:k0=3, xshare, EAGLE-3, xshare." in note
     assert note.endswith("One round shows no spread: its differences prove nothing.")
+
+
+def test_the_summary_is_three_rows_and_what_drafts_alone_come_to(points):
+    names = iter(["off", "oea:k0=3", "xshare:k0=1,add=24", "EAGLE-3, off", "EAGLE-3, xshare"])
+    for one in points[KEY]["series"]:
+        one["variant"]["name"] = next(names)
+    table = summarize_serving({KEY: points[KEY]})
+    assert [row[0] for row in table.rows] == ["off", "xshare:k0=1,add=24", "EAGLE-3, xshare"]
+    assert table.note.endswith("Without a policy EAGLE-3 has the ratio 1.10 [1.10, 1.10].")

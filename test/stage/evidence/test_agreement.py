@@ -11,7 +11,7 @@ from benchmark.common.paths import ROOT
 from sglang_xshare.stage.evidence.agreement import EVERY, Agreement
 from sglang_xshare.stage.gather import Ranks
 from stage import ranks_that_select
-from stage.evidence.test_metrics import selection
+from stage.evidence.tables import make_tables
 from stage.ranks_that_select import INJECTED, LAYERS, STEPS
 
 
@@ -45,12 +45,12 @@ def make(others, size=2):
 
 
 def test_the_order_of_steps_and_the_layer_matter():
-    one, two = selection(3, 3, [1.0]), selection(5, 5, [1.0])
+    one, two = (3, 3), (5, 5)
     checksums = []
     for steps in ([[one, two], [two, one]], [[two, one], [one, two]], [[one, None]], [[None, one]], [[None, two]]):
         agreement = make(lambda own: [own])
         for step in steps:
-            agreement.count(step)
+            agreement.count(make_tables(step).active)
         checksums.append(int(agreement._checksum))
     assert len({*checksums, 0}) == 6
 
@@ -59,10 +59,10 @@ def test_steps_without_a_selection_are_no_comparison():
     agreement = make(lambda own: [own])
     agreement.end_forward(None)
     assert agreement.read() == (0, [0, 0], 0)
-    agreement.count([selection(0, 0, [1.0])])  # a graph's capture
+    agreement.count(make_tables([(0, 0)]).active)  # a graph's capture
     agreement.end_forward(None)
     assert agreement.read() == (0, [0, 0], 0)
-    agreement.count([selection(2, 2, [1.0])])
+    agreement.count(make_tables([(2, 2)]).active)
     for _ in range(2):
         agreement.end_forward(None)
     assert agreement.read() == (1, [0, 0], 0)
@@ -70,7 +70,7 @@ def test_steps_without_a_selection_are_no_comparison():
 
 def test_all_ranks_are_compared_with_the_first():
     agreement = make(lambda own: [own + 1, own + 2, own], 4)
-    agreement.count([selection(2, 2, [1.0])])
+    agreement.count(make_tables([(2, 2)]).active)
     assert agreement.end_forward(Ranks(0, 4, 2, 32, together=True)) == [1, 2]
     assert agreement.read() == (1, [0, 1, 1, 0], 0)
 

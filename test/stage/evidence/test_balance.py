@@ -4,7 +4,7 @@ import torch
 
 from sglang_xshare.stage.evidence.balance import Balance, BalanceReader, RankLoad, format_balance
 from sglang_xshare.stage.placement import Placement
-from stage.evidence.test_metrics import selection
+from stage.evidence.tables import make_tables
 
 EXPERTS = 16
 # The third layer's experts lie the other way round.
@@ -25,17 +25,18 @@ def test_experts_of_each_rank():
 def test_the_fullest_rank_and_the_mean_of_all():
     balance = make_balance()
     log, metrics = BalanceReader(balance), BalanceReader(balance)
-    counts = balance.count([selection(9, 6, [1.0]), selection(8, 2, [1.0])])
+    counts = balance.count(make_tables([(9, 6), (8, 2)]))
     assert counts.tolist() == [[1, 4, 4, 2.25, 1.5], [1, 4, 2, 2, 0.5]]
     assert log.read() == RankLoad(2, 8, 6, 4.25, 2)
-    balance.count([None, selection(3, 1, [1.0])])
+    balance.count(make_tables([None, (3, 1)]))
     assert log.read() == RankLoad(1, 3, 1, 0.75, 0.25)
     assert metrics.read() == RankLoad(3, 11, 7, 5, 2.25)
 
 
 def test_a_step_without_a_live_row_counts_as_none():
+    """Masked logits have their top-k active even then."""
     balance = make_balance()
-    assert not balance.count([selection(0, 0, [0.0]), None]).any()
+    assert not balance.count(make_tables([(0, 4), None])).any()
     assert format_balance(BalanceReader(balance).read()) == ""
 
 

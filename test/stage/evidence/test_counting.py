@@ -1,23 +1,24 @@
-"""A step is counted in one launch, or in one call on a CPU: exactly as plain torch counts it, with nothing else."""
+"""A step is counted by what its selections have left in tables: exactly what the reference says of its logits."""
 
 import functools
 
 import pytest
 import torch
 
+from selection.compared import DEVICE
 from selection.interpreter import interpreted
-from selection.test_triton import DEVICE
-from selection.test_triton_launch import Dispatched, Kernel, kernel
-from sglang_xshare import Batch, Router, RunnerSlots, build_plan, selection
+from selection.test_triton_launch import Dispatched, kernel
+from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
 from sglang_xshare.selection.cpu_call import load
-from sglang_xshare.stage.evidence import counting
-from sglang_xshare.stage.evidence.metrics import OUTCOMES, Counters
+from sglang_xshare.stage.evidence.counters import Counters
+from sglang_xshare.stage.evidence.interval import OUTCOMES
 from sglang_xshare.stage.step import Step
-from stage.counted import count_outcomes, count_steps
+from stage.counted import count_steps
 from stage.fake import Model, forward_batch, run
 
 __all__ = ["kernel"]
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="there is a GPU: the tests of serving count on it")
+ROUTER = Router(4)
 PLANS = {
     "xshare": [build_plan("xshare", k0=1, add=3), build_plan("pruned", k0=1)],
     "a vanilla layer": [None, build_plan("xshare", k0=1, add=3), None],
@@ -34,61 +35,55 @@ def interpreter():
         yield run
 
 
-def call_compiled(function, *args, **keys):
-    """In this process, whose CPU counts in one call."""
-    return function(*args, **keys, one_launch=False)
+def run_here(function, *args):
+    """In this process, without an interpreter."""
+    return function(*args)
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=COMPILED), False])
+@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=COMPILED), "torch"])
+@pytest.mark.parametrize("plans", PLANS)
+def test_in_one_call_and_in_plain_torch(monkeypatch, plans, backend, compiled):
+    """As on a CPU with the compiled library, and without."""
+    if not compiled:
+        monkeypatch.setattr("sglang_xshare.stage.evidence.counters.load", lambda: None)
+    check_counts(run_here, PLANS[plans], RunnerSlots(), backend)
+    loaded = torch.rand(len(PLANS[plans]), 24, generator=torch.Generator().manual_seed(1)) < 0.4
+    check_counts(run_here, PLANS[plans], RunnerSlots(), backend, loaded, 5)
 
 
 @pytest.mark.parametrize("backend", ["triton", "torch"])
 @pytest.mark.parametrize("slots", [RunnerSlots(), RunnerSlots(masked=True)], ids=["slots", "masked"])
 @pytest.mark.parametrize("plans", PLANS)
-def test_a_step_is_counted_as_in_torch(interpreter, plans, slots, backend):
+def test_a_step_is_counted_as_the_reference_selects(interpreter, plans, slots, backend):
     """Steps of several sizes, with padding and exact rows and without; one in which no row lives counts as none."""
     check_counts(interpreter, PLANS[plans], slots, backend)
 
 
 @pytest.mark.parametrize("plans", ["xshare", "a vanilla layer"])
-def test_page_ins_are_counted_as_in_torch(interpreter, plans):
-    check_page_ins(interpreter, PLANS[plans])
-
-
-@COMPILED
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
-@pytest.mark.parametrize("plans", PLANS)
-def test_a_cpus_step_is_counted_as_in_torch(plans, backend):
-    check_counts(call_compiled, PLANS[plans], RunnerSlots(), backend)
-
-
-@COMPILED
-@pytest.mark.parametrize("plans", ["xshare", "a vanilla layer"])
-def test_a_cpus_page_ins_are_counted_as_in_torch(plans):
-    check_page_ins(call_compiled, PLANS[plans], "cpu")
-
-
-def check_page_ins(interpreter, plans, backend="triton"):
-    loaded = torch.rand(len(plans), 24, generator=torch.Generator().manual_seed(1)) < 0.4
-    totals = check_counts(interpreter, plans, RunnerSlots(), backend, loaded=loaded, num_slots=5)
-    selecting = [plan is not None for plan in plans]
+def test_page_ins_are_counted_as_the_reference_selects(interpreter, plans):
+    loaded = torch.rand(len(PLANS[plans]), 24, generator=torch.Generator().manual_seed(1)) < 0.4
+    totals = check_counts(interpreter, PLANS[plans], RunnerSlots(), "triton", loaded, 5)
+    selecting = [plan is not None for plan in PLANS[plans]]
     assert [bool(row.all()) for row in totals[:, 7:9]] == selecting
     # Of every second layer it was ruled out.
     assert [bool(count) for count in totals[:, 9]] == [one and layer % 2 == 0 for layer, one in enumerate(selecting)]
 
 
-def check_counts(interpreter, plans, slots, backend, **paging):
+def check_counts(interpreter, plans, slots, backend, loaded=None, num_slots=0):
+    """The totals, after comparing each step's counts and their sum."""
     generator = torch.Generator().manual_seed(0)
     steps = []
     for rows, live, every in ((5, 4, 2), (9, 9, 4), (9, 9, 0), (140, 131, 3), (7, 5, 0), (3, 0, 1)):
         logits, row = torch.randn(len(plans), rows, 24, generator=generator), torch.arange(rows)
         steps.append((logits, None if live == rows else row < live, row % every == 0 if every else None))
-    found, counters = interpreter(count_steps, steps, plans, Router(4), backend, slots, **paging)
-    added = torch.zeros_like(counters.totals)
-    for (counts, wanted), (_, valid, _) in zip(found, steps, strict=True):
-        alive = valid is None or bool(valid.any())
-        torch.testing.assert_close(counts, wanted * alive, atol=1e-9, rtol=1e-12)
-        whole = [0, 1, 2, *range(4, 10)]
-        assert torch.equal(counts[:, whole], wanted[:, whole] * alive)
-        added += counts
-    assert torch.equal(counters.totals, added)
+    found, counters = interpreter(count_steps, steps, plans, ROUTER, backend, slots, loaded, num_slots)
+    for counts, (logits, valid, exact) in zip(found, steps, strict=True):
+        for layer, plan in enumerate(plans):
+            there = None if loaded is None else loaded[layer]
+            expected = expect(plan, logits[layer], Batch(valid, exact=exact), slots, there, num_slots, layer % 2 == 0)
+            assert counts[layer].tolist() == pytest.approx(expected, abs=1e-5)
+    torch.testing.assert_close(counters.totals, sum(found), atol=1e-9, rtol=0)
     assert counters.totals[:, 6].max() == 2 + 3 + 44, "live exact rows"
     assert counters.outcomes.tolist() == [5 * (name == "policy") for name in OUTCOMES]
     if plans is PLANS["rescued rows"] and slots == RunnerSlots():
@@ -96,58 +91,68 @@ def check_counts(interpreter, plans, slots, backend, **paging):
     return counters.totals
 
 
-@pytest.mark.parametrize("one_launch", [True, pytest.param(False, marks=COMPILED)])
-def test_outcomes_of_vanilla_forwards(interpreter, one_launch):
-    def step(*valid):
-        return Step("decode", len(valid), Batch(torch.tensor(valid)))
+def expect(plan, logits, batch, slots, loaded, num_slots, fits):
+    """A layer's ten columns in a step."""
+    live = torch.ones(len(logits), dtype=torch.bool) if batch.valid is None else batch.valid
+    if plan is None or not live.any():
+        return [0] * 10
+    chosen = select(logits, plan, ROUTER, batch, backend="reference", slots=slots)
+    before, after = chosen.vanilla_active, chosen.active
+    exact = 0 if batch.exact is None else int((batch.exact & live).sum())
+    counts = [1, int(before.sum()), int(after.sum()), float(chosen.kept_mass.sum()), int(live.sum())]
+    counts += [int(chosen.rescued), exact]
+    if loaded is None:
+        return counts + [0] * 3
+    missing = [int((experts & ~loaded).sum()) for experts in (before, after)]
+    return [*counts, *missing, int(fits and after.sum() > num_slots)]
 
-    forwards = [
+
+def test_outcomes_of_vanilla_forwards():
+    counters = Counters(2, "cpu")
+    for outcome, valid in [
         ("prefill", None),
-        ("min_tokens", step(True)),
-        ("min_tokens", step(False)),
+        ("min_rows", [True]),
+        ("min_rows", [False]),
         ("prefill", None),
-        ("phase", step(False, True)),
-        ("max_tokens", Step("decode", 3, Batch())),
-    ]
-    counts = dict(zip(OUTCOMES, interpreter(count_outcomes, forwards, one_launch).tolist(), strict=True))
+        ("phase", [False, True]),
+    ]:
+        step = None if valid is None else Step("decode", len(valid), Batch(torch.tensor(valid)))
+        counters.count_outcome(outcome, step)
+    counters.count_outcome("max_rows", Step("decode", 3, Batch()))
+    counts = dict(zip(OUTCOMES, counters.outcomes.tolist(), strict=True))
     assert {name: count for name, count in counts.items() if count} == {
         "prefill": 2,
-        "min_tokens": 1,
+        "min_rows": 1,
         "phase": 1,
-        "max_tokens": 1,
+        "max_rows": 1,
     }
-
-
-@pytest.fixture
-def counted(kernel, monkeypatch):
-    """The stand-in that counts, beside the one that selects."""
-    stand_in = Kernel()
-    monkeypatch.setattr(counting, "count_kernel", stand_in)
-    monkeypatch.setattr(selection, "_choose_backend", lambda *args: "triton")
-    return stand_in
+    assert not counters.totals.any()
 
 
 @pytest.mark.parametrize("layers", [{}, {"1": {"policy": "vanilla"}}], ids=["all layers", "one vanilla"])
-def test_a_step_launches_one_kernel_a_layer_and_one_that_counts(attach, kernel, counted, layers):
-    """Torch launches what tells padding rows, and nothing else."""
-    model = Model(3)
-    installed = attach(model, expert_policy="xshare", expert_policy_config={"k0": 1, "add": 3, "layers": layers})
-    installed.counters.in_one_launch = installed.mask_padding = True
-    run(model, "decode", 8)  # what is made once, a plan's numbers and the like, goes to the device
-    for launched in (kernel, counted):
-        launched.launches.clear()
-    batch = forward_batch("decode", 8, padding=2)
-    with Dispatched() as dispatched:
-        model.forward(None, None, batch)
-    assert dispatched.operations == ["ne"]
-    assert len(kernel.launches) == 3 - len(layers)
-    assert [grid for grid, _ in counted.launches] == [(3,)]
+def test_counting_takes_as_many_operations_for_any_number_of_layers(attach, kernel, monkeypatch, layers):
+    """A layer is one launch, and a dozen or two small operations count all of them."""
+    monkeypatch.setattr(selection, "_choose_backend", lambda *args: "triton")
+    operations = []
+    for depth in (2, 6):
+        model = Model(depth)
+        installed = attach(model, expert_policy="xshare", expert_policy_config={"k0": 1, "add": 3, "layers": layers})
+        installed.mask_padding = True
+        run(model, "decode", 8)  # what is made once, a plan's numbers and the like, goes to the device
+        kernel.launches.clear()
+        batch = forward_batch("decode", 8, padding=2)
+        with Dispatched() as dispatched:
+            model.forward(None, None, batch)
+        assert len(kernel.launches) == depth - len(layers)
+        operations.append(dispatched.operations)
+    assert operations[0] == operations[1]
+    assert len(operations[0]) <= 24, operations[0]
 
 
 @COMPILED
 @pytest.mark.parametrize("layers", [{}, {"1": {"policy": "vanilla"}}], ids=["all layers", "one vanilla"])
 def test_a_cpus_step_is_one_call_a_layer_and_one_that_counts(attach, monkeypatch, layers):
-    """Torch scores, and does nothing else; what a plan's first use has checked is not checked again."""
+    """Torch scores; what a plan's first use has checked is not checked again."""
     model, calls = Model(3), []
     installed = attach(model, expert_policy="xshare", expert_policy_config={"k0": 1, "add": 3, "layers": layers})
     run(model, "decode", 8)
@@ -162,8 +167,9 @@ def test_a_cpus_step_is_one_call_a_layer_and_one_that_counts(attach, monkeypatch
     with Dispatched() as dispatched:
         model.forward(None, None, batch)
     selecting = 3 - len(layers)
-    assert dispatched.operations == ["_softmax"] * selecting
-    assert calls == ["count_step", *["select_experts"] * selecting, "count_step"]
+    # An outcome is added, the tables' two marks are set to 0 once, and every layer's logits are scored.
+    assert dispatched.operations == ["add_", *["zero_"] * 2, *["_softmax"] * selecting]
+    assert calls == [*["select_experts"] * selecting, "count_step"]
     assert torch.equal(installed.counters.totals, 2 * totals)
 
 
@@ -177,6 +183,19 @@ def test_a_router_that_sees_other_rows_than_the_step_is_refused_at_any_time(atta
         model.forward(None, None, forward_batch("decode", 6))
 
 
+@COMPILED
+def test_a_layer_that_does_not_select_again_is_vanilla_in_the_tables_kept():
+    """The next step of a shape finds them as the last one left them."""
+    counters, logits = Counters(2, "cpu"), torch.randn(4, 16)
+    plan = build_plan("xshare", k0=1, add=3)
+    for layers in ((0, 1), (1,)):
+        for layer in layers:
+            select(logits, plan, ROUTER, tally=counters.tally(layer, logits))
+        assert counters.tables.active.any(1).tolist() == [0 in layers, True]
+        counts = counters.count(Step("decode", 4, Batch()))
+        assert counts[:, 0].tolist() == [float(0 in layers), 1.0]
+
+
 def note(calls, name, function):
     """The function, with its name added to the calls whenever it runs."""
 
@@ -188,20 +207,8 @@ def note(calls, name, function):
     return noted
 
 
-def test_a_vanilla_forward_launches_one(attach, counted):
-    model = Model(3)
-    installed = attach(model, expert_policy="xshare", expert_policy_config={"k0": 1, "add": 3})
-    installed.counters.in_one_launch = True
-    batch = forward_batch("prefill", 8)
-    with Dispatched() as dispatched:
-        model.forward(None, None, batch)
-    assert dispatched.operations == []
-    assert [grid for grid, _ in counted.launches] == [(1,)]
-
-
 def test_layers_with_other_experts_than_the_first_are_refused():
     counters = Counters(2, "cpu")
-    counters.in_one_launch = True
     counters.tally(0, torch.randn(4, 16))
     with pytest.raises(RuntimeError, match="12 experts in one MoE layer, 16 in another"):
         counters.tally(1, torch.randn(4, 12))

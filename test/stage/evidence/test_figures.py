@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY, generate_latest
 from sglang_xshare.stage.evidence.agreement import Compared
 from sglang_xshare.stage.evidence.balance import RankLoad
 from sglang_xshare.stage.evidence.figures import Exporter, InForce
-from sglang_xshare.stage.evidence.metrics import OUTCOMES, Interval
+from sglang_xshare.stage.evidence.interval import OUTCOMES, Interval
 from sglang_xshare.stage.evidence.observe import Observed
 for collector in list(REGISTRY._collector_to_names):
     REGISTRY.unregister(collector)
@@ -48,7 +48,8 @@ REFUSED = """
 from types import SimpleNamespace
 from prometheus_client import REGISTRY
 from sglang_xshare.stage.evidence.balance import RankLoad
-from sglang_xshare.stage.evidence.metrics import OUTCOMES, Counters, Interval
+from sglang_xshare.stage.evidence.counters import Counters
+from sglang_xshare.stage.evidence.interval import OUTCOMES, Interval
 from sglang_xshare.stage.evidence.reports import Reports
 reports = Reports(Counters(1, "cpu"), None)
 parts = Interval(4, 40, 20, -7.5, 10, -3, dict.fromkeys(OUTCOMES, 1)), RankLoad(4, 40, 16, 20.0, 10.0)

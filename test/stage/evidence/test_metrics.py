@@ -3,37 +3,26 @@
 import re
 import subprocess
 import sys
+from typing import Any
 
+import pytest
 import torch
 
-from sglang_xshare.stage.evidence.metrics import OUTCOMES, Counters, Interval, Reader, count_selections, format_log
+from sglang_xshare.stage.evidence.counters import Counters, Reader
+from sglang_xshare.stage.evidence.interval import OUTCOMES, Interval, format_log
 from sglang_xshare.stage.step import Step
-from sglang_xshare.types import Batch, Selection
-
-
-def selection(before: int, after: int, kept: list[float], rescued: int = 0) -> Selection:
-    """A selection of `after` active experts where vanilla would have used `before`."""
-    experts = torch.arange(16)
-    return Selection(
-        topk_ids=torch.empty(0, dtype=torch.int32),
-        topk_weights=torch.empty(0),
-        selected=experts < after,
-        active=experts < after,
-        rescued=torch.tensor(rescued),
-        vanilla_active=experts < before,
-        kept_mass=torch.tensor(kept),
-    )
-
-
-def count(counters: Counters, selections: list[Selection | None], step: Step) -> torch.Tensor:
-    """Count a step as the stage does; returns what it added."""
-    counts = count_selections(selections, step)
-    counters.totals += counts
-    return counts
+from sglang_xshare.types import Batch
+from stage.evidence.tables import make_tables
 
 
 def step(rows: int, valid: list[bool] | None = None) -> Step:
     return Step("decode", rows, Batch(valid=None if valid is None else torch.tensor(valid)))
+
+
+def count(counters: Counters, step: Step, *tables: Any) -> torch.Tensor:
+    """Count a step that has left these tables; returns what it added."""
+    counters.tables = make_tables(*tables)
+    return counters.count(step)
 
 
 def test_counts_are_exact():
@@ -41,7 +30,7 @@ def test_counts_are_exact():
     counters.count_outcome("prefill")
     for _ in range(3):
         counters.count_outcome("policy", step(2))
-        count(counters, [selection(8, 5, [1.0, 0.5]), selection(10, 4, [0.25, 0.75], rescued=1)], step(2))
+        count(counters, step(2), [(8, 5), (10, 4)], [[1.0, 0.5], [0.25, 0.75]], [0, 1])
     assert Reader(counters).read() == Interval(
         layer_steps=6,
         experts_before=3 * 18,
@@ -55,45 +44,47 @@ def test_counts_are_exact():
 
 def test_padding_rows_are_no_rows():
     counters = Counters(1, "cpu")
-    count(counters, [selection(8, 5, [1.0, 0.5, 0.0])], step(3, [True, True, False]))
+    count(counters, step(3, [True, True, False]), [(8, 5)], [[1.0, 0.5, 0.0]])
     interval = Reader(counters).read()
     assert (interval.rows, interval.mean_kept_mass) == (2, 0.75)
 
 
-def test_step_without_a_live_row_counts_as_none():
-    """As when a CUDA graph is warmed up and captured."""
+@pytest.mark.parametrize("active", [0, 4])
+def test_step_without_a_live_row_counts_as_none(active):
+    """As when a CUDA graph is warmed up and captured; masked logits have their top-k active even then."""
     counters = Counters(1, "cpu")
     dead = step(2, [False, False])
     counters.count_outcome("policy", dead)
-    count(counters, [selection(0, 0, [0.0, 0.0])], dead)
-    interval = Reader(counters).read()
-    assert (interval.layer_steps, interval.rows, interval.outcomes["policy"]) == (0, 0, 0)
+    count(counters, dead, [(0, active)], [[0.0, 0.0]])
+    assert not counters.totals.any()
+    assert not counters.outcomes.any()
 
 
-def test_vanilla_layers_are_not_counted():
+def test_vanilla_layers_and_steps_are_not_counted():
     counters = Counters(3, "cpu")
-    counts = count(counters, [None, selection(8, 5, [1.0]), None], step(1))
+    counts = count(counters, step(1), [None, (8, 5), None], [[0.0], [1.0], [0.0]])
     assert counts.tolist() == [[0] * 10, [1, 8, 5, 1, 1, 0, 0, 0, 0, 0], [0] * 10]
+    assert not counters.count(step(1)).any(), "nothing was selected since"
     assert counters.totals.equal(counts)
 
 
 def test_each_reader_gets_what_is_new_to_it():
     counters = Counters(1, "cpu")
     log, metrics = Reader(counters), Reader(counters)
-    count(counters, [selection(8, 5, [1.0])], step(1))
+    count(counters, step(1), [(8, 5)])
     assert metrics.read().experts_after == 5
     assert metrics.read().layer_steps == 0
-    count(counters, [selection(8, 3, [1.0])], step(1))
-    count(counters, [selection(8, 3, [1.0])], step(1))
+    count(counters, step(1), [(8, 3)])
+    count(counters, step(1), [(8, 3)])
     assert metrics.read().experts_after == 6
     assert log.read().experts_after == 11
 
 
 def test_log_line():
-    outcomes = dict.fromkeys(OUTCOMES, 0) | {"policy": 39, "prefill": 2, "min_tokens": 1}
+    outcomes = dict.fromkeys(OUTCOMES, 0) | {"policy": 39, "prefill": 2, "min_rows": 1}
     text = format_log(Interval(156, 6240, 3900, 585.0, 600, 0, outcomes))
     assert text == (
-        ", active experts: 40.0 -> 25.0, kept mass: 0.9750, policy steps: 39, vanilla steps: prefill 2 min_tokens 1"
+        ", active experts: 40.0 -> 25.0, kept mass: 0.9750, policy steps: 39, vanilla steps: prefill 2 min_rows 1"
     )
     text = format_log(Interval(4, 8, 4, 3.0, 4, 2, dict.fromkeys(OUTCOMES, 0) | {"policy": 1}))
     assert text == ", active experts: 2.0 -> 1.0, kept mass: 0.7500, policy steps: 1, vanilla steps: 0, rescued: 2"
@@ -102,14 +93,14 @@ def test_log_line():
         ", active experts: 2.0 -> 1.0, kept mass: 0.8125, policy steps: 1, vanilla steps: 0, exact rows: 25.0%, kept "
         "mass of the others: 0.7500"
     )
-    text = format_log(Interval(0, 0, 0, 0.0, 0, 0, dict.fromkeys(OUTCOMES, 0) | {"min_tokens": 7}))
-    assert text == ", policy steps: 0, vanilla steps: min_tokens 7"
+    text = format_log(Interval(0, 0, 0, 0.0, 0, 0, dict.fromkeys(OUTCOMES, 0) | {"min_rows": 7}))
+    assert text == ", policy steps: 0, vanilla steps: min_rows 7"
 
 
 SWITCHES = """
 from prometheus_client import CollectorRegistry, generate_latest, multiprocess
 from sglang_xshare.stage.evidence.figures import Exporter, InForce
-from sglang_xshare.stage.evidence.metrics import OUTCOMES, Interval
+from sglang_xshare.stage.evidence.interval import OUTCOMES, Interval
 exporter, former = Exporter(), None
 labels = {"model_name": "m", "tp_rank": 0}
 registry = CollectorRegistry()

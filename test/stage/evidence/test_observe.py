@@ -12,7 +12,7 @@ from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.stage.assignment import PolicyBypassed
 from sglang_xshare.stage.evidence.figures import Exporter
-from sglang_xshare.stage.evidence.metrics import Interval
+from sglang_xshare.stage.evidence.interval import Interval
 from sglang_xshare.stage.evidence.observe import SIZES, ObservationReader, format_observed
 from sglang_xshare.stage.layer import DROPPED, MASKED
 from stage.fake import EXPERTS, TOP_K, Formats, Model, forward_batch, run

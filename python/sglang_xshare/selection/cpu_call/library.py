@@ -25,7 +25,7 @@ SOURCE = Path(__file__).with_name("csrc")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno")
 SIGNATURES = {
     "select_experts": ([*[c_void_p] * 9, *[c_int32] * 4, *[c_void_p] * 7], c_int32),
-    "count_step": ([*[c_void_p] * 12, *[c_int32] * 5], None),
+    "count_step": ([*[c_void_p] * 10, *[c_int32] * 4], None),
 }
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 
 from ...policies.plan import SelectionPlan
-from ..scores import GRID, TINY, to_grid
+from ..scores import FIXED_ONE, TINY, to_fixed_point
 from .rows import Rows, constant, lower_first, mark
 
 # Breaks ties between integers: less than 1 for each of up to 1,024 experts.
@@ -97,15 +97,15 @@ def _compute_utility(rows: Rows, kind: str, groups: int) -> torch.Tensor:
         own_scores = rows.silence(rows.own.scores).double()
         mass = own_scores.sum(1, keepdim=True).clamp_min_(TINY)
         if kind == "squared":
-            shares = (own_scores / mass).square_().mul_(GRID)
+            shares = (own_scores / mass).square_().mul_(FIXED_ONE)
         else:
-            shares = torch.addcdiv(constant(0.0, torch.float64, mass.device), own_scores, mass, value=GRID)
+            shares = torch.addcdiv(constant(0.0, torch.float64, mass.device), own_scores, mass, value=FIXED_ONE)
         return _sum_at_own(rows, shares.round_(), groups)
-    grid = to_grid(rows.measures)
+    fixed = to_fixed_point(rows.measures)
     if rows.valid is not None:
-        grid *= rows.valid
-    grid = rows.silence(grid)
-    return grid.view(groups, len(grid) // max(groups, 1), rows.num_experts).sum(1)
+        fixed *= rows.valid
+    fixed = rows.silence(fixed)
+    return fixed.view(groups, len(fixed) // max(groups, 1), rows.num_experts).sum(1)
 
 
 def _sum_at_own(rows: Rows, values: torch.Tensor, groups: int) -> torch.Tensor:
@@ -224,8 +224,8 @@ def _follow_voters(rows: Rows, plan: SelectionPlan, confidence: float, selected:
 
 def _rank_by_confidence(rows: Rows, confidence: float, max_voters: int) -> tuple[torch.Tensor, torch.Tensor]:
     """([m] row indices, [m] bool: votes), most confident first. Without a confident row the first one votes."""
-    grid = to_grid(rows.measures)
-    best, total = grid.amax(1), grid.sum(1)
+    fixed = to_fixed_point(rows.measures)
+    best, total = fixed.amax(1), fixed.sum(1)
     share = best / total.clamp_min(TINY)
     sure = (best >= confidence * total) & (total > 0)
     for out in (None if rows.valid is None else ~rows.valid, rows.exact):

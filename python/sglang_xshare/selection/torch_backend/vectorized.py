@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from ...policies.plan import SelectionPlan
 from ...types import Batch, Router, RunnerSlots, Selection
-from ..scores import to_grid
+from ..scores import to_fixed_point
 from ..slots import serve_runner
 from .rows import Rows, Slots, constant, mark, rank_rows
 from .shortlist import select_experts
@@ -110,9 +110,9 @@ def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:
     if plan.k0 is not None:
         kept = kept & _first(plan.k0, rows.top_k, kept.device)
     if plan.p < 1:
-        grid = to_grid(rows.measures.gather(1, rows.own.experts) * rows.own.live)
-        reach = plan.p * to_grid(rows.measures).sum(1, keepdim=True)
-        kept = kept & (grid.cumsum(1) - grid < reach).logical_or_(_first(1, rows.top_k, kept.device))
+        fixed = to_fixed_point(rows.measures.gather(1, rows.own.experts) * rows.own.live)
+        reach = plan.p * to_fixed_point(rows.measures).sum(1, keepdim=True)
+        kept = kept & (fixed.cumsum(1) - fixed < reach).logical_or_(_first(1, rows.top_k, kept.device))
     if plan.beta is not None:
         scores = rows.own.scores.double()
         kept = kept & (scores >= plan.beta * scores[:, :1]).logical_or_(_first(1, rows.top_k, kept.device))

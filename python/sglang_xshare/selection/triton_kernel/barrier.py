@@ -18,17 +18,3 @@ def wait_for_all(arrivals: tl.tensor, programs: tl.tensor) -> None:
     while (before ^ now) >= 0:
         now = tl.atomic_add(arrivals, 0, sem="acquire")
     tl.debug_barrier()
-
-
-@triton.jit
-def is_last(done: tl.tensor, programs: tl.tensor) -> tl.tensor:
-    """Whether all other programs have come here before: this one sees what they stored.
-
-    `done` points at an int32, 0 before and after.
-    """
-    tl.debug_barrier()
-    last = tl.atomic_add(done, 1, sem="acq_rel") == programs - 1
-    if last:
-        tl.store(done, 0)
-    tl.debug_barrier()
-    return last

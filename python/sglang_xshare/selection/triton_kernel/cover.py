@@ -154,28 +154,28 @@ def store_places(
 
 
 @triton.jit
-def find_sure(words: tl.tensor, selected: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
-    """[E] bool: experts that some row uses, as far as the words tell.
+def find_sure(counters: tl.tensor, selected: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+    """[E] bool: experts that some row uses, as far as the packed counters say.
 
     What a row has in its top-k and in S it uses, where it has slots for all of its top-k and may reach so far.
     """
-    sure = selected & find_voted(words, recipe)
+    sure = selected & find_voted(counters, recipe)
     if recipe.limits_reach or recipe.kmax < recipe.top_k:
-        sure = words < 0
+        sure = counters < 0
     return sure
 
 
 @triton.jit
-def find_filler(words: tl.tensor, selected: tl.tensor, experts: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
-    """An expert that some row uses, see `sglang_xshare.selection.slots`; -1 where the words do not tell: rare."""
-    return tl.max(tl.where(find_sure(words, selected, recipe), experts, -1), 0)
+def find_filler(counters: tl.tensor, selected: tl.tensor, experts: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+    """An expert that some row uses, see `sglang_xshare.selection.slots`; -1 where the counters do not say: rare."""
+    return tl.max(tl.where(find_sure(counters, selected, recipe), experts, -1), 0)
 
 
 @triton.jit
 def load_filler(
     selected: tl.tensor, voted: tl.tensor, active: tl.tensor, experts: tl.tensor, num_experts: tl.constexpr
 ) -> tl.tensor:
-    """The same from what all rows use, `active`, of which all programs have told; 0 where none is live."""
+    """The same from what all rows use, `active`, which all programs have written; 0 where none is live."""
     size: tl.constexpr = experts.shape[0]
     used = tl.load(active + experts, mask=experts < num_experts, other=0) != 0
     keys = tl.where(used, tl.where(selected & voted, experts + size, experts), 0)
@@ -184,7 +184,7 @@ def load_filler(
 
 @triton.jit
 def settle_spare(
-    words: tl.tensor,
+    counters: tl.tensor,
     selected: tl.tensor,
     active: tl.tensor,
     arrivals: tl.tensor,
@@ -195,14 +195,14 @@ def settle_spare(
     """[E] bool: where empty slots of masked logits go. Waits for the other programs, and completes the active experts,
     where too few of these are known.
     """
-    spare = find_sure(words, selected, recipe)
+    spare = find_sure(counters, selected, recipe)
     if tl.sum(spare.to(tl.int32), 0) < recipe.top_k:
         if tile.several:
             wait_for_all(arrivals, tl.num_programs(0))
         else:
             tl.debug_barrier()
         exists = experts < recipe.num_experts
-        sure = selected & find_voted(words, recipe)
+        sure = selected & find_voted(counters, recipe)
         spare, in_use = find_spare(sure, active, experts, exists, recipe.top_k)
         if tl.program_id(0) == 0:
             tl.store(active + experts, in_use, mask=exists)
@@ -212,7 +212,7 @@ def settle_spare(
 @triton.jit
 def settle_filler(
     filler: tl.tensor,
-    words: tl.tensor,
+    counters: tl.tensor,
     selected: tl.tensor,
     active: tl.tensor,
     arrivals: tl.tensor,
@@ -226,5 +226,5 @@ def settle_filler(
             wait_for_all(arrivals, tl.num_programs(0))
         else:
             tl.debug_barrier()
-        filler = load_filler(selected, find_voted(words, recipe), active, experts, recipe.num_experts)
+        filler = load_filler(selected, find_voted(counters, recipe), active, experts, recipe.num_experts)
     return filler

@@ -6,7 +6,7 @@ import triton.language as tl
 from .budgets import ADD, BUDGET, DROP, MASS, TARGET_PER_RANK, read_count, read_share
 from .rows import load_tile, roll
 
-# One int64 an expert sums up what the rows say about it, so that one reduction and one exchange carry everything: bits
+# Packed counters: one int64 an expert holds three, so that one reduction and one exchange carry everything: bits
 # 0-31 its utility in multiples of 2^-20, 32-47 its votes (rows with it in their top-k), 48-62 its holders (rows or
 # requests that bring it into S). Fewer than 2048 rows, so that no field overflows.
 VOTE = tl.constexpr(1 << 32)
@@ -14,22 +14,22 @@ HOLDER = tl.constexpr(1 << 48)
 
 
 @triton.jit
-def sum_words(partials: tl.tensor, programs: tl.tensor, tile: tl.constexpr) -> tl.tensor:
+def sum_counters(partials: tl.tensor, programs: tl.tensor, tile: tl.constexpr) -> tl.tensor:
     """[E] int64: what all programs have stored, [programs, E]."""
     source = tl.arange(0, 8)
-    words = tl.full((8, tile.experts), 0, tl.int64)
+    counters = tl.full((8, tile.experts), 0, tl.int64)
     for first in range(0, programs, 8):
         there = first + source < programs
-        words += load_tile(partials + (first + source) * tile.experts, there, tile.experts, 0, 0, tile.experts)
-    return tl.sum(words, 0)
+        counters += load_tile(partials + (first + source) * tile.experts, there, tile.experts, 0, 0, tile.experts)
+    return tl.sum(counters, 0)
 
 
 @triton.jit
-def find_voted(words: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+def find_voted(counters: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
     """[E] bool: the experts in some row's own top-k."""
-    votes = words & (HOLDER - 1)
+    votes = counters & (HOLDER - 1)
     if recipe.exact and recipe.ranking == "votes":
-        votes = words  # exact rows hold theirs without a vote, and no request adds
+        votes = counters  # exact rows hold theirs without a vote, and no request adds
     return votes >= VOTE
 
 
@@ -172,7 +172,7 @@ def join_residents(
 
 @triton.jit
 def select_experts(
-    words: tl.tensor,
+    counters: tl.tensor,
     aside: tl.tensor,
     free: tl.tensor,
     num_resident: tl.tensor,
@@ -187,9 +187,9 @@ def select_experts(
     `aside` [E] bool where the recipe says so: budgets take and count others. So they do beside residents, `free` [E]
     bool, which join in the end, as far as they fit `num_resident` slots.
     """
-    utility = words & (VOTE - 1)
-    selected = words >= HOLDER
-    standing = words & (HOLDER - 1)  # votes, and utility below them
+    utility = counters & (VOTE - 1)
+    selected = counters >= HOLDER
+    standing = counters & (HOLDER - 1)  # votes, and utility below them
     ranked = utility
     if recipe.sets_aside:
         ranked = tl.where(aside, 0, utility)

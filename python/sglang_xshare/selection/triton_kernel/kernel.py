@@ -2,17 +2,16 @@
 
     logits [n, N] -> P [R, E] fp32, C [R, E] int32 keys   a tile of R rows a program, a row in one warp
         -> kept, own [R, E] bool                          rounds of `pop_best` over C: the row's warm-up, its top-k
-        -> words [E] int64                                utility, votes and holders of every expert, over the rows
-        ~> the sum of the programs' words                 of several programs: stored, a grid barrier, loaded
-        -> S [E] bool                                     select: in every program, from the same words
+        -> counters [E] int64                             utility, votes and holders of every expert, over the rows
+        ~> the sum of the programs' counters              of several programs: stored, a grid barrier, loaded
+        -> S [E] bool                                     select: in every program, from the same counters
         -> places [R, E]                                  cover: rounds of `pop_best` over C within S
         -> topk_ids, topk_weights [n, columns]            each expert stored at its place
-        ~> slots sorted by expert                         where asked for, by the program that routed its rows last
 
 All sums across rows are of integers, so neither the order of rows nor the number of programs changes a bit.
 
 A small batch is one program: nothing leaves its SM between logits and ids. A larger one would keep an SM busy for too
-long, so its rows are spread over programs that exchange their words at a barrier; and once more where the most
+long, so its rows are spread over programs that exchange their counters at a barrier; and once more where the most
 confident rows vote, and where rows may need a rescue. Where not all of them can be resident, a barrier becomes the
 border between two launches, and the second repeats what the first found of its rows: cheaper than storing it.
 
@@ -22,14 +21,12 @@ instructions, where a bitonic sort of 128 experts takes 28 exchanges.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
 
-from .barrier import is_last, wait_for_all
+from .barrier import wait_for_all
 from .cover import find_filler, find_lost, limit_keys, place_experts, settle_filler, settle_spare, store_places, weigh
-from .experts import VOTE, find_voted, select_experts, sum_words
-from .ranking import choose_keys, collect_words, find_first, rank_rows
+from .experts import VOTE, find_voted, select_experts, sum_counters
+from .ranking import choose_keys, collect_counters, find_first, rank_rows
 from .rows import load_tile, score_rows, store_tile
-from .slots import align_slots
 from .voters import find_voters, follow_voters, measure_confidence
 
 MEASURE, COLLECT, RESCUE, ROUTE = (tl.constexpr(phase) for phase in range(4))
@@ -42,7 +39,7 @@ TABLES = ["selected_out", "active", "vanilla_active", "kept_mass", "rescued"]
 # A row stride known to be aligned would have a thread load several neighbours, and rows share a warp. Nor is a kernel
 # compiled anew where a tensor begins elsewhere: each element is loaded and stored by itself.
 @triton.jit(
-    do_not_specialize=["num_rows", "row_stride", "num_blocks", "num_resident"],
+    do_not_specialize=["num_rows", "row_stride", "num_resident"],
     do_not_specialize_on_alignment=[
         "logits",
         "valid",
@@ -67,7 +64,7 @@ def select_kernel(
     budgets: tl.tensor,  # `Budgets.values`
     partials: tl.tensor,  # [3, programs, E] int64, or [1, ...]: scratch of several programs
     confidences: tl.tensor,  # [n] int64: scratch, where the most confident rows vote
-    arrivals: tl.tensor,  # [2] int32: the counters of the barrier, and of the programs that are done
+    arrivals: tl.tensor,  # [1] int32: the counter of the barrier
     topk_ids: tl.tensor,  # [n, columns] int32, shared experts' columns among them
     topk_weights: tl.tensor,  # [n, columns] fp32
     masked: tl.tensor,  # [n, N], as the logits; or None
@@ -76,21 +73,14 @@ def select_kernel(
     vanilla_active: tl.tensor,  # [N] bool
     kept_mass: tl.tensor,  # [n] fp32
     rescued: tl.tensor,  # [] int64
-    sorted_slots: tl.tensor,  # an `Alignment`, or None
-    block_experts: tl.tensor,
-    num_sorted: tl.tensor,
     num_rows: tl.tensor,
     row_stride: tl.tensor,
-    num_blocks: tl.tensor,
     num_resident: tl.tensor,  # what experts are paged into, or None
     recipe: tl.constexpr,
     tile: tl.constexpr,
     begins: tl.constexpr,  # the first phase that this launch does
     ends: tl.constexpr,  # and the last
-    early: tl.constexpr,  # whether it may start before the kernel before it has ended
 ) -> None:
-    if early:
-        gdc_wait()  # that kernel may still write the logits, or read what is written here
     program, programs = tl.program_id(0), tl.num_programs(0)
     experts = tl.arange(0, tile.experts)
     exists = experts < recipe.num_experts
@@ -136,32 +126,32 @@ def select_kernel(
             voter = find_voters(confidence, row, confidences, num_rows, budgets)[:, None]
             held |= voter & find_first(keys, experts, recipe)
             ballots = tl.sum((voter & own).to(tl.int64), 0)
-        words = collect_words(scores, held, own, exempt, free, experts, budgets, recipe, tile)
+        counters = collect_counters(scores, held, own, exempt, free, experts, budgets, recipe, tile)
         if recipe.sets_aside:
             ballots = tl.sum((own & exempt[:, None]).to(tl.int64), 0)
         if begins <= COLLECT:
             if program == 0:
                 tl.store(active + experts, 0, mask=exists)
             if tile.several:
-                tl.store(partials + partial, words)
+                tl.store(partials + partial, counters)
                 if recipe.follows_voters or recipe.sets_aside:
                     tl.store(partials + plane + partial, ballots)
         if waits:
             wait_for_all(arrivals, programs)
     if ends >= RESCUE:
         if tile.several:
-            words = sum_words(partials, programs, tile)
+            counters = sum_counters(partials, programs, tile)
             if recipe.follows_voters or recipe.sets_aside:
-                ballots = sum_words(partials + plane, programs, tile)
+                ballots = sum_counters(partials + plane, programs, tile)
         rank = None
         if recipe.balances:
             rank = tl.load(ranks + experts, mask=exists, other=-1).to(tl.int32)
-        aside = words < 0
+        aside = counters < 0
         if recipe.sets_aside:
             aside = ballots > 0
-        selected = select_experts(words, aside, free, num_resident, rank, budgets, recipe, tile)
+        selected = select_experts(counters, aside, free, num_resident, rank, budgets, recipe, tile)
         if recipe.follows_voters:
-            selected = follow_voters(ballots, words & (VOTE - 1), selected, budgets, recipe, tile)
+            selected = follow_voters(ballots, counters & (VOTE - 1), selected, budgets, recipe, tile)
         saved = tl.full((), 0, tl.int64)
         if recipe.rescue:
             lost = find_lost(keys, own, selected, experts, recipe)
@@ -170,14 +160,14 @@ def select_kernel(
             if waits:
                 wait_for_all(arrivals, programs)
             if tile.several and ends == ROUTE:
-                lost = sum_words(partials + 2 * plane, programs, tile)
+                lost = sum_counters(partials + 2 * plane, programs, tile)
             selected |= lost > 0
             saved = tl.sum(lost, 0)
     if ends == ROUTE:
         first = place + program == 0
         nowhere = place * 0
         store_tile(selected_out + nowhere, tl.broadcast_to(selected[None, :], keys.shape), first, recipe.num_experts, 0)
-        voted = find_voted(words, recipe)
+        voted = find_voted(counters, recipe)
         store_tile(vanilla_active + nowhere, tl.broadcast_to(voted[None, :], keys.shape), first, recipe.num_experts, 0)
         if program == 0:
             tl.store(rescued, saved)
@@ -202,9 +192,9 @@ def select_kernel(
         filler = tl.full((tile.rows,), -1, tl.int32)
         if recipe.fill:
             filler = tl.max(tl.where(slot == 0, experts[None, :], -1), 1)
-            common = find_filler(words, selected, experts, recipe)
+            common = find_filler(counters, selected, experts, recipe)
             if waits or not tile.several:
-                common = settle_filler(common, words, selected, active, arrivals, experts, recipe, tile)
+                common = settle_filler(common, counters, selected, active, arrivals, experts, recipe, tile)
             filler = tl.where(filler < 0, common, filler)
         column = tl.arange(0, tile.columns)[None, :]
         count = tl.sum(chosen.to(tl.int32), 1)[:, None]
@@ -216,7 +206,7 @@ def select_kernel(
         weight = tl.where(shared < 0, 0.0, recipe.shared_weight)
         tl.store(topk_weights + target, tl.broadcast_to(weight, target.shape), mask=empty)
         if masked is not None:
-            spare = settle_spare(words, selected, active, arrivals, experts, recipe, tile)
+            spare = settle_spare(counters, selected, active, arrivals, experts, recipe, tile)
             raw = load_tile(logits + row.to(tl.int64) * row_stride, live, recipe.num_experts, 0, 0, tile.experts)
             rest = tl.where(spare, recipe.lowest, float("-inf")).to(raw.dtype)
             raw = tl.where(chosen, raw, rest[None, :])
@@ -226,11 +216,3 @@ def select_kernel(
         share = tl.where(live, share, 0.0)[:, None]
         once = present[:, None] & (column == 0)
         tl.store(kept_mass + (row[:, None] + column), tl.broadcast_to(share, target.shape), mask=once)
-        if recipe.block_size and (waits or not tile.several):
-            last = program == 0
-            if tile.several:
-                last = is_last(arrivals + 1, programs)
-            else:
-                tl.debug_barrier()
-            if last:
-                align_slots(topk_ids, sorted_slots, block_experts, num_sorted, num_rows, num_blocks, recipe, tile)

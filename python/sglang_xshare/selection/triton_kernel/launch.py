@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -12,21 +10,15 @@ import torch
 import triton
 
 from ...policies.plan import SelectionPlan
-from ...types import Alignment, Batch, Router, RunnerSlots, Selection, Tally
+from ...types import Batch, Router, RunnerSlots, Selection, Tally
 from .budgets import Budgets, find_budgets
+from .filling import fill_rows
 from .kernel import COLLECT, MEASURE, RESCUE, ROUTE, select_kernel
 from .mask import allocate_masked, launch_mask
 from .recipe import OPTIONS, make_recipe, supports
-from .slots import finish_slots
-from .tile import MAX_SORTED, count_blocks, count_programs, make_tile
+from .tile import count_programs, make_tile
 
 INTERPRETED = triton.knobs.runtime.interpret
-TWO_LAUNCHES = "SGLANG_XSHARE_TWO_LAUNCHES"
-"""Set to 1, this environment variable rules out cooperative launches, whose programs wait for each other."""
-EARLY_LAUNCH = "SGLANG_XSHARE_EARLY_LAUNCH"
-"""Set to 1, this one has the kernel launched while the one before it still runs (programmatic dependent launch, from
-Hopper on). It then waits for that one's end before it touches memory. Off: no GPU has timed it.
-"""
 COUNTERS = 64
 CACHE_LINE = 32  # int32
 
@@ -60,20 +52,11 @@ def select(
         raise ValueError(
             f"router_logits on {logits.device}: allowed with backend triton is cuda, or TRITON_INTERPRET=1"
         )
-    exact = batch.exact is not None
-    answer = _allocate(logits, plan.columns(router, exact) + (slots.shared if slots else 0), tally)
+    columns = plan.columns(router, exact=batch.exact is not None) + (slots.shared if slots else 0)
+    answer = _allocate(logits, columns, tally)
     if slots is not None and slots.masked:
         answer = replace(answer, masked_logits=allocate_masked(logits))
     if num_rows:
-        if slots is not None and slots.block_size is not None and answer.topk_ids.numel() <= MAX_SORTED:
-            active = num_experts  # as numbers that change may have it, or all that are resident
-            if budgets is None and (batch.resident is None or batch.slots is not None or not plan.takes_residents):
-                exact_rows, slot_count = num_rows if exact else 0, None if batch.resident is None else batch.slots
-                active = plan.max_active(
-                    router, num_experts, num_rows, batch.tokens_per_request, exact_rows, slot_count
-                )
-            blocks = count_blocks(answer.topk_ids.numel(), active, slots.block_size)
-            answer = replace(answer, alignment=_allocate_alignment(logits, blocks, slots.block_size))
         budgets = budgets or find_budgets(plan, logits.device)
         _launch(logits, plan, router, batch, rank_of_expert, answer, budgets, slots)
     return answer
@@ -101,11 +84,6 @@ def _allocate(logits: torch.Tensor, columns: int, tally: Tally | None) -> Select
     )
 
 
-def _allocate_alignment(logits: torch.Tensor, blocks: int, block_size: int) -> Alignment:
-    new = partial(logits.new_empty, dtype=torch.int32)
-    return Alignment(new(blocks * block_size), new(blocks), new(1), block_size)
-
-
 def _launch(
     logits: torch.Tensor,
     plan: SelectionPlan,
@@ -116,14 +94,9 @@ def _launch(
     budgets: Budgets,
     slots: RunnerSlots | None,
 ) -> None:
-    aligned: tuple[torch.Tensor | None, ...] = (None, None, None)
-    blocks = block_size = 0
-    if answer.alignment is not None:
-        aligned = (answer.alignment.sorted_slots, answer.alignment.block_experts, answer.alignment.num_sorted)
-        blocks, block_size = len(answer.alignment.block_experts), answer.alignment.block_size
     num_rows, num_experts = logits.shape
-    recipe = make_recipe(plan, router, batch, logits, slots, block_size)
-    tile = make_tile(plan, router, batch, num_rows, num_experts, block_size, recipe.shared)
+    recipe = make_recipe(plan, router, batch, logits, slots)
+    tile = make_tile(plan, router, batch, num_rows, num_experts, recipe.shared)
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     partials = confidences = arrivals = None
@@ -155,27 +128,15 @@ def _launch(
         answer.vanilla_active,
         answer.kept_mass,
         answer.rescued,
-        *aligned,
         num_rows,
         logits.stride(0),
-        blocks,
         batch.slots if recipe.bounded else None,
     )
-    early = not INTERPRETED and os.environ.get(EARLY_LAUNCH) == "1"
-    launch = partial(
-        select_kernel[(programs,)],
-        *arguments,
-        recipe=recipe,
-        tile=tile,
-        early=early,
-        **({"launch_pdl": True} if early else {}),
-        num_warps=tile.warps,
-        **OPTIONS,
-    )
+    launch = partial(select_kernel[(programs,)], *arguments, recipe=recipe, tile=tile, num_warps=tile.warps, **OPTIONS)
     if programs == 1:
         launch(begins=MEASURE.value, ends=ROUTE.value)
     elif together:
-        _launch_cooperatively(launch, programs)
+        launch(begins=MEASURE.value, ends=ROUTE.value, launch_cooperative_grid=True)
     else:
         for phase in [MEASURE] * recipe.follows_voters + [COLLECT] + [RESCUE] * recipe.rescue + [ROUTE]:
             launch(begins=phase.value, ends=phase.value)
@@ -183,38 +144,16 @@ def _launch(
         launch_mask(logits, answer, router.top_k, answer.masked_logits, answer.active)
     if recipe.fill and not together:
         tables = answer.selected, answer.active, answer.vanilla_active
-        finish_slots[(1,)](
-            answer.topk_ids,
-            *tables,
-            *aligned,
-            num_rows,
-            blocks,
-            recipe=recipe,
-            tile=tile,
-            num_warps=tile.warps,
-            **OPTIONS,
-        )
-
-
-def _launch_cooperatively(launch: Callable[..., object], programs: int) -> None:
-    try:
-        launch(begins=MEASURE.value, ends=ROUTE.value, launch_cooperative_grid=True)
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"expert selection: a cooperative launch of {programs} programs failed ({error}); {TWO_LAUNCHES}=1 in the "
-            "environment does without, in two launches a layer or more"
-        ) from error
+        fill_rows[(1,)](answer.topk_ids, *tables, num_rows, recipe=recipe, tile=tile, num_warps=tile.warps, **OPTIONS)
 
 
 def _find_counter(device: torch.device, programs: int) -> torch.Tensor | None:
-    """[2 or more] int32, 0 at first, for the barriers of one launch; None where it cannot have one.
+    """[CACHE_LINE] int32, 0 at first, the first for the barriers of one launch; None where it cannot have one.
 
     Launches that overlap, on several streams, take different counters. A CUDA graph keeps those of its capture: graphs
     must replay one after another, as SGLang's do.
     """
-    if device.type != "cuda" or os.environ.get(TWO_LAUNCHES) == "1":
-        return None
-    if programs > torch.cuda.get_device_properties(device).multi_processor_count:
+    if device.type != "cuda" or programs > torch.cuda.get_device_properties(device).multi_processor_count:
         return None
     if device not in _counters:
         if torch.cuda.is_current_stream_capturing():

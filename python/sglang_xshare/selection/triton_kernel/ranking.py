@@ -5,7 +5,7 @@ import triton.language as tl
 
 from .budgets import ADD_PER_REQUEST, BETA, K0, P, read_count, read_share
 from .experts import HOLDER
-from .rows import EMPTY, drop_best, keep_quota, limit_groups, make_unique, pop_best, to_grid, to_keys
+from .rows import EMPTY, drop_best, keep_quota, limit_groups, make_unique, pop_best, to_fixed_point, to_keys
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def measure(scores: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
         scores = tl.div_rn(scores, tl.where(largest > 0, largest, 1.0)[:, None])
         total = tl.sum((scores * 67108864.0 + 0.5).to(tl.int64), 1)  # 2^26
         scale = (70368744177664.0 / tl.maximum(total, 1).to(tl.float32))[:, None]  # 2^46
-    return to_grid(scores, scale)
+    return to_fixed_point(scores, scale)
 
 
 @triton.jit
@@ -45,14 +45,14 @@ def keep_share(
     keys: tl.tensor, scores: tl.tensor, experts: tl.tensor, budgets: tl.tensor, k0: tl.tensor, recipe: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """(the shortest warm-up of up to k0 experts with a share p of the row [R, E] bool; the keys below the k0 best)."""
-    grid = measure(scores, recipe)
-    reach = tl.ceil(tl.sum(grid, 1).to(tl.float64) * read_share(budgets, P))
+    fixed = measure(scores, recipe)
+    reach = tl.ceil(tl.sum(fixed, 1).to(tl.float64) * read_share(budgets, P))
     share = tl.full((keys.shape[0],), 0, tl.int32)
     kept = keys < EMPTY
     for turn in range(k0):
         hit, keys = pop_best(keys, experts, recipe.unique_keys)
         kept |= hit & ((turn == 0) | (share.to(tl.float64) < reach))[:, None]
-        share += tl.sum(tl.where(hit, grid, 0), 1)
+        share += tl.sum(tl.where(hit, fixed, 0), 1)
     return kept, keys
 
 
@@ -95,14 +95,14 @@ def share_scores(scores: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
     scale = 70368744177664.0 / tl.maximum(total, 1).to(tl.float32)  # 2^46
     if recipe.utility_squared:
         shares = scores * (scale / 1048576.0)[:, None]
-        grid = to_grid(shares * shares, 1048576.0)
+        fixed = to_fixed_point(shares * shares, 1048576.0)
     else:
-        grid = to_grid(scores, scale[:, None])
-    return grid
+        fixed = to_fixed_point(scores, scale[:, None])
+    return fixed
 
 
 @triton.jit
-def collect_words(
+def collect_counters(
     scores: tl.tensor,
     kept: tl.tensor,
     own: tl.tensor,
@@ -124,7 +124,7 @@ def collect_words(
         if recipe.ranking == "votes":
             votes &= ~exempt[:, None]
     standing = votes.to(tl.int32) | (kept.to(tl.int32) << 16)
-    words = tl.sum((standing.to(tl.int64) << 32) | utility.to(tl.int64), 0)
+    counters = tl.sum((standing.to(tl.int64) << 32) | utility.to(tl.int64), 0)
     if recipe.per_request:
         requests: tl.constexpr = (tile.rows // tile.request, tile.request, tile.experts)
         wish = tl.sum(tl.reshape(utility, requests), 1)
@@ -134,5 +134,5 @@ def collect_words(
             wish = tl.where(free[None, :], EMPTY, wish)
         rounds = tl.minimum(read_count(budgets, ADD_PER_REQUEST), recipe.num_experts)
         granted = wish > drop_best(wish, experts, rounds, False)
-        words += tl.sum(granted.to(tl.int64), 0) * HOLDER
-    return words
+        counters += tl.sum(granted.to(tl.int64), 0) * HOLDER
+    return counters

@@ -84,12 +84,10 @@ class Recipe:
     scaling: float
     fill: bool
     """Whether no slot may stay empty."""
-    block_size: int
-    """Of the alignment; 0 where none is asked for."""
     exact: bool
     """Whether some rows may be exact."""
     sets_aside: bool
-    """And whether the experts of these are to be told from others of S, since a budget counts what is in S."""
+    """And whether the experts of these are kept apart from others of S, since a budget counts what is in S."""
     plain: bool
     """And whether the model's own weights come of other scores than the plan's steps."""
     residents: bool
@@ -106,11 +104,8 @@ def make_recipe(
     batch: Batch,
     logits: torch.Tensor,
     slots: RunnerSlots | None = None,
-    block_size: int = 0,
 ) -> Recipe:
-    """The recipe for logits [n, N]; the plan has been checked against the router. `block_size` is that of the slots
-    where the kernel sorts them, else 0.
-    """
+    """The recipe for logits [n, N]; the plan has been checked against the router."""
     num_experts = logits.shape[1]
     biased = router.correction_bias is not None
     sigmoid = router.scoring != "softmax"
@@ -155,7 +150,6 @@ def make_recipe(
         lowest=torch.finfo(logits.dtype).min,
         scaling=router.scaling,
         fill=slots is not None and not (slots.masked or slots.empty),
-        block_size=block_size,
         exact=exact,
         sets_aside=exact and (plan.ranks_experts or plan.target_per_rank is not None),
         plain=exact and normalize and router.renormalize and not biased,

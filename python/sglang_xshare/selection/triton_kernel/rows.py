@@ -188,7 +188,7 @@ def keep_quota(keys: tl.tensor, count: tl.constexpr, num_groups: tl.constexpr, u
 
 
 @triton.jit
-def to_grid(values: tl.tensor, scale: tl.tensor) -> tl.tensor:
+def to_fixed_point(values: tl.tensor, scale: tl.tensor) -> tl.tensor:
     """int32: fp32 values [R, E] times a scale, at most 2^22 in all, to the nearest integer, halves to even."""
     # Around 1.5 * 2^23 an fp32 has no fraction, and its bits count up from 0x4B400000.
     return (values * scale + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000

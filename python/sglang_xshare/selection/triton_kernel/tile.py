@@ -14,8 +14,6 @@ from ...types import Batch, Router
 
 SHAPES_FILE = Path(__file__).with_name("shapes.json")
 MAX_PROGRAMS = 128
-# Slots that one program sorts; with more, upstream's own kernel is left to it.
-MAX_SORTED = 1024
 
 
 @dataclass(frozen=True)
@@ -33,10 +31,6 @@ class Tile:
     """Experts that all are compared with at a time."""
     narrow: bool
     """Whether a utility and an expert's index together fit 31 bits."""
-    slots: int = 0
-    """Of all programs, where they are sorted."""
-    positions: int = 0
-    """The alignment's length, at most."""
 
 
 @dataclass(frozen=True)
@@ -71,19 +65,16 @@ def make_tile(
     batch: Batch,
     num_rows: int,
     num_experts: int,
-    block_size: int = 0,
     shared: int = 0,
 ) -> Tile:
     """One program where the batch is small, else as many as it takes."""
     shape = next((shape for shape in SHAPES if num_experts <= shape.experts), SHAPES[-1])
     columns = plan.columns(router, exact=batch.exact is not None)
-    return _cut(shape, count_tokens(plan, batch), columns, num_rows, num_experts, block_size, shared)
+    return _cut(shape, count_tokens(plan, batch), columns, num_rows, num_experts, shared)
 
 
 @lru_cache(maxsize=4096)
-def _cut(
-    shape: Shape, tokens: int, columns: int, num_rows: int, num_experts: int, block_size: int, shared: int
-) -> Tile:
+def _cut(shape: Shape, tokens: int, columns: int, num_rows: int, num_experts: int, shared: int) -> Tile:
     """The tile of so many rows, once for all layers and steps of them."""
     request = next_power_of_2(tokens)
     experts = next_power_of_2(num_experts)
@@ -92,7 +83,6 @@ def _cut(
     warps = shape.one.get(rows, shape.several[1])
     rows = rows or max(shape.several[0], request, next_power_of_2(-(-num_rows // MAX_PROGRAMS)))
     several = rows < all_rows
-    slots = next_power_of_2(num_rows * columns) if block_size else 0
     return Tile(
         rows=rows,
         experts=experts,
@@ -102,8 +92,6 @@ def _cut(
         warps=warps,
         chunk=min(experts, 32, 8192 // experts),  # a comparison takes 32 registers, in 256 threads
         narrow=not several and rows * experts <= 1 << (31 - 20),
-        slots=slots,
-        positions=next_power_of_2(count_blocks(slots, num_experts, block_size) * block_size) if block_size else 0,
     )
 
 
@@ -115,9 +103,3 @@ def count_programs(tile: Tile, plan: SelectionPlan, batch: Batch, num_rows: int)
 def count_tokens(plan: SelectionPlan, batch: Batch) -> int:
     """Rows that have to lie in one program: a request's, where the plan asks for requests."""
     return batch.tokens_per_request if plan.add_per_request else 1
-
-
-def count_blocks(slots: int, experts: int, block_size: int) -> int:
-    """The most blocks that so many slots of at most so many experts fill."""
-    groups = min(slots, experts)
-    return groups + (slots - groups) // block_size

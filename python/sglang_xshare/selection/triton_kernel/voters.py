@@ -13,8 +13,8 @@ SURE = tl.constexpr(1 << 62)
 @triton.jit
 def measure_confidence(scores: tl.tensor, live: tl.tensor, budgets: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
     """[R] int64 in the order of the rows' confidence: from SURE up where it is enough, -1 where a row is not live."""
-    grid = measure(scores, recipe)
-    best, total = tl.max(grid, 1).to(tl.float64), tl.sum(grid, 1).to(tl.float64)
+    fixed = measure(scores, recipe)
+    best, total = tl.max(fixed, 1).to(tl.float64), tl.sum(fixed, 1).to(tl.float64)
     sure = (total > 0) & (best >= total * read_share(budgets, CONFIDENCE))
     share = (best / tl.maximum(total, 1)).to(tl.int64, bitcast=True)  # from 0 to 1: its bits are in its order
     return tl.where(live, tl.where(sure, share + SURE, share), -1)

@@ -1,1 +1,1 @@
-"""Evidence that a policy is on: what is counted, compared, traced and told."""
+"""Evidence that a policy is on: what is counted, compared, traced and reported."""

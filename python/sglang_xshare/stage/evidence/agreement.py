@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
-from ...types import Selection
 from ...upstream.ranks import all_gather
 from ..gather import Ranks
 
@@ -36,7 +35,7 @@ class Compared(NamedTuple):
 
 
 class Agreement:
-    """Adds up on the device which experts every layer has active in every step, in four small operations a step, and
+    """Adds up on the device which experts every layer has active in every step, in three small operations a step, and
     compares what `size` tensor-parallel ranks have: one collective of eight bytes a rank, and the one of its steps that
     the host waits for. What it finds is alike on all ranks, after the same forward.
 
@@ -58,16 +57,13 @@ class Agreement:
         self.comparisons = self.fallbacks = 0
         self.disagreements = [0] * size
 
-    def count(self, selections: Sequence[Selection | None]) -> None:
-        """Count one step: every layer's selection, None where it stayed vanilla, at least one other."""
-        active = next(selection.active for selection in selections if selection is not None)
+    def count(self, active: torch.Tensor) -> None:
+        """Count one step: which experts were active in every layer, [layers, N] bool, none where it stayed vanilla."""
         if self._weights is None:  # in a run before any capture, and the same on all ranks
-            generator, shape = torch.Generator().manual_seed(0), (len(selections), len(active))
-            drawn = torch.randint(-(2**63), 2**63 - 1, shape, generator=generator)
+            generator = torch.Generator().manual_seed(0)
+            drawn = torch.randint(-(2**63), 2**63 - 1, active.shape, generator=generator)
             self._weights = drawn.to(active.device)
-            self._nothing = torch.zeros_like(active)
-        found = torch.stack([self._nothing if selection is None else selection.active for selection in selections])
-        torch.addcmul(self._weights.where(found, 0).sum(), self._checksum, self._turn, out=self._checksum)
+        torch.addcmul(self._weights.where(active, 0).sum(), self._checksum, self._turn, out=self._checksum)
 
     def end_forward(self, ranks: Ranks | None) -> list[int]:
         """A forward was launched: compare where it is time to, unless `ranks` select apart, each from its own rows.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...types import Selection
+from ...types import Tally
 from ..placement import Placement
 
 
@@ -17,34 +17,23 @@ class Balance:
     def __init__(self, placement: Placement, layer_ids: Sequence[int], device: str) -> None:
         self.placement = placement
         self._layer_ids = torch.tensor(layer_ids, device=device)
-        self._members: dict[tuple[bool, ...], torch.Tensor] = {}
         self.totals = torch.zeros(len(layer_ids), 5, dtype=torch.float64, device=device)
 
-    def count(self, selections: Sequence[Selection | None]) -> torch.Tensor:
-        """Count one step: every layer's selection, None where it stayed vanilla, at least one other.
+    def count(self, tables: Tally) -> torch.Tensor:
+        """Count one step of every layer's `tables`, 0 where one stayed vanilla.
 
         Returns [layers, 5] float64, a `RankLoad` of each, and adds it to the totals; all zero for a vanilla layer, or
         without a live row.
         """
-        found = [selection for selection in selections if selection is not None]
-        members = self._find_members(tuple(selection is not None for selection in selections))
-        ids = self._layer_ids[members]
         before, after = (
-            self.placement.count(ids, torch.stack([getattr(selection, name) for selection in found])).double()
-            for name in ("vanilla_active", "active")
+            self.placement.count(self._layer_ids, experts).double()
+            for experts in (tables.vanilla_active, tables.active)
         )
         largest = before.amax(1), after.amax(1)
-        rows = torch.stack([largest[0] > 0, *largest, before.mean(1), after.mean(1)], 1)
-        counts = torch.zeros_like(self.totals).index_copy_(0, members, rows)
+        selects = largest[0] > 0
+        counts = torch.stack([selects, *largest, before.mean(1), after.mean(1)], 1) * selects[:, None]
         self.totals += counts
         return counts
-
-    def _find_members(self, selecting: tuple[bool, ...]) -> torch.Tensor:
-        """The selecting layers. Copied from the host once, in a run before any capture, and kept for its graphs."""
-        if selecting not in self._members:
-            numbers = [number for number, selects in enumerate(selecting) if selects]
-            self._members[selecting] = torch.tensor(numbers, device=self.totals.device)
-        return self._members[selecting]
 
 
 @dataclass(frozen=True)

@@ -1,51 +1,45 @@
-"""A step counted on a CPU in one call of the compiled library, as `counting.count_step` is in one launch on a GPU."""
+"""A step counted on a CPU in one call of the compiled library."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from ...selection.cpu_call import load
 from ...types import Tally
-from .columns import mark
+from ..step import Step
+from .columns import copy_flags
 
 if TYPE_CHECKING:
     from ...upstream.paging import Residents
 
 
-def count_step(
-    outcomes: torch.Tensor,
-    outcome: int | None,
-    rows: int,
-    valid: torch.Tensor | None,
-    totals: torch.Tensor,
-    *,
-    tables: Tally | None = None,
-    selecting: tuple[bool, ...] = (),
-    residents: Residents | None = None,
-    fits: tuple[bool, ...] = (),
-    exact: torch.Tensor | None = None,
+def add_tables(
+    totals: torch.Tensor, tables: Tally, step: Step, residents: Residents | None, fits: Sequence[bool]
 ) -> torch.Tensor:
-    """As `counting.count_step` does; without an `outcome` it is not counted again."""
+    """Add what `counters.count_tables` counts to `totals` [layers, COLUMNS] float64. Returns what was added."""
     counts = torch.empty_like(totals)
-    found = (None,) * 4 if tables is None else (tables.active, tables.vanilla_active, tables.kept_mass, tables.rescued)
+    sure = copy_flags(tuple(fits), totals.device) if fits and residents is not None else None
+    # Named, as what is made contiguous has to live until the call is over.
     flags = (
-        None if all(selecting) else mark(selecting, totals.device),
         None if residents is None else residents.loaded.contiguous(),
-        None if residents is None else mark(fits, totals.device),
-        None if valid is None else valid.contiguous(),
-        None if exact is None else exact.contiguous(),
+        sure,
+        None if step.batch.valid is None else step.batch.valid.contiguous(),
+        None if step.batch.exact is None else step.batch.exact.contiguous(),
     )
     load().count_step(
-        *[None if table is None else table.data_ptr() for table in (*found, *flags)],
+        tables.active.data_ptr(),
+        tables.vanilla_active.data_ptr(),
+        tables.kept_mass.data_ptr(),
+        tables.rescued.data_ptr(),
+        *[None if flag is None else flag.data_ptr() for flag in flags],
         totals.data_ptr(),
         counts.data_ptr(),
-        outcomes.data_ptr(),
-        -1 if outcome is None else outcome,
         0 if residents is None else residents.slots,
         len(totals),
-        rows,
-        0 if tables is None else tables.active.shape[1],
+        step.rows,
+        tables.active.shape[1],
     )
     return counts

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from .agreement import Compared
 from .balance import RankLoad
-from .metrics import Interval
+from .interval import Interval
 from .observe import Observed
 
 PREFIX = "sglang:expert_policy_"

@@ -8,13 +8,15 @@ from typing import NamedTuple
 
 import torch
 
+from ...policies.plan import SelectionPlan
 from ...policies.schedule import Schedule
 from ...types import Selection
 from ...upstream.paging import Residents
 from ..layer import Layer
 from ..step import Step
 from .columns import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS
-from .metrics import Counters, Interval, Reader, count_selections
+from .counters import Counters, Reader
+from .interval import Interval
 
 ROW_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """The most router rows of each class of batch sizes; the last class has more."""
@@ -24,33 +26,36 @@ SIZES = ["1", "2", *(f"{low + 1}-{high}" for low, high in pairwise(ROW_BOUNDS[1:
 class Observation:
     """Selects by the plans of a schedule of `observe` beside the model's own routing, and counts what each would keep.
 
-    It costs one selection a plan and layer, and what `count_selections` costs a plan.
+    It costs one selection a plan and layer, and what `Counters.count` costs a plan.
     """
 
-    def __init__(self, schedule: Schedule, num_layers: int, device: str, residents: Residents | None = None) -> None:
+    def __init__(
+        self, schedule: Schedule, layer_ids: Sequence[int], device: str, residents: Residents | None = None
+    ) -> None:
         self.schedule = schedule
-        self.residents = residents
-        self.counters = {spelling: Counters(num_layers, device, residents) for spelling in schedule.observed}
+        self.counters = {spelling: Counters(len(layer_ids), device, residents) for spelling in schedule.observed}
         self.sizes = torch.zeros(len(SIZES), dtype=torch.int64, device=device)
         """Steps by live router rows."""
         self._bounds = torch.tensor(ROW_BOUNDS, device=device)
-        self._chosen: dict[int, list[Selection]] = {}
+        self._numbers = {layer_id: number for number, layer_id in enumerate(layer_ids)}
 
     def observe(self, layer: Layer, logits: torch.Tensor) -> None:
         """Select by every plan on a layer's router logits [n, N]. What plans have in common is selected once."""
         plans = self.schedule.plans_for(layer.layer_id, layer.step.phase, layer.step.rows)
-        chosen = {plan: layer.select(logits, plan) for plan in dict.fromkeys(plans)}
-        self._chosen[layer.layer_id] = [chosen[plan] for plan in plans]
+        chosen: dict[SelectionPlan, Selection] = {}
+        for plan, counters in zip(plans, self.counters.values(), strict=True):
+            tally = counters.tally(self._numbers[layer.layer_id], logits)
+            if plan not in chosen:
+                chosen[plan] = layer.select(logits, plan, tally=tally)
+            elif tally is not None:
+                tally.take(chosen[plan])
         layer.selection = chosen[plans[0]]
 
-    def count(self, layers: Sequence[Layer], step: Step) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Count one step, in which every layer was observed. Returns what the model itself did and what each plan would
-        have done, both [layers, 10] float64 as `count_selections` returns them.
+    def count(self, step: Step) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Count one step. Returns what the model itself did and what each plan would have done, both [layers, 10]
+        float64 as `Counters.count` returns them.
         """
-        by_plan = zip(*(self._chosen[layer.layer_id] for layer in layers), strict=True)
-        counts = [count_selections(selections, step, self.residents) for selections in by_plan]
-        for counters, count in zip(self.counters.values(), counts, strict=True):
-            counters.totals += count
+        counts = [counters.count(step) for counters in self.counters.values()]
         own = counts[0].clone()
         own[:, AFTER], own[:, KEPT], own[:, RESCUED] = own[:, BEFORE], own[:, ROWS], 0
         own[:, PAGED] = own[:, PAGED_BEFORE]

@@ -9,8 +9,9 @@ from typing import Any
 
 from .agreement import Agreement, Compared
 from .balance import Balance, BalanceReader, format_balance
+from .counters import Counters, Reader
 from .figures import Exporter, InForce
-from .metrics import Counters, Reader, format_log
+from .interval import format_log
 from .observe import Observation, ObservationReader, format_observed
 from .trace import Trace
 

@@ -32,7 +32,7 @@ class Trace:
             logger.warning("%s: not empty; this run's steps are appended, numbered from 0 again", path)
         self.layer_ids = layer_ids
         self._switch: dict[str, Any] = {}
-        self._told: dict[str, Any] = {}
+        self._plan: dict[str, Any] = {}
         self.ring = torch.empty(0, 0, 0)
         self.observe([])
         self.recorded = torch.zeros(1, dtype=torch.int64, device=device)
@@ -49,10 +49,10 @@ class Trace:
         """From now on every record has the `number` of the switch that its plan came with, `plan` stands in the first.
         All steps so far have been written.
         """
-        self._switch, self._told = {"switch": number}, {"plan": plan}
+        self._switch, self._plan = {"switch": number}, {"plan": plan}
 
     def record(self, counts: torch.Tensor, step: Step, observed: Sequence[torch.Tensor] = ()) -> None:
-        """Keep one step's counts, [layers, 10] as `count_selections` returns them, and those of each observed plan."""
+        """Keep one step's counts, [layers, 10] as `Counters.count` returns them, and those of each observed plan."""
         phase = torch.full_like(counts[:, :1], PHASES.index(step.phase))
         others = [plan[:, column : column + 1] for plan in observed for column in (AFTER, KEPT, PAGED)]
         self.ring.index_copy_(0, self.recorded % CAPACITY, torch.cat([counts, phase, *others], 1)[None])
@@ -72,9 +72,9 @@ class Trace:
         for number in range(first, recorded):
             for layer, row in zip(self.layer_ids, self.ring[number % CAPACITY].tolist(), strict=True):
                 if row[STEPS]:
-                    record = self._describe(number, layer, row) | self._switch | self._told
+                    record = self._describe(number, layer, row) | self._switch | self._plan
                     self.file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
-                    self._told = {}
+                    self._plan = {}
         self.file.flush()
 
     def _describe(self, step: int, layer: int, row: list[float]) -> dict[str, Any]:

@@ -1,0 +1,134 @@
+"""Whether a schedule fits a model and the server of it: told from their configuration, without weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..policies import VANILLA
+from ..policies.bounds import can_drop
+from ..policies.plan import SelectionPlan
+from ..policies.schedule import Schedule
+from ..refusal import ExpertPolicyError, refusal
+from ..selection.mask import check_maskable
+from ..types import Router
+from ..upstream.batches import Batches, read_batches
+from ..upstream.server import attention_dp_size, routes_own_rows, spell
+from .exact import check_rule
+from .experts import ranks_logits
+from .moe_model import MoeModel
+from .paging import list_paging_warnings
+from .runners import TABLE, check_width
+
+
+def check_schedule(
+    schedule: Schedule | None, model: MoeModel, config: Any, names_runner: bool = True
+) -> tuple[list[SelectionPlan], list[str]]:
+    """(every plan that the model's layers can get, what to warn of).
+
+    `schedule` is None where no policy is given and padding rows alone are masked; `config` holds the server's resolved
+    arguments; `names_runner` is False where SGLang has chosen the MoE runner. The answer depends on these alone, so
+    that it holds for a server that starts as for one that runs.
+    Raises `ExpertPolicyError` for a schedule that the model or the server does not fit.
+    """
+    if schedule is not None:
+        check_rule(schedule.exact, config)
+    plans: list[SelectionPlan] = [] if schedule else [VANILLA]
+    warnings: list[str] = []
+    for part in schedule.parts if schedule else ():
+        batches = read_batches(config, part.rows)
+        check_rows(part, config)
+        _check_size(part, config, batches)
+        found = build_plans(part, model, config.ep_size)
+        _check_plans(found, model, config)
+        plans += found
+        router = Router(top_k=model.top_k)
+        lines = list(part.warnings)
+        if not all(can_drop(plan, router, model.num_experts, ranks=config.ep_size) for plan in found):
+            lines.append(f"a plan of it never drops one of {model.num_experts} experts, so that it only costs time")
+        if part is schedule:  # what is observed has no graphs of its own
+            lines += list_paging_warnings(part, model, config, batches.captured)
+        warnings += [f"--expert-policy {part.policy}: {line}" for line in lines]
+    flag = f"--expert-policy {schedule.policy}" if schedule else "--mask-padding-experts"
+    _check_runner(plans, model, config, None if names_runner else flag)
+    return plans, warnings
+
+
+def _check_runner(plans: list[SelectionPlan], model: MoeModel, config: Any, flag: str | None) -> None:
+    """Refuse what the server's MoE runner does not take, as far as the configuration tells: by another `flag` than the
+    runner's where SGLang has chosen it.
+    """
+    runner = spell(config.moe_runner_backend)
+    try:
+        for plan in plans if ranks_logits(config) else ():
+            check_maskable(plan, Router(top_k=model.top_k, scoring=model.scoring, renormalize=model.renormalize))
+        rows = [row for row in TABLE if row.name == runner]
+        if not any(row.takes_kmax for row in rows):  # or some kernel behind the name takes them
+            for row in rows:
+                check_width(row, plans, Router(top_k=model.top_k))
+    except ValueError as error:
+        if flag is None:
+            raise refusal("--moe-runner-backend", runner, str(error)) from None
+        reason = f"{error}; SGLang runs this model's experts with {runner} here"
+        raise ExpertPolicyError(flag, None, reason) from None
+
+
+def check_rows(schedule: Schedule, config: Any) -> None:
+    """Raise `ExpertPolicyError` for key `rows` where a rank has no rows of its own, or none of whole requests."""
+    if schedule.rows != "rank":
+        return
+    flag = "--expert-policy-config rows"
+    if not routes_own_rows(config):
+        raise refusal(flag, "rank", "without --moe-a2a-backend a router sees the rows of all ranks; allowed is batch")
+    share = config.tp_size // attention_dp_size(config)
+    if share > 1 and config.speculative_algorithm is not None:
+        reason = f"{share} ranks divide the rows of a batch, which splits requests; allowed with speculation is batch"
+        raise refusal(flag, "rank", reason)
+
+
+def _check_size(schedule: Schedule, config: Any, batches: Batches) -> None:
+    """Refuse a server whose every batch is too small or too large for the policy."""
+    requests, tokens = config.max_running_requests, config.speculative_num_draft_tokens or 1
+    if schedule.max_rows is not None and schedule.max_rows < tokens and not config.speculative_adaptive:
+        reason = f"every batch would have more than max_rows = {schedule.max_rows} rows; allowed is at most that"
+        raise refusal("--speculative-num-draft-tokens", tokens, reason)
+    # Each rank pads its rows to those of the rank with most.
+    ranks = attention_dp_size(config) if schedule.rows == "batch" else 1
+    if schedule.max_rows is not None and schedule.max_rows < ranks * tokens:
+        reason = f"most batches of {ranks} ranks have more rows; allowed is at least {ranks * tokens}"
+        raise refusal("--expert-policy-config max_rows", schedule.max_rows, reason)
+    rows = (requests or schedule.min_rows) * tokens
+    if rows < schedule.min_rows:
+        reason = f"no batch would have min_rows = {schedule.min_rows} rows; allowed is at least that"
+        raise refusal("--max-running-requests", requests, reason)
+    if schedule.max_rows is not None and not batches.meet(schedule.min_rows, schedule.max_rows):
+        window = f"min_rows = {schedule.min_rows} to max_rows = {schedule.max_rows}"
+        reason = f"no step of this server has so many rows; allowed is a range that meets some ({batches})"
+        raise refusal("--expert-policy-config", window, reason)
+
+
+def build_plans(schedule: Schedule, model: MoeModel, ranks: int = 1) -> list[SelectionPlan]:
+    """Every plan that the model's layers can get on so many expert-parallel ranks. Raises `ExpertPolicyError` for one
+    that the model does not fit.
+    """
+    try:
+        plans = schedule.plans(range(model.num_layers))
+        for plan in plans:
+            plan.check(Router(model.top_k, renormalize=model.renormalize), model.num_experts, ranks=ranks)
+    except ValueError as error:
+        raise ExpertPolicyError("--expert-policy", schedule.policy, str(error)) from None
+    return plans
+
+
+def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> None:
+    """Refuse a plan that the server does not fit."""
+    for plan in plans:
+        if plan.target_per_rank is not None and config.ep_num_redundant_experts:
+            reason = "target_per_rank needs every expert on one rank; allowed is 0"
+            raise refusal("--ep-num-redundant-experts", config.ep_num_redundant_experts, reason)
+        if plan.kmax not in (None, model.top_k) and routes_own_rows(config):
+            reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is none"
+            raise refusal("--moe-a2a-backend", spell(config.moe_a2a_backend), reason)
+        for flag in ("enable_return_routed_experts", "enable_paged_experts"):
+            if plan.kmax not in (None, model.top_k) and getattr(config, flag, False):
+                reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is off"
+                raise refusal(f"--{flag.replace('_', '-')}", "on", reason)

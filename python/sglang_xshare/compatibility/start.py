@@ -1,0 +1,72 @@
+"""A server's start, as what is checked and set before its weights load asks for it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from ..affinity import is_asked
+from ..affinity.arguments import AffinityArguments, read_affinity
+from ..refusal import ExpertPolicyError
+from ..upstream.server import model_config, resolved
+from .arguments import Arguments, read_arguments
+from .moe_model import MoeModel, read_model
+
+PLACEMENT, STAGE, AFFINITY = "placement", "stage", "affinity"
+"""Parts of the arguments: `--expert-placement`; a policy or masked padding rows; expert-affinity dispatch."""
+
+
+class Start:
+    """A server's start, as far as checks ask for it: each part is read once, when it is first asked for.
+
+    `refused` has the names of the checks that have refused it.
+    """
+
+    def __init__(self, server_args: Any) -> None:
+        self.server_args = server_args
+        self.refused: set[str] = set()
+
+    def asks(self, part: str) -> bool:
+        """Whether the server is started with this part."""
+        if part == PLACEMENT:
+            return self.get("expert_placement") is not None
+        return is_asked(self.server_args) if part == AFFINITY else self.parsed is not None
+
+    def get(self, name: str) -> Any:
+        """An argument as it was given; None of a release that does not have it."""
+        return getattr(self.server_args, name, None)
+
+    @cached_property
+    def parsed(self) -> Arguments | ExpertPolicyError | None:
+        """The stage's flags, or why they make no schedule; None where the stage is off."""
+        try:
+            return read_arguments(self.server_args)
+        except ExpertPolicyError as error:
+            return error
+
+    @property
+    def arguments(self) -> Arguments:
+        """The stage's flags; where they make no schedule, those that any policy is checked with."""
+        return self.parsed if isinstance(self.parsed, Arguments) else Arguments(None)
+
+    @cached_property
+    def affinity(self) -> AffinityArguments:
+        """The flags of expert-affinity dispatch. Raises `ExpertPolicyError`."""
+        arguments = read_affinity(self.server_args)
+        assert arguments is not None, "no flag of it is given"
+        return arguments
+
+    @cached_property
+    def config(self) -> Any:
+        """The resolved arguments."""
+        return resolved(self.server_args)
+
+    @cached_property
+    def loaded(self) -> Any:
+        """The `ModelConfig` that resolution has read."""
+        return model_config(self.server_args)
+
+    @cached_property
+    def model(self) -> MoeModel:
+        """What a schedule must fit of it. Raises `ExpertPolicyError`."""
+        return read_model(self.loaded, self.server_args.model_path)

@@ -1,0 +1,130 @@
+"""What holds of a plan for any logits: whether it can change a step, and the most experts that are active under it."""
+
+from __future__ import annotations
+
+from ..types import Router
+from .plan import SelectionPlan
+
+
+def can_drop(plan: SelectionPlan, router: Router, num_experts: int, ranks: int = 1) -> bool:
+    """False where no batch can lose an expert to this plan on `ranks` ranks, so that it only costs time."""
+    k0 = plan.warm_up(router)
+    if k0 >= router.top_k and plan.p == 1:
+        return bool(plan.beta)
+    if not plan.uses_selected or not _reaches_own(plan, router, num_experts):
+        return True
+    total = max(plan.budget or 0, (plan.target_per_rank or 0) * ranks)
+    added = max(plan.add, plan.add_per_request)
+    sure = _count_sure(plan, router)
+    keeps_all = total >= num_experts or added >= num_experts - sure or plan.mass == 1 or plan.drop == 0
+    return not keeps_all
+
+
+def can_change(
+    plan: SelectionPlan,
+    router: Router,
+    num_experts: int,
+    rows: int,
+    tokens_per_request: int = 1,
+    ranks: int = 1,
+    slots: int | None = None,
+) -> bool:
+    """False where a step of `rows` rows without padding gets the model's own top-k and weights under this plan for any
+    logits, any exact rows and, with paged experts, any that are loaded into `slots` slots. True may be wrong: it costs
+    the time of a selection.
+
+    Utilities are rounded to multiples of 2**-20: an expert that no row scores above 2**-21 (with utility squared, no
+    weight above 2**-10.5 = 0.0007) has utility 0, and may be dropped also where this says False.
+    """
+    if plan.columns(router) != router.top_k:
+        return True
+    wanted = num_experts if plan.utility == "full" else min(num_experts, rows * router.top_k)
+    if plan.takes_residents and slots is not None and slots < wanted:
+        return True
+    idle = idle_budget(plan, router, num_experts, rows, tokens_per_request, ranks)
+    return idle is None and can_drop(plan, router, num_experts, ranks)
+
+
+def idle_budget(
+    plan: SelectionPlan, router: Router, num_experts: int, rows: int, tokens_per_request: int = 1, ranks: int = 1
+) -> tuple[str, int] | None:
+    """(a budget, how many experts of it always hold every one of `rows` rows' own top-k), where it has as many.
+
+    Only where it takes first what rows have in their top-k: utility over all experts may prefer others.
+    """
+    takes_own_first = plan.ranking == "votes" or (plan.ranking == "router" and plan.utility != "full")
+    if not (plan.uses_selected and takes_own_first and _reaches_own(plan, router, num_experts)):
+        return None
+    warm = _count_sure(plan, router)
+    beyond = router.top_k - warm
+    by_request = plan.scope == "request"
+    enough = {
+        "add_per_request": min(tokens_per_request * beyond, num_experts - warm),
+        "add": min(rows * beyond, num_experts - warm),
+        "budget": min((tokens_per_request if by_request else rows) * router.top_k, num_experts),
+    }
+    if plan.balance == "literal":  # its ranks go on until S has the target of all ranks together
+        enough["target_per_rank"] = -(-min(rows * router.top_k, num_experts) // ranks)
+    given = {key: getattr(plan, key) or 0 for key in enough}
+    return next(((key, n) for key, n in enough.items() if given[key] and given[key] >= n), None)
+
+
+def _reaches_own(plan: SelectionPlan, router: Router, num_experts: int) -> bool:
+    """Whether a row can get all of its own top-k, of which groups with a share may rank the last anywhere."""
+    last = router.top_k if router.quota_groups is None else num_experts
+    return plan.columns(router) >= router.top_k and (plan.max_rank or num_experts) >= last
+
+
+def _count_sure(plan: SelectionPlan, router: Router) -> int:
+    """The experts that every row's warm-up holds: with a share `p` it may end with the first."""
+    k0 = plan.warm_up(router)
+    return k0 if plan.p == 1 else min(k0, 1)
+
+
+def max_active(
+    plan: SelectionPlan,
+    router: Router,
+    num_experts: int,
+    rows: int,
+    tokens_per_request: int = 1,
+    exact_rows: int = 0,
+    slots: int | None = None,
+) -> int:
+    """The most active experts of `rows` rows, up to `exact_rows` of them exact, at least 1. A budget whose size depends
+    on the logits or on the ranks (`mass`, `drop`, `confidence`, `target_per_rank`) does not lower it.
+
+    With `slots` of a batch that names residents it is at most their number, unless what exact rows, warm-up,
+    requests and rescued rows bring can alone be more; or the plan takes no residents, which leaves all as it is.
+    """
+    others = rows - exact_rows
+    most = exact_rows * plan.columns(router, exact=True) + others * plan.columns(router)
+    most = min(num_experts, most)
+    requests = rows // tokens_per_request
+    held = exact_rows * router.top_k + others * plan.warm_up(router) + requests * plan.add_per_request
+    rescued = rows if plan.can_rescue else 0
+    if slots is not None and plan.takes_residents:
+        return max(min(most, max(held, slots) + rescued), 1)
+    if plan.mass is not None or plan.drop is not None or plan.confidence is not None or plan.target_per_rank:
+        return max(most, 1)
+    budget = plan.budget or 0
+    if plan.ranking == "votes":
+        budget = max(budget, router.top_k)
+    held += plan.add + budget * (requests if plan.scope == "request" else 1)
+    return max(min(most, held + rescued), 1)
+
+
+def fits_slots(
+    plan: SelectionPlan | None,
+    router: Router,
+    num_experts: int,
+    rows: int,
+    tokens_per_request: int,
+    slots: int,
+) -> bool:
+    """Whether no more experts than `slots` are active in a step of so many router rows, whatever the logits: for which
+    graphs are captured and replayed. Without a plan the model routes as ever. No row is exact where experts are paged.
+    """
+    if rows * router.top_k <= slots:
+        return True
+    most = (router, num_experts, rows, tokens_per_request)
+    return plan is not None and max_active(plan, *most, slots=slots) <= slots

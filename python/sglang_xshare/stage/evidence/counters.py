@@ -1,0 +1,156 @@
+"""What a policy does, added up on the device, step by step, and read by the host once a log interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...selection.cpu_call import is_readable, load
+from ...types import Tally
+from ..step import Step
+from .columns import COLUMNS, COUNTS, KEPT, PAGING_COUNTS, copy_flags
+from .compiled import add_tables
+from .interval import OUTCOMES, Interval
+
+if TYPE_CHECKING:
+    from ...upstream.paging import Residents
+
+
+class Counters:
+    """Running totals on the device. The host waits for nothing, so that a captured graph counts on replay. A step
+    without a live row, as when a graph is captured, counts as none.
+
+    Selections leave what is counted of them in tables of all layers, see `tally`; a dozen small operations add these up
+    once a step, on a CPU one compiled call. `residents` are those of a server that pages experts.
+    """
+
+    def __init__(self, num_layers: int, device: str, residents: Residents | None = None) -> None:
+        # float64 counts exactly up to 2**53.
+        self.totals = torch.zeros(num_layers, len(COLUMNS), dtype=torch.float64, device=device)
+        self.residents = residents
+        self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
+        self.tables: Tally | None = None
+        """Tensors [layers, ...] of the step at hand, 0 for layers that have not selected; None before the first has."""
+        self.in_one_call = is_readable(self.totals) and load() is not None
+        # On a CPU nothing reads a step's tables once it is counted: the next step of the shape has them again.
+        self._by_shape: dict[torch.Size, tuple[Tally, list[Tally]]] = {}
+
+    def count_outcome(self, outcome: str, step: Step | None = None) -> None:
+        """Count one forward, which begins."""
+        self.tables = None
+        valid = None if step is None else step.batch.valid
+        self.outcomes[OUTCOMES.index(outcome)].add_(1 if valid is None else valid.any())
+
+    def tally(self, layer: int, logits: torch.Tensor) -> Tally | None:
+        """Where a layer's selection from logits [n, N] is to leave what is counted; None without a row. Raises
+        RuntimeError where layers have different numbers of experts.
+        """
+        rows, experts = logits.shape
+        if not rows:
+            return None
+        if self.tables is None:
+            self.tables = self._begin(logits)
+        if self.tables.active.shape[1] != experts:
+            counts = f"{experts} experts in one MoE layer, {self.tables.active.shape[1]} in another"
+            raise RuntimeError(f"{counts}: an expert policy counts layers of as many each")
+        kept = self._by_shape.get(logits.shape)
+        return self.tables.of(layer) if kept is None else kept[1][layer]
+
+    def _begin(self, logits: torch.Tensor) -> Tally:
+        """Tables of a step, all 0 in what tells whether a layer has selected."""
+        layers = len(self.totals)
+        if not (self.in_one_call and is_readable(logits)):
+            return allocate_tables(layers, logits)
+        if logits.shape not in self._by_shape:
+            tables = allocate_tables(layers, logits)
+            self._by_shape[logits.shape] = tables, [tables.of(layer) for layer in range(layers)]
+        tables = self._by_shape[logits.shape][0]
+        tables.active.zero_()
+        tables.vanilla_active.zero_()
+        return tables
+
+    def count(self, step: Step, fits: Sequence[bool] = ()) -> torch.Tensor:
+        """Add a step's tables to the totals. `fits` says of every layer with paged experts whether what is active was
+        sure to fit its slots.
+
+        Returns what was added, [layers, COLUMNS] float64: all 0 for a layer that stayed vanilla, or without a live row.
+        """
+        tables, self.tables = self.tables, None
+        if tables is None:
+            return torch.zeros_like(self.totals)
+        if self.in_one_call and is_readable(tables.active):
+            return add_tables(self.totals, tables, step, self.residents, fits)
+        counts = count_tables(tables, step, self.residents, fits)
+        self.totals += counts
+        return counts
+
+
+def allocate_tables(layers: int, logits: torch.Tensor) -> Tally:
+    """Tensors [layers, ...] for so many layers that each select from logits [n, N], all 0."""
+    rows, experts = logits.shape
+    return Tally(
+        active=logits.new_zeros((layers, experts), dtype=torch.bool),
+        vanilla_active=logits.new_zeros((layers, experts), dtype=torch.bool),
+        kept_mass=logits.new_zeros((layers, rows), dtype=torch.float32),
+        rescued=logits.new_zeros((layers,), dtype=torch.int64),
+    )
+
+
+def count_tables(
+    tables: Tally, step: Step, residents: Residents | None = None, fits: Sequence[bool] = ()
+) -> torch.Tensor:
+    """What `Counters.count` adds: [layers, COLUMNS] float64."""
+    before, after = tables.vanilla_active.sum(1), tables.active.sum(1)
+    kept = tables.kept_mass.sum(1, dtype=torch.float64)
+    valid, marked = step.batch.valid, step.batch.exact
+    rows = torch.full_like(before, step.rows) if valid is None else valid.sum().expand_as(before)
+    if marked is None:
+        exact = torch.zeros_like(before)
+    else:
+        exact = (marked if valid is None else marked & valid).sum().expand_as(before)
+    paged_before = paged = exceeded = torch.zeros_like(before)
+    if residents is not None:
+        missing = ~residents.loaded
+        paged_before, paged = (tables.vanilla_active & missing).sum(1), (tables.active & missing).sum(1)
+        if fits:
+            exceeded = copy_flags(tuple(fits), after.device) & (after > residents.slots)
+    # The model itself uses experts in every layer and step with a live row.
+    selects = before > 0
+    counts = [selects, before, after, kept, rows, tables.rescued, exact, paged_before, paged, exceeded]
+    return torch.stack(counts, 1) * selects[:, None]
+
+
+class Reader:
+    """Reads what was counted since its own last look: the log and the metrics have one each."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._totals = [[0.0] * counters.totals.shape[1] for _ in range(len(counters.totals))]
+        self._outcomes = [0] * len(OUTCOMES)
+
+    def read(self) -> Interval:
+        """Look, and move on. Waits for the device."""
+        interval, self._totals, self._outcomes = self._look()
+        return interval
+
+    def look(self) -> Interval:
+        """What `read` would return, without moving on. Waits for the device."""
+        return self._look()[0]
+
+    def look_layers(self) -> list[list[float]]:
+        """The same by layer, as the columns of `Counters.totals`. Waits for the device."""
+        return self._subtract(self._counters.totals.tolist())
+
+    def _subtract(self, totals: list[list[float]]) -> list[list[float]]:
+        rows = zip(totals, self._totals, strict=True)
+        return [[now - then for now, then in zip(row, former, strict=True)] for row, former in rows]
+
+    def _look(self) -> tuple[Interval, list[list[float]], list[int]]:
+        totals, outcomes = self._counters.totals.tolist(), self._counters.outcomes.tolist()
+        new = [sum(column) for column in zip(*self._subtract(totals), strict=True)]
+        counts = {name: now - then for name, now, then in zip(OUTCOMES, outcomes, self._outcomes, strict=True)}
+        columns = COUNTS if self._counters.residents is None else COUNTS | PAGING_COUNTS
+        found = {name: int(new[column]) for name, column in columns.items()}
+        return Interval(**found, kept_mass=new[KEPT], outcomes=counts), totals, outcomes

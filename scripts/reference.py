@@ -1,0 +1,206 @@
+"""Every flag, key, route and metric, read off the code: docs/reference.md.
+
+python -m scripts.reference           write the page
+python -m scripts.reference --check   say whether it is up to date
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import REGISTRY
+
+from sglang_xshare.affinity.controller import DecisionCounts
+from sglang_xshare.affinity.decision import Decision
+from sglang_xshare.cli import make_parser
+from sglang_xshare.live.routes import add_routes
+from sglang_xshare.patching.queue import find_root, list_releases
+from sglang_xshare.policies import Policy, list_policies
+from sglang_xshare.policies.common import COMMON_KEYS
+from sglang_xshare.policies.keys import Key
+from sglang_xshare.policies.plan import KEYS, SelectionPlan
+from sglang_xshare.stage.evidence.figures import FIGURES, PREFIX
+
+PAGE = Path(__file__).resolve().parents[1] / "docs/reference.md"
+ARGUMENT = re.compile(r'^\+    (\w+): A\[(?:Optional\[)?(\w+)\]?, "(.*)"\] = (.*)$', re.MULTILINE)
+"""A server argument that a patch adds: its name, type, help and default."""
+TEXT = """\
+# Reference
+
+Every flag, key, route and metric, made from the code by `scripts/reference.py`; a test compares the two. What they are
+for: [the guide](guide.md).
+
+## Flags of the server
+
+Those that the patches add to SGLang's, also keywords of `Engine`. `--load-balance-method` takes `expert_affinity` too.
+
+{server}
+## Policies
+
+A key without a value has to be given. Phases are those that it selects in unless `phases` says otherwise.
+
+{policies}
+## Keys of a policy
+
+`null` switches a key off. The default is `custom`'s, where no policy above says another.
+
+{keys}
+## Keys of every policy that selects
+
+{common}
+## Routes
+
+{routes}
+What they take and answer: [live.md](live.md#get-and-post-expert_policy).
+
+## Metrics
+
+On `/metrics` with `--enable-metrics`; each series has SGLang's own labels too. Of ranks those of expert parallelism, of
+plans those that `observe` compares.
+
+{metrics}
+## Flags of `sglang-xshare`
+
+{commands}"""
+
+
+def make_page() -> str:
+    """The whole page."""
+    return TEXT.format(
+        server=_tabulate(("flag", "value", "what"), list_server_flags()),
+        policies=_tabulate(("policy", "phases", "keys", "what"), map(_describe_policy, list_policies())),
+        keys=_tabulate(("key", "allowed", "default", "what"), list_keys()),
+        common=_tabulate(("key", "allowed", "default", "what"), list_common_keys()),
+        routes=_tabulate(("route", "who may"), list_routes()),
+        metrics=_tabulate(("metric", "labels", "what"), list_metrics()),
+        commands=_tabulate(("command", "flags"), list_command_flags()),
+    )
+
+
+def _tabulate(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [headings, ("---",) * len(headings), *rows]
+    return "".join("".join(f"| {cell} " if cell else "| " for cell in line) + "|\n" for line in lines)
+
+
+def list_server_flags() -> Iterator[tuple[str, str, str]]:
+    """(flag, value, help) of what the newest release's patches add to SGLang's arguments."""
+    patches = find_root()
+    for name in (patches / list_releases(patches)[-1] / "series").read_text().split():
+        for argument, kind, text, default in ARGUMENT.findall((patches / name).read_text()):
+            value = {"False": "", "None": f"{kind}, none"}.get(default, f"{kind}, {default}")
+            yield f"`--{argument.replace('_', '-')}`", value, text.replace("`", "")
+
+
+def _describe_policy(policy: Policy) -> tuple[str, str, str, str]:
+    """Its keys each with the default, and what it allows where that is not what the plan's key does."""
+    keys = "every key below" if list(policy.keys) == list(KEYS) else ", ".join(_spell_defaults(policy))
+    phases = ", ".join(policy.phases) if policy.selects else ""
+    return f"`{policy.name}`", phases, keys, policy.summary
+
+
+def _spell_defaults(policy: Policy) -> Iterator[str]:
+    for name, key in policy.keys.items():
+        if name in policy.defaults:
+            value = json.dumps(policy.bare.get(name, policy.defaults[name]))
+            more = f" ({policy.depends[name]})" if name in policy.depends else ""
+            spelt = f"`{name}` {value}{more}"
+        else:
+            spelt = f"`{name}`"
+        own = name in KEYS and key.allowed != KEYS[name].allowed
+        yield f"{spelt}, {key.allowed}" if own else spelt
+
+
+def list_keys() -> Iterator[tuple[str, str, str, str]]:
+    """(key, allowed, default, help) of the plan, then those that some policy alone has."""
+    plan = SelectionPlan()
+    for name, key in KEYS.items():
+        yield _describe_key(name, key, json.dumps(getattr(plan, name)), key.help)
+    for policy in list_policies():
+        for name, key in policy.keys.items():
+            if name not in KEYS:
+                yield _describe_key(name, key, "", f"`{policy.name}`: {key.help}")
+
+
+def _describe_key(name: str, key: Key, default: str, text: str) -> tuple[str, str, str, str]:
+    return f"`{name}`", f"{key.allowed}{', or null' if key.optional else ''}", default, text
+
+
+def list_common_keys() -> Iterator[tuple[str, str, str, str]]:
+    """(key, allowed, default, help) of those that all policies share."""
+    for name, key in COMMON_KEYS.items():
+        default = "the policy's" if name == "phases" else json.dumps(key.default)
+        yield f"`{name}`", key.allowed, default, key.help
+
+
+def list_routes() -> Iterator[tuple[str, str]]:
+    """(method and path, who may ask) of what is added to SGLang's server."""
+    app = FastAPI(openapi_url=None)
+    add_routes(app, lambda: None)
+    keys = {
+        "normal": "`--api-key`, where the server has one",
+        "admin_optional": "`--admin-api-key`, without one `--api-key`",
+    }
+    for route in app.routes:
+        level: Any = route.endpoint._auth_level  # type: ignore[attr-defined]
+        for method in sorted(route.methods):  # type: ignore[attr-defined]
+            yield f"`{method} {route.path}`", keys[level.value]  # type: ignore[attr-defined]
+
+
+def list_metrics() -> Iterator[tuple[str, str, str]]:
+    """(name, labels, help) of the policy's figures, before and after in one row, then of affinity's decisions."""
+    pairs: dict[str, list[tuple[str, str, str]]] = {}
+    for figure in (figure for figures in FIGURES.values() for figure in figures):
+        row = _describe_metric(PREFIX + figure.name, figure.kind, figure.labels, figure.text)
+        pairs.setdefault(row[0].replace("_before", "_after"), []).append(row)
+    for rows in pairs.values():
+        names, labels, texts = zip(*rows, strict=True)
+        yield ", ".join(names), labels[0], "; ".join(texts)
+    before = {metric.name for metric in REGISTRY.collect()}
+    DecisionCounts(1, export=True).count(Decision(0, "load"), [0])
+    for metric in REGISTRY.collect():
+        if metric.name not in before:
+            yield _describe_metric(metric.name, metric.type, tuple(metric.samples[0].labels), metric.documentation)
+
+
+def _describe_metric(name: str, kind: str, labels: tuple[str, ...], text: str) -> tuple[str, str, str]:
+    return f"`{name}{'_total' if kind == 'counter' else ''}`", ", ".join(labels), text
+
+
+def list_command_flags() -> Iterator[tuple[str, str]]:
+    """(subcommand, its flags with their help)."""
+    for name, parser in _list_parsers("", make_parser()):
+        yield f"`{name}`", "<br>".join(_list_flags(parser))
+
+
+def _list_parsers(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """(name, parser) of the subcommands that have no further ones."""
+    nested = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not nested:
+        yield name, parser
+    for choices in nested:
+        for word, one in choices.items():
+            yield from _list_parsers(f"{name} {word}".strip(), one)
+
+
+def _list_flags(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        if action.dest != "help":
+            value = action.metavar if isinstance(action.metavar, str) else " ".join(action.metavar or ())
+            flag = " ".join(filter(None, [*action.option_strings[-1:], value]))
+            yield f"`{flag}` {(action.help or '') % vars(action)}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    wanted = make_page()
+    if not check:
+        PAGE.write_text(wanted)
+    elif not PAGE.exists() or PAGE.read_text() != wanted:
+        sys.exit("reference: docs/reference.md is not up to date: python -m scripts.reference")

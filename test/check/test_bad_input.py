@@ -1,0 +1,149 @@
+"""Wrong flags and configurations of `check` are one line each; without SGLang it answers what needs none."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmark.common.paths import ROOT
+from check.asking import QWEN, TINY, compare, read_rows, say
+from refused import read_refusal
+from sglang_xshare.check.server import LARGEST
+from sglang_xshare.check.weights import read_weights
+
+pytestmark = pytest.mark.usefixtures("served")
+
+SHARDED = ("--tp", "8", "--ep-size", "8")
+BAD = {
+    "--gpu h101": ("--gpu", "h101"),
+    "--batch 0": ("--batch", "0"),
+    "--batch 1e9": ("--batch", "1e9"),
+    "--batch many": ("--batch", "many"),
+    "--batch 100000000": ("--batch", "100000000"),
+    f"--context 1{'0' * 400}": ("--context", "1" + "0" * 400, "--active", "8", "4"),
+    "--bandwidth inf": ("--bandwidth", "inf"),
+    "--bandwidth nan": ("--bandwidth", "nan"),
+    "--mem-fraction-static 80%": ("--mem-fraction-static", "80%"),
+    "--ep-size 24": ("--tp", "24", "--ep-size", "24"),
+    "--ep-size 6": ("--tp", "8", "--ep-size", "6"),
+    "--ep-size 7": ("--ep-size", "7"),
+    "--dp-size 3": ("--tp", "8", "--dp-size", "3", "--enable-dp-attention"),
+    "--active 9 4": (*SHARDED, "--active", "9", "4"),
+    "--trace with --ep-size": (*SHARDED, "--trace", "{trace}"),
+    "--active with 2 policies": (*compare("xshare", "oea:k0=3"), "--active", "40", "20"),
+    "--active with --trace": ("--trace", "x", "--active", "40", "20"),
+    "--compare oea:k0=9: k0 = 9": compare("oea:k0=9"),
+    "--compare oea:k0=x: k0 = 'x'": compare("oea:k0=x"),
+    "--compare moe-spec:budget=32: moe-spec without speculative decoding": compare("moe-spec:budget=32"),
+    "--compare vanilla": compare("vanilla"),
+    "--compare xshare: --batch 1": ("--batch", "1", *compare("xshare")),
+    "--active 65 10": ("--active", "65", "10"),
+    "--active 20 40: AFTER 40": ("--active", "20", "40"),
+    "--active nan": ("--active", "nan", "4"),
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_bad_input_is_one_line(line, tmp_path, capsys):
+    (trace := tmp_path / "trace.jsonl").write_text("")
+    more = (word.replace("{trace}", str(trace)) for word in BAD[line])
+    assert say("--model", TINY, "--gpu", "h100", "--batch", 16, *more) == 1
+    assert read_refusal(capsys).startswith(f"check: {line}: ")
+
+
+@pytest.mark.parametrize("flags", [compare("xshare"), ("--context", "5"), ("--active", "20", "10"), ("--trace", "x")])
+def test_what_is_of_a_batch_asks_for_one(flags, capsys):
+    assert say("--model", TINY, *flags) == 1
+    assert read_refusal(capsys).startswith(f"check: {flags[0]} without --batch: ")
+
+
+def test_the_shortest_step_that_is_allowed_is_estimated(capsys):
+    flags = ["--batch", 2, "--context", 0, "--bandwidth", LARGEST, "--active", 1, 1, "--json"]
+    assert say("--model", TINY, *flags) == 0, capsys.readouterr().err
+    (row,) = read_rows(capsys)
+    assert min(row["step_ms"]) > 0
+    assert row["speedup"] == 1
+
+
+WRONG = {
+    "num_experts_per_tok 200": {"num_experts_per_tok": 200},  # of 128
+    "hidden_size NaN": {"hidden_size": float("nan")},
+    'num_experts "128"': {"num_experts": "128"},
+    "num_experts -128": {"num_experts": -128},
+    "num_experts_per_tok 8.5": {"num_experts_per_tok": 8.5},
+    "num_hidden_layers 0": {"num_hidden_layers": 0},
+    "num_hidden_layers -4": {"num_hidden_layers": -4},
+    "moe_intermediate_size 0": {"moe_intermediate_size": 0},
+    "vocab_size true": {"vocab_size": True},
+    "num_key_value_heads 1e+30": {"num_key_value_heads": 1e30},
+}
+
+
+@pytest.mark.parametrize("key", WRONG)
+def test_a_configuration_with_a_wrong_number_is_one_line(key, write, tmp_path, capsys):
+    assert say("--model", write(QWEN | WRONG[key]), "--gpu", "h100") == 1
+    assert read_refusal(capsys).startswith(f"check: --model {tmp_path}: config.json: {key}: ")
+
+
+@pytest.mark.parametrize("key", ["moe_intermediate_size", "vocab_size"])
+def test_a_key_that_is_missing_is_not_replaced_by_another(key, write, tmp_path, capsys):
+    config = {name: value for name, value in QWEN.items() if name != key}
+    assert say("--model", write(config), "--gpu", "h100", "--batch", 16) == 1
+    out, err = capsys.readouterr()
+    says = f"--model {tmp_path}: config.json: {key} is missing"
+    assert err.startswith(f"check: not answered: weights and what depends on them: {says}")
+    assert err.count("\n") == 1
+    assert "served" not in out
+    assert "weights " not in out.replace("weights and what", "")
+    mixtral = config | {"architectures": ["MixtralForCausalLM"], "vocab_size": 9}
+    assert read_weights(write(mixtral)).expert == 3 * 2048 * (6144 if key == "moe_intermediate_size" else 768) * 2
+
+
+def test_a_model_whose_bytes_are_not_known_is_one_line(write, tmp_path, capsys):
+    asked = ("--gpu", "h100", "--batch", 16)
+    assert say("--model", tmp_path / "nowhere", *asked) == 1
+    assert "nowhere: no config.json" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text("{")
+    assert say("--model", tmp_path, *asked) == 1
+    assert f"check: --model {tmp_path}: config.json: " in capsys.readouterr().err
+    dense = QWEN | {"architectures": ["Qwen3ForCausalLM"], "num_experts": None}
+    assert say("--model", write(dense), *asked) == 1
+    assert "Qwen3ForCausalLM is a dense model" in capsys.readouterr().err
+    assert say("--model", write(QWEN | {"quantization_config": {"quant_method": "odd"}}), *asked) == 1
+    assert "quant_method odd " in capsys.readouterr().err
+
+
+ALONE = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Absent(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "sglang", "transformers", "huggingface_hub", "yaml"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from sglang_xshare.cli import main
+sys.exit(main(["check", *sys.argv[1:]]))
+"""
+
+
+def test_without_torch_and_sglang_it_answers_what_needs_neither(write):
+    asked = ["--model", str(write(QWEN)), "--gpu", "h100", "--batch", "16", "--expert-policy", "oea:k0=3", "--json"]
+    env = os.environ | {"PYTHONPATH": str(ROOT / "python")}
+    found = []
+    for more in (["--active", "48.8", "25.1"], []):
+        done = subprocess.run([sys.executable, "-c", ALONE, *asked, *more], env=env, capture_output=True, text=True)
+        assert done.returncode == 1, done.stderr
+        report = json.loads(done.stdout)
+        assert (report["verdict"], report["weights"]["moe_layers"]) == ("not checked", 48)
+        found.append((report["estimate"], done.stderr.splitlines()))
+    (estimate, lines), (nothing, more_lines) = found
+    assert estimate["estimates"][0]["speedup"] > 1
+    assert len(lines) == 1
+    assert lines[0].startswith("check: not answered: whether it would be served: ")
+    assert nothing is None
+    assert more_lines[:-1] == lines
+    assert more_lines[-1].startswith("check: not answered: active experts: ")

@@ -1,0 +1,107 @@
+"""What SGLang resolves for a GPU that is not there."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from benchmark.gpu.models import COMMON, CONFIGS
+from check.asking import TINY, list_warnings, run_all
+from compatibility.test_server import POLICY
+from scripts.runners import FP8, write_model
+from served.release import LATEST, OLDER
+from sglang_xshare.check.command import _on_device
+from sglang_xshare.check.server import read_flags
+from sglang_xshare.gpus import GPUS
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
+MODELS = {
+    "bf16": COMMON | CONFIGS["qwen3-30b-a3b"],
+    "awq": COMMON | CONFIGS["qwen3-30b-a3b"] | {"dtype": "float16", "quantization_config": AWQ},
+    "gpt-oss": COMMON | CONFIGS["gpt-oss-20b"],
+    "fp8": COMMON | CONFIGS["qwen3-30b-a3b"] | {"quantization_config": FP8},
+    "w4afp8": COMMON | CONFIGS["qwen3-30b-a3b"] | {"quantization_config": {"quant_method": "w4afp8"}},
+}
+RESOLVED = {  # by model and GPU: the runner at server level, SGLang's where it is moved, the verdict
+    ("bf16", "a100"): ("auto", None, "served"),
+    ("bf16", "h100"): ("auto", None, "served"),
+    ("bf16", "rtx5090"): ("auto", None, "does not fit"),
+    ("awq", "h100"): ("auto", None, "served"),
+    ("gpt-oss", "h100"): ("triton_kernel", None, "served"),
+    ("fp8", "b200"): ("triton", "flashinfer_trtllm", "served"),
+    ("w4afp8", "h100"): ("auto", None, "refused"),
+}
+UNFIT = "SGLang runs w4afp8 experts with cutlass_w4a8_moe here"
+WITH_GPU = pytest.mark.parametrize("release", [pytest.param(OLDER[-1], marks=pytest.mark.long), LATEST])
+"""The releases that can be told what GPU there is."""
+
+
+@cache
+def ask_of_gpus(tree: Path, folder: Path) -> dict[tuple[str, str], dict[str, str]]:
+    """The answers for every model and GPU of `RESOLVED`."""
+    return dict(zip(RESOLVED, run_all(tree, list_gpus(folder)), strict=True))
+
+
+def list_gpus(folder: Path) -> list[list[str]]:
+    """The arguments for every model and GPU of `RESOLVED`, of models that are written into the folder."""
+    for name, config in MODELS.items():
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(config))
+    return [["--json", "--model", str(folder / model), "--gpu", gpu, *POLICY] for model, gpu in RESOLVED]
+
+
+@WITH_GPU
+@pytest.mark.parametrize(("model", "gpu"), RESOLVED)
+def test_what_auto_becomes_on_a_gpu(model, gpu, release, patched_release, tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp() / "models"
+    folder.mkdir(exist_ok=True)
+    answer = ask_of_gpus(patched_release(release), folder)[model, gpu]
+    report = json.loads(answer["out"])
+    runner, moved, verdict = RESOLVED[model, gpu]
+    lines = [line for line in list_warnings(report) if line.startswith("expert policy: ")]
+    assert lines == ([f"expert policy: MoE runner {moved} (auto) -> {runner}"] if moved else [])
+    assert report["moe_runner"] == runner
+    assert [UNFIT in refusal["says"] for refusal in report["refusals"]] == ([True] if verdict == "refused" else [])
+    assert (answer["code"], report["verdict"]) == (int(verdict != "served"), verdict)
+    assert report["served"] is (verdict == "served")
+    assert (report["gpu"], report["device"]) == (gpu, "cuda")
+    assert set(range(1, 17)) <= set(report["capture_sizes"])
+    beyond = report["model"]["top_k"] - 1  # what a row wants beyond its warm-up; 24 experts are added
+    assert report["selection"]["triton"] == [size for size in report["capture_sizes"] if size * beyond > 24]
+    assert report["attention"]["decode"] not in (None, "torch_native", "intel_amx")
+
+
+def test_gpus_are_told_the_same_without_the_cpu_engine(patched_release, tmp_path_factory):
+    """As a stranger asks: SGLang registers MXFP4 only beside a GPU or with that variable."""
+    folder = tmp_path_factory.getbasetemp() / "models"
+    folder.mkdir(exist_ok=True)
+    tree = patched_release(LATEST)
+    answers = run_all(tree, list_gpus(folder), {"SGLANG_USE_CPU_ENGINE": ""})
+    assert dict(zip(RESOLVED, answers, strict=True)) == ask_of_gpus(tree, folder)
+
+
+def test_another_device_is_refused_wherever_it_is_named(tmp_path):
+    (tmp_path / "server.yaml").write_text("device: cpu\n")
+    for flags in (["--device", "cpu"], ["--config", str(tmp_path / "server.yaml")]):
+        with pytest.raises(ValueError, match="--device cpu with --gpu:"):
+            _on_device(flags, read_flags(flags), GPUS["h100"])
+    (tmp_path / "server.yaml").write_text("port: 3\n")
+    flags = ["--config", str(tmp_path / "server.yaml")]
+    assert _on_device(flags, read_flags(flags), GPUS["h100"]) == [*flags, "--device", "cuda"]
+
+
+def test_the_table_says_the_same(patched_release, tmp_path):
+    for name in ("fp8", "w4afp8"):
+        write_model(tmp_path / name, MODELS[name], None)
+    asked = [
+        ["--model", str(TINY), *POLICY, "--gpu", "h100"],
+        ["--model", str(tmp_path / "fp8"), *POLICY, "--gpu", "b200"],
+        ["--model", str(tmp_path / "w4afp8"), *POLICY, "--gpu", "b200"],
+    ]
+    served, moved, refused = run_all(patched_release(LATEST), asked)
+    assert [answer["code"] for answer in (served, moved, refused)] == [0, 0, 1]
+    for words in ("served", "h100", "auto: each layer chooses", "1-16, 24-256 by 8", "Triton kernel at 4-16"):
+        assert words in served["out"]
+    assert "expert policy: MoE runner flashinfer_trtllm (auto) -> triton" in " ".join(moved["out"].split())
+    assert UNFIT in " ".join(refused["out"].split())

@@ -1,0 +1,52 @@
+"""What `check` makes of what SGLang says, of its faults and of ours, and of what is wrong before SGLang is asked."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from check.asking import TINY
+from refused import read_refusal
+from sglang_xshare.check.resolve import Resolution, _listening, _resolve
+from sglang_xshare.check.table import spell_sizes
+from sglang_xshare.cli import main
+
+BAD = {
+    "--gpu h101: ": ["--model", str(TINY), "--gpu", "h101"],
+    "--model /nowhere/model: ": ["--model", "/nowhere/model"],
+    "--model nobody/no-such-model: ": ["--model", "nobody/no-such-model"],
+    "--model: missing": ["--tp", "2"],
+    "--config /nowhere.yaml: ": ["--config", "/nowhere.yaml"],
+    "--trace /nowhere: ": ["--model", str(TINY), "--batch", "4", "--trace", "/nowhere"],
+    "--device cpu with --gpu: ": ["--model", str(TINY), "--gpu", "h100", "--device", "cpu"],
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_bad_input_is_told_before_sglang_is_imported(line, monkeypatch, capsys):
+    monkeypatch.setattr("sglang_xshare.check.command._judge", None)
+    assert main(["check", *BAD[line]]) == 1
+    assert read_refusal(capsys).startswith(f"check: {line}")
+
+
+def test_warnings_are_told_without_colours():
+    lines: list[tuple[str, str]] = []
+    with _listening(lines):
+        logging.getLogger("sglang.srt.server_args").warning("\033[1;33mDEPRECATED:\n --old\033[0m; use --new")
+    assert lines == [("SGLang", "DEPRECATED: --old; use --new")]
+
+
+def test_a_fault_of_ours_is_not_sglangs_refusal(monkeypatch):
+    resolution = Resolution()
+    monkeypatch.setattr("sglang_xshare.check.resolve.find_refusals", lambda *_: {}["ours"])
+    with pytest.raises(KeyError):
+        _resolve([], lambda flags: resolution.note_given(SimpleNamespace()), resolution)
+    _resolve([], lambda flags: {}["theirs"], resolution)
+    assert resolution.refusals == [("SGLang", "'theirs'")]
+
+
+def test_sizes_are_spelt_as_runs():
+    assert spell_sizes([1, 2, 3, 4, 8, 16, 24, 32]) == "1-4, 8-32 by 8"
+    assert spell_sizes([1, 2, 4, 8, 12]) == "1, 2, 4-12 by 4"
+    assert spell_sizes([7]) == "7"
+    assert spell_sizes([]) == ""

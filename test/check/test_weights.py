@@ -1,0 +1,95 @@
+"""Bytes of a model by its config.json, counted by hand; what one GPU holds of them, and what does not fit it."""
+
+import json
+
+import pytest
+
+from benchmark.gpu.models import COMMON, CONFIGS
+from check.asking import QWEN, say
+from sglang_xshare.check.weights import read_weights
+
+pytestmark = pytest.mark.usefixtures("served")
+
+
+def test_the_bytes_of_qwen3_30b_a3b(write):
+    weights = read_weights(write(QWEN))
+    assert weights.expert == 3 * 2048 * 768 * 2 == 9437184
+    assert weights.moe_layers == 48
+    attention = 2048 * (32 + 2 * 4 + 32) * 128
+    assert weights.dense == (48 * (attention + 2048 * 128) + 2048 * 151936) * 2
+    assert weights.cache == 48 * 2 * 4 * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("quantization", "bits"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8),
+        ({"quant_method": "mxfp4"}, 4.25),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4 + 20 / 128),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
+    ],
+)
+def test_bits_a_weight_by_quantization(quantization, bits, write):
+    weights = read_weights(write(QWEN | {"quantization_config": quantization}))
+    assert (weights.bits, weights.expert) == (bits, 3 * 2048 * 768 * bits / 8)
+
+
+def test_mxfp4_holds_experts_alone(write):
+    plain = read_weights(write(QWEN)).dense
+    assert read_weights(write(QWEN | {"quantization_config": {"quant_method": "mxfp4"}})).dense == plain
+    assert read_weights(write(QWEN | {"quantization_config": {"quant_method": "fp8"}})).dense < plain
+
+
+def test_dense_layers_and_shared_experts_are_counted(write):
+    base = read_weights(write(QWEN))
+    some = read_weights(write(QWEN | {"mlp_only_layers": [0, 5]}))
+    assert some.moe_layers == 46
+    assert some.dense - base.dense == 2 * (3 * 2048 * 6144 - 2048 * 128) * 2
+    shared = read_weights(write(QWEN | {"shared_expert_intermediate_size": 512}))
+    assert shared.dense - base.dense == 48 * 3 * 2048 * 512 * 2
+    assert read_weights(write(QWEN | {"decoder_sparse_step": 2})).moe_layers == 24
+    assert read_weights(write(QWEN | {"first_k_dense_replace": 3})).moe_layers == 45
+
+
+CHECKPOINTS = {"qwen3-30b-a3b": 61.06e9, "gpt-oss-120b": 65.25e9, "gpt-oss-20b": 13.76e9}
+"""Bytes of the published checkpoints: 30.53 billion weights in bf16; OpenAI's 60.8 and 12.8 GiB."""
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_weights_are_the_published_checkpoints(name, write, capsys):
+    assert say("--model", write(COMMON | CONFIGS[name]), "--gpu", "h100", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    weights, memory = report["weights"], report["memory"]
+    assert weights["total_bytes"] == pytest.approx(CHECKPOINTS[name], rel=0.005)
+    assert weights["gpu_bytes"] == weights["total_bytes"]
+    assert memory["left_bytes"] == pytest.approx(80 * 2**30 - weights["total_bytes"])
+    assert memory["cache_tokens"] == int(memory["left_bytes"] / weights["cache_bytes_per_token"])
+
+
+def test_what_does_not_fit_is_not_served(write, capsys):
+    asked = ("--model", write(QWEN), "--gpu", "rtx4090", "--mem-fraction-static", 0.9)
+    assert say(*asked, "--json") == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["verdict"], report["served"], report["memory"]["fits"]) == ("does not fit", False, False)
+    experts, others = 48 * 128 * 9437184, read_weights(write(QWEN)).held
+    assert report["memory"]["resident_experts"] == int((0.9 * 24 * 2**30 - others) / (experts / 128)) == 44
+    assert say(*asked) == 1
+    assert "44 of 128 experts a layer would fit resident" in capsys.readouterr().out
+    assert say(*asked, "--batch", 16, "--context", 8192, "--json") == 1
+    out, err = capsys.readouterr()
+    cached = 16 * 8192 * 48 * 2 * 4 * 128 * 2
+    assert json.loads(out)["memory"]["resident_experts"] == int((0.9 * 24 * 2**30 - others - cached) / (experts / 128))
+    assert err == "check: not answered: the time of a step: the weights do not fit\n"
+    assert "step_ms" not in json.loads(out)["estimate"]["estimates"][0]
+    assert say(*asked, "--enable-paged-experts") == 0, "they lie elsewhere"
+
+
+def test_ranks_divide_the_weights(write, capsys):
+    assert say("--model", write(QWEN), "--gpu", "rtx4090", "--tp", 4, "--json") == 0
+    weights = json.loads(capsys.readouterr().out)["weights"]
+    assert weights["gpu_bytes"] == pytest.approx(weights["total_bytes"] / 4)
+    assert weights["cache_bytes_per_token"] == 48 * 2 * 128 * 2, "one of four heads"
+    flags = ("--tp", 4, "--ep-size", 4, "--dp-size", 4, "--enable-dp-attention")
+    assert say("--model", write(QWEN), "--gpu", "rtx4090", *flags, "--json") == 0
+    weights = json.loads(capsys.readouterr().out)["weights"]
+    assert weights["gpu_bytes"] == pytest.approx(weights["all_experts_bytes"] / 4 + weights["other_bytes"])

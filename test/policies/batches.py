@@ -1,0 +1,14 @@
+"""Batches small enough to work out by hand."""
+
+import math
+
+import torch
+
+
+def logits_of(*rows):
+    """Logits whose softmax is in the proportions given."""
+    return torch.tensor([[math.log(score) if score else -math.inf for score in row] for row in rows])
+
+
+# Top-2 shares: row 0 gives 0.6 to expert 0, 0.4 to 1; row 1 gives 0.7 to 3, 0.3 to 2; row 2 gives 0.5 each to 1 and 4.
+BATCH = logits_of([6, 4, 1, 1, 1, 1], [1, 1, 3, 7, 1, 1], [1, 5, 1, 1, 5, 1])

@@ -1,0 +1,185 @@
+"""Response metadata: each forward counts as what it was, on the host, also where a graph replays."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_xshare import hooks
+from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.stage.evidence.metadata import KEY, Forward
+from sglang_xshare.stage.step import read_key
+from sglang_xshare.upstream.batches import Batches
+from stage.fake import EXPERTS, XSHARE, Model, forward_batch, gathered_batches, runner
+
+SPELT = "xshare:k0=1,add=2"
+
+
+@pytest.fixture
+def launch(attach, monkeypatch):
+    """Call it with flags for a function that launches a forward and returns what its requests count."""
+    monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
+
+    def start(batches: Batches | None = None, **flags: Any) -> Any:
+        model = Model()
+        attach(model, batches)
+        model_runner = runner(model, **flags)
+
+        def forward(batch: Any, replays: bool = False) -> Any:
+            model.logits = torch.randn(len(batch.input_ids), EXPERTS)
+            if not replays:
+                model.forward(None, None, batch)
+            return SimpleNamespace(logits_output=SimpleNamespace())
+
+        model_runner.forward = forward
+        hooks.attach(model_runner)
+        return lambda batch, **kwargs: getattr(model_runner.forward(batch, **kwargs).logits_output, KEY, None)
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("mode", "rows", "requests", "is_step", "acts"),
+    [
+        ("prefill", 9, 2, False, False),
+        ("decode", 1, 1, True, False),
+        ("decode", 4, 4, True, True),
+        ("verify", 8, 2, True, True),
+        ("idle", 0, 1, False, False),
+    ],
+)
+def test_an_eager_forward_is_what_the_stage_made_of_it(launch, mode, rows, requests, is_step, acts):
+    assert launch(**XSHARE)(forward_batch(mode, rows, requests)) == Forward(SPELT, is_step, acts)
+
+
+@pytest.mark.parametrize("policy", ["observe", "vanilla", None])
+def test_what_selects_nothing_never_acts(launch, policy):
+    flags = {"expert_policy": policy} if policy else {"mask_padding_experts": True}
+    forward = launch(**flags)(forward_batch("decode", 4, padding=1))
+    assert forward == (Forward("observe", True, False) if policy == "observe" else None)
+
+
+def test_a_switch_is_named_from_the_next_step_on(launch):
+    step = launch(**XSHARE)
+    hooks._stage.switch(None, SimpleNamespace())
+    assert step(forward_batch("decode", 4)) == Forward("vanilla", True, False)
+    hooks._stage.switch(build_schedule("oea", {"k0": 2}, speculative=False), SimpleNamespace())
+    assert step(forward_batch("decode", 4)) == Forward("oea:k0=2", True, True)
+
+
+def test_a_layer_that_selects_is_enough(launch):
+    config = {"k0": 1, "add": 2, "layers": {"0-1": {"policy": "vanilla"}}}
+    forward = launch(expert_policy="xshare", expert_policy_config=config)(forward_batch("decode", 4))
+    assert forward.acts
+
+
+@pytest.fixture
+def replay(launch, monkeypatch):
+    """Call it with a forward batch for what is counted of a replay, on a server that selects from 3 rows on and has
+    captured graphs of 1, 2 and 4 rows.
+    """
+    config = {"k0": 1, "add": 2, "min_rows": 3}
+    step = launch(Batches(captured=(1, 2, 4)), expert_policy="xshare", expert_policy_config=config)
+    stage = hooks._stage
+    stage.device = "fake"  # which captures
+    for rows in (4, 2, 1):
+        for recorded in (False, True):
+            monkeypatch.setattr("sglang_xshare.stage.stage.is_recorded", lambda recorded=recorded: recorded)
+            step(forward_batch("decode", rows, padding=rows))
+    stage.device = "cpu"
+    return lambda batch: step(batch, replays=True)
+
+
+@pytest.mark.parametrize(("rows", "acts"), [(1, False), (2, False), (3, True), (4, True)])
+def test_a_replay_counts_by_its_captured_size(replay, rows, acts):
+    assert replay(forward_batch("decode", rows)) == Forward("xshare:k0=1,add=2,min_rows=3", True, acts)
+
+
+def test_a_replay_takes_the_plan_of_the_size_it_pads_to(replay):
+    """Two requests fit no graph but that of four, whose plan selects."""
+    hooks._stage.graphs._sizes["decode", 1].discard(2)
+    assert replay(forward_batch("decode", 2)).acts
+
+
+def test_a_replay_after_a_switch_counts_by_the_plans_in_force(replay):
+    hooks._stage.switch(None, SimpleNamespace())
+    assert replay(forward_batch("decode", 4)) == Forward("vanilla", True, False)
+
+
+def test_the_device_is_not_waited_for(replay):
+    """The slots that tell padding lie on the device, and are not looked at."""
+    batch = forward_batch("decode", 4)
+    batch.out_cache_loc = None
+    assert replay(batch).acts
+
+
+@pytest.mark.parametrize(("mode", "draft_tokens"), [("decode", None), ("verify", 4)])
+def test_ranks_of_data_parallel_attention_tell_the_rows_of_all(mode, draft_tokens):
+    """A graph pads every rank to the longest."""
+    for batch in gathered_batches(mode, [3, 1, 0], draft_tokens, longest=False):
+        assert read_key(batch) == (mode, 9 * (draft_tokens or 1), draft_tokens or 1)
+    for batch in gathered_batches(mode, [3, 0], draft_tokens, others="prefill"):
+        assert read_key(batch) is None
+
+
+def count(*forwards: Forward) -> dict[str, Any] | None:
+    """The metadata of a request that had these forwards."""
+    request = SimpleNamespace(customized_info=None)
+    for forward in forwards:
+        hooks.count(request, SimpleNamespace(**{KEY: forward}))
+    (metadata,) = request.customized_info[KEY][7:8]
+    return metadata
+
+
+ACTED, NOT = Forward("a", True, True), Forward("a", True, False)
+PREFILL = Forward("a", False, False)
+
+
+@pytest.mark.parametrize(
+    ("forwards", "policy", "steps", "of"),
+    [
+        ([PREFILL], "a", 0, 0),
+        ([PREFILL, ACTED, NOT, ACTED], "a", 2, 3),
+        ([PREFILL._replace(policy="b"), ACTED], "a", 1, 1),  # the policy was switched before anything was decoded
+        ([PREFILL, ACTED, NOT._replace(policy="b"), ACTED], "a > b > a", 2, 3),
+        ([PREFILL, ACTED, PREFILL, ACTED], "a", 2, 2),  # retracted, and prefilled again
+        ([PREFILL, ACTED, PREFILL._replace(policy="b")], "a", 1, 1),
+    ],
+)
+def test_a_request_counts_its_own_forwards(launch, forwards, policy, steps, of):
+    launch(**XSHARE)
+    assert count(*forwards) == {"policy": policy, "steps": steps, "of": of}
+
+
+def test_without_a_stage_or_a_forward_of_one_nothing_is_counted(launch, monkeypatch):
+    monkeypatch.setattr(hooks, "_stage", None)
+    request = SimpleNamespace(customized_info=None)
+    hooks.count(request, SimpleNamespace(**{KEY: ACTED}))
+    launch(**XSHARE)
+    for logits_output in (None, SimpleNamespace()):
+        hooks.count(request, logits_output)
+    assert request.customized_info is None
+
+
+METADATA = {"policy": "a", "steps": 2, "of": 3}
+
+
+@pytest.mark.parametrize(
+    ("came", "reason", "expected"),
+    [
+        ([METADATA], {"type": "length"}, {KEY: METADATA}),
+        ([METADATA], None, {}),  # a stream goes on
+        ([None, None], {"type": "length"}, {}),  # of another request in the same message
+        ([], {"type": "length"}, {}),
+        (None, {"type": "length"}, {}),
+    ],
+)
+def test_the_last_message_has_it(came, reason, expected):
+    """SGLang lists what came in `meta_info` too, and cuts lists that it finds in `customized_info_accumulated`."""
+    state = SimpleNamespace(customized_info_accumulated={} if came is None else {KEY: came})
+    meta_info = {"finish_reason": reason} | ({} if came is None else {KEY: came})
+    hooks.tell(meta_info, state)
+    assert meta_info == {"finish_reason": reason} | expected
+    assert state.customized_info_accumulated == {}

@@ -1,0 +1,79 @@
+"""What a stage reports, and when: log, metrics and trace, each what is new to it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from sglang_xshare import hooks
+from sglang_xshare.stage.evidence.interval import Interval
+from stage.fake import XSHARE, Model, make_reporter, run
+
+
+@pytest.fixture(autouse=True)
+def _on_the_first_rank(monkeypatch):
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+
+
+def catch_exports(installed: Any, exported: list[int]) -> None:
+    """Have what a stage exports appended: of each interval its steps under policy."""
+
+    def export(part: Any, labels: dict[str, str]) -> None:
+        if isinstance(part, Interval):
+            exported.append(part.outcomes["policy"])
+
+    installed.reports.exporter.export = export
+
+
+def test_the_log_tells_what_idle_metrics_exported_before(attach):
+    model = Model(1)
+    installed = attach(model, **XSHARE)
+    run(model, "decode", 4)
+    exported = []
+    catch_exports(installed, exported)
+    reporter = make_reporter(forwards=1)
+    hooks.publish(reporter)
+    run(model, "decode", 4)
+    reporter.forward_ct_decode = 2
+    hooks.publish(reporter)
+    hooks.publish(reporter)  # nothing new: an idle server asks again and again
+    assert "policy steps: 2," in hooks.report(reporter)
+    assert exported == [1, 1]
+    run(model, "decode", 4)
+    reporter.forward_ct_decode = 2  # as after a flush, which sets it to 0
+    assert "policy steps: 1," in hooks.report(reporter)
+    reporter.scheduler.forward_ct = 3  # for requests of another rank of data-parallel attention
+    run(model, "decode", 4)
+    hooks.publish(reporter)
+    assert exported == [1, 1, 2]
+
+
+def test_one_rank_exports_what_all_have_seen_and_each_logs_it(attach, monkeypatch, tmp_path):
+    model = Model(1)
+    file = tmp_path / "trace.jsonl"
+    installed = attach(model, **XSHARE, expert_policy_trace=str(file))
+    exported = []
+    catch_exports(installed, exported)
+    run(model, "decode", 4)
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: False)
+    assert "policy steps: 1," in hooks.report(make_reporter(forwards=1))
+    assert (exported, file.read_text()) == ([], "")
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    hooks.publish(make_reporter(forwards=1))
+    assert exported == [1]
+    assert len(file.read_text().splitlines()) == 1
+
+
+def test_trace_has_every_step_and_layer(attach, tmp_path):
+    file = tmp_path / "trace.jsonl"
+    model = Model(2)
+    installed = attach(model, **XSHARE, expert_policy_trace=str(file))
+    wanted = []
+    for number, rows in enumerate((4, 9)):
+        run(model, "decode", rows)
+        counts = [len(routed[1].unique()) for routed in model.routed]
+        wanted += [(number, layer, rows, count) for layer, count in enumerate(counts)]
+    reporter = make_reporter(2, current_scheduler_metrics_enabled=False)
+    assert installed.report(reporter).startswith(", active experts: ")
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(r["step"], r["layer"], r["batch_size"], r["experts_after"]) for r in records] == wanted

@@ -1,0 +1,119 @@
+"""Graphs that are captured anew, as after a weight update, under other plans than the first: what they count."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from prometheus_client import REGISTRY
+
+from sglang_xshare import SelectionPlan, build_plan
+from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, Budgets, list_steps
+from sglang_xshare.stage.evidence.balance import Balance
+from sglang_xshare.stage.evidence.columns import AFTER, STEPS
+from sglang_xshare.stage.evidence.reports import Reports
+from sglang_xshare.stage.layer import Assignment, Layer
+from sglang_xshare.stage.placement import Placement
+from sglang_xshare.stage.stage import Stage
+from sglang_xshare.stage.step import StepKey
+from sglang_xshare.upstream.batches import Batches
+from stage.fake import EXPERTS, XSHARE, Model, run
+from stage.switching import decode, schedule
+
+
+@pytest.fixture(autouse=True)
+def _on_the_first_rank(monkeypatch):
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
+    monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
+
+
+@pytest.fixture
+def record(monkeypatch):
+    """Call it with a stage and a model to capture a step of 8 rows as SGLang does, eagerly first; it returns the plan
+    whose kernel the first layer launches, and the numbers that this reads at every replay.
+    """
+    recorded = False
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_recorded", lambda: recorded)
+    monkeypatch.setattr("sglang_xshare.stage.stage.wait_for_device", lambda device: None)
+
+    def capture(installed: Stage, model: Model) -> tuple[SelectionPlan, Budgets]:
+        nonlocal recorded
+        installed.device = "cuda"
+        layer = installed.layers[0]
+        launched: list[tuple[SelectionPlan, Budgets]] = []
+        original = Layer.select
+
+        def note(layer: Layer, logits: Any, plan: Any, slots: Any, tally: Any, budgets: Any) -> Any:
+            launched.append((plan, budgets))
+            return original(layer, logits, plan, slots, tally, budgets)
+
+        monkeypatch.setattr(layer, "select", functools.partial(note, layer))
+        run(model, "decode", 8)
+        recorded = True
+        run(model, "decode", 8)
+        recorded = False
+        return launched[-1]
+
+    return capture
+
+
+def read_add(plan: SelectionPlan, budgets: Budgets) -> int:
+    """What such a graph adds at its next replay."""
+    return int(budgets.values[NUMBERS.index("add")]) if list_steps(plan)["add"] else 0
+
+
+def test_graphs_captured_anew_follow_the_next_switch(attach, reporter, record):
+    """As after a weight update: from add = 2, under 0, to 6."""
+    model = Model(1)
+    installed = attach(model, Batches((8,)), **XSHARE)
+    assert read_add(*record(installed, model)) == 2
+    for add in (0, 6):
+        installed.switch(schedule({"policy": "xshare", "k0": 1, "add": add}), reporter)
+        graph = record(installed, model)
+        assert read_add(*graph) == add
+        installed.switch(schedule({"policy": "xshare", "k0": 1, "add": 5}), reporter)
+        assert read_add(*graph) == 5
+
+
+def test_graphs_captured_anew_under_vanilla_count_again_under_a_policy(attach, reporter, record, monkeypatch):
+    """Also what each rank loads, which no step under vanilla counts."""
+    model = Model(1)
+    installed = attach(model, Batches((8,)), **XSHARE)
+    placement = Placement(2, EXPERTS // 2, torch.arange(EXPERTS)[None])
+    balance = installed._balance = installed.balance = Balance(placement, [0], "cpu")
+    installed.reports = Reports(installed.counters, balance)
+    installed.reports.set_sources(installed.plan, None, True)
+    counted: list[Any] = []
+    monkeypatch.setattr(balance, "count", counted.append)
+    record(installed, model)
+    assert counted
+    installed.switch(schedule({"policy": "vanilla"}), reporter)
+    counted.clear()
+    run(model, "decode", 8)
+    assert (installed.balance, counted) == (None, [])
+    graph = record(installed, model)
+    assert len(counted) == 1
+    installed.switch(schedule({"policy": "xshare", "k0": 1, "add": 5}), reporter)
+    assert read_add(*graph) == 5
+
+
+def test_observe_posted_again_goes_on_counting_where_graphs_do(attach, reporter, record):
+    """They add to tensors that nobody else may get, and nothing is exported twice."""
+    keys = {"policy": "observe", "plans": ["xshare:k0=1,add=2"]}
+    model = Model(2)
+    installed = attach(model, Batches((8,)), expert_policy="observe", expert_policy_config={"plans": keys["plans"]})
+    installed.graphs.keep(installed.layers[0], StepKey("decode", 8), Assignment(build_plan("xshare", k0=1, add=2)))
+    first = installed.observation
+    decode(model, reporter, 8)
+    installed.switch(schedule(keys), reporter)
+    assert installed.observation is first
+    decode(model, reporter, 8)
+    assert "xshare:k0=1,add=2 would keep" in installed.report(reporter)
+    totals = first.counters[keys["plans"][0]].totals
+    labels = {"model_name": "fake", "plan": keys["plans"][0]}
+    kept = REGISTRY.get_sample_value("sglang:expert_policy_observed_experts_total", labels)
+    assert totals[:, STEPS].tolist() == [2, 2]
+    assert kept == totals[:, AFTER].sum()
+    installed.graphs._captured.clear()
+    installed.switch(schedule(keys | {"plans": ["oea:k0=1"]}), reporter)
+    assert list(installed.observation.counters) == ["oea:k0=1"]

@@ -1,0 +1,177 @@
+"""The command: what it leaves, what it says, and what it refuses before anything is measured."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from refused import read_refusal
+from sglang_xshare.cli import main
+from sglang_xshare.tune.plans import VANILLA_SETTING
+from tune.fake import SETTINGS, SMALL, WEIGHTS, tune
+
+
+def test_the_command_leaves_a_plan_that_the_server_takes(texts, tmp_path, server, capsys):
+    assert tune(texts, tmp_path / "out", "--tolerance", "5%", "--batches", "4", "16") == 0
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert plan == {name: value for name, value in report["policy"].items() if name != "policy"}
+    assert plan["by_rows"].keys() == {"2-4"}
+    server.set_policy({"policy": "xshare", **plan})
+    for batch in report["batches"]:
+        chosen = batch["trials"][batch["chosen"]]
+        active = server._count(batch["batch"])
+        assert sum(active.get(layer, 40) for layer in WEIGHTS) / 4 == chosen["experts"]
+    out = capsys.readouterr().out
+    assert "sglang-xshare policy set http://fake xshare --config" in out
+    for batch in report["batches"]:
+        chosen = batch["trials"][batch["chosen"]]
+        assert batch["greedy_agreement"] == chosen["held_out_agreement"] == 1
+        loss = chosen["held_out"]
+        assert batch["interval_within_tolerance"] == (loss["delta"] + 1.96 * loss["error"] <= batch["tolerance_nats"])
+        assert f"{batch['batch']} rows, held-out samples: {chosen['held_out_experts']:.1f} active experts in" in out
+        assert "greedy agreement 100.0%; loss +" in out
+    unsure = [batch for batch in report["batches"] if not batch["interval_within_tolerance"]]
+    assert out.count("which reaches past") == len(unsure)
+
+
+def test_the_server_has_its_own_policy_again(texts, tmp_path, server, monkeypatch):
+    assert tune(texts, tmp_path / "out") == 0
+    assert server.policy == {"policy": "xshare"}
+    monkeypatch.setattr("sglang_xshare.tune.search.search", lambda *args: os.kill(os.getpid(), signal.SIGTERM))
+    server.policy = {"policy": "oea", "k0": 3}
+    assert tune(texts, tmp_path / "other") == 130
+    assert server.policy == {"policy": "oea", "k0": 3}
+
+
+def test_an_interval_beyond_the_tolerance_is_said(texts, tmp_path, server, capsys):
+    """A tolerance just above the loss that was found with a wider one."""
+    assert tune(texts, tmp_path / "out", "--tolerance", "40%") == 0
+    assert "reaches past" not in capsys.readouterr().out
+    [batch] = json.loads((tmp_path / "out" / "report.json").read_text())["batches"]
+    chosen = batch["trials"][batch["chosen"]]
+    assert batch["interval_within_tolerance"]
+    spent = max(chosen["loss"]["delta"], chosen["held_out"]["delta"]) / batch["cross_entropy"]
+    assert tune(texts, tmp_path / "out", "--tolerance", str(spent * 1.0001)) == 0
+    [batch] = json.loads((tmp_path / "out" / "report.json").read_text())["batches"]
+    assert not batch["interval_within_tolerance"]
+    *_, last, _, _ = capsys.readouterr().out.splitlines()
+    assert last.startswith("16 rows, held-out samples: ")
+    assert last.endswith("which reaches past the tolerance: more --samples narrow it.")
+
+
+def test_an_out_that_cannot_be_written_is_told_before_anything_is_measured(texts, tmp_path, server, capsys):
+    (tmp_path / "file").write_text("kept")
+    for out in (tmp_path / "file", tmp_path / "file" / "in", "/proc/none"):
+        assert tune(texts, out) == 1
+        err = read_refusal(capsys)
+        assert err.startswith(f"tune: --out {out}: ")
+        assert "Errno" not in err
+    assert server.switched == []
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--tolerance", "-3%"), "--tolerance -3%:"),
+        (("--tolerance", "0"), "--tolerance 0:"),
+        (("--tolerance", "1%", "--batches", "0"), "--batches 0:"),
+        (("--tolerance", "1%", "--groups", "x"), "--groups x:"),
+        (("--tolerance", "1%", "--samples", "1"), "--samples 1:"),
+    ],
+)
+def test_wrong_flags_are_one_line(texts, tmp_path, server, capsys, flags, message):
+    with pytest.raises(SystemExit) as ended:
+        tune(texts, tmp_path / "out", *flags)
+    err = capsys.readouterr().err
+    assert message in err
+    assert (ended.value.code, err.count("\n")) == (1, 1)
+
+
+@pytest.mark.parametrize(("policy", "message"), [("vanilla", "'vanilla': "), ("xshare:k0=x", "k0 = 'x'")])
+def test_a_setting_that_is_none_is_one_line(texts, tmp_path, server, capsys, policy, message):
+    with pytest.raises(SystemExit):
+        tune(texts, tmp_path / "out", settings=[policy])
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ("--samples 900", "--samples 900: --texts {texts}/0.txt has 464 "),
+        ("--batches 4 99", "--batches 99: "),
+        ("--prompt 5000", "--prompt 5000: --texts {texts}/0.txt has 7,904 "),
+        ("--tokens 5000", "--tokens 5000: --texts {texts}/0.txt has 7,904 "),
+    ],
+)
+def test_the_flag_that_asks_for_more_than_there_is_is_named(flags, line, texts, tmp_path, server, capsys):
+    assert tune(texts, tmp_path / "out", "--tolerance", "5%", *flags.split()) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"tune: {line.format(texts=texts)}")
+    assert (err.count("\n"), server.switched) == (1, [])
+
+
+def test_a_setting_that_the_model_cannot_have_is_refused_first(texts, tmp_path, server, capsys):
+    assert tune(texts, tmp_path / "out", settings=["xshare:k0=1,add=2", "xshare:k0=99"]) == 1
+    assert read_refusal(capsys).startswith("tune: POLICY xshare:k0=99: k0 = 99: ")
+    assert (server.switched, (tmp_path / "out").exists()) == ([], False)
+
+
+def test_what_the_server_left_exact_stays_so_in_the_plan(texts, tmp_path, server):
+    server.policy = {"policy": "oea", "k0": 3, "exact": {"priority": 10}}
+    assert tune(texts, tmp_path / "out") == 0
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert plan["exact"] == {"priority": 10}
+    assert "min_rows" not in plan
+
+
+def test_a_policy_may_stand_behind_flags(texts, tmp_path, server, capsys):
+    mixed = ["--texts", str(texts), SETTINGS[1], "--tolerance", "5%", SETTINGS[2], "--out", str(tmp_path / "out")]
+    assert main(["tune", "http://fake", *mixed, *SMALL]) == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    tried = {one["name"] for options in report["batches"][0]["options"].values() for one in options}
+    assert tried <= {VANILLA_SETTING, *SETTINGS[1:3]}
+
+
+def test_a_trace_of_other_samples_is_refused(texts, tmp_path, server, capsys):
+    assert tune(texts, tmp_path / "out") == 0
+    assert tune(texts, tmp_path / "out", "--tolerance", "5%", "--samples", "24") == 1
+    assert "begun with other samples" in capsys.readouterr().err
+    (texts / "0.txt").write_bytes((texts / "0.txt").read_bytes()[5:])
+    assert tune(texts, tmp_path / "out") == 1
+
+
+def test_graphs_that_follow_no_switch_are_refused(texts, tmp_path, server, capsys):
+    server.captured, server.policy = True, {"policy": "observe"}
+    assert tune(texts, tmp_path / "out") == 1
+    err = capsys.readouterr().err
+    assert "captured under observe" in err
+    assert "--expert-policy 'xshare:k0=1,add=1,utility=squared,own_share=0.75'" in err
+
+
+def test_a_trace_of_other_figures_is_refused(texts, tmp_path, server, capsys):
+    """As one of a version before divergences."""
+    assert tune(texts, tmp_path / "out") == 0
+    asked = json.loads((tmp_path / "out/asked.json").read_text())
+    del asked["figures"]
+    (tmp_path / "out/asked.json").write_text(json.dumps(asked))
+    assert tune(texts, tmp_path / "out") == 1
+    assert "begun with other figures" in capsys.readouterr().err
+    (tmp_path / "out/asked.json").write_text("[]")
+    assert tune(texts, tmp_path / "out") == 1
+    assert "asked.json: a JSON list" in capsys.readouterr().err
+
+
+def test_where_experts_are_paged_all_is_told_of_page_ins(texts, tmp_path, server, capsys):
+    server.paged = True
+    assert tune(texts, tmp_path / "out") == 0
+    assert "page-ins in place of 4.0" in " ".join(capsys.readouterr().out.split())
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["batches"][0]["counted"] == "page-ins"
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert plan["min_rows"] == 2, "one row was not measured"
+    server.paged = False
+    assert tune(texts, tmp_path / "out") == 1
+    assert "begun with other counted" in capsys.readouterr().err

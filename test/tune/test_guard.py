@@ -1,0 +1,132 @@
+"""A server's policy while it is searched: whoever else switches it is noticed, and has the last word."""
+
+import json
+
+import pytest
+
+from sglang_xshare.live.client import PolicyError
+from sglang_xshare.tune.guard import Switched, SwitchGuard
+from tune.fake import FakeServer, tune
+
+
+@pytest.mark.parametrize("batch", [1, 2, 9, 40])
+def test_another_who_switches_is_noticed_and_has_the_last_word(texts, tmp_path, server, capsys, batch):
+    """Whenever it happens, also between two measurements; what was measured before is kept, and nothing after."""
+    batches = 0
+    other = {"policy": "oea", "k0": 5}
+
+    def intrude(fake):
+        nonlocal batches
+        batches += 1
+        if batches == batch:
+            fake.set_policy(other)
+
+    server.intrude = intrude
+    assert tune(texts, tmp_path / "out", "--tolerance", "5%", "--batches", "4") == 1
+    err = capsys.readouterr().err
+    assert err.startswith("tune: http://fake: somebody else has switched its policy (switch ")
+    assert err.endswith(f"the same command goes on from {tmp_path / 'out'}\n")
+    assert err.count("\n") == 1
+    assert server.policy == other
+    assert server.switched[-1] == other
+    assert not (tmp_path / "out" / "plan.json").exists()
+    trace = tmp_path / "out" / "trace.jsonl"
+    kept = trace.read_text() if trace.exists() else ""
+    assert len(kept.splitlines()) == (batch - 1) // 3  # of twelve samples, four at a time
+    server.intrude = lambda fake: None
+    assert tune(texts, tmp_path / "out", "--tolerance", "5%", "--batches", "4") == 0
+    assert trace.read_text().startswith(kept)
+    assert tune(texts, tmp_path / "alone", "--tolerance", "5%", "--batches", "4") == 0
+    plans = [json.loads((tmp_path / name / "plan.json").read_text()) for name in ("out", "alone")]
+    assert plans[0] == plans[1]
+
+
+def test_a_switch_that_was_interrupted_is_undone(server):
+    """The server may have switched when Ctrl-C ended the wait for its answer."""
+
+    def switch(policy):
+        FakeServer.set_policy(server, policy)
+        server.set_policy = lambda policy: FakeServer.set_policy(server, policy)
+        raise KeyboardInterrupt
+
+    guard = SwitchGuard(server)
+    server.set_policy = switch
+    with pytest.raises(KeyboardInterrupt):
+        guard.set_policy({"policy": "oea", "k0": 3})
+    guard.restore()
+    assert server.policy == {"policy": "xshare"}
+
+
+def test_of_two_that_begin_at_once_one_holds_the_server(server):
+    """Both have found no trial; the first asks just before the second does."""
+    first, second, ask = SwitchGuard(server), SwitchGuard(server), server.set_policy
+
+    def intrude(policy):
+        server.set_policy = ask
+        first.set_policy({"policy": "oea", "k0": 3})
+        return ask(policy)
+
+    server.set_policy = intrude
+    with pytest.raises(Switched):
+        second.set_policy({"policy": "oea", "k0": 2})
+    assert not second.restore()
+    assert (server.policy, server.trial) == ({"policy": "oea", "k0": 3}, True)
+    first.set_policy({"policy": "oea", "k0": 1})
+    assert first.restore()
+    assert (server.policy, server.trial) == ({"policy": "xshare"}, False)
+
+
+def test_what_others_switch_just_before_is_left_so(server):
+    """Between a look at the server and the question that follows it."""
+    ask, own = server.set_policy, {"policy": "oea", "k0": 5}
+
+    def intrude(policy):
+        server.set_policy = ask
+        ask(own)
+        return ask(policy)
+
+    guard = SwitchGuard(server)
+    guard.set_policy({"policy": "oea", "k0": 3})
+    server.set_policy = intrude
+    with pytest.raises(Switched):
+        guard.set_policy({"policy": "oea", "k0": 2})
+    assert not guard.restore()
+    guard = SwitchGuard(server)
+    guard.set_policy({"policy": "oea", "k0": 3})
+    server.set_policy = intrude
+    assert not guard.restore()
+    assert (server.policy, server.trial) == (own, False)
+
+
+def test_an_answer_that_never_came_is_undone(server):
+    def ask(policy):
+        FakeServer.set_policy(server, policy)
+        server.set_policy = lambda policy: FakeServer.set_policy(server, policy)
+        raise PolicyError("no answer (timed out)")
+
+    guard = SwitchGuard(server)
+    server.set_policy = ask
+    with pytest.raises(PolicyError, match="timed out"):
+        guard.set_policy({"policy": "oea", "k0": 3})
+    assert guard.restore()
+    assert (server.policy, server.trial) == ({"policy": "xshare"}, False)
+
+
+def test_a_trial_is_never_put_back(texts, tmp_path, server, capsys):
+    """Two runs side by side: the second begins between two measurements of the first, which ends well."""
+    own = {"policy": "oea", "k0": 3}
+    server.policy = own
+    second: list[int] = []
+
+    def begin(fake):
+        fake.intrude = lambda fake: None
+        second.append(tune(texts, tmp_path / "second"))
+
+    server.intrude = begin
+    assert tune(texts, tmp_path / "first") == 0
+    out, err = capsys.readouterr()
+    assert second == [1]
+    assert err.startswith("tune: http://fake: its policy is another search's trial")
+    assert (server.policy, server.trial) == (own, False)
+    assert "At the end it puts back: oea:k0=3\n" in out
+    assert "\nPut back: oea:k0=3\n" in out

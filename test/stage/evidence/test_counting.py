@@ -1,5 +1,7 @@
 """A step is counted by what its selections have left in tables: exactly what the reference says of its logits."""
 
+import functools
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from selection.compared import DEVICE
 from selection.interpreter import interpreted
 from selection.test_triton_launch import Dispatched, kernel
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
+from sglang_xshare.selection.cpu_call import load
 from sglang_xshare.stage.evidence.counters import Counters
 from sglang_xshare.stage.evidence.interval import OUTCOMES
 from sglang_xshare.stage.step import Step
@@ -23,10 +26,30 @@ PLANS = {
 }
 
 
+COMPILED = pytest.mark.skipif(load() is None, reason="no C++ compiler here, or SGLANG_XSHARE_CPU_KERNEL=0")
+
+
 @pytest.fixture(scope="module")
 def interpreter():
     with interpreted() as run:
         yield run
+
+
+def run_here(function, *args):
+    """In this process, without an interpreter."""
+    return function(*args)
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=COMPILED), False])
+@pytest.mark.parametrize("backend", [pytest.param("cpu", marks=COMPILED), "torch"])
+@pytest.mark.parametrize("plans", PLANS)
+def test_in_one_call_and_in_plain_torch(monkeypatch, plans, backend, compiled):
+    """As on a CPU with the compiled library, and without."""
+    if not compiled:
+        monkeypatch.setattr("sglang_xshare.stage.evidence.counters.load", lambda: None)
+    check_counts(run_here, PLANS[plans], RunnerSlots(), backend)
+    loaded = torch.rand(len(PLANS[plans]), 24, generator=torch.Generator().manual_seed(1)) < 0.4
+    check_counts(run_here, PLANS[plans], RunnerSlots(), backend, loaded, 5)
 
 
 @pytest.mark.parametrize("backend", ["triton", "torch"])
@@ -124,6 +147,54 @@ def test_counting_takes_as_many_operations_for_any_number_of_layers(attach, kern
         operations.append(dispatched.operations)
     assert operations[0] == operations[1]
     assert len(operations[0]) <= 24, operations[0]
+
+
+@COMPILED
+@pytest.mark.parametrize("layers", [{}, {"1": {"policy": "vanilla"}}], ids=["all layers", "one vanilla"])
+def test_a_cpus_step_is_one_call_a_layer_and_one_that_counts(attach, monkeypatch, layers):
+    """Torch scores; what a plan's first use has checked is not checked again."""
+    model, calls = Model(3), []
+    installed = attach(model, expert_policy="xshare", expert_policy_config={"k0": 1, "add": 3, "layers": layers})
+    run(model, "decode", 8)
+    library = load()
+    for name in ("select_experts", "count_step"):
+        monkeypatch.setattr(library, name, note(calls, name, getattr(library, name)))
+    for layer in installed.layers:
+        for call in layer._calls.values():
+            call._run = library.select_experts
+    monkeypatch.setattr(selection, "_check_inputs", lambda *args: calls.append("check"))
+    batch, totals = forward_batch("decode", 8), installed.counters.totals.clone()
+    with Dispatched() as dispatched:
+        model.forward(None, None, batch)
+    selecting = 3 - len(layers)
+    # An outcome is added, the tables' two marks are set to 0 once, and every layer's logits are scored.
+    assert dispatched.operations == ["add_", *["zero_"] * 2, *["_softmax"] * selecting]
+    assert calls == [*["select_experts"] * selecting, "count_step"]
+    assert torch.equal(installed.counters.totals, 2 * totals)
+
+
+@COMPILED
+def test_a_layer_that_does_not_select_again_is_vanilla_in_the_tables_kept():
+    """The next step of a shape finds them as the last one left them."""
+    counters, logits = Counters(2, "cpu"), torch.randn(4, 16)
+    plan = build_plan("xshare", k0=1, add=3)
+    for layers in ((0, 1), (1,)):
+        for layer in layers:
+            select(logits, plan, ROUTER, tally=counters.tally(layer, logits))
+        assert counters.tables.active.any(1).tolist() == [0 in layers, True]
+        counts = counters.count(Step("decode", 4, Batch()))
+        assert counts[:, 0].tolist() == [float(0 in layers), 1.0]
+
+
+def note(calls, name, function):
+    """The function, with its name added to the calls whenever it runs."""
+
+    @functools.wraps(function)
+    def noted(*args):
+        calls.append(name)
+        return function(*args)
+
+    return noted
 
 
 def test_layers_with_other_experts_than_the_first_are_refused():

@@ -23,16 +23,18 @@ SWITCH = "SGLANG_XSHARE_CPU_KERNEL"
 SOURCE = Path(__file__).with_name("csrc")
 # No fused multiply-add: its bits are not torch's.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno")
-ARGUMENTS: list[Any] = [*[c_void_p] * 9, *[c_int32] * 4, *[c_void_p] * 7]
-"""Of `select_experts`."""
+SIGNATURES = {
+    "select_experts": ([*[c_void_p] * 9, *[c_int32] * 4, *[c_void_p] * 7], c_int32),
+    "count_step": ([*[c_void_p] * 10, *[c_int32] * 4], None),
+}
 
 logger = logging.getLogger(__name__)
 
 
 @cache
 def load() -> Any:
-    """The library with `select_experts`, built where no earlier process has. None where SGLANG_XSHARE_CPU_KERNEL=0, or,
-    with a line in the log, where there is no compiler or it fails.
+    """The functions of SIGNATURES, built where no earlier process has; None, and a line in the log, where there is no
+    compiler or it fails, and without that line where SGLANG_XSHARE_CPU_KERNEL=0.
     """
     if os.environ.get(SWITCH) == "0":
         return None
@@ -43,7 +45,9 @@ def load() -> Any:
         logger.warning("Experts are selected in torch on this CPU, which takes longer: %s", error)
         return None
     assert library.size_of_plan() == ctypes.sizeof(Plan), "csrc/plan.h and layout.py have different plans"
-    library.select_experts.argtypes, library.select_experts.restype = ARGUMENTS, c_int32
+    for name, (arguments, result) in SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, result
     return library
 
 

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...selection.cpu_call import is_readable, load
 from ...types import Tally
 from ..step import Step
 from .columns import COLUMNS, COUNTS, KEPT, PAGING_COUNTS, copy_flags
+from .compiled import add_tables
 from .interval import OUTCOMES, Interval
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ class Counters:
     without a live row, as when a graph is captured, counts as none.
 
     Selections leave what is counted of them in tables of all layers, see `tally`; a dozen small operations add these up
-    once a step. `residents` are those of a server that pages experts.
+    once a step, on a CPU one compiled call. `residents` are those of a server that pages experts.
     """
 
     def __init__(self, num_layers: int, device: str, residents: Residents | None = None) -> None:
@@ -31,6 +33,9 @@ class Counters:
         self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
         self.tables: Tally | None = None
         """Tensors [layers, ...] of the step at hand, 0 for layers that have not selected; None before the first has."""
+        self.in_one_call = is_readable(self.totals) and load() is not None
+        # On a CPU nothing reads a step's tables once it is counted: the next step of the shape has them again.
+        self._by_shape: dict[torch.Size, tuple[Tally, list[Tally]]] = {}
 
     def count_outcome(self, outcome: str, step: Step | None = None) -> None:
         """Count one forward, which begins."""
@@ -46,11 +51,25 @@ class Counters:
         if not rows:
             return None
         if self.tables is None:
-            self.tables = allocate_tables(len(self.totals), logits)
+            self.tables = self._begin(logits)
         if self.tables.active.shape[1] != experts:
             counts = f"{experts} experts in one MoE layer, {self.tables.active.shape[1]} in another"
             raise RuntimeError(f"{counts}: an expert policy counts layers of as many each")
-        return self.tables.of(layer)
+        kept = self._by_shape.get(logits.shape)
+        return self.tables.of(layer) if kept is None else kept[1][layer]
+
+    def _begin(self, logits: torch.Tensor) -> Tally:
+        """Tables of a step, all 0 in what tells whether a layer has selected."""
+        layers = len(self.totals)
+        if not (self.in_one_call and is_readable(logits)):
+            return allocate_tables(layers, logits)
+        if logits.shape not in self._by_shape:
+            tables = allocate_tables(layers, logits)
+            self._by_shape[logits.shape] = tables, [tables.of(layer) for layer in range(layers)]
+        tables = self._by_shape[logits.shape][0]
+        tables.active.zero_()
+        tables.vanilla_active.zero_()
+        return tables
 
     def count(self, step: Step, fits: Sequence[bool] = ()) -> torch.Tensor:
         """Add a step's tables to the totals. `fits` says of every layer with paged experts whether what is active was
@@ -61,6 +80,8 @@ class Counters:
         tables, self.tables = self.tables, None
         if tables is None:
             return torch.zeros_like(self.totals)
+        if self.in_one_call and is_readable(tables.active):
+            return add_tables(self.totals, tables, step, self.residents, fits)
         counts = count_tables(tables, step, self.residents, fits)
         self.totals += counts
         return counts

@@ -1,0 +1,58 @@
+// A step counted in one call: selections leave what they found in tables of all layers, which are added up here, as
+// `count_tables` of python/sglang_xshare/stage/evidence/counters.py does.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+
+namespace {
+
+enum Column { STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED, EXACT, PAGED_BEFORE, PAGED, EXCEEDED, COLUMNS };
+
+int64_t count_set(const uint8_t* flags, const uint8_t* among, const uint8_t* outside, int32_t count) {
+  int64_t found = 0;
+  for (int32_t i = 0; i < count; i++) found += flags[i] && (!among || among[i]) && !(outside && outside[i]);
+  return found;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Adds every layer's counts to its row of `totals` [layers, 10]; `counts`, of the same shape, is what was added. The
+// model itself uses experts in every layer and step with a live row: one without any has not selected. `loaded` and
+// `fits` are null where no experts are paged, or nothing is sure to fit.
+void count_step(
+    const uint8_t* active, const uint8_t* vanilla_active, const float* kept_mass, const int64_t* rescued,
+    const uint8_t* loaded, const uint8_t* fits, const uint8_t* valid, const uint8_t* exact, double* totals,
+    double* counts, int32_t num_slots, int32_t layers, int32_t num_rows, int32_t num_experts) {
+  const int64_t live = valid ? count_set(valid, nullptr, nullptr, num_rows) : num_rows;
+  const int64_t marked = exact ? count_set(exact, valid, nullptr, num_rows) : 0;
+  std::fill_n(counts, static_cast<size_t>(layers) * COLUMNS, 0.0);
+  for (int32_t layer = 0; layer < layers; layer++) {
+    const uint8_t* before = vanilla_active + static_cast<size_t>(layer) * num_experts;
+    const int64_t experts_before = count_set(before, nullptr, nullptr, num_experts);
+    if (!experts_before) continue;
+    const uint8_t* after = active + static_cast<size_t>(layer) * num_experts;
+    const float* kept = kept_mass + static_cast<size_t>(layer) * num_rows;
+    double* count = counts + static_cast<size_t>(layer) * COLUMNS;
+    count[STEPS] = 1;
+    count[BEFORE] = experts_before;
+    count[AFTER] = count_set(after, nullptr, nullptr, num_experts);
+    count[KEPT] = std::accumulate(kept, kept + num_rows, 0.0);
+    count[ROWS] = live;
+    count[RESCUED] = rescued[layer];
+    count[EXACT] = marked;
+    if (loaded) {
+      const uint8_t* there = loaded + static_cast<size_t>(layer) * num_experts;
+      count[PAGED_BEFORE] = count_set(before, nullptr, there, num_experts);
+      count[PAGED] = count_set(after, nullptr, there, num_experts);
+      count[EXCEEDED] = fits && fits[layer] && count[AFTER] > num_slots;
+    }
+    for (int column = 0; column < COLUMNS; column++) {
+      totals[static_cast<size_t>(layer) * COLUMNS + column] += count[column];
+    }
+  }
+}
+}

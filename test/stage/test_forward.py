@@ -3,11 +3,12 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from sglang_xshare import hooks
 from sglang_xshare.stage.forward import wrap_router
-from stage.fake import EXPERTS, XSHARE, Model, forward_batch, runner
+from stage.fake import EXPERTS, XSHARE, Model, forward_batch, run, runner
 
 
 def test_ranks_compare_after_forwards_that_the_model_does_not_see(attach):
@@ -45,3 +46,13 @@ def test_a_router_without_rows_selects_with_the_others_before_it_answers():
     wrap_router(router, SimpleNamespace(routing=SimpleNamespace(enter_collective=order.append)))
     router.empty_topk_output("cpu", layer_id=3)
     assert order == ["config", (("cpu",), {"layer_id": 3})]
+
+
+def test_a_router_that_sees_other_rows_than_the_step_is_refused_at_any_time(attach):
+    """Also where a compiled call is kept for its plan."""
+    model = Model(2)
+    attach(model, expert_policy="xshare", expert_policy_config={"k0": 1, "add": 3})
+    for _ in range(2):
+        run(model, "decode", 8)
+    with pytest.raises(RuntimeError, match="MoE layer 0: 8 router rows in a step of 6"):
+        model.forward(None, None, forward_batch("decode", 6))

@@ -14,6 +14,7 @@ constexpr int MANY = 48;  // from here on sorting beats insertion
 
 // The best `count` of some experts, which come in ascending order. Writes them best first, returns how many.
 inline int find_best(const float* choice, const int32_t* experts, int num_experts, int count, int32_t* best) {
+  if (count <= 0) return 0;
   if (count >= MANY) {
     std::vector<int32_t> alive;
     for (int i = 0; i < num_experts; i++) {

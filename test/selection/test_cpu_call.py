@@ -189,10 +189,17 @@ def test_residents(name, slots, free):
 
 def test_masked_logits():
     """Of runners that rank logits themselves, which none on a CPU does."""
-    call = make_logits("dead rows", 9, 32), make_plan("xshare"), Router(4)
-    found, same = (select(*call, backend=backend, slots=RunnerSlots(masked=True)) for backend in ("cpu", "torch"))
-    assert torch.equal(found.masked_logits, same.masked_logits)
-    assert torch.equal(found.active, same.active)
+    for rows, plan in ((9, make_plan("xshare")), (1, build_plan("pruned", k0=1))):
+        found, tallies = [], []
+        for backend in ("cpu", "torch"):
+            tallies.append(
+                Tally(*(torch.zeros(32, dtype=torch.bool) for _ in "ab"), torch.zeros(rows), torch.tensor(0))
+            )
+            logits, slots = make_logits("dead rows", rows, 32), RunnerSlots(masked=True)
+            found.append(select(logits, plan, Router(4), backend=backend, slots=slots, tally=tallies[-1]))
+        for answers in (found, tallies):
+            assert torch.equal(answers[0].active, answers[1].active)
+        assert torch.equal(found[0].masked_logits, found[1].masked_logits)
 
 
 @pytest.mark.parametrize("slices", [(slice(None), slice(3, 35)), (slice(None, None, 2), slice(None)), None])

@@ -17,16 +17,16 @@ from .search import Found
 
 def print_found(found: Found, console: Console) -> None:
     """Every trial at one batch size, and the one chosen with its settings."""
-    limit = f"{1000 * found.tolerance:.1f} mnats of {found.cross_entropy:.3f} nats tolerated"
+    limit = f"{found.tolerance:.4f} of {found.cross_entropy:.3f} nats tolerated"
     title = f"{found.batch} rows: {limit}; under vanilla {found.before:.1f} {found.unit}"
     table = Table(title=title, title_justify="left")
-    for heading in ("tried", found.unit, "loss, mnats", "held out", "predicted", "kept mass", "greedy agreement"):
+    for heading in ("tried", found.unit, "loss, nats", "held out", "predicted", "kept mass", "greedy agreement"):
         table.add_column(heading, justify="left" if heading == "tried" else "right")
     for number, trial in enumerate(found.trials, 1):
         name = f"{number}{', chosen' if trial is found.chosen else ''}"
         mass = "-" if trial.kept_mass is None else f"{trial.kept_mass:.3f}"
         held_out = format_loss(trial.held_out) if trial.held_out else "-"
-        losses = format_loss(trial.loss), held_out, f"{1000 * trial.predicted:.1f}"
+        losses = format_loss(trial.loss), held_out, f"{trial.predicted:.4f}"
         table.add_row(name, f"{trial.experts:.1f}", *losses, mass, f"{trial.agreement:.1%}")
     console.print(table)
     if found.chosen is not None:
@@ -39,20 +39,20 @@ def summarize(found: Found) -> str:
     chosen = found.chosen
     if chosen is None or chosen.held_out is None:
         return f"{found.batch} rows: vanilla, nothing loses as little as tolerated."
-    low, high = (1000 * end for end in chosen.held_out.interval)
-    interval = f"95 % confidence [{low:.1f}, {high:.1f}]"
+    low, high = chosen.held_out.interval
+    interval = f"95 % confidence [{low:.4f}, {high:.4f}]"
     if not found.is_sure:
         interval += ", which reaches past the tolerance: more --samples narrow it"
     return (
         f"{found.batch} rows, held-out samples: {chosen.held_out_experts:.1f} {found.unit} in place of "
         f"{found.before:.1f}; greedy agreement {chosen.held_out_agreement:.1%}; loss {format_loss(chosen.held_out)} "
-        f"mnats of {1000 * found.tolerance:.1f} tolerated, {interval}."
+        f"nats of {found.tolerance:.4f} tolerated, {interval}."
     )
 
 
 def format_loss(loss: Loss) -> str:
-    """In millinats, with its standard error."""
-    return f"{1000 * loss.delta:+.1f} ± {1000 * loss.error:.1f}"
+    """In nats, with its standard error."""
+    return f"{loss.delta:+.4f} ± {loss.error:.4f}"
 
 
 def describe_found(found: Found) -> dict[str, Any]:
@@ -87,19 +87,19 @@ def plot_found(found: Sequence[Found], path: Path) -> bool:
     figure, axes = pyplot.subplots(1, len(found), figsize=(5.5 * len(found), 4), squeeze=False, layout="constrained")
     for axis, one in zip(axes[0], found, strict=True):
         experts = [trial.experts for trial in one.trials]
-        losses, errors = ([1000 * getattr(trial.loss, name) for trial in one.trials] for name in ("delta", "error"))
+        losses, errors = ([getattr(trial.loss, name) for trial in one.trials] for name in ("delta", "error"))
         axis.errorbar(experts, losses, yerr=errors, fmt="o", capsize=3, label="tried")
         if one.chosen is not None and one.chosen.held_out is not None:
             axis.errorbar(
                 one.chosen.held_out_experts,
-                1000 * one.chosen.held_out.delta,
-                yerr=1960 * one.chosen.held_out.error,
+                one.chosen.held_out.delta,
+                yerr=1.96 * one.chosen.held_out.error,
                 fmt="s",
                 capsize=3,
                 label="chosen, held out, 95 %",
             )
-        axis.axhline(1000 * one.tolerance, linestyle=":", color="grey", label="tolerated")
-        axis.set(title=f"{one.batch} rows", xlabel=f"{one.unit} of a layer and step", ylabel="loss, mnats a token")
+        axis.axhline(one.tolerance, linestyle=":", color="grey", label="tolerated")
+        axis.set(title=f"{one.batch} rows", xlabel=f"{one.unit} of a layer and step", ylabel="loss, nats a token")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     figure.savefig(path, dpi=120)

@@ -99,7 +99,7 @@ def search(
                 continue  # it cannot change anything at this batch size
             loss, saved = fmean(one.divergences), one.saved / len(group)
             measured.append(Option(setting, loss, -one.saved))
-            told = f"{saved:.1f} {unit} saved a layer, {1000 * loss:.1f} mnats of divergence"
+            told = f"{saved:.1f} {unit} saved a layer, {loss:.4f} nats of divergence"
             tell(f"layers {name_layers(group)}, {setting}: {told}")
         options[group] = smooth(
             [Option(VANILLA_SETTING, 0.0, 0.0), *(option for option in measured if option.experts < 0)]
@@ -126,13 +126,13 @@ def _try(bench: Bench, found: Found, choice: dict[str, Option], tell: Tell) -> T
     measured, vanilla = _run(bench, found, settings, "tuning")
     loss, experts = compare(measured, vanilla), _count_experts(measured, found)
     trial = Trial(settings, predicted, loss, experts, measured.kept_mass, agreement(measured, vanilla))
-    tell(f"together: {experts:.1f} {found.unit}, {1000 * loss.delta:+.1f} mnats ({1000 * predicted:.1f} predicted)")
+    tell(f"together: {experts:.1f} {found.unit}, {loss.delta:+.4f} nats ({predicted:.4f} predicted)")
     if loss.delta > found.tolerance:
         return trial
     measured, vanilla = _run(bench, found, settings, "held out")
     loss, experts = compare(measured, vanilla), _count_experts(measured, found)
-    low, high = (1000 * end for end in loss.interval)
-    tell(f"held out: {experts:.1f} {found.unit}, {1000 * loss.delta:+.1f} mnats, 95 % [{low:.1f}, {high:.1f}]")
+    low, high = loss.interval
+    tell(f"held out: {experts:.1f} {found.unit}, {loss.delta:+.4f} nats, 95 % [{low:.4f}, {high:.4f}]")
     same = agreement(measured, vanilla)
     return replace(trial, held_out=loss, held_out_experts=experts, held_out_agreement=same)
 

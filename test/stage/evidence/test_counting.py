@@ -10,7 +10,7 @@ from selection.interpreter import interpreted
 from selection.test_triton_launch import Dispatched, kernel
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
 from sglang_xshare.selection.cpu_call import load
-from sglang_xshare.stage.evidence.counters import Counters
+from sglang_xshare.stage.evidence.counters import MAX_SHAPES, Counters
 from sglang_xshare.stage.evidence.interval import OUTCOMES
 from sglang_xshare.stage.step import Step
 from stage.counted import count_steps
@@ -160,7 +160,7 @@ def test_a_cpus_step_is_one_call_a_layer_and_one_that_counts(attach, monkeypatch
     for name in ("select_experts", "count_step"):
         monkeypatch.setattr(library, name, note(calls, name, getattr(library, name)))
     for layer in installed.layers:
-        for call in layer._calls.values():
+        for _, call in layer._calls.values():
             call._run = library.select_experts
     monkeypatch.setattr(selection, "_check_inputs", lambda *args: calls.append("check"))
     batch, totals = forward_batch("decode", 8), installed.counters.totals.clone()
@@ -184,6 +184,18 @@ def test_a_layer_that_does_not_select_again_is_vanilla_in_the_tables_kept():
         assert counters.tables.active.any(1).tolist() == [0 in layers, True]
         counts = counters.count(Step("decode", 4, Batch()))
         assert counts[:, 0].tolist() == [float(0 in layers), 1.0]
+
+
+@COMPILED
+def test_tables_are_kept_of_so_many_shapes_and_for_every_mode():
+    counters, plan = Counters(2, "cpu"), build_plan("xshare", k0=1, add=3)
+    for mode in (True, False, True):
+        with torch.inference_mode(mode):
+            for rows in range(2, MAX_SHAPES + 10):
+                logits = torch.randn(rows, 16)
+                select(logits, plan, ROUTER, tally=counters.tally(1, logits))
+                assert counters.count(Step("decode", rows, Batch()))[:, 0].tolist() == [0.0, 1.0]
+                assert len(counters._by_shape) <= MAX_SHAPES
 
 
 def note(calls, name, function):

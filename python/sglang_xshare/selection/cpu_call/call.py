@@ -124,4 +124,6 @@ class Call:
         answer = Selection(ids, weights, selected, tally.active, tally.rescued, tally.vanilla_active, tally.kept_mass)
         if self.slots is None or not self.slots.masked:
             return answer
-        return replace(answer, **serve_runner(answer, logits, router.top_k, self.slots))
+        answer = replace(answer, **serve_runner(answer, logits, router.top_k, self.slots))
+        tally.active.copy_(answer.active)  # those that make k count too
+        return answer

@@ -76,12 +76,12 @@ def find_cache() -> Path:
     root = os.environ.get("TORCH_EXTENSIONS_DIR")
     if root:
         return Path(root, "sglang_xshare")
-    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache_home, "torch_extensions", "sglang_xshare")
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         said = next((line for line in done.stderr.splitlines() if "error" in line), f"exit code {done.returncode}")
         raise OSError(f"{command[0]}: {said}")

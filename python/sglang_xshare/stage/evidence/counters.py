@@ -17,6 +17,9 @@ from .interval import OUTCOMES, Interval
 if TYPE_CHECKING:
     from ...upstream.paging import Residents
 
+MAX_SHAPES = 64
+"""How many kept: 48 layers of 128 experts and 512 rows have 0.1 MB a shape."""
+
 
 class Counters:
     """Running totals on the device. The host waits for nothing, so that a captured graph counts on replay. A step
@@ -36,6 +39,8 @@ class Counters:
         self.in_one_call = is_readable(self.totals) and load() is not None
         # On a CPU nothing reads a step's tables once it is counted: the next step of the shape has them again.
         self._by_shape: dict[torch.Size, tuple[Tally, list[Tally]]] = {}
+        self._by_layer: list[Tally] | None = None
+        """The parts of `tables`, where these are kept."""
 
     def count_outcome(self, outcome: str, step: Step | None = None) -> None:
         """Count one forward, which begins."""
@@ -55,18 +60,21 @@ class Counters:
         if self.tables.active.shape[1] != experts:
             counts = f"{experts} experts in one MoE layer, {self.tables.active.shape[1]} in another"
             raise RuntimeError(f"{counts}: an expert policy counts layers of as many each")
-        kept = self._by_shape.get(logits.shape)
-        return self.tables.of(layer) if kept is None else kept[1][layer]
+        return self.tables.of(layer) if self._by_layer is None else self._by_layer[layer]
 
     def _begin(self, logits: torch.Tensor) -> Tally:
         """Tables of a step, all 0 in what tells whether a layer has selected."""
         layers = len(self.totals)
         if not (self.in_one_call and is_readable(logits)):
+            self._by_layer = None
             return allocate_tables(layers, logits)
         if logits.shape not in self._by_shape:
-            tables = allocate_tables(layers, logits)
-            self._by_shape[logits.shape] = tables, [tables.of(layer) for layer in range(layers)]
-        tables = self._by_shape[logits.shape][0]
+            if len(self._by_shape) >= MAX_SHAPES:
+                self._by_shape.clear()
+            with torch.inference_mode(False):  # of which a later step could not write to any
+                tables = allocate_tables(layers, logits)
+                self._by_shape[logits.shape] = tables, [tables.of(layer) for layer in range(layers)]
+        tables, self._by_layer = self._by_shape[logits.shape]
         tables.active.zero_()
         tables.vanilla_active.zero_()
         return tables

@@ -21,7 +21,7 @@ from sglang_xshare import __version__
 from sglang_xshare.patching import PatchError
 from sglang_xshare.patching.queue import find_root, list_releases
 
-SOURCE = ("LICENSE", "patches", "python", "scripts")
+SOURCE = ("LICENSE", "patches", "sgl-kernel/csrc", "python", "scripts")
 METADATA = (
     "Metadata-Version: 2.4\nName: sglang\nVersion: 0.5.21\nLicense-File: LICENSE\n\n# SGLang\n\nVersion: 0.5.21\n"
 )

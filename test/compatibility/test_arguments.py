@@ -100,7 +100,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "key in both flags": {"expert_policy": "xshare:k0=1,add=24", "expert_policy_config": '{"add": 12}'},
     "vanilla with a key": {"expert_policy": "vanilla:k0=1"},
     "misspelt key": {"expert_policy": "xshare:ad=24"},
-    "misspelt common key": {"expert_policy": "oea:by-batch=1"},
+    "misspelt common key": {"expert_policy": "oea:by-rows=1"},
     "policy of another type": {"expert_policy": 3},
     "unknown key": {"expert_policy": "xshare", "expert_policy_config": '{"nope": 1}'},
     "missing key": {"expert_policy": "dynamic-skip"},

@@ -57,6 +57,22 @@ def make_plan(name):
     return build_plan({"policy": name, **PLANS[name]})
 
 
+ROUTERS = [
+    "softmax",
+    "softmax, not renormalizing",
+    "softmax with bias",
+    "sigmoid",
+    "sigmoid with bias",
+    "group-limited",
+    "group-limited with bias",
+    "sqrtsoftplus",
+    "sqrtsoftplus with bias",
+    "scaled by expert",
+    "top-k of each group",
+]
+"""Kinds that `make_router` makes."""
+
+
 def make_router(kind, experts, top_k=8):
     bias = torch.linspace(-0.2, 0.2, experts, device=DEVICE).mul(64).round() / 64
     return {

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from selection.cases import DTYPES, KINDS, batch_of, cases, check, fill_logits, keys_for, router_of
-from selection.compared import EVERY_PLAN, make_plan, make_router, move_router
+from selection.compared import EVERY_PLAN, ROUTERS, make_plan, make_router, move_router
 from selection.oracle import ALGORITHMS
 from selection.test_exact_rows import any_plans, marked
 from selection.test_residents import PLANS as RESIDENT_PLANS
@@ -25,19 +25,6 @@ pytestmark = pytest.mark.skipif(load() is None, reason="no C++ compiler here, or
 FIELDS = ("topk_ids", "topk_weights", "selected", "active", "vanilla_active", "rescued", "kept_mass")
 CLOSE = ("topk_weights", "kept_mass")
 SLOTS = [None, RunnerSlots(), RunnerSlots(empty=True), RunnerSlots(shared=2, shared_weight=0.4)]
-ROUTERS = [
-    "softmax",
-    "softmax, not renormalizing",
-    "softmax with bias",
-    "sigmoid",
-    "sigmoid with bias",
-    "group-limited",
-    "group-limited with bias",
-    "sqrtsoftplus",
-    "sqrtsoftplus with bias",
-    "scaled by expert",
-    "top-k of each group",
-]
 often = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

@@ -19,6 +19,7 @@ from selection.compared import (
     EVERY_PLAN,
     EXACT,
     HAS_GPU,
+    ROUTERS,
     compare,
     few,
     kernel,
@@ -94,19 +95,7 @@ def test_programs_agree_on_voters_and_on_who_is_rescued(kernel, name, kind):
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        "softmax",
-        "softmax, not renormalizing",
-        "softmax with bias",
-        "sigmoid",
-        "sigmoid with bias",
-        "group-limited",
-        "group-limited with bias",
-        "sqrtsoftplus",
-        "sqrtsoftplus with bias",
-        "scaled by expert",
-        "top-k of each group",
-    ],
+    ROUTERS,
 )
 @pytest.mark.parametrize("name", ["vanilla", "xshare", "moe-spec truncating"])
 def test_routers(kernel, kind, name):

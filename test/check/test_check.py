@@ -97,7 +97,7 @@ def test_it_serves_what_a_server_serves(release, patched_release, written):  # n
     assert report["policy"] == {"policy": "xshare", "keys": resolved}
     assert report["plan"].items() >= {"policy": "xshare", **resolved, "min_rows": 2, "overrides": []}.items()
     assert (report["sglang"], report["device"], report["capture_sizes"]) == (release, "cpu", [])
-    assert report["selection"] == {"vanilla": [1, 2, 3], "triton": [], "torch": list(range(4, 17))}
+    assert report["selection"] == {"vanilla": [1, 2, 3], "triton": [], "cpu": list(range(4, 17)), "torch": []}
     assert (report["plans"], report["plans_that_can_drop"]) == (1, 1)
     useless = reports["a plan that drops nothing"]
     assert useless["plans_that_can_drop"] == 0

@@ -260,7 +260,7 @@ def test_a_broken_bound_stops_the_server(monkeypatch):
 
     monkeypatch.setattr("sglang_xshare.stage.layer.select", forget)
     for layer in stage.layers:
-        layer._calls.clear()  # as before a plan's first use
+        layer.calls.clear()  # as before a plan's first use
     decode(model, 0, 8)
     stage.reports.invalidate()
     with pytest.raises(

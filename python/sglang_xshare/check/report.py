@@ -9,11 +9,14 @@ from ..compatibility.schedule import check_schedule
 from ..policies import VANILLA, bounds, get_policy
 from ..policies.description import describe as describe_plan
 from ..refusal import ExpertPolicyError
-from ..selection.triton_kernel import supports
+from ..selection import cpu_call, triton_kernel
 from ..types import Batch, Router
 from ..upstream.batches import list_captured, read_batches
 from ..upstream.server import attention_dp_size, model_config, resolved, spell
 from .resolve import Resolution
+
+COMPILED = {"cuda": ("triton", triton_kernel.supports), "cpu": ("cpu", cpu_call.supports)}
+"""Device -> what selects there, and whether it serves a plan; torch does the rest."""
 
 
 def describe(resolution: Resolution) -> dict[str, Any]:
@@ -91,10 +94,11 @@ def _describe_selection(
     tokens = config.speculative_num_draft_tokens or 1
     phase = "decode" if config.speculative_algorithm is None else "verify"
     batches = read_batches(config)
-    found: dict[str, list[int]] = {"vanilla": [], "triton": [], "torch": []}
+    compiled, supports = COMPILED.get(str(config.device), ("torch", triton_kernel.supports))
+    found: dict[str, list[int]] = {"vanilla": [], "triton": [], "cpu": [], "torch": []}
     for size in capture_sizes or range(1, 17):
         rows = size * tokens * attention_dp_size(config)
-        kind = "triton" if config.device == "cuda" else "torch"
+        kind = compiled
         layers = range(model.num_layers)
         planned = {plan for layer in layers for plan in schedule.plans_for(layer, phase, rows)}
         shape = model.num_experts, rows, tokens, config.ep_size

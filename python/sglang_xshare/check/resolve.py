@@ -80,7 +80,10 @@ def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
     Raises ValueError for a GPU that cannot be told, and for flags that SGLang's parser does not take.
     """
     from sglang.srt import expert_policy
-    from sglang.srt.server_args import prepare_server_args
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # 0.5.17 warns that there is no GPU as it is imported
+        from sglang.srt.server_args import prepare_server_args
 
     resolution = Resolution()
     hooks = {"check_flags": resolution.note_given, "check_server": resolution.note_resolved}

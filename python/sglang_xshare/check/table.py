@@ -60,7 +60,7 @@ def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     if "moe_runner" in report and not is_paging:
         rows.append(("captured batches", spell_sizes(report["capture_sizes"]) or "none: no CUDA graphs"))
     if "selection" in report and not is_paging:
-        kinds = {"triton": "Triton kernel", "torch": "plain torch", "vanilla": "vanilla"}
+        kinds = {"triton": "Triton kernel", "cpu": "compiled call", "torch": "plain torch", "vanilla": "vanilla"}
         sizes = {name: spell_sizes(report["selection"][kind]) for kind, name in kinds.items()}
         rows.append(("selection", "; ".join(f"{name} at {text}" for name, text in sizes.items() if text)))
         if report["plans_that_can_drop"] < report["plans"]:

@@ -93,7 +93,8 @@ class Layer:
         """What the layer has chosen in this step; None before, and where it has no plan."""
         self.find_tally: Callable[[torch.Tensor], Tally | None] = lambda logits: None
         """Where a selection from logits [n, N] is to leave what is counted of it; a stage has one for each layer."""
-        self._calls: dict[tuple[object, ...], tuple[SelectionPlan, Call | None]] = {}
+        self.calls: dict[tuple[object, ...], tuple[SelectionPlan, Call | None]] = {}
+        """What selects in a step of a plan and shape on a CPU; a stage clears it at a switch."""
         empty = convention == DROPPED and not renumbers
         self.slots = RunnerSlots(empty=empty)
         # Upstream gives a shared expert the weight that cancels a scaling still to come.
@@ -167,14 +168,14 @@ class Layer:
         tally = self.find_tally(logits)
         # A plan stands beside its call, and the layer has its slots, so that no other ones have their ids.
         place = id(plan), id(slots), logits.shape, step.rows, step.batch.tokens_per_request, step.batch.exact is None
-        known = self._calls.get(place) if buffer is None else None
+        known = self.calls.get(place) if buffer is None else None
         if known is not None and known[1] is not None:
             return known[1](logits, step.batch, self._find_ranks(plan), tally)
         selection = self.select(logits, plan, slots, tally, buffer)  # which checks all of it
         if known is None and buffer is None:
-            if len(self._calls) >= MAX_CALLS:
-                self._calls.clear()
-            self._calls[place] = plan, prepare(logits, plan, self.router, step.batch, slots)
+            if len(self.calls) >= MAX_CALLS:
+                self.calls.clear()
+            self.calls[place] = plan, prepare(logits, plan, self.router, step.batch, slots)
         return selection
 
     def _find_ranks(self, plan: SelectionPlan) -> torch.Tensor | None:

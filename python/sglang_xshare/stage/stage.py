@@ -111,6 +111,8 @@ class Stage:
             self.observation = Observation(schedule, self._layer_ids, self.device, self.residents)
         self.routing.observation = self.observation
         self.plans = plans
+        for layer in self.layers:
+            layer.calls.clear()
         if schedule is not None and not schedule.observed:
             self.rule = schedule.exact
         if self.ranks is not None and schedule is not None:

@@ -87,11 +87,12 @@ class Call:
         given = logits if logits.dtype is torch.float32 or logits.dtype is torch.bfloat16 else logits.float()
         given = given.contiguous()
         ids = torch.empty((rows, self._width), dtype=torch.int32)
-        weights = torch.empty((rows, self._width))
+        weights = torch.empty((rows, self._width), dtype=torch.float32)
         selected = torch.empty(self._num_experts, dtype=torch.bool)
         if tally is None:
             active, vanilla_active = torch.empty_like(selected), torch.empty_like(selected)
-            tally = Tally(active, vanilla_active, torch.empty(rows), torch.empty((), dtype=torch.int64))
+            kept_mass, rescued = torch.empty(rows, dtype=torch.float32), torch.empty((), dtype=torch.int64)
+            tally = Tally(active, vanilla_active, kept_mass, rescued)
         # Tensors rather than addresses: what is converted has to live until the call is over.
         tables = (
             None if batch.valid is None else batch.valid.contiguous(),

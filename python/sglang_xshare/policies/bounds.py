@@ -9,7 +9,7 @@ from .plan import SelectionPlan
 def can_drop(plan: SelectionPlan, router: Router, num_experts: int, ranks: int = 1) -> bool:
     """False where no batch can lose an expert to this plan on `ranks` ranks, so that it only costs time."""
     k0 = plan.warm_up(router)
-    if k0 >= router.top_k and plan.p == 1:
+    if k0 >= router.top_k and plan.p == 1 and plan.warm_rows is None:
         return bool(plan.beta)
     if not plan.uses_selected or not _reaches_own(plan, router, num_experts):
         return True
@@ -41,6 +41,8 @@ def can_change(
     wanted = num_experts if plan.utility == "full" else min(num_experts, rows * router.top_k)
     if plan.takes_residents and slots is not None and slots < wanted:
         return True
+    if plan.acceptance < 1 and tokens_per_request > 1:
+        return True  # the utility of a late draft may round to 0
     holds_all = _holds_own(plan, router, num_experts, rows, tokens_per_request, ranks)
     return not holds_all and can_drop(plan, router, num_experts, ranks)
 
@@ -55,12 +57,13 @@ def _holds_own(
     takes_own_first = plan.ranking == "votes" or (plan.ranking == "router" and plan.utility != "full")
     if not (plan.uses_selected and takes_own_first and _reaches_own(plan, router, num_experts)):
         return False
-    warm = _count_sure(plan, router)
-    beyond = router.top_k - warm
+    sure = _count_sure(plan, router)
+    warm = _count_warm(plan, tokens_per_request)
+    beyond = tokens_per_request * router.top_k - warm * sure
     by_request = plan.scope == "request"
     enough = {
-        "add_per_request": min(tokens_per_request * beyond, num_experts - warm),
-        "add": min(rows * beyond, num_experts - warm),
+        "add_per_request": min(beyond, num_experts - sure),
+        "add": min(rows // tokens_per_request * beyond, num_experts - sure),
         "budget": min((tokens_per_request if by_request else rows) * router.top_k, num_experts),
     }
     if plan.balance == "literal":  # its ranks go on until S has the target of all ranks together
@@ -76,9 +79,14 @@ def _reaches_own(plan: SelectionPlan, router: Router, num_experts: int) -> bool:
 
 
 def _count_sure(plan: SelectionPlan, router: Router) -> int:
-    """The experts that every row's warm-up holds: with a share `p` it may end with the first."""
+    """The experts that a row's warm-up holds at least: with a share `p` it may end with the first."""
     k0 = plan.warm_up(router)
     return k0 if plan.p == 1 else min(k0, 1)
+
+
+def _count_warm(plan: SelectionPlan, tokens_per_request: int) -> int:
+    """The rows of a request with a warm-up: a chain's, of which a tree may have more."""
+    return min(plan.warm_rows or tokens_per_request, tokens_per_request)
 
 
 def max_active(

@@ -68,6 +68,8 @@ class SelectionPlan:
     own_share: float = _key(
         0.0, float, "divide weights by what the row got (0), by its own top-k (1), or in between", low=0, high=1
     )
+    acceptance: float = _share(1.0, "chance of a draft: a verify row's utility counts by it to the power of its depth")
+    warm_rows: int | None = _key(None, int, "of a request's verify rows only so many first have a warm-up", low=1)
 
     def __post_init__(self) -> None:
         for name, key in KEYS.items():
@@ -112,10 +114,18 @@ class SelectionPlan:
 
     @property
     def can_rescue(self) -> bool:
-        """Whether a row can be left with none of its top-k and get its first choice back, which then joins S. A row's
-        warm-up holds its first choice.
-        """
-        return self.uses_selected and not self.substitutes and self.rescue and self.k0 == 0
+        """Whether a row can be left with none of its top-k and get its first choice back, which then joins S."""
+        return self.uses_selected and not self.substitutes and self.rescue and not self.warms_all
+
+    @property
+    def warms_all(self) -> bool:
+        """Whether every row has a warm-up, which holds its first choice."""
+        return self.k0 != 0 and self.warm_rows is None
+
+    @property
+    def sums_utility(self) -> bool:
+        """Whether S depends on what rows' utilities add up to."""
+        return self.adds or (self.budget is not None and self.ranking == "router")
 
     @property
     def divides_by_own(self) -> bool:
@@ -202,6 +212,9 @@ def _contradictions(plan: SelectionPlan) -> list[tuple[str, str]]:
             "with coverage substitute or truncate, without budget, drop and confidence",
         ),
         ("own_share", plan.own_share > 0 and plan.divides_by_own, "with coverage substitute or own"),
+        ("acceptance", plan.acceptance < 1 and not plan.sums_utility, f"with {other_budgets}, or budget by utility"),
+        ("warm_rows", plan.warm_rows is not None and not plan.uses_selected, "with coverage substitute or truncate"),
+        ("warm_rows", plan.warm_rows is not None and plan.k0 == 0, "with k0 from 1 up"),
         ("rescue", not plan.rescue and (plan.substitutes or not plan.uses_selected), "with coverage truncate"),
         ("kmax", (plan.kmax or plan.k0 or 0) < (plan.k0 or 0), f"from k0 = {plan.k0} up"),
         ("max_voters", plan.max_voters != SelectionPlan.max_voters and plan.confidence is None, "with confidence"),

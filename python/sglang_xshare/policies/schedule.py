@@ -223,6 +223,9 @@ def _check_requests(plan: SelectionPlan, speculative: bool) -> None:
     """Refuse a plan by request where none are known: in plain decode each row would be a request of its own."""
     if speculative:
         return
+    for name, default in (("acceptance", 1), ("warm_rows", None)):
+        if (value := getattr(plan, name)) != default:
+            raise ValueError(f"{name} = {value}: allowed only with speculative decoding, whose drafts it weighs")
     reason = "without speculative decoding every row would be a request of its own"
     if plan.add_per_request:
         raise ValueError(f"add_per_request = {plan.add_per_request}: {reason}; allowed is a budget of the batch, add")

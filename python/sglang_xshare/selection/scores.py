@@ -15,6 +15,8 @@ orders and backends agree.
 """
 # Keeps 0 / 0 at 0 and changes no other quotient: every positive float32 is larger.
 TINY = 1e-300
+DEPTHS = 256
+"""How many depths of a draft have a weight of their own; those beyond count as the last."""
 
 
 def compute_scores(logits: torch.Tensor, router: Router) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,6 +64,11 @@ def to_fixed_point(scores: torch.Tensor) -> torch.Tensor:
     The integers are held in float64, which sums them exactly and in any order up to 2^53.
     """
     return (scores * FIXED_ONE).round_().nan_to_num_(nan=0.0).double()
+
+
+def weigh_depths(acceptance: float) -> torch.Tensor:
+    """[DEPTHS] float32: what a row's utility is multiplied by, the chance that it and all drafts before it are accepted."""
+    return torch.tensor([acceptance**depth for depth in range(DEPTHS)], dtype=torch.float64).float()
 
 
 def _limit_groups(choice: torch.Tensor, num_groups: int, topk_group: int, biased: bool) -> torch.Tensor:

@@ -76,12 +76,12 @@ inline void add_by_utility(const Rows& rows, uint8_t* selected) {
       for (int i = begin; i < end; i++) {
         for (int rank = 0; rank < rows.live(i); rank++) warm[rows.own(i)[rank]] |= rows.kept(i)[rank];
       }
-      add_utility(rows, plan.utility, begin, end, own);
+      add_utility(rows, plan.utility, rows.weighs(), begin, end, own);
       Ranked(own, untaken(warm.data())).mark(plan.add_per_request, selected);
       for (int j = 0; j < count; j++) utility[j] += own[j];
     }
   } else {
-    add_utility(rows, plan.utility, 0, n, utility);
+    add_utility(rows, plan.utility, rows.weighs(), 0, n, utility);
   }
   const Mask sure(selected, selected + count);
   if (plan.add) Ranked(utility, untaken(selected)).mark(plan.add, selected);

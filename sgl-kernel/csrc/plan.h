@@ -9,11 +9,13 @@ namespace expert_selection {
 enum Utility : int32_t { TOPK, FULL, SQUARED };
 enum Balance : int32_t { LITERAL, FILL, LEVEL };
 enum Ranking : int32_t { ROUTER, VOTES, STATIC };
+constexpr int DEPTHS = 256;
 enum Coverage : int32_t { SUBSTITUTE, TRUNCATE, OWN };
 
 // Packed once a plan and router. A number that is not asked for is 0, a share 1, unless it is said otherwise.
 struct Plan {
   const int64_t* order;  // [num_experts], best first, for the static ranking
+  const float* chance;   // [DEPTHS], what drafts count by; null: all alike
 
   double p;
   double beta;        // below 0: skip nothing
@@ -32,6 +34,7 @@ struct Plan {
   int32_t quota_groups;
 
   int32_t warm_up;
+  int32_t warm_rows;  // depths with a warm-up
   int32_t utility;
   int32_t add_per_request;
   int32_t add;
@@ -66,6 +69,7 @@ struct Batch {
   const float* bias;             // [N]
   const float* expert_scale;     // [N]
   const int64_t* rank_of_expert; // [N]
+  const int32_t* depth;          // [n], or a row's is its place in its request
   int32_t halves;  // the logits are bfloat16
   int32_t rows;
   int32_t tokens_per_request;

@@ -58,23 +58,29 @@ class Rows {
   int live(int i) const { return live_[i]; }
   const std::vector<int32_t>& everyone() const { return everyone_; }
 
-  // A row's P on the grid, [N]; of scores without an upper bound, their shares of the row.
-  void to_grid(int i, int64_t* grid) const {
+  // Whether rows count by their depth, and by how much one does.
+  bool weighs() const { return plan.chance && batch.tokens_per_request > 1; }
+  float chance(int i) const { return plan.chance[std::min(depth(i), DEPTHS - 1)]; }
+
+  // A row's P on the grid, [N], times a chance; of scores without an upper bound, their shares of the row.
+  void to_grid(int i, int64_t* grid, float chance = 1.0f) const {
     const float* row = scores(i);
     const int count = plan.num_experts;
     if (plan.unbounded) {
       std::vector<double> wide(row, row + count);
       const double total = std::max(sum_row(wide.data(), count), TINY);
-      for (int j = 0; j < count; j++) grid[j] = round_to_even(wide[j] / total * GRID);
+      for (int j = 0; j < count; j++) {
+        const double share = wide[j] / total;
+        grid[j] = chance == 1.0f ? round_to_even(share * GRID) : round_weighed(share, chance);
+      }
       return;
     }
-    for (int j = 0; j < count; j++) {
-      const float score = row[j] == row[j] ? row[j] : 0.0f;
-      grid[j] = round_to_even(score * static_cast<float>(GRID));
-    }
+    for (int j = 0; j < count; j++) grid[j] = round_weighed(row[j] == row[j] ? row[j] : 0.0f, chance);
   }
 
  private:
+  int depth(int i) const { return batch.depth ? batch.depth[i] : i % batch.tokens_per_request; }
+
   size_t offset(int i) const { return i * static_cast<size_t>(plan.num_experts); }
 
   const float* logits(int i) const { return static_cast<const float*>(batch.logits) + offset(i); }
@@ -116,7 +122,8 @@ class Rows {
       std::fill_n(kept, live, 1);
       return;
     }
-    for (int rank = 0; rank < live; rank++) kept[rank] = rank < plan.warm_up;
+    const int warm_up = depth(i) < plan.warm_rows ? plan.warm_up : 0;
+    for (int rank = 0; rank < live; rank++) kept[rank] = rank < warm_up;
     if (plan.p < 1) {
       std::vector<int64_t> grid(plan.num_experts);
       to_grid(i, grid.data());

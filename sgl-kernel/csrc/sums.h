@@ -18,6 +18,12 @@ inline int64_t round_to_even(double x) {
   return static_cast<int64_t>((x + SHIFT) - SHIFT);
 }
 
+// A score times a chance on the grid.
+template <typename T>
+int64_t round_weighed(T score, float chance) {
+  return round_to_even(static_cast<float>(score) * chance * static_cast<float>(GRID));
+}
+
 // Four interleaved sums of `count` numbers that lie `stride` apart, then added up.
 template <typename T>
 T sum_interleaved(const T* values, int count, int stride) {

@@ -12,15 +12,15 @@ namespace expert_selection {
 using Mask = std::vector<uint8_t>;
 using Utilities = std::vector<int64_t>;
 
-// Adds the utility of rows [begin, end); exact rows have none.
-inline void add_utility(const Rows& rows, int32_t kind, int begin, int end, Utilities& utility) {
+// Adds the utility of rows [begin, end), weighed by their depth where that is asked for; exact rows have none.
+inline void add_utility(const Rows& rows, int32_t kind, bool weighs, int begin, int end, Utilities& utility) {
   const int k = rows.plan.top_k;
   Utilities grid(kind == FULL ? rows.plan.num_experts : 0);
   std::vector<double> own(k);
   for (int i = begin; i < end; i++) {
     if (!rows.is_valid(i) || rows.is_exact(i)) continue;
     if (kind == FULL) {
-      rows.to_grid(i, grid.data());
+      rows.to_grid(i, grid.data(), weighs ? rows.chance(i) : 1.0f);
       for (int j = 0; j < rows.plan.num_experts; j++) utility[j] += grid[j];
       continue;
     }
@@ -28,8 +28,8 @@ inline void add_utility(const Rows& rows, int32_t kind, int begin, int end, Util
     for (int rank = 0; rank < k; rank++) own[rank] = rank < live ? rows.scores(i)[rows.own(i)[rank]] : 0.0;
     const double mass = std::max(sum_row(own.data(), k), TINY);
     for (int rank = 0; rank < live; rank++) {
-      const double share = own[rank] / mass;
-      utility[rows.own(i)[rank]] += round_to_even((kind == SQUARED ? share * share : share) * GRID);
+      const double part = own[rank] / mass, share = kind == SQUARED ? part * part : part;
+      utility[rows.own(i)[rank]] += weighs ? round_weighed(share, rows.chance(i)) : round_to_even(share * GRID);
     }
   }
 }

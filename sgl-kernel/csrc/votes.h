@@ -15,7 +15,7 @@ inline void mark_by_votes(const Rows& rows, int begin, int end, const Mask& held
   const Plan& plan = rows.plan;
   std::vector<int64_t> votes(plan.num_experts, 0);
   Utilities utility(plan.num_experts, 0);
-  add_utility(rows, FULL, begin, end, utility);
+  add_utility(rows, FULL, false, begin, end, utility);
   for (int i = begin; i < end; i++) {
     for (int rank = 0; !rows.is_exact(i) && rank < rows.live(i); rank++) votes[rows.own(i)[rank]]++;
   }
@@ -49,7 +49,7 @@ inline void add_ranked(const Rows& rows, uint8_t* selected) {
       }
     } else {
       Utilities utility(plan.num_experts, 0);
-      add_utility(rows, plan.utility, begin, end, utility);
+      add_utility(rows, plan.utility, rows.weighs(), begin, end, utility);
       Ranked(utility, [&held](int j) { return !held[j]; }).mark(plan.budget, selected);
     }
   }
@@ -91,7 +91,7 @@ inline void follow_voters(const Rows& rows, uint8_t* selected) {
   }
   if (held >= plan.top_k) return;
   Utilities utility(plan.num_experts, 0);
-  add_utility(rows, FULL, 0, rows.batch.rows, utility);
+  add_utility(rows, FULL, false, 0, rows.batch.rows, utility);
   Ranked(utility, [selected](int j) { return !selected[j]; }).mark(plan.top_k - held, selected);
 }
 

@@ -85,7 +85,7 @@ def _count_sure(plan: SelectionPlan, router: Router) -> int:
 
 
 def _count_warm(plan: SelectionPlan, tokens_per_request: int) -> int:
-    """The rows of a request with a warm-up: a chain's, of which a tree may have more."""
+    """The rows of a request with a warm-up, at least: a chain's, than which no tree has fewer."""
     return min(plan.warm_rows or tokens_per_request, tokens_per_request)
 
 
@@ -108,6 +108,7 @@ def max_active(
     most = exact_rows * plan.columns(router, exact=True) + others * plan.columns(router)
     most = min(num_experts, most)
     requests = rows // tokens_per_request
+    # All of them, also with `warm_rows`: no row of a flat tree need be deep.
     held = exact_rows * router.top_k + others * plan.warm_up(router) + requests * plan.add_per_request
     rescued = rows if plan.can_rescue else 0
     if slots is not None and plan.takes_residents:

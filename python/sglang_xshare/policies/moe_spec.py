@@ -36,6 +36,7 @@ def moe_spec(
     rescue: bool = True,
     scope: str = "batch",
     own_share: float = 0.0,
+    acceptance: float = 1.0,
 ) -> SelectionPlan:
     """A fixed number of experts for a whole draft tree: those with the largest scores."""
     if ranking == "static" and utility != "full":
@@ -49,4 +50,5 @@ def moe_spec(
         rescue=rescue,
         scope=scope,
         own_share=own_share,
+        acceptance=acceptance,
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
-from ..types import Router
+from ..types import Batch, Router
 from .keys import Key, accepts_none, as_json
 
 UTILITIES = ("topk", "full", "squared")
@@ -138,6 +138,10 @@ class SelectionPlan:
         it got to the power of one less this.
         """
         return 1.0 if self.divides_by_own else self.own_share
+
+    def weighs(self, batch: Batch) -> bool:
+        """Whether rows count by their depth: those of requests of several rows, which are drafts."""
+        return self.acceptance < 1 and batch.tokens_per_request > 1
 
     def warm_up(self, router: Router) -> int:
         """The most experts that a row's warm-up holds."""

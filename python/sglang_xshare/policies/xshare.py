@@ -41,6 +41,8 @@ def xshare(
     balance: str = "literal",
     free_residents: bool | None = None,
     own_share: float = 0.0,
+    acceptance: float = 1.0,
+    warm_rows: int | None = None,
 ) -> SelectionPlan:
     """Every row's k0 best experts, then the best for the batch, each request or each rank; rows route within them.
 
@@ -59,4 +61,6 @@ def xshare(
         balance=balance,
         free_residents=free_residents,
         own_share=own_share,
+        acceptance=acceptance,
+        warm_rows=warm_rows,
     )

@@ -100,6 +100,8 @@ def _check_inputs(
     for name, flags in (("valid", batch.valid), ("exact", batch.exact)):
         if flags is not None and (flags.shape != (rows,) or flags.dtype != torch.bool):
             raise ValueError(f"{name} {_describe(flags)}: allowed is a bool tensor [{rows}]")
+    if batch.depth is not None and (batch.depth.shape != (rows,) or batch.depth.dtype != torch.int32):
+        raise ValueError(f"depth {_describe(batch.depth)}: allowed is an int32 tensor [{rows}]")
     bias, resident = router.correction_bias, batch.resident
     if resident is not None and (resident.shape != (num_experts,) or resident.dtype != torch.bool):
         raise ValueError(f"resident {_describe(resident)}: allowed is a bool tensor [{num_experts}]")

@@ -12,7 +12,7 @@ import torch
 
 from ..policies.plan import SelectionPlan
 from ..types import Batch, Router, RunnerSlots, Selection
-from .scores import compute_scores, measure, to_fixed_point
+from .scores import DEPTHS, compute_scores, measure, to_fixed_point, weigh_depths
 from .slots import serve_runner
 
 
@@ -44,7 +44,8 @@ class _Reference:
         # Gemma 4 (upstream's models/gemma4_causal.py): softmax over the chosen logits, times a factor of each expert.
         scale = torch.ones(logits.shape[1]) if router.expert_scale is None else router.expert_scale
         self.expert_scale = scale.detach().float().cpu()
-        self.fixed = to_fixed_point(measure(self.scores, router)).long().tolist()
+        self.measures = measure(self.scores, router)
+        self.fixed = to_fixed_point(self.measures).long().tolist()
         self.num_rows, self.num_experts = choice.shape
         valid = [True] * self.num_rows if batch.valid is None else batch.valid.tolist()
         exact = [False] * self.num_rows if batch.exact is None else batch.exact.tolist()
@@ -56,6 +57,8 @@ class _Reference:
         self.slots = batch.slots or logits.shape[1]
         self.columns = plan.columns(router, exact=batch.exact is not None)
         size = batch.tokens_per_request
+        self.depth = [i % size for i in range(self.num_rows)] if batch.depth is None else batch.depth.tolist()
+        self.chance = weigh_depths(plan.acceptance) if plan.weighs(batch) else None
         self.requests = [[i for i in range(r, r + size) if valid[i]] for r in range(0, self.num_rows, size)]
         self.rank_of_expert = None if rank_of_expert is None else rank_of_expert.tolist()
         # Every row's experts, best first: higher C, then the lower index; experts with C = -inf are never chosen.
@@ -103,6 +106,8 @@ class _Reference:
         """Row i's warm-up; or what dynamic-skip leaves of its top-k; of an exact row all of that."""
         if i in self.exact:
             return self.top_k[i]
+        if self.plan.warm_rows is not None and self.depth[i] >= self.plan.warm_rows:
+            return []
         k0 = self.router.top_k if self.plan.k0 is None else self.plan.k0
         kept = self.top_k[i][:k0]
         if self.plan.p < 1:
@@ -152,18 +157,21 @@ class _Reference:
         return set().union(*(self.top_k[i] for i in rows if i in self.exact))
 
     def utility(self, rows: list[int], kind: str | None = None) -> list[int]:
-        """Every expert's utility over some rows, in fixed point. Exact rows have no say, here and below."""
+        """Every expert's utility over some rows, in fixed point: of a `kind` that a ranking asks for, else the plan's,
+        weighed by depth. Exact rows have no say, here and below.
+        """
         total = [0] * self.num_experts
         for i in [i for i in rows if i not in self.exact]:
+            experts, shares = self.top_k[i], self.scores[i, self.top_k[i]].double()
             if (kind or self.plan.utility) == "full":
-                total = [u + score for u, score in zip(total, self.fixed[i], strict=True)]
-                continue
-            own = self.scores[i, self.top_k[i]].double()
-            if own.sum() > 0:
-                shares = own / own.sum()
+                experts, shares = list(range(self.num_experts)), self.measures[i]
+            elif shares.sum() > 0:
+                shares = shares / shares.sum()
                 shares = shares**2 if (kind or self.plan.utility) == "squared" else shares
-                for j, score in zip(self.top_k[i], to_fixed_point(shares).long().tolist(), strict=True):
-                    total[j] += score
+            if kind is None and self.chance is not None:
+                shares = shares.float() * self.chance[min(self.depth[i], DEPTHS - 1)]
+            for j, score in zip(experts, to_fixed_point(shares).long().tolist(), strict=True):
+                total[j] += score
         return total
 
     def best(self, utility: list[int], without: set[int]) -> list[int]:

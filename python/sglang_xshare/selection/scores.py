@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch.nn.functional import softplus
 
-from ..types import Router
+from ..types import Batch, Router
 
 FIXED_ONE = 1 << 20
 """1 in fixed point. Utilities and shares are sums of scores rounded to multiples of 1 / FIXED_ONE: exact, so that all
@@ -16,7 +17,7 @@ orders and backends agree.
 # Keeps 0 / 0 at 0 and changes no other quotient: every positive float32 is larger.
 TINY = 1e-300
 DEPTHS = 256
-"""How many depths of a draft have a weight of their own; those beyond count as the last."""
+"""How many depths of a draft have a weight of their own; one beyond counts as the last."""
 
 
 def compute_scores(logits: torch.Tensor, router: Router) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,8 +67,19 @@ def to_fixed_point(scores: torch.Tensor) -> torch.Tensor:
     return (scores * FIXED_ONE).round_().nan_to_num_(nan=0.0).double()
 
 
+def find_depth(batch: Batch, num_rows: int, device: torch.device) -> torch.Tensor:
+    """[n] int32: the batch's, or a row's place in its request."""
+    return _count_places(num_rows, batch.tokens_per_request, device) if batch.depth is None else batch.depth
+
+
+@cache
+def _count_places(num_rows: int, tokens_per_request: int, device: torch.device) -> torch.Tensor:
+    with torch.inference_mode(False):
+        return (torch.arange(num_rows, dtype=torch.int32) % tokens_per_request).to(device)
+
+
 def weigh_depths(acceptance: float) -> torch.Tensor:
-    """[DEPTHS] float32: what a row's utility is multiplied by, the chance that it and all drafts before it are accepted."""
+    """[DEPTHS] float32: what a row's utility counts by, the chance that all drafts it follows on are accepted."""
     return torch.tensor([acceptance**depth for depth in range(DEPTHS)], dtype=torch.float64).float()
 
 

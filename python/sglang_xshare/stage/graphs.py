@@ -137,7 +137,7 @@ def open_up(plan: SelectionPlan, router: Router) -> SelectionPlan:
     """
     if plan.columns(router) != router.top_k:
         raise ValueError(f"kmax = {plan.kmax} columns; the model's own routing has {router.top_k}")
-    return replace(plan, k0=None, p=1.0, beta=None)
+    return replace(plan, k0=None, p=1.0, beta=None, warm_rows=None)
 
 
 def _is_observing(plans: Plans) -> bool:

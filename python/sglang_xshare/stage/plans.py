@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 from ..policies import VANILLA, bounds
@@ -35,6 +36,12 @@ class Plans:
         self._fitting: dict[tuple[Layer, StepKey], bool] = {}
         self.assigned: dict[StepKey, list[tuple[Assignment, str | None]]] = {}
         """What `assign` has decided of plain steps."""
+
+    @cached_property
+    def by_depth(self) -> bool:
+        """Whether some plan asks how deep drafts are."""
+        found = [] if self.schedule is None else self.schedule.plans()
+        return any(plan.acceptance < 1 or plan.warm_rows is not None for plan in found)
 
     @property
     def given(self) -> dict[str, Any]:

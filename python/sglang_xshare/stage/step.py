@@ -15,7 +15,7 @@ from .gather import Gather, Ranks
 if TYPE_CHECKING:
     from .exact import Exact
 
-PADDING, LIVE, EXACT = range(3)
+PADDING, LIVE, EXACT, STATES = range(4)
 """What a row is, as ranks exchange it."""
 
 
@@ -52,13 +52,18 @@ def make_plain(key: StepKey) -> Step:
 
 
 def read_step(
-    forward_batch: Any, mask_padding: bool, ranks: Ranks | None = None, exact: Exact | None = None
+    forward_batch: Any,
+    mask_padding: bool,
+    ranks: Ranks | None = None,
+    exact: Exact | None = None,
+    by_depth: bool = False,
 ) -> Step | None:
     """The step of a decode or target-verify forward; None for every other one (prefill, mixed, idle, split prefill).
 
     A verify batch is request-major: `batch_size` requests of equally many draft tokens, read here at every step, so
     that a server that adapts its number of draft tokens is followed. Raises RuntimeError for a ragged one. `ranks` are
-    those of a server whose ranks each route rows of their own; `exact` knows the rows of exact requests.
+    those of a server whose ranks each route rows of their own; `exact` knows the rows of exact requests. `by_depth`
+    asks how deep drafts are.
 
     With data-parallel attention it is that of all ranks together: the rows of the first, padded, then of the next.
     Every rank must read the same, or the ranks would add up an expert's output for rows routed differently. So it is
@@ -69,17 +74,18 @@ def read_step(
     if key is None:
         return None
     if ranks is not None:
-        return _read_own_step(forward_batch, key, ranks, exact)
+        return _read_own_step(forward_batch, key, ranks, exact, by_depth)
     rows_by_rank = read_rows_by_rank(forward_batch)
     if rows_by_rank is not None:
         # Each rank's rows end with its padding. SGLang's gather places what they are as it places the hidden states.
-        states = gather_rows(_read_states(forward_batch, exact), sum(rows_by_rank), forward_batch)
-        return _make_step(states, key, exact)
+        states = gather_rows(_read_states(forward_batch, key, exact, by_depth), sum(rows_by_rank), forward_batch)
+        return _make_step(states, key, exact, by_depth)
     valid = live_rows(forward_batch) if mask_padding else None
     flags = None if exact is None else exact.find(key.rows)
-    if valid is None and flags is None:
+    depth = _read_depth(forward_batch, key) if by_depth else None
+    if valid is None and flags is None and depth is None:
         return make_plain(key)
-    return Step(key.phase, key.rows, Batch(valid, key.tokens_per_request, flags))
+    return Step(key.phase, key.rows, Batch(valid, key.tokens_per_request, flags, depth=depth))
 
 
 def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
@@ -109,17 +115,17 @@ def read_rows_by_rank(forward_batch: Any) -> list[int] | None:
     return counts if counts is not None and len(counts) > 1 else None
 
 
-def _read_own_step(forward_batch: Any, key: StepKey, ranks: Ranks, exact: Exact | None) -> Step:
+def _read_own_step(forward_batch: Any, key: StepKey, ranks: Ranks, exact: Exact | None, by_depth: bool) -> Step:
     """The step of ranks that each route rows of their own: of all together, or of this one alone.
 
     Ranks that select together must read the same step, as above, or some would wait for the others' rows forever. One
     by itself does not select either while another prefills: in a prefill nearly every expert is active anyway.
     """
-    states = ranks.own(_read_states(forward_batch, exact))
+    states = ranks.own(_read_states(forward_batch, key, exact, by_depth))
     if not ranks.together:
-        return _make_step(states, key, exact)
+        return _make_step(states, key, exact, by_depth)
     gather = Gather(ranks.divide(forward_batch.global_num_tokens_cpu or []), ranks.rank)
-    return _make_step(gather.collect(states), key, exact, gather)
+    return _make_step(gather.collect(states), key, exact, by_depth, gather)
 
 
 def _read_synchronized(forward_batch: Any, rows_by_rank: list[int]) -> tuple[str, int] | None:
@@ -149,17 +155,35 @@ def _count_draft_tokens(rows: int, requests: int) -> int:
     return rows // requests
 
 
-def _read_states(forward_batch: Any, exact: Exact | None) -> torch.Tensor:
-    """[rows] numbers: whether each of this rank's rows is padding, live or exact. No rank knows whether another has
-    exact ones, so that all exchange them, in two small operations a step.
+def _read_states(forward_batch: Any, key: StepKey, exact: Exact | None, by_depth: bool) -> torch.Tensor:
+    """[rows] numbers: whether each of this rank's rows is padding, live or exact, and above that how deep a draft. No
+    rank knows whether another has exact ones, so that all exchange them, in two small operations a step.
     """
     live = live_rows(forward_batch)
-    return live if exact is None else live * (LIVE + exact.read(len(live)).to(torch.int32))
+    states = live if exact is None else live * (LIVE + exact.read(len(live)).to(torch.int32))
+    depth = _read_depth(forward_batch, key) if by_depth else None
+    return states if depth is None else states + STATES * depth
 
 
-def _make_step(states: torch.Tensor, key: StepKey, exact: Exact | None, gather: Gather | None = None) -> Step:
+def _read_depth(forward_batch: Any, key: StepKey) -> torch.Tensor | None:
+    """[rows] int32: the place of a verify step's rows in their request's chain or tree of drafts, 0 in padding; None in
+    any other step.
+    """
+    if key.tokens_per_request == 1:
+        return None
+    positions = forward_batch.positions.view(-1, key.tokens_per_request)
+    return (positions - positions[:, :1]).clamp_min(0).flatten().to(torch.int32)
+
+
+def _make_step(
+    states: torch.Tensor, key: StepKey, exact: Exact | None, by_depth: bool, gather: Gather | None = None
+) -> Step:
+    depth = None
+    if by_depth and key.tokens_per_request > 1:
+        numbers = states.to(torch.int32)
+        states, depth = numbers % STATES, numbers // STATES
     flags = None if exact is None else states == EXACT
-    return Step(key.phase, len(states), Batch(states != PADDING, key.tokens_per_request, flags), gather)
+    return Step(key.phase, len(states), Batch(states != PADDING, key.tokens_per_request, flags, depth=depth), gather)
 
 
 def live_rows(forward_batch: Any) -> torch.Tensor:

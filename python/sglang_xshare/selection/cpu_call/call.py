@@ -101,6 +101,7 @@ class Call:
             None if router.correction_bias is None else router.correction_bias.float().contiguous(),
             None if router.expert_scale is None else router.expert_scale.float().contiguous(),
             None if rank_of_expert is None else rank_of_expert.long().contiguous(),
+            None if batch.depth is None else batch.depth.contiguous(),
         )
         scores = score(given, router.scoring)
         while self._run(

@@ -8,8 +8,9 @@ from functools import cache
 
 from ...policies.plan import BALANCES, COVERAGES, KEYS, RANKINGS, UTILITIES, SelectionPlan
 from ...types import Router, RunnerSlots
+from ..scores import DEPTHS, weigh_depths
 
-_SELECTS = "k0 p beta utility add_per_request add mass target_per_rank balance free_residents"
+_SELECTS = "k0 p beta utility add_per_request add mass target_per_rank balance free_residents acceptance warm_rows"
 _RANKS = "budget drop ranking order scope confidence max_voters min_votes"
 _COVERS = "coverage kmax max_rank rescue own_share"
 HANDLED = frozenset(f"{_SELECTS} {_RANKS} {_COVERS}".split())
@@ -18,7 +19,7 @@ _MOST = 2**31 - 1
 _DOUBLES = "p beta mass confidence own_power scaling shared_weight"
 _COUNTS = (
     "num_experts top_k unbounded renormalize num_groups topk_group quota_groups "
-    "warm_up utility add_per_request add target_per_rank balance ranks_experts ranking by_request budget drop "
+    "warm_up warm_rows utility add_per_request add target_per_rank balance ranks_experts ranking by_request budget drop "
     "max_voters min_votes takes_residents coverage kmax max_rank rescue columns shared fill"
 )
 
@@ -28,6 +29,7 @@ class Plan(ctypes.Structure):
 
     _fields_ = (
         ("order", c_void_p),
+        ("chance", c_void_p),
         *((name, c_double) for name in _DOUBLES.split()),
         *((name, c_int32) for name in _COUNTS.split()),
     )
@@ -43,6 +45,9 @@ def find_unhandled(plan: SelectionPlan) -> list[str]:
 def pack(plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slots: RunnerSlots | None) -> Plan:
     """The plan for logits of N experts, where some rows may be `exact`; checked against the router before."""
     order = None if plan.order is None else (ctypes.c_int64 * num_experts)(*plan.order)
+    chance = None
+    if plan.acceptance < 1:
+        chance = (ctypes.c_float * DEPTHS)(*weigh_depths(plan.acceptance).tolist())
     counts = {
         "num_experts": num_experts,
         "top_k": router.top_k,
@@ -52,6 +57,7 @@ def pack(plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slo
         "topk_group": router.topk_group or 0,
         "quota_groups": router.quota_groups or 0,
         "warm_up": plan.warm_up(router),
+        "warm_rows": plan.warm_rows or _MOST,
         "utility": UTILITIES.index(plan.utility),
         "add_per_request": plan.add_per_request,
         "add": plan.add,
@@ -75,6 +81,7 @@ def pack(plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slo
     }
     packed = Plan(
         order=None if order is None else ctypes.addressof(order),
+        chance=None if chance is None else ctypes.addressof(chance),
         p=plan.p,
         beta=-1.0 if plan.beta is None else plan.beta,
         mass=plan.mass or 0.0,
@@ -84,5 +91,5 @@ def pack(plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slo
         shared_weight=slots.shared_weight if slots else 1.0,
         **{name: min(int(value), _MOST) for name, value in counts.items()},
     )
-    packed.keeps = order  # alive: the structure holds its address alone
+    packed.keeps = order, chance  # alive: the structure holds their addresses alone
     return packed

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import pad
 
 from ...types import Batch, Router
-from ..scores import compute_scores, measure
+from ..scores import compute_scores, find_depth, measure
 
 # A tie is broken in float64 by less than a float32 can differ: 2^-40 of the score for each of up to 1,024 experts.
 _TIE = 2.0**-40
@@ -61,6 +61,8 @@ class Rows(NamedTuple):
     slots: int | None
     tokens_per_request: int
     quota_groups: int | None
+    depth: torch.Tensor | None
+    """[n, 1] int32: how deep a draft each is; None where the plan does not ask."""
 
     @property
     def num_experts(self) -> int:
@@ -89,7 +91,7 @@ class Rows(NamedTuple):
         return find_best(self.scores, keys, count, self.valid)
 
 
-def rank_rows(logits: torch.Tensor, router: Router, batch: Batch) -> Rows:
+def rank_rows(logits: torch.Tensor, router: Router, batch: Batch, by_depth: bool = False) -> Rows:
     """Score and rank logits [n, N]."""
     scores, choice = compute_scores(logits, router)
     keys = choice.double()
@@ -111,6 +113,7 @@ def rank_rows(logits: torch.Tensor, router: Router, batch: Batch) -> Rows:
         slots=batch.slots,
         tokens_per_request=batch.tokens_per_request,
         quota_groups=groups,
+        depth=find_depth(batch, len(logits), logits.device).unsqueeze(1) if by_depth else None,
     )
 
 

@@ -12,7 +12,7 @@ from functools import cache
 import torch
 
 from ...policies.plan import SelectionPlan
-from ..scores import FIXED_ONE, TINY, to_fixed_point
+from ..scores import DEPTHS, FIXED_ONE, TINY, to_fixed_point, weigh_depths
 from .rows import Rows, constant, lower_first, mark
 
 # Breaks ties between integers: less than 1 for each of up to 1,024 experts.
@@ -47,13 +47,14 @@ def _add_by_utility(
     def taken(experts: torch.Tensor) -> torch.Tensor:
         return experts if free is None else experts | free
 
+    chance = _find_chance(rows, plan)
     if plan.add_per_request:
-        by_request = _compute_utility(rows, plan.utility, rows.num_requests)
+        by_request = _compute_utility(rows, plan.utility, rows.num_requests, chance)
         kept_by_request = taken(_sum_at_own(rows, kept.double(), rows.num_requests).bool())
         selected |= _find_best(by_request, plan.add_per_request, kept_by_request).any(0)
         utility = by_request.sum(0)
     else:
-        utility = _compute_utility(rows, plan.utility, 1).squeeze(0)
+        utility = _compute_utility(rows, plan.utility, 1, chance).squeeze(0)
     sure = None if free is None else selected.clone()
     if plan.add:
         selected |= _find_best(utility, plan.add, taken(selected))
@@ -91,21 +92,38 @@ def _find_held(rows: Rows, groups: int) -> torch.Tensor | None:
     return _sum_at_own(rows, (rows.own.live & rows.exact).double(), groups).bool()
 
 
-def _compute_utility(rows: Rows, kind: str, groups: int) -> torch.Tensor:
-    """[groups, N]: every expert's utility over equal groups of consecutive rows."""
+def _compute_utility(rows: Rows, kind: str, groups: int, chance: torch.Tensor | None = None) -> torch.Tensor:
+    """[groups, N]: every expert's utility over equal groups of consecutive rows, which count by `chance` [n, 1]."""
     if kind in ("topk", "squared"):
         own_scores = rows.silence(rows.own.scores).double()
         mass = own_scores.sum(1, keepdim=True).clamp_min_(TINY)
+        if chance is not None:
+            shares = own_scores / mass
+            weighed = (shares.square_() if kind == "squared" else shares).float() * chance
+            return _sum_at_own(rows, to_fixed_point(weighed), groups)
         if kind == "squared":
             shares = (own_scores / mass).square_().mul_(FIXED_ONE)
         else:
             shares = torch.addcdiv(constant(0.0, torch.float64, mass.device), own_scores, mass, value=FIXED_ONE)
         return _sum_at_own(rows, shares.round_(), groups)
-    fixed = to_fixed_point(rows.measures)
+    fixed = to_fixed_point(rows.measures if chance is None else rows.measures.float() * chance)
     if rows.valid is not None:
         fixed *= rows.valid
     fixed = rows.silence(fixed)
     return fixed.view(groups, len(fixed) // max(groups, 1), rows.num_experts).sum(1)
+
+
+def _find_chance(rows: Rows, plan: SelectionPlan) -> torch.Tensor | None:
+    """[n, 1] float32: how much the rows count; None where all count alike."""
+    if plan.acceptance == 1 or rows.depth is None or rows.tokens_per_request == 1:
+        return None
+    return _weigh_depths(plan.acceptance, rows.depth.device)[rows.depth.clamp_max(DEPTHS - 1)]
+
+
+@cache
+def _weigh_depths(acceptance: float, device: torch.device) -> torch.Tensor:
+    """See `constant`."""
+    return weigh_depths(acceptance).to(device)
 
 
 def _sum_at_own(rows: Rows, values: torch.Tensor, groups: int) -> torch.Tensor:
@@ -178,7 +196,7 @@ def _add_ranked(rows: Rows, plan: SelectionPlan, selected: torch.Tensor) -> None
         assert plan.order is not None
         utility = _rank_static(plan.order, selected.device).expand(groups, -1)
     else:
-        utility = _compute_utility(rows, plan.utility, groups)
+        utility = _compute_utility(rows, plan.utility, groups, _find_chance(rows, plan))
     selected |= _find_best(utility, plan.budget, held).any(0)
 
 

@@ -34,7 +34,7 @@ def select(
     # Autograd would take a quarter of the time on the CPU. What callers get is made outside, so as to be no inference
     # tensor.
     with torch.inference_mode():
-        rows = rank_rows(logits, router, batch)
+        rows = rank_rows(logits, router, batch, plan.weighs(batch) or plan.warm_rows is not None)
         kept = _keep(rows, plan)
         select_experts(rows, plan, rank_of_expert, kept, selected)
         lost = _rescue(rows, selected) if plan.can_rescue else None
@@ -116,6 +116,8 @@ def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:
     if plan.beta is not None:
         scores = rows.own.scores.double()
         kept = kept & (scores >= plan.beta * scores[:, :1]).logical_or_(_first(1, rows.top_k, kept.device))
+    if plan.warm_rows is not None and rows.depth is not None:
+        kept = kept & (rows.depth < plan.warm_rows)
     return kept if rows.exact is None else torch.where(rows.exact, rows.own.live, kept)
 
 
@@ -163,7 +165,7 @@ def _share(rows: Rows, plan: SelectionPlan, router: Router, chosen: Slots) -> tu
     own = rows.own
     whole = _divisor(chosen, own, plan.own_power, rows.exact)
     # The largest of N softmax scores is at least 1 / N: a row with its own first choice has no sum of 0.
-    has_first = router.scoring == "softmax" and router.correction_bias is None and (plan.own_power == 1 or plan.k0 != 0)
+    has_first = router.scoring == "softmax" and router.correction_bias is None and (plan.own_power == 1 or plan.warms_all)
     if not has_first:
         massless = whole.logical_not()
         chosen = _equalize(chosen, massless)

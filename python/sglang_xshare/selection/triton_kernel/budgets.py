@@ -11,15 +11,17 @@ import triton
 import triton.language as tl
 
 from ...policies.plan import SelectionPlan
+from ..scores import DEPTHS, weigh_depths
 
-COUNTS = ("k0", "add_per_request", "add", "target_per_rank", "budget", "drop", "max_voters", "min_votes", "max_rank")
-SHARES = ("p", "beta", "mass", "confidence", "own_share")
+COUNTS = ("k0", "add_per_request", "add", "target_per_rank", "budget", "drop", "max_voters", "min_votes", "max_rank", "warm_rows")
+SHARES = ("p", "beta", "mass", "confidence", "own_share", "acceptance")
 NUMBERS = COUNTS + SHARES
 """Keys of a plan that are read at run time, in the order in which a buffer holds them."""
-K0, ADD_PER_REQUEST, ADD, TARGET_PER_RANK, BUDGET, DROP, MAX_VOTERS, MIN_VOTES, MAX_RANK = (
+K0, ADD_PER_REQUEST, ADD, TARGET_PER_RANK, BUDGET, DROP, MAX_VOTERS, MIN_VOTES, MAX_RANK, WARM_ROWS = (
     tl.constexpr(NUMBERS.index(name)) for name in COUNTS
 )
-P, BETA, MASS, CONFIDENCE, OWN_SHARE = (tl.constexpr(NUMBERS.index(name)) for name in SHARES)
+P, BETA, MASS, CONFIDENCE, OWN_SHARE, _ = (tl.constexpr(NUMBERS.index(name)) for name in SHARES)
+CHANCES, DEEPEST = tl.constexpr(len(NUMBERS)), tl.constexpr(DEPTHS - 1)
 
 ALL = 2**31 - 1
 ABSENT = {
@@ -28,6 +30,7 @@ ABSENT = {
     "budget": 0,
     "drop": ALL,
     "max_rank": ALL,
+    "warm_rows": ALL,
     "beta": 0,
     "mass": 0,
     "confidence": 1,
@@ -36,8 +39,8 @@ ABSENT = {
 
 
 class Budgets:
-    """The numbers of a plan in `values` [14] int64 on the device, NUMBERS in turn: counts as they are, shares as the
-    bits of a float64.
+    """The numbers of a plan in `values` [16 + DEPTHS] int64 on the device, NUMBERS in turn, then what drafts of each
+    depth count by: counts as they are, all else as the bits of a float64.
 
     Kernels read them when they run, those of a captured graph at every replay: `write`, or a kernel, may change them.
     """
@@ -70,13 +73,13 @@ class Budgets:
 
 
 def encode(plan: SelectionPlan) -> torch.Tensor:
-    """[14] int64 on the host."""
+    """[16 + DEPTHS] int64 on the host."""
     given = {name: getattr(plan, name) for name in NUMBERS}
     values: dict[str, Any] = {name: ABSENT.get(name) if value is None else value for name, value in given.items()}
     values["p"] = plan.p if plan.p < 1 else float("inf")  # a share that no prefix reaches, whatever rounds to 0
     counts = torch.tensor([min(values[name], ALL) for name in COUNTS], dtype=torch.int64)
     shares = torch.tensor([values[name] for name in SHARES], dtype=torch.float64)
-    return torch.cat([counts, shares.view(torch.int64)])
+    return torch.cat([counts, torch.cat([shares, weigh_depths(plan.acceptance).double()]).view(torch.int64)])
 
 
 def list_steps(plan: SelectionPlan) -> dict[str, bool]:
@@ -91,6 +94,8 @@ def list_steps(plan: SelectionPlan) -> dict[str, bool]:
         "target_per_rank": plan.target_per_rank is not None,
         "max_rank": plan.max_rank is not None,
         "own_share": plan.own_share > 0,
+        "acceptance": plan.acceptance < 1,
+        "warm_rows": plan.warm_rows is not None,
     }
 
 
@@ -113,3 +118,10 @@ def read_count(budgets: tl.tensor, key: tl.constexpr) -> tl.tensor:
 def read_share(budgets: tl.tensor, key: tl.constexpr) -> tl.tensor:
     """float64, as the plan has it: products with it round as the reference's do."""
     return tl.load(budgets + key).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def read_chance(budgets: tl.tensor, depth: tl.tensor) -> tl.tensor:
+    """[R, 1] fp32: what rows of a depth [R] count by."""
+    place = tl.minimum(depth, DEEPEST)[:, None]
+    return tl.load(budgets + CHANCES + place).to(tl.float64, bitcast=True).to(tl.float32)

@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 from .barrier import wait_for_all
+from .budgets import WARM_ROWS, read_chance, read_count
 from .cover import find_filler, find_lost, limit_keys, place_experts, settle_filler, settle_spare, store_places, weigh
 from .experts import VOTE, find_voted, select_experts, sum_counters
 from .ranking import choose_keys, collect_counters, find_first, rank_rows
@@ -45,6 +46,7 @@ TABLES = ["selected_out", "active", "vanilla_active", "kept_mass", "rescued"]
         "valid",
         "exact",
         "resident",
+        "depth",
         "bias",
         "expert_scale",
         "topk_ids",
@@ -58,6 +60,7 @@ def select_kernel(
     valid: tl.tensor,  # [n] bool, or None
     exact: tl.tensor,  # [n] bool, or None
     resident: tl.tensor,  # [N] bool, or None
+    depth: tl.tensor,  # [n] int32, or None
     bias: tl.tensor,  # [N] float, or None
     expert_scale: tl.tensor,  # [N] float, or None
     ranks: tl.tensor,  # [N] int, or None
@@ -102,6 +105,13 @@ def select_kernel(
     scores = score_rows(rows, recipe.sigmoid, recipe.softplus, recipe.normalize)
     keys = choose_keys(rows, scores, bias, experts, recipe)
     kept, own = rank_rows(keys, scores, experts, budgets, recipe)
+    chance = None
+    if depth is not None:
+        deep = tl.load(depth + row, mask=present, other=0)
+        if recipe.warms_some:
+            kept &= (deep < read_count(budgets, WARM_ROWS))[:, None]
+        if recipe.weighs:
+            chance = read_chance(budgets, deep)
     if recipe.exact:
         kept |= own & exempt[:, None]
     waits: tl.constexpr = tile.several and begins < ends
@@ -126,7 +136,7 @@ def select_kernel(
             voter = find_voters(confidence, row, confidences, num_rows, budgets)[:, None]
             held |= voter & find_first(keys, experts, recipe)
             ballots = tl.sum((voter & own).to(tl.int64), 0)
-        counters = collect_counters(scores, held, own, exempt, free, experts, budgets, recipe, tile)
+        counters = collect_counters(scores, held, own, exempt, free, chance, experts, budgets, recipe, tile)
         if recipe.sets_aside:
             ballots = tl.sum((own & exempt[:, None]).to(tl.int64), 0)
         if begins <= COLLECT:

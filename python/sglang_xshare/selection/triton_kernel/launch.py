@@ -11,6 +11,7 @@ import triton
 
 from ...policies.plan import SelectionPlan
 from ...types import Batch, Router, RunnerSlots, Selection, Tally
+from ..scores import find_depth
 from .budgets import Budgets, find_budgets
 from .filling import fill_rows
 from .kernel import COLLECT, MEASURE, RESCUE, ROUTE, select_kernel
@@ -113,6 +114,7 @@ def _launch(
         None if batch.valid is None else batch.valid.contiguous(),
         None if batch.exact is None else batch.exact.contiguous(),
         batch.resident.contiguous() if recipe.residents and batch.resident is not None else None,
+        find_depth(batch, num_rows, logits.device).contiguous() if recipe.weighs or recipe.warms_some else None,
         None if router.correction_bias is None else router.correction_bias.contiguous(),
         None if router.expert_scale is None else router.expert_scale.contiguous(),
         rank_of_expert.contiguous() if plan.target_per_rank and rank_of_expert is not None else None,

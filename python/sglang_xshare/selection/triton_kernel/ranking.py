@@ -28,8 +28,10 @@ def choose_keys(
 
 
 @triton.jit
-def measure(scores: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
-    """[R, E] int32: P in multiples of 2^-20; of one without an upper bound, its share of the row."""
+def measure(scores: tl.tensor, recipe: tl.constexpr, chance: tl.tensor = None) -> tl.tensor:
+    """[R, E] int32: P, times a chance [R, 1], in multiples of 2^-20; of one without an upper bound, its share of the
+    row.
+    """
     scale = 1048576.0
     if recipe.softplus:
         # As in `share_scores`, but of more experts, so that the sum takes more bits.
@@ -37,6 +39,11 @@ def measure(scores: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
         scores = tl.div_rn(scores, tl.where(largest > 0, largest, 1.0)[:, None])
         total = tl.sum((scores * 67108864.0 + 0.5).to(tl.int64), 1)  # 2^26
         scale = (70368744177664.0 / tl.maximum(total, 1).to(tl.float32))[:, None]  # 2^46
+    if chance is not None:
+        if recipe.softplus:
+            scores *= scale / 1048576.0
+            scale = 1048576.0
+        scores *= chance
     return to_fixed_point(scores, scale)
 
 
@@ -85,17 +92,23 @@ def rank_rows(
 
 
 @triton.jit
-def share_scores(scores: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
-    """[R, E] int32: the scores over their sum in the row, or the squares of that, in multiples of 2^-20."""
+def share_scores(scores: tl.tensor, recipe: tl.constexpr, chance: tl.tensor = None) -> tl.tensor:
+    """[R, E] int32: the scores over their sum in the row, or the squares of that, times a chance [R, 1], in multiples
+    of 2^-20.
+    """
     # Summed as integers, in proportion to the largest: exact, so that equal scores in any order have equal shares.
     if recipe.biased or recipe.sigmoid or recipe.normalize:
         largest = tl.max(scores.to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)
         scores = tl.div_rn(scores, tl.where(largest > 0, largest, 1.0)[:, None])
     total = tl.sum((scores * 67108864.0 + 0.5).to(tl.int32), 1)  # 2^26
     scale = 70368744177664.0 / tl.maximum(total, 1).to(tl.float32)  # 2^46
-    if recipe.utility_squared:
+    if recipe.utility_squared or chance is not None:
         shares = scores * (scale / 1048576.0)[:, None]
-        fixed = to_fixed_point(shares * shares, 1048576.0)
+        if recipe.utility_squared:
+            shares *= shares
+        if chance is not None:
+            shares *= chance
+        fixed = to_fixed_point(shares, 1048576.0)
     else:
         fixed = to_fixed_point(scores, scale[:, None])
     return fixed
@@ -108,16 +121,21 @@ def collect_counters(
     own: tl.tensor,
     exempt: tl.tensor,
     free: tl.tensor,
+    chance: tl.tensor,
     experts: tl.tensor,
     budgets: tl.tensor,
     recipe: tl.constexpr,
     tile: tl.constexpr,
 ) -> tl.tensor:
-    """What the tile's rows say about every expert: [E] int64, see experts.py. Of an exact row, `exempt` [R] bool, that
+    """What the tile's rows say about every expert: [E] int64, see experts.py. They count by a chance [R, 1], if that is
+    not None. Of an exact row, `exempt` [R] bool, that
     it holds its experts, and has them in its top-k where votes are no ranking. Requests add no experts that are `free`
     [E] bool.
     """
-    utility = measure(scores, recipe) if recipe.utility_full else share_scores(tl.where(own, scores, 0), recipe)
+    if recipe.utility_full:
+        utility = measure(scores, recipe, chance)
+    else:
+        utility = share_scores(tl.where(own, scores, 0), recipe, chance)
     votes = own
     if recipe.exact:
         utility = tl.where(exempt[:, None], 0, utility)

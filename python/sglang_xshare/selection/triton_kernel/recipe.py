@@ -84,6 +84,10 @@ class Recipe:
     scaling: float
     fill: bool
     """Whether no slot may stay empty."""
+    weighs: bool
+    """Whether rows count by their depth."""
+    warms_some: bool
+    """Whether only rows up to a depth have a warm-up."""
     exact: bool
     """Whether some rows may be exact."""
     sets_aside: bool
@@ -150,6 +154,8 @@ def make_recipe(
         lowest=torch.finfo(logits.dtype).min,
         scaling=router.scaling,
         fill=slots is not None and not (slots.masked or slots.empty),
+        weighs=plan.weighs(batch),
+        warms_some=plan.warm_rows is not None,
         exact=exact,
         sets_aside=exact and (plan.ranks_experts or plan.target_per_rank is not None),
         plain=exact and normalize and router.renormalize and not biased,

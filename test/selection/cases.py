@@ -74,7 +74,14 @@ def cases(draw, max_requests=6, max_experts=64, max_tokens=8, top_k=None):
         exact=draw(st.sampled_from([None, None, torch.rand(rows, generator=generator) < 0.3])),
         resident=draw(st.sampled_from([None, None, torch.rand(experts, generator=generator) < 0.5])),
         slots=draw(st.sampled_from([None, 1 + experts // 2, 1 + experts // 8])),
+        depth=draw(st.sampled_from([None, draw_depths(rows, tokens, generator)])),
     )
+
+
+def draw_depths(rows, tokens, generator):
+    """[rows] int32, as of trees: a request's first row has 0, a later one up to its place."""
+    place = torch.arange(rows) % tokens
+    return ((place + 1) * torch.rand(rows, generator=generator)).ceil().clamp_max(place).to(torch.int32)
 
 
 def keys_for(policy, case):
@@ -180,6 +187,10 @@ def free_plans(draw, case):
             ]
         )
     )
+    if "confidence" not in keys and keys.get("ranking") != "votes":
+        keys["acceptance"] = draw(st.sampled_from([1.0, 0.7, 0.01]))
+    if keys["k0"]:
+        keys["warm_rows"] = draw(st.sampled_from([None, 1, 3]))
     wider = k if case.quota_groups else k + 3
     if draw(st.booleans()):
         return build_plan("custom", **keys, coverage="truncate", rescue=draw(st.booleans()))
@@ -202,7 +213,7 @@ def router_of(case):
 
 
 def batch_of(case):
-    return Batch(case.valid, case.tokens_per_request, case.exact, case.resident, case.slots)
+    return Batch(case.valid, case.tokens_per_request, case.exact, case.resident, case.slots, case.depth)
 
 
 def run(case, plan, backend):

@@ -28,6 +28,7 @@ class Case:
     exact: torch.Tensor | None = None
     resident: torch.Tensor | None = None
     slots: int | None = None
+    depth: torch.Tensor | None = None
 
     def __post_init__(self):
         rows = [[x if math.isfinite(x) else MINUS_INF for x in row] for row in self.logits.float().tolist()]

@@ -59,9 +59,9 @@ class Batch:
     `valid` [n] bool on the logits' device, None where every row is live. Rows `[r * T, (r + 1) * T)` with
     T = `tokens_per_request` are one request. `exact` [n] bool, beside `valid`, marks rows that are routed as the model
     itself would, None where none is; one that is not live is none. `resident` [N] bool on the same device says which
-    experts are loaded already, where experts are paged into `slots` slots a layer; None where all are there. `depth` [n]
-    int32, beside `valid`, counts the drafts that each row of a request follows on, itself included, where drafts are
-    trees; None where they are chains, in which it is the row's place. Raises ValueError naming the key.
+    experts are loaded already, where experts are paged into `slots` slots a layer; None where all are there. `depth`
+    [n] int32, beside `valid`, says how many rows of its request each draft of a tree follows on; None where drafts are
+    chains, in which that is the row's place. Raises ValueError naming the key.
     """
 
     valid: torch.Tensor | None = None

@@ -93,7 +93,7 @@ def test_it_serves_what_a_server_serves(release, patched_release, written):  # n
     report = reports["bare xshare"]
     assert report["model"] == {"architecture": "Qwen3MoeForCausalLM", "layers": 4, "experts": 64, "top_k": 8}
     resolved = {"k0": 1, "p": 1.0, "utility": "topk", "add": 24, "add_per_request": 0, "balance": "literal"}
-    resolved["own_share"] = 0.0
+    resolved |= {"own_share": 0.0, "acceptance": 1.0}
     assert report["policy"] == {"policy": "xshare", "keys": resolved}
     assert report["plan"].items() >= {"policy": "xshare", **resolved, "min_rows": 2, "overrides": []}.items()
     assert (report["sglang"], report["device"], report["capture_sizes"]) == (release, "cpu", [])
@@ -137,7 +137,7 @@ def test_the_policy_is_told_with_every_key_or_as_refused(patched_release):
         "oea:k0=3": "oea k0=3, p=1.0, own_share=0.0",
         'moe-spec:budget=9,phases=["decode"]': (
             "moe-spec budget=9, ranking=router, utility=full, coverage=substitute, rescue=true, scope=batch, "
-            "own_share=0.0"
+            "own_share=0.0, acceptance=1.0"
         ),
         "observe": 'observe plans=["xshare", "oea"]',
         "oea:k=3": "refused",

@@ -17,6 +17,7 @@ from sglang_xshare.policies.plan import SelectionPlan
 XSHARE = {
     **{"policy": "xshare", "k0": 1, "p": 1.0, "utility": "topk", "add": 24, "add_per_request": 0},
     **{"mass": None, "target_per_rank": None, "balance": "literal", "free_residents": None, "own_share": 0.0},
+    **{"acceptance": 1.0, "warm_rows": None},
     **{
         "phases": ["decode", "verify"],
         "min_rows": 2,

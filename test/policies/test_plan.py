@@ -73,13 +73,16 @@ def refuse(case: str, *_: Any) -> None:
 
 
 COUNTS = {"k0": 0, "add": 0, "add_per_request": 0, "drop": 0}
-COUNTS |= dict.fromkeys(("target_per_rank", "budget", "max_voters", "min_votes", "kmax", "max_rank"), 1)
+COUNTS |= dict.fromkeys(("target_per_rank", "budget", "max_voters", "min_votes", "kmax", "max_rank", "warm_rows"), 1)
 """The least that they may be."""
 ALLOWED: dict[
     str, tuple[tuple[Any, ...], tuple[Any, ...]]
 ] = {  # values that a key takes, and does not; none is converted
     **{name: ((least, 10**30), (least - 1, True, "3", 3.0, [3])) for name, least in COUNTS.items()},
-    **{name: ((0.01, 1), (0, 1.01, "0.5", True, math.nan, math.inf, [0.5])) for name in ("p", "mass", "confidence")},
+    **{
+        name: ((0.01, 1), (0, 1.01, "0.5", True, math.nan, math.inf, [0.5]))
+        for name in ("p", "mass", "confidence", "acceptance")
+    },
     **{name: ((0, 1), (-0.01, 1.01, "0.5", True, math.nan, [0.5])) for name in ("beta", "own_share")},
     **{name: ((True, False), (1, "true", [])) for name in ("rescue", "free_residents")},
     "utility": (("topk", "full", "squared"), ("even", 1, None)),

@@ -19,11 +19,12 @@ CONTRACT = {
     "vanilla": "",
     "pruned": "k0 p",
     "dynamic-skip": "beta",
-    "xshare": "k0 p utility add add_per_request mass target_per_rank balance free_residents own_share",
+    "xshare": "k0 p utility add add_per_request mass target_per_rank balance free_residents own_share acceptance "
+    "warm_rows",
     "oea": "k0 p kmax max_rank target_per_rank free_residents own_share",
     "lynx-lat": "retain drop own_share",
     "lynx-acc": "confidence max_voters min_votes own_share",
-    "moe-spec": "budget ranking utility order coverage rescue scope own_share",
+    "moe-spec": "budget ranking utility order coverage rescue scope own_share acceptance",
     "custom": " ".join(KEYS),
     "observe": "plans",
 }
@@ -149,8 +150,8 @@ def test_a_default_that_depends_on_other_keys_is_listed_so(capsys):
         ("OEA", {}, "did you mean oea\\?$"),
         ("moespec", {}, "did you mean moe-spec\\?$"),
         ("nothing", {}, "custom, observe$"),
-        ("xshare", {"ad": 3}, "own_share; did you mean add\\?$"),
-        ("xshare", {"nope": 3}, "own_share$"),
+        ("xshare", {"ad": 3}, "warm_rows; did you mean add\\?$"),
+        ("xshare", {"nope": 3}, "warm_rows$"),
     ],
 )
 def test_near_misses_are_answered_with_the_nearest_name(policy, keys, message):

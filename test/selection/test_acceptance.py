@@ -5,6 +5,7 @@ test_triton_exact_rows.py; that `can_change` holds, by those of test_unchanged.p
 """
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from refused import refused
-from selection.cases import cases, fill_logits, free_plans, indices, run
+from selection.cases import cases, free_plans, indices, run
 from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.policies import bounds
 from sglang_xshare.policies.schedule import build_schedule
@@ -93,7 +94,9 @@ def test_it_changes_nothing_outside_verification(backend, data):
         found, expected = run(step, weighed, backend), run(step, plain, backend)
         # Weights of a row whose first choice is sure are divided without a look at whether their sum is 0.
         for name in EXACT:
-            assert torch.allclose(getattr(found, name), getattr(expected, name), rtol=1e-6, atol=0, equal_nan=True), name
+            assert torch.allclose(getattr(found, name), getattr(expected, name), rtol=1e-6, atol=0, equal_nan=True), (
+                name
+            )
 
 
 @few
@@ -129,10 +132,12 @@ def test_a_budget_that_may_lose_a_late_draft_can_change_a_step():
 
 
 @pytest.mark.parametrize(
-    "keys", [{"acceptance": 0.0}, {"acceptance": 1.5}, {"acceptance": True}, {"warm_rows": 0}, {"warm_rows": 2, "k0": 0}]
+    "keys",
+    [{"acceptance": 0.0}, {"acceptance": 1.5}, {"acceptance": True}, {"warm_rows": 0}, {"warm_rows": 2, "k0": 0}],
 )
 def test_a_wrong_value_is_one_line(keys):
-    with refused(next(iter(keys))):
+    name, value = next(iter(keys.items()))
+    with refused(f"{name} = {json.dumps(value)}"):
         build_plan("xshare", **keys)
 
 

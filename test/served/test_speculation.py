@@ -15,12 +15,14 @@ BARE = ("--expert-policy", "xshare")
 FULL = policy("xshare", k0=1, add=64, utility="full")
 PUBLISHED = {"policy": "xshare", "k0": 1, "add": 0, "add_per_request": 4}
 BY_LAYER: tuple[dict[str, Any], ...] = (
-    {"policy": "moe-spec", "budget": 16},
-    {"policy": "moe-spec", "budget": 8, "scope": "request"},
+    {"policy": "moe-spec", "budget": 16, "acceptance": 0.7},
+    {"policy": "moe-spec", "budget": 8, "scope": "request", "acceptance": 0.7},
     {"policy": "oea", "k0": 3},
-    {"policy": "lynx-lat", "retain": 12},
+    {"policy": "xshare", "k0": 1, "add": 8, "acceptance": 0.5, "warm_rows": 1},
 )
-FOUR = policy("moe-spec", budget=16, layers={str(layer): keys for layer, keys in enumerate(BY_LAYER) if layer})
+FOUR = policy(
+    "moe-spec", budget=16, acceptance=0.7, layers={str(layer): keys for layer, keys in enumerate(BY_LAYER) if layer}
+)
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +68,7 @@ def test_each_policy_selects_at_verification(speculated):
     calls = speculated(FOUR).calls("TARGET_VERIFY")
     for call in calls:
         assert call["active"] == select_again(call, BY_LAYER[call["layer"]], DRAFT_TOKENS)
-        most = (16, 8 * call["requests"], 3 * call["rows"], 12)[call["layer"]]
+        most = (16, 8 * call["requests"], 3 * call["rows"], 8 + call["requests"])[call["layer"]]
         assert 0 < call["after"] <= most
     for layer in range(LAYERS):
         dropped = sum(call["before"] - call["after"] for call in calls if call["layer"] == layer)

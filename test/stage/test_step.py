@@ -48,6 +48,43 @@ def test_padding_rows_are_those_in_slot_0():
     assert step.batch.valid.tolist() == [True] * 5 + [False] * 3
 
 
+def place_drafts(batch, positions):
+    batch.positions = torch.tensor(positions)
+    return batch
+
+
+def test_a_verify_step_says_how_deep_drafts_are():
+    """Requests of 4 rows: a chain after 7 tokens, a tree after 100, and padding."""
+    batch = place_drafts(forward_batch("verify", 12, 3, padding=4), [7, 8, 9, 10, 100, 101, 101, 102, 0, 0, 0, 0])
+    batch.out_cache_loc[:8] += 1
+    step = read_step(batch, mask_padding=True, by_depth=True)
+    assert step.batch.depth.tolist() == [0, 1, 2, 3, 0, 1, 1, 2, 0, 0, 0, 0]
+    assert step.batch.depth.dtype == torch.int32
+    assert step.batch.valid.tolist() == [True] * 8 + [False] * 4
+    assert read_step(batch, mask_padding=True).batch.depth is None
+
+
+def test_other_steps_have_no_drafts():
+    assert read_step(forward_batch("decode", 4), mask_padding=True, by_depth=True).batch.depth is None
+
+
+def test_ranks_of_data_parallel_attention_tell_each_other_how_deep_their_drafts_are(monkeypatch):
+    batches = gathered_batches("verify", [2, 1], draft_tokens=3)
+    place_drafts(batches[0], [5, 6, 7, 9, 10, 10])
+    place_drafts(batches[1], [3, 4, 4, 0, 0, 0])
+    told: list[torch.Tensor] = []
+
+    def gather(states, rows, batch):
+        told.append(states.float())  # as a CPU's collectives exchange them
+        return torch.cat(told)
+
+    monkeypatch.setattr("sglang_xshare.stage.step.gather_rows", gather)
+    read_step(batches[0], mask_padding=True, by_depth=True)
+    step = read_step(batches[1], mask_padding=True, by_depth=True)
+    assert step.batch.depth.tolist() == [0, 1, 2, 0, 1, 1, 0, 1, 1, 0, 0, 0]
+    assert step.batch.valid.tolist() == [True] * 9 + [False] * 3
+
+
 class Record(torch.utils._python_dispatch.TorchDispatchMode):
     """What is computed, and of which first operand."""
 

@@ -19,8 +19,8 @@ _MOST = 2**31 - 1
 _DOUBLES = "p beta mass confidence own_power scaling shared_weight"
 _COUNTS = (
     "num_experts top_k unbounded renormalize num_groups topk_group quota_groups "
-    "warm_up warm_rows utility add_per_request add target_per_rank balance ranks_experts ranking by_request budget drop "
-    "max_voters min_votes takes_residents coverage kmax max_rank rescue columns shared fill"
+    "warm_up warm_rows utility add_per_request add target_per_rank balance ranks_experts ranking by_request budget "
+    "drop max_voters min_votes takes_residents coverage kmax max_rank rescue columns shared fill"
 )
 
 

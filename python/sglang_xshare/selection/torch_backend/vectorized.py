@@ -165,7 +165,8 @@ def _share(rows: Rows, plan: SelectionPlan, router: Router, chosen: Slots) -> tu
     own = rows.own
     whole = _divisor(chosen, own, plan.own_power, rows.exact)
     # The largest of N softmax scores is at least 1 / N: a row with its own first choice has no sum of 0.
-    has_first = router.scoring == "softmax" and router.correction_bias is None and (plan.own_power == 1 or plan.warms_all)
+    has_first = plan.own_power == 1 or plan.warms_all
+    has_first = has_first and router.scoring == "softmax" and router.correction_bias is None
     if not has_first:
         massless = whole.logical_not()
         chosen = _equalize(chosen, massless)

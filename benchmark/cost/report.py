@@ -12,7 +12,7 @@ ROUTING, STEP = "routing", "decode step"
 LARGE = "64x256"
 ROUTING_LARGE = f"routing {LARGE}"
 """Keys of the record; `shape_key` gives the others."""
-SHARE_BAR = 0.03
+SHARE_BAR = 0.01
 
 
 def shape_key(shape: str) -> str:

@@ -23,6 +23,7 @@ SIGNATURE = {
     "valid": "*i1",
     "exact": "*i1",
     "resident": "*i1",
+    "depth": "*i32",
     "bias": "*fp32",
     "expert_scale": "*fp32",
     "ranks": "*i64",
@@ -79,6 +80,8 @@ def compile_kernel(
         constants["exact"] = None
     if not case.resident:
         constants["resident"] = None
+    if not (recipe.weighs or recipe.warms_some):
+        constants["depth"] = None
     if case.slots is None:
         constants["num_resident"] = None
     if case.router.correction_bias is None:

@@ -41,6 +41,17 @@ CASES = {
     "exact rows and level ranks": Case({"policy": "oea", "target_per_rank": 1}, (64, 200), exact=True),
     "exact rows and votes": Case({"policy": "lynx-lat", "drop": 8}, (64, 128), exact=True),
     "exact rows and voters": Case({"policy": "lynx-acc", "confidence": 0.5}, (64, 128), exact=True),
+    "drafts by their chance": Case(
+        {"policy": "xshare", "k0": 1, "add": 12, "utility": "squared", "acceptance": 0.7, "warm_rows": 4},
+        (16, 128),
+        tokens_per_request=16,
+    ),
+    "drafts of requests": Case(
+        {"policy": "xshare", "k0": 1, "add_per_request": 4, "utility": "full", "acceptance": 0.7},
+        (64, 256),
+        Router(8, "sqrtsoftplus"),
+        tokens_per_request=8,
+    ),
     "residents": Case({"policy": "xshare", "k0": 1, "add": 4}, (16, 128), resident=True),
     "residents of requests and slots": Case(
         {"policy": "xshare", "k0": 1, "add": 4, "add_per_request": 2},

@@ -37,6 +37,10 @@ CASES = {
     ),
     "Qwen3-30B-A3B, 16 x 128, exact rows": (Case(XSHARE, (16, 128), exact=True), FILLED),
     "Qwen3-30B-A3B, 16 x 128, residents": (Case(XSHARE, (16, 128), resident=True, slots=64), FILLED),
+    "Qwen3-30B-A3B, 16 x 128, drafts": (
+        Case({**XSHARE, "acceptance": 0.7, "warm_rows": 4}, (16, 128), tokens_per_request=16),
+        FILLED,
+    ),
     "Qwen3-30B-A3B, 32 x 128": (Case(XSHARE, (32, 128)), FILLED),
     "Qwen3-30B-A3B, 64 x 128": (Case(XSHARE, (64, 128)), FILLED),
     "Qwen3-30B-A3B, 4 requests of 4 x 128": (

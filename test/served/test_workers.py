@@ -27,7 +27,8 @@ def test_workers_switch_tell_and_dispatch(release, tiny_model, patched_release, 
     table = tmp_path / "table.safetensors"
     make_table(load_model(tiny_model), tiny_model, 4096).save(table)
     flags = [*make_args("expert_affinity", 2, table, 1.25), "--tokenizer-worker-num", "2"]
-    env = make_env(2) | PATIENT
+    # 0.5.17 takes the cores of one replica alone, and gives each all of them where nobody says.
+    env = PATIENT if release == "0.5.17" else make_env(2) | PATIENT
     prompts = read_prompts(tiny_model)
     tree = patched_release(release)
     with Server(tiny_model, flags, release=tree, env=env, name="workers", deadline=600) as server:

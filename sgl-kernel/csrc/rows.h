@@ -60,10 +60,11 @@ class Rows {
 
   // Whether rows count by their depth, and by how much one does.
   bool weighs() const { return plan.chance && batch.tokens_per_request > 1; }
-  float chance(int i) const { return plan.chance[std::min(depth(i), DEPTHS - 1)]; }
+  float chance(int i) const { return plan.chance[std::clamp(depth(i), 0, DEPTHS - 1)]; }
 
-  // A row's P on the grid, [N], times a chance; of scores without an upper bound, their shares of the row.
-  void to_grid(int i, int64_t* grid, float chance = 1.0f) const {
+  // A row's P on the grid, [N], weighed by its depth if that is asked for; of scores without an upper bound, their
+  // shares of the row.
+  void to_grid(int i, int64_t* grid, bool weighs = false) const {
     const float* row = scores(i);
     const int count = plan.num_experts;
     if (plan.unbounded) {
@@ -71,11 +72,12 @@ class Rows {
       const double total = std::max(sum_row(wide.data(), count), TINY);
       for (int j = 0; j < count; j++) {
         const double share = wide[j] / total;
-        grid[j] = chance == 1.0f ? round_to_even(share * GRID) : round_weighed(share, chance);
+        grid[j] = weighs ? round_weighed(share, chance(i)) : round_to_even(share * GRID);
       }
       return;
     }
-    for (int j = 0; j < count; j++) grid[j] = round_weighed(row[j] == row[j] ? row[j] : 0.0f, chance);
+    const float factor = weighs ? chance(i) : 1.0f;
+    for (int j = 0; j < count; j++) grid[j] = round_weighed(row[j] == row[j] ? row[j] : 0.0f, factor);
   }
 
  private:

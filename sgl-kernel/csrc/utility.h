@@ -20,7 +20,7 @@ inline void add_utility(const Rows& rows, int32_t kind, bool weighs, int begin, 
   for (int i = begin; i < end; i++) {
     if (!rows.is_valid(i) || rows.is_exact(i)) continue;
     if (kind == FULL) {
-      rows.to_grid(i, grid.data(), weighs ? rows.chance(i) : 1.0f);
+      rows.to_grid(i, grid.data(), weighs);
       for (int j = 0; j < rows.plan.num_experts; j++) utility[j] += grid[j];
       continue;
     }

@@ -80,6 +80,17 @@ def test_mass_is_a_share_of_the_weighed_total():
     assert len(find_selected(logits, batch, k0=0, mass=0.7, acceptance=0.5)) == 2
 
 
+def test_a_first_row_is_weighed_too():
+    """By 1, as a float32: shares that it cannot tell apart are equal, on every backend."""
+    logits = torch.full((2, 8), -30.0)
+    logits[0, :2] = torch.tensor([2.0, 2.000002])
+    plan = build_plan("custom", k0=0, add=1, utility="full", acceptance=1e-6)
+    router, batch = Router(1, "sqrtsoftplus"), Batch(tokens_per_request=2)
+    found = [select(logits, plan, router, batch, backend=backend).selected for backend in BACKENDS]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @few
 @given(data=st.data())
@@ -115,10 +126,11 @@ def test_neither_order_nor_depth_beyond_the_table_counts(data):
     if plan.confidence is None:  # of voters as sure as each other the first rows vote
         expected, found = run(case, plan, "cpu"), run(dataclasses.replace(case, **moved), plan, "cpu")
         assert torch.equal(found.selected, expected.selected)
-    deep = [torch.full((rows,), depth, dtype=torch.int32) for depth in (255, 10_000)]
-    for backend in BACKENDS:
-        first, second = (run(dataclasses.replace(case, depth=depth), plan, backend).selected for depth in deep)
-        assert torch.equal(first, second)
+    for one, other in ((255, 10_000), (0, -7)):
+        depths = [torch.full((rows,), depth, dtype=torch.int32) for depth in (one, other)]
+        for backend in BACKENDS:
+            first, second = (run(dataclasses.replace(case, depth=depth), plan, backend).selected for depth in depths)
+            assert torch.equal(first, second)
 
 
 def test_a_budget_that_may_lose_a_late_draft_can_change_a_step():
@@ -126,6 +138,10 @@ def test_a_budget_that_may_lose_a_late_draft_can_change_a_step():
     assert not bounds.can_change(build_plan("xshare", **enough), Router(2), 64, 8, 8)
     assert bounds.can_change(build_plan("xshare", **enough, acceptance=0.5), Router(2), 256, 8, 8)
     assert not bounds.can_change(build_plan("xshare", **enough, acceptance=0.5), Router(2), 64, 8, 1)
+    late = build_plan("xshare", k0=0, add=8, acceptance=0.01)
+    assert bounds.can_drop(late, Router(1), 8)
+    drafts = rows_that_want(*range(8))
+    assert select(drafts, late, Router(1), Batch(tokens_per_request=8)).active.sum() < 8
     # 8 rows of 2 experts: 7 are in no warm-up but the first row's one
     assert not bounds.can_change(build_plan("xshare", k0=1, add=15, warm_rows=1), Router(2), 64, 8, 8)
     assert bounds.can_change(build_plan("xshare", k0=1, add=14, warm_rows=1), Router(2), 64, 8, 8)

@@ -176,6 +176,18 @@ def test_captured_anew_after_a_switch_they_follow_as_before(wanted):
     assert read(graphs) == read(capture(TIGHT)[0])
 
 
+@pytest.mark.parametrize("keys", [{}, {"acceptance": 0.5}, {"warm_rows": 1}])
+def test_graphs_that_read_how_deep_drafts_are_go_on_asking(keys):
+    """Captured anew under vanilla, which does not ask, they do what they did at first."""
+    layer, step = Layer(0, Config(), None), Step("verify", 4, Batch(tokens_per_request=4))
+    schedule = build_schedule("xshare", {"k0": 1, "add": 1, **keys}, speculative=True)
+    plans, graphs = Plans(schedule, BATCHES), Graphs(ROWS)
+    for others in (plans, Plans(None, BATCHES)):
+        assign([layer], [step], others, graphs, is_captured=True)
+        assert layer.assignment.plan is plans.find(layer, step.key)[0]
+        assert graphs.by_depth == plans.by_depth == bool(keys)
+
+
 def test_what_an_eager_step_left_is_made_anew():
     """A size that was not captured after all: the next capture has the numbers of its own plan."""
     graphs, former, layers = Graphs(ROWS), make_plans(TIGHT), [Layer(0, Config(), None)]

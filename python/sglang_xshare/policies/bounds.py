@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..types import Router
 from .plan import SelectionPlan
 
@@ -11,8 +13,8 @@ def can_drop(plan: SelectionPlan, router: Router, num_experts: int, ranks: int =
     k0 = plan.warm_up(router)
     if k0 >= router.top_k and plan.p == 1 and plan.warm_rows is None:
         return bool(plan.beta)
-    if not plan.uses_selected or not _reaches_own(plan, router, num_experts):
-        return True
+    if not plan.uses_selected or not _reaches_own(plan, router, num_experts) or plan.acceptance < 1:
+        return True  # of a late draft all utilities may round to 0
     total = max(plan.budget or 0, (plan.target_per_rank or 0) * ranks)
     added = max(plan.add, plan.add_per_request)
     sure = _count_sure(plan, router)
@@ -42,9 +44,9 @@ def can_change(
     if plan.takes_residents and slots is not None and slots < wanted:
         return True
     if plan.acceptance < 1 and tokens_per_request > 1:
-        return True  # the utility of a late draft may round to 0
+        return True
     holds_all = _holds_own(plan, router, num_experts, rows, tokens_per_request, ranks)
-    return not holds_all and can_drop(plan, router, num_experts, ranks)
+    return not holds_all and can_drop(replace(plan, acceptance=1.0), router, num_experts, ranks)
 
 
 def _holds_own(

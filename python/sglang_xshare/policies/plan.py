@@ -139,6 +139,11 @@ class SelectionPlan:
         """
         return 1.0 if self.divides_by_own else self.own_share
 
+    @property
+    def by_depth(self) -> bool:
+        """Whether it matters how deep drafts are."""
+        return self.acceptance < 1 or self.warm_rows is not None
+
     def weighs(self, batch: Batch) -> bool:
         """Whether rows count by their depth: those of requests of several rows, which are drafts."""
         return self.acceptance < 1 and batch.tokens_per_request > 1

@@ -169,7 +169,7 @@ class _Reference:
                 shares = shares / shares.sum()
                 shares = shares**2 if (kind or self.plan.utility) == "squared" else shares
             if kind is None and self.chance is not None:
-                shares = shares.float() * self.chance[min(self.depth[i], DEPTHS - 1)]
+                shares = shares.float() * self.chance[min(max(self.depth[i], 0), DEPTHS - 1)]
             for j, score in zip(experts, to_fixed_point(shares).long().tolist(), strict=True):
                 total[j] += score
         return total

@@ -30,6 +30,8 @@ class Graphs:
     def __init__(self, rows: Sequence[int] = ()) -> None:
         self.rows = tuple(rows)
         self._captured: dict[Place, Assignment] = {}
+        self.by_depth = False
+        """Whether a captured plan asks how deep drafts are: also a step that is captured anew then says it."""
         self._sizes: dict[tuple[str, int], set[int]] = {}
         self._buffers: dict[Place, Budgets] = {}
         """Those made for captures to come."""
@@ -77,6 +79,7 @@ class Graphs:
         place = layer, key
         if place not in self._captured:
             self._captured[place] = replace(assignment, step=None, buffer=self._buffers.pop(place, None))
+            self.by_depth |= assignment.plan is not None and assignment.plan.by_depth
         return replace(self._captured[place], step=assignment.step)
 
     def check(self, former: Plans, plans: Plans) -> None:

@@ -41,7 +41,7 @@ class Plans:
     def by_depth(self) -> bool:
         """Whether some plan asks how deep drafts are."""
         found = [] if self.schedule is None else self.schedule.plans()
-        return any(plan.acceptance < 1 or plan.warm_rows is not None for plan in found)
+        return any(plan.by_depth for plan in found)
 
     @property
     def given(self) -> dict[str, Any]:

@@ -167,7 +167,8 @@ class Stage:
         """What `forward` returns, the model's on this batch: its layers get their assignments, and what they
         have selected is checked and counted.
         """
-        step = read_step(forward_batch, self.mask_padding, self.ranks, self.exact, self.plans.by_depth)
+        by_depth = self.plans.by_depth or self.graphs.by_depth
+        step = read_step(forward_batch, self.mask_padding, self.ranks, self.exact, by_depth)
         is_captured = self.device != "cpu" and is_recorded()
         steps = [step] * len(self.layers) if step is None or self.paged is None else self.paged.divide(step)
         reasons = assign(self.layers, steps, self.plans, self.graphs, is_captured)

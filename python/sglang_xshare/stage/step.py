@@ -166,8 +166,8 @@ def _read_states(forward_batch: Any, key: StepKey, exact: Exact | None, by_depth
 
 
 def _read_depth(forward_batch: Any, key: StepKey) -> torch.Tensor | None:
-    """[rows] int32: the place of a verify step's rows in their request's chain or tree of drafts, 0 in padding; None in
-    any other step.
+    """[rows] int32: the place of a verify step's rows in their request's chain or tree of drafts, any in padding; None
+    in any other step.
     """
     if key.tokens_per_request == 1:
         return None

@@ -117,7 +117,7 @@ def _find_chance(rows: Rows, plan: SelectionPlan) -> torch.Tensor | None:
     """[n, 1] float32: how much the rows count; None where all count alike."""
     if plan.acceptance == 1 or rows.depth is None or rows.tokens_per_request == 1:
         return None
-    return _weigh_depths(plan.acceptance, rows.depth.device)[rows.depth.clamp_max(DEPTHS - 1)]
+    return _weigh_depths(plan.acceptance, rows.depth.device)[rows.depth.clamp(0, DEPTHS - 1)]
 
 
 @cache

@@ -34,7 +34,7 @@ def select(
     # Autograd would take a quarter of the time on the CPU. What callers get is made outside, so as to be no inference
     # tensor.
     with torch.inference_mode():
-        rows = rank_rows(logits, router, batch, plan.weighs(batch) or plan.warm_rows is not None)
+        rows = rank_rows(logits, router, batch, plan.by_depth)
         kept = _keep(rows, plan)
         select_experts(rows, plan, rank_of_expert, kept, selected)
         lost = _rescue(rows, selected) if plan.can_rescue else None

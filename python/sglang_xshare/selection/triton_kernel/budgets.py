@@ -65,7 +65,7 @@ class Budgets:
         took, takes = list_steps(self.plan), list_steps(plan)
         for name in (field.name for field in fields(plan) if field.name != "policy"):
             old, new = getattr(self.plan, name), getattr(plan, name)
-            if (name not in NUMBERS and old != new) or (takes.get(name) and not took[name]):
+            if old != new and (name not in NUMBERS or (takes.get(name) and not took[name])):
                 raise ValueError(f"{name} = {new!r}: allowed without another kernel is what it was made for, {old!r}")
         for name, old, new in (
             ("budget or drop", self.plan.ranks_experts, plan.ranks_experts),
@@ -126,5 +126,5 @@ def read_share(budgets: tl.tensor, key: tl.constexpr) -> tl.tensor:
 @triton.jit
 def read_chance(budgets: tl.tensor, depth: tl.tensor) -> tl.tensor:
     """[R, 1] fp32: what rows of a depth [R] count by."""
-    place = tl.minimum(depth, DEEPEST)[:, None]
+    place = tl.minimum(tl.maximum(depth, 0), DEEPEST)[:, None]
     return tl.load(budgets + CHANCES + place).to(tl.float64, bitcast=True).to(tl.float32)

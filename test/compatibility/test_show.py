@@ -39,6 +39,8 @@ def test_every_spelling_of_a_policy_shows_every_key(given, show):
             "balance": "literal",
             "free_residents": None,
             "own_share": 0.0,
+            "acceptance": 1.0,
+            "warm_rows": None,
             "phases": ["decode", "verify"],
             "min_rows": 2,
         },

@@ -197,8 +197,12 @@ def test_padding_requests_change_nothing(policy, data):
     if case.exact is not None:
         exact = torch.ones(len(is_real), dtype=torch.bool)  # no padding row is
         exact[real] = case.exact
+    depth = None
+    if case.depth is not None:
+        depth = torch.full((len(is_real),), 7, dtype=torch.int32)
+        depth[real] = case.depth
     out = run(case, plan, "torch")
-    padded = run(dataclasses.replace(case, logits=logits, valid=valid, exact=exact), plan, "torch")
+    padded = run(dataclasses.replace(case, logits=logits, valid=valid, exact=exact, depth=depth), plan, "torch")
     assert torch.equal(padded.topk_ids[real], out.topk_ids)
     assert torch.allclose(padded.topk_weights[real], out.topk_weights, rtol=1e-6, atol=0)
     assert (padded.topk_ids[~valid] == -1).all()

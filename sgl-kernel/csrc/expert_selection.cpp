@@ -78,9 +78,9 @@ extern "C" {
 int select_experts(
     const expert_selection::Plan* plan, const void* logits, const float* scores, const uint8_t* valid,
     const uint8_t* exact, const uint8_t* resident, const float* bias, const float* expert_scale,
-    const int64_t* rank_of_expert, const int32_t* depth, int32_t halves, int32_t rows, int32_t tokens_per_request, int32_t slots,
-    int32_t* ids, float* weights, uint8_t* selected, uint8_t* active, uint8_t* vanilla_active, float* kept_mass,
-    int64_t* rescued) {
+    const int64_t* rank_of_expert, const int32_t* depth, int32_t halves, int32_t rows, int32_t tokens_per_request,
+    int32_t slots, int32_t* ids, float* weights, uint8_t* selected, uint8_t* active, uint8_t* vanilla_active,
+    float* kept_mass, int64_t* rescued) {
   using namespace expert_selection;
   const Batch batch = {
       logits, scores, valid, exact, resident, bias, expert_scale, rank_of_expert, depth, halves, rows,

@@ -9,8 +9,9 @@ namespace expert_selection {
 enum Utility : int32_t { TOPK, FULL, SQUARED };
 enum Balance : int32_t { LITERAL, FILL, LEVEL };
 enum Ranking : int32_t { ROUTER, VOTES, STATIC };
-constexpr int DEPTHS = 256;
 enum Coverage : int32_t { SUBSTITUTE, TRUNCATE, OWN };
+
+constexpr int DEPTHS = 256;  // selection/scores.py has as many
 
 // Packed once a plan and router. A number that is not asked for is 0, a share 1, unless it is said otherwise.
 struct Plan {

@@ -67,16 +67,16 @@ class Rows {
   void to_grid(int i, int64_t* grid, bool weighs = false) const {
     const float* row = scores(i);
     const int count = plan.num_experts;
+    const float factor = weighs ? chance(i) : 1.0f;
     if (plan.unbounded) {
       std::vector<double> wide(row, row + count);
       const double total = std::max(sum_row(wide.data(), count), TINY);
       for (int j = 0; j < count; j++) {
         const double share = wide[j] / total;
-        grid[j] = weighs ? round_weighed(share, chance(i)) : round_to_even(share * GRID);
+        grid[j] = weighs ? round_weighed(share, factor) : round_to_even(share * GRID);
       }
       return;
     }
-    const float factor = weighs ? chance(i) : 1.0f;
     for (int j = 0; j < count; j++) grid[j] = round_weighed(row[j] == row[j] ? row[j] : 0.0f, factor);
   }
 

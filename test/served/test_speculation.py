@@ -15,14 +15,14 @@ BARE = ("--expert-policy", "xshare")
 FULL = policy("xshare", k0=1, add=64, utility="full")
 PUBLISHED = {"policy": "xshare", "k0": 1, "add": 0, "add_per_request": 4}
 BY_LAYER: tuple[dict[str, Any], ...] = (
-    {"policy": "moe-spec", "budget": 16, "acceptance": 0.7},
-    {"policy": "moe-spec", "budget": 8, "scope": "request", "acceptance": 0.7},
+    {"policy": "moe-spec", "budget": 16},
+    {"policy": "moe-spec", "budget": 8, "scope": "request"},
     {"policy": "oea", "k0": 3},
-    {"policy": "xshare", "k0": 1, "add": 8, "acceptance": 0.5, "warm_rows": 1},
+    {"policy": "lynx-lat", "retain": 12},
 )
-FOUR = policy(
-    "moe-spec", budget=16, acceptance=0.7, layers={str(layer): keys for layer, keys in enumerate(BY_LAYER) if layer}
-)
+FOUR = policy("moe-spec", budget=16, layers={str(layer): keys for layer, keys in enumerate(BY_LAYER) if layer})
+WEIGHED = {"policy": "xshare", "k0": 1, "add": 8, "acceptance": 0.5, "warm_rows": 1}
+RANKED = {"policy": "moe-spec", "budget": 12, "acceptance": 0.7}
 
 
 @pytest.fixture(scope="session")
@@ -68,11 +68,22 @@ def test_each_policy_selects_at_verification(speculated):
     calls = speculated(FOUR).calls("TARGET_VERIFY")
     for call in calls:
         assert call["active"] == select_again(call, BY_LAYER[call["layer"]], DRAFT_TOKENS)
-        most = (16, 8 * call["requests"], 3 * call["rows"], 8 + call["requests"])[call["layer"]]
+        most = (16, 8 * call["requests"], 3 * call["rows"], 12)[call["layer"]]
         assert 0 < call["after"] <= most
     for layer in range(LAYERS):
         dropped = sum(call["before"] - call["after"] for call in calls if call["layer"] == layer)
         assert dropped > 0, f"layer {layer}"
+
+
+def test_drafts_count_by_their_chance(speculated):
+    keys = {name: value for name, value in WEIGHED.items() if name != "policy"}
+    calls = speculated(policy("xshare", **keys, layers={"1": RANKED})).calls("TARGET_VERIFY")
+    for call in calls:
+        plan = RANKED if call["layer"] == 1 else WEIGHED
+        assert call["active"] == select_again(call, plan, DRAFT_TOKENS)
+    alike = [select_again(call, {**WEIGHED, "acceptance": 1.0}, DRAFT_TOKENS) for call in calls if call["layer"] != 1]
+    weighed = [call["active"] for call in calls if call["layer"] != 1]
+    assert weighed != alike
 
 
 def test_only_the_target_model_selects(speculated):

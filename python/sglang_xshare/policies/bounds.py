@@ -43,7 +43,7 @@ def can_change(
     wanted = num_experts if plan.utility == "full" else min(num_experts, rows * router.top_k)
     if plan.takes_residents and slots is not None and slots < wanted:
         return True
-    if plan.acceptance < 1 and tokens_per_request > 1:
+    if plan.weighs(tokens_per_request):
         return True
     holds_all = _holds_own(plan, router, num_experts, rows, tokens_per_request, ranks)
     return not holds_all and can_drop(replace(plan, acceptance=1.0), router, num_experts, ranks)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
-from ..types import Batch, Router
+from ..types import Router
 from .keys import Key, accepts_none, as_json
 
 UTILITIES = ("topk", "full", "squared")
@@ -144,9 +144,9 @@ class SelectionPlan:
         """Whether it matters how deep drafts are."""
         return self.acceptance < 1 or self.warm_rows is not None
 
-    def weighs(self, batch: Batch) -> bool:
+    def weighs(self, tokens_per_request: int) -> bool:
         """Whether rows count by their depth: those of requests of several rows, which are drafts."""
-        return self.acceptance < 1 and batch.tokens_per_request > 1
+        return self.acceptance < 1 and tokens_per_request > 1
 
     def warm_up(self, router: Router) -> int:
         """The most experts that a row's warm-up holds."""

@@ -58,7 +58,7 @@ class _Reference:
         self.columns = plan.columns(router, exact=batch.exact is not None)
         size = batch.tokens_per_request
         self.depth = [i % size for i in range(self.num_rows)] if batch.depth is None else batch.depth.tolist()
-        self.chance = weigh_depths(plan.acceptance) if plan.weighs(batch) else None
+        self.chance = weigh_depths(plan.acceptance) if plan.weighs(size) else None
         self.requests = [[i for i in range(r, r + size) if valid[i]] for r in range(0, self.num_rows, size)]
         self.rank_of_expert = None if rank_of_expert is None else rank_of_expert.tolist()
         # Every row's experts, best first: higher C, then the lower index; experts with C = -inf are never chosen.

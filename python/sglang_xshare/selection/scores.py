@@ -74,8 +74,7 @@ def find_depth(batch: Batch, num_rows: int, device: torch.device) -> torch.Tenso
 
 @cache
 def _count_places(num_rows: int, tokens_per_request: int, device: torch.device) -> torch.Tensor:
-    with torch.inference_mode(False):
-        return (torch.arange(num_rows, dtype=torch.int32) % tokens_per_request).to(device)
+    return (torch.arange(num_rows, dtype=torch.int32) % tokens_per_request).to(device)
 
 
 def weigh_depths(acceptance: float) -> torch.Tensor:

@@ -12,8 +12,8 @@ from functools import cache
 import torch
 
 from ...policies.plan import SelectionPlan
-from ..scores import DEPTHS, FIXED_ONE, TINY, to_fixed_point, weigh_depths
-from .rows import Rows, constant, lower_first, mark
+from ..scores import DEPTHS, TINY, to_fixed_point, weigh_depths
+from .rows import Rows, lower_first, mark
 
 # Breaks ties between integers: less than 1 for each of up to 1,024 experts.
 _TIE = 2.0**-10
@@ -96,16 +96,12 @@ def _compute_utility(rows: Rows, kind: str, groups: int, chance: torch.Tensor | 
     """[groups, N]: every expert's utility over equal groups of consecutive rows, which count by `chance` [n, 1]."""
     if kind in ("topk", "squared"):
         own_scores = rows.silence(rows.own.scores).double()
-        mass = own_scores.sum(1, keepdim=True).clamp_min_(TINY)
-        if chance is not None:
-            shares = own_scores / mass
-            weighed = (shares.square_() if kind == "squared" else shares).float() * chance
-            return _sum_at_own(rows, to_fixed_point(weighed), groups)
+        shares = own_scores / own_scores.sum(1, keepdim=True).clamp_min_(TINY)
         if kind == "squared":
-            shares = (own_scores / mass).square_().mul_(FIXED_ONE)
-        else:
-            shares = torch.addcdiv(constant(0.0, torch.float64, mass.device), own_scores, mass, value=FIXED_ONE)
-        return _sum_at_own(rows, shares.round_(), groups)
+            shares.square_()
+        if chance is not None:
+            shares = shares.float() * chance
+        return _sum_at_own(rows, to_fixed_point(shares), groups)
     fixed = to_fixed_point(rows.measures if chance is None else rows.measures.float() * chance)
     if rows.valid is not None:
         fixed *= rows.valid
@@ -115,7 +111,7 @@ def _compute_utility(rows: Rows, kind: str, groups: int, chance: torch.Tensor | 
 
 def _find_chance(rows: Rows, plan: SelectionPlan) -> torch.Tensor | None:
     """[n, 1] float32: how much the rows count; None where all count alike."""
-    if plan.acceptance == 1 or rows.depth is None or rows.tokens_per_request == 1:
+    if rows.depth is None or not plan.weighs(rows.tokens_per_request):
         return None
     return _weigh_depths(plan.acceptance, rows.depth.device)[rows.depth.clamp(0, DEPTHS - 1)]
 

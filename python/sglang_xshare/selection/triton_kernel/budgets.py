@@ -13,10 +13,8 @@ import triton.language as tl
 from ...policies.plan import SelectionPlan
 from ..scores import DEPTHS, weigh_depths
 
-COUNTS = (
-    *("k0", "add_per_request", "add", "target_per_rank", "budget", "drop", "max_voters", "min_votes", "max_rank"),
-    "warm_rows",
-)
+COUNTS: tuple[str, ...] = ("k0", "add_per_request", "add", "target_per_rank", "budget", "drop")
+COUNTS += ("max_voters", "min_votes", "max_rank", "warm_rows")
 SHARES = ("p", "beta", "mass", "confidence", "own_share", "acceptance")
 NUMBERS = COUNTS + SHARES
 """Keys of a plan that are read at run time, in the order in which a buffer holds them."""

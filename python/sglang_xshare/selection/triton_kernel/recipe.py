@@ -154,7 +154,7 @@ def make_recipe(
         lowest=torch.finfo(logits.dtype).min,
         scaling=router.scaling,
         fill=slots is not None and not (slots.masked or slots.empty),
-        weighs=plan.weighs(batch),
+        weighs=plan.weighs(batch.tokens_per_request),
         warms_some=plan.warm_rows is not None,
         exact=exact,
         sets_aside=exact and (plan.ranks_experts or plan.target_per_rank is not None),

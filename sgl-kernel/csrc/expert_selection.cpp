@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 
 #include "budgets.h"
 #include "cover.h"
@@ -74,8 +75,8 @@ void cover_rows(const Rows& rows, const Answer& answer) {
 
 extern "C" {
 
-// Returns 0; or 1, with nothing written, where a valid row of the logits holds a NaN or +inf.
-int select_experts(
+// A `Status`: NOT_CLEAN, with nothing written, where a valid row of the logits holds a NaN or +inf.
+int32_t select_experts(
     const expert_selection::Plan* plan, const void* logits, const float* scores, const uint8_t* valid,
     const uint8_t* exact, const uint8_t* resident, const float* bias, const float* expert_scale,
     const int64_t* rank_of_expert, const int32_t* depth, int32_t halves, int32_t rows, int32_t tokens_per_request,
@@ -86,12 +87,16 @@ int select_experts(
       logits, scores, valid, exact, resident, bias, expert_scale, rank_of_expert, depth, halves, rows,
       tokens_per_request, slots};
   const Answer answer = {ids, weights, selected, active, vanilla_active, kept_mass, rescued};
-  Rows ranked(*plan, batch);
-  if (!ranked.rank()) return 1;
-  select_set(ranked, answer.selected);
-  *answer.rescued = plan->rescue ? rescue_rows(ranked, answer.selected) : 0;
-  cover_rows(ranked, answer);
-  return 0;
+  try {
+    Rows ranked(*plan, batch);
+    if (!ranked.rank()) return NOT_CLEAN;
+    select_set(ranked, answer.selected);
+    *answer.rescued = plan->rescue ? rescue_rows(ranked, answer.selected) : 0;
+    cover_rows(ranked, answer);
+  } catch (const std::bad_alloc&) {
+    return OUT_OF_MEMORY;
+  }
+  return DONE;
 }
 
 // What the caller's own layout of a plan is compared with.

@@ -11,6 +11,9 @@ enum Balance : int32_t { LITERAL, FILL, LEVEL };
 enum Ranking : int32_t { ROUTER, VOTES, STATIC };
 enum Coverage : int32_t { SUBSTITUTE, TRUNCATE, OWN };
 
+// What a call returns. No exception leaves it: its caller is not C++.
+enum Status : int32_t { DONE, NOT_CLEAN, OUT_OF_MEMORY };
+
 constexpr int DEPTHS = 256;  // selection/scores.py has as many
 
 // Packed once a plan and router. A number that is not asked for is 0, a share 1, unless it is said otherwise.

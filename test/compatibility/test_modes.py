@@ -7,6 +7,7 @@ import pytest
 
 from sglang_xshare.compatibility.all_to_all import BACKENDS, REASONS
 from sglang_xshare.compatibility.modes import SIMULATIONS, UNSYNCHRONIZED, check_modes
+from sglang_xshare.selection.cpu_call import SWITCH
 
 SERVED = {
     **{"disaggregation_mode": "null", "moe_runner_backend": "auto", "moe_a2a_backend": "none"},
@@ -19,6 +20,7 @@ ROUTED = {"enable_return_routed_experts": True}
 REFUSED: dict[str, dict[str, Any]] = {
     **{f"simulated routing by {name}": {name: "true"} for name in SIMULATIONS},
     "simulated routing, said shorter": {SIMULATIONS[0]: "y"},
+    "a switch that is neither on nor off": {SWITCH: "off"},
     **{f"device {device}": {"device": device} for device in ("npu", "xpu", "musa:0")},
     "experts on a CPU beside a GPU": {"kt_weight_path": "folder"},
     "ranks that are not synchronized": {UNSYNCHRONIZED: "1", "attn_dp_size": 2},

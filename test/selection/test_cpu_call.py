@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from selection.cases import DTYPES, KINDS, batch_of, cases, check, fill_logits, keys_for, router_of
@@ -16,7 +17,7 @@ from selection.test_exact_rows import any_plans, marked
 from selection.test_residents import PLANS as RESIDENT_PLANS
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 from sglang_xshare.policies.plan import KEYS
-from sglang_xshare.selection.cpu_call import supports
+from sglang_xshare.selection.cpu_call import prepare, supports
 from sglang_xshare.selection.cpu_call.layout import HANDLED, find_unhandled
 from sglang_xshare.selection.cpu_call.library import load
 from sglang_xshare.types import Tally
@@ -273,5 +274,55 @@ def test_what_has_no_memory_is_left_to_torch():
     with FakeTensorMode(allow_non_fake_inputs=True):
         logits = torch.zeros(4, 32)
         assert select(logits, plan, Router(4)).topk_ids.shape == (4, 4)
-        with pytest.raises(ValueError, match="allowed with backend cpu is a plain tensor on cpu"):
+        with pytest.raises(ValueError, match="not all tensors are plain ones on cpu"):
             select(logits, plan, Router(4), backend="cpu")
+        bias, flags = torch.zeros(32), torch.ones(4, dtype=torch.bool)
+    for router, batch in ((Router(4, "sigmoid", bias), Batch()), (Router(4), Batch(flags))):
+        assert not supports(plan, router, batch, 4, 32)
+
+
+def test_a_view_that_is_negated_when_read_is_left_to_torch():
+    logits = torch.view_as_complex(make_logits("normal", 4, 64).view(4, 32, 2)).conj().imag
+    assert logits.is_neg()
+    plan = make_plan("xshare")
+    assert torch.equal(select(logits, plan, Router(4)).topk_ids, select(logits.resolve_neg(), plan, Router(4)).topk_ids)
+    assert supports(plan, Router(4, "sigmoid", torch.nn.Parameter(torch.zeros(32))), Batch(), 4, 32)
+    assert not supports(plan, Router(4, "sigmoid", logits[0]), Batch(), 4, 32)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_a_trace_holds_no_answer():
+    """What torch writes down of the call would be its answer for the example."""
+    plan, router = make_plan("xshare"), Router(4)
+    example, other = make_logits("normal", 4, 32), make_logits("normal", 4, 32, seed=1)
+
+    def choose(logits):
+        return select(logits, plan, router).topk_ids
+
+    assert torch.equal(make_fx(choose)(example)(other), choose(other))
+    with pytest.raises(RuntimeError, match="aten::view"):  # which torch's other tracer cannot write down
+        torch.jit.trace(choose, example)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_torchs_default_device_is_of_no_matter(backend):
+    """One that no test has had, so that what is cached for a shape is made under it."""
+    logits, plan, router = make_logits("normal", 6, 37), make_plan("xshare"), Router(3)
+    batch = Batch(torch.ones(6, dtype=torch.bool), 3)
+    plan = dataclasses.replace(plan, acceptance=0.59)
+    with torch.device("meta"):
+        found = select(logits, plan, router, batch, backend=backend)
+    assert torch.equal(found.topk_ids, select(logits, plan, router, batch, backend="reference").topk_ids)
+
+
+def test_more_slots_than_a_32_bit_number_are_all_slots():
+    resident = torch.arange(32) % 2 == 0
+    compare(make_logits("normal", 4, 32), make_plan("xshare"), Router(4), Batch(resident=resident, slots=2**31 + 1))
+
+
+def test_a_call_without_memory_is_an_error():
+    """No exception of C++ ends the process."""
+    call = prepare(make_plan("xshare"), Router(4), 32)
+    call._run = lambda *arguments: 2
+    with pytest.raises(MemoryError, match=r"selection from router_logits \[4, 32\]: out of memory"):
+        call(make_logits("normal", 4, 32), Batch(), None, None)

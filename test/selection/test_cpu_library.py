@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -98,6 +99,73 @@ def test_a_compiler_that_fails_is_quoted_in_one_line(anew, monkeypatch, caplog):
         select_some()
     (line,) = caplog.messages
     assert line.endswith("broken: plan.h: fatal error: no disk")
+    assert list((anew / "sglang_xshare").iterdir()) == []
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("harm", ["cut", "zeroed", "emptied", "another"])
+def test_a_damaged_library_is_built_anew(anew, monkeypatch, harm):
+    """One cut short would end every process that loads it by a signal."""
+    path = library.build(FLAGS)
+    whole = path.read_bytes()
+    zeroed = whole[:4096] + bytes(len(whole) - 4096)
+    path.write_bytes({"cut": whole[:5000], "zeroed": zeroed, "emptied": b"", "another": b"\1" * 99}[harm])
+    assert library.build(FLAGS) == path
+    assert len(path.read_bytes()) == len(whole)
+    monkeypatch.setattr(library, "FLAGS", FLAGS)
+    assert library.load() is not None
+
+
+@NEEDS_COMPILER
+def test_a_built_library_needs_no_compiler(anew, monkeypatch):
+    path = library.build(FLAGS)
+    monkeypatch.setenv("PATH", "")
+    assert library.build(FLAGS) == path
+
+
+@NEEDS_COMPILER
+def test_a_library_without_our_functions_leaves_it_to_torch(anew, monkeypatch, caplog, tmp_path_factory):
+    source = tmp_path_factory.mktemp("csrc")
+    (source / "nothing.cpp").write_text("int nothing;\n")
+    monkeypatch.setattr(library, "SOURCE", source)
+    with caplog.at_level(logging.WARNING):
+        select_some()
+    (line,) = caplog.messages
+    assert "undefined symbol" in line
+
+
+@NEEDS_COMPILER
+def test_the_compiler_named_may_have_arguments(anew, monkeypatch):
+    monkeypatch.setenv("CXX", f"{shutil.which('g++')} -DANYTHING=1")
+    assert library.build(FLAGS).exists()
+
+
+def test_a_compiler_named_and_not_found_is_said(anew, monkeypatch, caplog):
+    monkeypatch.setenv("CXX", "no-such-compiler -O1")
+    with caplog.at_level(logging.WARNING):
+        select_some()
+    (line,) = caplog.messages
+    assert line.endswith("no C++ compiler: CXX is no-such-compiler, which is not on the path")
+
+
+def test_a_user_without_a_home_leaves_it_to_torch(anew, monkeypatch, caplog):
+    for name in ("TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    with caplog.at_level(logging.WARNING):
+        select_some()
+    (line,) = caplog.messages
+    assert "TORCH_EXTENSIONS_DIR names another" in line
+
+
+@NEEDS_COMPILER
+def test_a_write_that_fails_leaves_nothing(anew, monkeypatch):
+    def fail(*paths):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        library.build(FLAGS)
     assert list((anew / "sglang_xshare").iterdir()) == []
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..policies.schedule import Schedule
 from ..refusal import refusal
+from ..selection.cpu_call import SWITCH
 from ..upstream.routing import hands_parts
 from ..upstream.server import attention_dp_size, is_switched_on, routes_own_rows, spell
 from .all_to_all import check_backend
@@ -61,6 +62,8 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
     for name in SIMULATIONS:
         if is_switched_on(name):
             raise refusal(name, os.environ[name], "it overwrites what was selected; allowed is unset")
+    if os.environ.get(SWITCH, "1") not in ("0", "1"):
+        raise refusal(SWITCH, os.environ[SWITCH], "it selects in torch on a CPU, or not; allowed is 0, 1 or unset")
     device = getattr(config, "device", None)  # None where SGLang has still to look for one
     if device is not None:
         _check_choice("--device", str(device).partition(":")[0], DEVICES)

@@ -51,7 +51,7 @@ def select(
     batch = batch or Batch()
     if rank_of_expert is not None:
         rank_of_expert = torch.as_tensor(rank_of_expert, device=router_logits.device)
-    _check_inputs(router_logits, plan, router, batch, rank_of_expert)
+    _check_inputs(router_logits, plan, router, batch, rank_of_expert, tally)
     if backend == "auto":
         backend = _choose_backend(router_logits, plan, router, batch)
     if backend not in BACKENDS:
@@ -88,7 +88,12 @@ def prepare(
 
 
 def _check_inputs(
-    logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, rank_of_expert: torch.Tensor | None
+    logits: torch.Tensor,
+    plan: SelectionPlan,
+    router: Router,
+    batch: Batch,
+    rank_of_expert: torch.Tensor | None,
+    tally: Tally | None,
 ) -> None:
     if logits.dim() != 2 or not logits.is_floating_point():
         raise ValueError(f"router_logits {_describe(logits)}: allowed is a float tensor [rows, experts]")
@@ -97,22 +102,55 @@ def _check_inputs(
         raise ValueError(f"router_logits {_describe(logits)}: allowed is 1 to {MAX_EXPERTS} experts")
     if rows % batch.tokens_per_request:
         raise ValueError(f"tokens_per_request = {batch.tokens_per_request}: allowed is a divisor of the {rows} rows")
-    for name, flags in (("valid", batch.valid), ("exact", batch.exact)):
-        if flags is not None and (flags.shape != (rows,) or flags.dtype != torch.bool):
-            raise ValueError(f"{name} {_describe(flags)}: allowed is a bool tensor [{rows}]")
-    if batch.depth is not None and (batch.depth.shape != (rows,) or batch.depth.dtype != torch.int32):
-        raise ValueError(f"depth {_describe(batch.depth)}: allowed is an int32 tensor [{rows}]")
-    bias, resident = router.correction_bias, batch.resident
-    if resident is not None and (resident.shape != (num_experts,) or resident.dtype != torch.bool):
-        raise ValueError(f"resident {_describe(resident)}: allowed is a bool tensor [{num_experts}]")
-    if bias is not None and (bias.shape != (num_experts,) or not bias.is_floating_point()):
-        raise ValueError(f"correction_bias {_describe(bias)}: allowed is a float tensor [{num_experts}]")
-    scale = router.expert_scale
-    if scale is not None and (scale.shape != (num_experts,) or not scale.is_floating_point()):
-        raise ValueError(f"expert_scale {_describe(scale)}: allowed is a float tensor [{num_experts}]")
-    if rank_of_expert is not None and (rank_of_expert.shape != (num_experts,) or rank_of_expert.is_floating_point()):
-        raise ValueError(f"rank_of_expert {_describe(rank_of_expert)}: allowed is an integer tensor [{num_experts}]")
+    for name, tensor, size, kind in (
+        ("valid", batch.valid, rows, "bool"),
+        ("exact", batch.exact, rows, "bool"),
+        ("depth", batch.depth, rows, "int32"),
+        ("resident", batch.resident, num_experts, "bool"),
+        ("correction_bias", router.correction_bias, num_experts, "float"),
+        ("expert_scale", router.expert_scale, num_experts, "float"),
+        ("rank_of_expert", rank_of_expert, num_experts, "integer"),
+    ):
+        if tensor is None:
+            continue
+        if tensor.shape != (size,) or not _is_kind(tensor, kind):
+            article = "an" if kind.startswith("i") else "a"
+            raise ValueError(f"{name} {_describe(tensor)}: allowed is {article} {kind} tensor [{size}]")
+        if tensor.device != logits.device:
+            raise ValueError(f"{name} on {tensor.device}: allowed is {logits.device}, as router_logits")
+    if rank_of_expert is not None and is_readable(rank_of_expert):  # on a GPU, a look would wait for it
+        _check_ranks(rank_of_expert, num_experts)
+    if tally is not None:
+        _check_tally(tally, logits)
     plan.check(router, num_experts, ranks=1 if rank_of_expert is None else num_experts)
+
+
+def _check_ranks(rank_of_expert: torch.Tensor, num_experts: int) -> None:
+    lowest, highest = (int(rank) for rank in rank_of_expert.aminmax())
+    if lowest < 0 or highest >= num_experts:
+        raise ValueError(f"rank_of_expert from {lowest} to {highest}: allowed is 0 to {num_experts - 1}")
+
+
+def _check_tally(tally: Tally, logits: torch.Tensor) -> None:
+    """Raise ValueError for what a compiled call would write beyond, or in the wrong places of."""
+    rows, experts = logits.shape
+    for name, shape, dtype in (
+        ("active", (experts,), torch.bool),
+        ("vanilla_active", (experts,), torch.bool),
+        ("kept_mass", (rows,), torch.float32),
+        ("rescued", (), torch.int64),
+    ):
+        tensor = getattr(tally, name)
+        described = tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous()
+        if described != (shape, dtype, logits.device, True):
+            allowed = f"a contiguous {str(dtype).removeprefix('torch.')} tensor {list(shape)} on {logits.device}"
+            raise ValueError(f"tally.{name} {_describe(tensor)} on {tensor.device}: allowed is {allowed}")
+
+
+def _is_kind(tensor: torch.Tensor, kind: str) -> bool:
+    if kind in ("float", "integer"):
+        return tensor.is_floating_point() == (kind == "float")
+    return tensor.dtype == getattr(torch, kind)
 
 
 def _describe(tensor: torch.Tensor) -> str:

@@ -74,12 +74,13 @@ def find_depth(batch: Batch, num_rows: int, device: torch.device) -> torch.Tenso
 
 @cache
 def _count_places(num_rows: int, tokens_per_request: int, device: torch.device) -> torch.Tensor:
-    return (torch.arange(num_rows, dtype=torch.int32) % tokens_per_request).to(device)
+    return (torch.arange(num_rows, dtype=torch.int32, device="cpu") % tokens_per_request).to(device)
 
 
 def weigh_depths(acceptance: float) -> torch.Tensor:
     """[DEPTHS] float32: what a row's utility counts by, the chance that all drafts it follows on are accepted."""
-    return torch.tensor([acceptance**depth for depth in range(DEPTHS)], dtype=torch.float64).float()
+    chances = [acceptance**depth for depth in range(DEPTHS)]
+    return torch.tensor(chances, dtype=torch.float64, device="cpu").float()
 
 
 def _limit_groups(choice: torch.Tensor, num_groups: int, topk_group: int, biased: bool) -> torch.Tensor:

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from ...policies.plan import SelectionPlan
 from ...types import Batch, Router, RunnerSlots, Selection, Tally
@@ -15,20 +16,30 @@ from ..slots import serve_runner
 from .layout import find_unhandled, pack
 from .library import load
 
+NOT_CLEAN = 1
+"""What the call returns with nothing written, of `Status` in csrc/plan.h."""
 _KEPT = 4096
 _calls: dict[tuple[int, int, int, bool, RunnerSlots | None], Call] = {}
 
 
 def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> bool:
     """Whether the call serves the plan on logits [num_rows, num_experts] on this machine."""
-    return load() is not None and not find_unhandled(plan)
+    return load() is not None and not find_unhandled(plan) and all(map(is_readable, _list_tables(router, batch)))
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether a C++ function can read the tensor: in this machine's memory, and none that has but a shape (while torch
-    traces).
+    """Whether a C++ function can read the tensor: in this machine's memory as it is, and neither one that has but a
+    shape nor one whose operations torch is writing down.
     """
-    return tensor.is_cpu and type(tensor) is torch.Tensor
+    if not tensor.is_cpu or type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_neg():
+        return False
+    return not torch.jit.is_tracing() and get_proxy_mode() is None
+
+
+def _list_tables(router: Router, batch: Batch) -> list[torch.Tensor]:
+    """What is read beside the logits."""
+    tables = batch.valid, batch.exact, batch.resident, batch.depth, router.correction_bias, router.expert_scale
+    return [table for table in tables if table is not None]
 
 
 def select(
@@ -41,8 +52,8 @@ def select(
     tally: Tally | None = None,
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`. Raises ValueError where it cannot."""
-    if not is_readable(logits):
-        raise ValueError(f"router_logits on {logits.device}: allowed with backend cpu is a plain tensor on cpu")
+    if not all(map(is_readable, [logits, *_list_tables(router, batch)])):
+        raise ValueError("backend = 'cpu': allowed is torch, as not all tensors are plain ones on cpu")
     return prepare(plan, router, logits.shape[1], batch.exact is not None, slots)(logits, batch, rank_of_expert, tally)
 
 
@@ -82,16 +93,18 @@ class Call:
     def __call__(
         self, logits: torch.Tensor, batch: Batch, rank_of_expert: torch.Tensor | None, tally: Tally | None
     ) -> Selection:
-        """What the plan chooses from logits [n, N], counted in `tally`. Nothing is checked."""
+        """What the plan chooses from logits [n, N], counted in `tally`. Nothing is checked. Raises MemoryError."""
         router, rows = self.router, logits.shape[0]
         given = logits if logits.dtype is torch.float32 or logits.dtype is torch.bfloat16 else logits.float()
         given = given.contiguous()
-        ids = torch.empty((rows, self._width), dtype=torch.int32)
-        weights = torch.empty((rows, self._width), dtype=torch.float32)
-        selected = torch.empty(self._num_experts, dtype=torch.bool)
+        # On the CPU, whatever torch's default device is.
+        ids = torch.empty((rows, self._width), dtype=torch.int32, device="cpu")
+        weights = torch.empty((rows, self._width), dtype=torch.float32, device="cpu")
+        selected = torch.empty(self._num_experts, dtype=torch.bool, device="cpu")
         if tally is None:
             active, vanilla_active = torch.empty_like(selected), torch.empty_like(selected)
-            kept_mass, rescued = torch.empty(rows, dtype=torch.float32), torch.empty((), dtype=torch.int64)
+            kept_mass = torch.empty(rows, dtype=torch.float32, device="cpu")
+            rescued = torch.empty((), dtype=torch.int64, device="cpu")
             tally = Tally(active, vanilla_active, kept_mass, rescued)
         # Tensors rather than addresses: what is converted has to live until the call is over.
         tables = (
@@ -104,7 +117,7 @@ class Call:
             None if batch.depth is None else batch.depth.contiguous(),
         )
         scores = score(given, router.scoring)
-        while self._run(
+        while status := self._run(
             self._address,
             given.data_ptr(),
             scores.data_ptr(),
@@ -112,7 +125,7 @@ class Call:
             given.dtype is torch.bfloat16,
             rows,
             batch.tokens_per_request,
-            batch.slots or 0,
+            min(batch.slots or 0, self._num_experts),
             ids.data_ptr(),
             weights.data_ptr(),
             selected.data_ptr(),
@@ -120,7 +133,10 @@ class Call:
             tally.vanilla_active.data_ptr(),
             tally.kept_mass.data_ptr(),
             tally.rescued.data_ptr(),
-        ):  # a NaN or +inf, which counts as -inf: it never has to be said twice
+        ):
+            if status != NOT_CLEAN:
+                raise MemoryError(f"selection from router_logits {list(given.shape)}: out of memory")
+            # A NaN or +inf counts as -inf: it never has to be said twice.
             given = given.nan_to_num(-math.inf, -math.inf, -math.inf)
             scores = score(given, router.scoring)
         answer = Selection(ids, weights, selected, tally.active, tally.rescued, tally.vanilla_active, tally.kept_mass)

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -41,48 +42,86 @@ def load() -> Any:
     try:
         # Keeps the interpreter's lock, as it takes less time than handing it over may.
         library = ctypes.PyDLL(str(build(FLAGS)))
-    except OSError as error:
+        for name, (arguments, result) in SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, result
+    except (OSError, AttributeError) as error:  # the latter of a library without our functions
         logger.warning("Experts are selected in torch on this CPU, which takes longer: %s", error)
         return None
     assert library.size_of_plan() == ctypes.sizeof(Plan), "csrc/plan.h and layout.py have different plans"
-    for name, (arguments, result) in SIGNATURES.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = arguments, result
     return library
 
 
 def build(flags: Sequence[str]) -> Path:
-    """The library's path. Processes that build it at once do not meet: the last one's file stays. Raises OSError."""
-    named = (os.environ.get("CXX"), "g++", "c++")
-    compiler = next((found for name in named if name and (found := shutil.which(name))), None)
-    if compiler is None:
-        raise FileNotFoundError("no C++ compiler: neither $CXX nor g++ nor c++ is on the path")
-    version = _run([compiler, "--version"])
-    digest = hashlib.sha256(repr((version, tuple(flags), platform.machine())).encode())
+    """The library's path. It is built unless a whole one is there: a file cut short would end every process that loads
+    it. Processes that build it at once do not meet: the last one's file stays. Raises OSError.
+    """
+    digest = hashlib.sha256(repr((tuple(flags), platform.machine(), platform.libc_ver())).encode())
     for path in sorted(SOURCE.iterdir()):
         digest.update(path.read_bytes())
     library = find_cache() / f"expert_selection_{digest.hexdigest()[:16]}.so"
-    if not library.exists():
+    if not _is_whole(library):
+        compiler = _find_compiler()
         library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        # Compiled elsewhere: what a killed compiler leaves is no part of the cache.
+        with tempfile.TemporaryDirectory() as folder:
             built = Path(folder, library.name)
-            _run([compiler, *flags, *map(str, sorted(SOURCE.glob("*.cpp"))), "-o", str(built)])
-            built.replace(library)
+            _run([*compiler, *flags, *map(str, sorted(SOURCE.glob("*.cpp"))), "-o", str(built)])
+            _keep(built.read_bytes(), library)
     return library
 
 
 def find_cache() -> Path:
-    """Where torch keeps what it compiles."""
+    """Where torch keeps what it compiles. Raises OSError for a user without a home."""
     root = os.environ.get("TORCH_EXTENSIONS_DIR")
     if root:
         return Path(root, "sglang_xshare")
     cache_home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if cache_home.startswith("~"):
+        raise OSError("this user has no home folder to build in; TORCH_EXTENSIONS_DIR names another")
     return Path(cache_home, "torch_extensions", "sglang_xshare")
 
 
-def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+def _find_compiler() -> list[str]:
+    """$CXX, which may have arguments, or else the first there is. Raises OSError."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    if named:
+        if shutil.which(named[0]) is None:
+            raise FileNotFoundError(f"no C++ compiler: CXX is {named[0]}, which is not on the path")
+        return named
+    found = shutil.which("g++") or shutil.which("c++")
+    if found is None:
+        raise FileNotFoundError("no C++ compiler: neither g++ nor c++ is on the path, and CXX is not set")
+    return [found]
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=False, env={**os.environ, "LC_ALL": "C"}
+    )
     if done.returncode:
         said = next((line for line in done.stderr.splitlines() if "error" in line), f"exit code {done.returncode}")
         raise OSError(f"{command[0]}: {said}")
-    return done.stdout
+
+
+def _keep(content: bytes, library: Path) -> None:
+    """Write a library with the digest of its content behind it, where the loader does not look."""
+    with tempfile.NamedTemporaryFile(dir=library.parent, delete=False) as file:
+        try:
+            file.write(content + hashlib.sha256(content).digest())
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, library)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a file is there, and as `_keep` has written it."""
+    try:
+        found = library.read_bytes()
+    except FileNotFoundError:
+        return False
+    size = hashlib.sha256().digest_size
+    return hashlib.sha256(found[:-size]).digest() == found[-size:]

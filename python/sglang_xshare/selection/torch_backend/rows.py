@@ -149,10 +149,10 @@ def constant(value: float, dtype: torch.dtype, device: torch.device) -> torch.Te
     the graph; the warm-up runs before a capture fill the cache. Never evicted: captured graphs read it at its address.
     Every cached tensor of this backend is made and kept so.
     """
-    return torch.tensor(value, dtype=dtype).to(device)
+    return torch.tensor(value, dtype=dtype, device="cpu").to(device)
 
 
 @cache
 def lower_first(num_experts: int, device: torch.device) -> torch.Tensor:
     """[N] float64: N - 1 - id, to break ties."""
-    return torch.arange(num_experts - 1, -1, -1, dtype=torch.float64).to(device)
+    return torch.arange(num_experts - 1, -1, -1, dtype=torch.float64, device="cpu").to(device)

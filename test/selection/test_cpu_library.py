@@ -201,10 +201,12 @@ def test_under_sanitizers(tmp_path):
     """Every case of test_cpu_call.py with a library that ends the process at the first read or write out of bounds, use
     of freed memory, or undefined operation.
     """
-    runtime = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    # The latter, as the former looks for what throws exceptions before torch has loaded it.
+    names = ["-print-file-name=libasan.so", "-print-file-name=libstdc++.so"]
+    found = [subprocess.run(["g++", name], capture_output=True, text=True, check=True) for name in names]
     environment = {
         **os.environ,
-        "LD_PRELOAD": runtime.stdout.strip(),
+        "LD_PRELOAD": " ".join(one.stdout.strip() for one in found),
         "ASAN_OPTIONS": "detect_leaks=0",
         "TORCH_EXTENSIONS_DIR": str(tmp_path),
     }

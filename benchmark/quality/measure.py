@@ -144,10 +144,13 @@ class Loss:
         return f"{self.delta:+.4f} ± {self.error:.4f}"
 
 
-def compare_loss(nats: torch.Tensor, reference: torch.Tensor) -> Loss:
-    """The loss of `nats` [sequences, tokens] above that of `reference`; two sequences at least."""
-    deltas = (nats - reference).double().mean(1)
-    return Loss(nats.double().mean().item(), deltas.mean().item(), deltas.std().item() / len(deltas) ** 0.5)
+def compare_loss(nats: torch.Tensor, reference: torch.Tensor, counted: torch.Tensor | None = None) -> Loss:
+    """The loss of `nats` [sequences, tokens] above that of `reference`, of the tokens that are `counted`, bool of the
+    same shape; two sequences at least.
+    """
+    counted = torch.ones_like(nats, dtype=torch.bool) if counted is None else counted
+    of_text, deltas = (one.double().where(counted, 0.0).sum(1) / counted.sum(1) for one in (nats, nats - reference))
+    return Loss(of_text.mean().item(), deltas.mean().item(), deltas.std().item() / len(deltas) ** 0.5)
 
 
 def compare_nats(point: Mapping[str, Any], reference: Mapping[str, Any]) -> Loss:

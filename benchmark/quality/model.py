@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class Layout:
 
     def __str__(self) -> str:
         tokens = "1 token" if self.tokens_per_request == 1 else f"{self.tokens_per_request} tokens"
-        return f"{self.batch} requests x {tokens}"
+        return f"{self.batch} {'request' if self.batch == 1 else 'requests'} x {tokens}"
 
     def split(self, rows: torch.Tensor) -> torch.Tensor:
         """[sequences, tokens, x] to [steps, rows of a step, x]; a step's rows are request by request.
@@ -48,10 +49,14 @@ class Layout:
         requests = rows.unflatten(1, (-1, self.tokens_per_request)).unflatten(0, (-1, self.batch))
         return requests.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
-    def join(self, steps: torch.Tensor, tokens: int) -> torch.Tensor:
-        """The inverse of `split`, where a sequence has `tokens` tokens."""
-        requests = steps.unflatten(1, (self.batch, -1)).unflatten(0, (-1, tokens // self.tokens_per_request))
+    def join(self, steps: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        """The inverse of `split`, in place of what the model itself has, `own` [sequences, tokens, x]."""
+        requests = steps.unflatten(1, (self.batch, -1)).unflatten(0, (-1, own.shape[1] // self.tokens_per_request))
         return requests.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+
+    def describe(self, sequences: int, tokens: int) -> Iterator[Batch]:
+        """What selection is told of each step that `split` makes of so many."""
+        return repeat(Batch(tokens_per_request=self.tokens_per_request))
 
 
 @dataclass(frozen=True)
@@ -150,14 +155,16 @@ def _choose(
     router: Router, plan: SelectionPlan, layout: Layout, tokens: int, routing: Routing, select: Select
 ) -> Choose:
     def choose(logits: torch.Tensor, choice: Choice) -> Choice:
-        batch = Batch(tokens_per_request=layout.tokens_per_request)
-        steps = [select(step, plan, router, batch) for step in layout.split(logits.unflatten(0, (-1, tokens)))]
+        rows = logits.unflatten(0, (-1, tokens))
+        described = zip(layout.split(rows), layout.describe(len(rows), tokens), strict=False)
+        steps = [select(step, plan, router, batch) for step, batch in described]
         routing.active.append(torch.stack([step.active.sum() for step in steps]).float())
         routing.vanilla_active.append(torch.stack([step.vanilla_active.sum() for step in steps]).float())
         routing.kept_mass.append(torch.stack([step.kept_mass for step in steps]))
         # An expert of weight 0 in an empty slot costs time here, and changes nothing.
         ids = torch.stack([step.topk_ids for step in steps]).clamp(min=0).long()
         weights = torch.stack([step.topk_weights for step in steps])
-        return layout.join(ids, tokens).flatten(0, 1), layout.join(weights, tokens).flatten(0, 1)
+        own = [one.unflatten(0, (-1, tokens)) for one in choice]
+        return layout.join(ids, own[0]).flatten(0, 1), layout.join(weights, own[1]).flatten(0, 1)
 
     return choose

@@ -320,6 +320,9 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "python -m benchmark.quality": QUALITY,
     "python -m benchmark.quality vanilla xshare:k0=1,add=24 oea:k0=3": QUALITY,
     "python -m benchmark.quality --batch 4 --tokens-per-request 4 xshare moe-spec:budget=32": QUALITY,
+    "python -m benchmark.quality.drafts": Elsewhere(
+        "test/benchmark/quality/test_drafts.py", "that asks for less, without another process"
+    ),
     "python -m benchmark.quality.front": Elsewhere(
         "test/benchmark/quality/test_front.py", "that asks for less, without another process"
     ),

@@ -125,7 +125,7 @@ def test_split_puts_a_request_after_the_other():
 def test_join_is_the_inverse_of_split(batch, tokens_per_request):
     rows = torch.randn(4, 6, 2)
     layout = Layout(batch, tokens_per_request)
-    assert torch.equal(layout.join(layout.split(rows), 6), rows)
+    assert torch.equal(layout.join(layout.split(rows), rows), rows)
 
 
 @pytest.mark.parametrize(("layout", "shape"), [(Layout(3), (4, 6, 1)), (Layout(2, 4), (4, 6, 1))])

@@ -1,0 +1,87 @@
+"""Verify steps in which drafts are right by chance: only tokens that are emitted count, and the rest is other text."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from benchmark.quality.model import Layout
+from sglang_xshare import Batch
+
+
+@dataclass(frozen=True)
+class Drafted(Layout):
+    """Chains of drafts, each right with `chance` if all before it are. A request's step begins at its next token, and
+    its rows up to the first wrong draft are emitted: they are the text. The rows behind hold other text, a piece of
+    another sequence, as drafts behind a wrong guess do. With `told`, selection knows which rows will be emitted, which
+    nothing in a server does: a bound of what weights can reach.
+    """
+
+    chance: float = 1.0
+    told: bool = False
+
+    def __str__(self) -> str:
+        """As of any layout, and the chance."""
+        return f"{super().__str__()}, right with {self.chance:g}"
+
+    def split(self, rows: torch.Tensor) -> torch.Tensor:
+        """[sequences, tokens, x] to [steps, rows of a step, x]. The steps of a batch end with its first sequence.
+
+        Raises ValueError where sequences are left over.
+        """
+        return rows.flatten(0, 1)[_draw(self, *rows.shape[:2]).source]
+
+    def join(self, steps: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        """What was found for emitted rows, and `own` for tokens behind the last step."""
+        drawn = _draw(self, *own.shape[:2])
+        joined = own.flatten(0, 1).clone()
+        joined[drawn.source[drawn.emitted]] = steps[drawn.emitted].to(own.dtype)
+        return joined.view(own.shape)
+
+    def describe(self, sequences: int, tokens: int) -> Iterator[Batch]:
+        """What selection is told of each step: with `told`, that only rows which are emitted are live."""
+        if not self.told:
+            return super().describe(sequences, tokens)
+        return (Batch(emitted, self.tokens_per_request) for emitted in _draw(self, sequences, tokens).emitted)
+
+    def count(self, sequences: int, tokens: int) -> torch.Tensor:
+        """[sequences, tokens] bool: the tokens that some step has emitted."""
+        drawn = _draw(self, sequences, tokens)
+        counted = torch.zeros(sequences * tokens, dtype=torch.bool)
+        counted[drawn.source[drawn.emitted]] = True
+        return counted.view(sequences, tokens)
+
+
+class _Drawn(NamedTuple):
+    """The rows of all steps."""
+
+    source: torch.Tensor
+    """[steps, rows] int64: which token of all sequences, laid end to end, a row holds."""
+    emitted: torch.Tensor
+    """[steps, rows] bool."""
+
+
+@cache
+def _draw(layout: Drafted, sequences: int, tokens: int) -> _Drawn:
+    """The same for layouts that differ in `told` alone, as random numbers are of one seed."""
+    if sequences % layout.batch:
+        raise ValueError(f"{sequences} sequences: allowed are multiples of {layout.batch}")
+    random = torch.Generator().manual_seed(0)
+    width = layout.tokens_per_request
+    right = torch.rand(sequences, tokens, width - 1, generator=random) < layout.chance
+    lengths = 1 + right.cumprod(2).sum(2)  # of as many steps as there could be
+    ends = lengths.cumsum(1)
+    places = torch.arange(width)
+    own = torch.arange(sequences)[:, None, None] * tokens + (ends - lengths)[..., None] + places
+    others = (torch.arange(sequences)[:, None] + torch.randint(1, sequences, ends.shape, generator=random)) % sequences
+    starts = torch.randint(0, tokens - width + 1, ends.shape, generator=random)
+    emitted = places < lengths[..., None]
+    source = torch.where(emitted, own, (others * tokens + starts)[..., None] + places)
+    parts = []
+    for first in range(0, sequences, layout.batch):
+        members = slice(first, first + layout.batch)
+        steps = int((ends[members] <= tokens).sum(1).min())
+        parts.append([one[members, :steps].transpose(0, 1).flatten(1) for one in (source, emitted)])
+    return _Drawn(*(torch.cat(column) for column in zip(*parts, strict=True)))

@@ -1,0 +1,57 @@
+"""A record of simulated verification: the table."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmark.common.table import Table
+from benchmark.quality.drafts.layout import Drafted
+from benchmark.quality.front.report import experts_for
+
+TOLD = "told"
+KINDS = {
+    "plain": "",
+    "weighed": ",acceptance={chance}",
+    "weighed, 4 warm rows": ",acceptance={chance},warm_rows=4",
+    "weighed, 2 warm rows": ",acceptance={chance},warm_rows=2",
+    "weighed by 0.5, 4 warm rows": ",acceptance=0.5,warm_rows=4",
+    "weighed by 0.9, 4 warm rows": ",acceptance=0.9,warm_rows=4",
+    "4 warm rows": ",warm_rows=4",
+    TOLD: "",
+}
+"""What a setting has besides its budget, by name."""
+LEVELS = (20, 10, 5)
+"""Of loss, thousandths of a nat a token."""
+NOTE = """\
+Active experts a layer and step at which emitted tokens lose so much above vanilla, on the line between two budgets; in
+brackets how many fewer than plain. Each draft is right with the chance said if all before it are; rows behind a wrong
+one hold other text, and nothing of them counts. Told: only rows that will be emitted are looked at, which no server
+knows; what weights could reach at best. Settings: xshare:k0=1,utility=squared,own_share=0.75 and a budget add. A
+loss's standard error is {error:.1f} thousandths in the mean."""
+
+
+def tabulate_drafts(points: Mapping[str, Any]) -> Table:
+    """A row a layout and kind: the experts at each of LEVELS; a dash beyond the budgets measured."""
+    curves: dict[Drafted, dict[str, list[tuple[float, float]]]] = {}
+    vanilla = {}
+    for point in points.values():
+        layout = Drafted(point["batch"], point["tokens_per_request"], point["chance"])
+        vanilla[layout] = point["vanilla_active"]
+        found = curves.setdefault(layout, {}).setdefault(point["kind"], [])
+        found.append((point["active_experts"], 1000 * point["loss"]["delta"]))
+    rows = []
+    for layout, kinds in curves.items():
+        plain = [experts_for(level, sorted(kinds["plain"])) for level in LEVELS]
+        for kind, curve in kinds.items():
+            needed = [experts_for(level, sorted(curve)) for level in LEVELS]
+            cells = [_cell(*both) for both in zip(needed, plain, strict=True)]
+            rows.append([str(layout), f"{vanilla[layout]:.1f}", kind, *cells])
+    errors = [1000 * point["loss"]["error"] for point in points.values()]
+    headings = ["a step", "vanilla's", "drafts", *(f"at +{level}" for level in LEVELS)]
+    note = NOTE.format(error=sum(errors) / len(errors))
+    return Table("Experts at equal loss of emitted tokens", headings, rows, note, text_columns=3)
+
+
+def _cell(needed: float | None, plain: float | None) -> str:
+    if needed is None:
+        return "-"
+    return f"{needed:.1f}" if plain is None or needed == plain else f"{needed:.1f} ({1 - needed / plain:+.0%})"

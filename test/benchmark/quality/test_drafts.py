@@ -1,0 +1,136 @@
+"""`python -m benchmark.quality.drafts`: its steps, experts at equal loss, and all of it on a small random model."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from benchmark.common.variant import parse_plan
+from benchmark.quality.drafts import __main__ as command
+from benchmark.quality.drafts.layout import Drafted
+from benchmark.quality.drafts.report import KINDS, tabulate_drafts
+from benchmark.quality.measure import compare_loss
+from benchmark.quality.model import Layout, prefill
+
+LAYOUT = Drafted(2, 4, 0.5)
+SEQUENCES, TOKENS = 8, 96
+
+
+def split_places():
+    """[steps, requests, 4]: of each row its sequence's number and its place there, hundreds and units."""
+    places = torch.arange(SEQUENCES)[:, None] * 100 + torch.arange(TOKENS)
+    return LAYOUT.split(places[..., None])[..., 0].unflatten(1, (2, 4))
+
+
+def test_drafts_that_are_all_right_are_the_text():
+    rows = torch.randn(4, 12, 2)
+    assert torch.equal(Drafted(2, 3, 1.0).split(rows), Layout(2, 3).split(rows))
+    assert Drafted(2, 3, 1.0).count(4, 12).all()
+
+
+def test_a_step_goes_on_behind_what_the_former_has_emitted():
+    steps = split_places()
+    for request in (0, 1):
+        seen = 0
+        lengths = []
+        for step in steps[:, request]:
+            if step[0] // 100 != request:
+                break  # of the next two sequences
+            assert step[0] % 100 == seen
+            own = (step == step[0] + torch.arange(4)).long().cumprod(0).sum()
+            others = step[own:]
+            assert (others // 100 != request).all()
+            assert all(after == before + 1 for before, after in pairwise(others.tolist()))
+            lengths.append(int(own))
+            seen += int(own)
+        assert seen > TOKENS * 0.6
+        assert 1.5 < sum(lengths) / len(lengths) < 2.3, "1.875 in the mean"
+
+
+def test_only_what_is_emitted_comes_back():
+    own = torch.full((SEQUENCES, TOKENS, 1), -1.0)
+    steps = split_places().flatten(1)[..., None].float()
+    joined = LAYOUT.join(steps, own)[..., 0]
+    counted = LAYOUT.count(SEQUENCES, TOKENS)
+    places = torch.arange(SEQUENCES)[:, None] * 100 + torch.arange(TOKENS)
+    assert torch.equal(joined.long(), torch.where(counted, places, -1))
+    assert counted[:, 0].all()
+    assert 0.6 < counted.float().mean() < 1
+
+
+def test_selection_is_told_of_emitted_rows_alone_where_asked():
+    told = list(replace(LAYOUT, told=True).describe(SEQUENCES, TOKENS))
+    assert len(told) == len(split_places())
+    emitted = torch.stack([one.valid for one in told])
+    assert int(emitted.sum()) == int(LAYOUT.count(SEQUENCES, TOKENS).sum())
+    assert next(LAYOUT.describe(SEQUENCES, TOKENS)).valid is None
+
+
+def test_vanilla_is_the_model_and_wrong_drafts_do_harm(model):
+    tokens = torch.randint(0, 300, (SEQUENCES, 16 + TOKENS), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        prefilled, text = prefill(model, tokens[:, :16]), tokens[:, 16:]
+        expected = model(tokens).logits[:, 16:]
+        layout = Drafted(2, 4, 0.5)
+        own, _ = prefilled.decode(text, parse_plan("vanilla"), layout)
+        torch.testing.assert_close(own, expected, rtol=0, atol=1e-5)
+        plan = parse_plan("xshare:k0=1,add=1")
+        found, routing = prefilled.decode(text, plan, layout)
+        told, fewer = prefilled.decode(text, plan, replace(layout, told=True))
+    assert not torch.allclose(found, told)
+    assert torch.cat(fewer.active).mean() < torch.cat(routing.active).mean()
+
+
+def test_loss_of_what_is_counted():
+    nats = torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0]])
+    counted = nats < 9
+    loss = compare_loss(nats, torch.zeros_like(nats), counted)
+    assert (loss.cross_entropy, loss.delta) == (2.25, 2.25)
+    assert loss == compare_loss(torch.tensor([[1.5], [3.0]]), torch.zeros(2, 1))
+
+
+def test_experts_at_equal_loss():
+    points = {
+        f"{kind} {active}": {
+            **{"batch": 1, "tokens_per_request": 8, "chance": 0.75, "kind": kind, "vanilla_active": 30.0},
+            **{"active_experts": active, "loss": {"delta": loss / 1000, "error": 0.001}},
+        }
+        for kind, curve in {"plain": [(10, 30), (20, 10)], "told": [(8, 20), (12, 2)]}.items()
+        for active, loss in curve
+    }
+    table = tabulate_drafts(points)
+    assert [row[2:] for row in table.rows] == [
+        ["plain", "15.0", "20.0", "-"],
+        ["told", "8.0 (+47%)", "10.2 (+49%)", "11.3"],
+    ]
+    assert table.rows[0][:2] == ["1 request x 8 tokens, right with 0.75", "30.0"]
+
+
+def test_command_measures_into_a_record_and_draws_it(checkpoint, tmp_path, capsys):
+    asked = ["--add", "1", "4", "--batch", "1", "2", "--tokens-per-request", "4", "--chance", "0.5"]
+    text = ["--model", str(checkpoint), "--per-domain", "4", "--prompt", "16", "--steps", "12", "--out", str(tmp_path)]
+    command.main([*asked, *text])
+    points = json.loads((tmp_path / "drafts.json").read_text())["points"]
+    assert len(points) == 2 * len(KINDS) * 2
+    weighed = [one["policy"] for one in points.values() if one["kind"] == "weighed, 2 warm rows"]
+    assert all(policy.endswith(",acceptance=0.5,warm_rows=2") for policy in weighed)
+    assert "2 requests x 4 tokens, right with 0.5" in capsys.readouterr().out
+    command.main([*asked, *text, "--resume"])
+    assert "experts, " not in capsys.readouterr().out, "all of it was there"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "line"),
+    [
+        (["--chance", "0"], SystemExit, "--chance 0.0: allowed is"),
+        (["--batch", "3"], ValueError, "8 sequences: allowed are multiples of 3"),
+        (["--tokens-per-request", "16"], ValueError, "--tokens-per-request 16: allowed is at most --steps 12"),
+    ],
+)
+def test_what_it_cannot_measure_is_one_line(arguments, error, line, checkpoint, tmp_path, capsys):
+    text = ["--model", str(checkpoint), "--per-domain", "4", "--prompt", "16", "--steps", "12", "--out", str(tmp_path)]
+    with pytest.raises(error) as raised:
+        command.main([*arguments, *text])
+    assert line in f"{raised.value} {capsys.readouterr().err}"

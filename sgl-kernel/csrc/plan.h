@@ -38,7 +38,7 @@ struct Plan {
   int32_t quota_groups;
 
   int32_t warm_up;
-  int32_t warm_rows;  // depths with a warm-up
+  int32_t warm_rows;  // depths with a warm-up; 0: all
   int32_t utility;
   int32_t add_per_request;
   int32_t add;

@@ -124,7 +124,7 @@ class Rows {
       std::fill_n(kept, live, 1);
       return;
     }
-    const int warm_up = depth(i) < plan.warm_rows ? plan.warm_up : 0;
+    const int warm_up = !plan.warm_rows || depth(i) < plan.warm_rows ? plan.warm_up : 0;
     for (int rank = 0; rank < live; rank++) kept[rank] = rank < warm_up;
     if (plan.p < 1) {
       std::vector<int64_t> grid(plan.num_experts);

@@ -20,6 +20,8 @@ from sglang_xshare.policies.plan import KEYS
 from sglang_xshare.selection.cpu_call import prepare, supports
 from sglang_xshare.selection.cpu_call.layout import HANDLED, find_unhandled
 from sglang_xshare.selection.cpu_call.library import load
+from sglang_xshare.selection.torch_backend import vectorized
+from sglang_xshare.selection.torch_backend.rows import constant, lower_first
 from sglang_xshare.types import Tally
 
 pytestmark = pytest.mark.skipif(load() is None, reason="no C++ compiler here, or SGLANG_XSHARE_CPU_KERNEL=0")
@@ -236,7 +238,7 @@ class Dispatched(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
-        if name not in ("empty", "empty_like", "detach", "alias"):
+        if name not in ("empty", "empty_like", "new_empty", "detach", "alias"):
             self.operations.append(name)
         return function(*args, **kwargs or {})
 
@@ -306,7 +308,9 @@ def test_a_trace_holds_no_answer():
 
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_torchs_default_device_is_of_no_matter(backend):
-    """One that no test has had, so that what is cached for a shape is made under it."""
+    """What is cached for a shape is made under it."""
+    for cached in (vectorized._first, constant, lower_first):
+        cached.cache_clear()
     logits, plan, router = make_logits("normal", 6, 37), make_plan("xshare"), Router(3)
     batch = Batch(torch.ones(6, dtype=torch.bool), 3)
     plan = dataclasses.replace(plan, acceptance=0.59)
@@ -318,6 +322,11 @@ def test_torchs_default_device_is_of_no_matter(backend):
 def test_more_slots_than_a_32_bit_number_are_all_slots():
     resident = torch.arange(32) % 2 == 0
     compare(make_logits("normal", 4, 32), make_plan("xshare"), Router(4), Batch(resident=resident, slots=2**31 + 1))
+
+
+def test_the_deepest_draft_there_can_be_is_warm():
+    depth = torch.tensor([0, 1, 2**31 - 1, 3], dtype=torch.int32)
+    compare(make_logits("normal", 4, 32), make_plan("xshare"), Router(4), Batch(None, 4, depth=depth))
 
 
 def test_a_call_without_memory_is_an_error():

@@ -145,7 +145,39 @@ def test_a_compiler_named_and_not_found_is_said(anew, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
         select_some()
     (line,) = caplog.messages
-    assert line.endswith("no C++ compiler: CXX is no-such-compiler, which is not on the path")
+    assert line.endswith("no C++ compiler: CXX is 'no-such-compiler', which is not on the path")
+
+
+@pytest.mark.parametrize("compiler", ["g++ '-O2", "true", "g++ -fsyntax-only", "a\nb"])
+def test_whatever_a_compiler_is_called_it_costs_a_line_at_most(anew, monkeypatch, caplog, compiler):
+    monkeypatch.setenv("CXX", compiler)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            select_some()
+    (line,) = caplog.messages
+    assert "\n" not in line
+
+
+@NEEDS_COMPILER
+def test_one_compilers_library_is_not_anothers(anew, monkeypatch):
+    own = library.build(FLAGS)
+    monkeypatch.setenv("CXX", "g++ -Dselect_experts=other")
+    assert library.build(FLAGS) != own
+
+
+@NEEDS_COMPILER
+def test_a_library_is_for_everybody_to_read(anew):
+    assert library.build(FLAGS).stat().st_mode & 0o444 == 0o444
+
+
+@NEEDS_COMPILER
+def test_fast_arithmetic_is_not_taken_over(monkeypatch, tmp_path):
+    """Whose bits are not torch's."""
+    monkeypatch.setenv("CXX", "g++ -ffast-math")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test/selection/test_cpu_call.py", "-k"]
+    done = subprocess.run([*run, "not_finite or routers"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 def test_a_user_without_a_home_leaves_it_to_torch(anew, monkeypatch, caplog):

@@ -13,14 +13,14 @@ from benchmark.common.paths import BUILD
 from benchmark.common.variant import BASELINE, parse_plan
 from benchmark.quality.decoding import Decoding, add_decoding, read_decoding
 from benchmark.quality.drafts.layout import Drafted
-from benchmark.quality.drafts.report import KINDS, tabulate_drafts
+from benchmark.quality.drafts.report import KINDS, TOLD, tabulate_drafts
 from benchmark.quality.measure import Bench, compare_loss
 from benchmark.quality.model import router_of
 
 COUNTS = ("per_domain", "prompt", "steps")
 SETTING = "xshare:k0=1,utility=squared,own_share=0.75,add={}"
-ADDS = (2, 4, 6, 8, 12, 16, 20, 24, 32)
-BATCHES, TOKENS = (1, 4), (8, 16)
+ADDS = (4, 8, 12, 16, 24)
+BATCHES, TOKENS, CHANCES = (1, 4), (8, 16), (0.75, 0.5, 0.9)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -30,15 +30,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", nargs="+", type=positive, default=BATCHES, help="requests of a step (default: 1 4)")
     help = "rows of a request in a step (default: 8 16)"
     parser.add_argument("--tokens-per-request", nargs="+", type=positive, default=TOKENS, help=help)
-    help = "that a draft is right if all before it are (default: 0.75)"
-    parser.add_argument("--chance", type=float, default=0.75, help=help)
-    add_decoding(parser, COUNTS)
+    help = f"that a draft is right if all before it are (default: {_spell(CHANCES)})"
+    parser.add_argument("--chance", nargs="+", type=float, default=CHANCES, help=help)
+    add_decoding(parser, COUNTS, per_domain=16)
     parser.add_record(BUILD / "quality" / "drafts")
     args = parser.parse_args(argv)
-    if not 0 < args.chance <= 1:
-        parser.error(f"--chance {args.chance}: allowed is a number above 0, and not above 1")
+    for chance in args.chance:
+        if not 0 < chance <= 1:
+            parser.error(f"--chance {chance}: allowed is a number above 0, and not above 1")
     decoding = read_decoding(args, batch=1, tokens_per_request=1)
-    layouts = [Drafted(*both, args.chance) for both in product(args.batch, args.tokens_per_request)]
+    shapes = product(args.chance, args.batch, args.tokens_per_request)
+    layouts = [Drafted(batch, tokens, chance) for chance, batch, tokens in shapes]
     record = parser.open_record("drafts", args, argv)
     for layout in layouts:
         measure(decoding, layout, args.add, record)
@@ -62,10 +64,10 @@ def measure(decoding: Decoding, layout: Drafted, adds: Sequence[int], record: An
     counted = layout.count(len(sequences), decoding.steps)
     vanilla = bench.run(parse_plan(BASELINE), layout)
     for name, (kind, add) in missing.items():
-        policy = SETTING.format(add) + KINDS[kind].format(chance=layout.chance)
+        policy = SETTING.format(add) + KINDS[kind]
         plan = parse_plan(policy, speculative=True)
         plan.check(*router_of(model))
-        decoded = bench.run(plan, replace(layout, told=kind == "told"))
+        decoded = bench.run(plan, replace(layout, told=kind == TOLD))
         loss = compare_loss(decoded.nats, vanilla.nats, counted)
         print(f"{name}: {decoded.active:.1f} experts, {loss} nats", flush=True)
         record.add(
@@ -81,7 +83,7 @@ def measure(decoding: Decoding, layout: Drafted, adds: Sequence[int], record: An
         )
 
 
-def _spell(numbers: Sequence[int]) -> str:
+def _spell(numbers: Sequence[float]) -> str:
     return " ".join(map(str, numbers))
 
 

@@ -10,16 +10,14 @@ from benchmark.quality.front.report import experts_for
 TOLD = "told"
 KINDS = {
     "plain": "",
-    "weighed": ",acceptance={chance}",
-    "weighed, 4 warm rows": ",acceptance={chance},warm_rows=4",
-    "weighed, 2 warm rows": ",acceptance={chance},warm_rows=2",
-    "weighed by 0.5, 4 warm rows": ",acceptance=0.5,warm_rows=4",
-    "weighed by 0.9, 4 warm rows": ",acceptance=0.9,warm_rows=4",
-    "4 warm rows": ",warm_rows=4",
+    "weighed by 0.5": ",acceptance=0.5",
+    "weighed by 0.75": ",acceptance=0.75",
+    "weighed by 0.9": ",acceptance=0.9",
+    "by 0.75, 4 warm rows": ",acceptance=0.75,warm_rows=4",
     TOLD: "",
 }
 """What a setting has besides its budget, by name."""
-LEVELS = (20, 10, 5)
+LEVELS = (20, 10)
 """Of loss, thousandths of a nat a token."""
 NOTE = """\
 Active experts a layer and step at which emitted tokens lose so much above vanilla, on the line between two budgets; in

@@ -118,7 +118,7 @@ def _check_inputs(
             raise ValueError(f"{name} {_describe(tensor)}: allowed is {article} {kind} tensor [{size}]")
         if tensor.device != logits.device:
             raise ValueError(f"{name} on {tensor.device}: allowed is {logits.device}, as router_logits")
-    if rank_of_expert is not None and is_readable(rank_of_expert):  # on a GPU, a look would wait for it
+    if rank_of_expert is not None and rank_of_expert.is_cpu:  # on a GPU, a look would wait for it
         _check_ranks(rank_of_expert, num_experts)
     if tally is not None:
         _check_tally(tally, logits)
@@ -126,7 +126,7 @@ def _check_inputs(
 
 
 def _check_ranks(rank_of_expert: torch.Tensor, num_experts: int) -> None:
-    lowest, highest = (int(rank) for rank in rank_of_expert.aminmax())
+    lowest, highest = (int(rank) for rank in rank_of_expert.long().aminmax())
     if lowest < 0 or highest >= num_experts:
         raise ValueError(f"rank_of_expert from {lowest} to {highest}: allowed is 0 to {num_experts - 1}")
 
@@ -149,7 +149,7 @@ def _check_tally(tally: Tally, logits: torch.Tensor) -> None:
 
 def _is_kind(tensor: torch.Tensor, kind: str) -> bool:
     if kind in ("float", "integer"):
-        return tensor.is_floating_point() == (kind == "float")
+        return not tensor.is_complex() and tensor.is_floating_point() == (kind == "float")
     return tensor.dtype == getattr(torch, kind)
 
 

@@ -102,8 +102,8 @@ def test_experts_at_equal_loss():
     }
     table = tabulate_drafts(points)
     assert [row[2:] for row in table.rows] == [
-        ["plain", "15.0", "20.0", "-"],
-        ["told", "8.0 (+47%)", "10.2 (+49%)", "11.3"],
+        ["plain", "15.0", "20.0"],
+        ["told", "8.0 (+47%)", "10.2 (+49%)"],
     ]
     assert table.rows[0][:2] == ["1 request x 8 tokens, right with 0.75", "30.0"]
 
@@ -114,8 +114,8 @@ def test_command_measures_into_a_record_and_draws_it(checkpoint, tmp_path, capsy
     command.main([*asked, *text])
     points = json.loads((tmp_path / "drafts.json").read_text())["points"]
     assert len(points) == 2 * len(KINDS) * 2
-    weighed = [one["policy"] for one in points.values() if one["kind"] == "weighed, 2 warm rows"]
-    assert all(policy.endswith(",acceptance=0.5,warm_rows=2") for policy in weighed)
+    weighed = [one["policy"] for one in points.values() if one["kind"] == "by 0.75, 4 warm rows"]
+    assert all(policy.endswith(",acceptance=0.75,warm_rows=4") for policy in weighed)
     assert "2 requests x 4 tokens, right with 0.5" in capsys.readouterr().out
     command.main([*asked, *text, "--resume"])
     assert "experts, " not in capsys.readouterr().out, "all of it was there"

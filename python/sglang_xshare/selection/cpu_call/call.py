@@ -97,14 +97,13 @@ class Call:
         router, rows = self.router, logits.shape[0]
         given = logits if logits.dtype is torch.float32 or logits.dtype is torch.bfloat16 else logits.float()
         given = given.contiguous()
-        # On the CPU, whatever torch's default device is.
-        ids = torch.empty((rows, self._width), dtype=torch.int32, device="cpu")
-        weights = torch.empty((rows, self._width), dtype=torch.float32, device="cpu")
-        selected = torch.empty(self._num_experts, dtype=torch.bool, device="cpu")
+        # On the logits' device, whatever torch's default is.
+        ids = given.new_empty((rows, self._width), dtype=torch.int32)
+        weights = given.new_empty((rows, self._width), dtype=torch.float32)
+        selected = given.new_empty(self._num_experts, dtype=torch.bool)
         if tally is None:
             active, vanilla_active = torch.empty_like(selected), torch.empty_like(selected)
-            kept_mass = torch.empty(rows, dtype=torch.float32, device="cpu")
-            rescued = torch.empty((), dtype=torch.int64, device="cpu")
+            kept_mass, rescued = given.new_empty(rows, dtype=torch.float32), given.new_empty((), dtype=torch.int64)
             tally = Tally(active, vanilla_active, kept_mass, rescued)
         # Tensors rather than addresses: what is converted has to live until the call is over.
         tables = (
@@ -125,7 +124,7 @@ class Call:
             given.dtype is torch.bfloat16,
             rows,
             batch.tokens_per_request,
-            min(batch.slots or 0, self._num_experts),
+            0 if batch.slots is None else min(batch.slots, self._num_experts),
             ids.data_ptr(),
             weights.data_ptr(),
             selected.data_ptr(),

@@ -57,7 +57,7 @@ def pack(plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slo
         "topk_group": router.topk_group or 0,
         "quota_groups": router.quota_groups or 0,
         "warm_up": plan.warm_up(router),
-        "warm_rows": plan.warm_rows or _MOST,
+        "warm_rows": plan.warm_rows or 0,
         "utility": UTILITIES.index(plan.utility),
         "add_per_request": plan.add_per_request,
         "add": plan.add,

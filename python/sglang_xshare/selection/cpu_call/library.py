@@ -22,8 +22,8 @@ from .layout import Plan
 SWITCH = "SGLANG_XSHARE_CPU_KERNEL"
 """Set to 0, this environment variable leaves selection on a CPU to torch."""
 SOURCE = Path(__file__).with_name("csrc")
-# No fused multiply-add: its bits are not torch's.
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-ffp-contract=off", "-fno-math-errno")
+# No fused multiply-add, nor what $CXX may ask for: their bits are not torch's.
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-fast-math", "-ffp-contract=off", "-fno-math-errno")
 SIGNATURES = {
     "select_experts": ([*[c_void_p] * 10, *[c_int32] * 4, *[c_void_p] * 7], c_int32),
     "count_step": ([*[c_void_p] * 10, *[c_int32] * 4], None),
@@ -45,10 +45,12 @@ def load() -> Any:
         for name, (arguments, result) in SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, result
+        if library.size_of_plan() != ctypes.sizeof(Plan):
+            raise OSError("the compiler lays out a plan otherwise than selection/cpu_call/layout.py")
     except (OSError, AttributeError) as error:  # the latter of a library without our functions
-        logger.warning("Experts are selected in torch on this CPU, which takes longer: %s", error)
+        said = " ".join(str(error).split())
+        logger.warning("Experts are selected in torch on this CPU, which takes longer: %s", said)
         return None
-    assert library.size_of_plan() == ctypes.sizeof(Plan), "csrc/plan.h and layout.py have different plans"
     return library
 
 
@@ -56,7 +58,8 @@ def build(flags: Sequence[str]) -> Path:
     """The library's path. It is built unless a whole one is there: a file cut short would end every process that loads
     it. Processes that build it at once do not meet: the last one's file stays. Raises OSError.
     """
-    digest = hashlib.sha256(repr((tuple(flags), platform.machine(), platform.libc_ver())).encode())
+    made_for = os.environ.get("CXX", ""), tuple(flags), platform.machine(), platform.libc_ver()
+    digest = hashlib.sha256(repr(made_for).encode())
     for path in sorted(SOURCE.iterdir()):
         digest.update(path.read_bytes())
     library = find_cache() / f"expert_selection_{digest.hexdigest()[:16]}.so"
@@ -67,6 +70,8 @@ def build(flags: Sequence[str]) -> Path:
         with tempfile.TemporaryDirectory() as folder:
             built = Path(folder, library.name)
             _run([*compiler, *flags, *map(str, sorted(SOURCE.glob("*.cpp"))), "-o", str(built)])
+            if not built.exists():
+                raise OSError(f"{compiler[0]}: wrote no library")
             _keep(built.read_bytes(), library)
     return library
 
@@ -84,10 +89,14 @@ def find_cache() -> Path:
 
 def _find_compiler() -> list[str]:
     """$CXX, which may have arguments, or else the first there is. Raises OSError."""
-    named = shlex.split(os.environ.get("CXX", ""))
+    given = os.environ.get("CXX", "")
+    try:
+        named = [given] if shutil.which(given) else shlex.split(given)
+    except ValueError as error:
+        raise OSError(f"no C++ compiler: CXX is {given!r}: {error}") from None
     if named:
         if shutil.which(named[0]) is None:
-            raise FileNotFoundError(f"no C++ compiler: CXX is {named[0]}, which is not on the path")
+            raise FileNotFoundError(f"no C++ compiler: CXX is {named[0]!r}, which is not on the path")
         return named
     found = shutil.which("g++") or shutil.which("c++")
     if found is None:
@@ -110,6 +119,7 @@ def _keep(content: bytes, library: Path) -> None:
         try:
             file.write(content + hashlib.sha256(content).digest())
             file.flush()
+            os.fchmod(file.fileno(), 0o644)  # others' too, as a compiler's own
             os.fsync(file.fileno())
             os.replace(file.name, library)
         except BaseException:
@@ -120,8 +130,8 @@ def _keep(content: bytes, library: Path) -> None:
 def _is_whole(library: Path) -> bool:
     """Whether a file is there, and as `_keep` has written it."""
     try:
-        found = library.read_bytes()
-    except FileNotFoundError:
+        found = library.read_bytes() if library.is_file() else b""
+    except OSError:  # built anew where the folder allows it
         return False
     size = hashlib.sha256().digest_size
     return hashlib.sha256(found[:-size]).digest() == found[-size:]

@@ -200,7 +200,8 @@ def _add_ranked(rows: Rows, plan: SelectionPlan, selected: torch.Tensor) -> None
 def _rank_static(order: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """[N] float64: from N down to 1, in the order's order. See `constant`."""
     places = {expert: place for place, expert in enumerate(order)}
-    return torch.tensor([len(order) - places[j] for j in range(len(order))], dtype=torch.float64).to(device)
+    ranks = [len(order) - places[j] for j in range(len(order))]
+    return torch.tensor(ranks, dtype=torch.float64, device="cpu").to(device)
 
 
 def _rank_by_votes(

@@ -124,7 +124,7 @@ def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:
 @cache
 def _first(count: int, length: int, device: torch.device) -> torch.Tensor:
     """[length] bool: the first `count` are set. See `constant`."""
-    return (torch.arange(length) < count).to(device)
+    return (torch.arange(length, device="cpu") < count).to(device)
 
 
 def _rescue(rows: Rows, selected: torch.Tensor) -> torch.Tensor:

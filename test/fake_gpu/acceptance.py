@@ -20,6 +20,32 @@ def install_verification(module: Any) -> None:
     module.verify_tree_greedy_func = accept_none
 
 
+def install_blocks(module: Any) -> None:
+    """The same of a DFlash draft's block, for its worker's module."""
+
+    def accept_none(*, prefix_lens: Any, **outputs: Any) -> None:
+        for name, value in (("accept_lens", 0), ("commit_lens", 1), ("bonus_ids", 0), ("out_tokens", 0)):
+            alias(outputs[f"{name}_out"]).fill_(value)
+        alias(outputs["new_seq_lens_out"]).copy_(alias(prefix_lens) + 1)
+
+    module._compute_dflash_accept_bonus_triton_unchecked = accept_none
+
+
+def install_windows(module: Any) -> None:
+    """The same of a DSpark draft's, which a graph or the host accepts."""
+    accept = module.TargetVerifyExecutor.accept_and_finalize
+
+    def accept_none(self: Any, *, prefix_lens: Any, **given: Any) -> Any:
+        found = accept(self, prefix_lens=prefix_lens, **given)
+        for name, value in (("correct_len", 0), ("cap_trim_lens", 0), ("commit_lens", 1), ("bonus", 0)):
+            alias(getattr(found, name)).fill_(value)
+        alias(found.out_tokens).zero_()
+        alias(found.new_seq_lens).copy_(alias(prefix_lens) + 1)
+        return found
+
+    module.TargetVerifyExecutor.accept_and_finalize = accept_none
+
+
 def install_simulation(module: Any) -> None:
     """SGLANG_SIMULATE_ACC_LEN: upstream's own torch in place of its kernel."""
     simulate = module.generate_simulated_accept_index

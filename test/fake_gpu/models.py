@@ -1,4 +1,4 @@
-"""Small configurations of three families, to be served with `--load-format dummy`."""
+"""Small configurations of three families and of drafts, to be served with `--load-format dummy`."""
 
 import json
 from pathlib import Path
@@ -109,8 +109,30 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "head_dim": 64,
         "rope_theta": 1000000.0,
     },
+    # Drafts of blocks: two dense layers on the hidden states of two of its layers.
+    "qwen3-moe-dflash": {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "rope_theta": 1000000.0,
+        "block_size": 4,
+        "num_target_layers": 3,
+        "dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 1]},
+    },
 }
 
+CONFIGS["qwen3-moe-dspark"] = CONFIGS["qwen3-moe-dflash"] | {
+    "architectures": ["Qwen3DSparkModel"],
+    "block_size": 3,
+    "markov_rank": 16,
+    "markov_head_type": "vanilla",
+}
 CONFIGS["qwen3-moe-small"] = CONFIGS["qwen3-moe"] | {
     "num_hidden_layers": 2,
     "num_experts": 16,

@@ -47,6 +47,8 @@ AFTER: dict[str, Callable[[Any], None]] = {
     "torch": install_in_torch,
     "flashinfer.norm": norms.install,
     "sglang.kernels.ops.memory.small_copy": _copy_by_torch,
+    "sglang.srt.speculative.dflash_worker_v2": acceptance.install_blocks,
+    "sglang.srt.speculative.dspark_components.dspark_verify": acceptance.install_windows,
     "sglang.srt.speculative.eagle_utils": acceptance.install_verification,
     "sglang.srt.speculative.spec_utils": acceptance.install_simulation,
     "sglang_xshare.hooks": watch.install_ours,

@@ -202,9 +202,9 @@ def draw_weights(model: PreTrainedModel, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, tensor in sorted(tensors.items()):
-        if "rotary" in name:
+        if "rotary" in name or name.endswith("embed_scale"):  # computed, of no checkpoint
             continue
-        mean, spread = (1.0, 0.1) if "norm" in name else (0.0, 0.1)
+        mean, spread = (1.0, 0.1) if re.search("norm|scale|scalar", name) else (0.0, 0.1)
         if tensor.dim() > 1 and "bias" not in name and "embed" not in name:
             spread = tensor.shape[-1] ** -0.5 * (2.0 if re.search(r"\.gate\.|\.router\.", name) else 1.0)
         elif "embed" in name or "sinks" in name:

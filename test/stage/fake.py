@@ -77,6 +77,7 @@ def forward_batch(mode: str, rows: int, batch_size: int | None = None, padding: 
         batch_size=batch_size or rows,
         out_cache_loc=slots,
         global_num_tokens_cpu=None,
+        spec_info=None,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..policies.exact import EXACT, KEY, SHARED, Rule, check_said
 from ..refusal import ExpertPolicyError
-from ..upstream.server import resolved
+from ..upstream.server import resolved, spell
 from .arguments import is_on
 
 SHARED_PREFIXES = "it may give them what requests under policy have stored"
@@ -27,6 +27,8 @@ REFUSED_FLAGS = {
     "enable_paged_experts": "their experts may be more than a step has slots for",
 }
 
+UNNAMED = "UNO"
+"""A drafter that makes its own forward batches, without `rids`."""
 TREE_IN_CPP = "SGLANG_EXPERIMENTAL_CPP_RADIX_TREE"
 """Upstream's switch, in releases before 0.5.21, for a tree of prefixes that knows no `extra_key`."""
 
@@ -45,7 +47,8 @@ def check_exact(config: Any) -> None:
     found = _find_obstacle(config)
     if found is not None:
         flag, value, reason = found
-        raise ExpertPolicyError(flag, value, f"{reason}; allowed is {'unset' if flag == TREE_IN_CPP else 'off'}")
+        allowed = {TREE_IN_CPP: "unset", "--speculative-algorithm": "another"}.get(flag, "off")
+        raise ExpertPolicyError(flag, value, f"{reason}; allowed is {allowed}")
 
 
 def _find_obstacle(config: Any) -> tuple[str, str, str] | None:
@@ -58,6 +61,9 @@ def _find_obstacle(config: Any) -> tuple[str, str, str] | None:
         value = getattr(config, flag, None)
         if value not in (None, False):
             return f"--{flag.replace('_', '-')}", "on" if value is True else str(value), reason.format(why)
+    algorithm = spell(getattr(config, "speculative_algorithm", None))
+    if algorithm == UNNAMED:
+        return "--speculative-algorithm", algorithm, reason.format("its forwards do not name their requests")
     return None
 
 

@@ -13,9 +13,8 @@ from ..upstream.routing import hands_parts
 from ..upstream.server import attention_dp_size, is_switched_on, routes_own_rows, spell
 from .all_to_all import check_backend
 from .runners import explain, list_runners
+from .speculation import check_speculation
 
-# Speculation whose verify batch is request-major with one length for all requests. DSpark's ragged verify is not.
-SPECULATION = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
 # Flags that let a batch pass the stage by, or make its rows something else than this rank's requests.
 REFUSED_FLAGS = {
     "enable_deterministic_inference": "batch-aware routing is not batch-invariant",
@@ -77,8 +76,7 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
     if attention_dp_size(config) > 1 or routes_own_rows(config):
         _check_ranks(config)
     if config.speculative_algorithm is not None:
-        _check_choice("--speculative-algorithm", config.speculative_algorithm, SPECULATION)
-        _check_trees(config)
+        check_speculation(config)
 
 
 def check_observed(schedule: Schedule | None) -> None:
@@ -122,18 +120,6 @@ def _check_keys(config: Any) -> None:
         if workers > 1 and getattr(config, flag, None):
             reason = f"SGLang asks nobody there for --{flag.replace('_', '-')}; allowed is 1, or no key"
             raise refusal("--tokenizer-worker-num", workers, reason)
-
-
-def _check_trees(config: Any) -> None:
-    """Refuse to return routed experts where drafts are trees: SGLang moves the keys and values of the path that it has
-    accepted to its slots, and leaves the experts of other drafts there.
-    """
-    is_ngram = spell(config.speculative_algorithm) == "NGRAM"
-    flag = "speculative_ngram_max_bfs_breadth" if is_ngram else "speculative_eagle_topk"
-    breadth = getattr(config, flag, None)
-    if getattr(config, "enable_return_routed_experts", False) and breadth is not None and breadth > 1:
-        reason = "--enable-return-routed-experts would return those of drafts that were not accepted; allowed is 1"
-        raise refusal(f"--{flag.replace('_', '-')}", breadth, reason)
 
 
 def _check_redundant_experts(config: Any) -> None:

@@ -58,7 +58,8 @@ def read_step(
     exact: Exact | None = None,
     by_depth: bool = False,
 ) -> Step | None:
-    """The step of a decode or target-verify forward; None for every other one (prefill, mixed, idle, split prefill).
+    """The step of a decode or target-verify forward; None for every other one (prefill, mixed, idle, split prefill, a
+    draft that runs through the target's own layers).
 
     A verify batch is request-major: `batch_size` requests of equally many draft tokens, read here at every step, so
     that a server that adapts its number of draft tokens is followed. Raises RuntimeError for a ragged one. `ranks` are
@@ -104,6 +105,8 @@ def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
     rows = forward_batch.input_ids.shape[0]
     if mode.is_decode():
         return StepKey("decode", rows)
+    if forward_batch.spec_info is not None and forward_batch.spec_info.is_draft_input():
+        return None  # UNO drafts with the target's layers and an adapter, in the mode of verification
     return StepKey("verify", rows, _count_draft_tokens(rows, forward_batch.batch_size) if rows else 1)
 
 

@@ -1,0 +1,88 @@
+"""A tiny Gemma 4 with experts, the assistant that drafts for it from its own keys and values, and what a CPU lacks."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import Gemma4AssistantConfig, PreTrainedModel
+
+from served.families import EXPERTS, SHAPE, TOP_K, Family, draw_weights, make
+
+HEAD = 32
+GEMMA = Family(
+    "Gemma4TextConfig",
+    "Gemma4ForCausalLM",
+    {
+        "enable_moe_block": True,
+        "num_experts": EXPERTS,
+        "top_k_experts": TOP_K,
+        "moe_intermediate_size": 64,
+        "head_dim": HEAD,
+        "global_head_dim": HEAD,
+        "hidden_size_per_layer_input": 0,
+        # SGLang's attention with trees of drafts on a CPU has no sliding window.
+        "layer_types": ["full_attention"] * SHAPE["num_hidden_layers"],
+        "rope_parameters": None,
+    },
+    # What SGLang makes of a published configuration, that of a model with images.
+    published={"swa_num_key_value_heads": 2, "swa_head_dim": HEAD, "swa_v_head_dim": HEAD, "v_head_dim": HEAD},
+)
+PLAIN = (
+    *("--disable-hybrid-swa-memory", "--disable-overlap-schedule"),
+    *("--decode-attention-backend", "intel_amx", "--prefill-attention-backend", "intel_amx"),
+)
+FLAGS = (*PLAIN, "--speculative-draft-attention-backend", "intel_amx")
+"""Of a server without and with drafts."""
+ENTRY_POINT = "[sglang.srt.plugins]\ngemma = served.gemma:lend\n"
+
+
+def write_models(folder: Path) -> PreTrainedModel:
+    """Write the model and its assistant, `target` and `draft` in the folder. Returns the former as transformers'."""
+    model = make(GEMMA, folder / "target")
+    text = model.config.to_dict() | {"hidden_size": 64, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
+    text |= {
+        "tie_word_embeddings": True,
+        "enable_moe_block": False,
+        "vocab_size_per_layer_input": 0,
+        "num_kv_shared_layers": 2,
+    }
+    config = Gemma4AssistantConfig(text_config=text, backbone_hidden_size=SHAPE["hidden_size"])
+    draft = transformers.Gemma4AssistantForCausalLM(config).float().eval()
+    draw_weights(draft, seed=1)
+    draft.save_pretrained(folder / "draft")
+    file = folder / "draft" / "config.json"
+    published = json.loads(file.read_text())
+    published["text_config"] |= GEMMA.published
+    file.write_text(json.dumps(published, indent=2))
+    return model
+
+
+def install(scratch: Path) -> None:
+    """Put the plugin below where `install_probe` puts its own."""
+    plugin = scratch / "plugin" / "gemma-1.dist-info"
+    plugin.mkdir(parents=True)
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: gemma\nVersion: 1\n")
+    (plugin / "entry_points.txt").write_text(ENTRY_POINT)
+
+
+def lend() -> None:
+    """A SGLang plugin, called by upstream's `load_plugins()` in every process. It lends a later transformers' question,
+    and a schedule without overlap, the one that a CPU has: there SGLang 0.5.23 hands every worker a pipeline's tensors,
+    which this one does not take.
+    """
+    if not hasattr(transformers.PretrainedConfig, "is_heterogeneous"):
+        transformers.PretrainedConfig.is_heterogeneous = False
+    if multiprocessing.parent_process() is None:
+        return
+    from sglang.srt.speculative.frozen_kv_mtp_worker_v2 import FrozenKVMTPWorkerV2
+
+    generate = FrozenKVMTPWorkerV2.forward_batch_generation
+
+    def generate_alone(self: Any, *args: Any, pp_proxy_tensors: None = None, **kwargs: Any) -> Any:
+        return generate(self, *args, **kwargs)
+
+    FrozenKVMTPWorkerV2.forward_batch_generation = generate_alone

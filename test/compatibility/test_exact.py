@@ -26,6 +26,8 @@ REFUSED: dict[str, tuple[dict[str, Any], Any]] = {
             ("enable_paged_experts", True),
         )
     },
+    "a request that its forward does not name": ({"speculative_algorithm": "UNO"}, "exact"),
+    "a default that no forward names": ({"speculative_algorithm": "UNO"}, Rule(default=True)),
     "priorities that are none": ({}, BY_PRIORITY),
     "a default with paged experts": ({"enable_paged_experts": True}, Rule(default=True)),
 }

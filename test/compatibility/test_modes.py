@@ -7,6 +7,7 @@ import pytest
 
 from sglang_xshare.compatibility.all_to_all import BACKENDS, REASONS
 from sglang_xshare.compatibility.modes import SIMULATIONS, UNSYNCHRONIZED, check_modes
+from sglang_xshare.compatibility.speculation import MODE, NEWER
 from sglang_xshare.selection.cpu_call import SWITCH
 
 SERVED = {
@@ -16,6 +17,7 @@ SERVED = {
 ALL_TO_ALL = {"moe_a2a_backend": "deepep"}
 REPLICAS = {"ep_num_redundant_experts": 2, "ep_dispatch_algorithm": "dynamic"}
 ROUTED = {"enable_return_routed_experts": True}
+OLDER = "a release before"
 # Arguments, beside those of a server that is served.
 REFUSED: dict[str, dict[str, Any]] = {
     **{f"simulated routing by {name}": {name: "true"} for name in SIMULATIONS},
@@ -43,6 +45,14 @@ REFUSED: dict[str, dict[str, Any]] = {
         "speculative_algorithm": "NGRAM",
         "speculative_ngram_max_bfs_breadth": 10,
     },
+    "a drafter that is none": {"speculative_algorithm": "MEDUSA"},
+    **{f"{OLDER} {drafter}": {"speculative_algorithm": drafter} for drafter in NEWER},
+    **{f"{drafter} on ranks of attention": {"speculative_algorithm": drafter, "attn_dp_size": 2} for drafter in NEWER},
+    "blocks with all-to-all": {"speculative_algorithm": "DFLASH", **ALL_TO_ALL},
+    "ragged verify": {"speculative_algorithm": "DSPARK", MODE: "compact"},
+    "a misspelt verify": {"speculative_algorithm": "DSPARK", MODE: "statik"},
+    "UNO of one token": {"speculative_algorithm": "UNO", "speculative_num_draft_tokens": 1},
+    "routed experts of UNO's trees": {**ROUTED, "speculative_algorithm": "UNO", "speculative_eagle_topk": 2},
     **{
         f"{key} that nobody is asked for": {"tokenizer_worker_num": 2, key: "secret"}
         for key in ("api_key", "admin_api_key")
@@ -52,6 +62,8 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
     given = REFUSED[case]
+    if case.startswith(OLDER):
+        monkeypatch.setattr("sglang_xshare.compatibility.speculation.is_release", lambda since: False)
     for name in given:
         if name.isupper():
             monkeypatch.setenv(name, given[name])
@@ -64,6 +76,7 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
         {**ROUTED, "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 1},
         {**ROUTED, "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": None},
         {"speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 2},
+        *({"speculative_algorithm": drafter, "speculative_num_draft_tokens": 2} for drafter in NEWER),
         {},
         {"tokenizer_worker_num": 2},
         {"admin_api_key": "secret"},
@@ -77,3 +90,9 @@ def test_what_is_served(changes, monkeypatch):
     if not changes:  # of one rank, nothing to synchronize
         monkeypatch.setenv(UNSYNCHRONIZED, "1")
     check_modes(SimpleNamespace(**SERVED | changes))
+
+
+@pytest.mark.parametrize(("drafter", "mode"), [("DSPARK", "cap-accept"), ("EAGLE", "compact")])
+def test_a_mode_of_verification_without_ragged_requests_is_served(drafter, mode, monkeypatch):
+    monkeypatch.setenv(MODE, mode)
+    check_modes(SimpleNamespace(**SERVED | {"speculative_algorithm": drafter}))

@@ -69,7 +69,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "misspelt policy with its keys": ("--expert-policy", "oea:k=3"),
     "dense model": (*POLICY, "--model-path", "{written}/dense"),
     "all-to-all": (*POLICY, "--moe-a2a-backend", "pplx"),
-    "ragged verify": (*POLICY, "--speculative-algorithm", "DSPARK"),
     "batches too small": (*POLICY, "--max-running-requests", "1"),
     "batches too large": (*eagle3(str(DRAFT)), "--expert-policy-config", '{"k0": 1, "max_rows": 3}'),
     "trace of two replicas": (*POLICY, "--dp-size", "2", "--expert-policy-trace", "/tmp/trace.jsonl"),

@@ -21,13 +21,22 @@ def install_verification(module: Any) -> None:
 
 
 def install_blocks(module: Any) -> None:
-    """The same of a DFlash draft's block, for its worker's module."""
+    """The same of a DFlash draft's block, for its worker's module; and where a block's rows are, in slots of no other
+    use than that they are not 0, a padding row's.
+    """
+
+    def prepare(*, prefix_lens: Any, positions_out: Any, cache_loc_out: Any, **given: Any) -> None:
+        positions = alias(positions_out)
+        positions.copy_(alias(prefix_lens).unsqueeze(1) + _count(positions.shape[1]))
+        alias(cache_loc_out).copy_(positions + 1)
+        alias(given["block_ids_out"]).zero_()
 
     def accept_none(*, prefix_lens: Any, **outputs: Any) -> None:
         for name, value in (("accept_lens", 0), ("commit_lens", 1), ("bonus_ids", 0), ("out_tokens", 0)):
             alias(outputs[f"{name}_out"]).fill_(value)
         alias(outputs["new_seq_lens_out"]).copy_(alias(prefix_lens) + 1)
 
+    module._prepare_dflash_draft_block_unchecked = prepare
     module._compute_dflash_accept_bonus_triton_unchecked = accept_none
 
 
@@ -55,6 +64,12 @@ def install_simulation(module: Any) -> None:
         return simulate(accept_index=alias(accept_index), **host).to(accept_index.device)
 
     module.generate_simulated_accept_index = on_host
+
+
+def _count(number: int) -> Any:
+    import torch
+
+    return torch.arange(number)
 
 
 def _roots(candidates: Any) -> Any:

@@ -9,6 +9,7 @@ from sglang_xshare.patching.tree import find_tree
 from sglang_xshare.upstream.release import is_since
 
 PAGES = is_since(find_tree().release, PAGED_SINCE)
+SINCE_0_5_23 = pytest.mark.skipif(not is_since(find_tree().release, "0.5.23"), reason="served from 0.5.23 on")
 NEEDS_PAGING = pytest.mark.skipif(not PAGES, reason=f"SGLang pages experts from {PAGED_SINCE} on")
 TOP_K = 4
 SUMS = ("layer_steps", "experts_before", "experts_after", "rows", "exact_rows", "kept_mass")
@@ -39,8 +40,8 @@ def count_steps(metas):
 
 def expect(record, policy, keys):
     """The reference's answer to a record's logits."""
-    valid, exact = (record[name] and torch.tensor(record[name]) for name in ("valid", "exact"))
-    batch = Batch(None if valid is None else valid, exact=exact)
+    valid, exact, depth = (record[name] and torch.tensor(record[name]) for name in ("valid", "exact", "depth"))
+    batch = Batch(valid, record["tokens_per_request"], exact, depth=depth)
     plan = build_plan(policy, **keys)
     return select(torch.tensor(record["logits"]), plan, Router(TOP_K), batch, backend="reference")
 

@@ -50,11 +50,12 @@ def _follow(layer_type: Any, path: Path) -> None:
         values.do(lambda: draw(given))
         answer, batch = select(self, logits, plan, *args, **keys), self.step.batch
         tensors = {
-            **{"valid": batch.valid, "exact": batch.exact, "logits": logits, "active": answer.active},
+            **{"valid": batch.valid, "exact": batch.exact, "depth": batch.depth},
+            **{"logits": logits, "active": answer.active},
             **{"ids": answer.topk_ids, "weights": answer.topk_weights, "kept_mass": answer.kept_mass},
         }
         found = {key: None if one is None else values.alias(one) for key, one in tensors.items()}
-        found |= {"layer": self.layer_id, "policy": plan.policy}
+        found |= {"layer": self.layer_id, "policy": plan.policy, "tokens_per_request": batch.tokens_per_request}
         values.do(lambda: write(found))
         return answer
 

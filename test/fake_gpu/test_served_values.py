@@ -7,7 +7,8 @@ from time import sleep
 
 import pytest
 
-from fake_gpu.checks import SUMS, check, check_records
+from fake_gpu.checks import SINCE_0_5_23, SUMS, check, check_records
+from fake_gpu.models import write_model
 
 LAYERS = 2
 SMALL = ("qwen3-moe-small", "--cuda-graph-bs-decode", "1", "4", "--disable-prefill-cuda-graph")
@@ -19,8 +20,8 @@ def serve_values(serve, tmp_path):
     """A function (policy, keys) that starts a server, and one that reads what it has selected since it was asked."""
     probe, seen = tmp_path / "probe", 0
 
-    def start(policy, keys):
-        flags = ("--expert-policy", policy, "--expert-policy-config", json.dumps(keys))
+    def start(policy, keys, *more):
+        flags = ("--expert-policy", policy, "--expert-policy-config", json.dumps(keys), *more)
         return serve(*SMALL, *flags, FAKE_GPU_VALUES="ours", FAKE_GPU_PROBE=str(probe))
 
     def read():
@@ -73,4 +74,26 @@ def test_what_is_observed_is_the_references(serve_values):
         assert sums["layer_steps"] >= 2 * LAYERS
         assert metrics[f"observed_experts_total {spelling}"] == sums["experts_after"]
         assert metrics[f"observed_mass_total {spelling}"] == pytest.approx(sums["kept_mass"], rel=1e-5)
+    check(server)
+
+
+@SINCE_0_5_23
+def test_blocks_of_drafts_are_selected_for_as_by_the_reference(serve_values, tmp_path):
+    """DFLASH: requests of four rows that count by their depth, in graphs, with padding and exact requests."""
+    start, read = serve_values
+    keys = {"k0": 1, "add": 3, "acceptance": 0.5, "warm_rows": 1}
+    draft = write_model("qwen3-moe-dflash", tmp_path)
+    server = start("xshare", keys, "--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(draft))
+    for requests, exact in ((3, ()), (4, (1,)), (5, (0, 4))):
+        metas = server.generate(requests, 3, exact)
+        assert [meta["expert_policy"].get("exact", False) for meta in metas] == [n in exact for n in range(requests)]
+    counts, records = read_counts(server), read()
+    sums = check_records(records, "xshare", keys)
+    assert counts == pytest.approx(sums, rel=1e-5)
+    assert sums["exact_rows"] >= (1 + 2) * 2 * 4 * LAYERS
+    assert {(len(record["logits"]), record["tokens_per_request"]) for record in records} == {(16, 4), (20, 4)}
+    for record in records:
+        live = [depth for depth, is_live in zip(record["depth"], record["valid"], strict=True) if is_live]
+        assert live == [0, 1, 2, 3] * (len(live) // 4)
+    assert {sum(record["valid"]) for record in records} >= {12, 16, 20}
     check(server)

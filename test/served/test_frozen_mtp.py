@@ -1,4 +1,4 @@
-"""FROZEN_KV_MTP: Gemma 4 with experts, verified by a policy, and an assistant that reads the target's keys and values."""
+"""FROZEN_KV_MTP: Gemma 4 with experts is verified by a policy; its assistant reads the target's keys and values."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ FLAGS = (
 
 @dataclass(frozen=True)
 class Run:
-    """What one server said and counted: under the policy, of exact requests beside others (every second), and with the policy off."""
+    """What one server said and counted: under the policy, with every second request exact, and with the policy off."""
 
     pristine: list[list[int]]
     """The answers of SGLang as it is published, without speculation, to as many requests as the most."""

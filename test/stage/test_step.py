@@ -1,7 +1,12 @@
 """Which forwards are steps of the policy, and how their rows are grouped."""
 
+from dataclasses import MISSING, fields
+from importlib import import_module
+
 import pytest
 import torch
+from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
+from sglang.srt.speculative.uno_info import UnoForwardInput
 
 from sglang_xshare.stage.step import Step, read_step
 from sglang_xshare.upstream.ranks import gather_rows
@@ -33,6 +38,32 @@ def test_idle_verify_has_no_request_to_group_by():
 @pytest.mark.parametrize("mode", ["prefill", "idle", "draft_extend", "split_prefill"])
 def test_every_other_forward_is_no_step(mode):
     assert read_step(forward_batch(mode, rows=5), mask_padding=True) is None
+
+
+@pytest.mark.parametrize(("kind", "is_step"), [("UNO_DRAFT", False), ("UNO_VERIFY", True)])
+def test_a_draft_through_the_targets_own_layers_is_no_step(kind, is_step):
+    """UNO's: both forwards have upstream's class of input, one width, and the mode of verification."""
+    batch = place_drafts(forward_batch("verify", 8, 2), [7, 8, 9, 10, 3, 4, 5, 6])
+    batch.spec_info = UnoForwardInput(SpecInputType[kind], batch.positions, draft_token_num=4)
+    step = read_step(batch, mask_padding=True, by_depth=True)
+    assert (step is not None) == is_step
+    if is_step:
+        assert (step.rows, step.batch.tokens_per_request) == (8, 4)
+        assert step.batch.depth.tolist() == [0, 1, 2, 3] * 2
+
+
+@pytest.mark.parametrize("module", ["dflash_info.DFlashVerifyInput", "frozen_kv_mtp_info.FrozenKVMTPVerifyInput"])
+def test_what_upstream_verifies_is_a_step(module):
+    """Of DFLASH and DSPARK, and of FROZEN_KV_MTP: no draft's input, one width a request."""
+    name, kind = module.split(".")
+    found = getattr(import_module(f"sglang.srt.speculative.{name}"), kind)
+    assert issubclass(found, SpecInput)
+    given = {field.name: None for field in fields(found) if field.default is MISSING}
+    spec = found(**given | {"draft_token_num": 4, "topk": 1} | ({"spec_steps": 3} if "spec_steps" in given else {}))
+    batch = forward_batch("verify", 8, 2)
+    batch.spec_info = spec
+    assert spec.is_verify_input()
+    assert read_step(batch, mask_padding=True).batch.tokens_per_request == 4
 
 
 def test_number_of_draft_tokens_is_read_at_every_step():

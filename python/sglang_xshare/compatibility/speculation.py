@@ -12,7 +12,7 @@ DRAFTERS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
 NEWER = ("DFLASH", "DSPARK", "FROZEN_KV_MTP", "UNO")
 """Those that have been executed with a policy on `SINCE` alone, and on one rank of attention."""
 SINCE = "0.5.23"
-# How DSpark verifies: in two of its three modes a request has as many rows as every other, whatever is accepted of them.
+# How DSpark verifies: in two of its three modes every request has as many rows, whatever is accepted of them.
 MODE, UNIFORM = "SGLANG_RAGGED_VERIFY_MODE", ("static", "cap-accept")
 
 
@@ -34,7 +34,7 @@ def _check_newer(config: Any, algorithm: str) -> None:
         raise refusal("--speculative-algorithm", algorithm, reason)
     verified = os.environ.get(MODE, UNIFORM[0])
     if algorithm == "DSPARK" and verified not in UNIFORM:
-        reason = "a policy's requests have one number of rows"
+        reason = "its requests differ in rows, which a policy groups by request"
         raise refusal(MODE, verified, f"{reason}; allowed is {', '.join(UNIFORM)} or unset")
     tokens = getattr(config, "speculative_num_draft_tokens", None)
     if algorithm == "UNO" and tokens == 1:

@@ -60,7 +60,6 @@ EXPERIMENTS = {
         Experiment("serving", "benchmark.serving", "serving", 10, f"off {POLICY} --drafted off xshare {SERVED}"),
         Experiment("quality", "benchmark.quality", "quality", 4, f"{POLICY} {TEXT}"),
         Experiment("front", "benchmark.quality.front", "quality/front", 6, f"{POLICY} {TEXT}"),
-        Experiment("drafts", "benchmark.quality.drafts", "quality", 16, f"--add 8 {TEXT.replace('--batch 4', '')}"),
         Experiment("paged", "benchmark.paged", "paged", 6, f"{PREFERRED} {TEXT}"),
         Experiment("paged-live", "benchmark.paged.live", "paged", 9, f"{PREFERRED} {SERVED}", record="live"),
         Experiment("cost", "benchmark.cost", "cost", 3, f"{POLICY} --rounds 2 --step-rounds 1 --step-tokens 4"),

@@ -18,7 +18,6 @@ from benchmark.expert_sharding.report import tabulate_sharding
 from benchmark.neighbours import tabulate_neighbours
 from benchmark.paged.report import tabulate_live as tabulate_paged_live
 from benchmark.paged.report import tabulate_paged
-from benchmark.quality.drafts.report import tabulate_drafts
 from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
 from benchmark.records.experiments import EXPERIMENTS
@@ -45,7 +44,6 @@ TABLES = {
     "front": Source(FRONTS, tabulate_gains),
     **{one.replace("front", "front-settings"): Source((one,), tabulate_front) for one in FRONTS},
     "own-share": Source(FRONTS, tabulate_own_share),
-    "drafts": Source(("drafts",), tabulate_drafts),
     "cost": Source(("cost",), tabulate_cost),
     "exact": Source(("exact",), tabulate_exact),
     "observe": Source(("observe",), tabulate_serving),

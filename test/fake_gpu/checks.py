@@ -41,7 +41,7 @@ def count_steps(metas):
 def expect(record, policy, keys):
     """The reference's answer to a record's logits."""
     valid, exact, depth = (record[name] and torch.tensor(record[name]) for name in ("valid", "exact", "depth"))
-    batch = Batch(valid, record["tokens_per_request"], exact, depth=depth)
+    batch = Batch(valid, record["tokens_per_request"], exact, depth=None if depth is None else depth.int())
     plan = build_plan(policy, **keys)
     return select(torch.tensor(record["logits"]), plan, Router(TOP_K), batch, backend="reference")
 

@@ -139,6 +139,10 @@ CONFIGS["qwen3-moe-small"] = CONFIGS["qwen3-moe"] | {
     "num_experts_per_tok": 4,
 }
 """Whose selections the PTX's interpreter takes seconds for."""
+CONFIGS["qwen3-moe-small-dflash"] = CONFIGS["qwen3-moe-dflash"] | {
+    "num_target_layers": 2,
+    "dflash_config": {"mask_token_id": 5, "target_layer_ids": [0]},
+}
 
 
 def write_model(name: str, folder: Path) -> Path:

@@ -82,7 +82,7 @@ def test_blocks_of_drafts_are_selected_for_as_by_the_reference(serve_values, tmp
     """DFLASH: requests of four rows that count by their depth, in graphs, with padding and exact requests."""
     start, read = serve_values
     keys = {"k0": 1, "add": 3, "acceptance": 0.5, "warm_rows": 1}
-    draft = write_model("qwen3-moe-dflash", tmp_path)
+    draft = write_model("qwen3-moe-small-dflash", tmp_path)
     server = start("xshare", keys, "--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(draft))
     for requests, exact in ((3, ()), (4, (1,)), (5, (0, 4))):
         metas = server.generate(requests, 3, exact)

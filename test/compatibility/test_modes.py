@@ -52,7 +52,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "ragged verify": {"speculative_algorithm": "DSPARK", MODE: "compact"},
     "a misspelt verify": {"speculative_algorithm": "DSPARK", MODE: "statik"},
     "UNO of one token": {"speculative_algorithm": "UNO", "speculative_num_draft_tokens": 1},
-    "routed experts of UNO's trees": {**ROUTED, "speculative_algorithm": "UNO", "speculative_eagle_topk": 2},
+    "UNO's trees": {"speculative_algorithm": "UNO", "speculative_eagle_topk": 2},
     **{
         f"{key} that nobody is asked for": {"tokenizer_worker_num": 2, key: "secret"}
         for key in ("api_key", "admin_api_key")

@@ -15,7 +15,6 @@ from fake_gpu.models import write_model
 pytestmark = SINCE_0_5_23
 WEIGHED = ("--expert-policy", "xshare", "--expert-policy-config", '{"k0": 1, "add": 4, "acceptance": 0.5}')
 GRAPHS = ("--cuda-graph-bs-decode", "1", "4", "--disable-prefill-cuda-graph")
-SIZES, TOKENS = 2, 4
 
 
 def list_selecting(server):
@@ -60,7 +59,7 @@ def test_a_model_that_drafts_with_an_adapter_selects_where_it_verifies(serve, tm
     """UNO, whose drafts are forwards of the target, in the mode of verification."""
     adapter = write_adapter(tmp_path / "adapter")
     drafting = ("--speculative-algorithm", "UNO", "--uno-lora-path", str(adapter), "--attention-backend", "fa3")
-    server = serve(TRAINED, *WEIGHED, *GRAPHS, *drafting, "--speculative-num-draft-tokens", str(TOKENS))
+    server = serve(TRAINED, *WEIGHED, *GRAPHS, *drafting, "--speculative-num-draft-tokens", "4")
     metas = server.generate(3)
     assert all(0 < steps == total for steps, total in count_steps(metas)), metas
     body = {"input_ids": [1, 2, 3], "sampling_params": {"custom_params": {"expert_policy": "exact"}}}

@@ -36,6 +36,9 @@ def _check_newer(config: Any, algorithm: str) -> None:
     if algorithm == "DSPARK" and verified not in UNIFORM:
         reason = "its requests differ in rows, which a policy groups by request"
         raise refusal(MODE, verified, f"{reason}; allowed is {', '.join(UNIFORM)} or unset")
+    breadth = getattr(config, "speculative_eagle_topk", None)
+    if algorithm == "UNO" and breadth is not None and breadth > 1:
+        raise refusal("--speculative-eagle-topk", breadth, "UNO's trees have not been executed; allowed is 1")
     tokens = getattr(config, "speculative_num_draft_tokens", None)
     if algorithm == "UNO" and tokens == 1:
         reason = "of one token UNO drafts nothing, and replays one graph for both of its forwards"

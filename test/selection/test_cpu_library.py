@@ -45,6 +45,15 @@ def select_some():
     return select(torch.zeros(4, 8), build_plan("xshare", k0=1, add=2), Router(2))
 
 
+def read_line(caplog, selections=1):
+    """The one line that is logged of so many selections."""
+    with caplog.at_level(logging.WARNING):
+        for _ in range(selections):
+            assert select_some().topk_ids.shape == (4, 2)
+    (line,) = caplog.messages
+    return line
+
+
 @NEEDS_COMPILER
 def test_built_once_for_a_source_and_flags(anew, monkeypatch):
     """Other flags make another library; the same are found again, without a compiler's run."""
@@ -81,10 +90,7 @@ def test_processes_may_build_at_once(anew):
 def test_without_a_compiler_torch_selects_and_the_log_says_so(anew, monkeypatch, caplog):
     monkeypatch.setenv("PATH", str(anew))
     monkeypatch.delenv("CXX", raising=False)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            assert select_some().topk_ids.shape == (4, 2)
-    (line,) = caplog.messages
+    line = read_line(caplog, 3)
     assert line.startswith("Experts are selected in torch on this CPU, which takes longer: no C++ compiler")
     with pytest.raises(ValueError, match="backend = 'cpu': allowed is torch, as this machine has no compiled call"):
         select(torch.zeros(4, 8), build_plan("xshare", k0=1, add=2), Router(2), backend="cpu")
@@ -95,10 +101,7 @@ def test_a_compiler_that_fails_is_quoted_in_one_line(anew, monkeypatch, caplog):
     compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\necho "plan.h: fatal error: no disk" >&2\nexit 1\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    with caplog.at_level(logging.WARNING):
-        select_some()
-    (line,) = caplog.messages
-    assert line.endswith("broken: plan.h: fatal error: no disk")
+    assert read_line(caplog).endswith("broken: plan.h: fatal error: no disk")
     assert list((anew / "sglang_xshare").iterdir()) == []
 
 
@@ -128,10 +131,7 @@ def test_a_library_without_our_functions_leaves_it_to_torch(anew, monkeypatch, c
     source = tmp_path_factory.mktemp("csrc")
     (source / "nothing.cpp").write_text("int nothing;\n")
     monkeypatch.setattr(library, "SOURCE", source)
-    with caplog.at_level(logging.WARNING):
-        select_some()
-    (line,) = caplog.messages
-    assert "undefined symbol" in line
+    assert "undefined symbol" in read_line(caplog)
 
 
 @NEEDS_COMPILER
@@ -142,20 +142,13 @@ def test_the_compiler_named_may_have_arguments(anew, monkeypatch):
 
 def test_a_compiler_named_and_not_found_is_said(anew, monkeypatch, caplog):
     monkeypatch.setenv("CXX", "no-such-compiler -O1")
-    with caplog.at_level(logging.WARNING):
-        select_some()
-    (line,) = caplog.messages
-    assert line.endswith("no C++ compiler: CXX is 'no-such-compiler', which is not on the path")
+    assert read_line(caplog).endswith("no C++ compiler: CXX is 'no-such-compiler', which is not on the path")
 
 
 @pytest.mark.parametrize("compiler", ["g++ '-O2", "true", "g++ -fsyntax-only", "a\nb"])
 def test_whatever_a_compiler_is_called_it_costs_a_line_at_most(anew, monkeypatch, caplog, compiler):
     monkeypatch.setenv("CXX", compiler)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            select_some()
-    (line,) = caplog.messages
-    assert "\n" not in line
+    assert "\n" not in read_line(caplog, 2)
 
 
 @NEEDS_COMPILER
@@ -184,10 +177,7 @@ def test_a_user_without_a_home_leaves_it_to_torch(anew, monkeypatch, caplog):
     for name in ("TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    with caplog.at_level(logging.WARNING):
-        select_some()
-    (line,) = caplog.messages
-    assert "TORCH_EXTENSIONS_DIR names another" in line
+    assert "TORCH_EXTENSIONS_DIR names another" in read_line(caplog)
 
 
 @NEEDS_COMPILER
@@ -205,9 +195,7 @@ def test_a_cache_that_cannot_be_written_leaves_it_to_torch(anew, monkeypatch, ca
     blocked = anew / "file"
     blocked.write_text("")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(blocked))
-    with caplog.at_level(logging.WARNING):
-        select_some()
-    assert len(caplog.messages) == 1
+    read_line(caplog)
 
 
 def test_the_environment_leaves_it_to_torch(anew, monkeypatch, caplog):

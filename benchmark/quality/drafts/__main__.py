@@ -3,19 +3,22 @@
 Settings of XShare, plain and with drafts weighed by their chance, in simulated verification of mixed domains.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+
+import torch
 
 from benchmark.common.command import Parser, one_line_errors, positive
 from benchmark.common.paths import BUILD
+from benchmark.common.record import Record
 from benchmark.common.variant import BASELINE, parse_plan
-from benchmark.quality.decoding import Decoding, add_decoding, read_decoding
+from benchmark.quality.decoding import add_decoding, read_decoding
 from benchmark.quality.drafts.layout import Drafted
 from benchmark.quality.drafts.report import KINDS, TOLD, tabulate_drafts
 from benchmark.quality.measure import Bench, compare_loss
 from benchmark.quality.model import router_of
+from sglang_xshare import SelectionPlan
 
 COUNTS = ("per_domain", "prompt", "steps")
 SETTING = "xshare:k0=1,utility=squared,own_share=0.75,add={}"
@@ -41,33 +44,43 @@ def main(argv: Sequence[str] | None = None) -> None:
     decoding = read_decoding(args, batch=1, tokens_per_request=1)
     shapes = product(args.chance, args.batch, args.tokens_per_request)
     layouts = [Drafted(batch, tokens, chance) for chance, batch, tokens in shapes]
+    plans = {text: parse_plan(text, speculative=True) for text in (_policy(*both) for both in product(KINDS, args.add))}
     record = parser.open_record("drafts", args, argv)
+    model, sequences = decoding.load()
+    router, num_experts = router_of(model)
+    for plan in plans.values():
+        plan.check(router, num_experts)
+    bench = Bench(model, sequences.take(sequences.mixing()), decoding.prompt)
+    counted = {layout: _count(layout, len(sequences), decoding.steps) for layout in layouts}
     for layout in layouts:
-        measure(decoding, layout, args.add, record)
+        measure(bench, layout, counted[layout], plans, args.add, record)
     tabulate_drafts(record.points).show(record.path)
 
 
-def measure(decoding: Decoding, layout: Drafted, adds: Sequence[int], record: Any) -> None:
-    """Add what the record lacks of a layout. Raises ValueError for one that does not fit the text."""
-    if layout.tokens_per_request > decoding.steps:
-        allowed = f"allowed is at most --steps {decoding.steps}"
-        raise ValueError(f"--tokens-per-request {layout.tokens_per_request}: {allowed}")
-    missing = {
-        f"{layout}, {kind}, add={add}": (kind, add)
-        for kind, add in product(KINDS, adds)
-        if f"{layout}, {kind}, add={add}" not in record
-    }
+def _count(layout: Drafted, sequences: int, steps: int) -> torch.Tensor:
+    """The tokens that are emitted. Raises ValueError for a layout that does not fit the text."""
+    if layout.tokens_per_request > steps:
+        raise ValueError(f"--tokens-per-request {layout.tokens_per_request}: allowed is at most --steps {steps}")
+    return layout.count(sequences, steps)
+
+
+def measure(
+    bench: Bench,
+    layout: Drafted,
+    counted: torch.Tensor,
+    plans: Mapping[str, SelectionPlan],
+    adds: Sequence[int],
+    record: Record,
+) -> None:
+    """Add what the record lacks of a layout, in which the tokens that are `counted` are emitted."""
+    names = {f"{layout}, {kind}, add={add}": (kind, add) for kind, add in product(KINDS, adds)}
+    missing = {name: both for name, both in names.items() if name not in record}
     if not missing:
         return
-    model, sequences = decoding.load()
-    bench = Bench(model, sequences.take(sequences.mixing()), decoding.prompt)
-    counted = layout.count(len(sequences), decoding.steps)
     vanilla = bench.run(parse_plan(BASELINE), layout)
     for name, (kind, add) in missing.items():
-        policy = SETTING.format(add) + KINDS[kind]
-        plan = parse_plan(policy, speculative=True)
-        plan.check(*router_of(model))
-        decoded = bench.run(plan, replace(layout, told=kind == TOLD))
+        policy = _policy(kind, add)
+        decoded = bench.run(plans[policy], replace(layout, told=kind == TOLD))
         loss = compare_loss(decoded.nats, vanilla.nats, counted)
         print(f"{name}: {decoded.active:.1f} experts, {loss} nats", flush=True)
         record.add(
@@ -81,6 +94,10 @@ def measure(decoding: Decoding, layout: Drafted, adds: Sequence[int], record: An
             active_experts=decoded.active,
             loss={"delta": loss.delta, "error": loss.error},
         )
+
+
+def _policy(kind: str, add: int) -> str:
+    return SETTING.format(add) + KINDS[kind]
 
 
 def _spell(numbers: Sequence[float]) -> str:

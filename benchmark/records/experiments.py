@@ -44,6 +44,7 @@ PREFERRED = "xshare:k0=1,add=4,utility=squared,own_share=0.75"
 OBSERVED = "vanilla observe --model checkpoints/qwen3-moe-tiny"
 SERVED = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --sums 4 --per-domain 4 --loss-tokens 8"
 TEXT = "--per-domain 4 --prompt 16 --steps 8 --batch 4"
+DRAFTS = "--add 8 --batch 1 --tokens-per-request 8 --chance 0.75 --per-domain 4 --prompt 16 --steps 16"
 DISPATCH = "--per-domain 8 --calibration 384 --replicas 2"
 
 
@@ -59,6 +60,7 @@ EXPERIMENTS = {
     for one in (
         Experiment("serving", "benchmark.serving", "serving", 10, f"off {POLICY} --drafted off xshare {SERVED}"),
         Experiment("quality", "benchmark.quality", "quality", 4, f"{POLICY} {TEXT}"),
+        Experiment("drafts", "benchmark.quality.drafts", "quality", 16, DRAFTS),
         Experiment("front", "benchmark.quality.front", "quality/front", 6, f"{POLICY} {TEXT}"),
         Experiment("paged", "benchmark.paged", "paged", 6, f"{PREFERRED} {TEXT}"),
         Experiment("paged-live", "benchmark.paged.live", "paged", 9, f"{PREFERRED} {SERVED}", record="live"),

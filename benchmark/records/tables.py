@@ -18,6 +18,7 @@ from benchmark.expert_sharding.report import tabulate_sharding
 from benchmark.neighbours import tabulate_neighbours
 from benchmark.paged.report import tabulate_live as tabulate_paged_live
 from benchmark.paged.report import tabulate_paged
+from benchmark.quality.drafts.report import tabulate_drafts
 from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
 from benchmark.records.experiments import EXPERIMENTS
@@ -41,6 +42,7 @@ TABLES = {
     "serving": Source(("serving",), tabulate_serving),
     "serving-summary": Source(("serving",), summarize_serving),
     "quality": Source(("quality",), tabulate_quality),
+    "drafts": Source(("drafts",), tabulate_drafts),
     "front": Source(FRONTS, tabulate_gains),
     **{one.replace("front", "front-settings"): Source((one,), tabulate_front) for one in FRONTS},
     "own-share": Source(FRONTS, tabulate_own_share),

@@ -1,6 +1,7 @@
 """A record of simulated verification: the table."""
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from benchmark.common.table import Table
@@ -17,39 +18,37 @@ KINDS = {
     TOLD: "",
 }
 """What a setting has besides its budget, by name."""
-LEVELS = (20, 10)
-"""Of loss, thousandths of a nat a token."""
+LEVELS = (0.02, 0.01)
+"""Of loss, nats a token."""
 NOTE = """\
-Active experts a layer and step at which emitted tokens lose so much above vanilla, on the line between two budgets; in
-brackets how many fewer than plain. Each draft is right with the chance said if all before it are; rows behind a wrong
-one hold other text, and nothing of them counts. Told: only rows that will be emitted are looked at, which no server
-knows; what weights could reach at best. Settings: xshare:k0=1,utility=squared,own_share=0.75 and a budget add. A
-loss's standard error is {error:.1f} thousandths in the mean."""
+Active experts a layer and step at which emitted tokens lose so many nats a token above vanilla, on the line between two
+budgets; in brackets the change from plain; a dash beyond the budgets measured. Each draft is right with the chance
+said if all before it are; rows behind a wrong one hold other text, and nothing of them counts. Told: only rows that
+will be emitted are looked at, which no server knows; what weights could reach at best. Settings:
+xshare:k0=1,utility=squared,own_share=0.75 and a budget add. A loss's standard error is {error:.4f} in the mean."""
 
 
 def tabulate_drafts(points: Mapping[str, Any]) -> Table:
-    """A row a layout and kind: the experts at each of LEVELS; a dash beyond the budgets measured."""
+    """A row a layout and level, a column a kind: the experts needed."""
     curves: dict[Drafted, dict[str, list[tuple[float, float]]]] = {}
     vanilla = {}
     for point in points.values():
         layout = Drafted(point["batch"], point["tokens_per_request"], point["chance"])
         vanilla[layout] = point["vanilla_active"]
         found = curves.setdefault(layout, {}).setdefault(point["kind"], [])
-        found.append((point["active_experts"], 1000 * point["loss"]["delta"]))
+        found.append((point["active_experts"], point["loss"]["delta"]))
     rows = []
     for layout, kinds in curves.items():
-        plain = [experts_for(level, sorted(kinds["plain"])) for level in LEVELS]
-        for kind, curve in kinds.items():
-            needed = [experts_for(level, sorted(curve)) for level in LEVELS]
-            cells = [_cell(*both) for both in zip(needed, plain, strict=True)]
-            rows.append([str(layout), f"{vanilla[layout]:.1f}", kind, *cells])
-    errors = [1000 * point["loss"]["error"] for point in points.values()]
-    headings = ["a step", "vanilla's", "drafts", *(f"at +{level}" for level in LEVELS)]
-    note = NOTE.format(error=sum(errors) / len(errors))
-    return Table("Experts at equal loss of emitted tokens", headings, rows, note, text_columns=3)
+        for level in LEVELS:
+            needed = {kind: experts_for(level, sorted(curve)) for kind, curve in kinds.items()}
+            cells = [_cell(needed.get(kind), needed["plain"]) for kind in KINDS]
+            rows.append([str(layout), f"{vanilla[layout]:.1f}", f"+{level:g}", *cells])
+    error = fmean(point["loss"]["error"] for point in points.values())
+    headings = ["a step", "vanilla's", "loss", *KINDS]
+    return Table("Experts at equal loss of emitted tokens", headings, rows, NOTE.format(error=error), text_columns=1)
 
 
 def _cell(needed: float | None, plain: float | None) -> str:
     if needed is None:
         return "-"
-    return f"{needed:.1f}" if plain is None or needed == plain else f"{needed:.1f} ({1 - needed / plain:+.0%})"
+    return f"{needed:.1f}" if plain is None or needed == plain else f"{needed:.1f} ({needed / plain - 1:+.0%})"

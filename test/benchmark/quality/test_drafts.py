@@ -101,11 +101,12 @@ def test_experts_at_equal_loss():
         for active, loss in curve
     }
     table = tabulate_drafts(points)
-    assert [row[2:] for row in table.rows] == [
-        ["plain", "15.0", "20.0"],
-        ["told", "8.0 (+47%)", "10.2 (+49%)"],
+    assert table.headings == ["a step", "vanilla's", "loss", *KINDS]
+    assert [[*row[:4], row[-1]] for row in table.rows] == [
+        ["1 request x 8 tokens, right with 0.75", "30.0", "+0.02", "15.0", "8.0 (-47%)"],
+        ["1 request x 8 tokens, right with 0.75", "30.0", "+0.01", "20.0", "10.2 (-49%)"],
     ]
-    assert table.rows[0][:2] == ["1 request x 8 tokens, right with 0.75", "30.0"]
+    assert {cell for row in table.rows for cell in row[4:-1]} == {"-"}, "not measured"
 
 
 def test_command_measures_into_a_record_and_draws_it(checkpoint, tmp_path, capsys):

@@ -1,7 +1,5 @@
 """How many of its tokens a verification accepts from an EAGLE-3 draft, computed from the models without a server."""
 
-from __future__ import annotations
-
 from itertools import chain
 from pathlib import Path
 from statistics import fmean

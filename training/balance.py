@@ -1,7 +1,5 @@
 """How the load of the experts is kept even in training: by a penalty, or by moving the biases they are chosen with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 

@@ -5,8 +5,6 @@ and Perl's manual pages where they are installed; arithmetic is generated. Only 
 licence) or are generated are held out, so the held-out text can be stored in the repository.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import random

@@ -1,7 +1,5 @@
 """An EAGLE-3 draft model (Li et al., 2025, arXiv 2503.01840), named as SGLang's `LlamaForCausalLMEagle3` loads it."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

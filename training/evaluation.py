@@ -1,7 +1,5 @@
 """What is measured on a checkpoint's held-out text: cross-entropy, answers to arithmetic, active experts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

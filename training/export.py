@@ -1,7 +1,5 @@
 """Write a checkpoint folder as a server and transformers load it."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """The training loop both checkpoints share: Muon and AdamW, one schedule, a state on disk to resume from."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The models that are trained here: their configurations, how their experts are balanced, where they are written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

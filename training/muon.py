@@ -3,8 +3,6 @@
 `torch.optim.Muon` takes single matrices only; a layer's experts are one [experts, rows, columns] tensor here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Measure an exported checkpoint on its held-out text; write `report.json` and a model card beside it."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

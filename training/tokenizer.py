@@ -1,7 +1,5 @@
 """The small checkpoints' tokenizer: byte-level BPE with single digits, so that arithmetic can be learned."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -4,8 +4,6 @@ The draft is unrolled over its steps in training and matched to the target's dis
 measures the accepted length on continuations of held-out text.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

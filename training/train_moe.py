@@ -5,8 +5,6 @@ saved: run again to resume. The end of the run measures the model on its held-ou
 model card beside it.
 """
 
-from __future__ import annotations
-
 import argparse
 from itertools import chain
 from pathlib import Path

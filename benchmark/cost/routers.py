@@ -1,7 +1,5 @@
 """The routing of a decode step as SGLang calls it, without a model around it, with and without the stage."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

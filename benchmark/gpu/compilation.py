@@ -1,7 +1,5 @@
 """Every Triton kernel of the package, launched as the stage launches it, at every number of experts that is served."""
 
-from __future__ import annotations
-
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from multiprocessing import get_context

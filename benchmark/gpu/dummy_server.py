@@ -12,8 +12,6 @@ hardly move a hidden state away from its embedding, so that all layers see rows 
 SGLang's scheduler processes import this module anew when they are spawned, and so get its loader too.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

@@ -6,8 +6,6 @@ The run has each check in a process of its own, so that one that crashes or hang
 standard library is imported before a check runs: a package that is missing is named in one line.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What is printed: a console as wide as its terminal, and sizes."""
 
-from __future__ import annotations
-
 import os
 import sys
 

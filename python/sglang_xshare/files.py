@@ -1,7 +1,5 @@
 """Files that a command line names: whether one can be written, tried before any work is done for it; keys of one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any

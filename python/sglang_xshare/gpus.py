@@ -1,7 +1,5 @@
 """GPUs by name: what `check` tells SGLang that it runs on, and whose memory and bandwidth it counts with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

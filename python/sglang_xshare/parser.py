@@ -1,7 +1,5 @@
 """Flags of the command line: a wrong one is told in one line."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What cannot be served, in one line for its user, whichever process finds the reason. Hooks end a server with it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 REFUSED = 78

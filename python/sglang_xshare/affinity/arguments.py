@@ -2,8 +2,6 @@
 `--expert-affinity` and `--expert-affinity-bound`.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The load bound: which replicas may take one more request, and what that costs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

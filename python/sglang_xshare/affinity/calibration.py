@@ -1,7 +1,5 @@
 """Which experts a model's token ids are routed to, counted while it reads texts, as signatures of a few dimensions."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

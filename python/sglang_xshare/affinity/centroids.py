@@ -1,7 +1,5 @@
 """What each replica's experts are: signatures of what it runs, and of what it has been sent."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from .table import Floats

@@ -2,8 +2,6 @@
 tells of its decisions.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The decision: which replica gets a request."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What replicas got lately: whose turn of a conversation, and which beginnings of prompts they hold in their cache."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 

@@ -1,7 +1,5 @@
 """The table of signatures, a vector a token id: what `sglang-xshare calibrate` writes and `--expert-affinity` reads."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence

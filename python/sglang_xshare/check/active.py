@@ -1,7 +1,5 @@
 """Active experts and page-ins a layer and step, from selection itself on drawn logits: it needs torch."""
 
-from __future__ import annotations
-
 import torch
 
 from ..compatibility.moe_model import MoeModel

@@ -1,7 +1,5 @@
 """What policies would do on a model and a GPU: active experts, kept mass, step time, each with what is assumed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace

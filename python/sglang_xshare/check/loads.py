@@ -1,7 +1,5 @@
 """Active experts a layer and step as they are given, and what is assumed where nobody knows them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whether the weights fit a GPU, and what they leave of it for the KV cache."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

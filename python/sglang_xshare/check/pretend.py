@@ -1,7 +1,5 @@
 """SGLang's own argument resolution, as it would run on another machine with a GPU."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """What is told of a resolution: whether it is served, and what the server would run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..compatibility.moe_model import MoeModel, read_model

@@ -1,7 +1,5 @@
 """Server arguments, parsed and resolved by SGLang itself, with every refusal noted in place of the first one raised."""
 
-from __future__ import annotations
-
 import io
 import logging
 import warnings

@@ -1,7 +1,5 @@
 """The report for people: what a server would be, its memory, and a row a policy."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any

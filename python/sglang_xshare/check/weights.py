@@ -1,7 +1,5 @@
 """The bytes that a decode step of a model reads, from its config.json alone."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

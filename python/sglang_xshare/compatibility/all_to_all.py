@@ -3,8 +3,6 @@
 Which backends drop an empty slot, -1, was read in SGLang 0.5.23 and theirs. No GPU has run any of them with a policy.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..policies.schedule import Schedule

@@ -3,8 +3,6 @@
 Every other class is tried: the loaded model shows whether each MoE layer has one `TopK` whose router is reproduced.
 """
 
-from __future__ import annotations
-
 _GATE = "its routing function takes the gate's weights, not logits"
 _BYPASSES = "its router is no TopK"
 _FRONT = "for some numbers of rows one kernel is its gate and its TopK"

@@ -1,7 +1,5 @@
 """The stage's flags, parsed: `--expert-policy` and those that begin with it; `--mask-padding-experts`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

@@ -5,8 +5,6 @@ record goes into its own resolution with another one, as if the user had given i
 derives from the runner fits. Without a policy nothing here runs.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import os

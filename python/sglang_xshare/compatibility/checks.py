@@ -2,8 +2,6 @@
 `sglang-xshare check` tells all. What is set for it is in `setters.py`, what only loaded weights show in `layers.py`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

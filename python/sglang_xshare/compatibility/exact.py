@@ -1,7 +1,5 @@
 """What a server must have for exact requests, and what a request may ask for."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -2,8 +2,6 @@
 (`ep`). Both are SGLang's own layers; the arguments that make them are checked and set, and what came of it is said.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterator

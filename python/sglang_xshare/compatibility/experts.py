@@ -1,7 +1,5 @@
 """What SGLang runs a model's experts with, as far as the configuration tells, and what else could run them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 Read in upstream's quantization methods (`srt/layers/quantization`), releases 0.5.17 to 0.5.23.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product

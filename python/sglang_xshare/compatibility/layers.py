@@ -1,7 +1,5 @@
 """The MoE layers of a loaded model, each with its router read, or the reason why one cannot be served."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any, NoReturn
 

@@ -1,7 +1,5 @@
 """Flags and backends that the stage cannot be served with."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

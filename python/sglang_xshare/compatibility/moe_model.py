@@ -1,7 +1,5 @@
 """A Mixture-of-Experts model, as far as a schedule must fit it: read from its configuration, without torch."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

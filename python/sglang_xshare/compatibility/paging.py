@@ -1,7 +1,5 @@
 """Paged experts: what SGLang refuses once it builds the model, refused before; how far decode graphs are captured."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..policies.bounds import fits_slots

@@ -1,7 +1,5 @@
 """What a loaded model's routers rule out: of the plans, and of what its layers hold beside them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Files are SGLang's, from `sglang/` on, as in release 0.5.23, and where nothing e
 those of `csrc/` and `include/` FlashInfer's, as in the releases that these three pin (0.6.15.post1, 0.6.18, 0.7.2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Whether a schedule fits a model and the server of it: told from their configuration, without weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..policies import VANILLA

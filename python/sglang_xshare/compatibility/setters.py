@@ -1,7 +1,5 @@
 """What is set of a server's arguments, once those that were given are checked and before SGLang resolves them."""
 
-from __future__ import annotations
-
 from .backend import choose_runner
 from .expert_placement import set_placement
 from .start import PLACEMENT, STAGE, Start

@@ -1,7 +1,5 @@
 """Drafters whose verification the stage is served with, and what it is not served with beside them."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

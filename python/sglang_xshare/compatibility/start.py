@@ -1,7 +1,5 @@
 """A server's start, as what is checked and set before its weights load asks for it."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A running server by its URL: what the subcommands ask of it, and in one line why it does not answer."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

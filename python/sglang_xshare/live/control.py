@@ -1,7 +1,5 @@
 """What GET and POST /expert_policy ask of a scheduler: what is in force, and a switch between two steps."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """What `top` shows at once: a server's plan in force, its layers' active experts, and its speed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import mean

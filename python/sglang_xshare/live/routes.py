@@ -3,8 +3,6 @@ upstream's, which each broadcasts to its ranks: all handle it between the same t
 read the policy; who may administer the server, switch it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ Apply computes every new content before it writes anything, stores old and new c
 `revert`: put every stored pristine file back. So there is one way forward and one way back, and no third.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

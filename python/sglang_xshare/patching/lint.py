@@ -1,7 +1,5 @@
 """Check the whole patch queue: headers, series against folder, hashes, and every hunk against the releases' sources."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ The header follows https://dep-team.pages.debian.net/deps/dep3/ (RFC 2822 fields
 diffs change or add files of the `sglang` package; they neither remove nor rename one.
 """
 
-from __future__ import annotations
-
 import email
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ The directory is written before the first file changes and removed after the las
 every file holds one of two known contents and the pristine one can be restored from here alone, without a queue.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

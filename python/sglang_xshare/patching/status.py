@@ -1,7 +1,5 @@
 """Say how a tree stands, to a user (`patch status`) and to a server that starts from it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from .engine import preview

@@ -1,7 +1,5 @@
 """A SGLang installation on disk: where it is, which release it is, and safe changes of its files."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -1,7 +1,5 @@
 """What the papers compare against."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from .plan import KEYS, SelectionPlan

@@ -1,7 +1,5 @@
 """What holds of a plan for any logits: whether it can change a step, and the most experts that are active under it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..types import Router

@@ -1,7 +1,5 @@
 """A free plan: the algebra's own keys, so that a new idea needs no code."""
 
-from __future__ import annotations
-
 from .plan import SelectionPlan
 from .registry import register
 

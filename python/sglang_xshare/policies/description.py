@@ -1,7 +1,5 @@
 """The plan in force: a schedule with every default resolved, for log, /server_info, /metrics and the command line."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any

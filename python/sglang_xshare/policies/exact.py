@@ -1,7 +1,5 @@
 """What makes a request exact: what it says itself, and what the policy in force says of those that say nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

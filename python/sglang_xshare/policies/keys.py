@@ -1,7 +1,5 @@
 """A key of a plan or a policy: its type and range, for errors and for the table of policies; and keys in JSON."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import math

@@ -1,7 +1,5 @@
 """Lynx: Enabling Efficient MoE Inference through Dynamic Batch-Aware Expert Selection (arXiv 2411.08982)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from .keys import as_json

@@ -1,7 +1,5 @@
 """MoE-Spec: Expert Budgeting for Efficient Speculative Decoding (McDanel et al.)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from .plan import KEYS, SelectionPlan

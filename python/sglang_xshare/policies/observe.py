@@ -1,7 +1,5 @@
 """What other policies would do: the first thing to run on traffic of one's own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

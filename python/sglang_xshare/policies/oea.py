@@ -3,8 +3,6 @@
 arXiv 2511.02237.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from .plan import KEYS, SelectionPlan

@@ -1,7 +1,5 @@
 """A selection plan: which experts a batch may use, and how every row routes within them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_type_hints

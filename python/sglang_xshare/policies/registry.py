@@ -1,7 +1,5 @@
 """Named policies: what the command line offers, and what its errors list."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A policy as a command line spells it: of the server, the benchmarks and `sglang-xshare policies --show`."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

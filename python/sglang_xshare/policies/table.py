@@ -1,7 +1,5 @@
 """The policies as a table for people and as JSON for programs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

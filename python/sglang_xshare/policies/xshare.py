@@ -1,7 +1,5 @@
 """XShare: Collaborative in-Batch Expert Sharing for Faster MoE Inference (Vankov et al.)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from .plan import KEYS, SelectionPlan

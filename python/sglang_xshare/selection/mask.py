@@ -1,7 +1,5 @@
 """Logits for MoE runners that rank them themselves: masked, they say what was chosen, where they can."""
 
-from __future__ import annotations
-
 import torch
 
 from ..policies.plan import SelectionPlan

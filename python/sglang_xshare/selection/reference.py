@@ -3,8 +3,6 @@
 Runs on the CPU, whatever device the logits are on. One row and one expert at a time: for tests, never for serving.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """From router logits to the score P a row weighs by and the choice score C it ranks by."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 

@@ -1,7 +1,5 @@
 """What MoE runners take: empty slots filled, dropped or masked away, and shared experts' columns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What every layer is to do in a forward: decided here, from the plans in force and from what graphs have captured."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from .graphs import Graphs

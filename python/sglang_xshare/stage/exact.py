@@ -1,7 +1,5 @@
 """Requests that accept no change: which they are, and their rows in the forward at hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakValueDictionary

@@ -1,7 +1,5 @@
 """What a server does whose ranks have selected differently: it goes back to vanilla, or ends."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What is wrapped around SGLang's own calls when a model is loaded: all of it, and why each is where it is."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Servers whose ranks each route rows of their own (all-to-all expert parallelism), and the rows of all of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Whether the policy in force acted on a forward of the model runner: for the counters, and for response metadata."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The layers of a model whose experts are paged into slots: what each has loaded, and what is sure to fit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Which expert-parallel rank holds which expert, as it is now: upstream may move experts while the server runs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What each layer does in each step by one schedule: the plans in force, until a switch puts others in their place."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from functools import cached_property

@@ -1,7 +1,5 @@
 """What SGLang's routers are answered while the target model runs: by the policy, or as without one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

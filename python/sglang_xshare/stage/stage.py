@@ -1,7 +1,5 @@
 """The stage around one target model: decides for every forward whether, and with which plan, its MoE layers select."""
 
-from __future__ import annotations
-
 import functools
 import json
 import logging

@@ -1,7 +1,5 @@
 """The order in which groups of layers give up experts, by what each setting costs alone: losses are taken to add up."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

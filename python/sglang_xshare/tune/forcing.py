@@ -4,8 +4,6 @@ Upstream's API carries back every token's log-probability, and those of the next
 what the model itself thought.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

@@ -1,7 +1,5 @@
 """A running server as the instrument: its policy is switched, and text forced through its own decode steps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean

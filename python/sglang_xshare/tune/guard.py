@@ -1,7 +1,5 @@
 """Guards a search's switches of a server's policy: a switch by anybody else ends the search, and is left in force."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..live import ADDED

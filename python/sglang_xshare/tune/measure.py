@@ -1,7 +1,5 @@
 """One plan on some texts: what it loses, how far it is from vanilla, how many experts are active or paged in."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

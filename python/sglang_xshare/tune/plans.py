@@ -1,7 +1,5 @@
 """Policies as GET and POST /expert_policy spell them: a setting for each group of layers and each batch size."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import combinations, pairwise
 from typing import Any

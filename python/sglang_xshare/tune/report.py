@@ -1,7 +1,5 @@
 """What was found: a table of settings by layer, what was tried, and the plot of the front."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path

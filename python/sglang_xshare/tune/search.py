@@ -2,8 +2,6 @@
 along them the tolerance lasts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A running server: its policy, and text forced through its own decode steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

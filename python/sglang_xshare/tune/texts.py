@@ -1,7 +1,5 @@
 """The user's texts, cut into samples of equal length: some to tune on, some to confirm with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain

@@ -1,7 +1,5 @@
 """Which batches a server's steps can have, in router rows: what a plan by batch size can meet, and where padding is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

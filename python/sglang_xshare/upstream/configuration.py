@@ -1,7 +1,5 @@
 """Keys of config.json that hold the number of experts and the top-k, whose names differ between model families."""
 
-from __future__ import annotations
-
 from typing import Any
 
 NUM_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")

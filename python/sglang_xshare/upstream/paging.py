@@ -1,7 +1,5 @@
 """Experts that SGLang pages into slots (`--enable-paged-experts`, from 0.5.23 on): which of a layer's are loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

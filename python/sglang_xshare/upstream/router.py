@@ -1,7 +1,5 @@
 """A layer's router, read from its `TopKConfig`."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from functools import partial

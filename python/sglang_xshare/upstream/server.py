@@ -1,7 +1,5 @@
 """What the stage reads of a server: its arguments, its ranks, its release and its device."""
 
-from __future__ import annotations
-
 import os
 import signal
 from typing import Any, NoReturn

@@ -1,7 +1,5 @@
 """A plan and a router as csrc/plan.h lays them out: packed once, read in every call."""
 
-from __future__ import annotations
-
 import ctypes
 from ctypes import c_double, c_int32, c_void_p
 from functools import cache

@@ -1,7 +1,5 @@
 """The compiled library: built by the first process that needs it, and found again by the content of its source."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import logging

@@ -5,8 +5,6 @@ Utilities are integers held in float64, which adds them exactly, in any order, u
 threshold exactly where it reaches the threshold rounded up, so that none is rounded here.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch

@@ -3,8 +3,6 @@
 A CUDA graph can capture it. On the CPU each operation costs microseconds whatever its size: the common plans take few.
 """
 
-from __future__ import annotations
-
 from functools import cache, cached_property
 
 import torch

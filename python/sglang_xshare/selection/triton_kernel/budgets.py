@@ -1,7 +1,5 @@
 """A plan's numbers on the device: what the kernel reads when it runs, so that they change without compiling anew."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """From `select()` to the kernel: allocate the answer and launch, once or, where no barrier can hold, twice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import count

@@ -4,8 +4,6 @@ The selection kernel writes them itself. `mask_kernel` does it in a launch of it
 a GPU (plain torch takes some twenty launches), and where the selection's programs cannot wait for each other.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """What the kernel is compiled for: a plan and a router in its terms, and how the batch is cut into tiles."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """How a batch is cut into tiles: rows a program, and what a tile is padded to."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """How evenly active experts lie on expert-parallel ranks: a step waits for the rank that has most (XShare, Table 2)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What is counted of a layer, a column each, and flags of layers on the device."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch

@@ -1,7 +1,5 @@
 """Every figure on /metrics: one table, and the exporter that makes prometheus metrics of it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What a policy did in the steps between two looks at the counters, and its part of the decode log line."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 # "policy", "observed" under `observe`, or why a forward of the target model stayed vanilla.

@@ -2,8 +2,6 @@
 on the host alone.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 KEY = "expert_policy"

@@ -1,7 +1,5 @@
 """What other plans would have chosen in steps that are routed as the model routes: `--expert-policy observe`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple

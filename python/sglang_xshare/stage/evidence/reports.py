@@ -1,7 +1,5 @@
 """What a stage reports: its part of the decode log line, the figures on /metrics, and the trace."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """A record of every MoE layer and step, one JSON line each: what OEA's Figure 1 is drawn from."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -7,7 +7,7 @@ import pytest
 
 from sglang_xshare.compatibility.all_to_all import BACKENDS, REASONS
 from sglang_xshare.compatibility.modes import SIMULATIONS, UNSYNCHRONIZED, check_modes
-from sglang_xshare.compatibility.speculation import MODE, NEWER
+from sglang_xshare.compatibility.speculation import MODE, NEWER, UNPREPARED, UNRECORDED
 from sglang_xshare.selection.cpu_call import SWITCH
 
 SERVED = {
@@ -40,10 +40,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     "waterfill": {**ALL_TO_ALL, "enable_waterfill": True, "attn_dp_size": 2},
     "two-batch overlap": {**ALL_TO_ALL, "enable_two_batch_overlap": True},
     "routed experts of a draft tree": {**ROUTED, "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 2},
-    "routed experts of a tree of n-grams": {
-        **ROUTED,
-        "speculative_algorithm": "NGRAM",
-        "speculative_ngram_max_bfs_breadth": 10,
+    **{f"routed experts of {drafter}": {**ROUTED, "speculative_algorithm": drafter} for drafter in UNRECORDED},
+    **{
+        f"{drafter} after another server's prefill": {"disaggregation_mode": "decode", "speculative_algorithm": drafter}
+        for drafter in UNPREPARED
     },
     "a drafter that is none": {"speculative_algorithm": "MEDUSA"},
     **{f"{OLDER} {drafter}": {"speculative_algorithm": drafter} for drafter in NEWER},
@@ -52,7 +52,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "ragged verify": {"speculative_algorithm": "DSPARK", MODE: "compact"},
     "a misspelt verify": {"speculative_algorithm": "DSPARK", MODE: "statik"},
     "UNO of one token": {"speculative_algorithm": "UNO", "speculative_num_draft_tokens": 1},
-    "UNO's trees": {"speculative_algorithm": "UNO", "speculative_eagle_topk": 2},
+    **{f"{drafter}'s trees": {"speculative_algorithm": drafter, "speculative_eagle_topk": 2} for drafter in UNPREPARED},
+    "a drafter as SGLang takes it, too": {"speculative_algorithm": "dspark", MODE: "compact"},
     **{
         f"{key} that nobody is asked for": {"tokenizer_worker_num": 2, key: "secret"}
         for key in ("api_key", "admin_api_key")
@@ -77,6 +78,9 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
         {**ROUTED, "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": None},
         {"speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 2},
         *({"speculative_algorithm": drafter, "speculative_num_draft_tokens": 2} for drafter in NEWER),
+        *({**ROUTED, "speculative_algorithm": drafter} for drafter in NEWER if drafter not in UNRECORDED),
+        *({"disaggregation_mode": "decode", "speculative_algorithm": drafter} for drafter in ("EAGLE3", "DFLASH")),
+        {"speculative_algorithm": "eagle3"},
         {},
         {"tokenizer_worker_num": 2},
         {"admin_api_key": "secret"},

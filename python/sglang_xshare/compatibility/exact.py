@@ -59,7 +59,7 @@ def _find_obstacle(config: Any) -> tuple[str, str, str] | None:
         value = getattr(config, flag, None)
         if value not in (None, False):
             return f"--{flag.replace('_', '-')}", "on" if value is True else str(value), reason.format(why)
-    algorithm = spell(getattr(config, "speculative_algorithm", None))
+    algorithm = spell(getattr(config, "speculative_algorithm", None)).upper()
     if algorithm == UNNAMED:
         return "--speculative-algorithm", algorithm, reason.format("its forwards do not name their requests")
     return None

@@ -8,7 +8,7 @@ from ..policies.schedule import Schedule
 from ..refusal import refusal
 from ..selection.cpu_call import SWITCH
 from ..upstream.routing import hands_parts
-from ..upstream.server import attention_dp_size, is_switched_on, routes_own_rows, spell
+from ..upstream.server import attention_dp_size, is_switched_on, rank_mode, routes_own_rows, spell
 from .all_to_all import check_backend
 from .runners import explain, list_runners
 from .speculation import check_speculation
@@ -71,7 +71,7 @@ def check_modes(config: Any, names_runner: bool = True) -> None:
     check_backend(config)
     _check_keys(config)
     _check_redundant_experts(config)
-    if attention_dp_size(config) > 1 or routes_own_rows(config):
+    if rank_mode(config) is not None:
         _check_ranks(config)
     if config.speculative_algorithm is not None:
         check_speculation(config)
@@ -100,8 +100,7 @@ def check_draft_tokens(config: Any) -> None:
     """
     shares, tokens = attention_dp_size(config), config.speculative_num_draft_tokens or 0
     ranks = config.tp_size // shares
-    is_padded = shares > 1 or routes_own_rows(config)
-    if is_padded and config.speculative_algorithm is not None and tokens % ranks:
+    if rank_mode(config) is not None and config.speculative_algorithm is not None and tokens % ranks:
         reason = f"SGLang pads a rank's rows to its {ranks} tensor-parallel ranks, which must not split a request"
         raise refusal("--speculative-num-draft-tokens", tokens, f"{reason}; allowed is a multiple of {ranks}")
 
@@ -136,7 +135,7 @@ def _check_redundant_experts(config: Any) -> None:
 
 def _check_ranks(config: Any) -> None:
     """Refuse what data-parallel attention, or an all-to-all backend, cannot be served with."""
-    mode = "data-parallel attention" if attention_dp_size(config) > 1 else "an all-to-all backend"
+    mode = rank_mode(config)
     for flag, allowed in (RANKS_FLAGS | (ALL_TO_ALL_FLAGS if routes_own_rows(config) else {})).items():
         value = getattr(config, flag, allowed)
         if value != allowed:

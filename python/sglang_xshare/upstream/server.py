@@ -90,6 +90,13 @@ def routes_own_rows(config: Any) -> bool:
     return spell(getattr(config, "moe_a2a_backend", None) or "none") != "none"
 
 
+def rank_mode(config: Any) -> str | None:
+    """What has several ranks share out a step's rows, in words; None where every rank has all of them."""
+    if attention_dp_size(config) > 1:
+        return "data-parallel attention"
+    return "an all-to-all backend" if routes_own_rows(config) else None
+
+
 def is_release(since: str) -> bool:
     """Whether the SGLang that runs has the code of this release, as `is_since` tells."""
     import sglang

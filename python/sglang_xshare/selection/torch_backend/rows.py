@@ -32,8 +32,7 @@ class Slots(NamedTuple):
         """Empty the slots outside `kept` [n, m] bool, and move them behind the others, which keep their order."""
         order = kept.view(torch.uint8).sort(dim=1, descending=True, stable=True).indices
         live = kept.gather(1, order)
-        zero = constant(0.0, torch.float32, kept.device)
-        return Slots(self.experts.gather(1, order), torch.where(live, self.scores.gather(1, order), zero), live)
+        return Slots(self.experts.gather(1, order), torch.where(live, self.scores.gather(1, order), 0.0), live)
 
     def widen(self, columns: int) -> Slots:
         """With empty slots behind, so that there are `columns` at least."""
@@ -85,7 +84,7 @@ class Rows(NamedTuple):
 
     def find_best(self, usable: torch.Tensor, count: int) -> Slots:
         """Every row's `count` best of the `usable` experts, [N] or [n, N] bool."""
-        keys = torch.where(usable, self.keys, constant(-math.inf, torch.float64, self.keys.device))
+        keys = torch.where(usable, self.keys, -math.inf)
         if self.quota_groups is not None:
             keys = keep_quota(keys, count, self.quota_groups)
         return find_best(self.scores, keys, count, self.valid)
@@ -120,11 +119,10 @@ def rank_rows(logits: torch.Tensor, router: Router, batch: Batch, by_depth: bool
 def find_best(scores: torch.Tensor, keys: torch.Tensor, count: int, valid: torch.Tensor | None) -> Slots:
     """Every row's `count` largest keys above -inf, best first. Further slots are empty, and all of an invalid row."""
     best_keys, experts = keys.topk(count, 1)
-    live = best_keys > constant(-math.inf, torch.float64, keys.device)
+    live = best_keys > -math.inf
     if valid is not None:
         live &= valid
-    zero = constant(0.0, torch.float32, keys.device)
-    return Slots(experts, torch.where(live, scores.gather(1, experts), zero), live)
+    return Slots(experts, torch.where(live, scores.gather(1, experts), 0.0), live)
 
 
 def keep_quota(keys: torch.Tensor, count: int, groups: int) -> torch.Tensor:
@@ -142,17 +140,11 @@ def mark(table: torch.Tensor, experts: torch.Tensor, live: torch.Tensor) -> None
 
 
 @cache
-def constant(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A number as a 0-dim tensor: a Python number costs an operation a microsecond more on the CPU.
+def lower_first(num_experts: int, device: torch.device) -> torch.Tensor:
+    """[N] float64: N - 1 - id, to break ties.
 
     Copied from the host, so that a first call inside a graph capture is an error instead of a tensor that belongs to
     the graph; the warm-up runs before a capture fill the cache. Never evicted: captured graphs read it at its address.
     Every cached tensor of this backend is made and kept so.
     """
-    return torch.tensor(value, dtype=dtype, device="cpu").to(device)
-
-
-@cache
-def lower_first(num_experts: int, device: torch.device) -> torch.Tensor:
-    """[N] float64: N - 1 - id, to break ties."""
     return torch.arange(num_experts - 1, -1, -1, dtype=torch.float64, device="cpu").to(device)

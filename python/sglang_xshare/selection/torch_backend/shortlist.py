@@ -116,7 +116,7 @@ def _find_chance(rows: Rows, plan: SelectionPlan) -> torch.Tensor | None:
 
 @cache
 def _weigh_depths(acceptance: float, device: torch.device) -> torch.Tensor:
-    """See `constant`."""
+    """See `lower_first`."""
     return weigh_depths(acceptance).to(device)
 
 
@@ -196,7 +196,7 @@ def _add_ranked(rows: Rows, plan: SelectionPlan, selected: torch.Tensor) -> None
 
 @cache
 def _rank_static(order: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """[N] float64: from N down to 1, in the order's order. See `constant`."""
+    """[N] float64: from N down to 1, in the order's order. See `lower_first`."""
     places = {expert: place for place, expert in enumerate(order)}
     ranks = [len(order) - places[j] for j in range(len(order))]
     return torch.tensor(ranks, dtype=torch.float64, device="cpu").to(device)

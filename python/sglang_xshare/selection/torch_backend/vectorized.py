@@ -12,7 +12,7 @@ from ...policies.plan import SelectionPlan
 from ...types import Batch, Router, RunnerSlots, Selection
 from ..scores import to_fixed_point
 from ..slots import serve_runner
-from .rows import Rows, Slots, constant, mark, rank_rows
+from .rows import Rows, Slots, mark, rank_rows
 from .shortlist import select_experts
 
 # Keeps 0 / 0 at 0 and changes no other quotient of float32.
@@ -38,7 +38,7 @@ def select(
         lost = _rescue(rows, selected) if plan.can_rescue else None
         chosen = _cover(rows, plan, kept, selected)
         shares, total = _share(rows, plan, router, chosen) if router.renormalize else (chosen.scores, None)
-        experts = torch.where(chosen.live, chosen.experts, constant(-1, torch.int64, logits.device))
+        experts = torch.where(chosen.live, chosen.experts, -1)
     ids, weights = experts.int(), shares.clone() if total is None else shares / total
     if router.expert_scale is not None:
         weights = weights * router.expert_scale.detach().float()[ids.clamp_min(0)]
@@ -121,7 +121,7 @@ def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:
 
 @cache
 def _first(count: int, length: int, device: torch.device) -> torch.Tensor:
-    """[length] bool: the first `count` are set. See `constant`."""
+    """[length] bool: the first `count` are set. See `lower_first`."""
     return (torch.arange(length, device="cpu") < count).to(device)
 
 

@@ -41,6 +41,16 @@ class Experiment:
 
 POLICY = "xshare:k0=1,add=24"
 PREFERRED = "xshare:k0=1,add=4,utility=squared,own_share=0.75"
+VERIFIED = {
+    (batch, tokens): [f"xshare:k0=1,add={add},utility=squared,own_share=0.75{weighed}" for add, weighed in adds]
+    for (batch, tokens), adds in {
+        (1, 8): ((12, ""), (8, ",acceptance=0.75")),
+        (1, 16): ((16, ""), (12, ",acceptance=0.75")),
+        (4, 8): ((16, ""), (16, ",acceptance=0.75")),
+        (4, 16): ((24, ""), (20, ",acceptance=0.75")),
+    }.items()
+}
+"""By requests and tokens of each, the settings that are served with drafts."""
 OBSERVED = "vanilla observe --model checkpoints/qwen3-moe-tiny"
 SERVED = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --sums 4 --per-domain 4 --loss-tokens 8"
 TEXT = "--per-domain 4 --prompt 16 --steps 8 --batch 4"
@@ -55,11 +65,24 @@ def _on_trained(model: str) -> Experiment:
     return Experiment(f"front-{model}", "benchmark.quality.front", folder, 6, small, arguments, "front", model)
 
 
+def _with_drafts(batch: int, tokens: int) -> Experiment:
+    """Verification of so many tokens of each of so many requests, at budgets that lose as much, plain and weighed."""
+    drafts = f"--steps {tokens - 1} --draft-tokens {tokens}"
+    policies = f"off --drafted off {' '.join(VERIFIED[batch, tokens])}"
+    counts = f"--rounds 3 --requests {4 * batch} --concurrency {batch} --output-tokens 64"
+    text = "--per-domain 4 --loss-tokens 24 --sums 40"
+    small = f"{policies} {drafts} {SERVED}"
+    folder = f"serving/drafts-{batch}x{tokens}"
+    arguments = f"{policies} {drafts} {counts} {text}"
+    return Experiment(f"drafts-{batch}x{tokens}", "benchmark.serving", folder, 8, small, arguments, "serving")
+
+
 EXPERIMENTS = {
     one.name: one
     for one in (
         Experiment("serving", "benchmark.serving", "serving", 10, f"off {POLICY} --drafted off xshare {SERVED}"),
         Experiment("quality", "benchmark.quality", "quality", 4, f"{POLICY} {TEXT}"),
+        *(_with_drafts(*both) for both in VERIFIED),
         Experiment("drafts", "benchmark.quality.drafts", "quality", 16, DRAFTS),
         Experiment("front", "benchmark.quality.front", "quality/front", 6, f"{POLICY} {TEXT}"),
         Experiment("paged", "benchmark.paged", "paged", 6, f"{PREFERRED} {TEXT}"),

@@ -21,9 +21,9 @@ from benchmark.paged.report import tabulate_paged
 from benchmark.quality.drafts.report import tabulate_drafts
 from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
-from benchmark.records.experiments import EXPERIMENTS
+from benchmark.records.experiments import EXPERIMENTS, VERIFIED
 from benchmark.serving.exact import tabulate_exact
-from benchmark.serving.report import summarize_serving, tabulate_estimate, tabulate_serving
+from benchmark.serving.report import summarize_serving, tabulate_estimate, tabulate_serving, tabulate_verified
 from benchmark.tuning.report import tabulate_tuning
 
 Points = Mapping[str, Any]
@@ -42,6 +42,7 @@ TABLES = {
     "serving": Source(("serving",), tabulate_serving),
     "serving-summary": Source(("serving",), summarize_serving),
     "quality": Source(("quality",), tabulate_quality),
+    "verified": Source(tuple(f"drafts-{batch}x{tokens}" for batch, tokens in VERIFIED), tabulate_verified),
     "drafts": Source(("drafts",), tabulate_drafts),
     "front": Source(FRONTS, tabulate_gains),
     **{one.replace("front", "front-settings"): Source((one,), tabulate_front) for one in FRONTS},

@@ -79,6 +79,19 @@ def summarize_serving(points: Mapping[str, Any]) -> Table:
     return replace(table, rows=[rows[name] for name in SUMMARY], note=f"{table.note} {alone}")
 
 
+def tabulate_verified(*records: Mapping[str, Any]) -> Table:
+    """Those tables one below the other, for each what a verify step has."""
+    tables = [tabulate_serving(points) for points in records]
+    rows = []
+    for points, table in zip(records, tables, strict=True):
+        comparison = Comparison.read(points[KEY])
+        flags = next(one.variant.args for one in comparison.series if one.variant.args)
+        tokens = flags[flags.index("--speculative-num-draft-tokens") + 1]
+        rows += [[f"{comparison.workload.concurrency} x {tokens}", *row] for row in table.rows]
+    note = f"A step: requests x tokens that are verified of each. {tables[-1].note}"
+    return replace(tables[0], headings=["a step", *tables[0].headings], rows=rows, note=note, text_columns=2)
+
+
 def _format_losses(points: Mapping[str, Any], series: Sequence[Series]) -> list[str]:
     """Of each row: of the first one with drafts and the first one without the loss, of the others what they add."""
     first: dict[bool, Any] = {}

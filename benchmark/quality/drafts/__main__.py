@@ -15,7 +15,7 @@ from benchmark.common.record import Record
 from benchmark.common.variant import BASELINE, parse_plan
 from benchmark.quality.decoding import add_decoding, read_decoding
 from benchmark.quality.drafts.layout import Drafted
-from benchmark.quality.drafts.report import KINDS, TOLD, tabulate_drafts
+from benchmark.quality.drafts.report import BY_OWN, KINDS, TOLD, tabulate_drafts
 from benchmark.quality.measure import Bench, compare_loss
 from benchmark.quality.model import router_of
 from sglang_xshare import SelectionPlan
@@ -24,6 +24,8 @@ COUNTS = ("per_domain", "prompt", "steps")
 SETTING = "xshare:k0=1,utility=squared,own_share=0.75,add={}"
 ADDS = (4, 8, 12, 16, 24)
 BATCHES, TOKENS, CHANCES = (1, 4), (8, 16), (0.75, 0.5, 0.9)
+SPREAD = 0.25
+"""Of the first chance, once more."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -42,8 +44,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not 0 < chance <= 1:
             parser.error(f"--chance {chance}: allowed is a number above 0, and not above 1")
     decoding = read_decoding(args, batch=1, tokens_per_request=1)
-    shapes = product(args.chance, args.batch, args.tokens_per_request)
-    layouts = [Drafted(batch, tokens, chance) for chance, batch, tokens in shapes]
+    first = args.chance[0]
+    chances = [(first, 0.0), (first, min(SPREAD, first / 2, 1 - first)), *((chance, 0.0) for chance in args.chance[1:])]
+    shapes = product(dict.fromkeys(chances), args.batch, args.tokens_per_request)
+    layouts = [Drafted(batch, tokens, *chance) for chance, batch, tokens in shapes]
     plans = {text: parse_plan(text, speculative=True) for text in (_policy(*both) for both in product(KINDS, args.add))}
     record = parser.open_record("drafts", args, argv)
     model, sequences = decoding.load()
@@ -80,7 +84,7 @@ def measure(
     vanilla = bench.run(parse_plan(BASELINE), layout)
     for name, (kind, add) in missing.items():
         policy = _policy(kind, add)
-        decoded = bench.run(plans[policy], replace(layout, told=kind == TOLD))
+        decoded = bench.run(plans[policy], replace(layout, told=kind == TOLD, own=kind == BY_OWN))
         loss = compare_loss(decoded.nats, vanilla.nats, counted)
         print(f"{name}: {decoded.active:.1f} experts, {loss} nats", flush=True)
         record.add(
@@ -88,6 +92,7 @@ def measure(
             batch=layout.batch,
             tokens_per_request=layout.tokens_per_request,
             chance=layout.chance,
+            spread=layout.spread,
             kind=kind,
             policy=policy,
             vanilla_active=vanilla.active,

@@ -1,30 +1,40 @@
 """Verify steps in which drafts are right by chance: only tokens that are emitted count, and the rest is other text."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import pad
 
 from benchmark.quality.model import Layout
 from sglang_xshare import Batch
+
+OWN = 0.95
+"""What a draft's own chance is told in powers of: 2.5 % off at most, and 255 of them reach 2e-6."""
 
 
 @dataclass(frozen=True)
 class Drafted(Layout):
     """Chains of drafts, each right with `chance` if all before it are. A request's step begins at its next token, and
     its rows up to the first wrong draft are emitted: they are the text. The rows behind hold other text, a piece of
-    another sequence, as drafts behind a wrong guess do. With `told`, selection knows which rows will be emitted, which
-    nothing in a server does: a bound of what weights can reach.
+    another sequence, as drafts behind a wrong guess do. With a `spread` every draft has a chance of its own, evenly
+    distributed that far around `chance`. With `told`, selection knows which rows will be emitted, which nothing in a
+    server does: a bound of what weights can reach; with `own`, each draft's own chance, as `OWN` to the power of its
+    depth.
     """
 
     chance: float = 1.0
+    spread: float = 0.0
     told: bool = False
+    own: bool = False
 
     def __str__(self) -> str:
         """As of any layout, and the chance."""
-        return f"{super().__str__()}, right with {self.chance:g}"
+        around = f" ± {self.spread:g}" if self.spread else ""
+        return f"{super().__str__()}, right with {self.chance:g}{around}"
 
     def split(self, rows: torch.Tensor) -> torch.Tensor:
         """[sequences, tokens, x] to [steps, rows of a step, x]. The steps of a batch end with its first sequence.
@@ -41,10 +51,15 @@ class Drafted(Layout):
         return joined.view(own.shape)
 
     def describe(self, sequences: int, tokens: int) -> Iterator[Batch]:
-        """What selection is told of each step: with `told`, that only rows which are emitted are live."""
-        if not self.told:
-            return super().describe(sequences, tokens)
-        return (Batch(emitted, self.tokens_per_request) for emitted in _draw(self, sequences, tokens).emitted)
+        """What selection is told of each step: with `told`, that only rows which are emitted are live, with `own` how
+        probable each is.
+        """
+        drawn = _draw(self, sequences, tokens)
+        if self.told:
+            return (Batch(emitted, self.tokens_per_request) for emitted in drawn.emitted)
+        if self.own:
+            return (Batch(None, self.tokens_per_request, depth=depth) for depth in drawn.depth)
+        return super().describe(sequences, tokens)
 
     def count(self, sequences: int, tokens: int) -> torch.Tensor:
         """[sequences, tokens] bool: the tokens that some step has emitted."""
@@ -61,16 +76,22 @@ class _Drawn(NamedTuple):
     """[steps, rows] int64: which token of all sequences, laid end to end, a row holds."""
     emitted: torch.Tensor
     """[steps, rows] bool."""
+    depth: torch.Tensor
+    """[steps, rows] int32: the power of `OWN` that comes nearest to a row's chance to be emitted."""
 
 
 @cache
 def _draw(layout: Drafted, sequences: int, tokens: int) -> _Drawn:
-    """The same for layouts that differ in `told` alone, as random numbers are of one seed."""
+    """The same for layouts that differ in `told` or `own` alone, as random numbers are of one seed."""
     if sequences % layout.batch:
         raise ValueError(f"{sequences} sequences: allowed are multiples of {layout.batch}")
     random = torch.Generator().manual_seed(0)
     width = layout.tokens_per_request
-    right = torch.rand(sequences, tokens, width - 1, generator=random) < layout.chance
+    right = torch.rand(sequences, tokens, width - 1, generator=random)
+    spread = torch.rand(right.shape, generator=torch.Generator().manual_seed(1))
+    chances = layout.chance + layout.spread * (2 * spread - 1)
+    depth = pad(chances.log().cumsum(2) / math.log(OWN), (1, 0)).round().to(torch.int32)
+    right = right < chances
     lengths = 1 + right.cumprod(2).sum(2)  # of as many steps as there could be
     ends = lengths.cumsum(1)
     places = torch.arange(width)
@@ -83,5 +104,5 @@ def _draw(layout: Drafted, sequences: int, tokens: int) -> _Drawn:
     for first in range(0, sequences, layout.batch):
         members = slice(first, first + layout.batch)
         steps = int((ends[members] <= tokens).sum(1).min())
-        parts.append([one[members, :steps].transpose(0, 1).flatten(1) for one in (source, emitted)])
+        parts.append([one[members, :steps].transpose(0, 1).flatten(1) for one in (source, emitted, depth)])
     return _Drawn(*(torch.cat(column) for column in zip(*parts, strict=True)))

@@ -5,16 +5,17 @@ from statistics import fmean
 from typing import Any
 
 from benchmark.common.table import Table
-from benchmark.quality.drafts.layout import Drafted
+from benchmark.quality.drafts.layout import OWN, Drafted
 from benchmark.quality.front.report import experts_for
 
-TOLD = "told"
+BY_OWN, TOLD = "by its own chance", "told"
 KINDS = {
     "plain": "",
     "weighed by 0.5": ",acceptance=0.5",
     "weighed by 0.75": ",acceptance=0.75",
     "weighed by 0.9": ",acceptance=0.9",
     "by 0.75, 4 warm rows": ",acceptance=0.75,warm_rows=4",
+    BY_OWN: f",acceptance={OWN}",
     TOLD: "",
 }
 """What a setting has besides its budget, by name."""
@@ -23,7 +24,8 @@ LEVELS = (0.02, 0.01)
 NOTE = """\
 Active experts a layer and step at which emitted tokens lose so many nats a token above vanilla, on the line between two
 budgets; in brackets the change from plain; a dash beyond the budgets measured. Each draft is right with the chance
-said if all before it are; rows behind a wrong one hold other text, and nothing of them counts. Told: only rows that
+said if all before it are, or, after ±, with one of its own evenly distributed around that; rows behind a wrong one hold
+other text, and nothing of them counts. By its own chance: weighed by what each draft really has. Told: only rows that
 will be emitted are looked at, which no server knows; what weights could reach at best. Settings:
 xshare:k0=1,utility=squared,own_share=0.75 and a budget add. A loss's standard error is {error:.4f} in the mean."""
 
@@ -33,7 +35,7 @@ def tabulate_drafts(points: Mapping[str, Any]) -> Table:
     curves: dict[Drafted, dict[str, list[tuple[float, float]]]] = {}
     vanilla = {}
     for point in points.values():
-        layout = Drafted(point["batch"], point["tokens_per_request"], point["chance"])
+        layout = Drafted(point["batch"], point["tokens_per_request"], point["chance"], point["spread"])
         vanilla[layout] = point["vanilla_active"]
         found = curves.setdefault(layout, {}).setdefault(point["kind"], [])
         found.append((point["active_experts"], point["loss"]["delta"]))

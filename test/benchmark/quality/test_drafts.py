@@ -9,7 +9,7 @@ import torch
 
 from benchmark.common.variant import parse_plan
 from benchmark.quality.drafts import __main__ as command
-from benchmark.quality.drafts.layout import Drafted
+from benchmark.quality.drafts.layout import OWN, Drafted
 from benchmark.quality.drafts.report import KINDS, tabulate_drafts
 from benchmark.quality.measure import compare_loss
 from benchmark.quality.model import Layout, prefill
@@ -68,6 +68,25 @@ def test_selection_is_told_of_emitted_rows_alone_where_asked():
     assert next(LAYOUT.describe(SEQUENCES, TOKENS)).valid is None
 
 
+def test_selection_is_told_of_each_drafts_own_chance_where_asked():
+    def read(layout):
+        depth = torch.stack([one.depth for one in layout.describe(SEQUENCES, TOKENS)]).unflatten(1, (2, 4))
+        return OWN**depth
+
+    even = read(replace(LAYOUT, own=True))
+    assert torch.allclose(even, (0.5 ** torch.arange(4)).expand_as(even), rtol=0.03)
+    chances = read(replace(LAYOUT, spread=0.25, own=True))
+    assert (chances[..., 0] == 1).all()
+    assert (chances.diff(dim=-1) <= 0).all()
+    first = chances[..., 1]
+    assert 0.24 < first.min() < 0.3
+    assert 0.7 < first.max() < 0.76
+    emitted = torch.stack([one.valid for one in replace(LAYOUT, spread=0.25, told=True).describe(SEQUENCES, TOKENS)])
+    likely = first > 0.5
+    share = emitted.unflatten(1, (2, 4))[..., 1].float()
+    assert share[likely].mean() > share[~likely].mean() + 0.1, "they are what drafts are right by"
+
+
 def test_vanilla_is_the_model_and_wrong_drafts_do_harm(model):
     tokens = torch.randint(0, 300, (SEQUENCES, 16 + TOKENS), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
@@ -94,7 +113,8 @@ def test_loss_of_what_is_counted():
 def test_experts_at_equal_loss():
     points = {
         f"{kind} {active}": {
-            **{"batch": 1, "tokens_per_request": 8, "chance": 0.75, "kind": kind, "vanilla_active": 30.0},
+            **{"batch": 1, "tokens_per_request": 8, "chance": 0.75, "spread": 0.0},
+            **{"kind": kind, "vanilla_active": 30.0},
             **{"active_experts": active, "loss": {"delta": loss / 1000, "error": 0.001}},
         }
         for kind, curve in {"plain": [(10, 30), (20, 10)], "told": [(8, 20), (12, 2)]}.items()
@@ -114,7 +134,7 @@ def test_command_measures_into_a_record_and_draws_it(checkpoint, tmp_path, capsy
     text = ["--model", str(checkpoint), "--per-domain", "4", "--prompt", "16", "--steps", "12", "--out", str(tmp_path)]
     command.main([*asked, *text])
     points = json.loads((tmp_path / "drafts.json").read_text())["points"]
-    assert len(points) == 2 * len(KINDS) * 2
+    assert len(points) == 2 * 2 * len(KINDS) * 2, "with and without chances of their own"
     weighed = [one["policy"] for one in points.values() if one["kind"] == "by 0.75, 4 warm rows"]
     assert all(policy.endswith(",acceptance=0.75,warm_rows=4") for policy in weighed)
     assert "2 requests x 4 tokens, right with 0.5" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-# Every verb makes its own environment first; VENV=elsewhere uses another one.
+# Every target makes its own environment first; VENV=elsewhere uses another one.
 VENV ?= .venv
 PYTHON := $(VENV)/bin/python
 export OMP_NUM_THREADS ?= 1
@@ -73,6 +73,6 @@ gpu:            ## on an NVIDIA GPU: check, time and tabulate everything; QUICK=
 gpu-bundle:     ## fill .gpu/ for a GPU machine that can install nothing: FROM=folder with SGLang's archive
 	@FROM=$(FROM) scripts/gpu_bundle.sh
 
-clean:          ## remove what the other verbs made, the environment included
+clean:          ## remove what the other targets made, the environment included
 	@VENV="$(VENV)" scripts/make_venv.sh --remove
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,20 @@ def grouped() -> Glm4MoeConfig:
     )
 
 
+def many(experts: int, top_k: int) -> Qwen3MoeConfig:
+    """So many experts, an eighth as wide as the hidden state: Qwen3-30B's 128 with top-8, Qwen3-Next's 512 with top-10."""
+    return Qwen3MoeConfig(moe_intermediate_size=16, num_experts=experts, num_experts_per_tok=top_k, **COMMON)
+
+
+def biased() -> Glm4MoeConfig:
+    """256 experts of which 8 run beside a shared one, by sigmoid scores with a correction bias and without groups, as
+    Kimi K2 and MiniMax-M2 have them.
+    """
+    config = grouped()
+    config.update({"n_routed_experts": 256, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1})
+    return config
+
+
 MODELS = {
     "qwen3": Recipe(
         "A Qwen3-MoE small enough to keep beside the code",
@@ -109,5 +124,24 @@ MODELS = {
         BUILD / "models/wide",
         BUILD / "train_moe/wide.pt",
     ),
+    "biased": Recipe(
+        "A GLM-4-MoE of 256 experts with sigmoid scores and correction biases",
+        Glm4MoeForCausalLM,
+        biased,
+        loss_with_moved_biases,
+        BUILD / "models/biased",
+        BUILD / "train_moe/biased.pt",
+    ),
+    **{
+        f"many{experts}": Recipe(
+            f"A Qwen3-MoE of {experts} experts",
+            Qwen3MoeForCausalLM,
+            partial(many, experts, top_k),
+            loss_with_penalty,
+            BUILD / f"models/many{experts}",
+            BUILD / f"train_moe/many{experts}.pt",
+        )
+        for experts, top_k in ((128, 8), (512, 10))
+    },
 }
 """By the name on the command line; the first is the one that is shipped."""

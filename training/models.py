@@ -85,7 +85,7 @@ def grouped() -> Glm4MoeConfig:
 
 
 def many(experts: int, top_k: int) -> Qwen3MoeConfig:
-    """So many experts, an eighth as wide as the hidden state: Qwen3-30B's 128 with top-8, Qwen3-Next's 512 with top-10."""
+    """So many experts, an eighth as wide as the hidden state: 128 with top-8 as in Qwen3-30B, 512 as in Qwen3-Next."""
     return Qwen3MoeConfig(moe_intermediate_size=16, num_experts=experts, num_experts_per_tok=top_k, **COMMON)
 
 

@@ -1,0 +1,102 @@
+"""Which budget fits any model and batch: `python -m benchmark.quality.defaults --model DIR`.
+
+Budgets of `xshare` by count, by a share of the model's experts, and by the utility that they hold, in steps of several
+sizes, of one domain and of mixed ones.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from statistics import fmean
+from typing import Any
+
+from benchmark.common.command import Parser, one_line_errors, positive
+from benchmark.common.paths import BUILD
+from benchmark.common.table import Table
+from benchmark.common.variant import BASELINE, parse_plan
+from benchmark.quality.decoding import add_decoding, read_decoding
+from benchmark.quality.measure import Bench, compare_loss
+from benchmark.quality.model import Layout, router_of
+
+COUNTS = ("per_domain", "prompt", "steps")
+BATCHES = (2, 4, 8, 16, 32)
+ADDS, SHARES = (24, 16, 32, 48), (0.125, 0.1875, 0.25, 0.375, 0.5)
+MASSES = (0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99)
+NOTE = """\
+All settings have k0=1. Experts: active ones, of vanilla's, mean over models, steps of {batches} requests, of one domain
+and of mixed ones. Loss: nats a token above vanilla's on the same tokens: the worst over all of these and where it is,
+and the mean; a standard error is {error:.4f} in the mean. Models: {models}."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure into the record, print the table."""
+    parser = Parser("benchmark.quality.defaults", __doc__)
+    sizes = " ".join(map(str, BATCHES))
+    parser.add_argument("--batch", nargs="+", type=positive, default=BATCHES, help=f"requests (default: {sizes})")
+    add_decoding(parser, COUNTS, steps=32, prompt=32)
+    parser.add_record(BUILD / "quality" / "defaults")
+    args = parser.parse_args(argv)
+    for batch in args.batch:
+        decoding = read_decoding(args, batch=batch, tokens_per_request=1)
+    record = parser.open_record("defaults", args, argv)
+    model, sequences = decoding.load()
+    router, experts = router_of(model)
+    plans = {name: parse_plan(text) for name, text in list_settings(experts)}
+    for plan in plans.values():
+        plan.check(router, experts)
+    texts = {"one domain": sequences, "mixed": sequences.take(sequences.mixing())}
+    benches = {name: Bench(model, chosen, decoding.prompt) for name, chosen in texts.items()}
+    for batch, (mixing, bench) in product(args.batch, benches.items()):
+        names = {f"{batch}, {mixing}, {name}": name for name in plans}
+        if all(key in record for key in names):
+            continue
+        layout = Layout(batch, 1)
+        vanilla = bench.run(parse_plan(BASELINE), layout)
+        for key, name in names.items():
+            decoded = bench.run(plans[name], layout)
+            loss = compare_loss(decoded.nats, vanilla.nats)
+            print(f"{key}: {decoded.active:.1f} of {vanilla.active:.1f} experts, {loss} nats", flush=True)
+            figures = {"experts": experts, "top_k": router.top_k, "scoring": router.scoring}
+            figures |= {"batch": batch, "mixing": mixing, "setting": name, "kept_mass": decoded.kept_mass}
+            figures |= {"vanilla_active": vanilla.active, "active_experts": decoded.active}
+            record.add(key, **figures, loss={"delta": loss.delta, "error": loss.error})
+    tabulate_defaults(record.points).show(record.path)
+
+
+def list_settings(experts: int) -> Iterator[tuple[str, str]]:
+    """(name, policy) of each setting for a model of so many experts."""
+    for add in ADDS:
+        yield f"add={add}", f"xshare:k0=1,add={min(add, experts)}"
+    for share in SHARES:
+        yield f"add={share:g} of the experts", f"xshare:k0=1,add={round(share * experts)}"
+    for mass in MASSES:
+        yield f"mass={mass:g}", f"xshare:k0=1,mass={mass:g}"
+
+
+def tabulate_defaults(*records: Mapping[str, Any]) -> Table:
+    """A row a setting, over the models of all records."""
+    by_setting: dict[str, list[Mapping[str, Any]]] = {}
+    for point in (point for points in records for point in points.values()):
+        by_setting.setdefault(point["setting"], []).append(point)
+    rows = []
+    for setting, points in by_setting.items():
+        worst = max(points, key=lambda point: point["loss"]["delta"])
+        share = fmean(point["active_experts"] / point["vanilla_active"] for point in points)
+        mean = fmean(point["loss"]["delta"] for point in points)
+        place = f"{_name(worst)}, {worst['batch']} requests, {worst['mixing']}"
+        rows.append([setting, f"{share:.0%}", f"{worst['loss']['delta']:+.4f}", place, f"{mean:+.4f}"])
+    everything = [point for points in by_setting.values() for point in points]
+    note = NOTE.format(
+        batches=", ".join(map(str, dict.fromkeys(point["batch"] for point in everything))),
+        error=fmean(point["loss"]["error"] for point in everything),
+        models="; ".join(dict.fromkeys(map(_name, everything))),
+    )
+    return Table("Budgets for any model", ["budget", "experts", "worst loss", "where", "mean loss"], rows, note)
+
+
+def _name(point: Mapping[str, Any]) -> str:
+    return f"{point['scoring']}, {point['top_k']} of {point['experts']}"
+
+
+if __name__ == "__main__":
+    with one_line_errors("defaults"):
+        main()

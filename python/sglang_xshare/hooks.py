@@ -114,11 +114,12 @@ def attach(model_runner: Any) -> None:
         from .compatibility.all_to_all import read_ranks
         from .compatibility.exact import find_refusal
         from .live.control import Control
+        from .stage.acceptance import Acceptance
         from .stage.exact import Exact
         from .stage.forward import wrap_calls
         from .stage.stage import Stage
         from .upstream.batches import read_batches
-        from .upstream.server import resolved, show_plan
+        from .upstream.server import draft_width, resolved, show_plan
 
         global _control, _stage
         config, schedule = resolved(model_runner.server_args), arguments.schedule
@@ -135,6 +136,7 @@ def attach(model_runner: Any) -> None:
             # Of a pipeline's ranks one stage's alone would go back.
             stops=arguments.stops or getattr(config, "pp_size", 1) > 1,
             exact=Exact(model_runner.device, low_first, find_refusal(config)),
+            acceptance=Acceptance(draft_width(config)),
         )
         wrap_calls(model_runner, _stage)
         _control = Control(_stage, model_runner.server_args)
@@ -221,10 +223,11 @@ def admit(scheduler: Any, req: Any) -> None:
 
 
 def count(req: Any, logits_output: Any) -> None:
-    """A forward's result has reached a request: count it in the request's response metadata."""
-    forward = None if _stage is None else getattr(logits_output, metadata.KEY, None)
-    if forward is not None:
+    """A forward's result has reached a request: count it in the request's response metadata, and what was accepted."""
+    forward = getattr(logits_output, metadata.KEY, None)
+    if _stage is not None and forward is not None:
         metadata.count_forward(req, forward)
+        _stage.acceptance.count(req)
 
 
 def tell(meta_info: dict[str, Any], state: Any) -> None:

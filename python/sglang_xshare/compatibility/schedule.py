@@ -4,7 +4,7 @@ from typing import Any
 
 from ..policies import VANILLA
 from ..policies.bounds import can_drop
-from ..policies.plan import SelectionPlan
+from ..policies.plan import AUTO, SelectionPlan
 from ..policies.schedule import Schedule
 from ..refusal import ExpertPolicyError, refusal
 from ..selection.mask import check_maskable
@@ -123,6 +123,8 @@ def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> No
         if plan.target_per_rank is not None and config.ep_num_redundant_experts:
             reason = "target_per_rank needs every expert on one rank; allowed is 0"
             raise refusal("--ep-num-redundant-experts", config.ep_num_redundant_experts, reason)
+        if plan.estimates:
+            _check_estimate(config)
         if plan.kmax not in (None, model.top_k) and routes_own_rows(config):
             reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is none"
             raise refusal("--moe-a2a-backend", spell(config.moe_a2a_backend), reason)
@@ -130,3 +132,18 @@ def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> No
             if plan.kmax not in (None, model.top_k) and getattr(config, flag, False):
                 reason = f"kmax = {plan.kmax} gives it rows of another width; allowed is off"
                 raise refusal(f"--{flag.replace('_', '-')}", "on", reason)
+
+
+def _check_estimate(config: Any) -> None:
+    """Refuse to estimate what drafts are worth where ranks that select together would come to different numbers, or
+    accepted lengths tell none.
+    """
+    reasons = (
+        (attention_dp_size(config) > 1, "data-parallel attention: each rank counts its own requests"),
+        (routes_own_rows(config), "an all-to-all backend: it has not been executed with one"),
+        (config.pp_size > 1, "a pipeline: its stages run different steps"),
+        (config.speculative_adaptive, "--speculative-adaptive: its drafts differ in length"),
+    )
+    for applies, reason in reasons:
+        if applies:
+            raise refusal("--expert-policy-config acceptance", AUTO, f"{reason}; allowed with that is a number")

@@ -13,6 +13,7 @@ ADDED = (
     "switches",
     "disagreement",
     "trial",
+    "estimated_acceptance",
     "warnings",
 )
 """What an answer says beside the policy and its keys; a POST may send it back, and of it only `trial` is read."""

@@ -62,6 +62,7 @@ class Control:
             "switches": stage.switches,
             "disagreement": stage.disagreement,
             "trial": self._is_trial and stage.disagreement is None,
+            "estimated_acceptance": stage.acceptance.estimate,
         }
 
     def post(self, body: Mapping[str, Any], reporter: Any) -> dict[str, Any]:

@@ -16,7 +16,8 @@ class Key:
     """What one key accepts. `kind` is int, float, bool, str (one of `choices`), tuple (all expert ids in some order) or
     list (policies).
 
-    The range is closed, but open at `low` with `above_low`. An `optional` key may be None, which switches it off.
+    The range is closed, but open at `low` with `above_low`. An `optional` key may be None, which switches it off. A
+    number may also be one of the `choices`.
     """
 
     kind: type
@@ -41,7 +42,8 @@ class Key:
         elif self.kind is int:
             text = f"an integer of at least {self.low:g}"
         else:
-            text = f"a number in {'(' if self.above_low else '['}{self.low:g}, {self.high:g}]"
+            words = "".join(f", or {word!r}" for word in self.choices)
+            text = f"a number in {'(' if self.above_low else '['}{self.low:g}, {self.high:g}]{words}"
         return text
 
     def check(self, name: str, value: Any) -> Any:
@@ -53,7 +55,7 @@ class Key:
             return None
         if not self._accepts(value):
             raise ValueError(f"{name} = {as_json(value)}: allowed is {self.allowed}")
-        return self.kind(value)
+        return value if isinstance(value, str) else self.kind(value)
 
     def _accepts(self, value: Any) -> bool:
         if self.kind is tuple:
@@ -61,7 +63,7 @@ class Key:
             return is_list and sorted(value) == list(range(len(value))) != []
         if self.kind is list:
             return isinstance(value, list | tuple) and len(value) > 0
-        if self.kind is str:
+        if isinstance(value, str) or self.kind is str:
             return isinstance(value, str) and value in self.choices
         if type(value) not in ((int, float) if self.kind is float else (self.kind,)):
             return False

@@ -12,14 +12,19 @@ BALANCES = ("literal", "fill", "level")
 RANKINGS = ("router", "votes", "static")
 SCOPES = ("batch", "request")
 COVERAGES = ("substitute", "truncate", "own")
+AUTO = "auto"
+MOST_LIKELY = 63 / 64
+"""What `acceptance` "auto" stands for until a server has estimated another: of the numbers that it tells apart the
+largest, since a draft that counts for too much costs less than one that counts for too little.
+"""
 
 
 def _key(default: Any, kind: type, help: str, **limits: Any) -> Any:
     return field(default=default, metadata={"key": Key(kind, help, **limits)})
 
 
-def _share(default: float | None, help: str) -> Any:
-    return _key(default, float, help, low=0, high=1, above_low=True)
+def _share(default: float | None, help: str, **limits: Any) -> Any:
+    return _key(default, float, help, low=0, high=1, above_low=True, **limits)
 
 
 @dataclass(frozen=True)
@@ -66,14 +71,21 @@ class SelectionPlan:
     own_share: float = _key(
         0.0, float, "divide weights by what the row got (0), by its own top-k (1), or in between", low=0, high=1
     )
-    acceptance: float = _share(1.0, "chance of a draft: a verify row's utility counts by it to the power of its depth")
+    acceptance: float = _share(
+        1.0, "chance of a draft: a verify row's utility counts by it to the power of its depth", choices=(AUTO,)
+    )
     warm_rows: int | None = _key(None, int, "of a request's verify rows only so many first have a warm-up", low=1)
+    estimates: bool = False
+    """Whether `acceptance` was given as "auto": a server puts its estimate in place of the number."""
 
     def __post_init__(self) -> None:
         for name, key in KEYS.items():
             object.__setattr__(self, name, key.check(name, getattr(self, name)))
         for name, contradiction in _contradictions(self):
             raise ValueError(f"{name} = {as_json(getattr(self, name))}: allowed only {contradiction}")
+        if isinstance(self.acceptance, str):
+            object.__setattr__(self, "acceptance", MOST_LIKELY)
+            object.__setattr__(self, "estimates", True)
 
     @property
     def adds(self) -> bool:
@@ -219,7 +231,7 @@ def _contradictions(plan: SelectionPlan) -> list[tuple[str, str]]:
             "with coverage substitute or truncate, without budget, drop and confidence",
         ),
         ("own_share", plan.own_share > 0 and plan.divides_by_own, "with coverage substitute or own"),
-        ("acceptance", plan.acceptance < 1 and not plan.sums_utility, f"with {other_budgets}, or budget by utility"),
+        ("acceptance", plan.acceptance != 1 and not plan.sums_utility, f"with {other_budgets}, or budget by utility"),
         ("warm_rows", plan.warm_rows is not None and not plan.uses_selected, "with coverage substitute or truncate"),
         ("warm_rows", plan.warm_rows is not None and plan.k0 == 0, "with k0 from 1 up"),
         ("rescue", not plan.rescue and (plan.substitutes or not plan.uses_selected), "with coverage truncate"),

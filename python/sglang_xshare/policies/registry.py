@@ -88,7 +88,7 @@ def register(
     def add(make: Callable[..., SelectionPlan]) -> Callable[..., SelectionPlan]:
         known = {**KEYS, **(own_keys or {})}
         signature = inspect.signature(make, eval_str=True)
-        parameters = {key: p for key, p in signature.parameters.items() if key != "policy"}
+        parameters = {key: p for key, p in signature.parameters.items() if key in known}
         defaults = {key: p.default for key, p in parameters.items() if p.default is not inspect.Parameter.empty}
         keys = {key: replace(known[key], optional=accepts_none(p.annotation)) for key, p in parameters.items()}
         text = summary or (make.__doc__ or "").split("\n")[0]

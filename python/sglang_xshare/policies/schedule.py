@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from .baselines import VANILLA
@@ -24,7 +25,7 @@ from .common import (
 )
 from .exact import Rule, read_rule
 from .keys import as_json
-from .plan import SelectionPlan
+from .plan import AUTO, MOST_LIKELY, SelectionPlan
 from .registry import build_plan, get_policy
 from .spelling import parse_policy
 
@@ -36,7 +37,8 @@ class Schedule:
 
     `observed` are the schedules that `observe` compares, by their spelling; empty for every other policy. `given` are
     the policy and the keys it was built from. `rows` is "rank" where each rank selects among its own rows alone.
-    `exact` tells which requests are exact that do not say it. `warnings` are of how the keys were spelt.
+    `exact` tells which requests are exact that do not say it. `warnings` are of how the keys were spelt. `acceptance`
+    is what "auto" stands for, see `weigh`.
     """
 
     policy: str
@@ -51,6 +53,7 @@ class Schedule:
     rows: str = "batch"
     exact: Rule = field(default_factory=Rule)
     warnings: Sequence[str] = ()
+    acceptance: float = MOST_LIKELY
     _plans: dict[tuple[int, int], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
     """Those of layers and batch sizes met so far: they go with the schedule, which a running server may change."""
 
@@ -83,8 +86,18 @@ class Schedule:
         place = layer, rows
         if place not in self._plans:
             keys = self.keys_at(layer, rows)
-            self._plans[place] = None if keys["policy"] == "vanilla" else build_plan(keys)
+            plan = None if keys["policy"] == "vanilla" else build_plan(keys)
+            self._plans[place] = replace(plan, acceptance=self.acceptance) if plan and plan.estimates else plan
         return self._plans[place]
+
+    @cached_property
+    def estimates(self) -> bool:
+        """Whether some plan weighs drafts by what a server estimates."""
+        return any(plan.estimates for plan in self.plans())
+
+    def weigh(self, acceptance: float) -> Schedule:
+        """The same with another estimate."""
+        return replace(self, acceptance=acceptance) if self.estimates else self
 
     def plans_at(self, rows: int) -> list[SelectionPlan | None]:
         """What layers can get in a step of so many rows, None for vanilla."""
@@ -199,6 +212,8 @@ def _build_observing(config: dict[str, Any], speculative: bool, speculates: str,
             raise ValueError(f"plans: {spelling}: rows = {schedule.rows!r}: allowed is 'batch', which observe looks at")
         if schedule.exact != Rule():
             raise ValueError(f"plans: {spelling}: exact = {schedule.given['exact']!r}: allowed is none, to observe")
+        if schedule.estimates:
+            raise ValueError(f"plans: {spelling}: acceptance = {AUTO!r}: allowed is a number, to observe")
         observed[spelling] = schedule
     return Schedule(
         policy="observe",
@@ -225,6 +240,7 @@ def _check_requests(plan: SelectionPlan, speculative: bool) -> None:
         return
     for name, default in (("acceptance", 1), ("warm_rows", None)):
         if (value := getattr(plan, name)) != default:
+            value = repr(AUTO) if name == "acceptance" and plan.estimates else value
             raise ValueError(f"{name} = {value}: allowed only with speculative decoding, whose drafts it weighs")
     reason = "without speculative decoding every row would be a request of its own"
     if plan.add_per_request:

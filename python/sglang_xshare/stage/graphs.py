@@ -107,6 +107,22 @@ class Graphs:
                 budgets.write(plan)
         self._buffers.clear()  # what eager steps have left is made anew for the plans to come
 
+    def weigh(self, plans: Plans, acceptance: float) -> None:
+        """Have graphs whose plan asks for an estimate weigh drafts by it from their next replay on, whose stream is the
+        current one: the host waits for nothing. One without a buffer goes on as it was captured.
+        """
+        found = [(kept.buffer, plans.find(*place)[0]) for place, kept in self._captured.items()]
+        buffers = [buffer for buffer, plan in found if buffer is not None and plan is not None and plan.estimates]
+        if not buffers:
+            return
+        from ..selection.triton_kernel.budgets import encode_drafts
+
+        drafts = encode_drafts(acceptance)
+        if buffers[0].values.is_cuda:
+            drafts = drafts.pin_memory()
+        for buffer in buffers:
+            buffer.weigh(drafts)
+
     def _fit(self, place: Place, former: Plans, plans: Plans) -> tuple[Budgets, SelectionPlan] | None:
         """(a buffer, the plan to write to it) for a captured layer and step to follow; None where nothing is to do.
         Raises ValueError where it cannot.

@@ -13,6 +13,7 @@ from ..policies.schedule import Schedule
 from ..upstream.batches import Batches
 from ..upstream.ranks import is_first_rank
 from ..upstream.server import is_recorded, show_plan, wait_for_device
+from .acceptance import Acceptance
 from .assignment import assign, check_selected
 from .evidence.agreement import Agreement
 from .evidence.balance import Balance
@@ -43,7 +44,7 @@ class Stage:
     `batches` are what the server's steps can have, `ranks` those of a server whose ranks each route rows of their own.
     With `masks` padding rows are masked also once it is switched to vanilla. Where `tp_size` tensor-parallel ranks are
     several, they compare what they have selected: where that differs the server goes back to vanilla, or with `stops`
-    ends. `exact` knows the exact requests.
+    ends. `exact` knows the exact requests, `acceptance` what requests accept of their drafts.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Stage:
         tp_size: int = 1,
         stops: bool = False,
         exact: Exact | None = None,
+        acceptance: Acceptance | None = None,
     ) -> None:
         self.layers = layers
         self.batches = batches
@@ -82,7 +84,10 @@ class Stage:
         self.reporter: Any = None
         """Upstream's, of the scheduler; None before its first request."""
         self.exact = exact or Exact(device)
-        self.reports = Reports(self.counters, self._balance, self.agreement, self.trace)
+        self.acceptance = acceptance or Acceptance()
+        self.reports = Reports(
+            self.counters, self._balance, self.agreement, self.trace, lambda: self.acceptance.estimate
+        )
         for number, layer in enumerate(self.layers):
             layer.find_tally = functools.partial(self.counters.tally, number)
         self.routing = Routing(layers, self.counters, device, None if ranks is None else ranks.num_experts)
@@ -130,7 +135,7 @@ class Stage:
         """The plans that `switch` would adopt. Raises ValueError in one line where it could not follow."""
         if self.ranks is not None and self.graphs.captures and schedule is not None:
             self.ranks.check(schedule.rows)
-        plans = Plans(schedule, self.batches, self.masks)
+        plans = Plans(schedule and schedule.weigh(self.acceptance.number), self.batches, self.masks)
         self.graphs.check(self.plans, plans)
         return plans
 
@@ -188,9 +193,21 @@ class Stage:
     def begin_forward(self, forward_batch: Any) -> None:
         """A forward of the model runner is about to be launched, maybe by a graph's replay."""
         self.outcomes.outcome = None
+        if self.acceptance.begin_forward():
+            self._weigh()
         key = read_key(forward_batch, self.ranks) if self.exact.is_used else None
         if key is not None:
             self.exact.write(forward_batch.rids or (), key.tokens_per_request)
+
+    def _weigh(self) -> None:
+        """Have plans that ask for it weigh drafts by another estimate, as a switch would, but between two steps of the
+        device and without waiting.
+        """
+        schedule = self.plans.schedule
+        if schedule is not None and schedule.estimates:
+            self.graphs.weigh(self.plans, self.acceptance.number)
+            self._adopt(Plans(schedule.weigh(self.acceptance.number), self.batches, self.masks))
+            self.acceptance.tell()
 
     def end_forward(self, forward_batch: Any) -> Forward | None:
         """A forward of the model runner was launched, maybe by a graph's replay: ranks compare where it is time to.

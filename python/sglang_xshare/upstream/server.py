@@ -78,6 +78,16 @@ def attention_dp_size(config: Any) -> int:
     return max(ranks, config.dp_size) if getattr(config, "enable_dp_attention", False) else ranks
 
 
+def draft_width(config: Any) -> int:
+    """The most tokens that a request can be given in one step, by resolved arguments: the draft tokens of a chain, the
+    steps of EAGLE's tree and one; 1 without speculation.
+    """
+    tokens: int = getattr(config, "speculative_num_draft_tokens", None) or 1
+    steps: int | None = getattr(config, "speculative_num_steps", None)
+    is_tree = (getattr(config, "speculative_eagle_topk", None) or 1) > 1
+    return min(tokens, steps + 1) if is_tree and steps is not None else tokens
+
+
 def num_schedulers(config: Any) -> int:
     """How many schedulers the server has: one for each replica or rank of data-parallel attention. SGLang puts a
     controller above several.

@@ -1,6 +1,5 @@
 """A plan's numbers on the device: what the kernel reads when it runs, so that they change without compiling anew."""
 
-from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ...policies.plan import SelectionPlan
+from ...policies.plan import KEYS, SelectionPlan
 from ..scores import DEPTHS, weigh_depths
 
 COUNTS: tuple[str, ...] = ("k0", "add_per_request", "add", "target_per_rank", "budget", "drop")
@@ -54,12 +53,18 @@ class Budgets:
         self.check(plan)
         self.values.copy_(encode(plan))
 
+    def weigh(self, drafts: torch.Tensor) -> None:
+        """Change what drafts count by alone, to what `encode_drafts` returns; from pinned memory the host waits for
+        nothing.
+        """
+        self.values[-len(drafts) :].copy_(drafts, non_blocking=True)
+
     def check(self, plan: SelectionPlan) -> None:
         """Raise ValueError naming a key that would take another kernel: one that is no number, or a step that the
         first plan does not take.
         """
         took, takes = list_steps(self.plan), list_steps(plan)
-        for name in (field.name for field in fields(plan) if field.name != "policy"):
+        for name in KEYS:
             old, new = getattr(self.plan, name), getattr(plan, name)
             if old != new and (name not in NUMBERS or (takes.get(name) and not took[name])):
                 raise ValueError(f"{name} = {new!r}: allowed without another kernel is what it was made for, {old!r}")
@@ -77,8 +82,14 @@ def encode(plan: SelectionPlan) -> torch.Tensor:
     values: dict[str, Any] = {name: ABSENT.get(name) if value is None else value for name, value in given.items()}
     values["p"] = plan.p if plan.p < 1 else float("inf")  # a share that no prefix reaches, whatever rounds to 0
     counts = torch.tensor([min(values[name], ALL) for name in COUNTS], dtype=torch.int64)
-    shares = torch.tensor([values[name] for name in SHARES], dtype=torch.float64)
-    return torch.cat([counts, torch.cat([shares, weigh_depths(plan.acceptance).double()]).view(torch.int64)])
+    shares = torch.tensor([values[name] for name in SHARES[:-1]], dtype=torch.float64)
+    return torch.cat([counts, shares.view(torch.int64), encode_drafts(plan.acceptance)])
+
+
+def encode_drafts(acceptance: float) -> torch.Tensor:
+    """[1 + DEPTHS] int64 on the host: what `encode` ends with."""
+    chances = weigh_depths(acceptance).double()
+    return torch.cat([torch.tensor([acceptance], dtype=torch.float64), chances]).view(torch.int64)
 
 
 def list_steps(plan: SelectionPlan) -> dict[str, bool]:

@@ -11,9 +11,7 @@ from ...upstream.ranks import all_gather
 from ..gather import Ranks
 
 EVERY = 1024
-"""Forwards between two comparisons, once so many are done; before, whenever their number is a power of two, so that a
-server that was set up wrong says so at once.
-"""
+"""Forwards between two comparisons, see `is_due`."""
 _TURN = 6364136223846793005
 """What the checksum is multiplied by in each step (Knuth's, of MMIX), so that the order of steps matters."""
 
@@ -32,6 +30,13 @@ class Compared(NamedTuple):
         pairs = zip(self.disagreements, former.disagreements, strict=True)
         disagreements = [now - then for now, then in pairs]
         return Compared(self.comparisons - former.comparisons, disagreements, self.fallbacks - former.fallbacks)
+
+
+def is_due(forwards: int) -> bool:
+    """Whether it is time to do what is done every so many forwards; while they are fewer, whenever their number is a
+    power of two, so that a server that was set up wrong says so at once.
+    """
+    return not (forwards % EVERY and forwards & (forwards - 1))
 
 
 class Agreement:
@@ -70,7 +75,7 @@ class Agreement:
         Returns the ranks that have selected otherwise than the first.
         """
         self.forwards += 1
-        if self.forwards % EVERY and self.forwards & (self.forwards - 1):
+        if not is_due(self.forwards):
             return []
         return self.compare() if self.size > 1 and (ranks is None or ranks.together) else []
 

@@ -20,10 +20,13 @@ Values = Mapping[tuple[str, ...], float | None]
 
 @dataclass(frozen=True)
 class InForce:
-    """The plan in force as JSON-able, and the one that was when it was last exported; None where there is none."""
+    """The plan in force as JSON-able, and the one that was when it was last exported; None where there is none. And the
+    chance of a draft; None where there are none.
+    """
 
     plan: Mapping[str, Any] | None
     former: Mapping[str, Any] | None
+    acceptance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ FIGURES: dict[type, tuple[Figure, ...]] = {
             ("policy", "plan_hash"),
             replaces=True,
         ),
+        gauge("acceptance", 'Chance of a draft as estimated, which `acceptance` "auto" weighs by', of("acceptance")),
     ),
     RankLoad: tuple(
         figure

@@ -29,6 +29,7 @@ class Reports:
         balance: Balance | None,
         agreement: Agreement | None = None,
         trace: Trace | None = None,
+        find_acceptance: Callable[[], float | None] = lambda: None,
     ) -> None:
         self.logged, self.exported = Reader(counters), Reader(counters)
         if balance is not None:
@@ -37,6 +38,7 @@ class Reports:
             self._exported_agreement = Compared(0, [0] * agreement.size, 0)
         self.agreement = agreement
         self.trace = trace
+        self._find_acceptance = find_acceptance
         self._failed: set[str] = set()
         self.exporter = Exporter()
         self._observation: Observation | None = None
@@ -90,7 +92,7 @@ class Reports:
 
     def _read(self, compared: Compared | None) -> Iterator[Any]:
         """What is new to the metrics, in the parts that `figures.FIGURES` knows."""
-        yield InForce(self._plan, self._exported_plan)
+        yield InForce(self._plan, self._exported_plan, self._find_acceptance())
         self._exported_plan = self._plan
         yield self.exported.read()
         if self._balances:

@@ -1,0 +1,78 @@
+"""How many drafts requests accept: what rows of a verify step are weighed by where `acceptance` is "auto"."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ..policies.plan import MOST_LIKELY
+from .evidence.agreement import is_due
+
+FIRST = 64
+"""Verifications in which all was accepted, so to say, before a server has seen any: two short answers prove nothing."""
+MEMORY = 8192
+"""Verifications that an estimate is of, at most: what came before counts half as much, again and again."""
+MUCH = 1 / 8
+"""A change that the log tells."""
+_GRID = [count / 64 for count in range(63, 0, -1)]
+
+logger = logging.getLogger(__name__)
+
+
+class Acceptance:
+    """Estimates the chance of a draft from what a scheduler's requests accept of their drafts: chains of `width` rows,
+    or trees as deep, of which the first is always emitted. 1 where the server does not speculate.
+
+    Counted on the host, as results come to requests: alike on all ranks of the same requests, after the same forward.
+    """
+
+    def __init__(self, width: int = 1) -> None:
+        self.number = self._told = MOST_LIKELY
+        self.width = width
+        self._forwards = 0
+        self._verified, self._accepted = float(FIRST), float(FIRST * (width - 1))
+
+    @property
+    def estimate(self) -> float | None:
+        """The number, None without drafts."""
+        return self.number if self.width > 1 else None
+
+    def count(self, req: Any) -> None:
+        """A forward's result has reached a request of upstream's."""
+        if self.width == 1:
+            return
+        verified, accepted = getattr(req, "expert_policy_drafts", (0, 0))
+        req.expert_policy_drafts = req.spec_verify_ct, req.spec_num_correct_drafts
+        self._verified += req.spec_verify_ct - verified
+        self._accepted += req.spec_num_correct_drafts - accepted
+
+    def begin_forward(self) -> bool:
+        """A forward is about to be launched: estimate anew where it is time to. Returns whether the number changed."""
+        self._forwards += 1
+        if not is_due(self._forwards):
+            return False
+        while self._verified > MEMORY:
+            self._verified, self._accepted = self._verified / 2, self._accepted / 2
+        former, self.number = self.number, estimate(self._accepted / self._verified, self.width)
+        return self.number != former
+
+    def tell(self) -> None:
+        """Log a number that plans weigh by from now on, where it is far from the one logged last."""
+        if abs(self.number - self._told) >= MUCH:
+            logger.info("Expert policy: the chance of a draft is %.2f now, %.2f before", self.number, self._told)
+            self._told = self.number
+
+
+def estimate(drafts: float, width: int) -> float:
+    """The chance, in multiples of 1 / 64 from 1 to 63, at which each of `width` - 1 drafts is accepted if all before it
+    are and `drafts` are accepted in the mean. It rises with them.
+    """
+    return min(_GRID, key=lambda chance: abs(_expect(chance, width) - drafts))
+
+
+def _expect(chance: float, width: int) -> float:
+    """chance + chance^2 + ..., `width` - 1 in all. By products and sums alone, which round alike on every machine."""
+    total = 0.0
+    for _ in range(width - 1):
+        total = chance * (1 + total)
+    return total

@@ -77,12 +77,19 @@ def test_each_policy_selects_at_verification(speculated):
 
 def test_drafts_count_by_their_chance(speculated):
     keys = {name: value for name, value in WEIGHED.items() if name != "policy"}
-    calls = speculated(policy("xshare", **keys, layers={"1": RANKED})).calls("TARGET_VERIFY")
+    answers = speculated(policy("xshare", **keys, layers={"1": RANKED, "2": {"acceptance": "auto"}}))
+    calls = answers.calls("TARGET_VERIFY")
     for call in calls:
         plan = RANKED if call["layer"] == 1 else WEIGHED
-        assert call["active"] == select_again(call, plan, DRAFT_TOKENS)
-    alike = [select_again(call, {**WEIGHED, "acceptance": 1.0}, DRAFT_TOKENS) for call in calls if call["layer"] != 1]
-    weighed = [call["active"] for call in calls if call["layer"] != 1]
+        assert call["layer"] == 2 or call["active"] == select_again(call, plan, DRAFT_TOKENS)
+    estimated = [call for call in calls if call["layer"] == 2]
+    for call, acceptance in ((estimated[0], 63 / 64), (estimated[-1], answers.metrics["acceptance"])):
+        assert call["active"] == select_again(call, {**WEIGHED, "acceptance": acceptance}, DRAFT_TOKENS)
+    assert 0 < answers.metrics["acceptance"] < 63 / 64
+    alike = [
+        select_again(call, {**WEIGHED, "acceptance": 1.0}, DRAFT_TOKENS) for call in calls if call["layer"] in (0, 3)
+    ]
+    weighed = [call["active"] for call in calls if call["layer"] in (0, 3)]
     assert weighed != alike
 
 

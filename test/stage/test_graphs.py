@@ -188,6 +188,37 @@ def test_graphs_that_read_how_deep_drafts_are_go_on_asking(keys):
         assert graphs.by_depth == plans.by_depth == bool(keys)
 
 
+def test_an_estimate_is_written_where_a_plan_asks_for_one():
+    """And what is in force says which: also after a switch, and in no graph that a number of its own was written to."""
+    keys = {"k0": 1, "add": 1, "acceptance": "auto"}
+    layers = [Layer(number, Config(), None) for number in range(2)]
+    step, graphs = Step("verify", 4, Batch(tokens_per_request=4)), Graphs(ROWS)
+
+    def make(**more: Any) -> Plans:
+        return Plans(build_schedule("xshare", keys | more, speculative=True), BATCHES)
+
+    def expect(plans: Plans) -> None:
+        wanted = {(layer.layer_id, 4): encode(plans.find(layer, step.key)[0]).tolist() for layer in layers}
+        assert read(graphs) == wanted
+
+    plans = make()
+    run(graphs, plans, layers, step)
+    assign(layers, [step, step], plans, graphs, is_captured=True)
+    for more, acceptance in (({}, 0.75), ({"layers": {"1": {"acceptance": 0.5}}}, 0.25), ({"acceptance": 1.0}, 0.5)):
+        others = make(**more)
+        graphs.follow(plans, others)
+        expect(others)
+        graphs.weigh(others, acceptance)
+        assert others.schedule is not None
+        plans = Plans(others.schedule.weigh(acceptance), BATCHES)
+        expect(plans)
+    assert [plans.find(layer, step.key)[0].acceptance for layer in layers] == [1.0, 1.0]
+    graphs.follow(plans, Plans(None, BATCHES))
+    numbers = read(graphs)
+    graphs.weigh(Plans(None, BATCHES), 0.5)
+    assert read(graphs) == numbers
+
+
 def test_what_an_eager_step_left_is_made_anew():
     """A size that was not captured after all: the next capture has the numbers of its own plan."""
     graphs, former, layers = Graphs(ROWS), make_plans(TIGHT), [Layer(0, Config(), None)]

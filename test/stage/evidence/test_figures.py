@@ -25,7 +25,7 @@ exporter = Exporter()
 for part in (
     interval,
     InForce(former, None),
-    InForce(plan, former),
+    InForce(plan, former, 0.75),
     nothing,
     RankLoad(4, 40, 20, 16.0, 10.0),
     RankLoad(0, 0, 0, 0.0, 0.0),

@@ -141,6 +141,25 @@ def test_rows_that_a_flag_could_not_read_are_refused(flag, policy, keys, check):
         check(loaded, **{flag: True}, **given)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attn_dp_size": 2},
+        {"moe_a2a_backend": "deepep"},
+        {"pp_size": 2},
+        {"speculative_adaptive": True},
+    ],
+)
+def test_drafts_are_not_estimated_where_ranks_would_differ_or_drafts_do(changes):
+    served = read_model(model("Qwen3MoeForCausalLM", **QWEN3), "path")
+    drafts = {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": 4}
+    keys = {"k0": 1, "add": 8, "layers": {"2": {"acceptance": "auto"}}}
+    schedule = build_schedule("xshare", keys, speculative=True)
+    assert check_schedule(schedule, served, SimpleNamespace(**CONFIG | drafts))[1] == []
+    with refused("--expert-policy-config acceptance auto"):
+        check_schedule(schedule, served, SimpleNamespace(**CONFIG | drafts | changes))
+
+
 def test_a_schedule_is_checked_by_itself_as_a_live_switch_does():
     """It returns the plans, each once."""
     served = read_model(model("Qwen3MoeForCausalLM", **QWEN3), "path")

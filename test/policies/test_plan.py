@@ -28,6 +28,7 @@ WRONG: list[tuple[Any, dict[str, Any]]] = [
     ("pruned", {"k0": 0}),
     ("lynx-lat", {"retain": 0}),
     ("xshare", {"own_share": -0.1}),
+    ("xshare", {"acceptance": "on"}),
     ("moe-spec", {"budget": 8, "ranking": "votes"}),
     ("moe-spec", {"budget": 8, "coverage": "own"}),
     # Names, and keys that are missing.
@@ -63,6 +64,7 @@ WRONG: list[tuple[Any, dict[str, Any]]] = [
     ("custom", {"coverage": "own", "kmax": 4}),
     ("moe-spec", {"budget": 2, "coverage": "truncate", "own_share": 0.5}),
     ("custom", {"coverage": "truncate", "max_rank": 4}),
+    ("custom", {"k0": 1, "acceptance": "auto"}),
 ]
 REFUSED = {f"{policy} {keys}": (policy, keys) for policy, keys in WRONG}
 
@@ -79,10 +81,8 @@ ALLOWED: dict[
     str, tuple[tuple[Any, ...], tuple[Any, ...]]
 ] = {  # values that a key takes, and does not; none is converted
     **{name: ((least, 10**30), (least - 1, True, "3", 3.0, [3])) for name, least in COUNTS.items()},
-    **{
-        name: ((0.01, 1), (0, 1.01, "0.5", True, math.nan, math.inf, [0.5]))
-        for name in ("p", "mass", "confidence", "acceptance")
-    },
+    **{name: ((0.01, 1), (0, 1.01, "0.5", True, math.nan, math.inf, [0.5])) for name in ("p", "mass", "confidence")},
+    "acceptance": ((0.01, 1, "auto"), (0, 1.01, "0.5", "Auto", True, math.nan, [0.5])),
     **{name: ((0, 1), (-0.01, 1.01, "0.5", True, math.nan, [0.5])) for name in ("beta", "own_share")},
     **{name: ((True, False), (1, "true", [])) for name in ("rescue", "free_residents")},
     "utility": (("topk", "full", "squared"), ("even", 1, None)),

@@ -59,6 +59,17 @@ def test_moe_spec_selects_in_verify_only_unless_told_otherwise():
     assert build("moe-spec", budget=32, phases=["decode"]).phases == ("decode",)
 
 
+def test_an_estimate_is_put_where_it_is_asked_for():
+    """And where it is not, a schedule stays what it is."""
+    schedule = build(speculative=True, k0=1, acceptance="auto", layers={"1": {"acceptance": 0.5}})
+    assert [schedule.plan(layer, 8).acceptance for layer in (0, 1)] == [63 / 64, 0.5]
+    weighed = schedule.weigh(0.25)
+    assert [weighed.plan(layer, 8).acceptance for layer in (0, 1)] == [0.25, 0.5]
+    assert (weighed.given, weighed.keys) == (schedule.given, schedule.keys)
+    plain = build(speculative=True, acceptance=0.5)
+    assert plain.weigh(0.25) is plain
+
+
 def test_later_overrides_win_and_layers_win_over_batch_sizes():
     schedule = build(
         k0=1,
@@ -115,6 +126,8 @@ REFUSED: dict[str, tuple[str, bool, dict[str, Any]]] = {
         False,
         {"plans": [{"policy": "oea", "exact": {"default": True}}]},
     ),
+    "an estimate without drafts": ("xshare", False, {"acceptance": "auto"}),
+    "an estimate that is observed": ("observe", True, {"plans": ["xshare:k0=1,acceptance=auto"]}),
     "a rank's rows under observe": (
         "observe",
         False,

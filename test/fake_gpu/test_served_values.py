@@ -97,3 +97,24 @@ def test_blocks_of_drafts_are_selected_for_as_by_the_reference(serve_values, tmp
         assert live == [0, 1, 2, 3] * (len(live) // 4)
     assert {sum(record["valid"]) for record in records} >= {12, 16, 20}
     check(server)
+
+
+@SINCE_0_5_23
+def test_graphs_weigh_drafts_by_the_estimate(serve_values, tmp_path):
+    """No draft is accepted here, so that the chance of one falls: the graphs select by it, and nothing waits for it."""
+    start, read = serve_values
+    keys = {"k0": 1, "add": 3, "acceptance": "auto"}
+    draft = write_model("qwen3-moe-small-dflash", tmp_path)
+    server = start("xshare", keys, "--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(draft))
+    number, checked = server.get("/expert_policy")["estimated_acceptance"], {}
+    for _ in range(12):
+        former = number
+        read()
+        server.generate(4, 3)
+        number = server.get("/expert_policy")["estimated_acceptance"]
+        if number == former:  # else the steps between have had both
+            checked[number] = check_records(read(), "xshare", keys | {"acceptance": number})["layer_steps"]
+    assert number < 0.8
+    assert len(checked) >= 2
+    assert all(checked.values())
+    check(server)

@@ -197,9 +197,13 @@ def test_an_estimate_is_written_where_a_plan_asks_for_one():
     def make(**more: Any) -> Plans:
         return Plans(build_schedule("xshare", keys | more, speculative=True), BATCHES)
 
+    def find(plans: Plans, layer: Layer) -> SelectionPlan:
+        plan, _ = plans.find(layer, step.key)
+        assert plan is not None
+        return plan
+
     def expect(plans: Plans) -> None:
-        wanted = {(layer.layer_id, 4): encode(plans.find(layer, step.key)[0]).tolist() for layer in layers}
-        assert read(graphs) == wanted
+        assert read(graphs) == {(layer.layer_id, 4): encode(find(plans, layer)).tolist() for layer in layers}
 
     plans = make()
     run(graphs, plans, layers, step)
@@ -212,7 +216,7 @@ def test_an_estimate_is_written_where_a_plan_asks_for_one():
         assert others.schedule is not None
         plans = Plans(others.schedule.weigh(acceptance), BATCHES)
         expect(plans)
-    assert [plans.find(layer, step.key)[0].acceptance for layer in layers] == [1.0, 1.0]
+    assert [find(plans, layer).acceptance for layer in layers] == [1.0, 1.0]
     graphs.follow(plans, Plans(None, BATCHES))
     numbers = read(graphs)
     graphs.weigh(Plans(None, BATCHES), 0.5)

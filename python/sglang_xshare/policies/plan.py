@@ -15,7 +15,7 @@ COVERAGES = ("substitute", "truncate", "own")
 AUTO = "auto"
 MOST_LIKELY = 63 / 64
 """What `acceptance` "auto" stands for until a server has estimated another: of the numbers that it tells apart the
-largest, since a draft that counts for too much costs less than one that counts for too little.
+largest, nearly as without the key.
 """
 
 

@@ -14,9 +14,7 @@ SCOPES = ("batch", "request")
 COVERAGES = ("substitute", "truncate", "own")
 AUTO = "auto"
 MOST_LIKELY = 63 / 64
-"""What `acceptance` "auto" stands for until a server has estimated another: of the numbers that it tells apart the
-largest, nearly as without the key.
-"""
+"""What `acceptance` "auto" stands for until a server has estimated it: the largest estimate, which is safe."""
 
 
 def _key(default: Any, kind: type, help: str, **limits: Any) -> Any:

@@ -1,7 +1,5 @@
 """How many drafts requests accept: what rows of a verify step are weighed by where `acceptance` is "auto"."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 
@@ -9,9 +7,11 @@ from ..policies.plan import MOST_LIKELY
 from .evidence.agreement import is_due
 
 FIRST = 64
-"""Verifications in which all was accepted, so to say, before a server has seen any: two short answers prove nothing."""
+"""Verifications, of which all drafts were accepted, that are taken to have been before the first: a number that is too
+large is safe (benchmark/quality), and a few answers prove nothing.
+"""
 MEMORY = 8192
-"""Verifications that an estimate is of, at most: what came before counts half as much, again and again."""
+"""Verifications held at most; where there are more, all count half, so that the number follows the traffic."""
 MUCH = 1 / 8
 """A change that the log tells."""
 _GRID = [count / 64 for count in range(63, 0, -1)]
@@ -54,13 +54,10 @@ class Acceptance:
         while self._verified > MEMORY:
             self._verified, self._accepted = self._verified / 2, self._accepted / 2
         former, self.number = self.number, estimate(self._accepted / self._verified, self.width)
-        return self.number != former
-
-    def tell(self) -> None:
-        """Log a number that plans weigh by from now on, where it is far from the one logged last."""
         if abs(self.number - self._told) >= MUCH:
             logger.info("Expert policy: the chance of a draft is %.2f now, %.2f before", self.number, self._told)
             self._told = self.number
+        return self.number != former
 
 
 def estimate(drafts: float, width: int) -> float:

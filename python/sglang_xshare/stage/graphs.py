@@ -108,8 +108,8 @@ class Graphs:
         self._buffers.clear()  # what eager steps have left is made anew for the plans to come
 
     def weigh(self, plans: Plans, acceptance: float) -> None:
-        """Have graphs whose plan asks for an estimate weigh drafts by it from their next replay on, whose stream is the
-        current one: the host waits for nothing. One without a buffer goes on as it was captured.
+        """Have graphs whose plan asks for an estimate weigh drafts by it, in the order of the current stream, while the
+        host waits for nothing. One without a buffer goes on as it was captured.
         """
         found = [(kept.buffer, plans.find(*place)[0]) for place, kept in self._captured.items()]
         buffers = [buffer for buffer, plan in found if buffer is not None and plan is not None and plan.estimates]

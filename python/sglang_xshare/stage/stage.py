@@ -200,14 +200,11 @@ class Stage:
             self.exact.write(forward_batch.rids or (), key.tokens_per_request)
 
     def _weigh(self) -> None:
-        """Have plans that ask for it weigh drafts by another estimate, as a switch would, but between two steps of the
-        device and without waiting.
-        """
+        """Have plans that ask for it weigh drafts by another estimate: a switch that waits for nothing."""
         schedule = self.plans.schedule
         if schedule is not None and schedule.estimates:
             self.graphs.weigh(self.plans, self.acceptance.number)
             self._adopt(Plans(schedule.weigh(self.acceptance.number), self.batches, self.masks))
-            self.acceptance.tell()
 
     def end_forward(self, forward_batch: Any) -> Forward | None:
         """A forward of the model runner was launched, maybe by a graph's replay: ranks compare where it is time to.

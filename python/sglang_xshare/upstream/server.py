@@ -83,9 +83,9 @@ def draft_width(config: Any) -> int:
     steps of EAGLE's tree and one; 1 without speculation.
     """
     tokens: int = getattr(config, "speculative_num_draft_tokens", None) or 1
-    steps: int | None = getattr(config, "speculative_num_steps", None)
-    is_tree = (getattr(config, "speculative_eagle_topk", None) or 1) > 1
-    return min(tokens, steps + 1) if is_tree and steps is not None else tokens
+    steps: int = getattr(config, "speculative_num_steps", None) or tokens
+    breadth = getattr(config, "speculative_eagle_topk", None) or 1
+    return min(tokens, steps + 1) if breadth > 1 else tokens
 
 
 def num_schedulers(config: Any) -> int:

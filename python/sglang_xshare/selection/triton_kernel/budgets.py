@@ -54,9 +54,7 @@ class Budgets:
         self.values.copy_(encode(plan))
 
     def weigh(self, drafts: torch.Tensor) -> None:
-        """Change what drafts count by alone, to what `encode_drafts` returns; from pinned memory the host waits for
-        nothing.
-        """
+        """Change what drafts count by alone, to what `encode_drafts` returns; of pinned memory without waiting."""
         self.values[-len(drafts) :].copy_(drafts, non_blocking=True)
 
     def check(self, plan: SelectionPlan) -> None:

@@ -20,8 +20,8 @@ Values = Mapping[tuple[str, ...], float | None]
 
 @dataclass(frozen=True)
 class InForce:
-    """The plan in force as JSON-able, and the one that was when it was last exported; None where there is none. And the
-    chance of a draft; None where there are none.
+    """The plan in force as JSON-able, the one that was when it was last exported, and the chance of a draft; None where
+    there is none.
     """
 
     plan: Mapping[str, Any] | None

@@ -8,7 +8,7 @@ import pytest
 
 from served.answers import make_server, policy, read_lines, read_prompts
 from served.eagle import DRAFT_TOKENS, eagle, select_again
-from served.release import LATEST
+from served.release import every_release
 from sglang_xshare.stage.acceptance import FIRST, estimate
 
 PLAN: dict[str, Any] = {"policy": "xshare", "k0": 1, "add": 4, "acceptance": "auto"}
@@ -17,14 +17,15 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def server(tiny_model: Path, patched_release: Callable[[str], Path], tmp_path: Path):
+def server(tiny_model: Path, patched_release: Callable[[str], Path], tmp_path: Path, release: str):
     keys = {name: value for name, value in PLAN.items() if name != "policy"}
     flags = (*eagle(tiny_model), *policy("xshare", **keys))
-    started, probe, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path)
+    started, probe, _ = make_server(tiny_model, patched_release(release), flags, tmp_path)
     with started:
         yield started, probe
 
 
+@every_release
 def test_drafts_count_by_what_was_accepted(server, tiny_model):
     served, probe = server
     told = served.get("/expert_policy")

@@ -41,16 +41,9 @@ class Experiment:
 
 POLICY = "xshare:k0=1,add=24"
 PREFERRED = "xshare:k0=1,add=4,utility=squared,own_share=0.75"
-VERIFIED = {
-    (batch, tokens): [f"xshare:k0=1,add={add},utility=squared,own_share=0.75{weighed}" for add, weighed in adds]
-    for (batch, tokens), adds in {
-        (1, 8): ((12, ""), (8, ",acceptance=0.75")),
-        (1, 16): ((16, ""), (12, ",acceptance=0.75")),
-        (4, 8): ((16, ""), (16, ",acceptance=0.75")),
-        (4, 16): ((24, ""), (20, ",acceptance=0.75")),
-    }.items()
-}
-"""By requests and tokens of each, the settings that are served with drafts."""
+VERIFIED = {(1, 8): (12, 9), (1, 16): (16, 11), (4, 8): (16, 13), (4, 16): (16, 13)}
+"""By requests and tokens that are verified of each, the budgets that lose as much offline: plain, and weighed."""
+CHANCES = ("0.65", "auto")
 OBSERVED = "vanilla observe --model checkpoints/qwen3-moe-tiny"
 SERVED = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --sums 4 --per-domain 4 --loss-tokens 8"
 TEXT = "--per-domain 4 --prompt 16 --steps 8 --batch 4"
@@ -66,9 +59,10 @@ def _on_trained(model: str) -> Experiment:
 
 
 def _with_drafts(batch: int, tokens: int) -> Experiment:
-    """Verification of so many tokens of each of so many requests, at budgets that lose as much, plain and weighed."""
+    """Verification of so many tokens of each of so many requests, plain and with drafts weighed by their chance."""
     drafts = f"--steps {tokens - 1} --draft-tokens {tokens}"
-    policies = f"off --drafted off {' '.join(VERIFIED[batch, tokens])}"
+    plain, weighed = (f"xshare:k0=1,add={add},utility=squared,own_share=0.75" for add in VERIFIED[batch, tokens])
+    policies = " ".join(["off --drafted off", plain, *(f"{weighed},acceptance={chance}" for chance in CHANCES)])
     counts = f"--rounds 3 --requests {4 * batch} --concurrency {batch} --output-tokens 64"
     text = "--per-domain 4 --loss-tokens 24 --sums 40"
     small = f"{policies} {drafts} {SERVED}"

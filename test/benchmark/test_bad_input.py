@@ -29,6 +29,24 @@ CASES: dict[str, list[tuple[tuple[str, ...], str]]] = {
         (("--ranks", "3"), "batch = 100:"),
         (("--width", "33"), "width = 33:"),
     ],
+    "quality.__main__": [
+        (("--batch", "5"), "--per-domain"),
+        (("--per-domain", "1", "--batch", "1"), "--per-domain 1: an error takes two sequences"),
+        (("xshare:min_rows=4",), "policy 'xshare:min_rows=4': min_rows takes a server, which this is not"),
+        (("--texts", "/"), "texts /: no"),
+    ],
+    "quality.front.__main__": [
+        (("pruned:k0=3",), "policy pruned:k0=3:"),
+        (("--batch", "3"), "--batch 3:"),
+        (("--tokens-per-request", "3"), "--tokens-per-request 3:"),
+        (("xshare:k0=9",), "k0 = 9:"),
+        (("xshare:own_share=0.5",), "own_share is given twice"),
+    ],
+    "quality.drafts.__main__": [
+        (("--chance", "0"), "--chance 0.0: allowed is"),
+        (("--batch", "3"), "allowed are multiples of 3"),
+        (("--tokens-per-request", "999"), "--tokens-per-request 999: allowed is at most --steps"),
+    ],
     "tuning.__main__": [
         (("--offline", "--samples", "8"), "--samples 8:"),
         (("--batch", "4", "1"), "--batch: 1:"),

@@ -15,8 +15,8 @@ from benchmark.common.variant import parse_plan
 from benchmark.records.experiments import EXPERIMENTS
 from benchmark.serving.report import quality_key
 from docs.check import check_elsewhere, check_folders, check_places, check_runs, list_folders
-from docs.documents import ROOT, Command, list_commands, list_documents, read_commands
-from docs.runs import RUNS, Ask, Elsewhere, Run, Same
+from docs.documents import ROOT, Command, read_commands
+from docs.runs import Ask, Elsewhere, Run, Same
 from sglang_xshare import build_plan
 from sglang_xshare.policies import get_policy
 
@@ -131,10 +131,3 @@ def test_every_example_of_a_policy_is_measured_or_warned_of():
     ]
     assert len(examples) >= 10
     assert [plan for plan, meaning in examples if plan not in measured and "Warning:" not in meaning] == []
-
-
-def test_nothing_is_wrong_with_the_documents():
-    assert check_runs(list_commands()) == []
-    assert check_places(list_documents()) == []
-    assert check_folders(ROOT / "docs" / "architecture.md", list_folders()) == []
-    assert len(RUNS) > 40

@@ -84,12 +84,6 @@ def test_overrides_name_their_place_and_what_changes():
     ]
 
 
-def test_a_default_that_depends_is_resolved_at_each_place():
-    """Without `add`, layer 1 has a budget of its own, and none of 24."""
-    overrides = describe(build(k0=1, layers={"1": {"mass": 0.5}}))["overrides"]
-    assert overrides == [{"layers": "1", "add": 0, "mass": 0.5}]
-
-
 KEYS = st.fixed_dictionaries(
     {}, optional={"k0": st.integers(1, 2), "add": st.integers(0, 2), "mass": st.sampled_from([0.5, 0.9])}
 )

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-import sglang_xshare
 from refused import refused
 from sglang_xshare import Router, SelectionPlan, build_plan
 from sglang_xshare.policies import bounds
@@ -185,61 +184,9 @@ def test_a_plan_knows_whether_it_can_drop_an_expert(keys, can_drop):
     assert bounds.can_drop(build_plan(keys), Router(8), 64) is can_drop
 
 
-@pytest.mark.parametrize(
-    ("keys", "nothing"),
-    [
-        ({"policy": "custom"}, True),
-        ({"policy": "custom", "coverage": "own", "beta": 0.3}, True),
-        ({"policy": "xshare", "k0": 0, "add": 0}, True),
-        ({"policy": "xshare", "k0": 0, "add": 1}, False),
-        ({"policy": "xshare", "k0": 1, "add": 0}, False),
-        ({"policy": "vanilla"}, False),
-        ({"policy": "lynx-lat", "drop": 0}, False),
-        ({"policy": "lynx-acc", "confidence": 0.1}, False),
-        ({"policy": "moe-spec", "budget": 1}, False),
-    ],
-    ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
-)
-def test_a_plan_knows_whether_it_selects_nothing(keys, nothing):
-    assert build_plan(keys).selects_nothing is nothing
-
-
-@pytest.mark.parametrize(
-    ("keys", "facts"),
-    [
-        ({"policy": "vanilla"}, set()),
-        ({"policy": "pruned"}, set()),
-        ({"policy": "xshare"}, {"uses_selected", "substitutes"}),
-        ({"policy": "custom", "k0": None}, {"uses_selected", "substitutes"}),
-        ({"policy": "moe-spec", "budget": 4}, {"uses_selected", "substitutes"}),
-        (
-            {"policy": "moe-spec", "budget": 4, "coverage": "truncate"},
-            {"uses_selected", "divides_by_own", "can_rescue"},
-        ),
-        (
-            {"policy": "moe-spec", "budget": 4, "coverage": "truncate", "rescue": False},
-            {"uses_selected", "divides_by_own"},
-        ),
-        ({"policy": "custom", "coverage": "truncate", "k0": 1}, {"uses_selected", "divides_by_own"}),
-        ({"policy": "custom", "coverage": "truncate", "k0": None}, {"uses_selected", "divides_by_own"}),
-    ],
-    ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
-)
-def test_a_plan_says_what_its_coverage_means(keys, facts):
-    plan = build_plan(keys)
-    names = {"uses_selected", "substitutes", "divides_by_own", "can_rescue"}
-    assert {name for name in names if getattr(plan, name)} == facts
-
-
 def test_a_target_for_every_rank_can_drop_until_the_ranks_hold_all():
     plan = build_plan("xshare", target_per_rank=8)
     assert bounds.can_drop(plan, Router(8), 64, ranks=7)
     assert not bounds.can_drop(plan, Router(8), 64, ranks=8)
     # The target includes the warm-up.
     assert bounds.can_drop(build_plan("xshare", k0=4, target_per_rank=30), Router(8), 64, ranks=2)
-
-
-def test_the_package_has_no_other_names():
-    assert sglang_xshare.select is not None
-    with pytest.raises(AttributeError, match="module 'sglang_xshare' has no attribute 'nope'"):
-        sglang_xshare.nope  # noqa: B018

@@ -41,19 +41,6 @@ def test_a_plan_knows_its_policy():
     assert build_plan({"policy": "oea"}, k0=2) == build_plan("oea", k0=2)
 
 
-def test_only_moe_spec_leaves_decode_alone():
-    phases = {policy.name: policy.phases for policy in list_policies()}
-    assert phases.pop("moe-spec") == ("verify",)
-    assert set(phases.values()) == {("decode", "verify")}
-
-
-def test_only_xshare_has_other_defaults_with_speculation():
-    assert get_policy("xshare").default_keys(speculative=False) == {"k0": 1, "add": 24}
-    assert get_policy("xshare").default_keys(speculative=True) == {"k0": 1, "add": 0, "add_per_request": 4}
-    others = [policy for policy in list_policies() if policy.name != "xshare"]
-    assert all(policy.default_keys(speculative) == {} for policy in others for speculative in (False, True))
-
-
 def test_what_papers_recommend_can_be_built():
     settings = [(policy, setting) for policy in list_policies() for setting in policy.published]
     assert len(settings) == 16

@@ -32,10 +32,6 @@ def test_batch_size_limits_are_closed():
     assert reasons == ["min_rows", None, None, "max_rows"]
 
 
-def test_min_rows_of_one_lets_a_single_row_in():
-    assert build(min_rows=1).reason_to_skip("decode", 1) is None
-
-
 def test_a_former_name_is_the_key_with_one_warning():
     former = build(min_tokens=4, max_tokens=16, by_batch={"4": {"k0": 2}})
     present = build(min_rows=4, max_rows=16, by_rows={"4": {"k0": 2}})
@@ -51,12 +47,6 @@ def test_phases_default_to_decode_and_verify():
     schedule = build(speculative=True)
     assert schedule.reason_to_skip("verify", 8) is None
     assert build(speculative=True, phases=["verify"]).reason_to_skip("decode", 8) == "phase"
-
-
-def test_moe_spec_selects_in_verify_only_unless_told_otherwise():
-    schedule = build("moe-spec", speculative=True, budget=32)
-    assert schedule.phases == ("verify",)
-    assert build("moe-spec", budget=32, phases=["decode"]).phases == ("decode",)
 
 
 def test_an_estimate_is_put_where_it_is_asked_for():

@@ -58,13 +58,6 @@ def test_a_change_of_the_source_runs_it_again(checkout):
     assert len(ran(checkout)) == 4
 
 
-def test_a_new_file_runs_it_again(checkout):
-    run_parts(checkout)
-    (checkout / "test_new.py").write_text("")
-    run_parts(checkout)
-    assert len(ran(checkout)) == 4
-
-
 def test_one_part_alone(checkout):
     """`make test-long PART=patching/test_kill`."""
     assert run_parts(checkout, PART="patching/test_kill").returncode == 0

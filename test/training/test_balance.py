@@ -12,7 +12,6 @@ from training.balance import (
     balance_loss,
     correction_biases,
     loss_with_moved_biases,
-    move_bias,
     watch_experts,
 )
 
@@ -54,12 +53,6 @@ def test_balance_is_one_at_uniform_load_and_the_experts_at_collapse() -> None:
     assert balance_loss((collapsed,), 1).item() == pytest.approx(8)
     opposite = (collapsed, collapsed.flip(1))
     assert balance_loss(opposite, 1).item() == pytest.approx(8), "two layers must not balance each other"
-
-
-def test_a_bias_moves_against_its_expert_s_load() -> None:
-    bias = torch.tensor([0.5, 0.5, 0.5, 0.5])
-    move_bias(bias, torch.tensor([[0, 1], [0, 2]]))  # loads 2, 1, 1, 0; their mean is 1
-    torch.testing.assert_close(bias, torch.tensor([0.5 - BIAS_RATE, 0.5, 0.5, 0.5 + BIAS_RATE]))
 
 
 def test_the_watched_experts_are_those_of_the_router(model: PreTrainedModel, ids: Tensor) -> None:

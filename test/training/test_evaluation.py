@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from training.evaluation import CONTEXT, PROBLEM, STRIDE, experts_active, windows
+from training.evaluation import CONTEXT, STRIDE, experts_active, windows
 
 
 @pytest.mark.parametrize("length", [2, 255, 256, 257, 1000])
@@ -22,10 +22,3 @@ def test_experts_active_counts_different_experts() -> None:
     apart = torch.arange(100).view(1, 50, 2)
     draws = experts_active(apart, batch=16, batches=2000)[0]
     assert draws == pytest.approx(100 * (1 - (1 - 1 / 50) ** 16), rel=0.01)
-
-
-def test_problems_are_found() -> None:
-    assert PROBLEM.findall("Q: 7+38 A: 45\nQ: 9-3 A: 6\nQ: 1") == [
-        ("Q: 7+38 A:", "+", " 45\n"),
-        ("Q: 9-3 A:", "-", " 6\n"),
-    ]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from training import loop
-from training.loop import Training, schedule
+from training.loop import Training
 from training.muon import Muon, orthogonalize
 
 
@@ -30,14 +30,6 @@ def test_a_stack_is_updated_matrix_by_matrix() -> None:
     Muon(singles, lr=0.1).step()
     torch.testing.assert_close(stack.detach(), torch.stack([single.detach() for single in singles]))
     assert not torch.equal(stack, start)
-
-
-def test_schedule() -> None:
-    rates = [schedule(step, 1000) for step in range(1001)]
-    assert rates[0] == pytest.approx(1 / loop.WARM_UP)
-    assert max(rates) == 1 == rates[loop.WARM_UP]
-    assert rates[-1] == 0
-    assert sorted(rates[600:], reverse=True) == rates[600:]
 
 
 def run(steps: list[int], state_file: Path) -> Tensor:

@@ -29,15 +29,3 @@ def test_the_shipped_model_is_the_first_and_configured_as_its_checkpoint(tmp_pat
 def test_a_model_is_the_same_every_time(name: str) -> None:
     first, second = (MODELS[name].new_model().state_dict() for _ in range(2))
     assert all((weight == second[key]).all() for key, weight in first.items())
-
-
-def test_what_the_others_stand_for() -> None:
-    wide, grouped = MODELS["wide"].configure(), MODELS["grouped"].configure()
-    assert wide.moe_intermediate_size == wide.hidden_size
-    assert (grouped.n_group, grouped.topk_group, grouped.n_shared_experts) == (4, 2, 1)
-    assert grouped.routed_scaling_factor != 1
-
-
-def test_no_two_models_share_a_file() -> None:
-    paths = [path for recipe in MODELS.values() for path in (recipe.out, recipe.state)]
-    assert len(set(paths)) == len(paths)

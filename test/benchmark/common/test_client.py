@@ -44,12 +44,3 @@ def test_unanswered_requests_are_a_failure(behave):
     behave("answer")
     with Client() as client, pytest.raises(RuntimeError, match="status 0, 5 of 6 requests answered"):
         run(client, 6)
-
-
-def test_a_worker_that_is_gone_is_a_failure(behave):
-    behave("answer")
-    with Client() as client:
-        client._worker.kill()
-        client._worker.wait()
-        with pytest.raises(RuntimeError, match="status none, 0 of 3 requests answered"):
-            run(client, 3)

@@ -1,7 +1,5 @@
 """A comparison: its order, what it says of a policy that never selected, and its way through a record by rounds."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,12 +51,6 @@ def test_active_experts_of_a_server_without_policy_are_those_that_others_of_its_
     ]
     assert Comparison(WORKLOAD, series).active == [None, 77.5, 38.4]
     assert Comparison(WORKLOAD, series[:1]).active == [None]
-
-
-def test_it_comes_out_of_a_record_as_it_went_in(comparison):
-    point = {"workload": asdict(WORKLOAD), "series": [asdict(one) for one in comparison.series]}
-    found = Comparison.read(json.loads(json.dumps(point, default=str)))
-    assert found == comparison
 
 
 @pytest.fixture

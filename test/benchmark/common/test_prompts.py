@@ -42,13 +42,6 @@ def test_prompts_are_distinct_of_one_length_and_of_every_domain(tmp_path, texts,
     assert sum(prompt.startswith("py") for prompt in prompts) == 10
 
 
-def test_a_seed_decides_the_prompts(tmp_path, texts, tokenizer):
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        write_prompts(tmp_path / name, texts, tokenizer, count=10, tokens=5, seed=seed)
-    assert read(tmp_path / "a") == read(tmp_path / "b")
-    assert set(read(tmp_path / "a")) != set(read(tmp_path / "c"))
-
-
 def test_too_little_text_is_refused(tmp_path, texts, tokenizer):
     with pytest.raises(ValueError, match="72 distinct prompts of 5 tokens; needed are 1000"):
         write_prompts(tmp_path / "p.jsonl", texts, tokenizer, count=1000, tokens=5, seed=1)

@@ -47,16 +47,6 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert [point["session"] for point in points.values()] == [0, 0, 0, 1]
 
 
-def test_every_point_is_a_line(tmp_path):
-    record = Record(tmp_path, "layer", ["gpu"], {"rounds": 2})
-    for number in range(3):
-        record.add(f"point {number}", us=[number, {"more": None}])
-    lines = record.path.read_text().splitlines()
-    points = [json.loads(f"{{{line.rstrip(',')}}}") for line in lines if line.startswith('"point ')]
-    assert points == [{key: point} for key, point in record.points.items()]
-    assert read_record(record.path, "layer") == record.content
-
-
 def test_a_number_that_is_none_is_refused(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         Record(tmp_path, "layer", []).add("copy", gb_per_s=float("nan"))
@@ -80,14 +70,6 @@ def test_paths_of_the_checkout_are_written_as_from_there(tmp_path):
     assert content["arguments"] == {"model": "checkpoints/tiny", "here": ".", "elsewhere": str(tmp_path / "x")}
     assert content["points"]["rounds"]["command"] == [".venv/bin/python", "--texts", "texts"]
     assert Record(tmp_path, "serving", ["python"], arguments).points == record.points
-
-
-def test_what_is_kept_of_the_project_can_be_read():
-    assert KEPT
-    for path in KEPT:
-        content = read_record(path, path.stem)
-        assert all(session["date"] and session["commit"] for session in content["sessions"]), path
-        assert content["sessions"], path
 
 
 def test_what_is_kept_was_measured_on_committed_source():

@@ -15,7 +15,7 @@ import pytest
 from common.stand_in import write_stand_in
 
 from benchmark.common import server as server_module
-from benchmark.common.paths import LOGS, ROOT
+from benchmark.common.paths import ROOT
 from benchmark.common.server import Server, ServerError
 from programs import write_program
 
@@ -54,20 +54,6 @@ def test_a_gpu_can_be_hidden(tmp_path, monkeypatch):
     assert not has_gpu()
 
 
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("EAGLE-3, xshare:k0=1,add=24", "EAGLE-3-xshare-k0=1-add=24"),
-        ('moe-spec:{"order": [2, 0]}', "moe-spec-order-2-0"),
-        ("a" + "/b" * 99, "a" + "-b" * 39),
-    ],
-)
-def test_the_log_is_named_as_the_server_as_far_as_a_file_may_be(name, file):
-    server = Server("model", name=name)
-    assert server.name == name
-    assert server.log == LOGS / f"{file}-{server.port}.log"
-
-
 def test_a_refused_request_says_which(release):
     with start(release) as server, pytest.raises(ServerError, match=r"GET http://.*/nowhere: 404"):
         server.get("/nowhere")
@@ -90,11 +76,6 @@ def test_a_passed_deadline_stops_it(release):
     with pytest.raises(ServerError, match="does not answer after"):
         server.wait()
     assert not any(process.is_running() for process in processes)
-
-
-def test_an_unknown_release_is_refused():
-    with pytest.raises(FileNotFoundError, match=r"release 9\.9\.9: .*fetch_release"):
-        Server("model", release="9.9.9")
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

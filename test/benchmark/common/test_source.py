@@ -83,13 +83,3 @@ def test_the_commit_travels(checkout, tmp_path_factory, monkeypatch):
     assert source.describe_commit() == f"{commit}-dirty"
     with pytest.raises(RuntimeError, match="git does not know this checkout"):
         source.carry()
-
-
-def test_an_unknown_commit_and_no_git(checkout, tmp_path_factory, monkeypatch):
-    assert not source.is_unchanged_since("0123456789ab")
-    assert not source.is_unchanged_since("0123456789ab-dirty")
-    monkeypatch.setattr(source, "ROOT", tmp_path_factory.mktemp("no"))
-    assert source.describe_commit() is None
-    monkeypatch.setenv("PATH", "")
-    assert source.describe_commit() is None
-    assert source.list_changes() == []

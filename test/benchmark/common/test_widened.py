@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,9 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from benchmark.common import widened
-from benchmark.common.paths import TRAINED, WIDENED
-from benchmark.common.widened import FACTOR, STAMP, make, prepare, read_widened
+from benchmark.common.paths import TRAINED
+from benchmark.common.widened import FACTOR, STAMP, make, read_widened
 from benchmark.quality.text import load_sequences
 from sglang_xshare.check.weights import read_weights
 
@@ -90,33 +88,3 @@ def test_another_factor_or_checkpoint_is_made_anew(tmp_path: Path) -> None:
     (folder / STAMP).unlink()  # as those that were made before there was one
     assert make(folder, source, factor=4)
     assert {path.name for path in tmp_path.iterdir()} == {"model", "source"}
-
-
-@pytest.mark.parametrize("older", [False, True])
-def test_two_processes_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: bool) -> None:
-    """Both found none, or one of another factor; the other was done first."""
-    folder = tmp_path / "model"
-    if older:
-        make(folder, factor=4)
-    others: list[bool] = []
-
-    def save_last(*args: Any, **keys: Any) -> None:
-        monkeypatch.undo()
-        others.append(make(folder, factor=2))
-        save_file(*args, **keys)
-
-    monkeypatch.setattr("safetensors.torch.save_file", save_last)
-    assert not make(folder, factor=2)
-    assert others == [True]
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-@pytest.mark.parametrize("gpu", [True, False])
-def test_it_alone_is_made_and_served_in_float32_on_a_cpu(monkeypatch: pytest.MonkeyPatch, gpu: bool) -> None:
-    made: list[None] = []
-    monkeypatch.setattr(widened, "make", lambda: made.append(None))
-    monkeypatch.setattr(widened, "has_gpu", lambda: gpu)
-    assert prepare(TRAINED) == []
-    assert not made
-    assert prepare(WIDENED) == ([] if gpu else ["--dtype", "float32"])
-    assert made

@@ -6,7 +6,7 @@ import pytest
 
 from benchmark.common.paths import TEXTS
 from benchmark.evaluation import __main__ as command
-from benchmark.evaluation import harness, install
+from benchmark.evaluation import harness
 from benchmark.evaluation.tasks.sums import load_sums
 from live.conftest import answering
 from sglang_xshare.live.client import PolicyError
@@ -75,25 +75,3 @@ def test_a_wrong_command_is_one_line(arguments, error, line, monkeypatch, tmp_pa
     with pytest.raises(error, match=line):
         command.main([*arguments, "--out", str(tmp_path)])
     assert not list(tmp_path.iterdir())
-
-
-def test_without_the_harness_one_line_tells_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(harness.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        ValueError, match=r"^lm-evaluation-harness is not installed here; `python -m benchmark.evaluation"
-    ):
-        harness.Harness(["gsm8k"])
-
-
-def test_installed_means_the_pinned_version(monkeypatch):
-    pin = install.REQUIREMENTS.read_text().rpartition("==")[2].strip()
-    monkeypatch.setattr(install, "version", lambda name: {"lm-eval": pin}[name])
-    assert install.is_installed()
-    monkeypatch.setattr(install, "version", lambda name: "0.4.0")
-    assert not install.is_installed()
-
-    def missing(name):
-        raise install.PackageNotFoundError(name)
-
-    monkeypatch.setattr(install, "version", missing)
-    assert not install.is_installed()

@@ -8,7 +8,6 @@ from benchmark.expert_sharding.ranks import Encoder, SkewedRouter, measure
 from benchmark.expert_sharding.report import balance
 
 SMALL = {"sequence": 6, "layers": 2, "hidden": 16, "width": 32}
-SMALL_FLAGS = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6])

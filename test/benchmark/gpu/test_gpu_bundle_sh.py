@@ -57,13 +57,6 @@ def test_it_holds_the_archives_and_the_commit(checkout):
     assert done.stderr.startswith("gpu-bundle: no jit.tar.xz")
 
 
-def test_kernels_that_were_built_ahead_are_taken(checkout):
-    make_file(checkout / "from" / "jit.tar.xz", 1)
-    done = bundle(checkout)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (checkout / ".gpu" / "jit.tar.xz").exists()
-
-
 @pytest.mark.parametrize("status", [0, 1])
 def test_kernels_that_are_built_here_travel_together_or_not_at_all(checkout, status):
     for name in ("site", "fi_distinfo"):

@@ -90,11 +90,6 @@ def test_all_patches_then_runs_then_tabulates(checkout):
     ]
 
 
-def test_one_experiment_alone_and_its_parts(checkout):
-    assert run(checkout, "server", "gpt-oss-20b", POLICY="oea:k0=3").returncode == 0
-    assert "benchmark.gpu run server gpt-oss-20b --out results --policy oea:k0=3" in calls(checkout)
-
-
 def test_quick_leaves_what_remains_of_the_limit(checkout):
     assert run(checkout, QUICK="1").returncode == 0
     (ran,) = [call for call in calls(checkout) if "gpu run" in call]
@@ -108,27 +103,12 @@ def test_the_table_comes_whatever_fails(checkout):
     assert calls(checkout)[-1] == "benchmark.gpu table --out results"
 
 
-def test_without_the_patch_the_rest_still_runs(checkout):
-    unpatched = run(checkout, FAIL="patch")
-    assert unpatched.returncode == 0
-    assert unpatched.stderr == "gpu: SGLang is not patched: no server or layer is measured\n"
-    assert "benchmark.gpu run --out results" in calls(checkout)
-
-
 def test_without_an_archive_and_a_package_index_it_ends_at_once(checkout):
     refused = run(checkout, FAIL="download")
     assert refused.returncode == 1
     assert refused.stderr.startswith("gpu: no package index answers and .gpu/site.tar.xz is missing; ")
     assert refused.stderr.count("\n") == 1
     assert not any("benchmark.gpu" in call for call in calls(checkout))
-
-
-def test_an_archive_that_is_broken_is_named(checkout):
-    (checkout / ".gpu").mkdir()
-    (checkout / ".gpu" / "site.tar.xz").write_text("cut sh")
-    refused = run(checkout)
-    assert refused.returncode == 1
-    assert refused.stderr.splitlines()[-1].startswith("gpu: .gpu/site.tar.xz cannot be unpacked")
 
 
 JIT = "gpu: .gpu/jit.tar.xz is missing; the first gpt-oss server builds two kernels, in about a minute\n"

@@ -19,11 +19,6 @@ def cost(config, best=BEST):
     return 100 * 1.1**steps
 
 
-def test_completing_adds_tritons_defaults_and_drops_what_is_no_choice():
-    assert (START["num_warps"], START["num_stages"]) == (4, 3)
-    assert complete({**BEST, "USE_TMA": True}) == BEST
-
-
 def test_the_search_finds_the_best_with_far_fewer_trials_than_there_are_launches():
     tried = []
     found = descend([START], lambda config, _: tried.append(tuple(config.values())) or cost(config), LATER)
@@ -37,11 +32,6 @@ def test_the_search_goes_around_launches_that_fail_and_noise_is_no_gain():
     assert descend([START], lambda *_: inf, LATER)[1] == inf
     times = iter([100.0, *[99.8] * 100])
     assert descend([START], lambda *_: next(times), LATER)[0] == START
-
-
-def test_a_search_without_time_keeps_its_best_start():
-    best, us, is_finished = descend([START, BEST], lambda config, _: cost(config), until=monotonic() - 1)
-    assert (best, us, is_finished) == (BEST, 100.0, False)
 
 
 def test_agreement_is_up_to_rounding():

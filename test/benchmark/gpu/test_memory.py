@@ -3,8 +3,8 @@
 import pytest
 from gpu.recorded import write_record
 
-from benchmark.gpu import eagle3, memory, replay
-from benchmark.gpu.memory import GIB, choose_model, estimate_bytes, fits, read_free_bytes
+from benchmark.gpu import eagle3, memory
+from benchmark.gpu.memory import GIB, choose_model, estimate_bytes, read_free_bytes
 from benchmark.gpu.models import name_cut, read_config
 from programs import write_program
 
@@ -54,11 +54,6 @@ def test_the_layers_are_those_that_fit(gib, qwen, oss, small):
     assert choose_model(OSS, 2, gib * GIB) == oss
     assert choose_model(eagle3.MODEL, 2, gib * GIB, eagle3.DRAFT) == oss
     assert choose_model("gpt-oss-20b", 2, gib * GIB) == small
-
-
-def test_five_servers_of_a_replay_fit_an_h200_and_three_and_two_an_h100():
-    assert fits(replay.MODEL, 5, 139 * GIB)
-    assert [fits(replay.MODEL, count, 78 * GIB) for count in (5, 3, 2)] == [False, True, True]
 
 
 def test_a_cut_model_differs_by_its_layers_alone():

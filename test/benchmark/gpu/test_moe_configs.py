@@ -82,12 +82,3 @@ def test_the_file_is_upstreams_own_name_and_form(tmp_path, look_up):
     numbers = [int(rows) for rows in json.loads(path.read_text())]
     assert numbers == sorted(numbers)
     assert numbers[:8] == [*TOKENS, 65]
-
-
-def test_a_shape_without_a_file_in_the_folder_gets_upstreams_heuristic(tmp_path, look_up):
-    """What docs/gpu.md says of other models, and why it copies upstream's files first."""
-    look_up()
-    write_files(tmp_path, read_files(GPT_OSS_120B))
-    chosen = look_up(tmp_path)(QWEN3, 16)[0]
-    assert chosen == upstream.get_default_config(16, 128, 768, 2048, 8, None, False)
-    assert chosen != look_up()(QWEN3, 16)[0]

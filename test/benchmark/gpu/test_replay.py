@@ -104,7 +104,7 @@ def draw(rows: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("sizes", [UPSTREAM_SIZES, EVERY_SIZE], ids=["upstream's sizes", "every size"])
-@pytest.mark.parametrize("live", range(2, LARGEST + 1))
+@pytest.mark.parametrize("live", [2, 3, 5, 8, 9, 13, 15, 16])
 def test_a_replay_counts_exactly_its_live_rows(make_runner, sizes, live):
     policy = xshare(add=4)
     logits = draw(live)

@@ -1,7 +1,6 @@
 """The run's tasks: their order, their turns, what a failure stops and what it does not; each is a real process."""
 
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +11,6 @@ from benchmark.gpu.models import read_config
 from benchmark.gpu.preflight import CHECKS
 from benchmark.gpu.run import TASKS, Task, rows, run, run_process
 from benchmark.gpu.server import CASES
-from benchmark.gpu.table import EXPERIMENTS
 from programs import write_program
 
 A, B, C = Task("layer", ("a",), 60.0), Task("server", ("b",), 100.0, ("cc",)), Task("tune", (), 10.0)
@@ -90,18 +88,6 @@ def test_tasks_that_serve_need_their_models_number_of_experts():
         config = read_config(model)
         experts = config.get("num_experts", config.get("num_local_experts"))
         assert [need for need in task.needs if "compilation" in need] == [f"compilation-{experts}"]
-
-
-def test_the_tasks_are_all_there_is():
-    assert {task.experiment for task in TASKS} == set(EXPERIMENTS)
-    assert {part for task in TASKS for part in task.parts if task.experiment == "server"} == set(CASES)
-    assert all(set(task.needs) <= set(CHECKS) for task in TASKS)
-
-
-def test_what_the_release_has_not_is_left_out_and_told(monkeypatch, capsys):
-    monkeypatch.setattr(module, "find_tree", lambda: SimpleNamespace(release="0.5.17"))
-    assert set(TASKS) - set(module.list_tasks()) == {task for task in TASKS if task.experiment == "paged"}
-    assert "gpu: paged: " in capsys.readouterr().out
 
 
 def python(*lines: str) -> list[str]:

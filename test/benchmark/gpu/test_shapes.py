@@ -3,13 +3,10 @@
 import json
 
 import pytest
-from gpu.recorded import write_record
 
-from benchmark.common.paths import ROOT
-from benchmark.common.source import KERNEL_SHAPES
 from benchmark.gpu import shapes
 from benchmark.gpu.checks import FAILED
-from benchmark.gpu.shapes import Trial, choose, describe, list_trials, write_recorded, write_shapes
+from benchmark.gpu.shapes import Trial, choose, describe, list_trials, write_shapes
 from sglang_xshare.selection.triton_kernel import tile
 
 
@@ -69,16 +66,3 @@ def test_the_kernel_reads_what_is_written(shapes_file):
     assert after == before | {128: tile.Shape(128, {8: 4}, (8, 8))}
     assert "a GPU" in json.loads(shapes_file.read_text())["origin"]
     assert "128 experts" in json.loads(shapes_file.read_text())["origin"]
-
-
-def test_the_file_names_the_gpu(shapes_file, tmp_path):
-    record = write_record(tmp_path, "selection", make_points(lambda one: one.tile, [128]))
-    record.content["sessions"][-1]["hardware"]["gpu"] = "NVIDIA H200, 580.1"
-    record.add("last", us=1.0)
-    write_recorded(tmp_path)
-    origin = json.loads(shapes_file.read_text())["origin"]
-    assert origin == "fastest of those timed on NVIDIA H200, 580.1: 128 experts"
-
-
-def test_the_kernels_file_is_the_one_that_may_change():
-    assert ROOT / KERNEL_SHAPES == tile.SHAPES_FILE

@@ -13,13 +13,6 @@ def find(rows: list[Row], start: str) -> Row:
     return row
 
 
-def test_at_least():
-    assert at_least("gain", 5.4, 5.4, "%") == Row("gain", "5.4 %", "at least 5.4 %", True)
-    assert at_least("gain", 5.3, 5.4, "%").verdict == "miss"
-    assert at_least("gain", -0.9, -1.0, "%").verdict == "pass"
-    assert at_least("gain", 1.0, None, "%") == Row("gain", "1.0 %")
-
-
 def test_a_bar_within_the_error_is_open():
     found = [at_least("gain", value, 5.4, "%", 2.0) for value in (3.3, 3.5, 7.3, 7.5)]
     assert [row.verdict for row in found] == ["miss", "open", "open", "pass"]
@@ -65,35 +58,6 @@ def test_server_bars():
     assert ("-1.1 % gain", "at least -1 % gain", "miss") in found
     assert ("20.0 % gain", "", "") in found
     assert "100 -> 137 tokens/s, 80.0 -> 40.0 experts, kept mass 0.900" in " ".join(row.what for row in rows)
-
-
-@pytest.mark.parametrize(("forced", "shown"), [((0, 1), "triton"), ((1,), "auto and triton"), ((), "auto")])
-def test_a_gain_names_the_runner(forced, shown):
-    point = served(100.0, 110.0)
-    for number in forced:
-        point["series"][number]["command"] += ["--moe-runner-backend", "triton", "--port", "1"]
-    (row,) = server.rows({server.point_key("qwen3-30b-a3b", 8): point})
-    assert row.runner == shown
-
-
-@pytest.mark.parametrize(
-    ("model", "bar", "verdict"),
-    [
-        ("gpt-oss-120b-30-layers", "at least {bar} % gain", "pass"),
-        ("gpt-oss-120b-12-layers", "- (it is of 30 layers)", ""),
-    ],
-)
-def test_fewer_layers_than_the_bars_are_held_to_none(model, bar, verdict):
-    """As many as two servers of gpt-oss-120b leave of it on a GPU of 78 GiB."""
-    point = served(100.0, 140.0, 3.0)
-    point["workload"]["model"] = model
-    rows = [
-        *server.rows({server.point_key("gpt-oss-120b-no-warm-up", 16): point}),
-        eagle3.rows({eagle3.POLICY: point})[0],
-    ]
-    assert [(row.bar, row.verdict) for row in rows] == [(bar.format(bar=of), verdict) for of in (36.8, 14)]
-    (free,) = server.rows({server.point_key("gpt-oss-120b", 16): point})
-    assert (free.bar, free.verdict) == ("", "")
 
 
 @pytest.mark.parametrize(("accepted", "verdict"), [(3.0, "pass"), (1.0, "miss"), (None, "miss")])
@@ -155,8 +119,3 @@ def test_a_record_that_cannot_be_read_is_a_miss_among_the_others(tmp_path, capsy
     assert found["replay"].measured == "KeyError: 'rows'"
     assert found["layer"].what != "its record"
     assert "69.1 % of the copy" in capsys.readouterr().out
-
-
-def test_a_folder_without_a_record_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no record with a point there"):
-        show_table(tmp_path)

@@ -5,7 +5,7 @@ import pytest
 from benchmark.common.paths import TRAINED
 from benchmark.common.record import read_record
 from benchmark.paged import __main__ as command
-from benchmark.paged.report import BY_LAYER, POLICIES, UNIFORM, judge, shorten, tabulate_paged
+from benchmark.paged.report import BY_LAYER, UNIFORM, judge, tabulate_paged
 from benchmark.quality.model import load_model
 
 SIZES = ["--per-domain", "4", "--prompt", "16", "--steps", "8", "--batches", "2"]
@@ -52,8 +52,3 @@ def test_the_bar_is_judged_by_the_least_loss_within_it():
     assert judge(points, 0.10, 5) == ""
     table = tabulate_paged(points | {"8": point("vanilla", 10, 0, rows=8)})
     assert table.rows[1] == ["32", "xshare:k0=1,add=4", "", "5.0 (0.25) at +0.0040 ± 0.0010"]
-
-
-def test_tables_leave_out_what_all_policies_have():
-    assert [shorten(policy) for policy in POLICIES[1:3]] == ["custom:budget=32", "xshare:k0=1,add=4"]
-    assert not any("squared" in shorten(policy) for policy in POLICIES)

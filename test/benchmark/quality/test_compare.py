@@ -1,11 +1,9 @@
 """The comparison of policies: baseline, records, and what the command says of bad input."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
-from benchmark.common.command import one_line_errors
 from benchmark.quality.__main__ import main
 from benchmark.quality.compare import policy_quality
 from benchmark.quality.decoding import Decoding
@@ -42,19 +40,6 @@ def test_a_policy_that_does_not_fit_stops_before_any_is_measured(decoding, capsy
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"batch": 3}, "--per-domain 4:"),
-        ({"tokens_per_request": 5}, "--steps 12:"),
-        ({"prompt": 0}, "--prompt 0:"),
-    ],
-)
-def test_bad_counts(decoding, change, message):
-    with pytest.raises(ValueError, match=message):
-        replace(decoding, **change)
-
-
 COUNTS = ("--per-domain", "4", "--prompt", "8", "--steps", "12", "--batch", "4")
 
 
@@ -71,21 +56,3 @@ def test_command_writes_a_record(checkpoint, tmp_path, capsys):
     assert "mixed: loss, nats" in printed
     main([*arguments, "--resume"])
     assert json.loads((tmp_path / "quality.json").read_text()) == record
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (("sharex",), "policy = 'sharex':"),
-        (("xshare:min_rows=4",), "policy 'xshare:min_rows=4': min_rows takes a server, which this is not"),
-        (("--batch", "5"), "--per-domain 4:"),
-        (("--per-domain", "1", "--batch", "1"), "--per-domain 1: an error takes two sequences"),
-        (("--texts", "/"), "texts /: no"),
-    ],
-)
-def test_command_tells_bad_input_in_one_line(checkpoint, tmp_path, args, message):
-    with pytest.raises(SystemExit) as stop, one_line_errors("quality"):
-        main(["--model", str(checkpoint), *COUNTS, "--out", str(tmp_path), *args])
-    text = str(stop.value.code)
-    assert message in text
-    assert "\n" not in text

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 
-import pytest
 import torch
 
 from benchmark.common.variant import parse_plan
@@ -140,18 +139,3 @@ def test_command_measures_into_a_record_and_draws_it(checkpoint, tmp_path, capsy
     assert "2 requests x 4 tokens, right with 0.5" in capsys.readouterr().out
     command.main([*asked, *text, "--resume"])
     assert "experts, " not in capsys.readouterr().out, "all of it was there"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "line"),
-    [
-        (["--chance", "0"], SystemExit, "--chance 0.0: allowed is"),
-        (["--batch", "3"], ValueError, "8 sequences: allowed are multiples of 3"),
-        (["--tokens-per-request", "16"], ValueError, "--tokens-per-request 16: allowed is at most --steps 12"),
-    ],
-)
-def test_what_it_cannot_measure_is_one_line(arguments, error, line, checkpoint, tmp_path, capsys):
-    text = ["--model", str(checkpoint), "--per-domain", "4", "--prompt", "16", "--steps", "12", "--out", str(tmp_path)]
-    with pytest.raises(error) as raised:
-        command.main([*arguments, *text])
-    assert line in f"{raised.value} {capsys.readouterr().err}"

@@ -100,26 +100,3 @@ def test_command_measures_into_a_record_and_draws_it(checkpoint, tmp_path, capsy
     assert SQUARED in capsys.readouterr().out
     command.main([*asked, *text, "--out", str(tmp_path), "--resume"])
     assert "tokens, xshare" not in capsys.readouterr().out, "all of it was there"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "line"),
-    [
-        (["pruned:k0=3"], SystemExit, "policy pruned:k0=3:"),
-        (
-            ["--batch", "4", "--tokens-per-request", "3"],
-            ValueError,
-            "--tokens-per-request 3:",
-        ),
-        (["--batch", "3"], ValueError, "--batch 3:"),
-        (["xshare:k0=9"], ValueError, "k0 = 9:"),
-        (["xshare:own_share=0.5"], ValueError, "own_share is given twice"),
-    ],
-)
-def test_what_it_cannot_measure_is_one_line(arguments, error, line, checkpoint, tmp_path):
-    text = ["--model", str(checkpoint), "--per-domain", "4", "--prompt", "16", "--steps", "8", "--out", str(tmp_path)]
-    if "--batch" not in arguments:
-        text += ["--batch", "4"]
-    with pytest.raises(error, match=line):
-        command.main([*arguments, *text])
-    assert not list(tmp_path.iterdir())

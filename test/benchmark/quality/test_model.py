@@ -79,17 +79,6 @@ def test_all_steps_at_once_equal_one_after_the_other(model, tokens, plan, tokens
     assert (logits - decode(model, tokens, FULL[0], layout)).abs().max() > 0.01
 
 
-def test_batches_are_consecutive_sequences(model, tokens):
-    """Sequences outside a batch have no say in it."""
-    plan, layout = HARSH[0], Layout(4)
-    other = torch.cat([tokens[:4], tokens[4:].flip(0)])
-    torch.testing.assert_close(decode(model, tokens, plan, layout)[:4], decode(model, other, plan, layout)[:4])
-    mixed = torch.cat([tokens[::2], tokens[1::2]])
-    assert not torch.allclose(
-        decode(model, tokens, plan, layout)[::2], decode(model, mixed, plan, layout)[:4], atol=1e-3
-    )
-
-
 def test_prompt_is_read_without_a_policy(model, tokens):
     prefilled: Prefilled = prefill(model, tokens[:, :PROMPT])
     with torch.inference_mode():
@@ -108,24 +97,6 @@ def test_model_is_left_as_it_was(model, tokens):
         with pytest.raises(ValueError, match="k0 = 9"):
             decode(model, tokens, build_plan("pruned", k0=9), Layout(4))
         assert torch.equal(model(tokens).logits, before)
-
-
-def test_split_puts_a_request_after_the_other():
-    rows = torch.arange(4)[:, None] * 10 + torch.arange(6)[None]
-    steps = Layout(batch=2, tokens_per_request=3).split(rows[..., None])
-    assert steps[..., 0].tolist() == [
-        [0, 1, 2, 10, 11, 12],
-        [3, 4, 5, 13, 14, 15],
-        [20, 21, 22, 30, 31, 32],
-        [23, 24, 25, 33, 34, 35],
-    ]
-
-
-@pytest.mark.parametrize(("batch", "tokens_per_request"), [(1, 1), (2, 3), (4, 6), (4, 1)])
-def test_join_is_the_inverse_of_split(batch, tokens_per_request):
-    rows = torch.randn(4, 6, 2)
-    layout = Layout(batch, tokens_per_request)
-    assert torch.equal(layout.join(layout.split(rows), rows), rows)
 
 
 @pytest.mark.parametrize(("layout", "shape"), [(Layout(3), (4, 6, 1)), (Layout(2, 4), (4, 6, 1))])

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from benchmark.quality.model import Layout, load_model, prefill, router_logits
 from benchmark.quality.routing import find_gates, find_routers
-from served.families import EXPERTS, FAMILIES, TOP_K, Family, make, read_routers, select_in_decode
+from served.families import EXPERTS, FAMILIES, Family, make, read_routers, select_in_decode
 from sglang_xshare import build_plan, select
 
 PROMPT, STEPS, ROWS = 5, 4, 8
@@ -112,7 +112,3 @@ def test_a_router_of_no_known_kind_is_refused(load, tmp_path):
     routing._ROUTERS.pop(model)
     with pytest.raises(ValueError, match=r"MoE layer 0, Mixtral.*: it routes in none of the ways known here"):
         find_routers(model)
-
-
-def test_top_k_is_the_model_s(load):
-    assert {router.top_k for name in ("Mixtral", "DeepSeek-V3") for router in find_routers(load(name)[2])} == {TOP_K}

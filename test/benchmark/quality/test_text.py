@@ -47,8 +47,3 @@ def test_too_little_text(checkpoint):
         ValueError, match=r"arithmetic.txt: \d+ sequences of 900 tokens in it; 50 a domain are asked for"
     ):
         load_sequences(checkpoint / "heldout", checkpoint, length=900, per_domain=50)
-
-
-def test_no_text(checkpoint, tmp_path):
-    with pytest.raises(ValueError, match=r"no \*.txt file there"):
-        load_sequences(tmp_path, checkpoint, length=8, per_domain=1)

@@ -7,11 +7,9 @@ from importlib import import_module
 
 import pytest
 
-from benchmark.common.paths import ROOT
 from benchmark.common.record import Record
 from benchmark.records import __main__ as command
 from benchmark.records.experiments import EXPERIMENTS, Experiment
-from training.models import MODELS
 
 FIRST, SECOND = (Experiment(name, f"made_up.{name}", name, 1, "--tiny") for name in ("first", "second"))
 
@@ -109,13 +107,6 @@ def test_an_experiment_on_a_model_that_is_not_there_is_passed_over(source, made_
     (tmp_path / "build" / "models" / "other").mkdir(parents=True)
     command.measure([other], tmp_path / "results")
     assert ran(made_up)[1:] == ["first --out --resume"]
-
-
-def test_experiments_on_trained_models_name_one_that_can_be_trained():
-    for one in EXPERIMENTS.values():
-        if one.trained:
-            assert one.model == MODELS[one.trained].out
-            assert ROOT / one.arguments.split()[-1] == one.model
 
 
 def test_a_changed_source_is_refused_before_anything_runs(source, made_up, tmp_path):

@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
-from benchmark.common.paths import RESULTS, ROOT
+from benchmark.common.paths import RESULTS
 from benchmark.records.experiments import EXPERIMENTS
-from benchmark.records.pages import check_tables, list_pages, write_tables
-from benchmark.records.tables import TABLES, _read, format_table
+from benchmark.records.pages import check_tables, write_tables
+from benchmark.records.tables import _read
 
 OLD = {"serving": "old\n", "quality": ""}
 
@@ -29,16 +29,6 @@ def page(tmp_path):
     serving, quality = (f"<!-- table: {name} -->\n{old}<!-- end table -->" for name, old in OLD.items())
     page.write_text(f"# Title\n\n{serving}\n\nProse.\n\n{quality}\n")
     return page
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_every_table_can_be_made_of_the_projects_records(name):
-    text = format_table(name, RESULTS, ROOT / "README.md")
-    assert text.startswith("| ")
-    for experiment in TABLES[name].experiments:
-        path = EXPERIMENTS[experiment].path(RESULTS)
-        assert f"[{experiment}]({path.relative_to(ROOT)}): " in text
-        assert json.loads(path.read_text())["sessions"][-1]["date"][:4] in text
 
 
 def test_tables_are_written_and_then_agree(page, results):
@@ -97,21 +87,3 @@ def test_a_missing_and_a_broken_record_are_told(page, results, text, message):
         path.write_text(text)
     problem, _ = check_tables([page], results)
     assert message in problem
-
-
-def test_a_record_that_is_not_whole_is_told(page, results):
-    path = EXPERIMENTS["serving"].path(results)
-    record = json.loads(path.read_text())
-    record["points"] = {}
-    path.write_text(json.dumps(record))
-    assert "table serving: its record has no 'comparison'" in check_tables([page], results)[0]
-
-
-def test_pages_are_those_of_the_project():
-    pages = {page.relative_to(ROOT).as_posix() for page in list_pages()}
-    assert {"README.md", "benchmark/quality/README.md", "docs/gpu.md"} <= pages
-    assert not any(name.startswith(("build", ".venv")) for name in pages)
-
-
-def test_the_pages_show_what_the_records_say():
-    assert check_tables(list_pages(), RESULTS) == []

@@ -60,12 +60,6 @@ def test_beyond_the_published_settings_nothing_is_claimed(loss):
     assert tabulate_tuning({"2%": point}).rows[0][-3:-1] == ["", ""]
 
 
-def test_nothing_found_is_said():
-    point = make_point(12.0, 0.06)
-    del point["plan"]
-    assert tabulate_tuning({"2%": point}).rows[0][3] == "nothing found"
-
-
 def test_the_error_is_that_of_the_text():
     point = make_point(12.0, 0.06)
     vanilla, steady, noisy = (measure(2.0, 0), measure(2.06, 0), measure(2.06, 0.05))

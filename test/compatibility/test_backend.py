@@ -168,17 +168,6 @@ def test_what_stops_sglang_is_left_to_its_own_resolution(where, stop, record, mo
     assert backend._foresee(record, Arguments(None)) == (None, False)
 
 
-def test_a_refusal_of_ours_says_that_the_runner_does_not_fit(record):
-    assert backend._foresee(record, Arguments(None)) == (make_experts(BF16, (9, 0)), False)
-
-
-@pytest.mark.parametrize("ours", ["read_experts", "read_model"])
-def test_a_mistake_of_our_own_is_not_hidden(ours, record, monkeypatch):
-    monkeypatch.setattr(backend, ours, Mock(side_effect=TypeError("ours")))
-    with pytest.raises(TypeError, match="ours"):
-        backend._foresee(record, Arguments(None))
-
-
 def make_experts(form: Format, capability: tuple[int, int] | None, **others: Any) -> Experts:
     auto: dict[str, Any] = {"runner": "auto", "format": form, "capability": capability, "aiter": False, "ep_size": 1}
     return Experts(**auto | others)

@@ -34,16 +34,6 @@ def find(monkeypatch, server_args, *listed, when=(GIVEN,)):
     return [error.flag for phase in when for error in checks.find_refusals(start, phase)]
 
 
-def test_the_list_is_whole():
-    names = [check.name for check in CHECKS]
-    assert len(set(names)) == len(names)
-    phases = [check.when for check in CHECKS]
-    assert phases == sorted(phases, key=[GIVEN, RESOLVED].index), "in the order in which a server comes to them"
-    for check in CHECKS:
-        assert check.of in (PLACEMENT, STAGE, AFFINITY)
-        assert check.after is None or check.after in names, check
-
-
 def test_what_is_set_is_set_after_what_is_given_was_checked(monkeypatch):
     done = []
     monkeypatch.setattr(setters, "choose_runner", lambda *_: done.append("runner"))
@@ -62,14 +52,6 @@ def test_what_is_set_is_set_after_what_is_given_was_checked(monkeypatch):
     with pytest.raises(hooks.Refused):
         hooks.check_flags(both)
     assert done[4:] == []
-
-
-def test_all_that_refuse_are_told_in_order(monkeypatch):
-    listed = [Check(name, GIVEN, STAGE, refuse(name)) for name in ("one", "two")]
-    fine = Check("fine", GIVEN, STAGE, lambda start: None)
-    later = Check("later", RESOLVED, STAGE, refuse("later"))
-    assert find(monkeypatch, POLICY, listed[0], fine, listed[1], later) == ["--one", "--two"]
-    assert find(monkeypatch, POLICY, later, *listed, when=(GIVEN, RESOLVED)) == ["--one", "--two", "--later"]
 
 
 def test_a_server_makes_no_check_after_the_first_that_refuses(monkeypatch):
@@ -165,12 +147,6 @@ def test_sglangs_record_takes_the_keys_to_other_processes(release, patched_relea
         [sys.executable, "-c", code, *flags], env=make_env(patched_release(release)), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_a_refused_policy_is_told_once(monkeypatch):
-    listed = [check for check in CHECKS if check.name in ("policy", "policy again")]
-    server_args = SimpleNamespace(expert_policy="nope")
-    assert find(monkeypatch, server_args, *listed, when=(GIVEN, RESOLVED)) == ["--expert-policy"]
 
 
 def test_a_server_without_flags_of_ours_loads_no_check():

@@ -140,28 +140,6 @@ def test_padding_may_hold_anything(value):
 
 
 @EVERY_PLAN
-def test_only_padding(name):
-    valid = torch.zeros(40, dtype=torch.bool)
-    found = compare(make_logits("normal", 40, 128), make_plan(name), Router(8), Batch(valid), slots=RunnerSlots())
-    assert not found.active.any()
-
-
-@EVERY_PLAN
-@pytest.mark.parametrize("slots", SLOTS)
-def test_no_rows(name, slots):
-    compare(make_logits("normal", 0, 128), make_plan(name), Router(8), slots=slots)
-
-
-@pytest.mark.parametrize("tokens", [2, 3, 8])
-@pytest.mark.parametrize("keys", [{"add": 5, "add_per_request": 3}, {"budget": 6, "scope": "request"}])
-def test_requests(tokens, keys):
-    row = torch.arange(5 * tokens)
-    plan = build_plan("custom", k0=1, **keys)
-    batch = Batch((row < 4 * tokens) & (row % 7 != 5), tokens, row % 5 == 0)
-    compare(make_logits("ties", 5 * tokens, 48), plan, Router(6), batch)
-
-
-@EVERY_PLAN
 @pytest.mark.parametrize("kind", KINDS)
 def test_exact_rows(name, kind):
     row = torch.arange(20)

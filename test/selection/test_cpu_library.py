@@ -6,11 +6,13 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
 from benchmark.common.paths import ROOT
+from selection.cases import fill_logits
 from sglang_xshare import Router, build_plan, select
 from sglang_xshare.selection.cpu_call import library
 
@@ -30,6 +32,14 @@ library.FLAGS += {SANITIZED}
 assert b"__asan_report" in library.build(library.FLAGS).read_bytes()
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "test/selection/test_cpu_call.py"]))
 """
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A library that was built with `FLAGS`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path_factory.mktemp("built")))
+        return library.build(FLAGS)
 
 
 @pytest.fixture
@@ -55,34 +65,25 @@ def read_line(caplog, selections=1):
 
 
 @NEEDS_COMPILER
-def test_built_once_for_a_source_and_flags(anew, monkeypatch):
-    """Other flags make another library; the same are found again, without a compiler's run."""
-    first = library.build(FLAGS)
-    assert first.parent == anew / "sglang_xshare"
+def test_built_once_for_a_source_and_flags(built, anew, monkeypatch):
+    """The same are found again, without a compiler's run; other flags, or another compiler, make another library."""
+    first = Path(shutil.copytree(built.parent, anew / "sglang_xshare"), built.name)
     written = first.stat().st_mtime_ns
-    assert library.build(FLAGS) == first
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "")
+        assert library.build(FLAGS) == first
     assert first.stat().st_mtime_ns == written
-    assert library.build((*FLAGS, "-g")) != first
-    assert len(list(first.parent.iterdir())) == 2
-
-
-@NEEDS_COMPILER
-def test_another_source_is_another_library(anew, monkeypatch, tmp_path_factory):
-    first = library.build(FLAGS)
-    source = tmp_path_factory.mktemp("csrc")
-    for path in library.SOURCE.iterdir():
-        (source / path.name).write_bytes(path.read_bytes())
-    (source / "votes.h").write_text((source / "votes.h").read_text() + "\n// another\n")
-    monkeypatch.setattr(library, "SOURCE", source)
+    monkeypatch.setenv("CXX", "g++ -Dselect_experts=other")
     assert library.build(FLAGS) != first
+    assert len(list(first.parent.iterdir())) == 2
 
 
 @NEEDS_COMPILER
 def test_processes_may_build_at_once(anew):
     """As ranks of a server do at their first start."""
     run = [sys.executable, "-c", BUILD]
-    with ThreadPoolExecutor(3) as pool:
-        done = list(pool.map(lambda _: subprocess.run(run, capture_output=True, text=True, check=True), range(3)))
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(lambda _: subprocess.run(run, capture_output=True, text=True, check=True), range(2)))
     assert len({one.stdout for one in done}) == 1
     assert len(list((anew / "sglang_xshare").iterdir())) == 1
 
@@ -107,10 +108,10 @@ def test_a_compiler_that_fails_is_quoted_in_one_line(anew, monkeypatch, caplog):
 
 @NEEDS_COMPILER
 @pytest.mark.parametrize("harm", ["cut", "zeroed", "emptied", "another"])
-def test_a_damaged_library_is_built_anew(anew, monkeypatch, harm):
+def test_a_damaged_library_is_built_anew(built, anew, monkeypatch, harm):
     """One cut short would end every process that loads it by a signal."""
-    path = library.build(FLAGS)
-    whole = path.read_bytes()
+    path, whole = anew / "sglang_xshare" / built.name, built.read_bytes()
+    path.parent.mkdir()
     zeroed = whole[:4096] + bytes(len(whole) - 4096)
     path.write_bytes({"cut": whole[:5000], "zeroed": zeroed, "emptied": b"", "another": b"\1" * 99}[harm])
     assert library.build(FLAGS) == path
@@ -120,24 +121,11 @@ def test_a_damaged_library_is_built_anew(anew, monkeypatch, harm):
 
 
 @NEEDS_COMPILER
-def test_a_built_library_needs_no_compiler(anew, monkeypatch):
-    path = library.build(FLAGS)
-    monkeypatch.setenv("PATH", "")
-    assert library.build(FLAGS) == path
-
-
-@NEEDS_COMPILER
 def test_a_library_without_our_functions_leaves_it_to_torch(anew, monkeypatch, caplog, tmp_path_factory):
     source = tmp_path_factory.mktemp("csrc")
     (source / "nothing.cpp").write_text("int nothing;\n")
     monkeypatch.setattr(library, "SOURCE", source)
     assert "undefined symbol" in read_line(caplog)
-
-
-@NEEDS_COMPILER
-def test_the_compiler_named_may_have_arguments(anew, monkeypatch):
-    monkeypatch.setenv("CXX", f"{shutil.which('g++')} -DANYTHING=1")
-    assert library.build(FLAGS).exists()
 
 
 def test_a_compiler_named_and_not_found_is_said(anew, monkeypatch, caplog):
@@ -152,25 +140,14 @@ def test_whatever_a_compiler_is_called_it_costs_a_line_at_most(anew, monkeypatch
 
 
 @NEEDS_COMPILER
-def test_one_compilers_library_is_not_anothers(anew, monkeypatch):
-    own = library.build(FLAGS)
-    monkeypatch.setenv("CXX", "g++ -Dselect_experts=other")
-    assert library.build(FLAGS) != own
-
-
-@NEEDS_COMPILER
-def test_a_library_is_for_everybody_to_read(anew):
-    assert library.build(FLAGS).stat().st_mode & 0o444 == 0o444
-
-
-@NEEDS_COMPILER
-def test_fast_arithmetic_is_not_taken_over(monkeypatch, tmp_path):
-    """Whose bits are not torch's."""
+def test_fast_arithmetic_is_not_taken_over(anew, monkeypatch):
+    """Whose bits are not torch's, and which has no NaN."""
     monkeypatch.setenv("CXX", "g++ -ffast-math")
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test/selection/test_cpu_call.py", "-k"]
-    done = subprocess.run([*run, "not_finite or routers"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:]
+    plan = build_plan("xshare", k0=1, add=5, own_share=0.7351)  # for which no other test has prepared a call
+    for kind in ("normal", "special", "dead rows"):
+        found, same = (select(fill_logits(kind, 9, 32, 0), plan, Router(4), backend=one) for one in ("cpu", "torch"))
+        assert torch.equal(found.topk_ids, same.topk_ids)
+        assert torch.equal(found.topk_weights, same.topk_weights)
 
 
 def test_a_user_without_a_home_leaves_it_to_torch(anew, monkeypatch, caplog):
@@ -205,14 +182,6 @@ def test_the_environment_leaves_it_to_torch(anew, monkeypatch, caplog):
         select_some()
     assert caplog.messages == []
     assert list(anew.iterdir()) == []
-
-
-def test_the_cache_is_where_torch_keeps_extensions(monkeypatch, tmp_path):
-    from torch.utils.cpp_extension import get_default_build_root
-
-    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert str(library.find_cache().parent) == get_default_build_root()
 
 
 @pytest.mark.long

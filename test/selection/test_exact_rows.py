@@ -59,16 +59,6 @@ def check_exact(case, plan, backend):
     return out, vanilla
 
 
-@EVERY_POLICY
-@few
-@given(data=st.data())
-def test_an_exact_row_is_routed_as_by_the_model(policy, data):
-    case = data.draw(marked())
-    plan = build_plan(policy, **data.draw(keys_for(policy, case)))
-    for backend in BOTH:
-        check_exact(case, plan, backend)
-
-
 @few
 @given(data=st.data())
 def test_so_it_is_under_any_plan(data):

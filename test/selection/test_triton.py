@@ -27,7 +27,6 @@ from selection.compared import (
     make_plan,
     make_ranks,
     make_router,
-    move_router,
     on_device,
 )
 from selection.oracle import ALGORITHMS
@@ -37,12 +36,6 @@ from sglang_xshare.selection.triton_kernel.tile import count_programs, make_tile
 from sglang_xshare.types import SCORINGS
 
 __all__ = ["kernel"]
-
-
-def test_a_router_moves_with_all_its_tensors():
-    router = Router(2, correction_bias=torch.zeros(8), expert_scale=torch.zeros(8))
-    moved = move_router(router, "meta")
-    assert (moved.correction_bias.device.type, moved.expert_scale.device.type) == ("meta", "meta")
 
 
 @pytest.mark.parametrize("policy", ALGORITHMS)

@@ -73,14 +73,6 @@ def test_launch_after_launch_equals_the_reference(run, plan):
         assert not find_differences(found, calls[turn])
 
 
-def test_plans_take_turns_at_one_counter(run):
-    """Beginning with its top bit set."""
-    calls = [make_call(plan, programs) for programs, plan in enumerate(PLANS, start=3)]
-    answers = run(select_on_one_counter, [(call, Conditions()) for call in calls], FLIPPED)
-    for call, found in zip(calls, answers, strict=True):
-        assert not find_differences(found, call)
-
-
 @pytest.mark.parametrize("late", [0, 1, 2])
 def test_nobody_comes_too_late(run, late):
     """A program that stops before its votes, its arrival or what comes after, until the others are stuck or through."""
@@ -140,14 +132,6 @@ def test_nobody_passes_before_all_have_arrived(run, programs, rounds, start):
     assert (crossing.arrived.amax(1) < crossing.passed.amin(1)).all()
     assert (crossing.counter != start) == (rounds % 2 == 1)
     assert crossing.counter in (0, FLIPPED)
-
-
-@pytest.mark.parametrize("late", [0, 3])
-def test_the_late_one_arrives_last_and_lets_all_pass(run, late):
-    conditions = Conditions(late=(late, "atomic", 0))
-    crossing = run(cross, 4, 3, 0, conditions)
-    assert crossing.arrived[0].argmax() == late
-    assert (crossing.arrived.amax(1) < crossing.passed.amin(1)).all()
 
 
 def test_without_a_barrier_they_pass_at_once(run):

@@ -62,6 +62,7 @@ CASES = {
 }
 
 
+@pytest.mark.long  # test_triton_compile.py compiles the same kernels
 @pytest.mark.parametrize("name", CASES)
 def test_size(name):
     case, slots = CASES[name]

@@ -34,10 +34,6 @@ def test_ranks_compare_after_forwards_that_the_model_does_not_see(attach):
     assert len(compared) == 2
 
 
-def test_one_rank_compares_with_nobody(attach):
-    assert attach(Model(), **XSHARE).agreement is None
-
-
 def test_a_router_without_rows_selects_with_the_others_before_it_answers():
     order: list[Any] = []
     router = SimpleNamespace(

@@ -15,42 +15,6 @@ from stage.fake import EXPERTS, Config, Model
 from stage.ranks import Load
 
 
-@pytest.fixture
-def gathers(monkeypatch):
-    """What every rank hands in, by rank: set it before one of them collects."""
-    handed: list[torch.Tensor] = []
-
-    def all_gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
-        equal = [torch.cat([rows, rows.new_zeros(len(own) - len(rows), *rows.shape[1:])]) for rows in handed]
-        assert len(equal) == ranks
-        return torch.cat(equal)
-
-    monkeypatch.setattr("sglang_xshare.stage.gather.all_gather", all_gather)
-    return handed
-
-
-def test_rows_lie_one_rank_after_another(gathers):
-    counts = (2, 0, 3, 1)
-    gathers += torch.arange(12.0).view(6, 2).split(counts)
-    for rank, own in enumerate(list(gathers)):
-        gather = Gather(counts, rank)
-        together = gather.collect(own)
-        assert together.equal(torch.arange(12.0).view(6, 2))
-        assert gather.keep(together, len(own)).equal(own)
-
-
-def test_every_rank_hands_in_as_much_in_one_type(monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        "sglang_xshare.stage.gather.all_gather", lambda own, ranks: seen.append(own) or own.repeat(2, 1)
-    )
-    for own in (torch.ones(3, 4, dtype=torch.bfloat16), torch.zeros(0, 4), torch.ones(3, 4).t().contiguous().t()):
-        Gather((3, 3), 0).collect(own)
-    assert {(rows.shape, rows.dtype, rows.is_contiguous()) for rows in seen} == {
-        (torch.Size([3, 4]), torch.float32, True)
-    }
-
-
 def test_ranks_divide_what_they_have_in_common():
     ranks = Ranks(rank=3, size=6, share=2, num_experts=8, together=True)
     assert ranks.divide([4, 0, 6]) == (2, 2, 0, 0, 3, 3)
@@ -58,20 +22,6 @@ def test_ranks_divide_what_they_have_in_common():
     for counts in ([4, 4], [4, 3, 2], []):
         with pytest.raises(RuntimeError, match="on 6 ranks, 2 of which share requests: "):
             ranks.divide(counts)
-
-
-@pytest.mark.parametrize("share", [1, 2])
-@pytest.mark.parametrize("load", [Load((3, 1)), Load((4, 0)), Load((0, 5), longest=False), Load((2, 1), "verify", 4)])
-def test_every_rank_reads_the_same_step(load, share, gathers):
-    size = share * len(load.requests)
-    batches = [batch for batch in load.batches(share) for _ in range(share)]
-    ranks = [Ranks(rank, size, share, EXPERTS, True) for rank in range(size)]
-    gathers += [ranks[rank].own(batch.out_cache_loc != 0).float() for rank, batch in enumerate(batches)]
-    for rank, batch in enumerate(batches):
-        step = read_step(batch, mask_padding=False, ranks=ranks[rank])
-        assert (step.phase, step.rows) == (load.mode, sum(load.rows(share)))
-        assert step.batch.tokens_per_request == load.draft_tokens
-        assert step.batch.valid.equal(load.valid(share))
 
 
 def test_a_rank_by_itself_reads_its_own_rows():

@@ -33,31 +33,6 @@ GROUPED = {"use_grouped_topk": True, "num_expert_group": 8, "topk_group": 4}
 BIAS = torch.zeros(64)
 
 
-def test_plain_router():
-    router = read_router(config(renormalize=False))
-    assert (router.top_k, router.scoring, router.renormalize) == (8, "softmax", False)
-    assert router.correction_bias is None
-    assert router.num_expert_group is None
-
-
-def test_biased_grouped_router_with_a_shared_expert():
-    router = read_router(
-        config(top_k=9, scoring_func="sigmoid", correction_bias=BIAS, num_fused_shared_experts=1, **GROUPED)
-    )
-    assert (router.top_k, router.scoring) == (8, "sigmoid")
-    assert router.correction_bias is BIAS, "the live parameter, so that updated weights count"
-    assert (router.num_expert_group, router.topk_group) == (8, 4)
-
-
-def test_a_grouped_router_with_a_bias_scores_by_sigmoid_whatever_its_config_says():
-    """As upstream computes it: GLM-4-MoE leaves the default there."""
-    assert read_router(config(correction_bias=BIAS, **GROUPED)).scoring == "sigmoid"
-
-
-def test_group_numbers_of_an_ungrouped_router_are_ignored():
-    assert read_router(config(num_expert_group=8, topk_group=4)).num_expert_group is None
-
-
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

@@ -7,8 +7,6 @@ import torch
 
 from sglang_xshare import Router, build_plan, hooks, select
 from sglang_xshare.stage.assignment import PolicyBypassed
-from sglang_xshare.stage.evidence.interval import OUTCOMES
-from sglang_xshare.stage.plans import REASONS
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import (
     EXPERTS,
@@ -17,7 +15,6 @@ from stage.fake import (
     Config,
     Gather,
     Model,
-    forward_batch,
     gathered_batches,
     outcomes,
     run,
@@ -149,15 +146,6 @@ def test_layers_and_batch_sizes_get_their_own_plans(attach):
     assert count_experts(model) == [two, None, three]
 
 
-def test_a_step_overridden_everywhere_is_not_under_policy(attach):
-    model = Model(2)
-    config = {"k0": 1, "add": 0, "by_rows": {"8-16": {"policy": "vanilla"}}}
-    installed = attach(model, expert_policy="xshare", expert_policy_config=config)
-    run(model, "decode", 8)
-    run(model, "decode", 4)
-    assert outcomes(installed) == {"override": 1, "policy": 1}
-
-
 @pytest.mark.parametrize("layer", ["0", "1"])
 def test_a_step_without_any_plan_counts_as_its_first_reason(attach, layer):
     """One layer is overridden, the others' plans cannot change anything, whichever comes first."""
@@ -167,11 +155,6 @@ def test_a_step_without_any_plan_counts_as_its_first_reason(attach, layer):
     run(model, "decode", 4)
     assert count_experts(model) == [None, None]
     assert outcomes(installed) == {"unchanged": 1}
-
-
-def test_every_reason_is_an_outcome():
-    assert set(REASONS) < set(OUTCOMES)
-    assert set(OUTCOMES) - set(REASONS) == {"policy", "observed", "prefill", "no_context"}
 
 
 def test_a_layer_that_does_not_select_stops_the_step(attach):
@@ -192,14 +175,6 @@ def test_a_selection_of_an_earlier_step_does_not_count(attach):
     model.skipped = {0}
     with pytest.raises(PolicyBypassed, match=r"^MoE layers \[0\]"):
         run(model, "decode", 4)
-
-
-def test_forward_by_keyword(attach):
-    model = Model(1)
-    installed = attach(model, **XSHARE)
-    model.logits = torch.randn(4, EXPERTS)
-    model.forward(None, None, forward_batch=forward_batch("decode", 4))
-    assert outcomes(installed) == {"policy": 1}
 
 
 def test_context_ends_with_the_forward_even_when_it_fails(attach):
@@ -267,8 +242,3 @@ def test_scaling_and_shared_expert(attach):
     assert ids[:, -1].tolist() == [EXPERTS] * 4
     assert weights[:, -1].tolist() == [1.0] * 4
     torch.testing.assert_close(weights[:, :-1].sum(-1), torch.full((4,), 2.5))
-
-
-def test_capture_sizes_are_completed_to_16(attach):
-    sizes = hooks.capture_sizes(SimpleNamespace(**XSHARE), [1, 2, 4, 8, 12, 16, 24, 32])
-    assert sizes == [*range(1, 17), 24, 32]

@@ -13,12 +13,6 @@ from sglang_xshare.upstream.ranks import gather_rows
 from stage.fake import Gather, forward_batch, gathered_batches
 
 
-def test_decode_has_one_row_a_request():
-    step = read_step(forward_batch("decode", rows=5), mask_padding=False)
-    assert (step.phase, step.rows, step.batch.tokens_per_request) == ("decode", 5, 1)
-    assert step.batch.valid is None
-
-
 @pytest.mark.parametrize(("rows", "batch_size", "tokens"), [(24, 3, 8), (4, 4, 1), (64, 1, 64)])
 def test_verify_groups_rows_by_request_though_it_extends(rows, batch_size, tokens):
     step = read_step(forward_batch("verify", rows, batch_size), mask_padding=False)
@@ -64,14 +58,6 @@ def test_what_upstream_verifies_is_a_step(module):
     batch.spec_info = spec
     assert spec.is_verify_input()
     assert read_step(batch, mask_padding=True).batch.tokens_per_request == 4
-
-
-def test_number_of_draft_tokens_is_read_at_every_step():
-    """Adaptive speculation changes it at run time."""
-    tokens = [
-        read_step(forward_batch("verify", rows, 4), mask_padding=False).batch.tokens_per_request for rows in (16, 32, 8)
-    ]
-    assert tokens == [4, 8, 2]
 
 
 def test_padding_rows_are_those_in_slot_0():

@@ -1,8 +1,7 @@
 """A release tree that stands in for SGLang: starts in a moment, so that starting and stopping can be tested often.
 
 Its server has a worker that dies with it, as upstream's do, and leaves a temporary file behind; BEHAVE=exit or hang in
-the environment makes it end early or never answer. Its benchmark never ends; BEHAVE=answer or fail makes it answer
-five requests at most, or end early.
+the environment makes it end early or never answer. Its benchmark never ends.
 """
 
 from pathlib import Path
@@ -32,21 +31,10 @@ class Handler(BaseHTTPRequestHandler):
 HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
 """
 BENCHMARK = """
-import json, os, sys, time
+import time
 
 def main():
-    print("prints to its own output", *sys.argv[1:])
-    match os.environ.get("BEHAVE"):
-        case "fail":
-            sys.exit("nobody answers")
-        case "answer":
-            requests = int(sys.argv[sys.argv.index("--num-prompts") + 1])
-            result = {"completed": min(requests, 5), "request_rate": float("inf"), "server_info": {}}
-            result["pid"] = os.getpid()
-            with open(sys.argv[sys.argv.index("--output-file") + 1], "w") as file:
-                print(json.dumps(result), file=file)
-        case _:
-            time.sleep(600)
+    time.sleep(600)
 
 if __name__ == "__main__":
     main()

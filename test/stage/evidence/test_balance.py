@@ -16,12 +16,6 @@ def make_balance(layer_ids=(0, 2)):
     return Balance(PLACEMENT, layer_ids, "cpu")
 
 
-def test_experts_of_each_rank():
-    experts = torch.zeros(2, EXPERTS, dtype=torch.bool)
-    experts[:, :6] = True
-    assert PLACEMENT.count(torch.tensor([0, 2]), experts).tolist() == [[4, 2, 0, 0], [0, 0, 2, 4]]
-
-
 def test_the_fullest_rank_and_the_mean_of_all():
     balance = make_balance()
     log, metrics = BalanceReader(balance), BalanceReader(balance)
@@ -38,8 +32,3 @@ def test_a_step_without_a_live_row_counts_as_none():
     balance = make_balance()
     assert not balance.count(make_tables([(0, 4), None])).any()
     assert format_balance(BalanceReader(balance).read()) == ""
-
-
-def test_log_line():
-    text = format_balance(RankLoad(4, 40, 20, 16, 10))
-    assert text == ", active experts of the fullest rank: 10.0 -> 5.0, of a rank: 4.0 -> 2.5"

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
 import torch
 
 from sglang_xshare.stage.evidence.counters import Counters, Reader
@@ -23,49 +22,6 @@ def count(counters: Counters, step: Step, *tables: Any) -> torch.Tensor:
     """Count a step that has left these tables; returns what it added."""
     counters.tables = make_tables(*tables)
     return counters.count(step)
-
-
-def test_counts_are_exact():
-    counters = Counters(2, "cpu")
-    counters.count_outcome("prefill")
-    for _ in range(3):
-        counters.count_outcome("policy", step(2))
-        count(counters, step(2), [(8, 5), (10, 4)], [[1.0, 0.5], [0.25, 0.75]], [0, 1])
-    assert Reader(counters).read() == Interval(
-        layer_steps=6,
-        experts_before=3 * 18,
-        experts_after=3 * 9,
-        kept_mass=3 * 2.5,
-        rows=3 * 4,
-        rescued=3,
-        outcomes=dict.fromkeys(OUTCOMES, 0) | {"prefill": 1, "policy": 3},
-    )
-
-
-def test_padding_rows_are_no_rows():
-    counters = Counters(1, "cpu")
-    count(counters, step(3, [True, True, False]), [(8, 5)], [[1.0, 0.5, 0.0]])
-    interval = Reader(counters).read()
-    assert (interval.rows, interval.mean_kept_mass) == (2, 0.75)
-
-
-@pytest.mark.parametrize("active", [0, 4])
-def test_step_without_a_live_row_counts_as_none(active):
-    """As when a CUDA graph is warmed up and captured; masked logits have their top-k active even then."""
-    counters = Counters(1, "cpu")
-    dead = step(2, [False, False])
-    counters.count_outcome("policy", dead)
-    count(counters, dead, [(0, active)], [[0.0, 0.0]])
-    assert not counters.totals.any()
-    assert not counters.outcomes.any()
-
-
-def test_vanilla_layers_and_steps_are_not_counted():
-    counters = Counters(3, "cpu")
-    counts = count(counters, step(1), [None, (8, 5), None], [[0.0], [1.0], [0.0]])
-    assert counts.tolist() == [[0] * 10, [1, 8, 5, 1, 1, 0, 0, 0, 0, 0], [0] * 10]
-    assert not counters.count(step(1)).any(), "nothing was selected since"
-    assert counters.totals.equal(counts)
 
 
 def test_each_reader_gets_what_is_new_to_it():

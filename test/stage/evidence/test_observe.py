@@ -12,7 +12,6 @@ from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.stage.assignment import PolicyBypassed
 from sglang_xshare.stage.evidence.figures import Exporter
-from sglang_xshare.stage.evidence.interval import Interval
 from sglang_xshare.stage.evidence.observe import SIZES, ObservationReader, format_observed
 from sglang_xshare.stage.layer import DROPPED, MASKED
 from stage.fake import EXPERTS, TOP_K, Formats, Model, forward_batch, run
@@ -134,7 +133,3 @@ def test_log_metrics_and_trace(attach, tmp_path):
     )
     assert list(line["plans"]) == list(PLANS)
     assert line["plans"]["oea:k0=1"] == {"experts_after": after, "kept_mass": pytest.approx(kept / 16)}
-
-
-def test_nothing_is_said_of_an_interval_without_steps():
-    assert format_observed({"oea": Interval(0, 0, 0, 0.0, 0, 0, {})}) == ""

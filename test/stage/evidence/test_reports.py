@@ -1,6 +1,5 @@
 """What a stage reports, and when: log, metrics and trace, each what is new to it."""
 
-import json
 from typing import Any
 
 import pytest
@@ -62,18 +61,3 @@ def test_one_rank_exports_what_all_have_seen_and_each_logs_it(attach, monkeypatc
     hooks.publish(make_reporter(forwards=1))
     assert exported == [1]
     assert len(file.read_text().splitlines()) == 1
-
-
-def test_trace_has_every_step_and_layer(attach, tmp_path):
-    file = tmp_path / "trace.jsonl"
-    model = Model(2)
-    installed = attach(model, **XSHARE, expert_policy_trace=str(file))
-    wanted = []
-    for number, rows in enumerate((4, 9)):
-        run(model, "decode", rows)
-        counts = [len(routed[1].unique()) for routed in model.routed]
-        wanted += [(number, layer, rows, count) for layer, count in enumerate(counts)]
-    reporter = make_reporter(2, current_scheduler_metrics_enabled=False)
-    assert installed.report(reporter).startswith(", active experts: ")
-    records = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [(r["step"], r["layer"], r["batch_size"], r["experts_after"]) for r in records] == wanted

@@ -18,7 +18,6 @@ from sglang_xshare.affinity.calibration import (
     SHRINKAGE,
     calibrate,
     load_model,
-    make_sketch,
     project,
     read_texts,
     watch_experts,
@@ -91,11 +90,6 @@ def test_a_projection_keeps_what_sets_ids_apart() -> None:
     assert not projected[2].any()
 
 
-def test_a_sketch_is_the_same_every_time_and_another_by_layer() -> None:
-    assert torch.equal(make_sketch(64, 1), make_sketch(64, 1))
-    assert not torch.equal(make_sketch(64, 1), make_sketch(64, 2))
-
-
 def test_the_command_writes_a_table(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "table.safetensors"
     flags = ["--model", str(tiny_model), "--texts", str(tiny_model / "heldout"), "--out", str(file)]
@@ -148,12 +142,3 @@ def test_a_truncated_checkpoint_is_one_line(tiny_model: Path, tmp_path: Path) ->
     (tmp_path / "model.safetensors").write_bytes((tiny_model / "model.safetensors").read_bytes()[:100_000])
     with refused(f"--model {tmp_path}"):
         load_model(tmp_path, "cpu")
-
-
-def test_a_dense_model_has_no_experts(tiny_model: Path, pieces: tuple[torch.Tensor, str]) -> None:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 1024}
-    dense = Qwen3ForCausalLM(Qwen3Config(**sizes, num_attention_heads=2, num_key_value_heads=2, head_dim=16))
-    with pytest.raises(ValueError, match="no experts seen in Qwen3ForCausalLM"):
-        calibrate(dense, tiny_model, *pieces, 16)

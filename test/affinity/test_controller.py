@@ -15,8 +15,8 @@ import pytest
 from affinity.tables import make_table, prompt
 from sglang_xshare import hooks
 from sglang_xshare.affinity import controller
-from sglang_xshare.affinity.controller import DecisionCounts, Dispatcher
-from sglang_xshare.affinity.decision import Affinity, Decision
+from sglang_xshare.affinity.controller import Dispatcher
+from sglang_xshare.affinity.decision import Affinity
 from sglang_xshare.affinity.finished import WatchedRequests, open_receiver, open_sender
 
 io_struct = pytest.importorskip("sglang.srt.managers.io_struct")
@@ -159,15 +159,6 @@ def test_the_log_says_who_got_what(
     assert caplog.messages == [line]
 
 
-def test_a_log_line_begins_anew() -> None:
-    counts = DecisionCounts(2)
-    for decision in (Decision(0, "affinity"), Decision(1, "bound"), Decision(0, "affinity")):
-        counts.count(decision, [2, 1])
-    shares = "3 requests, affinity 66.7%, bound 33.3%; by replica: 2 1; running: 2 1, imbalance: 1.33"
-    assert counts.format_log([2, 1]) == f"Expert affinity: {shares}"
-    assert not counts._counts
-
-
 WAYS_OUT: dict[str, Callable[[WatchedRequests], object]] = {
     "del": lambda states: states.__delitem__("a"),
     "pop": lambda states: states.pop("a"),
@@ -194,16 +185,6 @@ def test_every_way_out_of_the_states_is_told(way: str) -> None:
     (WAYS_OUT | NO_WAYS_OUT)[way](states)
     assert told == (["a"] if way in WAYS_OUT else [])
     assert states.get("a") != 1 or way in NO_WAYS_OUT
-
-
-def test_what_is_not_there_is_told_as_by_a_dictionary() -> None:
-    told: list[str] = []
-    states = WatchedRequests({}, told.append)
-    with pytest.raises(KeyError):
-        states.pop("a")
-    with pytest.raises(KeyError):
-        del states["a"]
-    assert told == []
 
 
 def test_what_was_never_sent_to_the_controller_is_not_told() -> None:

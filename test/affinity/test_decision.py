@@ -74,18 +74,6 @@ def test_the_bound_holds_and_nobody_idles(replicas: int, bound: float, events: l
             assert not loads[decision.replica]
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 8), st.sampled_from([1.0, 1.1, 1.25]), EVENTS)
-def test_the_same_requests_get_the_same_replicas(replicas: int, bound: float, events: list) -> None:
-    assert play(replicas, bound, events).decisions == play(replicas, bound, events).decisions
-
-
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.sampled_from([1.0, 1.1, 1.5]))
-def test_some_replica_is_always_open(loads: list[int], bound: float) -> None:
-    found = list_open(loads, range(len(loads)), bound)
-    assert min(range(len(loads)), key=loads.__getitem__) in found
-
-
 def test_the_bound_is_reached() -> None:
     """Of 63 running on four replicas 1.125 lets one run 18, and 1.1 lets it run 17."""
     assert list_open([17, 16, 15, 15], range(4), 1.125) == [0, 1, 2, 3]
@@ -237,10 +225,3 @@ def test_a_request_counts_once_and_ends_once() -> None:
 def test_wrong_numbers_are_refused(replicas: int, bound: float) -> None:
     with pytest.raises(ValueError, match=f"^(bound {bound}|{replicas} replicas): "):
         Affinity(TABLE, replicas, bound)
-
-
-def test_more_replicas_than_samples_are_served() -> None:
-    affinity = Affinity(TABLE, 40)
-    for number in range(80):
-        affinity.choose(number, prompt(number % TOPICS, start=number))
-    assert affinity.loads == [2] * 40

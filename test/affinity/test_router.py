@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import importlib.util
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -199,39 +198,6 @@ def test_the_router_hears_of_a_client_that_leaves_before_any_answer(example: Mod
     asyncio.run(play())
 
 
-def test_ids_that_no_model_has_are_handed_on(serve: Serve) -> None:
-    router = Router()
-
-    async def play() -> None:
-        async with serve(router) as (_, outer):
-            for token in (2**64 - 1, 2**63, -(2**63)):
-                body = b'{"input_ids": [%d]}' % token
-                assert (await outer.post("/generate", content=body)).status_code == 200
-                assert router.got[-1][2] == body
-
-    asyncio.run(play())
-
-
-def test_the_watch_outlives_a_failed_look(
-    example: ModuleType, serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    router = Router()
-    monkeypatch.setattr(example, "LOOK", 0.01)
-
-    async def play() -> None:
-        async with serve(router) as (proxy, _):
-            router.breaks = True
-            watching = asyncio.create_task(proxy.watch())
-            while "affinity_router: the workers are as they were" not in capsys.readouterr().out:
-                await asyncio.sleep(0.01)
-            router.breaks, router.healthy = False, {"http://a"}
-            while list(proxy.places) != [0]:
-                await asyncio.sleep(0.01)
-            watching.cancel()
-
-    asyncio.run(asyncio.wait_for(play(), 60))
-
-
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
@@ -249,26 +215,3 @@ def test_a_wrong_flag_is_one_line(example: ModuleType, table: Path, flag: str, v
         asyncio.run(example.serve(argparse.Namespace(**{**right, flag: value})))
     assert str(left.value).startswith(f"affinity_router: --{flag} {value}: ")
     assert "\n" not in str(left.value)
-
-
-def test_a_table_of_another_tokenizer_is_one_line(example: ModuleType, tmp_path: Path) -> None:
-    table = make_table()
-    file = tmp_path / "table"
-    dataclasses.replace(table, origin=dataclasses.replace(table.origin, tokenizer="cd" * 32)).save(file)
-    flags = {"router": "http://127.0.0.1:9", "table": file, "model": TRAINED, "bound": 1.1, "host": "", "port": 0}
-    with pytest.raises(SystemExit) as left:
-        asyncio.run(example.serve(argparse.Namespace(**flags)))
-    assert str(left.value).startswith(f"affinity_router: --model {TRAINED}: its tokenizer is not the table's")
-
-
-def test_a_router_without_workers_is_one_line(example: ModuleType, serve: Serve) -> None:
-    router = Router()
-    router.urls = []
-
-    async def play() -> None:
-        with example.blame("--router", "URL", "one with workers"):
-            async with serve(router):
-                pass
-
-    with pytest.raises(SystemExit, match="affinity_router: --router URL:"):
-        asyncio.run(play())

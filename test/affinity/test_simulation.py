@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 import torch
 
 from affinity.tables import TOPICS, WORDS, make_table, prompt
-from benchmark.affinity.__main__ import main as simulate_all
-from benchmark.affinity.live import SERVED, draw_requests, main, make_key, measure_imbalance
+from benchmark.affinity.live import SERVED, draw_requests, make_key, measure_imbalance
 from benchmark.affinity.report import OBSERVE, tabulate_live
 from benchmark.affinity.routing import Routing
 from benchmark.affinity.simulation import SCENARIOS, ByAffinity, RoundRobin, Traffic, make_traffic, simulate
@@ -112,34 +110,3 @@ def test_a_method_is_set_beside_the_first_of_its_traffic_and_policy() -> None:
     assert "24 - 72 tokens" in table.note
     del points[make_key("mixed", "vanilla", "round_robin")]
     assert [row[9] for row in tabulate_live(points).rows[2:]] == ["-", "-"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (["--life", "3"], "--life 3:"),
-        (["--requests", "191"], "--requests 191:"),
-        (["--replicas", "2", "--per-replica", "4", "--requests", "23"], "--requests 23:"),
-        (["--bound", "0.5"], "--bound: '0.5':"),
-        (["--bound", "nan"], "--bound: 'nan':"),
-        (["--bound", "inf"], "--bound: 'inf':"),
-        (["--bound", "wide"], "--bound: 'wide':"),
-        (["--policies", "vanilla", "off"], "--policies: 'off':"),
-        (["--policies", "observe"], "--policies: 'observe':"),
-        (["--policies", "xshare:k0=none"], "k0"),
-        (["--policies", "nosuch"], "nosuch"),
-    ],
-)
-def test_bad_input_is_one_line_before_a_server_starts(
-    flags: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("benchmark.affinity.live.measure", lambda *_: pytest.fail("it began to measure"))
-    with pytest.raises(SystemExit) as left:
-        main([*flags, "--out", str(tmp_path)])
-    assert told in str(left.value)
-    assert "\n" not in str(left.value)
-
-
-def test_no_replicas_are_refused() -> None:
-    with pytest.raises(SystemExit, match="argument --replicas: '0':"):
-        simulate_all(["mixed", "--replicas", "0"])

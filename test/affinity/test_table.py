@@ -1,15 +1,13 @@
 """The table's file, and what a prompt's signature is."""
 
 import os
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import save_file
-from safetensors.torch import save_file as save_tensors
 
 from affinity.tables import ORIGIN, make_table, prompt
 from sglang_xshare.affinity.table import FORMAT, READ, Table, hash_tokenizer, load_table
@@ -107,20 +105,6 @@ def test_counts_below_one_are_refused(tmp_path: Path, name: str, count: int) -> 
     replace(make_table(), origin=replace(ORIGIN, **changed)).save(file)
     with pytest.raises(ValueError, match=f"measured on {count} {name}"):
         load_table(file)
-
-
-def test_numbers_that_numpy_lacks_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "table.safetensors"
-    eight, half = (torch.zeros(8, 16, dtype=kind) for kind in (torch.float8_e4m3fn, torch.float16))
-    origin = {name: str(value) for name, value in asdict(ORIGIN).items()}
-    save_tensors({"signatures": eight, "samples": half}, file, {"format": FORMAT, **origin})
-    with pytest.raises(ValueError, match="signatures: F8_E4M3"):
-        load_table(file)
-
-
-def test_a_folder_is_no_table(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^a folder$"):
-        load_table(tmp_path)
 
 
 def test_a_model_without_a_tokenizer_file_has_no_hash(tmp_path: Path, tiny_model: Path) -> None:

@@ -22,6 +22,15 @@ CASES: dict[str, list[tuple[tuple[str, ...], str]]] = {
         (("--shapes", "16"), "argument --shapes: '16':"),
     ],
     "cost.ranks": [(("--active", "3"), "--active 3:")],
+    "affinity.__main__": [(("mixed", "--replicas", "0"), "argument --replicas: '0':")],
+    "affinity.live": [
+        (("--life", "3"), "--life 3:"),
+        (("--requests", "191"), "--requests 191:"),
+        (("--replicas", "2", "--per-replica", "4", "--requests", "23"), "--requests 23:"),
+        *((("--bound", bound), f"--bound: '{bound}':") for bound in ("0.5", "nan", "inf", "wide")),
+        (("--policies", "vanilla", "off"), "--policies: 'off':"),
+        (("--policies", "observe"), "--policies: 'observe':"),
+    ],
     "balance.__main__": [(("vanilla/xshare:k0=x",), "k0 = 'x'")],
     "balance.live": [((name,), f"policy '{name}':") for name in ("vanilla", "observe", "off")],
     "expert_sharding.__main__": [

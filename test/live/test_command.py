@@ -46,11 +46,6 @@ def test_get_prints_the_plan_in_force(server, capsys):
     assert server.asked == [("GET", PATH, None, None)]
 
 
-def test_json_is_the_answer_as_it_is(server, capsys):
-    assert main(["policy", "get", server.url, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == ANSWER
-
-
 @pytest.mark.parametrize(
     ("words", "config", "sent"),
     [

@@ -98,23 +98,6 @@ def test_the_first_frame_and_that_of_another_plan_are_of_all_since_it_is_in_forc
     assert frame.layers == [LayerLoad(1, 70 / 6, 5.0, 13 / 16), LayerLoad(3, 11.0, 6.0, 0.75)]
 
 
-@pytest.mark.parametrize(("switches", "start"), [(0, "the server's start"), (3, "the last switch")])
-def test_it_says_since_when_layers_are_counted(switches, start):
-    console = Console(width=100)
-    with console.capture() as drawn:
-        console.print(verb.draw(compare(at(0.0, answer(layer(1, 1, 9, 3, 1.0, 2), switches=switches)), None), 8))
-    assert f"Active experts of a step by layer, since {start}:" in drawn.get()
-
-
-def test_a_server_that_has_measured_nothing_yet():
-    idle = compare(Look("http://h", answer(layer(0, 0, 0, 0, 0.0, 0)), read_gauges(""), 0.0), None)
-    assert (idle.tokens_per_second, idle.accepted_length) == (None, None)
-    console = Console(width=100)
-    with console.capture() as drawn:
-        console.print(verb.draw(idle, 8))
-    assert "- tokens/s, accepted length -; 0 running" in drawn.get()
-
-
 def test_once_draws_one_frame(server, capsys):
     assert main(["top", server.url, "--once", "--api-key", "secret"]) == 0
     out, err = capsys.readouterr()
@@ -145,14 +128,6 @@ def test_json_is_a_line_a_frame(server, capsys):
     unpaged = {"page_ins_before": None, "page_ins": None}
     assert frame["layers"][1] == {"layer": 3, "before": 11.0, "after": 6.0, "kept_mass": 0.75} | unpaged
     assert (frame["seconds"], frame["switches"], frame["in_force"]["add"]) == (None, 3, 24)
-
-
-def test_many_layers_stand_side_by_side():
-    frame = compare(at(0.0, answer(*(layer(number, 1, 9, 3, 1.0, 2) for number in range(48)))), None)
-    console = Console(width=160)
-    with console.capture() as drawn:
-        console.print(verb.draw(frame, 20))
-    assert len(drawn.get().splitlines()) <= 20 + verb.HEADER
 
 
 def test_it_looks_again_until_the_server_is_gone(server, capsys, monkeypatch):

@@ -7,7 +7,6 @@ import pytest
 from benchmark.common.paths import ROOT
 from benchmark.gpu import moe_layer
 from check.asking import H100, QWEN, ask, compare, read_rows, say
-from refused import read_refusal
 from sglang_xshare.check.active import draw_loads
 from sglang_xshare.check.estimate import estimate_step
 from sglang_xshare.check.loads import COMMON as ASSUMED
@@ -75,18 +74,6 @@ def test_a_policy_has_a_row_with_the_range_of_what_is_assumed(write, capsys):
         assert "1.000" in line if side == 0 else " - ".join(masses) in line
 
 
-def test_a_step_that_makes_no_sense_is_not_told(write, capsys):
-    """77 s of them, and more tokens than the GPU can hold."""
-    asked = ("--model", write(QWEN), "--batch", 16, "--active", 48, 25)
-    assert say(*asked, "--bandwidth", 0.4) == 1
-    says = "--batch 16, --context 1024 at 0.4 GB/s: a step of "
-    assert read_refusal(capsys).startswith(f"check: {says}")
-    assert say(*asked, "--gpu", "h100", "--context", "1000000") == 1
-    out, err = capsys.readouterr()
-    assert "step, ms" not in out
-    assert err.startswith("check: not answered: the time of a step: --batch 16 with --context 1,000,000 takes 1.57 TB")
-
-
 def test_active_experts_and_bandwidth_as_given(write, capsys):
     asked = ("--model", write(QWEN), "--batch", 16, "--bandwidth", 3350, "--active", 48.8, 25.1, "--json")
     assert say(*asked) == 0
@@ -127,12 +114,6 @@ def test_a_trace_of_observe_has_each_plans_experts_and_any_other_says_whose_they
     assert say(*asked, "--compare", "oea:k0=3") == 0
     (row,) = read_rows(capsys)
     assert row["source"] == f"trace {trace}, as its server kept, whatever policy is named"
-
-
-def test_every_policy_has_its_rows(write, capsys):
-    rows = ask(write, capsys, *compare("oea:k0=3"))
-    assert [row["policy"] for row in rows] == ["oea:k0=3"] * 2 + ["xshare:k0=1,add=24"] * 2
-    assert rows[2:] == ask(write, capsys)
 
 
 def test_the_servers_own_policy_is_estimated_with_its_configuration(write, capsys):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmark.gpu.models import COMMON, CONFIGS
-from check.asking import TINY, list_warnings, run_all
+from check.asking import list_warnings, run_all
 from compatibility.test_server import POLICY
-from scripts.runners import FP8, write_model
+from scripts.runners import FP8
 from served.release import LATEST, OLDER
 from sglang_xshare.check.command import _on_device
 from sglang_xshare.check.server import read_flags
@@ -89,19 +89,3 @@ def test_another_device_is_refused_wherever_it_is_named(tmp_path):
     (tmp_path / "server.yaml").write_text("port: 3\n")
     flags = ["--config", str(tmp_path / "server.yaml")]
     assert _on_device(flags, read_flags(flags), GPUS["h100"]) == [*flags, "--device", "cuda"]
-
-
-def test_the_table_says_the_same(patched_release, tmp_path):
-    for name in ("fp8", "w4afp8"):
-        write_model(tmp_path / name, MODELS[name], None)
-    asked = [
-        ["--model", str(TINY), *POLICY, "--gpu", "h100"],
-        ["--model", str(tmp_path / "fp8"), *POLICY, "--gpu", "b200"],
-        ["--model", str(tmp_path / "w4afp8"), *POLICY, "--gpu", "b200"],
-    ]
-    served, moved, refused = run_all(patched_release(LATEST), asked)
-    assert [answer["code"] for answer in (served, moved, refused)] == [0, 0, 1]
-    for words in ("served", "h100", "auto: each layer chooses", "1-16, 24-256 by 8", "Triton kernel at 4-16"):
-        assert words in served["out"]
-    assert "expert policy: MoE runner flashinfer_trtllm (auto) -> triton" in " ".join(moved["out"].split())
-    assert UNFIT in " ".join(refused["out"].split())

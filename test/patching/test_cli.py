@@ -14,10 +14,9 @@ from typing import IO, Any
 
 import pytest
 
-from patching.fake import FILES, PATCHED, QUEUE, RELEASE, read_modes, read_tree, write_tree
+from patching.fake import FILES, PATCHED, RELEASE, read_modes, read_tree
 from sglang_xshare.patching import cli, engine, status
 from sglang_xshare.patching.cli import add_parser
-from sglang_xshare.patching.queue import find_root, list_releases
 from sglang_xshare.patching.state import STORE
 
 
@@ -176,17 +175,6 @@ def test_a_reader_that_leaves_early_is_no_error(tree: Path, queue: Path) -> None
     assert done.stdout.startswith(f"patch status: SGLang {RELEASE} in {tree}: patched")
 
 
-def test_a_missing_parser_is_one_line(
-    tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a machine without pip; reverting and checking need no parser."""
-    monkeypatch.setitem(sys.modules, "unidiff", None)
-    monkeypatch.delitem(sys.modules, "sglang_xshare.patching.patch", raising=False)
-    assert "unidiff" in _refusal(capsys, "apply", "--target", tree)
-    assert read_tree(tree) == FILES
-    assert _patch("status", "--target", tree) == 0
-
-
 @contextlib.contextmanager
 def _read_only(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Make the tree read-only, also for root, whom mode bits do not stop; yields how."""
@@ -226,31 +214,3 @@ def test_a_read_only_tree(
     print(f"made read-only by {how}: {line}")
     assert line.startswith(f"patch {changing}: {tree}: ")
     assert "may write" in line
-
-
-def test_lint(tree: Path, tmp_path: Path, queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    releases = write_tree(tmp_path / "releases" / RELEASE).parent
-    assert _patch("lint", "--releases", releases) == 0
-    assert (
-        capsys.readouterr().out
-        == f"patch lint: {len(QUEUE)} patches looked at; each hunk matches one place in {RELEASE} (5 hunks)\n"
-    )
-    assert "not a directory" in _refusal(capsys, "lint", "--releases", tmp_path / "missing")
-    (queue / "shared/orphan.patch").write_text("")
-    assert _patch("lint", "--releases", releases) == 1
-    assert capsys.readouterr().err == "patch lint: shared/orphan.patch: in no series that could be read\n"
-
-
-def test_the_queue_is_packaged() -> None:
-    assert list_releases(find_root()) == [f"0.5.{number}" for number in range(17, 24)]
-
-
-def test_as_a_module(tree: Path) -> None:
-    """The real entry point, in a process of its own: a release without our queue's hashes is refused in one line."""
-    command = [sys.executable, "-m", "sglang_xshare", "patch", "apply", "--target", str(tree)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr.startswith("patch apply: ")
-    assert done.stderr.count("\n") == 1
-    assert read_tree(tree) == FILES

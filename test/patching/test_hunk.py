@@ -47,11 +47,6 @@ def test_the_refusal_names_patch_hunk_and_lines() -> None:
     assert str(refusal.value) == line
 
 
-def test_hunks_match_the_file_before_the_patch_in_any_order() -> None:
-    hunks = [Hunk((b"b\n",), (b"a\n",)), Hunk((b"a\n",), (b"c\n",))]
-    assert apply_hunks(b"a\nb\n", hunks, "p") == b"c\na\n"
-
-
 def test_overlapping_hunks_are_refused() -> None:
     hunks = [Hunk((b"a\n", b"b\n"), (b"b\n",)), Hunk((b"b\n", b"c\n"), (b"b\n",))]
     with pytest.raises(PatchError, match="two hunks overlap at line 2"):
@@ -74,9 +69,3 @@ def test_line_ends_count(content: bytes, hunk: Hunk) -> None:
 def test_a_line_may_not_lose_its_end_inside_the_file() -> None:
     with pytest.raises(PatchError, match="without a newline"):
         apply_hunks(b"a\nb\n", [Hunk((b"a\n",), (b"c",))], "p")
-
-
-def test_context_and_trim() -> None:
-    hunk = Hunk((b"a\n", b"b\n", b"c\n"), (b"a\n", b"b\n", b"x\n", b"c\n"))
-    assert hunk.context() == (2, 1)
-    assert hunk.trim(1, 1) == Hunk((b"b\n",), (b"b\n", b"x\n"))

@@ -30,12 +30,6 @@ def test_bytes_survive() -> None:
     assert dos.hunks == (Hunk((b"SIZE = 1\r\n",), (b"SIZE = 2\r\n",)),)
 
 
-def test_a_patch_may_end_in_blank_lines_or_without_a_newline() -> None:
-    wanted = parse_patch(HEADER + ROUTE, "p")
-    assert parse_patch(HEADER + ROUTE + "\n\n", "p") == wanted
-    assert parse_patch(HEADER + ROUTE[:-1], "p").files[0].path == wanted.files[0].path
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

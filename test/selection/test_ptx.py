@@ -17,8 +17,6 @@ from selection.cases import fill_logits
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 from sglang_xshare.selection.triton_kernel import launch
 
-pytestmark = pytest.mark.long
-
 FLIPPED = -(2**31)  # where a barrier's counter may stand as well
 BIAS = torch.linspace(-0.3, 0.3, 256)
 XSHARE = {"policy": "xshare", "k0": 1, "add": 24}
@@ -137,7 +135,9 @@ def find_differences(found, expected, counter):
     return wrong
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [name if name == "programs" else pytest.param(name, marks=pytest.mark.long) for name in CASES]
+)
 def test_it_answers_as_the_reference(run, name):
     case = CASES[name]
     tokens = case.tokens_per_request
@@ -195,6 +195,7 @@ def count_barriers(run, case):
     return counts[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "unneeded"), [("xshare", 2), ("programs", 6)])
 def test_a_barrier_that_is_left_out_shows(run, name, unneeded):
     """But for those that nothing needs where all others are: Triton puts one before and behind each atomic operation,
@@ -215,6 +216,7 @@ def test_a_barrier_that_is_left_out_shows(run, name, unneeded):
     assert len(left_out) <= unneeded < barriers, f"{sorted(left_out)} of {barriers}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["release", "acquire"])
 def test_what_orders_programs_is_needed(run, what):
     case = CASES["programs"]

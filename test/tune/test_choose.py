@@ -25,16 +25,6 @@ def test_losses_rise_as_experts_fall(options):
     assert min(found) >= 0
 
 
-def test_losses_in_order_stay_as_they_are():
-    options = [Option("a", 0.0, 8), Option("b", 1.0, 6), Option("c", 2.0, 3)]
-    assert smooth(options[::-1]) == options
-
-
-def test_those_the_wrong_way_round_share_their_mean():
-    options = [Option("a", 0.0, 8), Option("b", 3.0, 6), Option("c", 1.0, 3)]
-    assert [one.loss for one in smooth(options)] == [0, 2, 2]
-
-
 @few
 @given(group)
 def test_what_is_trimmed_lies_above_the_line(options):

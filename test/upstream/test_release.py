@@ -2,7 +2,6 @@
 
 import pytest
 
-from sglang_xshare.patching.queue import list_releases
 from sglang_xshare.upstream.release import is_since
 
 
@@ -27,10 +26,3 @@ def test_a_build_has_the_code_of_the_release_that_it_leads_to(running, last, nex
 def test_what_is_no_version_is_not_compared():
     with pytest.raises(ValueError, match="unknown"):
         is_since("unknown", "0.5.23")
-
-
-def test_releases_are_sorted_as_numbers(tmp_path):
-    for name in ("0.5.23", "0.5.9", "0.5.17"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "series").touch()
-    assert list_releases(tmp_path) == ["0.5.9", "0.5.17", "0.5.23"]

@@ -55,11 +55,6 @@ def test_a_former_name_is_warned_of(policy, show):
     assert said == "warning: min_tokens is now min_rows; the former name is still accepted\n"
 
 
-def test_defaults_are_those_of_a_server_that_speculates(show):
-    assert show("xshare")[1]["add"] == 24
-    assert show("xshare", "--speculative-num-draft-tokens", "4")[1]["add_per_request"] == 4
-
-
 def test_vanilla_has_nothing_to_show(show):
     assert show("vanilla") == (0, {"policy": "vanilla"}, "")
 
@@ -80,10 +75,3 @@ def test_what_a_server_refuses_is_refused_in_one_line(given, line, show):
     assert (code, plan) == (1, {})
     assert len(said.splitlines()) == 1
     assert said.startswith(f"policies: {line}")
-
-
-def test_draft_tokens_are_positive(show, capsys):
-    with pytest.raises(SystemExit) as ended:
-        show("xshare", "--speculative-num-draft-tokens", "0")
-    assert ended.value.code == 1
-    assert "--speculative-num-draft-tokens 0:" in capsys.readouterr().err

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from docs.documents import ROOT, Command, list_commands, list_documents, list_links, list_paths
-from docs.runs import RUNS, Ask, Elsewhere, Run, Same, Serve
+from docs.kinds import Ask, Elsewhere, Run, Same, Serve
+from docs.runs import RUNS
 
 PACKAGE = ROOT / "python" / "sglang_xshare"
 

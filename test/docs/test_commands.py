@@ -18,7 +18,8 @@ import pytest
 from benchmark.common.paths import ROOT, TRAINED
 from benchmark.common.server import Server, has_gpu
 from docs.documents import Command, list_commands
-from docs.runs import NO_GPU, RUNS, Ask, Parse, Run, Same, Serve
+from docs.kinds import Ask, Parse, Run, Same, Serve
+from docs.runs import NO_GPU, RUNS
 from served.release import LATEST
 from sglang_xshare.compatibility.arguments import read_arguments
 

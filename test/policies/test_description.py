@@ -56,34 +56,6 @@ def test_an_order_is_a_list_of_experts_that_json_takes():
     assert json.loads(json.dumps(described))["order"] == order
 
 
-def test_overrides_name_their_place_and_what_changes():
-    schedule = build(
-        k0=1,
-        add=24,
-        by_rows={"2-8": {"add": 30}, "4": {"add": 24}},
-        layers={"0": {"policy": "vanilla"}, "2-3": {"mass": 0.5}, "5": {"policy": "oea"}, "6": {"k0": 1}},
-    )
-    assert describe(schedule)["overrides"] == [
-        {"by_rows": "2-3", "add": 30},
-        {"by_rows": "5-8", "add": 30},
-        {"layers": "0", "policy": "vanilla"},
-        {"layers": "2-3", "mass": 0.5},
-        {"layers": "2-3", "by_rows": "2-3", "add": 30, "mass": 0.5},
-        {"layers": "2-3", "by_rows": "5-8", "add": 30, "mass": 0.5},
-        {
-            "layers": "5",
-            "policy": "oea",
-            "k0": 3,
-            "p": 1.0,
-            "kmax": None,
-            "max_rank": None,
-            "target_per_rank": None,
-            "free_residents": None,
-            "own_share": 0.0,
-        },
-    ]
-
-
 KEYS = st.fixed_dictionaries(
     {}, optional={"k0": st.integers(1, 2), "add": st.integers(0, 2), "mass": st.sampled_from([0.5, 0.9])}
 )

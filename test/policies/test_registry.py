@@ -1,16 +1,14 @@
 """What every policy has in common: names, keys, defaults, phases, and what the table and the JSON list."""
 
 import json
-from dataclasses import replace
-from typing import Optional
 
 import pytest
 
 from refused import read_refusal
 from sglang_xshare import Router, build_plan
 from sglang_xshare.cli import main
-from sglang_xshare.policies import bounds, get_policy, list_policies, registry
-from sglang_xshare.policies.plan import KEYS, SelectionPlan
+from sglang_xshare.policies import bounds, get_policy, list_policies
+from sglang_xshare.policies.plan import KEYS
 from sglang_xshare.policies.schedule import build_schedule
 from sglang_xshare.policies.table import format_json
 
@@ -164,15 +162,3 @@ def test_a_wrong_command_line_is_one_line(argv, line, capsys):
         main(argv)
     assert error.value.code == 1
     assert read_refusal(capsys).startswith(line)
-
-
-def test_a_key_may_be_none_where_the_function_says_so_in_whatever_spelling(monkeypatch):
-    monkeypatch.setattr(registry, "_POLICIES", {})
-
-    @registry.register("made-up", "nowhere", own_keys={"p": replace(KEYS["p"], help="None of these")})
-    def make(add: int = 0, mass: Optional[float] = None, k0: "int | None" = None, p: float = 1.0) -> SelectionPlan:  # noqa: UP045
-        """Made up."""
-        return SelectionPlan(k0=k0, add=add, mass=mass, p=p)
-
-    keys = registry.get_policy("made-up").keys
-    assert {name for name, key in keys.items() if key.optional} == {"mass", "k0"}

@@ -16,10 +16,6 @@ def build(name: str = "xshare", speculative: bool = False, **config: Any) -> Sch
     return schedule
 
 
-def test_vanilla_has_no_schedule():
-    assert build_schedule("vanilla", {}, speculative=False) is None
-
-
 def test_a_batch_of_one_row_is_vanilla_by_default():
     schedule = build()
     assert schedule.reason_to_skip("decode", 1) == "min_rows"

@@ -16,7 +16,6 @@ from selection.oracle import ALGORITHMS
 from selection.test_laws import pad_columns
 from sglang_xshare import Batch, Router, build_plan, select
 from sglang_xshare.policies import VANILLA
-from sglang_xshare.policies.plan import BALANCES
 
 few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 EVERY_POLICY = pytest.mark.parametrize("policy", ALGORITHMS)
@@ -117,74 +116,6 @@ def test_no_row_exact_is_as_without(data):
         assert torch.equal(out.topk_weights, pad_columns(without.topk_weights, columns, 0.0))
         for name in ("selected", "active", "vanilla_active", "rescued"):
             assert torch.equal(getattr(out, name), getattr(without, name)), (backend, name)
-
-
-@few
-@given(data=st.data())
-def test_marking_a_row_only_adds_to_s(data):
-    """By utilities to which a row adds nothing outside its own top-k. Not `mass`: there is less of a whole to reach.
-
-    With targets of ranks beside requests' own budgets it takes whole requests: a request that has more rows than exact
-    ones goes on to its next best, and a rank counts these.
-    """
-    case = dataclasses.replace(data.draw(marked()), slots=None)
-    steps = {
-        "add": st.integers(0, 9),
-        "add_per_request": st.integers(0, 4),
-        "target_per_rank": st.sampled_from([None, 1, 3, 9]),
-    }
-    keys = data.draw(st.one_of(st.fixed_dictionaries(steps), st.fixed_dictionaries({"budget": st.integers(1, 40)})))
-    if keys.get("target_per_rank"):
-        keys["balance"] = data.draw(st.sampled_from(BALANCES))
-    if "budget" in keys:
-        keys["scope"] = data.draw(st.sampled_from(["batch", "request"]))
-    utility = data.draw(st.sampled_from(["topk", "squared"]))
-    k0, p = data.draw(st.integers(0, case.top_k)), data.draw(st.sampled_from([0.5, 1.0]))
-    plan = build_plan("custom", k0=k0, p=p, utility=utility, **keys)
-    more = torch.rand(len(case.P), generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99)))) < 0.4
-    marks = [case.exact, case.exact | more]
-    if plan.add_per_request and plan.target_per_rank:
-        tokens = case.tokens_per_request
-        marks = [mark[::tokens].repeat_interleave(tokens) for mark in marks]
-    before, after = (indices(run(dataclasses.replace(case, exact=mark), plan, "torch").selected) for mark in marks)
-    assert before <= after
-
-
-def test_mass_may_end_sooner_beside_an_exact_row():
-    """Three experts hold 6, 5.5 and 5 of the utility. Exact, the row that has the third brings it along: 60 % of what
-    the others want is reached with the first.
-    """
-    utility = torch.tensor([[6.0, 5.5, 4.0], [0.0, 0.0, 1.0]])
-    logits = torch.cat([torch.zeros(1, 3).log()] * 31)
-    rows = [j for j, count in enumerate((12, 11, 8)) for _ in range(count)]
-    logits[torch.arange(31), rows] = 0.0
-    assert torch.bincount(torch.tensor(rows)).tolist() == (utility[0] * 2).int().tolist()
-    logits = torch.cat([logits, torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]).log()])
-    exact = torch.arange(33) >= 31
-    plan = build_plan("custom", k0=0, mass=0.6)
-    assert indices(select(logits, plan, Router(1)).selected) == {0, 1}
-    assert indices(select(logits, plan, Router(1), Batch(exact=exact)).selected) == {0, 2}
-
-
-@few
-@given(case=marked(), data=st.data())
-def test_exact_rows_count_towards_no_budget(case, data):
-    """The others add as many as they could without, where there are as many with utility."""
-    case = dataclasses.replace(case, resident=None)
-    k0, add = data.draw(st.integers(0, case.top_k)), data.draw(st.integers(0, 9))
-    warm = {j for i in case.others for j in case.top[i][:k0]} | case.held()
-    wanted = {j for i in case.others for j in case.top[i]}
-    selected = indices(run(case, build_plan("xshare", k0=k0, add=add, utility="full"), "torch").selected)
-    assert len(selected - warm) >= min(add, len({j for j in wanted - warm if utility_of_any(case, j)}))
-    assert len(selected - warm) <= add
-    ranked = indices(run(case, build_plan("moe-spec", budget=add + 1), "torch").selected)
-    assert len(ranked - case.held()) <= add + 1
-    free = {j for j in range(case.num_experts) if j not in case.held() and utility_of_any(case, j)}
-    assert len(ranked - case.held()) == min(add + 1, len(free))
-
-
-def utility_of_any(case, expert):
-    return any(round(case.M[i][expert] * 2**20) for i in case.others)
 
 
 @pytest.mark.parametrize("backend", BOTH)

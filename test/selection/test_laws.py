@@ -63,28 +63,6 @@ def test_a_full_budget_is_vanilla(router, name, kind):
     assert torch.equal(vanilla.active, vanilla.vanilla_active)
 
 
-@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
-@pytest.mark.parametrize(
-    "name", [name for name in FULL_BUDGETS if FULL_BUDGETS[name].get("policy", name) in OWN_SHARES]
-)
-@pytest.mark.parametrize("own_share", [0.3, 0.75, 1])
-def test_nothing_replaced_is_vanilla_at_any_own_share(scoring, name, own_share):
-    """A full budget, to the last bit of the weights."""
-    keys = FULL_BUDGETS[name]
-    if keys.get("coverage") == "truncate":
-        return
-    logits = fill_logits("normal", 12, 32, seed=9)
-    out = select(
-        logits,
-        build_plan({"policy": name, **keys, "own_share": own_share}),
-        Router(4, scoring),
-        rank_of_expert=torch.arange(32) // 8,
-    )
-    vanilla = select(logits, build_plan("vanilla"), Router(4, scoring))
-    assert torch.equal(out.topk_ids, vanilla.topk_ids)
-    assert torch.equal(out.topk_weights, vanilla.topk_weights)
-
-
 @few
 @given(data=st.data())
 def test_own_share_changes_nothing_but_the_weights_of_rows_that_lost_mass(data):
@@ -221,21 +199,6 @@ def test_level_fills_ranks_up_to_the_fullest_and_no_further(case, data):
     utility = utility_of(case, case.rows, "topk")
     wanted = {j for j in range(case.num_experts) if utility[j] > 0}
     assert all(len(found["level"] & home) == most or not wanted & home - found["level"] for home in homes)
-
-
-@EVERY_POLICY
-@few
-@given(data=st.data())
-def test_no_row_gets_an_expert_it_cannot_choose(policy, data):
-    case = data.draw(cases())
-    out = run(case, build_plan(policy, **data.draw(keys_for(policy, case))), "torch")
-    for i, row in enumerate(out.topk_ids.tolist()):
-        experts = [j for j in row if j != -1]
-        assert len(set(experts)) == len(experts)
-        assert row == experts + [-1] * (len(row) - len(experts))
-        assert set(experts) <= set(case.ranking[i])
-        assert experts == sorted(experts, key=case.ranking[i].index)
-    assert not (out.active & ~out.selected).any()
 
 
 def test_bias_and_groups_decide():

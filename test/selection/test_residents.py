@@ -45,11 +45,6 @@ def paged(draw, bounded=None, **sizes):
     return dataclasses.replace(case, resident=resident, slots=draw(slots))
 
 
-def own_experts(case, out):
-    """How many of its own top-k each row has."""
-    return [len(set(row) & set(own)) for row, own in zip(out.topk_ids.tolist(), case.top, strict=True)]
-
-
 @st.composite
 def adding_plans(draw, case, **keys):
     """Of warm-up and the batch's additions, as served."""
@@ -60,41 +55,12 @@ def adding_plans(draw, case, **keys):
 
 @often
 @given(data=st.data())
-def test_more_residents_never_give_a_row_fewer_of_its_own_experts(data):
-    """Not with `mass`, which residents hold a part of, nor where residents compete for too few slots."""
-    case = data.draw(paged(bounded=False))
-    plan = data.draw(adding_plans(case, add_per_request=data.draw(st.integers(0, 3))))
-    if data.draw(st.booleans()):
-        plan = build_plan("oea", k0=max(plan.k0, 1))
-    more = torch.rand(case.num_experts, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99)))) < 0.3
-    for less in (None, case.resident):
-        before = run(dataclasses.replace(case, resident=less), plan, "torch")
-        after = run(dataclasses.replace(case, resident=case.resident | more), plan, "torch")
-        assert indices(before.selected) <= indices(after.selected)
-        for few_, many in zip(own_experts(case, before), own_experts(case, after), strict=True):
-            assert few_ <= many
-
-
-@often
-@given(data=st.data())
 def test_all_resident_is_vanilla_where_all_fit(data):
     """But for experts without any utility, as in test_unchanged.py."""
     case = data.draw(cases())
     slots = data.draw(st.sampled_from([None, case.num_experts]))
     case = dataclasses.replace(case, resident=torch.ones(case.num_experts, dtype=torch.bool), slots=slots)
     check_unchanged(case, data.draw(adding_plans(case)))
-
-
-@often
-@given(data=st.data())
-def test_page_ins_are_at_most_the_warm_up_and_what_is_added(data):
-    case = data.draw(paged())
-    plan = data.draw(adding_plans(case))
-    out = run(case, plan, "torch")
-    page_ins = int((out.active & ~case.resident).sum())
-    assert page_ins <= len(case.held()) + plan.k0 * len(case.others) + plan.add
-    without = dataclasses.replace(case, exact=None)
-    assert int((run(without, plan, "torch").active & ~case.resident).sum()) <= plan.k0 * len(case.rows) + plan.add
 
 
 @often

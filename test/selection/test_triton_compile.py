@@ -13,7 +13,6 @@ from triton.compiler import ASTSource
 from selection.hopper import DTYPES, HOPPER, Case, compile_kernel
 from sglang_xshare import Router, RunnerSlots
 from sglang_xshare.selection.triton_kernel.filling import fill_rows
-from sglang_xshare.selection.triton_kernel.kernel import COLLECT, MEASURE, RESCUE, ROUTE
 from sglang_xshare.selection.triton_kernel.mask import mask_kernel
 
 BIAS = torch.zeros(256)
@@ -94,21 +93,6 @@ def test_the_barriers_order_memory():
     order = re.findall(r"bar\.sync|(?:atom|ld)\.global\.gpu\.(release|acquire)", code)
     assert [name for name in order if name] == ["release", "acquire", "release", "acquire"]
     assert all(order[i - 1] == order[i + 1] == "" for i, name in enumerate(order) if name)
-
-
-@pytest.mark.parametrize("phase", [COLLECT, ROUTE])
-def test_a_launch_a_phase(phase):
-    compile_kernel(CASES["xshare in programs"], begins=phase, ends=phase)
-
-
-@pytest.mark.parametrize("phase", [MEASURE, COLLECT, ROUTE])
-def test_a_launch_a_phase_of_voters(phase):
-    compile_kernel(CASES["lynx-acc"], begins=phase, ends=phase)
-
-
-@pytest.mark.parametrize("phase", [COLLECT, RESCUE, ROUTE])
-def test_a_launch_a_phase_of_a_rescue(phase):
-    compile_kernel(CASES["moe-spec truncating"], begins=phase, ends=phase)
 
 
 def test_a_last_launch_fills_rows():

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from served.answers import SERVERS, SIZES, Answers, ask
+from served.ranks import Answers as RankedAnswers
+from served.ranks import serve
 from served.release import LATEST
 
 
@@ -26,3 +28,20 @@ def served(
         return ask(tiny_model, tree, flags, tmp_path_factory.mktemp("served"), SIZES.get(name, (16, 16, 1)))
 
     return lambda name, release=LATEST: run(name, release)
+
+
+@pytest.fixture(scope="session")
+def ranked(
+    tiny_model: Path,
+    patched_release: Callable[[str], Path],
+    pristine_release: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., RankedAnswers]:
+    """Call it with flags for what a server of several ranks does, of a release's patched tree unless told otherwise."""
+
+    @cache
+    def run(flags: tuple[str, ...], release: str, patched: bool) -> RankedAnswers:
+        tree = (patched_release if patched else pristine_release)(release)
+        return serve(tiny_model, tree, flags, tmp_path_factory.mktemp("ranked"))
+
+    return lambda *flags, release=LATEST, patched=True: run(flags, release, patched)

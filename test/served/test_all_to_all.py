@@ -4,9 +4,7 @@
 experts that it holds.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -27,28 +25,14 @@ from served.ranks import (
     experts,
     keys_of,
     live,
-    serve,
 )
-from served.release import LATEST, OLDER
+from served.release import OLDER
 from sglang_xshare import Batch, Router, Selection, build_plan, select
 
 # Ranks that decide differently wait for each other forever: that must fail a test, not the whole run.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 DEEPEP = ("--moe-a2a-backend", "deepep")
-
-
-@pytest.fixture(scope="session")
-def answers(
-    tiny_model: Path, patched_release: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Answers]:
-    """Call it with flags for what a server of a release does."""
-
-    @cache
-    def run(flags: tuple[str, ...], release: str) -> Answers:
-        return serve(tiny_model, patched_release(release), flags, tmp_path_factory.mktemp("all-to-all"))
-
-    return lambda *flags, release=LATEST: run(flags, release)
 
 
 def list_selections(
@@ -90,49 +74,49 @@ def check_steps(answers: Answers, plan: Mapping[str, Any], tokens_per_request: i
     assert answers.metrics["steps prefill"] == (len(answers.steps) - len(answers.selecting)) / LAYERS
 
 
-def test_ranks_select_among_the_rows_of_all(answers):
-    served = answers(*keys_of(XSHARE), *TWO, *DEEPEP)
+def test_ranks_select_among_the_rows_of_all(ranked):
+    served = ranked(*keys_of(XSHARE), *TWO, *DEEPEP)
     check_load(served)
     check_steps(served, XSHARE)
     assert served.metrics["steps policy"] == len(served.selecting) / LAYERS
 
 
 @pytest.mark.parametrize("release", OLDER)
-def test_ranks_of_older_releases_select_among_the_rows_of_all(release, answers):
-    served = answers(*keys_of(XSHARE), *OLD_TWO, *DEEPEP, release=release)
+def test_ranks_of_older_releases_select_among_the_rows_of_all(release, ranked):
+    served = ranked(*keys_of(XSHARE), *OLD_TWO, *DEEPEP, release=release)
     check_load(served)
     check_steps(served, XSHARE)
 
 
-def test_ranks_without_a_row_take_part(answers):
+def test_ranks_without_a_row_take_part(ranked):
     """Of four ranks, where few have requests, the others have not even padding."""
-    served = answers(*keys_of(XSHARE | {"min_rows": 1}), *FOUR, *DEEPEP)
+    served = ranked(*keys_of(XSHARE | {"min_rows": 1}), *FOUR, *DEEPEP)
     check_load(served)
     check_steps(served, XSHARE)
     assert any(0 in calls[0]["padded"] for calls in served.selecting)
 
 
-def test_ranks_select_among_the_rows_of_their_own(answers):
-    served = answers(*keys_of(XSHARE | {"rows": "rank"}), *TWO, *DEEPEP)
+def test_ranks_select_among_the_rows_of_their_own(ranked):
+    served = ranked(*keys_of(XSHARE | {"rows": "rank"}), *TWO, *DEEPEP)
     check_load(served)
     check_steps(served, XSHARE, alone=True)
 
 
-def test_ranks_divide_the_rows_of_a_batch(answers):
+def test_ranks_divide_the_rows_of_a_batch(ranked):
     """With two tensor-parallel ranks to one of data-parallel attention, each routes half of its rows."""
-    served = answers(*keys_of(XSHARE), *TWO_OF_TWO, *DEEPEP)
+    served = ranked(*keys_of(XSHARE), *TWO_OF_TWO, *DEEPEP)
     check_load(served)
     check_steps(served, XSHARE)
 
 
-def test_verification_groups_by_request_across_ranks(answers, tiny_model):
-    served = answers(*eagle(tiny_model, CHAIN), *keys_of(PER_REQUEST), *TWO, *DEEPEP)
+def test_verification_groups_by_request_across_ranks(ranked, tiny_model):
+    served = ranked(*eagle(tiny_model, CHAIN), *keys_of(PER_REQUEST), *TWO, *DEEPEP)
     check_load(served)
     check_steps(served, PER_REQUEST, DRAFT_TOKENS)
 
 
 @pytest.mark.parametrize("rows", ["batch", "rank"])
-def test_full_budget_answers_as_without_a_policy(rows, answers):
-    served = answers(*policy("xshare", k0=1, add=64, utility="full", rows=rows), *TWO, *DEEPEP)
-    assert served.tokens == answers(*TWO, *DEEPEP).tokens == answers(*TWO).tokens
+def test_full_budget_answers_as_without_a_policy(rows, ranked):
+    served = ranked(*policy("xshare", k0=1, add=64, utility="full", rows=rows), *TWO, *DEEPEP)
+    assert served.tokens == ranked(*TWO, *DEEPEP).tokens == ranked(*TWO).tokens
     assert served.metrics["steps policy"] > 0

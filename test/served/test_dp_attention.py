@@ -1,8 +1,6 @@
 """Data-parallel attention: every rank serves requests of its own, and the MoE layers see the rows of all."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -23,9 +21,8 @@ from served.ranks import (
     experts,
     keys_of,
     live,
-    serve,
 )
-from served.release import LATEST, OLDER
+from served.release import OLDER
 from sglang_xshare import Batch, Router, Selection, build_plan, select
 
 # Ranks that decide differently wait for each other forever: that must fail a test, not the whole run.
@@ -33,23 +30,6 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 PER_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}
 RANK_OF_EXPERT = [expert // 16 for expert in range(64)]
-
-
-@pytest.fixture(scope="session")
-def answers(
-    tiny_model: Path,
-    patched_release: Callable[[str], Path],
-    pristine_release: Callable[[str], Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[..., Answers]:
-    """Call it with flags for what a server of a release's patched tree does."""
-
-    @cache
-    def run(flags: tuple[str, ...], release: str, patched: bool) -> Answers:
-        tree = (patched_release if patched else pristine_release)(release)
-        return serve(tiny_model, tree, flags, tmp_path_factory.mktemp("dp"))
-
-    return lambda flags, release=LATEST, patched=True: run(tuple(flags), release, patched)
 
 
 def select_again(
@@ -93,8 +73,8 @@ def check_steps(answers: Answers, plan: Mapping[str, Any], tokens_per_request: i
     assert traced == [(sum(calls[0]["own"]), calls[0]["after"]) for calls in steps]
 
 
-def test_ranks_select_alike_over_the_rows_of_all(answers):
-    served = answers((*keys_of(XSHARE), *TWO))
+def test_ranks_select_alike_over_the_rows_of_all(ranked):
+    served = ranked(*keys_of(XSHARE), *TWO)
     check_load(served)
     check_steps(served, XSHARE)
     prefills = [{call["mode"] for call in calls} for calls in served.steps if calls[0]["prefills"]]
@@ -104,15 +84,15 @@ def test_ranks_select_alike_over_the_rows_of_all(answers):
 
 
 @pytest.mark.parametrize("release", OLDER)
-def test_ranks_of_older_releases_select_alike(release, answers):
-    served = answers((*keys_of(XSHARE), *OLD_TWO), release)
+def test_ranks_of_older_releases_select_alike(release, ranked):
+    served = ranked(*keys_of(XSHARE), *OLD_TWO, release=release)
     check_load(served)
     check_steps(served, XSHARE)
 
 
-def test_four_ranks_select_alike_also_where_rows_are_not_padded(answers):
+def test_four_ranks_select_alike_also_where_rows_are_not_padded(ranked):
     """One request on four ranks is gathered as one row, not as four."""
-    served = answers((*keys_of(XSHARE | {"min_rows": 1}), *FOUR))
+    served = ranked(*keys_of(XSHARE | {"min_rows": 1}), *FOUR)
     check_load(served)
     check_steps(served, XSHARE)
     rows_by_rank = [calls[0]["padded"] for calls in served.selecting]
@@ -121,33 +101,33 @@ def test_four_ranks_select_alike_also_where_rows_are_not_padded(answers):
 
 
 @pytest.mark.parametrize("ranks", [TWO, TWO_OF_TWO], ids=["of one", "of two"])
-def test_full_budget_answers_as_unpatched(ranks, answers):
-    served = answers((*policy("xshare", k0=1, add=64, utility="full"), *ranks))
-    unpatched = answers(TWO, patched=False)
+def test_full_budget_answers_as_unpatched(ranks, ranked):
+    served = ranked(*policy("xshare", k0=1, add=64, utility="full"), *ranks)
+    unpatched = ranked(*TWO, patched=False)
     check_load(unpatched)
     assert not any(call["stage"] for calls in unpatched.steps for call in calls)
     assert served.tokens == unpatched.tokens
     assert served.metrics["steps policy"] == len(served.selecting) / LAYERS > 0
 
 
-def test_verification_groups_by_request_across_ranks(answers, tiny_model):
+def test_verification_groups_by_request_across_ranks(ranked, tiny_model):
     """Speculation does not mix: the others wait idle while a rank prefills."""
-    served = answers((*eagle(tiny_model, CHAIN), *keys_of(PER_REQUEST), *TWO))
+    served = ranked(*eagle(tiny_model, CHAIN), *keys_of(PER_REQUEST), *TWO)
     check_load(served)
     check_steps(served, PER_REQUEST, DRAFT_TOKENS)
     assert {call["mode"] for calls in served.selecting for call in calls} == {"TARGET_VERIFY", "IDLE"}
 
 
-def test_full_budget_verifies_as_unpatched_without_speculation(answers, tiny_model):
-    served = answers((*eagle(tiny_model, CHAIN), *policy("xshare", k0=1, add=64, utility="full"), *TWO))
-    wanted = answers(TWO, patched=False).tokens
+def test_full_budget_verifies_as_unpatched_without_speculation(ranked, tiny_model):
+    served = ranked(*eagle(tiny_model, CHAIN), *policy("xshare", k0=1, add=64, utility="full"), *TWO)
+    wanted = ranked(*TWO, patched=False).tokens
     # A request may end within a verified draft: upstream hands out what it has.
     assert [tokens[: len(own)] for tokens, own in zip(served.tokens, wanted, strict=True)] == wanted
 
 
-def test_each_expert_parallel_rank_loads_its_share(answers):
+def test_each_expert_parallel_rank_loads_its_share(ranked):
     """With as many attention-DP as expert-parallel ranks, upstream cannot return the experts' outputs on CPU."""
-    served = answers((*keys_of(PER_RANK), *TWO_OF_TWO, "--ep-size", "4"))
+    served = ranked(*keys_of(PER_RANK), *TWO_OF_TWO, "--ep-size", "4")
     check_load(served)
     for calls in served.selecting:
         selection = select_again(calls[0], PER_RANK, valid=live(calls[0]), rank_of_expert=RANK_OF_EXPERT)

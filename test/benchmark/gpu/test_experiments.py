@@ -6,29 +6,9 @@ import pytest
 from gpu.recorded import write_record
 
 from benchmark.gpu import checks, eagle3, layer, paged, replay, selection, server, tune
-from benchmark.gpu.__main__ import NO_GPU, main
+from benchmark.gpu.__main__ import main
 from benchmark.gpu.table import list_rows
 from refused import refused
-
-
-@pytest.mark.parametrize("broken", [False, True])
-def test_tests_run_side_by_side(tmp_path, monkeypatch, capfd, broken):
-    monkeypatch.setattr(checks, "ROOT", tmp_path)
-    file = tmp_path / "test_made_up.py"
-    file.write_text(
-        "import pytest\ndef test_upstream(): assert False\n"
-        "@pytest.mark.parametrize('n', [1, 2, 3], ids=['a a', 'b', 'c'])\n"
-        f"def test_small(n): assert n < {3 if broken else 4}\n"
-    )
-    if broken:
-        with pytest.raises(
-            RuntimeError, match=r"1 of 3 tests failed on this GPU, first test_made_up.py::test_small\[c"
-        ):
-            checks.run_tests([str(file)], selection.NOT_UPSTREAM)
-        assert "test_small[c]" in capfd.readouterr().out
-    else:
-        checks.run_tests([str(file)], selection.NOT_UPSTREAM)
-        assert capfd.readouterr().out == "3 tests passed, or were skipped\n"
 
 
 def test_a_point_that_fails_costs_no_other_and_is_the_last_to_be_tried_again(tmp_path):
@@ -73,12 +53,6 @@ def run(monkeypatch):
         return main()
 
     return call
-
-
-def test_without_a_gpu_no_record_is_begun(tmp_path, run, capsys):
-    assert run(False, "layer", "--out", str(tmp_path / "out")) == 2
-    assert capsys.readouterr() == ("", NO_GPU + "\n")
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_policy_is_for_experiment_tune_alone(tmp_path, run):

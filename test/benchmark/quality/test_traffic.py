@@ -6,7 +6,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from benchmark.quality.decoding import Decoding
-from benchmark.quality.text import load_sequences
 from benchmark.quality.traffic import Problem, continue_prompts, read_prompts, read_texts, share_batch
 
 
@@ -19,16 +18,6 @@ def decoding(checkpoint):
 def tokenize(checkpoint):
     encoder = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     return lambda text: encoder.encode(text, add_special_tokens=False).ids
-
-
-def test_texts_are_those_of_an_offline_decode(decoding, tokenize):
-    traffic = read_texts(decoding, tokenize)
-    offline = load_sequences(decoding.texts, decoding.model, 8 + 12 + 1, 4)
-    assert [one.prompt + one.text for one in traffic.samples] == offline.tokens.tolist()
-    assert traffic.domains == offline.domains
-    mixed = traffic.mix()
-    assert [one.prompt + one.text for one in mixed.samples] == offline.take(offline.mixing()).tokens.tolist()
-    assert mixed.domains == ("arithmetic", "prose") * 4
 
 
 def test_problems_come_after_a_solved_one(decoding, tokenize):

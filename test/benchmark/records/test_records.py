@@ -97,18 +97,6 @@ def test_what_the_same_source_has_begun_at_another_commit_goes_on(
     assert [path.name for path in left.iterdir()] == ["second.png"]  # which no page shows
 
 
-def test_an_experiment_on_a_model_that_is_not_there_is_passed_over(source, made_up, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("benchmark.records.experiments.BUILD", tmp_path / "build")
-    other = replace(FIRST, trained="other")
-    command.measure([other, SECOND], tmp_path / "results")
-    assert ran(made_up) == ["second --out --resume"]
-    line = "[1/2] first: passed over; python -m training.train_moe --model other makes its model"
-    assert line in capfd.readouterr().out
-    (tmp_path / "build" / "models" / "other").mkdir(parents=True)
-    command.measure([other], tmp_path / "results")
-    assert ran(made_up)[1:] == ["first --out --resume"]
-
-
 def test_a_changed_source_is_refused_before_anything_runs(source, made_up, tmp_path):
     source += ["python/a.py", "python/b.py"]
     with pytest.raises(ValueError, match=r"python/a\.py and 1 more: not as committed"):

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fake_gpu.ptx.instructions import LANES, SIMPLE, Array, Handler, apply, read, unsigned, write
+from fake_gpu.ptx.instructions import SIMPLE
 from fake_gpu.ptx.module import TYPES, Instruction, Module
+from fake_gpu.ptx.operands import LANES, Array, Handler, apply, read, unsigned, write
 
 
 def _names(arg: str) -> list[str]:

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from sgl_kernel import torchvision_schemas
 
@@ -27,19 +26,3 @@ def test_build_is_read_from_the_version_file(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
     assert torchvision_schemas._torchvision_is_cuda_build() is cuda_build
-
-
-@pytest.mark.parametrize(("torch_cuda", "cuda_build"), [("13.0", True), (None, False)])
-def test_a_torchvision_that_loads_is_left_alone(
-    torch_cuda: str | None, cuda_build: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torchvision_schemas, "_libraries", [])
-    monkeypatch.setattr(torchvision_schemas, "_torchvision_is_cuda_build", lambda: cuda_build)
-    monkeypatch.setattr(torch.version, "cuda", torch_cuda)
-    torchvision_schemas.define_missing()
-    assert torchvision_schemas._libraries == []
-
-
-def test_defining_twice_is_harmless() -> None:
-    torchvision_schemas.define_missing()
-    torchvision_schemas.define_missing()

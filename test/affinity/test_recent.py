@@ -5,7 +5,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_xshare.affinity.recent import BLOCK, HASHED, Prefixes, Recent, hash_blocks
+from sglang_xshare.affinity.recent import BLOCK, Prefixes, Recent, hash_blocks
 
 
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 5))
@@ -32,13 +32,6 @@ def test_the_common_beginning_is_found_by_whole_blocks(length: int, common: int)
     assert prefixes.match(1, hash_blocks(second)) == 0
     prefixes.clear(0)
     assert prefixes.match(0, hash_blocks(second)) == 0
-
-
-def test_of_a_long_prompt_the_beginning_is_looked_at() -> None:
-    tokens = list(range((HASHED + 3) * BLOCK))
-    assert len(hash_blocks(tokens)) == HASHED
-    assert hash_blocks(tokens) == hash_blocks(tokens[: HASHED * BLOCK])
-    assert hash_blocks(tokens)[: HASHED - 1] == hash_blocks(tokens[: HASHED * BLOCK - 1])
 
 
 def test_however_tokens_are_kept_their_blocks_are_the_same() -> None:

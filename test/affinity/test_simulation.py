@@ -11,7 +11,7 @@ from affinity.tables import TOPICS, WORDS, make_table, prompt
 from benchmark.affinity.live import SERVED, draw_requests, make_key, measure_imbalance
 from benchmark.affinity.report import OBSERVE, tabulate_live
 from benchmark.affinity.routing import Routing
-from benchmark.affinity.simulation import SCENARIOS, ByAffinity, RoundRobin, Traffic, make_traffic, simulate
+from benchmark.affinity.simulation import ByAffinity, RoundRobin, make_traffic, simulate
 from benchmark.quality.text import Sequences
 
 
@@ -43,23 +43,6 @@ def test_fewer_experts_are_active_with_affinity_within_its_bound(routing: Routin
     assert wide.active < narrow.active < 0.95 * turns.active
     assert narrow.imbalance <= 1.1
     assert wide.imbalance <= 1.5
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_every_scenario_ends_and_is_the_same_again(routing: Routing, name: str) -> None:
-    def run() -> object:
-        return simulate(routing, ByAffinity(make_table(), 4, 1.25), 4, make_traffic(name, routing, 300))
-
-    first = run()
-    assert first == run()
-
-
-def test_a_dead_replica_gets_nothing(routing: Routing) -> None:
-    rule = ByAffinity(make_table(), 3, 1.1)
-    traffic = Traffic(lambda source, share: source.randrange(40), lambda replicas, share: [0, 2], requests=100)
-    simulate(routing, rule, 3, traffic)
-    assert rule.affinity.loads[1] == 0
-    assert sum(rule.affinity.loads) <= 32
 
 
 def test_imbalance_is_the_mean_over_time() -> None:

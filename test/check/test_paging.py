@@ -131,13 +131,6 @@ def test_a_single_row_selects_where_a_server_would_have_it_select(model, capsys)
     assert "a step of 1 rows stays vanilla (min_rows)" in read_refusal(capsys)
 
 
-def test_known_experts_tell_no_page_ins_and_so_no_step(model, capsys):
-    flags = ("--batch", 16, "--active", 40, 20, "--bandwidth", 1000, "--json")
-    assert say("--model", model, *PAGED, 40, *flags) == 0
-    (row,) = json.loads(capsys.readouterr().out)["estimate"]["estimates"]
-    assert row.keys() & {"page_ins", "step_ms"} == set()
-
-
 @pytest.mark.parametrize("slots", ["4", "x", "0"])
 def test_bad_input_is_one_line(model, capsys, slots):
     assert say("--model", model, *PAGED, slots, "--batch", 4) == 1

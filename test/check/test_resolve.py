@@ -8,7 +8,6 @@ import pytest
 from check.asking import TINY
 from refused import read_refusal
 from sglang_xshare.check.resolve import Resolution, _listening, _resolve
-from sglang_xshare.check.table import spell_sizes
 from sglang_xshare.cli import main
 
 BAD = {
@@ -43,10 +42,3 @@ def test_a_fault_of_ours_is_not_sglangs_refusal(monkeypatch):
         _resolve([], lambda flags: resolution.note_given(SimpleNamespace()), resolution)
     _resolve([], lambda flags: {}["theirs"], resolution)
     assert resolution.refusals == [("SGLang", "'theirs'")]
-
-
-def test_sizes_are_spelt_as_runs():
-    assert spell_sizes([1, 2, 3, 4, 8, 16, 24, 32]) == "1-4, 8-32 by 8"
-    assert spell_sizes([1, 2, 4, 8, 12]) == "1, 2, 4-12 by 4"
-    assert spell_sizes([7]) == "7"
-    assert spell_sizes([]) == ""

@@ -12,7 +12,7 @@ from served.release import CPU, make_env, older_releases_take_long
 from sglang_xshare import hooks
 from sglang_xshare.compatibility import checks, setters
 from sglang_xshare.compatibility.arguments import Arguments, read_arguments
-from sglang_xshare.compatibility.checks import CHECKS, GIVEN, RESOLVED, Check
+from sglang_xshare.compatibility.checks import CHECKS, GIVEN, Check
 from sglang_xshare.compatibility.setters import set_arguments
 from sglang_xshare.compatibility.start import AFFINITY, PLACEMENT, STAGE, Start
 from sglang_xshare.refusal import ExpertPolicyError
@@ -52,27 +52,6 @@ def test_what_is_set_is_set_after_what_is_given_was_checked(monkeypatch):
     with pytest.raises(hooks.Refused):
         hooks.check_flags(both)
     assert done[4:] == []
-
-
-def test_a_server_makes_no_check_after_the_first_that_refuses(monkeypatch):
-    def never(start):
-        raise AssertionError("made")
-
-    monkeypatch.setattr(
-        checks, "CHECKS", (Check("one", GIVEN, STAGE, refuse("one")), Check("two", GIVEN, STAGE, never))
-    )
-    with pytest.raises(hooks.Refused, match=r"^--one: "):
-        hooks.check_flags(POLICY)
-
-
-def test_what_depends_on_a_refused_check_is_left_out(monkeypatch):
-    listed = [
-        Check("model", GIVEN, STAGE, refuse("model")),
-        Check("draft", GIVEN, STAGE, refuse("draft")),
-        Check("schedule", RESOLVED, STAGE, refuse("schedule"), after="model"),
-        Check("trace", RESOLVED, STAGE, refuse("trace"), after="schedule"),
-    ]
-    assert find(monkeypatch, POLICY, *listed, when=(GIVEN, RESOLVED)) == ["--model", "--draft", "--trace"]
 
 
 @pytest.mark.parametrize(

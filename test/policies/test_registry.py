@@ -61,31 +61,6 @@ def test_the_table_lists_everything(capsys):
     assert "(0, 1]" in table
 
 
-def test_the_keys_of_every_policy_are_listed_with_range_and_default(capsys):
-    assert main(["policies", "oea"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    for name, default in (("phases", "the"), ("min_rows", "2"), ("max_rows", "null"), ("layers", "{}")):
-        assert [row for row in rows if row[:2] == [name, default]], name
-    assert main(["policies", "vanilla", "oea", "moe-spec", "--json"]) == 0
-    vanilla, oea, moe_spec = json.loads(capsys.readouterr().out)
-    assert vanilla["common_keys"] == {}
-    assert list(oea["common_keys"]) == [
-        "phases",
-        "min_rows",
-        "max_rows",
-        "rows",
-        "exact",
-        "layers",
-        "by_rows",
-    ]
-    assert all(key["meaning"] for key in oea["common_keys"].values())
-    assert oea["common_keys"]["min_rows"]["allowed"] == "an integer of at least 1"
-    assert [policy["common_keys"]["phases"]["default"] for policy in (oea, moe_spec)] == [
-        ["decode", "verify"],
-        ["verify"],
-    ]
-
-
 def test_listed_defaults_are_the_schedules():
     common = json.loads(format_json([get_policy("oea")]))[0]["common_keys"]
     schedule = build_schedule("oea", {}, speculative=True)

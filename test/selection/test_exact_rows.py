@@ -139,15 +139,3 @@ def test_rows_that_cannot_be_marked_by_a_case_still_are():
     assert torch.equal(with_it.topk_ids[:3], vanilla.topk_ids[:3])
     assert (without.topk_ids[:3] != vanilla.topk_ids[:3]).any(1).all()
     assert (with_it.topk_ids[3:] != vanilla.topk_ids[3:]).any()
-
-
-def test_requests_see_their_own_exact_rows_alone():
-    """Two requests of two rows. The first row is exact: its own request adds beyond its experts, the other may add
-    one of them.
-    """
-    logits = torch.tensor(
-        [[9.0, 8.0, 0, 0, 0, 0], [0, 8.0, 9.0, 7.0, 0, 0], [0, 8.5, 0, 0, 9.0, 0], [0, 8.5, 0, 0, 9.0, 8.0]]
-    )
-    plan = build_plan("custom", k0=1, add_per_request=1, utility="full")
-    out = select(logits, plan, Router(2), Batch(None, 2, torch.tensor([True, False, False, False])))
-    assert indices(out.selected) == {0, 1, 2, 3, 4}

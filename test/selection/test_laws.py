@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from selection.cases import OWN_SHARES, cases, fill_logits, indices, keys_for, run
-from selection.oracle import ALGORITHMS, utility_of
+from selection.oracle import ALGORITHMS
 from sglang_xshare import Batch, Router, build_plan, select
 
 few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -178,27 +178,6 @@ def test_padding_requests_change_nothing(policy, data):
     assert (padded.kept_mass[~valid] == 0).all()
     for name in ("selected", "active", "vanilla_active", "rescued"):
         assert torch.equal(getattr(padded, name), getattr(out, name)), name
-
-
-@few
-@given(case=cases(), data=st.data())
-def test_level_fills_ranks_up_to_the_fullest_and_no_further(case, data):
-    """OEA's extension to expert parallelism: what the step waits for stays as large as it was."""
-    case = dataclasses.replace(case, exact=None, resident=None)
-    k0, target = data.draw(st.integers(0, case.top_k)), data.draw(st.integers(1, 5))
-    plans = {
-        "warm-up": build_plan("xshare", k0=k0, add=0),
-        "filled": build_plan("xshare", k0=k0, target_per_rank=target, balance="fill"),
-        "level": build_plan("xshare", k0=k0, target_per_rank=target, balance="level"),
-    }
-    found = {name: indices(run(case, plan, "torch").selected) for name, plan in plans.items()}
-    homes = [{j for j, r in enumerate(case.rank_of_expert) if r == rank} for rank in range(4)]
-    most = max(target, *(len(found["warm-up"] & home) for home in homes))
-    assert found["warm-up"] <= found["filled"] <= found["level"]
-    assert max(len(found["level"] & home) for home in homes) <= most
-    utility = utility_of(case, case.rows, "topk")
-    wanted = {j for j in range(case.num_experts) if utility[j] > 0}
-    assert all(len(found["level"] & home) == most or not wanted & home - found["level"] for home in homes)
 
 
 def test_bias_and_groups_decide():

@@ -119,13 +119,6 @@ def test_metrics_are_those_of_the_call(backend):
     assert torch.allclose(out.kept_mass, expected.kept_mass)
 
 
-def test_logits_need_no_particular_layout():
-    strided = torch.cat([LOGITS, LOGITS], 1).T.contiguous().T[:, ::2]
-    router = Router(4, num_expert_group=4, topk_group=2)
-    expected = select(strided.contiguous(), XSHARE, router, Batch(None, 2))
-    assert torch.equal(select(strided, XSHARE, router, Batch(None, 2)).topk_ids, expected.topk_ids)
-
-
 def test_every_backend_is_listed_and_auto_is_torch_where_nothing_is_compiled(monkeypatch):
     called = []
     monkeypatch.setattr("sglang_xshare.selection.cpu_call.supports", lambda *args: False)

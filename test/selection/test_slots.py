@@ -111,17 +111,6 @@ def test_select_fills_what_it_leaves_empty(backend, name):
     assert torch.equal(found.active, bare.active)
 
 
-@pytest.mark.parametrize("backend", ["reference", "torch"])
-def test_no_rows_at_all(backend):
-    found = select(torch.empty(0, 8), make_plan("xshare"), Router(2), backend=backend, slots=RunnerSlots())
-    assert found.topk_ids.shape == (0, 2)
-
-
-def test_no_rows_in_the_kernel(kernel):
-    found = kernel(torch.empty(0, 8, device=DEVICE), make_plan("xshare"), Router(2), Batch(), slots=RunnerSlots())
-    assert found.topk_ids.shape == (0, 2)
-
-
 @pytest.mark.parametrize("name", ["xshare", "oea", "dynamic-skip", "moe-spec truncating", "lynx-lat"])
 @pytest.mark.parametrize(
     ("rows", "experts"), [(1, 16), (5, 40), (16, 128), (20, 160), pytest.param(64, 64, marks=pytest.mark.long)]

@@ -53,11 +53,3 @@ def test_held_out_problems_are_right_and_unseen(installation: Path) -> None:
         assert parts, problem
         first, second = int(parts[1]), int(parts[3])
         assert int(parts[4]) == (first + second if parts[2] == "+" else first - second)
-
-
-@pytest.mark.parametrize(("kind", "domain"), [("lib", "python"), ("include", "c")])
-def test_a_machine_without_the_text_is_named(installation: Path, kind: str, domain: str) -> None:
-    for file in (installation / kind).iterdir():
-        file.unlink()
-    with pytest.raises(FileNotFoundError, match=f"too little {domain} text under {installation}"):
-        corpus.load_corpus()

@@ -8,9 +8,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import LlamaConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import LlamaConfig, Qwen3MoeForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from small import small_qwen3
 from training import train_eagle3
 from training.acceptance import STEPS_AHEAD, accepted_lengths, continuations, draft_hits, target_hits
 from training.eagle3 import Draft, features
@@ -27,17 +28,9 @@ CONFIG = LlamaConfig(
     vocab_size=50,
     draft_vocab_size=20,
 )
-TARGET = Qwen3MoeConfig(
-    vocab_size=50,
-    hidden_size=HIDDEN,
-    moe_intermediate_size=8,
-    num_hidden_layers=4,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    head_dim=SIZE,
-    num_experts=4,
-    num_experts_per_tok=2,
-    initializer_range=0.3,
+TARGET = small_qwen3(
+    **{"vocab_size": 50, "hidden_size": HIDDEN, "num_hidden_layers": 4, "head_dim": SIZE},
+    **{"num_experts": 4, "norm_topk_prob": False, "initializer_range": 0.3},
 )
 
 

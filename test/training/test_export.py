@@ -10,31 +10,16 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     Glm4MoeForCausalLM,
-    Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
 
+from small import small_qwen3
 from training.export import export, in_bfloat16, untied
 from training.models import grouped
 from training.tokenizer import encode, train_tokenizer
 
 TEXT = "def add(a, b):\n    return a + b  # 37 and 48 make 85: naïve ∑\n"
-SMALL = Qwen3MoeConfig(
-    vocab_size=300,
-    hidden_size=32,
-    intermediate_size=48,
-    moe_intermediate_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    num_experts=8,
-    num_experts_per_tok=2,
-    norm_topk_prob=True,
-    tie_word_embeddings=True,
-    bos_token_id=None,
-    eos_token_id=0,
-)
+SMALL = small_qwen3(intermediate_size=48, tie_word_embeddings=True, bos_token_id=None, eos_token_id=0)
 
 
 @pytest.fixture(scope="module")

@@ -58,11 +58,6 @@ def test_every_layer_and_batch_size_gets_its_setting(choices):
                 assert found == plan_of(setting), (rows, layer)
 
 
-def test_one_setting_everywhere_is_that_policy():
-    assert build_policy({(0, 1): "oea:k0=3", (2, 3): "oea:k0=3"}) == {"policy": "oea", "k0": 3}
-    assert build_policy({(0, 1): VANILLA_SETTING}) == {"policy": VANILLA_SETTING}
-
-
 def test_what_a_person_would_write():
     chosen = {(0, 1): VANILLA_SETTING, (2,): "xshare:k0=1,add=4", (3,): "xshare:k0=1,add=8"}
     assert build_policy(chosen) == {

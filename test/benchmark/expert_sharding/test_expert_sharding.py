@@ -22,12 +22,6 @@ def test_rows_draw_experts_with_the_papers_odds(alpha):
     assert router.route(5, seed=1)[0].equal(ids[:5])
 
 
-def test_a_row_draws_no_expert_twice():
-    ids, weights = SkewedRouter(8, 0.6, 1, top_k=3).route(100, seed=1)
-    assert all(len(set(row)) == 3 for row in ids.tolist())
-    torch.testing.assert_close(weights.sum(1), torch.ones(100))
-
-
 def test_one_rank_computes_each_expert_by_itself():
     experts = Experts.draw(4, 8, 12)
     rows, ids, weights = torch.randn(10, 8), torch.randint(4, (10, 2)), torch.rand(10, 2)

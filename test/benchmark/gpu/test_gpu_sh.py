@@ -90,14 +90,6 @@ def test_all_patches_then_runs_then_tabulates(checkout):
     ]
 
 
-def test_quick_leaves_what_remains_of_the_limit(checkout):
-    assert run(checkout, QUICK="1").returncode == 0
-    (ran,) = [call for call in calls(checkout) if "gpu run" in call]
-    assert 470 <= int(ran.partition("--limit ")[2]) <= 480
-    assert run(checkout, QUICK="1", LIMIT="1").returncode == 0
-    assert calls(checkout)[-2].endswith("--limit 1")
-
-
 def test_the_table_comes_whatever_fails(checkout):
     assert run(checkout, FAIL="run").returncode == 3
     assert calls(checkout)[-1] == "benchmark.gpu table --out results"

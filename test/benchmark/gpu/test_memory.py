@@ -4,8 +4,7 @@ import pytest
 from gpu.recorded import write_record
 
 from benchmark.gpu import eagle3, memory
-from benchmark.gpu.memory import GIB, choose_model, estimate_bytes, read_free_bytes
-from benchmark.gpu.models import name_cut, read_config
+from benchmark.gpu.memory import GIB, choose_model, estimate_bytes
 from programs import write_program
 
 H200 = 139 * GIB
@@ -26,17 +25,6 @@ def test_what_a_server_takes_is_its_weights_and_what_loading_or_serving_takes():
     assert 1 * GIB < estimate_bytes("gpt-oss-20b", eagle3.DRAFT) - estimate_bytes("gpt-oss-20b") < 3 * GIB
 
 
-@pytest.mark.parametrize("printed", ["echo 142000", "echo '[N/A]'", "exit 9"])
-def test_the_driver_is_asked(tmp_path, monkeypatch, printed):
-    write_program(tmp_path / "nvidia-smi", printed)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    if printed == "echo 142000":
-        assert read_free_bytes() == 142000 << 20
-    else:
-        with pytest.raises(RuntimeError, match="nvidia-smi does not say"):
-            read_free_bytes()
-
-
 OSS = "gpt-oss-120b-30-layers"
 
 
@@ -54,14 +42,6 @@ def test_the_layers_are_those_that_fit(gib, qwen, oss, small):
     assert choose_model(OSS, 2, gib * GIB) == oss
     assert choose_model(eagle3.MODEL, 2, gib * GIB, eagle3.DRAFT) == oss
     assert choose_model("gpt-oss-20b", 2, gib * GIB) == small
-
-
-def test_a_cut_model_differs_by_its_layers_alone():
-    for name in ("qwen3-30b-a3b", OSS):
-        whole, cut = read_config(name), read_config(name_cut(name, 8))
-        assert {key for key in whole if whole[key] != cut[key]} <= {"num_hidden_layers", "layer_types"}
-        assert cut["num_hidden_layers"] == 8
-        assert "layer_types" not in cut or cut["layer_types"] == ["sliding_attention", "full_attention"] * 4
 
 
 def test_what_is_cut_or_left_out_is_said_until_it_fits(tmp_path, monkeypatch, capsys):

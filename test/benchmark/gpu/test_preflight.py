@@ -31,12 +31,6 @@ def test_what_eagle3_imports_on_a_gpu_alone_is_named(monkeypatch):
     assert "eagle3" in needs
 
 
-def test_an_unknown_check_is_refused():
-    done = run_module("kernels", PYTHONPATH=f"{ROOT / 'python'}")
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert done.stderr.startswith("gpu: check kernels: ")
-
-
 def test_kernels_that_do_not_compile_are_named_by_experts(monkeypatch):
     """Here every launch fails, as one of a kernel that does not compile."""
     monkeypatch.setattr(compilation, "EXPERTS", (8, 512))

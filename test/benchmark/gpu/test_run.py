@@ -5,12 +5,9 @@ import sys
 import pytest
 
 from benchmark.common.record import read_record
-from benchmark.gpu import eagle3, paged, replay
 from benchmark.gpu import run as module
-from benchmark.gpu.models import read_config
 from benchmark.gpu.preflight import CHECKS
-from benchmark.gpu.run import TASKS, Task, rows, run, run_process
-from benchmark.gpu.server import CASES
+from benchmark.gpu.run import Task, rows, run, run_process
 from programs import write_program
 
 A, B, C = Task("layer", ("a",), 60.0), Task("server", ("b",), 100.0, ("cc",)), Task("tune", (), 10.0)
@@ -78,16 +75,6 @@ def test_what_the_limit_leaves_is_told_and_goes_on_in_the_next_call(call, tmp_pa
     assert "gpu: left for the same command: layer a, server b, tune" in capsys.readouterr().out
     (tmp_path / "tune-hangs").unlink()
     assert call() == (True, ["layer", "server", "tune"])
-
-
-def test_tasks_that_serve_need_their_models_number_of_experts():
-    models = {"eagle3": eagle3.MODEL, "replay server": replay.MODEL, "paged": paged.MODEL}
-    models |= {f"server {name}": case.model for name, case in CASES.items()}
-    for name, model in models.items():
-        (task,) = [task for task in TASKS if task.name == name]
-        config = read_config(model)
-        experts = config.get("num_experts", config.get("num_local_experts"))
-        assert [need for need in task.needs if "compilation" in need] == [f"compilation-{experts}"]
 
 
 def python(*lines: str) -> list[str]:

@@ -44,12 +44,6 @@ def test_a_trial_that_failed_is_nobodys_fastest():
     assert choose(points)[0]["one"] == {"8": 4}
 
 
-def test_experts_with_a_trial_missing_are_left_alone():
-    points = make_points(lambda one: one.tile, [64, 128])
-    del points[next(trial.key for trial in list_trials() if trial.experts == 64)]
-    assert [one["experts"] for one in choose(points)] == [128]
-
-
 @pytest.fixture
 def shapes_file(tmp_path, monkeypatch):
     """A copy of the kernel's own, which the test may change."""

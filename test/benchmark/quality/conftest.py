@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3MoeForCausalLM
 
 from benchmark.quality.model import load_model
+from small import small_qwen3
 
 EXPERTS, TOP_K = 16, 4
 TEXTS = {
@@ -23,19 +24,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """16 experts, top-4, hidden 32; routers are decided enough that a policy changes the logits."""
     folder = tmp_path_factory.mktemp("checkpoint")
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(
-        vocab_size=300,
-        hidden_size=32,
-        moe_intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        num_experts=EXPERTS,
-        num_experts_per_tok=TOP_K,
-        norm_topk_prob=True,
-    )
-    model = Qwen3MoeForCausalLM(config)
+    model = Qwen3MoeForCausalLM(small_qwen3(num_experts=EXPERTS, num_experts_per_tok=TOP_K))
     for name, parameter in model.named_parameters():
         if "norm" not in name:
             torch.nn.init.normal_(parameter, std=0.4)

@@ -10,8 +10,7 @@ from benchmark.common.variant import parse_plan
 from benchmark.quality.drafts import __main__ as command
 from benchmark.quality.drafts.layout import OWN, Drafted
 from benchmark.quality.drafts.report import KINDS, tabulate_drafts
-from benchmark.quality.measure import compare_loss
-from benchmark.quality.model import Layout, prefill
+from benchmark.quality.model import prefill
 
 LAYOUT = Drafted(2, 4, 0.5)
 SEQUENCES, TOKENS = 8, 96
@@ -21,12 +20,6 @@ def split_places():
     """[steps, requests, 4]: of each row its sequence's number and its place there, hundreds and units."""
     places = torch.arange(SEQUENCES)[:, None] * 100 + torch.arange(TOKENS)
     return LAYOUT.split(places[..., None])[..., 0].unflatten(1, (2, 4))
-
-
-def test_drafts_that_are_all_right_are_the_text():
-    rows = torch.randn(4, 12, 2)
-    assert torch.equal(Drafted(2, 3, 1.0).split(rows), Layout(2, 3).split(rows))
-    assert Drafted(2, 3, 1.0).count(4, 12).all()
 
 
 def test_a_step_goes_on_behind_what_the_former_has_emitted():
@@ -99,14 +92,6 @@ def test_vanilla_is_the_model_and_wrong_drafts_do_harm(model):
         told, fewer = prefilled.decode(text, plan, replace(layout, told=True))
     assert not torch.allclose(found, told)
     assert torch.cat(fewer.active).mean() < torch.cat(routing.active).mean()
-
-
-def test_loss_of_what_is_counted():
-    nats = torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 9.0]])
-    counted = nats < 9
-    loss = compare_loss(nats, torch.zeros_like(nats), counted)
-    assert (loss.cross_entropy, loss.delta) == (2.25, 2.25)
-    assert loss == compare_loss(torch.tensor([[1.5], [3.0]]), torch.zeros(2, 1))
 
 
 def test_experts_at_equal_loss():

@@ -7,10 +7,8 @@ import pytest
 from benchmark.common.variant import parse_plan
 from benchmark.quality.front import __main__ as command
 from benchmark.quality.front.ladders import (
-    POLICIES,
     SQUARED,
     changes_of,
-    family_of,
     settings_of,
 )
 from benchmark.quality.front.report import experts_for, tabulate_front, tabulate_gains, tabulate_own_share
@@ -29,15 +27,6 @@ def test_a_change_is_the_published_plan_but_for_its_keys(setting):
         for key in ("k0", "add", "add_per_request", "budget", "scope", "coverage", "ranking", "kmax"):
             assert getattr(plan, key) == getattr(published, key)
     assert [plan.utility for plan in changed[1:]] == ([] if "oea" in setting else ["squared"])
-
-
-def test_budgets_are_the_same_shares_of_any_number_of_experts():
-    assert settings_of(64, PLAIN)[:5] == tuple(f"xshare:k0=1,add={add}" for add in (0, 4, 8, 12, 16))
-    assert settings_of(32, PLAIN)[:5] == tuple(f"xshare:k0=1,add={add}" for add in (0, 2, 4, 6, 8))
-    assert [one for one in settings_of(32, PLAIN) if "oea" in one] == ["oea:k0=1", "oea:k0=2"]
-    for layout in (PLAIN, DRAFTED):
-        for num_experts in (16, 32, 64):
-            assert {family_of(setting) for setting in settings_of(num_experts, layout)} == set(POLICIES)
 
 
 def test_experts_at_a_loss_lie_on_the_line_between_two_settings():

@@ -90,15 +90,6 @@ def test_prompt_is_read_without_a_policy(model, tokens):
         assert torch.equal(ours.values, vanilla.values)
 
 
-def test_model_is_left_as_it_was(model, tokens):
-    with torch.inference_mode():
-        before = model(tokens).logits
-        decode(model, tokens, HARSH[0], Layout(4))
-        with pytest.raises(ValueError, match="k0 = 9"):
-            decode(model, tokens, build_plan("pruned", k0=9), Layout(4))
-        assert torch.equal(model(tokens).logits, before)
-
-
 @pytest.mark.parametrize(("layout", "shape"), [(Layout(3), (4, 6, 1)), (Layout(2, 4), (4, 6, 1))])
 def test_leftover_rows_are_an_error(layout, shape):
     with pytest.raises(ValueError, match="4 sequences of 6 tokens:"):

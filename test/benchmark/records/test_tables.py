@@ -61,23 +61,6 @@ def test_a_figure_changed_by_hand_and_a_record_measured_anew_are_told(page, resu
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("<!-- table: speed -->\n<!-- end table -->\n", "table speed: no such table"),
-        ("<!-- table: serving -->\n", "table serving: no <!-- end table --> below it"),
-        ("<!-- table: serving -->\n<!-- table: cost -->\n<!-- end table -->\n", "table serving: no <!-- end table -->"),
-    ],
-)
-def test_a_wrong_marker_is_told_and_the_page_left(page, results, text, message):
-    page.write_text(text)
-    for problems in (check_tables([page], results), write_tables([page], results)):
-        assert len(problems) == 1
-        assert message in problems[0]
-        assert "\n" not in problems[0]
-    assert page.read_text() == text
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
     [(None, "no record serving.json; python -m benchmark.records serving measures it"), ("{}", "not a record")],
 )
 def test_a_missing_and_a_broken_record_are_told(page, results, text, message):

@@ -54,14 +54,6 @@ def test_losses_of_verified_text_are_set_against_each_other_alone(points):
     assert rows["EAGLE-3, xshare"][5:] == ["+0.250 ± 0.000", "0.750", "2.25"]
 
 
-def test_what_was_not_measured_has_no_column(points):
-    points[KEY]["series"] = points[KEY]["series"][:3]
-    table = tabulate_serving({KEY: points[KEY]})
-    assert table.headings == ["policy", "ratio", "tokens/s", "active experts", "kept mass"]
-    assert "Loss" not in table.note
-    assert "Accepted" not in table.note
-
-
 def test_a_policy_that_never_selected_and_a_single_round_are_told(points):
     for one in points[KEY]["series"]:
         one["results"], one["evidence"] = one["results"][:1], [asdict(Evidence(None, None, None, 0))]

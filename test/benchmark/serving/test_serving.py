@@ -19,7 +19,8 @@ def test_one_round_for_real_and_nothing_more_when_it_is_resumed(tiny_model, tmp_
     command.main(arguments)
     points = read_record(tmp_path / "serving.json", "serving")["points"]
     off, xshare, pruned = points[KEY]["series"]
-    assert [len(one["results"]) for one in (off, xshare, pruned)] == [1, 1, 1]
+    for one in (off, xshare, pruned):
+        assert [(result["completed"], result["total_output_tokens"]) for result in one["results"]] == [(4, 4 * 4)]
     assert off["command"] != xshare["command"] == pruned["command"]
     assert off["evidence"][0]["experts_after"] is None
     (one,), (other,) = xshare["evidence"], pruned["evidence"]

@@ -8,7 +8,7 @@ from benchmark.common.variant import parse_plan
 from benchmark.quality.measure import Bench
 from benchmark.quality.model import Layout, load_model
 from benchmark.quality.text import load_sequences
-from benchmark.tuning.__main__ import main, open_trace
+from benchmark.tuning.__main__ import main
 from benchmark.tuning.offline import OfflineGauge
 from benchmark.tuning.report import estimate_error, find_published, find_saved, tabulate_tuning
 from sglang_xshare.tune.measure import Measurement
@@ -73,18 +73,6 @@ def test_the_error_is_that_of_the_text():
 def measure(mean: float, spread: float) -> Measurement:
     nats = [mean - spread, mean + spread] * 100
     return Measurement(nats, [0.0] * 200, [[0]] * 200, None, None, None)
-
-
-def test_former_measurements_are_used_by_who_goes_on(tmp_path):
-    trace = open_trace(tmp_path / "new", resume=False)
-    asked = tmp_path / "new" / "asked.json"
-    for file in (trace, asked):
-        file.write_text("one")
-    assert open_trace(tmp_path / "new", resume=True).exists()
-    assert not open_trace(tmp_path / "new", resume=False).exists()
-    assert not asked.exists()
-    trace.write_text("of what nobody knows")
-    assert not open_trace(tmp_path / "new", resume=True).exists()
 
 
 def test_offline_a_policy_holds_in_its_layers():

@@ -8,12 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from selection.cases import DTYPES, KINDS, batch_of, cases, check, fill_logits, keys_for, router_of
 from selection.compared import EVERY_PLAN, ROUTERS, make_plan, make_router, move_router
+from selection.draws import any_plans, marked
+from selection.launched import Dispatched
 from selection.oracle import ALGORITHMS
-from selection.test_exact_rows import any_plans, marked
 from selection.test_residents import PLANS as RESIDENT_PLANS
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 from sglang_xshare.policies.plan import KEYS
@@ -21,7 +21,7 @@ from sglang_xshare.selection.cpu_call import prepare, supports
 from sglang_xshare.selection.cpu_call.layout import HANDLED, find_unhandled
 from sglang_xshare.selection.cpu_call.library import load
 from sglang_xshare.selection.torch_backend import vectorized
-from sglang_xshare.selection.torch_backend.rows import constant, lower_first
+from sglang_xshare.selection.torch_backend.rows import lower_first
 from sglang_xshare.types import Tally
 
 pytestmark = pytest.mark.skipif(load() is None, reason="no C++ compiler here, or SGLANG_XSHARE_CPU_KERNEL=0")
@@ -207,20 +207,6 @@ def test_weights_follow_a_bias_that_changes():
     assert compare(logits, plan, router).active[7]
 
 
-class Dispatched(TorchDispatchMode):
-    """Notes every operation of torch but allocations and views."""
-
-    def __init__(self):
-        super().__init__()
-        self.operations = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        if name not in ("empty", "empty_like", "new_empty", "detach", "alias"):
-            self.operations.append(name)
-        return function(*args, **kwargs or {})
-
-
 @pytest.mark.parametrize("slots", SLOTS)
 def test_torch_only_scores(slots):
     """One operation a call, and none that checks, fills, counts or copies."""
@@ -287,7 +273,7 @@ def test_a_trace_holds_no_answer():
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_torchs_default_device_is_of_no_matter(backend):
     """What is cached for a shape is made under it."""
-    for cached in (vectorized._first, constant, lower_first):
+    for cached in (vectorized._first, lower_first):
         cached.cache_clear()
     logits, plan, router = make_logits("normal", 6, 37), make_plan("xshare"), Router(3)
     batch = Batch(torch.ones(6, dtype=torch.bool), 3)

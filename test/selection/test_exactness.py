@@ -16,7 +16,7 @@ from sglang_xshare.policies import list_policies
 from sglang_xshare.types import SCORINGS
 
 EVERY_POLICY = pytest.mark.parametrize("policy", ALGORITHMS)
-few = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 many = settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from selection.cases import OWN_SHARES, cases, fill_logits, indices, keys_for, run
+from selection.draws import pad_columns
 from selection.oracle import ALGORITHMS
 from sglang_xshare import Batch, Router, build_plan, select
 
@@ -86,10 +87,6 @@ def test_own_share_changes_nothing_but_the_weights_of_rows_that_lost_mass(data):
         same = (out.topk_ids.unsqueeze(2) == own.unsqueeze(1)) & (out.topk_ids >= 0).unsqueeze(2)
         allowed = (pad_columns(vanilla.topk_weights, own.shape[1], 0.0).unsqueeze(1) * same).sum(2)
         assert (out.topk_weights <= allowed + 1e-6)[same.any(2)].all()
-
-
-def pad_columns(rows, columns, value):
-    return torch.nn.functional.pad(rows, (0, columns - rows.shape[1]), value=value)
 
 
 def test_vanilla_is_upstreams_top_k():

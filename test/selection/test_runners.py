@@ -81,8 +81,16 @@ MASKED = {
 
 
 @pytest.mark.parametrize("plan", MASKED)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "experts", "live"), [(1, 8, 1), (7, 40, 5), (7, 40, 1), (7, 40, 0), (40, 128, 31)])
+@pytest.mark.parametrize(
+    ("rows", "experts", "live", "dtype"),
+    [
+        (1, 8, 1, torch.float32),
+        *((7, 40, 5, dtype) for dtype in DTYPES),
+        (7, 40, 1, torch.float16),
+        (7, 40, 0, torch.bfloat16),
+        (40, 64, 31, torch.bfloat16),
+    ],
+)
 def test_the_kernel_masks_logits(kernel, plan, dtype, rows, experts, live):
     """Rows that are padding or short of experts, fewer active experts than top-k, one program and several."""
     logits = make_logits("normal", rows, experts + 3, seed=rows, dtype=dtype)[:, :experts]

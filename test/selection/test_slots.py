@@ -152,7 +152,7 @@ def test_random_batches(kernel, policy, data):
 
 
 @pytest.mark.parametrize("policy", ALGORITHMS)
-@settings(deadline=None)  # a busy machine
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_plan_bounds_its_active_experts(policy, data):
     """What a server that pages experts relies on."""

@@ -10,7 +10,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selection.cases import DTYPES, cases, keys_for
@@ -39,7 +39,7 @@ __all__ = ["kernel"]
 
 
 @pytest.mark.parametrize("policy", ALGORITHMS)
-@few
+@settings(few, max_examples=4 if HAS_GPU else 12)
 @given(data=st.data())
 def test_random_cases(kernel, policy, data):
     """Every key over its range; what the kernel does not serve, it refuses."""

@@ -65,7 +65,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+FIRST = ("xshare", "xshare per request", "lynx-acc", "moe-spec truncating", "exact rows and voters", "group-limited")
+FIRST += ("drafts of requests", "residents of requests and slots", "top-k of each group, scaled by expert")
+"""Whose steps, all together, are the kernel's; other cases take its branches in other combinations."""
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in FIRST else pytest.param(case, marks=pytest.mark.long) for case in CASES]
+)
 def test_one_launch(case):
     compile_kernel(CASES[case])
 

@@ -20,8 +20,7 @@ from selection.compared import (
     make_router,
     on_device,
 )
-from selection.test_exact_rows import any_plans, marked
-from selection.test_laws import pad_columns
+from selection.draws import any_plans, marked, pad_columns
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.selection.triton_kernel import supports
@@ -97,9 +96,14 @@ def test_ties_and_what_is_not_finite(kernel, name, kind, dtype):
     check_exact(kernel, make_logits(kind, 9, 32, dtype=dtype), make_plan(name), Router(4), Batch(valid, 1, exact))
 
 
-@pytest.mark.parametrize("rows", [7, 40])
 @pytest.mark.parametrize("keys", [{"add": 5}, {"budget": 9}, {"drop": 9, "ranking": "votes"}, {"target_per_rank": 3}])
-@pytest.mark.parametrize("width", [{"kmax": 2, "max_rank": 3}, {"kmax": 2}, {"kmax": 7}, {"coverage": "truncate"}])
+@pytest.mark.parametrize(
+    ("rows", "width"),
+    [
+        *((7, width) for width in ({"kmax": 2, "max_rank": 3}, {"kmax": 2}, {"kmax": 7}, {"coverage": "truncate"})),
+        *((40, width) for width in ({"kmax": 2, "max_rank": 3}, {"coverage": "truncate"})),
+    ],
+)
 def test_columns(kernel, rows, keys, width):
     """Of rows of the policy's width: an exact row takes the model's top-k all the same."""
     valid, exact = mark(rows)

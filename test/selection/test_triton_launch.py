@@ -2,57 +2,14 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from selection.launched import Dispatched, kernel
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
 from sglang_xshare.selection.triton_kernel import launch, recipe, supports, tile
 from sglang_xshare.stage.layer import FILLED, MASKED, Assignment, Layer
 from sglang_xshare.stage.step import Step
 
-
-class Kernel:
-    """Notes the grid and the keywords of every launch."""
-
-    def __init__(self):
-        self.launches = []
-
-    def __getitem__(self, grid):
-        return lambda *args, **keys: self.launches.append((grid, keys))
-
-    @property
-    def phases(self):
-        """(programs, first phase, last phase, cooperative) of every launch."""
-        return [
-            (*grid, keys["begins"], keys["ends"], keys.get("launch_cooperative_grid", False))
-            for grid, keys in self.launches
-        ]
-
-
-class Dispatched(TorchDispatchMode):
-    """Notes every operation of torch that would launch a kernel: all but allocations and views."""
-
-    def __init__(self):
-        super().__init__()
-        self.operations = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        if name not in ("empty", "new_empty", "empty_like", "view", "select", "as_strided", "detach", "alias"):
-            self.operations.append(name)
-        return function(*args, **kwargs or {})
-
-
-@pytest.fixture
-def kernel(monkeypatch):
-    """The stand-in, on a device that has counters."""
-    stand_in = Kernel()
-    monkeypatch.setattr(launch, "select_kernel", stand_in)
-    monkeypatch.setattr(launch, "INTERPRETED", True)
-    counter = torch.zeros(32, dtype=torch.int32)
-    monkeypatch.setattr(launch, "_find_counter", lambda device, programs: counter)
-    return stand_in
-
-
+__all__ = ["kernel"]
 PLANS = {
     "adding": build_plan("xshare"),
     "voting": build_plan("lynx-acc", confidence=0.5),

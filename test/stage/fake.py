@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_xshare import hooks
 from sglang_xshare.stage.evidence.interval import OUTCOMES
@@ -149,3 +150,12 @@ def outcomes(installed: Any) -> dict[str, int]:
     """What a stage has counted of its steps."""
     counts = dict(zip(OUTCOMES, installed.counters.outcomes.tolist(), strict=True))
     return {outcome: count for outcome, count in counts.items() if count}
+
+
+class RefuseHostData(TorchDispatchMode):
+    """Raises where a tensor is made from Python data: on a GPU a copy from the host, which a graph cannot hold."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        made = operation is torch.ops.aten.lift_fresh.default and args[0].dim() > 0  # a number alone is no copy
+        assert not made, "a tensor made from host data inside a step"
+        return operation(*args, **(kwargs or {}))

@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_xshare import Router, build_plan, hooks, select
 from sglang_xshare.selection.torch_backend import rows, shortlist, vectorized
 from sglang_xshare.stage.evidence.interval import OUTCOMES
-from stage.fake import EXPERTS, TOP_K, XSHARE, Gather, Model, forward_batch, gathered_batches
+from stage.fake import EXPERTS, TOP_K, XSHARE, Gather, Model, RefuseHostData, forward_batch, gathered_batches
 
 POLICIES: dict[str, dict[str, Any]] = {
     "xshare": {"k0": 1, "add": 3},
@@ -23,15 +22,6 @@ POLICIES: dict[str, dict[str, Any]] = {
     "moe-spec": {"budget": 6, "coverage": "truncate"},
     "dynamic-skip": {"beta": 0.4},
 }
-
-
-class RefuseHostData(TorchDispatchMode):
-    """Raises where a tensor is made from Python data: on a GPU a copy from the host, which a graph cannot hold."""
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        made = operation is torch.ops.aten.lift_fresh.default and args[0].dim() > 0  # a number alone is no copy
-        assert not made, "a tensor made from host data inside a step"
-        return operation(*args, **(kwargs or {}))
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,6 @@ from benchmark.gpu import eagle3, memory
 from benchmark.gpu.memory import GIB, choose_model, estimate_bytes
 from programs import write_program
 
-H200 = 139 * GIB
-
 
 def test_what_a_server_takes_is_its_weights_and_what_loading_or_serving_takes():
     """30.5 billion parameters in bf16; 65.2 and 13.8 GB of mxfp4 on the hub, and beside them in 0.5.17, an expert:

@@ -1,12 +1,10 @@
 """The checks before a run: each fails in one line, and never with a traceback."""
 
-import subprocess
 import sys
 
 import pytest
 
 import sglang_xshare
-from benchmark.common.paths import ROOT
 from benchmark.gpu import compilation, preflight
 from benchmark.gpu.preflight import EXPERTS, GRAPH_ROWS, TOP_K
 from benchmark.gpu.run import TASKS
@@ -14,11 +12,6 @@ from benchmark.gpu.shapes import list_trials
 from sglang_xshare import Batch, Router, build_plan
 from sglang_xshare.selection.triton_kernel import tile
 from sglang_xshare.selection.triton_kernel.tile import Shape, count_programs, make_tile
-
-
-def run_module(*names, **env):
-    command = [sys.executable, "-W", "ignore", "-m", "benchmark.gpu.preflight", *names]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
 
 
 def test_what_eagle3_imports_on_a_gpu_alone_is_named(monkeypatch):

@@ -7,7 +7,7 @@ import torch
 
 from selection.compared import DEVICE
 from selection.interpreter import interpreted
-from selection.test_triton_launch import Dispatched, kernel
+from selection.launched import Dispatched, kernel
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select, selection
 from sglang_xshare.selection.cpu_call import load
 from sglang_xshare.stage.evidence.counters import MAX_SHAPES, Counters

@@ -14,8 +14,7 @@ from sglang_xshare.stage.assignment import PolicyBypassed
 from sglang_xshare.stage.evidence.figures import Exporter
 from sglang_xshare.stage.evidence.observe import SIZES, ObservationReader, format_observed
 from sglang_xshare.stage.layer import DROPPED, MASKED
-from stage.fake import EXPERTS, TOP_K, Formats, Model, forward_batch, run
-from stage.test_capture import RefuseHostData
+from stage.fake import EXPERTS, TOP_K, Formats, Model, RefuseHostData, forward_batch, run
 
 PLANS = {"xshare:k0=1,add=2": build_plan("xshare", k0=1, add=2), "oea:k0=1": build_plan("oea", k0=1)}
 OBSERVE: dict[str, Any] = {"expert_policy": "observe", "expert_policy_config": {"plans": list(PLANS)}}

@@ -77,11 +77,6 @@ def test_override_may_name_another_policy_which_starts_from_its_own_defaults():
     assert schedule.plan(2, 16) == build_plan("xshare", k0=2, add=12)
 
 
-def test_override_of_the_same_policy_keeps_the_other_keys():
-    schedule = build(k0=2, add=12, by_rows={"16": {"policy": "xshare", "add": 6}})
-    assert schedule.plan(0, 16) == build_plan("xshare", k0=2, add=6)
-
-
 def test_plans_finds_every_combination():
     schedule = build(k0=1, add=24, by_rows={"4-8": {"add": 8}}, layers={"1-2": {"k0": 2}})
     wanted = {build_plan("xshare", k0=k0, add=add) for k0 in (1, 2) for add in (8, 24)}

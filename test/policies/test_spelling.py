@@ -35,9 +35,3 @@ def test_what_is_written_is_read_as_it_was(value):
 def test_refuses_in_one_line_what_it_cannot_read(text):
     with pytest.raises(ValueError, match=f"^{re.escape(f'policy {text!r}: ')}.*$"):
         parse_policy(text)
-
-
-@pytest.mark.parametrize("text", ["xshare:k0=1,k0=2", 'xshare:{"k0": 1, "k0": 2}'])
-def test_a_key_may_be_given_once(text):
-    with pytest.raises(ValueError, match="k0 is given twice"):
-        parse_policy(text)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sglang_xshare.selection.torch_backend import rows, shortlist, vectorized
 from sglang_xshare.selection.triton_kernel import launch
 
 
@@ -48,3 +49,13 @@ def kernel(monkeypatch):
     counter = torch.zeros(32, dtype=torch.int32)
     monkeypatch.setattr(launch, "_find_counter", lambda device, programs: counter)
     return stand_in
+
+
+@pytest.fixture
+def forgets():
+    """Afterwards selection has no tensor cached: what it made in a mode of torch's must not be found without it."""
+    yield
+    for module in (rows, shortlist, vectorized):
+        for function in vars(module).values():
+            if hasattr(function, "cache_clear"):
+                function.cache_clear()

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from selection.cases import DTYPES, KINDS, batch_of, cases, check, fill_logits, keys_for, router_of
 from selection.compared import EVERY_PLAN, ROUTERS, make_plan, make_router, move_router
 from selection.draws import any_plans, marked
-from selection.launched import Dispatched
+from selection.launched import Dispatched, forgets
 from selection.oracle import ALGORITHMS
 from selection.test_residents import PLANS as RESIDENT_PLANS
 from sglang_xshare import Batch, Router, RunnerSlots, build_plan, select
@@ -24,6 +24,7 @@ from sglang_xshare.selection.torch_backend import vectorized
 from sglang_xshare.selection.torch_backend.rows import lower_first
 from sglang_xshare.types import Tally
 
+__all__ = ["forgets"]
 pytestmark = pytest.mark.skipif(load() is None, reason="no C++ compiler here, or SGLANG_XSHARE_CPU_KERNEL=0")
 FIELDS = ("topk_ids", "topk_weights", "selected", "active", "vanilla_active", "rescued", "kept_mass")
 CLOSE = ("topk_weights", "kept_mass")
@@ -234,7 +235,7 @@ def test_a_key_that_is_not_handled_is_left_to_torch(monkeypatch):
     select(make_logits("normal", 6, 16), plan, Router(4))
 
 
-def test_what_has_no_memory_is_left_to_torch():
+def test_what_has_no_memory_is_left_to_torch(forgets):
     """Tensors of a trace have a shape alone."""
     plan = make_plan("xshare")
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -271,7 +272,7 @@ def test_a_trace_holds_no_answer():
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
-def test_torchs_default_device_is_of_no_matter(backend):
+def test_torchs_default_device_is_of_no_matter(backend, forgets):
     """What is cached for a shape is made under it."""
     for cached in (vectorized._first, lower_first):
         cached.cache_clear()

@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from selection.launched import forgets
 from sglang_xshare import Router, build_plan, hooks, select
-from sglang_xshare.selection.torch_backend import rows, shortlist, vectorized
 from sglang_xshare.stage.evidence.interval import OUTCOMES
 from stage.fake import EXPERTS, TOP_K, XSHARE, Gather, Model, RefuseHostData, forward_batch, gathered_batches
 
+__all__ = ["forgets"]
+pytestmark = pytest.mark.usefixtures("forgets")
 POLICIES: dict[str, dict[str, Any]] = {
     "xshare": {"k0": 1, "add": 3},
     "xshare per request": {"k0": 1, "add": 0, "add_per_request": 2},
@@ -22,16 +24,6 @@ POLICIES: dict[str, dict[str, Any]] = {
     "moe-spec": {"budget": 6, "coverage": "truncate"},
     "dynamic-skip": {"beta": 0.4},
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_fake_tensor_stays_cached():
-    """What selection made under these modes must not be found by a test without them."""
-    yield
-    for module in (rows, shortlist, vectorized):
-        for function in vars(module).values():
-            if hasattr(function, "cache_clear"):
-                function.cache_clear()
 
 
 @pytest.mark.parametrize("name", POLICIES)

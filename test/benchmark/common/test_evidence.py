@@ -43,12 +43,6 @@ def test_means_over_what_was_counted_between_two_looks():
     assert evidence_between({}, first) == Evidence(70.0, 30.0, 0.9, 5)
 
 
-def test_a_server_that_counted_nothing_has_no_means():
-    totals = read_totals(Page(layer_steps=10, before=700, after=300, mass=90.0, rows=100, policy=5))
-    assert evidence_between(totals, totals) == Evidence(None, None, None, 0)
-    assert evidence_between({}, {}) == Evidence(None, None, None, 0)
-
-
 def test_totals_are_read_once_they_stand_still():
     counts = iter([1, 3, 5, 5, 7])
 

@@ -57,16 +57,3 @@ def test_a_figure_changed_by_hand_and_a_record_measured_anew_are_told(page, resu
     _read.cache_clear()
     (problem,) = check_tables([page], results)
     assert "table quality: not what its record says" in problem
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [(None, "no record serving.json; python -m benchmark.records serving measures it"), ("{}", "not a record")],
-)
-def test_a_missing_and_a_broken_record_are_told(page, results, text, message):
-    path = EXPERIMENTS["serving"].path(results)
-    path.unlink()
-    if text is not None:
-        path.write_text(text)
-    problem, _ = check_tables([page], results)
-    assert message in problem

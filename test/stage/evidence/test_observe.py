@@ -8,6 +8,7 @@ import torch
 from prometheus_client import REGISTRY
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from selection.launched import forgets
 from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.stage.assignment import PolicyBypassed
@@ -16,6 +17,7 @@ from sglang_xshare.stage.evidence.observe import SIZES, ObservationReader, forma
 from sglang_xshare.stage.layer import DROPPED, MASKED
 from stage.fake import EXPERTS, TOP_K, Formats, Model, RefuseHostData, forward_batch, run
 
+__all__ = ["forgets"]
 PLANS = {"xshare:k0=1,add=2": build_plan("xshare", k0=1, add=2), "oea:k0=1": build_plan("oea", k0=1)}
 OBSERVE: dict[str, Any] = {"expert_policy": "observe", "expert_policy_config": {"plans": list(PLANS)}}
 
@@ -96,7 +98,7 @@ def test_a_runner_that_ranks_logits_gets_the_models_own(attach, convention):
     assert [int(counters.totals[0, 0]) for counters in installed.observation.counters.values()] == [1, 1]
 
 
-def test_the_step_never_waits_for_the_device(attach, tmp_path):
+def test_the_step_never_waits_for_the_device(attach, tmp_path, forgets):
     model = Model(2)
     with FakeTensorMode(allow_non_fake_inputs=True):
         installed = attach(model, **OBSERVE, expert_policy_trace=str(tmp_path / "trace"))

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from sglang.srt.layers.moe.paged_experts.residency import DeviceResidency
 
 from benchmark.paged.slots import PagedLayer
 from sglang_xshare import Batch, Router, build_plan
@@ -34,11 +33,6 @@ def test_recency_keeps_what_was_used_last(plan):
         assert layer.page_ins_before[-1] == len(vanilla - set(residents))
         used = [expert for expert in used if expert not in active]
         used += [expert for expert in active if expert in residents] + missing
-
-
-def test_recency_is_upstreams_where_graphs_decide_too():
-    state, layer = DeviceResidency(EXPERTS, 6, "cpu"), PagedLayer(6)
-    assert sorted(layer._kept.resident) == state.slot_expert.tolist()
 
 
 def test_selection_prefers_what_is_loaded():

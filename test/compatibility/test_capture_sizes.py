@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmark.common.paths import ROOT
-from served.release import every_release, make_env, run_script
+from served.release import make_env, older_releases_take_long, run_script
 
 GPU = ("--device", "cuda", "--attention-backend", "triton")
 DRAFT = ROOT / "checkpoints" / "qwen3-moe-tiny-eagle3"
@@ -45,7 +45,7 @@ def sizes(release, patched_release, tiny_model):
     return lambda *arguments: ask(patched_release(release), tiny_model, patched=True)[arguments]
 
 
-@every_release
+@older_releases_take_long
 @pytest.mark.parametrize("speculation", SPECULATION)
 @pytest.mark.parametrize("stage", STAGE_ON, ids=" ".join)
 def test_every_size_up_to_16_is_captured(stage, speculation, sizes, release):
@@ -54,21 +54,21 @@ def test_every_size_up_to_16_is_captured(stage, speculation, sizes, release):
     assert with_stage == sorted(with_stage)
 
 
-@every_release
+@older_releases_take_long
 @pytest.mark.parametrize("speculation", SPECULATION)
 def test_no_size_beyond_the_users_largest(speculation, sizes, release):
     for stage in STAGE_ON:
         assert sizes(*stage, *SPECULATION[speculation], *LARGEST) == list(range(1, 11))
 
 
-@every_release
+@older_releases_take_long
 @pytest.mark.parametrize("speculation", SPECULATION)
 def test_the_users_own_list_is_left_alone(speculation, sizes, release):
     for stage in (*STAGE_ON, *STAGE_OFF):
         assert sizes(*stage, *SPECULATION[speculation], *LISTED) == [3, 7, 24]
 
 
-@every_release
+@older_releases_take_long
 @pytest.mark.parametrize("speculation", SPECULATION)
 @pytest.mark.parametrize("limit", [(), LARGEST], ids=["no limit", "a limit"])
 def test_off_captures_what_the_unpatched_release_does(limit, speculation, sizes, release, pristine_release, tiny_model):

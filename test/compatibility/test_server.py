@@ -8,7 +8,7 @@ import pytest
 
 from benchmark.common.paths import ROOT
 from compatibility.refusals import LINES, Answer, attempt, line_of
-from served.release import LATEST, every_release, older_releases_take_long
+from served.release import LATEST, older_releases_take_long
 
 POLICY = ("--expert-policy", "xshare")
 LATEST_RUNNERS = "flashinfer_trtllm, flashinfer_mxfp4"
@@ -158,7 +158,7 @@ def tell(tree: Path, model: Path, folder: Path) -> dict[str, str]:
     return {case: line_of(answers[REFUSED[case]]).replace(str(folder), "{written}") for case in REFUSED}
 
 
-@every_release
+@older_releases_take_long
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_with_one_exact_line(case, release, patched_release, tiny_model, written):
     answer = ask(patched_release(release), tiny_model, written)[REFUSED[case]]
@@ -172,17 +172,18 @@ def complete(case: str, written: Path, release: str) -> str:
 
 
 @older_releases_take_long
-@pytest.mark.parametrize("runner", LATEST_RUNNERS.split(", "))
-def test_runners_that_route_themselves_before_they_could_be_handed_ids(runner, release, patched_release, tiny_model):
-    (answer,) = attempt(patched_release(release), tiny_model, [(*POLICY, "--moe-runner-backend", runner)])
-    if release == LATEST:
-        assert answer is None
-    else:
-        assert answer["ours"]
-        assert answer["says"].startswith(f"--moe-runner-backend {runner}: ")
+def test_runners_that_route_themselves_before_they_could_be_handed_ids(release, patched_release, tiny_model):
+    runners = LATEST_RUNNERS.split(", ")
+    asked = [(*POLICY, "--moe-runner-backend", runner) for runner in runners]
+    for runner, answer in zip(runners, attempt(patched_release(release), tiny_model, asked), strict=True):
+        if release == LATEST:
+            assert answer is None
+        else:
+            assert answer["ours"]
+            assert answer["says"].startswith(f"--moe-runner-backend {runner}: ")
 
 
-@every_release
+@older_releases_take_long
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_accepted(case, release, patched_release, tiny_model, written):
     assert ask(patched_release(release), tiny_model, written)[ACCEPTED[case]] is None

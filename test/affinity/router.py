@@ -1,7 +1,5 @@
 """A stand-in for SGLang's router: it numbers workers as that does, and tells who got what."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

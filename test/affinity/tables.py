@@ -1,7 +1,5 @@
 """Small tables of signatures, made without a model."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from sglang_xshare.affinity.table import Origin, Table

@@ -1,7 +1,5 @@
 """The flags of expert-affinity dispatch: what is refused, in one line each."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A table of the small checkpoint: its experts are those that the model's routers choose."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 

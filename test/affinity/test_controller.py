@@ -1,7 +1,5 @@
 """What SGLang's controller and tokenizer call: requests go to workers, and what ends is told."""
 
-from __future__ import annotations
-
 import logging
 import time
 from array import array

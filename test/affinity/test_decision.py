@@ -1,7 +1,5 @@
 """Laws of the dispatcher, whatever comes and goes; and what it is for."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import dataclass, field

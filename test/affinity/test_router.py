@@ -3,8 +3,6 @@
 python examples/affinity_router.py --router http://localhost:30001 --table FILE --model DIR
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import importlib.util

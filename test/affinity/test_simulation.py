@@ -1,7 +1,5 @@
 """The simulation: its counts, and what dispatch does in it."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

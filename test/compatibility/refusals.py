@@ -1,7 +1,5 @@
 """What stops servers with given arguments, on a release, all asked in one process; and in which words."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

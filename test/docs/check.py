@@ -1,7 +1,5 @@
 """What is wrong with the documents, one line each: `python -m docs.check`, a part of the lint."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path

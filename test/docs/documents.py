@@ -1,7 +1,5 @@
 """The documents, and what they show: commands, links and paths."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What may be done with a command that a document shows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """How the test runs each command that a document shows: at the smallest size that still goes through."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from docs.kinds import Ask, Elsewhere, Parse, Run, Same, Serve

@@ -1,7 +1,5 @@
 """Every command that a document shows is run, as `runs.py` says, in a shell of its own at the root of the checkout."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """What the pages promise of their examples; their commands, links and paths are checked by `docs.check`."""
 
-from __future__ import annotations
-
 import json
 import re
 

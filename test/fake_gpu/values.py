@@ -8,8 +8,6 @@ package alone, since SGLang's multiply matrices, which the PTX's interpreter doe
 Nothing else computes: neither libraries' kernels nor tensors of more than LARGEST elements.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

@@ -65,8 +65,8 @@ CASES = {
 }
 
 
-FIRST = ("xshare", "xshare per request", "lynx-acc", "moe-spec truncating", "exact rows and voters", "group-limited")
-FIRST += ("drafts of requests", "residents of requests and slots", "top-k of each group, scaled by expert")
+FIRST = ["xshare", "xshare per request", "lynx-acc", "moe-spec truncating", "exact rows and voters", "group-limited"]
+FIRST += ["drafts of requests", "residents of requests and slots", "top-k of each group, scaled by expert"]
 """Whose steps, all together, are the kernel's; other cases take its branches in other combinations."""
 
 

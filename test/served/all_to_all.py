@@ -4,8 +4,6 @@ Every rank hands in the rows it has routed, with ids over all experts, -1 in an 
 ranks see all rows, run the experts they hold, and add up.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Real servers, asked the same thing: what they answered, and what was counted in them."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Servers that speculate on CPU, and what they must have selected."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny random models of the families the stage accepts: checkpoints for SGLang, and transformers' answers to them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

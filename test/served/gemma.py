@@ -1,7 +1,5 @@
 """A tiny Gemma 4 with experts, the assistant that drafts for it from its own keys and values, and what a CPU lacks."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A second machine, played by a network namespace of this one: the same files, another address."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -5,8 +5,6 @@ What is allocated in one of its regions loses its contents when that region is p
 float and -1 as an integer. Whoever resumes it must write it anew, as upstream's users do.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext

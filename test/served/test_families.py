@@ -4,8 +4,6 @@ A family takes one server: alone a request is vanilla, by the number of requests
 one that drops experts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

@@ -4,8 +4,6 @@ One server without a policy, one with, and one that speculates. Small batches ru
 that drops experts, as the number of rows decides.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """What training asks of a server under a policy: the experts that it used, which replay its log-probabilities."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

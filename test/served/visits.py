@@ -1,7 +1,5 @@
 """All that requests may ask of a server beyond a text, asked of one: see `test_requests.py`."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -2,8 +2,6 @@
 at full budget. Prints one JSON line a router: the differences found, or what upstream itself raised.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

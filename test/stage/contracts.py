@@ -1,7 +1,5 @@
 """What an MoE runner of each convention takes."""
 
-from __future__ import annotations
-
 import torch
 
 from sglang_xshare.stage.layer import DROPPED, FILLED, Convention

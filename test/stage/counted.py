@@ -1,7 +1,5 @@
 """Steps counted by what selections leave in tables, for the interpreter's process."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A model as the stage sees one: `TopK` configs, a `forward`, a runner. What SGLang would do with them, and no more."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 from types import SimpleNamespace

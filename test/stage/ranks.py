@@ -1,7 +1,5 @@
 """Ranks that each route rows of their own: a small model, and the loads they are asked to serve."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Run in a process of its own: ranks joined by gloo that select from the same logits, and compare checksums."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import sys

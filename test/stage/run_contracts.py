@@ -5,8 +5,6 @@ Post-processing is that of a CUDA server, or of one on AMD: only their kernels a
 none.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 fused Triton MoE runner on what they chose. Prints one JSON line a batch.
 """
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any

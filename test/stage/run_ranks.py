@@ -2,8 +2,6 @@
 in upstream's groups, with upstream's `TopK`, and a dispatcher that drops -1. What a rank did in a case goes to a file.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 from itertools import groupby

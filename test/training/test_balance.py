@@ -1,7 +1,5 @@
 """The load of the experts: the penalty at its two ends, and biases that bring a lopsided router into balance."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

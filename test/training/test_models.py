@@ -2,8 +2,6 @@
 `python -m training.train_moe --model wide` trains is built here.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

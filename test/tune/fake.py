@@ -1,7 +1,5 @@
 """A server that answers as a real one would whose layers each lose what their setting costs there, and no more."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

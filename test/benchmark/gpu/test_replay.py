@@ -5,8 +5,6 @@ On a GPU the graphs are real. Elsewhere a replay runs the captured call again on
 what only a capture can: that nothing allocates, synchronizes or keeps a value of its first run.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable
 from types import SimpleNamespace

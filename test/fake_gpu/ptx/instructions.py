@@ -4,8 +4,6 @@ An instruction is compiled once, to a function of (warp, lanes it runs on): `tra
 other lanes. Arithmetic is rounded to nearest, but for conversions and fma.rm; subnormals are kept where PTX flushes.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any

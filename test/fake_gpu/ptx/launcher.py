@@ -1,7 +1,5 @@
 """Triton's launches, executed from the PTX that was compiled for sm_90: the arguments are real tensors' memory."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A PTX module as Triton writes it: its one entry, parsed into instructions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field

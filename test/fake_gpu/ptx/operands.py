@@ -1,7 +1,5 @@
 """What an instruction reads and writes: the operands of a warp's 32 lanes, by their PTX types."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

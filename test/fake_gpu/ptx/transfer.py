@@ -1,7 +1,5 @@
 """PTX's instructions that touch memory, other lanes or the program counter."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

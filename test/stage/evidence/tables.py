@@ -1,7 +1,5 @@
 """Tables of selections, made up."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

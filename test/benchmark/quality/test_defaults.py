@@ -1,0 +1,38 @@
+"""`python -m benchmark.quality.defaults`: budgets by count, share and utility held, on a small random model."""
+
+import json
+
+from benchmark.quality import defaults
+
+
+def test_a_share_is_of_the_models_experts():
+    settings = dict(defaults.list_settings(32))
+    assert settings["add=48"] == "xshare:k0=1,add=32"
+    assert settings["add=0.25 of the experts"] == "xshare:k0=1,add=8"
+    assert settings["mass=0.9"] == "xshare:k0=1,mass=0.9"
+
+
+def test_the_worst_loss_is_told_with_its_place():
+    point = {"setting": "mass=0.9", "scoring": "softmax", "top_k": 4, "experts": 32, "mixing": "mixed"}
+    losses = {2: 0.01, 16: 0.03}
+    records = [
+        {
+            str(batch): point
+            | {"batch": batch, "loss": {"delta": loss, "error": 0.001}, "vanilla_active": 20.0, "active_experts": 15.0}
+        }
+        for batch, loss in losses.items()
+    ]
+    table = defaults.tabulate_defaults(*records)
+    assert table.rows == [["mass=0.9", "75%", "+0.0300", "softmax, 4 of 32, 16 requests, mixed", "+0.0200"]]
+    assert "steps of 2, 16 requests" in table.note
+
+
+def test_command_measures_into_a_record(checkpoint, tmp_path, capsys):
+    text = ["--model", str(checkpoint), "--per-domain", "4", "--prompt", "8", "--steps", "4", "--out", str(tmp_path)]
+    defaults.main(["--batch", "2", "4", *text])
+    points = json.loads((tmp_path / "defaults.json").read_text())["points"]
+    assert len(points) == 2 * 2 * 16
+    assert all(point["active_experts"] <= point["vanilla_active"] + 1e-6 for point in points.values())
+    assert "Budgets for any model" in capsys.readouterr().out
+    defaults.main(["--batch", "2", "4", *text, "--resume"])
+    assert " nats\n" not in capsys.readouterr().out.split("Budgets")[0], "all of it was there"

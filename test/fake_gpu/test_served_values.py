@@ -109,11 +109,10 @@ def test_graphs_weigh_drafts_by_the_estimate(serve_values, tmp_path):
     number, checked = server.get("/expert_policy")["estimated_acceptance"], {}
     for _ in range(12):
         former = number
-        read()
         server.generate(4, 3)
-        number = server.get("/expert_policy")["estimated_acceptance"]
+        number, records = server.get("/expert_policy")["estimated_acceptance"], read()
         if number == former:  # else the steps between have had both
-            checked[number] = check_records(read(), "xshare", keys | {"acceptance": number})["layer_steps"]
+            checked[number] = check_records(records, "xshare", keys | {"acceptance": number})["layer_steps"]
     assert number < 0.8
     assert len(checked) >= 2
     assert all(checked.values())

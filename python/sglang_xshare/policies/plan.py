@@ -1,6 +1,6 @@
 """A selection plan: which experts a batch may use, and how every row routes within them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
@@ -151,6 +151,10 @@ class SelectionPlan:
     def by_depth(self) -> bool:
         """Whether it matters how deep drafts are."""
         return self.acceptance < 1 or self.warm_rows is not None
+
+    def keys_beyond(self, handled: Collection[str]) -> list[str]:
+        """The keys that are not at their default and that a backend, which reads those `handled`, would ignore."""
+        return [f.name for f in fields(self) if f.name in KEYS.keys() - handled and getattr(self, f.name) != f.default]
 
     def weighs(self, tokens_per_request: int) -> bool:
         """Whether rows count by their depth: those of requests of several rows, which are drafts."""

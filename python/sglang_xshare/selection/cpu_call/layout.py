@@ -4,7 +4,7 @@ import ctypes
 from ctypes import c_double, c_int32, c_void_p
 from functools import cache
 
-from ...policies.plan import BALANCES, COVERAGES, KEYS, RANKINGS, UTILITIES, SelectionPlan
+from ...policies.plan import BALANCES, COVERAGES, RANKINGS, UTILITIES, SelectionPlan
 from ...types import Router, RunnerSlots
 from ..scores import DEPTHS, weigh_depths
 
@@ -36,8 +36,7 @@ class Plan(ctypes.Structure):
 @cache
 def find_unhandled(plan: SelectionPlan) -> list[str]:
     """The keys that the call would ignore."""
-    default = SelectionPlan()
-    return [name for name in KEYS if name not in HANDLED and getattr(plan, name) != getattr(default, name)]
+    return plan.keys_beyond(HANDLED)
 
 
 def pack(plan: SelectionPlan, router: Router, num_experts: int, exact: bool, slots: RunnerSlots | None) -> Plan:

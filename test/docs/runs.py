@@ -83,12 +83,12 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
         {"DIR": TINY}, shows="served"
     ),
     "sglang-xshare check --model DIR --gpu rtx4090 --batch 16 --enable-paged-experts --paged-experts-num-resident 32"
-    f" --expert-policy {PREFERRED}": Run({"DIR": TINY}, shows="a link of 25 GB/s"),
+    f" --expert-policy {PREFERRED}": Run({"DIR": TINY}, shows="a link of 25 GB/s", is_long=True),
     "python examples/affinity_router.py --router http://localhost:30001 --table FILE --model DIR": Elsewhere(
         "test/affinity/test_router.py", "SGLang's router is a package of its own"
     ),
     "sglang-xshare calibrate --model DIR --texts DIR --out FILE": Run(
-        {**OWN, "FILE": "{scratch}/table"}, "--tokens 256 --length 64", shows="1024 ids x 32 dimensions"
+        {**OWN, "FILE": "{scratch}/table"}, "--tokens 256 --length 64", "1024 ids x 32 dimensions", is_long=True
     ),
     "sglang serve --model-path DIR --dp-size 4 --load-balance-method expert_affinity --expert-affinity FILE": Elsewhere(
         "test/served/test_affinity.py", "replicas on a CPU are told their cores, and the file has to be made first"
@@ -211,20 +211,17 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     ),
     "python -m benchmark.expert_sharding": SHARDING,
     "python -m benchmark.expert_sharding --ranks 4 --alpha 0.6 --experts --batch": SHARDING,
-    "python -m benchmark.expert_sharding.served": Run(
-        more=f"--model {TINY} {ROUND}",
-        shows="Record: ",
-        is_long=True,
-    ),
+    "python -m benchmark.expert_sharding.served": Run(more=f"--model {TINY} {ROUND}", shows="Record: ", is_long=True),
     "python -m benchmark.paged": Run(
         more=f"{PREFERRED} --per-domain 4 --prompt 16 --steps 8 --batch 4 --slots 16 --out {{scratch}}",
         shows="Record: ",
+        is_long=True,
     ),
     "python -m benchmark.paged.live": Run(
         more=f"{PREFERRED} --model {TINY} {ROUND} {LOSS}", shows="Record: ", is_long=True
     ),
     "python -m benchmark.balance": BALANCE,
-    "python -m benchmark.balance vanilla xshare:k0=1,target_per_rank=5 --batch 32": BALANCE,
+    "python -m benchmark.balance vanilla xshare:k0=1,target_per_rank=5 --batch 32": replace(BALANCE, is_long=True),
     "python -m benchmark.balance.live": Elsewhere(
         "test/benchmark/balance/test_live.py", "that asks for two ranks and less text"
     ),

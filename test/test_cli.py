@@ -18,14 +18,6 @@ def test_a_flag_of_policies_without_effect_is_refused(words, line, capsys):
     assert read_refusal(capsys).startswith(f"policies: {line}")
 
 
-@pytest.mark.parametrize(("columns", "widest"), [("80", 80), ("200", 200), ("", 120), ("0", 120)])
-def test_a_piped_table_is_as_wide_as_columns_says(columns, widest, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", columns)
-    assert main(["policies", "xshare"]) == 0
-    width = max(map(len, capsys.readouterr().out.splitlines()))
-    assert widest - 30 < width <= widest
-
-
 def test_a_policy_of_verification_alone_is_refused_by_the_flags_of_policies(capsys):
     policy = "moe-spec:budget=32"
     assert main(["policies", "--show", policy]) == 1

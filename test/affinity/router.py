@@ -1,6 +1,5 @@
 """A stand-in for SGLang's router: it numbers workers as that does, and tells who got what."""
 
-import asyncio
 from typing import Any
 
 import httpx
@@ -19,9 +18,6 @@ class Router:
         self.got: list[tuple[str, str, Any]] = []
         self.asked: list[Request] = []
         self.breaks = False
-        self.hangs = False
-        self.left = asyncio.Event()
-        """Set where the client of a request that hangs has left."""
 
     def make_app(self) -> Starlette:
         return Starlette(
@@ -43,9 +39,4 @@ class Router:
         self.got.append((request.url.path, url, await request.body()))
         if self.breaks:
             raise httpx.ReadError("the router broke the connection")
-        if self.hangs:
-            try:
-                await asyncio.sleep(60)
-            finally:
-                self.left.set()
         return JSONResponse({"worker": url}, 200 if url or request.method == "GET" else 503)

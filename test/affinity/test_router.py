@@ -169,33 +169,6 @@ def test_a_request_ends_where_the_router_or_its_client_leaves(example: ModuleTyp
     asyncio.run(play())
 
 
-def test_the_router_hears_of_a_client_that_leaves_before_any_answer(example: ModuleType, serve: Serve) -> None:
-    router = Router()
-    router.hangs = True
-
-    async def play() -> None:
-        async with serve(router) as (proxy, _):
-            bodies, sent = [b'{"input_ids": [1]}'], []
-
-            async def receive() -> Any:
-                if bodies:
-                    return {"type": "http.request", "body": bodies.pop()}
-                while not router.got:
-                    await asyncio.sleep(0)
-                return {"type": "http.disconnect"}
-
-            async def send(message: Any) -> None:
-                sent.append(message)
-
-            scope = {"type": "http", "method": "POST", "path": "/generate", "query_string": b"", "headers": []}
-            await asyncio.wait_for(example.make_app(proxy)(scope, receive, send), 5)
-            await asyncio.wait_for(router.left.wait(), 5)
-            assert sent[0]["status"] == 499
-            assert sum(proxy.affinity.loads) == 0
-
-    asyncio.run(play())
-
-
 @pytest.mark.parametrize(
     ("flag", "value"),
     [

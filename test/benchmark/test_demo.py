@@ -11,7 +11,6 @@ import pytest
 from common.stand_in import write_stand_in
 
 from benchmark.common.paths import ROOT
-from benchmark.demo import warn_of_load
 
 
 @pytest.mark.long  # a busy machine can fail it: eleven processes have to start, and to end within seconds of a signal
@@ -52,8 +51,3 @@ def wait_for_bench(demo):
             return family
         time.sleep(0.1)
     pytest.fail("the demo reached no round in 120 s")
-
-
-def test_a_load_beyond_the_cores_is_a_warning():
-    assert warn_of_load(2.0, cores=2) == ""
-    assert warn_of_load(2.31, cores=2).startswith("Warning: load average 2.3 on 2 cores: other work ran beside this")

@@ -45,12 +45,6 @@ def test_drawn_rows_are_as_active_as_oea_counted(write):
         assert drawn.after.active == pytest.approx(OEA[text][0], abs=1.5)
 
 
-def test_as_many_are_active_of_independent_rows_as_by_chance(write):
-    model = read_weights(write(QWEN)).model
-    drawn = draw_loads(build_schedule("oea", {"k0": 3}, False), model, 16, 1, 0.0)
-    assert drawn.before.active == pytest.approx(128 * (1 - (1 - 8 / 128) ** 16), rel=0.02)
-
-
 def test_a_policy_has_a_row_with_the_range_of_what_is_assumed(write, capsys):
     asked = ("--model", write(QWEN), "--gpu", "h200", "--batch", 16, *compare("xshare:k0=1,add=24", "oea:k0=3"))
     assert say(*asked) == 0

@@ -72,15 +72,6 @@ def test_what_auto_becomes_on_a_gpu(model, gpu, release, patched_release, tmp_pa
     assert report["attention"]["decode"] not in (None, "torch_native", "intel_amx")
 
 
-def test_gpus_are_told_the_same_without_the_cpu_engine(patched_release, tmp_path_factory):
-    """As a stranger asks: SGLang registers MXFP4 only beside a GPU or with that variable."""
-    folder = tmp_path_factory.getbasetemp() / "models"
-    folder.mkdir(exist_ok=True)
-    tree = patched_release(LATEST)
-    answers = run_all(tree, list_gpus(folder), {"SGLANG_USE_CPU_ENGINE": ""})
-    assert dict(zip(RESOLVED, answers, strict=True)) == ask_of_gpus(tree, folder)
-
-
 def test_another_device_is_refused_wherever_it_is_named(tmp_path):
     (tmp_path / "server.yaml").write_text("device: cpu\n")
     for flags in (["--device", "cpu"], ["--config", str(tmp_path / "server.yaml")]):

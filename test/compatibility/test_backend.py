@@ -6,16 +6,13 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 from scripts.runners import FP8, GPT_OSS, KIMI, QWEN3, write_model
 from scripts.runners import MXINT4 as DECLARED_MXINT4
 from served.release import LATEST, OLDER, make_env, run_script
-from sglang_xshare.compatibility import backend
 from sglang_xshare.compatibility import experts as experts_module
-from sglang_xshare.compatibility.arguments import Arguments
 from sglang_xshare.compatibility.backend import _unnoticed
 from sglang_xshare.compatibility.experts import Experts, ranks_logits
 from sglang_xshare.compatibility.formats import (
@@ -29,7 +26,6 @@ from sglang_xshare.compatibility.formats import (
     MXINT4,
     Format,
 )
-from sglang_xshare.refusal import ExpertPolicyError
 
 EACH_RELEASE = pytest.mark.parametrize(
     "release", [LATEST, *(pytest.param(release, marks=pytest.mark.long) for release in OLDER)]
@@ -141,31 +137,6 @@ def test_the_copy_is_resolved_unnoticed(monkeypatch, caplog):
     assert expert_policy.check_flags is before
     logging.getLogger("sglang").critical("heard")
     assert caplog.messages == ["heard"]
-
-
-class Record(SimpleNamespace):
-    """Server arguments whose resolution does as `resolve_once` says."""
-
-    model_path = "made-up"
-    moe_runner_backend = "auto"
-
-
-@pytest.fixture
-def record(monkeypatch):
-    """What becomes of arguments that resolve, with a model that no policy can be served with."""
-    pytest.importorskip("sglang.srt.expert_policy")
-    monkeypatch.setattr(backend, "model_config", lambda record: None)
-    monkeypatch.setattr(backend, "read_experts", lambda record: make_experts(BF16, (9, 0)))
-    refused = ExpertPolicyError("--model-path", "made-up", "dense")
-    monkeypatch.setattr(backend, "read_model", Mock(side_effect=refused))
-    return Record(resolve_once=lambda: None)
-
-
-@pytest.mark.parametrize("stop", [OSError("no such model"), SystemExit(2), AssertionError()])
-@pytest.mark.parametrize("where", ["resolve_once", "model_config"])
-def test_what_stops_sglang_is_left_to_its_own_resolution(where, stop, record, monkeypatch):
-    monkeypatch.setattr(record if where == "resolve_once" else backend, where, Mock(side_effect=stop))
-    assert backend._foresee(record, Arguments(None)) == (None, False)
 
 
 def make_experts(form: Format, capability: tuple[int, int] | None, **others: Any) -> Experts:

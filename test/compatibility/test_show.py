@@ -19,35 +19,6 @@ def show(capsys):
     return run
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        ["xshare:k0=2,mass=0.5"],
-        ['xshare:{"k0": 2, "mass": 0.5}'],
-        ["xshare", '{"k0": 2, "mass": 0.5}'],
-        ['xshare {"k0": 2, "mass": 0.5}'],
-        ["xshare:k0=2", '{"mass": 0.5}'],
-    ],
-)
-def test_every_spelling_of_a_policy_shows_every_key(given, show):
-    code, plan, said = show(*given)
-    assert (code, said) == (0, "")
-    assert plan == {
-        **{"policy": "xshare", "k0": 2, "p": 1.0, "utility": "topk", "add": 0, "add_per_request": 0, "mass": 0.5},
-        **{
-            "target_per_rank": None,
-            "balance": "literal",
-            "free_residents": None,
-            "own_share": 0.0,
-            "acceptance": 1.0,
-            "warm_rows": None,
-            "phases": ["decode", "verify"],
-            "min_rows": 2,
-        },
-        **{"max_rows": None, "rows": "batch", "exact": None, "overrides": []},
-    }
-
-
 @pytest.mark.parametrize("policy", ["xshare:min_tokens=4", 'observe {"plans": ["xshare:min_tokens=4"]}'])
 def test_a_former_name_is_warned_of(policy, show):
     code, plan, said = show(policy)

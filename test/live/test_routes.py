@@ -143,12 +143,3 @@ def test_the_api_key_guards_reading_and_the_admin_key_switching(keys, given, rea
     assert client.get(PATH, headers=headers).status_code == read
     assert client.post(PATH, json=POST, headers=headers).status_code == switched
     assert [body for _, body in manager.asked] == [{}] * (read == 200) + [{"post": POST}] * (switched == 200)
-
-
-def test_page_ins_of_schedulers_are_added_up_where_experts_are_paged():
-    paged = COUNTS | {"page_ins_before": 20, "page_ins": 6}
-    one = ANSWER | {"counters": COUNTS | {"page_ins_before": None, "page_ins": None}, "since_switch": paged}
-    answer = merge([one, one])
-    assert "page_ins" not in answer["counters"]
-    since = answer["since_switch"]
-    assert (since["page_ins_before"], since["mean_page_ins_before"], since["mean_page_ins"]) == (40, 5.0, 1.5)

@@ -49,18 +49,6 @@ def test_what_papers_recommend_can_be_built():
         assert setting.result
 
 
-def test_the_table_lists_everything(capsys):
-    assert main(["policies"]) == 0
-    table = capsys.readouterr().out
-    for policy in list_policies():
-        assert policy.name in table
-        assert policy.paper in table
-        assert all(name in table for name in policy.keys)
-    assert "k0=1, add=24" in table
-    assert "required" in table
-    assert "(0, 1]" in table
-
-
 def test_listed_defaults_are_the_schedules():
     common = json.loads(format_json([get_policy("oea")]))[0]["common_keys"]
     schedule = build_schedule("oea", {}, speculative=True)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from selection.cases import DTYPES, KINDS, batch_of, cases, check, fill_logits, keys_for, router_of
+from selection.cases import DTYPES, batch_of, cases, check, fill_logits, keys_for, router_of
 from selection.compared import EVERY_PLAN, ROUTERS, make_plan, make_router, move_router
 from selection.draws import any_plans, marked
 from selection.launched import Dispatched, forgets
@@ -138,13 +138,6 @@ def test_padding_may_hold_anything(value):
     logits, valid = make_logits("normal", 8, 32), torch.arange(8) < 5
     logits[5:] = value
     compare(logits, make_plan("xshare"), Router(4), Batch(valid, 1, torch.arange(8) % 3 == 0), slots=RunnerSlots())
-
-
-@EVERY_PLAN
-@pytest.mark.parametrize("kind", KINDS)
-def test_exact_rows(name, kind):
-    row = torch.arange(20)
-    compare(make_logits(kind, 20, 48), make_plan(name), Router(6), Batch(row % 5 != 3, 1, row % 3 == 0))
 
 
 @pytest.mark.parametrize("name", RESIDENT_PLANS)

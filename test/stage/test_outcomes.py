@@ -24,10 +24,3 @@ def test_a_policy_is_named_by_its_spelling_or_by_its_hash(keys, named):
     policy = outcomes.describe(SimpleNamespace(), None)[0]
     assert policy == named.format(hash_plan(plan))
     assert len(policy) <= LONGEST
-
-
-def test_where_no_policy_ever_was_there_is_no_name():
-    outcomes = Outcomes([], Graphs(()))
-    outcomes.adopt(Plans(None), None)
-    outcomes.outcome = "vanilla"
-    assert outcomes.describe(SimpleNamespace(), None) is None

@@ -1,6 +1,5 @@
 """The corpus: held-out text never leaks into training text, machines without the text are told so."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -42,14 +41,3 @@ def test_held_out_text_is_not_trained_on(installation: Path) -> None:
         assert "every single file" in text_of(splits[domain].heldout)
         assert "every single file" not in text_of(splits[domain].train)
         assert "value_" in text_of(splits[domain].train)
-
-
-def test_held_out_problems_are_right_and_unseen(installation: Path) -> None:
-    split = corpus.load_corpus()["arithmetic"]
-    seen, unseen = (set(text_of(part).split("\n")) - {""} for part in (split.train, split.heldout))
-    assert not seen & unseen
-    for problem in unseen:
-        parts = re.fullmatch(r"Q: (\d+)([-+])(\d+) A: (\d+)", problem)
-        assert parts, problem
-        first, second = int(parts[1]), int(parts[3])
-        assert int(parts[4]) == (first + second if parts[2] == "+" else first - second)

@@ -8,20 +8,6 @@ from torch import Tensor, nn
 
 from training import loop
 from training.loop import Training
-from training.muon import Muon
-
-
-def test_a_stack_is_updated_matrix_by_matrix() -> None:
-    start, gradient = torch.randn(2, 4, 6, 3, generator=torch.Generator().manual_seed(0))
-    stack = nn.Parameter(start.clone())
-    singles = [nn.Parameter(matrix.clone()) for matrix in start]
-    stack.grad = gradient
-    for single, own in zip(singles, gradient, strict=True):
-        single.grad = own
-    Muon([stack], lr=0.1).step()
-    Muon(singles, lr=0.1).step()
-    torch.testing.assert_close(stack.detach(), torch.stack([single.detach() for single in singles]))
-    assert not torch.equal(stack, start)
 
 
 def run(steps: list[int], state_file: Path) -> Tensor:

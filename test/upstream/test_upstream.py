@@ -18,11 +18,6 @@ def config(output_format: TopKOutputFormat | None) -> TopKConfig:
     return TopKConfig(top_k=4, renormalize=True, output_format=output_format)
 
 
-@pytest.mark.parametrize("output_format", list(TopKOutputFormat))
-def test_output_formats(output_format):
-    assert read_output_format(config(output_format)) == output_format.name.lower()
-
-
 @pytest.mark.parametrize("name", ["triton_kernel", "flashinfer_trtllm", "flashinfer_mxfp4", "marlin"])
 def test_a_format_decided_at_the_first_call_is_the_runner_backends(name, monkeypatch):
     monkeypatch.setattr(moe, "get_moe_runner_backend", lambda: MoeRunnerBackend(name))

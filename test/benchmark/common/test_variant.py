@@ -13,13 +13,6 @@ def test_a_policy_is_the_server_s_and_off_is_none():
     assert parse_variant("off") == Variant("off", None, {})
 
 
-def test_server_flags():
-    assert parse_variant("off").server_args() == []
-    assert parse_variant("vanilla", ["--tp", "2"]).server_args() == ["--expert-policy", "vanilla", "--tp", "2"]
-    flags = parse_variant("xshare:k0=1,add=24").server_args()
-    assert flags == ["--expert-policy", "xshare", "--expert-policy-config", '{"k0": 1, "add": 24}']
-
-
 @pytest.mark.parametrize(
     ("policy", "body"),
     [

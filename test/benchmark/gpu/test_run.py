@@ -81,14 +81,6 @@ def python(*lines: str) -> list[str]:
     return ["-c", "\n".join(lines)]
 
 
-def test_a_process_is_shown_and_its_last_words_are_its_reason(capfd):
-    ended = run_process(python("print('working')", "import sys", "sys.exit('gpu: no memory\\nmore')"), 60.0)
-    assert (ended.status, ended.reason) == (1, "no memory")
-    assert capfd.readouterr() == ("working\n", "gpu: no memory\nmore\n")
-    assert run_process(python("raise SystemError('x y')"), 60.0).reason == "SystemError: x y"
-    assert run_process(python("import os", "os.abort()"), 60.0).reason == "status -6"
-
-
 @pytest.mark.parametrize("deaf", [False, True])
 def test_a_process_is_stopped_with_all_it_started(monkeypatch, deaf):
     monkeypatch.setattr(module, "GRACE", 1.0)

@@ -4,11 +4,9 @@ import json
 
 import pytest
 
-from benchmark.common.variant import parse_plan
 from benchmark.quality.front import __main__ as command
 from benchmark.quality.front.ladders import (
     SQUARED,
-    changes_of,
     settings_of,
 )
 from benchmark.quality.front.report import experts_for, tabulate_front, tabulate_gains, tabulate_own_share
@@ -16,17 +14,6 @@ from benchmark.quality.model import Layout
 
 PLAIN, DRAFTED = Layout(4), Layout(4, 4)
 SETTINGS = settings_of(64, DRAFTED)
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_a_change_is_the_published_plan_but_for_its_keys(setting):
-    published, *changed = (parse_plan(text) for text in changes_of(setting).values())
-    assert (published.own_share, published.utility) == (0, "full" if "moe-spec" in setting else "topk")
-    for plan in changed:
-        assert plan.own_share == 0.75
-        for key in ("k0", "add", "add_per_request", "budget", "scope", "coverage", "ranking", "kmax"):
-            assert getattr(plan, key) == getattr(published, key)
-    assert [plan.utility for plan in changed[1:]] == ([] if "oea" in setting else ["squared"])
 
 
 def test_experts_at_a_loss_lie_on_the_line_between_two_settings():

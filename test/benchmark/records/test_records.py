@@ -80,23 +80,6 @@ def test_a_record_of_another_source_is_measured_anew_and_replaced_when_it_is_who
     assert json.loads(old.path.read_text())["points"]["point"]["value"] == 1
 
 
-@pytest.mark.parametrize(("begun", "continued"), [("c1", "c1"), ("c0", "c2")])
-def test_what_the_same_source_has_begun_at_another_commit_goes_on(
-    begun, continued, source, made_up, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(command, "describe_commit", lambda: begun)
-    (made_up / "fail").touch()
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="second: ended with status 1"):
-            command.measure([SECOND], tmp_path / "results")
-        monkeypatch.setattr(command, "describe_commit", lambda: "c2")
-    assert sorted(path.name for path in (tmp_path / "unfinished").iterdir()) == sorted({begun, continued})
-    (made_up / "fail").unlink()
-    command.measure([SECOND], tmp_path / "results")
-    left = tmp_path / "unfinished" / continued / "full" / "second"
-    assert [path.name for path in left.iterdir()] == ["second.png"]  # which no page shows
-
-
 def test_a_changed_source_is_refused_before_anything_runs(source, made_up, tmp_path):
     source += ["python/a.py", "python/b.py"]
     with pytest.raises(ValueError, match=r"python/a\.py and 1 more: not as committed"):

@@ -23,7 +23,13 @@ from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabul
 from benchmark.quality.report import tabulate_quality
 from benchmark.records.experiments import EXPERIMENTS, VERIFIED
 from benchmark.serving.exact import tabulate_exact
-from benchmark.serving.report import summarize_serving, tabulate_estimate, tabulate_serving, tabulate_verified
+from benchmark.serving.report import (
+    summarize_serving,
+    summarize_verified,
+    tabulate_estimate,
+    tabulate_serving,
+    tabulate_verified,
+)
 from benchmark.tuning.report import tabulate_tuning
 
 Points = Mapping[str, Any]
@@ -38,11 +44,13 @@ class Source:
 
 
 FRONTS = ("front", "front-grouped", "front-wide")
+WITH_DRAFTS = tuple(f"drafts-{batch}x{tokens}" for batch, tokens in VERIFIED)
 TABLES = {
     "serving": Source(("serving",), tabulate_serving),
-    "serving-summary": Source(("serving",), summarize_serving),
+    "serving-summary": Source(("serving", "drafts-1x8"), summarize_serving),
     "quality": Source(("quality",), tabulate_quality),
-    "verified": Source(tuple(f"drafts-{batch}x{tokens}" for batch, tokens in VERIFIED), tabulate_verified),
+    "verified": Source(WITH_DRAFTS, tabulate_verified),
+    "verified-summary": Source(WITH_DRAFTS, summarize_verified),
     "drafts": Source(("drafts",), tabulate_drafts),
     "front": Source(FRONTS, tabulate_gains),
     **{one.replace("front", "front-settings"): Source((one,), tabulate_front) for one in FRONTS},

@@ -71,25 +71,55 @@ def tabulate_serving(points: Mapping[str, Any]) -> Table:
     return Table(title, [headings[column] for column in kept], shown, " ".join(filter(None, note)))
 
 
-def summarize_serving(points: Mapping[str, Any]) -> Table:
-    """Of that table the baseline, the default policy, and the policy with drafts, beside what drafts alone come to."""
+def summarize_serving(points: Mapping[str, Any], verified: Mapping[str, Any] | None = None) -> Table:
+    """Of that table the baseline, the default policy, and the policy with drafts, beside what drafts alone come to; and
+    the best row of one request whose drafts are `verified`.
+    """
     table = tabulate_serving(points)
     rows = {row[0]: row for row in table.rows}
-    alone = f"Without a policy EAGLE-3 has the ratio {rows[f'{DRAFTING}off'][1]}."
-    return replace(table, rows=[rows[name] for name in SUMMARY], note=f"{table.note} {alone}")
+    shown = [rows[name] for name in SUMMARY]
+    note = f"{table.note} Without a policy EAGLE-3 has the ratio {rows[f'{DRAFTING}off'][1]}."
+    if verified is not None:
+        _, best, *others = tabulate_serving(verified).rows
+        shown.append([f"one request, {_count_verified(verified)} tokens verified: {best[0]}", *best[1:]])
+        drafts = next(row for row in others if row[0] == f"{DRAFTING}off")
+        note += f" Last row: against one request without drafts; EAGLE-3 alone has {drafts[1]} there."
+    return replace(table, rows=shown, note=note)
 
 
 def tabulate_verified(*records: Mapping[str, Any]) -> Table:
     """Those tables one below the other, for each what a verify step has."""
-    tables = [tabulate_serving(points) for points in records]
-    rows = []
+    tables, rows = [tabulate_serving(points) for points in records], []
     for points, table in zip(records, tables, strict=True):
-        comparison = Comparison.read(points[KEY])
-        flags = next(one.variant.args for one in comparison.series if one.variant.args)
-        tokens = flags[flags.index("--speculative-num-draft-tokens") + 1]
-        rows += [[f"{comparison.workload.concurrency} x {tokens}", *row] for row in table.rows]
-    note = f"A step: requests x tokens that are verified of each. {tables[-1].note}"
+        step = f"{Comparison.read(points[KEY]).workload.concurrency} x {_count_verified(points)}"
+        rows += [[step, *row] for row in table.rows]
+    model, _, note = tables[0].note.partition(":")
+    workload = "a step verifies so many requests x tokens of each, a round 4 times as many requests"
+    note = f"{model}: {workload}. {note.partition('rounds. ')[2]}"
     return replace(tables[0], headings=["a step", *tables[0].headings], rows=rows, note=note, text_columns=2)
+
+
+def summarize_verified(*records: Mapping[str, Any]) -> Table:
+    """A row a record: of drafts alone, and with each policy in the order served, the ratio and the active experts."""
+    rows, names = [], []
+    for points in records:
+        comparison = Comparison.read(points[KEY])
+        step = f"{comparison.workload.concurrency} x {_count_verified(points)}"
+        alone, *policies = [number for number, one in enumerate(comparison.series) if one.variant.args]
+        keys = [comparison.series[number].variant.keys for number in policies]
+        names = ["a plain budget", *(f"acceptance {one['acceptance']}" for one in keys[1:])]
+        ratios = [format_number(comparison.summaries[number].paired_ratio.median, 2) for number in (alone, *policies)]
+        experts = [format_number(comparison.summaries[number].experts_after, 0) for number in policies]
+        rows.append([step, *ratios, f"{comparison.active[alone]:.0f} -> {', '.join(experts)}"])
+    headings = ["requests x tokens", "drafts alone", *names, "experts"]
+    note = "Tokens/s against no drafts and no policy, median. Experts: active ones, of drafts alone -> of each."
+    return Table("Whether drafts pay", headings, rows, note)
+
+
+def _count_verified(points: Mapping[str, Any]) -> str:
+    """Tokens of a request in a verify step."""
+    flags = next(one.variant.args for one in Comparison.read(points[KEY]).series if one.variant.args)
+    return flags[flags.index("--speculative-num-draft-tokens") + 1]
 
 
 def _format_losses(points: Mapping[str, Any], series: Sequence[Series]) -> list[str]:

@@ -9,7 +9,7 @@ from benchmark.common.evidence import Evidence
 from benchmark.common.rounds import Series, Workload
 from benchmark.common.speculative import drafting_variant
 from benchmark.common.variant import parse_variant
-from benchmark.serving.report import KEY, quality_key, summarize_serving, tabulate_serving
+from benchmark.serving.report import KEY, quality_key, summarize_serving, tabulate_serving, tabulate_verified
 
 NAMES = ("off", "oea:k0=3", "xshare", "EAGLE-3, off", "EAGLE-3, xshare")
 
@@ -17,7 +17,7 @@ NAMES = ("off", "oea:k0=3", "xshare", "EAGLE-3, off", "EAGLE-3, xshare")
 def make_series(name, speed, active, accepted=None):
     variant = parse_variant(name.removeprefix("EAGLE-3, "))
     if accepted:
-        variant = drafting_variant(variant, ("--draft",))
+        variant = drafting_variant(variant, ("--speculative-num-draft-tokens", "8"))
     result = {"output_throughput": speed, "median_tpot_ms": 9.0, "median_ttft_ms": 5.0, "accept_length": accepted}
     evidence = Evidence(None, None, None, 0) if active is None else Evidence(50.0, active, 0.9, 8)
     return Series(variant, [], [result] * 2, [evidence] * 2)
@@ -69,3 +69,19 @@ def test_the_summary_is_three_rows_and_what_drafts_alone_come_to(points):
     table = summarize_serving({KEY: points[KEY]})
     assert [row[0] for row in table.rows] == ["off", "xshare:k0=1,add=24", "EAGLE-3, xshare"]
     assert table.note.endswith("Without a policy EAGLE-3 has the ratio 1.10 [1.10, 1.10].")
+
+
+def test_what_a_step_verifies_is_told(points):
+    table = tabulate_verified(points, points)
+    assert table.headings[:2] == ["a step", "policy"]
+    assert [row[0] for row in table.rows] == ["16 x 8"] * 10
+    assert table.rows[3][1:3] == ["EAGLE-3, xshare", "1.80 [1.80, 1.80]"]
+    assert table.note.startswith("wide: a step verifies so many requests x tokens of each, a round 4 times as many")
+    names = iter(["off", "oea:k0=3", "xshare:k0=1,add=24", "EAGLE-3, off", "EAGLE-3, xshare"])
+    one = {
+        KEY: points[KEY]
+        | {"series": [s | {"variant": s["variant"] | {"name": next(names)}} for s in points[KEY]["series"]]}
+    }
+    summary = summarize_serving(one, {KEY: one[KEY] | {"series": one[KEY]["series"][:1] + one[KEY]["series"][3:]}})
+    assert summary.rows[-1][:2] == ["one request, 8 tokens verified: EAGLE-3, xshare", "1.80 [1.80, 1.80]"]
+    assert summary.note.endswith("EAGLE-3 alone has 1.10 [1.10, 1.10] there.")

@@ -16,10 +16,12 @@ from sglang_xshare.policies import get_policy
 
 def test_every_example_of_a_policy_is_measured_or_warned_of():
     """Each setting of the guide's table has its row in a record of quality, in decoding or in verification."""
-    decoded, verified = (read_record(EXPERIMENTS[name].path(RESULTS))["points"] for name in ("quality", "serving"))
+    records = [EXPERIMENTS[name] for name in ("quality", "serving", "drafts-1x8")]
+    decoded, *verified = (read_record(one.path(RESULTS), one.kind)["points"] for one in records)
     measured = [parse_plan(policy) for policy in decoded]
     drafted = quality_key(DRAFTING)
-    measured += [parse_plan(key.removeprefix(drafted), speculative=True) for key in verified if key.startswith(drafted)]
+    keys = [key for points in verified for key in points if key.startswith(drafted)]
+    measured += [parse_plan(key.removeprefix(drafted), speculative=True) for key in keys]
     guide = (ROOT / "docs" / "guide.md").read_text()
     rows = re.findall(r"^\| (`[a-z-]+`.*?) \| (.*?) \| (.*) \|$", guide, re.MULTILINE)
     examples = [

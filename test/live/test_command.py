@@ -46,6 +46,13 @@ def test_get_prints_the_plan_in_force(server, capsys):
     assert server.asked == [("GET", PATH, None, None)]
 
 
+def test_get_prints_what_an_estimate_is_now(answering, capsys):
+    plan = ANSWER["in_force"] | {"acceptance": "auto"}
+    server = answering(json.dumps(ANSWER | {"in_force": plan, "estimated_acceptance": 0.859375}).encode())
+    assert main(["policy", "get", server.url]) == 0
+    assert "auto, now 0.859" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "config", "sent"),
     [

@@ -29,7 +29,7 @@ def _scaling(monkeypatch):
 
 def make_plans(keys: dict[str, Any]) -> Plans:
     own = {name: value for name, value in keys.items() if name != "policy"}
-    return Plans(build_schedule(keys["policy"], own, speculative=False), BATCHES)
+    return Plans(build_schedule(keys["policy"], own, speculative="acceptance" in keys), BATCHES)
 
 
 def capture(keys: dict[str, Any], num_layers: int = 2) -> tuple[Graphs, Plans, list[Layer]]:
@@ -232,6 +232,27 @@ def test_what_an_eager_step_left_is_made_anew():
     run(graphs, plans, layers, Step("decode", 16, Batch()))
     record(graphs, plans, layers, 16)
     assert read(graphs) == {(0, 16): encode(plans.find(layers[0], StepKey("decode", 16))[0]).tolist()}
+
+
+def test_what_an_eager_step_left_has_the_estimate_at_its_capture():
+    auto = {"policy": "xshare", "k0": 1, "add": 3, "acceptance": "auto"}
+    graphs, former, layers = Graphs(ROWS), make_plans(auto), [Layer(0, Config(), None)]
+    run(graphs, former, layers, Step("decode", 16, Batch()))
+    graphs.weigh(former, 0.25)
+    plans = Plans(former.schedule.weigh(0.25), BATCHES)
+    run(graphs, plans, layers, Step("decode", 16, Batch()))
+    record(graphs, plans, layers, 16)
+    assert read(graphs) == {(0, 16): encode(plans.find(layers[0], StepKey("decode", 16))[0]).tolist()}
+
+
+def test_the_same_policy_at_another_estimate_is_no_other_for_graphs_without_numbers():
+    """Where torch selects: they go on as they were captured."""
+    auto = {"policy": "custom", "k0": 1, "budget": 4, "scope": "request", "acceptance": "auto"}
+    graphs, former, _ = capture(auto)
+    assert not read(graphs)
+    graphs.check(former, Plans(former.schedule.weigh(0.25), BATCHES))
+    with pytest.raises(ValueError, match="part of them"):
+        graphs.check(former, make_plans(auto | {"budget": 5}))
 
 
 def test_without_graphs_every_switch_is_free():

@@ -12,6 +12,7 @@ from rich.table import Table
 from ..console import open_console
 from ..files import read_json
 from ..policies.keys import as_json
+from ..policies.plan import AUTO
 from ..policies.spelling import SPELLING, parse_policy
 from .client import Client, PolicyError, add_server, find_keys
 
@@ -83,7 +84,10 @@ def print_answer(answer: dict[str, Any]) -> None:
     for key, value in plan.items():
         if key == "overrides" and not value:
             continue
-        table.add_row(key, value if isinstance(value, str) else json.dumps(value), "" if key in answer else "default")
+        text = value if isinstance(value, str) else json.dumps(value)
+        if (key, value) == ("acceptance", AUTO):
+            text += f", now {answer['estimated_acceptance']:.3f}"
+        table.add_row(key, text, "" if key in answer else "default")
     console.print(table)
     steps = ", ".join(f"{name} {count}" for name, count in since["outcomes"].items() if count) or "none"
     trial = ", a trial of a search that will put another back" if answer.get("trial") else ""

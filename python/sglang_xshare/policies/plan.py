@@ -156,6 +156,10 @@ class SelectionPlan:
         """The keys that are not at their default and that a backend, which reads those `handled`, would ignore."""
         return [f.name for f in fields(self) if f.name in KEYS.keys() - handled and getattr(self, f.name) != f.default]
 
+    def is_another_estimate(self, other: "SelectionPlan") -> bool:
+        """Whether both weigh drafts by a server's estimate and differ in that alone."""
+        return self.estimates and replace(self, acceptance=other.acceptance) == other
+
     def weighs(self, tokens_per_request: int) -> bool:
         """Whether rows count by their depth: those of requests of several rows, which are drafts."""
         return self.acceptance < 1 and tokens_per_request > 1

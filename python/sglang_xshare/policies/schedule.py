@@ -56,6 +56,8 @@ class Schedule:
     acceptance: float = MOST_LIKELY
     _plans: dict[tuple[int, int], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
     """Those of layers and batch sizes met so far: they go with the schedule, which a running server may change."""
+    _built: dict[tuple[int, ...], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
+    """The same by the overrides that apply."""
 
     @property
     def parts(self) -> list[Schedule]:
@@ -85,9 +87,12 @@ class Schedule:
         """The plan for a layer id and a number of router rows; None where an override makes it vanilla."""
         place = layer, rows
         if place not in self._plans:
-            keys = self.keys_at(layer, rows)
-            plan = None if keys["policy"] == "vanilla" else build_plan(keys)
-            self._plans[place] = replace(plan, acceptance=self.acceptance) if plan and plan.estimates else plan
+            which = tuple(map(id, self._overrides_at(layer, rows)))
+            if which not in self._built:  # of thousands of places few differ
+                keys = self.keys_at(layer, rows)
+                plan = None if keys["policy"] == "vanilla" else build_plan(keys)
+                self._built[which] = replace(plan, acceptance=self.acceptance) if plan and plan.estimates else plan
+            self._plans[place] = self._built[which]
         return self._plans[place]
 
     @cached_property
@@ -106,11 +111,15 @@ class Schedule:
     def keys_at(self, layer: int, rows: int) -> dict[str, Any]:
         """The policy and its keys for a layer id and a number of router rows, with the overrides that apply."""
         keys = {"policy": self.policy, **self.keys}
-        sizes = [override for override in self.by_rows if rows in override]
-        by_layer = [*self.layers, *(inner for override in sizes for inner in override.layers)]
-        for override in [*sizes, *(override for override in by_layer if layer in override)]:
+        for override in self._overrides_at(layer, rows):
             keys = _merge(keys, override.keys)
         return keys
+
+    def _overrides_at(self, layer: int, rows: int) -> list[Override]:
+        """Those that apply, the last of which wins."""
+        sizes = [override for override in self.by_rows if rows in override]
+        by_layer = [*self.layers, *(inner for override in sizes for inner in override.layers)]
+        return [*sizes, *(override for override in by_layer if layer in override)]
 
     @property
     def layer_overrides(self) -> tuple[Override, ...]:
@@ -213,7 +222,7 @@ def _build_observing(config: dict[str, Any], speculative: bool, speculates: str,
         if schedule.exact != Rule():
             raise ValueError(f"plans: {spelling}: exact = {schedule.given['exact']!r}: allowed is none, to observe")
         if schedule.estimates:
-            raise ValueError(f"plans: {spelling}: acceptance = {AUTO!r}: allowed is a number, to observe")
+            raise ValueError(f"plans: {spelling}: acceptance = {AUTO!r}: allowed is a number under observe")
         observed[spelling] = schedule
     return Schedule(
         policy="observe",

@@ -111,8 +111,12 @@ class Graphs:
         """Have graphs whose plan asks for an estimate weigh drafts by it, in the order of the current stream, while the
         host waits for nothing. One without a buffer goes on as it was captured.
         """
-        found = [(kept.buffer, plans.find(*place)[0]) for place, kept in self._captured.items()]
-        buffers = [buffer for buffer, plan in found if buffer is not None and plan is not None and plan.estimates]
+        self._buffers.clear()  # made of the former number
+        schedule, buffers = plans.schedule, []
+        for (layer, key), kept in self._captured.items():
+            plan = None if schedule is None else schedule.plan(layer.layer_id, key.rows)
+            if kept.buffer is not None and plan is not None and plan.estimates:
+                buffers.append(kept.buffer)
         if not buffers:
             return
         from ..selection.triton_kernel.budgets import encode_drafts
@@ -142,7 +146,7 @@ class Graphs:
                 raise ValueError("they were captured without a selection")
             return None
         if captured.buffer is None:
-            if then == captured.plan:
+            if then == captured.plan or (then is not None and then.is_another_estimate(captured.plan)):
                 return None
             raise ValueError("the plan they were captured with is part of them")
         plan = open_up(captured.buffer.plan, place[0].router) if then is None or then is VANILLA else then

@@ -79,13 +79,15 @@ def attention_dp_size(config: Any) -> int:
 
 
 def draft_width(config: Any) -> int:
-    """The most tokens that a request can be given in one step, by resolved arguments: the draft tokens of a chain, the
-    steps of EAGLE's tree and one; 1 without speculation.
+    """The most tokens that a request can be given in one step, by resolved arguments: the draft tokens of a chain, or
+    of NGRAM, whose tree may be one whatever steps it is set to, the steps of EAGLE's tree and one; 1 without
+    speculation.
     """
     tokens: int = getattr(config, "speculative_num_draft_tokens", None) or 1
     steps: int = getattr(config, "speculative_num_steps", None) or tokens
     breadth = getattr(config, "speculative_eagle_topk", None) or 1
-    return min(tokens, steps + 1) if breadth > 1 else tokens
+    is_tree = breadth > 1 and spell(config.speculative_algorithm).upper() != "NGRAM"
+    return min(tokens, steps + 1) if is_tree else tokens
 
 
 def num_schedulers(config: Any) -> int:

@@ -131,6 +131,7 @@ MODELS = {
         loss_with_moved_biases,
         BUILD / "models/biased",
         BUILD / "train_moe/biased.pt",
+        steps=400,
     ),
     **{
         f"many{experts}": Recipe(
@@ -140,6 +141,7 @@ MODELS = {
             loss_with_penalty,
             BUILD / f"models/many{experts}",
             BUILD / f"train_moe/many{experts}.pt",
+            steps=400,
         )
         for experts, top_k in ((128, 8), (512, 10))
     },

@@ -48,6 +48,7 @@ OBSERVED = "vanilla observe --model checkpoints/qwen3-moe-tiny"
 SERVED = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --sums 4 --per-domain 4 --loss-tokens 8"
 TEXT = "--per-domain 4 --prompt 16 --steps 8 --batch 4"
 DRAFTS = "--add 8 --batch 1 --tokens-per-request 8 --chance 0.75 --per-domain 4 --prompt 16 --steps 16"
+BUDGETS = "--batch 4 --per-domain 4 --prompt 16 --steps 8"
 DISPATCH = "--per-domain 8 --calibration 384 --replicas 2"
 
 
@@ -146,6 +147,17 @@ EXPERIMENTS = {
             f"{POLICY} --prompts 2 --others 3 --prompt 8 --tokens 4",
         ),
         *map(_on_trained, ("grouped", "wide")),
+        Experiment("defaults", "benchmark.quality.defaults", "quality", 4, BUDGETS),
+        Experiment(
+            "defaults-many512",
+            "benchmark.quality.defaults",
+            "quality/many512",
+            8,
+            BUDGETS,
+            "--model build/models/many512",
+            "defaults",
+            "many512",
+        ),
     )
 }
 """In the order of a whole run."""

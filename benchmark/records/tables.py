@@ -18,6 +18,7 @@ from benchmark.expert_sharding.report import tabulate_sharding
 from benchmark.neighbours import tabulate_neighbours
 from benchmark.paged.report import tabulate_live as tabulate_paged_live
 from benchmark.paged.report import tabulate_paged
+from benchmark.quality.defaults import tabulate_defaults
 from benchmark.quality.drafts.report import tabulate_drafts
 from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
@@ -52,6 +53,7 @@ TABLES = {
     "verified": Source(WITH_DRAFTS, tabulate_verified),
     "verified-summary": Source(WITH_DRAFTS, summarize_verified),
     "drafts": Source(("drafts",), tabulate_drafts),
+    "defaults": Source(("defaults", "defaults-many512"), tabulate_defaults),
     "front": Source(FRONTS, tabulate_gains),
     **{one.replace("front", "front-settings"): Source((one,), tabulate_front) for one in FRONTS},
     "own-share": Source(FRONTS, tabulate_own_share),

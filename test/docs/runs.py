@@ -37,6 +37,7 @@ SHARDING = Run(
     shows="Record: ",
     is_long=True,
 )
+DRAFTS = "drafts-1x8 drafts-1x16 drafts-4x8 drafts-4x16"
 TRAINED = Run(more="--steps 1 --out {scratch}/model --state {scratch}/state.pt", shows="step 1: exported", is_long=True)
 NO_GPU = Run(status=2, shows="gpu: no NVIDIA GPU answers here; nothing was measured")
 INSTALLED = Elsewhere("test/scripts/test_installed.py", "it changes an environment, which must be one of its own")
@@ -184,11 +185,8 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "cp -r patches/0.5.23 patches/0.5.24": Run({"patches/0.5.24": "{scratch}/0.5.24"}),
     # measure
     "python -m benchmark.records": Same("make records"),
-    # `make records` runs each of them small.
-    "python -m benchmark.records drafts-1x8 drafts-1x16 drafts-4x8 drafts-4x16": Run(
-        {"drafts-1x8 drafts-1x16 drafts-4x8 drafts-4x16": "--check"}
-    ),
-    "make records": Run(more="--small --dirty --out {scratch}", shows=r"\[(\d+)/\1\] front-wide", is_long=True),
+    f"python -m benchmark.records {DRAFTS}": Run({DRAFTS: "--check"}),  # `make records` runs each of them small
+    "make records": Run(more="--small --dirty --out {scratch}", shows=r"\[(\d+)/\1\] defaults-many512", is_long=True),
     "python -m benchmark.serving": replace(SERVED, more=f"off oea:k0=3 {SERVED.more}"),
     "python -m benchmark.serving off xshare:k0=1,add=24 oea:k0=3": SERVED,
     "python -m benchmark.serving off --drafted off xshare moe-spec:budget=32 --topk 4 --draft-tokens 8": SERVED,
@@ -266,17 +264,20 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "python -m benchmark.quality": QUALITY,
     "python -m benchmark.quality vanilla xshare:k0=1,add=24 oea:k0=3": QUALITY,
     "python -m benchmark.quality --batch 4 --tokens-per-request 4 xshare moe-spec:budget=32": QUALITY,
-    "python -m benchmark.quality.drafts": Elsewhere(
-        "test/benchmark/quality/test_drafts.py", "that asks for less, without another process"
-    ),
-    "python -m benchmark.quality.front": Elsewhere(
-        "test/benchmark/quality/test_front.py", "that asks for less, without another process"
-    ),
+    **{
+        f"python -m benchmark.quality.{name}": Elsewhere(
+            f"test/benchmark/quality/test_{name}.py", "that asks for less, without another process"
+        )
+        for name in ("defaults", "drafts", "front")
+    },
     "python -m training.train_moe": TRAINED,
     "python -m training.train_moe --model grouped": TRAINED,
-    "python -m training.train_moe --model wide": Elsewhere(
-        "test/training/test_models.py", "that builds the model; all that follows is as with the other two"
-    ),
+    **{
+        f"python -m training.train_moe --model {name}": Elsewhere(
+            "test/training/test_models.py", "that builds the model; all that follows is as with the other two"
+        )
+        for name in ("wide", "many512")
+    },
     "python -m training.train_eagle3": TRAINED,
     # on a GPU
     "make gpu": NO_GPU,

@@ -80,10 +80,11 @@ def summarize_serving(points: Mapping[str, Any], verified: Mapping[str, Any] | N
     shown = [rows[name] for name in SUMMARY]
     note = f"{table.note} Without a policy EAGLE-3 has the ratio {rows[f'{DRAFTING}off'][1]}."
     if verified is not None:
-        _, best, *others = tabulate_serving(verified).rows
+        _, *drafting = tabulate_serving(verified).rows
+        alone = next(row for row in drafting if row[0] == f"{DRAFTING}off")
+        best = next(row for row in drafting if row is not alone)
         shown.append([f"one request, {_count_verified(verified)} tokens verified: {best[0]}", *best[1:]])
-        drafts = next(row for row in others if row[0] == f"{DRAFTING}off")
-        note += f" Last row: against one request without drafts; EAGLE-3 alone has {drafts[1]} there."
+        note += f" Last row: against one request without drafts; EAGLE-3 alone has {alone[1]} there."
     return replace(table, rows=shown, note=note)
 
 

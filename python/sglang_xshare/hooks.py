@@ -224,10 +224,12 @@ def admit(scheduler: Any, req: Any) -> None:
 
 def count(req: Any, logits_output: Any) -> None:
     """A forward's result has reached a request: count it in the request's response metadata, and what was accepted."""
+    if _stage is None:
+        return
+    _stage.acceptance.count(req)
     forward = getattr(logits_output, metadata.KEY, None)
-    if _stage is not None and forward is not None:
+    if forward is not None:
         metadata.count_forward(req, forward)
-        _stage.acceptance.count(req)
 
 
 def tell(meta_info: dict[str, Any], state: Any) -> None:

@@ -27,7 +27,7 @@ def check_speculation(config: Any) -> None:
     if algorithm in NEWER:
         _check_newer(config, algorithm)
     if getattr(config, "enable_return_routed_experts", False):
-        _check_recorded(config, algorithm)
+        _check_recorded(config, algorithm, [one for one in drafters if one not in UNRECORDED])
 
 
 def _check_newer(config: Any, algorithm: str) -> None:
@@ -50,13 +50,12 @@ def _check_newer(config: Any, algorithm: str) -> None:
         raise refusal("--speculative-num-draft-tokens", tokens, f"{reason}; allowed is at least 2")
 
 
-def _check_recorded(config: Any, algorithm: str) -> None:
+def _check_recorded(config: Any, algorithm: str, allowed: list[str]) -> None:
     """Refuse to return routed experts that SGLang has not: it drops what it has recorded, or, of a tree of drafts,
     moves the keys and values of the accepted path to its slots and leaves the experts of other drafts there.
     """
     if algorithm in UNRECORDED:
         reason = "--enable-return-routed-experts would return others' experts, as SGLang drops what it has recorded"
-        allowed = [one for one in (*DRAFTERS, *NEWER) if one not in UNRECORDED]
         raise refusal("--speculative-algorithm", algorithm, f"{reason}; allowed is {', '.join(allowed)}")
     breadth = getattr(config, "speculative_eagle_topk", None)
     if (breadth or 1) > 1:

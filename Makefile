@@ -63,7 +63,7 @@ eval: patch     ## lm-evaluation-harness with the policy off and on: TASKS="gsm8
 demo: patch     ## serve a checkpoint with the policy off and on, and print what it changed
 	$(PYTHON) -m benchmark.demo $(DEMO_ARGS)
 
-records: patch  ## measure all that a CPU can, from a clean checkout, two hours on two cores, and write the tables of it
+records: patch  ## measure all that a CPU can, from a clean checkout, three hours on two cores, and write the tables of it
 	$(PYTHON) -m benchmark.records $(RECORDS_ARGS)
 
 EXPERIMENT ?= all

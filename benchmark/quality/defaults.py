@@ -47,11 +47,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     benches = {name: Bench(model, chosen, decoding.prompt) for name, chosen in texts.items()}
     for batch, (mixing, bench) in product(args.batch, benches.items()):
         names = {f"{batch}, {mixing}, {name}": name for name in plans}
-        if all(key in record for key in names):
+        missing = {key: name for key, name in names.items() if key not in record}
+        if not missing:
             continue
         layout = Layout(batch, 1)
         vanilla = bench.run(parse_plan(BASELINE), layout)
-        for key, name in names.items():
+        for key, name in missing.items():
             decoded = bench.run(plans[name], layout)
             loss = compare_loss(decoded.nats, vanilla.nats)
             print(f"{key}: {decoded.active:.1f} of {vanilla.active:.1f} experts, {loss} nats", flush=True)

@@ -57,18 +57,21 @@ def tabulate_serving(points: Mapping[str, Any]) -> Table:
         )
     headings = ("policy", "ratio", "tokens/s", "active experts", "kept mass", "loss, nats", "sums right", "accepted")
     kept = [column for column in range(len(headings)) if any(row[column] != "-" for row in rows)]
-    idle = f"{NO_STEP}: {', '.join(comparison.idle)}." if comparison.idle else ""
-    note = (
-        f"{comparison.workload.model.name}: {comparison.workload}.",
+    note = f"{comparison.workload.model.name}: {comparison.workload}. {_explain(comparison, losses)}"
+    shown = [[row[column] for column in kept] for row in rows]
+    return Table("Policies served side by side", [headings[column] for column in kept], shown, note)
+
+
+def _explain(comparison: Comparison, losses: Sequence[str]) -> str:
+    """What the cells of these rows mean."""
+    parts = (
         NOTE,
         QUALITY if set(losses) != {"-"} else "",
-        DRAFTS if any(drafts) else "",
-        idle,
+        DRAFTS if any(one.variant.args for one in comparison.series) else "",
+        f"{NO_STEP}: {', '.join(comparison.idle)}." if comparison.idle else "",
         ONE_ROUND if comparison.rounds == 1 else "",
     )
-    shown = [[row[column] for column in kept] for row in rows]
-    title = "Policies served side by side"
-    return Table(title, [headings[column] for column in kept], shown, " ".join(filter(None, note)))
+    return " ".join(filter(None, parts))
 
 
 def summarize_serving(points: Mapping[str, Any], verified: Mapping[str, Any] | None = None) -> Table:
@@ -83,20 +86,21 @@ def summarize_serving(points: Mapping[str, Any], verified: Mapping[str, Any] | N
         _, *drafting = tabulate_serving(verified).rows
         alone = next(row for row in drafting if row[0] == f"{DRAFTING}off")
         best = next(row for row in drafting if row is not alone)
-        shown.append([f"one request, {_count_verified(verified)} tokens verified: {best[0]}", *best[1:]])
+        tokens = _count_verified(Comparison.read(verified[KEY]))
+        shown.append([f"one request, {tokens} tokens verified: {best[0]}", *best[1:]])
         note += f" Last row: against one request without drafts; EAGLE-3 alone has {alone[1]} there."
     return replace(table, rows=shown, note=note)
 
 
 def tabulate_verified(*records: Mapping[str, Any]) -> Table:
     """Those tables one below the other, for each what a verify step has."""
-    tables, rows = [tabulate_serving(points) for points in records], []
-    for points, table in zip(records, tables, strict=True):
-        step = f"{Comparison.read(points[KEY]).workload.concurrency} x {_count_verified(points)}"
-        rows += [[step, *row] for row in table.rows]
-    model, _, note = tables[0].note.partition(":")
+    tables = [tabulate_serving(points) for points in records]
+    comparisons = [Comparison.read(points[KEY]) for points in records]
+    rows = [[_name_step(one), *row] for one, table in zip(comparisons, tables, strict=True) for row in table.rows]
+    first = comparisons[0]
     workload = "a step verifies so many requests x tokens of each, a round 4 times as many requests"
-    note = f"{model}: {workload}. {note.partition('rounds. ')[2]}"
+    explained = _explain(first, _format_losses(records[0], first.series))
+    note = f"{first.workload.model.name}: {workload}. {explained}"
     return replace(tables[0], headings=["a step", *tables[0].headings], rows=rows, note=note, text_columns=2)
 
 
@@ -105,21 +109,25 @@ def summarize_verified(*records: Mapping[str, Any]) -> Table:
     rows, names = [], []
     for points in records:
         comparison = Comparison.read(points[KEY])
-        step = f"{comparison.workload.concurrency} x {_count_verified(points)}"
         alone, *policies = [number for number, one in enumerate(comparison.series) if one.variant.args]
         keys = [comparison.series[number].variant.keys for number in policies]
         names = ["a plain budget", *(f"acceptance {one['acceptance']}" for one in keys[1:])]
         ratios = [format_number(comparison.summaries[number].paired_ratio.median, 2) for number in (alone, *policies)]
         experts = [format_number(comparison.summaries[number].experts_after, 0) for number in policies]
-        rows.append([step, *ratios, f"{comparison.active[alone]:.0f} -> {', '.join(experts)}"])
+        rows.append([_name_step(comparison), *ratios, f"{comparison.active[alone]:.0f} -> {', '.join(experts)}"])
     headings = ["requests x tokens", "drafts alone", *names, "experts"]
     note = "Tokens/s against no drafts and no policy, median. Experts: active ones, of drafts alone -> of each."
     return Table("Whether drafts pay", headings, rows, note)
 
 
-def _count_verified(points: Mapping[str, Any]) -> str:
+def _name_step(comparison: Comparison) -> str:
+    """Requests x tokens of each in a verify step."""
+    return f"{comparison.workload.concurrency} x {_count_verified(comparison)}"
+
+
+def _count_verified(comparison: Comparison) -> str:
     """Tokens of a request in a verify step."""
-    flags = next(one.variant.args for one in Comparison.read(points[KEY]).series if one.variant.args)
+    flags = next(one.variant.args for one in comparison.series if one.variant.args)
     return flags[flags.index("--speculative-num-draft-tokens") + 1]
 
 

@@ -51,6 +51,9 @@ def test_get_prints_what_an_estimate_is_now(answering, capsys):
     server = answering(json.dumps(ANSWER | {"in_force": plan, "estimated_acceptance": 0.859375}).encode())
     assert main(["policy", "get", server.url]) == 0
     assert "auto, now 0.859" in capsys.readouterr().out
+    server = answering(json.dumps(ANSWER | {"in_force": plan, "estimated_acceptance": None}).encode())
+    assert main(["policy", "get", server.url]) == 0
+    assert "now" not in capsys.readouterr().out, "a step of one token has no drafts"
 
 
 @pytest.mark.parametrize(

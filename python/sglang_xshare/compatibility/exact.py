@@ -5,7 +5,7 @@ from typing import Any
 
 from ..policies.exact import EXACT, KEY, SHARED, Rule, check_said
 from ..refusal import ExpertPolicyError
-from ..upstream.server import resolved, spell
+from ..upstream.server import drafter, resolved
 from .arguments import is_on
 
 SHARED_PREFIXES = "it may give them what requests under policy have stored"
@@ -59,9 +59,8 @@ def _find_obstacle(config: Any) -> tuple[str, str, str] | None:
         value = getattr(config, flag, None)
         if value not in (None, False):
             return f"--{flag.replace('_', '-')}", "on" if value is True else str(value), reason.format(why)
-    algorithm = spell(getattr(config, "speculative_algorithm", None)).upper()
-    if algorithm == UNNAMED:
-        return "--speculative-algorithm", algorithm, reason.format("its forwards do not name their requests")
+    if drafter(config) == UNNAMED:
+        return "--speculative-algorithm", UNNAMED, reason.format("its forwards do not name their requests")
     return None
 
 

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from ..refusal import refusal
-from ..upstream.server import is_release, rank_mode, spell
+from ..upstream.server import drafter, is_release, rank_mode
 
 DRAFTERS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
 NEWER = ("DFLASH", "DSPARK", "FROZEN_KV_MTP", "UNO")
@@ -20,7 +20,7 @@ UNPREPARED = ("FROZEN_KV_MTP", "UNO")
 
 def check_speculation(config: Any) -> None:
     """Raise `ExpertPolicyError` for speculation whose verification cannot be served with a policy."""
-    algorithm = spell(config.speculative_algorithm).upper()  # as SGLang takes it
+    algorithm = drafter(config)
     drafters = (*DRAFTERS, *NEWER) if is_release(SINCE) else DRAFTERS
     if algorithm not in drafters:
         raise refusal("--speculative-algorithm", algorithm, f"allowed is {', '.join(drafters)}{_explain(algorithm)}")

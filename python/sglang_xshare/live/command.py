@@ -85,8 +85,9 @@ def print_answer(answer: dict[str, Any]) -> None:
         if key == "overrides" and not value:
             continue
         text = value if isinstance(value, str) else json.dumps(value)
-        if (key, value) == ("acceptance", AUTO):
-            text += f", now {answer['estimated_acceptance']:.3f}"
+        estimate = answer.get("estimated_acceptance")  # None where a step verifies one token, which is no draft
+        if (key, value) == ("acceptance", AUTO) and estimate is not None:
+            text += f", now {estimate:.3f}"
         table.add_row(key, text, "" if key in answer else "default")
     console.print(table)
     steps = ", ".join(f"{name} {count}" for name, count in since["outcomes"].items() if count) or "none"

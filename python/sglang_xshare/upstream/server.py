@@ -78,6 +78,11 @@ def attention_dp_size(config: Any) -> int:
     return max(ranks, config.dp_size) if getattr(config, "enable_dp_attention", False) else ranks
 
 
+def drafter(config: Any) -> str:
+    """Its speculative algorithm as SGLang takes it, in whatever case it was given; "NONE" without one."""
+    return spell(getattr(config, "speculative_algorithm", None)).upper()
+
+
 def draft_width(config: Any) -> int:
     """The most tokens that a request can be given in one step, by resolved arguments: the draft tokens of a chain, or
     of NGRAM, whose tree may be one whatever steps it is set to, the steps of EAGLE's tree and one; 1 without
@@ -86,7 +91,7 @@ def draft_width(config: Any) -> int:
     tokens: int = getattr(config, "speculative_num_draft_tokens", None) or 1
     steps: int = getattr(config, "speculative_num_steps", None) or tokens
     breadth = getattr(config, "speculative_eagle_topk", None) or 1
-    is_tree = breadth > 1 and spell(config.speculative_algorithm).upper() != "NGRAM"
+    is_tree = breadth > 1 and drafter(config) != "NGRAM"
     return min(tokens, steps + 1) if is_tree else tokens
 
 

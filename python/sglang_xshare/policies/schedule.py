@@ -30,6 +30,10 @@ from .registry import build_plan, get_policy
 from .spelling import parse_policy
 
 
+COUNTS = {"add", "add_per_request", "target_per_rank"}
+"""Keys of budgets that count experts."""
+
+
 @dataclass(eq=False)
 class Schedule:
     """A validated policy with its common keys. `by_rows` overrides the base keys, `layers` overrides both, and the
@@ -162,7 +166,7 @@ def build_schedule(
 ) -> Schedule | None:
     """Validate a policy's name, its keys and the common keys. Returns None for `vanilla`.
 
-    `speculative` tells whether the server speculates: it decides the published defaults of a policy given without keys,
+    `speculative` tells whether the server speculates: it decides the keys of a policy given without any,
     and whether phase `verify` can occur. `speculates` is the flag by which the caller's user asks for speculation.
     `pages` tells whether the server pages experts, where a single row gains too: `min_rows` is 1 unless given.
     Raises ValueError naming the key, the value and what is allowed.
@@ -264,6 +268,10 @@ def _boundaries(overrides: tuple[Override, ...]) -> set[int]:
 
 
 def _merge(keys: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
-    """An override of another policy starts from that policy's defaults, one without `policy` from the keys so far."""
-    changed = override.get("policy", keys["policy"]) != keys["policy"]
-    return dict(override) if changed else {**keys, **override}
+    """An override of another policy starts from that policy's defaults, one without `policy` from the keys so far, whose
+    budget by `mass` ends where the override has a count, and the other way round: both would be the larger of the two.
+    """
+    if override.get("policy", keys["policy"]) != keys["policy"]:
+        return dict(override)
+    ended = COUNTS if override.get("mass") else {"mass"} if COUNTS & override.keys() else set()
+    return {**{name: value for name, value in keys.items() if name not in ended}, **override}

@@ -2,17 +2,18 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .keys import collect, suggest
 from .registry import list_policies
 
-SPELLING = "NAME, NAME:key=value,key=value or NAME:{JSON object}, such as xshare:k0=1,add=24"
+SPELLING = "NAME, NAME:key=value,key=value or NAME:{JSON object}, such as xshare:k0=1,add=24, or a preset, xshare:careful"
 
 
 def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
-    """(name, keys) of one policy, spelt as `SPELLING` says. Values are JSON, else text. Neither is looked up.
+    """(name, keys) of one policy, spelt as `SPELLING` says. Values are JSON, else text. A preset may stand before keys, and
+    is its own; names and keys are not looked up.
 
     Raises ValueError where it is spelt otherwise, or a key is given twice.
     """
@@ -23,7 +24,10 @@ def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
     try:
         if keys.startswith("{"):
             return name, json.loads(keys, object_pairs_hook=collect)
-        return name, collect(_parse_pair(pair) for pair in keys.split(",") if pair)
+        presets = next((policy.presets for policy in list_policies() if policy.name == name), {})
+        first, _, rest = keys.partition(",")
+        pairs = (_parse_pair(pair, presets) for pair in (rest if first in presets else keys).split(",") if pair)
+        return name, collect((*presets.get(first, {}).items(), *pairs))
     except ValueError as error:
         raise ValueError(f"policy {text!r}: {error}; allowed is {SPELLING}") from None
 
@@ -43,10 +47,10 @@ def spell_policy(name: str, keys: Mapping[str, Any]) -> str:
     return f"{name}:{json.dumps(keys)}"
 
 
-def _parse_pair(pair: str) -> tuple[str, Any]:
+def _parse_pair(pair: str, presets: Iterable[str]) -> tuple[str, Any]:
     key, equals, value = pair.partition("=")
     if not key or not equals or not value:
-        raise ValueError(f"{pair!r} is no key=value")
+        raise ValueError(f"{pair!r} is no key=value" + "".join(f", nor {preset}" for preset in presets))
     try:
         return key, json.loads(value)
     except json.JSONDecodeError:

@@ -24,6 +24,8 @@ def print_table(policies: Sequence[Policy]) -> None:
         if policy.keys:
             rows = [(name, _format_default(policy, name), key.allowed, key.help) for name, key in policy.keys.items()]
             console.print(_make_table(rows))
+        for preset, keys in policy.presets.items():
+            console.print(f"  {policy.name}:{preset} is {_join(keys)}")
         if policy.bare_speculative != policy.bare:
             console.print(f"  without keys, on a server that speculates: {_join(policy.bare_speculative)}")
         for setting in policy.published:
@@ -72,6 +74,7 @@ def _describe(policy: Policy) -> dict[str, Any]:
         "keys": keys,
         "common_keys": common if policy.selects else {},
         "recommended": [{"keys": dict(setting.keys), "result": setting.result} for setting in policy.published],
+        "presets": policy.presets,
         "defaults_with_speculation": policy.default_keys(speculative=True),
     }
 

@@ -1,7 +1,7 @@
 """Which budget fits any model and batch: `python -m benchmark.quality.defaults --model DIR`.
 
 Budgets of `xshare` by count, by a share of the model's experts, and by the utility that they hold, in steps of several
-sizes, of one domain and of mixed ones.
+sizes, of one domain and of mixed ones; with `--tokens-per-request`, where drafts are verified, a count by request too.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,14 +17,16 @@ from benchmark.quality.decoding import add_decoding, read_decoding
 from benchmark.quality.measure import Bench, compare_loss
 from benchmark.quality.model import Layout, router_of
 
-COUNTS = ("per_domain", "prompt", "steps")
+COUNTS = ("per_domain", "prompt", "steps", "tokens_per_request")
 BATCHES = (2, 4, 8, 16, 32)
 ADDS, SHARES = (24, 16, 32, 48), (0.125, 0.1875, 0.25, 0.375, 0.5)
 MASSES = (0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99)
+PER_REQUEST = (4, 5)
+"""XShare's best with drafts."""
 NOTE = """\
-All settings have k0=1. Experts: active ones, of vanilla's, mean over models, steps of {batches} requests, of one domain
-and of mixed ones. Loss: nats a token above vanilla's on the same tokens: the worst over all of these and where it is,
-and the mean; a standard error is {error:.4f} in the mean. Models: {models}."""
+All settings have k0=1. Experts: active ones, of vanilla's, mean over models, steps of {batches} requests, tokens of each
+{tokens}, of one domain and of mixed ones. Loss: nats a token above vanilla's on the same tokens: the worst over all of
+these and where it is, and the mean; a standard error is {error:.4f} in the mean. Models: {models}."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -36,11 +38,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_record(BUILD / "quality" / "defaults")
     args = parser.parse_args(argv)
     for batch in args.batch:
-        decoding = read_decoding(args, batch=batch, tokens_per_request=1)
+        decoding = read_decoding(args, batch=batch)
     record = parser.open_record("defaults", args, argv)
     model, sequences = decoding.load()
     router, experts = router_of(model)
-    plans = {name: parse_plan(text) for name, text in list_settings(experts)}
+    tokens = args.tokens_per_request
+    plans = {name: parse_plan(text) for name, text in list_settings(experts, tokens > 1)}
     for plan in plans.values():
         plan.check(router, experts)
     texts = {"one domain": sequences, "mixed": sequences.take(sequences.mixing())}
@@ -50,21 +53,24 @@ def main(argv: Sequence[str] | None = None) -> None:
         missing = {key: name for key, name in names.items() if key not in record}
         if not missing:
             continue
-        layout = Layout(batch, 1)
+        layout = Layout(batch, tokens)
         vanilla = bench.run(parse_plan(BASELINE), layout)
         for key, name in missing.items():
             decoded = bench.run(plans[name], layout)
             loss = compare_loss(decoded.nats, vanilla.nats)
             print(f"{key}: {decoded.active:.1f} of {vanilla.active:.1f} experts, {loss} nats", flush=True)
             figures = {"experts": experts, "top_k": router.top_k, "scoring": router.scoring}
-            figures |= {"batch": batch, "mixing": mixing, "setting": name, "kept_mass": decoded.kept_mass}
+            figures |= {"batch": batch, "tokens_per_request": tokens, "mixing": mixing, "setting": name}
+            figures |= {"kept_mass": decoded.kept_mass}
             figures |= {"vanilla_active": vanilla.active, "active_experts": decoded.active}
             record.add(key, **figures, loss={"delta": loss.delta, "error": loss.error})
     tabulate_defaults(record.points).show(record.path)
 
 
-def list_settings(experts: int) -> Iterator[tuple[str, str]]:
-    """(name, policy) of each setting for a model of so many experts."""
+def list_settings(experts: int, verifies: bool = False) -> Iterator[tuple[str, str]]:
+    """(name, policy) of each setting for a model of so many experts, in decode or where drafts are verified."""
+    for add in PER_REQUEST if verifies else ():
+        yield f"add_per_request={add}", f"xshare:k0=1,add_per_request={add}"
     for add in ADDS:
         yield f"add={add}", f"xshare:k0=1,add={min(add, experts)}"
     for share in SHARES:
@@ -88,6 +94,7 @@ def tabulate_defaults(*records: Mapping[str, Any]) -> Table:
     everything = [point for points in by_setting.values() for point in points]
     note = NOTE.format(
         batches=", ".join(map(str, dict.fromkeys(point["batch"] for point in everything))),
+        tokens=", ".join(map(str, dict.fromkeys(point.get("tokens_per_request", 1) for point in everything))),
         error=fmean(point["loss"]["error"] for point in everything),
         models="; ".join(dict.fromkeys(map(_name, everything))),
     )

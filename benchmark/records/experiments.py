@@ -149,6 +149,15 @@ EXPERIMENTS = {
         *map(_on_trained, ("grouped", "wide")),
         Experiment("defaults", "benchmark.quality.defaults", "quality", 4, BUDGETS),
         Experiment(
+            "defaults-verified",
+            "benchmark.quality.defaults",
+            "quality/verified",
+            8,
+            f"{BUDGETS} --tokens-per-request 4",
+            "--batch 1 2 4 8 16 --tokens-per-request 4",
+            "defaults",
+        ),
+        Experiment(
             "defaults-many512",
             "benchmark.quality.defaults",
             "quality/many512",

@@ -54,6 +54,7 @@ TABLES = {
     "verified-summary": Source(WITH_DRAFTS, summarize_verified),
     "drafts": Source(("drafts",), tabulate_drafts),
     "defaults": Source(("defaults", "defaults-many512"), tabulate_defaults),
+    "defaults-verified": Source(("defaults-verified",), tabulate_defaults),
     "front": Source(FRONTS, tabulate_gains),
     **{one.replace("front", "front-settings"): Source((one,), tabulate_front) for one in FRONTS},
     "own-share": Source(FRONTS, tabulate_own_share),

@@ -10,6 +10,8 @@ def test_a_share_is_of_the_models_experts():
     assert settings["add=48"] == "xshare:k0=1,add=32"
     assert settings["add=0.25 of the experts"] == "xshare:k0=1,add=8"
     assert settings["mass=0.9"] == "xshare:k0=1,mass=0.9"
+    by_request = dict(defaults.list_settings(32, verifies=True)).items() - settings.items()
+    assert ("add_per_request=4", "xshare:k0=1,add_per_request=4") in by_request
 
 
 def test_the_worst_loss_is_told_with_its_place():
@@ -34,5 +36,7 @@ def test_command_measures_into_a_record(checkpoint, tmp_path, capsys):
     assert len(points) == 2 * 2 * 16
     assert all(point["active_experts"] <= point["vanilla_active"] + 1e-6 for point in points.values())
     assert "Budgets for any model" in capsys.readouterr().out
+    defaults.main(["--batch", "1", "--tokens-per-request", "2", *text, "--out", str(tmp_path / "verified")])
+    assert "tokens of each 2" in " ".join(capsys.readouterr().out.split())
     defaults.main(["--batch", "2", "4", *text, "--resume"])
     assert " nats\n" not in capsys.readouterr().out.split("Budgets")[0], "all of it was there"

@@ -92,12 +92,12 @@ def test_it_serves_what_a_server_serves(release, patched_release, written):  # n
     assert {answers[arguments]["code"] for arguments in ACCEPTED.values()} == {0}
     report = reports["bare xshare"]
     assert report["model"] == {"architecture": "Qwen3MoeForCausalLM", "layers": 4, "experts": 64, "top_k": 8}
-    resolved = {"k0": 1, "p": 1.0, "utility": "topk", "add": 24, "add_per_request": 0, "balance": "literal"}
-    resolved |= {"own_share": 0.0, "acceptance": 1.0}
+    resolved = {"k0": 1, "p": 1.0, "utility": "topk", "add": 0, "add_per_request": 0, "balance": "literal"}
+    resolved |= {"mass": 0.9, "own_share": 0.0, "acceptance": 1.0}
     assert report["policy"] == {"policy": "xshare", "keys": resolved}
     assert report["plan"].items() >= {"policy": "xshare", **resolved, "min_rows": 2, "overrides": []}.items()
     assert (report["sglang"], report["device"], report["capture_sizes"]) == (release, "cpu", [])
-    assert report["selection"] == {"vanilla": [1, 2, 3], "triton": [], "cpu": list(range(4, 17)), "torch": []}
+    assert report["selection"] == {"vanilla": [1], "triton": [], "cpu": list(range(2, 17)), "torch": []}
     assert (report["plans"], report["plans_that_can_drop"]) == (1, 1)
     useless = reports["a plan that drops nothing"]
     assert useless["plans_that_can_drop"] == 0

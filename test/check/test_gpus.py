@@ -8,7 +8,6 @@ import pytest
 
 from benchmark.gpu.models import COMMON, CONFIGS
 from check.asking import list_warnings, run_all
-from compatibility.test_server import POLICY
 from scripts.runners import FP8
 from served.release import LATEST, OLDER
 from sglang_xshare.check.command import _on_device
@@ -32,6 +31,7 @@ RESOLVED = {  # by model and GPU: the runner at server level, SGLang's where it 
     ("fp8", "b200"): ("triton", "flashinfer_trtllm", "served"),
     ("w4afp8", "h100"): ("auto", None, "refused"),
 }
+TWENTY_FOUR = ("--expert-policy", "xshare:k0=1,add=24")
 UNFIT = "SGLang runs w4afp8 experts with cutlass_w4a8_moe here"
 WITH_GPU = pytest.mark.parametrize("release", [pytest.param(OLDER[-1], marks=pytest.mark.long), LATEST])
 """The releases that can be told what GPU there is."""
@@ -48,7 +48,7 @@ def list_gpus(folder: Path) -> list[list[str]]:
     for name, config in MODELS.items():
         (folder / name).mkdir(exist_ok=True)
         (folder / name / "config.json").write_text(json.dumps(config))
-    return [["--json", "--model", str(folder / model), "--gpu", gpu, *POLICY] for model, gpu in RESOLVED]
+    return [["--json", "--model", str(folder / model), "--gpu", gpu, *TWENTY_FOUR] for model, gpu in RESOLVED]
 
 
 @WITH_GPU

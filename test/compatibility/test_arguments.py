@@ -36,7 +36,7 @@ def test_masking_alone_needs_no_policy():
     assert arguments == Arguments(schedule=None)
 
 
-def test_one_key_replaces_all_published_defaults():
+def test_one_key_replaces_all_defaults():
     flags = {"expert_policy_config": '{"add_per_request": 5}', "speculative_algorithm": "EAGLE3"}
     schedule = read(expert_policy="xshare", **flags).schedule
     plan = schedule.plan(0, 16)

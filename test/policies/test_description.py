@@ -15,8 +15,8 @@ from sglang_xshare.policies.description import describe
 from sglang_xshare.policies.plan import SelectionPlan
 
 XSHARE = {
-    **{"policy": "xshare", "k0": 1, "p": 1.0, "utility": "topk", "add": 24, "add_per_request": 0},
-    **{"mass": None, "target_per_rank": None, "balance": "literal", "free_residents": None, "own_share": 0.0},
+    **{"policy": "xshare", "k0": 1, "p": 1.0, "utility": "topk", "add": 0, "add_per_request": 0},
+    **{"mass": 0.9, "target_per_rank": None, "balance": "literal", "free_residents": None, "own_share": 0.0},
     **{"acceptance": 1.0, "warm_rows": None},
     **{
         "phases": ["decode", "verify"],
@@ -31,8 +31,8 @@ XSHARE = {
 
 def test_every_key_has_its_value():
     assert describe(build()) == XSHARE
-    assert describe(build(mass=0.5, min_rows=4)) == XSHARE | {"mass": 0.5, "add": 0, "min_rows": 4}
-    assert describe(build(speculative=True)) == XSHARE | {"add": 0, "add_per_request": 4}
+    assert describe(build(mass=0.5, min_rows=4)) == XSHARE | {"mass": 0.5, "min_rows": 4}
+    assert describe(build(speculative=True)) == XSHARE | {"mass": None, "add_per_request": 4}
 
 
 def test_what_stands_for_the_models_top_k_is_a_number_once_the_model_is_known():

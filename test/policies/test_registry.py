@@ -62,12 +62,13 @@ def test_the_json_can_be_read_back(capsys):
     assert main(["policies", "--json"]) == 0
     listed = {policy["policy"]: policy for policy in json.loads(capsys.readouterr().out)}
     assert list(listed) == NAMES
-    assert listed["xshare"]["keys"]["add"] == {
-        "allowed": "an integer of at least 0",
-        "meaning": "experts the batch adds by utility",
-        "default": 24,
-        "default_depends": "0 beside add_per_request, mass or target_per_rank",
+    assert listed["xshare"]["keys"]["mass"] == {
+        "allowed": "a number in (0, 1]",
+        "meaning": "add experts until S holds this share of the utility",
+        "default": 0.9,
+        "default_depends": "none beside add, add_per_request or target_per_rank",
     }
+    assert listed["xshare"]["presets"] == {"careful": {"k0": 1, "mass": 0.97}, "fast": {"k0": 1, "mass": 0.8}}
     assert listed["xshare"]["defaults_with_speculation"] == {"k0": 1, "add": 0, "add_per_request": 4}
     assert "default" not in listed["moe-spec"]["keys"]["budget"]
     assert listed["moe-spec"]["phases"] == ["verify"]
@@ -83,12 +84,13 @@ def test_one_policy_alone_and_an_unknown_one(capsys):
 def test_a_default_that_depends_on_other_keys_is_listed_so(capsys):
     assert main(["policies", "xshare"]) == 0
     table = capsys.readouterr().out
-    assert " ".join(table.split()).count("24; 0 beside add_per_request") == 1
+    assert " ".join(table.split()).count("0.9; none beside add,") == 1
+    assert "xshare:careful is k0=1, mass=0.97" in table
     assert "without keys, on a server that speculates: k0=1, add=0, add_per_request=4" in table
-    for other, value in {"add_per_request": 4, "mass": 0.5, "target_per_rank": 5}.items():
-        assert other in get_policy("xshare").depends["add"]
-        assert get_policy("xshare").resolve({other: value})["add"] == 0
-    assert get_policy("xshare").resolve({"k0": 2, "p": 0.9})["add"] == 24
+    for other, value in {"add": 0, "add_per_request": 4, "target_per_rank": 5}.items():
+        assert other in get_policy("xshare").depends["mass"]
+        assert get_policy("xshare").resolve({other: value})["mass"] is None
+    assert get_policy("xshare").resolve({"k0": 2, "p": 0.9})["mass"] == 0.9
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,17 @@ def test_override_may_name_another_policy_which_starts_from_its_own_defaults():
     assert schedule.plan(2, 16) == build_plan("xshare", k0=2, add=12)
 
 
+def test_an_override_by_mass_ends_counts_and_one_by_a_count_mass():
+    """Both together would be the larger; null ends nothing."""
+    rows = {"2": {"add": 3}, "4": {"target_per_rank": 5}, "6": {"k0": 2}, "8": {"add": 3, "mass": 0.5}}
+    by_mass, counted = build(by_rows=rows), {"add": 9, "by_rows": {"2": {"mass": 0.5}, "4": {"mass": None}}}
+    wanted = [{"add": 3}, {"target_per_rank": 5}, {"k0": 2, "mass": 0.9}, {"add": 3, "mass": 0.5}]
+    assert [by_mass.plan(0, size) for size in (2, 4, 6, 8)] == [build_plan("xshare", **keys) for keys in wanted]
+    assert [build(**counted).plan(0, size).add for size in (2, 4, 6)] == [0, 9, 9]
+    verified = build(speculative=True, by_rows={"8": {"mass": 0.5}})
+    assert verified.plan(0, 8) == build_plan("xshare", mass=0.5)
+
+
 def test_plans_finds_every_combination():
     schedule = build(k0=1, add=24, by_rows={"4-8": {"add": 8}}, layers={"1-2": {"k0": 2}})
     wanted = {build_plan("xshare", k0=k0, add=add) for k0 in (1, 2) for add in (8, 24)}

@@ -23,6 +23,11 @@ def test_reads_and_writes_every_spelling(text, name, keys):
     assert spell_policy(name, keys) == text
 
 
+def test_a_preset_stands_for_its_keys_before_others():
+    assert parse_policy("xshare:careful") == ("xshare", {"k0": 1, "mass": 0.97})
+    assert parse_policy("xshare:fast,min_rows=4") == ("xshare", {"k0": 1, "mass": 0.8, "min_rows": 4})
+
+
 @pytest.mark.parametrize("value", ["a,b", "1", "{", "", None, [1, 2], {"2-3": {"k0": 1}}])
 def test_what_is_written_is_read_as_it_was(value):
     for keys in ({"key": value}, {"k0": 1, "key": value, "add": 0.5}):
@@ -34,4 +39,18 @@ def test_what_is_written_is_read_as_it_was(value):
 )
 def test_refuses_in_one_line_what_it_cannot_read(text):
     with pytest.raises(ValueError, match=f"^{re.escape(f'policy {text!r}: ')}.*$"):
+        parse_policy(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("xshare:carefull", "'carefull' is no key=value, nor careful, nor fast; "),
+        ("xshare:min_rows=4,fast", "'fast' is no key=value, "),
+        ("xshare:fast,mass=0.7", "mass is given twice; "),
+        ("oea:fast", "'fast' is no key=value; "),
+    ],
+)
+def test_refuses_in_one_line_what_is_no_preset_there(text, error):
+    with pytest.raises(ValueError, match=f"^{re.escape(f'policy {text!r}: {error}')}.*$"):
         parse_policy(text)

@@ -93,8 +93,8 @@ def test_own_share_divides_by_what_the_row_would_have_had(own_share, divisor):
     assert out.topk_weights[0].tolist() == pytest.approx([0.6, 0.4])
 
 
-@pytest.mark.parametrize("other", [{"mass": 0.5}, {"add_per_request": 4}, {"target_per_rank": 5}])
-def test_the_batch_adds_24_where_no_other_budget_is_given(other):
-    assert build_plan("xshare", k0=2).add == 24
-    assert build_plan("xshare", **other).add == 0
-    assert build_plan("xshare", add=3, **other).add == 3
+@pytest.mark.parametrize("other", [{"add": 0}, {"add": 3}, {"add_per_request": 4}, {"target_per_rank": 5}])
+def test_nine_tenths_of_the_utility_are_kept_where_no_other_budget_is_given(other):
+    assert build_plan("xshare") == build_plan("xshare", k0=1, add=0, mass=0.9)
+    assert build_plan("xshare", **other).mass is None
+    assert build_plan("xshare", mass=0.5, **other).mass == 0.5

@@ -29,7 +29,6 @@ from .plan import AUTO, MOST_LIKELY, SelectionPlan
 from .registry import build_plan, get_policy
 from .spelling import parse_policy
 
-
 COUNTS = {"add", "add_per_request", "target_per_rank"}
 """Keys of budgets that count experts."""
 
@@ -268,8 +267,8 @@ def _boundaries(overrides: tuple[Override, ...]) -> set[int]:
 
 
 def _merge(keys: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
-    """An override of another policy starts from that policy's defaults, one without `policy` from the keys so far, whose
-    budget by `mass` ends where the override has a count, and the other way round: both would be the larger of the two.
+    """An override of another policy starts from that policy's defaults, one without `policy` from the keys so far: of
+    which `mass` ends where the override has a count, and the other way round: both would be the larger of the two.
     """
     if override.get("policy", keys["policy"]) != keys["policy"]:
         return dict(override)

@@ -8,12 +8,14 @@ from typing import Any
 from .keys import collect, suggest
 from .registry import list_policies
 
-SPELLING = "NAME, NAME:key=value,key=value or NAME:{JSON object}, such as xshare:k0=1,add=24, or a preset, xshare:careful"
+SPELLING = (
+    "NAME, NAME:key=value,key=value or NAME:{JSON object}, such as xshare:k0=1,add=24, or a preset, xshare:careful"
+)
 
 
 def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
-    """(name, keys) of one policy, spelt as `SPELLING` says. Values are JSON, else text. A preset may stand before keys, and
-    is its own; names and keys are not looked up.
+    """(name, keys) of one policy, spelt as `SPELLING` says. Values are JSON, else text. A preset may stand before keys;
+    it has to be the policy's own, all else is not looked up.
 
     Raises ValueError where it is spelt otherwise, or a key is given twice.
     """

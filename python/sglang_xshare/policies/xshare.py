@@ -6,8 +6,8 @@ from .plan import KEYS, SelectionPlan
 from .registry import Setting, register
 
 MASS = 0.9
-"""Of budgets by count, by share of the experts and by utility the one with the least worst loss over models of 64 and 512
-experts and 2 to 32 requests, at equal experts: `benchmark.quality.defaults`."""
+"""Of budgets by count, by share of the experts and by utility the one with the least worst loss over models of 64 and
+512 experts and 2 to 32 requests, at equal experts: `benchmark.quality.defaults`."""
 
 
 @register(

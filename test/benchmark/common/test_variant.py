@@ -31,8 +31,8 @@ def test_a_plan_is_spelt_as_for_the_server():
     assert parse_plan("off") == parse_plan("vanilla") == build_plan("vanilla")
 
 
-def test_without_keys_the_published_ones():
-    assert parse_plan("xshare") == build_plan("xshare", k0=1, add=24)
+def test_without_keys_its_defaults():
+    assert parse_plan("xshare") == build_plan("xshare", k0=1, mass=0.9)
     assert parse_plan("xshare", speculative=True) == build_plan("xshare", k0=1, add=0, add_per_request=4)
 
 

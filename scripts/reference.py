@@ -24,6 +24,7 @@ from sglang_xshare.policies import Policy, list_policies
 from sglang_xshare.policies.common import COMMON_KEYS
 from sglang_xshare.policies.keys import Key
 from sglang_xshare.policies.plan import KEYS, SelectionPlan
+from sglang_xshare.policies.spelling import spell_policy
 from sglang_xshare.stage.evidence.figures import FIGURES, PREFIX
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/reference.md"
@@ -97,8 +98,10 @@ def list_server_flags() -> Iterator[tuple[str, str, str]]:
 
 
 def _describe_policy(policy: Policy) -> tuple[str, str, str, str]:
-    """Its keys each with the default, and what it allows where that is not what the plan's key does."""
+    """Its keys each with the default, and what it allows where that is not what the plan's key does; its presets."""
     keys = "every key below" if list(policy.keys) == list(KEYS) else ", ".join(_spell_defaults(policy))
+    for preset, given in policy.presets.items():
+        keys += f"; `{policy.name}:{preset}` is `{spell_policy(policy.name, given)}`"
     phases = ", ".join(policy.phases) if policy.selects else ""
     return f"`{policy.name}`", phases, keys, policy.summary
 

@@ -21,7 +21,7 @@ OFF = "off"
 @dataclass(frozen=True)
 class Variant:
     """One row of a comparison: its label, unique within one; the name of an expert policy, None for a server without
-    the flag, and its configuration, of which {} leaves the published defaults; further server flags, such as those of
+    the flag, and its configuration, of which {} leaves the defaults; further server flags, such as those of
     speculative decoding.
     """
 
@@ -57,7 +57,7 @@ def parse_variant(text: str, args: Sequence[str] = ()) -> Variant:
 
 
 def parse_plan(text: str, speculative: bool = False) -> SelectionPlan:
-    """The plan of a policy, spelt as `PLAN_SPELLING` says; without keys, the published ones.
+    """The plan of a policy, spelt as `PLAN_SPELLING` says; without keys, its defaults.
 
     Raises ValueError saying what is wrong and what is allowed.
     """

@@ -57,9 +57,9 @@ zai-org/GLM-4.6 --tp 8 --expert-policy xshare
 MiniMaxAI/MiniMax-M2 --tp 4 --trust-remote-code --expert-policy xshare
 openai/gpt-oss-120b --expert-policy xshare
 allenai/OLMoE-1B-7B-0924-Instruct --expert-policy xshare
-ibm-granite/granite-3.1-3b-a800m-instruct --expert-policy xshare:k0=1,add=16
+ibm-granite/granite-3.1-3b-a800m-instruct --expert-policy xshare
 baidu/ERNIE-4.5-21B-A3B-PT --expert-policy xshare
-mistralai/Mixtral-8x7B-Instruct-v0.1 --tp 2 --expert-policy xshare:k0=1,add=4
+mistralai/Mixtral-8x7B-Instruct-v0.1 --tp 2 --expert-policy xshare
 """
 """A family each, and how the guide starts it."""
 

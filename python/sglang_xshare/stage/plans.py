@@ -43,7 +43,7 @@ class Plans:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The policy and its keys as given, JSON-able; a policy given without keys has its published ones."""
+        """The policy and its keys as given, JSON-able; a policy given without keys has its defaults."""
         if self.schedule is None:
             return {"policy": "vanilla"}
         return {"policy": self.schedule.policy, **self.schedule.keys, **self.schedule.given}

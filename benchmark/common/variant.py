@@ -56,7 +56,7 @@ def parse_variant(text: str, args: Sequence[str] = ()) -> Variant:
     return Variant(text, None if name == OFF else name, keys, tuple(args))
 
 
-def parse_plan(text: str, speculative: bool = False) -> SelectionPlan:
+def parse_plan(text: str) -> SelectionPlan:
     """The plan of a policy, spelt as `PLAN_SPELLING` says; without keys, its defaults.
 
     Raises ValueError saying what is wrong and what is allowed.
@@ -66,4 +66,4 @@ def parse_plan(text: str, speculative: bool = False) -> SelectionPlan:
         if key in variant.keys:
             raise ValueError(f"policy {text!r}: {key} takes a server, which this is not; allowed is {PLAN_SPELLING}")
     policy = get_policy(variant.policy or BASELINE)
-    return policy.build(variant.keys or policy.default_keys(speculative))
+    return policy.build(variant.keys)

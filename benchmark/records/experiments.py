@@ -59,6 +59,13 @@ def _on_trained(model: str) -> Experiment:
     return Experiment(f"front-{model}", "benchmark.quality.front", folder, 6, small, arguments, "front", model)
 
 
+def _budgets_of(model: str) -> Experiment:
+    """The budgets of another model than the shipped checkpoint."""
+    folder, arguments = f"quality/{model}", f"--model build/models/{model}"
+    name = "benchmark.quality.defaults"
+    return Experiment(f"defaults-{model}", name, folder, 8, BUDGETS, arguments, "defaults", model)
+
+
 def _with_drafts(batch: int, tokens: int) -> Experiment:
     """Verification of so many tokens of each of so many requests, plain and with drafts weighed by their chance."""
     drafts = f"--steps {tokens - 1} --draft-tokens {tokens}"
@@ -157,16 +164,7 @@ EXPERIMENTS = {
             "--batch 1 2 4 8 16 --tokens-per-request 4",
             "defaults",
         ),
-        Experiment(
-            "defaults-many512",
-            "benchmark.quality.defaults",
-            "quality/many512",
-            8,
-            BUDGETS,
-            "--model build/models/many512",
-            "defaults",
-            "many512",
-        ),
+        *map(_budgets_of, ("biased", "many512")),
     )
 }
 """In the order of a whole run."""

@@ -53,7 +53,7 @@ TABLES = {
     "verified": Source(WITH_DRAFTS, tabulate_verified),
     "verified-summary": Source(WITH_DRAFTS, summarize_verified),
     "drafts": Source(("drafts",), tabulate_drafts),
-    "defaults": Source(("defaults", "defaults-many512"), tabulate_defaults),
+    "defaults": Source(("defaults", "defaults-biased", "defaults-many512"), tabulate_defaults),
     "defaults-verified": Source(("defaults-verified",), tabulate_defaults),
     "front": Source(FRONTS, tabulate_gains),
     **{one.replace("front", "front-settings"): Source((one,), tabulate_front) for one in FRONTS},

@@ -32,7 +32,7 @@ XSHARE = {
 def test_every_key_has_its_value():
     assert describe(build()) == XSHARE
     assert describe(build(mass=0.5, min_rows=4)) == XSHARE | {"mass": 0.5, "min_rows": 4}
-    assert describe(build(speculative=True)) == XSHARE | {"mass": None, "add_per_request": 4}
+    assert describe(build(speculative=True)) == XSHARE
 
 
 def test_what_stands_for_the_models_top_k_is_a_number_once_the_model_is_known():

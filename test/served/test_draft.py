@@ -13,6 +13,7 @@ from served.eagle import DRAFT_TOKENS, eagle, select_again
 from served.release import LATEST
 
 XSHARE = {"policy": "xshare", "k0": 1, "add": 0, "add_per_request": 4}
+FLAGS = ("--expert-policy", "xshare:k0=1,add_per_request=4")
 
 
 def make_draft(folder: Path) -> None:
@@ -38,7 +39,7 @@ def make_draft(folder: Path) -> None:
 def test_experts_of_a_draft_are_left_alone(tiny_model, patched_release, tmp_path):
     """Its weights are random, so that hardly a token of it is accepted; what matters is how it routes."""
     make_draft(tmp_path / "draft")
-    flags = (*speculative_flags(tmp_path / "draft", algorithm="STANDALONE"), "--expert-policy", "xshare")
+    flags = (*speculative_flags(tmp_path / "draft", algorithm="STANDALONE"), *FLAGS)
     answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path)
     drafted = [call for call in answers.records if call["mode"].endswith("_DRAFT")]
     assert {call["layer"] for call in drafted} == {0, 1}
@@ -57,7 +58,7 @@ def test_adaptive_width_is_followed(tiny_model, patched_release, tmp_path):
     steps = {"candidate_steps": [1, 3], "down_hysteresis": 2.0, "warmup_batches": 1, "update_interval": 1}
     config.write_text(json.dumps({"1": steps}))
     adaptive = ("--speculative-adaptive", "--speculative-adaptive-config", str(config))
-    flags = (*eagle(tiny_model), "--expert-policy", "xshare", *adaptive)
+    flags = (*eagle(tiny_model), *FLAGS, *adaptive)
     answers = ask(tiny_model, patched_release(LATEST), flags, tmp_path)
     calls = answers.calls("TARGET_VERIFY")
     assert {call["rows"] / call["requests"] for call in calls} == {2, 4}

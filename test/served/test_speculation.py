@@ -11,7 +11,7 @@ from served.answers import LAYERS, NEW_TOKENS, Answers, ask, policy
 from served.eagle import CHAIN, DRAFT_TOKENS, TREES, eagle, select_again
 from served.release import LATEST
 
-BARE = ("--expert-policy", "xshare")
+BY_REQUEST = ("--expert-policy", "xshare:k0=1,add_per_request=4")
 FULL = policy("xshare", k0=1, add=64, utility="full")
 PUBLISHED = {"policy": "xshare", "k0": 1, "add": 0, "add_per_request": 4}
 BY_LAYER: tuple[dict[str, Any], ...] = (
@@ -41,8 +41,8 @@ def speculated(
     return lambda flags, shape=CHAIN, staggered=False: run(flags, shape, staggered)
 
 
-def test_xshare_without_keys_verifies_as_published_and_per_request(speculated):
-    calls = speculated(BARE).calls("TARGET_VERIFY")
+def test_xshare_verifies_as_published_and_per_request(speculated):
+    calls = speculated(BY_REQUEST).calls("TARGET_VERIFY")
     assert {call["rows"] for call in calls} >= {DRAFT_TOKENS, 16 * DRAFT_TOKENS}
     assert all(call["rows"] == call["requests"] * DRAFT_TOKENS for call in calls)
     for call in calls:
@@ -52,7 +52,7 @@ def test_xshare_without_keys_verifies_as_published_and_per_request(speculated):
     assert sum(call["after"] for call in calls) < sum(call["before"] for call in calls)
 
 
-@pytest.mark.parametrize("flags", [BARE, FOUR], ids=["xshare", "four policies"])
+@pytest.mark.parametrize("flags", [BY_REQUEST, FOUR], ids=["xshare", "four policies"])
 def test_verify_is_counted_as_the_runner_received_it(flags, speculated):
     answers = speculated(flags)
     calls = answers.calls("TARGET_VERIFY")
@@ -95,7 +95,7 @@ def test_drafts_count_by_their_chance(speculated):
 
 def test_only_the_target_model_selects(speculated):
     """Prefill is routed as without a policy; a forward of the draft is no step."""
-    answers = speculated(BARE)
+    answers = speculated(BY_REQUEST)
     assert {call["mode"] for call in answers.records} == {"EXTEND", "TARGET_VERIFY"}
     assert all(call["after"] == call["before"] for call in answers.calls("EXTEND"))
     outcomes = {name: count for name, count in answers.metrics.items() if name.startswith("steps ") and count}

@@ -46,7 +46,7 @@ def test_mixed_batches_never_select(staggered):
 @pytest.mark.long
 def test_mixed_batches_never_select_under_speculation(tiny_model, staggered):
     """A request in a mixed batch advances by one token, without a draft."""
-    answers = staggered((*eagle(tiny_model), "--expert-policy", "xshare", *MIXED))
+    answers = staggered((*eagle(tiny_model), "--expert-policy", "xshare:k0=1,add_per_request=4", *MIXED))
     mixed = answers.calls("MIXED", least=2)
     assert mixed
     assert all(call["after"] == call["before"] for call in mixed)

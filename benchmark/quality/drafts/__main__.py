@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     chances = [(first, 0.0), (first, min(SPREAD, first / 2, 1 - first)), *((chance, 0.0) for chance in args.chance[1:])]
     shapes = product(dict.fromkeys(chances), args.batch, args.tokens_per_request)
     layouts = [Drafted(batch, tokens, *chance) for chance, batch, tokens in shapes]
-    plans = {text: parse_plan(text, speculative=True) for text in (_policy(*both) for both in product(KINDS, args.add))}
+    plans = {text: parse_plan(text) for text in (_policy(*both) for both in product(KINDS, args.add))}
     record = parser.open_record("drafts", args, argv)
     model, sequences = decoding.load()
     router, num_experts = router_of(model)

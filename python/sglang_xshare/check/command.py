@@ -31,6 +31,8 @@ not needed, a config.json is; nothing is downloaded or started. Exit code: 0 whe
 it would be refused or does not fit, or where something that was asked could not be answered."""
 CONTEXT = 1024
 """Tokens cached a request where nobody says."""
+DEFAULT = "xshare"
+"""Compared where nobody names a policy."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -47,7 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--bandwidth", metavar="GB/s", help="of the memory, in place of that GPU's peak")
     add("--batch", metavar="N", help="estimate a step in which so many requests decode together")
     add("--context", metavar="TOKENS", help=f"cached a request (default: {CONTEXT:,})")
-    compared = "beside the server's --expert-policy, such as oea:k0=3; as often as you like"
+    compared = f"beside the server's --expert-policy, such as oea:k0=3, as often as you like (default: {DEFAULT} alone)"
     add("--compare", metavar="POLICY", action="append", default=[], help=compared)
     known = "active experts a layer and step, as you know them of one policy; with --ep-size the fullest rank's"
     add("--active", nargs=2, metavar=("BEFORE", "AFTER"), help=known)
@@ -96,7 +98,8 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         flags = _fit_slots(flags, weights)
         if asked is not None:
             _check_ranks(weights, flags)
-            asked.schedules = {text: read_compared(text, weights, asked, flags) for text in options.compare}
+            compared = options.compare or _default_policies(asked, flags)
+            asked.schedules = {text: read_compared(text, weights, asked, flags) for text in compared}
             check_asked(asked, weights, flags)
     report, resolution = _judge(given, gpu, options.gpu, unanswered)
     for text in flags.dropped:
@@ -157,6 +160,12 @@ def _read_asked(options: argparse.Namespace) -> Asked | None:
     batch = read_count("--batch", options.batch, 1)
     trace = read_trace(options.trace) if options.trace else None
     return Asked(batch, context, active=(active[0], active[1]) if active else None, trace=trace)
+
+
+def _default_policies(asked: Asked, flags: ServerFlags) -> list[str]:
+    """What to compare where nobody says; none for a step that it leaves alone, or whose active experts are given."""
+    is_drawn = asked.active is None and asked.trace is None
+    return [DEFAULT] if is_drawn and not flags.policy and asked.batch * flags.draft_tokens > 1 else []
 
 
 def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> list[str]:

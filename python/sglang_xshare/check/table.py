@@ -104,8 +104,12 @@ def _spell_policy(policy: dict[str, Any] | None) -> str:
         return "none: SGLang as it is"
     if policy["keys"] is None:
         return "refused"
-    values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in policy["keys"].items()}
-    return " ".join([policy["policy"], ", ".join(f"{key}={value}" for key, value in values.items())])
+    return f"{policy['policy']} {_join(policy['keys'])}"
+
+
+def _join(keys: dict[str, Any]) -> str:
+    values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in keys.items()}
+    return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
 def spell_sizes(sizes: Iterable[int]) -> str:
@@ -167,6 +171,7 @@ def list_notes(estimate: dict[str, Any]) -> list[str]:
         )
     else:
         notes.append(f"Active experts: {sources[0]}.")
+    notes += [f"{text}: {_join(keys)}." for text, keys in estimate["policies"].items() if text.isalpha() and keys]
     if "link_gb_per_s" in estimate:
         link = f"{estimate['link_gb_per_s']:g} GB/s"
         notes.append(f"Transfers: page-ins over a link of {link}, which a step waits for; nothing hides behind it.")

@@ -21,8 +21,7 @@ class Setting:
 class Policy:
     """A preset: `make` turns its keys into a plan. A key without a default in `defaults` is required.
 
-    A user who gives no key gets `bare`, or `bare_speculative` on a server that speculates; `presets` are keys by a word
-    that is given in their place. `depends` says of a default that depends on other keys what else it can be. It selects
+    A user who gives no key gets `bare`; `presets` are keys by a word that is given in their place. `depends` says of a default that depends on other keys what else it can be. It selects
     in `phases` unless a user names others; one that does not select leaves every step as it is and has no common keys.
     """
 
@@ -35,14 +34,9 @@ class Policy:
     published: tuple[Setting, ...] = ()
     bare: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    bare_speculative: Mapping[str, Any] = field(default_factory=dict)
     depends: Mapping[str, str] = field(default_factory=dict)
     phases: tuple[str, ...] = ("decode", "verify")
     selects: bool = True
-
-    def default_keys(self, speculative: bool) -> dict[str, Any]:
-        """The keys to use where a user names none, with or without speculative decoding."""
-        return dict(self.bare_speculative if speculative else self.bare)
 
     def build(self, keys: Mapping[str, Any]) -> SelectionPlan:
         """The plan for these keys. Raises ValueError naming the key, the value and what is allowed."""

@@ -165,9 +165,8 @@ def build_schedule(
 ) -> Schedule | None:
     """Validate a policy's name, its keys and the common keys. Returns None for `vanilla`.
 
-    `speculative` tells whether the server speculates: it decides the keys of a policy given without any,
-    and whether phase `verify` can occur. `speculates` is the flag by which the caller's user asks for speculation.
-    `pages` tells whether the server pages experts, where a single row gains too: `min_rows` is 1 unless given.
+    `speculative` tells whether the server speculates, so that phase `verify` can occur; `speculates` is the flag by which
+    the caller's user asks for it. `pages` tells whether the server pages experts, where a single row gains too: `min_rows` is 1 unless given.
     Raises ValueError naming the key, the value and what is allowed.
     """
     policy = get_policy(name)
@@ -186,7 +185,7 @@ def build_schedule(
     fewest = 1 if pages else COMMON_KEYS["min_rows"].default
     schedule = Schedule(
         policy=name,
-        keys=keys or policy.default_keys(speculative),
+        keys=keys or dict(policy.bare),
         phases=read_phases(config.get("phases"), policy, keys, speculative, speculates),
         min_rows=COUNT.check("min_rows", config.get("min_rows", fewest)),
         max_rows=None if "max_rows" not in config else COUNT.check("max_rows", config["max_rows"]),

@@ -26,8 +26,6 @@ def print_table(policies: Sequence[Policy]) -> None:
             console.print(_make_table(rows))
         for preset, keys in policy.presets.items():
             console.print(f"  {policy.name}:{preset} is {_join(keys)}")
-        if policy.bare_speculative != policy.bare:
-            console.print(f"  without keys, on a server that speculates: {_join(policy.bare_speculative)}")
         for setting in policy.published:
             console.print(f"  recommended: [bold]{_join(setting.keys)}[/bold]  {setting.result}")
         console.print()
@@ -75,7 +73,6 @@ def _describe(policy: Policy) -> dict[str, Any]:
         "common_keys": common if policy.selects else {},
         "recommended": [{"keys": dict(setting.keys), "result": setting.result} for setting in policy.published],
         "presets": policy.presets,
-        "defaults_with_speculation": policy.default_keys(speculative=True),
     }
 
 

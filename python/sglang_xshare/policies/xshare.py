@@ -28,7 +28,6 @@ MASS = 0.9
     ),
     bare={"k0": 1, "mass": MASS},
     presets={"careful": {"k0": 1, "mass": 0.97}, "fast": {"k0": 1, "mass": 0.8}},
-    bare_speculative={"k0": 1, "add": 0, "add_per_request": 4},
     depends={"mass": "none beside add, add_per_request or target_per_rank"},
 )
 def xshare(

@@ -33,7 +33,6 @@ def test_a_plan_is_spelt_as_for_the_server():
 
 def test_without_keys_its_defaults():
     assert parse_plan("xshare") == build_plan("xshare", k0=1, mass=0.9)
-    assert parse_plan("xshare", speculative=True) == build_plan("xshare", k0=1, add=0, add_per_request=4)
 
 
 @pytest.mark.parametrize(

@@ -266,9 +266,9 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "python -m benchmark.quality --batch 4 --tokens-per-request 4 xshare moe-spec:budget=32": QUALITY,
     **{
         f"python -m benchmark.quality.{name}": Elsewhere(
-            f"test/benchmark/quality/test_{name}.py", "that asks for less, without another process"
+            f"test/benchmark/quality/test_{name.split()[0]}.py", "that asks for less, without another process"
         )
-        for name in ("defaults", "drafts", "front")
+        for name in ("defaults", "defaults --batch 1 2 4 8 16 --tokens-per-request 4", "drafts", "front")
     },
     "python -m training.train_moe": TRAINED,
     "python -m training.train_moe --model grouped": TRAINED,

@@ -34,8 +34,8 @@ ifeq ($(GPU),)
 test: patch lint ## lint and the tests; under 25 minutes on two cores
 	$(PYTHON) -m pytest -m "not long" -n 2 --dist loadfile --hypothesis-profile fixed
 
-test-long: patch ## the tests that take longer, in resumable parts; one alone: PART=patching/test_kill
-	@PYTHON=$(PYTHON) PART='$(PART)' scripts/test_long.sh
+test-long: patch ## the tests that take longer, in resumable parts, LANES=2 at once; one alone: PART=patching/test_kill
+	@PYTHON=$(PYTHON) PART='$(PART)' LANES='$(LANES)' scripts/test_long.sh
 else
 # The kernels on the GPU. Every other test is of no device or serves on the CPU: upstream's CPU kernels are what it counts.
 KERNEL_TESTS := test/selection/test_triton.py test/selection/test_triton_exact_rows.py test/selection/test_residents.py \

@@ -1,29 +1,38 @@
 #!/usr/bin/env bash
-# The tests marked `long`, one part after another; a part is one test file. A part that passed at this very state of
+# The tests marked `long`, a part for each test file, LANES of them at once (1). A part that passed at this very state of
 # the source is not run again, so that an interrupted run resumes. PART=text runs only the parts whose path has the text.
+# What a part prints is in build/test-long/.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-PYTHON=${PYTHON:-.venv/bin/python}
-PART=${PART:-}
-done_dir=build/test-long
+export PYTHON=${PYTHON:-.venv/bin/python}
+PART=${PART:-} LANES=${LANES:-1}
+[[ $LANES =~ ^[1-9][0-9]*$ ]] || { echo "test-long: LANES=$LANES: allowed is a number from 1 up" >&2; exit 1; }
+export done_dir=build/test-long
 mkdir -p "$done_dir"
 state=$({ git rev-parse HEAD; git diff HEAD; git ls-files -oz --exclude-standard | xargs -0r sha256sum; } | sha256sum)
+export state
 
 collected=$("$PYTHON" -m pytest --collect-only -q -m long) && status=0 || status=$?
 if [[ $status != 0 && $status != 5 ]]; then  # 5: there is none
     tail -n 25 <<<"$collected" >&2
     echo "test-long: pytest could not collect the tests: status $status" >&2; exit 1
 fi
-mapfile -t parts < <(sed -n 's/::.*//p' <<<"$collected" | sort -u | grep -F -- "$PART" || true)
+# Those with most tests first, so that no lane ends with a long one alone.
+mapfile -t parts < <(sed -n 's/::.*//p' <<<"$collected" | sort | uniq -c | sort -rn | awk '{print $2}' | grep -F -- "$PART" || true)
 if [[ ${#parts[@]} -eq 0 ]]; then
     echo "test-long: PART is '$PART', which no file with tests marked long has in its path" >&2; exit 1; fi
 echo "test-long: ${#parts[@]} parts: ${parts[*]}"
-failed=()
-for part in "${parts[@]}"; do
-    passed=$done_dir/${part//\//_}.passed
-    if [[ -f $passed && $(<"$passed") == "$state" ]]; then echo "test-long: $part passed before"; continue; fi
-    echo "test-long: $part"
-    if "$PYTHON" -m pytest -m long --timeout 3600 "$part"; then echo "$state" >"$passed"; else failed+=("$part"); fi
-done
-if [[ ${#failed[@]} -gt 0 ]]; then echo "test-long: failed: ${failed[*]}" >&2; exit 1; fi
+
+run_part() {
+    local name=$done_dir/${1//\//_} begun=$SECONDS
+    if [[ -f $name.passed && $(<"$name.passed") == "$state" ]]; then echo "test-long: $1 passed before"; return; fi
+    echo "test-long: $1"
+    if "$PYTHON" -m pytest -m long --timeout 3600 "$1" >"$name.log" 2>&1; then echo "$state" >"$name.passed"
+    else cat "$name.log"; echo "$1" >>"$done_dir/failed"; fi
+    echo "test-long: $1: $((SECONDS - begun)) s: $(grep -E '^=+ .* =+$' "$name.log" | tail -n 1)"
+}
+export -f run_part
+rm -f "$done_dir/failed"
+printf '%s\n' "${parts[@]}" | xargs -P "$LANES" -I{} bash -c 'run_part {}'
+if [[ -f $done_dir/failed ]]; then echo "test-long: failed: $(paste -sd ' ' "$done_dir/failed")" >&2; exit 1; fi
 echo "test-long: all ${#parts[@]} parts passed"

@@ -185,8 +185,8 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "cp -r patches/0.5.23 patches/0.5.24": Run({"patches/0.5.24": "{scratch}/0.5.24"}),
     # measure
     "python -m benchmark.records": Same("make records"),
-    f"python -m benchmark.records {DRAFTS}": Run({DRAFTS: "--check"}),  # `make records` runs each of them small
-    "make records": Run(more="--small --dirty --out {scratch}", shows=r"\[(\d+)/\1\] defaults-many512", is_long=True),
+    f"python -m benchmark.records {DRAFTS}": Run({DRAFTS: "--check"}),  # small: test/benchmark
+    "make records": Run(more="--small --dirty --out {scratch} quality cost balance", shows=r"\[3/3\] balance", is_long=True),
     "python -m benchmark.serving": replace(SERVED, more=f"off oea:k0=3 {SERVED.more}"),
     "python -m benchmark.serving off xshare:k0=1,add=24 oea:k0=3": SERVED,
     "python -m benchmark.serving off --drafted off xshare moe-spec:budget=32 --topk 4 --draft-tokens 8": SERVED,

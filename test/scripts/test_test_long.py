@@ -64,6 +64,12 @@ def test_one_part_alone(checkout):
     assert ran(checkout) == ["patching/test_kill.py"]
 
 
+def test_two_parts_at_once(checkout):
+    assert run_parts(checkout, LANES="2").returncode == 0
+    assert sorted(ran(checkout)) == ["patching/test_kill.py", "test_soak.py"]
+    assert run_parts(checkout, LANES="0").stderr == "test-long: LANES=0: allowed is a number from 1 up\n"
+
+
 def test_an_unknown_part_is_refused(checkout):
     refused = run_parts(checkout, PART="nothing")
     assert refused.returncode == 1

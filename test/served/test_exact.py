@@ -20,7 +20,8 @@ from served.ranks import OLD_TWO, TWO, TWO_CORES
 from served.release import LATEST, OLDER, make_env
 
 CLIENTS, EXACT_SHARE, ABORTED = 16, 0.25, 0.05
-WANTED = 512
+WANTED, WANTED_ELSEWHERE = 512, 128
+"""Exact answers: of one rank without drafts on the latest release, and of each other server, of which there are 12."""
 XSHARE = {"policy": "xshare", "k0": 1, "add": 4}
 PLANS: list[dict[str, Any]] = [
     XSHARE,
@@ -124,6 +125,7 @@ def test_exact_answers_under_load_and_switches(ranks, release, draft, tiny_model
     speculation = eagle(tiny_model, draft) if draft else ()
     keys = {name: value for name, value in XSHARE.items() if name != "policy"}
     flags = [*policy("xshare", **keys), *ranks, *speculation, *(() if ranks else TIGHT)]
+    wants = WANTED if (ranks, release, draft) == ((), LATEST, None) else WANTED_ELSEWHERE
     server, _, _ = make_server(tiny_model, tree, flags, tmp_path, TWO_CORES if ranks else RETRACTING)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     prompts = [tokenizer(text)["input_ids"] for text in read_prompts(tiny_model)]
@@ -132,7 +134,7 @@ def test_exact_answers_under_load_and_switches(ranks, release, draft, tiny_model
         with ThreadPoolExecutor(CLIENTS) as clients:
             asking = [clients.submit(keep_asking, server, prompts, number, heard, ended) for number in range(CLIENTS)]
             try:
-                while len(heard.exact) < WANTED and not any(one.done() for one in asking):
+                while len(heard.exact) < wants and not any(one.done() for one in asking):
                     plan = PLANS[switches // 2 % len(PLANS)] if switches % 2 else XSHARE
                     assert post(server, plan).status_code == 200
                     switches += 1
@@ -149,8 +151,8 @@ def test_exact_answers_under_load_and_switches(ranks, release, draft, tiny_model
     retracted = log.count("#retracted_reqs")
     print(f"{equal} of {len(wanted)} equal; {heard.others} others, {heard.aborted} aborted, {switches} switches, ")
     print(f"{retracted} retractions; {metrics['exact_rows_total']:.0f} of {metrics['rows_total']:.0f} rows exact")
-    assert equal == len(wanted) >= WANTED
-    assert heard.others > WANTED
+    assert equal == len(wanted) >= wants
+    assert heard.others > wants
     assert heard.aborted > 10
     assert ranks or retracted > 10
     assert 0 < metrics["exact_rows_total"] < metrics["rows_total"]

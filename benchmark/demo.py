@@ -20,7 +20,7 @@ from benchmark.serving.measure import add_text, measure_serving
 from benchmark.serving.report import tabulate_serving
 
 POLICIES = (OFF, "xshare")
-"""Without drafts and with them. Bare `xshare` has its default budgets: mass=0.9, and add_per_request=4 with drafts."""
+"""Without drafts and with them."""
 SEEN = (
     "To be seen: under the policy a layer loads fewer experts, so that a step is faster and more tokens come a second, "
     "without drafts and with them; the loss hardly rises, and the sums stay right."

@@ -13,6 +13,8 @@ from docs.documents import ROOT
 from sglang_xshare import build_plan
 from sglang_xshare.policies import get_policy
 
+BUDGETS = EXPERIMENTS["defaults-verified"]
+
 
 def test_every_example_of_a_policy_is_measured_or_warned_of():
     """Each setting of the guide's table has its row in a record of quality, in decoding or in verification."""
@@ -21,7 +23,9 @@ def test_every_example_of_a_policy_is_measured_or_warned_of():
     measured = [parse_plan(policy) for policy in decoded]
     drafted = quality_key(DRAFTING)
     keys = [key for points in verified for key in points if key.startswith(drafted)]
-    measured += [parse_plan(key.removeprefix(drafted), speculative=True) for key in keys]
+    measured += [parse_plan(key.removeprefix(drafted)) for key in keys]
+    budgets = {point["setting"] for point in read_record(BUDGETS.path(RESULTS), BUDGETS.kind)["points"].values()}
+    measured += [parse_plan(f"xshare:k0=1,{budget}") for budget in budgets if " " not in budget]
     guide = (ROOT / "docs" / "guide.md").read_text()
     rows = re.findall(r"^\| (`[a-z-]+`.*?) \| (.*?) \| (.*) \|$", guide, re.MULTILINE)
     examples = [

@@ -84,7 +84,7 @@ def test_an_override_by_mass_ends_counts_and_one_by_a_count_mass():
     wanted = [{"add": 3}, {"target_per_rank": 5}, {"k0": 2, "mass": 0.9}, {"add": 3, "mass": 0.5}]
     assert [by_mass.plan(0, size) for size in (2, 4, 6, 8)] == [build_plan("xshare", **keys) for keys in wanted]
     assert [build(**counted).plan(0, size).add for size in (2, 4, 6)] == [0, 9, 9]
-    verified = build(speculative=True, by_rows={"8": {"mass": 0.5}})
+    verified = build(speculative=True, add_per_request=4, by_rows={"8": {"mass": 0.5}})
     assert verified.plan(0, 8) == build_plan("xshare", mass=0.5)
 
 

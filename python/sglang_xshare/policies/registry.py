@@ -21,8 +21,9 @@ class Setting:
 class Policy:
     """A preset: `make` turns its keys into a plan. A key without a default in `defaults` is required.
 
-    A user who gives no key gets `bare`; `presets` are keys by a word that is given in their place. `depends` says of a default that depends on other keys what else it can be. It selects
-    in `phases` unless a user names others; one that does not select leaves every step as it is and has no common keys.
+    A user who gives no key gets `bare`; `presets` are keys by a word that is given in their place. `depends` says of a
+    default that depends on other keys what else it can be. It selects in `phases` unless a user names others; one that
+    does not select leaves every step as it is and has no common keys.
     """
 
     name: str

@@ -165,9 +165,9 @@ def build_schedule(
 ) -> Schedule | None:
     """Validate a policy's name, its keys and the common keys. Returns None for `vanilla`.
 
-    `speculative` tells whether the server speculates, so that phase `verify` can occur; `speculates` is the flag by which
-    the caller's user asks for it. `pages` tells whether the server pages experts, where a single row gains too: `min_rows` is 1 unless given.
-    Raises ValueError naming the key, the value and what is allowed.
+    `speculative` tells whether the server speculates, so that phase `verify` can occur; `speculates` is the flag by
+    which the caller's user asks for it. `pages` tells whether the server pages experts, where a single row gains too:
+    `min_rows` is 1 unless given. Raises ValueError naming the key, the value and what is allowed.
     """
     policy = get_policy(name)
     if "policy" in config:

@@ -118,6 +118,15 @@ def test_the_servers_own_policy_is_estimated_with_its_configuration(write, capsy
     assert [row | {"policy": ""} for row in rows[:2]] == [row | {"policy": ""} for row in ask(write, capsys)]
 
 
+def test_bare_xshare_is_estimated_where_nobody_names_a_policy(write, capsys):
+    """Which says what it is; not for a request alone, which it leaves to the model."""
+    asked = ("--model", write(QWEN), "--gpu", "h200", "--batch")
+    assert say(*asked, 32) == 0
+    assert "\nxshare: k0=1, mass=0.9.\n" in capsys.readouterr().out
+    assert say(*asked, 1, "--json") == 0
+    assert {row["policy"] for row in read_rows(capsys)} == {"vanilla"}
+
+
 def test_a_second_policy_is_not_dropped_without_a_word(write, capsys):
     asked = ("--model", write(QWEN), "--expert-policy", "oea:k0=3", "--expert-policy", "xshare", "--json")
     assert say(*asked) == 0

@@ -186,7 +186,7 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     # measure
     "python -m benchmark.records": Same("make records"),
     f"python -m benchmark.records {DRAFTS}": Run({DRAFTS: "--check"}),  # small: test/benchmark
-    "make records": Run(more="--small --dirty --out {scratch} quality cost balance", shows=r"\[3/3\] balance", is_long=True),
+    "make records": Run(more="--small --dirty --out {scratch} quality cost balance", shows=r"3/3\] bal", is_long=True),
     "python -m benchmark.serving": replace(SERVED, more=f"off oea:k0=3 {SERVED.more}"),
     "python -m benchmark.serving off xshare:k0=1,add=24 oea:k0=3": SERVED,
     "python -m benchmark.serving off --drafted off xshare moe-spec:budget=32 --topk 4 --draft-tokens 8": SERVED,

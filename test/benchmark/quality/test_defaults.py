@@ -1,5 +1,5 @@
-"""`python -m benchmark.quality.defaults`: budgets by count, share and utility held, on a small random model; with drafts
-as `python -m benchmark.quality.defaults --batch 1 2 4 8 16 --tokens-per-request 4`, for less.
+"""`python -m benchmark.quality.defaults`: budgets by count, share and utility held, on a small random model; with
+drafts as `python -m benchmark.quality.defaults --batch 1 2 4 8 16 --tokens-per-request 4`, for less.
 """
 
 import json

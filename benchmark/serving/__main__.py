@@ -14,7 +14,7 @@ from benchmark.common.variant import OFF, SPELLING, parse_variant
 from benchmark.serving.measure import add_text, measure_serving
 from benchmark.serving.report import tabulate_serving
 
-POLICIES = (OFF, *(f"xshare:k0=1,add={add}" for add in (24, 16, 8)), "oea:k0=3", "lynx-lat:retain=32")
+POLICIES = (OFF, "xshare", *(f"xshare:k0=1,add={add}" for add in (24, 16, 8)), "oea:k0=3", "lynx-lat:retain=32")
 DRAFTED = (OFF, "xshare", "moe-spec:budget=32")
 
 

@@ -13,7 +13,7 @@ from benchmark.common.widened import read_widened
 from benchmark.quality.measure import compare_nats
 from sglang_xshare.check.weights import Weights
 
-SUMMARY = ("off", "xshare:k0=1,add=24", f"{DRAFTING}xshare")
+SUMMARY = ("off", "xshare", f"{DRAFTING}xshare")
 """The rows that the README shows."""
 KEY = "comparison"
 """Of the rounds in the record; `quality_key` gives the others."""

@@ -18,7 +18,6 @@ LAYERS = 4
 NEW_TOKENS = 20
 GAP = 0.02
 """Seconds between two requests that arrive one after another."""
-ENTRY_POINT = "[sglang.srt.plugins]\nexpert-probe = served.probe:install\n"
 
 
 def policy(name: str, **keys: Any) -> tuple[str, ...]:
@@ -143,12 +142,18 @@ def make_server(
 
 def install_probe(tree: Path, scratch: Path, probe: Path) -> dict[str, str]:
     """Put the plugin in `scratch`. Returns what a process's environment needs to run a release with it."""
-    plugin = scratch / "plugin" / "expert_probe-1.dist-info"
-    plugin.mkdir(parents=True)
-    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: expert-probe\nVersion: 1\n")
-    (plugin / "entry_points.txt").write_text(ENTRY_POINT)
-    path = f"{make_env(tree)['PYTHONPATH']}:{ROOT / 'test'}:{plugin.parent}"
+    install_plugin(scratch, "served.probe:install")
+    path = f"{make_env(tree)['PYTHONPATH']}:{ROOT / 'test'}:{scratch / 'plugin'}"
     return {"PYTHONPATH": path, "EXPERT_PROBE": str(probe)}
+
+
+def install_plugin(scratch: Path, function: str) -> None:
+    """Have upstream's `load_plugins()` call a function, `module:name`, in every process of a server of this scratch."""
+    name = function.partition(":")[0].replace(".", "_")
+    plugin = scratch / "plugin" / f"{name}-1.dist-info"
+    plugin.mkdir(parents=True)
+    (plugin / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (plugin / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {function}\n")
 
 
 def generate_together(server: Server, probe: Path, prompts: Sequence[str]) -> list[dict[str, Any]]:

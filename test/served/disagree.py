@@ -5,15 +5,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-ENTRY_POINT = "[sglang.srt.plugins]\ndisagree = served.disagree:install\n"
+from served.answers import install_plugin
 
 
 def put(scratch: Path) -> dict[str, str]:
     """Put the plugin where `install_probe` puts its own. Returns what the server's environment needs."""
-    plugin = scratch / "plugin" / "disagree-1.dist-info"
-    plugin.mkdir(parents=True)
-    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: disagree\nVersion: 1\n")
-    (plugin / "entry_points.txt").write_text(ENTRY_POINT)
+    install_plugin(scratch, "served.disagree:install")
     return {"DISAGREE": str(scratch / "disagree")}
 
 

@@ -8,34 +8,13 @@ from typing import Any
 import transformers
 from transformers import Gemma4AssistantConfig, PreTrainedModel
 
-from served.families import EXPERTS, SHAPE, TOP_K, Family, draw_weights, make
+from served.families import draw_weights, make
+from served.family import SHAPE
+from served.family_table import FAMILIES
 
-HEAD = 32
-GEMMA = Family(
-    "Gemma4TextConfig",
-    "Gemma4ForCausalLM",
-    {
-        "enable_moe_block": True,
-        "num_experts": EXPERTS,
-        "top_k_experts": TOP_K,
-        "moe_intermediate_size": 64,
-        "head_dim": HEAD,
-        "global_head_dim": HEAD,
-        "hidden_size_per_layer_input": 0,
-        # SGLang's attention with trees of drafts on a CPU has no sliding window.
-        "layer_types": ["full_attention"] * SHAPE["num_hidden_layers"],
-        "rope_parameters": None,
-    },
-    # What SGLang makes of a published configuration, that of a model with images.
-    published={"swa_num_key_value_heads": 2, "swa_head_dim": HEAD, "swa_v_head_dim": HEAD, "v_head_dim": HEAD},
-)
-PLAIN = (
-    *("--disable-hybrid-swa-memory", "--disable-overlap-schedule"),
-    *("--decode-attention-backend", "intel_amx", "--prefill-attention-backend", "intel_amx"),
-)
-FLAGS = (*PLAIN, "--speculative-draft-attention-backend", "intel_amx")
-"""Of a server without and with drafts."""
-ENTRY_POINT = "[sglang.srt.plugins]\ngemma = served.gemma:lend\n"
+GEMMA = FAMILIES["Gemma 4"]
+FLAGS = (*GEMMA.flags, "--speculative-draft-attention-backend", "intel_amx")
+"""Of a server with drafts."""
 
 
 def write_models(folder: Path) -> PreTrainedModel:
@@ -57,14 +36,6 @@ def write_models(folder: Path) -> PreTrainedModel:
     published["text_config"] |= GEMMA.published
     file.write_text(json.dumps(published, indent=2))
     return model
-
-
-def install(scratch: Path) -> None:
-    """Put the plugin below where `install_probe` puts its own."""
-    plugin = scratch / "plugin" / "gemma-1.dist-info"
-    plugin.mkdir(parents=True)
-    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: gemma\nVersion: 1\n")
-    (plugin / "entry_points.txt").write_text(ENTRY_POINT)
 
 
 def lend() -> None:

@@ -12,15 +12,12 @@ from typing import Any
 
 import torch
 
-ENTRY_POINT = "[sglang.srt.plugins]\nhost-memory = served.host:lend\n"
+from served.answers import install_plugin
 
 
 def install(scratch: Path) -> None:
     """Put the plugin where `install_probe` puts its own."""
-    plugin = scratch / "plugin" / "host_memory-1.dist-info"
-    plugin.mkdir(parents=True)
-    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: host-memory\nVersion: 1\n")
-    (plugin / "entry_points.txt").write_text(ENTRY_POINT)
+    install_plugin(scratch, "served.host:lend")
 
 
 def lend() -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from served import gemma, host
-from served.answers import NEW_TOKENS, make_server, policy, read_lines, read_metrics
-from served.families import EXPERTS, read_routers
+from served.answers import NEW_TOKENS, install_plugin, make_server, policy, read_lines, read_metrics
+from served.families import read_routers
+from served.family import EXPERTS
 from served.probe import read_logits
 from served.release import LATEST
 from sglang_xshare import Batch, Router, build_plan, select
@@ -55,13 +56,13 @@ def run(
     prompts = torch.randint(1, model.config.vocab_size, (BUDGET, 8), generator=generator).tolist()
     tokenizer = ("--tokenizer-path", str(tiny_model))
     plain, _, _ = make_server(
-        scratch / "target", pristine_release(LATEST), (*gemma.PLAIN, *tokenizer), scratch / "plain"
+        scratch / "target", pristine_release(LATEST), (*gemma.GEMMA.flags, *tokenizer), scratch / "plain"
     )
     with plain:
         pristine = read_tokens(plain.generate(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True))
     flags = (*FLAGS, "--speculative-draft-model-path", str(scratch / "draft"), *tokenizer)
     host.install(scratch)
-    gemma.install(scratch)
+    install_plugin(scratch, gemma.GEMMA.plugin)
     server, probe, _ = make_server(scratch / "target", patched_release(LATEST), flags, scratch)
     with server:
         full, budget = (

@@ -10,7 +10,9 @@ from safetensors.torch import load_file, save_file
 from benchmark.common.speculative import speculative_flags
 from served import host
 from served.answers import NEW_TOKENS, make_server, policy, read_lines, read_metrics
-from served.families import EXPERTS, FAMILIES, answer, make, read_routers
+from served.families import answer, make, read_routers
+from served.family import EXPERTS
+from served.family_table import FAMILIES
 from served.probe import read_logits
 from served.release import LATEST
 from sglang_xshare import Batch, build_plan, select

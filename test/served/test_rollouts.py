@@ -24,8 +24,10 @@ from benchmark.quality.routing import Choice, find_gates
 from served import host, memory_saver
 from served.answers import LAYERS, generate_together, make_server, policy, read_prompts
 from served.eagle import TOP_K, eagle
-from served.families import EXPERTS, FAMILIES, draw_weights, make
 from served.families import answer as answer_as_transformers
+from served.families import draw_weights, make
+from served.family import EXPERTS
+from served.family_table import FAMILIES
 from served.load import load
 from served.ranks import TWO, TWO_CORES
 from served.release import LATEST, OLDER, make_env

@@ -12,7 +12,7 @@ from benchmark.common.server import Server
 from benchmark.gpu.dummy_server import MXFP4_SCALE, initialize
 from benchmark.gpu.models import CONFIGS, write_model
 from benchmark.gpu.serving import DUMMY_SERVER
-from served.families import INTERPRETED, TRITON_ATTENTION
+from served.family import INTERPRETED, TRITON_ATTENTION
 
 HIDDEN, EXPERTS, TOP_K, ROWS = 256, 128, 8, 16
 # OEA, Table 4: 16 rows of Qwen3-30B-A3B make 48.8 of 128 experts active. The same agreement of rows at gpt-oss's top-4

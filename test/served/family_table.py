@@ -1,0 +1,92 @@
+"""The tiny models by family: what each has of its kind, and what its server takes to run on a CPU."""
+
+from served.family import (
+    EXPERTS,
+    GRANITE,
+    GROUPED,
+    GROUPS,
+    INTERPRETED,
+    LATENT,
+    ROTARY,
+    TOP_K,
+    TRITON_ATTENTION,
+    YARN,
+    Family,
+)
+
+FAMILIES = {
+    "GLM-4-MoE": Family(
+        "Glm4MoeConfig",
+        "Glm4MoeForCausalLM",
+        {**GROUPED, "head_dim": 32, "use_qk_norm": True, "attention_bias": True},
+        {"scoring": "sigmoid", **GROUPS},
+    ),
+    "Mixtral": Family("MixtralConfig", "MixtralForCausalLM", {"num_local_experts": EXPERTS}),
+    "OLMoE": Family(
+        "OlmoeConfig",
+        "OlmoeForCausalLM",
+        {"num_experts": EXPERTS, "num_key_value_heads": 4},
+        {"renormalize": False},
+    ),
+    "Qwen2-MoE": Family(
+        "Qwen2MoeConfig",
+        "Qwen2MoeForCausalLM",
+        {"num_experts": EXPERTS, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64},
+        {"renormalize": False},
+        env=INTERPRETED,  # the shared expert's gate
+    ),
+    "Granite-MoE": Family("GraniteMoeConfig", "GraniteMoeForCausalLM", GRANITE),
+    "MiniMax-M2": Family(
+        "MiniMaxM2Config",
+        "MiniMaxM2ForCausalLM",
+        {"num_local_experts": EXPERTS, "head_dim": 32, "rope_parameters": {**ROTARY, "partial_rotary_factor": 0.5}},
+        {"scoring": "sigmoid"},
+        # Upstream's norm of queries and keys is a CUDA kernel, or one of the compiled sgl-kernel.
+        {"scoring_func": "sigmoid", "use_routing_bias": True, "rotary_dim": 16, "use_qk_norm": False},
+    ),
+    "DeepSeek-V2": Family(
+        "DeepseekV2Config",
+        "DeepseekV2ForCausalLM",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            # Transformers leaves the attention of this model unscaled, whatever mscale_all_dim says.
+            "rope_parameters": {**YARN, "mscale_all_dim": 0.0},
+            "topk_method": "group_limited_greedy",
+        },
+        {"renormalize": False, **GROUPS},
+        {"scoring_func": "softmax", "moe_layer_freq": 1},
+        flags=TRITON_ATTENTION,
+        env=INTERPRETED,
+    ),
+    "DeepSeek-V3": Family(
+        "DeepseekV3Config",
+        "DeepseekV3ForCausalLM",
+        {**LATENT, "q_lora_rank": 32, "rope_parameters": {**YARN, "mscale_all_dim": 1.0}},
+        {"scoring": "sigmoid", **GROUPS},
+        {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
+        flags=TRITON_ATTENTION,
+        env=INTERPRETED,
+    ),
+    "ERNIE 4.5": Family(
+        "Ernie4_5_MoeConfig",
+        "Ernie4_5_MoeForCausalLM",
+        {
+            "moe_num_experts": EXPERTS,
+            "moe_k": TOP_K,
+            "moe_num_shared_experts": 1,
+            "moe_intermediate_size": 64,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": 2,
+        },
+    ),
+    "gpt-oss": Family(
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        # Its sliding window, 128, is longer than any text here.
+        {"num_local_experts": EXPERTS, "head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 1},
+        published={"swiglu_limit": 7.0},
+        flags=TRITON_ATTENTION,
+        env=INTERPRETED,
+    ),
+}

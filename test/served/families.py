@@ -18,20 +18,25 @@ from served.answers import NEW_TOKENS
 from served.family import EXPERTS, ROTARY, SHAPE, TOP_K, Family
 from sglang_xshare import Router, Selection, SelectionPlan, select
 
+QK_NORMS = ("q_norm", "k_norm", "query_layernorm", "key_layernorm")
+
 
 def make(family: Family, folder: Path) -> PreTrainedModel:
     """Write a random checkpoint in fp32, as one is published but for a tokenizer. Returns it as transformers' model."""
     # A configuration changes the dicts it is given.
     config = getattr(transformers, family.config)(**deepcopy({**SHAPE, **family.shape}))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    if family.published.get("use_qk_norm") is False:  # a switch transformers lacks
+        for module in list(model.modules()):
+            for name in QK_NORMS:
+                if hasattr(module, name):
+                    setattr(module, name, nn.Identity())
     draw_weights(model)
     model.save_pretrained(folder)
     file = folder / "config.json"
     names = {**json.loads(file.read_text()), "rope_theta": ROTARY["rope_theta"], **family.published}
     file.write_text(json.dumps(names, indent=2))
     for module in model.modules():
-        if hasattr(module, "q_norm") and names.get("use_qk_norm") is False:  # a switch transformers lacks
-            module.q_norm = module.k_norm = nn.Identity()
         if hasattr(module, "num_group"):  # transformers' DeepSeek-V2 reads an attribute it never sets
             module.num_experts = EXPERTS
     return model

@@ -89,4 +89,35 @@ FAMILIES = {
         flags=TRITON_ATTENTION,
         env=INTERPRETED,
     ),
+    "GLM-4.7-Flash": Family(
+        "Glm4MoeLiteConfig",
+        "Glm4MoeLiteForCausalLM",
+        {**LATENT, "q_lora_rank": 32, "n_group": 1, "topk_group": 1},
+        {"scoring": "sigmoid"},
+        flags=TRITON_ATTENTION,
+        env=INTERPRETED,
+    ),
+    "HunYuan v3": Family(
+        "HYV3Config",
+        "HYV3ForCausalLM",
+        {"num_experts": EXPERTS, "moe_intermediate_size": 64, "head_dim": 32},
+        {"scoring": "sigmoid"},
+        {"first_k_dense_replace": 1, "route_norm": True, "qk_norm": True},
+    ),
+    "Laguna": Family(
+        "LagunaConfig",
+        "LagunaForCausalLM",
+        {
+            "num_experts": EXPERTS,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 64,
+            "moe_routed_scaling_factor": 2.5,
+            "head_dim": 32,
+            "num_attention_heads_per_layer": [4, 8, 4],
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": None,  # one for each of the two
+        },
+        {"scoring": "sigmoid"},
+        {"gating": "per-head"},
+    ),
 }

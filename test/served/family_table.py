@@ -120,4 +120,30 @@ FAMILIES = {
         {"scoring": "sigmoid"},
         {"gating": "per-head"},
     ),
+    "Cohere 2 MoE": Family(
+        "Cohere2MoeConfig",
+        "Cohere2MoeForCausalLM",
+        {
+            "num_experts": EXPERTS,
+            "num_shared_experts": 1,
+            "expert_selection_fn": "sigmoid",
+            "first_k_dense_replace": 1,
+            "prefix_dense_intermediate_size": 96,
+            "head_dim": 32,
+            "tie_word_embeddings": True,
+        },
+        {"scoring": "sigmoid"},
+        {"first_k_dense_replace": 1},
+    ),
+    "Mellum": Family(
+        "MellumConfig",
+        "MellumForCausalLM",
+        {
+            "num_experts": EXPERTS,
+            "moe_intermediate_size": 64,
+            "head_dim": 32,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": None,  # one for each of the two
+        },
+    ),
 }

@@ -13,8 +13,12 @@ from served.family import SHAPE
 from served.family_table import FAMILIES
 
 GEMMA = FAMILIES["Gemma 4"]
-FLAGS = (*GEMMA.flags, "--speculative-draft-attention-backend", "intel_amx")
-"""Of a server with drafts."""
+PLAIN = (
+    *("--disable-hybrid-swa-memory", "--disable-overlap-schedule"),
+    *("--decode-attention-backend", "intel_amx", "--prefill-attention-backend", "intel_amx"),
+)
+FLAGS = (*PLAIN, "--speculative-draft-attention-backend", "intel_amx")
+"""Of a server without and with drafts."""
 
 
 def write_models(folder: Path) -> PreTrainedModel:

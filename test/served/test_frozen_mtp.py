@@ -56,7 +56,7 @@ def run(
     prompts = torch.randint(1, model.config.vocab_size, (BUDGET, 8), generator=generator).tolist()
     tokenizer = ("--tokenizer-path", str(tiny_model))
     plain, _, _ = make_server(
-        scratch / "target", pristine_release(LATEST), (*gemma.GEMMA.flags, *tokenizer), scratch / "plain"
+        scratch / "target", pristine_release(LATEST), (*gemma.PLAIN, *tokenizer), scratch / "plain"
     )
     with plain:
         pristine = read_tokens(plain.generate(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True))

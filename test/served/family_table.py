@@ -89,6 +89,11 @@ FAMILIES = {
         flags=TRITON_ATTENTION,
         env=INTERPRETED,
     ),
+    "Qwen3-MoE": Family(
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        {"num_experts": EXPERTS, "moe_intermediate_size": 64, "head_dim": 32, "norm_topk_prob": True},
+    ),
     "GLM-4.7-Flash": Family(
         "Glm4MoeLiteConfig",
         "Glm4MoeLiteForCausalLM",

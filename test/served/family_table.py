@@ -109,6 +109,19 @@ FAMILIES = {
         {"scoring": "sigmoid"},
         {"first_k_dense_replace": 1, "route_norm": True, "qk_norm": True},
     ),
+    "HunYuan v1": Family(
+        "HunYuanMoEV1Config",
+        "HunYuanMoEV1ForCausalLM",
+        {"num_experts": EXPERTS, "head_dim": 32},
+        published={
+            "moe_topk": [TOP_K] * 3,
+            "moe_intermediate_size": 64,
+            "num_shared_expert": [1] * 3,
+            "use_mixed_mlp_moe": True,
+            # As published it does not run: SGLang's attention takes its normed queries, a row a head, for padded rows.
+            "use_qk_norm": False,
+        },
+    ),
     "Laguna": Family(
         "LagunaConfig",
         "LagunaForCausalLM",

@@ -1,6 +1,7 @@
-"""The operators `torch.ops.sgl_kernel.*_attention_cpu` that SGLang's `intel_amx` attention backend calls.
+"""The operators `torch.ops.sgl_kernel.*_attention_cpu` that SGLang's `intel_amx` attention backend calls, and those
+that Qwen3-Next and Qwen3.5 call.
 
-Each has two overloads: SGLang 0.5.21 and 0.5.23 pass scales of a quantized KV cache, 0.5.17 (`unscaled`) does not.
+Attention has two overloads: SGLang 0.5.21 and 0.5.23 pass scales of a quantized KV cache, 0.5.17 (`unscaled`) does not.
 What is not implemented is refused by name, never computed wrongly.
 """
 
@@ -9,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sgl_kernel import gated_attention, mamba
 from sgl_kernel.attention import paged_attention
 
 _DECODE = """(Tensor query, Tensor(a!) k_buffer, Tensor(b!) v_buffer, {scales}
@@ -20,6 +22,11 @@ _EXTEND = """(Tensor query, Tensor? key, Tensor? value, Tensor(a!) output, Tenso
     Tensor extend_seq_lens, Tensor extend_start_loc, int max_len_extend,
     float sm_scale, float logit_cap, bool is_cross, int sliding_window, Tensor? encoder_lens, Tensor? sinks,
     Tensor? tree_mask{causal}) -> ()"""
+_HEADS = "int num_heads_qk, int num_heads_v, int head_qk, int head_v"
+_NORMS = "Tensor k, Tensor q_weight, Tensor k_weight, float eps, int head_dim"
+_DELTA_RULE = """(Tensor A_log, Tensor dt_bias, Tensor q, Tensor k, Tensor v, Tensor a, Tensor b,
+    Tensor(a!) initial_state_source, Tensor initial_state_indices, Tensor cu_seqlens, bool use_qk_l2norm_in_kernel,
+    float softplus_beta=1.0, float softplus_threshold=20.0) -> Tensor"""
 
 
 def decode_attention(
@@ -149,6 +156,33 @@ for _name, _schema, _kernel in (
     ("decode_attention_cpu.unscaled", _DECODE.format(scales=""), _unscaled(decode_attention, 3)),
     ("extend_attention_cpu", _EXTEND.format(scales=_SCALES, causal=", bool is_causal"), extend_attention),
     ("extend_attention_cpu.unscaled", _EXTEND.format(scales="", causal=""), _unscaled(extend_attention, 6, True)),
+    ("fused_sigmoid_gating_delta_rule_update_cpu", _DELTA_RULE, mamba.update_gated_delta_rule),
+    (
+        "fused_gdn_gating_cpu",
+        "(Tensor A_log, Tensor a, Tensor b, Tensor dt_bias) -> (Tensor, Tensor)",
+        mamba.gate_delta_rule,
+    ),
+    (
+        "fused_rmsnorm_gated_cpu",
+        "(Tensor x, Tensor weight, Tensor gate, float eps) -> Tensor",
+        gated_attention.norm_outputs,
+    ),
+    ("fused_sigmoid_mul_cpu", "(Tensor(a!) x, Tensor gate) -> ()", gated_attention.gate_in_place),
+    (
+        "fused_qk_gemma_rmsnorm_cpu",
+        f"(Tensor q, {_NORMS}) -> (Tensor, Tensor)",
+        gated_attention.norm_queries_and_keys,
+    ),
+    (
+        "fused_qk_gemma_rmsnorm_with_gate_cpu",
+        f"(Tensor q_gate, {_NORMS}, int num_head) -> (Tensor, Tensor, Tensor)",
+        gated_attention.norm_queries_and_keys_with_gate,
+    ),
+    (
+        "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+        f"(Tensor mixed_qkvz, Tensor mixed_ba, {_HEADS}) -> (Tensor, Tensor, Tensor, Tensor)",
+        gated_attention.cut_projections,
+    ),
 ):
     _library.define(_name + _schema)
     _library.impl(_name, _kernel, "CPU")

@@ -1,0 +1,183 @@
+"""Linear attention of Qwen3-Next and Qwen3.5: a short causal convolution, then the gated delta rule.
+
+SGLang imports `sgl_kernel.mamba` where a model has such layers. Every request owns a slot of two tables of states, and
+a slot of -1 is padding's. Both functions are in place: a state becomes that behind the request's last token.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def causal_conv1d_fn_cpu(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    query_start_loc: Tensor,
+    cache_indices: Tensor,
+    has_initial_state: Tensor | None,
+    conv_states: Tensor,
+    activation: str | None = "silu",
+    **unused: Any,
+) -> Tensor:
+    """Convolve new tokens x [channels, tokens] of all requests, each after its state. Returns the same shape.
+
+    weight: [channels, width]; query_start_loc: [bs + 1], a request's first token; cache_indices: [bs], its slot of
+    conv_states [slots, channels, width - 1], its inputs so far; has_initial_state: [bs], else there were none.
+    """
+    out = torch.zeros_like(x)
+    starts = query_start_loc.tolist()
+    for number, slot in enumerate(cache_indices.tolist()):
+        if slot < 0:
+            continue
+        tokens = slice(starts[number], starts[number + 1])
+        state = conv_states[slot]
+        if has_initial_state is not None and not has_initial_state[number]:
+            state = torch.zeros_like(state)
+        out[:, tokens] = _convolve(x[None, :, tokens], state[None], weight, bias, activation, conv_states, [slot])[0]
+    return out
+
+
+def causal_conv1d_update_cpu(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    *,
+    conv_state_indices: Tensor,
+    **drafts: Tensor | None,
+) -> Tensor:
+    """Convolve one new token of each request, x [bs, channels]; else as `causal_conv1d_fn_cpu`.
+
+    Raises NotImplementedError for draft tokens, whose states would be kept apart.
+    """
+    if x.dim() != 2 or any(value is not None for value in drafts.values()):
+        raise NotImplementedError("sgl_kernel on CPU: no draft tokens in linear attention; use the compiled sgl-kernel")
+    slots = conv_state_indices.long()
+    real = slots >= 0
+    out = torch.zeros_like(x)
+    out[real] = _convolve(
+        x[real].unsqueeze(-1), conv_state[slots[real]], weight, bias, activation, conv_state, slots[real]
+    ).squeeze(-1)
+    return out
+
+
+def chunk_gated_delta_rule_cpu(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    initial_state: Tensor,
+    initial_state_indices: Tensor,
+    cu_seqlens: Tensor,
+    head_first: bool = False,
+    use_qk_l2norm_in_kernel: bool = True,
+) -> tuple[Tensor, None, None]:
+    """New tokens of all requests, each after its state. Returns the outputs [1, tokens, value heads, size], and for
+    SGLang that there are no other states.
+
+    q, k: [1, tokens, heads, key size]; v: [1, tokens, value heads, size]; g, beta: [1, tokens, value heads], logarithm
+    of the decay and rate; cu_seqlens: [bs + 1]; initial_state: [slots, value heads, size, key size].
+    """
+    if head_first or not use_qk_l2norm_in_kernel:
+        raise NotImplementedError("sgl_kernel on CPU: tokens come before heads, and queries and keys are normalized")
+    out = _delta_rule(q[0], k[0], v[0], g[0], beta[0], initial_state, initial_state_indices, cu_seqlens)
+    return out[None].to(v.dtype), None, None
+
+
+def update_gated_delta_rule(
+    A_log: Tensor,
+    dt_bias: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    initial_state_source: Tensor,
+    initial_state_indices: Tensor,
+    cu_seqlens: Tensor,
+    use_qk_l2norm_in_kernel: bool,
+    softplus_beta: float = 1.0,
+    softplus_threshold: float = 20.0,
+) -> Tensor:
+    """The same from the gates' inputs a, b [tokens, value heads], as decode calls it."""
+    g, beta = gate_delta_rule(A_log, a, b, dt_bias)
+    out, _, _ = chunk_gated_delta_rule_cpu(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        initial_state=initial_state_source,
+        initial_state_indices=initial_state_indices,
+        cu_seqlens=cu_seqlens,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+    )
+    return out
+
+
+def gate_delta_rule(A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Logarithm of the decay and rate, [1, tokens, value heads]."""
+    decay = -A_log.float().exp() * functional.softplus(a.float() + dt_bias.float())
+    return decay[None], b.float().sigmoid()[None].to(b.dtype)
+
+
+def _convolve(
+    x: Tensor,
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    table: Tensor,
+    slots: Tensor | list[int],
+) -> Tensor:
+    """Convolve x [bs, channels, tokens] after the states [bs, channels, width - 1], and write the states behind it."""
+    seen = torch.cat((states.to(x.dtype), x), -1)
+    table[slots] = seen[..., -states.shape[-1] :].to(table.dtype)
+    windows = seen.unfold(-1, weight.shape[-1], 1)  # [bs, channels, tokens, width]
+    out = (windows.float() * weight.float()[:, None]).sum(-1)
+    if bias is not None:
+        out = out + bias.float()[:, None]
+    if activation in ("silu", "swish"):
+        out = functional.silu(out)
+    return out.to(x.dtype)
+
+
+def _delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    rate: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+) -> Tensor:
+    """The outputs in float32, one token of every request at a time."""
+    heads_each = value.shape[1] // query.shape[1]
+    query, key = (_normalize(x.float()).repeat_interleave(heads_each, 1) for x in (query, key))
+    query = query * query.shape[-1] ** -0.5
+    value, rate = value.float(), rate.float()
+    out = torch.zeros_like(value)
+    lengths = starts.diff()
+    for step in range(int(lengths.max()) if len(lengths) else 0):
+        here = (lengths > step) & (slots >= 0)
+        rows, places = starts[:-1][here].long() + step, slots[here].long()
+        state = table[places].float() * decay[rows].float().exp()[..., None, None]
+        known = (state * key[rows].unsqueeze(-2)).sum(-1)
+        change = (value[rows] - known) * rate[rows].unsqueeze(-1)
+        state = state + change.unsqueeze(-1) * key[rows].unsqueeze(-2)
+        table[places] = state.to(table.dtype)
+        out[rows] = (state * query[rows].unsqueeze(-2)).sum(-1)
+    return out
+
+
+def _normalize(x: Tensor) -> Tensor:
+    """Each vector over its length."""
+    return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()

@@ -25,6 +25,7 @@ from served.answers import (
 from served.families import answer, make, read_routers, select_in_decode
 from served.family import EXPERTS
 from served.family_table import FAMILIES
+from served.hybrids import HYBRIDS, publish
 from served.probe import read_logits
 from served.release import LATEST, OLDER
 from sglang_xshare import Router, Selection, build_plan, select
@@ -36,7 +37,7 @@ FLAGS = policy(
     "xshare", **PLAN, by_rows={str(OFF): {"policy": "vanilla"}, str(FULL): {"add": EXPERTS, "utility": "full"}}
 )
 # On older releases: groups and a bias, no group and no bias, a bias alone.
-CASES = [(name, LATEST) for name in FAMILIES]
+CASES = [(name, LATEST) for name in FAMILIES | HYBRIDS]
 CASES += [(name, release) for release in OLDER for name in ("GLM-4-MoE", "Mixtral", "MiniMax-M2")]
 every_family = pytest.mark.parametrize(
     ("name", "release"), [pytest.param(*case, marks=pytest.mark.long) for case in CASES]
@@ -76,8 +77,9 @@ def run(
 
     @cache
     def serve(name: str, release: str) -> Run:
-        family, scratch = FAMILIES[name], tmp_path_factory.mktemp("family")
+        family, scratch = (FAMILIES | HYBRIDS)[name], tmp_path_factory.mktemp("family")
         model = make(family, scratch / "model")
+        publish(family, scratch / "model")
         generator = torch.Generator().manual_seed(1)
         prompts = torch.randint(1, model.config.vocab_size, (BUDGET, 8), generator=generator).tolist()
         vanilla = answer(model, prompts)

@@ -1,0 +1,121 @@
+"""Families whose attention is of several kinds, or that SGLang serves by a wrapper: entries as in `families.py`."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from served.family import EXPERTS, INTERPRETED, LATENT, ROTARY, TRITON_ATTENTION, YARN, Family
+
+
+@dataclass(frozen=True)
+class Published(Family):
+    """A model whose checkpoints are published otherwise than transformers writes them."""
+
+    names: tuple[tuple[str, str], ...] = ()
+    """Regular expressions for the names of its tensors and what replaces them, one after the other."""
+    wrapper: Mapping[str, Any] = field(default_factory=dict)
+    """Of one nested in a model of several modalities: what config.json says beside `text_config`. Its server is told
+    that there is but text.
+    """
+
+
+STATES = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}
+"""Upstream keeps the inputs of a convolution in bf16, whatever the model's type."""
+NO_SNAPSHOTS = ("--mamba-radix-cache-strategy", "no_buffer", "--disable-overlap-schedule")
+"""A CPU has no other kind of prefix cache for states."""
+GATED_DELTA_NET = {
+    "num_experts": EXPERTS,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "full_attention_interval": 2,  # layers: linear attention, full attention, linear attention
+    "rope_parameters": {**ROTARY, "partial_rotary_factor": 0.25},
+}
+LINEAR = {"full_attention_interval": 2, "partial_rotary_factor": 0.25}
+VISION = {"num_attention_heads": 2, "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32}
+
+HYBRIDS: dict[str, Family] = {
+    "Qwen3.5-MoE": Family(
+        "Qwen3_5MoeTextConfig",
+        "Qwen3_5MoeForCausalLM",
+        GATED_DELTA_NET,
+        published=LINEAR,
+        flags=NO_SNAPSHOTS,
+        env={**INTERPRETED, **STATES},
+    ),
+    "Qwen3-Next": Family(
+        "Qwen3NextConfig",
+        "Qwen3NextForCausalLM",
+        GATED_DELTA_NET,
+        published=LINEAR,
+        flags=NO_SNAPSHOTS,
+        env={**INTERPRETED, **STATES},
+    ),
+    "Kimi K2.5": Published(
+        "DeepseekV3Config",
+        "KimiK25ForConditionalGeneration",
+        {
+            **LATENT,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 2.827,
+            "q_lora_rank": 32,
+            "rope_parameters": {**YARN, "mscale_all_dim": 1.0},
+        },
+        {"scoring": "sigmoid"},
+        {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
+        flags=TRITON_ATTENTION,
+        env=INTERPRETED,
+        wrapper={
+            "model_type": "kimi_k25",
+            "vision_config": {
+                **{prefix + name: size for name, size in VISION.items() for prefix in ("", "vt_")},
+                "text_hidden_size": 128,
+            },
+        },
+        names=(("^", "language_model."),),
+    ),
+}
+
+
+def publish(family: Family, folder: Path) -> None:
+    """Make of the checkpoint that `make` wrote one as its model is published."""
+    if not isinstance(family, Published):
+        return
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    if family.wrapper:
+        top = {name: config[name] for name in ("dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id")}
+        config = top | {"text_config": config, "language_model_only": True, **family.wrapper}
+    file.write_text(json.dumps(config | {"architectures": [family.architecture]}, indent=2))
+    tensors = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        for old, new in family.names:
+            name = re.sub(old, new, name)
+        tensors |= dict(_cut(name, tensor))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def _cut(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Where transformers keeps the experts of a layer in one tensor, or a gate with what it gates, the parts of it."""
+    layer, found, kind = name.partition(".experts.")
+    if found and tensor.dim() == 3:
+        for number, expert in enumerate(tensor):
+            parts = zip(("w1", "w3"), expert.chunk(2), strict=True) if kind == "gate_up_proj" else [("w2", expert)]
+            for part, weight in parts:
+                yield f"{layer}.experts.{number}.{part}.weight", weight.contiguous()
+    elif name.endswith("gate_up_proj.weight"):
+        for part, weight in zip(("gate_proj", "up_proj"), tensor.chunk(2), strict=True):
+            yield name.replace("gate_up_proj", part), weight.contiguous()
+    else:
+        yield name, tensor

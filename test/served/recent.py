@@ -1,0 +1,124 @@
+"""Tiny models of which transformers has none: configurations alone, and a SGLang plugin that draws their weights."""
+
+import multiprocessing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+
+from served.families import EXPERTS, INTERPRETED, TOP_K, TRITON_ATTENTION
+from sglang_xshare import Router
+
+ENTRY_POINT = "[sglang.srt.plugins]\nrecent = served.recent:lend\n"
+FLAGS = ("--load-format", "dummy")
+SIZE = 128
+LAYERS = 3
+"""The first of them dense."""
+
+
+@dataclass(frozen=True)
+class Recent:
+    """One architecture, as small as it can be."""
+
+    config: Mapping[str, Any]
+    """Its config.json."""
+    bias: str
+    """The name of its correction bias in a layer of SGLang's model."""
+    router: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of its `Router` but top-k and bias."""
+    flags: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def read_router(self, layer: int) -> Router:
+        """That of a layer."""
+        bias = draw(f"model.layers.{layer}.{self.bias}", (EXPERTS,))
+        return Router(TOP_K, correction_bias=bias, **self.router)
+
+
+COMMON = {
+    "vocab_size": 1024,
+    "hidden_size": SIZE,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": LAYERS,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "eos_token_id": 0,
+    "tie_word_embeddings": False,
+}
+RECENT = {
+    "Step-3.5": Recent(
+        {
+            **COMMON,
+            "architectures": ["Step3p5ForCausalLM"],
+            "model_type": "step3p5",
+            "num_attention_heads": 4,
+            "num_attention_groups": 2,
+            "head_dim": 32,
+            "moe_num_experts": EXPERTS,
+            "moe_top_k": TOP_K,
+            "moe_layers_enum": "1,2",
+            "moe_router_scaling_factor": 3.0,
+            "moe_router_activation": "sigmoid",
+            "use_moe_router_bias": True,
+            "need_fp32_gate": True,
+            "norm_expert_weight": True,
+            "share_expert_dims": 64,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "sliding_window": 128,
+            "attention_other_setting": {
+                "attention_type": "sliding_attention",
+                "num_attention_heads": 4,
+                "num_attention_groups": 2,
+                "head_dim": 32,
+            },
+            "use_head_wise_attn_gate": True,
+            "rope_theta": [10000.0] * LAYERS,
+            "rope_scaling": None,
+            "yarn_only_types": ["full_attention"],
+            "partial_rotary_factors": [0.5, 1.0, 0.5],
+            "swiglu_limits": [0.0] * LAYERS,
+            "swiglu_limits_shared": [0.0] * LAYERS,
+        },
+        "moe.router_bias",
+        {"scoring": "sigmoid"},
+        flags=TRITON_ATTENTION,
+        env=INTERPRETED,
+    ),
+}
+
+
+def install(scratch: Path) -> None:
+    """Put the plugin below where `install_probe` puts its own."""
+    plugin = scratch / "plugin" / "recent-1.dist-info"
+    plugin.mkdir(parents=True)
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: recent\nVersion: 1\n")
+    (plugin / "entry_points.txt").write_text(ENTRY_POINT)
+
+
+def lend() -> None:
+    """Called by upstream's `load_plugins()` in every process: what the weights are that --load-format dummy draws."""
+    if multiprocessing.parent_process() is None:
+        return
+    from sglang.srt.model_loader import loader
+
+    loader.initialize_dummy_weights = draw_weights
+
+
+def draw_weights(model: torch.nn.Module) -> None:
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and "rotary" not in name:
+            tensor.copy_(draw(name, tuple(tensor.shape)))
+
+
+def draw(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A parameter by its name, as `families.draw_weights` has it."""
+    mean, spread = (1.0, 0.1) if "norm" in name else (0.0, 0.1)
+    if "embed" in name:
+        spread = 1.0
+    elif len(shape) > 1:
+        spread = shape[-1] ** -0.5 * (2.0 if ".gate." in name else 1.0)
+    return torch.empty(shape).normal_(mean, spread, generator=torch.Generator().manual_seed(crc32(name.encode())))

@@ -9,7 +9,7 @@ from zlib import crc32
 
 import torch
 
-from served.families import EXPERTS, INTERPRETED, TOP_K, TRITON_ATTENTION
+from served.family import EXPERTS, INTERPRETED, TOP_K, TRITON_ATTENTION
 from sglang_xshare import Router
 
 ENTRY_POINT = "[sglang.srt.plugins]\nrecent = served.recent:lend\n"

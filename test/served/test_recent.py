@@ -12,7 +12,7 @@ import torch
 
 from served import recent
 from served.answers import generate_together, make_server, policy, read_lines
-from served.families import EXPERTS
+from served.family import EXPERTS
 from served.probe import read_logits
 from served.recent import RECENT
 from served.release import LATEST

@@ -13,5 +13,5 @@ if git grep -nE '^\s+(Args|Raises|Returns|Attributes):$' -- '*.py'; then echo "l
 "$bin/mypy" "${code[@]}"
 "$bin/mypy" --allow-untyped-defs --allow-incomplete-defs --no-check-untyped-defs "${tests[@]}"
 "$bin/python" -m benchmark.records --check
-"$bin/sglang-xshare" patch lint
+"$bin/python" -m scripts.patch_lint
 PYTHONPATH=test "$bin/python" -m docs.check

@@ -24,9 +24,9 @@ MASSES = (0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99)
 PER_REQUEST = (4, 5)
 """XShare's best with drafts."""
 NOTE = """\
-All settings have k0=1. Experts: active ones, of vanilla's, mean over models, steps of {batches} requests, tokens of each
-{tokens}, of one domain and of mixed ones. Loss: nats a token above vanilla's on the same tokens: the worst over all of
-these and where it is, and the mean; a standard error is {error:.4f} in the mean. Models: {models}."""
+All settings have k0=1. Experts: active ones, of vanilla's, mean over models, steps of {batches} requests, tokens of
+each {tokens}, of one domain and of mixed ones. Loss: nats a token above vanilla's on the same tokens: the worst over
+all of these and where it is, and the mean; a standard error is {error:.4f} in the mean. Models: {models}."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -173,7 +173,7 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     # the patch queue
     "make release-check SGLANG=0.5.24": Run({"0.5.24": "0.5.23"}, shows="0.5.23 is supported"),
     "make release-check SGLANG=0.5.16": Run({"0.5.16": "0.5.21"}, shows="0.5.21 is supported"),
-    ".venv/bin/sglang-xshare patch lint": Run(),
+    ".venv/bin/python -m scripts.patch_lint": Run(),
     ".venv/bin/python -m scripts.compatibility": Run(more="--check", is_long=True),
     ".venv/bin/python -m scripts.runners": Run(more="--check", is_long=True),
     "python -m scripts.fetch_release 0.5.17 0.5.21 0.5.23": Run(),

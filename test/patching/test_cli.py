@@ -15,14 +15,14 @@ from typing import IO, Any
 import pytest
 
 from patching.fake import FILES, PATCHED, RELEASE, read_modes, read_tree
-from sglang_xshare.patching import cli, engine, status
+from sglang_xshare.patching import engine, status
 from sglang_xshare.patching.cli import add_parser
 from sglang_xshare.patching.state import STORE
 
 
 @pytest.fixture(autouse=True)
 def _our_queue(queue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (cli, engine, status):
+    for module in (engine, status):
         monkeypatch.setattr(module, "find_root", lambda: queue)
 
 

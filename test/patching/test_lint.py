@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from patching.fake import DOS, FILES, HEADER, LAUNCH, QUEUE, RELEASE, ROUTE, write_queue, write_tree
+from scripts.patch_lint import Report, lint
 from scripts.pin_release import pin_release
-from sglang_xshare.patching.lint import Report, lint
 
 OTHER = "0.5.22"
 

@@ -15,8 +15,8 @@ import pytest
 
 from benchmark.common.paths import RELEASES
 from scripts.fetch_release import fetch_release
+from scripts.patch_lint import lint
 from sglang_xshare.patching import PatchError, apply, check_patched, revert
-from sglang_xshare.patching.lint import lint
 from sglang_xshare.patching.queue import find_root, list_releases, load_queue
 from sglang_xshare.patching.state import STORE
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ..compatibility.architectures import EXECUTED
 from ..compatibility.moe_model import MoeModel, read_model
 from ..compatibility.schedule import check_schedule
 from ..policies import VANILLA, bounds, get_policy
@@ -36,6 +37,7 @@ def describe(resolution: Resolution) -> dict[str, Any]:
         return report
     report["model"] = {
         "architecture": model.architecture,
+        "executed_as": EXECUTED.get(model.architecture),
         "layers": model.num_layers,
         "experts": model.num_experts,
         "top_k": model.top_k,

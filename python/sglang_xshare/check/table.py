@@ -43,7 +43,9 @@ def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     if "model" in report:
         model = report["model"]
         shape = f"{model['layers']} layers, {model['experts']} experts, top-{model['top_k']}"
-        rows.append(("model", f"{model['architecture']}: {shape}"))
+        family = model["executed_as"]
+        told = f"{family}, executed in this project's tests" if family else "no test of this project has executed it"
+        rows.append(("model", f"{model['architecture']}: {shape}; {told}"))
     if "policy" in report:
         rows.append(("policy", _spell_policy(report["policy"])))
     rows += [("override", json.dumps(override)) for override in report.get("plan", {}).get("overrides", ())]

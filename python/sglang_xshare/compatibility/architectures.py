@@ -1,4 +1,5 @@
-"""Which model classes of SGLang cannot be served with a policy, and why: read in their code, release 0.5.23.
+"""Which model classes of SGLang have been executed with a policy, and which cannot be served, and why: read in their
+code, release 0.5.23.
 
 Every other class is tried: the loaded model shows whether each MoE layer has one `TopK` whose router is reproduced.
 """
@@ -8,6 +9,11 @@ _BYPASSES = "its router is no TopK"
 _FRONT = "for some numbers of rows one kernel is its gate and its TopK"
 _BLOCKS = "it decodes blocks of tokens in extend forwards, which a policy takes for prefill"
 _TRANSFORMERS = "it routes in transformers' own code"
+
+EXECUTED = {
+    "CohereMoeForCausalLM": "Cohere 2 MoE",
+}
+"""By class the family that real servers on a CPU have answered for: `test/served`."""
 
 UNSERVED = {
     # A policy would be on and choose nothing, or for one of several layers.

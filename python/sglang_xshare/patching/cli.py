@@ -1,4 +1,4 @@
-"""`sglang-xshare patch apply|revert|status|lint`."""
+"""`sglang-xshare patch apply|revert|status`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 from .engine import apply, preview, revert
 from .errors import PatchError
-from .queue import find_root
 from .status import describe
 
 
@@ -26,19 +25,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         command.add_argument("--target", type=Path, metavar="DIR", help=where)
         if name == "apply":
             command.add_argument("--dry-run", action="store_true", help="say hunk by hunk what would change")
-    description = "check the queue itself: headers, series, hashes, and every hunk against the releases' sources"
-    command = commands.add_parser("lint", help=description, description=description)
-    command.add_argument(
-        "--releases", type=Path, metavar="DIR", help="unpacked releases (default: build/releases, if there)"
-    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run one command. A refusal is one line on stderr and exit code 1."""
     try:
-        if args.command == "lint":
-            return _run_lint(find_root(), args.releases)
         if args.command == "status":
             line = describe(args.target)
         elif args.command == "revert":
@@ -53,21 +45,6 @@ def run(args: argparse.Namespace) -> int:
         return _refuse(args.command, f"{error}; pip install it")
     print(f"patch {args.command}: {line}")
     return 0
-
-
-def _run_lint(root: Path, releases: Path | None) -> int:
-    from .lint import lint  # needs the patch parser, which reverting must do without
-
-    unpacked = root.parent / "build/releases"
-    if releases is not None and not releases.is_dir():
-        raise PatchError(f"--releases {releases}: not a directory")
-    report = lint(root, releases or (unpacked if unpacked.is_dir() else None))
-    for warning in report.warnings:
-        print(f"patch lint: warning: {warning}")
-    for error in report.errors:
-        print(f"patch lint: {error}", file=sys.stderr)
-    print(f"patch lint: {report.summary}")
-    return 1 if report.errors else 0
 
 
 def _refuse(command: str, line: str) -> int:

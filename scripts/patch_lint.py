@@ -1,17 +1,22 @@
-"""Check the whole patch queue: headers, series against folder, hashes, and every hunk against the releases' sources."""
+"""Check the whole patch queue: headers, series against folder, hashes, and every hunk against the releases' sources.
+
+python -m scripts.patch_lint    with the sources in build/releases and the installed release
+"""
 
 import ast
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .errors import PatchError
-from .hunk import Hunk, apply_hunks, find_places, split_lines
-from .patch import FIELDS
-from .queue import Queue, list_releases, load_queue
-from .state import read, read_pristine
-from .tree import Tree, find_tree
+from benchmark.common.paths import RELEASES
+from sglang_xshare.patching.errors import PatchError
+from sglang_xshare.patching.hunk import Hunk, apply_hunks, find_places, split_lines
+from sglang_xshare.patching.patch import FIELDS
+from sglang_xshare.patching.queue import Queue, find_root, list_releases, load_queue
+from sglang_xshare.patching.state import read, read_pristine
+from sglang_xshare.patching.tree import Tree, find_tree
 
 
 @dataclass
@@ -119,3 +124,18 @@ def _find_spare(lines: list[bytes], hunk: Hunk) -> set[str]:
     shorter = {"leading": hunk.trim(1, 0)} if before > 1 else {}
     shorter |= {"trailing": hunk.trim(0, 1)} if after > 1 else {}
     return {side for side, trimmed in shorter.items() if len(find_places(lines, trimmed)) == 1}
+
+
+def main() -> None:
+    """Print what was found; exit code 1 where it fails."""
+    report = lint(find_root(), RELEASES)
+    for warning in report.warnings:
+        print(f"patch lint: warning: {warning}")
+    for error in report.errors:
+        print(f"patch lint: {error}", file=sys.stderr)
+    print(f"patch lint: {report.summary}")
+    sys.exit(1 if report.errors else 0)
+
+
+if __name__ == "__main__":
+    main()

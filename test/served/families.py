@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -33,6 +34,10 @@ def make(family: Family, folder: Path) -> PreTrainedModel:
                     setattr(module, name, nn.Identity())
     draw_weights(model)
     model.save_pretrained(folder)
+    weights, (old, new) = folder / "model.safetensors", family.renamed
+    save_file(
+        {name.replace(old, new): tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"}
+    )
     file = folder / "config.json"
     names = {**json.loads(file.read_text()), "rope_theta": ROTARY["rope_theta"], **family.published}
     file.write_text(json.dumps(names, indent=2))

@@ -38,10 +38,10 @@ class Family:
     """Keyword arguments of its `Router` but top-k and bias, as its model computes, whatever its configuration says."""
     published: Mapping[str, Any] = field(default_factory=dict)
     """What only a published config.json says, where transformers writes none of it and SGLang reads it."""
+    renamed: tuple[str, str] = ("", "")
+    """Of its tensors' names, what transformers writes and what a published checkpoint has."""
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    plugin: str = ""
-    """The function of a plugin that lends a CPU server what it lacks."""
 
 
 INTERPRETED = {"TRITON_INTERPRET": "1"}

@@ -138,6 +138,21 @@ FAMILIES = {
         {"scoring": "sigmoid"},
         {"gating": "per-head"},
     ),
+    "EXAONE-MoE": Family(
+        "ExaoneMoeConfig",
+        "ExaoneMoeForCausalLM",
+        {
+            "num_experts": EXPERTS,
+            "moe_intermediate_size": 64,
+            "head_dim": 32,
+            "sliding_window_pattern": 3,
+            "rope_parameters": {**ROTARY, "rope_theta": 1000000.0},  # which SGLang takes, whatever it reads
+        },
+        {"scoring": "sigmoid"},
+        # With a pattern SGLang asks for one of three backends: Triton's, the one that runs here, has no window for it.
+        {"is_moe_layer": [False, True, True], "sliding_window_pattern": None},
+        renamed=("mlp.gate.e_score", "mlp.e_score"),
+    ),
     "Cohere 2 MoE": Family(
         "Cohere2MoeConfig",
         "Cohere2MoeForCausalLM",
@@ -162,6 +177,20 @@ FAMILIES = {
             "head_dim": 32,
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
             "rope_parameters": None,  # one for each of the two
+        },
+    ),
+    "Granite-MoE shared": Family(
+        "GraniteMoeSharedConfig", "GraniteMoeSharedForCausalLM", {**GRANITE, "shared_intermediate_size": 64}
+    ),
+    "Granite 4": Family(
+        "GraniteMoeHybridConfig",
+        "GraniteMoeHybridForCausalLM",
+        {
+            **GRANITE,
+            "shared_intermediate_size": 64,
+            "layer_types": ["attention"] * 3,  # SGLang's Mamba layers have no convolution on a CPU
+            "position_embedding_type": "rope",
+            "mamba_n_heads": 8,
         },
     ),
 }

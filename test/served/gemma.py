@@ -9,10 +9,28 @@ import transformers
 from transformers import Gemma4AssistantConfig, PreTrainedModel
 
 from served.families import draw_weights, make
-from served.family import SHAPE
-from served.family_table import FAMILIES
+from served.family import EXPERTS, SHAPE, TOP_K, Family
 
-GEMMA = FAMILIES["Gemma 4"]
+HEAD = 32
+GEMMA = Family(
+    "Gemma4TextConfig",
+    "Gemma4ForCausalLM",
+    {
+        "enable_moe_block": True,
+        "num_experts": EXPERTS,
+        "top_k_experts": TOP_K,
+        "moe_intermediate_size": 64,
+        "head_dim": HEAD,
+        "global_head_dim": HEAD,
+        "hidden_size_per_layer_input": 0,
+        # SGLang's attention with trees of drafts on a CPU has no sliding window.
+        "layer_types": ["full_attention"] * SHAPE["num_hidden_layers"],
+        "rope_parameters": None,
+    },
+    # What SGLang makes of a published configuration, that of a model with images.
+    published={"swa_num_key_value_heads": 2, "swa_head_dim": HEAD, "swa_v_head_dim": HEAD, "v_head_dim": HEAD},
+)
+PLUGIN = "served.gemma:lend"
 PLAIN = (
     *("--disable-hybrid-swa-memory", "--disable-overlap-schedule"),
     *("--decode-attention-backend", "intel_amx", "--prefill-attention-backend", "intel_amx"),

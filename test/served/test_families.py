@@ -13,15 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from served.answers import (
-    Answers,
-    generate_together,
-    install_plugin,
-    make_server,
-    policy,
-    read_lines,
-    read_metrics,
-)
+from served.answers import Answers, generate_together, make_server, policy, read_lines, read_metrics
 from served.families import answer, make, read_routers, select_in_decode
 from served.family import EXPERTS
 from served.family_table import FAMILIES
@@ -86,8 +78,6 @@ def run(
         with select_in_decode(family, model, build_plan("xshare", **PLAN), rows=BUDGET):
             selecting = answer(model, prompts)
         flags = (*FLAGS, *family.flags, "--tokenizer-path", str(tiny_model))
-        if family.plugin:
-            install_plugin(scratch, family.plugin)
         server, probe, trace = make_server(scratch / "model", patched_release(release), flags, scratch, family.env)
         with server:
             answers = [generate_together(server, probe, prompts[:size]) for size in (ALONE, OFF, FULL, BUDGET)]

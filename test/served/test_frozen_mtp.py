@@ -62,7 +62,7 @@ def run(
         pristine = read_tokens(plain.generate(prompts, max_new_tokens=NEW_TOKENS, ignore_eos=True))
     flags = (*FLAGS, "--speculative-draft-model-path", str(scratch / "draft"), *tokenizer)
     host.install(scratch)
-    install_plugin(scratch, gemma.GEMMA.plugin)
+    install_plugin(scratch, gemma.PLUGIN)
     server, probe, _ = make_server(scratch / "target", patched_release(LATEST), flags, scratch)
     with server:
         full, budget = (

@@ -45,13 +45,15 @@ LINEAR = {"full_attention_interval": 2, "partial_rotary_factor": 0.25}
 VISION = {"num_attention_heads": 2, "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32}
 
 HYBRIDS: dict[str, Family] = {
-    "Qwen3.5-MoE": Family(
+    "Qwen3.5-MoE": Published(
         "Qwen3_5MoeTextConfig",
-        "Qwen3_5MoeForCausalLM",
+        "Qwen3_5MoeForConditionalGeneration",
         GATED_DELTA_NET,
         published=LINEAR,
         flags=NO_SNAPSHOTS,
         env={**INTERPRETED, **STATES},
+        names=((r"^model\.", "model.language_model."),),
+        wrapper={"model_type": "qwen3_5_moe", "vision_config": {"depth": 1, "hidden_size": 32, "num_heads": 2}},
     ),
     "Qwen3-Next": Family(
         "Qwen3NextConfig",
@@ -85,6 +87,37 @@ HYBRIDS: dict[str, Family] = {
         },
         names=(("^", "language_model."),),
     ),
+    "GLM-5.2": Family(
+        "GlmMoeDsaConfig",
+        "GlmMoeDsaForCausalLM",
+        {
+            **LATENT,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_local_experts": EXPERTS,
+            "q_lora_rank": 32,
+            "head_dim": 32,
+            # Its own is plain. A CPU has but this one for latent attention, and the same with a factor of 1.
+            "rope_parameters": {**YARN, "factor": 1.0, "mscale_all_dim": 1.0},
+            "index_topk": 64,
+            "index_head_dim": 64,
+            "index_n_heads": 4,
+            "indexer_types": ["full", "shared", "shared"],
+        },
+        {"scoring": "sigmoid"},
+        # Upstream's indexer is of CUDA. It chooses all of a text shorter than index_topk, as those here: without it the
+        # answers are the same.
+        {
+            "architectures": ["GlmMoeDsaForCausalLM"],
+            "model_type": "deepseek_v3",
+            "index_topk": None,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+            "moe_layer_freq": 1,
+        },
+        flags=TRITON_ATTENTION,
+        env=INTERPRETED,
+    ),
 }
 
 
@@ -98,7 +131,7 @@ def publish(family: Family, folder: Path) -> None:
         top = {name: config[name] for name in ("dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id")}
         config = top | {"text_config": config, "language_model_only": True, **family.wrapper}
     file.write_text(json.dumps(config | {"architectures": [family.architecture]}, indent=2))
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         for old, new in family.names:
             name = re.sub(old, new, name)

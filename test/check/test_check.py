@@ -91,7 +91,8 @@ def test_it_serves_what_a_server_serves(release, patched_release, written):  # n
     assert {case: report["refusals"] for case, report in reports.items()} == {case: [] for case in ACCEPTED}
     assert {answers[arguments]["code"] for arguments in ACCEPTED.values()} == {0}
     report = reports["bare xshare"]
-    assert report["model"] == {"architecture": "Qwen3MoeForCausalLM", "layers": 4, "experts": 64, "top_k": 8}
+    model = {"architecture": "Qwen3MoeForCausalLM", "executed_as": "Qwen3-MoE", "layers": 4, "experts": 64, "top_k": 8}
+    assert report["model"] == model
     resolved = {"k0": 1, "p": 1.0, "utility": "topk", "add": 0, "add_per_request": 0, "balance": "literal"}
     resolved |= {"mass": 0.9, "own_share": 0.0, "acceptance": 1.0}
     assert report["policy"] == {"policy": "xshare", "keys": resolved}

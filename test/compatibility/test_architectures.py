@@ -10,8 +10,12 @@ import pytest
 
 from benchmark.common.paths import ROOT
 from compatibility.test_model import model
+from served.family_table import FAMILIES
+from served.gemma import GEMMA
+from served.hybrids import HYBRIDS
+from served.recent import RECENT
 from served.release import every_release
-from sglang_xshare.compatibility.architectures import GATHERED, UNSERVED
+from sglang_xshare.compatibility.architectures import EXECUTED, GATHERED, UNSERVED
 from sglang_xshare.compatibility.moe_model import read_model
 from sglang_xshare.refusal import ExpertPolicyError
 
@@ -49,8 +53,18 @@ def test_the_page_says_how_many_are_tried(release, pristine_release):
     assert f"{len(targets - set(UNSERVED))} of {len(targets)} on {release}" in page
 
 
+def test_what_was_executed_is_what_real_servers_are_tested_with():
+    """Each is in the page's row of what is served in tests."""
+    families = {one.architecture: name for name, one in {**FAMILIES, **HYBRIDS, "Gemma 4": GEMMA}.items()}
+    families |= {one.config["architectures"][0]: name for name, one in RECENT.items()}
+    assert families == EXECUTED
+    page = (ROOT / "docs" / "limits.md").read_text()
+    (row,) = [line for line in page.splitlines() if "each is served in tests" in line]
+    assert sorted(row.split(" | ")[0].removeprefix("| ").split(", ")) == sorted(EXECUTED.values())
+
+
 def test_the_named_classes_are_upstreams():
-    assert set(UNSERVED) | GATHERED <= set(JUDGED["targets"])
+    assert set(UNSERVED) | set(EXECUTED) | GATHERED <= set(JUDGED["targets"])
     assert not set(UNSERVED) & GATHERED
 
 

@@ -3,7 +3,6 @@
 import multiprocessing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -12,7 +11,6 @@ import torch
 from served.family import EXPERTS, INTERPRETED, TOP_K, TRITON_ATTENTION
 from sglang_xshare import Router
 
-ENTRY_POINT = "[sglang.srt.plugins]\nrecent = served.recent:lend\n"
 FLAGS = ("--load-format", "dummy")
 SIZE = 128
 LAYERS = 3
@@ -89,14 +87,6 @@ RECENT = {
         env=INTERPRETED,
     ),
 }
-
-
-def install(scratch: Path) -> None:
-    """Put the plugin below where `install_probe` puts its own."""
-    plugin = scratch / "plugin" / "recent-1.dist-info"
-    plugin.mkdir(parents=True)
-    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: recent\nVersion: 1\n")
-    (plugin / "entry_points.txt").write_text(ENTRY_POINT)
 
 
 def lend() -> None:

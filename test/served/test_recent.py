@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from served import recent
-from served.answers import generate_together, make_server, policy, read_lines
+from served.answers import generate_together, install_plugin, make_server, policy, read_lines
 from served.family import EXPERTS
 from served.probe import read_logits
 from served.recent import RECENT
@@ -59,7 +59,7 @@ def run(
 
         def answer(tree: Path, flags: tuple[str, ...], *sizes: int) -> tuple[list[Any], list[dict[str, Any]]]:
             folder = scratch / tree.parent.name
-            recent.install(folder)
+            install_plugin(folder, "served.recent:lend")
             server, probe, _ = make_server(scratch / "model", tree, (*plain, *flags), folder, model.env)
             with server:
                 answers = [generate_together(server, probe, prompts[:size]) for size in sizes]

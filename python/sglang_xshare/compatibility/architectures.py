@@ -11,7 +11,32 @@ _BLOCKS = "it decodes blocks of tokens in extend forwards, which a policy takes 
 _TRANSFORMERS = "it routes in transformers' own code"
 
 EXECUTED = {
-    "CohereMoeForCausalLM": "Cohere 2 MoE",
+    "Cohere2MoeForCausalLM": "Cohere 2 MoE",
+    "DeepseekV2ForCausalLM": "DeepSeek-V2",
+    "DeepseekV3ForCausalLM": "DeepSeek-V3",
+    "Ernie4_5_MoeForCausalLM": "ERNIE 4.5",
+    "ExaoneMoeForCausalLM": "EXAONE-MoE",
+    "Glm4MoeForCausalLM": "GLM-4-MoE",
+    "Glm4MoeLiteForCausalLM": "GLM-4.7-Flash",
+    "GlmMoeDsaForCausalLM": "GLM-5.2",
+    "GptOssForCausalLM": "gpt-oss",
+    "GraniteMoeForCausalLM": "Granite-MoE",
+    "GraniteMoeHybridForCausalLM": "Granite 4",
+    "GraniteMoeSharedForCausalLM": "Granite-MoE shared",
+    "HYV3ForCausalLM": "HunYuan v3",
+    "HunYuanMoEV1ForCausalLM": "HunYuan v1",
+    "KimiK25ForConditionalGeneration": "Kimi K2.5",
+    "LagunaForCausalLM": "Laguna",
+    "MellumForCausalLM": "Mellum",
+    "MiniMaxM2ForCausalLM": "MiniMax-M2",
+    "MixtralForCausalLM": "Mixtral",
+    "NemotronHForCausalLM": "Nemotron 3",
+    "OlmoeForCausalLM": "OLMoE",
+    "Qwen2MoeForCausalLM": "Qwen2-MoE",
+    "Qwen3MoeForCausalLM": "Qwen3-MoE",
+    "Qwen3NextForCausalLM": "Qwen3-Next",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3.5-MoE",
+    "Step3p5ForCausalLM": "Step-3.5",
 }
 """By class the family that real servers on a CPU have answered for: `test/served`."""
 

@@ -65,17 +65,6 @@ def step_states(
     out.copy_((states[slots] * c).sum(-1) + skip * x)
 
 
-def lend_sparse_attention() -> None:
-    """Let MiniMax-M3's Triton kernels compute in float32: they would as they are, but are asked for types of GPUs."""
-    from sglang.kernels.ops.attention.minimax_sparse.decode import flash_with_topk_idx, topk_sparse
-    from sglang.kernels.ops.attention.minimax_sparse.prefill import flash_with_topk_idx as prefill
-    from sglang.kernels.ops.attention.minimax_sparse.prefill import topk_sparse as prefill_sparse
-
-    take_first_configurations()
-    for module in (flash_with_topk_idx, topk_sparse, prefill, prefill_sparse):
-        module.check_sparse_kv_fp8 = lambda *args, **kwargs: False
-
-
 def lend_activations() -> None:
     """Let upstream's MoE runner for a CPU compute experts without a gate, by the squared ReLU, whose factor it forgets,
     and gates clamped as gpt-oss's that lie before what they gate: it takes every such gate for one interleaved.

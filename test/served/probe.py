@@ -21,7 +21,7 @@ import torch
 from torch.nn.functional import pad
 
 from served.all_to_all import lend_all_to_all
-from served.layers import lend_activations, lend_layers_with_states, lend_sparse_attention
+from served.layers import lend_activations, lend_layers_with_states
 
 
 def install() -> None:
@@ -35,8 +35,6 @@ def install() -> None:
     lend_activations()
     if "SGLANG_MAMBA_CONV_DTYPE" in os.environ:  # what families with such layers set
         lend_layers_with_states()
-    if "SGLANG_OPT_USE_MINIMAX_FUSED_KV_INDEX_STORE" in os.environ:
-        lend_sparse_attention()
     lend_all_to_all()
     file = Path(os.environ["EXPERT_PROBE"])
     forward, run_experts, select_experts = ModelRunner.forward, fused_moe_native.moe_forward_native, topk.select_experts

@@ -65,30 +65,20 @@ def step_states(
     out.copy_((states[slots] * c).sum(-1) + skip * x)
 
 
-def lend_activations() -> None:
-    """Let upstream's MoE runner for a CPU compute experts without a gate, by the squared ReLU, whose factor it forgets,
-    and gates clamped as gpt-oss's that lie before what they gate: it takes every such gate for one interleaved.
-    """
+def lend_squared_relu() -> None:
+    """Let upstream's MoE runner for a CPU compute experts without a gate, by the squared ReLU; it forgets their factor."""
     from sglang.srt.layers.moe import fused_moe_native
 
     run, silu = fused_moe_native.moe_forward_native, fused_moe_native.SiluAndMul
-    interleaved = fused_moe_native.swiglu_gpt_oss_sigmoid_alpha
-
-    def clamp(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
-        return interleaved(torch.stack(gate_up.chunk(2, -1), -1).flatten(-2), alpha, limit)
 
     def run_lent(layer: Any, x: torch.Tensor, topk_output: Any, config: Any) -> torch.Tensor:
-        factor = 1.0
-        if config.activation == "relu2":
-            factor = 1.0 if layer.should_fuse_routed_scaling_factor_in_topk else config.routed_scaling_factor
-            config = replace(config, activation="silu")
-            fused_moe_native.SiluAndMul = lambda: lambda up: up.relu().square()
-        elif not getattr(config, "gate_up_interleaved", True):
-            fused_moe_native.swiglu_gpt_oss_sigmoid_alpha = clamp
+        if config.activation != "relu2":
+            return run(layer, x, topk_output, config)
+        factor = 1.0 if layer.should_fuse_routed_scaling_factor_in_topk else config.routed_scaling_factor
+        fused_moe_native.SiluAndMul = lambda: lambda up: up.relu().square()
         try:
-            return run(layer, x, topk_output, config) * factor
+            return run(layer, x, topk_output, replace(config, activation="silu")) * factor
         finally:
             fused_moe_native.SiluAndMul = silu
-            fused_moe_native.swiglu_gpt_oss_sigmoid_alpha = interleaved
 
     fused_moe_native.moe_forward_native = run_lent

@@ -21,7 +21,7 @@ import torch
 from torch.nn.functional import pad
 
 from served.all_to_all import lend_all_to_all
-from served.layers import lend_activations, lend_layers_with_states
+from served.layers import lend_layers_with_states, lend_squared_relu
 
 
 def install() -> None:
@@ -32,9 +32,9 @@ def install() -> None:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
     lend_cpu_backend()
-    lend_activations()
-    if "SGLANG_MAMBA_CONV_DTYPE" in os.environ:  # what families with such layers set
+    if "SGLANG_MAMBA_CONV_DTYPE" in os.environ:  # what families whose layers have states set
         lend_layers_with_states()
+        lend_squared_relu()
     lend_all_to_all()
     file = Path(os.environ["EXPERT_PROBE"])
     forward, run_experts, select_experts = ModelRunner.forward, fused_moe_native.moe_forward_native, topk.select_experts

@@ -16,6 +16,7 @@ EXECUTED = {
     "DeepseekV3ForCausalLM": "DeepSeek-V3",
     "Ernie4_5_MoeForCausalLM": "ERNIE 4.5",
     "ExaoneMoeForCausalLM": "EXAONE-MoE",
+    "Gemma4ForCausalLM": "Gemma 4",
     "Glm4MoeForCausalLM": "GLM-4-MoE",
     "Glm4MoeLiteForCausalLM": "GLM-4.7-Flash",
     "GlmMoeDsaForCausalLM": "GLM-5.2",

@@ -66,7 +66,7 @@ def step_states(
 
 
 def lend_squared_relu() -> None:
-    """Let upstream's MoE runner for a CPU compute experts without a gate, by the squared ReLU; it forgets their factor."""
+    """Let upstream's MoE runner for a CPU compute experts without a gate, by the squared ReLU and with their factor."""
     from sglang.srt.layers.moe import fused_moe_native
 
     run, silu = fused_moe_native.moe_forward_native, fused_moe_native.SiluAndMul

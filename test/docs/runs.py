@@ -58,7 +58,8 @@ ibm-granite/granite-3.1-3b-a800m-instruct, baidu/ERNIE-4.5-21B-A3B-PT, mistralai
 
 RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     **{
-        f"sglang serve --model-path {one} --expert-policy xshare --enable-metrics": Parse() for one in MODELS.split(", ")
+        f"sglang serve --model-path {one} --expert-policy xshare --enable-metrics": Parse()
+        for one in MODELS.split(", ")
     },
     # install, upgrade, leave
     "pip install ./python": Run(more="--no-deps --target {scratch}", is_long=True),

@@ -60,7 +60,7 @@ class Gate:
 
     @property
     def _linear(self) -> Any:
-        return getattr(self.gate, "layer", self.gate)
+        return _find_linear(self.gate)
 
     def _score(self, hidden: torch.Tensor) -> torch.Tensor:
         rows = hidden.flatten(0, -2).float()
@@ -95,9 +95,14 @@ def find_gates(model: PreTrainedModel) -> list[Gate]:
         gate = getattr(block, "gate", getattr(block, "router", None))
         if not isinstance(gate, nn.Module) or not (hasattr(block, "experts") or hasattr(block, "input_linear")):
             continue
-        if getattr(getattr(getattr(gate, "layer", gate), "weight", None), "ndim", 0) == 2:
+        if getattr(getattr(_find_linear(gate), "weight", None), "ndim", 0) == 2:
             gates.append(Gate(block, gate))
     return gates
+
+
+def _find_linear(gate: nn.Module) -> Any:
+    """What computes a gate's logits: a layer of it, or itself."""
+    return getattr(gate, "layer", getattr(gate, "wg", gate))
 
 
 def find_routers(model: PreTrainedModel) -> list[Router]:
@@ -131,7 +136,8 @@ def _list_kinds(config: Any) -> Iterator[dict[str, Any]]:
     groups: list[dict[str, int]] = [{}]
     if (getattr(config, "n_group", None) or 1) > 1:
         groups.append({"num_expert_group": config.n_group, "topk_group": config.topk_group})
-    scalings = {1.0, float(getattr(config, "routed_scaling_factor", None) or 1.0)}
+    names = ("routed_scaling_factor", "router_scaling_factor")
+    scalings = {1.0, *(float(getattr(config, name, None) or 1.0) for name in names)}
     for scoring, renormalize, group, scaling in product(SCORINGS, (True, False), groups, sorted(scalings)):
         yield {"scoring": scoring, "renormalize": renormalize, "scaling": scaling, **group}
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,7 @@ def make(family: Family, folder: Path) -> PreTrainedModel:
     # A configuration changes the dicts it is given.
     config = getattr(transformers, family.config)(**deepcopy({**SHAPE, **family.shape}))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    if family.published.get("use_qk_norm") is False:  # a switch transformers lacks
-        for module in list(model.modules()):
-            for name in QK_NORMS:
-                if hasattr(module, name):
-                    setattr(module, name, nn.Identity())
+    drop_norms(family, model)
     draw_weights(model)
     model.save_pretrained(folder)
     weights, (old, new) = folder / "model.safetensors", family.renamed
@@ -45,6 +42,14 @@ def make(family: Family, folder: Path) -> PreTrainedModel:
         if hasattr(module, "num_group"):  # transformers' DeepSeek-V2 reads an attribute it never sets
             module.num_experts = EXPERTS
     return model
+
+
+def drop_norms(family: Family, model: PreTrainedModel) -> None:
+    """Those of queries and keys where its published configuration says so, by a switch that transformers lacks."""
+    if family.published.get("use_qk_norm") is False:
+        for module, name in product(list(model.modules()), QK_NORMS):
+            if hasattr(module, name):
+                setattr(module, name, nn.Identity())
 
 
 def draw_weights(model: PreTrainedModel, seed: int = 0) -> None:

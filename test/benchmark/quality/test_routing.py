@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from benchmark.quality.model import Layout, load_model, prefill, router_logits
 from benchmark.quality.routing import find_gates, find_routers
-from served.families import make, read_routers, select_in_decode
+from served.families import drop_norms, make, read_routers, select_in_decode
 from served.family import EXPERTS, Family
 from served.family_table import FAMILIES
 from sglang_xshare import build_plan, select
@@ -31,9 +31,7 @@ def load(tmp_path_factory: pytest.TempPathFactory):
         folder: Path = tmp_path_factory.mktemp("family")
         made = make(FAMILIES[name], folder)
         loaded = load_model(folder)
-        for module in loaded.modules():  # MiniMax's switch, which transformers lacks: see `make`
-            if hasattr(module, "q_norm") and FAMILIES[name].published.get("use_qk_norm") is False:
-                module.q_norm = module.k_norm = nn.Identity()
+        drop_norms(FAMILIES[name], loaded)
         return FAMILIES[name], made, loaded
 
     return read
@@ -56,7 +54,8 @@ def test_a_router_is_found_for_what_it_is(name, load):
     expected = read_routers(family, made)
     found = find_routers(model)
     assert [describe(router) for router in found] == [describe(router) for router in expected.values()]
-    scaling = getattr(made.config, "routed_scaling_factor", 1.0)
+    config = made.config
+    scaling = getattr(config, "routed_scaling_factor", getattr(config, "router_scaling_factor", 1.0))
     assert {router.scaling for router in found} == {scaling}
     assert all(gate.count_experts() == EXPERTS for gate in find_gates(model))
 

@@ -34,7 +34,7 @@ ifeq ($(GPU),)
 test: patch lint ## lint and the tests; under 25 minutes on two cores
 	$(PYTHON) -m pytest -m "not long" -n 2 --dist loadfile --hypothesis-profile fixed
 
-test-long: patch ## the tests that take longer, in resumable parts, LANES=2 at once; one alone: PART=patching/test_kill
+test-long: patch ## the tests that take longer, in resumable parts, two at once: LANES=2; one alone: PART=patching/test_kill
 	@PYTHON=$(PYTHON) PART='$(PART)' LANES='$(LANES)' scripts/test_long.sh
 else
 # The kernels on the GPU. Every other test is of no device or serves on the CPU: upstream's CPU kernels are what it counts.

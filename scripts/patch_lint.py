@@ -3,6 +3,7 @@
 python -m scripts.patch_lint    with the sources in build/releases and the installed release
 """
 
+import argparse
 import ast
 import sys
 from collections import Counter
@@ -128,7 +129,11 @@ def _find_spare(lines: list[bytes], hunk: Hunk) -> set[str]:
 
 def main() -> None:
     """Print what was found; exit code 1 where it fails."""
-    report = lint(find_root(), RELEASES)
+    argparse.ArgumentParser(prog="patch_lint", description="check the whole patch queue").parse_args()
+    try:
+        report = lint(find_root(), RELEASES)
+    except PatchError as refused:
+        sys.exit(f"patch lint: {refused}")
     for warning in report.warnings:
         print(f"patch lint: warning: {warning}")
     for error in report.errors:

@@ -109,7 +109,7 @@ def _describe_policy(policy: Policy) -> tuple[str, str, str, str]:
 def _spell_defaults(policy: Policy) -> Iterator[str]:
     for name, key in policy.keys.items():
         if name in policy.defaults:
-            value = json.dumps(policy.bare.get(name, policy.defaults[name]))
+            value = json.dumps(policy.default(name))
             more = f" ({policy.depends[name]})" if name in policy.depends else ""
             spelt = f"`{name}` {value}{more}"
         else:

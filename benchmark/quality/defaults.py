@@ -25,8 +25,8 @@ PER_REQUEST = (4, 5)
 """XShare's best with drafts."""
 NOTE = """\
 All settings have k0=1. Experts: active ones, of vanilla's, mean over models, steps of {batches} requests, tokens of
-each {tokens}, of one domain and of mixed ones. Loss: nats a token above vanilla's on the same tokens: the worst over
-all of these and where it is, and the mean; a standard error is {error:.4f} in the mean. Models: {models}."""
+each {tokens}, of one domain and of mixed ones. Loss: nats a token above vanilla's on the same tokens, ± the standard
+error: the worst over all of these and where it is, and the mean. Models: {models}."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -90,12 +90,12 @@ def tabulate_defaults(*records: Mapping[str, Any]) -> Table:
         share = fmean(point["active_experts"] / point["vanilla_active"] for point in points)
         mean = fmean(point["loss"]["delta"] for point in points)
         place = f"{_name(worst)}, {worst['batch']} requests, {worst['mixing']}"
-        rows.append([setting, f"{share:.0%}", f"{worst['loss']['delta']:+.4f}", place, f"{mean:+.4f}"])
+        loss = f"{worst['loss']['delta']:+.4f} ± {worst['loss']['error']:.4f}"
+        rows.append([setting, f"{share:.0%}", loss, place, f"{mean:+.4f}"])
     everything = [point for points in by_setting.values() for point in points]
     note = NOTE.format(
         batches=", ".join(map(str, dict.fromkeys(point["batch"] for point in everything))),
         tokens=", ".join(map(str, dict.fromkeys(point.get("tokens_per_request", 1) for point in everything))),
-        error=fmean(point["loss"]["error"] for point in everything),
         models="; ".join(dict.fromkeys(map(_name, everything))),
     )
     return Table("Budgets for any model", ["budget", "experts", "worst loss", "where", "mean loss"], rows, note)

@@ -107,6 +107,8 @@ def update_gated_delta_rule(
     softplus_threshold: float = 20.0,
 ) -> Tensor:
     """The same from the gates' inputs a, b [tokens, value heads], as decode calls it."""
+    if (softplus_beta, softplus_threshold) != (1.0, 20.0):
+        raise NotImplementedError("sgl_kernel on CPU: a softplus of beta 1 and threshold 20 alone")
     g, beta = gate_delta_rule(A_log, a, b, dt_bias)
     out, _, _ = chunk_gated_delta_rule_cpu(
         q,
@@ -144,7 +146,9 @@ def _convolve(
     out = (windows.float() * weight.float()[:, None]).sum(-1)
     if bias is not None:
         out = out + bias.float()[:, None]
-    if activation in ("silu", "swish"):
+    if activation not in (None, "silu", "swish"):
+        raise NotImplementedError(f"sgl_kernel on CPU: {activation!r} behind a convolution; allowed is silu")
+    if activation is not None:
         out = functional.silu(out)
     return out.to(x.dtype)
 

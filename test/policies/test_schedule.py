@@ -78,7 +78,9 @@ def test_override_may_name_another_policy_which_starts_from_its_own_defaults():
 
 
 def test_an_override_by_mass_ends_counts_and_one_by_a_count_mass():
-    """Both together would be the larger; null ends nothing."""
+    """Both together would be the larger; null, and none of a request's, end nothing."""
+    kept = build(mass=0.8, layers={"0": {"target_per_rank": None}, "1": {"add_per_request": 0}, "2": {"mass": None}})
+    assert [kept.plan(layer, 4).mass for layer in range(3)] == [0.8, 0.8, None]
     rows = {"2": {"add": 3}, "4": {"target_per_rank": 5}, "6": {"k0": 2}, "8": {"add": 3, "mass": 0.5}}
     by_mass, counted = build(by_rows=rows), {"add": 9, "by_rows": {"2": {"mass": 0.5}, "4": {"mass": None}}}
     wanted = [{"add": 3}, {"target_per_rank": 5}, {"k0": 2, "mass": 0.9}, {"add": 3, "mass": 0.5}]

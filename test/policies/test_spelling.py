@@ -26,6 +26,8 @@ def test_reads_and_writes_every_spelling(text, name, keys):
 def test_a_preset_stands_for_its_keys_before_others():
     assert parse_policy("xshare:careful") == ("xshare", {"k0": 1, "mass": 0.97})
     assert parse_policy("xshare:fast,min_rows=4") == ("xshare", {"k0": 1, "mass": 0.8, "min_rows": 4})
+    assert parse_policy("xshare:fast,k0=2,mass=0.7") == ("xshare", {"k0": 2, "mass": 0.7})
+    assert parse_policy("xshare:fast,add=6") == ("xshare", {"k0": 1, "add": 6})
 
 
 @pytest.mark.parametrize("value", ["a,b", "1", "{", "", None, [1, 2], {"2-3": {"k0": 1}}])
@@ -46,8 +48,7 @@ def test_refuses_in_one_line_what_it_cannot_read(text):
     ("text", "error"),
     [
         ("xshare:carefull", "'carefull' is no key=value, nor careful, nor fast; "),
-        ("xshare:min_rows=4,fast", "'fast' is no key=value, "),
-        ("xshare:fast,mass=0.7", "mass is given twice; "),
+        ("xshare:min_rows=4,fast", "'fast' is a preset, which stands first, and alone; "),
         ("oea:fast", "'fast' is no key=value; "),
     ],
 )

@@ -10,13 +10,15 @@ from benchmark.common.paths import ROOT
 from programs import write_program
 
 # Stands for `python -m pytest`: lists two parts and ends with $COLLECT; notes what it runs, and fails the part named in
-# $FAIL.
+# $FAIL, or with $MEET one beside which no other runs.
 PYTHON = """#!/bin/sh
 case "$*" in
 *--collect-only*)
     printf '%s\\n' patching/test_kill.py::test_x patching/test_kill.py::test_y test_soak.py::test_z "3 tests"
     exit $COLLECT ;;
-*) for part; do :; done; echo "$part" >>ran; [ "$part" != "$FAIL" ] ;;
+*) for part; do :; done; echo "$part" >>ran
+    [ -z "$MEET" ] || for _ in $(seq 100); do [ $(wc -l <ran) = 2 ] && exit 0; sleep 0.1; done
+    [ -z "$MEET" ] && [ "$part" != "$FAIL" ] ;;
 esac
 """
 
@@ -35,7 +37,7 @@ def checkout(tmp_path):
 
 def run_parts(checkout, **env):
     command = [str(checkout / "scripts" / "test_long.sh")]
-    env = {"PART": "", "FAIL": "", "COLLECT": "0", **env, "PYTHON": "./python"}
+    env = {"PART": "", "FAIL": "", "COLLECT": "0", "LANES": "", "MEET": "", **env, "PYTHON": "./python"}
     return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
 
 
@@ -65,7 +67,7 @@ def test_one_part_alone(checkout):
 
 
 def test_two_parts_at_once(checkout):
-    assert run_parts(checkout, LANES="2").returncode == 0
+    assert run_parts(checkout, LANES="2", MEET="1").returncode == 0
     assert sorted(ran(checkout)) == ["patching/test_kill.py", "test_soak.py"]
     assert run_parts(checkout, LANES="0").stderr == "test-long: LANES=0: allowed is a number from 1 up\n"
 

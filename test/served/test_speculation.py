@@ -11,6 +11,7 @@ from served.answers import LAYERS, NEW_TOKENS, Answers, ask, policy
 from served.eagle import CHAIN, DRAFT_TOKENS, TREES, eagle, select_again
 from served.release import LATEST
 
+BARE = ("--expert-policy", "xshare")
 BY_REQUEST = ("--expert-policy", "xshare:k0=1,add_per_request=4")
 FULL = policy("xshare", k0=1, add=64, utility="full")
 PUBLISHED = {"policy": "xshare", "k0": 1, "add": 0, "add_per_request": 4}
@@ -52,7 +53,12 @@ def test_xshare_verifies_as_published_and_per_request(speculated):
     assert sum(call["after"] for call in calls) < sum(call["before"] for call in calls)
 
 
-@pytest.mark.parametrize("flags", [BY_REQUEST, FOUR], ids=["xshare", "four policies"])
+def test_bare_xshare_verifies_over_the_batch(speculated):
+    for call in speculated(BARE).calls("TARGET_VERIFY"):
+        assert call["active"] == select_again(call, {"policy": "xshare", "k0": 1, "mass": 0.9}, DRAFT_TOKENS)
+
+
+@pytest.mark.parametrize("flags", [BARE, FOUR], ids=["xshare", "four policies"])
 def test_verify_is_counted_as_the_runner_received_it(flags, speculated):
     answers = speculated(flags)
     calls = answers.calls("TARGET_VERIFY")

@@ -92,9 +92,19 @@ def test_numbers_are_written_for_every_layer_and_size():
     assert read(graphs) == read(capture(TIGHT)[0])
 
 
+@pytest.mark.parametrize("mass", [0.97, 0.8])
+def test_graphs_of_bare_xshare_follow_to_its_presets(mass):
+    graphs, former, _ = capture({"policy": "xshare"})
+    plans = make_plans({"policy": "xshare", "k0": 1, "mass": mass})
+    graphs.check(former, plans)
+    graphs.follow(former, plans)
+    assert read(graphs) == read(capture({"policy": "xshare", "k0": 1, "mass": mass})[0])
+
+
 @pytest.mark.parametrize(
     ("started", "wanted", "line"),
     [
+        ({"policy": "xshare"}, TIGHT, "graphs of 2, 4, 16 rows .*: add = "),
         ({"policy": "xshare", "k0": 1, "add": 6}, TIGHT, "graphs of 2 rows .* captured without a selection"),
         (TIGHT, {"policy": "xshare", "k0": 1, "mass": 0.5}, "graphs of 2, 4, 16 rows .*: mass = 0.5"),
         (TIGHT, {"policy": "oea", "k0": 2, "kmax": 6}, "graphs of 2, 4, 16 rows .*: kmax = 6"),

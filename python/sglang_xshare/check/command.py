@@ -98,8 +98,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         flags = _fit_slots(flags, weights)
         if asked is not None:
             _check_ranks(weights, flags)
-            compared = options.compare or _default_policies(asked, flags)
-            asked.schedules = {text: read_compared(text, weights, asked, flags) for text in compared}
+            asked.schedules = {text: read_compared(text, weights, asked, flags) for text in options.compare}
             check_asked(asked, weights, flags)
     report, resolution = _judge(given, gpu, options.gpu, unanswered)
     for text in flags.dropped:
@@ -120,6 +119,8 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
             fits = report["memory"]["fits"]
             bandwidth = _check_step(report["memory"], asked, weights, flags, bandwidth, unanswered)
         if asked is not None:
+            if not asked.schedules and _compares_default(asked, flags):
+                asked.schedules = {DEFAULT: read_compared(DEFAULT, weights, asked, flags)}
             refused = bool(report.get("refusals"))
             report["estimate"] = _estimate(asked, weights, flags, (bandwidth, find_link(gpu)), unanswered, refused)
             if flags.slots is not None:
@@ -162,10 +163,10 @@ def _read_asked(options: argparse.Namespace) -> Asked | None:
     return Asked(batch, context, active=(active[0], active[1]) if active else None, trace=trace)
 
 
-def _default_policies(asked: Asked, flags: ServerFlags) -> list[str]:
-    """What to compare where nobody says; none for a step that it leaves alone, or whose active experts are given."""
+def _compares_default(asked: Asked, flags: ServerFlags) -> bool:
+    """Not where a policy is named, in a step that `DEFAULT` leaves alone, or whose active experts are given."""
     is_drawn = asked.active is None and asked.trace is None
-    return [DEFAULT] if is_drawn and not flags.policy and asked.batch * flags.draft_tokens > 1 else []
+    return is_drawn and not flags.policy and (flags.paged or asked.batch * flags.draft_tokens > 1)
 
 
 def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> list[str]:

@@ -44,7 +44,7 @@ def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         model = report["model"]
         shape = f"{model['layers']} layers, {model['experts']} experts, top-{model['top_k']}"
         family = model["executed_as"]
-        told = f"{family}, executed in this project's tests" if family else "no test of this project has executed it"
+        told = f"{family} is served in tests, small and on a CPU" if family else "no test has served its class"
         rows.append(("model", f"{model['architecture']}: {shape}; {told}"))
     if "policy" in report:
         rows.append(("policy", _spell_policy(report["policy"])))
@@ -173,7 +173,7 @@ def list_notes(estimate: dict[str, Any]) -> list[str]:
         )
     else:
         notes.append(f"Active experts: {sources[0]}.")
-    notes += [f"{text}: {_join(keys)}." for text, keys in estimate["policies"].items() if text.isalpha() and keys]
+    notes += [f"{text}: {_join(keys)}." for text, keys in estimate["policies"].items() if "=" not in text and keys]
     if "link_gb_per_s" in estimate:
         link = f"{estimate['link_gb_per_s']:g} GB/s"
         notes.append(f"Transfers: page-ins over a link of {link}, which a step waits for; nothing hides behind it.")

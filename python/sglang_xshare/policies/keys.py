@@ -3,7 +3,7 @@
 import difflib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, get_args
@@ -107,6 +107,16 @@ def read_object(text: str | bytes) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{error}; allowed is once") from None
     return found
+
+
+def override_keys(keys: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a policy with `others` in their place. A budget by `mass` ends where these have one that counts experts,
+    and the other way round: both together would be the larger of the two.
+    """
+    counts = ("add", "add_per_request", "target_per_rank")
+    has_count = others.get("add") is not None or any(others.get(name) for name in counts)
+    ended = counts if others.get("mass") else ("mass",) if has_count else ()
+    return {**{name: value for name, value in keys.items() if name not in ended}, **others}
 
 
 def collect(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

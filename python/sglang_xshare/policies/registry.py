@@ -39,6 +39,13 @@ class Policy:
     phases: tuple[str, ...] = ("decode", "verify")
     selects: bool = True
 
+    def default(self, name: str) -> Any:
+        """What a key comes to where none is given; as it is declared of a policy that cannot do without."""
+        try:
+            return self.resolve({})[name]
+        except ValueError:
+            return self.defaults[name]
+
     def build(self, keys: Mapping[str, Any]) -> SelectionPlan:
         """The plan for these keys. Raises ValueError naming the key, the value and what is allowed."""
         self.check_names(keys)

@@ -24,13 +24,10 @@ from .common import (
     rename_keys,
 )
 from .exact import Rule, read_rule
-from .keys import as_json
+from .keys import as_json, override_keys
 from .plan import AUTO, MOST_LIKELY, SelectionPlan
 from .registry import build_plan, get_policy
 from .spelling import parse_policy
-
-COUNTS = {"add", "add_per_request", "target_per_rank"}
-"""Keys of budgets that count experts."""
 
 
 @dataclass(eq=False)
@@ -266,10 +263,6 @@ def _boundaries(overrides: tuple[Override, ...]) -> set[int]:
 
 
 def _merge(keys: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
-    """An override of another policy starts from that policy's defaults, one without `policy` from the keys so far: of
-    which `mass` ends where the override has a count, and the other way round: both would be the larger of the two.
-    """
-    if override.get("policy", keys["policy"]) != keys["policy"]:
-        return dict(override)
-    ended = COUNTS if override.get("mass") else {"mass"} if COUNTS & override.keys() else set()
-    return {**{name: value for name, value in keys.items() if name not in ended}, **override}
+    """An override of another policy starts from that policy's defaults, one without `policy` from the keys so far."""
+    changed = override.get("policy", keys["policy"]) != keys["policy"]
+    return dict(override) if changed else override_keys(keys, override)

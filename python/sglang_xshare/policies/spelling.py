@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .keys import collect, suggest
+from .keys import collect, override_keys, suggest
 from .registry import list_policies
 
 SPELLING = (
@@ -14,8 +14,8 @@ SPELLING = (
 
 
 def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
-    """(name, keys) of one policy, spelt as `SPELLING` says. Values are JSON, else text. A preset may stand before keys;
-    it has to be the policy's own, all else is not looked up.
+    """(name, keys) of one policy, spelt as `SPELLING` says. Values are JSON, else text. A preset may stand before keys,
+    which override its own; it has to be the policy's, all else is not looked up.
 
     Raises ValueError where it is spelt otherwise, or a key is given twice.
     """
@@ -29,7 +29,7 @@ def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
         presets = next((policy.presets for policy in list_policies() if policy.name == name), {})
         first, _, rest = keys.partition(",")
         pairs = (_parse_pair(pair, presets) for pair in (rest if first in presets else keys).split(",") if pair)
-        return name, collect((*presets.get(first, {}).items(), *pairs))
+        return name, override_keys(presets.get(first, {}), collect(pairs))
     except ValueError as error:
         raise ValueError(f"policy {text!r}: {error}; allowed is {SPELLING}") from None
 
@@ -52,6 +52,8 @@ def spell_policy(name: str, keys: Mapping[str, Any]) -> str:
 def _parse_pair(pair: str, presets: Iterable[str]) -> tuple[str, Any]:
     key, equals, value = pair.partition("=")
     if not key or not equals or not value:
+        if pair in presets:
+            raise ValueError(f"{pair!r} is a preset, which stands first, and alone")
         raise ValueError(f"{pair!r} is no key=value" + "".join(f", nor {preset}" for preset in presets))
     try:
         return key, json.loads(value)

@@ -56,7 +56,7 @@ def _describe(policy: Policy) -> dict[str, Any]:
     for name, key in policy.keys.items():
         keys[name] = {"allowed": key.allowed, "meaning": key.help}
         if name in policy.defaults:
-            keys[name]["default"] = policy.bare.get(name, policy.defaults[name])
+            keys[name]["default"] = policy.default(name)
         if name in policy.depends:
             keys[name]["default_depends"] = policy.depends[name]
     defaults = {name: key.default for name, key in COMMON_KEYS.items()} | {"phases": policy.phases}
@@ -79,7 +79,7 @@ def _describe(policy: Policy) -> dict[str, Any]:
 def _format_default(policy: Policy, name: str) -> str:
     if name not in policy.defaults:
         return "required"
-    default = _format(policy.bare.get(name, policy.defaults[name]))
+    default = _format(policy.default(name))
     return f"{default}; {policy.depends[name]}" if name in policy.depends else default
 
 

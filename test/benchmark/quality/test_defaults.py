@@ -27,7 +27,7 @@ def test_the_worst_loss_is_told_with_its_place():
         for batch, loss in losses.items()
     ]
     table = defaults.tabulate_defaults(*records)
-    assert table.rows == [["mass=0.9", "75%", "+0.0300", "softmax, 4 of 32, 16 requests, mixed", "+0.0200"]]
+    assert table.rows == [["mass=0.9", "75%", "+0.0300 ± 0.0010", "softmax, 4 of 32, 16 requests, mixed", "+0.0200"]]
     assert "steps of 2, 16 requests" in table.note
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The tests marked `long`, a part for each test file, LANES of them at once (1). A part that passed at this very state of
-# the source is not run again, so that an interrupted run resumes. PART=text runs only the parts whose path has the text.
+# The tests marked `long`, a part for each test file, LANES of them at once (1). A part that passed at this state of the
+# source is not run again, so that an interrupted run resumes. PART=text runs only the parts whose path has the text.
 # What a part prints is in build/test-long/.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,7 +18,8 @@ if [[ $status != 0 && $status != 5 ]]; then  # 5: there is none
     echo "test-long: pytest could not collect the tests: status $status" >&2; exit 1
 fi
 # Those with most tests first, so that no lane ends with a long one alone.
-mapfile -t parts < <(sed -n 's/::.*//p' <<<"$collected" | sort | uniq -c | sort -rn | awk '{print $2}' | grep -F -- "$PART" || true)
+mapfile -t parts < <(sed -n 's/::.*//p' <<<"$collected" | sort | uniq -c | sort -rn | awk '{print $2}' \
+    | grep -F -- "$PART" || true)
 if [[ ${#parts[@]} -eq 0 ]]; then
     echo "test-long: PART is '$PART', which no file with tests marked long has in its path" >&2; exit 1; fi
 echo "test-long: ${#parts[@]} parts: ${parts[*]}"

@@ -48,8 +48,8 @@ SERVED_EVALUATION = Elsewhere(
 )
 
 MODELS = """
-Qwen/Qwen3-235B-A22B --tp 8, Qwen/Qwen3-Next-80B-A3B-Instruct --tp 4, Qwen/Qwen3.5-35B-A3B, Qwen/Qwen1.5-MoE-A2.7B-Chat
-deepseek-ai/DeepSeek-V3 --tp 8, moonshotai/Kimi-K2-Instruct --tp 16 --trust-remote-code
+Qwen/Qwen3-235B-A22B --tp 8, Qwen/Qwen3-Next-80B-A3B-Instruct --tp 4, Qwen/Qwen3.5-35B-A3B --tp 2
+Qwen/Qwen1.5-MoE-A2.7B-Chat, deepseek-ai/DeepSeek-V3 --tp 8, moonshotai/Kimi-K2-Instruct --tp 16 --trust-remote-code
 moonshotai/Kimi-K2.5 --tp 8 --trust-remote-code, zai-org/GLM-4.6 --tp 8, zai-org/GLM-4.7-Flash
 MiniMaxAI/MiniMax-M2 --tp 4 --trust-remote-code, openai/gpt-oss-120b, allenai/OLMoE-1B-7B-0924-Instruct
 ibm-granite/granite-3.1-3b-a800m-instruct, baidu/ERNIE-4.5-21B-A3B-PT, mistralai/Mixtral-8x7B-Instruct-v0.1 --tp 2

@@ -24,9 +24,7 @@ of 64, 256 and 512 experts and 2 to 32 requests: 0.010 nats with this one (`benc
         Setting({"k0": 1, "add": 0, "add_per_request": 5}, "gpt-oss-120b, EAGLE-3, batch 4: +8 to 10 % tokens/s"),
         Setting({"k0": 2, "add": 0, "add_per_request": 4}, "gpt-oss-120b, EAGLE-3, batch 4: +4 to 6 % tokens/s"),
         Setting({"k0": 1, "target_per_rank": 5}, "DeepSeek-R1, 8 ranks, batch 16: peak experts a rank 25.6 -> 8.6"),
-        Setting(
-            {"k0": 1, "mass": MASS}, "this project's small models, 2 to 32 requests: 0.010 nats of loss at most"
-        ),
+        Setting({"k0": 1, "mass": MASS}, "this project's small models, 2 to 32 requests: 0.010 nats of loss at most"),
         Setting(
             {"k0": 1, "add": 12, "utility": "squared", "own_share": 0.75},
             "this project's small model, batch 16: 30 % less loss than without the last two",

@@ -4,8 +4,6 @@ SGLang imports `sgl_kernel.mamba` where a model has such layers. Every request o
 a slot of -1 is padding's. Both functions are in place: a state becomes that behind the request's last token.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -21,12 +19,13 @@ def causal_conv1d_fn_cpu(
     has_initial_state: Tensor | None,
     conv_states: Tensor,
     activation: str | None = "silu",
-    **unused: Any,
+    seq_lens_cpu: list[int] | None = None,
 ) -> Tensor:
     """Convolve new tokens x [channels, tokens] of all requests, each after its state. Returns the same shape.
 
     weight: [channels, width]; query_start_loc: [bs + 1], a request's first token; cache_indices: [bs], its slot of
     conv_states [slots, channels, width - 1], its inputs so far; has_initial_state: [bs], else there were none.
+    seq_lens_cpu says what query_start_loc says.
     """
     out = torch.zeros_like(x)
     starts = query_start_loc.tolist()

@@ -86,6 +86,19 @@ def test_a_decode_step_convolves_as_a_prefill_of_one_token() -> None:
     assert not out[1].any()
 
 
+def test_what_is_not_computed_is_refused() -> None:
+    x, weight, slots = draw(2, CHANNELS), draw(CHANNELS, WIDTH), torch.tensor([0, 1])
+    with pytest.raises(NotImplementedError, match="'gelu'"):
+        causal_conv1d_update_cpu(x, draw(2, CHANNELS, WIDTH - 1), weight, None, "gelu", conv_state_indices=slots)
+    heads = draw(VALUE_HEADS)
+    q, v = draw(1, 1, HEADS, KEY), draw(1, 1, VALUE_HEADS, VALUE)
+    gates = heads[None], heads[None], draw(2, VALUE_HEADS, VALUE, KEY)
+    with pytest.raises(NotImplementedError, match="softplus of beta 1"):
+        torch.ops.sgl_kernel.fused_sigmoid_gating_delta_rule_update_cpu(
+            heads, heads, q, q, v, *gates, slots[:1], torch.tensor([0, 1]), True, 2.0
+        )
+
+
 def test_draft_tokens_are_refused() -> None:
     with pytest.raises(NotImplementedError, match="draft"):
         causal_conv1d_update_cpu(

@@ -20,6 +20,8 @@ from served.answers import NEW_TOKENS
 from served.family import EXPERTS, ROTARY, SHAPE, TOP_K, Family
 from sglang_xshare import Router, Selection, SelectionPlan, select
 
+FORMAT = {"format": "pt"}
+"""What transformers asks for of a file of weights."""
 QK_NORMS = ("q_norm", "k_norm", "query_layernorm", "key_layernorm")
 
 
@@ -31,10 +33,9 @@ def make(family: Family, folder: Path) -> PreTrainedModel:
     drop_norms(family, model)
     draw_weights(model)
     model.save_pretrained(folder)
-    weights, (old, new) = folder / "model.safetensors", family.renamed
-    save_file(
-        {name.replace(old, new): tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"}
-    )
+    if family.names:
+        weights = folder / "model.safetensors"
+        save_file({_rename(family, name): tensor for name, tensor in load_file(weights).items()}, weights, FORMAT)
     file = folder / "config.json"
     names = {**json.loads(file.read_text()), "rope_theta": ROTARY["rope_theta"], **family.published}
     file.write_text(json.dumps(names, indent=2))
@@ -42,6 +43,12 @@ def make(family: Family, folder: Path) -> PreTrainedModel:
         if hasattr(module, "num_group"):  # transformers' DeepSeek-V2 reads an attribute it never sets
             module.num_experts = EXPERTS
     return model
+
+
+def _rename(family: Family, name: str) -> str:
+    for old, new in family.names:
+        name = re.sub(old, new, name)
+    return name
 
 
 def drop_norms(family: Family, model: PreTrainedModel) -> None:

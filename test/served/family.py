@@ -38,8 +38,8 @@ class Family:
     """Keyword arguments of its `Router` but top-k and bias, as its model computes, whatever its configuration says."""
     published: Mapping[str, Any] = field(default_factory=dict)
     """What only a published config.json says, where transformers writes none of it and SGLang reads it."""
-    renamed: tuple[str, str] = ("", "")
-    """Of its tensors' names, what transformers writes and what a published checkpoint has."""
+    names: tuple[tuple[str, str], ...] = ()
+    """Regular expressions for tensors' names as transformers writes them, and what stands there as published."""
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
 

@@ -151,7 +151,7 @@ FAMILIES = {
         {"scoring": "sigmoid"},
         # With a pattern SGLang asks for one of three backends: Triton's, the one that runs here, has no window for it.
         {"is_moe_layer": [False, True, True], "sliding_window_pattern": None},
-        renamed=("mlp.gate.e_score", "mlp.e_score"),
+        names=((r"\.gate\.e_score", ".e_score"),),
     ),
     "Cohere 2 MoE": Family(
         "Cohere2MoeConfig",

@@ -1,7 +1,6 @@
 """Families whose attention is of several kinds, or that SGLang serves by a wrapper: entries as in `families.py`."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from served.families import FORMAT
 from served.family import EXPERTS, INTERPRETED, LATENT, ROTARY, TRITON_ATTENTION, YARN, Family
 
 
@@ -17,8 +17,6 @@ from served.family import EXPERTS, INTERPRETED, LATENT, ROTARY, TRITON_ATTENTION
 class Published(Family):
     """A model whose checkpoints are published otherwise than transformers writes them."""
 
-    names: tuple[tuple[str, str], ...] = ()
-    """Regular expressions for the names of its tensors and what replaces them, one after the other."""
     wrapper: Mapping[str, Any] = field(default_factory=dict)
     """Of one nested in a model of several modalities: what config.json says beside `text_config`. Its server is told
     that there is but text.
@@ -157,10 +155,8 @@ def publish(family: Family, folder: Path) -> None:
     file.write_text(json.dumps(config | {"architectures": [family.architecture]}, indent=2))
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
-        for old, new in family.names:
-            name = re.sub(old, new, name)
         tensors |= dict(_cut(name, tensor))
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    save_file(tensors, folder / "model.safetensors", FORMAT)
 
 
 def _cut(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

@@ -54,7 +54,9 @@ def test_xshare_verifies_as_published_and_per_request(speculated):
 
 
 def test_bare_xshare_verifies_over_the_batch(speculated):
-    for call in speculated(BARE).calls("TARGET_VERIFY"):
+    calls = speculated(BARE).calls("TARGET_VERIFY")
+    assert calls
+    for call in calls:
         assert call["active"] == select_again(call, {"policy": "xshare", "k0": 1, "mass": 0.9}, DRAFT_TOKENS)
 
 

@@ -24,6 +24,7 @@ from sglang_xshare import Batch, Router, RunnerSlots, select
 from sglang_xshare.selection.triton_kernel import supports
 
 PLANS = (
+    "xshare",  # the default: kept mass
     "xshare:k0=1,add=24",
     "xshare:k0=1,add_per_request=4",
     "xshare:k0=1,target_per_rank=5",

@@ -19,7 +19,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gpt-oss-20b": {"hidden": 2880, "width": 2880, "experts": 32, "top_k": 4, "layers": 6, "gpt_oss": True},
 }
 ACTIVE = (4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128)
-POLICIES = ("off", "oea:k0=3", "oea:k0=5", "xshare:k0=1,add=24", "xshare:k0=1,add=8")
+POLICIES = ("off", "oea:k0=3", "oea:k0=5", "xshare", "xshare:k0=1,add=24", "xshare:k0=1,add=8")
 # OEA, Table 3: the layer takes 0.61 and 0.77 of its time.
 GAIN_BARS = {("qwen3-30b-a3b", "oea:k0=3"): 39.0, ("qwen3-30b-a3b", "oea:k0=5"): 23.0}
 # Our own aim for Qwen3-30B-A3B: the share of the copy bandwidth that the layer reaches at 24 active experts.

@@ -12,7 +12,7 @@ from benchmark.gpu.checks import choose_parts
 from benchmark.gpu.serving import FINE_ROUNDS, ROUNDS, Gain, measure_rounds, serve_dummies
 from benchmark.gpu.table import Row
 
-POLICY = "xshare:k0=1,add=24"
+POLICY = "xshare"
 OFF_AND_ON = (parse_variant(OFF), parse_variant(POLICY))
 WITHOUT_WARM_UP = "xshare:k0=0,add=24"
 LOSS = -1.0
@@ -26,7 +26,7 @@ class Case:
     """
 
     model: str
-    concurrencies: tuple[int, ...] = (16, 1, 4, 8, 32)
+    concurrencies: tuple[int, ...] = (16, 4, 8, 32, 1)
     variants: tuple[Variant, Variant] = OFF_AND_ON
     bars: Mapping[int, float] = field(default_factory=dict)
 

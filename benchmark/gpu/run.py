@@ -62,7 +62,7 @@ class Task:
 TASKS: tuple[Task, ...] = (
     Task("selection", ("kernels",), 150.0),
     Task("layer", ("qwen3-30b-a3b",), 90.0, KERNELS),
-    Task("server", ("qwen3-30b-a3b",), 300.0, SERVERS_128),
+    Task("server", ("qwen3-30b-a3b",), 400.0, SERVERS_128),
     Task("server", ("gpt-oss-20b",), 210.0, SERVERS_32),
     Task("replay", ("server",), 150.0, SERVERS_128),
     Task("server", ("gpt-oss-120b-no-warm-up",), 300.0, SERVERS_128),

@@ -19,7 +19,7 @@ PLAN = build_plan("xshare", k0=1, add=4)
 ROWS, MANY_ROWS = 16, 128
 FORMS = {"": ROWS, " in programs that meet": MANY_ROWS}
 """In words: rows of a batch that is selected so. One program, of up to 256 experts; several in one launch, as from 17
-rows of 160 experts on.
+rows on.
 """
 FILLED = RunnerSlots()
 

@@ -156,8 +156,8 @@ def test_numbers_beyond_any_count():
 
 @pytest.mark.skipif(HAS_GPU, reason="there is a GPU: its own driver counts")
 def test_a_kernel_for_each_tile_serves_all_sizes_and_budgets():
-    """1 to 64 rows of 128 experts, four budgets, addresses aligned or not, slots filled: tiles of 8, 16 and 32 rows,
-    and one of many programs. That is what a server's first start compiles for a policy, before Triton's cache on disk
+    """1 to 64 rows of 128 experts, four budgets, addresses aligned or not, slots filled: tiles of 8 and 16 rows, and
+    those of many programs. That is what a server's first start compiles for a policy, before Triton's cache on disk
     knows it: 1.0 to 1.4 s of CPU time each with Triton 3.9.0, on one core of a Xeon.
     """
     with compiling() as compiled:
@@ -167,16 +167,16 @@ def test_a_kernel_for_each_tile_serves_all_sizes_and_budgets():
                 plan, live = build_plan("xshare", k0=k0, add=add), valid[rows % 2 : rows + rows % 2]
                 select(logits, plan, Router(8), Batch(live), backend="triton", slots=RunnerSlots())
     print(f"compiled in {', '.join(f'{seconds:.1f} s' for seconds in compiled.seconds)}")
-    assert len(compiled.kernels) == len(compiled.seconds) == 4
+    assert len(compiled.kernels) == len(compiled.seconds) == 3
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there is a GPU: its own driver counts")
 def test_a_kernel_for_each_tile_serves_requests():
-    """1 to 32 requests of 4 draft tokens: the same four tiles."""
+    """1 to 32 requests of 4 draft tokens: the same three tiles."""
     with compiling() as compiled:
         for requests in range(1, 33):
             logits = torch.randn(4 * requests, 128).bfloat16()
             for add in (4, 5):
                 plan = build_plan("xshare", k0=1, add_per_request=add)
                 select(logits, plan, Router(8), Batch(tokens_per_request=4), backend="triton", slots=RunnerSlots())
-    assert len(compiled.kernels) == 4
+    assert len(compiled.kernels) == 3

@@ -32,14 +32,14 @@ def test_one_program_is_one_plain_launch(kernel, plan):
 @pytest.mark.parametrize("plan", PLANS)
 def test_several_programs_are_one_cooperative_launch(kernel, plan):
     run(128, plan=plan)
-    assert kernel.phases == [(8, 0, 3, True)]
+    assert kernel.phases == [(16, 0, 3, True)]
 
 
 @pytest.mark.parametrize(("plan", "phases"), [("adding", [1, 3]), ("voting", [0, 1, 3]), ("rescuing", [1, 2, 3])])
 def test_without_a_counter_each_phase_is_a_launch(kernel, monkeypatch, plan, phases):
     monkeypatch.setattr(launch, "_find_counter", lambda device, programs: None)
     run(128, plan=plan)
-    assert kernel.phases == [(8, phase, phase, False) for phase in phases]
+    assert kernel.phases == [(16, phase, phase, False) for phase in phases]
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)

@@ -1,6 +1,7 @@
 """The Triton kernel does not grow beyond a bound: `sizes.json` reports what it took, in instructions and registers.
 
-A decode step runs other kernels between two of these, so that every instruction is fetched anew: their number is time.
+A decode step runs other kernels between two of these, so that every instruction is fetched anew. Between other numbers
+of warps it decides nothing: an H100 is faster with half as many, of more instructions each (`shapes.json`).
 The report is of one Triton, the bounds are for all: 3.6.0 makes of the same kernels up to 5.9 % more instructions and
 18 more registers than 3.9.0.
 """
@@ -16,8 +17,10 @@ from selection.hopper import Case, compile_kernel, measure
 from sglang_xshare import Router, RunnerSlots
 
 REPORT = json.loads(Path(__file__).with_name("sizes.json").read_text())
-INSTRUCTIONS, REGISTERS = 1.10, 24
-"""A kernel may have as many times the instructions of the report, and as many more registers a thread."""
+INSTRUCTIONS, REGISTERS, SPILLED = 1.10, 24, 8
+"""A kernel may have as many times the instructions of the report, as many more registers a thread, and spill as many
+bytes of them: what truncating takes in the programs of 8 rows x 256 experts that are the fastest on an H100.
+"""
 GROUPED = Router(8, "sigmoid", torch.zeros(256), num_expert_group=8, topk_group=4)
 XSHARE = {"policy": "xshare", "k0": 1, "add": 24}
 BY_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}
@@ -71,7 +74,7 @@ def test_size(name):
     shown = f'Triton {triton.__version__}: "{name}": {[found.instructions, found.registers]}'
     assert found.instructions <= INSTRUCTIONS * instructions, shown
     assert found.registers <= registers + REGISTERS, shown
-    assert found.stack == 0, f"{shown} spills {found.stack} bytes a thread"
+    assert found.stack <= SPILLED, f"{shown} spills {found.stack} bytes a thread"
 
 
 def test_the_report_is_of_these_cases():

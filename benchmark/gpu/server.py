@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmark.common.comparison import is_measured
+from benchmark.common.comparison import format_experts, format_number, is_measured
 from benchmark.common.record import Record
+from benchmark.common.table import Table
 from benchmark.common.variant import OFF, Variant, parse_variant
 from benchmark.gpu import memory
 from benchmark.gpu.checks import choose_parts
@@ -80,6 +81,31 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
                 what = f"{gain.model}, {case.variants[1].name}, concurrency {concurrency}"
                 found.append(gain.row(what, case.bars.get(concurrency), case.model))
     return found
+
+
+HEADINGS = ("model", "at a time", "tokens/s", "gain", "ms a token", "active experts", "kept mass")
+NOTE = (
+    "Policy off -> on, medians of alternating rounds over servers that stay up, CUDA graphs on, 128 tokens in and 256 "
+    "out. Gain: percent of output tokens/s, the mean of the rounds' ratios ± two standard errors. Ms a token: "
+    "bench_serving's median time per output token. Weights are random, and routers agree as real ones do: speed is "
+    "real, loss means nothing here."
+)
+
+
+def tabulate(points: Mapping[str, Any]) -> Table:
+    """What the table of a page shows of the points that have more than one round."""
+    cells = []
+    for name, case in CASES.items():
+        for concurrency in sorted(case.concurrencies):
+            point = points.get(point_key(name, concurrency))
+            gain = None if point is None else Gain.read(point)
+            if gain is not None and gain.error is not None:
+                speed = f"{gain.off.throughput.median:.0f} -> {gain.on.throughput.median:.0f}"
+                token = f"{gain.off.tpot_ms.median:.2f} -> {gain.on.tpot_ms.median:.2f}"
+                percent = f"{gain.percent:+.1f} ± {gain.error:.1f} %"
+                counted = format_experts(gain.on), format_number(gain.on.kept_mass, 3)
+                cells.append([gain.model, str(concurrency), speed, percent, token, *counted])
+    return Table("Servers", HEADINGS, cells, NOTE)
 
 
 def point_key(name: str, concurrency: int) -> str:

@@ -15,6 +15,7 @@ from benchmark.common.table import Table
 from benchmark.cost.choices import tabulate_choices
 from benchmark.cost.report import tabulate_cost
 from benchmark.expert_sharding.report import tabulate_sharding
+from benchmark.gpu.server import tabulate as tabulate_gpu
 from benchmark.neighbours import tabulate_neighbours
 from benchmark.paged.report import tabulate_live as tabulate_paged_live
 from benchmark.paged.report import tabulate_paged
@@ -44,11 +45,15 @@ class Source:
     tabulate: Callable[..., Table]
 
 
+GPU_RUN = "2026-11-26-nvidia-h100-80gb-hbm3"
+"""The folder of the newest run on a GPU, whose records no `make records` makes."""
+GPU_RECORDS = ("server",)
 FRONTS = ("front", "front-grouped", "front-wide")
 WITH_DRAFTS = tuple(f"drafts-{batch}x{tokens}" for batch, tokens in VERIFIED)
 TABLES = {
     "serving": Source(("serving",), tabulate_serving),
     "serving-summary": Source(("serving", "drafts-1x8"), summarize_serving),
+    "gpu": Source(GPU_RECORDS, tabulate_gpu),
     "quality": Source(("quality",), tabulate_quality),
     "verified": Source(WITH_DRAFTS, tabulate_verified),
     "verified-summary": Source(WITH_DRAFTS, summarize_verified),
@@ -89,7 +94,7 @@ def format_table(name: str, results: Path, page: Path) -> str:
     except KeyError as error:
         raise ValueError(f"its record has no {error}") from None
     measured = [
-        f"[{one}]({_link(EXPERIMENTS[one].path(results), page)}): {format_machine(last_session(record))}."
+        f"[{one}]({_link(_locate(results, one), page)}): {format_machine(last_session(record))}."
         for one, record in records.items()
     ]
     return "\n".join([table.to_markdown(), "", *measured])
@@ -97,10 +102,14 @@ def format_table(name: str, results: Path, page: Path) -> str:
 
 @cache
 def _read(results: Path, name: str) -> dict[str, Any]:
-    path = EXPERIMENTS[name].path(results)
+    path = _locate(results, name)
     if not path.exists():
         raise ValueError(f"no record {path.name}; python -m benchmark.records {name} measures it")
-    return read_record(path, EXPERIMENTS[name].kind)
+    return read_record(path, path.stem)
+
+
+def _locate(results: Path, name: str) -> Path:
+    return results / GPU_RUN / f"{name}.json" if name in GPU_RECORDS else EXPERIMENTS[name].path(results)
 
 
 def _link(path: Path, page: Path) -> str:

@@ -18,10 +18,10 @@ def make_points(time, experts=shapes.EXPERTS):
 @pytest.mark.parametrize(
     ("time", "chosen"),
     [
-        (lambda one: one.tile, {"one": {"8": 4}, "several": [8, 8]}),
-        (lambda one: 100 - one.tile - one.warps / 100, {"one": {"8": 8, "16": 16, "32": 32, "64": 32}}),
-        (lambda one: 5.0 if one.tile == one.rows else 6.0, {"one": {"8": 4, "16": 8, "32": 16, "64": 32}}),
-        (lambda one: one.rows / 16 if one.tile == one.rows else 2.5, {"one": {"8": 4, "16": 8, "32": 16}}),
+        (lambda one: one.tile, {"one": {"8": 2}, "several": [8, 4]}),
+        (lambda one: 100 - one.tile - one.warps / 100, {"one": {"8": 4, "16": 8, "32": 16, "64": 32}}),
+        (lambda one: 5.0 if one.tile == one.rows else 6.0, {"one": {"8": 2, "16": 4, "32": 8, "64": 16}}),
+        (lambda one: one.rows / 16 if one.tile == one.rows else 2.5, {"one": {"8": 2, "16": 4, "32": 8}}),
     ],
     ids=["small programs", "large ones", "one program", "one program up to 32 rows"],
 )
@@ -34,14 +34,14 @@ def test_the_fastest_is_chosen(time, chosen):
 
 def test_a_trial_that_failed_is_nobodys_fastest():
     points = make_points(lambda one: one.tile, [128])
-    fastest = Trial(128, shapes.MANY_ROWS, 8, 8).key
+    fastest = Trial(128, shapes.MANY_ROWS, 8, 4).key
     points[FAILED + fastest] = {"reason": "out of resource"}
-    assert choose(points)[0]["several"] == [8, 8]  # measured since
+    assert choose(points)[0]["several"] == [8, 4]  # measured since
     del points[fastest]
-    assert choose(points)[0]["several"] == [16, 8]
+    assert choose(points)[0]["several"] == [8, 8]
     for trial in [one for one in list_trials() if one.experts == 128 and one.tile == one.rows == 16]:
         points[FAILED + trial.key] = points.pop(trial.key)
-    assert choose(points)[0]["one"] == {"8": 4}
+    assert choose(points)[0]["one"] == {"8": 2}
 
 
 @pytest.fixture
@@ -57,6 +57,6 @@ def test_the_kernel_reads_what_is_written(shapes_file):
     before = {shape.experts: shape for shape in tile.load_shapes(shapes_file)}
     write_shapes(make_points(lambda one: one.tile, [128]), "a GPU")
     after = {shape.experts: shape for shape in tile.load_shapes(shapes_file)}
-    assert after == before | {128: tile.Shape(128, {8: 4}, (8, 8))}
+    assert after == before | {128: tile.Shape(128, {8: 2}, (8, 4))}
     assert "a GPU" in json.loads(shapes_file.read_text())["origin"]
     assert "128 experts" in json.loads(shapes_file.read_text())["origin"]

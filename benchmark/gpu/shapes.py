@@ -23,7 +23,7 @@ NOISE = 0.02
 """One program has to be faster by this share: several of few rows take fewer registers."""
 MOST_SCORES = 8192  # of one program: its registers hold no more
 SEVERAL = tuple(product((8, 16), (4, 8)))
-"""Rows and warps. On an H100 32 rows took longer than 16, and as many warps as rows as long as half as many, or longer."""
+"""Rows and warps. On an H100 32 rows took longer than 16, and fewer warps than rows mostly less time."""
 MANY_ROWS = 128
 """The batch that decides between rows and warps of several programs."""
 PLAN = "xshare"

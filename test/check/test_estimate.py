@@ -4,8 +4,12 @@ import json
 
 import pytest
 
-from benchmark.common.paths import ROOT
+from benchmark.common.paths import RESULTS, ROOT
+from benchmark.common.record import read_record
 from benchmark.gpu import moe_layer
+from benchmark.gpu.models import COMMON, read_config
+from benchmark.gpu.serving import Gain
+from benchmark.records.tables import GPU_RUN
 from check.asking import H100, QWEN, ask, compare, read_rows, say
 from sglang_xshare.check.active import draw_loads
 from sglang_xshare.check.estimate import estimate_step
@@ -24,7 +28,7 @@ def test_a_step_is_its_layers_and_the_rest(write):
     weights = read_weights(write(QWEN))
     layer, step = estimate_step(weights, 40, 16 * 1024, H100)
     assert layer == pytest.approx(34e-6 + 40 * 9437184 / (0.97 * H100))
-    assert step == pytest.approx(48 * layer + (weights.dense + 16 * 1024 * weights.cache) / (0.97 * H100))
+    assert step == pytest.approx(48 * (layer + 40e-6) + (weights.dense + 16 * 1024 * weights.cache) / (0.97 * H100))
 
 
 def test_the_page_states_how_far_the_layer_is_from_oea_s_table(write):
@@ -34,6 +38,26 @@ def test_the_page_states_how_far_the_layer_is_from_oea_s_table(write):
         row = f"| {policy} | {active} | {measured} | {estimated:.1f} | {estimated / measured - 1:+.1%} |"
         assert row in PAGE, row
         assert abs(estimated / measured - 1) < 0.01
+
+
+SERVERS = RESULTS / GPU_RUN / "server.json"
+CUT = "qwen3-30b-a3b-24-layers"
+
+
+@pytest.mark.parametrize("requests", [4, 8, 16, 32])
+def test_the_page_states_how_far_a_step_is_from_an_h100s(requests, write):
+    weights = read_weights(write(COMMON | read_config(CUT)))
+    gain = Gain.read(read_record(SERVERS)["points"][f"qwen3-30b-a3b/concurrency={requests}"])
+    active = gain.on.experts_before, gain.on.experts_after
+    measured = gain.off.tpot_ms.median, gain.on.tpot_ms.median
+    estimated = [estimate_step(weights, experts, requests * 256, H100)[1] * 1e3 for experts in active]
+    told = [
+        f"{one[0]:.{digits}f} -> {one[1]:.{digits}f}" for one, digits in ((active, 1), (measured, 2), (estimated, 2))
+    ]
+    ratios = [f"{one[0] / one[1]:.2f}" for one in (measured, estimated)]
+    row = f"| {requests} | {' | '.join([*told, *ratios])} |"
+    assert row in PAGE, row
+    assert all(abs(mine / theirs - 1) < 0.16 for mine, theirs in zip(estimated, measured, strict=True))
 
 
 def test_drawn_rows_are_as_active_as_oea_counted(write):

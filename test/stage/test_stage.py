@@ -42,6 +42,15 @@ def test_off_touches_nothing(flags, attach):
     assert hooks.capture_sizes(SimpleNamespace(**flags), [1, 2, 4]) == [1, 2, 4]
 
 
+@pytest.mark.parametrize(("policy", "kept"), [("xshare", "90%"), ("xshare:careful", "97%"), ("xshare:k0=1,add=2", None)])
+def test_the_log_says_what_a_step_keeps(policy, kept, attach, caplog):
+    with caplog.at_level("INFO"):
+        attach(Model(), expert_policy=policy)
+    assert "Expert policy xshare on 3 MoE layers: {" in caplog.text
+    assert ("a step keeps at least" in caplog.text) == (kept is not None)
+    assert kept is None or f"a step keeps at least {kept} of its batch's utility" in caplog.text
+
+
 def test_decode_selects_in_every_layer(attach):
     model = Model()
     installed = attach(model, **XSHARE)

@@ -5,10 +5,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from benchmark.common.paths import LOGS, ROOT
@@ -37,15 +35,18 @@ def bench_args(server: Server, tokenizer: Path, load: Load, output: Path) -> lis
     ]
 
 
-class Client(AbstractContextManager["Client"]):
-    """Runs bench_serving, one run after another, in the processes of `bench_worker`."""
+class Client:
+    """Runs bench_serving, one run after another, in the processes of `bench_worker`: one, from the first run on."""
 
     def __init__(self) -> None:
-        LOGS.mkdir(parents=True, exist_ok=True)
         self.log = LOGS / f"bench-{os.getpid()}.log"
+        self._worker: subprocess.Popen[str] | None = None
+
+    def _start(self) -> subprocess.Popen[str]:
+        LOGS.mkdir(parents=True, exist_ok=True)
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         with self.log.open("wb") as log:
-            self._worker = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "benchmark.common.bench_worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -54,12 +55,6 @@ class Client(AbstractContextManager["Client"]):
                 preexec_fn=die_with_parent,
                 text=True,
             )
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self._worker.kill()  # a run that is on dies with it
-        self._worker.wait()
 
     def run(self, server: Server, tokenizer: Path, load: Load) -> dict[str, Any]:
         """Run it once: upstream's own result record, without its copy of the settings.
@@ -71,6 +66,7 @@ class Client(AbstractContextManager["Client"]):
             status = self._ask(bench_args(server, tokenizer, load, output))
             result = json.loads(output.read_text().splitlines()[-1]) if status == "0" and output.exists() else {}
         if result.get("completed") != load.requests:
+            self._stop()
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-10:])
             answered = f"{result.get('completed', 0)} of {load.requests} requests answered"
             failure = f"bench_serving against {server.name}: status {status or 'none'}, {answered}"
@@ -79,12 +75,25 @@ class Client(AbstractContextManager["Client"]):
         return {key: value for key, value in result.items() if key not in ("server_info", "request_rate")}
 
     def _ask(self, args: list[str]) -> str:
-        """The exit status of a run; empty where the worker itself is gone."""
-        assert self._worker.stdin is not None
-        assert self._worker.stdout is not None
+        """The exit status of a run; empty where the worker itself is gone. One that is interrupted takes it along."""
+        self._worker = worker = self._worker or self._start()
+        assert worker.stdin is not None
+        assert worker.stdout is not None
         try:
-            self._worker.stdin.write(json.dumps(args) + "\n")
-            self._worker.stdin.flush()
+            worker.stdin.write(json.dumps(args) + "\n")
+            worker.stdin.flush()
+            return worker.stdout.readline().strip()
         except BrokenPipeError:
             return ""
-        return self._worker.stdout.readline().strip()
+        except BaseException:
+            self._stop()
+            raise
+
+    def _stop(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()  # a run that is on dies with it
+            self._worker.wait()
+            self._worker = None
+
+
+CLIENT = Client()

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from benchmark.common.client import Client, Load
+from benchmark.common.client import CLIENT, Load
 from benchmark.common.evidence import Evidence, evidence_between, read_settled_totals, read_totals
 from benchmark.common.server import Server, has_gpu
 from benchmark.common.variant import BASELINE, Variant
@@ -138,17 +138,17 @@ def run_rounds(workload: Workload, series: Sequence[Series], servers: Sequence[S
     for one, server in turns:
         one.command = one.command or server.command
         server.generate(warm_up, max_new_tokens=8, ignore_eos=True)
-    with tempfile.TemporaryDirectory() as folder, Client() as client:
+    with tempfile.TemporaryDirectory() as folder:
         if has_gpu():
             wave = replace(workload, requests=workload.concurrency)
             load = _load_of_round(wave, workload.rounds, Path(folder))
             for server in servers:
-                client.run(server, workload.model, load)
+                CLIENT.run(server, workload.model, load)
         for number in range(len(series[0].results), workload.rounds):
             load = _load_of_round(workload, number, Path(folder))
             for one, server in turns if number % 2 == 0 else reversed(turns):
                 switch(server, one.variant, servers)
-                _run(client, one, server, load, workload)
+                _run(one, server, load, workload)
             yield number
 
 
@@ -159,9 +159,9 @@ def _load_of_round(workload: Workload, number: int, folder: Path) -> Load:
     return Load(prompts, workload.requests, workload.concurrency, workload.output_tokens, seed)
 
 
-def _run(client: Client, series: Series, server: Server, load: Load, workload: Workload) -> None:
+def _run(series: Series, server: Server, load: Load, workload: Workload) -> None:
     before = read_totals(server)
-    result = client.run(server, workload.model, load)
+    result = CLIENT.run(server, workload.model, load)
     evidence = evidence_between(before, read_settled_totals(server))
     series.results.append({name: result[name] for name in KEPT if name in result})
     series.evidence.append(evidence)
@@ -183,10 +183,13 @@ def write_prompts(out: Path, texts: Path, tokenizer: Path, count: int, tokens: i
         raise ValueError(f"texts {texts}: no *.txt file there; needed is a folder of held-out texts")
     encode = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     rng = random.Random(seed)
-    domains = [_domain_prompts(encode, path, tokens) for path in files]
-    for domain in domains:
-        rng.shuffle(domain)
-    prompts = list(dict.fromkeys(prompt for group in zip(*domains, strict=False) for prompt in group))[:count]
+    domains = [_draw_prompts(encode, path, tokens, rng) for path in files]
+    drawn: dict[str, None] = {}
+    for group in zip(*domains, strict=False):
+        drawn |= dict.fromkeys(group)
+        if len(drawn) >= count:
+            break
+    prompts = list(drawn)[:count]
     if len(prompts) < count:
         raise ValueError(f"texts {texts}: {len(prompts)} distinct prompts of {tokens} tokens; needed are {count}")
     # bench_serving wants two turns; the second only matters where no output length is given.
@@ -194,10 +197,11 @@ def write_prompts(out: Path, texts: Path, tokenizer: Path, count: int, tokens: i
     out.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _domain_prompts(encode: Tokenizer, path: Path, tokens: int) -> list[str]:
-    """Every stretch of `tokens` tokens that starts at the beginning of a line."""
+def _draw_prompts(encode: Tokenizer, path: Path, tokens: int, rng: random.Random) -> Iterator[str]:
+    """Stretches of `tokens` tokens that start at the beginning of a line, in random order."""
     lines = path.read_text().splitlines(keepends=True)
     starts = [i for i, line in enumerate(lines) if line.strip()]
+    rng.shuffle(starts)
     # Eight lines hold any prompt we ask for; a stretch that ends early is left out.
     stretches = (encode.encode("".join(lines[i : i + 8])).ids[:tokens] for i in starts)
-    return [encode.decode(ids) for ids in stretches if len(ids) == tokens]
+    return (encode.decode(ids) for ids in stretches if len(ids) == tokens)

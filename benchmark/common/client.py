@@ -15,13 +15,14 @@ from benchmark.common.server import Server, die_with_parent
 
 @dataclass(frozen=True)
 class Load:
-    """What one run sends: `requests` prompts of a file, `concurrency` at a time, `output_tokens` greedy tokens each."""
+    """What one run sends: `requests` prompts of a file, `concurrency` at a time, `output_tokens` tokens each."""
 
     prompts: Path
     requests: int
     concurrency: int
     output_tokens: int
     seed: int = 0
+    temperature: float = 0.0
 
 
 def bench_args(server: Server, tokenizer: Path, load: Load, output: Path) -> list[str]:
@@ -32,6 +33,7 @@ def bench_args(server: Server, tokenizer: Path, load: Load, output: Path) -> lis
         *("--num-prompts", str(load.requests), "--max-concurrency", str(load.concurrency)),
         # Whoever measures has warmed up at the full concurrency; one request alone would take longer than some runs.
         *("--warmup-requests", "0", "--seed", str(load.seed), "--disable-tqdm", "--output-file", str(output)),
+        *("--temperature", str(load.temperature)),
     ]
 
 

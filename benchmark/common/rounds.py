@@ -25,7 +25,7 @@ KEPT = ("completed", "total_output_tokens", "output_throughput", "median_tpot_ms
 @dataclass(frozen=True)
 class Workload:
     """What every variant is given in every round: `requests` prompts, `concurrency` of them at a time, of so many
-    tokens, each with a greedy continuation of so many.
+    tokens, each continued by so many: drawn at `temperature`, at 0 the likeliest.
 
     `model` is the checkpoint's folder, tokenizer included, `texts` that of held-out *.txt files, from which `seed`
     chooses the prompts; round r has seed + r, and so prompts of its own.
@@ -41,6 +41,7 @@ class Workload:
     input_tokens: int = 8
     output_tokens: int = 32
     seed: int = 0
+    temperature: float = 0.0
 
     def __post_init__(self) -> None:
         if self.output_tokens < LEAST_OUTPUT:
@@ -156,7 +157,8 @@ def _load_of_round(workload: Workload, number: int, folder: Path) -> Load:
     prompts = folder / f"round-{number}.jsonl"
     seed = workload.seed + number
     write_prompts(prompts, workload.texts, workload.model, workload.requests, workload.input_tokens, seed)
-    return Load(prompts, workload.requests, workload.concurrency, workload.output_tokens, seed)
+    sent = workload.requests, workload.concurrency, workload.output_tokens
+    return Load(prompts, *sent, seed, workload.temperature)
 
 
 def _run(series: Series, server: Server, load: Load, workload: Workload) -> None:

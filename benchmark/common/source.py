@@ -19,11 +19,14 @@ DIRTY = "-dirty"
 
 
 def describe_commit() -> str | None:
-    """The commit in 12 digits, followed by "-dirty" where the source differs from it. Without git it is that which
-    `carry` wrote; None without that.
+    """The commit in 12 digits, followed by "-dirty" where the source differs from it: that which `carry` wrote, where
+    the source has its sums, since git may know an older one alone where the checkout has travelled; else git's. None
+    without either.
     """
-    commit = _git("rev-parse", "--short=12", "HEAD")
-    return commit + (DIRTY if list_changes() else "") if commit else _read_carried()
+    carried = _read_carried()
+    if carried and not carried.endswith(DIRTY):
+        return carried
+    return _describe_git() or carried
 
 
 def carry() -> None:
@@ -31,13 +34,18 @@ def carry() -> None:
 
     Raises RuntimeError without git.
     """
-    commit = describe_commit()
+    commit = _describe_git()
     files = _git("ls-files", "--", *SOURCE)
     if commit is None or files is None:
         raise RuntimeError(f"{ROOT}: git does not know this checkout; its commit cannot be carried")
     lines = [commit, *(f"{_sum(ROOT / name)}  {name}" for name in files.splitlines())]
     (ROOT / CARRIED).parent.mkdir(exist_ok=True)
     (ROOT / CARRIED).write_text("\n".join(lines) + "\n")
+
+
+def _describe_git() -> str | None:
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    return commit and commit + (DIRTY if list_changes() else "")
 
 
 def _read_carried() -> str | None:

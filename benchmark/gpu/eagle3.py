@@ -40,7 +40,7 @@ def measure(record: Record, parts: Sequence[str]) -> None:
     if model is None:
         return
     with serve_dummies(model, variants, draft_args(), ENV) as servers:
-        measure_rounds(record, POLICY, model, variants, servers, BATCH, ROUNDS)
+        measure_rounds(record, POLICY, model, variants, servers, BATCH, ROUNDS, temperature=0.0)
 
 
 def rows(points: Mapping[str, Any]) -> list[Row]:

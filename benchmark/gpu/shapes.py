@@ -41,7 +41,8 @@ class Trial:
     @property
     def key(self) -> str:
         """Its key in the record."""
-        return f"shape {self.experts} experts, {self.rows} rows in programs of {self.tile}, {self.warps} warps"
+        programs = f"programs of {self.tile}, {self.warps} warps"
+        return f"shape of {PLAN}: {self.experts} experts, {self.rows} rows in {programs}"
 
 
 def list_trials() -> Iterator[Trial]:

@@ -104,7 +104,8 @@ def format_table(name: str, results: Path, page: Path) -> str:
 def _read(results: Path, name: str) -> dict[str, Any]:
     path = _locate(results, name)
     if not path.exists():
-        raise ValueError(f"no record {path.name}; python -m benchmark.records {name} measures it")
+        measures = f"make gpu EXPERIMENT={name}" if name in GPU_RECORDS else f"python -m benchmark.records {name}"
+        raise ValueError(f"no record {path.name}; {measures} measures it")
     return read_record(path, path.stem)
 
 

@@ -148,8 +148,8 @@ def _format_losses(points: Mapping[str, Any], series: Sequence[Series]) -> list[
 
 ESTIMATED = """\
 Measured: TPOT over vanilla's within a round, median, of the widened model. Estimated: the share of a
-step's bytes still read. A CPU has no launch cost worth naming, so that the 34 us a layer are left out. Negative means
-that the estimate promises more than was measured."""
+step's bytes still read. A CPU has no launch cost worth naming, so that the 34 and 40 us a layer are left out.
+Negative means that the estimate promises more than was measured."""
 
 
 def tabulate_estimate(points: Mapping[str, Any]) -> Table:

@@ -1,4 +1,4 @@
-"""The Triton kernel does not grow beyond a bound: `sizes.json` reports what it took, in instructions and registers.
+"""The Triton kernel does not grow beyond a bound: `sizes.json` reports instructions, registers and stack.
 
 A decode step runs other kernels between two of these, so that every instruction is fetched anew. Between other numbers
 of warps it decides nothing: an H100 is faster with half as many, of more instructions each (`shapes.json`).
@@ -17,9 +17,9 @@ from selection.hopper import Case, compile_kernel, measure
 from sglang_xshare import Router, RunnerSlots
 
 REPORT = json.loads(Path(__file__).with_name("sizes.json").read_text())
-INSTRUCTIONS, REGISTERS, SPILLED = 1.10, 24, 8
-"""A kernel may have as many times the instructions of the report, as many more registers a thread, and spill as many
-bytes of them: what truncating takes in the programs of 8 rows x 256 experts that are the fastest on an H100.
+INSTRUCTIONS, REGISTERS = 1.10, 24
+"""A kernel may have as many times the instructions of the report, and as many more registers a thread, but no more
+bytes of stack.
 """
 GROUPED = Router(8, "sigmoid", torch.zeros(256), num_expert_group=8, topk_group=4)
 XSHARE = {"policy": "xshare", "k0": 1, "add": 24}
@@ -70,11 +70,11 @@ CASES = {
 def test_size(name):
     case, slots = CASES[name]
     found = measure(compile_kernel(case, torch.bfloat16, slots=slots))
-    instructions, registers = REPORT["sizes"].get(name, (0, 0))
-    shown = f'Triton {triton.__version__}: "{name}": {[found.instructions, found.registers]}'
+    instructions, registers, stack = REPORT["sizes"].get(name, (0, 0, 0))
+    shown = f'Triton {triton.__version__}: "{name}": {[found.instructions, found.registers, found.stack]}'
     assert found.instructions <= INSTRUCTIONS * instructions, shown
     assert found.registers <= registers + REGISTERS, shown
-    assert found.stack <= SPILLED, f"{shown} spills {found.stack} bytes a thread"
+    assert found.stack <= stack, shown
 
 
 def test_the_report_is_of_these_cases():

@@ -21,8 +21,8 @@ FIXED = 34e-6
 REACHED = 0.97
 """Share of the memory's peak at which experts are loaded: 2.9 us for one of Qwen3-30B-A3B's, 9.4 MB (OEA, H100)."""
 OTHER = 40e-6
-"""Seconds that a layer takes beside that, whatever its bytes: attention, norms, the host. An H100's servers took 0.9 to
-1.0 ms more for 24 layers of Qwen3-30B-A3B and 4 to 16 requests than all else here comes to (SGLang 0.5.17).
+"""Seconds that a layer takes beside that: attention, norms, the host. An H100's servers of Qwen3-30B-A3B took 37 to 54
+more us a layer at 4 to 16 requests than all else here comes to, 25 at one, 71 at 32 (SGLang 0.5.17).
 """
 FORMULA = (
     f"MoE layer = {FIXED * 1e6:.0f} us + active x expert bytes / ({REACHED:.0%} of bandwidth), step = MoE layers x "

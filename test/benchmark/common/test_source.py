@@ -68,6 +68,20 @@ def carried(folder, tmp_path_factory, monkeypatch):
     return machine
 
 
+def test_git_may_know_an_older_commit_than_the_source_is(checkout):
+    """Where a checkout has travelled with a git of its own."""
+    folder, git = checkout
+    (folder / "python" / "a.py").write_text("second")
+    git("commit", "-a", "-m", "second")
+    commit = source.describe_commit()
+    source.carry()
+    git("reset", "--soft", "HEAD~1")
+    assert source.list_changes() == ["python/a.py"]
+    assert source.describe_commit() == commit
+    (folder / "python" / "a.py").write_text("third")
+    assert source.describe_commit() != commit
+
+
 def test_the_commit_travels(checkout, tmp_path_factory, monkeypatch):
     commit = source.describe_commit()
     source.carry()

@@ -22,8 +22,9 @@ def make_points(time, experts=shapes.EXPERTS):
         (lambda one: 100 - one.tile - one.warps / 100, {"one": {"8": 4, "16": 8, "32": 16, "64": 32}}),
         (lambda one: 5.0 if one.tile == one.rows else 6.0, {"one": {"8": 2, "16": 4, "32": 8, "64": 16}}),
         (lambda one: one.rows / 16 if one.tile == one.rows else 2.5, {"one": {"8": 2, "16": 4, "32": 8}}),
+        (lambda one: 9.9 if one.tile == one.rows else 10.0, {"one": {"8": 2}, "several": [8, 4]}),
     ],
-    ids=["small programs", "large ones", "one program", "one program up to 32 rows"],
+    ids=["small programs", "large ones", "one program", "one program up to 32 rows", "one not faster by enough"],
 )
 def test_the_fastest_is_chosen(time, chosen):
     (found,) = choose(make_points(time, [128]))

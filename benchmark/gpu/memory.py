@@ -30,7 +30,7 @@ SWIZZLE = 10.2
 STEP = 4
 """Layers are cut to multiples of it, the least being one: as many for 78 GiB as for 79, and even, as gpt-oss needs."""
 LEFT = 0.1
-"""Of the free memory, where layers are cut: no GPU has confirmed the estimate."""
+"""Of the free memory, where layers are cut: the estimate is rough. An H100 took two servers that were cut so."""
 
 
 def fit_model(record: Record, key: str, name: str, servers: int, draft: str | None = None) -> str | None:

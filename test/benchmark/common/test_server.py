@@ -9,14 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 from common.stand_in import write_stand_in
 
 from benchmark.common import server as server_module
-from benchmark.common.client import Load, bench_args
 from benchmark.common.paths import ROOT
 from benchmark.common.server import Server, ServerError
 from programs import write_program
@@ -97,10 +95,3 @@ with Server("model", release=Path({str(release)!r})) as server:
     driver.send_signal(how)
     assert driver.wait(timeout=60) != 0
     assert not psutil.wait_procs(family, timeout=60)[1]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_load_is_drawn_at_its_temperature(temperature):
-    load = Load(Path("prompts"), 4, 2, 8, seed=3, temperature=temperature)
-    args = bench_args(Server("model"), Path("model"), load, Path("result"))
-    assert args[args.index("--temperature") + 1] == str(temperature)

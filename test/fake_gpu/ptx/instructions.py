@@ -25,6 +25,8 @@ def compile_instruction(i: Instruction, module: Module) -> Handler:
         return lambda warp, mask: None
     if i.op in TRANSFERS:
         return TRANSFERS[i.op](i, module)
+    if i.op in SIMPLE and i.mods and i.type.endswith("x2"):
+        return _apply_to_halves(i, module)
     if i.op in SIMPLE:
         return apply(i, module, SIMPLE[i.op])
     if i.op in BUILT:
@@ -34,6 +36,16 @@ def compile_instruction(i: Instruction, module: Module) -> Handler:
         raise NotImplementedError(i.text)
 
     return missing
+
+
+def _apply_to_halves(i: Instruction, module: Module) -> Handler:
+    """Of registers that each hold two numbers of 16 bits."""
+    kind, function = TYPES[i.type.removesuffix("x2")], SIMPLE[i.op]
+
+    def compute(*operands: Array) -> Array:
+        return function(*(one.view(kind) for one in operands)).view(np.uint32)
+
+    return apply(i, module, compute, *["b32"] * (len(i.args) - 1))
 
 
 def _divide(a: Array, b: Array) -> Array:

@@ -41,25 +41,30 @@ class Memory:
 
 @dataclass
 class Touched:
-    """Since the last barrier of one program: warp that wrote a byte (-1: none), and a bit for each that touched it."""
+    """Since the last barrier of one program: the warp that wrote a byte last (-1: none), and a bit for each warp that
+    read it, and that wrote it.
+    """
 
     writer: np.ndarray
-    warps: np.ndarray
+    readers: np.ndarray
+    writers: np.ndarray
 
     @classmethod
     def none(cls, size: int) -> Touched:
         """Nobody yet."""
-        return cls(np.full(size, -1, np.int16), np.zeros(size, np.uint64))
+        return cls(np.full(size, -1, np.int16), np.zeros(size, np.uint64), np.zeros(size, np.uint64))
 
     def touch(self, warp: int, at: np.ndarray, changed: np.ndarray | None) -> bool:
         """Whether a warp's access to the bytes `at` is a race. `changed`: which of them it changes by writing; None: it
         reads.
         """
-        others = self.warps[at] & ~np.uint64(1 << warp) != 0
-        written = (self.writer[at] >= 0) & (self.writer[at] != warp)
-        clash = written if changed is None else others & (changed | ~written)
-        self.warps[at] |= np.uint64(1 << warp)
-        if changed is not None:
+        mine = np.uint64(1 << warp)
+        if changed is None:
+            clash = (self.writer[at] >= 0) & (self.writer[at] != warp)
+            self.readers[at] |= mine
+        else:
+            clash = (self.readers[at] & ~mine != 0) | (changed & (self.writers[at] & ~mine != 0))
+            self.writers[at] |= mine
             self.writer[at] = warp
         return bool(clash.any())
 

@@ -53,7 +53,9 @@ def _read_carried() -> str | None:
     if not (ROOT / CARRIED).exists():
         return None
     commit, *lines = (ROOT / CARRIED).read_text().splitlines()
-    same = all(_sum(ROOT / name) == digest for digest, name in (line.split("  ", 1) for line in lines))
+    sums = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+    added = set((_git("ls-files", "-co", "--exclude-standard", "--", *SOURCE) or "").splitlines()) - set(sums)
+    same = not added and all(_sum(ROOT / name) == digest for name, digest in sums.items())
     return commit if same or commit.endswith(DIRTY) else commit + DIRTY
 
 

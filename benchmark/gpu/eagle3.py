@@ -2,6 +2,7 @@
 
 The draft has the shape of a real one and random weights, so nothing it drafts would be accepted: upstream simulates the
 acceptance, and takes the draft's own tokens, since a fixed token would give all rows the same experts.
+Verification is greedy: that of drawn tokens, which runs other kernels, no stand-in has executed.
 """
 
 from collections.abc import Mapping, Sequence

@@ -87,9 +87,14 @@ def test_an_override_by_mass_ends_counts_and_one_by_a_count_mass():
     assert [by_mass.plan(0, size) for size in (2, 4, 6, 8)] == [build_plan("xshare", **keys) for keys in wanted]
     assert [build(**counted).plan(0, size).add for size in (2, 4, 6)] == [0, 9, 9]
     verified = build(speculative=True, add_per_request=4, by_rows={"8": {"mass": 0.5}})
-    balanced = build(target_per_rank=2, balance="level", by_rows={"8": {"mass": 0.5}})
-    assert balanced.plan(0, 8) == verified.plan(0, 8)
     assert verified.plan(0, 8) == build_plan("xshare", mass=0.5)
+
+
+def test_an_override_that_ends_a_target_of_ranks_ends_its_balance():
+    ends = {"2": {"mass": 0.5}, "4": {"target_per_rank": None, "add": 3}, "6": {"mass": 0.5, "target_per_rank": 4}}
+    balanced = build(target_per_rank=2, balance="level", by_rows=ends)
+    wanted = [{"mass": 0.5}, {"add": 3}, {"mass": 0.5, "target_per_rank": 4, "balance": "level"}]
+    assert [balanced.plan(0, size) for size in (2, 4, 6)] == [build_plan("xshare", **keys) for keys in wanted]
 
 
 def test_plans_finds_every_combination():

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import triton
 
 from fake_gpu.ptx.launcher import Execution, execute_ptx
 from fake_gpu.ptx.memory import Touched
@@ -210,8 +211,8 @@ def count_barriers(run, case):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "unneeded"), [("xshare", 4), ("programs", 7)])
-def test_a_barrier_that_is_left_out_shows(run, name, unneeded):
+@pytest.mark.parametrize(("name", "unneeded", "total"), [("xshare", 4, 15), ("programs", 7, 35)])
+def test_a_barrier_that_is_left_out_shows(run, name, unneeded, total):
     """But for those that nothing needs where all others are: Triton puts one before and behind each atomic operation,
     where we have put one, and between accesses that are a thread's own.
 
@@ -223,6 +224,7 @@ def test_a_barrier_that_is_left_out_shows(run, name, unneeded):
         launches.append((replace(case, rows=144), 144, "down"))
     left_out = set()
     barriers = count_barriers(run, case)
+    assert barriers == total or triton.__version__ != "3.9.0"
     for number in range(barriers):
         edit = leave_out(left_out | {number})
         if not any(find_signs(run, one, live, order, edit) for one, live, order in launches):

@@ -49,8 +49,9 @@ def test_off_touches_nothing(flags, attach):
         ({"expert_policy": "xshare:mass=0.995"}, "99.5 %"),
         ({"expert_policy": "xshare:k0=1,add=2"}, None),
         ({"expert_policy": "xshare", "expert_policy_config": '{"by_rows": {"16": {"add": 2}}}'}, None),
+        ({"expert_policy": "xshare", "expert_policy_config": '{"layers": {"0": {"add": 2}}}'}, None),
     ],
-    ids=["default", "mass", "add", "overridden"],
+    ids=["default", "mass", "add", "by rows", "layers"],
 )
 def test_the_log_says_what_a_step_keeps(policy, kept, attach, caplog):
     with caplog.at_level("INFO"):

@@ -22,7 +22,7 @@ REACHED = 0.97
 """Share of the memory's peak at which experts are loaded: 2.9 us for one of Qwen3-30B-A3B's, 9.4 MB (OEA, H100)."""
 OTHER = 40e-6
 """Seconds that a layer takes beside that: attention, norms, the host. An H100's servers of Qwen3-30B-A3B took 37 to 54
-more us a layer at 4 to 16 requests than all else here comes to, 25 at one, 71 at 32 (SGLang 0.5.17).
+more us a layer at 4 to 16 requests than all else here comes to, 25 to 27 at one, 67 to 71 at 32 (SGLang 0.5.17).
 """
 FORMULA = (
     f"MoE layer = {FIXED * 1e6:.0f} us + active x expert bytes / ({REACHED:.0%} of bandwidth), step = MoE layers x "
@@ -188,7 +188,8 @@ def estimate_step(weights: Weights, experts: float, cached: float, bandwidth: fl
     """Seconds of (a MoE layer, a decode step) in which a GPU loads so many `experts` a layer, and `cached` tokens of KV
     cache. `bandwidth` is its memory's peak in bytes/s. On several ranks it is the rank that the step waits for.
 
-    Sampling, exchanges between ranks and the selection itself are not in it; nothing hides behind anything else.
+    Exchanges between ranks are not in it, sampling and the selection itself have no term of their own; nothing hides
+    behind anything else.
     """
     reached = REACHED * bandwidth
     layer = FIXED + experts * weights.expert / reached

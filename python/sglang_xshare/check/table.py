@@ -14,7 +14,7 @@ from ..console import open_console, spell_bytes
 AUTO = "auto: each layer chooses as it loads, which is checked then"
 CAVEATS = (
     "The constants are of one H100; other GPUs differ by bandwidth alone.",
-    "Not in it: the selection itself, sampling, exchanges between ranks.",
+    "Not in it: exchanges between ranks; the selection itself and sampling have no term of their own.",
 )
 
 

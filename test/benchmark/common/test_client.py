@@ -1,6 +1,6 @@
 """Runs of bench_serving through one worker: one that fails, or is interrupted, costs only itself."""
 
-import json
+import signal
 import subprocess
 import sys
 
@@ -11,12 +11,15 @@ from benchmark.common.client import Client, Load, bench_args
 from benchmark.common.server import Server
 
 WORKER = """
-import json, sys
+import json, os, signal, sys, time
 for line in sys.stdin:
     args = json.loads(line)
     output, prompts = args[args.index("--output-file") + 1], args[args.index("--dataset-path") + 1]
     if prompts != "none answered":
         json.dump({"completed": 4}, open(output, "w"))
+    if prompts == "interrupts":
+        os.kill(os.getppid(), signal.SIGALRM)
+        time.sleep(60)
     print(prompts == "dies" and sys.exit(1) or 0, flush=True)
 """
 
@@ -57,11 +60,17 @@ def test_the_run_after_one_that_failed_has_a_new_worker(prompts, client, tmp_pat
     assert len(client.started) == 2
 
 
-def test_an_interrupted_run_takes_its_worker_along(client, tmp_path, monkeypatch):
-    monkeypatch.setattr(json, "dumps", lambda args: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        run(client, "well", tmp_path)
-    assert client.started[0].poll() is not None
+def test_an_interrupted_run_takes_its_worker_along(client, tmp_path):
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(client, "interrupts", tmp_path)
+    finally:
+        signal.signal(signal.SIGALRM, former)
+    assert client.started[0].poll() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -78,8 +78,14 @@ def test_git_may_know_an_older_commit_than_the_source_is(checkout):
     git("reset", "--soft", "HEAD~1")
     assert source.list_changes() == ["python/a.py"]
     assert source.describe_commit() == commit
+    (folder / "python" / "b.py").write_text("new")
+    older = source.describe_commit()
+    assert older != f"{commit}-dirty"
+    assert older.endswith("-dirty")
+    (folder / "python" / "b.py").unlink()
+    assert source.describe_commit() == commit
     (folder / "python" / "a.py").write_text("third")
-    assert source.describe_commit() != commit
+    assert source.describe_commit() == older
 
 
 def test_the_commit_travels(checkout, tmp_path_factory, monkeypatch):

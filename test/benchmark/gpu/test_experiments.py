@@ -1,11 +1,13 @@
 """Every experiment goes on where its record ends, and refuses models it does not know. Servers are stand-ins here."""
 
+from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 from gpu.recorded import write_record
 
-from benchmark.gpu import checks, eagle3, layer, paged, replay, selection, server, tune
+from benchmark.gpu import checks, eagle3, layer, paged, replay, selection, server, serving, tune
 from benchmark.gpu.__main__ import main
 from benchmark.gpu.table import list_rows
 from refused import refused
@@ -31,6 +33,25 @@ def test_a_point_that_fails_costs_no_other_and_is_the_last_to_be_tried_again(tmp
     assert checks.measure_points(record, calls) is None
     assert asked == ["b", "a", "c"]
     assert list_failed(tmp_path) == []
+
+
+def test_rounds_of_another_workload_are_measured_anew(tmp_path, monkeypatch):
+    """Such as those of greedy tokens; texts may lie elsewhere."""
+    asked = []
+    monkeypatch.setattr(serving, "write_model", Path)
+    monkeypatch.setattr(serving, "write_texts", lambda name, tokens: tmp_path / name)
+    monkeypatch.setattr(
+        serving, "measure", lambda record, key, workload, *rest: asked.append((key in record, workload))
+    )
+    record = write_record(tmp_path, "server", {})
+
+    def measure(**keys):
+        serving.measure_rounds(record, "key", "model", [], [], 4, 3, **keys)
+        was_kept, workload = asked[-1]
+        record.add("key", workload=asdict(replace(workload, texts=Path("texts"))), series=[])
+        return was_kept, workload.temperature
+
+    assert [measure(), measure(), measure(temperature=0.0)] == [(False, 1.0), (True, 1.0), (False, 0.0)]
 
 
 def list_failed(results):

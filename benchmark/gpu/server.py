@@ -101,14 +101,14 @@ def tabulate(points: Mapping[str, Any]) -> Table:
     for name, case in CASES.items():
         for concurrency in sorted(case.concurrencies):
             point = points.get(point_key(name, concurrency))
-            gain = None if point is None else Gain.read(point)
-            if gain is not None and gain.error is not None:
-                speed = f"{gain.off.throughput.median:.0f} -> {gain.on.throughput.median:.0f}"
-                token = f"{gain.off.tpot_ms.median:.2f} -> {gain.on.tpot_ms.median:.2f}"
-                percent = f"{gain.percent:+.1f} ± {gain.error:.1f} %"
-                counted = format_experts(gain.on), format_number(gain.on.kept_mass, 3)
-                is_greedy |= not Comparison.read(point).workload.temperature
-                cells.append([gain.model, case.variants[1].name, str(concurrency), speed, percent, token, *counted])
+            if point is None or Comparison.read(point).rounds == 1:
+                continue
+            gain, is_greedy = Gain.read(point), is_greedy or not Comparison.read(point).workload.temperature
+            speed = f"{gain.off.throughput.median:.0f} -> {gain.on.throughput.median:.0f}"
+            token = f"{gain.off.tpot_ms.median:.2f} -> {gain.on.tpot_ms.median:.2f}"
+            percent = f"{gain.percent:+.1f} ± {gain.error:.1f} %"
+            counted = format_experts(gain.on), format_number(gain.on.kept_mass, 3)
+            cells.append([gain.model, case.variants[1].name, str(concurrency), speed, percent, token, *counted])
     return Table("Servers", HEADINGS, cells, NOTE + GREEDY * is_greedy, text_columns=2)
 
 

@@ -153,8 +153,8 @@ def test_exact_answers_under_load_and_switches(ranks, release, draft, tiny_model
     print(f"{retracted} retractions; {metrics['exact_rows_total']:.0f} of {metrics['rows_total']:.0f} rows exact")
     assert equal == len(wanted) >= wants
     assert heard.others > wants
-    assert heard.aborted > 10
-    assert ranks or retracted > 10
+    assert heard.aborted > wants // 50
+    assert ranks or retracted > wants // 50
     assert 0 < metrics["exact_rows_total"] < metrics["rows_total"]
     assert "Scheduler hit an exception" not in log
 

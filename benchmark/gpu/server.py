@@ -101,9 +101,9 @@ def tabulate(points: Mapping[str, Any]) -> Table:
     for name, case in CASES.items():
         for concurrency in sorted(case.concurrencies):
             point = points.get(point_key(name, concurrency))
-            if point is None or Comparison.read(point).rounds == 1:
+            if point is None or (comparison := Comparison.read(point)).rounds == 1:
                 continue
-            gain, is_greedy = Gain.read(point), is_greedy or not Comparison.read(point).workload.temperature
+            gain, is_greedy = Gain.read(point), is_greedy or not comparison.workload.temperature
             speed = f"{gain.off.throughput.median:.0f} -> {gain.on.throughput.median:.0f}"
             token = f"{gain.off.tpot_ms.median:.2f} -> {gain.on.tpot_ms.median:.2f}"
             percent = f"{gain.percent:+.1f} ± {gain.error:.1f} %"

@@ -74,6 +74,15 @@ def test_many_rows(kernel, rows, experts):
     compare(kernel, make_logits("normal", rows, experts), make_plan("xshare"), Router(8))
 
 
+@pytest.mark.parametrize("mass", [0.3, 1.0])
+@pytest.mark.parametrize(("rows", "experts"), [(16, 256), (300, 8)])
+def test_utilities_beyond_31_bits_together_and_alone_near_them(kernel, rows, experts, mass):
+    """Sigmoids near 1: 4096 of them add up to 2^32, those of 300 rows to more than 2^28 an expert."""
+    plan = build_plan("xshare", k0=0, mass=mass, utility="full")
+    found = compare(kernel, make_logits("normal", rows, experts) + 4, plan, Router(2, "sigmoid"))
+    assert found.selected.all() == (mass == 1)
+
+
 @pytest.mark.parametrize("kind", ["normal", "ties", "special"])
 @pytest.mark.parametrize("name", ["lynx-acc", "lynx-acc of few voters", "moe-spec truncating"])
 def test_programs_agree_on_voters_and_on_who_is_rescued(kernel, name, kind):

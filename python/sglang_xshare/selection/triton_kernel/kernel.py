@@ -161,7 +161,7 @@ def select_kernel(
             aside = ballots > 0
         selected = select_experts(counters, aside, free, num_resident, rank, budgets, recipe, tile)
         if recipe.follows_voters:
-            selected = follow_voters(ballots, counters & (VOTE - 1), selected, budgets, recipe, tile)
+            selected = follow_voters(ballots, (counters & (VOTE - 1)).to(tl.int32), selected, budgets, recipe)
         saved = tl.full((), 0, tl.int64)
         if recipe.rescue:
             lost = find_lost(keys, own, selected, experts, recipe)

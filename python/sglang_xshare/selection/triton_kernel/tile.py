@@ -26,9 +26,7 @@ class Tile:
     """Whether rows are spread over several programs."""
     warps: int
     chunk: int
-    """Experts that all are compared with at a time."""
-    narrow: bool
-    """Whether a utility and an expert's index together fit 31 bits."""
+    """Experts that all are compared with at a time, where ranks are balanced."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,6 @@ def _cut(shape: Shape, tokens: int, columns: int, num_rows: int, num_experts: in
         several=several,
         warps=warps,
         chunk=min(experts, 32, 8192 // experts),  # a comparison takes 32 registers, in 256 threads
-        narrow=not several and rows * experts <= 1 << (31 - 20),
     )
 
 

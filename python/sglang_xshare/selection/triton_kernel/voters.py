@@ -47,11 +47,10 @@ def follow_voters(
     selected: tl.tensor,
     budgets: tl.tensor,
     recipe: tl.constexpr,
-    tile: tl.constexpr,
 ) -> tl.tensor:
     """S [E] bool with the experts that `min_votes` voters have in their top-k, then with the best by utility up to the
     model's top-k.
     """
     selected |= ballots >= read_count(budgets, MIN_VOTES)
     missing = recipe.top_k - tl.sum(selected.to(tl.int32), 0)
-    return selected | keep_best(tl.where(selected, 0, utility), missing, tile.narrow, tile)
+    return selected | keep_best(tl.where(selected, 0, utility), missing)

@@ -43,17 +43,18 @@ class Source:
 
     experiments: tuple[str, ...]
     tabulate: Callable[..., Table]
+    run: str | None = None
+    """The folder of a run on a GPU, whose records no `make records` makes."""
 
 
-GPU_RUN = "2026-11-26-nvidia-h100-80gb-hbm3"
-"""The folder of the newest run on a GPU, whose records no `make records` makes."""
-GPU_RECORDS = ("server",)
+H100_RUN, H200_RUN = "2026-11-26-nvidia-h100-80gb-hbm3", "2026-11-26-nvidia-h200"
 FRONTS = ("front", "front-grouped", "front-wide")
 WITH_DRAFTS = tuple(f"drafts-{batch}x{tokens}" for batch, tokens in VERIFIED)
 TABLES = {
     "serving": Source(("serving",), tabulate_serving),
     "serving-summary": Source(("serving", "drafts-1x8"), summarize_serving),
-    "gpu": Source(GPU_RECORDS, tabulate_gpu),
+    "gpu": Source(("server",), tabulate_gpu, H200_RUN),
+    "gpu-h100": Source(("server",), tabulate_gpu, H100_RUN),
     "quality": Source(("quality",), tabulate_quality),
     "verified": Source(WITH_DRAFTS, tabulate_verified),
     "verified-summary": Source(WITH_DRAFTS, summarize_verified),
@@ -88,29 +89,29 @@ def format_table(name: str, results: Path, page: Path) -> str:
     if name not in TABLES:
         raise ValueError(f"no such table; allowed are {', '.join(TABLES)}")
     source = TABLES[name]
-    records = {one: _read(results, one) for one in source.experiments}
+    paths = {one: _locate(results, one, source.run) for one in source.experiments}
+    records = {one: _read(path, source.run is not None) for one, path in paths.items()}
     try:
         table = source.tabulate(*(record["points"] for record in records.values()))
     except KeyError as error:
         raise ValueError(f"its record has no {error}") from None
     measured = [
-        f"[{one}]({_link(_locate(results, one), page)}): {format_machine(last_session(record))}."
+        f"[{one}]({_link(paths[one], page)}): {format_machine(last_session(record))}."
         for one, record in records.items()
     ]
     return "\n".join([table.to_markdown(), "", *measured])
 
 
 @cache
-def _read(results: Path, name: str) -> dict[str, Any]:
-    path = _locate(results, name)
+def _read(path: Path, is_gpu: bool) -> dict[str, Any]:
     if not path.exists():
-        measures = f"make gpu EXPERIMENT={name}" if name in GPU_RECORDS else f"python -m benchmark.records {name}"
+        measures = f"make gpu EXPERIMENT={path.stem}" if is_gpu else f"python -m benchmark.records {path.stem}"
         raise ValueError(f"no record {path.name}; {measures} measures it")
     return read_record(path, path.stem)
 
 
-def _locate(results: Path, name: str) -> Path:
-    return results / GPU_RUN / f"{name}.json" if name in GPU_RECORDS else EXPERIMENTS[name].path(results)
+def _locate(results: Path, name: str, run: str | None) -> Path:
+    return EXPERIMENTS[name].path(results) if run is None else results / run / f"{name}.json"
 
 
 def _link(path: Path, page: Path) -> str:

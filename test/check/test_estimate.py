@@ -10,12 +10,13 @@ from benchmark.gpu import moe_layer
 from benchmark.gpu.models import COMMON, read_config
 from benchmark.gpu.server import point_key
 from benchmark.gpu.serving import Gain
-from benchmark.records.tables import GPU_RUN
+from benchmark.records.tables import H100_RUN, H200_RUN
 from check.asking import H100, QWEN, ask, compare, read_rows, say
 from sglang_xshare.check.active import draw_loads
 from sglang_xshare.check.estimate import estimate_step
 from sglang_xshare.check.loads import COMMON as ASSUMED
 from sglang_xshare.check.weights import read_weights
+from sglang_xshare.gpus import GPUS
 from sglang_xshare.policies.schedule import build_schedule
 
 pytestmark = pytest.mark.usefixtures("served")
@@ -41,29 +42,36 @@ def test_the_page_states_how_far_the_layer_is_from_oea_s_table(write):
         assert abs(estimated / measured - 1) < 0.01
 
 
-SERVERS = RESULTS / GPU_RUN / "server.json"
-FITTED = 0.16
+H200 = GPUS["h200"].bandwidth * 1e9
+RUNS = {"H100": (H100_RUN, H100, 0.16), "H200": (H200_RUN, H200, 0.09)}
+"""The folder of a GPU's records, its bandwidth, and how far a step of Qwen3-30B-A3B is off there."""
 
 
 @pytest.mark.parametrize(
-    ("name", "requests"), [*(("qwen3-30b-a3b", requests) for requests in (1, 4, 8, 16, 32)), ("gpt-oss-20b", 16)]
+    ("gpu", "name", "requests"),
+    [
+        *(("H100", "qwen3-30b-a3b", requests) for requests in (1, 4, 8, 16, 32)),
+        ("H100", "gpt-oss-20b", 16),
+        *(("H200", "qwen3-30b-a3b", requests) for requests in (4, 8, 16, 32)),
+        ("H200", "gpt-oss-120b-no-warm-up", 16),
+    ],
 )
-def test_the_page_states_how_far_a_step_is_from_an_h100s(name, requests, write):
-    gain = Gain.read(read_record(SERVERS)["points"][point_key(name, requests)])
-    config = COMMON | read_config(gain.model)
-    weights = read_weights(write(config))
+def test_the_page_states_how_far_a_step_is_from_a_servers(gpu, name, requests, write):
+    run, bandwidth, off = RUNS[gpu]
+    gain = Gain.read(read_record(RESULTS / run / "server.json")["points"][point_key(name, requests)])
+    weights = read_weights(write(COMMON | read_config(gain.model)))
     top_k = weights.model.top_k  # what one request has active
     active = (gain.on.experts_before or top_k, gain.on.experts_after or top_k)
     measured = gain.off.tpot_ms.median, gain.on.tpot_ms.median
-    estimated = [estimate_step(weights, experts, requests * 256, H100)[1] * 1e3 for experts in active]
+    estimated = [estimate_step(weights, experts, requests * 256, bandwidth)[1] * 1e3 for experts in active]
     told = [
         f"{one[0]:.{digits}f} -> {one[1]:.{digits}f}" for one, digits in ((active, 1), (measured, 2), (estimated, 2))
     ]
     ratios = [f"{one[0] / one[1]:.2f}" for one in (measured, estimated)]
-    row = f"| {name}, {requests} | {' | '.join([*told, *ratios])} |"
+    row = f"| {gpu}, {name}, {requests} | {' | '.join([*told, *ratios])} |"
     assert row in PAGE, row
     far = max(abs(mine / theirs - 1) for mine, theirs in zip(estimated, measured, strict=True))
-    assert (far < FITTED) == (name == "qwen3-30b-a3b")
+    assert (far < off) == (name == "qwen3-30b-a3b")
 
 
 def test_drawn_rows_are_as_active_as_oea_counted(write):

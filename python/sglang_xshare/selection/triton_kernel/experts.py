@@ -51,8 +51,8 @@ def find_threshold(keys: tl.tensor, weights: tl.tensor, limit: tl.tensor) -> tl.
     less.
 
     By its digits, the highest first: each takes a comparison of all keys with 16 numbers. With all pairs of keys
-    compared the kernel took 14 us at 16 rows x 256 experts, where it takes 8, and 46 at 16 x 512, where it takes 14
-    (H200; with 32 numbers as long).
+    compared the kernel of bare `xshare` took 14 us at 16 rows x 256 experts, where it takes 8, and 46 at 16 x 512,
+    where it takes 14 (H200; with 32 numbers as long).
     """
     digit = tl.arange(0, RADIX).to(keys.dtype)
     largest = tl.max(keys, 0)
@@ -63,7 +63,7 @@ def find_threshold(keys: tl.tensor, weights: tl.tensor, limit: tl.tensor) -> tl.
     for _ in range(0, (shift // DIGIT + 1).to(tl.int32)):
         number = threshold + (digit << shift)
         weight = tl.sum(tl.where(keys[None, :] >= number[:, None], weights[None, :], 0), 1)
-        # In the first round, the highest digits of 31 bits are negative, and beyond any key.
+        # Of keys of 31 bits, digits from 8 on overflow in the first round: no key is as large.
         reached = tl.sum(((weight >= limit) & (number >= 0)).to(tl.int32), 0)
         threshold += tl.maximum(reached - 1, 0).to(keys.dtype) << shift
         shift -= DIGIT
@@ -80,13 +80,13 @@ def keep_until(keys: tl.tensor, weights: tl.tensor, limit: tl.tensor) -> tl.tens
     size: tl.constexpr = keys.shape[0]
     threshold = find_threshold(keys, weights, limit)
     above = keys > threshold
-    tied = keys == threshold
+    tied = (keys == threshold) & (keys > 0)  # 0 is the threshold of keys that all fit
     kept = above | tied
     if tl.sum(tied.to(tl.int32), 0) > 1:  # rare
         turn = tl.where(tied, size - 1 - tl.arange(0, size), -1)
         last = find_threshold(turn, weights, limit - tl.sum(tl.where(above, weights, 0), 0))
         kept = above | (turn >= last)
-    return kept & (keys > 0) & (limit > 0)
+    return kept & (limit > 0)
 
 
 @triton.jit
@@ -157,8 +157,8 @@ def balance_ranks(
 def reach_mass(utility: tl.tensor, selected: tl.tensor, budgets: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
     """[E] bool: the experts that S is to have, best first, before it holds its share of the utility."""
     rest = tl.where(selected, 0, utility)
-    weights = utility  # shares of a row: all together fit
-    if recipe.utility_full and recipe.sigmoid:
+    weights = utility  # shares of a row: all together fit, see MAX_ROWS
+    if recipe.utility_full and recipe.sigmoid and not recipe.softplus:
         weights = utility.to(tl.int64)
     total = tl.sum(weights, 0)
     held = tl.sum(tl.where(selected, weights, 0), 0)

@@ -14,7 +14,7 @@ from .tile import count_tokens, make_tile
 # say; every release so far fuses unasked.
 OPTIONS = {"enable_fp_fusion": True}
 
-# What the registers of a program hold; those of 32 rows of one request, which lie in one tile, by 512 experts spill.
+# What the registers of a program hold; those of 32 rows of one request, which lie in one tile, by 512 experts spill (what else: test/selection/sizes.json).
 MAX_TILE = 16384
 MAX_EXPERTS = 512
 _SELECTS = "k0 p beta utility add_per_request add mass target_per_rank balance free_residents acceptance warm_rows"
@@ -24,7 +24,8 @@ HANDLED = frozenset(f"{_SELECTS} {_RANKS} {_COVERS}".split())
 """The keys of a plan that the kernel or `_serves` reads. Any other has to be at its default."""
 SCORED = ("softmax", "sigmoid", "sqrtsoftplus")
 """What `Recipe` tells apart."""
-# 31 bits hold a column's sum of utilities up to 2^20, and a row's sum of shares up to 2^26.
+# 31 bits hold a column's sum of utilities up to 2^20, and a row's sum of shares up to 2^26; also all rows' shares of
+# 2^20 each, with half a unit too much for each of 512 experts.
 MAX_ROWS, MAX_TOP_K = 2047, 31
 
 

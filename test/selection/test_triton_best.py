@@ -1,0 +1,53 @@
+"""The Triton kernel's choice of the best experts, as functions of their own, beside a sort."""
+
+import pytest
+import torch
+
+from selection.best import count_ahead, keep
+from selection.compared import DEVICE, HAS_GPU
+from selection.interpreter import interpreted
+
+LARGEST = 2**31 - 1
+KEYS = {
+    "any": lambda draw: torch.randint(0, 2**26, (64,), generator=draw),
+    "ties": lambda draw: torch.randint(13, 16, (64,), generator=draw),
+    "none": lambda draw: torch.zeros(64, dtype=torch.int64),
+    "of 31 bits": lambda draw: LARGEST - torch.randint(0, 3, (64,), generator=draw),
+    "of 48 bits": lambda draw: torch.randint(0, 2**48, (64,), generator=draw) >> 46 << 46,
+}
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Call a function where Triton runs."""
+    if HAS_GPU:
+        yield lambda function, *args: function(*args)
+        return
+    with interpreted() as call:
+        yield call
+
+
+@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("weighed", [False, True])
+def test_the_best_until_they_weigh_enough(run, name, weighed):
+    """Whether each counts as one, or as much as its key; some of those that weigh are not to be had any more."""
+    draw = torch.Generator().manual_seed(len(name))
+    keys = KEYS[name](draw)
+    keys = keys.to(torch.int64 if name == "of 48 bits" else torch.int32)
+    weights = keys.long() if weighed else torch.ones_like(keys, dtype=torch.int32)
+    keys = torch.where(torch.rand(64, generator=draw) < 0.3, 0, keys)
+    order = keys.long().sort(descending=True, stable=True).indices
+    before = weights[order].cumsum(0) - weights[order]
+    total = int(weights[keys > 0].sum())
+    for limit in {-5, 0, 1, total // 3, total // 2, total, total + 1}:
+        expected = torch.zeros(64, dtype=torch.bool)
+        expected[order] = (before < limit) & (keys[order] > 0)
+        found = run(keep, keys.to(DEVICE), weights.to(DEVICE), limit)
+        assert torch.equal(found.cpu(), expected), limit
+
+
+@pytest.mark.parametrize("name", [name for name in KEYS if name != "of 48 bits"])
+def test_who_comes_before(run, name):
+    utility = KEYS[name](torch.Generator().manual_seed(1)).to(torch.int32)
+    expected = [sum((v, -j) > (u, -i) for j, v in enumerate(utility)) for i, u in enumerate(utility)]
+    assert run(count_ahead, utility.to(DEVICE)).tolist() == expected

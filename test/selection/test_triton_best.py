@@ -12,6 +12,7 @@ KEYS = {
     "any": lambda draw: torch.randint(0, 2**26, (64,), generator=draw),
     "ties": lambda draw: torch.randint(13, 16, (64,), generator=draw),
     "none": lambda draw: torch.zeros(64, dtype=torch.int64),
+    "few": lambda draw: torch.where(torch.arange(64) % 9 == 0, 15, 0),  # the largest of a digit, the first expert's too
     "of 31 bits": lambda draw: LARGEST - torch.randint(0, 3, (64,), generator=draw),
     "of 48 bits": lambda draw: torch.randint(0, 2**48, (64,), generator=draw) >> 46 << 46,
 }

@@ -211,7 +211,7 @@ def count_barriers(run, case):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "unneeded", "total"), [("xshare", 4, 13), ("programs", 7, 33)])
+@pytest.mark.parametrize(("name", "unneeded", "total"), [("xshare", 3, 13), ("programs", 8, 33)])
 def test_a_barrier_that_is_left_out_shows(run, name, unneeded, total):
     """But for those that nothing needs where all others are: Triton puts one before and behind each atomic operation,
     where we have put one, and between accesses that are a thread's own.
@@ -229,7 +229,6 @@ def test_a_barrier_that_is_left_out_shows(run, name, unneeded, total):
         edit = leave_out(left_out | {number})
         if not any(find_signs(run, one, live, order, edit) for one, live, order in launches):
             left_out.add(number)
-    print("LEFT", name, sorted(left_out), barriers)
     assert len(left_out) <= unneeded < barriers, f"{sorted(left_out)} of {barriers}"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from served.answers import LAYERS, NEW_TOKENS, SERVERS, ask, policy
-from served.release import LATEST, every_release, older_releases_take_long
+from served.release import LATEST, OLDER, older_releases_take_long
 from sglang_xshare.policies import list_policies
 
 
@@ -31,7 +31,7 @@ def test_off_and_vanilla_never_enter_the_stage(name, release, served):
     assert answers.info["expert_policy"] == (None if name == "off" else "vanilla")
 
 
-@every_release
+@pytest.mark.parametrize("release", [LATEST, OLDER[0], pytest.param(OLDER[1], marks=pytest.mark.long)])
 def test_full_budget_answers_as_vanilla(release, served):
     """All releases answer alike, so the older ones are compared with the latest one's unpatched tree."""
     answers = served("full budget", release)
@@ -61,7 +61,7 @@ def test_runs_repeat(served):
     ("name", "bounds"),
     [
         ("four policies", {0: 16 + 4, 1: 16 * 3, 2: 16, 3: 12}),
-        ("four more policies", {0: 12, 3: 10}),
+        pytest.param("four more policies", {0: 12, 3: 10}, marks=pytest.mark.long),
     ],
 )
 def test_each_policy_keeps_its_budget(name, bounds, served):

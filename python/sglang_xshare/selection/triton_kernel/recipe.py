@@ -14,7 +14,8 @@ from .tile import count_tokens, make_tile
 # say; every release so far fuses unasked.
 OPTIONS = {"enable_fp_fusion": True}
 
-# What the registers of a program hold; those of 32 rows of one request, which lie in one tile, by 512 experts spill (what else: test/selection/sizes.json).
+# What the registers of a program hold; those of 32 rows of one request, which lie in one tile, by 512 experts spill.
+# What else does is in test/selection/sizes.json.
 MAX_TILE = 16384
 MAX_EXPERTS = 512
 _SELECTS = "k0 p beta utility add_per_request add mass target_per_rank balance free_residents acceptance warm_rows"

@@ -20,7 +20,7 @@ XSHARE = {"policy": "xshare", "k0": 1, "add": 8}
 PER_REQUEST = {"policy": "xshare", "k0": 1, "add": 0, "add_per_request": 4}
 REQUESTS = (
     *((number, 0.0, 6 + 7 * number) for number in range(3)),  # one rank has two of them, and one is left alone
-    *((number, 1.5 + 0.15 * number, 4 + number % 4 * 6) for number in range(3, 13)),  # they come while others decode
+    *((number, 1.5 + 0.15 * number, 10 + number % 4 * 8) for number in range(3, 13)),  # they come while others decode
 )
 """What a server is asked, after one request by itself: a prompt, at which second, and for how many tokens."""
 

@@ -26,6 +26,12 @@ def sum_counters(partials: tl.tensor, programs: tl.tensor, tile: tl.constexpr) -
 
 
 @triton.jit
+def read_utility(counters: tl.tensor) -> tl.tensor:
+    """[E] int32."""
+    return (counters & (VOTE - 1)).to(tl.int32)
+
+
+@triton.jit
 def find_voted(counters: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
     """[E] bool: the experts in some row's own top-k."""
     votes = counters & (HOLDER - 1)
@@ -209,7 +215,7 @@ def select_experts(
     `aside` [E] bool where the recipe says so: budgets take and count others. So they do beside residents, `free` [E]
     bool, which join in the end, as far as they fit `num_resident` slots.
     """
-    utility = (counters & (VOTE - 1)).to(tl.int32)
+    utility = read_utility(counters)
     selected = counters >= HOLDER
     standing = counters & (HOLDER - 1)  # votes, and utility below them
     ranked = utility

@@ -25,7 +25,7 @@ import triton.language as tl
 from .barrier import wait_for_all
 from .budgets import WARM_ROWS, read_chance, read_count
 from .cover import find_filler, find_lost, limit_keys, place_experts, settle_filler, settle_spare, store_places, weigh
-from .experts import VOTE, find_voted, select_experts, sum_counters
+from .experts import find_voted, read_utility, select_experts, sum_counters
 from .ranking import choose_keys, collect_counters, find_first, rank_rows
 from .rows import load_tile, score_rows, store_tile
 from .voters import find_voters, follow_voters, measure_confidence
@@ -161,7 +161,7 @@ def select_kernel(
             aside = ballots > 0
         selected = select_experts(counters, aside, free, num_resident, rank, budgets, recipe, tile)
         if recipe.follows_voters:
-            selected = follow_voters(ballots, (counters & (VOTE - 1)).to(tl.int32), selected, budgets, recipe)
+            selected = follow_voters(ballots, read_utility(counters), selected, budgets, recipe)
         saved = tl.full((), 0, tl.int64)
         if recipe.rescue:
             lost = find_lost(keys, own, selected, experts, recipe)

@@ -78,11 +78,15 @@ def _measure_shape(record: Record, name: str) -> str | None:
 
     def time_policy(policy: str) -> dict[str, Any]:
         config = moe_layer.make_topk_config(shape, plans[policy], ROWS, "cuda")
-        us = time_graph(partial(layers.run, moe_layer.model_router(logits, config))) / shape.layers
+        route = moe_layer.model_router(logits, config)
+        us = time_graph(partial(layers.run, route)) / shape.layers
+        beside = [time_graph(partial(layers.run, one)) for one in (fixed, moe_layer.route_beside(route, fixed))]
+        router_us = (beside[1] - beside[0]) / shape.layers
         active = count(plans[policy])
-        print(f"{name}/{policy}: {us:.1f} us, {active:.1f} active experts", flush=True)
-        return {"active": active, "us": us}
+        print(f"{name}/{policy}: {us:.1f} us, router {router_us:.2f}, {active:.1f} active experts", flush=True)
+        return {"active": active, "us": us, "router_us": router_us}
 
+    fixed = moe_layer.fixed_router(moe_layer.route_to(BANDWIDTH_AT, shape, ROWS, "cuda"))
     plans = {policy: None if policy == "off" else parse_plan(policy) for policy in POLICIES}
     # Of a model with fewer experts a token, a warm-up of so many is none.
     router = Router(top_k=shape.top_k)
@@ -120,4 +124,8 @@ def _gain_rows(name: str, points: Mapping[str, Any]) -> list[Row]:
             what = f"{name}, {policy}, {point['us']:.1f} us, {point['active']:.1f} experts"
             gain = 100 * (1 - point["us"] / off["us"])
             found.append(at_least(what, gain, GAIN_BARS.get((name, policy)), "% off"))
+    timed = {policy: points[policy]["router_us"] for policy in POLICIES if "router_us" in points.get(policy, {})}
+    if timed:
+        text = ", ".join(f"{policy} {us:.2f}" for policy, us in timed.items())
+        found.append(Row(f"{name}, what routing takes of a layer", f"{text} us"))
     return found

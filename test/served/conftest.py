@@ -1,10 +1,13 @@
 """Servers that several tests ask the same."""
 
+import os
+import pickle
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from served.answers import SERVERS, SIZES, Answers, ask
 from served.ranks import Answers as RankedAnswers
@@ -19,13 +22,25 @@ def served(
     pristine_release: Callable[[str], Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[..., Answers]:
-    """Call it with a name of SERVERS, or "unpatched", for its answers: every server runs once, and alone."""
+    """Call it with a name of SERVERS, or "unpatched", for its answers: every server runs once, and alone, whichever of
+    pytest's workers asks first.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of this run's workers
 
     @cache
     def run(name: str, release: str) -> Answers:
-        tree = pristine_release(release) if name == "unpatched" else patched_release(release)
-        flags = () if name == "unpatched" else SERVERS[name]
-        return ask(tiny_model, tree, flags, tmp_path_factory.mktemp("served"), SIZES.get(name, (16, 16, 1)))
+        kept = folder / f"served {name} {release}"
+        with FileLock(f"{kept}.lock"):
+            if kept.exists():
+                return pickle.loads(kept.read_bytes())
+            tree = pristine_release(release) if name == "unpatched" else patched_release(release)
+            flags = () if name == "unpatched" else SERVERS[name]
+            sizes = SIZES.get(name, (16, 16, 1))
+            answers = ask(tiny_model, tree, flags, tmp_path_factory.mktemp("served"), sizes)
+            kept.write_bytes(pickle.dumps(answers))
+            return answers
 
     return lambda name, release=LATEST: run(name, release)
 

@@ -83,6 +83,7 @@ def test_each_policy_selects_at_verification(speculated):
         assert dropped > 0, f"layer {layer}"
 
 
+@pytest.mark.long
 def test_drafts_count_by_their_chance(speculated):
     keys = {name: value for name, value in WEIGHED.items() if name != "policy"}
     answers = speculated(policy("xshare", **keys, layers={"1": RANKED, "2": {"acceptance": "auto"}}))
@@ -126,6 +127,7 @@ def test_off_answers_as_no_speculation_while_requests_come_and_go(speculated, se
     assert not any(call["stage"] for call in answers.records)
 
 
+@pytest.mark.long
 def test_drafts_are_worth_verifying(speculated):
     """At least two tokens a verify step; a request's first token is its prefill's."""
     answers = speculated((), staggered=True)

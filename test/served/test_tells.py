@@ -133,6 +133,7 @@ def test_of_a_stream_of_new_tokens_the_last_message_tells(incremental, prompts):
     check_streams(incremental, prompts[0])
 
 
+@pytest.mark.long
 def test_under_speculation_steps_are_verifications(speculating, prompts):
     """The draft tokens of one request alone are several rows."""
     (told,) = generate(speculating, prompts[:1], NEW_TOKENS)

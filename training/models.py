@@ -88,6 +88,11 @@ def many512() -> Qwen3MoeConfig:
     return Qwen3MoeConfig(moe_intermediate_size=16, num_experts=512, num_experts_per_tok=10, **COMMON)
 
 
+def many128() -> Qwen3MoeConfig:
+    """128 experts of which 8 run, as in Qwen3-30B-A3B, an eighth as wide as the hidden state."""
+    return Qwen3MoeConfig(moe_intermediate_size=16, num_experts=128, num_experts_per_tok=8, **COMMON)
+
+
 def biased() -> Glm4MoeConfig:
     """256 experts of which 8 run beside a shared one, by sigmoid scores with a correction bias and without groups, as
     Kimi K2 and MiniMax-M2 have them.
@@ -130,6 +135,15 @@ MODELS = {
         loss_with_moved_biases,
         BUILD / "models/biased",
         BUILD / "train_moe/biased.pt",
+        steps=400,
+    ),
+    "many128": Recipe(
+        "A Qwen3-MoE of 128 experts",
+        Qwen3MoeForCausalLM,
+        many128,
+        loss_with_penalty,
+        BUILD / "models/many128",
+        BUILD / "train_moe/many128.pt",
         steps=400,
     ),
     "many512": Recipe(

@@ -60,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             loss = compare_loss(decoded.nats, vanilla.nats)
             print(f"{key}: {decoded.active:.1f} of {vanilla.active:.1f} experts, {loss} nats", flush=True)
             figures = {"experts": experts, "top_k": router.top_k, "scoring": router.scoring}
+            if (router.num_expert_group or 1) > 1:
+                figures["groups"] = [router.topk_group, router.num_expert_group]
             figures |= {"batch": batch, "tokens_per_request": tokens, "mixing": mixing, "setting": name}
             figures |= {"kept_mass": decoded.kept_mass}
             figures |= {"vanilla_active": vanilla.active, "active_experts": decoded.active}
@@ -102,7 +104,8 @@ def tabulate_defaults(*records: Mapping[str, Any]) -> Table:
 
 
 def _name(point: Mapping[str, Any]) -> str:
-    return f"{point['scoring']}, {point['top_k']} of {point['experts']}"
+    groups = "{} of {} groups, ".format(*point["groups"]) if "groups" in point else ""
+    return f"{point['scoring']}, {groups}{point['top_k']} of {point['experts']}"
 
 
 if __name__ == "__main__":

@@ -272,7 +272,7 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
         f"python -m training.train_moe --model {name}": Elsewhere(
             "test/training/test_models.py", "that builds the model; all that follows is as with the other two"
         )
-        for name in ("wide", "biased", "many512")
+        for name in ("wide", "biased", "many128", "many512")
     },
     "python -m training.train_eagle3": TRAINED,
     # on a GPU

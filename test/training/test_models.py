@@ -1,6 +1,6 @@
 """The models that are trained: the shipped one is configured as its checkpoint says, the others as they are named. What
-`python -m training.train_moe --model wide`, `python -m training.train_moe --model biased` and
-`python -m training.train_moe --model many512` train is built here.
+`python -m training.train_moe --model wide`, `python -m training.train_moe --model biased`,
+`python -m training.train_moe --model many128` and `python -m training.train_moe --model many512` train is built here.
 """
 
 import json

@@ -39,14 +39,4 @@ def moe_spec(
     """A fixed number of experts for a whole draft tree: those with the largest scores."""
     if ranking == "static" and utility != "full":
         raise ValueError(f"utility = {utility!r}: allowed only with ranking router, a static order asks no scores")
-    return SelectionPlan(
-        budget=budget,
-        ranking=ranking,
-        order=order,
-        utility=utility,
-        coverage=coverage,
-        rescue=rescue,
-        scope=scope,
-        own_share=own_share,
-        acceptance=acceptance,
-    )
+    return SelectionPlan(**locals())

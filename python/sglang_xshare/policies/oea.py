@@ -40,14 +40,4 @@ def oea(
     With `target_per_rank`, OEA's extension to expert parallelism (section 7): ranks with fewer active experts than the
     fullest, which the step waits for, get as many more of what rows want next, by utility; 1 does no more than that.
     """
-    balance = "literal" if target_per_rank is None else "level"
-    return SelectionPlan(
-        k0=k0,
-        p=p,
-        kmax=kmax,
-        max_rank=max_rank,
-        target_per_rank=target_per_rank,
-        balance=balance,
-        free_residents=free_residents,
-        own_share=own_share,
-    )
+    return SelectionPlan(balance="literal" if target_per_rank is None else "level", **locals())

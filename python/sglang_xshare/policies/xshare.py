@@ -54,17 +54,5 @@ def xshare(
     """
     if mass is UNSET:
         mass = MASS if add is UNSET and not add_per_request and target_per_rank is None else None
-    return SelectionPlan(
-        k0=k0,
-        p=p,
-        utility=utility,
-        add=0 if add is UNSET else add,
-        add_per_request=add_per_request,
-        mass=mass,
-        target_per_rank=target_per_rank,
-        balance=balance,
-        free_residents=free_residents,
-        own_share=own_share,
-        acceptance=acceptance,
-        warm_rows=warm_rows,
-    )
+    add = 0 if add is UNSET else add
+    return SelectionPlan(**locals())

@@ -60,7 +60,7 @@ def test_router_that_cannot_be_reproduced_is_refused(changes, named):
 @pytest.mark.parametrize("adds", [True, False])
 def test_a_bias_on_softmax_scores_counts_where_upstream_adds_it(adds, monkeypatch):
     """ERNIE 4.5's, [1, N] but on a CPU: CUDA's and ROCm's kernels are not given it."""
-    monkeypatch.setattr(stage_router, "adds_softmax_bias", lambda: adds)
+    monkeypatch.setattr(stage_router, "routes_on", lambda flag: adds and flag == "_is_cpu")
     found = read_router(config(correction_bias=BIAS.unsqueeze(0))).correction_bias
     assert (found is None) is not adds
     assert found is None or found.data_ptr() == BIAS.data_ptr()
@@ -70,9 +70,9 @@ def test_a_bias_on_softmax_scores_counts_where_upstream_adds_it(adds, monkeypatc
 def test_a_shared_expert_without_groups(scoring, monkeypatch):
     """As in MiniMax-M3, where upstream's CUDA kernel writes its column."""
     shared = config(top_k=9, scoring_func=scoring, correction_bias=BIAS, num_fused_shared_experts=1)
-    monkeypatch.setattr(stage_router, "writes_shared_without_groups", lambda: True)
+    monkeypatch.setattr(stage_router, "routes_on", lambda flag: flag == "_is_cuda")
     assert read_router(shared).top_k == 8
-    monkeypatch.setattr(stage_router, "writes_shared_without_groups", lambda: False)
+    monkeypatch.setattr(stage_router, "routes_on", lambda flag: False)
     with pytest.raises(ValueError, match=f"in a router that is ungrouped \\({scoring}\\)"):
         read_router(shared)
 

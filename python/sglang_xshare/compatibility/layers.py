@@ -16,7 +16,7 @@ from ..upstream.routing import (
     num_shared_slots,
     number_layer,
     read_output_format,
-    rewrites_padding,
+    routes_on,
 )
 from ..upstream.server import num_schedulers, resolved, routes_own_rows
 from .arguments import Arguments, read_arguments
@@ -134,7 +134,7 @@ def _read_options(runner: Runner, output_format: str, config: Any) -> dict[str, 
         raise ValueError(f"{output_format} output for MoE runner {runner.name}; allowed is {allowed}")
     # Upstream looks ids up where experts have other places, and before 0.5.23 where a rank numbers its own. On AMD it
     # gives padding rows expert 0, which may be active for nothing else.
-    looked_up = runner.convention == FILLED and (rewrites_padding() or (config.ep_size > 1 and not keeps_dropped()))
+    looked_up = runner.convention == FILLED and (routes_on("_is_hip") or (config.ep_size > 1 and not keeps_dropped()))
     return {
         "convention": runner.convention,
         "renumbers": config.ep_dispatch_algorithm is not None or looked_up,

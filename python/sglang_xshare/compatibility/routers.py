@@ -6,7 +6,7 @@ from typing import Any
 from ..policies.plan import SelectionPlan
 from ..selection.mask import check_maskable
 from ..stage.layer import MASKED, Layer
-from ..upstream.routing import appends_shared
+from ..upstream.routing import routes_on
 
 
 def check_router(name: str, modules: Mapping[str, Any]) -> None:
@@ -28,7 +28,7 @@ def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> No
         wider = plan.columns(layer.router) != layer.router.top_k
         if wider and not layer.takes_kmax:
             raise ValueError(f"kmax = {plan.kmax}: the layers' MoE runner uses top-k; allowed is {layer.router.top_k}")
-        if wider and layer.num_shared and (config.ep_dispatch_algorithm is not None or appends_shared()):
+        if wider and layer.num_shared and (config.ep_dispatch_algorithm is not None or routes_on("_use_aiter")):
             # Upstream tells a shared expert's column by the width alone: it would look its number up among the routed,
             # or not add it.
             raise ValueError(

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from ..types import SCORINGS, Router
-from .routing import adds_softmax_bias, num_shared_slots, renormalizes_biased_groups, writes_shared_without_groups
+from .routing import num_shared_slots, renormalizes_biased_groups, routes_on
 
 
 def read_router(topk_config: Any) -> Router:
@@ -28,7 +28,8 @@ def read_router(topk_config: Any) -> Router:
                 "where FlashInfer's kernel takes it; allowed is one that renormalizes"
             )
     elif bias is not None and scoring == "softmax":
-        bias = bias.flatten() if adds_softmax_bias() else None  # ERNIE 4.5's is [1, N]
+        # ERNIE 4.5's, [1, N]. On CUDA and ROCm upstream's `fused_topk` computes without it.
+        bias = bias.flatten() if routes_on("_is_cpu") else None
     _check_shared(topk_config, scoring)
     return Router(
         top_k=topk_config.top_k - num_shared_slots(topk_config),
@@ -43,24 +44,15 @@ def read_router(topk_config: Any) -> Router:
 def _check_shared(topk_config: Any, scoring: str) -> None:
     """Raise ValueError for fused shared experts whose column upstream's router writes in a way of its own."""
     shared, grouped = num_shared_slots(topk_config), topk_config.use_grouped_topk
-    # Without groups a softmax router chooses one expert more in its place, and so does every router in plain torch.
-    known = topk_config.renormalize and (grouped or (scoring != "softmax" and writes_shared_without_groups()))
+    # Without groups a softmax router chooses one expert more in its place, and so does every router but CUDA's
+    # `moe_fused_gate`.
+    known = topk_config.renormalize and (grouped or (scoring != "softmax" and routes_on("_is_cuda")))
     if shared > 1 or (shared and not known):
         kind = f"{'' if grouped else 'un'}grouped{'' if topk_config.renormalize else ', not renormalizing'}"
         raise ValueError(
             f"{shared} fused shared experts in a router that is {kind} ({scoring}), allowed is one in a renormalizing "
             "router, grouped or on CUDA not of softmax; others are served with --disable-shared-experts-fusion"
         )
-
-
-def _read_own_routing(function: Any, renormalize: bool) -> dict[str, Any] | None:
-    """Keyword arguments of the `Router` that a model's own routing function equals; None for one that is not known.
-
-    Each is known by the very object that its model's class or module holds, not by its name. `renormalize` is what
-    upstream calls it with.
-    """
-    found = (read(function, renormalize) for read in (_read_sigmoid, _read_afmoe, _read_gemma4, _read_interns1_pro))
-    return next((router for router in found if router is not None), None)
 
 
 def _find(module: str, path: str) -> Any:
@@ -71,41 +63,31 @@ def _find(module: str, path: str) -> Any:
     return found
 
 
-def _read_sigmoid(function: Any, renormalize: bool) -> dict[str, Any] | None:
-    """Cohere 2: top-k of the sigmoids. Llama 4: the sigmoids of the top-k logits, which it rounds to the activations'
-    dtype and never renormalizes.
+def _read_own_routing(function: Any, renormalize: bool) -> dict[str, Any] | None:
+    """Keyword arguments of the `Router` that a model's own routing function equals; None for one that is not known.
+
+    Each is known by the very object that its model's class or module holds, not by its name. `renormalize` is what
+    upstream calls it with.
     """
-    if function is _find("cohere2_moe", "cohere2_sigmoid_topk"):
+    if function is _find("cohere2_moe", "cohere2_sigmoid_topk"):  # top-k of the sigmoids
         return {"scoring": "sigmoid", "renormalize": renormalize}
+    # The sigmoids of the top-k logits, which it rounds to the activations' dtype and never renormalizes.
     if function is _find("llama4", "Llama4MoE.custom_routing_function"):
         return {"scoring": "sigmoid", "renormalize": False}
-    return None
-
-
-def _read_afmoe(function: Any, renormalize: bool) -> dict[str, Any] | None:
-    """Top-k of the sigmoids with a bias, which weighs nothing. Its softmax adds the bias to the logits: not known."""
-    if not isinstance(function, partial) or function.func is not _find("afmoe", "AfmoeMoE._custom_routing_function"):
+    # Top-k of the sigmoids with a bias, which weighs nothing. Its softmax adds the bias to the logits: not known.
+    if isinstance(function, partial) and function.func is _find("afmoe", "AfmoeMoE._custom_routing_function"):
+        if function.keywords["score_func"] == "sigmoid":
+            bias = function.keywords["expert_bias"]
+            return {"scoring": "sigmoid", "correction_bias": bias, "renormalize": renormalize}
         return None
-    if function.keywords["score_func"] != "sigmoid":
-        return None
-    bias = function.keywords["expert_bias"]
-    return {"scoring": "sigmoid", "correction_bias": bias, "renormalize": renormalize}
-
-
-def _read_gemma4(function: Any, renormalize: bool) -> dict[str, Any] | None:
-    """The softmax of the top-k logits, times a factor of each expert. Defined anew in every layer, from one code."""
-    make = _find("gemma4_causal", "Gemma4MoE.__init__")
-    code = getattr(function, "__code__", None)
-    if code is None or make is None or not any(code is constant for constant in make.__code__.co_consts):
-        return None
-    scale = inspect.getclosurevars(function).nonlocals["per_expert_scale"]
-    return {"scoring": "softmax", "renormalize": True, "expert_scale": scale}
-
-
-def _read_interns1_pro(function: Any, renormalize: bool) -> dict[str, Any] | None:
-    """As many experts of each group, by softmax."""
+    # As many experts of each group, by softmax.
     method = getattr(function, "__func__", None)
-    if method is None or method is not _find("interns1pro", "InternS1ProTextDecoderLayer._custom_routing_function"):
-        return None
-    groups = max(function.__self__.router_n_groups, 1)
-    return {"scoring": "softmax", "renormalize": renormalize, "quota_groups": groups if groups > 1 else None}
+    if method and method is _find("interns1pro", "InternS1ProTextDecoderLayer._custom_routing_function"):
+        groups = max(function.__self__.router_n_groups, 1)
+        return {"scoring": "softmax", "renormalize": renormalize, "quota_groups": groups if groups > 1 else None}
+    # The softmax of the top-k logits, times a factor of each expert. Defined anew in every layer, from one code.
+    make, code = _find("gemma4_causal", "Gemma4MoE.__init__"), getattr(function, "__code__", None)
+    if make and code and any(code is constant for constant in make.__code__.co_consts):
+        scale = inspect.getclosurevars(function).nonlocals["per_expert_scale"]
+        return {"scoring": "softmax", "renormalize": True, "expert_scale": scale}
+    return None

@@ -119,29 +119,18 @@ def folds_scaling(topk_config: Any) -> bool:
     """Whether a layer's router multiplies its weights by the scaling factor whatever its config says, as AMD's aiter
     does: the model then never does so behind its experts.
     """
-    from sglang.srt.layers.moe import topk
-
-    if not topk._use_aiter:
+    if not routes_on("_use_aiter"):
         return False
     if topk_config.use_grouped_topk:
         return topk_config.correction_bias is not None
     return topk_config.scoring_func == "sqrtsoftplus" and topk_config.custom_routing_function is None
 
 
-def rewrites_padding() -> bool:
-    """Whether upstream gives padding rows ids of its own behind the router: on AMD expert 0's, on CUDA -1."""
+def routes_on(flag: str) -> bool:
+    """What upstream's routers have found of their machine: `_is_cpu`, `_is_cuda`, `_is_hip`, `_use_aiter`."""
     from sglang.srt.layers.moe import topk
 
-    return bool(topk._is_hip)
-
-
-def appends_shared() -> bool:
-    """Whether upstream adds a fused shared expert's column behind the router, with AMD's aiter: to rows that are
-    narrower than it expects them in the end.
-    """
-    from sglang.srt.layers.moe import topk
-
-    return bool(topk._use_aiter)
+    return bool(getattr(topk, flag))
 
 
 def record_routed(topk_config: Any, layer_id: int, ids: torch.Tensor) -> None:
@@ -172,26 +161,8 @@ def list_routers(model: Any) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, TopK)]
 
 
-def adds_softmax_bias() -> bool:
-    """Whether a softmax router without groups adds its correction bias (ERNIE 4.5): on a CPU alone. On CUDA and ROCm
-    upstream's `fused_topk` computes without it.
-    """
-    from sglang.srt.layers.moe import topk
-
-    return bool(topk._is_cpu)
-
-
 def renormalizes_biased_groups() -> bool:
     """Whether a grouped router with a bias may renormalize though it is told not to: on CUDA before 0.5.22, whose
     `biased_grouped_topk_gpu` hands it to FlashInfer's kernel, which always does.
     """
-    from sglang.srt.layers.moe import topk
-
-    return bool(topk._is_cuda) and not scales_unnormalized_groups()
-
-
-def writes_shared_without_groups() -> bool:
-    """Whether a router without groups writes a fused shared expert's column: CUDA's `moe_fused_gate` does."""
-    from sglang.srt.layers.moe import topk
-
-    return bool(topk._is_cuda)
+    return routes_on("_is_cuda") and not scales_unnormalized_groups()

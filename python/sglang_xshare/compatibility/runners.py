@@ -6,6 +6,7 @@ those of `csrc/` and `include/` FlashInfer's, as in the releases that these thre
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..policies.plan import SelectionPlan
@@ -21,8 +22,6 @@ class Runner:
 
     name: str
     convention: Convention
-    read: str
-    """The upstream code that this rests on."""
     since: str = "0.5.17"
     """The first release that does so."""
     takes_kmax: bool = True
@@ -40,81 +39,40 @@ class Runner:
         return marked and (not self.methods or not kinds.isdisjoint(self.methods))
 
 
-_ROUTING = (
-    "csrc/fused_moe/trtllm_backend/trtllm_fused_moe_routing_custom.cuh, `expertIdx > -1`, and `isLocalExpert` in "
-    "include/flashinfer/trtllm/fused_moe/RoutingKernel.cuh: -1 gets permuted index -1, which finalizeKernel skips; "
-    "lanes of one row that hold the same expert race for one place"
-)
-_CUTLASS_FUSED = (
-    "csrc/fused_moe/cutlass_backend/cutlass_fused_moe_kernels.cuh: `is_valid_expert`, `expert_id == target_expert_id` "
-    "and finalizeMoeRoutingKernel's `expert_id < 0` leave -1 out; blockExpertPrefixSumKernel looks for one place of an "
-    "expert in a row"
-)
-# Not Fp8MoEMethod's scales of whole tensors.
+# csrc/fused_moe/cutlass_backend/cutlass_fused_moe_kernels.cuh: `is_valid_expert`, `expert_id == target_expert_id` and
+# finalizeMoeRoutingKernel's `expert_id < 0` leave -1 out; blockExpertPrefixSumKernel looks for one place of an expert
+# in a row.
+# csrc/fused_moe/trtllm_backend/trtllm_fused_moe_routing_custom.cuh, `expertIdx > -1`, and `isLocalExpert` in
+# include/flashinfer/trtllm/fused_moe/RoutingKernel.cuh: -1 gets permuted index -1, which finalizeKernel skips; lanes of
+# one row that hold the same expert race for one place. The methods leave out Fp8MoEMethod's scales of whole tensors.
 _TRTLLM_METHODS = ("UnquantizedFusedMoEMethod", "Fp8MoEMethod", "ModelOptNvFp4FusedMoEMethod")
-TRITON = Runner(
-    "triton", FILLED, "moe_align_block_size sorts every slot by itself; -1 is read unless experts are filtered"
-)
-"""Also where a layer has no `FusedMoE`, as in DeepSeek's first model."""
+_TRTLLM = partial(Runner, convention=DROPPED, takes_kmax=False, marks={"block_quant": True})
+_MXFP4 = partial(Runner, "flashinfer_mxfp4", since="0.5.23", methods=("Mxfp4MoEMethod",))
+# moe_align_block_size sorts every slot by itself; -1 is read unless experts are filtered. Also where a layer has no
+# `FusedMoE`, as in DeepSeek's first model.
+TRITON = Runner("triton", FILLED)
 TABLE = (
     TRITON,
-    Runner("marlin", FILLED, "fused_marlin_moe sorts by moe_align_block_size, as triton does"),
-    Runner("cutlass", FILLED, "cutlass_moe.py: prepare_moe_input counts and places every slot by itself; -1 is read"),
-    Runner(
-        "triton_kernel",
-        MASKED,
-        "moe/topk.py, `routing(router_logits, ...)` of triton_kernels: top-k, then softmax, a row's experts in bits",
-        takes_kmax=False,
-    ),
-    Runner(
-        "deep_gemm",
-        DROPPED,
-        "kernels/ops/moe/ep_moe_kernels.py: `valid` in fused_moe_dispatch_index and ep_scatter, `dst_idx >= 0` in "
-        "fill_gateup_input and post_reorder_deepgemm (0.5.17: `expert_id >= 0` in all of them), which steps by "
-        "runner_config.top_k; an expert has m_max rows, each row of the batch once",
-        takes_kmax=False,
-    ),
-    Runner("flashinfer_cutlass", DROPPED, _CUTLASS_FUSED),
-    Runner(
-        "flashinfer_trtllm_routed",
-        DROPPED,
-        f"moe_runner/flashinfer_trtllm.py, `use_routed_topk`, which may step by runner_config.top_k; {_ROUTING}",
-        takes_kmax=False,
-        methods=_TRTLLM_METHODS,
-        marks={"block_quant": True},
-    ),
-    Runner(
-        "flashinfer_trtllm",
-        DROPPED,
-        "moe_runner/flashinfer_trtllm.py, `materialized_topk` and `format_is_standard`: handed ids it is "
-        f"flashinfer_trtllm_routed; {_ROUTING}",
-        since="0.5.23",
-        takes_kmax=False,
-        methods=(*_TRTLLM_METHODS, "CompressedTensorsW4A4Nvfp4MoE"),
-        marks={"block_quant": True},
-    ),
-    Runner(
-        "flashinfer_mxfp4",
-        MASKED,
-        "moe_runner/flashinfer_trtllm.py, _fused_experts_flashinfer_mxfp4_sm100_trtllm_gen, routing method 1; "
-        "include/flashinfer/trtllm/fused_moe/: RoutingKernelTopK.cuh ranks by logit, then by number, "
-        "RoutingCustomPolicy.cuh's SoftmaxPostprocess follows",
-        since="0.5.23",
-        takes_kmax=False,
-        methods=("Mxfp4MoEMethod",),
-        marks={"_fi_kernel": "trtllm_sm100"},
-    ),
-    *(
-        Runner(
-            "flashinfer_mxfp4",
-            DROPPED,
-            f"moe_runner/flashinfer_cutlass.py, _fused_experts_flashinfer_mxfp4_cutlass; {_CUTLASS_FUSED}",
-            since="0.5.23",
-            methods=("Mxfp4MoEMethod",),
-            marks={"_fi_kernel": kernel},
-        )
-        for kernel in ("cutlass_sm90", "cutlass_sm120")
-    ),
+    Runner("marlin", FILLED),  # fused_marlin_moe sorts by moe_align_block_size, as triton does
+    Runner("cutlass", FILLED),  # cutlass_moe.py: prepare_moe_input counts and places every slot by itself; -1 is read
+    # moe/topk.py, `routing(router_logits, ...)` of triton_kernels: top-k, then softmax, a row's experts in bits
+    Runner("triton_kernel", MASKED, takes_kmax=False),
+    # kernels/ops/moe/ep_moe_kernels.py: `valid` in fused_moe_dispatch_index and ep_scatter, `dst_idx >= 0` in
+    # fill_gateup_input and post_reorder_deepgemm (0.5.17: `expert_id >= 0` in all of them), which steps by
+    # runner_config.top_k; an expert has m_max rows, each row of the batch once
+    Runner("deep_gemm", DROPPED, takes_kmax=False),
+    Runner("flashinfer_cutlass", DROPPED),
+    # moe_runner/flashinfer_trtllm.py, `use_routed_topk`, which may step by runner_config.top_k
+    _TRTLLM("flashinfer_trtllm_routed", methods=_TRTLLM_METHODS),
+    # The same file, `materialized_topk` and `format_is_standard`: handed ids it is flashinfer_trtllm_routed
+    _TRTLLM("flashinfer_trtllm", since="0.5.23", methods=(*_TRTLLM_METHODS, "CompressedTensorsW4A4Nvfp4MoE")),
+    # The same file, _fused_experts_flashinfer_mxfp4_sm100_trtllm_gen, routing method 1;
+    # include/flashinfer/trtllm/fused_moe/: RoutingKernelTopK.cuh ranks by logit, then by number; SoftmaxPostprocess of
+    # RoutingCustomPolicy.cuh follows
+    _MXFP4(convention=MASKED, takes_kmax=False, marks={"_fi_kernel": "trtllm_sm100"}),
+    # moe_runner/flashinfer_cutlass.py, _fused_experts_flashinfer_mxfp4_cutlass, and as flashinfer_cutlass
+    _MXFP4(convention=DROPPED, marks={"_fi_kernel": "cutlass_sm90"}),
+    _MXFP4(convention=DROPPED, marks={"_fi_kernel": "cutlass_sm120"}),
 )
 REASONS = {
     "aiter": "moe_sorting keeps one slot of an expert that a row holds twice, whatever its weight, and reads -1 "

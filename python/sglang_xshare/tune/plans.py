@@ -1,7 +1,7 @@
 """Policies as GET and POST /expert_policy spell them: a setting for each group of layers and each batch size."""
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import Any
 
 from ..policies.common import spell_range
@@ -43,49 +43,34 @@ def join_batches(plans: Mapping[int, Mapping[Layers, str]]) -> dict[str, Any]:
     settings = [setting for size in sizes for setting in plans[size].values() if setting != VANILLA_SETTING]
     last = [setting for setting in plans[sizes[-1]].values() if setting != VANILLA_SETTING]
     base = max(last, key=last.count)
-    overrides = _Overrides(base, settings)
-    policy = overrides.base
+    overrides = _list_overrides(settings)
+    name, keys = parse_policy(base)
+    policy: dict[str, Any] = {"policy": name, **keys}
     if len(sizes) < len(plans):
         policy["max_rows"] = sizes[-1]
-    layers = {name_layers(group): overrides.of(one) for group, one in plans[sizes[-1]].items() if one != base}
+    layers = {name_layers(group): overrides[one] for group, one in plans[sizes[-1]].items() if one != base}
     if layers:
         policy["layers"] = layers
     by_rows = {}
     for below, size in pairwise([FIRST_SIZE - 1, *sizes[:-1]]):
-        inner = {name_layers(group): overrides.of(one) for group, one in plans[size].items()}
+        inner = {name_layers(group): overrides[one] for group, one in plans[size].items()}
         by_rows[spell_range(below + 1, size)] = {"layers": inner}
     if by_rows:
         policy["by_rows"] = by_rows
     return policy
 
 
-class _Overrides:
-    """Settings as overrides of a base one. Those of one policy say every key that one of them gives, or in which two of
-    them differ: an override starts from what it overrides, and the default of one key may depend on another.
+def _list_overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Each setting as an override. Those of one policy say every key that one of them gives, or in which two of them
+    differ: an override starts from what it overrides, and the default of one key may depend on another.
     """
-
-    def __init__(self, base: str, settings: Sequence[str]) -> None:
-        name, keys = parse_policy(base)
-        self.base: dict[str, Any] = {"policy": name, **keys}
-        self._told: dict[str, set[str]] = {}
-        for setting in settings:
-            name, keys = parse_policy(setting)
-            self._told.setdefault(name, set()).update(keys)
-        for one, other in combinations(settings, 2):
-            name = parse_policy(one)[0]
-            if name == parse_policy(other)[0]:
-                pairs = zip(_resolve(one).items(), _resolve(other).values(), strict=True)
-                self._told[name].update(key for (key, value), others in pairs if value != others)
-
-    def of(self, setting: str) -> dict[str, Any]:
-        """One of them."""
-        name = parse_policy(setting)[0]
-        if name == VANILLA_SETTING:
-            return {"policy": name}
-        told = self._told[name]
-        return {"policy": name, **{key: value for key, value in _resolve(setting).items() if key in told}}
-
-
-def _resolve(setting: str) -> dict[str, Any]:
-    name, keys = parse_policy(setting)
-    return get_policy(name).resolve(keys)
+    given = {setting: parse_policy(setting) for setting in settings}
+    found = {VANILLA_SETTING: {"policy": VANILLA_SETTING}}
+    for policy in {name for name, _ in given.values()}:
+        keys = {one: get_policy(policy).resolve(own) for one, (name, own) in given.items() if name == policy}
+        first, *others = keys.values()
+        told = {key for one in keys for key in given[one][1]}
+        told |= {key for key in first for other in others if other[key] != first[key]}
+        for one, resolved in keys.items():
+            found[one] = {"policy": policy, **{key: value for key, value in resolved.items() if key in told}}
+    return found

@@ -44,7 +44,7 @@ def _check_policy(start: Start) -> None:
 
 
 def _check_patched(start: Start) -> None:
-    _check_tree("--expert-policy" if start.get("expert_policy") else "--mask-padding-experts")
+    _check_tree("--expert-policy" if getattr(start.server_args, "expert_policy", None) else "--mask-padding-experts")
 
 
 def _check_tree(flag: str) -> None:

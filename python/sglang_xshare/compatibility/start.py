@@ -27,12 +27,8 @@ class Start:
     def asks(self, part: str) -> bool:
         """Whether the server is started with this part."""
         if part == PLACEMENT:
-            return self.get("expert_placement") is not None
+            return getattr(self.server_args, "expert_placement", None) is not None
         return is_asked(self.server_args) if part == AFFINITY else self.parsed is not None
-
-    def get(self, name: str) -> Any:
-        """An argument as it was given; None of a release that does not have it."""
-        return getattr(self.server_args, name, None)
 
     @cached_property
     def parsed(self) -> Arguments | ExpertPolicyError | None:
@@ -60,11 +56,6 @@ class Start:
         return resolved(self.server_args)
 
     @cached_property
-    def loaded(self) -> Any:
-        """The `ModelConfig` that resolution has read."""
-        return model_config(self.server_args)
-
-    @cached_property
     def model(self) -> MoeModel:
         """What a schedule must fit of it. Raises `ExpertPolicyError`."""
-        return read_model(self.loaded, self.server_args.model_path)
+        return read_model(model_config(self.server_args), self.server_args.model_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -148,6 +149,14 @@ class Tally:
         self.vanilla_active.copy_(selection.vanilla_active)
         self.kept_mass.copy_(selection.kept_mass)
         self.rescued.copy_(selection.rescued)
+
+
+def allocate_tally(new: Callable[..., torch.Tensor], rows: int, experts: int, *layers: int) -> Tally:
+    """Of selections from logits [rows, experts], of so many `layers` in one. `new`: a tensor's `new_zeros`, or so."""
+    import torch
+
+    active, vanilla_active = (new((*layers, experts), dtype=torch.bool) for _ in range(2))
+    return Tally(active, vanilla_active, new((*layers, rows), dtype=torch.float32), new(layers, dtype=torch.int64))
 
 
 def _check_count(key: str, value: object) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from ...policies.plan import SelectionPlan
-from ...types import Batch, Router, RunnerSlots, Selection, Tally
+from ...types import Batch, Router, RunnerSlots, Selection, Tally, allocate_tally
 from ..scores import score
 from ..slots import serve_runner
 from .layout import find_unhandled, pack
@@ -102,9 +102,7 @@ class Call:
         weights = given.new_empty((rows, self._width), dtype=torch.float32)
         selected = given.new_empty(self._num_experts, dtype=torch.bool)
         if tally is None:
-            active, vanilla_active = torch.empty_like(selected), torch.empty_like(selected)
-            kept_mass, rescued = given.new_empty(rows, dtype=torch.float32), given.new_empty((), dtype=torch.int64)
-            tally = Tally(active, vanilla_active, kept_mass, rescued)
+            tally = allocate_tally(given.new_empty, rows, self._num_experts)
         # Tensors rather than addresses: what is converted has to live until the call is over.
         tables = (
             None if batch.valid is None else batch.valid.contiguous(),

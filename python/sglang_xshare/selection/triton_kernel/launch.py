@@ -8,7 +8,7 @@ import torch
 import triton
 
 from ...policies.plan import SelectionPlan
-from ...types import Batch, Router, RunnerSlots, Selection, Tally
+from ...types import Batch, Router, RunnerSlots, Selection, Tally, allocate_tally
 from ..scores import find_depth
 from .budgets import Budgets, find_budgets
 from .filling import fill_rows
@@ -66,12 +66,7 @@ def _allocate(logits: torch.Tensor, columns: int, tally: Tally | None) -> Select
     # The kernel writes every element, if there is a row to run it for.
     new = logits.new_empty if num_rows else logits.new_zeros
     if tally is None or not num_rows:
-        tally = Tally(
-            active=new((num_experts,), dtype=torch.bool),
-            vanilla_active=new((num_experts,), dtype=torch.bool),
-            kept_mass=new((num_rows,), dtype=torch.float32),
-            rescued=new((), dtype=torch.int64),
-        )
+        tally = allocate_tally(new, num_rows, num_experts)
     return Selection(
         topk_ids=new((num_rows, columns), dtype=torch.int32),
         topk_weights=new((num_rows, columns), dtype=torch.float32),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...selection.cpu_call import is_readable, load
-from ...types import Tally
+from ...types import Tally, allocate_tally
 from ..step import Step
 from .columns import COLUMNS, COUNTS, KEPT, PAGING_COUNTS, copy_flags
 from .compiled import add_tables
@@ -67,12 +67,12 @@ class Counters:
         layers = len(self.totals)
         if not (self.in_one_call and is_readable(logits)):
             self._by_layer = None
-            return allocate_tables(layers, logits)
+            return allocate_tally(logits.new_zeros, *logits.shape, layers)
         if logits.shape not in self._by_shape:
             if len(self._by_shape) >= MAX_SHAPES:
                 self._by_shape.clear()
             with torch.inference_mode(False):  # of which a later step could not write to any
-                tables = allocate_tables(layers, logits)
+                tables = allocate_tally(logits.new_zeros, *logits.shape, layers)
                 self._by_shape[logits.shape] = tables, [tables.of(layer) for layer in range(layers)]
         tables, self._by_layer = self._by_shape[logits.shape]
         tables.active.zero_()
@@ -93,17 +93,6 @@ class Counters:
         counts = count_tables(tables, step, self.residents, fits)
         self.totals += counts
         return counts
-
-
-def allocate_tables(layers: int, logits: torch.Tensor) -> Tally:
-    """Tensors [layers, ...] for so many layers that each select from logits [n, N], all 0."""
-    rows, experts = logits.shape
-    return Tally(
-        active=logits.new_zeros((layers, experts), dtype=torch.bool),
-        vanilla_active=logits.new_zeros((layers, experts), dtype=torch.bool),
-        kept_mass=logits.new_zeros((layers, rows), dtype=torch.float32),
-        rescued=logits.new_zeros((layers,), dtype=torch.int64),
-    )
 
 
 def count_tables(

@@ -72,7 +72,7 @@ class Dispatcher:
 
     def _count(self, request: Any, decision: Decision) -> None:
         now = time.monotonic()
-        ended = self._early.pop(request.rid)
+        ended = self._early.pop(request.rid, None)
         if ended is not None and now - ended < WAIT:
             self.affinity.finish(request.rid)
         loads = self.affinity.loads

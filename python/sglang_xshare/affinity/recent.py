@@ -17,27 +17,19 @@ SESSIONS = 262_144
 """Sessions remembered, apart from conversations, since these may move and a session may not: 45 MB when full."""
 
 
-class Recent:
+class Recent(OrderedDict[Hashable, int]):
     """Keys with a value each, of which the `most` used latest are kept."""
 
     def __init__(self, most: int) -> None:
+        super().__init__()
         self.most = most
-        self._values: OrderedDict[Hashable, int] = OrderedDict()
-
-    def get(self, key: Hashable) -> int | None:
-        """The value; None for a key that is not, or no longer, known."""
-        return self._values.get(key)
-
-    def pop(self, key: Hashable) -> int | None:
-        """The value of a key, which is forgotten; None as in `get`."""
-        return self._values.pop(key, None)
 
     def put(self, key: Hashable, value: int = 0) -> None:
         """Remember a key as the latest."""
-        self._values[key] = value
-        self._values.move_to_end(key)
-        if len(self._values) > self.most:
-            self._values.popitem(last=False)
+        self[key] = value
+        self.move_to_end(key)
+        if len(self) > self.most:
+            self.popitem(last=False)
 
 
 class Prefixes:

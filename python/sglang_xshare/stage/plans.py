@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from ..policies import VANILLA, bounds
@@ -29,9 +29,8 @@ class Plans:
         self.schedule = schedule
         self.batches = batches
         self.masks = masks and schedule is None
-        self._found: dict[tuple[Layer, StepKey], tuple[SelectionPlan | None, str | None]] = {}
+        self.find, self.fit = cache(self._find), cache(self._fit)
         self._acting: dict[StepKey, bool] = {}
-        self._fitting: dict[tuple[Layer, StepKey], bool] = {}
         self.assigned: dict[StepKey, list[tuple[Assignment, str | None]]] = {}
         """What `assign` has decided of plain steps."""
 
@@ -52,32 +51,21 @@ class Plans:
         """The plan in force, every default resolved."""
         return {"policy": "vanilla"} if self.schedule is None else describe(self.schedule, top_k)
 
-    def find(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:
-        """(a layer's plan in a step of this size, None), or (None, why it has none)."""
-        place = layer, key
-        if place not in self._found:
-            self._found[place] = self._choose(layer, key.phase, key.rows, key.tokens_per_request)
-        return self._found[place]
-
     def act(self, layers: Iterable[Layer], key: StepKey) -> bool:
         """Whether some of a model's layers has a plan in a step of this size: always of the same layers."""
         if key not in self._acting:
             self._acting[key] = any(self.find(layer, key)[0] for layer in layers)
         return self._acting[key]
 
-    def fit(self, layer: Layer, key: StepKey) -> bool:
+    def _fit(self, layer: Layer, key: StepKey) -> bool:
         """Whether no more of a layer's experts than it has slots are active in such a step, whatever the logits."""
-        place = layer, key
-        if place not in self._fitting:
-            slots, plan = layer.num_slots, self.find(layer, key)[0]
-            self._fitting[place] = slots is None or bounds.fits_slots(
-                plan, layer.router, layer.paging.num_experts, key.rows, key.tokens_per_request, slots
-            )
-        return self._fitting[place]
+        slots, plan = layer.num_slots, self.find(layer, key)[0]
+        step = key.rows, key.tokens_per_request
+        return slots is None or bounds.fits_slots(plan, layer.router, layer.paging.num_experts, *step, slots)
 
-    def _choose(
-        self, layer: Layer, phase: str, rows: int, tokens_per_request: int
-    ) -> tuple[SelectionPlan | None, str | None]:
+    def _find(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:
+        """(a layer's plan in a step of this size, None), or (None, why it has none)."""
+        phase, rows, tokens_per_request = key
         if self.schedule is None:
             if not self.masks:
                 return None, "vanilla"

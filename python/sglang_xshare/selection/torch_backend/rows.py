@@ -96,8 +96,7 @@ def rank_rows(logits: torch.Tensor, router: Router, batch: Batch, by_depth: bool
     keys = choice.double()
     keys.addcmul_(keys.abs().clamp_(_SMALLEST, _LARGEST), lower_first(keys.shape[1], keys.device), value=_TIE)
     valid = None if batch.valid is None else batch.valid.unsqueeze(1)
-    # Of its own, as metrics are read when the caller's may be the next step's. One that is not valid has no experts.
-    exact = None if batch.exact is None else batch.exact.clone().unsqueeze(1)
+    exact = None if batch.exact is None else batch.exact.unsqueeze(1)  # one that is not valid has no experts
     groups = router.quota_groups
     own_keys = keys if groups is None else keep_quota(keys, router.top_k, groups)
     own = find_best(scores, own_keys, router.top_k, valid)

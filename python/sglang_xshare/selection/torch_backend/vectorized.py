@@ -3,7 +3,8 @@
 A CUDA graph can capture it. On the CPU each operation costs microseconds whatever its size: the common plans take few.
 """
 
-from functools import cache, cached_property
+from dataclasses import replace
+from functools import cache
 
 import torch
 from torch.nn.functional import pad
@@ -35,7 +36,7 @@ def select(
         rows = rank_rows(logits, router, batch, plan.by_depth)
         kept = _keep(rows, plan)
         select_experts(rows, plan, rank_of_expert, kept, selected)
-        lost = _rescue(rows, selected) if plan.can_rescue else None
+        lost = _rescue(rows, selected) if plan.can_rescue else selected.new_zeros(0)
         chosen = _cover(rows, plan, kept, selected)
         shares, total = _share(rows, plan, router, chosen) if router.renormalize else (chosen.scores, None)
         experts = torch.where(chosen.live, chosen.experts, -1)
@@ -47,59 +48,15 @@ def select(
         ids, weights = pad(ids, (0, missing), value=-1), pad(weights, (0, missing))
     if router.scaling != 1:
         weights = weights * router.scaling
-    # The caller's mask may be the next step's by the time the metrics are read.
-    valid = None if batch.valid is None else batch.valid.clone()
-    answer = _Answer(
-        topk_ids=ids,
-        topk_weights=weights,
-        selected=selected,
-        _lost=lost,
-        _own=rows.own,
-        _chosen=chosen,
-        _valid=valid,
-        _exact=rows.exact,
-    )
-    if slots is not None:
-        vars(answer).update(serve_runner(answer, logits, router.top_k, slots))
-    return answer
-
-
-class _Answer(Selection):
-    """A `Selection` that computes what only metrics ask for when it is first read."""
-
-    _lost: torch.Tensor | None
-    _own: Slots
-    _chosen: Slots
-    _valid: torch.Tensor | None
-    _exact: torch.Tensor | None
-
-    def __init__(self, **parts: torch.Tensor | Slots | None) -> None:
-        vars(self).update(parts)
-
-    @cached_property
-    def active(self) -> torch.Tensor:
-        return self._mark(self._chosen)
-
-    @cached_property
-    def rescued(self) -> torch.Tensor:
-        lost = self.selected.new_zeros(0) if self._lost is None else self._lost
-        return lost.sum()
-
-    @cached_property
-    def vanilla_active(self) -> torch.Tensor:
-        return self._mark(self._own)
-
-    @cached_property
-    def kept_mass(self) -> torch.Tensor:
-        kept = (self._chosen.scores.sum(1) / self._own.scores.sum(1)).nan_to_num_(nan=1.0, posinf=1.0)
-        if self._exact is not None:  # sums of more columns, which may round otherwise
-            kept = kept.masked_fill(self._exact.squeeze(1), 1.0)
-        return kept if self._valid is None else kept * self._valid
-
-    def _mark(self, slots: Slots) -> torch.Tensor:
-        marks = torch.zeros_like(self.selected)
-        mark(marks, slots.experts, slots.live)
-        return marks
+    active, vanilla_active = torch.zeros_like(selected), torch.zeros_like(selected)
+    mark(active, chosen.experts, chosen.live)
+    mark(vanilla_active, rows.own.experts, rows.own.live)
+    kept = (chosen.scores.sum(1) / rows.own.scores.sum(1)).nan_to_num_(nan=1.0, posinf=1.0)
+    if rows.exact is not None:  # sums of more columns, which may round otherwise
+        kept = kept.masked_fill(rows.exact.squeeze(1), 1.0)
+    kept = kept if batch.valid is None else kept * batch.valid
+    answer = Selection(ids, weights, selected, active, lost.sum(), vanilla_active, kept)
+    return answer if slots is None else replace(answer, **serve_runner(answer, logits, router.top_k, slots))
 
 
 def _keep(rows: Rows, plan: SelectionPlan) -> torch.Tensor:

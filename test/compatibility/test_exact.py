@@ -7,7 +7,7 @@ import pytest
 
 from refused import refused
 from sglang_xshare import hooks
-from sglang_xshare.compatibility.exact import TREE_IN_CPP, check_exact, check_rule
+from sglang_xshare.compatibility.exact import TREE_IN_CPP, check_rule
 from sglang_xshare.policies.exact import Rule
 
 SERVED = {"expert_policy": "xshare", "enable_priority_scheduling": False}
@@ -68,7 +68,7 @@ def test_a_tree_of_prefixes_that_knows_no_namespace_is_refused(value, monkeypatc
     with pytest.raises(ValueError, match=f"{TREE_IN_CPP} {value}: "):
         ask(SimpleNamespace(**SERVED), "exact")
     with refused(f"{TREE_IN_CPP} {value}"):
-        check_exact(SimpleNamespace(**SERVED))
+        check_rule(BY_PRIORITY, SimpleNamespace(**SERVED))
     ask(SimpleNamespace(**SERVED), "shared")
     monkeypatch.setenv(TREE_IN_CPP, "0")
     ask(SimpleNamespace(**SERVED), "exact")

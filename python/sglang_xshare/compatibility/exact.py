@@ -33,34 +33,25 @@ TREE_IN_CPP = "SGLANG_EXPERIMENTAL_CPP_RADIX_TREE"
 
 def find_refusal(config: Any) -> str | None:
     """Why a server with this resolved `config` cannot have exact requests, in one line."""
-    found = _find_obstacle(config)
-    if found is None:
+    if (found := _find_obstacle(config)) is None:
         return None
-    flag, value, reason = found
+    flag, value, reason, _ = found
     return f"custom_params.{KEY} = {EXACT!r}: {flag} {value}: {reason}; allowed is {SHARED!r}"
 
 
-def check_exact(config: Any) -> None:
-    """Raise `ExpertPolicyError` for what `find_refusal` tells."""
-    found = _find_obstacle(config)
-    if found is not None:
-        flag, value, reason = found
-        allowed = {TREE_IN_CPP: "unset", "--speculative-algorithm": "another"}.get(flag, "off")
-        raise ExpertPolicyError(flag, value, f"{reason}; allowed is {allowed}")
-
-
-def _find_obstacle(config: Any) -> tuple[str, str, str] | None:
-    """(the flag or switch that exact requests cannot be served with, its value, why)."""
+def _find_obstacle(config: Any) -> tuple[str, str, str, str] | None:
+    """(the flag or switch that exact requests cannot be served with, its value, why, what is allowed)."""
     reason = "there are no exact requests with it, since {}"
     switch = os.environ.get(TREE_IN_CPP, "")
     if switch.lower() in ("1", "true", "yes", "y"):
-        return TREE_IN_CPP, switch, reason.format(SHARED_PREFIXES)
+        return TREE_IN_CPP, switch, reason.format(SHARED_PREFIXES), "unset"
     for flag, why in REFUSED_FLAGS.items():
         value = getattr(config, flag, None)
         if value not in (None, False):
-            return f"--{flag.replace('_', '-')}", "on" if value is True else str(value), reason.format(why)
+            shown = "on" if value is True else str(value)
+            return f"--{flag.replace('_', '-')}", shown, reason.format(why), "off"
     if drafter(config) == UNNAMED:
-        return "--speculative-algorithm", UNNAMED, reason.format("its forwards do not name their requests")
+        return "--speculative-algorithm", UNNAMED, reason.format("its forwards do not name their requests"), "another"
     return None
 
 
@@ -68,7 +59,9 @@ def check_rule(rule: Rule, config: Any) -> None:
     """Raise `ExpertPolicyError` for a policy's key `exact` that the server does not fit."""
     if rule == Rule():
         return
-    check_exact(config)
+    if found := _find_obstacle(config):
+        flag, value, reason, allowed = found
+        raise ExpertPolicyError(flag, value, f"{reason}; allowed is {allowed}")
     if rule.priority is not None and not getattr(config, "enable_priority_scheduling", False):
         reason = "requests have a priority with --enable-priority-scheduling alone; allowed is that flag beside it"
         raise ExpertPolicyError("--expert-policy-config", f'exact {{"priority": {rule.priority}}}', reason)

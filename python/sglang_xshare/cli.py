@@ -17,6 +17,7 @@ from .live.command import add_parser as add_policy_parser
 from .live.top import add_parser as add_top_parser
 from .parser import Parser, whole
 from .patching.cli import add_parser as add_patch_parser
+from .patching.errors import PatchError
 from .tune.command import add_parser as add_tune_parser
 from .version import __version__
 
@@ -49,11 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = int(arguments.run(arguments))
         sys.stdout.flush()
+        return code
     except BrokenPipeError:
         # The reader has left, as `head -1` does. Python flushes once more on its way out: into nothing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    return code
+    except OSError as error:
+        line = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    except (ValueError, RuntimeError, PatchError) as error:  # `PolicyError` is a RuntimeError
+        line = str(error)
+    print(f"{arguments.name}: {' '.join(line.split())}", file=sys.stderr)
+    return 1
 
 
 def _add_policies_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -65,22 +72,18 @@ def _add_policies_parser(subparsers: argparse._SubParsersAction[argparse.Argumen
     parser.add_argument("--show", action="store_true", help=resolved)
     verified = "with --show: of a server that verifies so many a request"
     parser.add_argument("--speculative-num-draft-tokens", type=whole(), metavar="N", help=verified)
-    parser.set_defaults(run=_run_policies)
+    parser.set_defaults(run=_run_policies, name="policies")
 
 
 def _run_policies(arguments: argparse.Namespace) -> int:
     from .policies import get_policy, list_policies
     from .policies.table import format_json, print_table
 
-    try:
-        if arguments.show:
-            return _show(arguments)
-        if tokens := arguments.speculative_num_draft_tokens:
-            raise ValueError(f"--speculative-num-draft-tokens {tokens}: allowed only together with --show")
-        policies = [get_policy(name) for name in arguments.policies] or list_policies()
-    except ValueError as error:  # `ExpertPolicyError` is one
-        print(f"policies: {error}", file=sys.stderr)
-        return 1
+    if arguments.show:
+        return _show(arguments)
+    if tokens := arguments.speculative_num_draft_tokens:
+        raise ValueError(f"--speculative-num-draft-tokens {tokens}: allowed only together with --show")
+    policies = [get_policy(name) for name in arguments.policies] or list_policies()
     if arguments.json:
         print(format_json(policies))
     else:

@@ -1,13 +1,16 @@
 """Flags of the command line: a wrong one is told in one line."""
 
 import argparse
+import math
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from .policies.keys import suggest
 
+NAMES = {int: "an integer", float: "a number"}
 LARGEST = 1_000_000_000
 """Of every number that is given: what is computed of them stays finite."""
 
@@ -42,15 +45,18 @@ class Parser(argparse.ArgumentParser):
         self.exit(1, f"{subcommand}: {line.removeprefix('argument ')}\n")
 
 
-def read_count(flag: str, text: Any, low: int, high: int = LARGEST) -> int:
-    """An integer of a flag. Raises ValueError with what is allowed."""
+def read_number(flag: str, text: Any, low: float, high: float = LARGEST, kind: type = float) -> Any:
+    """A number of a flag. Raises ValueError with what is allowed."""
     try:
-        number = int(str(text))
+        number = kind(str(text))
     except ValueError:
-        number = low - 1
+        number = math.nan
     if not low <= number <= high:
-        raise ValueError(f"{flag} {text}: allowed is an integer of {low:,} to {high:,}".lstrip())
+        raise ValueError(f"{flag} {text}: allowed is {NAMES[kind]} of {low:,} to {high:,}".lstrip())
     return number
+
+
+read_count = partial(read_number, kind=int)
 
 
 def path(text: str) -> Path:
@@ -60,13 +66,16 @@ def path(text: str) -> Path:
     return Path(text)
 
 
-def whole(low: int = 1, high: int = LARGEST) -> Callable[[str], int]:
-    """The type of a flag that takes an integer in that range."""
+def between(low: float = 1, high: float = LARGEST, kind: type = float) -> Callable[[str], Any]:
+    """The type of a flag that takes a number in that range."""
 
-    def read(text: str) -> int:
+    def read(text: str) -> Any:
         try:
-            return read_count("", text, low, high)
+            return read_number("", text, low, high, kind)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return read
+
+
+whole = partial(between, kind=int)

@@ -12,7 +12,7 @@ from refused import read_refusal
 from sglang_xshare.cli import main
 from sglang_xshare.live import PATH
 from sglang_xshare.live import top as verb
-from sglang_xshare.live.frame import METRICS, LayerLoad, Look, compare, read_gauges
+from sglang_xshare.live.top import METRICS, Look, compare, read_gauges
 
 METRICS_TEXT = """\
 # HELP sglang:gen_throughput The generation throughput (token/s).
@@ -52,6 +52,12 @@ EARLIER = answer(layer(1, 4, 40, 20, 7.0, 8), layer(3, 4, 44, 24, 6.0, 8))
 LATER = answer(layer(1, 6, 70, 30, 13.0, 16), layer(3, 4, 44, 24, 6.0, 8))
 
 
+def load(number: int, *means: float | None) -> dict[str, Any]:
+    """Of a layer what a frame tells; the rest is None."""
+    names = ("before", "after", "kept_mass", "page_ins_before", "page_ins")
+    return {"layer": number} | dict.fromkeys(names) | dict(zip(names, means, strict=False))
+
+
 def at(time: float, told: dict[str, Any]) -> Look:
     return Look("http://h", told, read_gauges(METRICS_TEXT), time)
 
@@ -66,16 +72,17 @@ def server(answering: Callable[[bytes], FakeServer]) -> FakeServer:
 
 def test_a_frame_tells_what_happened_between_two_looks():
     frame = compare(at(12.5, LATER), at(10.0, EARLIER))
-    assert frame.seconds == 2.5
-    assert frame.layers == [LayerLoad(1, 15.0, 5.0, 0.75), LayerLoad(3, None, None, None)]
-    assert (frame.tokens_per_second, frame.accepted_length, frame.running, frame.queued) == (150.5, 3.0, 16, 0)
+    assert frame["seconds"] == 2.5
+    assert frame["layers"] == [load(1, 15.0, 5.0, 0.75), load(3)]
+    assert (frame["tokens_per_second"], frame["accepted_length"]) == (150.5, 3.0)
+    assert (frame["running"], frame["queued"]) == (16, 0)
 
 
 def test_page_ins_are_told_where_experts_are_paged():
     told = answer(layer(1, 4, 40, 20, 7.0, 8) | {"page_ins_before": 30, "page_ins": 10}, layer(3, 0, 0, 0, 0.0, 0))
     told["since_switch"] |= {"mean_page_ins_before": 7.5, "mean_page_ins": 2.5}
     frame = compare(at(1.0, told), None)
-    assert frame.layers[0] == LayerLoad(1, 10.0, 5.0, 0.875, 7.5, 2.5)
+    assert frame["layers"][0] == load(1, 10.0, 5.0, 0.875, 7.5, 2.5)
     console = Console(width=100)
     with console.capture() as shown:
         console.print(verb.draw(frame, 8))
@@ -93,8 +100,8 @@ def test_page_ins_are_told_where_experts_are_paged():
 )
 def test_the_first_frame_and_that_of_another_plan_are_of_all_since_it_is_in_force(before):
     frame = compare(at(12.0, LATER), before)
-    assert frame.seconds is None
-    assert frame.layers == [LayerLoad(1, 70 / 6, 5.0, 13 / 16), LayerLoad(3, 11.0, 6.0, 0.75)]
+    assert frame["seconds"] is None
+    assert frame["layers"] == [load(1, 70 / 6, 5.0, 13 / 16), load(3, 11.0, 6.0, 0.75)]
 
 
 def test_once_draws_one_frame(server, capsys):

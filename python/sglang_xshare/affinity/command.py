@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -32,18 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     most = "tokens of each text at most (default: 100000)"
     parser.add_argument("--tokens", type=whole(), default=100_000, metavar="N", help=most)
     parser.add_argument("--device", metavar="NAME", help="where the model runs (default: cuda where there is one)")
-    parser.set_defaults(run=run)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the table. Returns 0, or 1 for what cannot be measured or written."""
-    try:
-        _check(arguments)
-        _calibrate(arguments)
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"calibrate: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
-    return 0
+    parser.set_defaults(run=run, name="calibrate")
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -61,7 +49,9 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--texts {arguments.texts}: no *.txt there; {allowed}")
 
 
-def _calibrate(arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and write the table."""
+    _check(arguments)
     import torch
 
     from .calibration import calibrate, load_model, read_texts
@@ -79,6 +69,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
     size = f"{table.vocabulary} ids x {table.dimensions} dimensions, {arguments.out.stat().st_size / 2**20:.1f} MiB"
     of = f"{pieces.numel()} tokens, {table.origin.layers} layers of {table.origin.experts} experts"
     print(f"{arguments.out}: {size}, from {of}")
+    return 0
 
 
 def _show_progress(batches: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:

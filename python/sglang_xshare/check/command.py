@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..console import spell_bytes
 from ..gpus import GPUS, NVIDIA, Gpu, find_gpu
-from ..parser import read_count
+from ..parser import read_count, read_number
 from ..patching.errors import PatchError
 from ..upstream.server import resolved
 from .estimate import Asked, check_asked, count_captured, estimate, find_link, read_compared, read_served
 from .loads import read_trace
 from .memory import count_cache, describe_memory, describe_weights
-from .server import FLAGS, ServerFlags, read_flags, read_number
+from .server import FLAGS, ServerFlags, read_flags
 from .weights import Incomplete, Uncounted, Weights, read_weights
 
 if TYPE_CHECKING:
@@ -55,18 +55,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--active", nargs=2, metavar=("BEFORE", "AFTER"), help=known)
     add("--trace", type=Path, metavar="FILE", help="active experts of a file of --expert-policy-trace")
     add("--json", action="store_true", help="as JSON")
-    parser.set_defaults(run=run, server_flags=[])
+    parser.set_defaults(run=run, name="check", server_flags=[])
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the report. Returns 0 where the server would be served and all that was asked is answered, else 1."""
     from .table import print_table
 
-    try:
-        report = check(arguments.server_flags, arguments)
-    except (ValueError, PatchError) as error:
-        print(f"check: {error}", file=sys.stderr)
-        return 1
+    report = check(arguments.server_flags, arguments)
     if arguments.json:
         print(json.dumps(report, indent=2))
     else:

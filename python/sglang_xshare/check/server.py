@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from ..files import read_server_file
-from ..parser import LARGEST, read_count
+from ..parser import read_count, read_number
 
 FLAGS: dict[str, tuple[str, ...]] = {
     "model": ("--model-path", "--model"),
@@ -127,14 +126,3 @@ def _list_flags(written: dict[str, Any]) -> Iterator[str]:
             yield flag
         elif value is not None and value is not False:
             yield f"{flag}={value if isinstance(value, str) else json.dumps(value)}"
-
-
-def read_number(flag: str, text: Any, low: float, high: float = LARGEST) -> float:
-    """A number of a flag. Raises ValueError with what is allowed."""
-    try:
-        number = float(str(text))
-    except ValueError:
-        number = math.nan
-    if not low <= number <= high:
-        raise ValueError(f"{flag} {text}: allowed is a number of {low:g} to {high:,}")
-    return number

@@ -14,7 +14,7 @@ from ..files import read_json
 from ..policies.keys import as_json
 from ..policies.plan import AUTO
 from ..policies.spelling import SPELLING, parse_policy
-from .client import Client, PolicyError, add_server, find_keys
+from .client import Client, add_server, find_keys
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,17 +36,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
                 "--config", metavar="FILE", help="a JSON file: the keys, beside POLICY or with policy in it"
             )
         action.add_argument("--json", action="store_true", help="the server's answer as it is")
-        action.set_defaults(run=_run, action=name)
+        action.set_defaults(run=_run, action=name, name=f"policy {name}")
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    try:
-        body = read_policy(arguments) if arguments.action == "set" else None
-        client = Client(arguments.url, *find_keys(arguments))
-        answer = client.get_policy() if body is None else client.set_policy(body)
-    except (PolicyError, ValueError) as error:
-        print(f"policy {arguments.action}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+    body = read_policy(arguments) if arguments.action == "set" else None
+    client = Client(arguments.url, *find_keys(arguments))
+    answer = client.get_policy() if body is None else client.set_policy(body)
     if arguments.json:
         print(json.dumps(answer, indent=2))
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from .engine import apply, preview, revert
@@ -22,14 +21,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "status": "say how the tree stands; exit code 1 where it needs attention",
     }.items():
         command = commands.add_parser(name, help=description, description=description)
+        command.set_defaults(run=run, name=f"patch {name}")
         command.add_argument("--target", type=Path, metavar="DIR", help=where)
         if name == "apply":
             command.add_argument("--dry-run", action="store_true", help="say hunk by hunk what would change")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one command. A refusal is one line on stderr and exit code 1."""
+    """Run one command."""
     try:
         if args.command == "status":
             line = describe(args.target)
@@ -37,16 +36,7 @@ def run(args: argparse.Namespace) -> int:
             line = revert(args.target)
         else:
             line = (preview if args.dry_run else apply)(args.target)
-    except PatchError as error:
-        return _refuse(args.command, str(error))
-    except OSError as error:
-        return _refuse(args.command, f"{error.filename or args.target or 'sglang'}: {error.strerror}")
     except ImportError as error:  # from a checkout, without pip install
-        return _refuse(args.command, f"{error}; pip install it")
+        raise PatchError(f"{error}; pip install it") from None
     print(f"patch {args.command}: {line}")
     return 0
-
-
-def _refuse(command: str, line: str) -> int:
-    print(f"patch {command}: {line}", file=sys.stderr)
-    return 1

@@ -67,18 +67,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     flag("--samples", type=whole(2), default=64, metavar="N", help="texts to tune on, and as many held out (64)")
     flag("--prompt", type=whole(), default=64, metavar="N", help="tokens of each that are prefilled (64)")
     flag("--tokens", type=whole(), default=64, metavar="N", help="tokens of each that are decoded (64)")
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_run, name="tune")
 
 
 def _run(arguments: argparse.Namespace) -> int:
     goes_on = f"the same command goes on from {arguments.out}"
     try:
         tune(arguments)
-    except (PolicyError, ValueError, OSError) as error:
-        line = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        line += f"; {goes_on}" if isinstance(error, Switched) else ""
-        print(f"tune: {' '.join(line.split())}", file=sys.stderr)
-        return 1
+    except Switched as error:
+        raise PolicyError(f"{error}; {goes_on}") from None
     except KeyboardInterrupt:
         print(f"tune: interrupted; {goes_on}", file=sys.stderr)
         return 130

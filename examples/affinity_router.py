@@ -25,8 +25,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from sglang_xshare.affinity.bound import DEFAULT
-from sglang_xshare.affinity.decision import Affinity
+from sglang_xshare.affinity.decision import DEFAULT, Affinity
 from sglang_xshare.affinity.table import Table, hash_tokenizer, load_table
 
 HEADER = "X-SMG-Target-Worker"

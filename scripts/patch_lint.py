@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmark.common.paths import RELEASES
-from sglang_xshare.patching.errors import PatchError
 from sglang_xshare.patching.hunk import Hunk, apply_hunks, find_places, split_lines
 from sglang_xshare.patching.patch import FIELDS
 from sglang_xshare.patching.queue import Queue, find_root, list_releases, load_queue
 from sglang_xshare.patching.state import read, read_pristine
-from sglang_xshare.patching.tree import Tree, find_tree
+from sglang_xshare.patching.tree import PatchError, Tree, find_tree
 
 
 @dataclass

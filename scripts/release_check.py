@@ -17,11 +17,10 @@ from pathlib import Path
 from benchmark.common.paths import RELEASES
 from scripts.compatibility import read_needs
 from scripts.fetch_release import fetch_release, tell_download
-from sglang_xshare.patching.errors import PatchError
-from sglang_xshare.patching.fit import Fit, find_fits
 from sglang_xshare.patching.hunk import split_lines
 from sglang_xshare.patching.patch import Patch, parse_patch
-from sglang_xshare.patching.queue import Queue, check_contents, find_root, list_releases, load_queue
+from sglang_xshare.patching.queue import Fit, Queue, check_contents, find_fits, find_root, list_releases, load_queue
+from sglang_xshare.patching.tree import PatchError
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def test_every_layer_is_there_and_found(graph):
     assert "policies.plan" in graph[""], "for type checking alone"
     assert "selection.triton_kernel.mask" in graph["selection.mask"], "inside a function, one package down"
     assert "policies.plan" in graph["selection.triton_kernel.recipe"], "two packages up"
-    assert "patching.errors" in graph["patching.status"], "beside it"
+    assert "patching.tree" in graph["patching.engine"], "beside it"
 
 
 @pytest.mark.parametrize("name", ["sglang_xshare", "sglang_xshare.hooks", "sglang_xshare.cli"])

@@ -18,7 +18,7 @@ from benchmark.common.paths import BUILD, TEXTS, TRAINED
 from benchmark.common.record import Record
 from benchmark.quality.model import load_model
 from benchmark.quality.text import load_sequences
-from sglang_xshare.affinity.bound import DEFAULT
+from sglang_xshare.affinity.decision import DEFAULT
 from sglang_xshare.affinity.table import Table
 
 ROUND_ROBIN = "round robin"

@@ -30,7 +30,7 @@ from benchmark.common.variant import BASELINE, OFF, parse_plan, parse_variant
 from benchmark.quality.model import load_model
 from benchmark.quality.served import SERVER_ARGS
 from benchmark.quality.text import Sequences, load_sequences
-from sglang_xshare.affinity.bound import DEFAULT
+from sglang_xshare.affinity.decision import DEFAULT
 from sglang_xshare.tune.forcing import read_step, serialize_force
 
 METHODS = ("round_robin", "total_requests", "expert_affinity")

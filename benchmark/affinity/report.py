@@ -10,7 +10,7 @@ from matplotlib import pyplot
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE
 from benchmark.quality.measure import compare_nats
-from sglang_xshare.affinity.bound import DEFAULT
+from sglang_xshare.affinity.decision import DEFAULT
 
 matplotlib.use("Agg")
 

@@ -78,7 +78,7 @@ def _import_all(modules: Sequence[str]) -> None:
 
 def check_patch() -> None:
     """SGLang carries the patch queue of this checkout."""
-    from sglang_xshare.patching.status import check_patched
+    from sglang_xshare.patching.engine import check_patched
 
     check_patched()
 

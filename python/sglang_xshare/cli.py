@@ -17,7 +17,7 @@ from .live.command import add_parser as add_policy_parser
 from .live.top import add_parser as add_top_parser
 from .parser import Parser, whole
 from .patching.cli import add_parser as add_patch_parser
-from .patching.errors import PatchError
+from .patching.tree import PatchError
 from .tune.command import add_parser as add_tune_parser
 from .version import __version__
 

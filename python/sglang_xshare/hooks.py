@@ -65,7 +65,7 @@ def check_flags(server_args: Any) -> None:
     `Refused`.
     """
     if _is_asked(server_args):
-        from .compatibility.setters import set_arguments
+        from .compatibility.checks import set_arguments
 
         set_arguments(_check_start(server_args, "given"))
 

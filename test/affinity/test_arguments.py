@@ -11,7 +11,7 @@ from affinity.tables import ORIGIN, make_table
 from benchmark.common.paths import ROOT
 from sglang_xshare.affinity import arguments as affinity
 from sglang_xshare.affinity.arguments import check_affinity, read_affinity
-from sglang_xshare.affinity.bound import DEFAULT
+from sglang_xshare.affinity.decision import DEFAULT
 from sglang_xshare.affinity.table import hash_tokenizer
 
 MODEL = ROOT / "checkpoints" / "qwen3-moe-tiny"

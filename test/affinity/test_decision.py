@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from affinity.tables import TOPICS, make_table, prompt
-from sglang_xshare.affinity.bound import list_open, price_load
-from sglang_xshare.affinity.decision import REASONS, Affinity, Decision
+from sglang_xshare.affinity.decision import REASONS, Affinity, Decision, list_open, price_load
 from sglang_xshare.affinity.recent import KEYS
 
 TABLE = make_table()

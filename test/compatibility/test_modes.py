@@ -6,8 +6,15 @@ from typing import Any
 import pytest
 
 from sglang_xshare.compatibility.all_to_all import BACKENDS, REASONS
-from sglang_xshare.compatibility.modes import SIMULATIONS, UNSYNCHRONIZED, check_modes
-from sglang_xshare.compatibility.speculation import MODE, NEWER, UNPREPARED, UNRECORDED
+from sglang_xshare.compatibility.modes import (
+    MODE,
+    NEWER,
+    SIMULATIONS,
+    UNPREPARED,
+    UNRECORDED,
+    UNSYNCHRONIZED,
+    check_modes,
+)
 from sglang_xshare.selection.cpu_call import SWITCH
 
 SERVED = {
@@ -64,7 +71,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
     given = REFUSED[case]
     if case.startswith(OLDER):
-        monkeypatch.setattr("sglang_xshare.compatibility.speculation.is_release", lambda since: False)
+        monkeypatch.setattr("sglang_xshare.compatibility.modes.is_release", lambda since: False)
     for name in given:
         if name.isupper():
             monkeypatch.setenv(name, given[name])

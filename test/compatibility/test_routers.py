@@ -8,7 +8,7 @@ import torch
 
 from refused import refused
 from sglang_xshare import Router, build_plan
-from sglang_xshare.compatibility.routers import check_plans, check_router, count_hashed
+from sglang_xshare.compatibility.layers import check_plans, check_router, count_hashed
 from sglang_xshare.stage.layer import FILLED
 
 WIDER = build_plan("oea", k0=2, kmax=6)
@@ -44,7 +44,7 @@ def test_what_does_not_fit_is_refused(arguments, named):
 
 def test_on_amd_a_wider_row_would_lose_its_shared_expert(monkeypatch):
     """aiter's column is added to rows that are narrower than with it."""
-    monkeypatch.setattr("sglang_xshare.compatibility.routers.routes_on", lambda flag: flag == "_use_aiter")
+    monkeypatch.setattr("sglang_xshare.compatibility.layers.routes_on", lambda flag: flag == "_use_aiter")
     check(Router(4))
     with refused("kmax = 6"):
         check(Router(4), num_shared=1)

@@ -15,7 +15,7 @@ from served.release import CPU, LATEST, make_env
 from sglang_xshare.compatibility import checks
 from sglang_xshare.compatibility.checks import CHECKS
 from sglang_xshare.compatibility.start import Start
-from sglang_xshare.patching.errors import PatchError
+from sglang_xshare.patching.tree import PatchError
 from sglang_xshare.refusal import ExpertPolicyError
 
 CHECK = """

@@ -25,8 +25,8 @@ from patching.fake import (
     write_tree,
 )
 from sglang_xshare.patching import PatchError, apply, check_patched, revert
+from sglang_xshare.patching.engine import describe
 from sglang_xshare.patching.state import STORE
-from sglang_xshare.patching.status import describe
 
 
 def test_apply_changes_what_the_queue_says_and_nothing_else(tree: Path, queue: Path) -> None:

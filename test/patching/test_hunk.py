@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_xshare.patching.errors import PatchError
 from sglang_xshare.patching.hunk import Hunk, apply_hunks, find_places, split_lines
+from sglang_xshare.patching.tree import PatchError
 
 LINES = st.lists(st.sampled_from([b"a\n", b"b\n", b"c\n", b"\n", b"a\r\n", b"\x0c\n", b"\xff\n"]), max_size=12)
 

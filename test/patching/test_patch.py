@@ -3,9 +3,9 @@
 import pytest
 
 from patching.fake import DOS, HEADER, LAUNCH, NEW, ROUTE
-from sglang_xshare.patching.errors import PatchError
 from sglang_xshare.patching.hunk import Hunk
 from sglang_xshare.patching.patch import FIELDS, FileDiff, parse_patch
+from sglang_xshare.patching.tree import PatchError
 
 
 def test_header_and_hunks() -> None:

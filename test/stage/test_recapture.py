@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from sglang_xshare import SelectionPlan, build_plan
 from sglang_xshare.selection.triton_kernel.budgets import NUMBERS, Budgets, list_steps
 from sglang_xshare.stage.evidence.balance import Balance
-from sglang_xshare.stage.evidence.columns import AFTER, STEPS
+from sglang_xshare.stage.evidence.counters import AFTER, STEPS
 from sglang_xshare.stage.evidence.reports import Reports
 from sglang_xshare.stage.layer import Assignment, Layer
 from sglang_xshare.stage.placement import Placement

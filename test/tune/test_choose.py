@@ -5,7 +5,7 @@ from itertools import pairwise, product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_xshare.tune.choose import Option, rank_choices, smooth, trim
+from sglang_xshare.tune.search import Option, rank_choices, smooth, trim
 
 few = settings(max_examples=60, deadline=None)
 losses = st.floats(-1, 10, allow_nan=False)

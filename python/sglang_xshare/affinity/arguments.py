@@ -12,9 +12,8 @@ from ..refusal import ExpertPolicyError
 from ..upstream.configuration import NUM_EXPERTS, find_value
 from ..upstream.server import attention_dp_size, is_switched_on, model_config, resolved, spell
 from . import METHOD
-from .bound import DEFAULT
 from .controller import Dispatcher
-from .decision import Affinity
+from .decision import DEFAULT, Affinity
 from .finished import open_receiver
 from .table import Table, hash_tokenizer, load_table
 

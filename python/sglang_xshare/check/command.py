@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 from ..console import spell_bytes
 from ..gpus import GPUS, NVIDIA, Gpu, find_gpu
 from ..parser import read_count, read_number
-from ..patching.errors import PatchError
+from ..patching.tree import PatchError
 from ..upstream.server import resolved
 from .estimate import Asked, check_asked, count_captured, estimate, find_link, read_compared, read_served
 from .loads import read_trace
-from .memory import count_cache, describe_memory, describe_weights
 from .server import FLAGS, ServerFlags, read_flags
-from .weights import Incomplete, Uncounted, Weights, read_weights
+from .weights import Incomplete, Uncounted, Weights, count_cache, describe_memory, describe_weights, read_weights
 
 if TYPE_CHECKING:
     from .resolve import Resolution
@@ -221,7 +220,7 @@ def _judge(
     """What SGLang and its checks say; where they cannot be asked, why. Raises ValueError for flags that SGLang does not
     take.
     """
-    from ..patching.status import check_patched
+    from ..patching.engine import check_patched
     from ..patching.tree import find_tree
     from .pretend import Untold
 

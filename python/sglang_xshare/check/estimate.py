@@ -12,9 +12,8 @@ from ..policies.schedule import Schedule, build_schedule
 from ..policies.spelling import parse_policy
 from ..types import Router
 from .loads import ASSUMPTIONS, MOST_ROWS, Drawn, Trace, find_steps, give
-from .memory import divide
 from .server import ServerFlags
-from .weights import Weights
+from .weights import Weights, divide
 
 FIXED = 34e-6
 """Seconds that a MoE layer takes apart from its experts' weights (OEA, H100). Kept as it is on other GPUs."""

@@ -10,8 +10,7 @@ from typing import Any
 from rich.text import Text
 
 from ..compatibility.arguments import Arguments
-from ..compatibility.checks import GIVEN, RESOLVED, find_refusals
-from ..compatibility.setters import set_arguments
+from ..compatibility.checks import GIVEN, RESOLVED, find_refusals, set_arguments
 from ..compatibility.start import Start
 from ..gpus import Gpu
 from .pretend import pretend

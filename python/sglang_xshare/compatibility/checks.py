@@ -1,5 +1,5 @@
 """What a server is checked for as it starts, in order: a server is refused by the first check that refuses,
-`sglang-xshare check` tells all. What is set for it is in `setters.py`, what only loaded weights show in `layers.py`.
+`sglang-xshare check` tells all. Then what is set for it. What only loaded weights show is in `layers.py`.
 """
 
 import logging
@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..affinity.arguments import FLAG, check_affinity
-from ..patching.errors import PatchError
-from ..patching.status import check_patched
+from ..patching.engine import check_patched
+from ..patching.tree import PatchError
 from ..refusal import ExpertPolicyError
 from .all_to_all import check_model
-from .backend import check_experts, is_given
-from .expert_placement import check_division, check_placement
+from .backend import check_experts, choose_runner, is_given
+from .expert_placement import check_division, check_placement, set_placement
 from .modes import check_draft_tokens, check_modes, check_observed, check_writers
 from .moe_model import check_attention
 from .paging import check_paging
@@ -122,3 +122,13 @@ def find_refusals(start: Start, when: str) -> Iterator[ExpertPolicyError]:
             except ExpertPolicyError as error:
                 start.refused.add(check.name)
                 yield error
+
+
+def set_arguments(start: Start) -> None:
+    """Set the flags that make a placement, and the MoE runner where SGLang's own choice would be none that the policy
+    is served with. A placement that was refused is not set.
+    """
+    if start.asks(PLACEMENT) and "placement" not in start.refused:
+        set_placement(start.server_args)
+    if start.asks(STAGE):
+        choose_runner(start.server_args, start.arguments)

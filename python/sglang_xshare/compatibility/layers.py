@@ -1,11 +1,13 @@
-"""The MoE layers of a loaded model, each with its router read, or the reason why one cannot be served."""
+"""The MoE layers of a loaded model, each with its router read, and which plans fit; or why one cannot be served."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from ..policies import VANILLA
 from ..policies.plan import SelectionPlan
 from ..refusal import REFUSED, ExpertPolicyError, refusal
+from ..selection.mask import check_maskable
 from ..stage.layer import DROPPED, FILLED, MASKED, Layer
 from ..stage.placement import read_placement
 from ..upstream.paging import find_paging
@@ -20,7 +22,6 @@ from ..upstream.routing import (
 )
 from ..upstream.server import num_schedulers, resolved, routes_own_rows
 from .arguments import Arguments, read_arguments
-from .routers import check_plans, check_router, count_hashed
 from .runners import TRITON, Runner, check_kernel, check_width, find_kernel
 
 OUTPUTS = {FILLED: ("standard",), DROPPED: ("standard", "bypassed"), MASKED: ("triton_kernel", "bypassed")}
@@ -161,3 +162,38 @@ def _build_plans(arguments: Arguments, layers: list[int], model_runner: Any) -> 
         return arguments.schedule.plans(layers if is_whole else None)
     except ValueError as error:
         raise ExpertPolicyError("--expert-policy", arguments.schedule.policy, str(error)) from None
+
+
+def check_router(name: str, modules: Mapping[str, Any]) -> None:
+    """Raise ValueError where the router `name` is not the only one of its layer; `modules` are the model's by name."""
+    gate = modules.get(f"{name.rpartition('.')[0]}.gate")
+    if getattr(gate, "e_score_correction_bias_vl", None) is not None:
+        raise ValueError("DeepSeek-V4.1 routes by another function where it takes images; allowed is a model without")
+
+
+def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> None:
+    """Raise ValueError for a plan that a layer's router or runner does not fit, of a server that starts or that is
+    switched. `config` holds its resolved arguments.
+    """
+    for plan in plans:
+        if layer.convention == MASKED:
+            check_maskable(plan, layer.router)
+        plan.check_columns(layer.router)
+        plan.check_weights(layer.router)
+        wider = plan.columns(layer.router) != layer.router.top_k
+        if wider and not layer.takes_kmax:
+            raise ValueError(f"kmax = {plan.kmax}: the layers' MoE runner uses top-k; allowed is {layer.router.top_k}")
+        if wider and layer.num_shared and (config.ep_dispatch_algorithm is not None or routes_on("_use_aiter")):
+            # Upstream tells a shared expert's column by the width alone: it would look its number up among the routed,
+            # or not add it.
+            raise ValueError(
+                f"kmax = {plan.kmax}: upstream would take its fused shared expert for one of the routed; allowed is "
+                f"{layer.router.top_k}, or --disable-shared-experts-fusion"
+            )
+
+
+def count_hashed(modules: Mapping[str, Any]) -> int:
+    """How many MoE layers choose by a hash of the token (DeepSeek-V4's first ones): nothing is selected there."""
+    from sglang.srt.layers.moe.hash_topk import HashTopK
+
+    return sum(isinstance(module, HashTopK) for module in modules.values())

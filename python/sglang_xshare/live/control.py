@@ -5,15 +5,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from ..compatibility.layers import check_plans
 from ..compatibility.modes import check_observed
 from ..compatibility.moe_model import read_model
-from ..compatibility.routers import check_plans
 from ..compatibility.schedule import check_schedule
 from ..policies.exact import Rule
 from ..policies.keys import as_json
 from ..policies.schedule import Schedule, build_schedule
-from ..stage.evidence.columns import COUNTS, KEPT, PAGING_COUNTS
-from ..stage.evidence.counters import Reader
+from ..stage.evidence.counters import COUNTS, KEPT, PAGING_COUNTS, Reader
 from ..stage.evidence.figures import hash_plan
 from ..stage.stage import Stage
 from ..upstream.ranks import is_first_rank

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .engine import apply, preview, revert
-from .errors import PatchError
-from .status import describe
+from .engine import apply, describe, preview, revert
+from .tree import PatchError
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -11,8 +11,8 @@ from pathlib import PurePosixPath
 
 import unidiff
 
-from .errors import PatchError
 from .hunk import Hunk
+from .tree import PatchError
 
 FIELDS = ("Description", "Reason", "Upstream-Status", "Drop-When")
 LOCKED = "sglang/__init__.py"  # replacing this file would break the lock that is held on it (tree.py)

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from .errors import PatchError
-from .tree import ABSENT, Tree, digest, sync_directory, write_file
+from .tree import ABSENT, PatchError, Tree, digest, sync_directory, write_file
 
 STORE = "sglang/.xshare"
 

@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import PatchError
+
+class PatchError(Exception):
+    """A refusal, one line: what, the value found, what is allowed. Nothing on disk was changed unless it says so."""
+
 
 ABSENT = "0" * 64  # the digest of a file that is not there, as git writes it
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..upstream.paging import Residents
-from .evidence.columns import EXCEEDED
+from .evidence.counters import EXCEEDED
 from .layer import Layer
 from .step import Step
 

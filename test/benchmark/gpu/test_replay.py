@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sglang_xshare import Batch, Router, build_plan, select
-from sglang_xshare.stage.evidence.columns import AFTER, BEFORE, KEPT, ROWS, STEPS
+from sglang_xshare.stage.evidence.counters import AFTER, BEFORE, KEPT, ROWS, STEPS
 from sglang_xshare.stage.placement import Placement
 from sglang_xshare.types import Selection
 from sglang_xshare.upstream.batches import Batches

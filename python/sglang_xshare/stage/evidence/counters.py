@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,12 +11,31 @@ import torch
 from ...selection.cpu_call import is_readable, load
 from ...types import Tally, allocate_tally
 from ..step import Step
-from .columns import COLUMNS, COUNTS, KEPT, PAGING_COUNTS, copy_flags
-from .compiled import add_tables
 from .interval import OUTCOMES, Interval
 
 if TYPE_CHECKING:
     from ...upstream.paging import Residents
+
+
+COLUMNS = STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED, EXACT, PAGED_BEFORE, PAGED, EXCEEDED = range(10)
+"""What is counted of a layer. The last three stay 0 where no experts are paged."""
+COUNTS = {
+    "layer_steps": STEPS,
+    "experts_before": BEFORE,
+    "experts_after": AFTER,
+    "rows": ROWS,
+    "rescued": RESCUED,
+    "exact_rows": EXACT,
+}
+PAGING_COUNTS = {"page_ins_before": PAGED_BEFORE, "page_ins": PAGED, "exceeded": EXCEEDED}
+"""The columns of an `Interval`'s numbers, of servers that page experts the latter too."""
+
+
+@cache
+def copy_flags(flags: tuple[bool, ...], device: torch.device) -> torch.Tensor:
+    """[layers] bool on the device. Copied from the host once, before any capture, and kept for captured graphs."""
+    return torch.tensor(flags).to(device)
+
 
 MAX_SHAPES = 64
 """How many kept: 48 layers of 128 experts and 512 rows have 0.1 MB a shape."""
@@ -151,3 +171,32 @@ class Reader:
         columns = COUNTS if self._counters.residents is None else COUNTS | PAGING_COUNTS
         found = {name: int(new[column]) for name, column in columns.items()}
         return Interval(**found, kept_mass=new[KEPT], outcomes=counts), totals, outcomes
+
+
+def add_tables(
+    totals: torch.Tensor, tables: Tally, step: Step, residents: Residents | None, fits: Sequence[bool]
+) -> torch.Tensor:
+    """Add what `counters.count_tables` counts to `totals` [layers, COLUMNS] float64. Returns what was added."""
+    counts = torch.empty_like(totals)
+    sure = copy_flags(tuple(fits), totals.device) if fits and residents is not None else None
+    # Named, as what is made contiguous has to live until the call is over.
+    flags = (
+        None if residents is None else residents.loaded.contiguous(),
+        sure,
+        None if step.batch.valid is None else step.batch.valid.contiguous(),
+        None if step.batch.exact is None else step.batch.exact.contiguous(),
+    )
+    load().count_step(
+        tables.active.data_ptr(),
+        tables.vanilla_active.data_ptr(),
+        tables.kept_mass.data_ptr(),
+        tables.rescued.data_ptr(),
+        *[None if flag is None else flag.data_ptr() for flag in flags],
+        totals.data_ptr(),
+        counts.data_ptr(),
+        0 if residents is None else residents.slots,
+        len(totals),
+        step.rows,
+        tables.active.shape[1],
+    )
+    return counts

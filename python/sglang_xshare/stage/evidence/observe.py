@@ -12,8 +12,7 @@ from ...types import Selection
 from ...upstream.paging import Residents
 from ..layer import Layer
 from ..step import Step
-from .columns import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS
-from .counters import Counters, Reader
+from .counters import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS, Counters, Reader
 from .interval import Interval
 
 ROW_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -10,7 +10,7 @@ import torch
 
 from ...policies.common import PHASES
 from ..step import Step
-from .columns import AFTER, BEFORE, COLUMNS, EXACT, KEPT, PAGED, PAGED_BEFORE, ROWS, STEPS
+from .counters import AFTER, BEFORE, COLUMNS, EXACT, KEPT, PAGED, PAGED_BEFORE, ROWS, STEPS
 
 logger = logging.getLogger(__name__)
 PHASE = len(COLUMNS)

@@ -51,7 +51,7 @@ def select(
     batch = batch or Batch()
     if rank_of_expert is not None:
         rank_of_expert = torch.as_tensor(rank_of_expert, device=router_logits.device)
-    _check_inputs(router_logits, plan, router, batch, rank_of_expert)
+    _check_inputs(router_logits, plan, router, batch, rank_of_expert, tally)
     if backend == "auto":
         backend = _choose_backend(router_logits, plan, router, batch)
     if backend not in BACKENDS:
@@ -88,7 +88,12 @@ def prepare(
 
 
 def _check_inputs(
-    logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, rank_of_expert: torch.Tensor | None
+    logits: torch.Tensor,
+    plan: SelectionPlan,
+    router: Router,
+    batch: Batch,
+    rank_of_expert: torch.Tensor | None,
+    tally: Tally | None,
 ) -> None:
     if logits.dim() != 2 or not logits.is_floating_point():
         raise ValueError(f"router_logits {_describe(logits)}: allowed is a float tensor [rows, experts]")
@@ -115,6 +120,8 @@ def _check_inputs(
             raise ValueError(f"{name} on {tensor.device}: allowed is {logits.device}, as router_logits")
     if rank_of_expert is not None and rank_of_expert.is_cpu:  # on a GPU, a look would wait for it
         _check_ranks(rank_of_expert, num_experts)
+    if tally is not None:
+        _check_tally(tally, logits)
     plan.check(router, num_experts, ranks=1 if rank_of_expert is None else num_experts)
 
 
@@ -122,6 +129,22 @@ def _check_ranks(rank_of_expert: torch.Tensor, num_experts: int) -> None:
     lowest, highest = (int(rank) for rank in rank_of_expert.long().aminmax())
     if lowest < 0 or highest >= num_experts:
         raise ValueError(f"rank_of_expert from {lowest} to {highest}: allowed is 0 to {num_experts - 1}")
+
+
+def _check_tally(tally: Tally, logits: torch.Tensor) -> None:
+    """Raise ValueError for what a compiled call would write beyond, or in the wrong places of."""
+    rows, experts = logits.shape
+    for name, shape, dtype in (
+        ("active", (experts,), torch.bool),
+        ("vanilla_active", (experts,), torch.bool),
+        ("kept_mass", (rows,), torch.float32),
+        ("rescued", (), torch.int64),
+    ):
+        tensor = getattr(tally, name)
+        described = tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous()
+        if described != (shape, dtype, logits.device, True):
+            allowed = f"a contiguous {str(dtype).removeprefix('torch.')} tensor {list(shape)} on {logits.device}"
+            raise ValueError(f"tally.{name} {_describe(tensor)} on {tensor.device}: allowed is {allowed}")
 
 
 def _is_kind(tensor: torch.Tensor, kind: str) -> bool:

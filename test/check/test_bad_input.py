@@ -10,8 +10,8 @@ import pytest
 from benchmark.common.paths import ROOT
 from check.asking import QWEN, TINY, compare, read_rows, say
 from refused import read_refusal
-from sglang_xshare.check.server import LARGEST
 from sglang_xshare.check.weights import read_weights
+from sglang_xshare.parser import LARGEST
 
 pytestmark = pytest.mark.usefixtures("served")
 

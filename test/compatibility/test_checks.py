@@ -10,7 +10,7 @@ import pytest
 
 from served.release import CPU, make_env, older_releases_take_long
 from sglang_xshare import hooks
-from sglang_xshare.compatibility import checks, setters
+from sglang_xshare.compatibility import checks
 from sglang_xshare.compatibility.arguments import Arguments, read_arguments
 from sglang_xshare.compatibility.checks import CHECKS, GIVEN, Check, set_arguments
 from sglang_xshare.compatibility.start import AFFINITY, PLACEMENT, STAGE, Start
@@ -35,8 +35,8 @@ def find(monkeypatch, server_args, *listed, when=(GIVEN,)):
 
 def test_what_is_set_is_set_after_what_is_given_was_checked(monkeypatch):
     done = []
-    monkeypatch.setattr(setters, "choose_runner", lambda *_: done.append("runner"))
-    monkeypatch.setattr(setters, "set_placement", lambda *_: done.append("placement"))
+    monkeypatch.setattr(checks, "choose_runner", lambda *_: done.append("runner"))
+    monkeypatch.setattr(checks, "set_placement", lambda *_: done.append("placement"))
     monkeypatch.setattr(checks, "CHECKS", (Check("one", GIVEN, STAGE, lambda start: done.append("one")),))
     both = SimpleNamespace(expert_policy="xshare", expert_placement="ep")
     hooks.check_flags(both)
@@ -101,7 +101,7 @@ def test_a_policys_file_is_read_once(pipe, monkeypatch, tmp_path):
     server_args = SimpleNamespace(expert_policy="xshare", expert_policy_config=path)
     names = ("policy", "policy again")
     monkeypatch.setattr(checks, "CHECKS", [check for check in CHECKS if check.name in names])
-    monkeypatch.setattr(setters, "choose_runner", lambda *_: None)
+    monkeypatch.setattr(checks, "choose_runner", lambda *_: None)
     hooks.check_flags(server_args)
     file.write_text('{"k0": 2}')
     hooks.check_server(server_args)

@@ -1,6 +1,5 @@
 """The command line: one line for each refusal, exit code 1, no traceback, nothing changed."""
 
-import argparse
 import contextlib
 import errno
 import os
@@ -15,22 +14,18 @@ from typing import IO, Any
 import pytest
 
 from patching.fake import FILES, PATCHED, RELEASE, read_modes, read_tree
-from sglang_xshare.patching import engine, status
-from sglang_xshare.patching.cli import add_parser
+from sglang_xshare.cli import main
+from sglang_xshare.patching import engine
 from sglang_xshare.patching.state import STORE
 
 
 @pytest.fixture(autouse=True)
 def _our_queue(queue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (engine, status):
-        monkeypatch.setattr(module, "find_root", lambda: queue)
+    monkeypatch.setattr(engine, "find_root", lambda: queue)
 
 
 def _patch(*words: object) -> int:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers(required=True))
-    args = parser.parse_args(["patch", *map(str, words)])
-    return int(args.run(args))
+    return main(["patch", *map(str, words)])
 
 
 def _refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -152,9 +147,9 @@ COMMAND = """
 import sys
 from pathlib import Path
 from sglang_xshare import cli
-from sglang_xshare.patching import status
+from sglang_xshare.patching import engine
 
-status.find_root = lambda: Path(sys.argv[1])
+engine.find_root = lambda: Path(sys.argv[1])
 sys.exit(cli.main(sys.argv[2:]))
 """
 

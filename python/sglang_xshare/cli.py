@@ -92,9 +92,7 @@ def _run_policies(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    """Print the plan in force, every default resolved, of the server's --expert-policy and, as a second argument or in
-    the same one behind a space, its --expert-policy-config. Raises ValueError for what a server refuses of any model.
-    """
+    """Print the plan in force of --expert-policy and, as a second argument or behind a space, its configuration."""
     from .compatibility.arguments import read_arguments
     from .policies.description import describe
 

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU: the peak bandwidth of its memory in GB/s, and the memory in GB as vendors name it; CUDA's compute
-    capability, None for a GPU of AMD.
-    """
+    """`bandwidth` in GB/s at its peak, memory in GB as vendors name it; CUDA's compute capability, None on AMD."""
 
     bandwidth: float
     memory: float

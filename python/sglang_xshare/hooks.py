@@ -61,9 +61,7 @@ def merge_config(merge: Callable[[list[str]], list[str]], argv: list[str]) -> li
 
 
 def check_flags(server_args: Any) -> None:
-    """Check the flags as given, then set those that follow from them, before SGLang resolves its arguments. Raises
-    `Refused`.
-    """
+    """Check the flags as given, then set those that follow, before SGLang resolves its arguments. Raises `Refused`."""
     if _is_asked(server_args):
         from .compatibility.checks import set_arguments
 

@@ -121,8 +121,7 @@ class Selection:
     vanilla_active: torch.Tensor
     """[N] bool: experts in the model's own top-k of the valid rows."""
     kept_mass: torch.Tensor
-    """[n] float32: the sum of the row's scores at its chosen experts over the sum at its own top-k. 1 where the latter
-    is 0, and 0 in an invalid row.
+    """[n] float32: a row's scores at its chosen experts over those at its own top-k; 1 where that is 0, 0 of padding.
     """
     masked_logits: torch.Tensor | None = None
     """[n, N] in the logits' dtype, where `RunnerSlots.masked` asked for it: see `selection.mask`."""
@@ -130,9 +129,7 @@ class Selection:
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """Where `select()` leaves what is counted of a selection: tensors like its fields of the same names; or tables of
-    all layers, [layers, ...].
-    """
+    """Where `select()` leaves what is counted: tensors like its fields of these names, or tables [layers, ...]."""
 
     active: torch.Tensor
     vanilla_active: torch.Tensor

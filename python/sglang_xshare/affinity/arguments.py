@@ -1,6 +1,4 @@
-"""The flags of expert-affinity dispatch, parsed and checked: `--load-balance-method expert_affinity`,
-`--expert-affinity` and `--expert-affinity-bound`.
-"""
+"""The flags of expert-affinity dispatch, parsed and checked."""
 
 import math
 import os
@@ -59,9 +57,7 @@ def read_affinity(server_args: Any) -> AffinityArguments | None:
 
 
 def check_affinity(server_args: Any, arguments: AffinityArguments) -> None:
-    """Raise `ExpertPolicyError` for resolved arguments under which replicas are none, or not told of what ends, and for
-    a table of another model.
-    """
+    """Raise `ExpertPolicyError` where resolved arguments have no replicas that tell what ends, or a wrong table."""
     config = resolved(server_args)
     if attention_dp_size(config) > 1:
         reason = "ranks of data-parallel attention share every MoE layer, whoever runs a request; allowed is off"

@@ -67,10 +67,7 @@ def calibrate(
     batch: int = 8,
     progress: Callable[[Sequence[torch.Tensor]], Iterator[torch.Tensor]] = iter,
 ) -> Table:
-    """Let `model`, which is `folder`'s, read `pieces` [pieces, length], and make its table.
-
-    Raises ValueError for a model without experts that can be seen.
-    """
+    """Let `model`, `folder`'s, read `pieces` [pieces, length]. Raises ValueError where no experts can be seen."""
     vocabulary = model.get_input_embeddings().num_embeddings
     sums, counts = torch.zeros(vocabulary, WIDTH), torch.zeros(vocabulary)
     sketches: list[torch.Tensor] = []

@@ -42,9 +42,8 @@ class Centroids:
 
 
 def cluster(samples: Floats, replicas: int, rounds: int = 10) -> Floats:
-    """Unit centroids [replicas, dimensions] of unit samples [samples, dimensions], by spherical k-means.
-
-    Each starts as the sample least similar to those before it. Fewer samples than replicas are repeated.
+    """Unit centroids [replicas, dimensions] of unit samples [samples, dimensions], by spherical k-means. Each starts as
+    the sample least similar to those before it. Fewer samples than replicas are repeated.
     """
     samples = np.resize(samples, (max(len(samples), replicas), samples.shape[1])).astype(np.float32)
     chosen = [int(np.argmax(samples @ samples.mean(0)))]

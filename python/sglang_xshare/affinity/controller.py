@@ -1,6 +1,4 @@
-"""`--load-balance-method expert_affinity`: what SGLang's data-parallel controller calls with every request, and what it
-tells of its decisions.
-"""
+"""What SGLang's data-parallel controller calls with every request, and what it tells of its decisions."""
 
 import logging
 import time
@@ -102,10 +100,7 @@ def _tokens(request: Any) -> Any:
 
 
 class DecisionCounts:
-    """Decisions since the last log line; all of them on `/metrics` where there is one.
-
-    With `export`, prometheus must be in multiprocess mode by the first decision.
-    """
+    """Decisions since the last log line; with `export` all on `/metrics`, in prometheus's multiprocess mode."""
 
     def __init__(self, replicas: int, export: bool = False) -> None:
         self._replicas = replicas

@@ -140,9 +140,7 @@ class Affinity:
         return True
 
     def set_alive(self, alive: Sequence[int]) -> None:
-        """Only these replicas may get requests from now on. One that is not among them has lost what it ran and its
-        cache; when it comes back, it goes on with the experts that it had.
-        """
+        """Only these replicas get requests from now on. One that comes back has no cache, but its former experts."""
         for replica in set(self._alive) - set(alive):
             for request in [name for name, (home, _) in self._running.items() if home == replica]:
                 self.finish(request)

@@ -55,9 +55,7 @@ class Prefixes:
 
 
 def hash_blocks(tokens: Sequence[int], salt: Hashable = None) -> list[int]:
-    """A number for each full block of a prompt, of the first `HASHED`, which depends on all tokens up to its end.
-    `salt` tells apart prompts that share no cache.
-    """
+    """A number for each full block of the first `HASHED`, of all tokens up to its end; `salt` parts caches."""
     data = to_ids(tokens[: HASHED * BLOCK]).tobytes()
     found = []
     number = hash(salt)

@@ -1,3 +1,1 @@
-"""`sglang-xshare check`: how a server with these flags would start, whether it fits, what policies would gain: told
-without starting it.
-"""
+"""`sglang-xshare check`: would a server with these flags be served, does it fit, what would policies gain."""

@@ -217,9 +217,7 @@ def _check_ranks(weights: Weights, flags: ServerFlags) -> None:
 def _judge(
     given: Sequence[str], gpu: Gpu | None, name: str | None, unanswered: list[str]
 ) -> tuple[dict[str, Any], Resolution | None]:
-    """What SGLang and its checks say; where they cannot be asked, why. Raises ValueError for flags that SGLang does not
-    take.
-    """
+    """What SGLang and its checks say, or why nothing. Raises ValueError for flags that SGLang does not take."""
     from ..patching.engine import check_patched
     from ..patching.tree import find_tree
     from .pretend import Untold

@@ -28,9 +28,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Means over layers: the load by the model's own routing and by the policy, and the mass that it keeps, None where
-    nobody knows.
-    """
+    """Means over layers: the load by the model's routing and by the policy, and the kept mass, None where unknown."""
 
     before: Load
     after: Load

@@ -72,10 +72,7 @@ class Resolution:
 
 
 def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
-    """Parse a server's flags and resolve them, on this machine or as if on one with `gpu`.
-
-    Raises ValueError for a GPU that cannot be told, and for flags that SGLang's parser does not take.
-    """
+    """Parse and resolve a server's flags, here or as if on `gpu`. Raises ValueError for an unknown GPU or flag."""
     from sglang.srt import expert_policy
 
     with warnings.catch_warnings():

@@ -60,9 +60,7 @@ class Weights:
 
 
 def read_weights(folder: Path) -> Weights:
-    """Read config.json. Raises ValueError, one line, for none and for a value that is wrong; `Uncounted` for what the
-    bytes of are not known.
-    """
+    """Read config.json. Raises ValueError for none and for a wrong value; `Uncounted` for what has unknown bytes."""
     whole, text = read_configs(str(folder))
     try:
         model = read_folder(str(folder))

@@ -77,9 +77,7 @@ GATHERED = frozenset(
         "Qwen3NextForCausalLM",
     }
 )
-"""Classes that upstream's data-parallel attention knows. The ranks of others share out the attention heads of every
-row, and would add up those of different requests.
-"""
+"""Classes that upstream's data-parallel attention knows: in others, ranks would add up rows of different requests."""
 
 ALL_TO_ALL = GATHERED - {"GptOssForCausalLM"}
 """Classes each of whose MoE layers, under an all-to-all backend, asks its `TopK` for the rows of this rank, and for an

@@ -20,9 +20,7 @@ ON_DISAGREEMENT = "--expert-policy-on-disagreement"
 
 @dataclass(frozen=True)
 class Arguments:
-    """The parsed arguments. `schedule` is None where only padding rows are masked; `stops` says that the server is to
-    end where ranks disagree.
-    """
+    """`schedule` is None where only padding rows are masked; with `stops` the server ends where ranks disagree."""
 
     schedule: Schedule | None
     trace: Path | None = None
@@ -30,10 +28,7 @@ class Arguments:
 
 
 def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments | None:
-    """Parse and validate the stage's flags. Returns None where the stage is off. Raises `ExpertPolicyError`.
-
-    `speculates` is the flag by which the user of a subcommand asks for speculation.
-    """
+    """Parse the stage's flags; None where it is off. `speculates`: the flag for that. Raises `ExpertPolicyError`."""
     name = getattr(server_args, "expert_policy", None)
     config = getattr(server_args, "expert_policy_config", None)
     trace = getattr(server_args, "expert_policy_trace", None)
@@ -83,10 +78,7 @@ def is_on(server_args: Any) -> bool:
 
 
 def join_keys(policy: Any, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """(name, keys) of a policy that may be spelt with keys, such as xshare:k0=1, beside those of its configuration.
-
-    Raises ValueError for a key in both.
-    """
+    """(name, keys) of a policy, maybe spelt xshare:k0=1, and its configuration. Raises ValueError for a key in both."""
     if not isinstance(policy, str) or ":" not in policy:
         return policy, keys
     name, spelt = parse_policy(policy)

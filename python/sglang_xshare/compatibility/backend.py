@@ -24,9 +24,7 @@ from .schedule import check_schedule
 logger = logging.getLogger(__name__)
 
 GIVEN = "_expert_policy_given_runner"
-"""The attribute of `ServerArgs` that keeps --moe-runner-backend as it was given: before SGLang 0.5.20 resolution
-overwrites the argument.
-"""
+"""Where `ServerArgs` keeps --moe-runner-backend as given: before SGLang 0.5.20 resolution overwrites the argument."""
 
 
 def choose_runner(server_args: Any, arguments: Arguments) -> None:

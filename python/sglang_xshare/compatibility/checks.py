@@ -27,9 +27,7 @@ GIVEN, RESOLVED = "given", "resolved"
 
 @dataclass(frozen=True)
 class Check:
-    """`run` raises `ExpertPolicyError` for a start that has the part `of`. It is left out after a refusal by the check
-    that `after` names, without which it could say nothing.
-    """
+    """`run` raises `ExpertPolicyError` for a start that has the part `of`. It is moot once `after` has refused."""
 
     name: str
     when: str
@@ -48,9 +46,7 @@ def _check_patched(start: Start) -> None:
 
 
 def _check_tree(flag: str) -> None:
-    """Raise `ExpertPolicyError` unless the SGLang that runs is wholly patched by this version of the queue, for the
-    `flag` that needs it.
-    """
+    """Raise `ExpertPolicyError` for `flag` unless this SGLang is wholly patched by this version of the queue."""
     try:
         check_patched()
     except PatchError as error:
@@ -125,9 +121,7 @@ def find_refusals(start: Start, when: str) -> Iterator[ExpertPolicyError]:
 
 
 def set_arguments(start: Start) -> None:
-    """Set the flags that make a placement, and the MoE runner where SGLang's own choice would be none that the policy
-    is served with. A placement that was refused is not set.
-    """
+    """Set the flags of a placement, unless refused, and the MoE runner where SGLang's choice would not be served."""
     if start.asks(PLACEMENT) and "placement" not in start.refused:
         set_placement(start.server_args)
     if start.asks(STAGE):

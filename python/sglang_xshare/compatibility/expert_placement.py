@@ -41,9 +41,7 @@ WHOLE = {
 
 
 def check_division(server_args: Any) -> None:
-    """With --expert-placement as it was given: raise `ExpertPolicyError` for a value that is none, and for flags that
-    ask for something else.
-    """
+    """Check --expert-placement as given. Raises `ExpertPolicyError` for a wrong value or a contradicting flag."""
     placement = server_args.expert_placement
     if placement not in (SHARD, EP):
         raise ExpertPolicyError("--expert-placement", placement, f"allowed is {SHARD}, {EP}")
@@ -76,9 +74,7 @@ def set_placement(server_args: Any) -> None:
 
 
 def check_placement(server_args: Any) -> None:
-    """With --expert-placement: say what resolved arguments have come to. Raises `ExpertPolicyError` where they do not
-    divide the model.
-    """
+    """Say what --expert-placement came to. Raises `ExpertPolicyError` where it does not divide the model."""
     placement = server_args.expert_placement
     config, model = resolved(server_args), model_config(server_args)
     experts = find_value(model.hf_text_config, NUM_EXPERTS)
@@ -184,9 +180,7 @@ def _list_blocks(config: Any) -> Iterator[int]:
 
 
 def _divides_attention(server_args: Any) -> bool:
-    """Whether slices of experts are to have data-parallel attention: where nobody asks for another division, and
-    SGLang has it for the model and for the device, which a CPU is not.
-    """
+    """Whether SGLang has data-parallel attention for the model and device, and nobody asks for another division."""
     import torch
 
     if not server_args.dp_size == attention_dp_size(server_args) == 1:

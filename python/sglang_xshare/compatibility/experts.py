@@ -81,10 +81,7 @@ def _choose_in_layers(experts: Experts) -> str:
 
 
 def ranks_logits(config: Any) -> bool:
-    """Whether a server's MoE runner ranks the logits itself where a policy chooses: gpt-oss's on sm100 does, too.
-
-    `config` holds its resolved arguments.
-    """
+    """Whether a server's MoE runner ranks the logits, by its resolved arguments: gpt-oss's on sm100 does, too."""
     runner = spell(config.moe_runner_backend)
     if runner != "flashinfer_mxfp4" or str(config.device) != "cuda":
         return runner == "triton_kernel"
@@ -112,9 +109,7 @@ def _read_capability() -> Capability | None:
 
 
 def _has_triton_kernels(capability: Capability) -> bool:
-    """Whether OpenAI's triton_kernels runs MXFP4 here: its layouts are Hopper's and the B200's, and on these it crashes
-    with drivers from 595 on (upstream's gpt_oss.py).
-    """
+    """Whether triton_kernels runs MXFP4 here: on Hopper and the B200, but with drivers from 595 on (gpt_oss.py)."""
     from sglang.srt.utils import common
 
     if not (9, 0) <= capability < (11, 0) or not common.is_triton_kernels_available():

@@ -26,13 +26,9 @@ class Format:
     own_kernel: str | None = None
     """The one kernel that runs such experts whatever the runner."""
     by_aiter: bool = False
-    """Whether, with SGLANG_USE_AITER, layers left to themselves run these on AMD's aiter, or on triton where it lacks
-    the shape.
-    """
+    """Whether, with SGLANG_USE_AITER, layers left alone run these on AMD's aiter, or triton for shapes it lacks."""
     triton_beside_aiter: str | None = None
-    """The first release that leaves such weights as triton reads them where aiter is on and the runner triton; None
-    where they are shuffled for aiter whatever the runner.
-    """
+    """The first release that leaves such weights unshuffled for triton where aiter is on; None where none does."""
     marlin_from: Capability = (8, 0)
 
     def __str__(self) -> str:
@@ -84,9 +80,7 @@ _NAMED = {
 
 
 def read_format(model: Any, quantization: str | None) -> Format:
-    """The format of a model's experts: from upstream's `ModelConfig` and the resolved --quantization, whose name is
-    the format's where we know nothing of it.
-    """
+    """The format of a `ModelConfig`'s experts; of an unknown one the name is the resolved --quantization."""
     name = getattr(model, "quantization", None) or quantization or "none"
     config = find_quantization(model)
     if name == "fp8":

@@ -29,9 +29,7 @@ OUTPUTS = {FILLED: ("standard",), DROPPED: ("standard", "bypassed"), MASKED: ("t
 
 
 def read_loaded(model_runner: Any) -> Arguments | None:
-    """The stage's flags, as `read_arguments`. Ends the process as `find_layers` does where they are refused only now: a
-    trace could be written until the weights were loaded.
-    """
+    """The stage's flags. Ends the process as `find_layers` does: a trace may no longer be writable after loading."""
     try:
         return read_arguments(model_runner.server_args)
     except ExpertPolicyError as error:
@@ -111,9 +109,7 @@ def read_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
 
 
 def _find_runners(experts: dict[str, Any], config: Any) -> dict[int, Runner]:
-    """What runs each layer's experts, by its number. What SGLang's CPU kernels make of a filled slot, served tests
-    show; those are not looked for.
-    """
+    """What runs each layer's experts, by its number. Not asked for on a CPU, whose kernels served tests show."""
     runners = {}
     for name, module in experts.items():
         try:
@@ -127,9 +123,7 @@ def _find_runners(experts: dict[str, Any], config: Any) -> dict[int, Runner]:
 
 
 def _read_options(runner: Runner, output_format: str, config: Any) -> dict[str, Any]:
-    """Keywords of a `Layer`: how it hands its choice to its runner. Raises ValueError where that does not take what the
-    layer's router hands it.
-    """
+    """Keywords of a `Layer`. Raises ValueError where the runner does not take what the layer's router hands it."""
     if output_format not in OUTPUTS[runner.convention]:
         allowed = " or ".join(OUTPUTS[runner.convention])
         raise ValueError(f"{output_format} output for MoE runner {runner.name}; allowed is {allowed}")
@@ -172,9 +166,7 @@ def check_router(name: str, modules: Mapping[str, Any]) -> None:
 
 
 def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> None:
-    """Raise ValueError for a plan that a layer's router or runner does not fit, of a server that starts or that is
-    switched. `config` holds its resolved arguments.
-    """
+    """Raise ValueError for a plan that a layer's router or runner, or the server's resolved `config`, does not fit."""
     for plan in plans:
         if layer.convention == MASKED:
             check_maskable(plan, layer.router)

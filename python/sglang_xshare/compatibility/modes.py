@@ -94,9 +94,7 @@ def check_writers(trace: Path | None, config: Any) -> None:
 
 
 def check_draft_tokens(config: Any) -> None:
-    """Raise `ExpertPolicyError` where a request's draft tokens would not fill the rows that ranks of data-parallel
-    attention, or of an all-to-all backend, are padded to.
-    """
+    """Raise `ExpertPolicyError` where draft tokens would not fill the rows that several ranks pad theirs to."""
     shares, tokens = attention_dp_size(config), config.speculative_num_draft_tokens or 0
     ranks = config.tp_size // shares
     if rank_mode(config) is not None and config.speculative_algorithm is not None and tokens % ranks:

@@ -21,9 +21,7 @@ class WrongNumber(ExpertPolicyError):
 
 @dataclass(frozen=True)
 class MoeModel:
-    """What the configuration of a Mixture-of-Experts model says of it; `top_k`, `scoring` and `renormalize` as in
-    `Router`. `path` is the server's --model-path.
-    """
+    """What a model's configuration says of it; names as in `Router`. `path` is the server's --model-path."""
 
     path: str
     architecture: str
@@ -82,9 +80,7 @@ def check_attention(model: MoeModel, config: Any) -> None:
 
 
 def read_folder(folder: str) -> MoeModel:
-    """Read a model's folder, of which it needs the config.json alone. Raises `ExpertPolicyError` as `read_model` does,
-    and where there is none.
-    """
+    """Read a model's config.json. Raises `ExpertPolicyError` as `read_model` does, and where there is none."""
     config = _read_json(folder, object_hook=lambda keys: SimpleNamespace(**keys))
     text = _find_text(config)
     for part, name in ((text, "num_hidden_layers"), (config, "architectures")):

@@ -49,9 +49,7 @@ def fits(schedule: Schedule | None, rows: int, top_k: int, num_experts: int, slo
 
 
 def find_limit(server_args: Any, requests: int, top_k: int, num_experts: int, slots: int) -> int:
-    """The most requests of a decode graph: of SGLang's sizes beyond `requests` those that fit, up to the first that
-    does not.
-    """
+    """The most requests of a decode graph: `requests`, or SGLang's sizes beyond up to the first that does not fit."""
     arguments = read_arguments(server_args)
     if arguments is None:
         return requests

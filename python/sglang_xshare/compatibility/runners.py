@@ -110,10 +110,7 @@ def find_kernel(layer: Any) -> Runner:
 
 
 def check_kernel(runner: Runner, layer: Any, config: Any) -> None:
-    """Raise ValueError where the server or the layer, an upstream `FusedMoE`, are an exception to the table.
-
-    `config` holds the server's resolved arguments.
-    """
+    """Raise ValueError where the resolved `config` or an upstream `FusedMoE` is an exception to the table."""
     if runner.name == "deep_gemm" and config.ep_size > 1 and not keeps_dropped():
         raise ValueError(
             "MoE runner deep_gemm with expert parallelism: before 0.5.23 SGLang looks the -1 of an empty slot up in a "

@@ -52,9 +52,7 @@ def check_schedule(
 
 
 def _check_runner(plans: list[SelectionPlan], model: MoeModel, config: Any, flag: str | None) -> None:
-    """Refuse what the server's MoE runner does not take, as far as the configuration tells: by another `flag` than the
-    runner's where SGLang has chosen it.
-    """
+    """Refuse what the MoE runner does not take, as far as flags tell; by `flag` where SGLang has chosen it."""
     runner = spell(config.moe_runner_backend)
     try:
         for plan in plans if ranks_logits(config) else ():
@@ -105,9 +103,7 @@ def _check_size(schedule: Schedule, config: Any, batches: Batches) -> None:
 
 
 def build_plans(schedule: Schedule, model: MoeModel, ranks: int = 1) -> list[SelectionPlan]:
-    """Every plan that the model's layers can get on so many expert-parallel ranks. Raises `ExpertPolicyError` for one
-    that the model does not fit.
-    """
+    """Every plan of the model's layers on so many ranks. Raises `ExpertPolicyError` for one that does not fit."""
     try:
         plans = schedule.plans(range(model.num_layers))
         for plan in plans:
@@ -135,9 +131,7 @@ def _check_plans(plans: list[SelectionPlan], model: MoeModel, config: Any) -> No
 
 
 def _check_estimate(config: Any) -> None:
-    """Refuse to estimate what drafts are worth where ranks that select together would come to different numbers, or
-    accepted lengths tell none.
-    """
+    """Refuse to estimate drafts where ranks would come to different numbers, or accepted lengths tell none."""
     reasons = (
         (attention_dp_size(config) > 1, "data-parallel attention: each rank counts its own requests"),
         (routes_own_rows(config), "an all-to-all backend: it has not been executed with one"),

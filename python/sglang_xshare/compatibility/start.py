@@ -15,10 +15,7 @@ PLACEMENT, STAGE, AFFINITY = "placement", "stage", "affinity"
 
 
 class Start:
-    """A server's start, as far as checks ask for it: each part is read once, when it is first asked for.
-
-    `refused` has the names of the checks that have refused it.
-    """
+    """A server's start: each part is read when first asked for. `refused` names the checks that have refused it."""
 
     def __init__(self, server_args: Any) -> None:
         self.server_args = server_args

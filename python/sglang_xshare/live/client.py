@@ -28,9 +28,7 @@ class PolicyError(RuntimeError):
 
 
 def add_server(parser: argparse.ArgumentParser, needs: str, admin: bool = True) -> None:
-    """Add URL of a server with the flags that a subcommand needs, --api-key, and --admin-api-key for one that changes
-    what the server does.
-    """
+    """Add a server's URL with its flags, --api-key, and --admin-api-key for a subcommand that changes what it does."""
     parser.add_argument("url", metavar="URL", help=f"of a server with {needs}, such as http://127.0.0.1:30000")
     parser.add_argument("--api-key", metavar="KEY", help=f"the server's (default: ${API_KEY})")
     if admin:
@@ -45,10 +43,7 @@ def find_keys(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
 
 
 class Client:
-    """Asks one server. What changes it is asked with the admin key where one is given, all else with the API key.
-
-    Every method raises `PolicyError` for a refusal, and where no server answers.
-    """
+    """Asks one server, changes with the admin key if there is one. Raises `PolicyError` for a refusal, or no answer."""
 
     def __init__(self, url: str, api_key: str | None = None, admin_api_key: str | None = None) -> None:
         try:

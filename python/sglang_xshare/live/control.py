@@ -141,9 +141,7 @@ class Control:
 
 
 def handle(control: Control | None, scheduler: Any, request: Any) -> Any:
-    """Upstream's answer to a control message that carries a question of ours. It never raises: a scheduler must not
-    end by what somebody has posted.
-    """
+    """Upstream's answer to a control message with a question of ours. Never raises: a scheduler must not end by it."""
     from sglang.srt.managers.io_struct import DumperControlReqOutput
 
     try:

@@ -58,9 +58,7 @@ def look(client: Client, time: float) -> Look:
 
 
 def read_gauges(text: str) -> dict[str, list[float]]:
-    """The gauges that a frame shows, one value a replica, in prometheus's text format. Raises `PolicyError` for what is
-    none.
-    """
+    """The gauges of a frame, a value a replica, from prometheus's text. Raises `PolicyError` for what is none."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[str, dict[str, float]] = {name: {} for name in (SPEED, ACCEPTED, RUNNING, QUEUED)}

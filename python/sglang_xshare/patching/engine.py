@@ -127,10 +127,7 @@ def _name(tree: Tree) -> str:
 
 
 def check_patched(target: Path | None = None, root: Path | None = None) -> None:
-    """For a server's start: the tree it runs from (default: the installed sglang) is wholly patched with this queue.
-
-    Raises PatchError where it is not: one line that says how it stands and what helps.
-    """
+    """Check the tree that a server starts from. Raises PatchError, one line with what helps, if not wholly patched."""
     tree, root = find_tree(target), root or find_root()
     wanted, found = read_digest(root, tree.release), survey(tree)
     if found.condition is Condition.EDITED:
@@ -157,9 +154,7 @@ def _advise(tree: Tree, root: Path) -> str:
 
 
 def describe(target: Path | None = None, root: Path | None = None) -> str:
-    """Lines about a tree that needs no attention: wholly patched with this queue, or pristine. Raises PatchError,
-    one line, for one that does.
-    """
+    """Lines about a tree that is wholly patched with this queue, or pristine. Raises PatchError for any other."""
     tree, root = find_tree(target), root or find_root()
     wanted, found = read_digest(root, tree.release), survey(tree)
     title = f"SGLang {tree.release} in {tree.root}: {found.condition.value}"

@@ -37,10 +37,7 @@ def split_lines(content: bytes) -> list[bytes]:
 
 
 def find_places(lines: Sequence[bytes], hunk: Hunk) -> list[int]:
-    """Every index of `lines` where all source lines of the hunk follow.
-
-    A hunk without source lines, which is a new file's, matches only where there are no lines.
-    """
+    """Every index of `lines` where the hunk's source lines follow; of a new file's, without any, only in no lines."""
     size = len(hunk.source)
     starts = range(len(lines) - size + 1) if size or not lines else ()
     return [start for start in starts if tuple(lines[start : start + size]) == hunk.source]

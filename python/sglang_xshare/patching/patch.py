@@ -36,9 +36,7 @@ class Patch:
 
 
 def parse_patch(text: str, name: str) -> Patch:
-    """Parse header and diffs. Raises PatchError for a patch that is malformed, or does anything but change and add
-    files of `sglang/`.
-    """
+    """Parse header and diffs. Raises PatchError for a malformed patch, and for one of files beyond `sglang/`."""
     lines = text.splitlines(keepends=True)
     start = next((i for i, line in enumerate(lines) if line.startswith(("--- ", "diff --git "))), len(lines))
     header = email.message_from_string("".join(lines[:start]))

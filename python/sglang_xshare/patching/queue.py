@@ -62,9 +62,7 @@ def find_root() -> Path:
 
 
 def list_releases(root: Path) -> list[str]:
-    """The supported releases, those with a series, the newest last: 0.5.9 before 0.5.17. Raises PatchError for a folder
-    of another name.
-    """
+    """The supported releases (folders with a series), newest last. Raises PatchError for a folder of another name."""
     names = [file.parent.name for file in root.glob("*/series")]
     try:
         return sorted(names, key=Version)
@@ -73,9 +71,7 @@ def list_releases(root: Path) -> list[str]:
 
 
 def read_series(root: Path, release: str) -> list[str]:
-    """Names of the release's patches in order, each relative to `root`. Raises PatchError for a release that is not
-    supported.
-    """
+    """The release's patches in order, relative to `root`. Raises PatchError for a release that is not supported."""
     if release not in list_releases(root):
         raise PatchError(f"SGLang {release} is not supported; supported: {', '.join(list_releases(root)) or 'none'}")
     lines = (line.partition("#")[0].strip() for line in (root / release / "series").read_text().splitlines())
@@ -102,9 +98,7 @@ def read_digest(root: Path, release: str) -> str:
 
 
 def load_queue(root: Path, release: str) -> Queue:
-    """Read and parse the queue of one release. Raises PatchError where it is not supported, or a file of the queue is
-    missing or malformed.
-    """
+    """Read the queue of one release. Raises PatchError where it is not supported, or a file is missing or malformed."""
     from .patch import parse_patch  # a server compares digests only: it needs no patch parser
 
     names = read_series(root, release)

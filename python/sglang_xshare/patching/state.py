@@ -100,9 +100,7 @@ def survey(tree: Tree) -> Survey:
 
 
 def read_pristine(tree: Tree, state: State | None, paths: Iterable[str]) -> dict[str, bytes]:
-    """The release's own content of each file it has, whether or not the tree is patched now. Raises PatchError for a
-    stored copy that was damaged.
-    """
+    """The release's own content of each file, patched now or not. Raises PatchError for a damaged stored copy."""
     contents = {}
     for path in paths:
         found = tree.digest(path)

@@ -79,9 +79,7 @@ class Tree:
 
 
 def find_tree(target: Path | None = None) -> Tree:
-    """The tree at `target`, or the one Python would import `sglang` from (it is not imported). Raises
-    PatchError where there is none.
-    """
+    """The tree at `target`, or the one `import sglang` would find, not imported. Raises PatchError for none."""
     if target is None:
         spec = importlib.util.find_spec("sglang")
         if spec is None or spec.origin is None:

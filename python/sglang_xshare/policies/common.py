@@ -74,10 +74,7 @@ def spell_range(first: int, last: int) -> str:
 
 
 def rename_keys(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """(the keys of a policy by their present names, a warning where some had a former one).
-
-    Raises ValueError for a key that is given by both names.
-    """
+    """(a policy's keys by their present names, warnings of former ones). Raises ValueError for a key by both."""
     former = [name for name in config if name in FORMER_NAMES]
     for name in former:
         if FORMER_NAMES[name] in config:
@@ -90,9 +87,7 @@ def rename_keys(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 def read_phases(
     value: Any, policy: Policy, keys: dict[str, Any], speculative: bool, speculates: str
 ) -> tuple[str, ...]:
-    """The phases to select in; `speculates` is the flag that asks for speculation. This and the next raise ValueError
-    naming the key, the value and what is allowed.
-    """
+    """The phases to select in; `speculates`: the flag for speculation. Raises ValueError naming the key."""
     if value is None:
         if not speculative and policy.phases == ("verify",):
             never = f"{policy.name} without speculative decoding: it selects in target-verify"

@@ -87,9 +87,7 @@ def accepts_none(hint: Any) -> bool:
 
 
 def suggest(word: object, known: Iterable[str], prefix: str = "") -> str:
-    """The end of an error about an unknown `word`: the nearest of the `known` ones, or nothing where none is near. Both
-    stand without the `prefix` of what a user writes.
-    """
+    """The end of an error about an unknown `word`: the nearest of `known`, if any is near, both without `prefix`."""
     near = difflib.get_close_matches(str(word).lower(), list(known), n=1)
     return f"; did you mean {prefix}{near[0]}?" if near and near[0] != word else ""
 

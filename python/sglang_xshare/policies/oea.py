@@ -1,7 +1,4 @@
-"""Opportunistic Expert Activation: Batch-Aware Expert Routing for Faster Decode Without Retraining.
-
-arXiv 2511.02237.
-"""
+"""Opportunistic Expert Activation: Batch-Aware Expert Routing for Faster Decode Without Retraining, 2511.02237."""
 
 from dataclasses import replace
 

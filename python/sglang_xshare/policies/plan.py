@@ -114,9 +114,7 @@ class SelectionPlan:
 
     @property
     def takes_residents(self) -> bool:
-        """Whether the experts that a batch names as resident cost the plan nothing: S grows by utility, or by nothing
-        but the warm-up.
-        """
+        """Whether experts that a batch names as resident are free: S grows by utility, or by the warm-up alone."""
         by_utility = self.uses_selected and not self.ranks_experts and self.confidence is None
         return by_utility and self.free_residents is not False
 
@@ -142,9 +140,7 @@ class SelectionPlan:
 
     @property
     def own_power(self) -> float:
-        """Weights that renormalize are divided by the sum over the row's own top-k to this power, times that over what
-        it got to the power of one less this.
-        """
+        """Weights that renormalize are over own ** own_share * chosen ** (1 - own_share), sums of a row's scores."""
         return 1.0 if self.divides_by_own else self.own_share
 
     @property

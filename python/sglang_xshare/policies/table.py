@@ -14,9 +14,7 @@ from .registry import Policy
 
 
 def print_table(policies: Sequence[Policy]) -> None:
-    """Print each policy's keys with their ranges and defaults, the settings its paper recommends, and the keys that all
-    policies share.
-    """
+    """Print each policy's keys, ranges, defaults and paper's settings, and the keys that all policies share."""
     console = open_console()
     for policy in policies:
         console.print(f"[bold]{policy.name}[/bold]  {policy.summary}")

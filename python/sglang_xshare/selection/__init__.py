@@ -79,9 +79,7 @@ def _choose_backend(logits: torch.Tensor, plan: SelectionPlan, router: Router, b
 def prepare(
     logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, slots: RunnerSlots | None
 ) -> Call | None:
-    """What `select`, which has taken these, runs where it chooses the compiled call, else None. It takes other logits
-    of the shape and other flags unchecked.
-    """
+    """The compiled call for what `select` has checked, if it would choose it; other logits go unchecked."""
     if _choose_backend(logits, plan, router, batch) != "cpu":
         return None
     return prepare_call(plan, router, logits.shape[1], batch.exact is not None, slots)

@@ -9,9 +9,7 @@ from torch.nn.functional import softplus
 from ..types import Batch, Router
 
 FIXED_ONE = 1 << 20
-"""1 in fixed point. Utilities and shares are sums of scores rounded to multiples of 1 / FIXED_ONE: exact, so that all
-orders and backends agree.
-"""
+"""1 in fixed point: utilities and shares are sums of multiples of 1 / FIXED_ONE, exact in any order and backend."""
 # Keeps 0 / 0 at 0 and changes no other quotient: every positive float32 is larger.
 TINY = 1e-300
 DEPTHS = 256

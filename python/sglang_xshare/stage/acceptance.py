@@ -61,9 +61,7 @@ class Acceptance:
 
 
 def estimate(drafts: float, width: int) -> float:
-    """The chance, in multiples of 1 / 64 from 1 to 63, at which each of `width` - 1 drafts is accepted if all before it
-    are and `drafts` are accepted in the mean. It rises with them.
-    """
+    """The chance, in 1 / 64, that each of `width` - 1 drafts is accepted after those before, `drafts` in the mean."""
     return min(_GRID, key=lambda chance: abs(_expect(chance, width) - drafts))
 
 

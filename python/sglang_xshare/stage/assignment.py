@@ -9,9 +9,7 @@ from .step import Step, make_plain
 
 
 class PolicyBypassed(RuntimeError):
-    """A step under policy in which some MoE layer did not select. The server stops rather than go on without its
-    policy.
-    """
+    """A step under policy in which some MoE layer did not select: the server stops."""
 
 
 def assign(

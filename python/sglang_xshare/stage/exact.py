@@ -69,9 +69,7 @@ class Exact:
         return bool(self.requests or self._written)
 
     def write(self, rids: Sequence[str], tokens_per_request: int) -> None:
-        """Write the flags of a decode or target-verify forward that is about to be launched: of these requests, in
-        their order. The host waits for nothing.
-        """
+        """Write the flags of a decode or verify forward of these requests, in order. The host waits for nothing."""
         tokens = range(tokens_per_request)
         numbers = [number for number, rid in enumerate(rids) if rid in self.requests]
         exact = [number * tokens_per_request + token for number in numbers for token in tokens]

@@ -17,9 +17,7 @@ def wrap_calls(model_runner: Any, stage: Stage) -> None:
 
 
 def wrap_model(model: Any, stage: Stage) -> None:
-    """Have the stage run the model's forward. The host comes by there in every eager forward and in every capture, but
-    not where a captured graph is replayed: the graph holds what was launched then, selections and counts.
-    """
+    """Have the stage run the model's forward: eager ones and captures. Replays hold what was launched then."""
     forward = model.forward
 
     @functools.wraps(forward)  # upstream inspects the signature for pipeline parallelism
@@ -52,9 +50,7 @@ def wrap_runner(model_runner: Any, stage: Stage) -> None:
 
 
 def wrap_router(router: Any, stage: Stage) -> None:
-    """Have an upstream `TopK` select with the other ranks where its own has no rows to route: upstream then asks it for
-    an empty answer, and not for a route.
-    """
+    """Have an upstream `TopK` without rows, which is asked for an empty answer, select with the other ranks."""
     answer_empty = router.empty_topk_output
 
     def select_and_answer(*args: Any, **kwargs: Any) -> Any:

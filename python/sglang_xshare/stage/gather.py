@@ -27,9 +27,7 @@ class Ranks:
             raise ValueError(f"rows = {rows!r}: CUDA graphs hold what ranks gather; allowed is {own!r}")
 
     def divide(self, counts: list[int]) -> tuple[int, ...]:
-        """Router rows of every rank, from those that each rank of data-parallel attention was padded to. Raises
-        RuntimeError where these are not all, or do not divide.
-        """
+        """Router rows of every rank, by the padded ones. Raises RuntimeError for missing ones, or no divisor."""
         if len(counts) * self.share != self.size or any(count % self.share for count in counts):
             raise RuntimeError(
                 f"{counts} rows on {self.size} ranks, {self.share} of which share requests: an expert policy needs the "
@@ -58,9 +56,7 @@ class Gather:
         return self.rows_by_rank[self.rank]
 
     def collect(self, own: torch.Tensor) -> torch.Tensor:
-        """[rows of all ranks, ...] float32, one rank's after another's, from this rank's. A rank that hands in none,
-        where it has padding alone, has zeros.
-        """
+        """[rows of all ranks, ...] float32, rank after rank; of one that hands in none (padding alone), zeros."""
         # Ranks without rows do not know of which type the others' are, and a collective takes equal shapes.
         longest = max(self.rows_by_rank)
         own = own.float().contiguous()

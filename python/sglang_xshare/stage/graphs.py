@@ -52,9 +52,7 @@ class Graphs:
         return key._replace(rows=min((rows for rows in captured if rows >= key.rows), default=key.rows))
 
     def prepare(self, layers: Sequence[Layer], step: Step) -> None:
-        """Make the buffers for graphs of this size after an eager step, which reads none. SGLang runs one before each
-        capture, during which no copy could be made.
-        """
+        """Make the buffers for graphs of this size after the eager step before a capture, which could make no copy."""
         if step.rows not in self.rows:
             return
         from ..selection.triton_kernel import supports
@@ -98,9 +96,7 @@ class Graphs:
             )
 
     def follow(self, former: Plans, plans: Plans) -> None:
-        """Have every graph select by other plans from its next replay on, once `check` has passed and while no step
-        runs.
-        """
+        """Have every graph select by other plans from its next replay on, once `check` has passed, between steps."""
         for target in [self._fit(place, former, plans) for place in self._captured]:
             if target is not None:
                 budgets, plan = target
@@ -128,9 +124,7 @@ class Graphs:
             buffer.weigh(drafts)
 
     def _fit(self, place: Place, former: Plans, plans: Plans) -> tuple[Budgets, SelectionPlan] | None:
-        """(a buffer, the plan to write to it) for a captured layer and step to follow; None where nothing is to do.
-        Raises ValueError where it cannot.
-        """
+        """(buffer, plan to write to it) for a captured layer and step; None if nothing is to do. Raises ValueError."""
         # Before all else: what is observed is counted where graphs go on writing, though they are not replayed now.
         if _is_observing(former) or _is_observing(plans):
             if former.given == plans.given:
@@ -155,9 +149,7 @@ class Graphs:
 
 
 def open_up(plan: SelectionPlan, router: Router) -> SelectionPlan:
-    """The plan under whose numbers a kernel made for `plan` routes every row as the model does. Raises ValueError for
-    one with other columns than the model's top-k.
-    """
+    """The plan that makes `plan`'s kernel route as the model. Raises ValueError for other columns than top-k."""
     if plan.columns(router) != router.top_k:
         raise ValueError(f"kmax = {plan.kmax} columns; the model's own routing has {router.top_k}")
     return replace(plan, k0=None, p=1.0, beta=None, warm_rows=None)

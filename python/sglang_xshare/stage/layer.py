@@ -141,17 +141,13 @@ class Layer:
         return weights, ids
 
     def finish(self, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The ids [n, columns] that the runner is to get, of those that upstream has renumbered and completed since
-        `choose`, with their weights.
-        """
+        """The ids [n, columns] for the runner, of those that upstream has renumbered, with their weights."""
         if not self.renumbers:
             return ids
         return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
 
     def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """(what the runner is handed in place of `output_format`, logits [n, N]), of a layer that routes itself: masked
-        so that a runner that ranks them arrives at the selection.
-        """
+        """(what the runner is handed for `output_format`, masked logits [n, N]), whose top-k is the selection."""
         if self.convention != MASKED:
             return type(output_format).STANDARD, logits
         if output_format == type(output_format).BYPASSED:

@@ -55,9 +55,7 @@ class Routing:
             layer.choose(logits, logits, layer.router.top_k, layer.router.renormalize)
 
     def _find_selecting(self, topk_config: Any, router_logits: Any) -> Layer | None:
-        """The layer of a config, where it selects in this step. One that is observed selects beside the model, here,
-        and is routed as one that does not.
-        """
+        """The layer of a config that selects in this step. One that is observed does so here, and is not returned."""
         layer = self._by_config.get(id(topk_config))
         if layer is None:
             return None

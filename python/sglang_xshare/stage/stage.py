@@ -94,9 +94,7 @@ class Stage:
         self.outcomes = Outcomes(self.layers, self.graphs)
         self.switches = 0
         self.rule = Rule()
-        """Which requests that arrive are exact: by the last policy that selects, since it may come back while they are
-        answered.
-        """
+        """Which arriving requests are exact: by the last policy that selects, since it may come back meanwhile."""
         self.observation: Observation | None = None
         self.plans = Plans(schedule, batches, self.masks)
         self._adopt(self.plans)
@@ -170,9 +168,7 @@ class Stage:
         logger.info("Expert policy switch %d: %s; until now%s", self.switches, change, counted.removeprefix(","))
 
     def run(self, forward_batch: Any, forward: Callable[[], Any]) -> Any:
-        """What `forward` returns, the model's on this batch: its layers get their assignments, and what they
-        have selected is checked and counted.
-        """
+        """What `forward` returns of this batch: layers get assignments, what they selected is checked and counted."""
         by_depth = self.plans.by_depth or self.graphs.by_depth
         step = read_step(forward_batch, self.mask_padding, self.ranks, self.exact, by_depth)
         is_captured = self.device != "cpu" and is_recorded()
@@ -210,9 +206,7 @@ class Stage:
             self._adopt(Plans(schedule.weigh(self.acceptance.number), self.batches, self.masks))
 
     def end_forward(self, forward_batch: Any) -> Forward | None:
-        """A forward of the model runner was launched, maybe by a graph's replay: ranks compare where it is time to.
-        Returns what its requests count; None where no policy was ever in force.
-        """
+        """A forward was launched or replayed. Returns what its requests count; None where no policy ever was."""
         forward = self.outcomes.describe(forward_batch, self.ranks)
         if self.agreement is not None and (which := self.agreement.end_forward(self.ranks)):
             go_back = functools.partial(self.switch, None, self.reporter)

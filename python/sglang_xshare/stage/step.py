@@ -90,9 +90,7 @@ def read_step(
 
 
 def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
-    """Of the step that `read_step` reads: where ranks pad each other, with the rows of the longest for each. The device
-    is not touched.
-    """
+    """Of `read_step`'s step, with as many rows a rank as the longest has, where they are padded."""
     counts = forward_batch.global_num_tokens_cpu if ranks is not None else read_rows_by_rank(forward_batch)
     if ranks is not None and not ranks.together:
         counts = [len(forward_batch.out_cache_loc) // ranks.share]
@@ -111,9 +109,7 @@ def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
 
 
 def read_rows_by_rank(forward_batch: Any) -> list[int] | None:
-    """How many router rows each rank of data-parallel attention has, padding included, in the order of the ranks; None
-    where the router sees this rank's rows alone.
-    """
+    """Router rows of each rank of data-parallel attention, padding included; None if the router sees its own."""
     counts = forward_batch.global_num_tokens_cpu
     return counts if counts is not None and len(counts) > 1 else None
 
@@ -169,9 +165,7 @@ def _read_states(forward_batch: Any, key: StepKey, exact: Exact | None, by_depth
 
 
 def _read_depth(forward_batch: Any, key: StepKey) -> torch.Tensor | None:
-    """[rows] int32: the place of a verify step's rows in their request's chain or tree of drafts, any in padding; None
-    in any other step.
-    """
+    """[rows] int32: how deep a verify step's rows are in their chain or tree, any for padding; None in other steps."""
     if key.tokens_per_request == 1:
         return None
     positions = forward_batch.positions.view(-1, key.tokens_per_request)
@@ -190,7 +184,5 @@ def _make_step(
 
 
 def live_rows(forward_batch: Any) -> torch.Tensor:
-    """[rows] bool: which rows are no padding. A graph's replay reads it anew. Padding rows, and all rows of an idle
-    rank, write to KV slot 0, which no request ever has.
-    """
+    """[rows] bool: no padding. Padding and idle ranks write to KV slot 0, never a request's. Replays read it anew."""
     return forward_batch.out_cache_loc != 0

@@ -48,9 +48,7 @@ class Force:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model thought of a forced token: its `nats`, the token that it liked best, and log-probabilities of the
-    likeliest tokens and the forced one.
-    """
+    """What the model thought of a forced token: `nats`, the likeliest token, the likeliest's log-probabilities."""
 
     nats: float
     greedy: int
@@ -65,9 +63,7 @@ def serialize_force() -> str:
 
 
 def read_step(log_probability: float, token: int, others: Sequence[tuple[float | None, int]]) -> Prediction:
-    """Of the log-probability that came back with the forced token, and of (log-probability, token) of the next ones by
-    falling probability.
-    """
+    """From the forced token's log-probability and the next ones' (log-probability, token), by falling probability."""
     told = -log_probability
     prefers_other = told >= OTHER - 1e-4
     nats = max((told - OTHER if prefers_other else told) * SCALE, 0.0)

@@ -50,9 +50,7 @@ class SwitchGuard:
         return any(self._switch(self.before, number) for number in numbers)
 
     def _switch(self, policy: dict[str, Any], after: int) -> bool:
-        """Have the server switch if this many switches were before: whether it did. Of two that ask for the same
-        number at once it takes one.
-        """
+        """Have the server switch if this many switches were before: whether it did. Of two at once it takes one."""
         try:
             self.server.set_policy(policy | {"after": after})
         except PolicyError as error:

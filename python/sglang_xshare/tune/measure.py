@@ -36,9 +36,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Loss:
-    """How far one measurement's cross-entropy is above another's on the same samples, nats a token, with the standard
-    error of the paired differences.
-    """
+    """One cross-entropy above another on the same samples, nats a token, with the paired standard error."""
 
     delta: float
     error: float

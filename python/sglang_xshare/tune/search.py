@@ -1,6 +1,4 @@
-"""The search: what each setting costs in each group of layers alone, the choices that should lose least, and how far
-along them the tolerance lasts.
-"""
+"""The search: what settings cost in each group of layers, the best choices, and how far the tolerance lasts."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -40,9 +40,7 @@ class Batches:
 
 
 def read_batches(config: Any, rows: str = "batch") -> Batches:
-    """The batches of a server with these resolved arguments; any batch where its number of draft tokens adapts. With
-    `rows` "rank" those of one rank, which routes its own.
-    """
+    """The batches of a server by its resolved arguments, any if drafts adapt; with `rows` "rank" one rank's own."""
     ranks, share = attention_dp_size(config), 1
     pads, tokens, own = _pads(config), config.speculative_num_draft_tokens or 1, _count_own(config)
     if rows == "rank":

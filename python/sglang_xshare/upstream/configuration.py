@@ -13,9 +13,7 @@ def find_name(text_config: Any, names: tuple[str, ...]) -> str:
 
 
 def find_value(text_config: Any, names: tuple[str, ...]) -> Any:
-    """The value of the key that `find_name` finds; 0 where there is none. A list by layer (HunYuan) whose entries are
-    all the same is that entry.
-    """
+    """The value of the key that `find_name` finds, else 0; of a list by layer of equal entries (HunYuan), one."""
     name = find_name(text_config, names)
     found = getattr(text_config, name, None) or getattr(getattr(text_config, "ffn_config", None), name, None) or 0
     return found[0] if isinstance(found, list) and len(set(found)) == 1 else found

@@ -116,9 +116,7 @@ def scales_unnormalized_groups() -> bool:
 
 
 def folds_scaling(topk_config: Any) -> bool:
-    """Whether a layer's router multiplies its weights by the scaling factor whatever its config says, as AMD's aiter
-    does: the model then never does so behind its experts.
-    """
+    """Whether a router scales its weights whatever its config says, as AMD's aiter does: its model then never does."""
     if not routes_on("_use_aiter"):
         return False
     if topk_config.use_grouped_topk:
@@ -141,9 +139,7 @@ def record_routed(topk_config: Any, layer_id: int, ids: torch.Tensor) -> None:
 
 
 def expert_locations(config: Any) -> torch.Tensor | None:
-    """[layers, N] physical number of every logical expert, the tensor that upstream updates in place when it moves
-    experts; None where logical numbers are physical ones.
-    """
+    """[layers, N] physical number of each logical expert, which EPLB updates in place; None if they are the same."""
     from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
 
     metadata = get_global_expert_location_metadata()

@@ -96,9 +96,7 @@ def draft_width(config: Any) -> int:
 
 
 def num_schedulers(config: Any) -> int:
-    """How many schedulers the server has: one for each replica or rank of data-parallel attention. SGLang puts a
-    controller above several.
-    """
+    """How many schedulers the server has, one a replica or attention rank. SGLang puts a controller above several."""
     return max(config.dp_size, attention_dp_size(config))
 
 
@@ -137,9 +135,7 @@ def wait_for_device(device: str) -> None:
 
 
 def end_server() -> NoReturn:
-    """End this rank and its server, as SGLang does after an error of a step, without a traceback. The first rank tells
-    the parent, which kills all, once it has logged why.
-    """
+    """End this rank and its server without a traceback: the first tells the parent, once why is logged."""
     if is_first_rank():
         os.kill(os.getppid(), signal.SIGQUIT)
     raise SystemExit(1)

@@ -60,9 +60,7 @@ def select(
 def prepare(
     plan: SelectionPlan, router: Router, num_experts: int, exact: bool = False, slots: RunnerSlots | None = None
 ) -> Call:
-    """The call for a plan and router that have been checked against each other, packed when first asked for. Raises
-    ValueError where the machine cannot have it, or the plan is none it serves.
-    """
+    """The call for a plan and router, packed at its first use. Raises ValueError for a plan or machine without one."""
     key = (id(plan), id(router), num_experts, exact, slots)
     call = _calls.get(key)
     if call is None:

@@ -131,10 +131,7 @@ def _share(rows: Rows, plan: SelectionPlan, router: Router, chosen: Slots) -> tu
 
 
 def _divisor(chosen: Slots, own: Slots, own_power: float, exact: torch.Tensor | None) -> torch.Tensor:
-    """[n, 1] float32. In float64 between, so that two equal sums have that very number for a mean.
-
-    That of exact rows [n, 1] bool is the model's own: a sum of more columns may round otherwise.
-    """
+    """[n, 1] float32, in float64 between: the mean of equal sums is that number. Exact rows [n, 1] have their own."""
     if exact is not None:
         others = _divisor(chosen, own, own_power, None)
         return torch.where(exact, own.scores.sum(1, keepdim=True), others)

@@ -58,9 +58,7 @@ class Budgets:
         self.values[-len(drafts) :].copy_(drafts, non_blocking=True)
 
     def check(self, plan: SelectionPlan) -> None:
-        """Raise ValueError naming a key that would take another kernel: one that is no number, or a step that the
-        first plan does not take.
-        """
+        """Raise ValueError naming a key that takes another kernel: no number, or a step that the first plan lacks."""
         took, takes = list_steps(self.plan), list_steps(plan)
         for name in KEYS:
             old, new = getattr(self.plan, name), getattr(plan, name)

@@ -31,9 +31,7 @@ def limit_keys(
     budgets: tl.tensor,
     recipe: tl.constexpr,
 ) -> tl.tensor:
-    """The keys [R, E] of the experts that the plan's coverage lets each row use, EMPTY elsewhere. An exact row,
-    `exempt` [R] bool, has its own top-k.
-    """
+    """The keys [R, E] of experts that coverage lets each row use, else EMPTY. Exact rows, `exempt` [R]: their top-k."""
     if not recipe.uses_selected:
         usable = kept
     elif not recipe.substitutes:
@@ -78,9 +76,7 @@ def lift(mass: tl.tensor) -> tl.tensor:
 def mix_own(
     scores: tl.tensor, own: tl.tensor, own_mass: tl.tensor, chosen: tl.tensor, mass: tl.tensor, budgets: tl.tensor
 ) -> tl.tensor:
-    """[R, E] fp32: the scores over the chosen ones' sum, times its ratio to the row's own to the power of `own_share`:
-    times 1 exactly where the two are equal, or the share is 0.
-    """
+    """[R, E] fp32: scores over the chosen ones' sum, times its ratio to the own sum to the power of `own_share`."""
     share = read_share(budgets, OWN_SHARE).to(tl.float32)
     # A sum to the power of 0 is 1, also one of 0.
     there = tl.minimum(tl.where(share < 1, mass, own_mass), tl.where(share > 0, own_mass, mass)) > 0
@@ -104,9 +100,7 @@ def weigh(
     budgets: tl.tensor,
     recipe: tl.constexpr,
 ) -> tl.tensor:
-    """[R, E] fp32: the weights of chosen experts. `mass` is the sum of the chosen scores, `own_mass` that of the row's
-    own top-k.
-    """
+    """[R, E] fp32: weights of chosen experts. `mass` sums their scores, `own_mass` those of the row's own top-k."""
     if recipe.mixes_own:
         scores = mix_own(scores, own, own_mass, chosen, mass, budgets)
     elif recipe.renormalize:
@@ -192,9 +186,7 @@ def settle_spare(
     recipe: tl.constexpr,
     tile: tl.constexpr,
 ) -> tl.tensor:
-    """[E] bool: where empty slots of masked logits go. Waits for the other programs, and completes the active experts,
-    where too few of these are known.
-    """
+    """[E] bool: where empty slots of masked logits go, once other programs are done; completes the active experts."""
     spare = find_sure(counters, selected, recipe)
     if tl.sum(spare.to(tl.int32), 0) < recipe.top_k:
         if tile.several:

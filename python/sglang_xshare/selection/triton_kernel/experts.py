@@ -42,9 +42,7 @@ def find_voted(counters: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def find_ahead(utility: tl.tensor, start: tl.constexpr, width: tl.constexpr) -> tl.tensor:
-    """[C, E] int32: 1 where another expert (row), of `width` from `start` on, comes before expert i (column): by its
-    utility [E] int32 >= 0, of equal ones by its index.
-    """
+    """[C, E] int32: 1 where an expert (row) from `start` on precedes expert i (column), by utility, then by index."""
     # The sign of a difference: summed comparisons would become popcounts, of twice as many instructions.
     other = start + tl.arange(0, width)
     lower = (other[:, None] - tl.arange(0, utility.shape[0])[None, :]) >> 31

@@ -26,9 +26,7 @@ def complete(used: tl.tensor, exists: tl.tensor, top_k: tl.constexpr) -> tl.tens
 def find_spare(
     sure: tl.tensor, active: tl.tensor, experts: tl.tensor, exists: tl.tensor, top_k: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """(where empty slots go; the experts in use), [E] bool, once all rows have written theirs to `active` [N]; `sure`
-    are the experts of S that are in a row's own top-k.
-    """
+    """(where empty slots go, experts in use), [E] bool, once all rows are stored; `sure`: in S and in a row's top-k."""
     used = tl.load(active + experts, mask=exists, other=0) != 0
     in_use = complete(used, exists, top_k)
     sure &= used

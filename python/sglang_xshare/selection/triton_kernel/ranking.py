@@ -29,9 +29,7 @@ def choose_keys(
 
 @triton.jit
 def measure(scores: tl.tensor, recipe: tl.constexpr, chance: tl.tensor = None) -> tl.tensor:
-    """[R, E] int32: P, times a chance [R, 1], in multiples of 2^-20; of one without an upper bound, its share of the
-    row.
-    """
+    """[R, E] int32: P, or its share of the row where it has no upper bound, times a chance [R, 1], in 2^-20."""
     scale = 1048576.0
     if recipe.softplus:
         # As in `share_scores`, but of more experts, so that the sum takes more bits.
@@ -93,9 +91,7 @@ def rank_rows(
 
 @triton.jit
 def share_scores(scores: tl.tensor, recipe: tl.constexpr, chance: tl.tensor = None) -> tl.tensor:
-    """[R, E] int32: the scores over their sum in the row, or the squares of that, times a chance [R, 1], in multiples
-    of 2^-20.
-    """
+    """[R, E] int32: scores over their sum in the row, or the squares of that, times a chance [R, 1], in 2^-20."""
     # Summed as integers, in proportion to the largest: exact, so that equal scores in any order have equal shares.
     if recipe.biased or recipe.sigmoid or recipe.normalize:
         largest = tl.max(scores.to(tl.int32, bitcast=True), 1).to(tl.float32, bitcast=True)

@@ -32,9 +32,7 @@ MAX_ROWS, MAX_TOP_K = 2047, 31
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a plan and a router have the kernel do. The plan's numbers (budgets.py) are no part of it: equal work
-    compiles once.
-    """
+    """What a plan and a router have the kernel do, without the plan's numbers (budgets.py): so it compiles once."""
 
     num_experts: int
     top_k: int

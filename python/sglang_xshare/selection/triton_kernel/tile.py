@@ -36,9 +36,7 @@ class Shape:
     experts: int
     """It holds up to so many, where none of fewer does."""
     one: dict[int, int] = field(hash=False)
-    """Rows of tiles in which one program takes a whole batch, and the program's warps. The largest is where several
-    take less time, with their barrier.
-    """
+    """Rows of tiles in which one program takes a whole batch, and its warps; beyond, several are faster."""
     several: tuple[int, int]
     """Rows a program where there are several, and warps."""
 

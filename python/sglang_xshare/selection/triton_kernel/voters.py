@@ -24,10 +24,7 @@ def measure_confidence(scores: tl.tensor, live: tl.tensor, budgets: tl.tensor, r
 def find_voters(
     confidence: tl.tensor, row: tl.tensor, confidences: tl.tensor, num_rows: tl.tensor, budgets: tl.tensor
 ) -> tl.tensor:
-    """[R] bool: the most confident of all rows, at most `max_voters` of the sure ones; the first where none is sure.
-
-    `confidences` [n] holds what all programs have measured.
-    """
+    """[R] bool: the `max_voters` most confident sure rows of all `confidences` [n]; the first where none is sure."""
     place = tl.arange(0, 32)
     top = tl.full((), -1, tl.int64)
     ahead = tl.full((row.shape[0], 32), 0, tl.int32)
@@ -48,9 +45,7 @@ def follow_voters(
     budgets: tl.tensor,
     recipe: tl.constexpr,
 ) -> tl.tensor:
-    """S [E] bool with the experts that `min_votes` voters have in their top-k, then with the best by utility up to the
-    model's top-k.
-    """
+    """S [E] bool with what `min_votes` voters have in their top-k, and the best by utility up to the model's top-k."""
     selected |= ballots >= read_count(budgets, MIN_VOTES)
     missing = recipe.top_k - tl.sum(selected.to(tl.int32), 0)
     return selected | keep_best(tl.where(selected, 0, utility), missing)

@@ -17,9 +17,7 @@ _TURN = 6364136223846793005
 
 
 class Compared(NamedTuple):
-    """How often ranks have compared what they selected, how often each had selected otherwise than the first, and how
-    often the server went back to vanilla for it.
-    """
+    """How often ranks have compared, each selected otherwise than the first, and the server left its policy."""
 
     comparisons: int
     disagreements: list[int]
@@ -52,9 +50,7 @@ class Agreement:
     ) -> None:
         self.size = size
         self.forwards = 0
-        """Of the target model since the last switch, whatever they were: ranks have done as many, or would wait for
-        each other forever.
-        """
+        """Forwards since the last switch. Ranks have done as many, or would wait for each other forever."""
         self._gather = gather
         self._checksum = torch.zeros(1, dtype=torch.int64, device=device)
         self._turn = torch.full_like(self._checksum, _TURN)
@@ -71,9 +67,7 @@ class Agreement:
         torch.addcmul(self._weights.where(active, 0).sum(), self._checksum, self._turn, out=self._checksum)
 
     def end_forward(self, ranks: Ranks | None) -> list[int]:
-        """A forward was launched: compare where it is time to, unless `ranks` select apart, each from its own rows.
-        Returns the ranks that have selected otherwise than the first.
-        """
+        """A forward was launched: compare if it is time. Returns the ranks that selected otherwise than the first."""
         self.forwards += 1
         if not is_due(self.forwards):
             return []

@@ -69,9 +69,7 @@ class Counters:
         self.outcomes[OUTCOMES.index(outcome)].add_(1 if valid is None else valid.any())
 
     def tally(self, layer: int, logits: torch.Tensor) -> Tally | None:
-        """Where a layer's selection from logits [n, N] is to leave what is counted; None without a row. Raises
-        RuntimeError where layers have different numbers of experts.
-        """
+        """Where a layer leaves its counts from logits [n, N]; None without a row. Raises RuntimeError for another N."""
         rows, experts = logits.shape
         if not rows:
             return None

@@ -20,9 +20,7 @@ Values = Mapping[tuple[str, ...], float | None]
 
 @dataclass(frozen=True)
 class InForce:
-    """The plan in force as JSON-able, the one that was when it was last exported, and the chance of a draft; None where
-    there is none.
-    """
+    """The plan in force as JSON-able, the one last exported, and a draft's chance; None where there is none."""
 
     plan: Mapping[str, Any] | None
     former: Mapping[str, Any] | None
@@ -148,9 +146,7 @@ FIGURES: dict[type, tuple[Figure, ...]] = {
 
 
 class Exporter:
-    """Keeps the prometheus metrics, made when what they are of is first exported: prometheus must be in multiprocess
-    mode by then.
-    """
+    """Keeps the prometheus metrics, made at their first export: prometheus must be in multiprocess mode by then."""
 
     def __init__(self) -> None:
         self._metrics: dict[type, list[Any]] = {}

@@ -1,6 +1,4 @@
-"""Response metadata: `expert_policy` in a request's `meta_info` says in how many of its steps the policy acted. Counted
-on the host alone.
-"""
+"""`expert_policy` in a request's `meta_info`: in how many of its steps the policy acted, counted on the host alone."""
 
 from typing import Any, NamedTuple
 
@@ -9,9 +7,7 @@ KEY = "expert_policy"
 
 
 class Forward(NamedTuple):
-    """One forward of the target model: the policy in force, whether it was a decode or verify step, and whether some
-    layer selected by that policy.
-    """
+    """One forward of the target: the policy in force, whether it was decode or verify, whether some layer selected."""
 
     policy: str
     is_step: bool

@@ -21,10 +21,7 @@ SIZES = ["1", "2", *(f"{low + 1}-{high}" for low, high in pairwise(ROW_BOUNDS[1:
 
 
 class Observation:
-    """Selects by the plans of a schedule of `observe` beside the model's own routing, and counts what each would keep.
-
-    It costs one selection a plan and layer, and what `Counters.count` costs a plan.
-    """
+    """Selects by plans of `observe` beside the model's own routing. A plan costs a selection a layer, and a count."""
 
     def __init__(
         self, schedule: Schedule, layer_ids: Sequence[int], device: str, residents: Residents | None = None
@@ -49,9 +46,7 @@ class Observation:
         layer.selection = chosen[plans[0]]
 
     def count(self, step: Step) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Count one step. Returns what the model itself did and what each plan would have done, both [layers, 10]
-        float64 as `Counters.count` returns them.
-        """
+        """Count one step. Returns the model's own and each plan's counts [layers, 10] float64, as `Counters.count`."""
         counts = [counters.count(step) for counters in self.counters.values()]
         own = counts[0].clone()
         own[:, AFTER], own[:, KEPT], own[:, RESCUED] = own[:, BEFORE], own[:, ROWS], 0

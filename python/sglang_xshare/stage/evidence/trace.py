@@ -44,9 +44,7 @@ class Trace:
             self.ring = torch.zeros(CAPACITY, len(self.layer_ids), width, dtype=torch.float64, device=self.device)
 
     def switch(self, number: int, plan: Mapping[str, Any]) -> None:
-        """From now on every record has the `number` of the switch that its plan came with, `plan` stands in the first.
-        All steps so far have been written.
-        """
+        """All steps so far are written; records from now on have the `number` of the switch, the first its `plan`."""
         self._switch, self._plan = {"switch": number}, {"plan": plan}
 
     def record(self, counts: torch.Tensor, step: Step, observed: Sequence[torch.Tensor] = ()) -> None:

@@ -37,10 +37,8 @@ _control: Control | None = None
 
 
 class Refused(SystemExit, ValueError):
-    """What a start ends with that is refused, in one line.
-
-    Uncaught, Python prints the line and exits with status 1, without a traceback: what a server's user wants. It is a
-    `ValueError` too, which is what a user of `Engine(...)` catches.
+    """What a refused start ends with, in one line: uncaught, Python prints it and exits with status 1, without a
+    traceback. It is a `ValueError` too, which is what a user of `Engine(...)` catches.
     """
 
 

@@ -7,10 +7,8 @@ REFUSED = 78
 
 
 class ExpertPolicyError(ValueError):
-    """A refused configuration: `reason` says why `flag` cannot have its `value`, and what is allowed. `value` is None
-    where the flag has none, and holds what stands beside the flag where both together are refused.
-
-    As text it is one line of all three.
+    """A refused configuration, as text one line: `reason` says why `flag` cannot have its `value` (None: it has none;
+    or what stands beside the flag where both together are refused), and what is allowed.
     """
 
     def __init__(self, flag: str, value: Any, reason: str) -> None:

@@ -1,7 +1,6 @@
-"""Expert-affinity dispatch: requests that want the same experts go to the same replica.
-
-A signature tells where a request's experts lie, from its prompt's token ids by a table (`table.py`) that
-`sglang-xshare calibrate` measures (`calibration.py`). `decision.py` decides; it knows no SGLang.
+"""Expert-affinity dispatch: requests that want the same experts go to the same replica. A signature tells where a
+request's experts lie, by a table (`table.py`) that `calibrate` measures (`calibration.py`); `decision.py` decides, and
+knows no SGLang.
 """
 
 from typing import Any

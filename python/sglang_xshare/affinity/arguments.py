@@ -31,10 +31,7 @@ class AffinityArguments:
 
 
 def read_affinity(server_args: Any) -> AffinityArguments | None:
-    """Parse the flags as they were given, and read the table. Returns None where another method is chosen.
-
-    Raises `ExpertPolicyError` for a flag without another, and for values that are not allowed.
-    """
+    """Parse the flags as given, and read the table; None where another method is chosen. Raises `ExpertPolicyError`."""
     file = getattr(server_args, "expert_affinity", None)
     bound = getattr(server_args, "expert_affinity_bound", None)
     if getattr(server_args, "load_balance_method", None) != METHOD:

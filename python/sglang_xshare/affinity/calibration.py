@@ -96,8 +96,7 @@ def calibrate(
 
 @contextmanager
 def watch_experts(model: Any) -> Iterator[list[tuple[torch.Tensor, int]]]:
-    """A list that gets, for every MoE layer of a forward in order, (expert ids [tokens, top-k], number of experts).
-
+    """A list that gets (expert ids [tokens, top-k], number of experts) for every MoE layer of a forward, in order:
     transformers calls each layer's module `experts` with hidden states, ids and weights, whatever the router.
     """
     seen: list[tuple[torch.Tensor, int]] = []
@@ -120,10 +119,8 @@ def make_sketch(experts: int, layer: int) -> torch.Tensor:
 
 
 def project(sums: torch.Tensor, counts: torch.Tensor, dimensions: int) -> torch.Tensor:
-    """Signatures [vocabulary, dimensions] float32, the principal components of what sets token ids apart.
-
-    `sums` [vocabulary, width]: sketches of the experts of an id, summed; `counts` [vocabulary]: how often
-    it was seen. An id never seen gets 0.
+    """Signatures [vocabulary, dimensions] float32, the principal components of what sets ids apart; 0 for one never
+    seen. `sums` [vocabulary, width]: sketches of an id's experts, summed; `counts` [vocabulary]: how often it was seen.
     """
     mean = sums.sum(0) / counts.sum()
     apart = (sums - counts[:, None] * mean) / (counts + SHRINKAGE)[:, None]

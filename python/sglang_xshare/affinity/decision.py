@@ -17,10 +17,8 @@ benchmark/README.md, at 2, 4 and 8 replicas.
 
 
 def list_open(loads: Sequence[int], alive: Sequence[int], bound: float) -> list[int]:
-    """Those of the replicas `alive` that may take one more request; never none of them.
-
-    With it a replica has at most `bound` times the mean load, the new request counted, or the mean rounded up where
-    that is more. While any is idle, only idle ones may: nothing queues behind another while a replica has no work.
+    """Those of the replicas `alive` that may take one more request, never none: idle ones while there are any, else
+    those with at most `bound` times the mean load, the new request counted, or the mean rounded up where that is more.
     """
     idle = [replica for replica in alive if not loads[replica]]
     if idle:
@@ -31,12 +29,9 @@ def list_open(loads: Sequence[int], alive: Sequence[int], bound: float) -> list[
 
 
 def price_load(loads: Sequence[int], alive: Sequence[int], bound: float) -> list[float]:
-    """What one more request on each replica costs, in similarity: nothing up to the mean load rounded up, from there on
-    in proportion, and 1 at the bound, where the most similar replica is worth no more than one of similarity 0.
-
-    At an equal imbalance fewer experts are active than under a bound alone: in the simulation of benchmark/README.md, 4
-    replicas of mixed traffic, 44.6 at an imbalance of 1.08, where bounds without a price had 45.8 at 1.06 and 44.4 at
-    1.11.
+    """What one more request on each replica costs, in similarity: nothing up to the mean load rounded up, then in
+    proportion, 1 at the bound. At an equal imbalance fewer experts are active than under a bound alone: in the
+    simulation of benchmark/README.md 44.6 at 1.08, where bounds without a price had 45.8 at 1.06 and 44.4 at 1.11.
     """
     mean = _mean(loads, alive)
     free, span = math.ceil(mean), mean * (bound - 1)
@@ -49,10 +44,10 @@ def _mean(loads: Sequence[int], alive: Sequence[int]) -> float:
 
 
 REASONS = ("affinity", "bound", "sticky", "session", "idle", "load", "directed")
-"""Why a replica got a request: it has the most similar experts and the longest cached prefix (affinity); the replica
-that has them runs too many requests (bound), or is busy while this one is idle (idle); it had the earlier turns of the
-conversation (sticky), or has its session (session); the request has neither signature nor cached prefix, and it ran the
-fewest (load); the client named it (directed).
+"""Why a replica got a request: the most similar experts and the longest cached prefix (affinity); the replica with
+these is too full (bound), or busy while this one is idle (idle); it had the conversation's earlier turns (sticky) or
+has its session (session); without signature and cached prefix, the fewest requests (load); the client's choice
+(directed).
 """
 PREFIX_WEIGHT = 2.0
 """Of the share of a prompt that a replica has in its cache, beside the similarity of experts. That is about 0.5 within

@@ -1,7 +1,5 @@
-"""How the controller of replicas hears which requests have ended.
-
-SGLang's tokenizer process forgets a request, in a dictionary, however it ends: answered, aborted, failed. The
-dictionary here tells the controller's process of it, over a socket that lies in no file.
+"""How the controller of replicas hears which requests have ended: SGLang's tokenizer process forgets one, in a
+dictionary, however it ends. The dictionary here tells the controller so, over a socket that lies in no file.
 """
 
 from __future__ import annotations

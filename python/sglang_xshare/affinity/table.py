@@ -37,10 +37,9 @@ class Origin:
 
 @dataclass(frozen=True)
 class Table:
-    """Signatures of token ids.
-
-    `signatures`: [vocabulary, dimensions] float16, centred on the mean token of the texts, 0 for an id that they lack.
-    `samples`: [samples, dimensions] float16, unit signatures of pieces of the texts, where centroids start.
+    """`signatures` of token ids: [vocabulary, dimensions] float16, centred on the mean token of the texts, 0 for an id
+    that they lack. `samples`: [samples, dimensions] float16, unit signatures of pieces of the texts, where centroids
+    start.
     """
 
     signatures: npt.NDArray[np.float16]
@@ -58,10 +57,8 @@ class Table:
         return int(self.signatures.shape[1])
 
     def sign(self, tokens: Sequence[int]) -> Floats | None:
-        """The unit signature [dimensions] of a prompt; None where the table knows none of its ids.
-
-        Ids beyond the vocabulary, which stand for images and the like, say nothing. Of a long prompt `READ` tokens at
-        most are read, evenly taken.
+        """The unit signature [dimensions] of a prompt, of at most `READ` tokens, evenly taken; None where the table
+        knows none of its ids. Those beyond the vocabulary, which stand for images and the like, say nothing.
         """
         ids = to_ids(tokens[:: max(math.ceil(len(tokens) / READ), 1)])
         known = ids[(ids >= 0) & (ids < self.vocabulary)]

@@ -72,10 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
-    """The report for a server's flags and the subcommand's own, as JSON would have it.
-
-    Raises ValueError, one line, where there is nothing to report on: a value that is wrong, no configuration, flags
-    that SGLang's parser does not take.
+    """The report for a server's flags and the subcommand's own, as JSON would have it. Raises ValueError, one line,
+    where there is nothing to report on: a wrong value, no configuration, flags that SGLang's parser does not take.
     """
     gpu = find_gpu(options.gpu) if options.gpu else None
     bandwidth = gpu.bandwidth if gpu else None
@@ -174,9 +172,9 @@ def _on_device(given: Sequence[str], flags: ServerFlags, gpu: Gpu | None) -> lis
 
 
 def _read_weights(model: str, given: Sequence[str], unanswered: list[str], asks: bool) -> Weights | None:
-    """None where they cannot be told, which is then noted if anything `asks` for them. Raises ValueError for a model
-    without config.json, in its folder or in Hugging Face's cache; of one that a configuration file names SGLang's
-    checks say it.
+    """None where they cannot be told, which is noted if anything `asks` for them. Raises ValueError for a --model
+    without config.json, in its folder or in Hugging Face's cache; of a configuration file's model SGLang's checks say
+    it.
     """
     folder = Path(model)
     if not (folder / "config.json").is_file():

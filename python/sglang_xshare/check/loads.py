@@ -61,10 +61,8 @@ def read_trace(file: Path) -> Trace:
 
 
 def find_steps(trace: Trace, rows: int, policy: str | None) -> tuple[Drawn, bool]:
-    """(means over the steps of as many live rows, whether they are `policy`'s). A file of `observe` has what its plan
-    spelt `policy` would have kept; any other has what its server's policy kept, which it does not name.
-
-    Raises ValueError where the file has none.
+    """(means over the steps of as many live rows, whether they are `policy`'s): a file of `observe` has what its plan
+    spelt `policy` would have kept, any other what its server's policy kept. Raises ValueError where the file has none.
     """
     sizes = sorted({line["batch_size"] for line in trace.lines})
     lines = [line for line in trace.lines if line["batch_size"] == rows]

@@ -29,8 +29,7 @@ GIVEN = "_expert_policy_given_runner"
 
 def choose_runner(server_args: Any, arguments: Arguments) -> None:
     """Before SGLang resolves a server's arguments: where it would turn `auto` into an MoE runner that the policy is not
-    served with, and another runner fits, set that one and log it in one line. Refuses nothing: the checks after
-    resolution do.
+    served with, and another fits, set that one and log it in one line. Refuses nothing: later checks do.
     """
     setattr(server_args, GIVEN, spell(server_args.moe_runner_backend))
     if is_given(server_args) or server_args.device == "cpu":

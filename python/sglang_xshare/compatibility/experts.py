@@ -10,9 +10,8 @@ from .runners import list_runners
 
 @dataclass(frozen=True)
 class Experts:
-    """How a server would run its experts: the `runner`, auto where its layers choose triton or marlin, or what is not
-    known before they are loaded; the `format` of the weights; the GPU's `capability`, None on AMD; whether AMD's
-    `aiter` is on.
+    """How a server would run its experts: the `runner`, auto where its layers choose triton or marlin, or what only
+    loading shows; the `format` of the weights; the GPU's `capability`, None on AMD; whether AMD's `aiter` is on.
     """
 
     runner: str

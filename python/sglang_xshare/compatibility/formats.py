@@ -1,6 +1,5 @@
-"""The formats that a model's experts may be in: what is known of each, and which one a configuration declares.
-
-Read in upstream's quantization methods (`srt/layers/quantization`), releases 0.5.17 to 0.5.23.
+"""The formats of a model's experts, and which one a configuration declares: read in upstream's quantization methods
+(`srt/layers/quantization`), releases 0.5.17 to 0.5.23.
 """
 
 from collections.abc import Mapping, Sequence

@@ -37,9 +37,8 @@ def read_loaded(model_runner: Any) -> Arguments | None:
 
 
 def find_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
-    """Every MoE layer of this rank's model, whose experts are made to take what is chosen.
-
-    Ends the process with one line for a router or a runner the stage cannot serve: what only a loaded model shows.
+    """Every MoE layer of this rank's model, whose experts are made to take what is chosen. Ends the process with one
+    line for a router or a runner the stage cannot serve.
     """
     try:
         layers = read_layers(model_runner, arguments)
@@ -50,10 +49,8 @@ def find_layers(model_runner: Any, arguments: Arguments) -> list[Layer]:
 
 
 def end_refused(error: ExpertPolicyError, config: Any) -> NoReturn:
-    """End a scheduler process that refuses its loaded model: SGLang would log a traceback and kill the server. One of
-    several schedulers raises: their controller would wait forever for one that just ended.
-
-    Each tensor-parallel rank prints why, and which it is: it may be the only one that refuses.
+    """End a scheduler process that refuses its loaded model, without a traceback; each tensor-parallel rank prints why,
+    and which it is. One of several schedulers raises: their controller would wait forever for one that just ended.
     """
     if num_schedulers(config) > 1:
         raise error

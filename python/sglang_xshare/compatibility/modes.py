@@ -48,8 +48,7 @@ SIMULATIONS = ("SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_E
 
 def check_modes(config: Any, names_runner: bool = True) -> None:
     """Raise `ExpertPolicyError` for a flag the stage cannot be served with; `config` is resolved or as it was given.
-
-    `names_runner` is False where `config` is resolved and the user has left the MoE runner to SGLang.
+    `names_runner` is False where it is resolved and the user has left the MoE runner to SGLang.
     """
     for flag, reason in REFUSED_FLAGS.items():
         value = getattr(config, flag, False)

@@ -21,12 +21,10 @@ from .runners import TABLE, check_width
 def check_schedule(
     schedule: Schedule | None, model: MoeModel, config: Any, names_runner: bool = True
 ) -> tuple[list[SelectionPlan], list[str]]:
-    """(every plan that the model's layers can get, what to warn of).
-
-    `schedule` is None where no policy is given and padding rows alone are masked; `config` holds the server's resolved
-    arguments; `names_runner` is False where SGLang has chosen the MoE runner. The answer depends on these alone, so
-    that it holds for a server that starts as for one that runs.
-    Raises `ExpertPolicyError` for a schedule that the model or the server does not fit.
+    """(every plan that the model's layers can get, what to warn of), of resolved arguments alone: alike for a server
+    that starts and one that runs. `schedule` is None where padding rows alone are masked, `names_runner` False where
+    SGLang has chosen the MoE runner. Raises `ExpertPolicyError` for a schedule that the model or the server does not
+    fit.
     """
     if schedule is not None:
         check_rule(schedule.exact, config)

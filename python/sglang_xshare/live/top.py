@@ -74,13 +74,10 @@ def read_gauges(text: str) -> dict[str, list[float]]:
 
 
 def compare(now: Look, before: Look | None) -> dict[str, Any]:
-    """The frame of what happened between two looks, as --json prints it; of all since the plan is in force, with
-    `seconds` None, without an earlier one, or where that one was at another plan, or at a server that has been
-    restarted since.
-
-    The counts `since_switch` are as GET /expert_policy has them. Speed (tokens/s) and accepted length (tokens a
-    verification) are SGLang's own gauges of its last log interval, None where it has not set them; replicas are added
-    up, accepted lengths averaged.
+    """The frame of what happened between two looks, as --json prints it; with `seconds` None of all since the plan is
+    in force: without an earlier look, or where that was at another plan or before a restart. Counts are GET
+    /expert_policy's; speed (tokens/s), of replicas together, and accepted length (tokens a verification), their mean,
+    SGLang's gauges of its last log interval, None where it has set none.
     """
     layers = now.answer["since_switch"]["by_layer"]
     former = before.answer["since_switch"]["by_layer"] if before else []

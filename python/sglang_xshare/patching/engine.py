@@ -25,11 +25,9 @@ class Change:
 
 
 def apply(target: Path | None = None, root: Path | None = None) -> str:
-    """Patch the tree at `target` (default: the installed sglang) with the queue in `root` (default: ours).
-
-    A tree patched by another version of the queue is patched anew from its stored pristine files. Returns one line of
-    what it did. Raises PatchError where it refuses, with nothing changed, and OSError where the disk does, with the
-    tree unpatched.
+    """Patch the tree at `target` (default: the installed sglang) with the queue in `root` (default: ours), from its
+    stored pristine files where another version has. Returns one line of what it did. Raises PatchError, with nothing
+    changed, and OSError where the disk refuses, with the tree unpatched.
     """
     tree, root = find_tree(target), root or find_root()
     wanted = read_digest(root, tree.release)
@@ -63,10 +61,8 @@ def preview(target: Path | None = None, root: Path | None = None) -> str:
 
 
 def revert(target: Path | None = None) -> str:
-    """Give every patched file its own content back; needs no queue. Returns one line of what it did.
-
-    Raises PatchError where a file was edited after it was patched, with nothing changed, and OSError where the disk
-    refuses; the next run goes on.
+    """Give every patched file its own content back; needs no queue. Returns one line of what it did. Raises PatchError,
+    with nothing changed, where a file was edited since, and OSError where the disk refuses; the next run goes on.
     """
     tree = find_tree(target)
     if not (tree.root / STORE).exists():

@@ -44,11 +44,9 @@ def find_places(lines: Sequence[bytes], hunk: Hunk) -> list[int]:
 
 
 def apply_hunks(content: bytes, hunks: Sequence[Hunk], where: str) -> bytes:
-    """Apply all hunks of one patch to one file, whose content before the patch is empty where it is a new one.
-
-    Each hunk is found in `content` itself, not in what an earlier hunk made of it. Raises PatchError, which names
-    `where` (patch and file), for a hunk that matches no place or several, for two that overlap, and where a line would
-    lose its end.
+    """Apply all hunks of one patch to one file, empty where it is new, each found in `content` as it is before. Raises
+    PatchError, naming `where` (patch and file), for a hunk with no place or several, for two that overlap, and where a
+    line would lose its end.
     """
     lines = split_lines(content)
     starts = []

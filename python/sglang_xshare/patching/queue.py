@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Queue:
-    """Patches in the order of the series.
-
-    `hashes`: sha256 of every file they change, as the release ships it; `ABSENT` for one that they add.
+    """Patches in the order of the series. `hashes`: sha256 of every file they change, as released; `ABSENT` for an
+    added one.
     """
 
     release: str
@@ -30,9 +29,8 @@ class Queue:
     hashes: Mapping[str, str]
 
     def patch(self, pristine: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Patched content of every file in `hashes`, from the release's content of each that it has.
-
-        Raises PatchError for content with another hash, and for a hunk that does not match exactly one place.
+        """Patched content of every file in `hashes`, from the release's content of each that it has. Raises PatchError
+        for content with another hash, and for a hunk that does not match exactly one place.
         """
         check_contents(self.release, self.hashes, pristine)
         contents = {path: pristine.get(path, b"") for path in self.hashes}
@@ -139,10 +137,8 @@ class Fit:
 
 
 def find_fits(patches: Sequence[Patch], contents: Mapping[str, bytes]) -> tuple[list[Fit], dict[str, bytes]]:
-    """Each hunk in order against its file as the patches before it left it, and what the files become.
-
-    `contents` are the release's files, by path; one that is not there counts as empty. Hunks that do not fit are left
-    out of the files.
+    """Each hunk in order against its file as the patches before it left it, and what the files become without those
+    that do not fit. `contents` are the release's files, by path; one that is not there counts as empty.
     """
     fits = []
     left = dict(contents)

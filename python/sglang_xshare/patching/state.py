@@ -53,9 +53,8 @@ class Condition(Enum):
 
 @dataclass(frozen=True)
 class Survey:
-    """A tree's condition; `edited`: the files whose content is neither of the two.
-
-    `state` is what the files are restored by: of a pristine tree, only the added files that are still there.
+    """A tree's condition; `edited` files have neither content. `state` is what the files are restored by: of a pristine
+    tree, only the added files that are still there.
     """
 
     condition: Condition
@@ -78,10 +77,8 @@ def read(tree: Tree) -> State | None:
 
 
 def survey(tree: Tree) -> Survey:
-    """Compare the files with the state.
-
-    A tree whose files pip has replaced since (another release, or the same one reinstalled) is pristine; pip leaves the
-    added files. The name of the release alone does not say so: a source tree's changes while its files stay.
+    """Compare the files with the state. A tree whose files pip has replaced since is pristine; pip leaves the added
+    files. The release's name alone does not say so: a source tree's changes while its files stay.
     """
     state = read(tree)
     if state is None:

@@ -54,10 +54,9 @@ class Tree:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the tree alone. Waits for another run; the kernel releases the lock of one that was killed.
-
-        It is held on a file that is always there and never replaced, so that nothing is left behind. Writable, because
-        NFS grants exclusive locks only on such; a read-only tree is so found out before anything else.
+        """Hold the tree alone; waits for another run, and the kernel releases the lock of a killed one. It is held on a
+        file that is always there, writable, because NFS grants exclusive locks only on such; a read-only tree is so
+        found out at once.
         """
         with self._open_lock() as file:
             try:
@@ -107,10 +106,8 @@ def write_file(file: Path, content: bytes) -> None:
 
 
 def replace_file(new: Path, old: Path) -> None:
-    """Move `new` over `old` in one step, keeping old's mode and owner; where there is no `old`, those of its folder.
-
-    The new file is at least a second younger than the old one, so no `.pyc` of an earlier content ever passes for it
-    (Python compares whole seconds).
+    """Move `new` over `old` in one step, with old's mode and owner, or its folder's. The new file is at least a second
+    younger, so that no `.pyc` of an earlier content passes for it (Python compares whole seconds).
     """
     if old.exists():
         known = old.stat()

@@ -50,9 +50,8 @@ def can_change(
 def _holds_own(
     plan: SelectionPlan, router: Router, num_experts: int, rows: int, tokens_per_request: int, ranks: int
 ) -> bool:
-    """Whether a budget of the plan is so large that S holds the own top-k of every one of `rows` rows.
-
-    Only where it takes first what rows have in their top-k: utility over all experts may prefer others.
+    """Whether a budget is so large that S holds the own top-k of every one of `rows` rows: only one that takes first
+    what rows have in their top-k, as utility over all experts may prefer others.
     """
     takes_own_first = plan.ranking == "votes" or (plan.ranking == "router" and plan.utility != "full")
     if not (plan.uses_selected and takes_own_first and _reaches_own(plan, router, num_experts)):

@@ -47,9 +47,8 @@ class Key:
         return text
 
     def check(self, name: str, value: Any) -> Any:
-        """`value` in its normal form (a float key's integer as float, a list as tuple). Raises ValueError otherwise.
-
-        Strict: True is no integer, "3" is not 3, 3.0 is not 3, NaN is no number.
+        """`value` in its normal form (a float key's integer as float, a list as tuple). Raises ValueError otherwise;
+        strict: True is no integer, "3" is not 3, 3.0 is not 3, NaN is no number.
         """
         if value is None and self.optional:
             return None

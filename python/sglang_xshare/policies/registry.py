@@ -82,10 +82,9 @@ _POLICIES: dict[str, Policy] = {}
 def register(
     name: str, paper: str, *, own_keys: Mapping[str, Key] | None = None, summary: str = "", **options: Any
 ) -> Callable[[Callable[..., SelectionPlan]], Callable[..., SelectionPlan]]:
-    """Register a function as policy `name`: its parameters are the policy's keys, their defaults the keys' defaults.
-
-    A parameter accepts what the plan's key of the same name accepts, unless `own_keys` says otherwise, and None where
-    it is annotated so. The first line of the function's docstring is the summary.
+    """Register a function as policy `name`: its parameters are the policy's keys, with their defaults, and the first
+    line of its docstring the summary. A parameter accepts what the plan's key of its name does, or `own_keys` says, and
+    None where annotated so.
     """
 
     def add(make: Callable[..., SelectionPlan]) -> Callable[..., SelectionPlan]:

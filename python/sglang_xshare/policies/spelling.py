@@ -14,10 +14,8 @@ SPELLING = (
 
 
 def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
-    """(name, keys) of one policy, spelt as `SPELLING` says. Values are JSON, else text. A preset may stand before keys,
-    which override its own; it has to be the policy's, all else is not looked up.
-
-    Raises ValueError where it is spelt otherwise, or a key is given twice.
+    """(name, keys) of one policy, spelt as `SPELLING` says; values are JSON, else text. A preset of the policy may
+    stand before keys, which override its own. Raises ValueError where it is spelt otherwise, or a key is given twice.
     """
     name, colon, keys = text.partition(":")
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or (colon and not keys):

@@ -256,8 +256,8 @@ class _Reference:
 
     def weigh(self, i: int, experts: list[int]) -> torch.Tensor:
         """P at the experts times the router's scaling. Where the model renormalizes, divided by the sum of P at these
-        experts, under truncate at the whole top-k; with `own_share` by a geometric mean of both. Where that is 0, all
-        these P count as 1.
+        experts, under truncate at the whole top-k; with `own_share` by a geometric mean of both; where that is 0, P
+        counts as 1.
         """
         weights = self.scores[i, experts]
         if not self.router.renormalize:

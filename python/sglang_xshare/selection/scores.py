@@ -56,9 +56,8 @@ def measure(scores: torch.Tensor, router: Router) -> torch.Tensor:
 
 
 def to_fixed_point(scores: torch.Tensor) -> torch.Tensor:
-    """P as integers, in multiples of 1 / FIXED_ONE, rounded to nearest (halves to even); 0 in a row without experts.
-
-    The integers are held in float64, which sums them exactly and in any order up to 2^53.
+    """P in multiples of 1 / FIXED_ONE, rounded to nearest (halves to even), as integers in float64, which sums them
+    exactly in any order up to 2^53; 0 in a row without experts.
     """
     return (scores * FIXED_ONE).round_().nan_to_num_(nan=0.0).double()
 

@@ -25,19 +25,15 @@ def serve_runner(answer: Selection, logits: torch.Tensor, top_k: int, slots: Run
 
 def fill_slots(ids: torch.Tensor, filler: torch.Tensor) -> torch.Tensor:
     """Give every empty slot of `ids` [n, k] int32 (-1) an expert that is active anyway: the row's own first, or for a
-    row without any (padding) the expert `filler`, see `find_filler`.
-
-    MoE runners read weights out of bounds at -1 unless they filter experts.
+    row without any `filler` (`find_filler`). MoE runners read weights out of bounds at -1 unless they filter experts.
     """
     first = ids[:, :1]
     return torch.where(ids < 0, torch.where(first < 0, filler, first), ids)
 
 
 def drop_slots(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """`ids` [n, columns] int32 with -1 where `weights`, of the same shape, are 0: such a slot adds nothing.
-
-    That of an expert which was chosen, but whose score underflows, goes with them. A weight that is NaN stays, as the
-    model itself would show it.
+    """`ids` [n, columns] int32 with -1 where `weights`, of the same shape, are 0, which adds nothing: also those of
+    chosen experts whose score underflows. A weight that is NaN stays, as the model itself would show it.
     """
     return ids.masked_fill(weights == 0, -1)
 
@@ -57,9 +53,7 @@ def refill_slots(ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 def find_filler(selected: torch.Tensor, vanilla_active: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
     """An expert that some row uses, 0-dim int32, of the tables [N] bool of a `Selection`: the largest that is also in S
-    and in some row's own top-k, else the largest; 0 where no row is live, as when a graph is captured.
-
-    Such a one programs of the Triton kernel know without waiting for each other's rows.
+    and in some row's own top-k, which Triton's programs know early, else the largest; 0 where no row is live.
     """
     experts = torch.arange(len(active), dtype=torch.int32, device=active.device)
     keys = torch.where(selected & vanilla_active, experts + len(active), experts)

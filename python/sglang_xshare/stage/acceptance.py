@@ -20,10 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 class Acceptance:
-    """Estimates the chance of a draft from what a scheduler's requests accept of their drafts: chains of `width` rows,
-    or trees as deep, of which the first is always emitted. 1 where the server does not speculate.
-
-    Counted on the host, as results come to requests: alike on all ranks of the same requests, after the same forward.
+    """Estimates the chance of a draft from what a scheduler's requests accept: chains of `width` rows, or trees as
+    deep, whose first is always emitted; 1 without speculation. Counted on the host, alike on all ranks after the same
+    forward.
     """
 
     def __init__(self, width: int = 1) -> None:

@@ -42,9 +42,8 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Gather:
-    """The rows of one step: so many on each rank, padding included, seen from rank `rank`.
-
-    Every rank must call `collect` as often as the others, in the same order: it is a collective.
+    """The rows of one step: so many on each rank, padding included, seen from rank `rank`. `collect` is a collective:
+    every rank must call it as often, in the same order.
     """
 
     rows_by_rank: tuple[int, ...]

@@ -32,10 +32,8 @@ class Placement:
 
 
 def read_placement(model_runner: Any) -> Placement | None:
-    """Where a loaded model's experts are; None on one rank.
-
-    Contiguous blocks, unless SGLang maps ids to where it has put the experts (--init-expert-location, --enable-eplb).
-    Of a redundant expert the first place counts, which is one of several.
+    """Where a loaded model's experts are: contiguous blocks, unless SGLang maps ids (--init-expert-location,
+    --enable-eplb); of a redundant expert the first place counts. None on one rank.
     """
     config = resolved(model_runner.server_args)
     if config.ep_size == 1:

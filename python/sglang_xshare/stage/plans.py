@@ -20,9 +20,8 @@ layer: the first four hold for all layers alike, "override" is last, since it ma
 
 
 class Plans:
-    """The plans of a schedule for a server with these `batches`. They never change, and know what they have found.
-
-    `schedule` is None where the model routes as ever; with `masks`, padding rows alone are masked then.
+    """The plans of a schedule for a server with these `batches`; they never change. `schedule` is None where the model
+    routes as ever; with `masks`, padding rows alone are masked then.
     """
 
     def __init__(self, schedule: Schedule | None, batches: Batches = Batches(), masks: bool = False) -> None:  # noqa: B008

@@ -141,10 +141,9 @@ class Stage:
         return plans
 
     def switch(self, schedule: Schedule | None, reporter: Any) -> None:
-        """Select by another schedule, None for vanilla, from the next step on: to be called between two steps. Metrics,
-        log and trace are brought up to date first, so that none mixes both. `reporter` as in `publish`.
-
-        The host waits for the device, twice. Raises ValueError, and changes nothing, as `check_switch` does.
+        """Select by another schedule, None for vanilla, from the next step on; between two steps. Metrics, log and
+        trace (`reporter` as in `publish`) are brought up to date first, so that none mixes both: the host waits for the
+        device, twice. Raises ValueError, and changes nothing, as `check_switch` does.
         """
         plans = self.check_switch(schedule)
         wait_for_device(self.device)

@@ -18,10 +18,9 @@ LEAST = 1e-7
 
 
 class Gauge:
-    """Measures policies on parts of the samples, against vanilla's predictions there, which it asks for once.
-
-    Raises `PolicyError` as the server does, and where somebody else switches its policy, and ValueError where its steps
-    have not as many rows as asked for.
+    """Measures policies on parts of the samples, against vanilla's predictions there, asked for once. Raises
+    `PolicyError` as the server does, and where somebody else switches its policy; ValueError where steps have other
+    rows than asked for.
     """
 
     top = TOP

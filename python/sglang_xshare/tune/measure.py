@@ -75,10 +75,7 @@ Measure = Callable[[dict[str, Any], int, str], Measurement]
 
 
 class Bench:
-    """Has plans measured, each once: what is in the trace, a file of JSON lines, is not measured again.
-
-    Raises what `measure` does.
-    """
+    """Has plans measured, each once: not what is in the trace, a file of JSON lines. Raises what `measure` does."""
 
     def __init__(self, measure: Measure, trace: Path) -> None:
         self.measure = measure

@@ -49,10 +49,9 @@ def trim(options: Sequence[Option]) -> list[Option]:
 
 
 def rank_choices(groups: Mapping[str, Sequence[Option]]) -> list[dict[str, Option]]:
-    """Choices of an option for each group, from all first to all last: each moves one group on to its next option, that
-    whose experts cost least. None with as few experts has a smaller sum of losses, and losses rise along them.
-
-    The options of a group are trimmed: experts fall, and their price rises.
+    """Choices of an option for each group, from all first to all last: each moves one group on to its next option,
+    whose experts cost least. None with as few experts has a smaller sum of losses, which rise along them, as trimmed
+    options have.
     """
     moves = [(_price(*pair), group, pair[1]) for group, options in groups.items() for pair in pairwise(options)]
     choice = {group: options[0] for group, options in groups.items()}

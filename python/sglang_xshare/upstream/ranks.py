@@ -34,8 +34,7 @@ def all_gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
 
 def gather_rows(flags: torch.Tensor, rows: int, forward_batch: Any) -> torch.Tensor:
     """[rows] of all attention-DP ranks, from this one's small numbers or bools, placed as SGLang places hidden states.
-
-    A collective: every rank of the forward must call it, in the same order as the model's own.
+    A collective: every rank must call it, in the same order as the model's own.
     """
     import torch
     from sglang.srt.layers.dp_attention import dp_gather_replicate

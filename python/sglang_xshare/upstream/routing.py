@@ -93,10 +93,8 @@ def keep_sums(model: Any, layers: Collection[int]) -> None:
 
 
 def find_runner(layer: Any) -> str | None:
-    """What a `FusedMoE` runs its experts with, spelt as --moe-runner-backend; None for a kernel without a runner.
-
-    From 0.5.23 on its method says so. Before, the runner is the method's, its scheme's or the scheme's kernel's; where
-    there are two, the one for AMD's aiter is used.
+    """What a `FusedMoE` runs its experts with, spelt as --moe-runner-backend; None for a kernel without a runner. From
+    0.5.23 on its method says so; before it is the method's, its scheme's or the scheme's kernel's, AMD's aiter first.
     """
     method: Any = getattr(layer, "quant_method", None)
     if hasattr(method, "get_moe_runner_backend"):

@@ -70,9 +70,8 @@ def pages_experts(config: Any) -> bool:
 
 
 def attention_dp_size(config: Any) -> int:
-    """Ranks that share out the requests for attention alone, 1 without data-parallel attention.
-
-    `config` is resolved or as it was given. Releases before 0.5.22 call them `dp_size`, as they do whole replicas.
+    """Ranks that share out the requests for attention alone, by resolved or given arguments; 1 without data-parallel
+    attention. Releases before 0.5.22 call them `dp_size`, as they do whole replicas.
     """
     ranks = getattr(config, "attn_dp_size", 1)
     return max(ranks, config.dp_size) if getattr(config, "enable_dp_attention", False) else ranks
@@ -85,8 +84,7 @@ def drafter(config: Any) -> str:
 
 def draft_width(config: Any) -> int:
     """The most tokens that a request can be given in one step, by resolved arguments: the draft tokens of a chain, or
-    of NGRAM, whose tree may be one whatever steps it is set to, the steps of EAGLE's tree and one; 1 without
-    speculation.
+    of NGRAM, whose tree may be one whatever its steps; the steps of EAGLE's tree and one; 1 without speculation.
     """
     tokens: int = getattr(config, "speculative_num_draft_tokens", None) or 1
     steps: int = getattr(config, "speculative_num_steps", None) or tokens

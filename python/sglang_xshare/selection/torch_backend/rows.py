@@ -140,10 +140,8 @@ def mark(table: torch.Tensor, experts: torch.Tensor, live: torch.Tensor) -> None
 
 @cache
 def lower_first(num_experts: int, device: torch.device) -> torch.Tensor:
-    """[N] float64: N - 1 - id, to break ties.
-
-    Copied from the host, so that a first call inside a graph capture is an error instead of a tensor that belongs to
-    the graph; the warm-up runs before a capture fill the cache. Never evicted: captured graphs read it at its address.
+    """[N] float64: N - 1 - id, to break ties. Copied from the host, so that a first call inside a graph capture is an
+    error instead of a tensor that belongs to the graph, and never evicted, as captured graphs read it at its address.
     Every cached tensor of this backend is made and kept so.
     """
     return torch.arange(num_experts - 1, -1, -1, dtype=torch.float64, device="cpu").to(device)

@@ -112,10 +112,8 @@ def _substitute(rows: Rows, plan: SelectionPlan, kept: torch.Tensor, selected: t
 
 
 def _share(rows: Rows, plan: SelectionPlan, router: Router, chosen: Slots) -> tuple[torch.Tensor, torch.Tensor]:
-    """(scores [n, m], what to divide them by [n, 1]): the weights in a model that renormalizes.
-
-    The divisor is their sum, that of the row's own top-k, or a geometric mean of both (`own_power`); where it is 0, all
-    scores count as 1.
+    """(scores [n, m], what to divide them by [n, 1]): the weights in a model that renormalizes. The divisor is their
+    sum, that of the row's own top-k, or a geometric mean (`own_power`); where it is 0, all scores count as 1.
     """
     own = rows.own
     whole = _divisor(chosen, own, plan.own_power, rows.exact)

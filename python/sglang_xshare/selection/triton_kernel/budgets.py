@@ -107,9 +107,8 @@ def list_steps(plan: SelectionPlan) -> dict[str, bool]:
 
 @cache
 def find_budgets(plan: SelectionPlan, device: torch.device) -> Budgets:
-    """The plan's own, made once: never evicted, since a captured graph reads them where they lie. Not to be written.
-
-    Copied from the host, so that a first call inside a graph capture is an error: the runs before it fill the cache.
+    """The plan's own, made once and never evicted, since a captured graph reads them; not to be written. Copied from
+    the host, so that a first call inside a graph capture is an error: the runs before it fill the cache.
     """
     return Budgets(plan, device)
 

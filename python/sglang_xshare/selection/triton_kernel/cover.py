@@ -149,9 +149,8 @@ def store_places(
 
 @triton.jit
 def find_sure(counters: tl.tensor, selected: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
-    """[E] bool: experts that some row uses, as far as the packed counters say.
-
-    What a row has in its top-k and in S it uses, where it has slots for all of its top-k and may reach so far.
+    """[E] bool: experts that some row uses, by the packed counters: what a row has in its top-k and in S, where it has
+    slots for all of its top-k and may reach so far.
     """
     sure = selected & find_voted(counters, recipe)
     if recipe.limits_reach or recipe.kmax < recipe.top_k:

@@ -52,11 +52,8 @@ def find_ahead(utility: tl.tensor, start: tl.constexpr, width: tl.constexpr) -> 
 @triton.jit
 def find_threshold(keys: tl.tensor, weights: tl.tensor, limit: tl.tensor) -> tl.tensor:
     """The largest number >= 0 such that the keys [E] from it up weigh at least `limit` together; 0 where all weigh
-    less.
-
-    By its digits, the highest first: each takes a comparison of all keys with 16 numbers. With all pairs of keys
-    compared the kernel of bare `xshare` took 14 us at 16 rows x 256 experts, where it takes 8, and 46 at 16 x 512,
-    where it takes 14 (H200; with 32 numbers as long).
+    less. By its digits, the highest first, each a comparison of all keys with 16 numbers: 8 us at 16 rows x 256 experts
+    and 14 at 16 x 512, where all pairs of keys took 14 and 46 (H200; with 32 numbers as long).
     """
     digit = tl.arange(0, RADIX).to(keys.dtype)
     largest = tl.max(keys, 0)
@@ -76,10 +73,8 @@ def find_threshold(keys: tl.tensor, weights: tl.tensor, limit: tl.tensor) -> tl.
 
 @triton.jit
 def keep_until(keys: tl.tensor, weights: tl.tensor, limit: tl.tensor) -> tl.tensor:
-    """[E] bool: the largest keys above 0, of equal ones those of lower index, until they weigh `limit` or more
-    together.
-
-    Equal keys have equal weights.
+    """[E] bool: the largest keys above 0, of equal ones (of equal weight) those of lower index, until they weigh
+    `limit` or more.
     """
     size: tl.constexpr = keys.shape[0]
     threshold = find_threshold(keys, weights, limit)
@@ -207,11 +202,9 @@ def select_experts(
     recipe: tl.constexpr,
     tile: tl.constexpr,
 ) -> tl.tensor:
-    """S [E] bool: the experts that are held, and what the plan's budgets add by utility or votes.
-
-    `rank` [E] is the experts' expert-parallel rank where the plan balances ranks, else None. What exact rows hold is
-    `aside` [E] bool where the recipe says so: budgets take and count others. So they do beside residents, `free` [E]
-    bool, which join in the end, as far as they fit `num_resident` slots.
+    """S [E] bool: the experts that are held, and what the plan's budgets add by utility or votes. `rank` [E] is each
+    one's rank where the plan balances ranks. Budgets take and count others than exact rows hold (`aside` [E] bool) and
+    than residents (`free` [E] bool), which join in the end, as far as they fit `num_resident` slots.
     """
     utility = read_utility(counters)
     selected = counters >= HOLDER

@@ -57,9 +57,8 @@ def halve(tile: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
 def store_tile(
     rows: tl.tensor, values: tl.tensor, there: tl.tensor, columns: tl.constexpr, start: tl.constexpr
 ) -> None:
-    """Store values [R, width] to columns `start` to `start + width` of the rows that `rows` [R] points at.
-
-    32 columns at a time, as they were loaded: whole, they would be laid out anew first, through shared memory.
+    """Store values [R, width] to columns `start` to `start + width` of the rows at `rows` [R], 32 columns at a time as
+    they were loaded: whole, they would be laid out anew first, through shared memory.
     """
     width: tl.constexpr = values.shape[1]
     if width > 32:
@@ -147,9 +146,8 @@ def make_unique(keys: tl.tensor, experts: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def roll(rounds: tl.tensor) -> tl.tensor:
-    """The number of rounds, times a 1 that the compiler does not know: it would unroll a loop of so few.
-
-    A decode step runs other kernels between two of these, so that every instruction has to be fetched again.
+    """The number of rounds, times a 1 that the compiler does not know. Unrolled, a loop of so few would be slower: a
+    decode step runs other kernels in between, so that every instruction is fetched again.
     """
     return tl.num_programs(1) * rounds
 

@@ -18,10 +18,8 @@ class Balance:
         self.totals = torch.zeros(len(layer_ids), 5, dtype=torch.float64, device=device)
 
     def count(self, tables: Tally) -> torch.Tensor:
-        """Count one step of every layer's `tables`, 0 where one stayed vanilla.
-
-        Returns [layers, 5] float64, a `RankLoad` of each, and adds it to the totals; all zero for a vanilla layer, or
-        without a live row.
+        """Count one step of every layer's `tables`. Returns [layers, 5] float64, a `RankLoad` of each, which is added
+        to the totals: 0 for a layer that stayed vanilla, and without a live row.
         """
         before, after = (
             self.placement.count(self._layer_ids, experts).double()

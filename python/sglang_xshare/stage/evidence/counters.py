@@ -98,10 +98,9 @@ class Counters:
         return tables
 
     def count(self, step: Step, fits: Sequence[bool] = ()) -> torch.Tensor:
-        """Add a step's tables to the totals. `fits` says of every layer with paged experts whether what is active was
-        sure to fit its slots.
-
-        Returns what was added, [layers, COLUMNS] float64: all 0 for a layer that stayed vanilla, or without a live row.
+        """Add a step's tables to the totals; `fits` says of every layer with paged experts whether it was sure to fit
+        its slots. Returns what was added, [layers, COLUMNS] float64: 0 for a layer that stayed vanilla, and without a
+        live row.
         """
         tables, self.tables = self.tables, None
         if tables is None:

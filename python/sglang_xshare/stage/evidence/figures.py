@@ -152,10 +152,8 @@ class Exporter:
         self._metrics: dict[type, list[Any]] = {}
 
     def export(self, part: Any, labels: dict[str, Any]) -> None:
-        """Add a part of `FIGURES` to its counters, and set its gauges. `labels` are upstream's.
-
-        What was read is not read again, so that a figure whose value is refused keeps no other from being exported;
-        the first such error is raised at the end.
+        """Add a part of `FIGURES` to its counters, and set its gauges. `labels` are upstream's. What was read is not
+        read again: a refused value keeps no other from being exported, the first such error is raised at the end.
         """
         figures = FIGURES[type(part)]
         if type(part) not in self._metrics:

@@ -70,9 +70,7 @@ class Run:
 def draw_requests(
     sequences: Sequences, count: int, life: int, prompt: int, traffic: str = "mixed", seed: int = 0
 ) -> list[Request]:
-    """Requests of a traffic of `SCENARIOS`: `prompt` tokens of a sequence, and `life` that follow in the mean, half of
-    it at least and half more at most.
-    """
+    """Requests of a traffic of `SCENARIOS`: `prompt` tokens, then `life` in the mean, half of it to half more."""
     source, tokens = random.Random(seed), sequences.tokens.tolist()
     draw = make_traffic(traffic, Routing([row[:prompt] for row in tokens], sequences.domains, [], 0), count).draw
     requests = []
@@ -91,8 +89,8 @@ def run_requests(
     force: bool = False,
     counter: str = "experts_before",
 ) -> Run:
-    """Keep `per_replica` requests of each replica running until all are answered: greedily, or by force with the text.
-    The server has a policy, which may be to observe; `counter` is which of its counters has the active experts.
+    """Keep `per_replica` requests of each replica running until all are answered, greedily or by force. The server has
+    a policy, at least `observe`; `counter` is the one that has the active experts.
     """
     asker = _Asker(server, requests, replicas * per_replica, force)
     answers = asker.run()

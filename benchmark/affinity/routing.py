@@ -12,9 +12,7 @@ from benchmark.quality.text import Sequences
 
 @dataclass(frozen=True)
 class Routing:
-    """Sequences that requests draw from: their prompts' token ids, their domains, and for each token after the prompt
-    the experts of all layers that it is routed to, as bits.
-    """
+    """Sequences that requests draw from: prompts' ids, domains, and the experts of each later token, as bits."""
 
     prompts: list[list[int]]
     domains: tuple[str, ...]

@@ -36,9 +36,7 @@ class RoundRobin:
 
 
 class ByAffinity:
-    """The dispatcher that a server without a prompt cache runs: texts are drawn again and again, as no real traffic
-    draws them.
-    """
+    """The dispatcher of a server without a prompt cache: texts are drawn again and again, as no real traffic does."""
 
     def __init__(self, table: Table, replicas: int, bound: float) -> None:
         self.affinity = Affinity(table, replicas, bound, caches=False)

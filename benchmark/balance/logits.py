@@ -1,6 +1,4 @@
-"""Router logits of a large expert-parallel model, made up: the shape of DeepSeek-R1, fitted to XShare's Table 2; and
-what policies make of them.
-"""
+"""Made-up router logits of the shape of DeepSeek-R1, fitted to XShare's Table 2, and what policies make of them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

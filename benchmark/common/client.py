@@ -59,9 +59,8 @@ class Client:
             )
 
     def run(self, server: Server, tokenizer: Path, load: Load) -> dict[str, Any]:
-        """Run it once: upstream's own result record, without its copy of the settings.
-
-        Raises RuntimeError with the end of its output where it failed, or not every request was answered.
+        """Run it once: upstream's own result record, without its settings. Raises RuntimeError with the end of its
+        output where it failed, or not every request was answered.
         """
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "result.jsonl"

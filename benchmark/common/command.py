@@ -93,9 +93,7 @@ def selecting(text: str) -> str:
 
 @contextmanager
 def one_line_errors(program: str) -> Iterator[None]:
-    """What a program says when it is stopped or fails, in place of a traceback; its status is not 0. Servers that run
-    within are stopped on the way out, SIGTERM included.
-    """
+    """What a program says when it is stopped or fails, SIGTERM included: one line, and a status that is not 0."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield

@@ -1,6 +1,4 @@
-"""Variants on one workload, served side by side and measured round by round into a record; their medians, quartiles and
-ratios, of which the first variant is the baseline; cells of their tables.
-"""
+"""Variants on one workload, measured side by side and round by round; medians, quartiles and ratios to the first."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -146,10 +144,8 @@ class Comparison:
 
     @cached_property
     def active(self) -> list[float | None]:
-        """The active experts of each series, None where nobody can tell.
-
-        A server with a policy has counted them. For one without, servers of the same flags have counted what upstream's
-        routing would have on the same prompts: their mean.
+        """The active experts of each series, None where nobody can tell: counted by a server with a policy; without one
+        the mean of what servers of the same flags have counted of upstream's routing on the same prompts.
         """
         return [
             self._upstream_active(one.variant.args) if row.experts_after is None else row.experts_after

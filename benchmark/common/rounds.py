@@ -83,14 +83,9 @@ def serve(
     deadline: float | None = None,
     program: str = "sglang.launch_server",
 ) -> Iterator[list[Server]]:
-    """Every variant's server, started side by side and ready, with further flags and environment variables of all of
-    them. They are stopped whatever happens.
-
-    Without a GPU, whose captured graphs do not follow every policy, those that have a policy and the same flags share
-    one server, which `switch` switches: it takes less memory, and fewer starts.
-
-    `deadline` is in seconds until they must answer; without, what so many need that share the cores. `program` is the
-    module that serves.
+    """Every variant's server, started side by side with further flags and environment variables, ready, and stopped in
+    the end. Without a GPU, those with a policy and the same flags share one, which `switch` switches. `deadline` is in
+    seconds, by default what so many need that share the cores; `program` is the module that serves.
     """
     with ExitStack() as stack:
         servers: list[Server] = []

@@ -51,9 +51,7 @@ COMMON_ARGS: dict[str, str | None] = {
 
 
 class ServerError(RuntimeError):
-    """The server did not come up, or a request failed; with its exit status, None if it did not exit, and everything
-    that it printed.
-    """
+    """The server did not come up, or a request failed; its exit status, None without, and what it printed."""
 
     def __init__(self, message: str, returncode: int | None, log: str) -> None:
         super().__init__(message)

@@ -19,9 +19,8 @@ DIRTY = "-dirty"
 
 
 def describe_commit() -> str | None:
-    """The commit in 12 digits, followed by "-dirty" where the source differs from it: that which `carry` wrote, where
-    the source has its sums, since git may know an older one alone where the checkout has travelled; else git's. None
-    without either.
+    """The commit in 12 digits, and "-dirty" where the source differs: that which `carry` wrote, where the source has
+    its sums, else git's; None without either.
     """
     carried = _read_carried()
     if carried and not carried.endswith(DIRTY):
@@ -30,10 +29,7 @@ def describe_commit() -> str | None:
 
 
 def carry() -> None:
-    """Write the commit, and the sums of its source files, to a file that travels where git does not: .gpu/commit.
-
-    Raises RuntimeError without git.
-    """
+    """Write the commit and its files' sums to .gpu/commit, which travels without git. Raises RuntimeError without."""
     commit = _describe_git()
     files = _git("ls-files", "--", *SOURCE)
     if commit is None or files is None:

@@ -14,9 +14,7 @@ WIDEST, NOTE_WIDTH = 400, 120
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under headings. The first `text_columns` columns are words, the others numbers. `note`, a
-    paragraph below the rows, says what the cells mean.
-    """
+    """Rows of text under headings, the first `text_columns` of words, others numbers; `note` stands below."""
 
     title: str
     headings: Sequence[str]

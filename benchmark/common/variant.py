@@ -48,19 +48,13 @@ class Variant:
 
 
 def parse_variant(text: str, args: Sequence[str] = ()) -> Variant:
-    """Read one policy, spelt as for the server (`SPELLING`); "off" is a server without the flag.
-
-    Raises ValueError where the text is spelt otherwise.
-    """
+    """Read one policy, spelt as for the server, or "off": without the flag. Raises ValueError otherwise."""
     name, keys = parse_policy(text)
     return Variant(text, None if name == OFF else name, keys, tuple(args))
 
 
 def parse_plan(text: str) -> SelectionPlan:
-    """The plan of a policy, spelt as `PLAN_SPELLING` says; without keys, its defaults.
-
-    Raises ValueError saying what is wrong and what is allowed.
-    """
+    """The plan of a policy, as `PLAN_SPELLING` says, by default without keys. Raises ValueError otherwise."""
     variant = parse_variant(text)
     for key in COMMON_KEYS:
         if key in variant.keys:

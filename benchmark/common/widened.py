@@ -38,9 +38,7 @@ LEFT_OUT = ("README.md", "report.json")
 
 
 def make(folder: Path = WIDENED, source: Path = TRAINED, factor: int = FACTOR) -> bool:
-    """Write `source`, widened, into `folder` at once, never half; false where it was there already, or another process
-    came first.
-    """
+    """Write `source`, widened, into `folder` at once; false where it was there, or another process came first."""
     stamp = _describe(source, factor)
     if _is_made(folder, stamp):
         return False

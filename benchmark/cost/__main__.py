@@ -85,9 +85,7 @@ def measure_step(args: argparse.Namespace, record: Record) -> None:
 
 
 def measure_routing(args: argparse.Namespace, record: Record, key: str) -> None:
-    """Time a step of routers as the model has them, or of the large shape, for every policy that selects in plain
-    decode.
-    """
+    """Time a step of the model's routers, or of the large shape, for every policy that selects in plain decode."""
     from benchmark.cost.routers import DecodeShape, time_routing
     from sglang_xshare.policies.schedule import build_schedule
 

@@ -22,9 +22,7 @@ SPREAD, FIRST = "spread", "on the first ranks"
 
 @dataclass(frozen=True)
 class ActiveRouter:
-    """Rows draw `top_k` of `active` experts, and no other: the first ones, or as many of each rank where `spread`.
-    Every `period` seeds draw the same again, so that all rounds of a measurement are alike.
-    """
+    """Rows draw `top_k` of `active` experts: the first, or with `spread` of each rank; alike each `period` seeds."""
 
     experts: int
     active: int

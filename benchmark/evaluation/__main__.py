@@ -64,9 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def connect(args: argparse.Namespace) -> Iterator[Endpoint]:
-    """A server that takes every policy, and has the one it had before in the end. Raises `PolicyError` or ValueError in
-    one line where there is none.
-    """
+    """A server that takes every policy, and has its own in the end. Raises `PolicyError` or ValueError without one."""
     if args.url is None:
         with Server(args.model, _start_flags(args.policies), name="evaluation") as server:
             _warm_up(Instrument(server.url), args.concurrency)

@@ -30,9 +30,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a pass is sent: a server's URL, the name of its model, and how many requests at a time. `chat` sends
-    messages, to which the server gives the model's chat template.
-    """
+    """A server's URL, the name of its model, how many requests at a time; `chat`: by the model's chat template."""
 
     url: str
     model: str
@@ -42,9 +40,8 @@ class Endpoint:
 
 
 class Harness:
-    """Some of the harness's tasks, by their names or the paths of YAML files.
-
-    Raises ValueError in one line: for a harness that is not installed, an unknown task, and one that generates nothing.
+    """Some of the harness's tasks, by name or YAML path. Raises ValueError in one line: for a harness that is not
+    installed, an unknown task, and one that generates nothing.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -147,9 +144,8 @@ class Arm:
 
 
 def run_arm(harness: Harness, endpoint: Endpoint, task: str, policy: str, limit: int | None, shots: int | None) -> Arm:
-    """Switch the server to `policy`, empty its prefix cache of what other arms have asked, run the task.
-
-    Raises `PolicyError` in one line where the server refuses, RuntimeError where a request fails.
+    """Switch the server to `policy`, empty its prefix cache, run the task. Raises `PolicyError` in one line where the
+    server refuses, RuntimeError where a request fails.
     """
     client = Client(endpoint.url, endpoint.api_key)
     client.set_policy(parse_variant(policy).body())

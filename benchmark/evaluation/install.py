@@ -19,10 +19,7 @@ def is_installed() -> bool:
 
 
 def install() -> None:
-    """Do so where it is not there yet: what is installed is the constraint, so that pip adds packages or fails.
-
-    Raises RuntimeError with the end of pip's output.
-    """
+    """Do so where it is not there yet; nothing else changes. Raises RuntimeError with the end of pip's output."""
     if is_installed():
         return
     print(f"installing {REQUIREMENTS.name} of lm-evaluation-harness", flush=True)

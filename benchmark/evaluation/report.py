@@ -59,9 +59,8 @@ def read_scores(results: Mapping[str, Any]) -> list[Score]:
 
 
 def compare_scores(score: Score, baseline: Score) -> Difference | None:
-    """The score less the baseline's, paired by document; None where documents have no values, or not the mean is told.
-
-    Pairing leaves out what documents differ by among themselves, which is most of either score's own error.
+    """The score less the baseline's, paired by document, which leaves out what documents differ by among themselves;
+    None where documents have no values, or not the mean is told.
     """
     pairs = list(zip(score.documents, baseline.documents, strict=False))
     is_mean = len(score.documents) == len(baseline.documents) >= 2 and all(

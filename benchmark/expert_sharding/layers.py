@@ -102,9 +102,7 @@ class Whole(Layout):
 
 
 class AllToAll(Whole):
-    """Expert parallelism as the paper's baseline has it, without its dropping of rows: each goes to its experts' ranks
-    and back.
-    """
+    """Expert parallelism as the paper's baseline, without dropping: each row goes to its experts' ranks and back."""
 
     def __call__(self, rows: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         top_k, held = ids.shape[1], len(self.experts.up)

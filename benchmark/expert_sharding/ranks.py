@@ -34,9 +34,7 @@ class Router(Protocol):
 
 @dataclass(frozen=True)
 class SkewedRouter:
-    """Each row draws `top_k` of `experts` without putting back: the first `skewed` (the paper's k_r) with a weight of
-    1 / experts + `alpha`, the others of 1 / experts. With `alpha` 0 all are alike.
-    """
+    """Each row draws `top_k` of `experts`: the first `skewed` (the paper's k_r) by 1 / experts + `alpha`."""
 
     experts: int
     alpha: float
@@ -99,10 +97,9 @@ class Encoder:
 
 
 def measure(encoder: Encoder, ranks: int, rounds: int) -> dict[str, Any]:
-    """By layout: time to first token and time of an MoE layer in every round, in ms, of the slowest rank; what each
-    rank has to do, and its CPU time; the largest difference to one rank's output, and slots that were dropped.
-
-    Raises RuntimeError where a rank fails, and ValueError for a batch or a width that ranks do not divide.
+    """By layout: time to first token and of an MoE layer in every round, in ms, of the slowest rank; each rank's work
+    and CPU time; the largest difference to one rank's output; dropped slots. Raises RuntimeError where a rank fails,
+    and ValueError for a batch or a width that ranks do not divide.
     """
     units = {"batch": ranks, "experts": ranks, "width": ranks * ALIGNED, "hidden": ALIGNED}
     for name, unit in units.items():

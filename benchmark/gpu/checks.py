@@ -27,9 +27,7 @@ def choose_parts(experiment: str, parts: Sequence[str], allowed: Iterable[str] =
 
 
 def check(record: Record, key: str, run: Callable[[], Mapping[str, Any] | None]) -> str | None:
-    """Run a check and keep that it passed and what it found, or why it failed: the reason is returned as well. One that
-    finds a `reason` has failed.
-    """
+    """Run a check; keep, and return, why it failed or what it found. One that finds a `reason` has failed."""
     try:
         found = run() or {}
     except Exception as error:  # kernels that do not compile, load or launch raise what they like

@@ -18,9 +18,7 @@ EXPERTS = (8, 16, 32, 40, 60, 64, 72, 96, 128, 160, 256, 288, 320, 384, 512)
 PLAN = build_plan("xshare", k0=1, add=4)
 ROWS, MANY_ROWS = 16, 128
 FORMS = {"": ROWS, " in programs that meet": MANY_ROWS}
-"""In words: rows of a batch that is selected so. One program, of up to 256 experts; several in one launch, as from 17
-rows on.
-"""
+"""In words: rows of a batch that is selected so: by one program up to 256 experts; by several from 17 rows on."""
 FILLED = RunnerSlots()
 
 
@@ -32,9 +30,7 @@ def run_steps(
     slots: RunnerSlots = FILLED,
     tokens_per_request: int = 1,
 ) -> None:
-    """Steps of two layers, counted in every way that the stage counts one on a GPU: both layers selecting, the first
-    alone, a vanilla step, a prefill. The last selection's logits are masked, too.
-    """
+    """Steps of two layers, counted as on a GPU: both selecting, the first alone, vanilla, a prefill; masked logits."""
     router = Router(min(8, experts // 4))
     logits = torch.randn(rows, experts, device=device).bfloat16()
     ranks = torch.arange(experts, device=device) * 8 // experts

@@ -45,9 +45,7 @@ DEVICE = "cuda"
 
 @dataclass(frozen=True)
 class Time:
-    """Median microseconds of a call: select() with a policy as a layer calls it, and upstream's router on the same
-    logits.
-    """
+    """Median microseconds of select() with a policy, as a layer calls it, and of upstream's router on its logits."""
 
     policy: str
     rows: int
@@ -57,9 +55,7 @@ class Time:
 
 
 def make_cases(plans: Sequence[str]) -> list[tuple[int, int, str, torch.dtype, bool]]:
-    """(rows, experts, plan, dtype, tied): every shape, the other choices in turn, that few kernels be compiled; then
-    every plan at the shapes that are timed, in the bf16 of a gate.
-    """
+    """(rows, experts, plan, dtype, tied): every shape, other choices in turn; every plan at timed shapes, in bf16."""
     by_experts = dict(zip(CHECKED_EXPERTS, zip(cycle(plans), cycle(DTYPES), strict=False), strict=False))
     cases = [
         (rows, experts, *by_experts[experts], tied)
@@ -70,10 +66,7 @@ def make_cases(plans: Sequence[str]) -> list[tuple[int, int, str, torch.dtype, b
 
 
 def check_all(cases: Sequence[tuple[int, int, str, torch.dtype, bool]], shapes: Sequence[Any]) -> list[str]:
-    """What differs, or fails, in every case where something does.
-
-    In processes side by side, which compile the kernels of the shapes to be timed as well: it takes most of the time.
-    """
+    """What differs or fails in every case, in processes side by side, which compile timed kernels as well."""
     with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
         for shape in shapes:
             pool.submit(compile_kernels, *shape)  # one that fails is found when it is timed

@@ -26,8 +26,8 @@ SEARCH_REPLAYS = 50
 
 
 def make_timer(run: Callable[[], Tensor], layers: int = 1) -> Callable[..., float]:
-    """Call it with a launch, and a number of replays, for its median microseconds a layer: infinite where it fails, or
-    computes another output than upstream's own launch does. `run` does the work and returns its output.
+    """Call it with a launch and replays for its median microseconds a layer: infinite where it fails or computes
+    another output than upstream's. `run` does the work and returns its output.
     """
     from sglang.srt.layers.moe.moe_runner.triton_utils import override_config
 

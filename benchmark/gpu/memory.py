@@ -34,9 +34,7 @@ LEFT = 0.1
 
 
 def fit_model(record: Record, key: str, name: str, servers: int, draft: str | None = None) -> str | None:
-    """`choose_model` for this GPU as it is. Another model than `name`, or none, is printed, and kept in the record for
-    the table: `key` is what is served, in few words.
-    """
+    """`choose_model` for this GPU. Another model than `name`, or none, is printed, and kept by `key` for the table."""
     free = read_free_bytes()
     chosen = choose_model(name, servers, free, draft)
     if chosen != name or depth_key(key) in record:
@@ -53,9 +51,7 @@ def fit_model(record: Record, key: str, name: str, servers: int, draft: str | No
 
 
 def choose_model(name: str, servers: int, free: int, draft: str | None = None) -> str | None:
-    """The model of which so many servers, each with that draft, fit side by side in `free` bytes: `name` itself, else
-    the one cut to the most layers; None where none fits.
-    """
+    """The model of which so many servers with drafts fit in `free` bytes: `name`, or fewer layers; None for none."""
     if fits(name, servers, free, draft):
         return name
     layers = read_config(name)["num_hidden_layers"]

@@ -27,9 +27,7 @@ COMMON: dict[str, Any] = {"dtype": "bfloat16", "transformers_version": "5.0.0", 
 CONFIGS: dict[str, dict[str, Any]] = {
     path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "configs").glob("*.json"))
 }
-"""The published configurations, by name. `gpt-oss-120b-eagle3` is a draft of gpt-oss-120b: one dense layer on three of
-its hidden states.
-"""
+"""The published configurations. `gpt-oss-120b-eagle3` is its draft: one dense layer on three of its hidden states."""
 
 
 def name_cut(name: str, layers: int) -> str:
@@ -48,9 +46,8 @@ def read_config(name: str) -> dict[str, Any]:
 
 
 def write_model(name: str, folder: Path = MODELS) -> Path:
-    """Write config.json and a tokenizer of the model's vocabulary: token i is the word "t<i>". Returns their folder.
-
-    With a tokenizer, clients and server speak text, and upstream's benchmark sees the first token when it comes.
+    """Write config.json and a tokenizer of the model's vocabulary, whose token i is the word "t<i>": clients and server
+    speak text, and upstream's benchmark sees the first token when it comes. Returns their folder.
     """
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)

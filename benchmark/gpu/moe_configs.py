@@ -53,9 +53,7 @@ def write_files(folder: Path, files: Mapping[str, Configs]) -> None:
 
 
 def _keep_steps(chosen: Mapping[int, Any], first: int) -> dict[int, Any]:
-    """Of what is chosen at every number from `first` up, what a search for the nearest needs to choose the same: both
-    sides of each change. Smaller numbers stay.
-    """
+    """Of what is chosen from `first` up, both sides of each change, which choose the same; smaller numbers stay."""
     kept = {rows: one for rows, one in chosen.items() if rows <= first}
     for rows in range(first + 1, max(chosen) + 1):
         if chosen[rows] != chosen[rows - 1]:

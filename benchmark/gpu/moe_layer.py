@@ -18,9 +18,7 @@ COMMON = 0.47
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's MoE layer. `layers` copies with weights of their own are timed one after another, as in the model, so
-    that no expert is found in the L2 cache. `gpt_oss`: biases, and the clamped activation.
-    """
+    """A model's MoE layer, in `layers` copies timed in turn, out of the L2 cache. `gpt_oss`: biases, clamped."""
 
     name: str
     hidden: int
@@ -46,9 +44,7 @@ def draw_logits(shape: Shape, rows: int, device: str, seed: int = 0) -> Tensor:
 
 
 def route_to(active: int, shape: Shape, rows: int, device: str, seed: int = 0) -> Tensor:
-    """[layers, rows, top_k] int32 ids, distinct within a row, that use exactly `active` experts, all equally often or
-    nearly. Raises ValueError where so many, or so few, cannot be used.
-    """
+    """[layers, rows, top_k] int32 ids, distinct in a row, using exactly `active` experts evenly. Raises ValueError."""
     if not shape.top_k <= active <= min(shape.experts, rows * shape.top_k):
         raise ValueError(f"active = {active}: allowed is {shape.top_k} to {min(shape.experts, rows * shape.top_k)}")
     generator = torch.Generator(device).manual_seed(seed)

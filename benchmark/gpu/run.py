@@ -42,9 +42,8 @@ SERVERS_32, SERVERS_128 = (
 
 @dataclass(frozen=True)
 class Task:
-    """Some parts of an experiment; all of them where none is named. It needs these checks, and this release of SGLang.
-
-    `turn` is what we expect of it in seconds, starts included; it is not begun with less than half of that left.
+    """Some parts of an experiment, by default all, which needs these checks and this release of SGLang. `turn`: the
+    seconds expected, starts included; it is not begun with less than half of that left.
     """
 
     experiment: str

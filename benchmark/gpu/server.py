@@ -22,9 +22,7 @@ LOSS = -1.0
 
 @dataclass(frozen=True)
 class Case:
-    """Two variants of a model, and the concurrencies at which they are compared, in this order; `bars` are percent of
-    gain.
-    """
+    """Two variants of a model, the concurrencies to compare them at, in order; `bars` are percent of gain."""
 
     model: str
     concurrencies: tuple[int, ...] = (16, 4, 8, 32, 1)
@@ -53,9 +51,7 @@ CASES = {
 
 
 def measure(record: Record, parts: Sequence[str]) -> None:
-    """Measure every concurrency that the record lacks, case by case, with as many layers as fit; where none fit, the
-    case is left out.
-    """
+    """Measure each concurrency that the record lacks, with as many layers as fit; without any, none."""
     for name in choose_parts("server", parts, CASES):
         case = CASES[name]
         missing = [n for n in case.concurrencies if not is_measured(record, point_key(name, n))]

@@ -51,9 +51,7 @@ RUNNER_ARGS: dict[str, tuple[str, ...]] = {
 def serve_dummies(
     name: str, variants: Sequence[Variant], args: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> Iterator[list[Server]]:
-    """A server of the model `name` for every variant, ready; stopped whatever happens. Raises RuntimeError where they
-    do not have a cache of the same size.
-    """
+    """A ready server of model `name` for every variant. Raises RuntimeError where their caches differ in size."""
     flags = [*runner_args(name), *SERVER_ARGS, *args]
     with serve(write_model(name), variants, flags, env, START_LIMIT, DUMMY_SERVER) as servers:
         check_caches(servers)
@@ -61,9 +59,7 @@ def serve_dummies(
 
 
 def check_caches(servers: Sequence[Server]) -> None:
-    """Raise RuntimeError where the servers' caches hold unequal numbers of tokens: whoever loaded last had less memory,
-    and would be measured with less.
-    """
+    """Raise RuntimeError for servers of unequal caches: whoever loaded last would be measured with less memory."""
     tokens = {server.name: server.get("/server_info")["max_total_num_tokens"] for server in servers}
     if len(set(tokens.values())) > 1:
         sizes = ", ".join(f"{name} {count}" for name, count in tokens.items())

@@ -58,9 +58,7 @@ def list_trials() -> Iterator[Trial]:
 
 
 def measure_shapes(record: Record) -> str | None:
-    """Time what the record lacks, in CUDA graphs, then write the shapes that are fastest. Returns why a trial failed,
-    if one did: it is nobody's fastest.
-    """
+    """Time what the record lacks, in CUDA graphs; write the fastest shapes. Returns why a trial failed, if any."""
     missing = [trial for trial in list_trials() if trial.key not in record]
     compile_all(missing)
     failure = measure_points(record, {trial.key: partial(_measure_trial, trial) for trial in missing})

@@ -21,9 +21,7 @@ HEADINGS = ("experiment", "what", "runner", "measured", "bar", "")
 
 @dataclass(frozen=True)
 class Row:
-    """One line. `passed` is None where there is no bar; `is_open`: the bar lies within the error of the measurement;
-    `runner`: what ran the MoE, where it was a server's choice.
-    """
+    """One line. `passed`: None without a bar; `is_open`: it lies within the error; `runner`: the MoE's."""
 
     what: str
     measured: str
@@ -41,9 +39,7 @@ class Row:
 
 
 def at_least(what: str, value: float, bar: float | None, unit: str, error: float | None = 0.0) -> Row:
-    """A value whose bar, if it has one, is a lower limit. `error` is the value's, in its unit; None: it is unknown, and
-    no bar can be decided.
-    """
+    """A value, whose bar is a lower limit. `error` in its unit; where it is None, unknown, no bar is decided."""
     doubt = " ± unknown" if error is None else f" ± {error:.1f}" if error else ""
     measured = f"{value:.1f}{doubt} {unit}"
     if bar is None:

@@ -11,10 +11,7 @@ COPY_BYTES = 4 << 30
 
 
 def time_graph(run: Callable[[], object], replays: int = REPLAYS) -> float:
-    """Median microseconds of `run`, captured in a CUDA graph and replayed.
-
-    `run` is called a few times before, so that compilation and allocation happen outside the graph.
-    """
+    """Median microseconds of `run` in a replayed CUDA graph; called before, so that it compiles outside."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -19,8 +19,8 @@ INDEX = "model.safetensors.index.json"
 
 
 def write_weights(folder: Path, config: Mapping[str, Any], device: str = "cpu") -> None:
-    """Write bfloat16 weights of the model of `config` into its folder, a file a layer, unless they are all there.
-    Tensors are drawn on `device`: 11 GB for eight layers of Qwen3-30B-A3B.
+    """Write the bfloat16 weights of `config`, drawn on `device`, a file a layer, unless all are there: 11 GB for eight
+    layers of Qwen3-30B-A3B.
     """
     if (folder / INDEX).exists():  # written last
         return

@@ -72,9 +72,7 @@ def list_plans(model: PreTrainedModel, policy: str, rows: int) -> list[Selection
 def measure(
     bench: Bench, plans: Mapping[str, Sequence[SelectionPlan]], rows: int, slots: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(policy, point) in turn, the first of which is the baseline: page-ins a layer and step, what the model's own
-    routing would have paged in from the same state, active experts, kept mass, and the loss, fields of `Loss`.
-    """
+    """(policy, point) in turn, baseline first: page-ins a layer and step, vanilla's, active experts, mass, `Loss`."""
     baseline: torch.Tensor | None = None
     for policy, own in plans.items():
         layers = [PagedLayer(slots) for _ in own]

@@ -55,9 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def list_variants(policies: Sequence[str], slots: int) -> list[Variant]:
-    """Vanilla paged, the baseline, and unpaged; the policies paged, and the first one also unpaged and with slots for
-    all experts; `observe` last, which counts what vanilla pages in.
-    """
+    """Vanilla paged (the baseline) and not; policies paged, the first also not, and with all slots; `observe` last."""
     some, all_of_them = (
         ("--enable-paged-experts", "--paged-experts-num-resident", str(count)) for count in (slots, MOST)
     )

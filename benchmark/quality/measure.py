@@ -22,9 +22,7 @@ LEAST = 1e-7
 
 @dataclass(frozen=True)
 class Top:
-    """The likeliest tokens of predictions: `ids` [sequences, tokens, N] int64, different in each prediction, and their
-    log-probabilities `logs` [sequences, tokens, N] float32.
-    """
+    """The likeliest tokens, `ids` [sequences, tokens, N] int64, and their log-probabilities `logs`, float32."""
 
     ids: torch.Tensor
     logs: torch.Tensor
@@ -98,9 +96,8 @@ class Decoded:
 
 
 class Bench:
-    """A model on one set of sequences, prefilled once and decoded under many policies.
-
-    Of every sequence the first `prompt` tokens are the prompt, and the last is only predicted.
+    """A model on one set of sequences, prefilled once and decoded under many policies: of each the first `prompt`
+    tokens are the prompt, and the last is only predicted.
     """
 
     def __init__(self, model: PreTrainedModel, sequences: Sequences, prompt: int) -> None:
@@ -130,10 +127,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Loss:
-    """A mean cross-entropy, and how far above another one on the same tokens it is, in nats a token.
-
-    `error` is the standard error of `delta`, sequence by sequence.
-    """
+    """A mean cross-entropy, and `delta` above another on the same tokens, nats a token, with standard `error`."""
 
     cross_entropy: float
     delta: float
@@ -145,9 +139,7 @@ class Loss:
 
 
 def compare_loss(nats: torch.Tensor, reference: torch.Tensor, counted: torch.Tensor | None = None) -> Loss:
-    """The loss of `nats` [sequences, tokens] above that of `reference`, of the tokens that are `counted`, bool of the
-    same shape; two sequences at least.
-    """
+    """The loss of `nats` [sequences, tokens] above `reference`'s, where `counted` (bool); two sequences at least."""
     counted = torch.ones_like(nats, dtype=torch.bool) if counted is None else counted
     of_text, deltas = (one.double().where(counted, 0.0).sum(1) / counted.sum(1) for one in (nats, nats - reference))
     return Loss(of_text.mean().item(), deltas.mean().item(), deltas.std().item() / len(deltas) ** 0.5)
@@ -165,9 +157,7 @@ def agreement(decoded: Decoded, vanilla: Decoded) -> float:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Mean Kullback-Leibler divergence of a policy's predictions from vanilla's, nats a token, as `diverge` bounds it
-    from below, with its standard error, sequence by sequence.
-    """
+    """Mean divergence of a policy's predictions from vanilla's, nats a token (`diverge`), with its standard error."""
 
     nats: float
     error: float

@@ -38,10 +38,7 @@ class Layout:
         return f"{self.batch} {'request' if self.batch == 1 else 'requests'} x {tokens}"
 
     def split(self, rows: torch.Tensor) -> torch.Tensor:
-        """[sequences, tokens, x] to [steps, rows of a step, x]; a step's rows are request by request.
-
-        Raises ValueError where sequences or tokens are left over.
-        """
+        """[sequences, tokens, x] to [steps, rows of a step, x], request by request. Raises ValueError for leftovers."""
         sequences, tokens = rows.shape[:2]
         if sequences % self.batch or tokens % self.tokens_per_request:
             allowed = f"multiples of {self.batch} and {self.tokens_per_request}"
@@ -124,8 +121,7 @@ def prefill(model: PreTrainedModel, prompt: torch.Tensor) -> Prefilled:
 
 @torch.inference_mode()
 def router_logits(model: PreTrainedModel, tokens: torch.Tensor, **inputs: Any) -> torch.Tensor:
-    """Router logits [layers, sequences, tokens, experts] of `tokens` [sequences, tokens] by the model's own routing.
-
+    """Router logits [layers, sequences, tokens, experts] of `tokens` [sequences, tokens] by the model's own routing;
     `inputs` are further arguments of the forward, such as a cache or a mask.
     """
     seen: list[torch.Tensor] = []

@@ -34,9 +34,7 @@ Choose = Callable[[torch.Tensor, Choice], Choice | None]
 
 @dataclass(frozen=True, eq=False)
 class Gate:
-    """One MoE layer: the block's `gate` computes its logits; `block.experts`, where there is such a module, is called
-    with hidden states, ids and weights.
-    """
+    """One MoE layer: `gate` computes its logits; `block.experts`, if any, takes hidden states, ids and weights."""
 
     block: nn.Module
     gate: nn.Module

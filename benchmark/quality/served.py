@@ -27,17 +27,13 @@ def measure_nats(server: Server, tokens: torch.Tensor, prompt: int, batch: int, 
 
 
 def measure_sums(server: Server, texts: Path, count: int) -> float | None:
-    """Share of the first `count` arithmetic problems of the held-out text answered right, each after a solved one; None
-    where the text has none.
-    """
+    """Share of the first `count` arithmetic problems answered right, each after a solved one; None without any."""
     problems = read_problems(texts, count)
     return measure_answers(server, problems, batch=16) if problems else None
 
 
 def read_problems(texts: Path, count: int | None = None) -> list[tuple[str, str]]:
-    """(question, answer) of the first `count` arithmetic problems of the held-out text, or of all of them, each after a
-    solved one; none where the text has none.
-    """
+    """(question, answer) of the first `count` arithmetic problems, or of all, each after a solved one."""
     path = texts / "arithmetic.txt"
     lines = path.read_text().splitlines()[: None if count is None else count + 1] if path.exists() else []
     if not all("A:" in line for line in lines):

@@ -22,9 +22,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Consecutive tokens of real text, [sequences, length] int64; the domain of every sequence, and the arithmetic
-    answers that lie in them.
-    """
+    """Consecutive tokens, [sequences, length] int64; each sequence's domain, and arithmetic answers in them."""
 
     tokens: torch.Tensor
     domains: tuple[str, ...]
@@ -72,9 +70,7 @@ def cut_text(path: Path, ids: Sequence[int], length: int, count: int) -> list[li
 
 
 def load_sequences(texts: Path, tokenizer: Path, length: int, per_domain: int) -> Sequences:
-    """The first `per_domain` sequences of `length` tokens of every `*.txt` in `texts`, which is a domain each;
-    `tokenizer` is a folder with tokenizer.json. Raises ValueError for no text, or too little of it.
-    """
+    """The first `per_domain` sequences of `length` tokens of every `*.txt`, a domain. Raises ValueError for less."""
     files = list_texts(texts)
     encoder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     tokens: list[list[int]] = []

@@ -41,9 +41,7 @@ class Traffic:
 
 
 def read_texts(decoding: Decoding, tokenize: Tokenize) -> Traffic:
-    """The sequences of every `*.txt` of `decoding`, as an offline decode has them, and the problems of its
-    `arithmetic.txt`. Raises ValueError for no text, or too little of it.
-    """
+    """Sequences of every `*.txt` of `decoding`, and its `arithmetic.txt`'s problems. Raises ValueError for less."""
     files, length = list_texts(decoding.texts), decoding.prompt + decoding.steps + 1
     sequences: list[list[int]] = []
     for path in files:
@@ -57,9 +55,7 @@ def read_texts(decoding: Decoding, tokenize: Tokenize) -> Traffic:
 
 
 def read_prompts(file: Path) -> list[dict[str, str]]:
-    """The lines of a JSONL file: objects with a `prompt` and, where its answer is known, an `answer`. Raises ValueError
-    naming the first line that is none.
-    """
+    """The objects of a JSONL file, with `prompt`, maybe `answer`. Raises ValueError naming the first wrong line."""
     prompts = []
     for number, line in enumerate(file.read_text().splitlines(), 1):
         try:
@@ -75,9 +71,7 @@ def read_prompts(file: Path) -> list[dict[str, str]]:
 
 
 def continue_prompts(file: Path, decoding: Decoding, tokenize: Tokenize, go_on: Continue) -> Traffic:
-    """The first `per_domain` prompts of a file whose answers by the server's own routing are long enough; those answers
-    are the texts. Raises ValueError where there are too few.
-    """
+    """The first `per_domain` prompts whose own answers, the texts, are long enough. Raises ValueError for fewer."""
     told, needed = read_prompts(file), decoding.per_domain
     if len(told) < needed:
         raise ValueError(f"--prompts {file}: {len(told)} prompts in it; {needed} are asked for (--per-domain)")
@@ -99,9 +93,7 @@ def continue_prompts(file: Path, decoding: Decoding, tokenize: Tokenize, go_on: 
 
 
 def share_batch(problems: Sequence[Problem], company: Sequence[list[int]], own: int, batch: int) -> list[list[Any]]:
-    """Batches of prompts in which `own` problems come first, each once, and `company` fills the rest: pairs of the
-    problems and the whole batch's prompts.
-    """
+    """Batches of prompts: `own` problems first, each once, then `company`: pairs of the problems and all prompts."""
     batches = []
     for start in range(0, len(problems), own):
         some = list(problems[start : start + own])

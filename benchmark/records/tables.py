@@ -82,10 +82,7 @@ TABLES = {
 
 
 def format_table(name: str, results: Path, page: Path) -> str:
-    """The Markdown of a table in `page`, and below it where its records lie and what measured them.
-
-    Raises ValueError where there is no such table, or no whole record of it.
-    """
+    """The Markdown of a table in `page`, and below it its records and machines. Raises ValueError without one."""
     if name not in TABLES:
         raise ValueError(f"no such table; allowed are {', '.join(TABLES)}")
     source = TABLES[name]

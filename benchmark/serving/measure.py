@@ -33,10 +33,9 @@ def measure_serving(
     variants: Sequence[Variant],
     flags: Sequence[str],
 ) -> None:
-    """Measure what the record lacks of `variants`; those with flags of their own are taken to draft. `args` has what
-    `add_counts` and `add_text` give, and may have the prompts' `seed`; `flags` go to every server.
-
-    Raises ValueError where the text is too short, before anything is served.
+    """Measure what the record lacks of `variants`; those with flags draft. `args` as of `add_counts` and `add_text`,
+    maybe the prompts' `seed`; `flags` go to every server. Raises ValueError for too short a text, before anything is
+    served.
     """
     keys = [quality_key(variant.name) for variant in variants]
     if is_measured(record, KEY) and all(key in record for key in keys):

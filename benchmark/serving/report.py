@@ -75,9 +75,7 @@ def _explain(comparison: Comparison, losses: Sequence[str]) -> str:
 
 
 def summarize_serving(points: Mapping[str, Any], verified: Mapping[str, Any] | None = None) -> Table:
-    """Of that table the baseline, the default policy, and the policy with drafts, beside what drafts alone come to; and
-    the best row of one request whose drafts are `verified`.
-    """
+    """Of that table the baseline, default policy, drafts with it and alone; of one request the best `verified`."""
     table = tabulate_serving(points)
     rows = {row[0]: row for row in table.rows}
     shown = [rows[name] for name in SUMMARY]
@@ -169,9 +167,7 @@ def tabulate_estimate(points: Mapping[str, Any]) -> Table:
 
 
 def _ratio_of_bytes(weights: Weights, before: float, after: float) -> float:
-    """The share of a step's weights that are still read with `after` active experts of `before`: what the step's time
-    would be in proportion, were bandwidth all.
-    """
+    """The share of a step's weights still read with `after` of `before` experts: its time, were bandwidth all."""
     read = [weights.dense + weights.moe_layers * active * weights.expert for active in (after, before)]
     return read[0] / read[1]
 

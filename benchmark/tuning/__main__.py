@@ -118,9 +118,7 @@ def read_parts(args: argparse.Namespace, tokenize: Callable[[str], list[int]]) -
 def measure(
     bench: Bench, groups: Sequence[Layers], args: argparse.Namespace, batch: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, point) of each tolerance: the figures of what was found on another text, and those of the published
-    settings there, as `describe` gives them; the share of experts saved and its standard error.
-    """
+    """(name, point) of each tolerance: what was found and published settings on other text; saved share, error."""
     vanilla = bench.run({"policy": VANILLA_SETTING}, batch, ANOTHER)
     layers = sum(map(len, groups))
     published = {one: bench.run(build_policy({EVERYWHERE: one}), batch, ANOTHER) for one in args.policies}

@@ -25,10 +25,7 @@ def load_tokenizer(model: Path) -> Tokenizer:
 
 
 class OfflineGauge:
-    """Measures policies on parts of the samples in one forward each. Layers are numbered among those of experts.
-
-    Raises ValueError for a model whose routing cannot be replaced.
-    """
+    """Measures policies on samples in one forward, by layers of experts. Raises ValueError for fixed routing."""
 
     def __init__(self, model: Path, samples: Mapping[str, Sequence[Sample]]) -> None:
         self.model = load_model(model)

@@ -57,9 +57,7 @@ Point = Mapping[str, Any]
 
 
 def describe(found: Measurement, vanilla: Measurement, before: float, layers: int) -> dict[str, Any]:
-    """The figures of a policy on some text, as a record holds them: experts of a layer and step, of which vanilla has
-    `before`, kept mass, the fields of `Loss`, and the mean divergence from vanilla's predictions in nats a token.
-    """
+    """A policy's figures on a text: experts of a layer and step, vanilla's `before`, mass, `Loss`, divergence."""
     experts = before - (found.saved or 0.0) / layers
     loss = asdict(compare(found, vanilla))
     return {
@@ -73,8 +71,8 @@ def describe(found: Measurement, vanilla: Measurement, before: float, layers: in
 def find_published(
     point: Point, of: Callable[[Point], float] = lambda one: one["loss"]["delta"]
 ) -> tuple[float, str] | None:
-    """(experts, its ladder) of the published setting that needs fewest for the tuned plan's loss, or whatever else `of`
-    reads; None beyond all. Between two settings of a ladder, which differ in their last key, lies a line.
+    """(experts, ladder) of the published setting that needs fewest for the tuned plan's loss, or what `of` reads, on
+    lines between settings of a ladder; None beyond all.
     """
     ladders: dict[str, list[tuple[float, float]]] = {}
     for one in point["published"]:
@@ -95,9 +93,7 @@ def find_saved(point: Point, of: Callable[[Point], float] = lambda one: one["los
 
 
 def estimate_error(point: Point, found: Measurement, published: Sequence[Measurement], vanilla: Measurement) -> float:
-    """The standard error of `find_saved`: its spread over resamplings of the text's samples, the same ones for every
-    setting. Those in which the plan's loss is beyond all published ones are left out.
-    """
+    """The standard error of `find_saved` over resamplings of the samples, without those beyond all settings."""
     losses = np.array([one.nats for one in (found, *published)]) - np.array(vanilla.nats)
     rows = np.random.default_rng(0).integers(losses.shape[1], size=(DRAWS, losses.shape[1]))
     shares = []

@@ -37,10 +37,7 @@ class Drafted(Layout):
         return f"{super().__str__()}, right with {self.chance:g}{around}"
 
     def split(self, rows: torch.Tensor) -> torch.Tensor:
-        """[sequences, tokens, x] to [steps, rows of a step, x]. The steps of a batch end with its first sequence.
-
-        Raises ValueError where sequences are left over.
-        """
+        """[sequences, tokens, x] to [steps, rows of a step, x], to the first end. Raises ValueError for leftovers."""
         return rows.flatten(0, 1)[_draw(self, *rows.shape[:2]).source]
 
     def join(self, steps: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
@@ -51,9 +48,7 @@ class Drafted(Layout):
         return joined.view(own.shape)
 
     def describe(self, sequences: int, tokens: int) -> Iterator[Batch]:
-        """What selection is told of each step: with `told`, that only rows which are emitted are live, with `own` how
-        probable each is.
-        """
+        """What selection is told of each step: with `told`, that only emitted rows are live; with `own` chances."""
         drawn = _draw(self, sequences, tokens)
         if self.told:
             return (Batch(emitted, self.tokens_per_request) for emitted in drawn.emitted)

@@ -15,9 +15,7 @@ SWEPT_LAYOUT = Layout(16)
 
 
 def settings_of(num_experts: int, layout: Layout) -> tuple[str, ...]:
-    """Published settings, with the same shares of any number of experts, of which an eighth run; where drafts are
-    verified, budgets a request too.
-    """
+    """Published settings in shares of any number of experts, an eighth of which run; verifying, of a request too."""
     plain = layout.tokens_per_request == 1
     rungs = [
         *(f"xshare:k0=1,add={_share(add, num_experts)}" for add in ((0, 4, 8, 12, 16) if plain else (0, 8, 16))),
@@ -56,10 +54,7 @@ def ladder_of(setting: str) -> str:
 
 
 def changes_of(setting: str, is_swept: bool = False) -> Mapping[str, str]:
-    """Name -> the setting so changed, spelt as a policy; the published one comes first.
-
-    What has no budget by utility has no squared one.
-    """
+    """Name -> the setting so changed, spelt as a policy, published first; squared only of a budget by utility."""
     changes = CHANGES | (SWEEP if is_swept else {})
     family = family_of(setting)
     return {

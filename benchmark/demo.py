@@ -9,7 +9,7 @@ import textwrap
 import time
 from collections.abc import Sequence
 
-from benchmark.common.command import Parser, one_line_errors
+from benchmark.common.command import Parser, run_main
 from benchmark.common.machine import format_machine
 from benchmark.common.paths import BUILD, DRAFT, TEXTS, WIDENED
 from benchmark.common.record import last_session
@@ -60,5 +60,4 @@ def warn_of_load(load: float, cores: int) -> str:
 
 
 if __name__ == "__main__":
-    with one_line_errors("demo"):
-        main()
+    run_main("demo", main)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from benchmark.common.command import Parser, one_line_errors, selecting
+from benchmark.common.command import Parser, run_main, selecting
 from benchmark.common.paths import BUILD, TEXTS, TRAINED
 from benchmark.common.server import Server
 from benchmark.common.table import Table
@@ -25,8 +25,7 @@ Alone, unlike vanilla's: answers to a request alone that differ from those under
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve into the record, print the table."""
     parser = Parser("benchmark.neighbours", __doc__)
-    default = f"beside {BASELINE} (default: {' '.join(POLICIES)})"
-    parser.add_argument("policies", nargs="*", type=selecting, default=POLICIES, help=default)
+    parser.add_policies(selecting, POLICIES, f"beside {BASELINE}")
     parser.add_count("prompts", 24, "prompts")
     parser.add_count("others", 12, "requests that are decoded beside one")
     parser.add_count("prompt", 32, "tokens a prompt")
@@ -86,5 +85,4 @@ def tabulate_neighbours(points: Mapping[str, Any]) -> Table:
 
 
 if __name__ == "__main__":
-    with one_line_errors("neighbours"):
-        main()
+    run_main("neighbours", main)

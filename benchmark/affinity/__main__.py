@@ -13,7 +13,7 @@ from benchmark.affinity.report import name_rule, plot_affinity, point_key, tabul
 from benchmark.affinity.routing import Routing, read_routing
 from benchmark.affinity.simulation import SCENARIOS, ByAffinity, Outcome, RoundRobin, Rule, make_traffic, simulate
 from benchmark.affinity.texts import make_table
-from benchmark.common.command import Parser, one_line_errors, positive
+from benchmark.common.command import Parser, positive, run_main
 from benchmark.common.paths import BUILD, TEXTS, TRAINED
 from benchmark.common.record import Record
 from benchmark.quality.model import load_model
@@ -99,5 +99,4 @@ def _bound(text: str) -> float:
 
 
 if __name__ == "__main__":
-    with one_line_errors("affinity"):
-        main()
+    run_main("affinity", main)

@@ -21,7 +21,7 @@ from benchmark.affinity.report import OBSERVE, tabulate_live
 from benchmark.affinity.routing import Routing
 from benchmark.affinity.simulation import SCENARIOS, make_traffic
 from benchmark.affinity.texts import make_table
-from benchmark.common.command import Parser, one_line_errors
+from benchmark.common.command import Parser, run_main
 from benchmark.common.evidence import read_totals
 from benchmark.common.paths import BUILD, TEXTS, TRAINED
 from benchmark.common.record import Record
@@ -289,5 +289,4 @@ def digest(output: Sequence[int]) -> str:
 
 
 if __name__ == "__main__":
-    with one_line_errors("affinity"):
-        main()
+    run_main("affinity", main)

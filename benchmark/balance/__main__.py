@@ -11,7 +11,7 @@ import torch
 
 from benchmark.balance.logits import FITTED, measure_plans
 from benchmark.balance.report import tabulate_balance
-from benchmark.common.command import Parser, one_line_errors
+from benchmark.common.command import Parser, run_main
 from benchmark.common.paths import BUILD
 from benchmark.common.variant import PLAN_SPELLING, parse_plan
 
@@ -30,8 +30,7 @@ POLICIES = (
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record, print the table."""
     parser = Parser("benchmark.balance", __doc__)
-    text = f"{PLAN_SPELLING}; several in turn with / between (default: {' '.join(POLICIES)})"
-    parser.add_argument("policies", nargs="*", type=_policies, default=POLICIES, help=text)
+    parser.add_policies(_policies, POLICIES, f"{PLAN_SPELLING}; several in turn with / between")
     parser.add_argument("--batch", nargs="+", type=int, choices=FITTED, default=list(FITTED), help="requests of a step")
     parser.add_count("batches", 400, "steps of each size")
     parser.add_record(BUILD / "balance")
@@ -57,5 +56,4 @@ def _policies(text: str) -> str:
 
 
 if __name__ == "__main__":
-    with one_line_errors("balance"):
-        main()
+    run_main("balance", main)

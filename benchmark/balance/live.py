@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmark.common.command import Parser, one_line_errors, selecting
+from benchmark.common.command import Parser, run_main, selecting
 from benchmark.common.evidence import read_settled_totals
 from benchmark.common.paths import BUILD, TEXTS, TRAINED
 from benchmark.common.record import Record
@@ -46,8 +46,7 @@ a token, ± the standard error of the paired differences."""
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve into the record, print the table."""
     parser = Parser("benchmark.balance.live", __doc__)
-    default = f"beside {BASELINE} (default: {' '.join(POLICIES[1:])})"
-    parser.add_argument("policies", nargs="*", type=selecting, default=POLICIES[1:], help=default)
+    parser.add_policies(selecting, POLICIES[1:], f"beside {BASELINE}")
     parser.add_count("ep_size", 4, "expert-parallel ranks")
     parser.add_count("rounds", 4, "rounds, one batch of text each")
     parser.add_count("batch", 16, "requests at a time")
@@ -121,5 +120,4 @@ def _format(
 
 
 if __name__ == "__main__":
-    with one_line_errors("balance.live"):
-        main()
+    run_main("balance.live", main)

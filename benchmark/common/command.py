@@ -3,7 +3,7 @@
 import argparse
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -30,6 +30,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         sys.exit(f"{self.prog}: {message}")
+
+    def add_policies(self, kind: Callable[[str], object], default: Sequence[str], text: str) -> None:
+        """A list of policies, each of this kind."""
+        self.add_argument(
+            "policies", nargs="*", type=kind, default=default, help=f"{text} (default: {' '.join(default)})"
+        )
 
     def add_counts(self, **defaults: int) -> None:
         """Flags of the counts of a served workload, with these defaults or the usual ones."""
@@ -102,3 +108,9 @@ def one_line_errors(program: str) -> Iterator[None]:
         sys.exit(128 + signal.SIGINT)
     except (RuntimeError, ValueError, OSError) as error:
         sys.exit(f"{program}: {error}")
+
+
+def run_main(program: str, main: Callable[[], object]) -> None:
+    """Run a program, whose errors are one line."""
+    with one_line_errors(program):
+        main()

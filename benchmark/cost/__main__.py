@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from statistics import median
 
-from benchmark.common.command import Parser, one_line_errors, policy
+from benchmark.common.command import Parser, policy, run_main
 from benchmark.common.comparison import is_measured
 from benchmark.common.comparison import measure as measure_rounds
 from benchmark.common.paths import BUILD, TEXTS, WIDENED
@@ -36,8 +36,7 @@ SHAPES = ("16x64", "16x128", "64x128", "64x256")
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record, print the table."""
     parser = Parser("benchmark.cost", __doc__)
-    default = f"{PLAN_SPELLING} (default: {' '.join(POLICIES)})"
-    parser.add_argument("policies", nargs="*", type=policy, default=POLICIES, help=default)
+    parser.add_policies(policy, POLICIES, PLAN_SPELLING)
     parser.add_argument("--shapes", nargs="+", type=_shape, default=SHAPES, metavar="ROWSxEXPERTS")
     parser.add_checkpoint(WIDENED, TEXTS)
     parser.add_count("batch", 16, "requests of a step")
@@ -114,5 +113,4 @@ def _shape(text: str) -> str:
 
 
 if __name__ == "__main__":
-    with one_line_errors("cost"):
-        main()
+    run_main("cost", main)

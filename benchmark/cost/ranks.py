@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmark.common.command import Parser, one_line_errors, positive
+from benchmark.common.command import Parser, positive, run_main
 from benchmark.common.paths import BUILD
 from benchmark.common.table import Table
 from benchmark.expert_sharding.ranks import Encoder, measure
@@ -78,5 +78,4 @@ def tabulate_ranks(points: Mapping[str, Any]) -> Table:
 
 
 if __name__ == "__main__":
-    with one_line_errors("cost.ranks"):
-        main()
+    run_main("cost.ranks", main)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmark.common.command import Parser, folder, one_line_errors, policy, positive
+from benchmark.common.command import Parser, folder, policy, positive, run_main
 from benchmark.common.paths import BUILD, TRAINED
 from benchmark.common.server import Server
 from benchmark.common.variant import BASELINE, OFF, SPELLING, parse_variant
@@ -108,5 +108,4 @@ def _name(task: str, policy: str) -> str:
 
 
 if __name__ == "__main__":
-    with one_line_errors("evaluation"):
-        main()
+    run_main("evaluation", main)

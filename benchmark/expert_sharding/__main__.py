@@ -7,7 +7,7 @@ import argparse
 import math
 from collections.abc import Sequence
 
-from benchmark.common.command import Parser, one_line_errors, positive
+from benchmark.common.command import Parser, positive, run_main
 from benchmark.common.paths import BUILD
 from benchmark.expert_sharding.ranks import Encoder, SkewedRouter, measure
 from benchmark.expert_sharding.report import tabulate_sharding
@@ -61,5 +61,4 @@ def _alpha(text: str) -> float:
 
 
 if __name__ == "__main__":
-    with one_line_errors("expert_sharding"):
-        main()
+    run_main("expert_sharding", main)

@@ -7,7 +7,7 @@ alternating rounds: time to first token and output tokens/s. Ranks are on cores 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmark.common.command import COUNTS, Parser, one_line_errors
+from benchmark.common.command import COUNTS, Parser, run_main
 from benchmark.common.comparison import ONE_ROUND, Comparison, format_spread, is_measured, measure
 from benchmark.common.paths import BUILD, TEXTS, WIDENED
 from benchmark.common.rounds import Workload, serve
@@ -53,5 +53,4 @@ def tabulate_served(points: Mapping[str, Any]) -> Table:
 
 
 if __name__ == "__main__":
-    with one_line_errors("expert_sharding.served"):
-        main()
+    run_main("expert_sharding.served", main)

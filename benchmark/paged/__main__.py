@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from benchmark.common.command import Parser, one_line_errors, positive, selecting
+from benchmark.common.command import Parser, positive, run_main, selecting
 from benchmark.common.paths import BUILD
 from benchmark.common.variant import BASELINE, parse_variant
 from benchmark.paged.report import POLICIES, tabulate_paged
@@ -32,8 +32,7 @@ COUNTS = ("per_domain", "prompt", "steps")
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record and print the table."""
     parser = Parser("benchmark.paged", __doc__)
-    default = f"vanilla is always the baseline (default: {' '.join(POLICIES)})"
-    parser.add_argument("policies", nargs="*", type=selecting, default=POLICIES, help=default)
+    parser.add_policies(selecting, POLICIES, "vanilla is always the baseline")
     parser.add_argument("--slots", nargs="+", type=positive, default=(32, 16), help="of a layer (default: 32 16)")
     parser.add_argument(
         "--batch", nargs="+", type=positive, default=(1, 4, 8, 16), help="requests of a step (default: 1 4 8 16)"
@@ -104,5 +103,4 @@ def _name(rows: int, slots: int, policy: str) -> str:
 
 
 if __name__ == "__main__":
-    with one_line_errors("paged"):
-        main()
+    run_main("paged", main)

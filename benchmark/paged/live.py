@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmark.common.command import COUNTS, Parser, one_line_errors, positive, selecting
+from benchmark.common.command import COUNTS, Parser, positive, run_main, selecting
 from benchmark.common.comparison import is_measured, measure
 from benchmark.common.evidence import evidence_between, read_settled_totals, read_totals
 from benchmark.common.paths import BUILD, TEXTS, WIDENED
@@ -31,8 +31,7 @@ DEFAULT = UNIFORM[0], UNIFORM[-1]
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record and print the table."""
     parser = Parser("benchmark.paged.live", __doc__)
-    help = f"the first also with slots for all experts, beside the same one unpaged (default: {' '.join(DEFAULT)})"
-    parser.add_argument("policies", nargs="*", type=selecting, default=DEFAULT, help=help)
+    parser.add_policies(selecting, DEFAULT, "the first also with slots for all experts, beside the same one unpaged")
     parser.add_checkpoint(WIDENED, TEXTS)
     parser.add_count("slots", 32, "experts of a layer that are loaded")
     help = "requests at a time (default: 8 16)"
@@ -110,5 +109,4 @@ def _is_whole(record: Record, workload: Workload, variants: Sequence[Variant]) -
 
 
 if __name__ == "__main__":
-    with one_line_errors("paged.live"):
-        main()
+    run_main("paged.live", main)

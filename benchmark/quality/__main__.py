@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmark.common.command import Parser, one_line_errors, policy
+from benchmark.common.command import Parser, policy, run_main
 from benchmark.common.paths import BUILD
 from benchmark.common.variant import BASELINE, PLAN_SPELLING
 from benchmark.quality.compare import policy_quality
@@ -37,8 +37,7 @@ POLICIES = (
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record, print the tables."""
     parser = Parser("benchmark.quality", __doc__)
-    default = f"vanilla is always the baseline (default: {' '.join(POLICIES)})"
-    parser.add_argument("policies", nargs="*", type=policy, default=POLICIES, help=f"{PLAN_SPELLING}; {default}")
+    parser.add_policies(policy, POLICIES, f"{PLAN_SPELLING}; vanilla is always the baseline")
     add_decoding(parser)
     parser.add_argument("--top", type=_top, help=f"likeliest tokens that divergence is told from (default: {TOP})")
     parser.add_argument("--url", help="of a running server, in place of a decode here: see docs/tune.md for its flags")
@@ -87,5 +86,4 @@ def _top(text: str) -> int:
 
 
 if __name__ == "__main__":
-    with one_line_errors("quality"):
-        main()
+    run_main("quality", main)

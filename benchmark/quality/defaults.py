@@ -9,7 +9,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from benchmark.common.command import Parser, one_line_errors, positive
+from benchmark.common.command import Parser, positive, run_main
 from benchmark.common.paths import BUILD
 from benchmark.common.table import Table
 from benchmark.common.variant import BASELINE, parse_plan
@@ -109,5 +109,4 @@ def _name(point: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    with one_line_errors("defaults"):
-        main()
+    run_main("defaults", main)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmark.common.command import Parser, one_line_errors
+from benchmark.common.command import Parser, run_main
 from benchmark.common.paths import BUILD, RESULTS, ROOT
 from benchmark.common.record import read_record
 from benchmark.common.server import die_with_parent
@@ -104,5 +104,4 @@ def _locate_unfinished(experiment: Experiment, size: str) -> Path:
 
 
 if __name__ == "__main__":
-    with one_line_errors("records"):
-        main()
+    run_main("records", main)

@@ -7,7 +7,7 @@ upstream's bench_serving, then what each costs: the loss of held-out text, and s
 import argparse
 from collections.abc import Sequence
 
-from benchmark.common.command import Parser, folder, one_line_errors, policy
+from benchmark.common.command import Parser, folder, policy, run_main
 from benchmark.common.paths import BUILD, DRAFT, TEXTS, WIDENED
 from benchmark.common.speculative import drafting_variant, speculative_flags
 from benchmark.common.variant import OFF, SPELLING, parse_variant
@@ -58,5 +58,4 @@ def _make_parser() -> Parser:
 
 
 if __name__ == "__main__":
-    with one_line_errors("serving"):
-        main()
+    run_main("serving", main)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmark.common.command import Parser, one_line_errors, selecting
+from benchmark.common.command import Parser, run_main, selecting
 from benchmark.common.comparison import format_spread, spread
 from benchmark.common.evidence import read_settled_totals
 from benchmark.common.paths import BUILD, TEXTS, WIDENED
@@ -43,8 +43,7 @@ requests that are not exact, and the largest difference of one that is."""
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve into the record, print the table."""
     parser = Parser("benchmark.serving.exact", __doc__)
-    default = f"beside {BASELINE} (default: {' '.join(POLICIES)})"
-    parser.add_argument("policies", nargs="*", type=selecting, default=POLICIES, help=default)
+    parser.add_policies(selecting, POLICIES, f"beside {BASELINE}")
     parser.add_argument("--exact", nargs="+", type=int, default=[0, 1, 2, 4], help="requests of a batch, 0 first")
     parser.add_count("rounds", 7, "alternating rounds")
     parser.add_count("batch", 16, "requests at a time")
@@ -166,5 +165,4 @@ def _ratios(point: Mapping[str, Any], first: Mapping[str, Any]) -> list[float]:
 
 
 if __name__ == "__main__":
-    with one_line_errors("exact"):
-        main()
+    run_main("exact", main)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmark.common.command import Parser, one_line_errors, selecting
+from benchmark.common.command import Parser, run_main, selecting
 from benchmark.common.paths import BUILD, TRAINED
 from benchmark.common.server import Server
 from benchmark.quality.served import SERVER_ARGS
@@ -40,8 +40,7 @@ ANOTHER = "another text"
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure into the record, print the table."""
     parser = Parser("benchmark.tuning", __doc__)
-    text = f"published settings to compare with (default: {' '.join(PUBLISHED)})"
-    parser.add_argument("policies", nargs="*", type=selecting, default=PUBLISHED, help=text)
+    parser.add_policies(selecting, PUBLISHED, "published settings to compare with")
     text = "to choose from (default: tune's)"
     parser.add_argument("--settings", nargs="+", type=selecting, default=SETTINGS, help=text)
     parser.add_argument("--tolerances", nargs="+", type=_percent, default=[0.5, 1.0, 2.0], metavar="PERCENT")
@@ -150,5 +149,4 @@ def _percent(text: str) -> float:
 
 
 if __name__ == "__main__":
-    with one_line_errors("tuning"):
-        main()
+    run_main("tuning", main)

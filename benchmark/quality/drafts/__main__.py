@@ -9,7 +9,7 @@ from itertools import product
 
 import torch
 
-from benchmark.common.command import Parser, one_line_errors, positive
+from benchmark.common.command import Parser, positive, run_main
 from benchmark.common.paths import BUILD
 from benchmark.common.record import Record
 from benchmark.common.variant import BASELINE, parse_plan
@@ -110,5 +110,4 @@ def _spell(numbers: Sequence[float]) -> str:
 
 
 if __name__ == "__main__":
-    with one_line_errors("drafts"):
-        main()
+    run_main("drafts", main)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
-from benchmark.common.command import Parser, one_line_errors, policy, positive
+from benchmark.common.command import Parser, policy, positive, run_main
 from benchmark.common.paths import BUILD
 from benchmark.common.variant import BASELINE, parse_plan
 from benchmark.quality.decoding import Decoding, add_decoding, read_decoding
@@ -113,5 +113,4 @@ def _name(layout: Layout, setting: str) -> str:
 
 
 if __name__ == "__main__":
-    with one_line_errors("front"):
-        main()
+    run_main("front", main)

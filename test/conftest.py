@@ -31,9 +31,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class ServerPool:
-    """Running servers by what they were asked for. A test that asks for the same gets the same; the one longest unused
-    is stopped when there would be more than `size`.
-    """
+    """Running servers by what they were asked for; beyond `size` the one longest unused is stopped."""
 
     def __init__(self, model: Path, size: int = 2) -> None:
         self.model = model

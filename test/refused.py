@@ -1,6 +1,4 @@
-"""What the tests of a refusal compare: its flag and value, and that it is one line.
-`compatibility/refusals.json` has the words.
-"""
+"""What tests of a refusal compare: flag, value, one line. `compatibility/refusals.json` has the words."""
 
 import re
 from collections.abc import Iterator
@@ -13,9 +11,7 @@ from sglang_xshare.refusal import ExpertPolicyError
 
 @contextmanager
 def refused(what: str) -> Iterator[pytest.ExceptionInfo[ValueError]]:
-    """Within it `what` is refused, a flag and its value, or a key and its value: by the attributes of the error where
-    it has them, else by how its line begins.
-    """
+    """Within it `what` is refused, a flag or key and its value: by the error's attributes, else by its line's begin."""
     with pytest.raises(ValueError, match=re.escape(what)) as raised:
         yield raised
     error, line = raised.value, str(raised.value)

@@ -31,9 +31,7 @@ PLACE = re.compile(
 
 @dataclass(frozen=True)
 class Command:
-    """One command as a document shows it, without comments and continuations; `context` sets the variables that the
-    lines above it set.
-    """
+    """One command of a document, without comments and continuations; `context` sets the variables above it."""
 
     text: str
     context: tuple[str, ...]

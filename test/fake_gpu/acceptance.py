@@ -21,9 +21,7 @@ def install_verification(module: Any) -> None:
 
 
 def install_blocks(module: Any) -> None:
-    """The same of a DFlash draft's block, for its worker's module; and where a block's rows are, in slots of no other
-    use than that they are not 0, a padding row's.
-    """
+    """The same of a DFlash draft's block, for its worker's module, in slots that are not 0, a padding row's."""
 
     def prepare(*, prefix_lens: Any, positions_out: Any, cache_loc_out: Any, **given: Any) -> None:
         positions = alias(positions_out)

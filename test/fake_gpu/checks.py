@@ -20,9 +20,7 @@ SELECT = {"choose", "prepare", "route"}
 
 
 def check(server, layers=None, sizes=3):
-    """Nothing was forbidden, and each graph of two rows or more selects once in each of so many layers, which have had
-    steps of so many sizes.
-    """
+    """Nothing was forbidden; graphs of two rows or more select once in each layer, which had steps of so many sizes."""
     assert server.process.poll() is None
     assert server.find_violations() == []
     waits = server.find_waits()

@@ -107,9 +107,7 @@ class Server:
 
 
 def start_server(model: str | Path, folder: Path, flags: Sequence[str], environment: Mapping[str, str]) -> Server:
-    """A server that answers: of one of `models` without weights, or of a checkpoint in a folder. Raises RuntimeError
-    with the end of its output where it does not.
-    """
+    """A server of one of `models` without weights, or of a folder. Raises RuntimeError with the end of its output."""
     (folder / "log").mkdir(parents=True)
     place = model if isinstance(model, Path) else write_model(model, folder)
     weights = () if isinstance(model, Path) else ("--load-format", "dummy")

@@ -1,6 +1,4 @@
-"""Drafters that SGLang has for CUDA alone, on a GPU that is not there: their verification selects in captured graphs,
-their drafts do not.
-"""
+"""Drafters of CUDA alone, on a GPU that is not there: verification selects in captured graphs, drafts do not."""
 
 import json
 

@@ -1,6 +1,4 @@
-"""Paged experts in decode graphs beyond K // top_k, which the plan's bound allows: captured, padded, replayed, left out
-after a switch that lifts the bound; and a bound that is broken stops the server.
-"""
+"""Paged experts in decode graphs that the plan's bound allows: captured, padded, replayed, left out, or the end."""
 
 import json
 

@@ -1,6 +1,4 @@
-"""A server whose selections are computed, in graphs and outside: they are the reference's on the same logits, and what
-it counts is what they are.
-"""
+"""A server whose selections are computed: they are the reference's on its logits, and what it counts is them."""
 
 import json
 from time import sleep

@@ -1,6 +1,4 @@
-"""The stage captured in a CUDA graph and replayed, with the values that a GPU would compute: what it counts is what the
-reference selects from the same logits.
-"""
+"""The stage in a captured CUDA graph, with a GPU's values: it counts what the reference selects of its logits."""
 
 import os
 import subprocess

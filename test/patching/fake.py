@@ -1,7 +1,4 @@
-"""A small SGLang tree and patch queues for it: what the engine must get right, without a real release.
-
-The first queue changes three files and adds one; the later one changes one of them, and another content is added.
-"""
+"""A small SGLang tree and patch queues: one changes three files and adds one, the later one one and the added."""
 
 import os
 from collections.abc import Callable, Mapping

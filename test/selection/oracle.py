@@ -89,9 +89,7 @@ def xshare(
     balance=None,
     free_residents=None,
 ):
-    """XShare, Algorithms 2, 4 and 6; Algorithm 1 with a threshold where `mass` is given. Ours: its budgets add what is
-    not loaded.
-    """
+    """XShare, Algorithms 2, 4 and 6; Algorithm 1 with `mass` as a threshold. Ours: only what is not loaded counts."""
     everyone = set(range(case.num_experts))
     free = case.free(free_residents)
     paid = everyone - (free or set())
@@ -119,9 +117,7 @@ def xshare(
 
 
 def let_residents_join(case, first, S, scores, free):
-    """Ours: the experts that rows or requests brought have a slot, then the others of S, then residents, best first,
-    until the slots are full.
-    """
+    """Ours: what rows or requests brought has a slot, then the others of S, then residents, best first."""
     added = S - first
     S &= first
     for candidates in (added, free):

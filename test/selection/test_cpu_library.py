@@ -187,9 +187,7 @@ def test_the_environment_leaves_it_to_torch(anew, monkeypatch, caplog):
 @pytest.mark.long
 @NEEDS_COMPILER
 def test_under_sanitizers(tmp_path):
-    """Every case of test_cpu_call.py with a library that ends the process at the first read or write out of bounds, use
-    of freed memory, or undefined operation.
-    """
+    """Every case of test_cpu_call.py with a library that ends at an access out of bounds or undefined behaviour."""
     # The latter, as the former looks for what throws exceptions before torch has loaded it.
     names = ["-print-file-name=libasan.so", "-print-file-name=libstdc++.so"]
     found = [subprocess.run(["g++", name], capture_output=True, text=True, check=True) for name in names]

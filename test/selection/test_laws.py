@@ -67,9 +67,7 @@ def test_a_full_budget_is_vanilla(router, name, kind):
 @few
 @given(data=st.data())
 def test_own_share_changes_nothing_but_the_weights_of_rows_that_lost_mass(data):
-    """It keeps ids and S; a row of the model's own experts keeps its weights to the last bit; with 1 no expert weighs
-    more than the model would have it.
-    """
+    """It keeps ids and S, and a row's own experts' weights to the last bit; with 1 no weight is above the model's."""
     case = dataclasses.replace(data.draw(cases()), renormalize=True)
     policy = data.draw(st.sampled_from(OWN_SHARES))
     keys = {**data.draw(keys_for(policy, case)), "own_share": data.draw(st.sampled_from([0.25, 0.75, 1]))}

@@ -39,9 +39,7 @@ class Case:
     together: bool = True
     """Whether programs can wait for each other: else there are several launches."""
     completes: bool = False
-    """Whether a single row uses too few experts, so that a program completes the active ones while others still read
-    them: `mask.complete` is made for it.
-    """
+    """Whether one row uses too few experts: a program completes them (`mask.complete`) while others still read."""
 
 
 REACH = {"policy": "oea", "k0": 3, "max_rank": 12}  # whose counters do not say what rows use

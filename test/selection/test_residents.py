@@ -129,9 +129,7 @@ def test_residents_change_nothing_where_no_batch_names_them_or_the_plan_takes_no
 
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 def test_a_small_batch(backend):
-    """Three experts are wanted beside the first choices 0 and 1, most of all 2, which is resident. The budget pays for
-    3, and 5 stays out. With three slots the budget's comes before the resident.
-    """
+    """Three are wanted beside 0 and 1, most the resident 2; the budget pays 3, which goes before 2 in three slots."""
     logits = torch.tensor([[9.0, 0, 8.0, 7.0, 0, 0], [0, 9.0, 8.0, 0, 0, 6.0]])
     resident = torch.tensor([False, False, True, False, True, False])
     plan = build_plan("xshare", k0=1, add=1)

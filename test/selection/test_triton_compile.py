@@ -93,9 +93,7 @@ def test_masked_logits_in_the_same_launch(case, dtype):
 
 
 def test_the_barriers_order_memory():
-    """Their atomics stand between barriers of the program's own threads, whose stores they release: the votes' barrier
-    and the one that a batch without a known filler takes.
-    """
+    """Their atomics, of votes and unknown fillers, stand between barriers of threads whose stores they release."""
     code = compile_kernel(CASES["xshare in programs"], slots=RunnerSlots()).asm["ptx"]
     order = re.findall(r"bar\.sync|(?:atom|ld)\.global\.gpu\.(release|acquire)", code)
     assert [name for name in order if name] == ["release", "acquire", "release", "acquire"]

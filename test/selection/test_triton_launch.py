@@ -50,9 +50,7 @@ def test_without_a_counter_each_phase_is_a_launch(kernel, monkeypatch, plan, pha
     ids=["bare", "filled", "shared", "masked"],
 )
 def test_a_layer_is_one_launch(kernel, rows, slots, plan):
-    """Whatever the runner takes, with exact rows and residents: the kernel is launched once, and torch launches
-    nothing.
-    """
+    """Whatever the runner takes, with exact rows and residents: the kernel is launched once, and torch nothing."""
     if plan.coverage == "truncate" and slots is not None and slots.masked:
         return
     flags, resident = torch.ones(rows, dtype=torch.bool), torch.ones(128, dtype=torch.bool)

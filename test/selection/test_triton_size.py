@@ -18,9 +18,7 @@ from sglang_xshare import Router, RunnerSlots
 
 REPORT = json.loads(Path(__file__).with_name("sizes.json").read_text())
 INSTRUCTIONS, REGISTERS = 1.10, 24
-"""A kernel may have as many times the instructions of the report, and as many more registers a thread, but no more
-bytes of stack.
-"""
+"""As many times the report's instructions, as many more registers a thread; no more bytes of stack."""
 GROUPED = Router(8, "sigmoid", torch.zeros(256), num_expert_group=8, topk_group=4)
 XSHARE = {"policy": "xshare", "k0": 1, "add": 24}
 BY_RANK = {"policy": "xshare", "k0": 1, "target_per_rank": 5}

@@ -20,9 +20,7 @@ from sglang_xshare.selection.triton_kernel import launch
 
 @dataclass
 class Compiled:
-    """The kernels that launches have needed, by name and what Triton finds them by again, and what compiling them took:
-    CPU seconds, of the assembler's process too, whatever else the machine does.
-    """
+    """The kernels that launches needed, by name and Triton's key, and CPU seconds of compiling, the assembler's too."""
 
     kernels: dict[tuple[str, Any], Any] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)

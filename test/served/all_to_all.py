@@ -11,11 +11,7 @@ from torch.nn.functional import pad
 
 
 def lend_all_to_all() -> None:
-    """Let CPU servers run with --moe-a2a-backend deepep and its kin.
-
-    In 0.5.21 and before the router's plain torch does not take the number of live rows, which expert parallelism gives
-    it.
-    """
+    """Let CPU servers run with --moe-a2a-backend deepep and its kin; up to 0.5.21 without the number of live rows."""
     from sglang.srt.layers.moe import topk
     from sglang.srt.layers.moe.ep_moe.layer import DeepEPMoE
     from sglang.srt.layers.moe.fused_moe_triton import layer

@@ -78,9 +78,7 @@ class Answers:
     records: list[dict[str, Any]]
     """Every call of the MoE runner, as `probe.py` saw it."""
     metrics: dict[str, float]
-    """The stage's prometheus metrics; "steps policy" and so on count forwards by outcome, "observed_mass_total
-    oea:k0=3" and so on are of one observed plan.
-    """
+    """Prometheus metrics: "steps policy" of an outcome, "observed_mass_total oea:k0=3" of an observed plan."""
     trace: list[dict[str, Any]]
     """The file of --expert-policy-trace."""
     log: str

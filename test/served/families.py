@@ -60,9 +60,7 @@ def drop_norms(family: Family, model: PreTrainedModel) -> None:
 
 
 def draw_weights(model: PreTrainedModel, seed: int = 0) -> None:
-    """So that every layer changes the answer and every expert is chosen by some token: outputs of unit variance, router
-    logits spread as a trained router's, biases and norms that matter.
-    """
+    """So that every layer and expert matters: outputs of unit variance, logits spread, biases and norms that count."""
     generator = torch.Generator().manual_seed(seed)
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, tensor in sorted(tensors.items()):
@@ -145,9 +143,7 @@ class _Choice:
         self.hidden = args[0].flatten(0, -2)
 
     def select(self, hidden: torch.Tensor) -> Selection | None:
-        """None where there are not so many tokens. Transformers' DeepSeek-V2 has a gate that it never calls: what the
-        experts get is what its gate would.
-        """
+        """None for too few tokens. Transformers' DeepSeek-V2 never calls its gate: what it would tell the experts."""
         hidden, self.hidden = hidden if self.hidden is None else self.hidden, None
         logits = nn.functional.linear(hidden, self.linear.weight, getattr(self.linear, "bias", None))
         return select(logits, self.plan, self.router, backend="reference") if len(hidden) == self.rows else None

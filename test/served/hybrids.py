@@ -18,9 +18,7 @@ class Published(Family):
     """A model whose checkpoints are published otherwise than transformers writes them."""
 
     wrapper: Mapping[str, Any] = field(default_factory=dict)
-    """Of one nested in a model of several modalities: what config.json says beside `text_config`. Its server is told
-    that there is but text.
-    """
+    """Of one nested in several modalities: config.json beside `text_config`; its server is told of text alone."""
 
 
 STATES = {"SGLANG_MAMBA_CONV_DTYPE": "float32"}

@@ -28,9 +28,7 @@ def table(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Served:
-    """What came of 96 requests of mixed domains: by the model's own routing, and by a policy with the text forced; the
-    server's log and its metrics after the first.
-    """
+    """What came of 96 mixed requests, by the model's routing, and forced under a policy; then log and metrics."""
 
     own: Run
     forced: Run

@@ -38,9 +38,7 @@ DEEPEP = ("--moe-a2a-backend", "deepep")
 def list_selections(
     call: Mapping[str, Any], plan: Mapping[str, Any], tokens_per_request: int, alone: bool
 ) -> Iterator[tuple[Selection, int]]:
-    """(the reference selection, its live rows) of what selects together: the rows of all ranks, or of each by itself,
-    where a batch of one row is vanilla.
-    """
+    """(reference selection, its live rows) of the rows of all ranks, or of each alone, where one row is vanilla."""
     logits, valid = read_logits(dict(call)), live(dict(call))
     counts = call["padded"] if alone else [len(logits)]
     for own, there in zip(logits.split(counts), valid.split(counts), strict=True):
@@ -50,9 +48,7 @@ def list_selections(
 
 
 def check_steps(answers: Answers, plan: Mapping[str, Any], tokens_per_request: int = 1, alone: bool = False) -> None:
-    """The ranks together run the experts that the reference selects over live rows. The first rank counts for all, or
-    for itself.
-    """
+    """The ranks run the experts that the reference selects over live rows; the first counts for all, or itself."""
     lost = after = rows = 0
     for calls in answers.steps:
         assert (

@@ -45,9 +45,7 @@ def span(node: int, address: str) -> tuple[str, ...]:
 
 
 def make_nodes(model, tree, flags, scratch, machines: Machines | None) -> list[tuple[Server, Path, Path]]:
-    """A server here and its other half on the other machine, or here too, neither started, each with its probe and its
-    trace.
-    """
+    """A server here and its other half on the other machine, or here too, not started, each with probe and trace."""
     address = f"{machines.addresses[0] if machines else '127.0.0.1'}:{free_port()}"
     nodes = []
     for node in (0, 1):

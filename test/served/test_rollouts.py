@@ -249,9 +249,7 @@ if __name__ == "__main__":
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["GLM-4-MoE", "ERNIE 4.5"])
 def test_a_layer_follows_updated_weights(name, tiny_model, patched_release, tmp_path):
-    """Its router's bias above all: from disk, from tensors, from another process. At full budget each answer is that of
-    transformers, of the weights that were written last.
-    """
+    """Its router's bias above all, from disk, tensors, another process: answers are of the weights written last."""
     family = FAMILIES[name]
     folders = [tmp_path / f"step-{step}" for step in range(4)]
     model = make(family, folders[0])
@@ -277,9 +275,7 @@ def test_a_layer_follows_updated_weights(name, tiny_model, patched_release, tmp_
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_updates_pauses_and_switches_meet_under_load(tiny_model, patched_release, tmp_path, served):
-    """No request loses a token, whatever is in force while weights are written; in the end the server answers as ever.
-    Paused in place requests go on where they were, retracted ones are prefilled anew.
-    """
+    """No request loses a token while weights are written; paused ones go on or are prefilled anew."""
     flags = policy("xshare", k0=1, add=8)
     server, probe, _ = make_server(tiny_model, patched_release(LATEST), flags, tmp_path)
     prompts = read_prompts(tiny_model)

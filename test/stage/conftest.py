@@ -39,9 +39,7 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 @pytest.fixture
 def reporter() -> Iterator[SimpleNamespace]:
-    """Upstream's, of a server with --enable-metrics; what is registered is gone after the test, and what another test
-    has left before it.
-    """
+    """Upstream's, of a server with --enable-metrics; what is registered ends with the test, as what was before."""
     names = REGISTRY._collector_to_names
     for metric in [metric for metric in names if any(name.startswith(PREFIX) for name in names[metric])]:
         REGISTRY.unregister(metric)

@@ -22,10 +22,7 @@ def count_steps(
     loaded: torch.Tensor | None = None,
     num_slots: int = 0,
 ) -> tuple[list[torch.Tensor], Counters]:
-    """What was counted in each step, [layers, 10]; and the counters. Layers without a plan stay vanilla. `loaded`
-    [layers, N] are the experts in slots, where they are paged; what is active is sure to fit those of every second
-    layer.
-    """
+    """(each step's counts, [layers, 10]; the counters). None stays vanilla; `loaded` [layers, N], every second fits."""
     residents: Any = None if loaded is None else SimpleNamespace(loaded=loaded, slots=num_slots)
     fits = [] if loaded is None else [layer % 2 == 0 for layer in range(len(plans))]
     counters, found = Counters(len(plans), "cpu", residents), []

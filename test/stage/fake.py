@@ -97,9 +97,7 @@ class Gather:
 def gathered_batches(
     mode: str, requests: list[int], draft_tokens: int | None = None, longest: bool = True, others: str = "idle"
 ) -> list[SimpleNamespace]:
-    """The forward batches of attention-DP ranks with so many requests each, as SGLang has padded them: all to the
-    longest (MAX_LEN), or none (SUM_LEN). A rank without requests is in mode `others`.
-    """
+    """Forward batches of attention-DP ranks, padded to the longest (MAX_LEN) or not (SUM_LEN), idle in `others`."""
     tokens = draft_tokens or 1
     rows_by_rank = [tokens * (max(requests) if longest else count) for count in requests]
     verify = SimpleNamespace(draft_token_num=draft_tokens, is_verify_input=lambda: True)

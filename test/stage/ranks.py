@@ -14,9 +14,7 @@ LAYERS, EXPERTS, TOP_K, WIDTH = 3, 32, 4, 16
 
 @dataclass(frozen=True)
 class Load:
-    """One step: how many requests each rank of data-parallel attention has, and in which mode; with `longest` SGLang
-    has padded all to the longest, else each has its own rows alone.
-    """
+    """One step: requests of each attention-DP rank, and modes; with `longest` padded to it, else its own rows."""
 
     requests: tuple[int, ...]
     mode: str = "decode"
@@ -104,9 +102,7 @@ CASES = (
 
 
 class Model:
-    """Layers that route, and add what their experts make of it. `route` gives (weights, ids) [rows, k], and `run` the
-    experts' output for these, of a layer's number and its rows [rows, width].
-    """
+    """Layers that route, (weights, ids) [rows, k], and add what `run` makes of a layer's rows [rows, width]."""
 
     def __init__(self, route: Callable[..., Any], run: Callable[..., torch.Tensor]) -> None:
         self.gates = torch.randn(LAYERS, WIDTH, EXPERTS, generator=torch.Generator().manual_seed(1))

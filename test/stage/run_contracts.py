@@ -43,9 +43,7 @@ SHARED = {"scoring_func": "sigmoid", "correction_bias": torch.linspace(-0.3, 0.3
 
 @dataclass(frozen=True)
 class Case:
-    """`places` is how upstream looks an expert's place up: None, "static" or "dynamic". `shared` experts are fused. On
-    `amd` upstream writes expert 0 into padding rows.
-    """
+    """`places`: how upstream maps an expert, None, "static", "dynamic"; `shared`: fused; `amd`: 0 in padding rows."""
 
     convention: Convention
     plan: str

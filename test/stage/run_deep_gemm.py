@@ -29,9 +29,7 @@ def count(*bounds: Any) -> Iterator[Index]:
 
 
 def make_slots(rows: int, empty: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and weights [rows, TOP_K]: every other row has one expert, the last row none. Empty slots are dropped or
-    filled with the row's first expert.
-    """
+    """Ids and weights [rows, TOP_K]: every other row has one, the last none; empty slots dropped or filled."""
     generator = torch.Generator().manual_seed(rows)
     ids = torch.stack([torch.randperm(EXPERTS, generator=generator)[:TOP_K] for _ in range(rows)]).int()
     weights = torch.rand(rows, TOP_K, generator=generator)

@@ -21,9 +21,7 @@ TRUNCATE = {"policy": "moe-spec", "budget": 3, "coverage": "truncate"}
 
 
 def align(ids: torch.Tensor, block_size: int, num_experts: int) -> tuple[torch.Tensor, ...]:
-    """Upstream's `moe_align_block_size`, of which a machine without a GPU has no kernel: slots by expert, each expert's
-    padded to whole blocks; the expert of every block; how many slots that makes.
-    """
+    """`moe_align_block_size` without a GPU: slots by expert in whole blocks, each block's expert, the count."""
     flat = ids.flatten().tolist()
     slots, experts = [], []
     for expert in sorted(set(flat)):

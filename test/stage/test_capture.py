@@ -78,9 +78,7 @@ def test_orders_of_many_layers_stay_on_the_device():
 
 
 def test_vanilla_forward_can_be_compiled(attach):
-    """As upstream's piecewise prefill graphs are: the stage inside must neither break the graph nor count in it, where
-    every replay would count again.
-    """
+    """As piecewise prefill graphs: the stage neither breaks one nor counts in it, where each replay would again."""
     model = Model(2)
 
     @torch.compile(fullgraph=True, backend="eager")

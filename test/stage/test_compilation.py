@@ -41,9 +41,7 @@ def names(compiled):
     "experts", [one if one in (32, 128, 256, 512) else pytest.param(one, marks=pytest.mark.long) for one in EXPERTS]
 )
 def test_they_compile(experts):
-    """The selection of one kind of plan for 16 rows; the others, and other batches, are left to the long tests, and so
-    are numbers of experts that are not those of most models.
-    """
+    """One plan's selection for 16 rows; the others, and rare numbers of experts, are left to the long tests."""
     with compiling() as compiled:
         run_steps(experts, "cpu")
     found = names(compiled)

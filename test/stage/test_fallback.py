@@ -24,9 +24,7 @@ class Ended(Exception):
 
 @pytest.fixture
 def serve(attach, monkeypatch):
-    """Call it with flags for a model runner's forward on the first of two ranks, the second of which selects otherwise
-    while `differs` has something.
-    """
+    """Call it with flags for the runner's forward on the first of two ranks; the second differs by `differs`."""
 
     def end() -> None:
         raise Ended

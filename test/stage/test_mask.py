@@ -110,9 +110,7 @@ def test_what_logits_cannot_express_is_refused(plan, router, named):
 
 @pytest.fixture
 def forward(monkeypatch):
-    """TopK.forward_cuda of the patched release on a layer of a convention: (what it returns, the layer), by output
-    format and logits.
-    """
+    """(what TopK.forward_cuda returns, the layer) of a convention, by output format and logits."""
     from sglang.srt.layers.moe import topk
 
     def run(output_format: str, convention: Convention, logits: torch.Tensor, on: bool = True) -> tuple[Any, Layer]:

@@ -1,6 +1,4 @@
-"""Upstream's paged experts under the stage, but for its two kernels, which stand here in plain torch: which steps the
-device decides, that they are right, and what happens where the bound is broken.
-"""
+"""Upstream's paged experts, two kernels in plain torch: what the device decides, right or beyond the bound."""
 
 from types import SimpleNamespace
 

@@ -118,9 +118,7 @@ def test_every_rank_counts_what_selected_with_it(case, serve):
 
 
 def test_observed_plans_are_those_of_all_rows(serve):
-    """Observed and served, a policy counts the same in the first layer, whose rows do not depend on what was chosen.
-    The step of one row, which is not under policy, `observe` counts as the model routes it.
-    """
+    """Observed and served, a policy counts the same in the first layer, but for the vanilla step of one row."""
     observing, selecting = (next(case for case in CASES if case.name == name) for name in ("two observe", "two"))
     columns = [STEPS, BEFORE, AFTER, ROWS]
     served = serve(selecting)[0]["totals"][0, columns] + torch.tensor([1, TOP_K, TOP_K, 1])

@@ -29,9 +29,7 @@ def _on_the_first_rank(monkeypatch):
 
 @pytest.fixture
 def record(monkeypatch):
-    """Call it with a stage and a model to capture a step of 8 rows as SGLang does, eagerly first; it returns the plan
-    whose kernel the first layer launches, and the numbers that this reads at every replay.
-    """
+    """Call it to capture 8 rows as SGLang does: (the plan the first layer launches, the numbers it reads then)."""
     recorded = False
     monkeypatch.setattr("sglang_xshare.stage.stage.is_recorded", lambda: recorded)
     monkeypatch.setattr("sglang_xshare.stage.stage.wait_for_device", lambda device: None)

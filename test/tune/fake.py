@@ -15,9 +15,7 @@ WEIGHTS = {0: 0.2, 1: 0.2, 2: 1.0, 3: 2.6}
 
 
 class FakeServer:
-    """Has `add` + 8 of 40 experts active in each layer that selects; a sample loses by the layer's weight and its own.
-    Its predictions diverge from vanilla's, which are certain, by as much.
-    """
+    """`add` + 8 of 40 experts active in layers that select; samples lose, and diverge, by their and its weight."""
 
     def __init__(
         self, synergy: float = 0.0, captured: bool = False, rows: float = 1.0, harder: Sequence[list[int]] = ()

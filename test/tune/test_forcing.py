@@ -12,9 +12,7 @@ VOCABULARY = 50
 
 
 def decode(logits, tokens):
-    """What upstream's greedy sampler makes of a step, a row: (token, its log-probability, the others with theirs), and
-    None, as JSON has it, in place of minus infinity.
-    """
+    """Of upstream's greedy sampler, a row: (token, log-probability, the others'), None for minus infinity."""
     masked = Force()(logits.clone(), [{"tokens": [token]} for token in tokens]).float().log_softmax(1)
     assert not masked.isnan().any()
     best = masked.topk(logits.shape[1])

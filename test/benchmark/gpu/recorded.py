@@ -27,9 +27,7 @@ LAYER: dict[str, dict[str, Any]] = {
 def served(
     off: float, on: float, accept_length: float | None = None, swings: tuple[float, ...] = (0.0, 0.0)
 ) -> dict[str, Any]:
-    """A point: output tokens a second of two variants, in each round the second's changed by a swing; by default two
-    rounds that agree.
-    """
+    """A point: tokens a second of two variants, the second's changed by a swing in each round; by default two alike."""
 
     def series(name: str, speeds: list[float], evidence: Evidence) -> Series:
         times = {"median_tpot_ms": 10.0, "median_ttft_ms": 5.0, "accept_length": accept_length}

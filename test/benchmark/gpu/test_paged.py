@@ -1,6 +1,4 @@
-"""Weights on disk and experiment `paged`, as far as a CPU goes: what is written is a model that pages; servers are
-stand-ins but in the long test.
-"""
+"""Weights on disk are a model that pages; experiment `paged`, with stand-in servers but in the long test."""
 
 import pytest
 import torch

@@ -26,10 +26,7 @@ LARGEST = 16
 
 
 class DecodeRunner:
-    """Static buffers for the largest size, one graph a captured size, and padding to the next size at replay.
-
-    A size counts requests, of one row each in decode (`tokens` None), of `tokens` rows in verify.
-    """
+    """Static buffers, a graph a captured size of requests, padding: `tokens` rows each, one in decode (None)."""
 
     def __init__(self, model: Model, stage, sizes: tuple[int, ...], tokens: int | None) -> None:
         self.model = model

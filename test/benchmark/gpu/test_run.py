@@ -28,9 +28,7 @@ if (here / f"{name}-fails").exists():
 
 @pytest.fixture
 def call(tmp_path, monkeypatch):
-    """Call it with a limit, to run three tasks of a made-up module, of which one needs a C compiler; it returns whether
-    none failed, and what ran.
-    """
+    """Call it with a limit for three tasks, one of which needs a C compiler: (whether none failed, what ran)."""
     write_program(tmp_path / "cc", "exit 0")
     monkeypatch.setenv("CC", str(tmp_path / "cc"))
     (tmp_path / "made_up.py").write_text(MADE_UP)

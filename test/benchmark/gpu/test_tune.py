@@ -1,6 +1,4 @@
-"""Experiment `tune`: what it routes, keeps, goes on from and writes. The layer and the timer are stand-ins; routing,
-the override and the files are upstream's own.
-"""
+"""Experiment `tune`, with a stand-in layer and timer; routing, the override and the files are upstream's own."""
 
 from benchmark.gpu.tune import POLICY, plan_at, rows
 from sglang_xshare import build_plan

@@ -9,9 +9,7 @@ from benchmark.serving.report import KEY, quality_key
 
 
 def test_one_round_for_real_and_nothing_more_when_it_is_resumed(tiny_model, tmp_path, capsys, monkeypatch):
-    """Two policies on one server that is switched, and one without. They act on a request alone too: on a busy
-    machine four short requests may never be decoded together.
-    """
+    """Two policies on one server, and one without; also alone, as a busy machine may not decode requests together."""
     sizes = ["--rounds", "1", "--requests", "4", "--concurrency", "4", "--output-tokens", "4"]
     sizes += ["--per-domain", "1", "--loss-tokens", "8", "--sums", "4"]
     policies = ["off", "xshare:k0=1,add=2,min_rows=1", "pruned:k0=1,min_rows=1"]

@@ -56,9 +56,7 @@ class Program:
 
 
 class Launch:
-    """A kernel with its arguments. After `run` its `races` are those that were seen; none are looked for where `watch`
-    is false. `constants` of the module are put into the memory.
-    """
+    """A kernel with its arguments. After `run` its `races` are those seen, where `watch`; `constants` go to memory."""
 
     def __init__(
         self,
@@ -84,9 +82,7 @@ class Launch:
         self.handlers = [compile_instruction(instruction, module) for instruction in module.code]
 
     def run(self, limit: int = 5_000_000) -> None:
-        """To the end. Raises TimeoutError after so many instructions of a warp, RuntimeError where warps of a program
-        would wait forever, and what an instruction raises.
-        """
+        """To the end. Raises TimeoutError after so many instructions, RuntimeError where warps wait forever."""
         while live := [program for program in self.programs if not program.ends]:
             program = self.draw.choice(live)
             ready = [warp for warp in program.warps if warp.alive.any() and not warp.waits]

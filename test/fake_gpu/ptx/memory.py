@@ -41,9 +41,7 @@ class Memory:
 
 @dataclass
 class Touched:
-    """Since the last barrier of one program: the warp that wrote a byte last (-1: none), and a bit for each warp that
-    read it, and that wrote it.
-    """
+    """Since a program's last barrier: the warp that last wrote a byte (-1: none), and bits of those that touched it."""
 
     writer: np.ndarray
     readers: np.ndarray
@@ -55,9 +53,7 @@ class Touched:
         return cls(np.full(size, -1, np.int16), np.zeros(size, np.uint64), np.zeros(size, np.uint64))
 
     def touch(self, warp: int, at: np.ndarray, changed: np.ndarray | None) -> bool:
-        """Whether a warp's access to the bytes `at` is a race. `changed`: which of them it changes by writing; None: it
-        reads.
-        """
+        """Whether a warp's access to the bytes `at` is a race. `changed`: which of them it changes; None: it reads."""
         mine = np.uint64(1 << warp)
         if changed is None:
             clash = (self.writer[at] >= 0) & (self.writer[at] != warp)

@@ -14,9 +14,7 @@ Layer = tuple[int, int] | None
 def make_tables(
     layers: Sequence[Layer], kept: Sequence[Sequence[float]] = ((0.0,),), rescued: Sequence[int] | None = None
 ) -> Tally:
-    """What so many layers have left in their tables: of rows with so much kept mass each, the same in all layers where
-    there is one row of it.
-    """
+    """What layers left in their tables, of rows of so much kept mass each, the same in all where there is one."""
     experts = torch.arange(EXPERTS)
     before, after = (torch.tensor([layer[part] if layer else 0 for layer in layers]) for part in (0, 1))
     return Tally(

@@ -17,9 +17,7 @@ from stage.ranks_that_select import INJECTED, LAYERS, STEPS
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_ranks_agree_over_thousands_of_steps_and_one_wrong_bit_is_found(size, tmp_path):
-    """Each rank selects by itself, every other one now and then by the reference; the last has one expert too many in
-    one layer of one step, which its own record of what it selected does not have.
-    """
+    """Each rank selects alone, every other at times by the reference; the last has one expert too many, once."""
     script = [sys.executable, str(Path(ranks_that_select.__file__)), str(size), str(tmp_path)]
     env = {"PYTHONPATH": f"{ROOT / 'test'}:{ROOT / 'python'}:{ROOT}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=300)

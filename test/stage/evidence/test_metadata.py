@@ -77,9 +77,7 @@ def test_a_layer_that_selects_is_enough(launch):
 
 @pytest.fixture
 def replay(launch, monkeypatch):
-    """Call it with a forward batch for what is counted of a replay, on a server that selects from 3 rows on and has
-    captured graphs of 1, 2 and 4 rows.
-    """
+    """Call it with a forward batch for a replay's count: selection from 3 rows on, graphs of 1, 2 and 4 rows."""
     config = {"k0": 1, "add": 2, "min_rows": 3}
     step = launch(Batches(captured=(1, 2, 4)), expert_policy="xshare", expert_policy_config=config)
     stage = hooks._stage

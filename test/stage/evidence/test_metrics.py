@@ -78,9 +78,7 @@ for line in generate_latest(registry).decode().splitlines():
 
 
 def test_of_all_plans_that_were_in_force_one_series_is_left(tmp_path):
-    """As in the server, where prometheus_client cannot remove a series of its own accord; a counter adds up there, and
-    a gauge is of the last interval. `test_figures.py` has all figures.
-    """
+    """As in the server, whose prometheus_client cannot remove a series; counters add up, gauges are the last."""
     env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-W", "error", "-c", SWITCHES], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ FILE = Path(__file__).with_name("refusals.json")
 LINES: dict[str, dict[str, str]] = json.loads(FILE.read_text())
 """The whole line of every refusal, by list and case; `test_refusals.py` writes them."""
 Answer = dict[str, object] | None
-"""As `resolve_arguments.py` prints it; None where the server would start."""
+"""As `resolve_arguments.py` prints a refusal; None where the server would start."""
 
 
 def attempt(tree: Path, model: Path, asked: Sequence[Sequence[str]]) -> list[Answer]:
@@ -18,7 +18,7 @@ def attempt(tree: Path, model: Path, asked: Sequence[Sequence[str]]) -> list[Ans
     lines = [["--model-path", str(model), *CPU, *arguments] for arguments in asked]
     answers = run_script(Path(__file__).with_name("resolve_arguments.py"), make_env(tree), lines)
     assert len(answers) == len(lines)
-    return answers
+    return [answer if "says" in answer else None for answer in answers]
 
 
 def line_of(answer: Answer) -> str:

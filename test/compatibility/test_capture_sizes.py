@@ -35,7 +35,7 @@ def ask(tree: Path, model: Path, patched: bool) -> dict[tuple[str, ...], list[in
     asked = [arguments for arguments in ASKED if patched or not any("expert" in argument for argument in arguments[:1])]
     lines = [["--model-path", str(model), *GPU, *arguments] for arguments in asked]
     env = make_env(tree) | {"PYTHONDONTWRITEBYTECODE": "1"}  # a pristine tree stays so
-    answers = run_script(Path(__file__).with_name("resolve_capture_sizes.py"), env, lines)
+    answers = run_script(Path(__file__).with_name("resolve_arguments.py"), env, lines)
     return dict(zip(asked, (answer["sizes"] for answer in answers), strict=True))
 
 

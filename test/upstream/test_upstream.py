@@ -1,10 +1,11 @@
-"""What the stage reads of SGLang: which MoE runners rank the logits themselves, ranks and schedulers."""
+"""What the stage reads of SGLang: which MoE runners rank the logits, ranks and schedulers, numbers of releases."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from sglang_xshare.upstream.release import is_since
 from sglang_xshare.upstream.routing import hands_parts, keep_sums, read_output_format
 from sglang_xshare.upstream.server import attention_dp_size, is_release, num_schedulers
 
@@ -58,3 +59,26 @@ def test_the_release_that_runs_is_sglangs_own(monkeypatch):
 def test_ranks_are_told_from_replicas(config, ranks, schedulers):
     assert attention_dp_size(SimpleNamespace(**config)) == ranks
     assert num_schedulers(SimpleNamespace(**config)) == schedulers
+
+
+@pytest.mark.parametrize(
+    ("running", "last", "next_one"),
+    [
+        ("0.5.9", "0.5.9", "0.5.17"),
+        ("0.5.23", "0.5.23", "0.5.24"),
+        ("0.5.23+xshare.0.1.0", "0.5.23", "0.5.24"),
+        ("0.5.23.post1", "0.5.23", "0.5.24"),
+        ("0.5.24rc1", "0.5.24", "0.5.25"),
+        ("0.5.23.dev3+gabc", "0.5.23", "0.5.24"),
+        ("0.6", "0.6.0", "0.6.1"),
+        ("0.0.0.dev0", "0.0.0", "0.5.17"),
+    ],
+)
+def test_a_build_has_the_code_of_the_release_that_it_leads_to(running, last, next_one):
+    assert is_since(running, last)
+    assert not is_since(running, next_one)
+
+
+def test_what_is_no_version_is_not_compared():
+    with pytest.raises(ValueError, match="unknown"):
+        is_since("unknown", "0.5.23")

@@ -4,10 +4,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmark.common.evidence import Evidence
 from benchmark.common.rounds import Series, Workload
 from benchmark.common.variant import parse_variant
+from benchmark.cost.ranks import ActiveRouter
 from benchmark.cost.report import ROUTING, ROUTING_LARGE, STEP, UPSTREAM, added_share, shape_key, tabulate_cost
 
 
@@ -64,3 +66,14 @@ def test_routing_really_runs_under_the_stage():
     times = time_routing(variants, shape, rounds=3)
     assert [len(spent) for spent in times] == [3, 3]
     assert min(map(min, times)) > 0
+
+
+def test_rows_draw_active_experts_alone_and_all_rounds_are_alike():
+    for spread in (True, False):
+        router = ActiveRouter(16, 4, spread, 2, period=6)
+        ids, weights = router.route(200, seed=1)
+        assert set(ids.flatten().tolist()) == ({0, 4, 8, 12} if spread else {0, 1, 2, 3})
+        assert all(len(set(row)) == 2 for row in ids.tolist())
+        assert weights.sum(1).allclose(torch.ones(200))
+        assert router.route(200, seed=7)[0].equal(ids)
+        assert not router.route(200, seed=2)[0].equal(ids)

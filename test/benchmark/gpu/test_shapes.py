@@ -1,13 +1,15 @@
-"""How the selection kernel's programs are to be cut, chosen from times that no GPU took."""
+"""How the selection kernel is cut into programs, by times that no GPU took; what it is checked and timed on."""
 
 import json
 
 import pytest
 
-from benchmark.gpu import shapes
+from benchmark.common.variant import parse_plan
+from benchmark.gpu import kernels, shapes
 from benchmark.gpu.checks import FAILED
 from benchmark.gpu.shapes import Trial, choose, describe, list_trials, write_shapes
-from sglang_xshare.selection.triton_kernel import tile
+from sglang_xshare import Batch, Router
+from sglang_xshare.selection.triton_kernel import supports, tile
 
 
 def make_points(time, experts=shapes.EXPERTS):
@@ -61,3 +63,9 @@ def test_the_kernel_reads_what_is_written(shapes_file):
     assert after == before | {128: tile.Shape(128, {8: 2}, (8, 4))}
     assert "a GPU" in json.loads(shapes_file.read_text())["origin"]
     assert "128 experts" in json.loads(shapes_file.read_text())["origin"]
+
+
+def test_every_case_is_served():
+    for rows, experts, plan, _, _ in kernels.make_cases(kernels.PLANS):
+        batch = Batch(tokens_per_request=4 if "per_request" in plan and rows % 4 == 0 else 1)
+        assert supports(parse_plan(plan), Router(8), batch, rows, experts)

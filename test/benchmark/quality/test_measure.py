@@ -1,9 +1,10 @@
-"""The figures of what was decoded, on numbers small enough to check by hand."""
+"""The figures of what was decoded, divergence among them, on numbers small enough to check by hand."""
 
 import pytest
 import torch
+from torch.nn import functional as F
 
-from benchmark.quality.measure import Bench, Decoded, agreement, compare_loss
+from benchmark.quality.measure import Bench, Decoded, Top, agreement, compare_loss, compare_top, diverge
 from benchmark.quality.model import Layout, Routing
 from benchmark.quality.text import Answer, Sequences
 from sglang_xshare import build_plan
@@ -58,3 +59,44 @@ def test_bench_is_transformers_own_loss_and_finds_right_answers(model):
     assert run.answers.tolist() == [True, False]
     assert run.right[1, 1:3].tolist() == [True, True]
     assert run.nats.shape == run.greedy.shape == (4, 8)
+
+
+VOCABULARY = 40
+
+
+@pytest.fixture
+def logits():
+    generator = torch.Generator().manual_seed(0)
+    vanilla = 3 * torch.randn(4, 6, VOCABULARY, generator=generator)
+    return vanilla, vanilla + torch.randn(vanilla.shape, generator=generator)
+
+
+@pytest.fixture
+def exact(logits):
+    vanilla, other = (one.double().log_softmax(2) for one in logits)
+    return F.kl_div(other, vanilla, reduction="none", log_target=True).sum(2)
+
+
+def test_of_the_whole_vocabulary_it_is_exact(logits, exact):
+    vanilla, other = (Top.of_logits(one, VOCABULARY) for one in logits)
+    torch.testing.assert_close(diverge(vanilla, other), exact, rtol=1e-4, atol=1e-5)
+    assert compare_top(other, vanilla).nats == pytest.approx(exact.mean().item(), rel=1e-4)
+
+
+def test_of_fewer_tokens_it_is_a_lower_bound_that_grows(logits, exact):
+    bounds = [diverge(*(Top.of_logits(one, count) for one in logits)) for count in (2, 5, 10, 20, VOCABULARY)]
+    assert all((bound <= exact + 1e-5).all() for bound in bounds)
+    assert all((bound >= -1e-6).all() for bound in bounds)
+    means = [bound.mean().item() for bound in bounds]
+    assert means == sorted(means)
+    assert means[0] < 0.9 * means[-1]
+
+
+def test_by_hand():
+    """Both tell token 3; the other tokens and what is not told are one bucket."""
+    reference, other = (
+        Top(torch.tensor([[ids]]), torch.tensor([[chances]]).log())
+        for ids, chances in (([3, 1], [0.5, 0.3]), ([3, 0], [0.25, 0.6]))
+    )
+    expected = 0.5 * torch.tensor(0.5 / 0.25).log() + 0.5 * torch.tensor(0.5 / 0.75).log()
+    assert diverge(reference, other).item() == pytest.approx(expected.item())

@@ -1,6 +1,6 @@
-"""The table of served policies: one row each, what it gains beside what it costs, on figures checked by hand."""
+"""The tables of served policies, the estimate beside them, and exact requests, on figures checked by hand."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,16 @@ from benchmark.common.evidence import Evidence
 from benchmark.common.rounds import Series, Workload
 from benchmark.common.speculative import drafting_variant
 from benchmark.common.variant import parse_variant
-from benchmark.serving.report import KEY, quality_key, summarize_serving, tabulate_serving, tabulate_verified
+from benchmark.serving import exact
+from benchmark.serving.report import (
+    KEY,
+    quality_key,
+    summarize_serving,
+    tabulate_estimate,
+    tabulate_serving,
+    tabulate_verified,
+)
+from sglang_xshare.live.client import Client
 
 NAMES = ("off", "oea:k0=3", "xshare", "EAGLE-3, off", "EAGLE-3, xshare")
 
@@ -78,3 +87,87 @@ def test_what_a_step_verifies_is_told(points):
     summary = summarize_serving(points, {KEY: points[KEY] | {"series": series[:1] + series[3:]}})
     assert summary.rows[-1][:2] == ["one request, 8 tokens verified: EAGLE-3, xshare", "1.80 [1.80, 1.80]"]
     assert summary.note.endswith("EAGLE-3 alone has 1.10 [1.10, 1.10] there.")
+
+
+SHAPE = {"batch": 2, "output_tokens": 4, "rounds": 2, "loss_batches": 1}
+
+
+def point(speeds, active=0.0, exact_rows=0, kept=0.0, nats=(2.0, 3.0, 4.0), marked=(False,) * 3):
+    totals = {"layer_steps": 10, "experts_before": 500.0, "experts_after": active, "kept_mass": kept, "rows": 20}
+    return {
+        "shape": SHAPE,
+        "speeds": list(speeds),
+        "totals": totals | {"exact_rows": exact_rows},
+        "nats": list(nats),
+        "exact": list(marked),
+    }
+
+
+def test_what_is_kept_is_paired_within_rounds():
+    first = point((10.0, 20.0))
+    first["totals"] |= dict.fromkeys(("layer_steps", "experts_before", "rows"), 0)
+    points = {
+        "vanilla": first,
+        "xshare:k0=1,add=8, 0 exact": point((20.0, 40.0), 200.0, 0, 17.0, (2.1, 3.2, 4.3)),
+        "xshare:k0=1,add=8, 1 exact": point((15.0, 30.0), 300.0, 5, 18.5, (2.1, 3.0, 4.1), (False, True, False)),
+    }
+    table = exact.tabulate_exact(points)
+    cells = [dict(zip(table.headings, row, strict=True)) for row in table.rows]
+    assert [row["exact"] for row in cells] == ["-", "0", "1"]
+    assert [row["active"] for row in cells] == ["50.0", "20.0", "30.0"]
+    assert cells[1]["gain kept"] == "1.00 [1.00, 1.00]"
+    assert cells[2]["ratio"] == "1.50 [1.50, 1.50]"
+    assert cells[2]["gain kept"] == "0.50 [0.50, 0.50]"
+    assert cells[2]["time kept"] == "0.67 [0.67, 0.67]"
+    assert cells[2]["others' kept mass"] == "0.900"
+    assert cells[2]["others' loss, nats"].startswith("+0.1000")
+    assert cells[2]["exact rows' loss"] == "0.0000"
+
+
+def test_marked_requests_say_so_and_keep_their_parameters(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Client, "ask", lambda own, path, body=None, *args, **more: asked.append(body))
+    server = exact.Marking("http://h")
+    server.marked = [1]
+    server.ask("/generate", {"sampling_params": [{"custom_params": {"tokens": [3]}} for _ in range(2)]})
+    assert asked[0]["sampling_params"][0] == {"custom_params": {"tokens": [3]}}
+    assert asked[0]["sampling_params"][1] == {"custom_params": {"tokens": [3], "expert_policy": "exact"}}
+
+
+@pytest.mark.parametrize("counts", [["1"], ["0", "16"], ["0", "-1"]])
+def test_a_wrong_count_is_one_line(counts):
+    with pytest.raises(SystemExit, match=f"--exact {' '.join(counts)}: "):
+        exact.main(["--exact", *counts])
+
+
+def make_timed(name, tpot_ms, experts_after):
+    """A series of three rounds."""
+    results = [
+        {"output_throughput": 1000 / one, "median_tpot_ms": one, "median_ttft_ms": 5.0, "accept_length": None}
+        for one in tpot_ms
+    ]
+    evidence = Evidence(None, None, None, 0)
+    if experts_after is not None:
+        evidence = Evidence(80.0, experts_after, 0.9, 9)
+    return Series(parse_variant(name), [], results, [evidence] * len(results))
+
+
+def test_a_policy_s_time_is_set_beside_the_bytes_it_reads():
+    drafted = make_timed("xshare:k0=2", [100.0, 80.0, 50.0], 40.0)
+    series = [
+        make_timed("vanilla", [200.0, 100.0, 100.0], None),
+        make_timed("oea:k0=3", [200.0, 100.0, 100.0], 80.0),
+        make_timed("xshare", [100.0, 80.0, 50.0], 40.0),  # paired: 0.5, 0.8, 0.5
+        make_timed("lynx-lat", [300.0, 300.0, 300.0], None),  # it selected in no step
+        replace(drafted, variant=replace(drafted.variant, args=("--drafts",))),  # its steps read a draft, too
+    ]
+    point = {"workload": asdict(Workload(Path("model"), Path("texts"), rounds=3)), "series": [*map(asdict, series)]}
+    rows = tabulate_estimate({KEY: point}).rows
+    expert, heads = 3 * 128 * 64 * 32, 128 * (4 + 2 * 2 + 4) * 64
+    dense = 4 * (heads + 128 * 64) + 128 * 1024
+    share = (dense + 4 * 40 * expert) / (dense + 4 * 80 * expert)
+    assert rows == [
+        ["xshare", "80.0 -> 40.0", "0.50", f"{share:.2f}", f"{share / 0.5 - 1:+.0%}"],
+        ["oea:k0=3", "80.0 -> 80.0", "1.00", "1.00", "+0%"],
+    ]
+    assert share == pytest.approx(0.5, abs=0.03)

@@ -8,7 +8,11 @@ import torch
 
 from sglang_xshare import hooks
 from sglang_xshare.policies.schedule import build_schedule
+from sglang_xshare.stage.evidence.figures import hash_plan
 from sglang_xshare.stage.evidence.metadata import KEY, Forward
+from sglang_xshare.stage.graphs import Graphs
+from sglang_xshare.stage.outcomes import LONGEST, Outcomes
+from sglang_xshare.stage.plans import Plans
 from sglang_xshare.stage.step import read_key
 from sglang_xshare.upstream.batches import Batches
 from stage.fake import EXPERTS, XSHARE, Model, forward_batch, gathered_batches, runner
@@ -181,3 +185,19 @@ def test_the_last_message_has_it(came, reason, expected):
     hooks.tell(meta_info, state)
     assert meta_info == {"finish_reason": reason} | expected
     assert state.customized_info_accumulated == {}
+
+
+TUNED = {"k0": 1, "add": 6, "layers": {str(layer): {"add": layer % 5} for layer in range(24)}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"), [({"k0": 1, "add": 6}, "xshare:k0=1,add=6"), (TUNED, "xshare, plan {}")], ids=["short", "tuned"]
+)
+def test_a_policy_is_named_by_its_spelling_or_by_its_hash(keys, named):
+    outcomes, plans = Outcomes([], Graphs(())), Plans(build_schedule("xshare", keys, speculative=False))
+    plan = plans.describe(8)
+    outcomes.adopt(plans, plan)
+    outcomes.outcome = "policy"
+    policy = outcomes.describe(SimpleNamespace(), None)[0]
+    assert policy == named.format(hash_plan(plan))
+    assert len(policy) <= LONGEST

@@ -19,9 +19,7 @@ def try_folder(flag: str, folder: Path) -> None:
 
 
 def try_file(flag: str, file: Path) -> None:
-    """Try that a file can be written, and leave it as it was: an existing one is opened to append, for a new one a
-    temporary file is made in its folder, so that several processes may try at once. Raises `ExpertPolicyError`.
-    """
+    """Try, beside others, that a file can be written, and leave it as it was. Raises `ExpertPolicyError`."""
     try:
         if file.exists() and not file.is_file():
             raise OSError(0, "not a file")

@@ -7,9 +7,7 @@ from .table import Floats
 PACE = 0.03
 """How far a replica's past moves towards each request it gets."""
 PRESENT = 0.8
-"""Weight of what a replica runs now beside its past: in the simulation of benchmark/README.md 0.8 fewer experts of 46
-than its past alone. What it runs now alone would forget everything in an idle moment.
-"""
+"""Weight of what a replica runs now beside its past, which alone costs 0.8 experts of 46 (benchmark/README.md)."""
 
 
 class Centroids:

@@ -17,9 +17,7 @@ LOG_INTERVAL = 10.0
 EARLY = 4096
 """Requests remembered that ended before they came: their client left at once, and two sockets keep no order."""
 WAIT = 60
-"""Seconds for which such a request may still come: longer than any backlog of requests to dispatch. After that its id
-is another request's.
-"""
+"""Seconds for which such a request may still come, longer than any backlog; then its id is another's."""
 
 
 class Dispatcher:

@@ -16,9 +16,7 @@ def _address(instance: str) -> str:
 
 
 class WatchedRequests(UserDict[str, Any]):
-    """SGLang's states of requests by id, which says of each that is taken out after it was sent to the controller: by
-    whichever method, and also where another state takes its place. SGLang asks no more of it than of a mapping.
-    """
+    """SGLang's states of requests by id, which tells of each that is taken out after it was sent to the controller."""
 
     def __init__(self, states: Mapping[str, Any], tell: Callable[[str], None]) -> None:
         self._tell = tell

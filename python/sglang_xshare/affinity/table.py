@@ -23,9 +23,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Origin:
-    """What a table was measured on. `model` is the configuration's model type, `layers` counts its MoE layers;
-    `tokenizer` and `texts` are sha256 sums, that of a model's tokenizer.json empty where it has none.
-    """
+    """What a table was measured on: model type, MoE layers, and sha256 sums, "" without a tokenizer.json."""
 
     model: str
     layers: int

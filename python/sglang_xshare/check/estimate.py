@@ -113,9 +113,7 @@ def _check_schedule(schedule: Schedule, weights: Weights, asked: Asked, flags: S
 
 
 def find_link(gpu: Gpu | None) -> float:
-    """GB/s at which experts come from the host's memory: 25 of a PCIe 4.0 link's 32, and of PCIe 5.0, which AMD's and
-    NVIDIA's GPUs have from compute capability 9.0 on, twice as much.
-    """
+    """GB/s at which experts come from the host's memory: twice PCIe 4.0's from capability 9.0 on, and on AMD."""
     return PCIE_4 if gpu is None or (gpu.capability or (9, 0)) < (9, 0) else 2 * PCIE_4
 
 

@@ -75,9 +75,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_flags(flags: Sequence[str]) -> ServerFlags:
-    """Of the command line, and of the file that `--config` names; all others are left to SGLang's parser. Raises
-    ValueError, one line, for a value that is none, and ranks that do not divide each other.
-    """
+    """Of the command line and its `--config`. Raises ValueError, one line, for wrong values and ranks."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     for name, spellings in FLAGS.items():
         parser.add_argument(*spellings, dest=name)

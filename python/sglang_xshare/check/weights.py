@@ -28,9 +28,7 @@ EXPERTS_INTERMEDIATE = {
     "OlmoeForCausalLM",
     "PhiMoEForCausalLM",
 }
-"""Architectures whose `intermediate_size` is an expert's width, as SGLang's models read it: of others it is a dense
-layer's, 8 times an expert's of Qwen3-30B-A3B.
-"""
+"""Architectures whose `intermediate_size` is an expert's width; of others it is a dense layer's, up to 8 times that."""
 OTHER_WIDTHS = ("expert_ffn_hidden_size", "ffn_hidden_size", "ffn_config")
 """Where other architectures have it, of which the bytes are not counted."""
 

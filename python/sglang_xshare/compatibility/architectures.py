@@ -80,11 +80,7 @@ GATHERED = frozenset(
 """Classes that upstream's data-parallel attention knows: in others, ranks would add up rows of different requests."""
 
 ALL_TO_ALL = GATHERED - {"GptOssForCausalLM"}
-"""Classes each of whose MoE layers, under an all-to-all backend, asks its `TopK` for the rows of this rank, and for an
-empty answer where it has none. gpt-oss has no such path.
-"""
+"""Classes whose layers, under an all-to-all backend, route this rank's rows alone, also none; not gpt-oss."""
 
 DISPATCHED = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"})
-"""Of these, the ones that do so under mooncake and nixl as well. The others ask for deepep by name, and with another
-backend add up the rows of ranks that have different requests.
-"""
+"""Those that do so under mooncake and nixl; others ask for deepep by name, and would add up other ranks' rows."""

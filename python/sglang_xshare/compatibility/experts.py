@@ -48,9 +48,7 @@ class Experts:
 
 
 def read_experts(server_args: Any) -> Experts | None:
-    """Read a server's resolved arguments. None where its device is no GPU, or none is there, and behind an all-to-all
-    dispatcher, which leaves auto to its layers: what runs is checked once loaded.
-    """
+    """Read resolved arguments. None without a GPU, and behind an all-to-all dispatcher: checked once loaded."""
     config = resolved(server_args)
     if str(config.device) != "cuda" or routes_own_rows(config):
         return None

@@ -91,9 +91,7 @@ def read_format(model: Any, quantization: str | None) -> Format:
 
 
 def find_quantization(model: Any, names: Sequence[str] = ("quantization_config",)) -> Mapping[str, Any]:
-    """The quantization that a model's configuration declares under the first of these names that it has; that of
-    Kimi-K2.5's text model is the model's. Empty where there is none.
-    """
+    """The quantization declared under the first of these names, else empty; of Kimi-K2.5 that of its text model."""
     for name, config in product(names, (model.hf_config, model.hf_text_config)):
         declared = getattr(config, name, None)
         if declared:

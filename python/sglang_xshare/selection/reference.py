@@ -142,9 +142,7 @@ class _Reference:
         return selected if self.resident is None else self.join(sure, selected, utility)
 
     def join(self, sure: set[int], selected: set[int], utility: list[int]) -> set[int]:
-        """S with the residents: as many as the slots leave room for. What rows and requests bring is sure of its slot,
-        then comes what the batch adds, then residents, both by utility.
-        """
+        """S with residents in slots left by what rows and requests bring, and then by the batch; both by utility."""
         assert self.resident is not None
         ranked = [j for j in self.best(utility, without=sure) if j in selected]
         ranked += [j for j in self.best(utility, without=selected) if j in self.resident]

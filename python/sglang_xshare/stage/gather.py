@@ -42,9 +42,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Gather:
-    """The rows of one step: so many on each rank, padding included, seen from rank `rank`. `collect` is a collective:
-    every rank must call it as often, in the same order.
-    """
+    """The rows of one step on each rank, padding included, from rank `rank`. All call `collect` in the same order."""
 
     rows_by_rank: tuple[int, ...]
     rank: int

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 
 class Convention(Enum):
-    """What a layer's runner takes for a slot that stays empty: an expert in use anyway, again, of weight 0; -1; or no
-    slots at all but logits, which it ranks itself. See `compatibility.runners`.
-    """
+    """What a runner takes for an empty slot: an expert in use, at weight 0; -1; or no slots but logits to rank."""
 
     FILLED = "filled"
     DROPPED = "dropped"

@@ -17,9 +17,7 @@ LONGEST = 100
 
 
 class Outcomes:
-    """The outcome of each forward of one model: an eager one has that which the stage counted; of a graph's replay,
-    which the stage does not see, it follows from the plans in force for as many rows.
-    """
+    """The outcome of each forward: of an eager one as counted; of a replay, not seen, by the plans in force."""
 
     def __init__(self, layers: Sequence[Layer], graphs: Graphs) -> None:
         self.outcome: str | None = None

@@ -13,9 +13,7 @@ from .step import Step
 
 
 class SlotsExceeded(RuntimeError):
-    """A step in which more experts were active than a layer has slots, where SGLang was told that they would fit: it
-    has left the last ones out. The server stops rather than go on with wrong answers.
-    """
+    """More experts were active than a layer has slots, though SGLang was told otherwise: wrong answers, so it stops."""
 
 
 class PagedLayers:

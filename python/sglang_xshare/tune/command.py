@@ -134,9 +134,7 @@ def tune(arguments: argparse.Namespace) -> None:
 
 
 def _keep(before: dict[str, Any], is_paging: bool) -> dict[str, Any]:
-    """Keys of the tuned policy beside what was searched for: which requests the server's own left exact, and that one
-    row, which was not measured, stays vanilla also where experts are paged.
-    """
+    """Keys beside what was searched for: the server's own exact requests, and min_rows, as one row was not measured."""
     kept = {"exact": before["exact"]} if "exact" in before else {}
     return kept | ({"min_rows": FIRST_SIZE} if is_paging else {})
 
@@ -178,9 +176,7 @@ def _interrupted() -> Iterator[None]:
 
 
 def _check_server(answer: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Refuse settings and batches that the server cannot have, and one whose CUDA graphs have captured no selection:
-    they would follow no switch.
-    """
+    """Refuse settings and batches that the server cannot have, and one whose CUDA graphs would follow no switch."""
     limits, largest = answer["limits"], max(arguments.batches)
     for setting in arguments.policies:
         try:
@@ -212,9 +208,7 @@ def _leave(out: Path, policy: dict[str, Any], found: list[Found]) -> None:
 def check_asked(
     out: Path, model: str, groups: Sequence[Layers], samples: Sequence[Sequence[Sample]], unit: str
 ) -> None:
-    """Refuse to go on from a trace of another model, of other samples, of another `unit`, or of a version that kept
-    other figures: what it holds would be compared with what it is not like.
-    """
+    """Refuse to go on from a trace of another model, other samples, another `unit`, or other figures."""
     from .measure import Measurement
 
     tokens = [[one.prompt, one.text] for part in samples for one in part]

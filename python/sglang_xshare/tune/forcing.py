@@ -18,9 +18,7 @@ SCALE = 100.0
 MOST = 34.0
 """Nats, as many as are told: the probability is less than 2e-15."""
 OTHER = 0.345
-"""Added to what is told where another token than the forced one is the most likely. All of it stays below ln 2, so that
-the forced token is the one that is decoded.
-"""
+"""Added to what is told where another token is likelier; all stays below ln 2, so that the forced one is decoded."""
 
 
 class Force:
@@ -56,9 +54,7 @@ class Prediction:
 
 
 def serialize_force() -> str:
-    """`Force` as the value of a request's `custom_logit_processor`; pickled by name, so that the server needs this
-    package, which one with an expert policy has.
-    """
+    """`Force` as a request's `custom_logit_processor`, pickled by name: the server needs this package."""
     return json.dumps({"callable": pickle.dumps(Force).hex()})
 
 

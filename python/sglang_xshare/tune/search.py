@@ -35,9 +35,7 @@ def smooth(options: Sequence[Option]) -> list[Option]:
 
 
 def trim(options: Sequence[Option]) -> list[Option]:
-    """Those of smoothed options between which every expert costs more than the one before: the lower convex hull. What
-    lies above the line between two others is never worth its loss.
-    """
+    """Smoothed options on the lower convex hull: what lies above the line between two others is not worth its loss."""
     hull: list[Option] = []
     for option in options:
         if hull and option.experts == hull[-1].experts:

@@ -80,9 +80,7 @@ def leaves_sums(layer: Any, config: Any) -> bool:
 
 
 def keep_sums(model: Any, layers: Collection[int]) -> None:
-    """Have each `FusedMoE` of these layers sum up a row's experts itself in every step. A runner that ranks the logits
-    may leave that to the next collective; handed ids instead, it must not.
-    """
+    """Have each `FusedMoE` of these layers sum up a row's experts: handed ids, it must not leave that to others."""
     if not layers:
         return
     from sglang.srt.layers.moe.fused_moe_triton.layer import FusedMoE
@@ -156,7 +154,5 @@ def list_routers(model: Any) -> list[Any]:
 
 
 def renormalizes_biased_groups() -> bool:
-    """Whether a grouped router with a bias may renormalize though it is told not to: on CUDA before 0.5.22, whose
-    `biased_grouped_topk_gpu` hands it to FlashInfer's kernel, which always does.
-    """
+    """Whether a grouped router with a bias renormalizes anyway: on CUDA before 0.5.22, by FlashInfer's kernel."""
     return routes_on("_is_cuda") and not scales_unnormalized_groups()

@@ -38,9 +38,7 @@ def declare(server_args: Any, **fields: Any) -> None:
 
 
 def show_plan(plan: Any) -> None:
-    """Have /server_info answer with the plan in force: `expert_policy_config` of `internal_states`, where SGLang shows
-    what a scheduler has made of its arguments. The arguments themselves stay as given.
-    """
+    """Have /server_info tell the plan in force, `internal_states.expert_policy_config`; arguments stay as given."""
     from sglang.srt.runtime_context import get_context
 
     context = get_context()

@@ -28,9 +28,7 @@ def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, n
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether a C++ function can read the tensor: in this machine's memory as it is, and neither one that has but a
-    shape nor one whose operations torch is writing down.
-    """
+    """Whether a C++ function can read the tensor: in this machine's memory, no mere shape, and not being traced."""
     if not tensor.is_cpu or type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_neg():
         return False
     return not torch.jit.is_tracing() and get_proxy_mode() is None

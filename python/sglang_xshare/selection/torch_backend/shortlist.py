@@ -205,9 +205,7 @@ def _rank_static(order: tuple[int, ...], device: torch.device) -> torch.Tensor:
 def _rank_by_votes(
     rows: Rows, plan: SelectionPlan, groups: int, held: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, which of them are kept), [groups, N], most voted first (Lynx 4.2). A vote is a row with it in its top-k.
-    What exact rows have `held` has none, and no utility.
-    """
+    """(ids, which are kept), [groups, N], most voted first (Lynx 4.2); what exact rows have `held` has no vote."""
     votes = _sum_at_own(rows, rows.silence(rows.own.live).double(), groups)
     if held is not None:
         votes.masked_fill_(held, 0.0)

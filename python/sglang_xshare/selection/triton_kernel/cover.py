@@ -127,9 +127,7 @@ def store_places(
     start: tl.constexpr,
     recipe: tl.constexpr,
 ) -> None:
-    """Store experts from `start` on that have a place [R, width], and their weights, behind the row's slots [R]; mark
-    them active. 32 columns at a time, see `store_tile`.
-    """
+    """Store experts from `start` on by their place [R, width], and weights, behind the row's slots [R]; mark active."""
     width: tl.constexpr = place.shape[1]
     if width > 32:
         left, right = halve(place)

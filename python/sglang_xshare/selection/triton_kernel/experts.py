@@ -73,9 +73,7 @@ def find_threshold(keys: tl.tensor, weights: tl.tensor, limit: tl.tensor) -> tl.
 
 @triton.jit
 def keep_until(keys: tl.tensor, weights: tl.tensor, limit: tl.tensor) -> tl.tensor:
-    """[E] bool: the largest keys above 0, of equal ones (of equal weight) those of lower index, until they weigh
-    `limit` or more.
-    """
+    """[E] bool: the largest keys above 0, of equal ones the first, until they weigh `limit` or more together."""
     size: tl.constexpr = keys.shape[0]
     threshold = find_threshold(keys, weights, limit)
     above = keys > threshold

@@ -31,9 +31,7 @@ from .rows import load_tile, score_rows, store_tile
 from .voters import find_voters, follow_voters, measure_confidence
 
 MEASURE, COLLECT, RESCUE, ROUTE = (tl.constexpr(phase) for phase in range(4))
-"""Phases, in turn. Between two of them programs exchange what they know: in one launch at a barrier, else each phase is
-a launch of its own, which does again what it needs of those before.
-"""
+"""Phases in turn, at barriers of one launch, or in a launch each, which repeats what it needs of those before."""
 TABLES = ["selected_out", "active", "vanilla_active", "kept_mass", "rescued"]
 
 

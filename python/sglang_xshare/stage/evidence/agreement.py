@@ -31,9 +31,7 @@ class Compared(NamedTuple):
 
 
 def is_due(forwards: int) -> bool:
-    """Whether it is time to do what is done every so many forwards; while they are fewer, whenever their number is a
-    power of two, so that a server that was set up wrong says so at once.
-    """
+    """Whether it is time for what is done every so many forwards, and at powers of two before: a wrong setup shows."""
     return not (forwards % EVERY and forwards & (forwards - 1))
 
 

@@ -1,7 +1,7 @@
 """Which experts a model's token ids are routed to, counted while it reads texts, as signatures of a few dimensions."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ def calibrate(
     texts: str,
     dimensions: int,
     batch: int = 8,
-    progress: Callable[[Sequence[torch.Tensor]], Iterator[torch.Tensor]] = iter,
+    progress: Callable[[Sequence[torch.Tensor]], Iterable[torch.Tensor]] = iter,
 ) -> Table:
     """Let `model`, `folder`'s, read `pieces` [pieces, length]. Raises ValueError where no experts can be seen."""
     vocabulary = model.get_input_embeddings().num_embeddings

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
 
 from ..files import read_json, try_file
 from ..parser import path, whole
 from ..upstream.configuration import NUM_EXPERTS
-
-if TYPE_CHECKING:
-    import torch
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 """As transformers names the files of a checkpoint's weights."""
@@ -53,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and write the table."""
     _check(arguments)
     import torch
+    from rich.progress import track
 
     from .calibration import calibrate, load_model, read_texts
 
@@ -63,16 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"--device {device}: {reason}; allowed is cpu, or a device of torch's that is here") from None
     pieces, texts = read_texts(arguments.texts, arguments.model, arguments.length, arguments.tokens)
-    model = load_model(arguments.model, device)
-    table = calibrate(model, arguments.model, pieces, texts, arguments.dimensions, progress=_show_progress)
+    model, progress = load_model(arguments.model, device), partial(track, description="reading")
+    table = calibrate(model, arguments.model, pieces, texts, arguments.dimensions, progress=progress)
     table.save(arguments.out)
     size = f"{table.vocabulary} ids x {table.dimensions} dimensions, {arguments.out.stat().st_size / 2**20:.1f} MiB"
     of = f"{pieces.numel()} tokens, {table.origin.layers} layers of {table.origin.experts} experts"
     print(f"{arguments.out}: {size}, from {of}")
     return 0
-
-
-def _show_progress(batches: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    from rich.progress import track
-
-    yield from track(batches, description="reading")

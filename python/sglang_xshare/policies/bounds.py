@@ -57,7 +57,8 @@ def _holds_own(
     if not (plan.uses_selected and takes_own_first and _reaches_own(plan, router, num_experts)):
         return False
     sure = _count_sure(plan, router)
-    warm = _count_warm(plan, tokens_per_request)
+    # Rows of a request with a warm-up, at least: a chain's, than which no tree has fewer.
+    warm = min(plan.warm_rows or tokens_per_request, tokens_per_request)
     beyond = tokens_per_request * router.top_k - warm * sure
     by_request = plan.scope == "request"
     enough = {
@@ -81,11 +82,6 @@ def _count_sure(plan: SelectionPlan, router: Router) -> int:
     """The experts that a row's warm-up holds at least: with a share `p` it may end with the first."""
     k0 = plan.warm_up(router)
     return k0 if plan.p == 1 else min(k0, 1)
-
-
-def _count_warm(plan: SelectionPlan, tokens_per_request: int) -> int:
-    """The rows of a request with a warm-up, at least: a chain's, than which no tree has fewer."""
-    return min(plan.warm_rows or tokens_per_request, tokens_per_request)
 
 
 def max_active(

@@ -81,13 +81,11 @@ class ObservationReader:
 
 def format_observed(plans: Mapping[str, Interval]) -> str:
     """The comparison's part of the decode log line."""
-    return "".join(
-        f", {spelling} would keep {interval.mean_after:.1f} "
-        f"({_page_ins(interval)}kept mass {interval.mean_kept_mass:.4f})"
-        for spelling, interval in plans.items()
-        if interval.layer_steps
-    )
-
-
-def _page_ins(interval: Interval) -> str:
-    return "" if interval.mean_page_ins is None else f"page-ins {interval.mean_page_ins:.1f}, "
+    text = ""
+    for spelling, interval in plans.items():
+        if interval.layer_steps:
+            paged = "" if interval.mean_page_ins is None else f"page-ins {interval.mean_page_ins:.1f}, "
+            text += (
+                f", {spelling} would keep {interval.mean_after:.1f} ({paged}kept mass {interval.mean_kept_mass:.4f})"
+            )
+    return text

@@ -89,9 +89,7 @@ def run_requests(
     force: bool = False,
     counter: str = "experts_before",
 ) -> Run:
-    """Keep `per_replica` requests of each replica running until all are answered, greedily or by force. The server has
-    a policy, at least `observe`; `counter` is the one that has the active experts.
-    """
+    """Keep `per_replica` requests of each replica running until all are answered; `counter` has the active experts."""
     asker = _Asker(server, requests, replicas * per_replica, force)
     answers = asker.run()
     first, last = asker.totals
@@ -132,9 +130,7 @@ class _Answer:
 
 
 class _Asker:
-    """Asks for every request, in order, from as many threads as run at a time; looks at the counters as the load turns
-    steady, once every thread has begun a second request, and as the last request begins.
-    """
+    """Asks for every request in order, from as many threads as run; looks at the counters while the load is steady."""
 
     def __init__(self, server: Server, requests: Sequence[Request], concurrency: int, force: bool) -> None:
         if len(requests) < 3 * concurrency:

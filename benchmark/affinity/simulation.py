@@ -67,9 +67,7 @@ class Traffic:
 
 @dataclass
 class Outcome:
-    """Means over replicas and steps, once a sixth of the requests is sent. Imbalance: largest over mean running
-    requests of a step. `course`: mean active experts of each tenth of the run.
-    """
+    """Means once a sixth is sent; imbalance: largest over mean running requests; `course`: of each tenth of the run."""
 
     active: float = 0.0
     imbalance: float = 0.0

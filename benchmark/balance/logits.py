@@ -49,9 +49,7 @@ LEAST_SHARE = 0.05
 
 
 def measure_plans(plans: Sequence[SelectionPlan], batches: Batches, count: int) -> dict[str, Any]:
-    """Means over `count` batches, which the plans take in turn, as layers would: active experts, those of the fullest
-    rank with its standard error, kept mass of all rows, and of the rows with least.
-    """
+    """Means over `count` batches, plans in turn: active experts, fullest rank's ± error, kept mass, least rows'."""
     active, fullest, kept = [], [], []
     for number, logits in enumerate(batches.draw(count)):
         plan = plans[number % len(plans)]

@@ -59,9 +59,7 @@ class Client:
             )
 
     def run(self, server: Server, tokenizer: Path, load: Load) -> dict[str, Any]:
-        """Run it once: upstream's own result record, without its settings. Raises RuntimeError with the end of its
-        output where it failed, or not every request was answered.
-        """
+        """Run it once: upstream's own record, without settings. Raises RuntimeError where it or a request failed."""
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "result.jsonl"
             status = self._ask(bench_args(server, tokenizer, load, output))

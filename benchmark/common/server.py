@@ -76,9 +76,7 @@ def is_small(model: str | Path) -> bool:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on, and that no connection is given meanwhile: a server
-    binds it tens of seconds later, and Linux gives connections ports from 32768 on.
-    """
+    """A loopback TCP port without listener, below 32768, where Linux gives none to connections until it is bound."""
     while True:
         port = random.randrange(20000, 32768)
         with socket.socket() as probe, suppress(OSError):

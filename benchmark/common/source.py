@@ -19,9 +19,7 @@ DIRTY = "-dirty"
 
 
 def describe_commit() -> str | None:
-    """The commit in 12 digits, and "-dirty" where the source differs: that which `carry` wrote, where the source has
-    its sums, else git's; None without either.
-    """
+    """The commit in 12 digits, "-dirty" where the source differs, by `carry`'s sums or git; None without either."""
     carried = _read_carried()
     if carried and not carried.endswith(DIRTY):
         return carried

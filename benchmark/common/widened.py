@@ -68,9 +68,7 @@ def make(folder: Path = WIDENED, source: Path = TRAINED, factor: int = FACTOR) -
 
 
 def widen(name: str, weight: torch.Tensor, factor: int) -> torch.Tensor:
-    """A weight of the checkpoint as the widened one has it: [factor * width, hidden] of what leads into an expert's
-    inner neurons, [hidden, factor * width] of what leads out of them, any other as it is.
-    """
+    """A widened weight: [factor * width, hidden] into an expert's inner neurons, transposed out, or as it is."""
     if INWARD.search(name):
         return weight.repeat(factor, 1)
     return weight.repeat(1, factor) / factor if OUTWARD.search(name) else weight

@@ -40,9 +40,7 @@ class Endpoint:
 
 
 class Harness:
-    """Some of the harness's tasks, by name or YAML path. Raises ValueError in one line: for a harness that is not
-    installed, an unknown task, and one that generates nothing.
-    """
+    """Some of the harness's tasks, by name or YAML path. Raises ValueError in one line for what it cannot run."""
 
     def __init__(self, names: Sequence[str]) -> None:
         if importlib.util.find_spec("lm_eval") is None:
@@ -144,9 +142,7 @@ class Arm:
 
 
 def run_arm(harness: Harness, endpoint: Endpoint, task: str, policy: str, limit: int | None, shots: int | None) -> Arm:
-    """Switch the server to `policy`, empty its prefix cache, run the task. Raises `PolicyError` in one line where the
-    server refuses, RuntimeError where a request fails.
-    """
+    """Switch the server to `policy`, from an empty cache, and run the task. Raises `PolicyError` or RuntimeError."""
     client = Client(endpoint.url, endpoint.api_key)
     client.set_policy(parse_variant(policy).body())
     client.flush()

@@ -59,9 +59,7 @@ def read_scores(results: Mapping[str, Any]) -> list[Score]:
 
 
 def compare_scores(score: Score, baseline: Score) -> Difference | None:
-    """The score less the baseline's, paired by document, which leaves out what documents differ by among themselves;
-    None where documents have no values, or not the mean is told.
-    """
+    """The score less the baseline's, paired by document; None where documents have no values, or are not averaged."""
     pairs = list(zip(score.documents, baseline.documents, strict=False))
     is_mean = len(score.documents) == len(baseline.documents) >= 2 and all(
         abs(fmean(one.documents) - one.value) < 1e-6 for one in (score, baseline)

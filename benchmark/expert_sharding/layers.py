@@ -39,9 +39,7 @@ class Experts:
 
 
 class Layout:
-    """What a rank does in a layer. `slots` and `work` count the slots of rows that it has run, and these times the
-    columns that it holds of an expert; `seconds` is the CPU time of that.
-    """
+    """What a rank does in a layer: `slots` of rows, `work` (these times an expert's columns held), CPU `seconds`."""
 
     def __init__(self, experts: Experts, rank: int, ranks: int) -> None:
         self.rank, self.ranks = rank, ranks

@@ -12,9 +12,7 @@ from benchmark.common.record import Record
 FAILED = "failed "
 """Precedes the key of a point that could not be measured."""
 WORKERS = min(len(os.sched_getaffinity(0)), 32)
-"""Processes that test or compile side by side: a kernel takes 1 to 9 s of a core, with Triton 3.6.0 on an EPYC, and
-there are some 400 tests and 150 cases. Each has a CUDA context, so that there is a limit.
-"""
+"""Processes side by side: a kernel of some 550 takes 1 to 9 s of a core (Triton 3.6.0), each a CUDA context."""
 
 
 def choose_parts(experiment: str, parts: Sequence[str], allowed: Iterable[str] = ()) -> list[str]:

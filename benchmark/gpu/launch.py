@@ -26,9 +26,7 @@ SEARCH_REPLAYS = 50
 
 
 def make_timer(run: Callable[[], Tensor], layers: int = 1) -> Callable[..., float]:
-    """Call it with a launch and replays for its median microseconds a layer: infinite where it fails or computes
-    another output than upstream's. `run` does the work and returns its output.
-    """
+    """Call it with a launch and replays for median microseconds a layer of `run`, infinite if wrong or failed."""
     from sglang.srt.layers.moe.moe_runner.triton_utils import override_config
 
     expected = run().clone()

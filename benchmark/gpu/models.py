@@ -46,9 +46,7 @@ def read_config(name: str) -> dict[str, Any]:
 
 
 def write_model(name: str, folder: Path = MODELS) -> Path:
-    """Write config.json and a tokenizer of the model's vocabulary, whose token i is the word "t<i>": clients and server
-    speak text, and upstream's benchmark sees the first token when it comes. Returns their folder.
-    """
+    """Write config.json and a tokenizer whose token i is the word "t<i>", for text clients. Returns the folder."""
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
     config = COMMON | read_config(name)

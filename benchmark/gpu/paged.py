@@ -73,9 +73,7 @@ def list_flags() -> list[str]:
 
 
 def compare(paged: Server, whole: Server, vocabulary: int) -> dict[str, Any]:
-    """How far the log-probabilities of the same random prompts' tokens lie apart at most, and in the mean: prefills run
-    in waves; and the share of greedy tokens after them that are the same.
-    """
+    """How far the same prompts' log-probabilities differ, at most and in the mean; the share of equal greedy tokens."""
     prompts = [[(97 * place + 7919 * row) % vocabulary for place in range(INPUT_TOKENS)] for row in range(PROMPTS)]
     request = {"return_logprob": True, "logprob_start_len": 0}
     told = [server.generate(prompts, request, max_new_tokens=16, ignore_eos=True) for server in (paged, whole)]

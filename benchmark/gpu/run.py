@@ -42,9 +42,7 @@ SERVERS_32, SERVERS_128 = (
 
 @dataclass(frozen=True)
 class Task:
-    """Some parts of an experiment, by default all, which needs these checks and this release of SGLang. `turn`: the
-    seconds expected, starts included; it is not begun with less than half of that left.
-    """
+    """Some parts (or all) of an experiment, what it needs, and seconds expected (`turn`), half of which begin it."""
 
     experiment: str
     parts: tuple[str, ...] = ()

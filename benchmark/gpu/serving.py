@@ -108,9 +108,7 @@ def measure_rounds(
 
 @dataclass(frozen=True)
 class Gain:
-    """What the second variant of a comparison is to the first; `ratios` of their output tokens a second, round by
-    round. `model`: the name of the one served; `runner`: the MoE runner of both, or each one's.
-    """
+    """The second variant beside the first: `ratios` of tokens a second by round, `model`, MoE `runner` of each."""
 
     model: str
     off: Summary

@@ -19,9 +19,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def write_weights(folder: Path, config: Mapping[str, Any], device: str = "cpu") -> None:
-    """Write the bfloat16 weights of `config`, drawn on `device`, a file a layer, unless all are there: 11 GB for eight
-    layers of Qwen3-30B-A3B.
-    """
+    """Write `config`'s bfloat16 weights, drawn on `device`, a file a layer, unless all are there (11 GB for eight)."""
     if (folder / INDEX).exists():  # written last
         return
     draw = torch.Generator(device).manual_seed(0)

@@ -96,9 +96,7 @@ class Decoded:
 
 
 class Bench:
-    """A model on one set of sequences, prefilled once and decoded under many policies: of each the first `prompt`
-    tokens are the prompt, and the last is only predicted.
-    """
+    """A model on sequences, prefilled once, decoded under many policies: `prompt` tokens, the last only predicted."""
 
     def __init__(self, model: PreTrainedModel, sequences: Sequences, prompt: int) -> None:
         self.sequences = sequences
@@ -107,9 +105,7 @@ class Bench:
 
     @torch.inference_mode()
     def run(self, plan: Plans, layout: Layout, top: int = 0, selects: Sequence[Select] | None = None) -> Decoded:
-        """Decode under `plan`, one for all layers or one of each, and keep so many of the likeliest tokens; `selects`
-        as of `Prefilled.decode`. Raises ValueError where it does not fit the model, or the sequences the layout.
-        """
+        """Decode under `plan`, of all or each layer; keep the likeliest. Raises ValueError where something misfits."""
         tokens = self.sequences.tokens[:, self.prompt :]
         logits, routing = self._prefilled.decode(tokens[:, :-1], plan, layout, selects)
         targets = tokens[:, 1:]

@@ -26,9 +26,7 @@ Select = Callable[[torch.Tensor, SelectionPlan, Router, Batch], Selection]
 
 @dataclass(frozen=True)
 class Layout:
-    """How sequences make decode steps: `batch` consecutive sequences are decoded together, `tokens_per_request`
-    consecutive tokens of each in one step, as when a draft of that many is verified.
-    """
+    """How sequences make decode steps: `batch` consecutive ones, `tokens_per_request` tokens of each a step."""
 
     batch: int
     tokens_per_request: int = 1
@@ -121,9 +119,7 @@ def prefill(model: PreTrainedModel, prompt: torch.Tensor) -> Prefilled:
 
 @torch.inference_mode()
 def router_logits(model: PreTrainedModel, tokens: torch.Tensor, **inputs: Any) -> torch.Tensor:
-    """Router logits [layers, sequences, tokens, experts] of `tokens` [sequences, tokens] by the model's own routing;
-    `inputs` are further arguments of the forward, such as a cache or a mask.
-    """
+    """Router logits [layers, sequences, tokens, experts] by the model's own routing; `inputs`: a cache, a mask."""
     seen: list[torch.Tensor] = []
     with ExitStack() as stack:
         for gate in find_gates(model):

@@ -71,9 +71,7 @@ def describe(found: Measurement, vanilla: Measurement, before: float, layers: in
 def find_published(
     point: Point, of: Callable[[Point], float] = lambda one: one["loss"]["delta"]
 ) -> tuple[float, str] | None:
-    """(experts, ladder) of the published setting that needs fewest for the tuned plan's loss, or what `of` reads, on
-    lines between settings of a ladder; None beyond all.
-    """
+    """(experts, ladder) of the published setting with fewest for the tuned loss (`of`), interpolated; None beyond."""
     ladders: dict[str, list[tuple[float, float]]] = {}
     for one in point["published"]:
         ladders.setdefault(ladder_of(one["policy"]), []).append((one["experts"], of(one)))

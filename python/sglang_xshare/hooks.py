@@ -16,7 +16,7 @@ from .policies.exact import KEY
 from .stage.evidence import metadata
 
 if TYPE_CHECKING:
-    from .compatibility.start import Start
+    from .compatibility.checks import Start
     from .live.control import Control
     from .stage.stage import Stage
 
@@ -72,8 +72,7 @@ def check_server(server_args: Any) -> None:
 
 def _check_start(server_args: Any, when: str) -> Start:
     """Raise `Refused` for the first of the checks then that refuses."""
-    from .compatibility.checks import find_refusals
-    from .compatibility.start import Start
+    from .compatibility.checks import Start, find_refusals
 
     start = Start(server_args)
     for error in find_refusals(start, when):

@@ -12,8 +12,7 @@ from served.release import CPU, make_env, older_releases_take_long
 from sglang_xshare import hooks
 from sglang_xshare.compatibility import checks
 from sglang_xshare.compatibility.arguments import Arguments, read_arguments
-from sglang_xshare.compatibility.checks import CHECKS, GIVEN, Check, set_arguments
-from sglang_xshare.compatibility.start import AFFINITY, PLACEMENT, STAGE, Start
+from sglang_xshare.compatibility.checks import AFFINITY, CHECKS, GIVEN, PLACEMENT, STAGE, Check, Start, set_arguments
 from sglang_xshare.refusal import ExpertPolicyError
 
 POLICY = SimpleNamespace(expert_policy="xshare")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from refused import refused
-from sglang_xshare.compatibility import checks, start
+from sglang_xshare.compatibility import checks
 from sglang_xshare.compatibility.moe_model import read_folder, read_model
 from sglang_xshare.compatibility.schedule import check_schedule
 from sglang_xshare.policies import VANILLA, build_plan
@@ -86,8 +86,8 @@ def check(monkeypatch):
     """Call it with a loaded configuration and resolved arguments for what is said of them before weights load."""
 
     def check_server(loaded: SimpleNamespace, **changes: object) -> None:
-        monkeypatch.setattr(start, "model_config", lambda server_args: loaded)
-        for error in checks.find_refusals(start.Start(SimpleNamespace(**CONFIG | changes)), checks.RESOLVED):
+        monkeypatch.setattr(checks, "model_config", lambda server_args: loaded)
+        for error in checks.find_refusals(checks.Start(SimpleNamespace(**CONFIG | changes)), checks.RESOLVED):
             raise error
 
     return check_server

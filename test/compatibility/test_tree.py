@@ -13,8 +13,7 @@ import pytest
 
 from served.release import CPU, LATEST, make_env
 from sglang_xshare.compatibility import checks
-from sglang_xshare.compatibility.checks import CHECKS
-from sglang_xshare.compatibility.start import Start
+from sglang_xshare.compatibility.checks import CHECKS, Start
 from sglang_xshare.patching.tree import PatchError
 from sglang_xshare.refusal import ExpertPolicyError
 

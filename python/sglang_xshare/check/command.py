@@ -228,8 +228,7 @@ def _judge(
             raise Untold(
                 f"--gpu {name}: SGLang decides for AMD's GPUs when it is imported; allowed is {nvidia}, or none"
             )
-        from .report import describe
-        from .resolve import resolve
+        from .resolve import describe, resolve
 
         resolution = resolve(given, gpu)
         return report | {"sglang": find_tree(None).release, **describe(resolution)}, resolution

@@ -5,19 +5,71 @@
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-from ..affinity.arguments import FLAG, check_affinity
+from ..affinity import is_asked
+from ..affinity.arguments import FLAG, AffinityArguments, check_affinity, read_affinity
 from ..patching.engine import check_patched
 from ..patching.tree import PatchError
 from ..refusal import ExpertPolicyError
+from ..upstream.server import model_config, resolved
 from .all_to_all import check_model
+from .arguments import Arguments, read_arguments
 from .backend import check_experts, choose_runner, is_given
 from .expert_placement import check_division, check_placement, set_placement
 from .modes import check_draft_tokens, check_modes, check_observed, check_writers
-from .moe_model import check_attention
+from .moe_model import MoeModel, check_attention, read_model
 from .paging import check_paging
 from .schedule import check_schedule
-from .start import AFFINITY, PLACEMENT, STAGE, Start
+
+PLACEMENT, STAGE, AFFINITY = "placement", "stage", "affinity"
+"""Parts of the arguments: `--expert-placement`; a policy or masked padding rows; expert-affinity dispatch."""
+
+
+class Start:
+    """A server's start: each part is read when first asked for. `refused` names the checks that have refused it."""
+
+    def __init__(self, server_args: Any) -> None:
+        self.server_args = server_args
+        self.refused: set[str] = set()
+
+    def asks(self, part: str) -> bool:
+        """Whether the server is started with this part."""
+        if part == PLACEMENT:
+            return getattr(self.server_args, "expert_placement", None) is not None
+        return is_asked(self.server_args) if part == AFFINITY else self.parsed is not None
+
+    @cached_property
+    def parsed(self) -> Arguments | ExpertPolicyError | None:
+        """The stage's flags, or why they make no schedule; None where the stage is off."""
+        try:
+            return read_arguments(self.server_args)
+        except ExpertPolicyError as error:
+            return error
+
+    @property
+    def arguments(self) -> Arguments:
+        """The stage's flags; where they make no schedule, those that any policy is checked with."""
+        return self.parsed if isinstance(self.parsed, Arguments) else Arguments(None)
+
+    @cached_property
+    def affinity(self) -> AffinityArguments:
+        """The flags of expert-affinity dispatch. Raises `ExpertPolicyError`."""
+        arguments = read_affinity(self.server_args)
+        assert arguments is not None, "no flag of it is given"
+        return arguments
+
+    @cached_property
+    def config(self) -> Any:
+        """The resolved arguments."""
+        return resolved(self.server_args)
+
+    @cached_property
+    def model(self) -> MoeModel:
+        """What a schedule must fit of it. Raises `ExpertPolicyError`."""
+        return read_model(model_config(self.server_args), self.server_args.model_path)
+
 
 logger = logging.getLogger(__name__)
 

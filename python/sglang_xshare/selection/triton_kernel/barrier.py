@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def wait_for_all(arrivals: tl.tensor, programs: tl.tensor) -> None:
+def wait_for_all(arrivals, programs) -> None:
     """A barrier of all programs, two or more, which must be resident together (a cooperative launch).
 
     `arrivals` points at an int32, 0 before its first use. As in the grid barrier of CUDA's cooperative groups, the

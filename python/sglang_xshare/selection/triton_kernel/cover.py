@@ -12,25 +12,14 @@ from .rows import EMPTY, drop_best, halve, keep_quota, pop_best, roll
 
 
 @triton.jit
-def find_lost(
-    keys: tl.tensor, own: tl.tensor, selected: tl.tensor, experts: tl.tensor, recipe: tl.constexpr
-) -> tl.tensor:
+def find_lost(keys, own, selected, experts, recipe: tl.constexpr) -> tl.tensor:
     """[E] int64: how many rows have an expert as their first choice, and none of their top-k in S."""
     lost = tl.max((own & selected[None, :]).to(tl.int32), 1) == 0
     return tl.sum((lost[:, None] & find_first(keys, experts, recipe)).to(tl.int64), 0)
 
 
 @triton.jit
-def limit_keys(
-    keys: tl.tensor,
-    kept: tl.tensor,
-    own: tl.tensor,
-    exempt: tl.tensor,
-    selected: tl.tensor,
-    experts: tl.tensor,
-    budgets: tl.tensor,
-    recipe: tl.constexpr,
-) -> tl.tensor:
+def limit_keys(keys, kept, own, exempt, selected, experts, budgets, recipe: tl.constexpr) -> tl.tensor:
     """The keys [R, E] of experts that coverage lets each row use, else EMPTY. Exact rows, `exempt` [R]: their top-k."""
     if not recipe.uses_selected:
         usable = kept
@@ -51,7 +40,7 @@ def limit_keys(
 
 
 @triton.jit
-def place_experts(keys: tl.tensor, experts: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+def place_experts(keys, experts, recipe: tl.constexpr) -> tl.tensor:
     """[R, E] int32: each expert's slot in the row, best first; the number of columns for those that have none."""
     place = tl.full(keys.shape, recipe.columns, tl.int32)
     for slot in range(roll(recipe.columns)):
@@ -61,21 +50,19 @@ def place_experts(keys: tl.tensor, experts: tl.tensor, recipe: tl.constexpr) -> 
 
 
 @triton.jit
-def count(members: tl.tensor) -> tl.tensor:
+def count(members) -> tl.tensor:
     """[R] fp32: how many of a row's experts; 1 where none is, since it divides."""
     return tl.maximum(tl.sum(members.to(tl.int32), 1), 1).to(tl.float32)
 
 
 @triton.jit
-def lift(mass: tl.tensor) -> tl.tensor:
+def lift(mass) -> tl.tensor:
     """[R] fp32: 2^64 where a sum is below the normal numbers, whose reciprocals overflow, else 1. An exact factor."""
     return tl.where(mass < 1.1754944e-38, 18446744073709551616.0, 1.0)
 
 
 @triton.jit
-def mix_own(
-    scores: tl.tensor, own: tl.tensor, own_mass: tl.tensor, chosen: tl.tensor, mass: tl.tensor, budgets: tl.tensor
-) -> tl.tensor:
+def mix_own(scores, own, own_mass, chosen, mass, budgets) -> tl.tensor:
     """[R, E] fp32: scores over the chosen ones' sum, times its ratio to the own sum to the power of `own_share`."""
     share = read_share(budgets, OWN_SHARE).to(tl.float32)
     # A sum to the power of 0 is 1, also one of 0.
@@ -91,15 +78,7 @@ def mix_own(
 
 
 @triton.jit
-def weigh(
-    scores: tl.tensor,
-    own: tl.tensor,
-    own_mass: tl.tensor,
-    chosen: tl.tensor,
-    mass: tl.tensor,
-    budgets: tl.tensor,
-    recipe: tl.constexpr,
-) -> tl.tensor:
+def weigh(scores, own, own_mass, chosen, mass, budgets, recipe: tl.constexpr) -> tl.tensor:
     """[R, E] fp32: weights of chosen experts. `mass` sums their scores, `own_mass` those of the row's own top-k."""
     if recipe.mixes_own:
         scores = mix_own(scores, own, own_mass, chosen, mass, budgets)
@@ -118,14 +97,7 @@ def weigh(
 
 @triton.jit
 def store_places(
-    topk_ids: tl.tensor,
-    topk_weights: tl.tensor,
-    active: tl.tensor,
-    slots: tl.tensor,
-    place: tl.tensor,
-    weights: tl.tensor,
-    start: tl.constexpr,
-    recipe: tl.constexpr,
+    topk_ids, topk_weights, active, slots, place, weights, start: tl.constexpr, recipe: tl.constexpr
 ) -> None:
     """Store experts from `start` on by their place [R, width], and weights, behind the row's slots [R]; mark active."""
     width: tl.constexpr = place.shape[1]
@@ -146,7 +118,7 @@ def store_places(
 
 
 @triton.jit
-def find_sure(counters: tl.tensor, selected: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+def find_sure(counters, selected, recipe: tl.constexpr) -> tl.tensor:
     """[E] bool: experts that some row uses, by the packed counters: what a row has in its top-k and in S, where it has
     slots for all of its top-k and may reach so far.
     """
@@ -157,15 +129,13 @@ def find_sure(counters: tl.tensor, selected: tl.tensor, recipe: tl.constexpr) ->
 
 
 @triton.jit
-def find_filler(counters: tl.tensor, selected: tl.tensor, experts: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+def find_filler(counters, selected, experts, recipe: tl.constexpr) -> tl.tensor:
     """An expert that some row uses, see `sglang_xshare.selection.slots`; -1 where the counters do not say: rare."""
     return tl.max(tl.where(find_sure(counters, selected, recipe), experts, -1), 0)
 
 
 @triton.jit
-def load_filler(
-    selected: tl.tensor, voted: tl.tensor, active: tl.tensor, experts: tl.tensor, num_experts: tl.constexpr
-) -> tl.tensor:
+def load_filler(selected, voted, active, experts, num_experts: tl.constexpr) -> tl.tensor:
     """The same from what all rows use, `active`, which all programs have written; 0 where none is live."""
     size: tl.constexpr = experts.shape[0]
     used = tl.load(active + experts, mask=experts < num_experts, other=0) != 0
@@ -174,15 +144,7 @@ def load_filler(
 
 
 @triton.jit
-def settle_spare(
-    counters: tl.tensor,
-    selected: tl.tensor,
-    active: tl.tensor,
-    arrivals: tl.tensor,
-    experts: tl.tensor,
-    recipe: tl.constexpr,
-    tile: tl.constexpr,
-) -> tl.tensor:
+def settle_spare(counters, selected, active, arrivals, experts, recipe: tl.constexpr, tile: tl.constexpr) -> tl.tensor:
     """[E] bool: where empty slots of masked logits go, once other programs are done; completes the active experts."""
     spare = find_sure(counters, selected, recipe)
     if tl.sum(spare.to(tl.int32), 0) < recipe.top_k:
@@ -200,14 +162,7 @@ def settle_spare(
 
 @triton.jit
 def settle_filler(
-    filler: tl.tensor,
-    counters: tl.tensor,
-    selected: tl.tensor,
-    active: tl.tensor,
-    arrivals: tl.tensor,
-    experts: tl.tensor,
-    recipe: tl.constexpr,
-    tile: tl.constexpr,
+    filler, counters, selected, active, arrivals, experts, recipe: tl.constexpr, tile: tl.constexpr
 ) -> tl.tensor:
     """Wait for the other programs where `filler` is not known."""
     if filler < 0:

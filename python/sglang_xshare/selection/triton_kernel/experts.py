@@ -15,7 +15,7 @@ DIGIT, RADIX = tl.constexpr(4), tl.constexpr(16)  # bits and values of a digit
 
 
 @triton.jit
-def sum_counters(partials: tl.tensor, programs: tl.tensor, tile: tl.constexpr) -> tl.tensor:
+def sum_counters(partials, programs, tile: tl.constexpr) -> tl.tensor:
     """[E] int64: what all programs have stored, [programs, E]."""
     source = tl.arange(0, 8)
     counters = tl.full((8, tile.experts), 0, tl.int64)
@@ -26,13 +26,13 @@ def sum_counters(partials: tl.tensor, programs: tl.tensor, tile: tl.constexpr) -
 
 
 @triton.jit
-def read_utility(counters: tl.tensor) -> tl.tensor:
+def read_utility(counters) -> tl.tensor:
     """[E] int32."""
     return (counters & (VOTE - 1)).to(tl.int32)
 
 
 @triton.jit
-def find_voted(counters: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+def find_voted(counters, recipe: tl.constexpr) -> tl.tensor:
     """[E] bool: the experts in some row's own top-k."""
     votes = counters & (HOLDER - 1)
     if recipe.exact and recipe.ranking == "votes":
@@ -41,7 +41,7 @@ def find_voted(counters: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def find_ahead(utility: tl.tensor, start: tl.constexpr, width: tl.constexpr) -> tl.tensor:
+def find_ahead(utility, start: tl.constexpr, width: tl.constexpr) -> tl.tensor:
     """[C, E] int32: 1 where an expert (row) from `start` on precedes expert i (column), by utility, then by index."""
     # The sign of a difference: summed comparisons would become popcounts, of twice as many instructions.
     other = start + tl.arange(0, width)
@@ -50,7 +50,7 @@ def find_ahead(utility: tl.tensor, start: tl.constexpr, width: tl.constexpr) -> 
 
 
 @triton.jit
-def find_threshold(keys: tl.tensor, weights: tl.tensor, limit: tl.tensor) -> tl.tensor:
+def find_threshold(keys, weights, limit) -> tl.tensor:
     """The largest number >= 0 such that the keys [E] from it up weigh at least `limit` together; 0 where all weigh
     less. By its digits, the highest first, each a comparison of all keys with 16 numbers: 8 us at 16 rows x 256 experts
     and 14 at 16 x 512, where all pairs of keys took 14 and 46 (H200; with 32 numbers as long).
@@ -72,7 +72,7 @@ def find_threshold(keys: tl.tensor, weights: tl.tensor, limit: tl.tensor) -> tl.
 
 
 @triton.jit
-def keep_until(keys: tl.tensor, weights: tl.tensor, limit: tl.tensor) -> tl.tensor:
+def keep_until(keys, weights, limit) -> tl.tensor:
     """[E] bool: the largest keys above 0, of equal ones the first, until they weigh `limit` or more together."""
     size: tl.constexpr = keys.shape[0]
     threshold = find_threshold(keys, weights, limit)
@@ -87,13 +87,13 @@ def keep_until(keys: tl.tensor, weights: tl.tensor, limit: tl.tensor) -> tl.tens
 
 
 @triton.jit
-def keep_best(keys: tl.tensor, limit: tl.tensor) -> tl.tensor:
+def keep_best(keys, limit) -> tl.tensor:
     """[E] bool: the `limit` largest of the keys above 0."""
     return keep_until(keys, tl.full(keys.shape, 1, tl.int32), limit)
 
 
 @triton.jit
-def count_mates(members: tl.tensor, rank: tl.tensor, tile: tl.constexpr) -> tl.tensor:
+def count_mates(members, rank, tile: tl.constexpr) -> tl.tensor:
     """[E] int32: how many of the members [E] bool are of each expert's rank."""
     size: tl.constexpr = rank.shape[0]
     width: tl.constexpr = tile.chunk
@@ -105,15 +105,7 @@ def count_mates(members: tl.tensor, rank: tl.tensor, tile: tl.constexpr) -> tl.t
 
 
 @triton.jit
-def balance_ranks(
-    utility: tl.tensor,
-    selected: tl.tensor,
-    aside: tl.tensor,
-    rank: tl.tensor,
-    budgets: tl.tensor,
-    recipe: tl.constexpr,
-    tile: tl.constexpr,
-) -> tl.tensor:
+def balance_ranks(utility, selected, aside, rank, budgets, recipe: tl.constexpr, tile: tl.constexpr) -> tl.tensor:
     """[E] bool: what the expert-parallel ranks add to S (XShare, Algorithm 5; or our `fill` and `level`), without its
     loops.
 
@@ -151,7 +143,7 @@ def balance_ranks(
 
 
 @triton.jit
-def reach_mass(utility: tl.tensor, selected: tl.tensor, budgets: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+def reach_mass(utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
     """[E] bool: the experts that S is to have, best first, before it holds its share of the utility."""
     rest = tl.where(selected, 0, utility)
     weights = utility  # shares of a row: all together fit, see MAX_ROWS
@@ -164,14 +156,7 @@ def reach_mass(utility: tl.tensor, selected: tl.tensor, budgets: tl.tensor, reci
 
 
 @triton.jit
-def join_residents(
-    utility: tl.tensor,
-    sure: tl.tensor,
-    selected: tl.tensor,
-    free: tl.tensor,
-    num_resident: tl.tensor,
-    recipe: tl.constexpr,
-) -> tl.tensor:
+def join_residents(utility, sure, selected, free, num_resident, recipe: tl.constexpr) -> tl.tensor:
     """S [E] bool with the residents that have utility. Where slots bound it, what is `sure` of one stays, then comes
     what the batch has added, then residents, both by utility.
     """
@@ -191,14 +176,7 @@ def join_residents(
 
 @triton.jit
 def select_experts(
-    counters: tl.tensor,
-    aside: tl.tensor,
-    free: tl.tensor,
-    num_resident: tl.tensor,
-    rank: tl.tensor,
-    budgets: tl.tensor,
-    recipe: tl.constexpr,
-    tile: tl.constexpr,
+    counters, aside, free, num_resident, rank, budgets, recipe: tl.constexpr, tile: tl.constexpr
 ) -> tl.tensor:
     """S [E] bool: the experts that are held, and what the plan's budgets add by utility or votes. `rank` [E] is each
     one's rank where the plan balances ranks. Budgets take and count others than exact rows hold (`aside` [E] bool) and

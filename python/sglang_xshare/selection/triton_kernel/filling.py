@@ -7,15 +7,7 @@ from .cover import load_filler
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def fill_rows(
-    topk_ids: tl.tensor,
-    selected: tl.tensor,
-    active: tl.tensor,
-    vanilla_active: tl.tensor,
-    num_rows: tl.tensor,
-    recipe: tl.constexpr,
-    tile: tl.constexpr,
-) -> None:
+def fill_rows(topk_ids, selected, active, vanilla_active, num_rows, recipe: tl.constexpr, tile: tl.constexpr) -> None:
     """Give every slot of a row without experts one that other rows use, once all programs have routed their rows."""
     experts = tl.arange(0, tile.experts)
     exists = experts < recipe.num_experts

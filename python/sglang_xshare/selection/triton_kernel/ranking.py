@@ -9,9 +9,7 @@ from .rows import EMPTY, drop_best, keep_quota, limit_groups, make_unique, pop_b
 
 
 @triton.jit
-def choose_keys(
-    logits: tl.tensor, scores: tl.tensor, bias: tl.tensor, experts: tl.tensor, recipe: tl.constexpr
-) -> tl.tensor:
+def choose_keys(logits, scores, bias, experts, recipe: tl.constexpr) -> tl.tensor:
     """[R, E] int32 in the order of C, EMPTY where C is -inf."""
     choice = logits
     if bias is not None:
@@ -28,7 +26,7 @@ def choose_keys(
 
 
 @triton.jit
-def measure(scores: tl.tensor, recipe: tl.constexpr, chance: tl.tensor = None) -> tl.tensor:
+def measure(scores, recipe: tl.constexpr, chance: tl.tensor = None) -> tl.tensor:
     """[R, E] int32: P, or its share of the row where it has no upper bound, times a chance [R, 1], in 2^-20."""
     scale = 1048576.0
     if recipe.softplus:
@@ -46,9 +44,7 @@ def measure(scores: tl.tensor, recipe: tl.constexpr, chance: tl.tensor = None) -
 
 
 @triton.jit
-def keep_share(
-    keys: tl.tensor, scores: tl.tensor, experts: tl.tensor, budgets: tl.tensor, k0: tl.tensor, recipe: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
+def keep_share(keys, scores, experts, budgets, k0, recipe: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """(the shortest warm-up of up to k0 experts with a share p of the row [R, E] bool; the keys below the k0 best)."""
     fixed = measure(scores, recipe)
     reach = tl.ceil(tl.sum(fixed, 1).to(tl.float64) * read_share(budgets, P))
@@ -62,16 +58,14 @@ def keep_share(
 
 
 @triton.jit
-def find_first(keys: tl.tensor, experts: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+def find_first(keys, experts, recipe: tl.constexpr) -> tl.tensor:
     """[R, E] bool: each row's first choice."""
     first, _ = pop_best(keys, experts, recipe.unique_keys)
     return first
 
 
 @triton.jit
-def rank_rows(
-    keys: tl.tensor, scores: tl.tensor, experts: tl.tensor, budgets: tl.tensor, recipe: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
+def rank_rows(keys, scores, experts, budgets, recipe: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """(each row's warm-up or what dynamic-skip leaves; its top-k): [R, E] bool."""
     k0 = tl.minimum(read_count(budgets, K0), recipe.top_k)
     if recipe.quota_groups:
@@ -90,7 +84,7 @@ def rank_rows(
 
 
 @triton.jit
-def share_scores(scores: tl.tensor, recipe: tl.constexpr, chance: tl.tensor = None) -> tl.tensor:
+def share_scores(scores, recipe: tl.constexpr, chance: tl.tensor = None) -> tl.tensor:
     """[R, E] int32: scores over their sum in the row, or the squares of that, times a chance [R, 1], in 2^-20."""
     # Summed as integers, in proportion to the largest: exact, so that equal scores in any order have equal shares.
     if recipe.biased or recipe.sigmoid or recipe.normalize:
@@ -112,16 +106,7 @@ def share_scores(scores: tl.tensor, recipe: tl.constexpr, chance: tl.tensor = No
 
 @triton.jit
 def collect_counters(
-    scores: tl.tensor,
-    kept: tl.tensor,
-    own: tl.tensor,
-    exempt: tl.tensor,
-    free: tl.tensor,
-    chance: tl.tensor,
-    experts: tl.tensor,
-    budgets: tl.tensor,
-    recipe: tl.constexpr,
-    tile: tl.constexpr,
+    scores, kept, own, exempt, free, chance, experts, budgets, recipe: tl.constexpr, tile: tl.constexpr
 ) -> tl.tensor:
     """What the tile's rows say about every expert: [E] int64, see experts.py. They count by a chance [R, 1], if that is
     not None. Of an exact row, `exempt` [R] bool, that

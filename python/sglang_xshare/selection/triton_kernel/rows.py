@@ -15,7 +15,7 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
-def exp(x: tl.tensor) -> tl.tensor:
+def exp(x) -> tl.tensor:
     """e^x fp32, rounded as torch rounds it on CUDA, but 0 below 2^-126.
 
     tl.exp, compiled, rounds otherwise; the interpreter knows nothing else.
@@ -25,12 +25,7 @@ def exp(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def load_tile(
-    rows: tl.tensor,
-    there: tl.tensor,
-    columns: tl.constexpr,
-    other: tl.constexpr,
-    start: tl.constexpr,
-    width: tl.constexpr,
+    rows, there, columns: tl.constexpr, other: tl.constexpr, start: tl.constexpr, width: tl.constexpr
 ) -> tl.tensor:
     """Columns `start` to `start + width` [R, width] of the rows that `rows` [R] points at, `other` where none is."""
     # Loaded whole, a row would be laid out over several warps. Loaded 32 columns at a time and joined, it stays in one.
@@ -47,16 +42,14 @@ def load_tile(
 
 
 @triton.jit
-def halve(tile: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+def halve(tile) -> tuple[tl.tensor, tl.tensor]:
     """The left and the right half of the columns of a tile [R, E]."""
     halves = tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2))
     return tl.split(tl.permute(halves, (0, 2, 1)))
 
 
 @triton.jit
-def store_tile(
-    rows: tl.tensor, values: tl.tensor, there: tl.tensor, columns: tl.constexpr, start: tl.constexpr
-) -> None:
+def store_tile(rows, values, there, columns: tl.constexpr, start: tl.constexpr) -> None:
     """Store values [R, width] to columns `start` to `start + width` of the rows at `rows` [R], 32 columns at a time as
     they were loaded: whole, they would be laid out anew first, through shared memory.
     """
@@ -71,26 +64,26 @@ def store_tile(
 
 
 @triton.jit
-def to_keys(values: tl.tensor) -> tl.tensor:
+def to_keys(values) -> tl.tensor:
     """int32 in the order of the fp32 values; -0 and 0 are equal."""
     bits = (values + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def from_keys(keys: tl.tensor) -> tl.tensor:
+def from_keys(keys) -> tl.tensor:
     """The fp32 values of `to_keys`."""
     return (keys ^ ((keys >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def log1p(x: tl.tensor) -> tl.tensor:
+def log1p(x) -> tl.tensor:
     """ln(1 + x) fp32 for x from e^-16 up; the interpreter has no other logarithm than this."""
     return tl.log(1.0 + x) * x / ((1.0 + x) - 1.0) if INTERPRETED else libdevice.log1p(x)
 
 
 @triton.jit
-def score_softplus(logits: tl.tensor) -> tl.tensor:
+def score_softplus(logits) -> tl.tensor:
     """The root of ln(1 + e^x) [R, E] fp32. Below -16 that is e^(x / 2), which does not underflow so soon."""
     inner = tl.minimum(tl.maximum(logits, -16.0), 20.0)
     scores = tl.sqrt_rn(tl.where(logits > 20.0, logits, log1p(exp(inner))))
@@ -98,7 +91,7 @@ def score_softplus(logits: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def score_rows(logits: tl.tensor, own: tl.constexpr, softplus: tl.constexpr, normalize: tl.constexpr) -> tl.tensor:
+def score_rows(logits, own: tl.constexpr, softplus: tl.constexpr, normalize: tl.constexpr) -> tl.tensor:
     """P [R, E] fp32; of a softmax not to `normalize`, the multiple of P that is 1 at the row's largest logit."""
     if softplus:
         scores = score_softplus(logits)
@@ -115,9 +108,7 @@ def score_rows(logits: tl.tensor, own: tl.constexpr, softplus: tl.constexpr, nor
 
 
 @triton.jit
-def limit_groups(
-    choice: tl.tensor, keys: tl.tensor, num_groups: tl.constexpr, topk_group: tl.constexpr, biased: tl.constexpr
-) -> tl.tensor:
+def limit_groups(choice, keys, num_groups: tl.constexpr, topk_group: tl.constexpr, biased: tl.constexpr) -> tl.tensor:
     """[R, E] bool: each row's best groups. A group scores its best C, or the sum of its two best with a bias.
 
     `keys` are those of `choice`: a maximum of integers is one `redux`, one of floats takes five steps.
@@ -138,14 +129,14 @@ def limit_groups(
 
 
 @triton.jit
-def make_unique(keys: tl.tensor, experts: tl.tensor) -> tl.tensor:
+def make_unique(keys, experts) -> tl.tensor:
     """The keys of 16-bit floats, whose fp32 leave the low 13 bits free, with the expert's index in them."""
     low: tl.constexpr = keys.shape[1] - 1
     return (keys & ~low) | (experts ^ low)[None, :]
 
 
 @triton.jit
-def roll(rounds: tl.tensor) -> tl.tensor:
+def roll(rounds) -> tl.tensor:
     """The number of rounds, times a 1 that the compiler does not know. Unrolled, a loop of so few would be slower: a
     decode step runs other kernels in between, so that every instruction is fetched again.
     """
@@ -153,7 +144,7 @@ def roll(rounds: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def pop_best(keys: tl.tensor, experts: tl.tensor, unique: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+def pop_best(keys, experts, unique: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """(where each row's largest key is [R, E] bool, nowhere if all are EMPTY; the keys without it).
 
     Ties go to the lower expert. Unique keys need no second reduction to part them.
@@ -169,7 +160,7 @@ def pop_best(keys: tl.tensor, experts: tl.tensor, unique: tl.constexpr) -> tuple
 
 
 @triton.jit
-def drop_best(keys: tl.tensor, experts: tl.tensor, rounds: tl.tensor, unique: tl.constexpr) -> tl.tensor:
+def drop_best(keys, experts, rounds, unique: tl.constexpr) -> tl.tensor:
     """The keys [R, E] without each row's `rounds` largest."""
     for _ in range(rounds):
         _, keys = pop_best(keys, experts, unique)
@@ -177,7 +168,7 @@ def drop_best(keys: tl.tensor, experts: tl.tensor, rounds: tl.tensor, unique: tl
 
 
 @triton.jit
-def keep_quota(keys: tl.tensor, count: tl.constexpr, num_groups: tl.constexpr, unique: tl.constexpr) -> tl.tensor:
+def keep_quota(keys, count: tl.constexpr, num_groups: tl.constexpr, unique: tl.constexpr) -> tl.tensor:
     """The keys [R, E], EMPTY but for the `count` largest of each group."""
     size: tl.constexpr = keys.shape[1] // num_groups
     parts = tl.reshape(keys, (keys.shape[0] * num_groups, size))
@@ -186,7 +177,7 @@ def keep_quota(keys: tl.tensor, count: tl.constexpr, num_groups: tl.constexpr, u
 
 
 @triton.jit
-def to_fixed_point(values: tl.tensor, scale: tl.tensor) -> tl.tensor:
+def to_fixed_point(values, scale) -> tl.tensor:
     """int32: fp32 values [R, E] times a scale, at most 2^22 in all, to the nearest integer, halves to even."""
     # Around 1.5 * 2^23 an fp32 has no fraction, and its bits count up from 0x4B400000.
     return (values * scale + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000

@@ -11,7 +11,7 @@ SURE = tl.constexpr(1 << 62)
 
 
 @triton.jit
-def measure_confidence(scores: tl.tensor, live: tl.tensor, budgets: tl.tensor, recipe: tl.constexpr) -> tl.tensor:
+def measure_confidence(scores, live, budgets, recipe: tl.constexpr) -> tl.tensor:
     """[R] int64 in the order of the rows' confidence: from SURE up where it is enough, -1 where a row is not live."""
     fixed = measure(scores, recipe)
     best, total = tl.max(fixed, 1).to(tl.float64), tl.sum(fixed, 1).to(tl.float64)
@@ -21,9 +21,7 @@ def measure_confidence(scores: tl.tensor, live: tl.tensor, budgets: tl.tensor, r
 
 
 @triton.jit
-def find_voters(
-    confidence: tl.tensor, row: tl.tensor, confidences: tl.tensor, num_rows: tl.tensor, budgets: tl.tensor
-) -> tl.tensor:
+def find_voters(confidence, row, confidences, num_rows, budgets) -> tl.tensor:
     """[R] bool: the `max_voters` most confident sure rows of all `confidences` [n]; the first where none is sure."""
     place = tl.arange(0, 32)
     top = tl.full((), -1, tl.int64)
@@ -38,13 +36,7 @@ def find_voters(
 
 
 @triton.jit
-def follow_voters(
-    ballots: tl.tensor,
-    utility: tl.tensor,
-    selected: tl.tensor,
-    budgets: tl.tensor,
-    recipe: tl.constexpr,
-) -> tl.tensor:
+def follow_voters(ballots, utility, selected, budgets, recipe: tl.constexpr) -> tl.tensor:
     """S [E] bool with what `min_votes` voters have in their top-k, and the best by utility up to the model's top-k."""
     selected |= ballots >= read_count(budgets, MIN_VOTES)
     missing = recipe.top_k - tl.sum(selected.to(tl.int32), 0)

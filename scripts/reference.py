@@ -73,17 +73,18 @@ plans those that `observe` compares.
 def make_page() -> str:
     """The whole page."""
     return TEXT.format(
-        server=_tabulate(("flag", "value", "what"), list_server_flags()),
-        policies=_tabulate(("policy", "phases", "keys", "what"), map(_describe_policy, list_policies())),
-        keys=_tabulate(("key", "allowed", "default", "what"), list_keys()),
-        common=_tabulate(("key", "allowed", "default", "what"), list_common_keys()),
-        routes=_tabulate(("route", "who may"), list_routes()),
-        metrics=_tabulate(("metric", "labels", "what"), list_metrics()),
-        commands=_tabulate(("command", "flags"), list_command_flags()),
+        server=tabulate(("flag", "value", "what"), list_server_flags()),
+        policies=tabulate(("policy", "phases", "keys", "what"), map(_describe_policy, list_policies())),
+        keys=tabulate(("key", "allowed", "default", "what"), list_keys()),
+        common=tabulate(("key", "allowed", "default", "what"), list_common_keys()),
+        routes=tabulate(("route", "who may"), list_routes()),
+        metrics=tabulate(("metric", "labels", "what"), list_metrics()),
+        commands=tabulate(("command", "flags"), list_command_flags()),
     )
 
 
-def _tabulate(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def tabulate(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A table of Markdown."""
     lines = [headings, ("---",) * len(headings), *rows]
     return "".join("".join(f"| {cell} " if cell else "| " for cell in line) + "|\n" for line in lines)
 

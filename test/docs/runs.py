@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from docs.kinds import Ask, Elsewhere, Parse, Run, Same, Serve
+from served.hub import ON_HUB
 
 TINY = "checkpoints/qwen3-moe-tiny"
 QWEN = {"Qwen/Qwen3-30B-A3B": TINY}
@@ -47,20 +48,9 @@ SERVED_EVALUATION = Elsewhere(
     "test/benchmark/evaluation/test_served.py", "it installs the harness first; other tasks than ours need the network"
 )
 
-MODELS = """
-Qwen/Qwen3-235B-A22B --tp 8, Qwen/Qwen3-Next-80B-A3B-Instruct --tp 4, Qwen/Qwen3.5-35B-A3B --tp 2
-Qwen/Qwen1.5-MoE-A2.7B-Chat, deepseek-ai/DeepSeek-V3 --tp 8, moonshotai/Kimi-K2-Instruct --tp 16 --trust-remote-code
-moonshotai/Kimi-K2.5 --tp 8 --trust-remote-code, zai-org/GLM-4.6 --tp 8, zai-org/GLM-4.7-Flash
-MiniMaxAI/MiniMax-M2 --tp 4 --trust-remote-code, openai/gpt-oss-120b, allenai/OLMoE-1B-7B-0924-Instruct
-ibm-granite/granite-3.1-3b-a800m-instruct, baidu/ERNIE-4.5-21B-A3B-PT, mistralai/Mixtral-8x7B-Instruct-v0.1 --tp 2
-""".strip().replace("\n", ", ")
-"""A family each, and how the guide starts it."""
-
 RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
-    **{
-        f"sglang serve --model-path {one} --expert-policy xshare --enable-metrics": Parse()
-        for one in MODELS.split(", ")
-    },
+    **{start: Parse() for family in ON_HUB.values() for start in family.list_starts()},
+    "PYTHONPATH=python:test python -m docs.families": Run(more="--check", is_long=True),
     # install, upgrade, leave
     "pip install ./python": Run(more="--no-deps --target {scratch}", is_long=True),
     "pip install --upgrade ./python": Run(more="--no-deps --target {scratch}", is_long=True),

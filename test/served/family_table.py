@@ -194,3 +194,5 @@ FAMILIES = {
         },
     ),
 }
+ON_OLDER = ("GLM-4-MoE", "Mixtral", "MiniMax-M2")
+"""Served on older releases too: groups and a bias, no group and no bias, a bias alone."""

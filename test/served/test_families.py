@@ -16,7 +16,7 @@ import torch
 from served.answers import Answers, generate_together, make_server, policy, read_lines, read_metrics
 from served.families import answer, make, read_routers, select_in_decode
 from served.family import EXPERTS
-from served.family_table import FAMILIES
+from served.family_table import FAMILIES, ON_OLDER
 from served.hybrids import HYBRIDS, publish
 from served.probe import read_logits
 from served.release import LATEST, OLDER
@@ -28,9 +28,8 @@ PLAN = {"k0": 1, "add": 4}
 FLAGS = policy(
     "xshare", **PLAN, by_rows={str(OFF): {"policy": "vanilla"}, str(FULL): {"add": EXPERTS, "utility": "full"}}
 )
-# On older releases: groups and a bias, no group and no bias, a bias alone.
 CASES = [(name, LATEST) for name in FAMILIES | HYBRIDS]
-CASES += [(name, release) for release in OLDER for name in ("GLM-4-MoE", "Mixtral", "MiniMax-M2")]
+CASES += [(name, release) for release in OLDER for name in ON_OLDER]
 every_family = pytest.mark.parametrize(
     ("name", "release"), [pytest.param(*case, marks=pytest.mark.long) for case in CASES]
 )

@@ -61,8 +61,12 @@ UNSERVED = {
     "QuantMixtralForCausalLM": _BYPASSES,
     "ZayaForCausalLM": _BYPASSES,
     "MindSporeForCausalLM": "it routes in MindSpore's own code",
+    "TransformersMoEEmbeddingModel": _TRANSFORMERS,
     "TransformersMoEForCausalLM": _TRANSFORMERS,
+    "TransformersMoEForSequenceClassification": _TRANSFORMERS,
+    "TransformersMultiModalMoEEmbeddingModel": _TRANSFORMERS,
     "TransformersMultiModalMoEForCausalLM": _TRANSFORMERS,
+    "TransformersMultiModalMoEForSequenceClassification": _TRANSFORMERS,
 }
 
 GATHERED = frozenset(

@@ -59,6 +59,9 @@ ON_HUB = {
     "Qwen3-MoE": on_hub("Qwen/Qwen3-235B-A22B --tp 8"),
     "Qwen3-Next": on_hub("Qwen/Qwen3-Next-80B-A3B-Instruct --tp 4", without=LINEAR),
     "Qwen3.5-MoE": on_hub("Qwen/Qwen3.5-35B-A3B --tp 2", without=f"images; {LINEAR}"),
+    "Qwen3.8-Flash-Next": on_hub(
+        "Qwen/Qwen3.8-Flash-Next --tp 8", without=f"images; its sparse attention's indexer, which is of CUDA; {LINEAR}"
+    ),
     "Step-3.5": on_hub("stepfun-ai/Step-3.5-Flash --tp 4 --trust-remote-code"),
 }
 """By name: each has a tiny model in `family_table.py`, `hybrids.py`, `gemma.py` or `recent.py`."""

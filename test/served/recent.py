@@ -9,12 +9,13 @@ from zlib import crc32
 import torch
 
 from served.family import EXPERTS, INTERPRETED, TOP_K, TRITON_ATTENTION
+from served.hybrids import GATED_DELTA_NET, NO_SNAPSHOTS, STATES
 from sglang_xshare import Router
 
 FLAGS = ("--load-format", "dummy")
 SIZE = 128
+VOCABULARY = 1024
 LAYERS = 3
-"""The first of them dense."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class Recent:
 
     config: Mapping[str, Any]
     """Its config.json."""
-    bias: str
+    layers: tuple[int, ...]
+    """Those with experts."""
+    bias: str | None = None
     """The name of its correction bias in a layer of SGLang's model."""
     router: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of its `Router` but top-k and bias."""
@@ -32,12 +35,12 @@ class Recent:
 
     def read_router(self, layer: int) -> Router:
         """That of a layer."""
-        bias = draw(f"model.layers.{layer}.{self.bias}", (EXPERTS,))
+        bias = None if self.bias is None else draw(f"model.layers.{layer}.{self.bias}", (EXPERTS,))
         return Router(TOP_K, correction_bias=bias, **self.router)
 
 
 COMMON = {
-    "vocab_size": 1024,
+    "vocab_size": VOCABULARY,
     "hidden_size": SIZE,
     "intermediate_size": 64,
     "moe_intermediate_size": 64,
@@ -81,10 +84,38 @@ RECENT = {
             "swiglu_limits": [0.0] * LAYERS,
             "swiglu_limits_shared": [0.0] * LAYERS,
         },
+        (1, 2),
         "moe.router_bias",
         {"scoring": "sigmoid"},
         flags=TRITON_ATTENTION,
         env=INTERPRETED,
+    ),
+    "Qwen3.8-Flash-Next": Recent(
+        {
+            "architectures": ["Qwen4ExpForConditionalGeneration"],
+            "model_type": "qwen4_exp",
+            "language_model_only": True,
+            "text_config": {
+                **COMMON,
+                **GATED_DELTA_NET,
+                "model_type": "qwen4_exp_text",
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "num_experts_per_tok": TOP_K,
+                "norm_topk_prob": True,
+                "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                "hc_count": 2,
+                "hc_lowrank": 32,
+                "ple_layer_ids": [2],  # the second layer
+                "ple_embed_dim": SIZE,
+                "heads_per_ngram": 2,
+                "ngram_vocab_size_base": 512,
+            },
+            "vision_config": {"depth": 1, "hidden_size": 32, "num_heads": 2},
+        },
+        (0, 1, 2),
+        flags=NO_SNAPSHOTS,
+        env={**INTERPRETED, **STATES, "TORCHDYNAMO_DISABLE": "1"},  # it compiles what mixes its residual streams
     ),
 }
 
@@ -99,6 +130,11 @@ def lend() -> None:
 
 
 def draw_weights(model: torch.nn.Module) -> None:
+    """All in float32: parts of Qwen4-Exp are in bf16, whatever the model's type."""
+    for module in model.float().modules():
+        for name in ("params_dtype", "output_dtype"):
+            if getattr(module, name, None) == torch.bfloat16:
+                setattr(module, name, torch.float32)
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and "rotary" not in name:
             tensor.copy_(draw(name, tuple(tensor.shape)))

@@ -14,7 +14,7 @@ from served import recent
 from served.answers import generate_together, install_plugin, make_server, policy, read_lines
 from served.family import EXPERTS
 from served.probe import read_logits
-from served.recent import RECENT
+from served.recent import RECENT, VOCABULARY
 from served.release import LATEST
 from sglang_xshare import build_plan, select
 
@@ -54,7 +54,7 @@ def run(
         (scratch / "model").mkdir()
         (scratch / "model" / "config.json").write_text(json.dumps(dict(model.config)))
         generator = torch.Generator().manual_seed(1)
-        prompts = torch.randint(1, model.config["vocab_size"], (BUDGET, 8), generator=generator).tolist()
+        prompts = torch.randint(1, VOCABULARY, (BUDGET, 8), generator=generator).tolist()
         plain = (*recent.FLAGS, *model.flags, "--tokenizer-path", str(tiny_model))
 
         def answer(tree: Path, flags: tuple[str, ...], *sizes: int) -> tuple[list[Any], list[dict[str, Any]]]:
@@ -89,7 +89,7 @@ def test_what_no_policy_cuts_is_answered_as_by_the_pristine_release(name, run):
 def test_it_selects_as_the_reference(name, run):
     decoded = [call for call in run(name).calls if call["mode"] == "DECODE"]
     assert {(call["layer"], call["rows"]) for call in decoded} == {
-        (layer, rows) for layer in (1, 2) for rows in (FULL, BUDGET)
+        (layer, rows) for layer in RECENT[name].layers for rows in (FULL, BUDGET)
     }
     for call in decoded:
         plan = build_plan("xshare", **(WIDE if call["rows"] == FULL else PLAN))

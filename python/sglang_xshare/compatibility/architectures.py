@@ -37,6 +37,7 @@ EXECUTED = {
     "Qwen3MoeForCausalLM": "Qwen3-MoE",
     "Qwen3NextForCausalLM": "Qwen3-Next",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3.5-MoE",
+    "Qwen4ExpForConditionalGeneration": "Qwen3.8-Flash-Next",
     "Step3p5ForCausalLM": "Step-3.5",
 }
 """By class the family that real servers on a CPU have answered for: `test/served`."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -103,6 +104,9 @@ def test_it_serves_what_a_server_serves(release, patched_release, written):  # n
     useless = reports["a plan that drops nothing"]
     assert useless["plans_that_can_drop"] == 0
     assert reports["no policy"]["policy"] is None
+    start = ["sglang", "serve", "--model-path", str(TINY), *CPU]
+    for case, more in {"no policy": ["--expert-policy", "xshare"], "bare xshare": ACCEPTED["bare xshare"]}.items():
+        assert shlex.split(reports[case]["start"]) == [*start, *more]
 
 
 def test_the_plan_is_the_models(patched_release):
@@ -124,13 +128,16 @@ def test_all_kinds_of_refusals_are_told(patched_release):
         *("--expert-policy-trace", "/tmp/trace.jsonl", "--dp-size", "2"),
         *("--max-running-requests", "1", *keys('{"k0": 9}')),
     ]
-    (answer,) = run_all(patched_release(LATEST), [asked])
-    says = [refusal["says"] for refusal in json.loads(answer["out"])["refusals"]]
+    alone = ["--json", "--model", str(TINY), *CPU, "--enable-single-batch-overlap"]
+    reports = [json.loads(answer["out"]) for answer in run_all(patched_release(LATEST), [asked, alone])]
+    says = [refusal["says"] for refusal in reports[0]["refusals"]]
     assert [line.split()[0].rstrip(":") for line in says] == [
         "--moe-runner-backend",
         "--expert-policy-trace",
         "--max-running-requests",
     ]
+    assert [report["verdict"] for report in reports] == ["refused", "served"]
+    assert [report for report in reports if "start" in report] == [], "the latter would be refused with a policy"
 
 
 def test_the_policy_is_told_with_every_key_or_as_refused(patched_release):
@@ -148,6 +155,11 @@ def test_the_policy_is_told_with_every_key_or_as_refused(patched_release):
     answers = run_all(patched_release(LATEST), asked, {"COLUMNS": "200"})  # a row each
     rows = [re.search(r"^ policy +(.*?) *$", answer["out"], re.MULTILINE) for answer in answers]
     assert [row and row[1] for row in rows] == list(spellings.values())
+    starts = [answer["out"].partition("Start it: ")[2].rstrip("\n") for answer in answers]
+    told = [shlex.join(["sglang", "serve", *flags]) for flags in asked]
+    assert starts == [
+        start if meaning != "refused" else "" for start, meaning in zip(told, spellings.values(), strict=True)
+    ]
 
 
 UNKNOWN = (["--bogus-xyz"], ["--tp-sise", "2"], ["stray"], ["--mem-fraction-statick=0.8"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -126,6 +127,10 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     is_elsewhere = flags.offloaded or (flags.paged and flags.slots is None)
     if not fits and not is_elsewhere and verdict != "refused":
         verdict = "does not fit"
+    if verdict == "served":
+        more = [] if flags.policy else ["--expert-policy", DEFAULT]
+        if not more or _judge([*given, *more], gpu, options.gpu, [])[0].get("served"):
+            report["start"] = shlex.join(["sglang", "serve", *options.server_flags, *more])
     return report | {"verdict": verdict, "served": verdict == "served", "not_answered": unanswered}
 
 

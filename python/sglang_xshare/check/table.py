@@ -29,6 +29,8 @@ def print_table(report: dict[str, Any]) -> None:
     console.print(table)
     if report.get("estimate"):
         _print_estimate(console, report["estimate"])
+    if "start" in report:
+        console.print(f"Start it: {report['start']}", soft_wrap=True, markup=False)
 
 
 def list_rows(report: dict[str, Any]) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from .affinity.command import add_parser as add_calibrate_parser
 from .check.command import add_parser as add_check_parser
+from .live.client import PolicyError
 from .live.command import add_parser as add_policy_parser
 from .live.top import add_parser as add_top_parser
 from .parser import Parser, whole
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
     except OSError as error:
         line = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    except (ValueError, RuntimeError, PatchError) as error:  # `PolicyError` is a RuntimeError
+    except (ValueError, PolicyError, PatchError) as error:
         line = str(error)
     print(f"{arguments.name}: {' '.join(line.split())}", file=sys.stderr)
     return 1
@@ -92,7 +93,9 @@ def _run_policies(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    """Print the plan in force of --expert-policy and, as a second argument or behind a space, its configuration."""
+    """Print the plan in force of --expert-policy and, as a second argument or behind a space, its configuration. Raises
+    ValueError for what a server refuses of any model.
+    """
     from .compatibility.arguments import read_arguments
     from .policies.description import describe
 

@@ -4,13 +4,11 @@ import argparse
 import math
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from .policies.keys import suggest
 
-NAMES = {int: "an integer", float: "a number"}
 LARGEST = 1_000_000_000
 """Of every number that is given: what is computed of them stays finite."""
 
@@ -45,18 +43,22 @@ class Parser(argparse.ArgumentParser):
         self.exit(1, f"{subcommand}: {line.removeprefix('argument ')}\n")
 
 
-def read_number(flag: str, text: Any, low: float, high: float = LARGEST, kind: type = float) -> Any:
-    """A number of a flag. Raises ValueError with what is allowed."""
+def read_number(
+    flag: str, text: Any, low: float, high: float = LARGEST, kind: type = float, what: str = "a number"
+) -> Any:
+    """A number of a flag. Raises ValueError with what is allowed: `what` there is of it."""
     try:
         number = kind(str(text))
     except ValueError:
         number = math.nan
     if not low <= number <= high:
-        raise ValueError(f"{flag} {text}: allowed is {NAMES[kind]} of {low:,} to {high:,}".lstrip())
+        raise ValueError(f"{flag} {text}: allowed is {what} of {low:,} to {high:,}".lstrip())
     return number
 
 
-read_count = partial(read_number, kind=int)
+def read_count(flag: str, text: Any, low: int, high: float = LARGEST) -> int:
+    """An integer of a flag. Raises ValueError with what is allowed."""
+    return int(read_number(flag, text, low, high, int, "an integer"))
 
 
 def path(text: str) -> Path:
@@ -66,16 +68,18 @@ def path(text: str) -> Path:
     return Path(text)
 
 
-def between(low: float = 1, high: float = LARGEST, kind: type = float) -> Callable[[str], Any]:
-    """The type of a flag that takes a number in that range."""
+def between(low: float, high: float, kind: type = float, what: str = "a number") -> Callable[[str], Any]:
+    """The type of a flag that takes a number in that range: `what` there is of it."""
 
     def read(text: str) -> Any:
         try:
-            return read_number("", text, low, high, kind)
+            return read_number("", text, low, high, kind, what)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return read
 
 
-whole = partial(between, kind=int)
+def whole(low: int = 1, high: float = LARGEST) -> Callable[[str], int]:
+    """The type of a flag that takes an integer in that range."""
+    return between(low, high, int, "an integer")

@@ -193,6 +193,19 @@ def _open_read_only(file: object, mode: str = "r", *args: Any, _open: Callable[.
     return _open(file, mode, *args)
 
 
+def test_a_full_disk_names_the_folder(
+    tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error names no file."""
+
+    def fail(target: Path | None) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("sglang_xshare.patching.cli.apply", fail)
+    assert _patch("apply", "--target", tree) == 1
+    assert capsys.readouterr().err == f"patch apply: {tree}: No space left on device\n"
+
+
 @pytest.mark.parametrize("patched", [False, True])
 def test_a_read_only_tree(
     tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, patched: bool

@@ -1,6 +1,5 @@
 """Servers that several tests ask the same."""
 
-import os
 import pickle
 from collections.abc import Callable
 from functools import cache
@@ -21,17 +20,18 @@ def served(
     patched_release: Callable[[str], Path],
     pristine_release: Callable[[str], Path],
     tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Callable[..., Answers]:
     """Call it with a name of SERVERS, or "unpatched", for its answers: every server runs once, and alone, whichever of
     pytest's workers asks first.
     """
     folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    if hasattr(request.config, "workerinput"):
         folder = folder.parent  # of this run's workers
 
     @cache
     def run(name: str, release: str) -> Answers:
-        kept = folder / f"served {name} {release}"
+        kept = folder / f"served-{name}-{release}.pickle"
         with FileLock(f"{kept}.lock"):
             if kept.exists():
                 return pickle.loads(kept.read_bytes())
@@ -39,7 +39,9 @@ def served(
             flags = () if name == "unpatched" else SERVERS[name]
             sizes = SIZES.get(name, (16, 16, 1))
             answers = ask(tiny_model, tree, flags, tmp_path_factory.mktemp("served"), sizes)
-            kept.write_bytes(pickle.dumps(answers))
+            written = kept.with_suffix(".part")  # a worker that is stopped leaves no half of it
+            written.write_bytes(pickle.dumps(answers))
+            written.replace(kept)
             return answers
 
     return lambda name, release=LATEST: run(name, release)

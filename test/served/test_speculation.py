@@ -83,7 +83,6 @@ def test_each_policy_selects_at_verification(speculated):
         assert dropped > 0, f"layer {layer}"
 
 
-@pytest.mark.long
 def test_drafts_count_by_their_chance(speculated):
     keys = {name: value for name, value in WEIGHED.items() if name != "policy"}
     answers = speculated(policy("xshare", **keys, layers={"1": RANKED, "2": {"acceptance": "auto"}}))

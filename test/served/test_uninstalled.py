@@ -8,7 +8,7 @@ import pytest
 
 from benchmark.common.paths import ROOT
 from served.answers import ask
-from served.release import CPU, every_release, make_env, older_releases_take_long
+from served.release import CPU, make_env, older_releases_take_long
 
 MISSING = 'raise ModuleNotFoundError("No module named \'sglang_xshare\'", name="sglang_xshare")\n'
 
@@ -22,8 +22,7 @@ def uninstalled(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.long
-@every_release
+@older_releases_take_long
 def test_it_answers_as_the_unpatched_release(release, patched_release, served, tiny_model, tmp_path, uninstalled):
     tree = patched_release(release)
     path = f"{uninstalled}:{tree}:{ROOT / 'test'}:{tmp_path / 'plugin'}"

@@ -46,7 +46,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the table."""
+    """Measure and write the table. Raises ValueError, and OSError where a file cannot be read or written."""
     _check(arguments)
     import torch
     from rich.progress import track
@@ -60,8 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"--device {device}: {reason}; allowed is cpu, or a device of torch's that is here") from None
     pieces, texts = read_texts(arguments.texts, arguments.model, arguments.length, arguments.tokens)
-    model, progress = load_model(arguments.model, device), partial(track, description="reading")
-    table = calibrate(model, arguments.model, pieces, texts, arguments.dimensions, progress=progress)
+    try:
+        model, progress = load_model(arguments.model, device), partial(track, description="reading")
+        table = calibrate(model, arguments.model, pieces, texts, arguments.dimensions, progress=progress)
+    except RuntimeError as error:  # torch's, of a device without the memory for it
+        raise ValueError(str(error)) from None
     table.save(arguments.out)
     size = f"{table.vocabulary} ids x {table.dimensions} dimensions, {arguments.out.stat().st_size / 2**20:.1f} MiB"
     of = f"{pieces.numel()} tokens, {table.origin.layers} layers of {table.origin.experts} experts"

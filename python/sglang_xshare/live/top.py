@@ -130,7 +130,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("top", help=description, description=description)
     add_server(parser, "--expert-policy and --enable-metrics", admin=False)
     parser.add_argument(
-        "--interval", type=between(0.1, 3600), default=2.0, metavar="SECONDS", help="between two looks (default: 2)"
+        "--interval",
+        type=between(0.1, 3600, what="a number of seconds"),
+        default=2.0,
+        metavar="SECONDS",
+        help="between two looks (default: 2)",
     )
     parser.add_argument("--once", action="store_true", help="one frame, of all since the plan is in force")
     parser.add_argument("--json", action="store_true", help="a line of JSON a frame")

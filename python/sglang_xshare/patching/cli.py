@@ -27,7 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one command."""
+    """Run one command. Raises `PatchError`, which names the folder where a file cannot be read or written."""
     try:
         if args.command == "status":
             line = describe(args.target)
@@ -37,5 +37,7 @@ def run(args: argparse.Namespace) -> int:
             line = (preview if args.dry_run else apply)(args.target)
     except ImportError as error:  # from a checkout, without pip install
         raise PatchError(f"{error}; pip install it") from None
+    except OSError as error:  # one of a full disk names no file
+        raise PatchError(f"{error.filename or args.target or 'sglang'}: {error.strerror}") from None
     print(f"patch {args.command}: {line}")
     return 0

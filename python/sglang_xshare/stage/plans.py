@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 from ..policies import VANILLA, bounds
@@ -28,7 +28,8 @@ class Plans:
         self.schedule = schedule
         self.batches = batches
         self.masks = masks and schedule is None
-        self.find, self.fit = cache(self._find), cache(self._fit)
+        self._found: dict[tuple[Layer, StepKey], tuple[SelectionPlan | None, str | None]] = {}
+        self._fitting: dict[tuple[Layer, StepKey], bool] = {}
         self._acting: dict[StepKey, bool] = {}
         self.assigned: dict[StepKey, list[tuple[Assignment, str | None]]] = {}
         """What `assign` has decided of plain steps."""
@@ -56,14 +57,23 @@ class Plans:
             self._acting[key] = any(self.find(layer, key)[0] for layer in layers)
         return self._acting[key]
 
-    def _fit(self, layer: Layer, key: StepKey) -> bool:
-        """Whether no more of a layer's experts than it has slots are active in such a step, whatever the logits."""
-        slots, plan = layer.num_slots, self.find(layer, key)[0]
-        step = key.rows, key.tokens_per_request
-        return slots is None or bounds.fits_slots(plan, layer.router, layer.paging.num_experts, *step, slots)
-
-    def _find(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:
+    def find(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:
         """(a layer's plan in a step of this size, None), or (None, why it has none)."""
+        if (layer, key) not in self._found:
+            self._found[layer, key] = self._choose(layer, key)
+        return self._found[layer, key]
+
+    def fit(self, layer: Layer, key: StepKey) -> bool:
+        """Whether no more of a layer's experts than it has slots are active in such a step, whatever the logits."""
+        if (layer, key) not in self._fitting:
+            slots, plan = layer.num_slots, self.find(layer, key)[0]
+            step = key.rows, key.tokens_per_request
+            self._fitting[layer, key] = slots is None or bounds.fits_slots(
+                plan, layer.router, layer.paging.num_experts, *step, slots
+            )
+        return self._fitting[layer, key]
+
+    def _choose(self, layer: Layer, key: StepKey) -> tuple[SelectionPlan | None, str | None]:
         phase, rows, tokens_per_request = key
         if self.schedule is None:
             if not self.masks:

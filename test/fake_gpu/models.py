@@ -1,4 +1,4 @@
-"""Small configurations of three families and of drafts, to be served with `--load-format dummy`."""
+"""Small configurations of four families and of drafts, to be served with `--load-format dummy`."""
 
 import json
 from pathlib import Path
@@ -93,6 +93,29 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "routed_scaling_factor": 2.5,
         "rope_theta": 10000.0,
+    },
+    "glm-4-moe": {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "moe_intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "first_k_dense_replace": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "partial_rotary_factor": 0.5,
+        "n_routed_experts": 160,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "rope_theta": 1000000.0,
     },
     # A draft of the first: one dense layer on three of its hidden states.
     "qwen3-moe-eagle3": {

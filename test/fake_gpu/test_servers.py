@@ -14,7 +14,7 @@ from fake_gpu.server import ONE_POOL
 
 XSHARE = ("--expert-policy", "xshare", "--expert-policy-config", '{"k0": 1, "add": 4}')
 GRAPHS = ("--cuda-graph-bs-decode", "1", "4", "8", "--disable-prefill-cuda-graph")
-LAYERS = {"qwen3-moe": 3, "gpt-oss": 4, "deepseek-v3": 2}
+LAYERS = {"qwen3-moe": 3, "gpt-oss": 4, "deepseek-v3": 2, "glm-4-moe": 2}
 
 
 @pytest.mark.parametrize("model", LAYERS)

@@ -42,14 +42,14 @@ TEXT = """\
 What a policy was executed on, made by `test/docs/families.py` from what the tests serve; a test compares the two.
 What else may be refused: [limits.md](limits.md).
 
-SGLang {latest} registers {registered} classes that can hold experts: {executed} are executed in tests,
-[{tried} more are tried](#tried), and [{refused} are refused by name](#refused). None is left out.
+SGLang {latest} registers {registered} classes that can hold experts: {executed} are executed in tests, [{tried} more
+are tried](#tried), and [{refused} are refused by name](#refused). None is left out.
 
 ## Executed
 
-* *Start*: none of these has run here, the machines of this project do not hold them. `--tp` is an example:
-  [`check`](check.md) says what holds the weights. Bare `xshare` follows the model: a count such as `add=24` cuts little
-  of Granite's 40 experts and nothing of Mixtral's 8.
+* *Start*: none of these commands has run here, the machines of this project do not hold the models. `--tp` is an
+  example: [`check`](check.md) says what holds the weights. Bare `xshare` follows the model: a count such as `add=24`
+  cuts little of Granite's 40 experts and nothing of Mixtral's 8.
 * *Answers, on a CPU*: a real server of a tiny model, random weights in float32, experts by SGLang's own loop for CPUs
   (no quantization, no other MoE runner). *Transformers*: token for token as transformers answers, with the policy off,
   at its full budget, and at a budget with the reference's selection (`test/served/test_families.py`). *Pristine*: token
@@ -65,7 +65,8 @@ SGLang {latest} registers {registered} classes that can hold experts: {executed}
 ## Tried
 
 A server with one of these starts, and tells once it is loaded whether each of its MoE layers has one router that is
-reproduced; if not, it is refused and the layer named. No test has served them. Of {latest}:
+reproduced; if not, it is refused and the layer named, and one that routes past its `TopK` all the same stops the server
+in its first step. No test has served them. Of {latest}:
 
 {tried_names}
 

@@ -165,7 +165,7 @@ def test_conversations_push_no_session_out() -> None:
     affinity = Affinity(TABLE, 2, 1.0)
     home = affinity.choose("first", prompt(0), session="s").replica
     for number in range(KEYS + 1):
-        affinity._homes.put(number, 1 - home)
+        affinity._homes[number] = 1 - home
     affinity.choose("busy", [], replica=home)
     assert affinity.choose("second", prompt(0), session="s") == Decision(home, "session")
 
@@ -229,7 +229,7 @@ def test_wrong_numbers_are_refused(replicas: int, bound: float) -> None:
 def test_the_latest_keys_are_kept(keys: list[int], most: int) -> None:
     recent = Recent(most)
     for place, key in enumerate(keys):
-        recent.put(key, place)
+        recent[key] = place
     latest = list(dict.fromkeys(reversed(keys)))[:most]
     for key in range(10):
         expected = max(place for place, one in enumerate(keys) if one == key) if key in latest else None

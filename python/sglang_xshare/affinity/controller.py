@@ -64,7 +64,7 @@ class Dispatcher:
             if name in self._late:  # the id has come again before its end, which is not the new one's
                 self._late.remove(name)
             elif not self.affinity.finish(name):
-                self._early.put(name, int(time.monotonic()))
+                self._early[name] = int(time.monotonic())
 
     def _count(self, request: Any, decision: Decision) -> None:
         now = time.monotonic()

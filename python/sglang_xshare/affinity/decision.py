@@ -119,7 +119,7 @@ class Affinity:
         self._add(request, decision.replica, signature, blocks)
         for homes, name in ((self._homes, key), (self._sessions, session)):
             if name is not None:
-                homes.put(name, decision.replica)
+                homes[name] = decision.replica
         return decision
 
     def finish(self, request: Hashable) -> bool:

@@ -24,9 +24,9 @@ class Recent(OrderedDict[Hashable, int]):
         super().__init__()
         self.most = most
 
-    def put(self, key: Hashable, value: int = 0) -> None:
+    def __setitem__(self, key: Hashable, value: int) -> None:
         """Remember a key as the latest."""
-        self[key] = value
+        super().__setitem__(key, value)
         self.move_to_end(key)
         if len(self) > self.most:
             self.popitem(last=False)
@@ -47,7 +47,7 @@ class Prefixes:
     def add(self, replica: int, blocks: Sequence[int]) -> None:
         """A replica gets a prompt."""
         for block in blocks:
-            self._blocks[replica].put(block)
+            self._blocks[replica][block] = 0
 
     def clear(self, replica: int) -> None:
         """A replica has lost its cache."""
@@ -55,7 +55,9 @@ class Prefixes:
 
 
 def hash_blocks(tokens: Sequence[int], salt: Hashable = None) -> list[int]:
-    """A number for each full block of the first `HASHED`, of all tokens up to its end; `salt` parts caches."""
+    """A number for each full block of the first `HASHED`, of all tokens up to its end. `salt` tells apart prompts that
+    share no cache.
+    """
     data = to_ids(tokens[: HASHED * BLOCK]).tobytes()
     found = []
     number = hash(salt)

@@ -114,19 +114,19 @@ def find_budgets(plan: SelectionPlan, device: torch.device) -> Budgets:
 
 
 @triton.jit
-def read_count(budgets, key: tl.constexpr) -> tl.tensor:
+def read_count(budgets: tl.tensor, key: tl.constexpr) -> tl.tensor:
     """int32; the largest stands for all."""
     return tl.load(budgets + key).to(tl.int32)
 
 
 @triton.jit
-def read_share(budgets, key: tl.constexpr) -> tl.tensor:
+def read_share(budgets: tl.tensor, key: tl.constexpr) -> tl.tensor:
     """float64, as the plan has it: products with it round as the reference's do."""
     return tl.load(budgets + key).to(tl.float64, bitcast=True)
 
 
 @triton.jit
-def read_chance(budgets, depth) -> tl.tensor:
+def read_chance(budgets: tl.tensor, depth: tl.tensor) -> tl.tensor:
     """[R, 1] fp32: what rows of a depth [R] count by."""
     place = tl.minimum(tl.maximum(depth, 0), DEEPEST)[:, None]
     return tl.load(budgets + CHANCES + place).to(tl.float64, bitcast=True).to(tl.float32)

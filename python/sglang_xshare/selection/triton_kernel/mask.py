@@ -13,7 +13,7 @@ from .recipe import OPTIONS
 
 
 @triton.jit
-def complete(used, exists, top_k: tl.constexpr) -> tl.tensor:
+def complete(used: tl.tensor, exists: tl.tensor, top_k: tl.constexpr) -> tl.tensor:
     """The experts used [E] bool, with the lowest-numbered others up to top-k. Idempotent, also halfway: programs may
     store what they complete while others still read. Nor does `find_spare` tell the difference: top-k experts in use
     are the spare ones, sure or not.
@@ -23,7 +23,9 @@ def complete(used, exists, top_k: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def find_spare(sure, active, experts, exists, top_k: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+def find_spare(
+    sure: tl.tensor, active: tl.tensor, experts: tl.tensor, exists: tl.tensor, top_k: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
     """(where empty slots go, experts in use), [E] bool, once all rows are stored; `sure`: in S and in a row's top-k."""
     used = tl.load(active + experts, mask=exists, other=0) != 0
     in_use = complete(used, exists, top_k)
@@ -34,14 +36,14 @@ def find_spare(sure, active, experts, exists, top_k: tl.constexpr) -> tuple[tl.t
 
 @triton.jit(do_not_specialize=["row_stride"])
 def mask_kernel(
-    logits,  # [n, N]; the experts of a row are contiguous
-    topk_ids,  # [n, columns] int32, -1 in an empty slot
-    selected,  # [N] bool
-    vanilla_active,  # [N] bool
-    active,  # [N] bool
-    masked,  # [n, N], as the logits
-    in_use_out,  # [N] bool; may be `active`
-    row_stride,
+    logits: tl.tensor,  # [n, N]; the experts of a row are contiguous
+    topk_ids: tl.tensor,  # [n, columns] int32, -1 in an empty slot
+    selected: tl.tensor,  # [N] bool
+    vanilla_active: tl.tensor,  # [N] bool
+    active: tl.tensor,  # [N] bool
+    masked: tl.tensor,  # [n, N], as the logits
+    in_use_out: tl.tensor,  # [N] bool; may be `active`
+    row_stride: tl.tensor,
     num_experts: tl.constexpr,
     width: tl.constexpr,
     columns: tl.constexpr,

@@ -26,7 +26,7 @@ def choose_keys(logits, scores, bias, experts, recipe: tl.constexpr) -> tl.tenso
 
 
 @triton.jit
-def measure(scores, recipe: tl.constexpr, chance: tl.tensor = None) -> tl.tensor:
+def measure(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
     """[R, E] int32: P, or its share of the row where it has no upper bound, times a chance [R, 1], in 2^-20."""
     scale = 1048576.0
     if recipe.softplus:
@@ -84,7 +84,7 @@ def rank_rows(keys, scores, experts, budgets, recipe: tl.constexpr) -> tuple[tl.
 
 
 @triton.jit
-def share_scores(scores, recipe: tl.constexpr, chance: tl.tensor = None) -> tl.tensor:
+def share_scores(scores, recipe: tl.constexpr, chance=None) -> tl.tensor:
     """[R, E] int32: scores over their sum in the row, or the squares of that, times a chance [R, 1], in 2^-20."""
     # Summed as integers, in proportion to the largest: exact, so that equal scores in any order have equal shares.
     if recipe.biased or recipe.sigmoid or recipe.normalize:

@@ -18,7 +18,9 @@ COMMON = 0.47
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's MoE layer, in `layers` copies timed in turn, out of the L2 cache. `gpt_oss`: biases, clamped."""
+    """A model's MoE layer, in `layers` copies timed in turn, so that no expert is found in L2. `gpt_oss`: biases,
+    clamped.
+    """
 
     name: str
     hidden: int
@@ -44,7 +46,9 @@ def draw_logits(shape: Shape, rows: int, device: str, seed: int = 0) -> Tensor:
 
 
 def route_to(active: int, shape: Shape, rows: int, device: str, seed: int = 0) -> Tensor:
-    """[layers, rows, top_k] int32 ids, distinct in a row, using exactly `active` experts evenly. Raises ValueError."""
+    """[layers, rows, top_k] int32 ids, distinct in a row, using exactly `active` experts evenly. Raises ValueError
+    where so many, or so few, cannot be used.
+    """
     if not shape.top_k <= active <= min(shape.experts, rows * shape.top_k):
         raise ValueError(f"active = {active}: allowed is {shape.top_k} to {min(shape.experts, rows * shape.top_k)}")
     generator = torch.Generator(device).manual_seed(seed)

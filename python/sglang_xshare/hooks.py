@@ -43,7 +43,9 @@ class Refused(SystemExit, ValueError):
 
 
 def merge_config(merge: Callable[[list[str]], list[str]], argv: list[str]) -> list[str]:
-    """SGLang's `merge` of a command line with its `--config`. Raises `Refused` for a wrong file, and for no flags."""
+    """SGLang's `merge` of a command line with its `--config`. Raises `Refused` for a file that cannot be read or holds
+    what is no flag.
+    """
     from .files import read_server_file
 
     try:

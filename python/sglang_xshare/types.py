@@ -121,7 +121,8 @@ class Selection:
     vanilla_active: torch.Tensor
     """[N] bool: experts in the model's own top-k of the valid rows."""
     kept_mass: torch.Tensor
-    """[n] float32: a row's scores at its chosen experts over those at its own top-k; 1 where that is 0, 0 of padding.
+    """[n] float32: the sum of a row's scores at its chosen experts over that at its own top-k; 1 where the latter is 0,
+    0 in an invalid row.
     """
     masked_logits: torch.Tensor | None = None
     """[n, N] in the logits' dtype, where `RunnerSlots.masked` asked for it: see `selection.mask`."""
@@ -149,7 +150,9 @@ class Tally:
 
 
 def allocate_tally(new: Callable[..., torch.Tensor], rows: int, experts: int, *layers: int) -> Tally:
-    """Of selections from logits [rows, experts], of so many `layers` in one. `new`: a tensor's `new_zeros`, or so."""
+    """A tally of selections from logits [rows, experts], [layers, ...] where `layers` are given. `new`: a tensor's
+    `new_empty` or `new_zeros`.
+    """
     import torch
 
     active, vanilla_active = (new((*layers, experts), dtype=torch.bool) for _ in range(2))

@@ -23,7 +23,9 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Origin:
-    """What a table was measured on: model type, MoE layers, and sha256 sums, "" without a tokenizer.json."""
+    """What a table was measured on. `model`: the configuration's model type; `layers`: MoE layers; `tokenizer` and
+    `texts`: sha256 sums, the former "" without a tokenizer.json.
+    """
 
     model: str
     layers: int

@@ -81,7 +81,9 @@ class Resolution:
 
 
 def resolve(flags: Sequence[str], gpu: Gpu | None) -> Resolution:
-    """Parse and resolve a server's flags, here or as if on `gpu`. Raises ValueError for an unknown GPU or flag."""
+    """Parse and resolve a server's flags, here or as if on `gpu`. Raises ValueError for a GPU that cannot be told, and
+    for flags that SGLang's parser does not take.
+    """
     from sglang.srt import expert_policy
 
     with warnings.catch_warnings():

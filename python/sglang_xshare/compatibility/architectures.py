@@ -85,7 +85,7 @@ GATHERED = frozenset(
 """Classes that upstream's data-parallel attention knows: in others, ranks would add up rows of different requests."""
 
 ALL_TO_ALL = GATHERED - {"GptOssForCausalLM"}
-"""Classes whose layers, under an all-to-all backend, route this rank's rows alone, also none; not gpt-oss."""
+"""Classes whose layers, under an all-to-all backend, route this rank's rows alone, or none; not gpt-oss."""
 
 DISPATCHED = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"})
 """Those that do so under mooncake and nixl; others ask for deepep by name, and would add up other ranks' rows."""

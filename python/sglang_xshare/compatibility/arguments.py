@@ -28,7 +28,9 @@ class Arguments:
 
 
 def read_arguments(server_args: Any, speculates: str = SPECULATES) -> Arguments | None:
-    """Parse the stage's flags; None where it is off. `speculates`: the flag for that. Raises `ExpertPolicyError`."""
+    """Parse the stage's flags; None where it is off. `speculates`: the flag that asks for speculation. Raises
+    `ExpertPolicyError`.
+    """
     name = getattr(server_args, "expert_policy", None)
     config = getattr(server_args, "expert_policy_config", None)
     trace = getattr(server_args, "expert_policy_trace", None)

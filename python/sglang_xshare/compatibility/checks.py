@@ -79,7 +79,9 @@ GIVEN, RESOLVED = "given", "resolved"
 
 @dataclass(frozen=True)
 class Check:
-    """`run` raises `ExpertPolicyError` for a start that has the part `of`. It is moot once `after` has refused."""
+    """`run` raises `ExpertPolicyError` for a start that has the part `of`. It is left out once the check named `after`
+    has refused.
+    """
 
     name: str
     when: str

@@ -21,7 +21,7 @@ WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size", 
 projection. A model with dense layers beside its experts has `intermediate_size` for those.
 """
 UNGROUPED, OWN_HEADS = frozenset({"NGRAM", "STANDALONE"}), frozenset({"DFLASH", "DSPARK"})
-"""Algorithms of speculation without data-parallel attention, and those with it if each rank has a whole head."""
+"""Speculation that SGLang lacks with data-parallel attention, and that needs a whole head on each rank there."""
 QUANTIZATIONS = ("quantization_config", "compression_config")
 """Where SGLang looks for how a checkpoint is quantized."""
 BLOCKS = ("weight_block_size", "block_structure", "group_size")
@@ -151,7 +151,7 @@ def _describe_slices(ranks: int, model: Any, path: str) -> str:
 
 
 def _slice(width: int, ranks: int, block: int, pads: bool) -> tuple[int, int] | None:
-    """(fewest columns of a rank, most), with `pads` rounded up to whole blocks; None where SGLang has none such."""
+    """(fewest columns of a rank, most), with `pads` rounded to whole blocks; None where SGLang has no such slices."""
     most = -(-width // (ranks * block)) * block
     least = width - (ranks - 1) * most
     return (least, most) if width % ranks == 0 and (least == most or (pads and least > 0)) else None

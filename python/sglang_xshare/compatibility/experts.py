@@ -106,7 +106,7 @@ def _read_capability() -> Capability | None:
 
 
 def _has_triton_kernels(capability: Capability) -> bool:
-    """Whether triton_kernels runs MXFP4 here: on Hopper and the B200, but with drivers from 595 on (gpt_oss.py)."""
+    """Whether triton_kernels runs MXFP4 here: on Hopper, and the B200 with drivers before 595 (gpt_oss.py)."""
     from sglang.srt.utils import common
 
     if not (9, 0) <= capability < (11, 0) or not common.is_triton_kernels_available():

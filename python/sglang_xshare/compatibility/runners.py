@@ -39,12 +39,9 @@ class Runner:
         return marked and (not self.methods or not kinds.isdisjoint(self.methods))
 
 
-# csrc/fused_moe/cutlass_backend/cutlass_fused_moe_kernels.cuh: `is_valid_expert`, `expert_id == target_expert_id` and
-# finalizeMoeRoutingKernel's `expert_id < 0` leave -1 out; blockExpertPrefixSumKernel looks for one place of an expert
-# in a row.
 # csrc/fused_moe/trtllm_backend/trtllm_fused_moe_routing_custom.cuh, `expertIdx > -1`, and `isLocalExpert` in
 # include/flashinfer/trtllm/fused_moe/RoutingKernel.cuh: -1 gets permuted index -1, which finalizeKernel skips; lanes of
-# one row that hold the same expert race for one place. The methods leave out Fp8MoEMethod's scales of whole tensors.
+# one row that hold the same expert race for one place. The mark leaves out Fp8MoEMethod's scales of whole tensors.
 _TRTLLM_METHODS = ("UnquantizedFusedMoEMethod", "Fp8MoEMethod", "ModelOptNvFp4FusedMoEMethod")
 _TRTLLM = partial(Runner, convention=DROPPED, takes_kmax=False, marks={"block_quant": True})
 _MXFP4 = partial(Runner, "flashinfer_mxfp4", since="0.5.23", methods=("Mxfp4MoEMethod",))
@@ -61,6 +58,9 @@ TABLE = (
     # fill_gateup_input and post_reorder_deepgemm (0.5.17: `expert_id >= 0` in all of them), which steps by
     # runner_config.top_k; an expert has m_max rows, each row of the batch once
     Runner("deep_gemm", DROPPED, takes_kmax=False),
+    # csrc/fused_moe/cutlass_backend/cutlass_fused_moe_kernels.cuh: `is_valid_expert`, `expert_id == target_expert_id`
+    # and finalizeMoeRoutingKernel's `expert_id < 0` leave -1 out; blockExpertPrefixSumKernel looks for one place of an
+    # expert in a row
     Runner("flashinfer_cutlass", DROPPED),
     # moe_runner/flashinfer_trtllm.py, `use_routed_topk`, which may step by runner_config.top_k
     _TRTLLM("flashinfer_trtllm_routed", methods=_TRTLLM_METHODS),

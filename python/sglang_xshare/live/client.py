@@ -43,7 +43,9 @@ def find_keys(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
 
 
 class Client:
-    """Asks one server, changes with the admin key if there is one. Raises `PolicyError` for a refusal, or no answer."""
+    """Asks one server: changes with the admin key where one is given, all else with the API key. Methods raise
+    `PolicyError` for a refusal, and where no server answers.
+    """
 
     def __init__(self, url: str, api_key: str | None = None, admin_api_key: str | None = None) -> None:
         try:

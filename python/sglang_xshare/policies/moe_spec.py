@@ -39,4 +39,4 @@ def moe_spec(
     """A fixed number of experts for a whole draft tree: those with the largest scores."""
     if ranking == "static" and utility != "full":
         raise ValueError(f"utility = {utility!r}: allowed only with ranking router, a static order asks no scores")
-    return SelectionPlan(**locals())
+    return SelectionPlan(**locals())  # keys alone: another variable here would be one

@@ -1,4 +1,6 @@
-"""Opportunistic Expert Activation: Batch-Aware Expert Routing for Faster Decode Without Retraining, 2511.02237."""
+"""Opportunistic Expert Activation: Batch-Aware Expert Routing for Faster Decode Without Retraining
+(arXiv 2511.02237).
+"""
 
 from dataclasses import replace
 
@@ -37,4 +39,4 @@ def oea(
     With `target_per_rank`, OEA's extension to expert parallelism (section 7): ranks with fewer active experts than the
     fullest, which the step waits for, get as many more of what rows want next, by utility; 1 does no more than that.
     """
-    return SelectionPlan(balance="literal" if target_per_rank is None else "level", **locals())
+    return SelectionPlan(balance="literal" if target_per_rank is None else "level", **locals())  # keys alone

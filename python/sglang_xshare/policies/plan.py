@@ -140,7 +140,9 @@ class SelectionPlan:
 
     @property
     def own_power(self) -> float:
-        """Weights that renormalize are over own ** own_share * chosen ** (1 - own_share), sums of a row's scores."""
+        """Weights that renormalize are divided by own ** this * got ** (1 - this): a row's sums over its own top-k, and
+        over what it got.
+        """
         return 1.0 if self.divides_by_own else self.own_share
 
     @property

@@ -55,4 +55,4 @@ def xshare(
     if mass is UNSET:
         mass = MASS if add is UNSET and not add_per_request and target_per_rank is None else None
     add = 0 if add is UNSET else add
-    return SelectionPlan(**locals())
+    return SelectionPlan(**locals())  # keys alone: another variable here would be one

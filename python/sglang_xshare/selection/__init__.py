@@ -79,7 +79,9 @@ def _choose_backend(logits: torch.Tensor, plan: SelectionPlan, router: Router, b
 def prepare(
     logits: torch.Tensor, plan: SelectionPlan, router: Router, batch: Batch, slots: RunnerSlots | None
 ) -> Call | None:
-    """The compiled call for what `select` has checked, if it would choose it; other logits go unchecked."""
+    """The compiled call for what `select` has checked, None where it would not choose it; it takes other logits of the
+    shape, and other flags, unchecked.
+    """
     if _choose_backend(logits, plan, router, batch) != "cpu":
         return None
     return prepare_call(plan, router, logits.shape[1], batch.exact is not None, slots)

@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 class Acceptance:
     """Estimates the chance of a draft from what a scheduler's requests accept: chains of `width` rows, or trees as
-    deep, whose first is always emitted; 1 without speculation. Counted on the host, alike on all ranks after the same
-    forward.
+    deep, whose first is always emitted; `width` is 1 without speculation. Counted on the host, alike on all ranks after
+    the same forward.
     """
 
     def __init__(self, width: int = 1) -> None:
@@ -60,7 +60,9 @@ class Acceptance:
 
 
 def estimate(drafts: float, width: int) -> float:
-    """The chance, in 1 / 64, that each of `width` - 1 drafts is accepted after those before, `drafts` in the mean."""
+    """The chance, a multiple of 1 / 64 from 1 / 64 to 63 / 64, at which each of `width` - 1 drafts is accepted after
+    those before, and `drafts` in the mean.
+    """
     return min(_GRID, key=lambda chance: abs(_expect(chance, width) - drafts))
 
 

@@ -27,7 +27,9 @@ class Ranks:
             raise ValueError(f"rows = {rows!r}: CUDA graphs hold what ranks gather; allowed is {own!r}")
 
     def divide(self, counts: list[int]) -> tuple[int, ...]:
-        """Router rows of every rank, by the padded ones. Raises RuntimeError for missing ones, or no divisor."""
+        """Router rows of every rank, from what each attention rank was padded to. Raises RuntimeError where these are
+        not all, or do not divide.
+        """
         if len(counts) * self.share != self.size or any(count % self.share for count in counts):
             raise RuntimeError(
                 f"{counts} rows on {self.size} ranks, {self.share} of which share requests: an expert policy needs the "

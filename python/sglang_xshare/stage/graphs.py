@@ -52,7 +52,7 @@ class Graphs:
         return key._replace(rows=min((rows for rows in captured if rows >= key.rows), default=key.rows))
 
     def prepare(self, layers: Sequence[Layer], step: Step) -> None:
-        """Make the buffers for graphs of this size after the eager step before a capture, which could make no copy."""
+        """Make the buffers for graphs of this size after the eager step before a capture, in which no copy can be."""
         if step.rows not in self.rows:
             return
         from ..selection.triton_kernel import supports
@@ -124,7 +124,9 @@ class Graphs:
             buffer.weigh(drafts)
 
     def _fit(self, place: Place, former: Plans, plans: Plans) -> tuple[Budgets, SelectionPlan] | None:
-        """(buffer, plan to write to it) for a captured layer and step; None if nothing is to do. Raises ValueError."""
+        """(buffer, plan to write to it) for a captured layer and step; None if nothing is to do. Raises ValueError
+        where it cannot follow.
+        """
         # Before all else: what is observed is counted where graphs go on writing, though they are not replayed now.
         if _is_observing(former) or _is_observing(plans):
             if former.given == plans.given:
@@ -149,7 +151,7 @@ class Graphs:
 
 
 def open_up(plan: SelectionPlan, router: Router) -> SelectionPlan:
-    """The plan that makes `plan`'s kernel route as the model. Raises ValueError for other columns than top-k."""
+    """The plan that has `plan`'s kernel route as the model does. Raises ValueError for other columns than top-k."""
     if plan.columns(router) != router.top_k:
         raise ValueError(f"kmax = {plan.kmax} columns; the model's own routing has {router.top_k}")
     return replace(plan, k0=None, p=1.0, beta=None, warm_rows=None)

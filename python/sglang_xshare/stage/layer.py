@@ -145,7 +145,7 @@ class Layer:
         return drop_slots(ids, weights) if self.convention == DROPPED else refill_slots(ids, weights)
 
     def prepare(self, output_format: Any, logits: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """(what the runner is handed for `output_format`, masked logits [n, N]), whose top-k is the selection."""
+        """(what the runner is handed for `output_format`, logits [n, N]), masked to the selection if it ranks them."""
         if self.convention != MASKED:
             return type(output_format).STANDARD, logits
         if output_format == type(output_format).BYPASSED:

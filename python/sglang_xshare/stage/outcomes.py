@@ -36,7 +36,7 @@ class Outcomes:
             self._spelling = spelling if len(spelling) <= LONGEST else f"{plan['policy']}, plan {hash_plan(plan)}"
 
     def begin(self, reasons: set[str | None]) -> str:
-        """The outcome of an eager forward, of the `reasons` of layers: None where one has a plan; none in a prefill."""
+        """The outcome of an eager forward: `reasons` why layers have no plan, None if one has; empty in a prefill."""
         if not reasons:
             self.outcome = "prefill"
         elif None in reasons:

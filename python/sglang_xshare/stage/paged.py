@@ -13,7 +13,7 @@ from .step import Step
 
 
 class SlotsExceeded(RuntimeError):
-    """More experts were active than a layer has slots, though SGLang was told otherwise: wrong answers, so it stops."""
+    """More experts were active than a layer has slots, though SGLang was told otherwise: the server stops."""
 
 
 class PagedLayers:

@@ -205,7 +205,7 @@ class Stage:
             self._adopt(Plans(schedule.weigh(self.acceptance.number), self.batches, self.masks))
 
     def end_forward(self, forward_batch: Any) -> Forward | None:
-        """A forward was launched or replayed. Returns what its requests count; None where no policy ever was."""
+        """A forward was launched or replayed. Returns what its requests count; None if no policy was ever in force."""
         forward = self.outcomes.describe(forward_batch, self.ranks)
         if self.agreement is not None and (which := self.agreement.end_forward(self.ranks)):
             go_back = functools.partial(self.switch, None, self.reporter)

@@ -90,7 +90,7 @@ def read_step(
 
 
 def read_key(forward_batch: Any, ranks: Ranks | None = None) -> StepKey | None:
-    """Of `read_step`'s step, with as many rows a rank as the longest has, where they are padded."""
+    """Of `read_step`'s step: where ranks pad each other, with the longest's rows for each. No device is touched."""
     counts = forward_batch.global_num_tokens_cpu if ranks is not None else read_rows_by_rank(forward_batch)
     if ranks is not None and not ranks.together:
         counts = [len(forward_batch.out_cache_loc) // ranks.share]

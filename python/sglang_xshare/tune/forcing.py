@@ -46,7 +46,9 @@ class Force:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model thought of a forced token: `nats`, the likeliest token, the likeliest's log-probabilities."""
+    """What the model thought of a forced token: its nats, the likeliest token, and log-probabilities of the likeliest
+    tokens and of the forced one.
+    """
 
     nats: float
     greedy: int

@@ -48,8 +48,8 @@ def trim(options: Sequence[Option]) -> list[Option]:
 
 def rank_choices(groups: Mapping[str, Sequence[Option]]) -> list[dict[str, Option]]:
     """Choices of an option for each group, from all first to all last: each moves one group on to its next option,
-    whose experts cost least. None with as few experts has a smaller sum of losses, which rise along them, as trimmed
-    options have.
+    that whose experts cost least. The options of a group must be trimmed: then none with as few experts has a smaller
+    sum of losses, and losses rise along the choices.
     """
     moves = [(_price(*pair), group, pair[1]) for group, options in groups.items() for pair in pairwise(options)]
     choice = {group: options[0] for group, options in groups.items()}

@@ -17,7 +17,7 @@ _TURN = 6364136223846793005
 
 
 class Compared(NamedTuple):
-    """How often ranks have compared, each selected otherwise than the first, and the server left its policy."""
+    """How often ranks compared, how often each selected otherwise than the first, and the server went to vanilla."""
 
     comparisons: int
     disagreements: list[int]
@@ -65,7 +65,9 @@ class Agreement:
         torch.addcmul(self._weights.where(active, 0).sum(), self._checksum, self._turn, out=self._checksum)
 
     def end_forward(self, ranks: Ranks | None) -> list[int]:
-        """A forward was launched: compare if it is time. Returns the ranks that selected otherwise than the first."""
+        """A forward was launched: compare if it is time, unless `ranks` select apart. Returns the ranks that selected
+        otherwise than the first.
+        """
         self.forwards += 1
         if not is_due(self.forwards):
             return []

@@ -173,7 +173,7 @@ class Reader:
 def add_tables(
     totals: torch.Tensor, tables: Tally, step: Step, residents: Residents | None, fits: Sequence[bool]
 ) -> torch.Tensor:
-    """Add what `counters.count_tables` counts to `totals` [layers, COLUMNS] float64. Returns what was added."""
+    """Add what `count_tables` counts to `totals` [layers, COLUMNS] float64. Returns what was added."""
     counts = torch.empty_like(totals)
     sure = copy_flags(tuple(fits), totals.device) if fits and residents is not None else None
     # Named, as what is made contiguous has to live until the call is over.

@@ -13,8 +13,8 @@ PIPED = 120
 def open_console() -> Console:
     """Stdout: as wide as the terminal or COLUMNS says, else `PIPED`; numbers are not coloured."""
     columns = os.environ.get("COLUMNS", "")
-    is_told = sys.stdout.isatty() or (columns.isdigit() and int(columns) > 0)
-    return Console(highlight=False, width=None if is_told else PIPED)
+    has_width = sys.stdout.isatty() or (columns.isdigit() and int(columns) > 0)
+    return Console(highlight=False, width=None if has_width else PIPED)
 
 
 def spell_bytes(count: float) -> str:

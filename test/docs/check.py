@@ -24,8 +24,8 @@ def check_runs(commands: Iterable[Command], runs: Mapping[str, object] = RUNS) -
     for text, run in runs.items():
         if isinstance(run, Elsewhere):
             problems += [f"test/docs/runs.py: `{text}`: {reason}" for reason in check_elsewhere(text, run)]
-        if isinstance(run, Same) and not isinstance(runs.get(run.verb), Run):
-            problems.append(f"test/docs/runs.py: `{text}`: `{run.verb}` is not run")
+        if isinstance(run, Same) and not isinstance(runs.get(run.target), Run):
+            problems.append(f"test/docs/runs.py: `{text}`: `{run.target}` is not run")
         if isinstance(run, Ask) and not isinstance(runs.get(run.server), Serve):
             problems.append(f"test/docs/runs.py: `{text}`: `{run.server}` serves nothing")
     return problems

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 class Run:
     """Run it with words replaced and arguments appended; it ends with `status`, and its output has `shows`, a pattern.
 
-    A verb of make is run as its last line, without what it needs first: the environment that runs the test. In all
+    A target of make is run as its last line, without what it needs first: the environment that runs the test. In all
     texts `{scratch}` is a fresh folder and `{tree}` an unpatched SGLang that the test may patch.
     """
 
@@ -44,9 +44,9 @@ class Parse:
 
 @dataclass(frozen=True)
 class Same:
-    """It is what a verb of make runs last, which another entry runs."""
+    """It is what a target of make runs last, which another entry runs."""
 
-    verb: str
+    target: str
 
 
 @dataclass(frozen=True)

@@ -69,15 +69,15 @@ def test_command(command: Command, places: Callable[[str], str]) -> None:
 def test_a_command_is_what_the_verb_runs(text: str) -> None:
     run = RUNS[text]
     assert isinstance(run, Same)
-    assert last_line_of_make(run.verb).rpartition("/bin/")[2].split() == text.split()
+    assert last_line_of_make(run.target).rpartition("/bin/")[2].split() == text.split()
 
 
 @pytest.mark.parametrize("text", [text for text, run in RUNS.items() if isinstance(run, Parse)])
 def test_flags_are_sglangs_and_ours(text: str) -> None:
     from sglang.srt.server_args import ServerArgs
 
-    program, verb, *flags = shlex.split(text)
-    assert (program, verb) == ("sglang", "serve")
+    program, subcommand, *flags = shlex.split(text)
+    assert (program, subcommand) == ("sglang", "serve")
     parser = argparse.ArgumentParser(exit_on_error=False)
     ServerArgs.add_cli_args(parser)
     arguments = read_arguments(parser.parse_args(flags))
@@ -144,7 +144,7 @@ def replace_words(text: str, words: object) -> str:
 
 
 def last_line_of_make(text: str) -> str:
-    """What a verb of make runs itself, without what it needs first."""
+    """What a target of make runs itself, without what it needs first."""
     # Under `make test`, a make inside would take over the outer one's flags and print the folder it leaves last.
     env = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}}
     done = subprocess.run(["bash", "-c", f"{text} --dry-run"], cwd=ROOT, env=env, capture_output=True, text=True)

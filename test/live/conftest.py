@@ -1,4 +1,4 @@
-"""Fixtures of the live control's tests: the stage's fake model, the stage around it, and a server for the verbs."""
+"""Fixtures of the live control's tests: the stage's fake model, the stage around it, a server for the subcommands."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

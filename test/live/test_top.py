@@ -11,7 +11,7 @@ from live.fake import FakeServer
 from refused import read_refusal
 from sglang_xshare.cli import main
 from sglang_xshare.live import PATH
-from sglang_xshare.live import top as verb
+from sglang_xshare.live import top as subcommand
 from sglang_xshare.live.top import METRICS, Look, compare, read_gauges
 
 METRICS_TEXT = """\
@@ -85,7 +85,7 @@ def test_page_ins_are_told_where_experts_are_paged():
     assert frame["layers"][0] == load(1, 10.0, 5.0, 0.875, 7.5, 2.5)
     console = Console(width=100)
     with console.capture() as shown:
-        console.print(verb.draw(frame, 8))
+        console.print(subcommand.draw(frame, 8))
     assert "14.5 -> 6.2, page-ins 7.5 -> 2.5, kept mass" in shown.get()
 
 
@@ -143,7 +143,7 @@ def test_it_looks_again_until_the_server_is_gone(server, capsys, monkeypatch):
         server.routes[PATH] = (200, json.dumps(LATER).encode()) if asked < 6 else (500, b"")
 
     server.routes[PATH] = 200, json.dumps(EARLIER).encode()
-    monkeypatch.setattr(verb.time, "sleep", sleep)
+    monkeypatch.setattr(subcommand.time, "sleep", sleep)
     assert main(["top", server.url, "--interval", "0.5", "--json"]) == 1
     out, err = capsys.readouterr()
     frames = [json.loads(line) for line in out.splitlines()]
@@ -156,7 +156,7 @@ def test_ctrl_c_ends_it(server, monkeypatch):
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verb.time, "sleep", interrupt)
+    monkeypatch.setattr(subcommand.time, "sleep", interrupt)
     assert main(["top", server.url]) == 0
 
 

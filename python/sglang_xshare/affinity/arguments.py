@@ -19,7 +19,7 @@ FLAG = f"--load-balance-method {METHOD}"
 # Other ways in than SGLang's tokenizer manager, which tells the requests that have ended.
 SERVERS = ("grpc_mode", "smg_grpc_mode", "grpc_port")
 RUST = "SGLANG_RUST_SERVER"
-UNTOLD = "nothing tells which requests have ended"
+NO_SIGN_OF_END = "nothing tells which requests have ended"
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ def check_affinity(server_args: Any, arguments: AffinityArguments) -> None:
         value = getattr(config, name, None)
         if value:
             flag = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
-            raise _refuse_beside(flag, f"{UNTOLD}; allowed is HTTP")
+            raise _refuse_beside(flag, f"{NO_SIGN_OF_END}; allowed is HTTP")
     if is_switched_on(RUST):
         told = f"{RUST}={os.environ.get(RUST, 'on')}"
-        raise _refuse_beside(told, f"{UNTOLD}; allowed is unset")
+        raise _refuse_beside(told, f"{NO_SIGN_OF_END}; allowed is unset")
     _check_table(server_args, arguments.table)
 
 

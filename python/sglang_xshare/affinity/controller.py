@@ -34,7 +34,7 @@ class Dispatcher:
         self._counts = DecisionCounts(len(affinity.loads), export)
         self._early = Recent(EARLY)
         self._late: set[str] = set()
-        self._told = time.monotonic()
+        self._logged = time.monotonic()
 
     def __call__(self, request: Any) -> None:
         """Send one `TokenizedGenerateReqInput`, or one for an embedding."""
@@ -73,8 +73,8 @@ class Dispatcher:
             self.affinity.finish(request.rid)
         loads = self.affinity.loads
         self._counts.count(decision, loads)
-        if now - self._told >= LOG_INTERVAL:
-            self._told = now
+        if now - self._logged >= LOG_INTERVAL:
+            self._logged = now
             logger.info(self._counts.format_log(loads))
 
 

@@ -223,21 +223,21 @@ def _judge(
     """What SGLang and its checks say, or why nothing. Raises ValueError for flags that SGLang does not take."""
     from ..patching.engine import check_patched
     from ..patching.tree import find_tree
-    from .pretend import Untold
+    from .pretend import CannotPretend
 
     report: dict[str, Any] = {"sglang": None, "gpu": name}
     try:
         check_patched()
         if gpu and gpu.capability is None:
             nvidia = ", ".join(NVIDIA)
-            raise Untold(
+            raise CannotPretend(
                 f"--gpu {name}: SGLang decides for AMD's GPUs when it is imported; allowed is {nvidia}, or none"
             )
         from .resolve import describe, resolve
 
         resolution = resolve(given, gpu)
         return report | {"sglang": find_tree(None).release, **describe(resolution)}, resolution
-    except (Untold, PatchError) as error:
+    except (CannotPretend, PatchError) as error:
         unanswered.append(f"whether it would be served: {error}")
     except ModuleNotFoundError as error:
         unanswered.append(f"whether it would be served: it needs {error.name}, which is not installed here")

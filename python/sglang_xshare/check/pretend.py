@@ -11,7 +11,7 @@ MI300 = (9, 4)
 """What torch calls the architecture gfx942."""
 
 
-class Untold(ValueError):
+class CannotPretend(ValueError):
     """A GPU that SGLang cannot be told of here."""
 
 
@@ -20,7 +20,7 @@ def pretend(gpu: Gpu) -> Iterator[None]:
     """Within it SGLang takes this machine for one with such a GPU, FlashInfer and triton_kernels installed.
 
     What SGLang has asked the machine when it was imported stays as it is. For AMD's GPUs that is much: of what SGLang
-    resolves for them, only the MoE runner is right. Raises `Untold` on a release that cannot be told.
+    resolves for them, only the MoE runner is right. Raises `CannotPretend` on a release that cannot be told.
     """
     import torch
 
@@ -28,7 +28,7 @@ def pretend(gpu: Gpu) -> Iterator[None]:
         from sglang.srt.runtime_context import override_platform
         from sglang.srt.utils import common
     except ImportError:
-        raise Untold(
+        raise CannotPretend(
             "--gpu: this SGLang resolves its arguments for its own machine alone; allowed is none, or SGLang 0.5.19 "
             "and later"
         ) from None

@@ -26,7 +26,7 @@ class Acceptance:
     """
 
     def __init__(self, width: int = 1) -> None:
-        self.number = self._told = MOST_LIKELY
+        self.number = self._logged = MOST_LIKELY
         self.width = width
         self._forwards = 0
         self._verified, self._accepted = float(FIRST), float(FIRST * (width - 1))
@@ -53,9 +53,9 @@ class Acceptance:
         while self._verified > MEMORY:
             self._verified, self._accepted = self._verified / 2, self._accepted / 2
         former, self.number = self.number, estimate(self._accepted / self._verified, self.width)
-        if abs(self.number - self._told) >= MUCH:
-            logger.info("Expert policy: the chance of a draft is %.2f now, %.2f before", self.number, self._told)
-            self._told = self.number
+        if abs(self.number - self._logged) >= MUCH:
+            logger.info("Expert policy: the chance of a draft is %.2f now, %.2f before", self.number, self._logged)
+            self._logged = self.number
         return self.number != former
 
 

@@ -23,7 +23,7 @@ from benchmark.quality.defaults import tabulate_defaults
 from benchmark.quality.drafts.report import tabulate_drafts
 from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
-from benchmark.records.experiments import EXPERIMENTS, VERIFIED
+from benchmark.records.experiments import BUDGETED, EXPERIMENTS, VERIFIED
 from benchmark.serving.exact import tabulate_exact
 from benchmark.serving.report import (
     summarize_serving,
@@ -59,7 +59,7 @@ TABLES = {
     "verified": Source(WITH_DRAFTS, tabulate_verified),
     "verified-summary": Source(WITH_DRAFTS, summarize_verified),
     "drafts": Source(("drafts",), tabulate_drafts),
-    "defaults": Source(("defaults", "defaults-biased", "defaults-many512"), tabulate_defaults),
+    "defaults": Source(("defaults", *(f"defaults-{model}" for model in BUDGETED)), tabulate_defaults),
     "defaults-verified": Source(("defaults-verified",), tabulate_defaults),
     "front": Source(FRONTS, tabulate_gains),
     **{one.replace("front", "front-settings"): Source((one,), tabulate_front) for one in FRONTS},

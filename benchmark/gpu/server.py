@@ -82,8 +82,9 @@ def rows(points: Mapping[str, Any]) -> list[Row]:
 HEADINGS = ("model", "policy", "at a time", "tokens/s", "gain", "ms a token", "active experts", "kept mass")
 NOTE = (
     "Policy off -> on, medians of alternating rounds over servers that stay up, CUDA graphs on, 128 tokens in and 256 "
-    "out. Gain: percent of output tokens/s, the mean of the rounds' ratios ± two standard errors. Ms a token: "
-    "bench_serving's median time per output token. Weights are random: speed is real, loss means nothing here."
+    "out. Gain: percent of output tokens/s, the mean of the rounds' ratios ± two standard errors, not the ratio of the "
+    "medians. Ms a token: bench_serving's median time per output token. -: the policy never acted. Weights are random: "
+    "speed is real, loss means nothing here."
 )
 GREEDY = (
     " Tokens are greedy: of random weights they are soon the same in several rows, which then share experts, so that a "

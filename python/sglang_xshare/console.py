@@ -14,7 +14,15 @@ def open_console() -> Console:
     """Stdout: as wide as the terminal or COLUMNS says, else `PIPED`; numbers are not coloured."""
     columns = os.environ.get("COLUMNS", "")
     has_width = sys.stdout.isatty() or (columns.isdigit() and int(columns) > 0)
-    return Console(highlight=False, width=None if has_width else PIPED)
+    return _Console(highlight=False, width=None if has_width else PIPED)
+
+
+class _Console(Console):
+    """Leaves a reader that has gone to the command line, which rich would end with 1."""
+
+    def on_broken_pipe(self) -> None:
+        """Called where a write has failed."""
+        raise BrokenPipeError
 
 
 def spell_bytes(count: float) -> str:

@@ -104,7 +104,7 @@ def test_it_serves_what_a_server_serves(release, patched_release, written):  # n
     useless = reports["a plan that drops nothing"]
     assert useless["plans_that_can_drop"] == 0
     assert reports["no policy"]["policy"] is None
-    start = ["sglang", "serve", "--model-path", str(TINY), *CPU]
+    start = ["SGLANG_USE_CPU_ENGINE=1", "sglang", "serve", "--model-path", str(TINY), *CPU]
     for case, more in {"no policy": ["--expert-policy", "xshare"], "bare xshare": ACCEPTED["bare xshare"]}.items():
         assert shlex.split(reports[case]["start"]) == [*start, *more]
 
@@ -156,7 +156,7 @@ def test_the_policy_is_told_with_every_key_or_as_refused(patched_release):
     rows = [re.search(r"^ policy +(.*?) *$", answer["out"], re.MULTILINE) for answer in answers]
     assert [row and row[1] for row in rows] == list(spellings.values())
     starts = [answer["out"].partition("Start it: ")[2].rstrip("\n") for answer in answers]
-    told = [shlex.join(["sglang", "serve", *flags]) for flags in asked]
+    told = [shlex.join(["SGLANG_USE_CPU_ENGINE=1", "sglang", "serve", *flags]) for flags in asked]
     assert starts == [
         start if meaning != "refused" else "" for start, meaning in zip(told, spellings.values(), strict=True)
     ]

@@ -96,9 +96,10 @@ def test_page_ins_are_told_where_experts_are_paged():
         at(10.0, answer(layer(1, 99, 9, 9, 9.0, 9), LATER["since_switch"]["by_layer"][1])),
         at(10.0, answer(layer(1, 6, 9, 9, 9.0, 99), LATER["since_switch"]["by_layer"][1])),
         at(10.0, answer({**layer(1, 4, 40, 20, 7.0, 8), "page_ins": 3}, LATER["since_switch"]["by_layer"][1])),
+        at(10.0, answer(layer(0, 4, 40, 20, 7.0, 8), LATER["since_switch"]["by_layer"][1])),
         at(10.0, EARLIER | {"switches": 2}),
     ],
-    ids=["first", "restarted", "restarted with fewer rows", "restarted without pages", "switched"],
+    ids=["first", "restarted", "restarted with fewer rows", "restarted without pages", "another model", "switched"],
 )
 def test_the_first_frame_and_that_of_another_plan_are_of_all_since_it_is_in_force(before):
     frame = compare(at(12.0, LATER), before)

@@ -14,6 +14,17 @@ DEFAULT = 1.175
 """The widest, of steps of 0.025, with which the load imbalance stayed below 1.1 in the mean over all traffic of
 benchmark/README.md, at 2, 4 and 8 replicas.
 """
+REASONS = ("affinity", "bound", "sticky", "session", "idle", "load", "directed")
+"""Why a replica got a request: the most similar experts and the longest cached prefix (affinity); the replica with
+these is too full (bound), or busy while this one is idle (idle); it had the conversation's earlier turns (sticky) or
+has its session (session); without signature and cached prefix, the fewest requests (load); the client's choice
+(directed).
+"""
+PREFIX_WEIGHT = 2.0
+"""Of the share of a prompt that a replica has in its cache, beside the similarity of experts. That is about 0.5 within
+a domain and below 0 across: a third of a prompt that need not be computed again outweighs a domain. What all prompts
+begin with is soon in every cache, and decides nothing.
+"""
 
 
 def list_open(loads: Sequence[int], alive: Sequence[int], bound: float) -> list[int]:
@@ -41,19 +52,6 @@ def price_load(loads: Sequence[int], alive: Sequence[int], bound: float) -> list
 def _mean(loads: Sequence[int], alive: Sequence[int]) -> float:
     """Of the replicas alive, one more request counted."""
     return (sum(loads[replica] for replica in alive) + 1) / len(alive)
-
-
-REASONS = ("affinity", "bound", "sticky", "session", "idle", "load", "directed")
-"""Why a replica got a request: the most similar experts and the longest cached prefix (affinity); the replica with
-these is too full (bound), or busy while this one is idle (idle); it had the conversation's earlier turns (sticky) or
-has its session (session); without signature and cached prefix, the fewest requests (load); the client's choice
-(directed).
-"""
-PREFIX_WEIGHT = 2.0
-"""Of the share of a prompt that a replica has in its cache, beside the similarity of experts. That is about 0.5 within
-a domain and below 0 across: a third of a prompt that need not be computed again outweighs a domain. What all prompts
-begin with is soon in every cache, and decides nothing.
-"""
 
 
 @dataclass(frozen=True)

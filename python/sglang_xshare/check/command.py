@@ -130,7 +130,7 @@ def check(given: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     if verdict == "served":
         more = [] if flags.policy else ["--expert-policy", DEFAULT]
         if not more or _judge([*given, *more], gpu, options.gpu, [])[0].get("served"):
-            engine = ["SGLANG_USE_CPU_ENGINE=1"] * (flags.device == "cpu")
+            engine = ["SGLANG_USE_CPU_ENGINE=1"] * (report.get("device") == "cpu")
             report["start"] = shlex.join([*engine, "sglang", "serve", *options.server_flags, *more])
     return report | {"verdict": verdict, "served": verdict == "served", "not_answered": unanswered}
 

@@ -24,6 +24,9 @@ from ..upstream.batches import list_captured, read_batches
 from ..upstream.server import attention_dp_size, model_config, resolved, spell
 from .pretend import pretend
 
+COMPILED = {"cuda": ("triton", triton_kernel.supports), "cpu": ("cpu", cpu_call.supports)}
+"""Device -> what selects there, and whether it serves a plan; torch does the rest."""
+
 
 class Resolution:
     """What came of a server's arguments.
@@ -148,10 +151,6 @@ def _listening(lines: list[tuple[str, str]]) -> Iterator[None]:
         for logger in loggers:
             logger.removeHandler(listener)
             logger.propagate = True
-
-
-COMPILED = {"cuda": ("triton", triton_kernel.supports), "cpu": ("cpu", cpu_call.supports)}
-"""Device -> what selects there, and whether it serves a plan; torch does the rest."""
 
 
 def describe(resolution: Resolution) -> dict[str, Any]:

@@ -25,6 +25,9 @@ from .schedule import check_schedule
 
 PLACEMENT, STAGE, AFFINITY = "placement", "stage", "affinity"
 """Parts of the arguments: `--expert-placement`; a policy or masked padding rows; expert-affinity dispatch."""
+logger = logging.getLogger(__name__)
+GIVEN, RESOLVED = "given", "resolved"
+"""Before SGLang resolves the arguments, whose own errors are tracebacks; after, before weights load."""
 
 
 class Start:
@@ -69,12 +72,6 @@ class Start:
     def model(self) -> MoeModel:
         """What a schedule must fit of it. Raises `ExpertPolicyError`."""
         return read_model(model_config(self.server_args), self.server_args.model_path)
-
-
-logger = logging.getLogger(__name__)
-
-GIVEN, RESOLVED = "given", "resolved"
-"""Before SGLang resolves the arguments, whose own errors are tracebacks; after, before weights load."""
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,16 @@ DISPATCH = "static"
 UNSYNCHRONIZED = "SGLANG_SCHEDULER_SKIP_ALL_GATHER"
 # Upstream's benchmark switches, which overwrite what was selected.
 SIMULATIONS = ("SGLANG_SIMULATE_UNIFORM_EXPERTS", "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS")
+DRAFTERS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
+NEWER = ("DFLASH", "DSPARK", "FROZEN_KV_MTP", "UNO")
+"""Those that have been executed with a policy on `SINCE` alone, and on one rank of attention."""
+SINCE = "0.5.23"
+# How DSpark verifies: in two of its three modes every request has as many rows, whatever is accepted of them.
+MODE, UNIFORM = "SGLANG_RAGGED_VERIFY_MODE", ("static", "cap-accept")
+UNRECORDED = ("DSPARK", "NGRAM", "UNO")
+"""Whose verification leaves what SGLang has recorded of its experts behind, UNO's for one token a step."""
+UNPREPARED = ("FROZEN_KV_MTP", "UNO")
+"""Who cannot go on with what a prefill server hands over: SGLang 0.5.23 fails at the first step."""
 
 
 def check_modes(config: Any, names_runner: bool = True) -> None:
@@ -141,18 +151,6 @@ def _check_ranks(config: Any) -> None:
     if is_switched_on(UNSYNCHRONIZED):
         reason = f"ranks of {mode} would not know what the others do; allowed is unset"
         raise refusal(UNSYNCHRONIZED, os.environ.get(UNSYNCHRONIZED, "on"), reason)
-
-
-DRAFTERS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
-NEWER = ("DFLASH", "DSPARK", "FROZEN_KV_MTP", "UNO")
-"""Those that have been executed with a policy on `SINCE` alone, and on one rank of attention."""
-SINCE = "0.5.23"
-# How DSpark verifies: in two of its three modes every request has as many rows, whatever is accepted of them.
-MODE, UNIFORM = "SGLANG_RAGGED_VERIFY_MODE", ("static", "cap-accept")
-UNRECORDED = ("DSPARK", "NGRAM", "UNO")
-"""Whose verification leaves what SGLang has recorded of its experts behind, UNO's for one token a step."""
-UNPREPARED = ("FROZEN_KV_MTP", "UNO")
-"""Who cannot go on with what a prefill server hands over: SGLang 0.5.23 fails at the first step."""
 
 
 def check_speculation(config: Any) -> None:

@@ -99,7 +99,9 @@ def compare(now: Look, before: Look | None) -> dict[str, Any]:
 def _continues(layers: list[dict[str, Any]], former: list[dict[str, Any]]) -> bool:
     """Whether these are later counts of the same server."""
     return len(layers) == len(former) and all(
-        new.keys() == old.keys() and all(new[name] >= old[name] for name in ("layer", "layer_steps", "rows"))
+        new["layer"] == old["layer"]
+        and new.keys() == old.keys()
+        and all(new[name] >= old[name] for name in ("layer_steps", "rows"))
         for new, old in zip(layers, former, strict=True)
     )
 

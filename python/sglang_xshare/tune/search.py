@@ -9,6 +9,10 @@ from statistics import fmean
 from .measure import Bench, Loss, Measurement, agreement, compare
 from .plans import VANILLA_SETTING, Layers, build_policy, name_layers
 
+Tell = Callable[[str], None]
+ACTIVE, PAGED = "active experts", "page-ins"
+"""What a setting saves: where experts are paged in over a link, those that are."""
+
 
 @dataclass(frozen=True)
 class Option:
@@ -66,11 +70,6 @@ def _price(one: Option, next: Option) -> float:
 
 def _mean(pool: Sequence[Option]) -> float:
     return sum(one.loss for one in pool) / len(pool)
-
-
-Tell = Callable[[str], None]
-ACTIVE, PAGED = "active experts", "page-ins"
-"""What a setting saves: where experts are paged in over a link, those that are."""
 
 
 @dataclass(frozen=True)

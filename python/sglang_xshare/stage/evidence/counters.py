@@ -29,16 +29,14 @@ COUNTS = {
 }
 PAGING_COUNTS = {"page_ins_before": PAGED_BEFORE, "page_ins": PAGED, "exceeded": EXCEEDED}
 """The columns of an `Interval`'s numbers, of servers that page experts the latter too."""
+MAX_SHAPES = 64
+"""How many kept: 48 layers of 128 experts and 512 rows have 0.1 MB a shape."""
 
 
 @cache
 def copy_flags(flags: tuple[bool, ...], device: torch.device) -> torch.Tensor:
     """[layers] bool on the device. Copied from the host once, before any capture, and kept for captured graphs."""
     return torch.tensor(flags).to(device)
-
-
-MAX_SHAPES = 64
-"""How many kept: 48 layers of 128 experts and 512 rows have 0.1 MB a shape."""
 
 
 class Counters:

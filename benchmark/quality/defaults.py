@@ -23,6 +23,8 @@ ADDS, SHARES = (24, 16, 32, 48), (0.125, 0.1875, 0.25, 0.375, 0.5)
 MASSES = (0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.99)
 PER_REQUEST = (4, 5)
 """XShare's best with drafts."""
+NAMED = {"xshare:careful": "mass=0.97", "xshare": "mass=0.9", "xshare:fast": "mass=0.8", "xshare:k0=1,add=24": "add=24"}
+"""Policies that the guide compares, by the setting that each is."""
 NOTE = """\
 All settings have k0=1. Experts: active ones, of vanilla's, mean over models, steps of {batches} requests, tokens of
 each {tokens}, of one domain and of mixed ones. Loss: nats a token above vanilla's on the same tokens, ± the standard
@@ -101,6 +103,19 @@ def tabulate_defaults(*records: Mapping[str, Any]) -> Table:
         models="; ".join(dict.fromkeys(map(_name, everything))),
     )
     return Table("Budgets for any model", ["budget", "experts", "worst loss", "where", "mean loss"], rows, note)
+
+
+def tabulate_named(*records: Mapping[str, Any]) -> Table:
+    """A row a policy of `NAMED`, a column a model: what share of its experts is left, and the worst loss."""
+    models = {_name(points[0]): points for points in (list(record.values()) for record in records)}
+    rows = []
+    for policy, setting in NAMED.items():
+        chosen = [[point for point in points if point["setting"] == setting] for points in models.values()]
+        shares = [fmean(point["active_experts"] / point["vanilla_active"] for point in points) for points in chosen]
+        losses = [max(point["loss"]["delta"] for point in points) for points in chosen]
+        rows.append([policy, *(f"{share:.0%}, {loss:.3f}" for share, loss in zip(shares, losses, strict=True))])
+    note = "Share of the model's own active experts that is left, and worst loss in nats, of 2 to 32 requests."
+    return Table("Presets, by model", ["`--expert-policy`", *models], rows, note)
 
 
 def _name(point: Mapping[str, Any]) -> str:

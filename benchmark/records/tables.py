@@ -19,7 +19,7 @@ from benchmark.gpu.server import tabulate as tabulate_gpu
 from benchmark.neighbours import tabulate_neighbours
 from benchmark.paged.report import tabulate_live as tabulate_paged_live
 from benchmark.paged.report import tabulate_paged
-from benchmark.quality.defaults import tabulate_defaults
+from benchmark.quality.defaults import tabulate_defaults, tabulate_named
 from benchmark.quality.drafts.report import tabulate_drafts
 from benchmark.quality.front.report import tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.report import tabulate_quality
@@ -50,6 +50,7 @@ class Source:
 H100_RUN, H200_RUN = "2026-11-26-nvidia-h100-80gb-hbm3", "2026-11-26-nvidia-h200"
 FRONTS = ("front", "front-grouped", "front-wide")
 WITH_DRAFTS = tuple(f"drafts-{batch}x{tokens}" for batch, tokens in VERIFIED)
+DEFAULTS = ("defaults", *(f"defaults-{model}" for model in BUDGETED))
 TABLES = {
     "serving": Source(("serving",), tabulate_serving),
     "serving-summary": Source(("serving", "drafts-1x8"), summarize_serving),
@@ -59,7 +60,8 @@ TABLES = {
     "verified": Source(WITH_DRAFTS, tabulate_verified),
     "verified-summary": Source(WITH_DRAFTS, summarize_verified),
     "drafts": Source(("drafts",), tabulate_drafts),
-    "defaults": Source(("defaults", *(f"defaults-{model}" for model in BUDGETED)), tabulate_defaults),
+    "defaults": Source(DEFAULTS, tabulate_defaults),
+    "presets": Source(DEFAULTS, tabulate_named),
     "defaults-verified": Source(("defaults-verified",), tabulate_defaults),
     "front": Source(FRONTS, tabulate_gains),
     **{one.replace("front", "front-settings"): Source((one,), tabulate_front) for one in FRONTS},

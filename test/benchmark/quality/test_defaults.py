@@ -4,6 +4,7 @@ drafts as `python -m benchmark.quality.defaults --batch 1 2 4 8 16 --tokens-per-
 
 import json
 
+from benchmark.common.variant import parse_plan
 from benchmark.quality import defaults
 
 
@@ -29,6 +30,13 @@ def test_the_worst_loss_is_told_with_its_place():
     table = defaults.tabulate_defaults(*records)
     assert table.rows == [["mass=0.9", "75%", "+0.0300 ± 0.0010", "softmax, 4 of 32, 16 requests, mixed", "+0.0200"]]
     assert "steps of 2, 16 requests" in table.note
+
+
+def test_the_guides_policies_are_settings_of_the_study():
+    settings = dict(defaults.list_settings(128))
+    assert {policy: parse_plan(policy) for policy in defaults.NAMED} == {
+        policy: parse_plan(settings[setting]) for policy, setting in defaults.NAMED.items()
+    }
 
 
 def test_command_measures_into_a_record(checkpoint, tmp_path, capsys):

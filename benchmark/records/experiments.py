@@ -49,7 +49,7 @@ SERVED = "--rounds 1 --requests 4 --concurrency 4 --output-tokens 8 --sums 4 --p
 TEXT = "--per-domain 4 --prompt 16 --steps 8 --batch 4"
 DRAFTS = "--add 8 --batch 1 --tokens-per-request 8 --chance 0.75 --per-domain 4 --prompt 16 --steps 16"
 BUDGETS = "--batch 4 --per-domain 4 --prompt 16 --steps 8"
-BUDGETED = ("wide", "many128", "biased", "many512")
+BUDGETED = ("wide", "many128", "grouped", "biased", "many512")
 DISPATCH = "--per-domain 8 --calibration 384 --replicas 2"
 
 

@@ -1,4 +1,4 @@
-"""Every Triton kernel of the package, launched as the stage launches it, at every number of experts that is served."""
+"""The selection kernel, launched as the stage launches it, at every number of experts that is served."""
 
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
@@ -9,7 +9,6 @@ import torch
 from benchmark.gpu.checks import WORKERS, explain
 from sglang_xshare import Batch, Router, RunnerSlots, SelectionPlan, build_plan, select
 from sglang_xshare.selection.triton_kernel.budgets import find_budgets
-from sglang_xshare.selection.triton_kernel.mask import mask_logits
 from sglang_xshare.stage.evidence.counters import Counters
 from sglang_xshare.stage.step import Step
 
@@ -30,7 +29,7 @@ def run_steps(
     slots: RunnerSlots = FILLED,
     tokens_per_request: int = 1,
 ) -> None:
-    """Steps of two layers, counted as on a GPU: both selecting, the first alone, vanilla, a prefill; masked logits."""
+    """Steps of two layers, counted as on a GPU: both selecting, the first alone, vanilla, a prefill."""
     router = Router(min(8, experts // 4))
     logits = torch.randn(rows, experts, device=device).bfloat16()
     ranks = torch.arange(experts, device=device) * 8 // experts
@@ -40,7 +39,7 @@ def run_steps(
     counters.count_outcome("vanilla", step)
     for selecting in (2, 1):
         counters.count_outcome("policy", step)
-        chosen = [
+        for layer in range(selecting):
             select(
                 logits,
                 plan,
@@ -52,10 +51,7 @@ def run_steps(
                 tally=counters.tally(layer, logits),
                 budgets=find_budgets(plan, logits.device),
             )
-            for layer in range(selecting)
-        ]
         counters.count(step)
-    mask_logits(logits, chosen[0], router.top_k)
 
 
 def check(experts: int, form: str) -> str | None:

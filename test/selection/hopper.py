@@ -33,7 +33,6 @@ SIGNATURE = {
     "arrivals": "*i32",
     "topk_ids": "*i32",
     "topk_weights": "*fp32",
-    "selected": "*i1",
     "selected_out": "*i1",
     "active": "*i1",
     "vanilla_active": "*i1",
@@ -65,7 +64,6 @@ def compile_kernel(
     begins: Any = MEASURE,
     ends: Any = ROUTE,
     slots: RunnerSlots | None = FILLED,
-    kernel: Any = select_kernel,
 ) -> Any:
     """The kernel compiled for Hopper, as it would be launched for a case."""
     exact = torch.zeros(case.shape[0], dtype=torch.bool) if case.exact else None
@@ -95,9 +93,9 @@ def compile_kernel(
     if not tile.several:
         constants |= {"partials": None, "arrivals": None}
     signature = {"logits": DTYPES[dtype], "masked": DTYPES[dtype]} | SIGNATURE | dict.fromkeys(constants, "constexpr")
-    names = kernel.arg_names
+    names = select_kernel.arg_names
     signature = {name: signature[name] for name in names}
-    source = ASTSource(kernel, signature, {(names.index(k),): v for k, v in constants.items() if k in names})
+    source = ASTSource(select_kernel, signature, {(names.index(k),): v for k, v in constants.items()})
     return triton.compile(source, target=HOPPER, options={"num_warps": tile.warps, **OPTIONS})
 
 

@@ -39,7 +39,7 @@ class Case:
     together: bool = True
     """Whether programs can wait for each other: else there are several launches."""
     completes: bool = False
-    """Whether one row uses too few experts: a program completes them (`mask.complete`) while others still read."""
+    """Whether one row uses too few experts: a program completes them (`cover.complete`) while others still read."""
 
 
 REACH = {"policy": "oea", "k0": 3, "max_rank": 12}  # whose counters do not say what rows use
@@ -83,9 +83,7 @@ CASES = {
     "launches, odd": Case(XSHARE, 61, 60, together=False),
     "launches, masked": Case(XSHARE, 61, 60, router=Router(4), slots=RunnerSlots(masked=True), together=False),
     "launches, reach": Case(REACH, 61, together=False),
-    "launches, reach, masked": Case(
-        REACH, 61, router=Router(4), slots=RunnerSlots(masked=True), together=False, completes=True
-    ),
+    "launches, reach, masked": Case(REACH, 61, router=Router(4), slots=RunnerSlots(masked=True), together=False),
     "launches, voters": Case({"policy": "lynx-acc", "confidence": 0.5}, 61, exact=True, together=False),
     "launches, rescue": Case(RESCUE, 61, exact=True, together=False),
 }

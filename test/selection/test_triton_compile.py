@@ -7,13 +7,9 @@ import re
 
 import pytest
 import torch
-import triton
-from triton.compiler import ASTSource
 
-from selection.hopper import DTYPES, HOPPER, Case, compile_kernel
+from selection.hopper import DTYPES, Case, compile_kernel
 from sglang_xshare import Router, RunnerSlots
-from sglang_xshare.selection.triton_kernel.filling import fill_rows
-from sglang_xshare.selection.triton_kernel.mask import mask_kernel
 
 BIAS = torch.zeros(256)
 CASES = {
@@ -98,21 +94,6 @@ def test_the_barriers_order_memory():
     order = re.findall(r"bar\.sync|(?:atom|ld)\.global\.gpu\.(release|acquire)", code)
     assert [name for name in order if name] == ["release", "acquire", "release", "acquire"]
     assert all(order[i - 1] == order[i + 1] == "" for i, name in enumerate(order) if name)
-
-
-def test_a_last_launch_fills_rows():
-    compile_kernel(CASES["xshare in programs"], kernel=fill_rows)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_masked_logits_in_a_launch_of_their_own(dtype):
-    constants = {"num_experts": 128, "width": 128, "columns": 4, "slots": 4, "top_k": 4}
-    constants["lowest"] = torch.finfo(dtype).min
-    names = mask_kernel.arg_names
-    kinds = [DTYPES[dtype], "*i32", "*i1", "*i1", "*i1", DTYPES[dtype], "*i1", "i32"]
-    signature = dict(zip(names, kinds, strict=False)) | dict.fromkeys(constants, "constexpr")
-    source = ASTSource(mask_kernel, signature, {(names.index(name),): value for name, value in constants.items()})
-    triton.compile(source, target=HOPPER, options={"num_warps": 1})
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,7 +1,7 @@
-"""Launches of the Triton kernels counted and compiled, on a machine without a GPU."""
+"""Launches of the Triton kernel counted and compiled, on a machine without a GPU."""
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,9 +27,9 @@ class Compiled:
 
 
 @contextmanager
-def compiling(leave_out: Collection[str] = (), gpu: GPUTarget = HOPPER, together: bool = True) -> Iterator[Compiled]:
+def compiling(gpu: GPUTarget = HOPPER, together: bool = True) -> Iterator[Compiled]:
     """Whatever launches a Triton kernel, `select(..., backend="triton")` or the stage, compiles it for a GPU instead.
-    Yields what was compiled; kernels of the names in `leave_out` are not.
+    Yields what was compiled.
 
     With `together` every launch of several programs gets its counter, else none has one. Triton's own cache on disk,
     where it is warm, saves the compilation.
@@ -42,8 +42,6 @@ def compiling(leave_out: Collection[str] = (), gpu: GPUTarget = HOPPER, together
 
     def warm_up(kernel: Any, grid: tuple[int], *args: Any, **keys: Any) -> None:
         name = kernel.__name__
-        if name in leave_out:
-            return
         if name not in used:
             used[name] = kernel
             kernel.device_caches.clear()

@@ -1,7 +1,5 @@
 """Masked logits, ranked and softmaxed the way a runner does it, give back the selection."""
 
-from dataclasses import fields
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,26 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selection.compared import DEVICE
-from selection.interpreter import interpreted
-from sglang_xshare import Batch, Router, Selection, build_plan, hooks, select
+from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.selection.mask import check_maskable, mask_logits
-from sglang_xshare.selection.triton_kernel import mask
 from sglang_xshare.stage.evidence.counters import Counters
 from sglang_xshare.stage.layer import DROPPED, MASKED, Assignment, Convention, Layer
 from sglang_xshare.stage.routing import Routing
 from sglang_xshare.stage.stage import Stage
 from sglang_xshare.stage.step import Step
-
-
-@pytest.fixture(scope="module")
-def masker():
-    """The kernel's `mask_logits`; interpreted in a process of its own where there is no GPU."""
-    if torch.cuda.is_available():
-        yield mask.mask_logits
-        return
-    with interpreted() as run:
-        yield partial(run, mask.mask_logits)
 
 
 def route(masked: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,32 +50,6 @@ def test_runner_gets_the_selection(rows, policy, padding, dtype, seed):
         got = {int(i): float(w) for i, w in zip(ids[row], weights[row], strict=True) if w > 0}
         want = {int(i): float(w) for i, w in zip(out.topk_ids[row], out.topk_weights[row], strict=True) if i >= 0}
         assert got == pytest.approx(want, abs=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    ("rows", "experts", "top_k", "keys"),
-    [
-        (7, 32, 4, {"policy": "xshare", "k0": 1, "add": 3}),
-        (5, 40, 6, {"policy": "pruned", "k0": 1}),
-        (2, 32, 4, {"policy": "pruned", "k0": 1}),
-        (33, 128, 4, {"policy": "oea", "k0": 1}),
-        (1, 8, 3, {"policy": "vanilla"}),
-    ],
-)
-def test_the_kernel_masks_as_torch_does(masker, rows, experts, top_k, keys, dtype):
-    """Padding rows, fewer active experts than top-k, sizes that are no powers of two, logits with a stride."""
-    generator = torch.Generator().manual_seed(rows)
-    logits = torch.randn(rows, experts + 3, generator=generator).to(dtype)[:, :experts]
-    logits[0, 0] = torch.nan
-    out = select(logits, build_plan(keys), Router(top_k), Batch(torch.arange(rows) % 4 != 3))
-    masked, in_use = mask_logits(logits, out, top_k)
-    tensors = {field.name: getattr(out, field.name) for field in fields(Selection)}
-    there = Selection(**{name: tensor.to(DEVICE) for name, tensor in tensors.items() if tensor is not None})
-    found, ranked = masker(logits.to(DEVICE), there, top_k)
-    assert found.dtype == dtype
-    assert torch.equal(found.cpu(), masked)
-    assert torch.equal(ranked.cpu(), in_use)
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,6 @@ def mask_logits(logits: torch.Tensor, selection: Selection, top_k: int) -> tuple
     active experts of S that are in some row's own top-k, where these are enough for one row (programs of the Triton
     kernel know them without waiting for each other), else to all in use.
     """
-    if logits.is_cuda and len(logits):
-        from .triton_kernel.mask import mask_logits as mask_in_one_launch
-
-        return mask_in_one_launch(logits, selection, top_k)
     active = selection.active
     missing = top_k - active.sum()
     in_use = active | (~active & ((~active).cumsum(0) <= missing))

@@ -6,7 +6,6 @@ import triton.language as tl
 from .barrier import wait_for_all
 from .budgets import MAX_RANK, OWN_SHARE, read_count, read_share
 from .experts import find_voted
-from .mask import find_spare
 from .ranking import find_first
 from .rows import EMPTY, drop_best, halve, keep_quota, pop_best, roll
 
@@ -141,6 +140,28 @@ def load_filler(selected, voted, active, experts, num_experts: tl.constexpr) -> 
     used = tl.load(active + experts, mask=experts < num_experts, other=0) != 0
     keys = tl.where(used, tl.where(selected & voted, experts + size, experts), 0)
     return tl.max(keys, 0) % size
+
+
+@triton.jit
+def complete(used: tl.tensor, exists: tl.tensor, top_k: tl.constexpr) -> tl.tensor:
+    """The experts used [E] bool, with the lowest-numbered others up to top-k. Idempotent, also halfway: programs may
+    store what they complete while others still read. Nor does `find_spare` tell the difference: top-k experts in use
+    are the spare ones, sure or not.
+    """
+    idle = (exists & ~used).to(tl.int32)
+    return used | ((idle > 0) & (tl.cumsum(idle, 0) <= top_k - tl.sum(used.to(tl.int32), 0)))
+
+
+@triton.jit
+def find_spare(
+    sure: tl.tensor, active: tl.tensor, experts: tl.tensor, exists: tl.tensor, top_k: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """(where empty slots go, experts in use), [E] bool, once all rows are stored; `sure`: in S and in a row's top-k."""
+    used = tl.load(active + experts, mask=exists, other=0) != 0
+    in_use = complete(used, exists, top_k)
+    sure &= used
+    enough = tl.sum(sure.to(tl.int32), 0) >= top_k
+    return (enough & sure) | (~enough & in_use), in_use
 
 
 @triton.jit

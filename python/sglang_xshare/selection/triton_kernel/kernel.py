@@ -201,8 +201,7 @@ def select_kernel(
         if recipe.fill:
             filler = tl.max(tl.where(slot == 0, experts[None, :], -1), 1)
             common = find_filler(counters, selected, experts, recipe)
-            if waits or not tile.several:
-                common = settle_filler(common, counters, selected, active, arrivals, experts, recipe, tile)
+            common = settle_filler(common, counters, selected, active, arrivals, experts, recipe, tile)
             filler = tl.where(filler < 0, common, filler)
         column = tl.arange(0, tile.columns)[None, :]
         count = tl.sum(chosen.to(tl.int32), 1)[:, None]

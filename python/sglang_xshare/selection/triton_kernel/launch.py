@@ -1,4 +1,4 @@
-"""From `select()` to the kernel: allocate the answer and launch, once or, where no barrier can hold, twice."""
+"""From `select()` to the kernel: allocate the answer and launch, once or, where no barrier can hold, once a phase."""
 
 from dataclasses import replace
 from functools import partial
@@ -10,11 +10,10 @@ import triton
 from ...policies.plan import SelectionPlan
 from ...types import Batch, Router, RunnerSlots, Selection, Tally, allocate_tally
 from ..scores import find_depth
+from ..slots import serve_runner
 from .budgets import Budgets, find_budgets
-from .filling import fill_rows
 from .kernel import COLLECT, MEASURE, RESCUE, ROUTE, select_kernel
-from .mask import allocate_masked, launch_mask
-from .recipe import OPTIONS, make_recipe, supports
+from .recipe import OPTIONS, Recipe, make_recipe, supports
 from .tile import count_programs, make_tile
 
 INTERPRETED = triton.knobs.runtime.interpret
@@ -51,57 +50,26 @@ def select(
         raise ValueError(
             f"router_logits on {logits.device}: allowed with backend triton is cuda, or TRITON_INTERPRET=1"
         )
-    columns = plan.columns(router, exact=batch.exact is not None) + (slots.shared if slots else 0)
-    answer = _allocate(logits, columns, tally)
-    if slots is not None and slots.masked:
-        answer = replace(answer, masked_logits=allocate_masked(logits))
-    if num_rows:
-        budgets = budgets or find_budgets(plan, logits.device)
-        _launch(logits, plan, router, batch, rank_of_expert, answer, budgets, slots)
-    return answer
-
-
-def _allocate(logits: torch.Tensor, columns: int, tally: Tally | None) -> Selection:
-    num_rows, num_experts = logits.shape
-    # The kernel writes every element, if there is a row to run it for.
-    new = logits.new_empty if num_rows else logits.new_zeros
-    if tally is None or not num_rows:
-        tally = allocate_tally(new, num_rows, num_experts)
-    return Selection(
-        topk_ids=new((num_rows, columns), dtype=torch.int32),
-        topk_weights=new((num_rows, columns), dtype=torch.float32),
-        selected=new((num_experts,), dtype=torch.bool),
-        active=tally.active,
-        rescued=tally.rescued,
-        vanilla_active=tally.vanilla_active,
-        kept_mass=tally.kept_mass,
-    )
-
-
-def _launch(
-    logits: torch.Tensor,
-    plan: SelectionPlan,
-    router: Router,
-    batch: Batch,
-    rank_of_expert: torch.Tensor | None,
-    answer: Selection,
-    budgets: Budgets,
-    slots: RunnerSlots | None,
-) -> None:
-    num_rows, num_experts = logits.shape
-    recipe = make_recipe(plan, router, batch, logits, slots)
-    tile = make_tile(plan, router, batch, num_rows, num_experts, recipe.shared)
+    tile = make_tile(plan, router, batch, num_rows, num_experts, slots.shared if slots else 0)
+    programs = count_programs(tile, plan, batch, num_rows)
+    arrivals = _find_counter(logits.device, programs) if programs > 1 else None
+    together = programs <= 1 or arrivals is not None
+    # Programs that cannot wait for each other do not know what all rows use: torch serves the runner then.
+    recipe = make_recipe(plan, router, batch, logits, slots if together else None)
+    answer = _allocate(logits, recipe, tally)
+    if together and slots is not None and slots.masked:
+        masked = torch.empty_like(logits, memory_format=torch.contiguous_format)
+        answer = replace(answer, masked_logits=masked)
+    if not num_rows:
+        return answer
     if logits.stride(1) != 1:
         logits = logits.contiguous()
-    partials = confidences = arrivals = None
+    partials = confidences = None
     if recipe.follows_voters:
         confidences = logits.new_empty((num_rows,), dtype=torch.int64)
-    programs = count_programs(tile, plan, batch, num_rows)
     if programs > 1:
         planes = 3 if recipe.follows_voters or recipe.rescue or recipe.sets_aside else 1
         partials = logits.new_empty((planes, programs, tile.experts), dtype=torch.int64)
-        arrivals = _find_counter(logits.device, programs)
-    together = programs == 1 or arrivals is not None
     arguments = (
         logits,
         None if batch.valid is None else batch.valid.contiguous(),
@@ -111,13 +79,13 @@ def _launch(
         None if router.correction_bias is None else router.correction_bias.contiguous(),
         None if router.expert_scale is None else router.expert_scale.contiguous(),
         rank_of_expert.contiguous() if plan.target_per_rank and rank_of_expert is not None else None,
-        budgets.values,
+        (budgets or find_budgets(plan, logits.device)).values,
         partials,
         confidences,
         arrivals,
         answer.topk_ids,
         answer.topk_weights,
-        answer.masked_logits if together else None,
+        answer.masked_logits,
         answer.selected,
         answer.active,
         answer.vanilla_active,
@@ -135,11 +103,30 @@ def _launch(
     else:
         for phase in [MEASURE] * recipe.follows_voters + [COLLECT] + [RESCUE] * recipe.rescue + [ROUTE]:
             launch(begins=phase.value, ends=phase.value)
-    if answer.masked_logits is not None and not together:
-        launch_mask(logits, answer, router.top_k, answer.masked_logits, answer.active)
-    if recipe.fill and not together:
-        tables = answer.selected, answer.active, answer.vanilla_active
-        fill_rows[(1,)](answer.topk_ids, *tables, num_rows, recipe=recipe, tile=tile, num_warps=tile.warps, **OPTIONS)
+    if together or slots is None:
+        return answer
+    answer = replace(answer, **serve_runner(answer, logits, router.top_k, slots))
+    if tally is not None:
+        tally.active.copy_(answer.active)  # masked logits may have made it more
+    return answer
+
+
+def _allocate(logits: torch.Tensor, recipe: Recipe, tally: Tally | None) -> Selection:
+    num_rows, num_experts = logits.shape
+    columns = recipe.columns + recipe.shared
+    # The kernel writes every element, if there is a row to run it for.
+    new = logits.new_empty if num_rows else logits.new_zeros
+    if tally is None or not num_rows:
+        tally = allocate_tally(new, num_rows, num_experts)
+    return Selection(
+        topk_ids=new((num_rows, columns), dtype=torch.int32),
+        topk_weights=new((num_rows, columns), dtype=torch.float32),
+        selected=new((num_experts,), dtype=torch.bool),
+        active=tally.active,
+        rescued=tally.rescued,
+        vanilla_active=tally.vanilla_active,
+        kept_mass=tally.kept_mass,
+    )
 
 
 def _find_counter(device: torch.device, programs: int) -> torch.Tensor | None:

@@ -20,8 +20,8 @@ from sglang_xshare.policies.plan import KEYS
 from sglang_xshare.selection.cpu_call import prepare, supports
 from sglang_xshare.selection.cpu_call.layout import HANDLED, find_unhandled
 from sglang_xshare.selection.cpu_call.library import load
-from sglang_xshare.selection.torch_backend import vectorized
-from sglang_xshare.selection.torch_backend.rows import lower_first
+from sglang_xshare.selection.scores import _count_places
+from sglang_xshare.selection.torch_backend.shortlist import _weigh_depths
 from sglang_xshare.types import Tally
 
 __all__ = ["forgets"]
@@ -267,7 +267,7 @@ def test_a_trace_holds_no_answer():
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_torchs_default_device_is_of_no_matter(backend, forgets):
     """What is cached for a shape is made under it."""
-    for cached in (vectorized._first, lower_first):
+    for cached in (_count_places, _weigh_depths):
         cached.cache_clear()
     logits, plan, router = make_logits("normal", 6, 37), make_plan("xshare"), Router(3)
     batch = Batch(torch.ones(6, dtype=torch.bool), 3)

@@ -13,7 +13,7 @@ from ...policies.plan import SelectionPlan
 from ...types import Batch, Router, RunnerSlots, Selection, Tally, allocate_tally
 from ..scores import score
 from ..slots import serve_runner
-from .layout import find_unhandled, pack
+from .layout import pack
 from .library import load
 
 NOT_CLEAN = 1
@@ -23,8 +23,8 @@ _calls: dict[tuple[int, int, int, bool, RunnerSlots | None], Call] = {}
 
 
 def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> bool:
-    """Whether the call serves the plan on logits [num_rows, num_experts] on this machine."""
-    return load() is not None and not find_unhandled(plan) and all(map(is_readable, _list_tables(router, batch)))
+    """Whether the call serves the plan, as it does every one, on logits [num_rows, num_experts] on this machine."""
+    return load() is not None and all(map(is_readable, _list_tables(router, batch)))
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
@@ -58,7 +58,7 @@ def select(
 def prepare(
     plan: SelectionPlan, router: Router, num_experts: int, exact: bool = False, slots: RunnerSlots | None = None
 ) -> Call:
-    """The call for a plan and router, packed at its first use. Raises ValueError for a plan or machine without one."""
+    """The call for a plan and router, packed at its first use. Raises ValueError for a machine without one."""
     key = (id(plan), id(router), num_experts, exact, slots)
     call = _calls.get(key)
     if call is None:
@@ -77,8 +77,6 @@ class Call:
         library = load()
         if library is None:
             raise ValueError("backend = 'cpu': allowed is torch, as this machine has no compiled call")
-        if unhandled := find_unhandled(plan):
-            raise ValueError(f"plan = {plan}: allowed with backend cpu is one without {', '.join(unhandled)}")
         self.plan, self.router, self.slots = plan, router, slots  # alive: their ids are what `prepare` finds them by
         self._run = library.select_experts
         self._packed = pack(plan, router, num_experts, exact, slots)

@@ -68,7 +68,6 @@ def _add_policies_parser(subparsers: argparse._SubParsersAction[argparse.Argumen
     description = "list the expert policies: their keys, and what their papers recommend"
     parser = subparsers.add_parser("policies", help=description, description=description)
     parser.add_argument("policies", nargs="*", metavar="POLICY", help="only these (default: all)")
-    parser.add_argument("--json", action="store_true", help="as JSON")
     resolved = "the plan of one, every default resolved; after it may stand its --expert-policy-config"
     parser.add_argument("--show", action="store_true", help=resolved)
     verified = "with --show: of a server that verifies so many a request"
@@ -78,17 +77,13 @@ def _add_policies_parser(subparsers: argparse._SubParsersAction[argparse.Argumen
 
 def _run_policies(arguments: argparse.Namespace) -> int:
     from .policies import get_policy, list_policies
-    from .policies.table import format_json, print_table
+    from .policies.table import print_table
 
     if arguments.show:
         return _show(arguments)
     if tokens := arguments.speculative_num_draft_tokens:
         raise ValueError(f"--speculative-num-draft-tokens {tokens}: allowed only together with --show")
-    policies = [get_policy(name) for name in arguments.policies] or list_policies()
-    if arguments.json:
-        print(format_json(policies))
-    else:
-        print_table(policies)
+    print_table([get_policy(name) for name in arguments.policies] or list_policies())
     return 0
 
 
@@ -100,8 +95,6 @@ def _show(arguments: argparse.Namespace) -> int:
     from .policies.description import describe
 
     given = arguments.policies
-    if arguments.json:
-        raise ValueError("--json with --show: the plan is JSON anyway; allowed is one of the two")
     if len(given) == 1 and ":" not in given[0].partition(" ")[0]:
         given = given[0].split(maxsplit=1) or given
     if not 1 <= len(given) <= 2:

@@ -1,6 +1,4 @@
-"""What every policy has in common: names, keys, defaults, phases, and what the table and the JSON list."""
-
-import json
+"""What every policy has in common: names, keys, defaults, phases, and what the table lists."""
 
 import pytest
 
@@ -8,9 +6,9 @@ from refused import read_refusal
 from sglang_xshare import Router, build_plan
 from sglang_xshare.cli import main
 from sglang_xshare.policies import bounds, get_policy, list_policies
+from sglang_xshare.policies.common import COMMON_KEYS
 from sglang_xshare.policies.plan import KEYS
 from sglang_xshare.policies.schedule import build_schedule
-from sglang_xshare.policies.table import format_json
 
 NAMES = ["vanilla", "pruned", "dynamic-skip", "xshare", "oea", "lynx-lat", "lynx-acc", "moe-spec", "custom", "observe"]
 CONTRACT = {
@@ -50,32 +48,18 @@ def test_what_papers_recommend_can_be_built():
 
 
 def test_listed_defaults_are_the_schedules():
-    common = json.loads(format_json([get_policy("oea")]))[0]["common_keys"]
     schedule = build_schedule("oea", {}, speculative=True)
-    listed = {name: key["default"] for name, key in common.items()}
+    listed = {name: key.default for name, key in COMMON_KEYS.items()}
     assert (listed["min_rows"], listed["max_rows"]) == (schedule.min_rows, schedule.max_rows)
-    assert tuple(listed["phases"]) == schedule.phases
+    assert get_policy("oea").phases == schedule.phases
     assert build_schedule("oea", {"layers": {}, "by_rows": {}}, speculative=True).plans() == schedule.plans()
 
 
-def test_the_json_can_be_read_back(capsys):
-    assert main(["policies", "--json"]) == 0
-    listed = {policy["policy"]: policy for policy in json.loads(capsys.readouterr().out)}
-    assert list(listed) == NAMES
-    assert listed["xshare"]["keys"]["mass"] == {
-        "allowed": "a number in (0, 1]",
-        "meaning": "add experts until S holds this share of the utility",
-        "default": 0.9,
-        "default_depends": "none beside add, add_per_request or target_per_rank",
-    }
-    assert listed["xshare"]["presets"] == {"careful": {"k0": 1, "mass": 0.97}, "fast": {"k0": 1, "mass": 0.8}}
-    assert "default" not in listed["moe-spec"]["keys"]["budget"]
-    assert listed["moe-spec"]["phases"] == ["verify"]
-
-
 def test_one_policy_alone_and_an_unknown_one(capsys):
-    assert main(["policies", "oea", "--json"]) == 0
-    assert [policy["policy"] for policy in json.loads(capsys.readouterr().out)] == ["oea"]
+    assert main(["policies", "oea"]) == 0
+    table = capsys.readouterr().out
+    assert "OEA, Algorithms 1 and 2" in table
+    assert "XShare, Algorithms" not in table
     assert main(["policies", "nope"]) == 1
     assert read_refusal(capsys).startswith("policies: policy = 'nope': ")
 
@@ -84,7 +68,7 @@ def test_a_default_that_depends_on_other_keys_is_listed_so(capsys):
     assert main(["policies", "xshare"]) == 0
     table = capsys.readouterr().out
     assert " ".join(table.split()).count("0.9; none beside add,") == 1
-    assert "xshare:careful is k0=1, mass=0.97" in table
+    assert "xshare:careful is xshare:k0=1,mass=0.97" in table
     for other, value in {"add": 0, "add_per_request": 4, "target_per_rank": 5}.items():
         assert other in get_policy("xshare").depends["mass"]
         assert get_policy("xshare").resolve({other: value})["mass"] is None
@@ -113,8 +97,8 @@ def test_near_misses_are_answered_with_the_nearest_name(policy, keys, message):
         ([], "sglang-xshare: the following arguments are required: COMMAND"),
         (["nope"], "sglang-xshare: COMMAND: invalid choice: 'nope'"),
         (["policies", "--nope"], "policies: unrecognized arguments: --nope"),
-        (["policies", "--jsom"], "policies: unrecognized arguments: --jsom; did you mean --json?"),
-        (["policies", "--nope", "xshare", "--json", "oea"], "policies: unrecognized arguments: --nope"),
+        (["policies", "--shom"], "policies: unrecognized arguments: --shom; did you mean --show?"),
+        (["policies", "--nope", "xshare", "--show", "oea"], "policies: unrecognized arguments: --nope"),
         (["--nope", "policies"], "sglang-xshare: unrecognized arguments: --nope"),
         (["policy", "set"], "policy set: the following arguments are required: URL"),
         (["tune", "--tolerance", "-3%"], "tune: --tolerance -3%:"),

@@ -1,7 +1,7 @@
-"""The policies as a table for people and as JSON for programs."""
+"""The policies as a table."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich import box
@@ -11,6 +11,7 @@ from rich.table import Table
 from ..console import open_console
 from .common import COMMON_KEYS
 from .registry import Policy
+from .spelling import spell_policy
 
 
 def print_table(policies: Sequence[Policy]) -> None:
@@ -23,9 +24,9 @@ def print_table(policies: Sequence[Policy]) -> None:
             rows = [(name, _format_default(policy, name), key.allowed, key.help) for name, key in policy.keys.items()]
             console.print(_make_table(rows))
         for preset, keys in policy.presets.items():
-            console.print(f"  {policy.name}:{preset} is {_join(keys)}")
+            console.print(f"  {policy.name}:{preset} is {spell_policy(policy.name, keys)}")
         for setting in policy.published:
-            console.print(f"  recommended: [bold]{_join(setting.keys)}[/bold]  {setting.result}")
+            console.print(f"  recommended: [bold]{spell_policy(policy.name, setting.keys)}[/bold]  {setting.result}")
         console.print()
     console.print("[bold]every policy that selects[/bold]  Where and when it applies.")
     common = [
@@ -36,42 +37,10 @@ def print_table(policies: Sequence[Policy]) -> None:
 
 
 def _make_table(rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=True)
-    for column in ("key", "default", "allowed", "meaning"):
-        table.add_column(column)
+    table = Table("key", "default", "allowed", "meaning", box=box.SIMPLE_HEAD)
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def format_json(policies: Sequence[Policy]) -> str:
-    """The same as a JSON list; a required key has no default."""
-    return json.dumps([_describe(policy) for policy in policies], indent=2)
-
-
-def _describe(policy: Policy) -> dict[str, Any]:
-    keys = {}
-    for name, key in policy.keys.items():
-        keys[name] = {"allowed": key.allowed, "meaning": key.help}
-        if name in policy.defaults:
-            keys[name]["default"] = policy.default(name)
-        if name in policy.depends:
-            keys[name]["default_depends"] = policy.depends[name]
-    defaults = {name: key.default for name, key in COMMON_KEYS.items()} | {"phases": policy.phases}
-    common = {
-        name: {"allowed": key.allowed, "meaning": key.help, "default": defaults[name]}
-        for name, key in COMMON_KEYS.items()
-    }
-    return {
-        "policy": policy.name,
-        "summary": policy.summary,
-        "paper": policy.paper,
-        "phases": policy.phases,
-        "keys": keys,
-        "common_keys": common if policy.selects else {},
-        "recommended": [{"keys": dict(setting.keys), "result": setting.result} for setting in policy.published],
-        "presets": policy.presets,
-    }
 
 
 def _format_default(policy: Policy, name: str) -> str:
@@ -79,10 +48,6 @@ def _format_default(policy: Policy, name: str) -> str:
         return "required"
     default = _format(policy.default(name))
     return f"{default}; {policy.depends[name]}" if name in policy.depends else default
-
-
-def _join(keys: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in keys.items())
 
 
 def _format(default: Any) -> str:

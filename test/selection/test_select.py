@@ -11,7 +11,6 @@ from refused import refused
 from sglang_xshare import Batch, Router, RunnerSlots, Selection, build_plan, select
 from sglang_xshare.selection import BACKENDS
 from sglang_xshare.selection.cpu_call import load
-from sglang_xshare.types import Tally
 
 TENSORS = [field.name for field in fields(Selection) if field.name != "masked_logits"]
 XSHARE = build_plan("xshare", k0=1, add=2)
@@ -29,11 +28,6 @@ PLANS = [
     {"policy": "moe-spec", "budget": 5, "ranking": "static", "order": list(range(16))},
     {"policy": "dynamic-skip", "beta": 0.5},
 ]
-
-
-def tally_like(**changed):
-    flags = {name: torch.zeros(16, dtype=torch.bool) for name in ("active", "vanilla_active")}
-    return Tally(**{**flags, "kept_mass": torch.zeros(6), "rescued": torch.zeros((), dtype=torch.int64), **changed})
 
 
 def name_of(keys):
@@ -155,10 +149,6 @@ def test_every_backend_is_listed_and_auto_is_torch_where_nothing_is_compiled(mon
         ({"rank_of_expert": [0] * 15 + [2**60]}, f"rank_of_expert from 0 to {2**60}"),
         ({"batch": Batch(torch.ones(6, dtype=torch.bool, device="meta"))}, "valid on meta"),
         ({"router": Router(4, "sigmoid", torch.zeros(16, device="meta"))}, "correction_bias on meta"),
-        ({"tally": tally_like(active=torch.zeros(15, dtype=torch.bool))}, "tally.active bool [15] on cpu"),
-        ({"tally": tally_like(kept_mass=torch.zeros(6, dtype=torch.float64))}, "tally.kept_mass float64 [6] on cpu"),
-        ({"tally": tally_like(kept_mass=torch.zeros(12)[::2])}, "tally.kept_mass float32 [6] on cpu"),
-        ({"tally": tally_like(rescued=torch.tensor(0, device="meta"))}, "tally.rescued int64 [] on meta"),
         ({"plan": build_plan("oea", k0=5)}, "k0 = 5"),
         ({"plan": build_plan("xshare", target_per_rank=2)}, "target_per_rank = 2"),
         ({"plan": build_plan("moe-spec", budget=4, ranking="static", order=[1, 0])}, "order of 2 experts"),

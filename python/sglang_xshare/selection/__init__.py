@@ -45,13 +45,14 @@ def select(
     rank, for `target_per_rank`. `backend` is one of BACKENDS, or "auto": the Triton kernel on CUDA, the compiled call
     on a CPU, each for what it supports, else torch. `slots` asks for slots as an MoE runner takes them, none of id -1.
     Knows nothing of phases, layers or SGLang; no backend but "reference" waits for the device. What is counted of it is
-    left in `tally` too. `budgets`, made for the plan, are where the Triton kernel reads the plan's numbers; the others
-    read the plan. Raises ValueError naming what is wrong and what is allowed.
+    left in `tally` too, made by `allocate_tally` for logits of this shape. `budgets`, made for the plan, are where the
+    Triton kernel reads the plan's numbers; the others read the plan. Raises ValueError naming what is wrong and what is
+    allowed.
     """
     batch = batch or Batch()
     if rank_of_expert is not None:
         rank_of_expert = torch.as_tensor(rank_of_expert, device=router_logits.device)
-    _check_inputs(router_logits, plan, router, batch, rank_of_expert, tally)
+    _check_inputs(router_logits, plan, router, batch, rank_of_expert)
     if backend == "auto":
         backend = _choose_backend(router_logits, plan, router, batch)
     if backend not in BACKENDS:
@@ -93,7 +94,6 @@ def _check_inputs(
     router: Router,
     batch: Batch,
     rank_of_expert: torch.Tensor | None,
-    tally: Tally | None,
 ) -> None:
     if logits.dim() != 2 or not logits.is_floating_point():
         raise ValueError(f"router_logits {_describe(logits)}: allowed is a float tensor [rows, experts]")
@@ -119,32 +119,10 @@ def _check_inputs(
         if tensor.device != logits.device:
             raise ValueError(f"{name} on {tensor.device}: allowed is {logits.device}, as router_logits")
     if rank_of_expert is not None and rank_of_expert.is_cpu:  # on a GPU, a look would wait for it
-        _check_ranks(rank_of_expert, num_experts)
-    if tally is not None:
-        _check_tally(tally, logits)
+        lowest, highest = (int(rank) for rank in rank_of_expert.long().aminmax())
+        if lowest < 0 or highest >= num_experts:
+            raise ValueError(f"rank_of_expert from {lowest} to {highest}: allowed is 0 to {num_experts - 1}")
     plan.check(router, num_experts, ranks=1 if rank_of_expert is None else num_experts)
-
-
-def _check_ranks(rank_of_expert: torch.Tensor, num_experts: int) -> None:
-    lowest, highest = (int(rank) for rank in rank_of_expert.long().aminmax())
-    if lowest < 0 or highest >= num_experts:
-        raise ValueError(f"rank_of_expert from {lowest} to {highest}: allowed is 0 to {num_experts - 1}")
-
-
-def _check_tally(tally: Tally, logits: torch.Tensor) -> None:
-    """Raise ValueError for what a compiled call would write beyond, or in the wrong places of."""
-    rows, experts = logits.shape
-    for name, shape, dtype in (
-        ("active", (experts,), torch.bool),
-        ("vanilla_active", (experts,), torch.bool),
-        ("kept_mass", (rows,), torch.float32),
-        ("rescued", (), torch.int64),
-    ):
-        tensor = getattr(tally, name)
-        described = tensor.shape, tensor.dtype, tensor.device, tensor.is_contiguous()
-        if described != (shape, dtype, logits.device, True):
-            allowed = f"a contiguous {str(dtype).removeprefix('torch.')} tensor {list(shape)} on {logits.device}"
-            raise ValueError(f"tally.{name} {_describe(tensor)} on {tensor.device}: allowed is {allowed}")
 
 
 def _is_kind(tensor: torch.Tensor, kind: str) -> bool:

@@ -7,7 +7,6 @@ import math
 from dataclasses import replace
 
 import torch
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from ...policies.plan import SelectionPlan
 from ...types import Batch, Router, RunnerSlots, Selection, Tally, allocate_tally
@@ -23,21 +22,13 @@ _calls: dict[tuple[int, int, int, bool, RunnerSlots | None], Call] = {}
 
 
 def supports(plan: SelectionPlan, router: Router, batch: Batch, num_rows: int, num_experts: int) -> bool:
-    """Whether the call serves the plan, as it does every one, on logits [num_rows, num_experts] on this machine."""
-    return load() is not None and all(map(is_readable, _list_tables(router, batch)))
+    """Whether this machine has the call, which serves every plan and shape."""
+    return load() is not None
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether a C++ function can read the tensor: in this machine's memory, no mere shape, and not being traced."""
-    if not tensor.is_cpu or type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_neg():
-        return False
-    return not torch.jit.is_tracing() and get_proxy_mode() is None
-
-
-def _list_tables(router: Router, batch: Batch) -> list[torch.Tensor]:
-    """What is read beside the logits."""
-    tables = batch.valid, batch.exact, batch.resident, batch.depth, router.correction_bias, router.expert_scale
-    return [table for table in tables if table is not None]
+    """Whether a C++ function can read the tensor: in this machine's memory, and no mere shape."""
+    return tensor.is_cpu and type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
 def select(
@@ -50,8 +41,8 @@ def select(
     tally: Tally | None = None,
 ) -> Selection:
     """Route rows [n, N] by `plan`; see `sglang_xshare.selection.select`. Raises ValueError where it cannot."""
-    if not all(map(is_readable, [logits, *_list_tables(router, batch)])):
-        raise ValueError("backend = 'cpu': allowed is torch, as not all tensors are plain ones on cpu")
+    if not is_readable(logits):
+        raise ValueError("backend = 'cpu': allowed is torch, as the logits are no plain tensor on cpu")
     return prepare(plan, router, logits.shape[1], batch.exact is not None, slots)(logits, batch, rank_of_expert, tally)
 
 

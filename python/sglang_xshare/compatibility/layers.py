@@ -167,8 +167,7 @@ def check_plans(layer: Layer, plans: Sequence[SelectionPlan], config: Any) -> No
     for plan in plans:
         if layer.convention == MASKED:
             check_maskable(plan, layer.router)
-        plan.check_columns(layer.router)
-        plan.check_weights(layer.router)
+        plan.check_router(layer.router)
         wider = plan.columns(layer.router) != layer.router.top_k
         if wider and not layer.takes_kmax:
             raise ValueError(f"kmax = {plan.kmax}: the layers' MoE runner uses top-k; allowed is {layer.router.top_k}")

@@ -26,15 +26,16 @@ class CommonKey:
 
 
 COUNT = Key(int, "router rows", low=1)
+ROWS = Key(
+    str,
+    "where each rank routes its own rows (--moe-a2a-backend): select among those of all, gathered, or its own",
+    choices=("batch", "rank"),
+)
 COMMON_KEYS = {
     "phases": CommonKey(f"a list of {' and '.join(map(repr, PHASES))}", "the forwards it selects in"),
     "min_rows": CommonKey(COUNT.allowed, "a step of fewer router rows is vanilla", 2),
     "max_rows": CommonKey(COUNT.allowed, "a step of more router rows is vanilla; null: no limit"),
-    "rows": CommonKey(
-        "'batch' or 'rank'",
-        "where each rank routes its own rows (--moe-a2a-backend): select among those of all, gathered, or its own",
-        "batch",
-    ),
+    "rows": CommonKey(ROWS.allowed, ROWS.help, "batch"),
     "exact": CommonKey(
         ALLOWED,
         "which requests are exact that do not say it: those of at least a priority (--enable-priority-scheduling), or "
@@ -101,13 +102,6 @@ def read_phases(
         reason = "speculative decoding verifies at every step" if speculative else "only speculative decoding verifies"
         raise ValueError(f'phases = {as_json(value)}: {reason}; allowed here is ["{occurs}"]')
     return tuple(phase for phase in PHASES if phase in value)
-
-
-def read_rows(value: Any) -> str:
-    """Whose rows to select among."""
-    if value not in ("batch", "rank"):
-        raise ValueError(f"rows = {as_json(value)}: allowed is {COMMON_KEYS['rows'].allowed}")
-    return str(value)
 
 
 def read_overrides(key: str, value: Any, lowest: int) -> tuple[Override, ...]:

@@ -175,7 +175,7 @@ class SelectionPlan:
             raise ValueError(f"num_expert_group = {router.num_expert_group}: allowed is a divisor of {num_experts}")
         if router.quota_groups is not None and num_experts % router.quota_groups:
             raise ValueError(f"quota_groups = {router.quota_groups}: allowed is a divisor of {num_experts}")
-        self.check_columns(router)
+        self.check_router(router)
         if self.warm_up(router) > router.top_k:
             raise ValueError(f"k0 = {self.k0}: allowed is at most the model's top-k, {router.top_k}")
         if self.k0 is None and self.columns(router) < router.top_k:
@@ -184,15 +184,11 @@ class SelectionPlan:
             raise ValueError(f"order of {len(self.order)} experts: allowed is all {num_experts} experts once")
         if self.target_per_rank is not None and ranks < 2:
             raise ValueError(f"target_per_rank = {self.target_per_rank}: allowed only with expert parallelism")
-        self.check_weights(router)
 
-    def check_weights(self, router: Router) -> None:
-        """Raise ValueError where the router's weights are none that the plan can divide."""
+    def check_router(self, router: Router) -> None:
+        """Raise ValueError where the plan cannot divide the router's weights, or share a row's slots by its groups."""
         if self.own_share and not router.renormalize:
             raise ValueError(f"own_share = {self.own_share}: allowed only with a model that renormalizes its weights")
-
-    def check_columns(self, router: Router) -> None:
-        """Raise ValueError where the router's groups have no share of a row's slots."""
         if router.quota_groups is not None and self.columns(router) != router.top_k:
             reason = f"the router takes {router.top_k // router.quota_groups} experts of each group"
             raise ValueError(f"kmax = {self.kmax}: {reason}; allowed is the model's top-k, {router.top_k}")

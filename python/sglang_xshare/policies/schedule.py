@@ -16,11 +16,11 @@ from .common import (
     COMMON_KEYS,
     COUNT,
     PHASES,
+    ROWS,
     SPECULATES,
     Override,
     read_overrides,
     read_phases,
-    read_rows,
     rename_keys,
 )
 from .exact import Rule, read_rule
@@ -54,10 +54,8 @@ class Schedule:
     exact: Rule = field(default_factory=Rule)
     warnings: Sequence[str] = ()
     acceptance: float = MOST_LIKELY
-    _plans: dict[tuple[int, int], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
-    """Those of layers and batch sizes met so far: they go with the schedule, which a running server may change."""
-    _built: dict[tuple[int, ...], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
-    """The same by the overrides that apply."""
+    _plans: dict[tuple[int, ...], SelectionPlan | None] = field(default_factory=dict, init=False, repr=False)
+    """Those built so far, by the overrides that apply: of thousands of layers and batch sizes few differ."""
 
     @property
     def parts(self) -> list[Schedule]:
@@ -68,9 +66,6 @@ class Schedule:
         """Why a step of `rows` router rows stays vanilla, or None where the policy applies."""
         if phase not in self.phases:
             return "phase"
-        return self._reason_to_skip_size(rows)
-
-    def _reason_to_skip_size(self, rows: int) -> str | None:
         if rows < self.min_rows:
             return "min_rows"
         if self.max_rows is not None and rows > self.max_rows:
@@ -85,15 +80,12 @@ class Schedule:
 
     def plan(self, layer: int, rows: int) -> SelectionPlan | None:
         """The plan for a layer id and a number of router rows; None where an override makes it vanilla."""
-        place = layer, rows
-        if place not in self._plans:
-            which = tuple(map(id, self._overrides_at(layer, rows)))
-            if which not in self._built:  # of thousands of places few differ
-                keys = self.keys_at(layer, rows)
-                plan = None if keys["policy"] == "vanilla" else build_plan(keys)
-                self._built[which] = replace(plan, acceptance=self.acceptance) if plan and plan.estimates else plan
-            self._plans[place] = self._built[which]
-        return self._plans[place]
+        which = tuple(map(id, self._overrides_at(layer, rows)))
+        if which not in self._plans:
+            keys = self.keys_at(layer, rows)
+            plan = None if keys["policy"] == "vanilla" else build_plan(keys)
+            self._plans[which] = replace(plan, acceptance=self.acceptance) if plan and plan.estimates else plan
+        return self._plans[which]
 
     @cached_property
     def estimates(self) -> bool:
@@ -149,7 +141,8 @@ class Schedule:
                 limits += "" if self.max_rows is None else f" to max_rows = {self.max_rows}"
                 raise ValueError(f"by_rows {override.first}: allowed is {limits}")
         layers = {0, *_boundaries(self.layer_overrides)} if model_layers is None else model_layers
-        sizes = [n for n in {self.min_rows, *_boundaries(self.by_rows)} if self._reason_to_skip_size(n) is None]
+        sizes = {self.min_rows, *_boundaries(self.by_rows)}
+        sizes = {rows for rows in sizes if self.reason_to_skip(self.phases[0], rows) is None}
         found = [self.plan(layer, rows) for layer in layers for rows in sizes]
         plans = list({plan: None for plan in found if plan is not None})
         if not plans:
@@ -188,7 +181,7 @@ def build_schedule(
         max_rows=None if "max_rows" not in config else COUNT.check("max_rows", config["max_rows"]),
         layers=read_overrides("layers", config.get("layers", {}), lowest=0),
         by_rows=read_overrides("by_rows", config.get("by_rows", {}), lowest=1),
-        rows=read_rows(config.get("rows", COMMON_KEYS["rows"].default)),
+        rows=ROWS.check("rows", config.get("rows", COMMON_KEYS["rows"].default)),
         exact=read_rule(config["exact"]) if "exact" in config else Rule(),
         warnings=warnings,
         given={"policy": name, **config},

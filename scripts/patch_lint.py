@@ -120,10 +120,10 @@ def _check_sources(queue: Queue, tree: Tree, report: Report, spare: dict[tuple[s
 
 def _find_spare(lines: list[bytes], hunk: Hunk) -> set[str]:
     """Sides with two or more lines of context, where the hunk still matches one place without the outermost."""
-    before, after = hunk.context()
-    shorter = {"leading": hunk.trim(1, 0)} if before > 1 else {}
-    shorter |= {"trailing": hunk.trim(0, 1)} if after > 1 else {}
-    return {side for side, trimmed in shorter.items() if len(find_places(lines, trimmed)) == 1}
+    source, target = hunk.source, hunk.target
+    shorter = {"leading": source[1:]} if len(source) > 1 and source[:2] == target[:2] else {}
+    shorter |= {"trailing": source[:-1]} if len(source) > 1 and source[-2:] == target[-2:] else {}
+    return {side for side, trimmed in shorter.items() if len(find_places(lines, Hunk(trimmed, ()))) == 1}
 
 
 def main() -> None:

@@ -10,17 +10,55 @@ import argparse
 import ast
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmark.common.paths import RELEASES
 from scripts.compatibility import read_needs
 from scripts.fetch_release import fetch_release, tell_download
-from sglang_xshare.patching.hunk import split_lines
+from sglang_xshare.patching.hunk import Hunk, apply_hunks, find_places, split_lines
 from sglang_xshare.patching.patch import Patch, parse_patch
-from sglang_xshare.patching.queue import Fit, Queue, check_contents, find_fits, find_root, list_releases, load_queue
+from sglang_xshare.patching.queue import Queue, check_contents, find_root, list_releases, load_queue
 from sglang_xshare.patching.tree import PatchError
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One hunk of a patch, and the lines of its file (from 1) where it matches: it fits where that is one line."""
+
+    patch: str
+    path: str
+    number: int
+    hunk: Hunk
+    lines: Sequence[int]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the hunk matches exactly one place."""
+        return len(self.lines) == 1
+
+    def __str__(self) -> str:
+        places = f"at {self.lines[0]}" if self.fits else f"matches {len(self.lines)} places"
+        lines = f" (lines {', '.join(map(str, self.lines))})" if self.lines[1:] else ""
+        return f"{self.path}: hunk {self.number} of {self.patch} {places}{lines}"
+
+
+def find_fits(patches: Sequence[Patch], contents: Mapping[str, bytes]) -> tuple[list[Fit], dict[str, bytes]]:
+    """Each hunk in order against its file as the patches before it left it, and what the files become without those
+    that do not fit. `contents` are the release's files, by path; one that is not there counts as empty.
+    """
+    fits, left = [], dict(contents)
+    for patch in patches:
+        for file in patch.files:
+            content = left.get(file.path, b"")
+            lines = split_lines(content)
+            places = [[place + 1 for place in find_places(lines, hunk)] for hunk in file.hunks]
+            hunks = enumerate(zip(file.hunks, places, strict=True), 1)
+            found = [Fit(patch.name, file.path, number, *one) for number, one in hunks]
+            left[file.path] = apply_hunks(content, [fit.hunk for fit in found if fit.fits], patch.name)
+            fits += found
+    return fits, left
 
 
 @dataclass(frozen=True)

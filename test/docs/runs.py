@@ -55,7 +55,6 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "pip install ./python": Run(more="--no-deps --target {scratch}", is_long=True),
     "pip install --upgrade ./python": Run(more="--no-deps --target {scratch}", is_long=True),
     "sglang-xshare patch apply": Run(more="--target {tree}", shows="applied"),
-    "sglang-xshare patch apply --dry-run": Run(more="--target {tree}", shows="nothing was changed"),
     "PYTHONPATH=python python -m sglang_xshare patch status": Run(more="--target {tree}", shows="not patched"),
     "pip install sglang==0.5.23": INSTALLED,
     "pip uninstall --yes sglang-xshare": INSTALLED,

@@ -59,15 +59,10 @@ def test_a_queue_that_does_not_fit_changes_nothing(
     assert reason in refused(lambda: apply(tree, bad), tree)
 
 
-def test_a_missing_patch_or_an_unlisted_file_is_refused(tree: Path, queue: Path) -> None:
+def test_an_unlisted_file_is_refused(tree: Path, queue: Path) -> None:
     hashes = queue / RELEASE / "hashes"
-    listed = hashes.read_text()
-    hashes.write_text("".join(line for line in listed.splitlines(keepends=True) if "dos" not in line))
+    hashes.write_text("".join(line for line in hashes.read_text().splitlines(keepends=True) if "dos" not in line))
     assert "sglang/srt/dos.py is not in patches/0.5.21/hashes" in refused(lambda: apply(tree, queue), tree)
-    hashes.write_text(listed + "nonsense\n")
-    assert "'nonsense' is not a line of sha256sum" in refused(lambda: apply(tree, queue), tree)
-    (queue / "shared/route.patch").unlink()
-    assert "shared/route.patch: " in refused(lambda: apply(tree, queue), tree)
 
 
 def test_a_link_is_refused(tree: Path, queue: Path, tmp_path: Path) -> None:
@@ -84,7 +79,7 @@ def test_a_file_edited_after_patching_is_refused_by_name(
     edit(tree / "sglang/srt/route.py")
     for run in (lambda: revert(tree), lambda: apply(tree, queue)):
         assert refused(run, tree).startswith("sglang/srt/route.py: edited after it was patched")
-    with pytest.raises(PatchError, match=r"in \S+: sglang/srt/route\.py: edited after it was patched"):
+    with pytest.raises(PatchError, match=r"sglang/srt/route\.py: edited after it was patched"):
         check_patched(tree, queue)
 
 

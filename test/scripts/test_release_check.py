@@ -43,11 +43,11 @@ def test_a_supported_release(releases: Path, queue: Path) -> None:
     assert good
     assert lines == [
         f"SGLang {RELEASE}: {NEEDS}",
-        "  fits      sglang/srt/route.py:2 +1 -0 shared/route.patch",
-        "  fits      sglang/srt/route.py:5 +1 -0 shared/route.patch",
-        "  fits      sglang/srt/launch.py:3 +2 -1 0.5.21/rest.patch",
-        "  fits      sglang/srt/dos.py:3 +1 -1 0.5.21/rest.patch",
-        "  fits      sglang/srt/ours.py:1 +2 -0 shared/new.patch, a new file",
+        "  fits      sglang/srt/route.py: hunk 1 of shared/route.patch at 1",
+        "  fits      sglang/srt/route.py: hunk 2 of shared/route.patch at 4",
+        "  fits      sglang/srt/launch.py: hunk 1 of 0.5.21/rest.patch at 3",
+        "  fits      sglang/srt/dos.py: hunk 1 of 0.5.21/rest.patch at 3",
+        "  fits      sglang/srt/ours.py: hunk 1 of shared/new.patch at 1",
         "release_check: 0.5.21 is supported: its 5 hunks fit, and its files have their pinned hashes",
     ]
 
@@ -56,7 +56,7 @@ def test_a_new_release_that_fits_as_it_is(releases: Path, queue: Path) -> None:
     write_release(releases, "0.5.30", route=b"import this\n" + FILES["sglang/srt/route.py"])
     lines, good = check_release("0.5.30", queue, releases)
     assert good
-    assert "  fits      sglang/srt/route.py:3 +1 -0 shared/route.patch" in lines
+    assert "  fits      sglang/srt/route.py: hunk 1 of shared/route.patch at 2" in lines
     assert lines[-1] == (
         "release_check: 0.5.30 is not supported yet, but the 5 hunks of the series of 0.5.21 fit; "
         "go on with CONTRIBUTING.md"
@@ -71,13 +71,13 @@ def test_a_new_release_that_does_not_fit(releases: Path, queue: Path) -> None:
     lines, good = check_release("0.5.30", queue, releases)
     assert not good
     assert lines[1:-1] == [
-        "  DOES NOT  sglang/srt/route.py +1 -0 shared/route.patch: hunk 1 matches 0 places",
+        "  DOES NOT  sglang/srt/route.py: hunk 1 of shared/route.patch matches 0 places",
         "            no line 'import torch'",
-        "  DOES NOT  sglang/srt/route.py +1 -0 shared/route.patch: hunk 2 matches 2 places (lines 5, 11)",
-        "  fits      sglang/srt/launch.py:3 +2 -1 0.5.21/rest.patch",
-        "  DOES NOT  sglang/srt/dos.py +1 -1 0.5.21/rest.patch: hunk 1 matches 0 places",
+        "  DOES NOT  sglang/srt/route.py: hunk 2 of shared/route.patch matches 2 places (lines 5, 11)",
+        "  fits      sglang/srt/launch.py: hunk 1 of 0.5.21/rest.patch at 3",
+        "  DOES NOT  sglang/srt/dos.py: hunk 1 of 0.5.21/rest.patch matches 0 places",
         "            no such file",
-        "  DOES NOT  sglang/srt/ours.py +2 -0 shared/new.patch: hunk 1 matches 0 places",
+        "  DOES NOT  sglang/srt/ours.py: hunk 1 of shared/new.patch matches 0 places",
     ]
     names = "shared/route.patch, 0.5.21/rest.patch, shared/new.patch"
     assert lines[-1] == (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .engine import apply, describe, preview, revert
+from .engine import apply, describe, revert
 from .tree import PatchError
 
 
@@ -22,19 +22,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         command = commands.add_parser(name, help=description, description=description)
         command.set_defaults(run=run, name=f"patch {name}")
         command.add_argument("--target", type=Path, metavar="DIR", help=where)
-        if name == "apply":
-            command.add_argument("--dry-run", action="store_true", help="say hunk by hunk what would change")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run one command. Raises `PatchError`, which names the folder where a file cannot be read or written."""
     try:
-        if args.command == "status":
-            line = describe(args.target)
-        elif args.command == "revert":
-            line = revert(args.target)
-        else:
-            line = (preview if args.dry_run else apply)(args.target)
+        line = {"apply": apply, "revert": revert, "status": describe}[args.command](args.target)
     except ImportError as error:  # from a checkout, without pip install
         raise PatchError(f"{error}; pip install it") from None
     except OSError as error:  # one of a full disk names no file

@@ -6,8 +6,6 @@ matches. Here line numbers are ignored: a hunk with so little context that it fi
 ONE place in each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,14 +18,6 @@ class Hunk:
 
     source: tuple[bytes, ...]
     target: tuple[bytes, ...]
-
-    def context(self) -> tuple[int, int]:
-        """Number of unchanged lines before the first and after the last change."""
-        return _common(self.source, self.target), _common(self.source[::-1], self.target[::-1])
-
-    def trim(self, before: int, after: int) -> Hunk:
-        """The same change without `before` leading and `after` trailing lines of context."""
-        return Hunk(self.source[before : len(self.source) - after], self.target[before : len(self.target) - after])
 
 
 def split_lines(content: bytes) -> list[bytes]:
@@ -65,8 +55,3 @@ def apply_hunks(content: bytes, hunks: Sequence[Hunk], where: str) -> bytes:
     if any(not line.endswith(b"\n") for line in lines[:-1]):
         raise PatchError(f"{where}: a line without a newline would no longer be the last of the file")
     return b"".join(lines)
-
-
-def _common(first: Sequence[bytes], second: Sequence[bytes]) -> int:
-    pairs = zip(first, second, strict=False)
-    return next((count for count, (left, right) in enumerate(pairs) if left != right), min(len(first), len(second)))

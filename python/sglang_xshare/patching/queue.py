@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
-from .hunk import Hunk, apply_hunks, find_places, split_lines
+from .hunk import apply_hunks
 from .tree import ABSENT, PatchError, digest
 
 if TYPE_CHECKING:
@@ -60,12 +59,8 @@ def find_root() -> Path:
 
 
 def list_releases(root: Path) -> list[str]:
-    """The supported releases (folders with a series), newest last. Raises PatchError for a folder of another name."""
-    names = [file.parent.name for file in root.glob("*/series")]
-    try:
-        return sorted(names, key=Version)
-    except InvalidVersion as error:
-        raise PatchError(f"{root}: {error}; allowed are folders named by releases") from None
+    """The supported releases (folders with a series), newest last."""
+    return sorted((file.parent.name for file in root.glob("*/series")), key=Version)
 
 
 def read_series(root: Path, release: str) -> list[str]:
@@ -78,78 +73,22 @@ def read_series(root: Path, release: str) -> list[str]:
 
 def read_hashes(root: Path, release: str) -> dict[str, str]:
     """The release's `hashes`, lines of sha256sum: 64 hex digits, two spaces, path."""
-    hashes = {}
-    for line in (root / release / "hashes").read_text().splitlines():
-        value, separator, path = line.partition("  ")
-        if len(value) != 64 or not separator or not path:
-            raise PatchError(f"{release}/hashes: {line!r} is not a line of sha256sum: 64 hex digits, two spaces, path")
-        hashes[path] = value
-    return hashes
+    lines = (line.partition("  ") for line in (root / release / "hashes").read_text().splitlines())
+    return {path: value for value, _, path in lines}
 
 
 def read_digest(root: Path, release: str) -> str:
     """sha256 over names and contents of the release's patches in order: what a patched tree is compared by."""
     total = hashlib.sha256()
     for name in read_series(root, release):
-        total.update(f"{name}\n{digest(_read_patch(root, name))}\n".encode())
+        total.update(f"{name}\n{digest((root / name).read_bytes())}\n".encode())
     return total.hexdigest()
 
 
 def load_queue(root: Path, release: str) -> Queue:
-    """Read the queue of one release. Raises PatchError where it is not supported, or a file is missing or malformed."""
+    """Read the queue of one release. Raises PatchError where it is not supported, or a patch is malformed."""
     from .patch import parse_patch  # a server compares digests only: it needs no patch parser
 
     names = read_series(root, release)
-    patches = tuple(parse_patch(_read_patch(root, name).decode(), name) for name in names)
+    patches = tuple(parse_patch((root / name).read_bytes().decode(), name) for name in names)
     return Queue(release, patches, read_hashes(root, release))
-
-
-def _read_patch(root: Path, name: str) -> bytes:
-    if not (root / name).is_file():
-        raise PatchError(f"{name}: listed in a series, but there is no such file in {root}")
-    return (root / name).read_bytes()
-
-
-@dataclass(frozen=True)
-class Fit:
-    """One hunk of a patch, and the lines of its file (from 1) where it matches: it fits where that is one line."""
-
-    patch: str
-    path: str
-    number: int
-    hunk: Hunk
-    lines: tuple[int, ...]
-
-    @property
-    def fits(self) -> bool:
-        """Whether the hunk matches exactly one place."""
-        return len(self.lines) == 1
-
-    def __str__(self) -> str:
-        source, target = self.hunk.source, self.hunk.target
-        kept = sum(block.size for block in SequenceMatcher(None, source, target, False).get_matching_blocks())
-        where = f"{self.path}:{self.lines[0] + self.hunk.context()[0]}" if self.fits else self.path
-        line = f"{where} +{len(target) - kept} -{len(source) - kept} {self.patch}"
-        if self.fits:
-            return line + ", a new file" * (not source)
-        places = f" (lines {', '.join(map(str, self.lines))})" if self.lines else ""
-        return f"{line}: hunk {self.number} matches {len(self.lines)} places{places}"
-
-
-def find_fits(patches: Sequence[Patch], contents: Mapping[str, bytes]) -> tuple[list[Fit], dict[str, bytes]]:
-    """Each hunk in order against its file as the patches before it left it, and what the files become without those
-    that do not fit. `contents` are the release's files, by path; one that is not there counts as empty.
-    """
-    fits = []
-    left = dict(contents)
-    for patch in patches:
-        for file in patch.files:
-            content = left.get(file.path, b"")
-            lines = split_lines(content)
-            found = [
-                Fit(patch.name, file.path, number, hunk, tuple(place + 1 for place in find_places(lines, hunk)))
-                for number, hunk in enumerate(file.hunks, 1)
-            ]
-            left[file.path] = apply_hunks(content, [fit.hunk for fit in found if fit.fits], patch.name)
-            fits += found
-    return fits, left

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
@@ -34,12 +34,14 @@ class Digests:
 
 @dataclass(frozen=True)
 class State:
-    """Which queue a tree was patched with; `files` is keyed by path relative to site-packages, added files first."""
+    """Which queue a tree was patched with; `files` is keyed by path relative to site-packages, added files first. Empty
+    where it was patched with none.
+    """
 
-    release: str
-    queue: str
-    patches: tuple[str, ...]
-    files: Mapping[str, Digests]
+    release: str = ""
+    queue: str = ""
+    patches: tuple[str, ...] = ()
+    files: dict[str, Digests] = field(default_factory=dict)
 
 
 class Condition(Enum):
@@ -48,25 +50,13 @@ class Condition(Enum):
     PRISTINE = "not patched"
     PATCHED = "patched"
     INTERRUPTED = "half patched by an interrupted run"
-    EDITED = "edited after it was patched"
 
 
-@dataclass(frozen=True)
-class Survey:
-    """A tree's condition; `edited` files have neither content. `state` is what the files are restored by: of a pristine
-    tree, only the added files that are still there.
-    """
-
-    condition: Condition
-    state: State | None = None
-    edited: tuple[str, ...] = ()
-
-
-def read(tree: Tree) -> State | None:
-    """The tree's state file, or None where there is none. Raises PatchError for one that is not ours."""
+def read(tree: Tree) -> State:
+    """The tree's state file. Raises PatchError for one that is not ours."""
     file = tree.root / STORE / "state.json"
     if not file.exists():
-        return None
+        return State()
     try:
         record = json.loads(file.read_text())
         files = {path: Digests(**digests) for path, digests in record.pop("files").items()}
@@ -76,32 +66,32 @@ def read(tree: Tree) -> State | None:
         raise PatchError(f"{file}: not a state file of this program ({error}); {advice}") from error
 
 
-def survey(tree: Tree) -> Survey:
-    """Compare the files with the state. A tree whose files pip has replaced since is pristine; pip leaves the added
-    files. The release's name alone does not say so: a source tree's changes while its files stay.
+def survey(tree: Tree) -> tuple[Condition, State]:
+    """Compare the files with the state: how the tree stands, and what its files are restored by. A tree whose files pip
+    has replaced since is pristine; of its state are left the added files, which pip leaves. The release's name alone
+    does not say so: a source tree's changes while its files stay. Raises PatchError for a file edited after patching.
     """
     state = read(tree)
-    if state is None:
-        return Survey(Condition.PRISTINE)
     found = {path: tree.digest(path) for path in state.files}
     patched = {path for path, known in state.files.items() if found[path] == known.patched}
     own = {path for path, known in state.files.items() if known.pristine != ABSENT}
-    edited = tuple(path for path, known in state.files.items() if found[path] not in (known.pristine, known.patched))
+    edited = [path for path, known in state.files.items() if found[path] not in (known.pristine, known.patched)]
     replaced = own and not own & patched
-    if replaced and (state.release != tree.release or not edited):
+    if not found or (replaced and (state.release != tree.release or not edited)):
         left = {path: state.files[path] for path in state.files if path in patched}
-        return Survey(Condition.PRISTINE, dataclasses.replace(state, files=left))
+        return Condition.PRISTINE, dataclasses.replace(state, files=left)
     if edited:
-        return Survey(Condition.EDITED, state, edited)
-    return Survey(Condition.PATCHED if len(patched) == len(found) else Condition.INTERRUPTED, state)
+        remedy = f"reinstall sglang=={tree.release}" if edited[0] in own else "remove it"
+        raise PatchError(f"{edited[0]}: edited after it was patched; undo the edit, or {remedy}")
+    return Condition.PATCHED if len(patched) == len(found) else Condition.INTERRUPTED, state
 
 
-def read_pristine(tree: Tree, state: State | None, paths: Iterable[str]) -> dict[str, bytes]:
+def read_pristine(tree: Tree, state: State, paths: Iterable[str]) -> dict[str, bytes]:
     """The release's own content of each file, patched now or not. Raises PatchError for a damaged stored copy."""
     contents = {}
     for path in paths:
         found = tree.digest(path)
-        wanted = state.files[path].pristine if state is not None and path in state.files else found
+        wanted = state.files[path].pristine if path in state.files else found
         if wanted != ABSENT:
             contents[path] = tree.read(path) if found == wanted else _read_copy(tree, path, wanted)
     return contents

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 
 class PatchError(Exception):
@@ -58,23 +57,17 @@ class Tree:
         file that is always there, writable, because NFS grants exclusive locks only on such; a read-only tree is so
         found out at once.
         """
-        with self._open_lock() as file:
+        try:
+            file = open(self.root / "sglang/__init__.py", "rb+")  # noqa: SIM115 - closed below
+        except OSError as error:
+            raise PatchError(f"{self.root}: {error.strerror}; patching needs a tree this user may write") from error
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 print(f"waiting for another patch run on {self.root}", file=sys.stderr)
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-    def check_writable(self) -> None:
-        """Raise what `lock` would on a tree that this user may not write; changes nothing."""
-        self._open_lock().close()
-
-    def _open_lock(self) -> BinaryIO:
-        try:
-            return open(self.root / "sglang/__init__.py", "rb+")
-        except OSError as error:
-            raise PatchError(f"{self.root}: {error.strerror}; patching needs a tree this user may write") from error
 
 
 def find_tree(target: Path | None = None) -> Tree:
@@ -84,8 +77,6 @@ def find_tree(target: Path | None = None) -> Tree:
         if spec is None or spec.origin is None:
             raise PatchError("sglang is not installed here; install it, or name its directory with --target")
         return Tree(Path(spec.origin).resolve().parents[1])
-    if not target.is_dir():
-        raise PatchError(f"--target {target}: not a directory; allowed: a directory that contains sglang/")
     if not (target / "sglang/__init__.py").is_file():
         raise PatchError(f"--target {target}: no sglang/__init__.py in it; allowed: a directory that contains sglang/")
     return Tree(target.resolve())

@@ -53,7 +53,7 @@ def test_tree_patched_by_another_version_of_the_queue_is_refused(patched_copy):
     replace(state, queue, "0" * 64)
     said = check(patched_copy)
     assert said.startswith(
-        f"--expert-policy: SGLang {LATEST} in {patched_copy} was patched by another version of the queue"
+        f"--expert-policy: SGLang {LATEST} in {patched_copy} is patched by another version of the queue"
     )
     assert said.endswith(f"run `sglang-xshare patch apply --target {patched_copy}`")
     assert "\n" not in said
@@ -79,7 +79,7 @@ def test_tree_edited_since_is_refused(patched_copy):
         patched_copy / "sglang/srt/layers/moe/topk.py", "expert_policy.route(topk_config, router_logits)", "topk_config"
     )
     said = check(patched_copy)
-    assert f"in {patched_copy}: sglang/srt/layers/moe/topk.py: edited after it was patched" in said
+    assert f"{patched_copy}/sglang/srt/layers/moe/topk.py: edited after it was patched" in said
     assert "\n" not in said
 
 

@@ -78,7 +78,7 @@ def test_a_file_edited_after_patching_is_refused_by_name(
     apply(tree, queue)
     edit(tree / "sglang/srt/route.py")
     for run in (lambda: revert(tree), lambda: apply(tree, queue)):
-        assert refused(run, tree).startswith("sglang/srt/route.py: edited after it was patched")
+        assert refused(run, tree).startswith(f"{tree}/sglang/srt/route.py: edited after it was patched")
     with pytest.raises(PatchError, match=r"sglang/srt/route\.py: edited after it was patched"):
         check_patched(tree, queue)
 

@@ -82,7 +82,7 @@ def survey(tree: Tree) -> tuple[Condition, State]:
         return Condition.PRISTINE, dataclasses.replace(state, files=left)
     if edited:
         remedy = f"reinstall sglang=={tree.release}" if edited[0] in own else "remove it"
-        raise PatchError(f"{edited[0]}: edited after it was patched; undo the edit, or {remedy}")
+        raise PatchError(f"{tree.root / edited[0]}: edited after it was patched; undo the edit, or {remedy}")
     return Condition.PATCHED if len(patched) == len(found) else Condition.INTERRUPTED, state
 
 

@@ -56,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has left, as `head -1` does. Python flushes once more on its way out: into nothing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except OSError as error:
         line = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     except (ValueError, PolicyError, PatchError) as error:

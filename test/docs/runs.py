@@ -111,7 +111,7 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
         "test/benchmark/quality/test_served.py", "that has such a file"
     ),
     "sglang-xshare policy get http://localhost:30000": Ask(QUICKSTART, shows="xshare"),
-    "sglang-xshare top http://localhost:30000": Ask(QUICKSTART, "--once", "Active experts of a step by layer"),
+    "sglang-xshare top http://localhost:30000": Ask(QUICKSTART, shows="Active experts of a step by layer"),
     "sglang-xshare policy set http://localhost:30000 xshare:k0=1,add=6": Ask(QUICKSTART, shows="switches: 1"),
     f"curl -s localhost:30000/expert_policy {JSON}"
     """ -d '{"policy": "xshare", "k0": 1, "add": 6}'""": Ask(QUICKSTART, shows='"switches":2'),

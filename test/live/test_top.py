@@ -12,7 +12,7 @@ from refused import read_refusal
 from sglang_xshare.cli import main
 from sglang_xshare.live import PATH
 from sglang_xshare.live import top as subcommand
-from sglang_xshare.live.top import METRICS, Look, compare, read_gauges
+from sglang_xshare.live.top import METRICS, Look, draw, read_gauges, subtract
 
 METRICS_TEXT = """\
 # HELP sglang:gen_throughput The generation throughput (token/s).
@@ -37,7 +37,7 @@ def layer(number: int, steps: int, before: int, after: int, kept: float, rows: i
 
 
 def answer(*layers: dict[str, Any], switches: int = 3) -> dict[str, Any]:
-    since = {"layer_steps": 8, "mean_before": 14.5, "mean_after": 6.25, "mean_kept_mass": 0.875}
+    since = {"layer_steps": 8, "experts_before": 116, "experts_after": 50, "kept_mass": 7.0, "rows": 8, "rescued": 0}
     return {
         "policy": "xshare",
         "in_force": {"policy": "xshare", "k0": 1, "add": 24, "mass": None, "overrides": []},
@@ -52,14 +52,8 @@ EARLIER = answer(layer(1, 4, 40, 20, 7.0, 8), layer(3, 4, 44, 24, 6.0, 8))
 LATER = answer(layer(1, 6, 70, 30, 13.0, 16), layer(3, 4, 44, 24, 6.0, 8))
 
 
-def load(number: int, *means: float | None) -> dict[str, Any]:
-    """Of a layer what a frame tells; the rest is None."""
-    names = ("before", "after", "kept_mass", "page_ins_before", "page_ins")
-    return {"layer": number} | dict.fromkeys(names) | dict(zip(names, means, strict=False))
-
-
 def at(time: float, told: dict[str, Any]) -> Look:
-    return Look("http://h", told, read_gauges(METRICS_TEXT), time)
+    return Look(told, read_gauges(METRICS_TEXT), time)
 
 
 @pytest.fixture
@@ -70,97 +64,98 @@ def server(answering: Callable[[bytes], FakeServer]) -> FakeServer:
     return server
 
 
-def test_a_frame_tells_what_happened_between_two_looks():
-    frame = compare(at(12.5, LATER), at(10.0, EARLIER))
-    assert frame["seconds"] == 2.5
-    assert frame["layers"] == [load(1, 15.0, 5.0, 0.75), load(3)]
-    assert (frame["tokens_per_second"], frame["accepted_length"]) == (150.5, 3.0)
-    assert (frame["running"], frame["queued"]) == (16, 0)
-
-
-def test_page_ins_are_told_where_experts_are_paged():
-    told = answer(layer(1, 4, 40, 20, 7.0, 8) | {"page_ins_before": 30, "page_ins": 10}, layer(3, 0, 0, 0, 0.0, 0))
-    told["since_switch"] |= {"mean_page_ins_before": 7.5, "mean_page_ins": 2.5}
-    frame = compare(at(1.0, told), None)
-    assert frame["layers"][0] == load(1, 10.0, 5.0, 0.875, 7.5, 2.5)
-    console = Console(width=100)
-    with console.capture() as shown:
-        console.print(subcommand.draw(frame, 8))
-    assert "14.5 -> 6.2, page-ins 7.5 -> 2.5, kept mass" in shown.get()
+def test_what_was_counted_between_two_looks():
+    first, second = subtract(at(12.5, LATER), at(10.0, EARLIER))
+    assert first == layer(1, 2, 30, 10, 6.0, 8)
+    assert second == layer(3, 0, 0, 0, 0.0, 0)
 
 
 @pytest.mark.parametrize(
     "before",
     [
-        None,
-        at(10.0, answer(layer(1, 99, 9, 9, 9.0, 9), LATER["since_switch"]["by_layer"][1])),
-        at(10.0, answer(layer(1, 6, 9, 9, 9.0, 99), LATER["since_switch"]["by_layer"][1])),
-        at(10.0, answer({**layer(1, 4, 40, 20, 7.0, 8), "page_ins": 3}, LATER["since_switch"]["by_layer"][1])),
-        at(10.0, answer(layer(0, 4, 40, 20, 7.0, 8), LATER["since_switch"]["by_layer"][1])),
-        at(10.0, EARLIER | {"switches": 2}),
+        answer(layer(1, 99, 9, 9, 9.0, 9), LATER["since_switch"]["by_layer"][1]),
+        answer(layer(1, 6, 9, 9, 9.0, 99), LATER["since_switch"]["by_layer"][1]),
+        answer({**layer(1, 4, 40, 20, 7.0, 8), "page_ins": 3}, LATER["since_switch"]["by_layer"][1]),
+        answer(layer(0, 4, 40, 20, 7.0, 8), LATER["since_switch"]["by_layer"][1]),
+        answer(layer(1, 4, 40, 20, 7.0, 8)),
+        EARLIER | {"switches": 2},
     ],
-    ids=["first", "restarted", "restarted with fewer rows", "restarted without pages", "another model", "switched"],
+    ids=["restarted", "with fewer rows", "without pages", "another model", "fewer layers", "switched"],
 )
-def test_the_first_frame_and_that_of_another_plan_are_of_all_since_it_is_in_force(before):
-    frame = compare(at(12.0, LATER), before)
-    assert frame["seconds"] is None
-    assert frame["layers"] == [load(1, 70 / 6, 5.0, 13 / 16), load(3, 11.0, 6.0, 0.75)]
+def test_a_look_at_another_plan_or_server_is_no_earlier_one(before):
+    assert subtract(at(12.0, LATER), at(10.0, before)) is None
 
 
-def test_once_draws_one_frame(server, capsys):
-    assert main(["top", server.url, "--once", "--api-key", "secret"]) == 0
+def read_rows(out: str) -> list[list[str]]:
+    """What stands in the table: layer, before, after, kept mass."""
+    rows = [line.split() for line in out.splitlines() if line.split()[:1] in (["1"], ["3"])]
+    return [[row[0], row[1], row[2], row[-1]] for row in rows]
+
+
+def show(*looks: Look | None) -> str:
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(draw("http://h", *looks, 8))
+    return shown.get()
+
+
+def test_a_frame_is_of_what_happened_since_the_one_before():
+    shown = show(at(12.5, LATER), at(10.0, EARLIER))
+    assert "by layer, of the last 2.5 s:" in shown
+    assert read_rows(shown) == [["1", "15.0", "5.0", "0.7500"], ["3", "-", "-", "-"]]
+    shown = show(at(12.5, LATER), at(10.0, EARLIER | {"switches": 2}))
+    assert "by layer, since the last switch:" in shown
+    assert read_rows(shown) == [["1", "11.7", "5.0", "0.8125"], ["3", "11.0", "6.0", "0.7500"]]
+
+
+def test_page_ins_are_told_where_experts_are_paged():
+    told = answer(layer(1, 4, 40, 20, 7.0, 8))
+    told["since_switch"] |= {"page_ins_before": 60, "page_ins": 20}
+    assert "14.5 -> 6.2, page-ins: 7.5 -> 2.5, kept mass" in show(at(1.0, told), None)
+
+
+def test_one_frame_where_stdout_is_no_terminal(server, capsys):
+    assert main(["top", server.url, "--api-key", "secret"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     for words in (
         "xshare, plan 0a1b2c3d",
         "k0=1, add=24",
-        "switches: 3",
-        "policy 4",
-        "14.5 -> 6.2, kept mass 0.8750",
-        "150.5 tokens/s",
+        "switches: 3; since the last: active experts: 14.5 -> 6.2, kept mass: 0.8750, policy steps: 4",
+        "150.5 tokens/s, accepted length 3.00; 16 running, 0 queued",
     ):
         assert words in out
-    assert "accepted length 3.00; 16 running, 0 queued" in out
-    assert "mass=" not in out.replace("kept mass", "")
-    rows = [line.split() for line in out.splitlines() if line.split()[:1] in (["1"], ["3"])]
-    assert [(row[0], row[1], row[2], row[-1]) for row in rows] == [
-        ("1", "11.7", "5.0", "0.8125"),
-        ("3", "11.0", "6.0", "0.7500"),
-    ]
+    assert "mass=" not in out
+    assert read_rows(out) == [["1", "11.7", "5.0", "0.8125"], ["3", "11.0", "6.0", "0.7500"]]
     assert [(asked[1], asked[2]) for asked in server.asked] == [(PATH, "Bearer secret"), (METRICS, "Bearer secret")]
 
 
-def test_json_is_a_line_a_frame(server, capsys):
-    assert main(["top", server.url, "--once", "--json"]) == 0
-    [line] = capsys.readouterr().out.splitlines()
-    frame = json.loads(line)
-    unpaged = {"page_ins_before": None, "page_ins": None}
-    assert frame["layers"][1] == {"layer": 3, "before": 11.0, "after": 6.0, "kept_mass": 0.75} | unpaged
-    assert (frame["seconds"], frame["switches"], frame["in_force"]["add"]) == (None, 3, 24)
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setattr(subcommand, "open_console", lambda: Console(width=120, height=40, force_terminal=True))
 
 
-def test_it_looks_again_until_the_server_is_gone(server, capsys, monkeypatch):
+def test_it_looks_again_until_the_server_is_gone(server, terminal, capsys, monkeypatch):
     def sleep(seconds: float) -> None:
         assert seconds == 0.5
-        asked = len(server.asked)
-        server.routes[PATH] = (200, json.dumps(LATER).encode()) if asked < 6 else (500, b"")
+        server.routes[PATH] = (200, json.dumps(LATER).encode()) if len(server.asked) < 6 else (500, b"")
 
     server.routes[PATH] = 200, json.dumps(EARLIER).encode()
     monkeypatch.setattr(subcommand.time, "sleep", sleep)
-    assert main(["top", server.url, "--interval", "0.5", "--json"]) == 1
+    assert main(["top", server.url, "--interval", "0.5"]) == 1
     out, err = capsys.readouterr()
-    frames = [json.loads(line) for line in out.splitlines()]
-    assert [frame["seconds"] is None for frame in frames] == [True, False, False]
-    assert [frame["layers"][0]["after"] for frame in frames] == [5.0, 5.0, None]
+    spans = [line.split("by layer, ")[1] for line in out.splitlines() if "by layer" in line]
+    assert spans[:3] == ["since the last switch:", "of the last 0.0 s:", "of the last 0.0 s:"]
     assert err == f"top: {server.url}: 500 Internal Server Error\n"
 
 
-def test_ctrl_c_ends_it(server, monkeypatch):
+def test_ctrl_c_ends_it(server, terminal, capsys, monkeypatch):
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(subcommand.time, "sleep", interrupt)
-    assert main(["top", server.url]) == 0
+    assert main(["top", server.url]) == 130
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -177,7 +172,7 @@ def test_ctrl_c_ends_it(server, monkeypatch):
 )
 def test_what_goes_wrong_is_one_line(route, told, line, server, capsys):
     server.routes[route] = told
-    assert main(["top", server.url, "--once"]) == 1
+    assert main(["top", server.url]) == 1
     assert read_refusal(capsys).startswith(f"top: {server.url}: {line}")
 
 

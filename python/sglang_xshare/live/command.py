@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import fields
 from typing import Any
 
 from rich.table import Table
@@ -14,6 +15,7 @@ from ..files import read_json
 from ..policies.keys import as_json
 from ..policies.plan import AUTO
 from ..policies.spelling import SPELLING, parse_policy
+from ..stage.evidence.interval import Interval, format_log
 from .client import Client, add_server, find_keys
 
 
@@ -54,30 +56,27 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def read_policy(arguments: argparse.Namespace) -> dict[str, Any]:
     """The body of a POST. Raises ValueError for a policy or a file that could not be sent."""
-    name, keys = parse_policy(arguments.policy) if arguments.policy else (None, {})
-    given = read_json("--config", arguments.config) if arguments.config else {}
-    if name is None and "policy" not in given:
+    body: dict[str, Any] = {}
+    if arguments.policy:
+        name, keys = parse_policy(arguments.policy)
+        body = {"policy": name, **keys}
+    config = read_json("--config", arguments.config) if arguments.config else {}
+    by_default = {"exact": {"default": True}} if arguments.exact_by_default else {}
+    for part in (config, by_default):
+        for key in body.keys() & part.keys():
+            both = f"{as_json(body[key])} and {as_json(part[key])}"
+            raise ValueError(f"{key} = {both}: allowed is one of the two for a key")
+        body |= part
+    if "policy" not in body:
         raise ValueError("no policy; allowed is one such as xshare:k0=1,add=6, or --config with a key policy")
-    if name is not None and "policy" in given:
-        other = f"policy = {as_json(given['policy'])} in {arguments.config}"
-        raise ValueError(f"{name} and {other}; allowed is one of the two")
-    for key in keys.keys() & given.keys():
-        both = f"{as_json(keys[key])} and {as_json(given[key])}"
-        raise ValueError(f"{key} = {both}: allowed is one of the two for a key")
-    body = ({} if name is None else {"policy": name}) | keys | given
-    if arguments.exact_by_default:
-        if "exact" in body:
-            raise ValueError(f"--exact-by-default and exact = {as_json(body['exact'])}: allowed is one of the two")
-        body["exact"] = {"default": True}
     return body
 
 
 def print_answer(answer: dict[str, Any]) -> None:
     """The plan in force as a table of its keys, then what it did since it is in force."""
     console = open_console()
-    plan, since = answer["in_force"], answer["since_switch"]
     table = Table("key", "value", "")
-    for key, value in plan.items():
+    for key, value in answer["in_force"].items():
         if key == "overrides" and not value:
             continue
         text = value if isinstance(value, str) else json.dumps(value)
@@ -86,17 +85,15 @@ def print_answer(answer: dict[str, Any]) -> None:
             text += f", now {estimate:.3f}"
         table.add_row(key, text, "" if key in answer else "default")
     console.print(table)
-    steps = ", ".join(f"{name} {count}" for name, count in since["outcomes"].items() if count) or "none"
     trial = ", a trial of a search that will put another back" if answer.get("trial") else ""
     plan = f"plan {answer.get('plan_hash', '-')}{trial}"
-    console.print(f"{plan}; switches: {answer['switches']}; steps since the last: {steps}")
-    if since["layer_steps"]:
-        experts = f"{since['mean_before']:.1f} -> {since['mean_after']:.1f}"
-        console.print(f"active experts of a layer and step: {experts}; kept mass: {since['mean_kept_mass']:.4f}")
-        if since.get("exact_rows"):
-            share, mass = since["exact_rows"] / since["rows"], since["others_kept_mass"]
-            told = "" if mass is None else f"; kept mass of the others: {mass:.4f}"
-            console.print(f"exact rows: {share:.1%}{told}")
+    console.print(f"{plan}; {describe_since(answer)}")
     limits = answer["limits"]
     graphs = f"; graphs that select: {limits['selecting_rows'] or 'none'}" if limits["captured_rows"] else ""
     console.print(f"router rows of a step: {limits['batches']}{graphs}")
+
+
+def describe_since(answer: dict[str, Any]) -> str:
+    """What the plan in force did, as the decode log says it."""
+    since = {one.name: answer["since_switch"].get(one.name, one.default) for one in fields(Interval)}
+    return f"switches: {answer['switches']}; since the last: {format_log(Interval(**since)).removeprefix(', ')}"

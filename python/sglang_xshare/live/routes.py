@@ -4,6 +4,7 @@ read the policy; who may administer the server, switch it.
 """
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -16,10 +17,9 @@ from ..stage.evidence.interval import Interval
 from . import METHOD, PATH
 
 COUNTS = ("counters", "since_switch")
-TOTALS = ("layer_steps", "experts_before", "experts_after", "kept_mass", "rows", "rescued", "exact_rows")
-PAGED = ("page_ins_before", "page_ins")
-"""Totals of servers that page experts."""
 MEANS = ("mean_before", "mean_after", "mean_kept_mass", "others_kept_mass")
+PAGED = ("mean_page_ins_before", "mean_page_ins")
+"""Means of servers that page experts."""
 
 
 def add_routes(app: FastAPI, find_manager: Callable[[], Any]) -> None:
@@ -65,11 +65,11 @@ def merge(answers: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _add_up(counts: list[dict[str, Any]]) -> dict[str, Any]:
-    names = (*TOTALS, *(name for name in PAGED if counts[0].get(name) is not None))
-    totals = {name: sum(one[name] for one in counts) for name in names}
+    names = [one.name for one in fields(Interval) if one.name not in ("outcomes", "exceeded")]
+    totals = {name: sum(one[name] for one in counts) for name in names if counts[0].get(name) is not None}
     outcomes = {name: sum(one["outcomes"][name] for one in counts) for name in counts[0]["outcomes"]}
     interval = Interval(**totals, outcomes=outcomes)
-    means = {name: getattr(interval, name) for name in (*MEANS, *(f"mean_{name}" for name in PAGED if name in totals))}
+    means = {name: getattr(interval, name) for name in (*MEANS, *(PAGED if "page_ins" in totals else ()))}
     layers = [
         {name: sum(one[name] for one in same) for name in same[0]} | {"layer": same[0]["layer"]}
         for same in zip(*(one.get("by_layer", []) for one in counts), strict=True)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-import orjson
 from rich import box
 from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -23,6 +20,7 @@ from rich.text import Text
 from ..console import open_console
 from ..parser import between
 from .client import Client, PolicyError, add_server, find_keys
+from .command import describe_since
 
 METRICS = "/metrics"
 SPEED, ACCEPTED = "sglang:gen_throughput", "sglang:spec_accept_length"
@@ -37,13 +35,17 @@ BAR = 10
 class Look:
     """One answer of the server: to GET /expert_policy, and its gauges by name and replica; `time` in seconds."""
 
-    url: str
     answer: dict[str, Any]
     gauges: dict[str, list[float]]
     time: float
 
+    @property
+    def layers(self) -> list[dict[str, Any]]:
+        """What each MoE layer has counted since the plan is in force."""
+        return list(self.answer["since_switch"]["by_layer"])
 
-def look(client: Client, time: float) -> Look:
+
+def look(client: Client) -> Look:
     """Ask a server. Raises `PolicyError` where it is gone, has no policy or no metrics, or refuses to tell."""
     answer = client.get_policy()
     if "by_layer" not in (answer.get("since_switch") or {}):
@@ -54,7 +56,7 @@ def look(client: Client, time: float) -> Look:
         if error.status != 404:
             raise
         raise PolicyError(f"{client.url}: no {METRICS}; allowed is a server with --enable-metrics", 404) from None
-    return Look(client.url, answer, read_gauges(text), time)
+    return Look(answer, read_gauges(text), time.monotonic())
 
 
 def read_gauges(text: str) -> dict[str, list[float]]:
@@ -73,57 +75,14 @@ def read_gauges(text: str) -> dict[str, list[float]]:
     return {name: list(values.values()) for name, values in found.items()}
 
 
-def compare(now: Look, before: Look | None) -> dict[str, Any]:
-    """The frame of what happened between two looks, as --json prints it; with `seconds` None of all since the plan is
-    in force: without an earlier look, or where that was at another plan or before a restart. Counts are GET
-    /expert_policy's; speed (tokens/s), of replicas together, and accepted length (tokens a verification), their mean,
-    SGLang's gauges of its last log interval, None where it has set none.
-    """
-    layers = now.answer["since_switch"]["by_layer"]
-    former = before.answer["since_switch"]["by_layer"] if before else []
-    if before and not (now.answer["switches"] == before.answer["switches"] and _continues(layers, former)):
-        before, former = None, []
-    verifies = [length for length in now.gauges[ACCEPTED] if length]
-    return {
-        "url": now.url,
-        **{name: now.answer[name] for name in ("in_force", "plan_hash", "switches", "since_switch")},
-        "seconds": now.time - before.time if before else None,
-        "layers": list(_subtract(layers, former or [dict.fromkeys(layer, 0) for layer in layers])),
-        "tokens_per_second": sum(now.gauges[SPEED]) if now.gauges[SPEED] else None,
-        "accepted_length": mean(verifies) if verifies else None,
-        "running": int(sum(now.gauges[RUNNING])),
-        "queued": int(sum(now.gauges[QUEUED])),
-    }
-
-
-def _continues(layers: list[dict[str, Any]], former: list[dict[str, Any]]) -> bool:
-    """Whether these are later counts of the same server."""
-    return len(layers) == len(former) and all(
-        new["layer"] == old["layer"]
-        and new.keys() == old.keys()
-        and all(new[name] >= old[name] for name in ("layer_steps", "rows"))
-        for new, old in zip(layers, former, strict=True)
-    )
-
-
-def _subtract(layers: list[dict[str, Any]], former: list[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Of each layer mean active experts of a step under vanilla routing and under the policy, mean kept mass of a row,
-    and mean page-ins of a step; None without a step under policy, or without paging.
-    """
-    for now, then in zip(layers, former, strict=True):
-        new = {name: now[name] - then[name] for name in now}
-        yield {
-            "layer": now["layer"],
-            "before": _divide(new, "experts_before", "layer_steps"),
-            "after": _divide(new, "experts_after", "layer_steps"),
-            "kept_mass": _divide(new, "kept_mass", "rows"),
-            "page_ins_before": _divide(new, "page_ins_before", "layer_steps"),
-            "page_ins": _divide(new, "page_ins", "layer_steps"),
-        }
-
-
-def _divide(counts: Mapping[str, Any], count: str, of: str) -> float | None:
-    return counts[count] / counts[of] if count in counts and counts[of] else None
+def subtract(now: Look, before: Look) -> list[dict[str, Any]] | None:
+    """What each layer has counted between two looks; None where the earlier one was at another plan or server."""
+    latter, former = ([(one["layer"], *one) for one in at.layers] for at in (now, before))
+    if now.answer["switches"] != before.answer["switches"] or latter != former:
+        return None
+    pairs = zip(now.layers, before.layers, strict=True)
+    layers = [{name: new[name] - old[name] for name in new} | {"layer": new["layer"]} for new, old in pairs]
+    return None if any(min(one["layer_steps"], one["rows"]) < 0 for one in layers) else layers
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -131,78 +90,46 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     description = "watch a running server's policy: active experts and kept mass by layer, speed, the plan in force"
     parser = subparsers.add_parser("top", help=description, description=description)
     add_server(parser, "--expert-policy and --enable-metrics", admin=False)
-    parser.add_argument(
-        "--interval",
-        type=between(0.1, 3600, what="a number of seconds"),
-        default=2.0,
-        metavar="SECONDS",
-        help="between two looks (default: 2)",
-    )
-    parser.add_argument("--once", action="store_true", help="one frame, of all since the plan is in force")
-    parser.add_argument("--json", action="store_true", help="a line of JSON a frame")
+    span, text = between(0.1, 3600, what="a number of seconds"), "between two looks (default: 2)"
+    parser.add_argument("--interval", type=span, default=2.0, metavar="SECONDS", help=text)
     parser.set_defaults(run=_run, name="top")
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    try:
-        client = Client(arguments.url, *find_keys(arguments))
-        first = look(client, time.monotonic())  # what refuses does so before a terminal is taken
-        with ExitStack() as stack:
-            show = _print_json if arguments.json else _draw_on(open_console(), stack)
-            show(compare(first, None))
-            for frame in () if arguments.once else _watch(client, first, arguments.interval):
-                show(frame)
-    except KeyboardInterrupt:
-        pass
-    return 0
-
-
-def _watch(client: Client, before: Look, interval: float) -> Iterator[dict[str, Any]]:
-    """A frame every `interval` seconds. Raises `PolicyError` once the server does not answer."""
-    while True:
-        time.sleep(interval)
-        now = look(client, time.monotonic())
-        yield compare(now, before)
-        before = now
-
-
-def _print_json(frame: dict[str, Any]) -> None:
-    print(orjson.dumps(frame).decode(), flush=True)
-
-
-def _draw_on(console: Console, stack: ExitStack) -> Callable[[dict[str, Any]], None]:
-    """What shows a frame: in place of the last one on a terminal, else below it."""
+    client, console = Client(arguments.url, *find_keys(arguments)), open_console()
+    before, now = None, look(client)  # what refuses does so before a terminal is taken
     if not console.is_terminal:
-        return lambda frame: console.print(draw(frame, len(frame["layers"])))
-    live = stack.enter_context(Live(console=console, auto_refresh=False))
-    return lambda frame: live.update(draw(frame, max(console.height - HEADER, 8)), refresh=True)
+        console.print(draw(client.url, now, None, len(now.layers)))
+        return 0
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            live.update(draw(client.url, now, before, max(console.height - HEADER, 8)), refresh=True)
+            time.sleep(arguments.interval)
+            before, now = now, look(client)
 
 
-def draw(frame: dict[str, Any], lines: int) -> RenderableType:
-    """A frame, with at most so many layers one below the other."""
-    plan = {name: value for name, value in frame["in_force"].items() if value is not None and value != []}
+def draw(url: str, now: Look, before: Look | None, lines: int) -> RenderableType:
+    """A frame, with at most so many layers one below the other: of what happened since the look `before`, else since
+    the plan is in force. Speed (tokens/s), of replicas together, and accepted length (tokens a verification), their
+    mean, are SGLang's gauges of its last log interval.
+    """
+    answer, gauges = now.answer, now.gauges
+    plan = {name: value for name, value in answer["in_force"].items() if value is not None and value != []}
     keys = ", ".join(f"{name}={json.dumps(value)}" for name, value in plan.items() if name != "policy")
-    since = frame["since_switch"]
-    steps = ", ".join(f"{name} {count}" for name, count in since["outcomes"].items() if count) or "none"
-    counted = f"{_number(since['mean_before'], 1)} -> {_number(since['mean_after'], 1)}"
-    if "mean_page_ins" in since:
-        counted += f", page-ins {since['mean_page_ins_before']:.1f} -> {since['mean_page_ins']:.1f}"
-    counted += f", kept mass {_number(since['mean_kept_mass'], 4)}"
-    if since.get("exact_rows"):
-        share = since["exact_rows"] / since["rows"]
-        counted += f"; exact rows {share:.1%}, kept mass of the others {_number(since['others_kept_mass'], 4)}"
-    speed = f"{_number(frame['tokens_per_second'], 1)} tokens/s, accepted length {_number(frame['accepted_length'], 2)}"
-    start = "the last switch" if frame["switches"] else "the server's start"
-    span = f"since {start}" if frame["seconds"] is None else f"of the last {frame['seconds']:.1f} s"
-    tables = [_draw_layers(frame["layers"][first : first + lines]) for first in range(0, len(frame["layers"]), lines)]
+    speed = sum(gauges[SPEED]) if gauges[SPEED] else None
+    verified = [length for length in gauges[ACCEPTED] if length]
+    told = f"{_number(speed, 1)} tokens/s, accepted length {_number(mean(verified) if verified else None, 2)}"
+    start = "the last switch" if answer["switches"] else "the server's start"
+    layers, span = now.layers, f"since {start}"
+    if before and (latest := subtract(now, before)):
+        layers, span = latest, f"of the last {now.time - before.time:.1f} s"
     return Group(
-        Text(f"{frame['url']}: {plan['policy']}, plan {frame['plan_hash']}", style="bold"),
+        Text(f"{url}: {plan['policy']}, plan {answer['plan_hash']}", style="bold"),
         Text(keys, style="dim"),
-        Text(f"{speed}; {frame['running']} running, {frame['queued']} queued"),
-        Text(f"switches: {frame['switches']}; steps since the last: {steps}"),
-        Text(f"active experts since the last: {counted if since['layer_steps'] else '-'}"),
+        Text(f"{told}; {sum(gauges[RUNNING]):.0f} running, {sum(gauges[QUEUED]):.0f} queued"),
+        Text(describe_since(answer)),
         Text(f"Active experts of a step by layer, {span}:"),
-        Columns(tables),
+        Columns([_draw_layers(layers[first : first + lines]) for first in range(0, len(layers), lines)]),
     )
 
 
@@ -212,10 +139,12 @@ def _draw_layers(layers: list[dict[str, Any]]) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("", width=BAR)
     table.add_column("kept mass", justify="right")
-    for load in layers:
-        bar = "" if load["before"] is None else ProgressBar(load["before"] or 1, load["after"] or 0, width=BAR)
-        cells = _number(load["before"], 1), _number(load["after"], 1), bar, _number(load["kept_mass"], 4)
-        table.add_row(str(load["layer"]), *cells)
+    for one in layers:
+        steps, rows = one["layer_steps"], one["rows"]
+        before, after = (one[name] / steps if steps else None for name in ("experts_before", "experts_after"))
+        mass = one["kept_mass"] / rows if rows else None
+        bar = ProgressBar(before or 1, after or 0, width=BAR) if steps else ""
+        table.add_row(str(one["layer"]), _number(before, 1), _number(after, 1), bar, _number(mass, 4))
     return table
 
 

@@ -7,7 +7,6 @@ under what it found and under published settings, fixed for all layers. On a ser
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from benchmark.common.command import Parser, run_main, selecting
@@ -17,9 +16,9 @@ from benchmark.quality.served import SERVER_ARGS
 from benchmark.tuning.offline import OfflineGauge, load_tokenizer
 from benchmark.tuning.report import describe, estimate_error, find_saved, tabulate_tuning
 from sglang_xshare.parser import whole
-from sglang_xshare.tune.command import ASKED, GROUPS, SETTINGS, check_asked
+from sglang_xshare.tune.command import GROUPS, SETTINGS
 from sglang_xshare.tune.gauge import Gauge
-from sglang_xshare.tune.measure import Bench, compare
+from sglang_xshare.tune.measure import Bench, compare, hash_asked
 from sglang_xshare.tune.plans import VANILLA_SETTING, Layers, build_policy, group_layers
 from sglang_xshare.tune.search import ACTIVE, search
 from sglang_xshare.tune.server import Server as RunningServer
@@ -62,14 +61,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     if any(name not in record for some in names.values() for name in some):
         with (open_offline if args.offline else open_server)(args) as (gauge, layers):
             groups, model = group_layers(layers, GROUPS), f"{'offline' if args.offline else 'served'}: {args.model}"
-            trace = open_trace(args.out, args.resume)
-            check_asked(args.out, model, groups, list(gauge.samples.values()), ACTIVE)
-            bench = Bench(gauge, trace)
+            trace = args.out / "trace.jsonl"
+            args.out.mkdir(parents=True, exist_ok=True)
+            if not args.resume:
+                trace.unlink(missing_ok=True)
+            bench = Bench(gauge, trace, hash_asked(model, groups, list(gauge.samples.values()), ACTIVE))
             for batch in args.batch:
                 for name, point in measure(bench, groups, args, batch):
                     record.add(name, **point)
         bench.trace.unlink()
-        (args.out / ASKED).unlink()
     tabulate_tuning(record.points).show(record.path)
 
 
@@ -95,16 +95,6 @@ def open_offline(args: argparse.Namespace) -> Iterator[Gauged]:
         args.model, read_parts(args, lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
     )
     yield gauge, gauge.layers
-
-
-def open_trace(folder: Path, resume: bool) -> Path:
-    """The file of measurements already made, of which there are none unless it goes on and it is known of what."""
-    folder.mkdir(parents=True, exist_ok=True)
-    trace, asked = folder / "trace.jsonl", folder / ASKED
-    if not (resume and asked.exists()):
-        for file in (trace, asked):
-            file.unlink(missing_ok=True)
-    return trace
 
 
 def read_parts(args: argparse.Namespace, tokenize: Callable[[str], list[int]]) -> dict[str, list[Sample]]:

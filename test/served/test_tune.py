@@ -7,8 +7,8 @@ import pytest
 from benchmark.tuning.offline import OfflineGauge
 from served.release import LATEST
 from sglang_xshare.cli import main
+from sglang_xshare.live.client import PolicyError
 from sglang_xshare.tune.gauge import Gauge
-from sglang_xshare.tune.guard import Switched
 from sglang_xshare.tune.measure import Bench, compare
 from sglang_xshare.tune.server import Server
 from sglang_xshare.tune.texts import read_samples
@@ -56,7 +56,7 @@ def test_forced_text_has_the_loss_of_an_offline_decode(server, tiny_model, tmp_p
     assert found.saved == pytest.approx(wanted.saved)
     assert found.before == pytest.approx(wanted.before)
     other = asked.set_policy({"policy": "oea", "k0": 3})
-    with pytest.raises(Switched, match="somebody else has switched its policy"):
+    with pytest.raises(PolicyError, match="somebody else has switched its policy"):
         bench.run({"policy": "xshare", "k0": 1, "add": 4}, 8, "tuning")
     gauge.guard.restore()
     assert asked.get_policy()["in_force"] == other["in_force"]

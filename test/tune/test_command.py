@@ -135,12 +135,25 @@ def test_a_policy_may_stand_behind_flags(texts, tmp_path, server, capsys):
     assert tried <= {VANILLA_SETTING, *SETTINGS[1:3]}
 
 
-def test_a_trace_of_other_samples_is_refused(texts, tmp_path, server, capsys):
-    assert tune(texts, tmp_path / "out") == 0
-    assert tune(texts, tmp_path / "out", "--tolerance", "5%", "--samples", "24") == 1
-    assert "begun with other samples" in capsys.readouterr().err
+def test_what_was_measured_of_other_samples_or_figures_is_measured_anew(texts, tmp_path, server, capsys):
+    """The latter as by a version before divergences."""
+
+    def measure(*flags: str) -> int:
+        assert tune(texts, tmp_path / "out", "--tolerance", "5%", *flags) == 0
+        [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Measured ")]
+        return int(line.split()[1])
+
+    first = measure()
+    assert measure() == 0
+    assert measure("--samples", "24") > 0
+    assert measure() == 0, "what was known is kept"
+    trace = tmp_path / "out/trace.jsonl"
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    older = [{name: value for name, value in line.items() if name not in ("of", "divergences")} for line in lines]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in older))
+    assert measure() == first
     (texts / "0.txt").write_bytes((texts / "0.txt").read_bytes()[5:])
-    assert tune(texts, tmp_path / "out") == 1
+    assert measure() == first
 
 
 def test_graphs_that_follow_no_switch_are_refused(texts, tmp_path, server, capsys):
@@ -149,19 +162,6 @@ def test_graphs_that_follow_no_switch_are_refused(texts, tmp_path, server, capsy
     err = capsys.readouterr().err
     assert "captured under observe" in err
     assert "--expert-policy 'xshare:k0=1,add=1,utility=squared,own_share=0.75'" in err
-
-
-def test_a_trace_of_other_figures_is_refused(texts, tmp_path, server, capsys):
-    """As one of a version before divergences."""
-    assert tune(texts, tmp_path / "out") == 0
-    asked = json.loads((tmp_path / "out/asked.json").read_text())
-    del asked["figures"]
-    (tmp_path / "out/asked.json").write_text(json.dumps(asked))
-    assert tune(texts, tmp_path / "out") == 1
-    assert "begun with other figures" in capsys.readouterr().err
-    (tmp_path / "out/asked.json").write_text("[]")
-    assert tune(texts, tmp_path / "out") == 1
-    assert "asked.json: a JSON list" in capsys.readouterr().err
 
 
 def test_where_experts_are_paged_all_is_told_of_page_ins(texts, tmp_path, server, capsys):
@@ -173,5 +173,5 @@ def test_where_experts_are_paged_all_is_told_of_page_ins(texts, tmp_path, server
     plan = json.loads((tmp_path / "out" / "plan.json").read_text())
     assert plan["min_rows"] == 2, "one row was not measured"
     server.paged = False
-    assert tune(texts, tmp_path / "out") == 1
-    assert "begun with other counted" in capsys.readouterr().err
+    assert tune(texts, tmp_path / "out") == 0
+    assert "active experts in place of 40.0" in " ".join(capsys.readouterr().out.split()), "measured anew"

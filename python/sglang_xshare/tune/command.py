@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import math
 import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import fields
-from pathlib import Path
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -18,16 +14,15 @@ from rich.console import Console
 
 from ..console import open_console
 from ..files import try_folder
-from ..live.client import Client, PolicyError, add_server, find_keys
+from ..live.client import Client, add_server, find_keys
 from ..parser import path, whole
-from ..policies.keys import read_object
 from ..policies.plan import SelectionPlan
 from ..policies.registry import build_plan
 from ..policies.spelling import SPELLING, parse_policy
 from ..types import Router
-from .guard import Switched, SwitchGuard
-from .plans import FIRST_SIZE, VANILLA_SETTING, Layers, group_layers, join_batches
-from .texts import Sample, read_samples
+from .guard import SwitchGuard
+from .plans import FIRST_SIZE, VANILLA_SETTING, group_layers, join_batches
+from .texts import read_samples
 
 if TYPE_CHECKING:
     from .measure import Bench
@@ -40,8 +35,6 @@ LADDER = ("k0=0,add=8", *(f"k0=1,add={add}" for add in (0, 2, 4, 6, 8, 10, 12, 1
 SETTINGS = tuple(f"xshare:{keys},utility=squared,own_share=0.75" for keys in LADDER)
 TIGHTEST = "xshare:k0=1,add=1,utility=squared,own_share=0.75"
 """Graphs captured under it follow to all of them, and to vanilla; those captured without a budget to none."""
-ASKED = "asked.json"
-"""Of the folder: what its trace was measured of."""
 GROUPS = 8
 """Of layers, at most, where not given."""
 
@@ -67,32 +60,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     flag("--samples", type=whole(2), default=64, metavar="N", help="texts to tune on, and as many held out (64)")
     flag("--prompt", type=whole(), default=64, metavar="N", help="tokens of each that are prefilled (64)")
     flag("--tokens", type=whole(), default=64, metavar="N", help="tokens of each that are decoded (64)")
-    parser.set_defaults(run=_run, name="tune")
+    parser.set_defaults(run=tune, name="tune")
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    goes_on = f"the same command goes on from {arguments.out}"
-    try:
-        tune(arguments)
-    except Switched as error:
-        raise PolicyError(f"{error}; {goes_on}") from None
-    except KeyboardInterrupt:
-        print(f"tune: interrupted; {goes_on}", file=sys.stderr)
-        return 130
-    return 0
-
-
-def tune(arguments: argparse.Namespace) -> None:
-    """Search for every batch size, and leave plan.json, report.json and front.png. The server has its own policy again
-    afterwards, whatever happens, unless somebody else has switched it.
+def tune(arguments: argparse.Namespace) -> int:
+    """Search for every batch size, and leave plan.json and report.json. The server has its own policy again afterwards,
+    whatever happens, unless somebody else has switched it.
     """
     guard, console = SwitchGuard(Client(arguments.url, *find_keys(arguments))), open_console()
     _check_server(guard.before, arguments)
     try_folder("--out", arguments.out)
     # They import torch, for which neither the other subcommands nor what is refused need wait.
     from .gauge import Gauge, pages
-    from .measure import Bench
-    from .report import plot_found, print_found, summarize
+    from .measure import Bench, hash_asked
+    from .report import describe_found, print_found, summarize
     from .search import ACTIVE, PAGED, count_measurements, search
     from .server import Server
 
@@ -101,78 +82,54 @@ def tune(arguments: argparse.Namespace) -> None:
     asked, batch = (arguments.prompt, arguments.tokens, arguments.samples), max(arguments.batches)
     samples = read_samples(arguments.texts, server.tokenize, *asked, batch=batch)
     unit = PAGED if pages(guard.before["since_switch"]) else ACTIVE
-    check_asked(arguments.out, server.get_model(), groups, samples, unit)
     gauge = Gauge(server, dict(zip(("tuning", "held out"), samples, strict=True)), guard)
-    bench = Bench(gauge, arguments.out / "trace.jsonl")
+    bench = Bench(gauge, arguments.out / "trace.jsonl", hash_asked(server.get_model(), groups, samples, unit))
     console.print(f"At the end it puts back: {guard}", soft_wrap=True)
+    console.print(f"If it is interrupted, the same command goes on from {arguments.out}", soft_wrap=True)
     found: list[Found] = []
+    # A lost terminal and a kill are interruptions too: the server must not keep the plan that was just measured.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     try:
-        with _interrupted():
-            for batch in sorted(set(arguments.batches)):
-                total = count_measurements(len(groups), len(arguments.policies))
-                with _progress(console, bench, f"{batch} rows", total) as tell:
-                    found.append(search(bench, groups, arguments.policies, batch, arguments.tolerance, tell, unit))
-                print_found(found[-1], console)
+        for batch in sorted(set(arguments.batches)):
+            total = count_measurements(len(groups), len(arguments.policies))
+            console.print(f"{batch} rows: about {total} measurements")
+            tell = _count(console, bench, total)
+            found.append(search(bench, groups, arguments.policies, batch, arguments.tolerance, tell, unit))
+            print_found(found[-1], console)
     finally:
         if guard.restore():
             console.print(f"Put back: {guard}", soft_wrap=True)
-    policy = join_batches(
+    plan = join_batches(
         {one.batch: one.chosen.settings if one.chosen else {groups[0]: VANILLA_SETTING} for one in found}
     )
-    if policy["policy"] != VANILLA_SETTING:
-        policy |= _keep(guard.before, unit == PAGED)
-    _leave(arguments.out, policy, found)
-    name = policy.pop("policy")
+    if plan["policy"] != VANILLA_SETTING:
+        plan |= {"exact": guard.before["exact"]} if "exact" in guard.before else {}  # the server's own exact requests
+        plan |= {"min_rows": FIRST_SIZE} if unit == PAGED else {}  # one row was not measured
+    report = {"policy": dict(plan), "batches": [describe_found(one) for one in found]}
+    name, options = plan.pop("policy"), orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    for file, content in (("plan", plan), ("report", report)):
+        (arguments.out / f"{file}.json").write_bytes(orjson.dumps(content, option=options))
     lines = [f"Measured {bench.measured} times; report: {arguments.out}/report.json", *map(summarize, found)]
-    if plot_found(found, arguments.out / "front.png"):
-        lines.insert(0, f"Plot: {arguments.out}/front.png")
     if name != VANILLA_SETTING:
         lines.append(f"Now: sglang-xshare policy set {arguments.url} {name} --config {arguments.out}/plan.json")
         lines.append(f"Or start with: --expert-policy {name} --expert-policy-config {arguments.out}/plan.json")
     for line in lines:
         console.print(line, soft_wrap=True)
+    return 0
 
 
-def _keep(before: dict[str, Any], is_paging: bool) -> dict[str, Any]:
-    """Keys beside what was searched for: the server's own exact requests, and min_rows, as one row was not measured."""
-    kept = {"exact": before["exact"]} if "exact" in before else {}
-    return kept | ({"min_rows": FIRST_SIZE} if is_paging else {})
+def _count(console: Console, bench: Bench, total: int) -> Callable[[str], None]:
+    """What tells a line of a search of about `total` measurements, how far it is, and how long the rest may take."""
+    before, known, begun = len(bench.asked), bench.measured, time.monotonic()
 
+    def tell(line: str) -> None:
+        done, measured = len(bench.asked) - before, bench.measured - known
+        left = (total - done) * (time.monotonic() - begun) / max(measured, 1)  # what was known takes no time
+        rest = f", about {math.ceil(left / 60)} min left" if measured and left > 0 else ""
+        console.print(f"{done} of about {total}{rest}: {line}", soft_wrap=True)
 
-@contextmanager
-def _progress(console: Console, bench: Bench, title: str, total: int) -> Iterator[Callable[[str], None]]:
-    """What tells a line of a search of about `total` measurements, and how far it is: a bar, or a count in a log."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    hidden = not console.is_terminal
-    # A measurement may take minutes: rich's own window of 30 s would tell no time that is left.
-    with Progress(*columns, console=console, transient=True, disable=hidden, speed_estimate_period=1800) as bar:
-        console.print(f"{title}: about {total} measurements")
-        task, before, known = bar.add_task(title, total=total), len(bench.asked), bench.measured
-
-        def tell(line: str) -> None:
-            done = len(bench.asked) - before
-            if bench.measured == known:  # what was known takes no time, and tells none
-                bar.reset(task)
-            bar.update(task, completed=done, total=max(total, done))
-            left = bar.tasks[task].time_remaining
-            far = f"{done} of about {total}" + (f", about {math.ceil(left / 60)} min left" if left else "")
-            console.print(f"{far}: {line}" if hidden else line)
-
-        yield tell
-
-
-@contextmanager
-def _interrupted() -> Iterator[None]:
-    """A lost terminal and a kill are interruptions too: the server must not keep the plan that was just measured."""
-    stops = (signal.SIGTERM, signal.SIGHUP)
-    former = [signal.signal(number, signal.default_int_handler) for number in stops]
-    try:
-        yield
-    finally:
-        for number, handler in zip(stops, former, strict=True):
-            signal.signal(number, handler)
+    return tell
 
 
 def _check_server(answer: dict[str, Any], arguments: argparse.Namespace) -> None:
@@ -193,38 +150,6 @@ def _check_server(answer: dict[str, Any], arguments: argparse.Namespace) -> None
             f"{reason}; allowed is a server started with the tightest setting that has a budget, such as "
             f"--expert-policy '{TIGHTEST}'"
         )
-
-
-def _leave(out: Path, policy: dict[str, Any], found: list[Found]) -> None:
-    """plan.json is what --expert-policy-config takes."""
-    from .report import describe_found
-
-    keys = {name: value for name, value in policy.items() if name != "policy"}
-    (out / "plan.json").write_bytes(orjson.dumps(keys, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-    report = {"policy": policy, "batches": [describe_found(one) for one in found]}
-    (out / "report.json").write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-
-
-def check_asked(
-    out: Path, model: str, groups: Sequence[Layers], samples: Sequence[Sequence[Sample]], unit: str
-) -> None:
-    """Refuse to go on from a trace of another model, other samples, another `unit`, or other figures."""
-    from .measure import Measurement
-
-    tokens = [[one.prompt, one.text] for part in samples for one in part]
-    digest = hashlib.sha256(orjson.dumps(tokens)).hexdigest()
-    asked: dict[str, Any] = {"model": model, "layers": [list(one) for one in groups], "samples": digest}
-    asked |= {"figures": [one.name for one in fields(Measurement)], "counted": unit}
-    file = out / ASKED
-    if file.exists():
-        try:
-            known = read_object(file.read_bytes())
-        except ValueError as error:
-            raise ValueError(f"--out {out}: {ASKED}: {error}, or another folder") from None
-        for name in asked:
-            if known.get(name) != asked[name]:
-                raise ValueError(f"--out {out}: begun with other {name}; allowed is another folder")
-    file.write_bytes(orjson.dumps(asked, option=orjson.OPT_INDENT_2))
 
 
 def _share(text: str) -> float:

@@ -7,16 +7,13 @@ from ..live.client import Client, PolicyError
 from ..policies.spelling import spell_policy
 
 
-class Switched(PolicyError):
-    """Somebody else has switched the policy."""
-
-
 class SwitchGuard:
     """Switches a server's policy, and compares the number of its switches with that of its own, before and after. What
     it switches to it calls a trial, so that no other one takes it for the policy to put back. `before` is the answer to
     GET /expert_policy at the beginning.
 
-    Raises `Switched`, having changed nothing, and `PolicyError` as the server does and for a server under trial.
+    Raises `PolicyError` as the server does, for a server under trial, and, having changed nothing, where somebody else
+    has switched.
     """
 
     def __init__(self, server: Client) -> None:
@@ -67,4 +64,4 @@ class SwitchGuard:
     def _compare(self, answer: dict[str, Any]) -> None:
         if answer["switches"] != self._switches:
             count = f"switch {answer['switches']} in place of {self._switches}"
-            raise Switched(f"{self.server.url}: somebody else has switched its policy ({count}), which is left so")
+            raise PolicyError(f"{self.server.url}: somebody else has switched its policy ({count}), which is left so")

@@ -1,12 +1,15 @@
 """One plan on some texts: what it loses, how far it is from vanilla, how many experts are active or paged in."""
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
+
+import orjson
 
 LEAST_ROWS = 0.75
 """The share of a batch that a step must have in the mean: prompts are not all prefilled together."""
@@ -74,20 +77,29 @@ Measure = Callable[[dict[str, Any], int, str], Measurement]
 """What decodes a part of the samples under a policy, so many at a time."""
 
 
-class Bench:
-    """Has plans measured, each once: not what is in the trace, a file of JSON lines. Raises what `measure` does."""
+def hash_asked(*asked: Any) -> str:
+    """A digest of what a trace is measured of: model, layers, samples, what is counted, and the figures."""
+    return hashlib.sha256(orjson.dumps([*asked, [one.name for one in fields(Measurement)]])).hexdigest()
 
-    def __init__(self, measure: Measure, trace: Path) -> None:
+
+class Bench:
+    """Has plans measured, each once: not what is in the trace, a file of JSON lines, as measured of the same `asked`.
+    Raises what `measure` does.
+    """
+
+    def __init__(self, measure: Measure, trace: Path, asked: str = "") -> None:
         self.measure = measure
         self.trace = trace
+        self.of = asked
         self.known: dict[str, Measurement] = {}
         if trace.exists():
             whole, _, _ = trace.read_text().rpartition("\n")  # a killed run may leave half a line
             trace.write_text(f"{whole}\n" if whole else "")
             for line in whole.splitlines():
                 record = json.loads(line)
-                key = record.pop("key")
-                self.known[key] = Measurement(**record)
+                of, key = record.pop("of", None), record.pop("key")
+                if of == asked:
+                    self.known[key] = Measurement(**record)
         self.measured = 0
         self.asked: set[str] = set()
         """What was run, known or not."""
@@ -100,7 +112,7 @@ class Bench:
             self.known[key] = self.measure(policy, batch, part)
             self.measured += 1
             with self.trace.open("a") as file:
-                file.write(json.dumps({"key": key, **asdict(self.known[key])}) + "\n")
+                file.write(json.dumps({"of": self.of, "key": key, **asdict(self.known[key])}) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         return self.known[key]

@@ -1,8 +1,6 @@
-"""What was found: a table of settings by layer, what was tried, and the plot of the front."""
+"""What was found: a table of settings by layer, and what was tried."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -71,35 +69,3 @@ def describe_found(found: Found) -> dict[str, Any]:
         "greedy_agreement": None if found.chosen is None else found.chosen.held_out_agreement,
         "interval_within_tolerance": found.is_sure,
     }
-
-
-def plot_found(found: Sequence[Found], path: Path) -> bool:
-    """Loss over active experts, a panel a batch size. False without matplotlib, which SGLang does not bring."""
-    try:
-        import matplotlib
-    except ImportError:
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(found), figsize=(5.5 * len(found), 4), squeeze=False, layout="constrained")
-    for axis, one in zip(axes[0], found, strict=True):
-        experts = [trial.experts for trial in one.trials]
-        losses, errors = ([getattr(trial.loss, name) for trial in one.trials] for name in ("delta", "error"))
-        axis.errorbar(experts, losses, yerr=errors, fmt="o", capsize=3, label="tried")
-        if one.chosen is not None and one.chosen.held_out is not None:
-            axis.errorbar(
-                one.chosen.held_out_experts,
-                one.chosen.held_out.delta,
-                yerr=1.96 * one.chosen.held_out.error,
-                fmt="s",
-                capsize=3,
-                label="chosen, held out, 95 %",
-            )
-        axis.axhline(one.tolerance, linestyle=":", color="grey", label="tolerated")
-        axis.set(title=f"{one.batch} rows", xlabel=f"{one.unit} of a layer and step", ylabel="loss, nats a token")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return True

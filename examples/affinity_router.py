@@ -169,7 +169,7 @@ async def serve(arguments: argparse.Namespace) -> None:
         table = load_table(arguments.table)
     with blame("--model", arguments.model, "the folder of a checkpoint with its tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(arguments.model, local_files_only=True)
-        if table.origin.tokenizer not in ("", hash_tokenizer(arguments.model)):
+        if table.origin["tokenizer"] not in ("", hash_tokenizer(arguments.model)):
             raise ValueError("its tokenizer is not the table's")
     with blame("--router", arguments.router, "the URL of SGLang's router, running, with workers"):
         client = httpx.AsyncClient(base_url=arguments.router, timeout=None, limits=httpx.Limits(max_connections=None))

@@ -10,7 +10,7 @@ from sglang_xshare.affinity.calibration import calibrate, read_texts
 from sglang_xshare.affinity.table import Table
 from training.corpus import load_corpus
 
-DIMENSIONS, LENGTH = 32, 192
+LENGTH = 192
 
 
 def write_texts(folder: Path = BUILD / "affinity" / "texts") -> Path:
@@ -24,6 +24,6 @@ def write_texts(folder: Path = BUILD / "affinity" / "texts") -> Path:
 def make_table(model: PreTrainedModel, path: Path, tokens: int) -> Table:
     """Signatures of `model`, which is `path`'s, from at most `tokens` tokens of each domain."""
     print("calibrating ...", flush=True)
-    pieces, texts = read_texts(write_texts(), path, min(LENGTH, tokens), tokens)
+    pieces = read_texts(write_texts(), path, min(LENGTH, tokens), tokens)
     order = torch.randperm(len(pieces), generator=torch.Generator().manual_seed(0))
-    return calibrate(model, path, pieces[order], texts, DIMENSIONS)
+    return calibrate(model, path, pieces[order])

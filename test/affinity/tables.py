@@ -2,9 +2,12 @@
 
 import numpy as np
 
-from sglang_xshare.affinity.table import Origin, Table
+from sglang_xshare.affinity.table import Table
 
-ORIGIN = Origin(model="qwen3_moe", layers=4, experts=64, tokenizer="", texts="ab" * 32, tokens=1000)
+ORIGIN = {"model type": "qwen3_moe", "number of layers": "4", "number of experts": "64"} | {
+    "vocabulary": "66",
+    "tokenizer": "",
+}
 TOPICS = 4
 WORDS = 16
 """Token ids of a topic; those of topic t begin at t * WORDS."""

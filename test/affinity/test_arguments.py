@@ -59,13 +59,11 @@ SERVERS: dict[str, dict[str, Any]] = {
     "gRPC": {"grpc_mode": True},
     "a port of gRPC": {"grpc_port": 30001},
     "SGLang's server in Rust": {"SGLANG_RUST_SERVER": True},
-    "another vocabulary": {"vocabulary": 67},
-    "another model": {"origin": {"model": "mixtral"}},
-    "another tokenizer": {"origin": {"tokenizer": "ab" * 32}},
+    "another vocabulary": {"text": {"vocab_size": 67}},
+    "another model": {"text": {"model_type": "mixtral"}},
+    "another tokenizer": {"tokenizer": "ab" * 32},
     "other experts": {"text": {"num_experts": 128}},
     "other layers": {"text": {"num_hidden_layers": 3}},
-    "a dense layer": {"text": {"num_hidden_layers": 6, "mlp_only_layers": [0]}},
-    "a first dense layer": {"text": {"num_hidden_layers": 6, "first_k_dense_replace": 1, "moe_layer_freq": 1}},
 }
 REFUSED = FLAGS | SERVERS
 
@@ -80,8 +78,7 @@ def refuse(case: str, monkeypatch: pytest.MonkeyPatch, *_: Any) -> None:
 
 def serve(
     monkeypatch: pytest.MonkeyPatch,
-    origin: dict[str, Any] | None = None,
-    vocabulary: int = 66,
+    tokenizer: str = "",
     text: Any = None,
     **differences: Any,
 ) -> None:
@@ -89,34 +86,15 @@ def serve(
     usual = {"dp_size": 2, "attn_dp_size": 1, "enable_dp_attention": False, "nnodes": 1}
     config = {**usual, "disaggregation_mode": "null", "grpc_port": None, **differences}
     server_args = SimpleNamespace(**config, model_path=str(MODEL), expert_affinity="FILE")
-    whole = SimpleNamespace(vocab_size=vocabulary, model_type="qwen3_moe", **(text or {}))
-    model = SimpleNamespace(hf_config=whole, hf_text_config=whole)
+    own = {"vocab_size": 66, "model_type": "qwen3_moe", "num_hidden_layers": 4, "num_experts": 64}
+    model = SimpleNamespace(hf_text_config=SimpleNamespace(**own | (text or {})))
     monkeypatch.setattr(affinity, "resolved", lambda args: args)
     monkeypatch.setattr(affinity, "is_switched_on", lambda name: config.get(name, False))
     monkeypatch.setattr(affinity, "model_config", lambda args: model)
-    table = replace(make_table(), origin=replace(ORIGIN, **(origin or {})))
+    table = replace(make_table(), origin=ORIGIN | {"tokenizer": tokenizer})
     check_affinity(server_args, affinity.AffinityArguments(table, 1.1))
 
 
 def test_what_fits_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     serve(monkeypatch)
-    serve(monkeypatch, {"tokenizer": hash_tokenizer(MODEL)})
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        {"num_experts": 64, "num_hidden_layers": 4, "decoder_sparse_step": 1, "mlp_only_layers": []},
-        {"num_experts": 64, "num_hidden_layers": 5, "decoder_sparse_step": 1, "mlp_only_layers": [2]},
-        {"n_routed_experts": 64, "num_hidden_layers": 7, "first_k_dense_replace": 3, "moe_layer_freq": 1},
-        {"num_local_experts": [64, 64], "num_hidden_layers": 4},
-        {"num_experts": [64, 32], "num_hidden_layers": 8},
-        {"num_experts": 64, "num_hidden_layers": 8, "decoder_sparse_step": 2, "mlp_only_layers": []},
-        {"n_routed_experts": 64, "num_hidden_layers": 8, "moe_layer_freq": [0, 1] * 4, "first_k_dense_replace": 0},
-    ],
-    ids=["all", "one dense", "first dense", "listed", "differing", "every other", "by layer"],
-)
-def test_a_table_of_the_models_own_layers_and_experts_is_served(
-    monkeypatch: pytest.MonkeyPatch, text: dict[str, Any]
-) -> None:
-    serve(monkeypatch, text=text)
+    serve(monkeypatch, hash_tokenizer(MODEL))

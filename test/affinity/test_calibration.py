@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from affinity.tables import ORIGIN
 from benchmark.common.paths import ROOT
 from benchmark.quality.model import load_model as load_reference
 from benchmark.quality.model import router_logits
 from refused import read_refusal, refused
 from sglang_xshare.affinity.calibration import (
-    SAMPLES,
     SHRINKAGE,
     calibrate,
     load_model,
@@ -20,7 +20,7 @@ from sglang_xshare.affinity.calibration import (
     read_texts,
     watch_experts,
 )
-from sglang_xshare.affinity.table import load_table
+from sglang_xshare.affinity.table import hash_tokenizer, load_table
 from sglang_xshare.cli import main
 
 LENGTH = 64
@@ -28,12 +28,12 @@ DRAFT = ROOT / "checkpoints" / "qwen3-moe-tiny-eagle3"
 
 
 @pytest.fixture(scope="module")
-def pieces(tiny_model: Path) -> tuple[torch.Tensor, str]:
+def pieces(tiny_model: Path) -> torch.Tensor:
     return read_texts(tiny_model / "heldout", tiny_model, LENGTH, 12 * LENGTH)
 
 
-def test_the_experts_seen_are_those_of_the_routers(tiny_model: Path, pieces: tuple[torch.Tensor, str]) -> None:
-    tokens = pieces[0][:4]
+def test_the_experts_seen_are_those_of_the_routers(tiny_model: Path, pieces: torch.Tensor) -> None:
+    tokens = pieces[:4]
     model = load_reference(tiny_model)
     chosen = router_logits(model, tokens).topk(8).indices
     with torch.inference_mode(), watch_experts(model) as layers:
@@ -43,21 +43,14 @@ def test_the_experts_seen_are_those_of_the_routers(tiny_model: Path, pieces: tup
         assert torch.equal(ids.sort(1).values, expected.flatten(0, 1).sort(1).values)
 
 
-def test_texts_are_cut_into_pieces(tiny_model: Path, pieces: tuple[torch.Tensor, str]) -> None:
-    found, digest = pieces
-    assert found.shape == (4 * 12, LENGTH)
-    assert len(digest) == 64
-    assert digest == read_texts(tiny_model / "heldout", tiny_model, LENGTH, LENGTH)[1]
-
-
-def test_the_table_tells_domains_apart(tiny_model: Path, pieces: tuple[torch.Tensor, str]) -> None:
+def test_the_table_tells_domains_apart(tiny_model: Path, pieces: torch.Tensor) -> None:
     """Pieces that it was not measured on are more like pieces of their own domain than like others."""
-    found, texts = pieces
-    held = torch.arange(len(found)) % 4 == 3
-    table = calibrate(load_model(tiny_model, "cpu"), tiny_model, found[~held], texts, 16)
-    assert (table.vocabulary, table.dimensions, len(table.samples)) == (1024, 16, int((~held).sum()))
-    assert (table.origin.layers, table.origin.experts, table.origin.model) == (4, 64, "qwen3_moe")
-    signatures = [table.sign(piece.tolist()) for piece in found[held]]
+    assert pieces.shape == (4 * 12, LENGTH)
+    held = torch.arange(len(pieces)) % 4 == 3
+    table = calibrate(load_model(tiny_model, "cpu"), tiny_model, pieces[~held], 16)
+    assert (table.signatures.shape, len(table.samples)) == ((1024, 16), int((~held).sum()))
+    assert table.origin == ORIGIN | {"vocabulary": "1024", "tokenizer": hash_tokenizer(tiny_model)}
+    signatures = [table.sign(piece.tolist()) for piece in pieces[held]]
     signed = np.stack([signature for signature in signatures if signature is not None])
     assert len(signed) == len(signatures)
     similarity = signed @ signed.T
@@ -68,7 +61,7 @@ def test_the_table_tells_domains_apart(tiny_model: Path, pieces: tuple[torch.Ten
     assert similarity[same].mean() > similarity[other].mean() + 0.3
     lengths = np.linalg.norm(table.samples.astype(np.float32), axis=1)
     assert lengths == pytest.approx(np.ones(len(lengths)), abs=2e-3)
-    unseen = sorted(set(range(1024)) - set(found[~held].flatten().tolist()))
+    unseen = sorted(set(range(1024)) - set(pieces[~held].flatten().tolist()))
     assert unseen
     assert not table.signatures[unseen].any()
 
@@ -91,10 +84,9 @@ def test_a_projection_keeps_what_sets_ids_apart() -> None:
 def test_the_command_writes_a_table(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "table.safetensors"
     flags = ["--model", str(tiny_model), "--texts", str(tiny_model / "heldout"), "--out", str(file)]
-    assert main(["calibrate", *flags, "--tokens", "256", "--length", "64"]) == 0
+    assert main(["calibrate", *flags, "--tokens", "256"]) == 0
     table = load_table(file)
-    assert (table.origin.tokens, table.dimensions) == (4 * 256, 32)
-    assert len(table.samples) <= SAMPLES
+    assert (table.signatures.shape[1], len(table.samples)) == (32, 4)
     assert "1024 ids x 32 dimensions" in capsys.readouterr().out
 
 
@@ -106,20 +98,15 @@ def test_the_command_writes_a_table(tiny_model: Path, tmp_path: Path, capsys: py
         ({"--out": "/nowhere/file"}, "--out /nowhere/file:"),
         ({"--out": "."}, "--out .:"),
         ({"--out": "/proc/none"}, "--out /proc/none:"),
-        ({"--dimensions": "8"}, "--dimensions 8:"),
-        ({"--length": "0"}, "--length 0:"),
-        ({"--length": "100000"}, "--length 100000 with --tokens 100000, --texts"),
-        ({"--tokens": "255"}, "--length 256:"),
+        ({"--tokens": "255"}, "--tokens 255:"),
         ({"--model": DRAFT}, f"--model {DRAFT}: no experts"),
-        ({"--device": "foo"}, "--device foo:"),
-        ({"--device": "cuda:7"}, "--device cuda:7"),
     ],
 )
 def test_wrong_arguments_are_one_line(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, str], said: str
 ) -> None:
     flags = {"--model": tiny_model, "--texts": tiny_model / "heldout", "--out": tmp_path / "t", **changed}
-    with pytest.raises(SystemExit) if "--dimensions" in said or "--length 0" in said else nullcontext():
+    with pytest.raises(SystemExit) if "--tokens" in said else nullcontext():
         assert main(["calibrate", *(str(word) for pair in flags.items() for word in pair)]) == 1
     assert said in read_refusal(capsys)
 
@@ -140,3 +127,9 @@ def test_a_truncated_checkpoint_is_one_line(tiny_model: Path, tmp_path: Path) ->
     (tmp_path / "model.safetensors").write_bytes((tiny_model / "model.safetensors").read_bytes()[:100_000])
     with refused(f"--model {tmp_path}"):
         load_model(tmp_path, "cpu")
+
+
+def test_texts_that_fill_no_piece_are_one_line(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("few words")
+    with refused(f"--texts {tmp_path}"):
+        read_texts(tmp_path, tiny_model, 256, 1000)

@@ -1,16 +1,14 @@
 """The table's file, and what a prompt's signature is."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from affinity.tables import ORIGIN, make_table, prompt
-from sglang_xshare.affinity.table import FORMAT, READ, Table, hash_tokenizer, load_table
+from sglang_xshare.affinity.table import READ, hash_tokenizer, load_table
 
 
 def test_a_file_gives_the_table_back(tmp_path: Path) -> None:
@@ -20,7 +18,7 @@ def test_a_file_gives_the_table_back(tmp_path: Path) -> None:
     assert loaded.origin == table.origin == ORIGIN
     assert np.array_equal(loaded.signatures, table.signatures)
     assert np.array_equal(loaded.samples, table.samples)
-    assert (loaded.vocabulary, loaded.dimensions) == (66, 16)
+    assert loaded.vocabulary == 66
     assert file.stat().st_mode & 0o777 == 0o666 & ~_umask()
 
 
@@ -63,48 +61,22 @@ def test_ids_beyond_the_vocabulary_say_nothing() -> None:
         (b"{}" * 40, "header"),
         ({"format": "another"}, "not a table of signatures"),
         ({}, "not a table of signatures"),
-        ({"format": FORMAT}, "model"),
+        (".", "a folder"),
     ],
-    ids=["missing", "empty", "no safetensors", "another format", "no format", "no origin"],
+    ids=["missing", "empty", "no safetensors", "another format", "no format", "a folder"],
 )
 def test_what_is_no_table_is_said_in_one_line(tmp_path: Path, content: object, said: str) -> None:
     file = tmp_path / "table.safetensors"
     if isinstance(content, bytes):
         file.write_bytes(content)
+    elif isinstance(content, str):
+        file = tmp_path
     elif isinstance(content, dict):
         table = make_table()
         save_file({"signatures": table.signatures, "samples": table.samples}, file, content)
     with pytest.raises(ValueError, match=said) as error:
         load_table(file)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("signatures", "samples"),
-    [
-        (np.zeros((8, 16), np.float32), np.zeros((2, 16), np.float16)),
-        (np.zeros((8, 16), np.float16), np.zeros((2, 8), np.float16)),
-        (np.full((8, 16), np.nan, np.float16), np.zeros((2, 16), np.float16)),
-        (np.zeros((8,), np.float16), np.zeros((2, 16), np.float16)),
-        (np.zeros((8, 16), np.float16), np.zeros((0, 16), np.float16)),
-    ],
-    ids=["type", "dimensions", "not finite", "no rows", "no samples"],
-)
-def test_numbers_that_are_none_are_refused(tmp_path: Path, signatures: np.ndarray, samples: np.ndarray) -> None:
-    file = tmp_path / "table.safetensors"
-    Table(signatures, samples, ORIGIN).save(file)
-    with pytest.raises(ValueError, match=r"^(signatures|samples)"):
-        load_table(file)
-
-
-@pytest.mark.parametrize("name", ["layers", "experts", "tokens"])
-@pytest.mark.parametrize("count", [0, -7])
-def test_counts_below_one_are_refused(tmp_path: Path, name: str, count: int) -> None:
-    file = tmp_path / "table.safetensors"
-    changed: dict[str, Any] = {name: count}
-    replace(make_table(), origin=replace(ORIGIN, **changed)).save(file)
-    with pytest.raises(ValueError, match=f"measured on {count} {name}"):
-        load_table(file)
 
 
 def test_a_model_without_a_tokenizer_file_has_no_hash(tmp_path: Path, tiny_model: Path) -> None:

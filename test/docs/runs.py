@@ -74,7 +74,7 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
         "test/affinity/test_router.py", "SGLang's router is a package of its own"
     ),
     "sglang-xshare calibrate --model DIR --texts DIR --out FILE": Run(
-        {**OWN, "FILE": "{scratch}/table"}, "--tokens 256 --length 64", "1024 ids x 32 dimensions", is_long=True
+        {**OWN, "FILE": "{scratch}/table"}, "--tokens 256", "1024 ids x 32 dimensions", is_long=True
     ),
     "sglang serve --model-path DIR --dp-size 4 --load-balance-method expert_affinity --expert-affinity FILE": Elsewhere(
         "test/served/test_affinity.py", "replicas on a CPU are told their cores, and the file has to be made first"

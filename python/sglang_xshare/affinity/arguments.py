@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ..refusal import ExpertPolicyError
-from ..upstream.configuration import NUM_EXPERTS, find_value
 from ..upstream.server import attention_dp_size, is_switched_on, model_config, resolved, spell
 from . import METHOD
 from .controller import Dispatcher
 from .decision import DEFAULT, Affinity
 from .finished import open_receiver
-from .table import Table, hash_tokenizer, load_table
+from .table import Table, describe_model, load_table
 
 FLAG = f"--load-balance-method {METHOD}"
 # Other ways in than SGLang's tokenizer manager, which tells the requests that have ended.
@@ -95,29 +94,10 @@ def _refuse_beside(other: str, reason: str) -> ExpertPolicyError:
 
 def _check_table(server_args: Any, table: Table) -> None:
     """Refuse a table of another model or tokenizer. What a model's folder does not tell is not asked."""
-    model, path = model_config(server_args), server_args.model_path
-    text, origin = model.hf_text_config, table.origin
-    tokenizer, experts = hash_tokenizer(Path(path)), find_value(text, NUM_EXPERTS)
-    most = getattr(text, "num_hidden_layers", None) or origin.layers
-    differences = (
-        ("vocabulary", table.vocabulary, text.vocab_size),
-        ("model type", origin.model, tuple(getattr(part, "model_type", None) for part in (model.hf_config, text))),
-        ("tokenizer", origin.tokenizer[:12], tokenizer[:12]),
-        ("number of experts", origin.experts, experts if isinstance(experts, int) else origin.experts),
-        ("number of MoE layers", origin.layers, _count_layers(text) or min(origin.layers, most)),
-    )
-    for what, of_table, of_model in differences:
-        known = of_model if isinstance(of_model, tuple) else (of_model,)
-        if of_table and known[0] and of_table not in known:
-            said = f"its {what} is {of_table}, that of {path} {known[0]}"
+    path = server_args.model_path
+    found = describe_model(model_config(server_args).hf_text_config, Path(path))
+    for what, of_table in table.origin.items():
+        if of_table and found[what] and of_table != found[what]:
+            said = f"its {what} is {of_table[:24]}, that of {path} {found[what][:24]}"
             allowed = "allowed is a table of this model, by `sglang-xshare calibrate`"
             raise ExpertPolicyError("--expert-affinity", server_args.expert_affinity, f"{said}; {allowed}")
-
-
-def _count_layers(text: Any) -> int | None:
-    """The layers with experts, where the configuration names those without, as Qwen's and DeepSeek's do; else None."""
-    dense, first = getattr(text, "mlp_only_layers", None), getattr(text, "first_k_dense_replace", None)
-    steps = [getattr(text, name, None) for name in ("decoder_sparse_step", "moe_layer_freq")]
-    if dense is first is None or any(step not in (None, 1) for step in steps):
-        return None
-    return text.num_hidden_layers - len({*(dense or ()), *range(first or 0)})

@@ -1,6 +1,5 @@
 """Which experts a model's token ids are routed to, counted while it reads texts, as signatures of a few dimensions."""
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,8 +10,14 @@ import torch
 from safetensors import SafetensorError
 
 from ..files import read_text
-from .table import Origin, Table, hash_tokenizer
+from .table import Table, describe_model
 
+DIMENSIONS = 32
+"""Of a signature."""
+LENGTH = 256
+"""Tokens of a piece of text."""
+BATCH = 8
+"""Pieces that are read together."""
 SAMPLES = 256
 """Pieces of text whose signatures a table keeps: 16 kB at 32 dimensions."""
 WIDTH = 256
@@ -33,9 +38,9 @@ def load_model(folder: Path, device: str) -> Any:
         raise ValueError(f"--model {folder}: {error}; allowed is a whole checkpoint") from None
 
 
-def read_texts(texts: Path, model: Path, length: int, most: int) -> tuple[torch.Tensor, str]:
-    """(pieces [pieces, length] of token ids, the sha256 of the texts) of every `*.txt` in the folder `texts`, at most
-    `most` tokens of each. Raises ValueError without a tokenizer, and where no file fills a piece.
+def read_texts(texts: Path, model: Path, length: int, most: int) -> torch.Tensor:
+    """Pieces [pieces, length] of token ids of every `*.txt` in the folder `texts`, at most `most` tokens of each.
+    Raises ValueError without a tokenizer, and where no file fills a piece.
     """
     from transformers import AutoTokenizer
 
@@ -43,18 +48,14 @@ def read_texts(texts: Path, model: Path, length: int, most: int) -> tuple[torch.
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise ValueError(f"--model {model}: no tokenizer ({error}); allowed is a whole checkpoint") from None
-    digest = hashlib.sha256()
     pieces = []
     for file in sorted(texts.glob("*.txt")):
-        text = read_text("--texts", file)
-        digest.update(text.encode() + b"\0")
-        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:most]
+        ids = tokenizer(read_text("--texts", file), add_special_tokens=False, verbose=False)["input_ids"][:most]
         pieces.append(torch.tensor(ids[: len(ids) // length * length]).long().view(-1, length))
     found = torch.cat(pieces)
     if not len(found):
-        short = f"--length {length} with --tokens {most}, --texts {texts}"
-        raise ValueError(f"{short}: no file gives so many; allowed are longer texts, or a lower --length")
-    return found, digest.hexdigest()
+        raise ValueError(f"--texts {texts}: no file has {length} tokens; allowed are longer texts")
+    return found
 
 
 @torch.inference_mode()
@@ -62,9 +63,7 @@ def calibrate(
     model: Any,
     folder: Path,
     pieces: torch.Tensor,
-    texts: str,
-    dimensions: int,
-    batch: int = 8,
+    dimensions: int = DIMENSIONS,
     progress: Callable[[Sequence[torch.Tensor]], Iterable[torch.Tensor]] = iter,
 ) -> Table:
     """Let `model`, `folder`'s, read `pieces` [pieces, length]. Raises ValueError where no experts can be seen."""
@@ -72,7 +71,7 @@ def calibrate(
     sums, counts = torch.zeros(vocabulary, WIDTH), torch.zeros(vocabulary)
     sketches: list[torch.Tensor] = []
     with watch_experts(model) as layers:
-        for tokens in progress(pieces.split(batch)):
+        for tokens in progress(pieces.split(BATCH)):
             layers.clear()
             model(tokens.to(model.device), use_cache=False, logits_to_keep=1)
             if not layers:
@@ -83,15 +82,7 @@ def calibrate(
                 sums.index_add_(0, tokens.flatten(), sketch[ids].sum(1))
             counts += tokens.flatten().bincount(minlength=vocabulary)
     signatures = project(sums, counts, dimensions).to(torch.float16).numpy()
-    origin = Origin(
-        model=model.config.model_type,
-        layers=len(sketches),
-        experts=len(sketches[0]),
-        tokenizer=hash_tokenizer(folder),
-        texts=texts,
-        tokens=pieces.numel(),
-    )
-    return Table(signatures, _sample(signatures, pieces), origin)
+    return Table(signatures, _sample(signatures, pieces), describe_model(model.config.get_text_config(), folder))
 
 
 @contextmanager

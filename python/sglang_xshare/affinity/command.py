@@ -21,18 +21,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--model", type=path, required=True, metavar="DIR", help="a folder with the checkpoint")
     parser.add_argument("--texts", type=path, required=True, metavar="DIR", help="a folder of *.txt, as to be served")
     parser.add_argument("--out", type=path, required=True, metavar="FILE", help="the table, a safetensors file")
-    text = "of a signature, 16 to 64 (default: 32)"
-    parser.add_argument("--dimensions", type=whole(16, 64), default=32, metavar="N", help=text)
-    parser.add_argument("--length", type=whole(), default=256, metavar="N", help="tokens read at once (default: 256)")
     most = "tokens of each text at most (default: 100000)"
-    parser.add_argument("--tokens", type=whole(), default=100_000, metavar="N", help=most)
-    parser.add_argument("--device", metavar="NAME", help="where the model runs (default: cuda where there is one)")
+    parser.add_argument("--tokens", type=whole(256), default=100_000, metavar="N", help=most)
     parser.set_defaults(run=run, name="calibrate")
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    if arguments.length > arguments.tokens:
-        raise ValueError(f"--length {arguments.length}: allowed is --tokens, {arguments.tokens}, at most")
     try_file("--out", arguments.out)
     folder = arguments.model
     config = json.dumps(read_json("--model", f"{folder}/config.json", "the folder of a checkpoint"))
@@ -51,22 +45,15 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
     from rich.progress import track
 
-    from .calibration import calibrate, load_model, read_texts
+    from .calibration import LENGTH, calibrate, load_model, read_texts
 
-    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    pieces = read_texts(arguments.texts, arguments.model, LENGTH, arguments.tokens)
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"--device {device}: {reason}; allowed is cpu, or a device of torch's that is here") from None
-    pieces, texts = read_texts(arguments.texts, arguments.model, arguments.length, arguments.tokens)
-    try:
-        model, progress = load_model(arguments.model, device), partial(track, description="reading")
-        table = calibrate(model, arguments.model, pieces, texts, arguments.dimensions, progress=progress)
+        model = load_model(arguments.model, "cuda" if torch.cuda.is_available() else "cpu")
+        table = calibrate(model, arguments.model, pieces, progress=partial(track, description="reading"))
     except RuntimeError as error:  # torch's, of a device without the memory for it
         raise ValueError(str(error)) from None
     table.save(arguments.out)
-    size = f"{table.vocabulary} ids x {table.dimensions} dimensions, {arguments.out.stat().st_size / 2**20:.1f} MiB"
-    of = f"{pieces.numel()} tokens, {table.origin.layers} layers of {table.origin.experts} experts"
-    print(f"{arguments.out}: {size}, from {of}")
+    size = f"{arguments.out.stat().st_size / 2**20:.1f} MiB, from {pieces.numel()} tokens"
+    print(f"{arguments.out}: {table.vocabulary} ids x {table.signatures.shape[1]} dimensions, {size}")
     return 0

@@ -1,4 +1,6 @@
-"""The command line: what would have no effect is refused in one line."""
+"""The command line: what would have no effect is refused in one line, and Ctrl-C ends every subcommand alike."""
+
+import pytest
 
 from refused import read_refusal
 from sglang_xshare.cli import main
@@ -7,6 +9,24 @@ from sglang_xshare.cli import main
 def test_a_flag_of_policies_without_effect_is_refused(capsys):
     assert main(["policies", "--speculative-num-draft-tokens", "4"]) == 1
     assert read_refusal(capsys).startswith("policies: --speculative-num-draft-tokens 4: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "interrupted"),
+    [
+        (["check", "--model", "DIR"], "check.command.check"),
+        (["policies"], "policies.table.print_table"),
+        (["policy", "get", "http://h"], "live.client.Client.get_policy"),
+        (["patch", "status"], "patching.cli.describe"),
+    ],
+)
+def test_ctrl_c_leaves_no_traceback(words, interrupted, monkeypatch, capsys):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"sglang_xshare.{interrupted}", interrupt)
+    assert main(words) == 130
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_policy_of_verification_alone_is_refused_by_the_flags_of_policies(capsys):

@@ -19,6 +19,7 @@ from .live.top import add_parser as add_top_parser
 from .parser import Parser, whole
 from .patching.cli import add_parser as add_patch_parser
 from .patching.tree import PatchError
+from .policies.spelling import SPELLING
 from .tune.command import add_parser as add_tune_parser
 from .version import __version__
 
@@ -41,7 +42,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns its exit code; a wrong command line exits with 1."""
+    """Run a command. Returns its exit code, 130 after Ctrl-C; a wrong command line exits with 1."""
     parser = make_parser()
     arguments, others = parser.parse_known_args(argv)
     if hasattr(arguments, "server_flags"):
@@ -70,8 +71,8 @@ def _add_policies_parser(subparsers: argparse._SubParsersAction[argparse.Argumen
     description = "list the expert policies: their keys, and what their papers recommend"
     parser = subparsers.add_parser("policies", help=description, description=description)
     parser.add_argument("policies", nargs="*", metavar="POLICY", help="only these (default: all)")
-    resolved = "the plan of one, every default resolved; after it may stand its --expert-policy-config"
-    parser.add_argument("--show", action="store_true", help=resolved)
+    resolved = f"the plan of one in place of the list, every default resolved: {SPELLING}"
+    parser.add_argument("--show", metavar="POLICY", help=resolved)
     verified = "with --show: of a server that verifies so many a request"
     parser.add_argument("--speculative-num-draft-tokens", type=whole(), metavar="N", help=verified)
     parser.set_defaults(run=_run_policies, name="policies")
@@ -81,32 +82,21 @@ def _run_policies(arguments: argparse.Namespace) -> int:
     from .policies import get_policy, list_policies
     from .policies.table import print_table
 
-    if arguments.show:
-        return _show(arguments)
-    if tokens := arguments.speculative_num_draft_tokens:
+    tokens = arguments.speculative_num_draft_tokens
+    if arguments.show is not None:
+        return _show(arguments.show, speculative=tokens is not None)
+    if tokens:
         raise ValueError(f"--speculative-num-draft-tokens {tokens}: allowed only together with --show")
     print_table([get_policy(name) for name in arguments.policies] or list_policies())
     return 0
 
 
-def _show(arguments: argparse.Namespace) -> int:
-    """Print the plan in force of --expert-policy and, as a second argument or behind a space, its configuration. Raises
-    ValueError for what a server refuses of any model.
-    """
+def _show(policy: str, speculative: bool) -> int:
+    """Print the plan in force of --expert-policy. Raises ValueError for what a server refuses of any model."""
     from .compatibility.arguments import read_arguments
     from .policies.description import describe
 
-    given = arguments.policies
-    if len(given) == 1 and ":" not in given[0].partition(" ")[0]:
-        given = given[0].split(maxsplit=1) or given
-    if not 1 <= len(given) <= 2:
-        found = " ".join(["--show", *given])
-        raise ValueError(f"{found}: {len(given)} arguments; allowed is a policy, and its configuration")
-    flags = SimpleNamespace(
-        expert_policy=given[0],
-        expert_policy_config=given[1] if len(given) > 1 else None,
-        speculative_algorithm=None if arguments.speculative_num_draft_tokens is None else "EAGLE3",
-    )
+    flags = SimpleNamespace(expert_policy=policy, speculative_algorithm="EAGLE3" if speculative else None)
     asked = read_arguments(flags, speculates="--speculative-num-draft-tokens N")
     schedule = asked.schedule if asked else None
     print(json.dumps(describe(schedule) if schedule else {"policy": "vanilla"}, indent=2))

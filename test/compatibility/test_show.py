@@ -9,17 +9,17 @@ from sglang_xshare.cli import main
 
 @pytest.fixture
 def show(capsys):
-    """Call it with the arguments after --show for (exit code, plan, what stderr says)."""
+    """Call it with a policy for (exit code, plan, what stderr says)."""
 
-    def run(*given: str) -> tuple[int, dict[str, object], str]:
-        code = main(["policies", "--show", *given])
+    def run(policy: str) -> tuple[int, dict[str, object], str]:
+        code = main(["policies", "--show", policy])
         said = capsys.readouterr()
         return code, json.loads(said.out or "{}"), said.err
 
     return run
 
 
-@pytest.mark.parametrize("policy", ["xshare:min_tokens=4", 'observe {"plans": ["xshare:min_tokens=4"]}'])
+@pytest.mark.parametrize("policy", ["xshare:min_tokens=4", 'observe:{"plans": ["xshare:min_tokens=4"]}'])
 def test_a_former_name_is_warned_of(policy, show):
     code, plan, said = show(policy)
     assert (code, plan.get("min_rows", plan.get("plans", {}).get("xshare:min_tokens=4", {}).get("min_rows"))) == (0, 4)
@@ -31,18 +31,15 @@ def test_vanilla_has_nothing_to_show(show):
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("policy", "line"),
     [
-        (["xshere"], "--expert-policy xshere: policy = 'xshere':"),
-        (["xshare", "{"], "--expert-policy-config {:"),
-        (["xshare", "k0=1"], "--expert-policy-config k0=1:"),
-        (["a", "b", "c"], "--show a b c: 3 arguments"),
-        ([], "--show: 0 arguments"),
-        ([""], "--expert-policy : policy = '':"),
+        ("xshere", "--expert-policy xshere: policy = 'xshere':"),
+        ("xshare:{", "--expert-policy xshare:{: policy 'xshare:{':"),
+        ("", "--expert-policy : policy = '':"),
     ],
 )
-def test_what_a_server_refuses_is_refused_in_one_line(given, line, show):
-    code, plan, said = show(*given)
+def test_what_a_server_refuses_is_refused_in_one_line(policy, line, show):
+    code, plan, said = show(policy)
     assert (code, plan) == (1, {})
     assert len(said.splitlines()) == 1
     assert said.startswith(f"policies: {line}")

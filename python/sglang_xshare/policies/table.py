@@ -1,4 +1,4 @@
-"""The policies as a table."""
+"""The table of the policies: their keys, and what their papers recommend."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -8,8 +8,8 @@ from benchmark.common.paths import ROOT
 from check.asking import QWEN, ask, say
 from sglang_xshare.check.estimate import estimate_step
 from sglang_xshare.check.weights import read_weights
-from sglang_xshare.stage.evidence.balance import RankLoad, format_balance
 from sglang_xshare.stage.evidence.figures import PREFIX
+from sglang_xshare.stage.evidence.interval import Interval, format_log
 
 pytestmark = pytest.mark.usefixtures("served")
 
@@ -48,10 +48,11 @@ def test_what_is_known_of_the_fullest_rank_is_not_the_models(write, capsys):
 
 def test_the_fullest_rank_is_counted_where_the_page_says(write, capsys):
     """Its line is the decode log's, and the numbers that it takes from there are taken."""
-    load = RankLoad(10, largest_before=247, largest_after=95, mean_before=214, mean_after=91)
-    assert format_balance(load) in PAGE
-    assert f"{PREFIX}fullest_rank_active_experts_before" in PAGE
+    interval = Interval(10, 800, 310, 9.0, 10, 0, {}, fullest_before=247, fullest_after=95)
+    line = format_log(interval).rpartition(", ")[2]
+    assert f", {line}\n" in PAGE
+    assert f"{PREFIX}fullest_rank_experts_before_total" in PAGE
     counted = re.search(r"here\s+`--active ([\d.]+) ([\d.]+)`", PAGE).groups()
-    assert "{} -> {}".format(*counted) in format_balance(load)
+    assert "{} -> {}".format(*counted) in line
     (row,) = ask(write, capsys, "--tp", 4, "--ep-size", 4, "--active", *counted)
     assert row["fullest_rank_experts"] == [24.7, 9.5]

@@ -19,20 +19,19 @@ from served.release import LATEST, OLDER
 from sglang_xshare.stage.evidence.interval import OUTCOMES
 
 EXPORT = """
+from collections import Counter
 from prometheus_client import generate_latest
 from sglang_xshare.affinity.controller import DecisionCounts
 from sglang_xshare.affinity.decision import Decision, REASONS
-from sglang_xshare.stage.evidence.agreement import Compared
-from sglang_xshare.stage.evidence.balance import RankLoad
-from sglang_xshare.stage.evidence.figures import Exporter, InForce
+from sglang_xshare.stage.evidence.figures import Exporter
 from sglang_xshare.stage.evidence.interval import OUTCOMES, Interval
-from sglang_xshare.stage.evidence.observe import Observed
 labels = {"model_name": "m"}
-interval = Interval(1, 2, 1, 1.0, 1, 0, dict.fromkeys(OUTCOMES, 1), 1, 2, 1)
+interval = Interval(1, 2, 1, 1.0, 1, 0, dict.fromkeys(OUTCOMES, 1), 1, 2, 1, 1, 1)
 exporter = Exporter()
-observed, load = Observed({"oea": interval}, {"1-2": 1}), RankLoad(1, 1, 1, 1.0, 1.0)
-for part in (interval, InForce({"policy": "xshare"}, None), observed, load, Compared(0, [0, 0], 0)):
-    exporter.export(part, labels)
+exporter.export("counted", interval, labels)
+exporter.export("in force", ({"policy": "xshare"}, None), labels)
+exporter.export("observed", {"oea": interval}, labels)
+exporter.export("compared", Counter(), labels)
 DecisionCounts(2, export=True).count(Decision(0, REASONS[0]), [1, 0])
 print(generate_latest().decode())
 """

@@ -23,7 +23,7 @@ def test_it_answers_as_a_server_without_a_policy(release, served):
     metrics = answers.metrics
     assert metrics["experts_before_total"] == metrics["experts_after_total"] == sum(call["before"] for call in calls)
     assert metrics["kept_mass_total"] == metrics["rows_total"] == sum(call["rows"] for call in calls)
-    assert metrics["steps observed"] == answers.forwards("DECODE") == metrics["batch_sizes_total"] > 0
+    assert metrics["steps observed"] == answers.forwards("DECODE") > 0
     assert metrics["steps policy"] == 0
 
 

@@ -37,7 +37,7 @@ def gather(own: torch.Tensor, ranks: int) -> torch.Tensor:
 
 
 def run_rank(rank: int, size: int, folder: Path) -> None:
-    """Select in every step; leave what was active, and each comparison as (its forward, who disagreed)."""
+    """Select in every step; leave what was active, and what each comparison has found, with its forward."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/group", rank=rank, world_size=size)
     agreement = Agreement(size, "cpu", gather)
@@ -56,12 +56,11 @@ def run_rank(rank: int, size: int, folder: Path) -> None:
         if step == INJECTED and rank == size - 1:
             found[1].active[int(found[1].active.logical_not().nonzero()[0])] = True
         agreement.count(torch.stack([selection.active for selection in found]))
-        before = agreement.read()
-        agreement.end_forward(None)
-        after = agreement.read()
-        if after != before:
-            seen.append((step + 1, [new - old for new, old in zip(after[1], before[1], strict=True)]))
-    torch.save({"active": torch.stack(active), "seen": seen, "total": tuple(agreement.read())}, folder / f"{rank}.pt")
+        before = agreement.counts["comparisons"]
+        which = agreement.end_forward(None)
+        if agreement.counts["comparisons"] > before:
+            seen.append((step + 1, which))
+    torch.save({"active": torch.stack(active), "seen": seen, "total": dict(agreement.counts)}, folder / f"{rank}.pt")
 
 
 def main(size: int, folder: Path) -> None:

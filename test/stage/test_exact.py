@@ -244,7 +244,7 @@ def test_a_step_is_vanilla_for_exact_rows_and_counts_them(served):
     assert torch.equal(weights[marked], vanilla.topk_weights[marked])
     assert not torch.equal(ids[~marked], vanilla.topk_ids[~marked])
     assert stage.counters.totals[:, 6].tolist() == [2, 2]
-    found = stage.since_switch.look()
+    found, _ = stage.since_switch.look()
     assert found.exact_rows == 4
     others = wanted.kept_mass[~marked].double().mean()
     assert found.others_kept_mass == pytest.approx(float(others), rel=1e-6)

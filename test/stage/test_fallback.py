@@ -1,6 +1,7 @@
 """Ranks that have selected differently: the server goes back to vanilla, or ends, and says which."""
 
 import logging
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,10 +31,9 @@ def serve(attach, monkeypatch):
         raise Ended
 
     def start(batches: Batches | None = None, **flags: Any) -> Any:
-        for module in ("stage", "fallback"):
-            monkeypatch.setattr(f"sglang_xshare.stage.{module}.is_first_rank", lambda: True)
+        monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
         monkeypatch.setattr("sglang_xshare.stage.stage.show_plan", lambda plan: None)
-        monkeypatch.setattr("sglang_xshare.stage.fallback.end_server", end)
+        monkeypatch.setattr("sglang_xshare.stage.stage.end_server", end)
         model = Model()
         attach(model, batches)
         model_runner = runner(model, **XSHARE | flags, tp_size=2)
@@ -65,7 +65,7 @@ def test_the_step_after_a_comparison_that_failed_is_vanilla(serve, caplog):
     assert record.message.endswith("; vanilla from the next step on")
     for _ in range(8):
         assert served.decode() == [False] * 3
-    assert served.stage.agreement.read() == (2, [0, 1], 1)
+    assert served.stage.agreement.counts == Counter(comparisons=2, disagreements=1, fallbacks=1)
     assert served.stage.plans.given == {"policy": "vanilla"}
     assert served.stage.disagreement.startswith(WHICH)
 
@@ -82,7 +82,7 @@ def test_what_is_posted_later_is_compared_at_once(serve):
     assert served.stage.disagreement is None
     assert [served.decode() for _ in range(4)] == [[True] * 3] * 4
     assert served.stage.switches == 3
-    assert served.stage.agreement.read().fallbacks == 1
+    assert served.stage.agreement.counts["fallbacks"] == 1
 
 
 def test_get_tells_it_and_no_trial_is_left(serve, monkeypatch):
@@ -131,5 +131,5 @@ def test_where_no_policy_is_in_force_there_is_nothing_to_go_back_to(serve, caplo
     served.differs = [1]
     served.decode()
     assert "; no policy is in force" in caplog.text
-    assert (served.stage.switches, served.stage.agreement.read().fallbacks) == (1, 0)
+    assert (served.stage.switches, served.stage.agreement.counts["fallbacks"]) == (1, 0)
     assert served.stage.disagreement.startswith(WHICH)

@@ -12,7 +12,7 @@ from ..compatibility.schedule import check_schedule
 from ..policies.exact import Rule
 from ..policies.keys import as_json
 from ..policies.schedule import Schedule, build_schedule
-from ..stage.evidence.counters import COUNTS, KEPT, PAGING_COUNTS, Reader
+from ..stage.evidence.counters import KEPT, Reader
 from ..stage.evidence.figures import hash_plan
 from ..stage.stage import Stage
 from ..upstream.ranks import is_first_rank
@@ -121,15 +121,13 @@ class Control:
 
     def _count(self, reader: Reader) -> dict[str, Any]:
         """What was counted since a reader's last look, in all and by MoE layer. Waits for the device."""
-        ids = [layer.layer_id for layer in self.stage.layers]
-        columns = {name: COUNTS[name] for name in ("layer_steps", "experts_before", "experts_after", "rows")}
-        if self.stage.residents is not None:
-            columns |= {name: PAGING_COUNTS[name] for name in ("page_ins_before", "page_ins")}
+        interval, rows = reader.look()
         layers = [
-            {"layer": layer} | {name: int(row[column]) for name, column in columns.items()} | {"kept_mass": row[KEPT]}
-            for layer, row in zip(ids, reader.look_layers(), strict=True)
+            {"layer": layer.layer_id, **{name: int(row[column]) for name, column in self.stage.counters.names.items()}}
+            | {"kept_mass": row[KEPT]}
+            for layer, row in zip(self.stage.layers, rows, strict=True)
         ]
-        return asdict(reader.look()) | {"by_layer": layers}
+        return asdict(interval) | {"by_layer": layers}
 
     def _list_defaults(self, in_force: Mapping[str, Any]) -> dict[str, Any]:
         """What each key of the policy stands for where it is not given."""

@@ -17,9 +17,9 @@ from ..stage.evidence.interval import Interval
 from . import METHOD, PATH
 
 COUNTS = ("counters", "since_switch")
-MEANS = ("mean_before", "mean_after", "mean_kept_mass", "others_kept_mass")
-PAGED = ("mean_page_ins_before", "mean_page_ins")
-"""Means of servers that page experts."""
+MEANS = {"mean_before": "experts_before", "mean_after": "experts_after"} | {
+    f"mean_{name}": name for name in ("page_ins_before", "page_ins")
+}
 
 
 def add_routes(app: FastAPI, find_manager: Callable[[], Any]) -> None:
@@ -65,11 +65,12 @@ def merge(answers: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _add_up(counts: list[dict[str, Any]]) -> dict[str, Any]:
-    names = [one.name for one in fields(Interval) if one.name not in ("outcomes", "exceeded")]
+    names = [one.name for one in fields(Interval) if one.name != "outcomes"]
     totals = {name: sum(one[name] for one in counts) for name in names if counts[0].get(name) is not None}
     outcomes = {name: sum(one["outcomes"][name] for one in counts) for name in counts[0]["outcomes"]}
     interval = Interval(**totals, outcomes=outcomes)
-    means = {name: getattr(interval, name) for name in (*MEANS, *(PAGED if "page_ins" in totals else ()))}
+    means = {name: interval.mean(total) for name, total in MEANS.items() if total in totals}
+    means |= {name: getattr(interval, name) for name in ("mean_kept_mass", "others_kept_mass")}
     layers = [
         {name: sum(one[name] for one in same) for name in same[0]} | {"layer": same[0]["layer"]}
         for same in zip(*(one.get("by_layer", []) for one in counts), strict=True)

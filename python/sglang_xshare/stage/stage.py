@@ -12,7 +12,7 @@ from ..policies.exact import Rule
 from ..policies.schedule import Schedule
 from ..upstream.batches import Batches
 from ..upstream.ranks import is_first_rank
-from ..upstream.server import is_recorded, show_plan, wait_for_device
+from ..upstream.server import end_server, is_recorded, show_plan, wait_for_device
 from .acceptance import Acceptance
 from .assignment import assign, check_selected
 from .evidence.agreement import Agreement
@@ -23,7 +23,6 @@ from .evidence.observe import Observation
 from .evidence.reports import Reports
 from .evidence.trace import Trace
 from .exact import Exact
-from .fallback import stop_disagreeing
 from .gather import Ranks
 from .graphs import Graphs
 from .layer import Layer
@@ -70,13 +69,13 @@ class Stage:
         paged = [layer for layer in self.layers if layer.paging is not None]
         self.paged = PagedLayers(paged, device) if paged else None
         self.residents = None if self.paged is None else self.paged.residents
-        self.counters = Counters(len(layers), device, self.residents)
-        self.since_switch = Reader(self.counters)
         self._layer_ids = layer_ids = [layer.layer_id for layer in self.layers]
+        placement = self.layers[0].placement
+        self.balance = None if placement is None else Balance(placement, layer_ids, device)
+        self.counters = Counters(len(layers), device, self.residents, self.balance)
+        self.since_switch = Reader(self.counters)
         self.trace = None if trace is None else Trace(trace, layer_ids, device, pages=bool(paged))
         self.graphs = Graphs(batches.captured)
-        placement = self.layers[0].placement
-        self._balance = None if placement is None else Balance(placement, layer_ids, device)
         self.agreement = Agreement(tp_size, device) if tp_size > 1 else None
         self.stops = stops
         self.disagreement: str | None = None
@@ -85,9 +84,7 @@ class Stage:
         """Upstream's, of the scheduler; None before its first request."""
         self.exact = exact or Exact(device)
         self.acceptance = acceptance or Acceptance()
-        self.reports = Reports(
-            self.counters, self._balance, self.agreement, self.trace, lambda: self.acceptance.estimate
-        )
+        self.reports = Reports(self.counters, self.agreement, self.trace, lambda: self.acceptance.estimate)
         for number, layer in enumerate(self.layers):
             layer.find_tally = functools.partial(self.counters.tally, number)
         self.routing = Routing(layers, self.counters, device, None if ranks is None else ranks.num_experts)
@@ -100,10 +97,7 @@ class Stage:
         self._adopt(self.plans)
         name = schedule.policy if schedule else "none, padding masked,"
         plan = f": {json.dumps(self.plan)}" if schedule else ""
-        overridden = schedule and (schedule.layers or schedule.by_rows)
-        mass = self.plan.get("mass") if schedule and self.plan and not overridden else None
-        kept = f"; a step keeps at least {100 * mass:g} % of its batch's utility" if mass else ""
-        logger.info("Expert policy %s on %d MoE layers%s%s", name, len(layers), plan, kept)
+        logger.info("Expert policy %s on %d MoE layers%s", name, len(layers), plan)
 
     def _adopt(self, plans: Plans) -> None:
         """Have these plans in force from the next step on, and everything that reports them say so."""
@@ -124,13 +118,12 @@ class Stage:
         # A CPU server captures no graphs, so that only a gather pads its rows, and those are always masked. Elsewhere
         # the mask takes one comparison a step.
         self.mask_padding = self.device != "cpu" or plans.masks
-        self.balance = self._balance if schedule is not None and self.observation is None else None
         if self.trace is not None:
             self.trace.observe(list(schedule.observed) if schedule else [])
         self.plan = None if plans.masks and not self.switches else plans.describe(self.layers[0].router.top_k)
         """The plan in force, JSON-able; None where padding rows alone are masked."""
         self.outcomes.adopt(plans, self.plan)
-        self.reports.set_sources(self.plan, self.observation, self.balance is not None)
+        self.reports.set_sources(self.plan, self.observation)
 
     def check_switch(self, schedule: Schedule | None) -> Plans:
         """The plans that `switch` would adopt. Raises ValueError in one line where it could not follow."""
@@ -208,9 +201,32 @@ class Stage:
         """A forward was launched or replayed. Returns what its requests count; None if no policy was ever in force."""
         forward = self.outcomes.describe(forward_batch, self.ranks)
         if self.agreement is not None and (which := self.agreement.end_forward(self.ranks)):
-            go_back = functools.partial(self.switch, None, self.reporter)
-            self.disagreement = stop_disagreeing(self.agreement, which, self.plans, self.stops, go_back)
+            self._stop_disagreeing(self.agreement, which)
         return forward
+
+    def _stop_disagreeing(self, agreement: Agreement, which: list[int]) -> None:
+        """Ranks `which` have selected otherwise than the first, and every rank knows it after the same forward: go back
+        to vanilla from the next on, or end the server, where it `stops` then or its graphs cannot follow. Where the
+        model routes by itself there is nothing to go back to.
+        """
+        reason = (
+            f"ranks {which} have selected other experts than the first: their policies, router logits or placements "
+            "differ, and the sum of their outputs was wrong"
+        )
+        selects = self.plans.schedule is not None and self.observation is None
+        then = "vanilla from the next step on" if selects else "no policy is in force"
+        log = logger.error if is_first_rank() else logger.debug
+        log("Expert policy: %s; %s", reason, "the server ends" if self.stops else then)
+        if self.stops:
+            end_server()
+        if selects:
+            agreement.counts["fallbacks"] += 1
+            try:
+                self.switch(None, self.reporter)
+            except ValueError as error:
+                log("Expert policy: the server ends, it cannot be switched to vanilla: %s", error)
+                end_server()
+        self.disagreement = reason
 
     def _finish(self, step: Step, is_captured: bool) -> None:
         """Check that every layer with a plan has selected, and count what it chose."""
@@ -227,9 +243,9 @@ class Stage:
             if not is_captured:
                 self.graphs.prepare(self.layers, step)
             # Captured anew under vanilla, a graph is to count under the policies that it may follow back to.
-            balance = self._balance if is_captured and self.switches else self.balance
-            if tables is not None and balance is not None:
-                balance.count(tables)
+            counts_ranks = self.plans.schedule is not None or (is_captured and self.switches)
+            if tables is not None and self.balance is not None and counts_ranks:
+                self.balance.count(tables)
             if tables is not None and self.agreement is not None and (self.ranks is None or self.ranks.together):
                 self.agreement.count(tables.active)
         if self.trace is not None:

@@ -18,8 +18,8 @@ sglang:expert_policy_rows_total{{tp_rank="0"}} {rows}
 sglang:expert_policy_steps_total{{outcome="policy",tp_rank="0"}} {policy}
 sglang:expert_policy_steps_total{{outcome="prefill",tp_rank="0"}} 3.0
 sglang:expert_policy_steps_total{{outcome="prefill",tp_rank="1"}} 4.0
-# TYPE sglang:expert_policy_active_experts_after gauge
-sglang:expert_policy_active_experts_after{{tp_rank="0"}} 99.0
+# TYPE sglang:expert_policy_acceptance gauge
+sglang:expert_policy_acceptance{{tp_rank="0"}} 99.0
 # TYPE sglang:num_running_reqs gauge
 sglang:num_running_reqs 2.0
 """

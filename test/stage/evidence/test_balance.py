@@ -2,7 +2,8 @@
 
 import torch
 
-from sglang_xshare.stage.evidence.balance import Balance, BalanceReader, RankLoad, format_balance
+from sglang_xshare.stage.evidence.balance import Balance
+from sglang_xshare.stage.evidence.counters import Counters, Reader
 from sglang_xshare.stage.placement import Placement
 from stage.evidence.tables import make_tables
 
@@ -16,19 +17,21 @@ def make_balance(layer_ids=(0, 2)):
     return Balance(PLACEMENT, layer_ids, "cpu")
 
 
-def test_the_fullest_rank_and_the_mean_of_all():
+def test_the_fullest_rank_for_every_reader():
     balance = make_balance()
-    log, metrics = BalanceReader(balance), BalanceReader(balance)
+    counters = Counters(2, "cpu", balance=balance)
+    log, metrics = Reader(counters), Reader(counters)
     counts = balance.count(make_tables([(9, 6), (8, 2)]))
-    assert counts.tolist() == [[1, 4, 4, 2.25, 1.5], [1, 4, 2, 2, 0.5]]
-    assert log.read() == RankLoad(2, 8, 6, 4.25, 2)
+    assert counts.tolist() == [[4, 4], [4, 2]]
+    found = log.read()
+    assert (found.fullest_before, found.fullest_after) == (8, 6)
     balance.count(make_tables([None, (3, 1)]))
-    assert log.read() == RankLoad(1, 3, 1, 0.75, 0.25)
-    assert metrics.read() == RankLoad(3, 11, 7, 5, 2.25)
+    assert log.read().fullest_before == 3
+    found, layers = metrics.look()
+    assert (found.fullest_before, found.fullest_after) == (11, 7)
+    assert [row[-2:] for row in layers] == [[4, 4], [7, 3]]
 
 
 def test_a_step_without_a_live_row_counts_as_none():
     """Masked logits have their top-k active even then."""
-    balance = make_balance()
-    assert not balance.count(make_tables([(0, 4), None])).any()
-    assert format_balance(BalanceReader(balance).read()) == ""
+    assert not make_balance().count(make_tables([(0, 4), None])).any()

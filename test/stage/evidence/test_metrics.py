@@ -55,35 +55,34 @@ def test_log_line():
 
 SWITCHES = """
 from prometheus_client import CollectorRegistry, generate_latest, multiprocess
-from sglang_xshare.stage.evidence.figures import Exporter, InForce
+from sglang_xshare.stage.evidence.figures import Exporter
 from sglang_xshare.stage.evidence.interval import OUTCOMES, Interval
-exporter, former = Exporter(), None
+exporter = Exporter()
 labels = {"model_name": "m", "tp_rank": 0}
 registry = CollectorRegistry()
 multiprocess.MultiProcessCollector(registry)
 plans = [{"policy": "xshare", "layers": list(range(number))} for number in (*range(41), 0, 40, 0)]
 for plan in plans:
-    exporter.export(InForce(plan, former), labels)
-    exporter.export(InForce(plan, plan), labels)
-    former = plan
+    exporter.export("in force", (plan, None), labels)
+    exporter.export("in force", (plan, None), labels)
     lines = generate_latest(registry).decode().splitlines()
     print(*(line for line in lines if line.startswith("sglang:expert_policy_info{")))
 outcomes = dict.fromkeys(OUTCOMES, 0)
-exporter.export(Interval(4, 40, 20, 7.5, 10, 0, outcomes), labels)
-exporter.export(Interval(4, 48, 12, 9.0, 10, 2, outcomes), labels)
+exporter.export("counted", Interval(4, 40, 20, 7.5, 10, 0, outcomes), labels)
+exporter.export("counted", Interval(4, 48, 12, 9.0, 10, 2, outcomes), labels)
 for line in generate_latest(registry).decode().splitlines():
-    if line.startswith(("sglang:expert_policy_experts_after_total{", "sglang:expert_policy_active_experts_after{")):
+    if line.startswith("sglang:expert_policy_experts_after_total{"):
         print(line.rpartition(" ")[2])
 """
 
 
 def test_of_all_plans_that_were_in_force_one_series_is_left(tmp_path):
-    """As in the server, whose prometheus_client cannot remove a series; counters add up, gauges are the last."""
+    """As in the server, whose prometheus_client cannot remove a series; counters add up."""
     env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-W", "error", "-c", SWITCHES], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    *lines, counter, gauge = sorted(done.stdout.splitlines(), key=lambda line: not line.startswith("sglang:"))
-    assert {float(counter), float(gauge)} == {32.0, 3.0}
+    *lines, counter = done.stdout.splitlines()
+    assert float(counter) == 32.0
     found = [re.fullmatch(r'sglang:.*_info{model_name="m",plan_hash="(\w{8})",policy="xshare",tp_rank="0"} 1.0', line)
              for line in lines]  # fmt: skip
     assert all(found), lines

@@ -12,10 +12,9 @@ from selection.launched import forgets
 from sglang_xshare import Batch, Router, build_plan, hooks, select
 from sglang_xshare.policies import VANILLA
 from sglang_xshare.stage.assignment import PolicyBypassed
-from sglang_xshare.stage.evidence.figures import Exporter
-from sglang_xshare.stage.evidence.observe import SIZES, ObservationReader, format_observed
 from sglang_xshare.stage.layer import DROPPED, MASKED
 from stage.fake import EXPERTS, TOP_K, Formats, Model, RefuseHostData, forward_batch, run
+from stage.switching import decode
 
 __all__ = ["forgets"]
 PLANS = {"xshare:k0=1,add=2": build_plan("xshare", k0=1, add=2), "oea:k0=1": build_plan("oea", k0=1)}
@@ -49,19 +48,10 @@ def test_padding_is_not_observed(attach):
     valid = torch.arange(8) < 5
     for plan, counters in zip(PLANS.values(), installed.observation.counters.values(), strict=True):
         assert counters.totals[0, 1:5].tolist() == pytest.approx([*expect(model.logits, plan, valid), 5])
-    assert dict(zip(SIZES, installed.observation.sizes.tolist(), strict=True))["5-8"] == 1
+    totals = [counters.totals.clone() for counters in installed.observation.counters.values()]
     run(model, "decode", 4, padding=4)
-    assert installed.observation.sizes.sum() == 1, "a graph that is being captured has no live row"
-
-
-def test_batch_sizes_fall_into_their_class(attach):
-    model = Model(1)
-    installed = attach(model, **OBSERVE)
-    for rows in (1, 2, 3, 4, 5, 16, 17, 256, 257, 300):
-        run(model, "decode", rows)
-    wanted = {"1": 1, "2": 1, "3-4": 2, "5-8": 1, "9-16": 1, "17-32": 1, "129-256": 1, "257-": 2}
-    sizes = ObservationReader(installed.observation).read().sizes
-    assert sizes == dict.fromkeys(SIZES, 0) | wanted
+    for counters, before in zip(installed.observation.counters.values(), totals, strict=True):
+        assert counters.totals.equal(before), "a graph that is being captured has no live row"
 
 
 def test_single_rows_are_vanilla_under_every_plan_and_prefill_is_not_observed(attach):
@@ -108,23 +98,16 @@ def test_the_step_never_waits_for_the_device(attach, tmp_path, forgets):
             model.forward(None, None, forward_batch("decode", 12, padding=4))
 
 
-def test_log_metrics_and_trace(attach, tmp_path):
+def test_log_metrics_and_trace(attach, tmp_path, reporter, monkeypatch):
+    monkeypatch.setattr("sglang_xshare.stage.stage.is_first_rank", lambda: True)
     model = Model(1)
     installed = attach(model, **OBSERVE, expert_policy_trace=str(tmp_path / "trace.jsonl"))
-    reader = ObservationReader(installed.observation)
-    run(model, "decode", 16)
-    observed = reader.read()
-    assert reader.read().plans["oea:k0=1"].layer_steps == 0, "read before"
+    decode(model, reporter, 16)
     before, after, kept = expect(model.logits, PLANS["oea:k0=1"])
-    assert format_observed(observed.plans).endswith(f", oea:k0=1 would keep {after:.1f} (kept mass {kept / 16:.4f})")
-
-    Exporter().export(observed, {"model": "fake"})
-    sample = REGISTRY.get_sample_value
-    own = {"model": "fake", "plan": "oea:k0=1"}
-    assert sample("sglang:expert_policy_observed_experts_total", own) == after
-    assert sample("sglang:expert_policy_observed_active_experts", own) == after
-    assert sample("sglang:expert_policy_observed_kept_mass", own) == pytest.approx(kept / 16)
-    assert sample("sglang:expert_policy_batch_sizes_total", {"model": "fake", "rows": "9-16"}) == 1
+    assert f", oea:k0=1 would keep {after:.1f} (kept mass {kept / 16:.4f})" in installed.report(reporter)
+    labels = {"model_name": "fake", "plan": "oea:k0=1"}
+    assert REGISTRY.get_sample_value("sglang:expert_policy_observed_experts_total", labels) == after
+    assert "would keep" not in installed.report(reporter), "told before"
 
     installed.trace.write()
     line = json.loads((tmp_path / "trace.jsonl").read_text())

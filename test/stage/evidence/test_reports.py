@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from sglang_xshare import hooks
-from sglang_xshare.stage.evidence.interval import Interval
 from stage.fake import XSHARE, Model, make_reporter, run
 
 
@@ -17,8 +16,8 @@ def _on_the_first_rank(monkeypatch):
 def catch_exports(installed: Any, exported: list[int]) -> None:
     """Have what a stage exports appended: of each interval its steps under policy."""
 
-    def export(part: Any, labels: dict[str, str]) -> None:
-        if isinstance(part, Interval):
+    def export(group: str, part: Any, labels: dict[str, str]) -> None:
+        if group == "counted":
             exported.append(part.outcomes["policy"])
 
     installed.reports.exporter.export = export

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
@@ -14,20 +14,6 @@ EVERY = 1024
 """Forwards between two comparisons, see `is_due`."""
 _TURN = 6364136223846793005
 """What the checksum is multiplied by in each step (Knuth's, of MMIX), so that the order of steps matters."""
-
-
-class Compared(NamedTuple):
-    """How often ranks compared, how often each selected otherwise than the first, and the server went to vanilla."""
-
-    comparisons: int
-    disagreements: list[int]
-    fallbacks: int
-
-    def since(self, former: Compared) -> Compared:
-        """What came after `former`."""
-        pairs = zip(self.disagreements, former.disagreements, strict=True)
-        disagreements = [now - then for now, then in pairs]
-        return Compared(self.comparisons - former.comparisons, disagreements, self.fallbacks - former.fallbacks)
 
 
 def is_due(forwards: int) -> bool:
@@ -53,8 +39,8 @@ class Agreement:
         self._checksum = torch.zeros(1, dtype=torch.int64, device=device)
         self._turn = torch.full_like(self._checksum, _TURN)
         self._weights: torch.Tensor | None = None
-        self.comparisons = self.fallbacks = 0
-        self.disagreements = [0] * size
+        self.counts: Counter[str] = Counter()
+        """Of the server: comparisons, ranks that selected otherwise in one, and switches to vanilla because of that."""
 
     def count(self, active: torch.Tensor) -> None:
         """Count one step: which experts were active in every layer, [layers, N] bool, none where it stayed vanilla."""
@@ -77,12 +63,6 @@ class Agreement:
         """Compare all ranks with the first of them, and begin anew. A collective, which the host waits for."""
         first, *_ = checksums = self._gather(self._checksum, self.size).tolist()
         self._checksum.zero_()
-        self.comparisons += any(checksums)  # none where nothing was selected
         found = [rank for rank, checksum in enumerate(checksums) if checksum != first]
-        for rank in found:
-            self.disagreements[rank] += 1
+        self.counts.update(comparisons=any(checksums), disagreements=len(found))  # none where nothing was selected
         return found
-
-    def read(self) -> Compared:
-        """Since the server's start."""
-        return Compared(self.comparisons, [*self.disagreements], self.fallbacks)

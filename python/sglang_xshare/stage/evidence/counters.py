@@ -15,6 +15,7 @@ from .interval import OUTCOMES, Interval
 
 if TYPE_CHECKING:
     from ...upstream.paging import Residents
+    from .balance import Balance
 
 
 COLUMNS = STEPS, BEFORE, AFTER, KEPT, ROWS, RESCUED, EXACT, PAGED_BEFORE, PAGED, EXCEEDED = range(10)
@@ -27,8 +28,10 @@ COUNTS = {
     "rescued": RESCUED,
     "exact_rows": EXACT,
 }
-PAGING_COUNTS = {"page_ins_before": PAGED_BEFORE, "page_ins": PAGED, "exceeded": EXCEEDED}
-"""The columns of an `Interval`'s numbers, of servers that page experts the latter too."""
+"""The columns of an `Interval`'s numbers."""
+PAGING_COUNTS = {"page_ins_before": PAGED_BEFORE, "page_ins": PAGED}
+RANK_COUNTS = {"fullest_before": len(COLUMNS), "fullest_after": len(COLUMNS) + 1}
+"""The same of servers that page experts, and that have expert-parallel ranks: those of `Balance`, behind the others."""
 MAX_SHAPES = 64
 """How many kept: 48 layers of 128 experts and 512 rows have 0.1 MB a shape."""
 
@@ -44,13 +47,18 @@ class Counters:
     without a live row, as when a graph is captured, counts as none.
 
     Selections leave what is counted of them in tables of all layers, see `tally`; a dozen small operations add these up
-    once a step, on a CPU one compiled call. `residents` are those of a server that pages experts.
+    once a step, on a CPU one compiled call. `residents` and `balance` are those of a server that pages experts, and of
+    one with expert-parallel ranks.
     """
 
-    def __init__(self, num_layers: int, device: str, residents: Residents | None = None) -> None:
+    def __init__(
+        self, num_layers: int, device: str, residents: Residents | None = None, balance: Balance | None = None
+    ) -> None:
         # float64 counts exactly up to 2**53.
         self.totals = torch.zeros(num_layers, len(COLUMNS), dtype=torch.float64, device=device)
-        self.residents = residents
+        self.residents, self.balance = residents, balance
+        self.names = COUNTS | (PAGING_COUNTS if residents else {}) | (RANK_COUNTS if balance else {})
+        """The columns that `read` has of what this server counts."""
         self.outcomes = torch.zeros(len(OUTCOMES), dtype=torch.int64, device=device)
         self.tables: Tally | None = None
         """Tensors [layers, ...] of the step at hand, 0 for layers that have not selected; None before the first has."""
@@ -59,6 +67,11 @@ class Counters:
         self._by_shape: dict[torch.Size, tuple[Tally, list[Tally]]] = {}
         self._by_layer: list[Tally] | None = None
         """The parts of `tables`, where these are kept."""
+
+    def read(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(totals [layers, columns], outcomes) on the host, which waits for the device."""
+        totals = self.totals if self.balance is None else torch.cat([self.totals, self.balance.totals], 1)
+        return totals.to("cpu", copy=True), self.outcomes.to("cpu", copy=True)
 
     def count_outcome(self, outcome: str, step: Step | None = None) -> None:
         """Count one forward, which begins."""
@@ -135,37 +148,28 @@ def count_tables(
 
 
 class Reader:
-    """Reads what was counted since its own last look: the log and the metrics have one each."""
+    """Reads what was counted since its own last look: the log and the metrics have one each. Waits for the device."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._totals = [[0.0] * counters.totals.shape[1] for _ in range(len(counters.totals))]
-        self._outcomes = [0] * len(OUTCOMES)
+        self._former: tuple[torch.Tensor | int, torch.Tensor | int] = 0, 0
 
     def read(self) -> Interval:
-        """Look, and move on. Waits for the device."""
-        interval, self._totals, self._outcomes = self._look()
+        """Look, and move on."""
+        now = self._counters.read()
+        interval, self._former = self._subtract(*now)[0], now
         return interval
 
-    def look(self) -> Interval:
-        """What `read` would return, without moving on. Waits for the device."""
-        return self._look()[0]
+    def look(self) -> tuple[Interval, list[list[float]]]:
+        """What `read` would return, and the same by layer in the columns of `Counters.read`, without moving on."""
+        return self._subtract(*self._counters.read())
 
-    def look_layers(self) -> list[list[float]]:
-        """The same by layer, as the columns of `Counters.totals`. Waits for the device."""
-        return self._subtract(self._counters.totals.tolist())
-
-    def _subtract(self, totals: list[list[float]]) -> list[list[float]]:
-        rows = zip(totals, self._totals, strict=True)
-        return [[now - then for now, then in zip(row, former, strict=True)] for row, former in rows]
-
-    def _look(self) -> tuple[Interval, list[list[float]], list[int]]:
-        totals, outcomes = self._counters.totals.tolist(), self._counters.outcomes.tolist()
-        new = [sum(column) for column in zip(*self._subtract(totals), strict=True)]
-        counts = {name: now - then for name, now, then in zip(OUTCOMES, outcomes, self._outcomes, strict=True)}
-        columns = COUNTS if self._counters.residents is None else COUNTS | PAGING_COUNTS
-        found = {name: int(new[column]) for name, column in columns.items()}
-        return Interval(**found, kept_mass=new[KEPT], outcomes=counts), totals, outcomes
+    def _subtract(self, totals: torch.Tensor, outcomes: torch.Tensor) -> tuple[Interval, list[list[float]]]:
+        layers, forwards = totals - self._former[0], outcomes - self._former[1]
+        new = layers.sum(0).tolist()
+        found = {name: int(new[column]) for name, column in self._counters.names.items()}
+        counts = dict(zip(OUTCOMES, forwards.tolist(), strict=True))
+        return Interval(**found, kept_mass=new[KEPT], outcomes=counts), layers.tolist()
 
 
 def add_tables(
@@ -174,19 +178,15 @@ def add_tables(
     """Add what `count_tables` counts to `totals` [layers, COLUMNS] float64. Returns what was added."""
     counts = torch.empty_like(totals)
     sure = copy_flags(tuple(fits), totals.device) if fits and residents is not None else None
+    flags = None if residents is None else residents.loaded, sure, step.batch.valid, step.batch.exact
     # Named, as what is made contiguous has to live until the call is over.
-    flags = (
-        None if residents is None else residents.loaded.contiguous(),
-        sure,
-        None if step.batch.valid is None else step.batch.valid.contiguous(),
-        None if step.batch.exact is None else step.batch.exact.contiguous(),
-    )
+    read = [None if flag is None else flag.contiguous() for flag in flags]
     load().count_step(
         tables.active.data_ptr(),
         tables.vanilla_active.data_ptr(),
         tables.kept_mass.data_ptr(),
         tables.rescued.data_ptr(),
-        *[None if flag is None else flag.data_ptr() for flag in flags],
+        *[None if flag is None else flag.data_ptr() for flag in read],
         totals.data_ptr(),
         counts.data_ptr(),
         0 if residents is None else residents.slots,

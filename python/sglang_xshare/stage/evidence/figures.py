@@ -2,36 +2,23 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Literal
 
-from .agreement import Compared
-from .balance import RankLoad
 from .interval import Interval
-from .observe import Observed
 
 PREFIX = "sglang:expert_policy_"
 Values = Mapping[tuple[str, ...], float | None]
 
 
 @dataclass(frozen=True)
-class InForce:
-    """The plan in force as JSON-able, the one last exported, and a draft's chance; None where there is none."""
-
-    plan: Mapping[str, Any] | None
-    former: Mapping[str, Any] | None
-    acceptance: float | None = None
-
-
-@dataclass(frozen=True)
 class Figure:
     """`value` of what was read since the last export: a number, None where there is none. A counter adds it up, a gauge
     is the last. With `labels` of its own, beside those that every figure of SGLang's has, a number for each of their
-    values. One that `replaces` former ones has None for a series to remove.
+    values: of a gauge no other series stays.
     """
 
     kind: Literal["counter", "gauge"]
@@ -39,7 +26,6 @@ class Figure:
     text: str
     value: Callable[[Any], float | Values | None]
     labels: tuple[str, ...] = ()
-    replaces: bool = False
 
 
 def hash_plan(plan: Mapping[str, Any]) -> str:
@@ -47,33 +33,21 @@ def hash_plan(plan: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _show(part: InForce) -> Values:
-    changes = [(part.former, None), (part.plan, 1)] if part.plan != part.former else []
-    return {(plan["policy"], hash_plan(plan)): value for plan, value in changes if plan is not None}
+def _show(part: tuple[Mapping[str, Any] | None, float | None]) -> Values:
+    plan = part[0]
+    return {} if plan is None else {(plan["policy"], hash_plan(plan)): 1}
 
 
-def _mean(name: str) -> Callable[[Interval], float | None]:
-    """Of an interval with steps; one without has no mean, and the former stays."""
-    return lambda interval: getattr(interval, name) if interval.layer_steps else None
-
-
-def _step_mean(name: str) -> Callable[[RankLoad], float | None]:
-    return lambda load: getattr(load, name) / load.layer_steps if load.layer_steps else None
-
-
-def _by_plan(value: Callable[[Interval], float | None]) -> Callable[[Observed], Values]:
-    return lambda observed: {(plan,): value(interval) for plan, interval in observed.plans.items()}
+def _by_plan(total: str) -> Callable[[Mapping[str, Interval]], Values]:
+    return lambda plans: {(plan,): getattr(interval, total) for plan, interval in plans.items()}
 
 
 counter, gauge, of = partial(Figure, "counter"), partial(Figure, "gauge"), attrgetter
-VANILLAS, ACTIVE = "that vanilla routing would have activated", "Experts that are active"
-FULLEST, MEAN = "on the expert-parallel rank that has most", "on the mean of expert-parallel ranks"
-EXPERTS, MASS = "Experts that a plan would have kept active", "Mass that a plan would have kept"
+VANILLAS, FULLEST = "that vanilla routing would have activated", "on the expert-parallel rank that has most"
 SUM, ROW_SUM = "summed over layers and steps", "summed over rows, layers and steps"
-LAST, STEP_MEAN = "last interval", "mean of a layer and step, last interval"
 
-FIGURES: dict[type, tuple[Figure, ...]] = {
-    Interval: (
+FIGURES: dict[str, tuple[Figure, ...]] = {
+    "counted": (
         counter("layer_steps", "MoE layer calls under an expert policy", of("layer_steps")),
         counter("experts_before", f"Experts {VANILLAS}, {SUM}", of("experts_before")),
         counter("experts_after", f"Active experts, {SUM}", of("experts_after")),
@@ -83,109 +57,80 @@ FIGURES: dict[type, tuple[Figure, ...]] = {
         counter("page_ins_before", f"Experts that vanilla routing would have paged in, {SUM}", of("page_ins_before")),
         counter("page_ins", f"Experts paged in, {SUM}", of("page_ins")),
         counter("rescued_rows", "Rows given back their top-1 expert by rescue", of("rescued")),
+        counter("fullest_rank_experts_before", f"Experts {VANILLAS} {FULLEST}, {SUM}", of("fullest_before")),
+        counter("fullest_rank_experts_after", f"Experts that are active {FULLEST}, {SUM}", of("fullest_after")),
         counter(
             "steps",
             "Forwards of the target model, by outcome",
             lambda interval: {(outcome,): count for outcome, count in interval.outcomes.items()},
             ("outcome",),
         ),
-        gauge("active_experts_before", f"Mean experts a layer and step {VANILLAS}, {LAST}", _mean("mean_before")),
-        gauge("active_experts_after", f"Mean active experts a layer and step, {LAST}", _mean("mean_after")),
-        gauge("mean_kept_mass", f"Mean kept mass of a row, {LAST}", _mean("mean_kept_mass")),
     ),
-    InForce: (
-        # Prometheus has an Info of its own, but not in multiprocess mode.
+    # Of (plan, a draft's chance), either None. Prometheus has an Info of its own, but not in multiprocess mode.
+    "in force": (
         gauge(
             "info",
             "1 of the plan in force: its policy, and a hash of what GET /expert_policy tells of it",
             _show,
             ("policy", "plan_hash"),
-            replaces=True,
         ),
-        gauge("acceptance", 'Chance of a draft as estimated, which `acceptance` "auto" weighs by', of("acceptance")),
+        gauge("acceptance", 'Chance of a draft as estimated, which `acceptance` "auto" weighs by', itemgetter(1)),
     ),
-    RankLoad: tuple(
-        figure
-        for rank, name, where in (("largest", "fullest_rank", FULLEST), ("mean", "mean_rank", MEAN))
-        for when, which in (("before", f"Experts {VANILLAS}"), ("after", ACTIVE))
-        for figure in (
-            counter(f"{name}_experts_{when}", f"{which} {where}, {SUM}", of(f"{rank}_{when}")),
-            gauge(f"{name}_active_experts_{when}", f"{which} {where}, {STEP_MEAN}", _step_mean(f"{rank}_{when}")),
-        )
-    ),
-    Observed: (
+    "observed": (
         counter(
-            "batch_sizes",
-            "Observed steps, by live router rows",
-            lambda observed: {(rows,): steps for rows, steps in observed.sizes.items()},
-            ("rows",),
+            "observed_experts",
+            f"Experts that a plan would have kept active, {SUM}",
+            _by_plan("experts_after"),
+            ("plan",),
         ),
-        counter("observed_experts", f"{EXPERTS}, {SUM}", _by_plan(of("experts_after")), ("plan",)),
         counter(
-            "observed_page_ins", f"Experts that a plan would have paged in, {SUM}", _by_plan(of("page_ins")), ("plan",)
+            "observed_page_ins", f"Experts that a plan would have paged in, {SUM}", _by_plan("page_ins"), ("plan",)
         ),
-        counter("observed_mass", f"{MASS}, {ROW_SUM}", _by_plan(of("kept_mass")), ("plan",)),
-        gauge("observed_active_experts", f"{EXPERTS}, {STEP_MEAN}", _by_plan(_mean("mean_after")), ("plan",)),
-        gauge("observed_kept_mass", f"{MASS}, mean of a row, {LAST}", _by_plan(_mean("mean_kept_mass")), ("plan",)),
+        counter("observed_mass", f"Mass that a plan would have kept, {ROW_SUM}", _by_plan("kept_mass"), ("plan",)),
     ),
-    Compared: (
+    "compared": (
         counter(
-            "rank_comparisons",
-            "Times that ranks have compared which experts they selected",
-            of("comparisons"),
+            "rank_comparisons", "Times that ranks have compared which experts they selected", itemgetter("comparisons")
         ),
         counter(
             "rank_disagreements",
             "Times that a rank had selected other experts than the first one",
-            lambda compared: sum(compared.disagreements),
+            itemgetter("disagreements"),
         ),
-        counter("vanilla_fallbacks", "Times that it was switched to vanilla since ranks disagreed", of("fallbacks")),
+        counter(
+            "vanilla_fallbacks", "Times that it was switched to vanilla since ranks disagreed", itemgetter("fallbacks")
+        ),
     ),
 }
-"""By what is read of the counters, and handed to the exporter."""
+"""By what is read, and handed to the exporter."""
 
 
 class Exporter:
     """Keeps the prometheus metrics, made at their first export: prometheus must be in multiprocess mode by then."""
 
     def __init__(self) -> None:
-        self._metrics: dict[type, list[Any]] = {}
+        self._metrics: dict[Figure, Any] = {}
+        self._shown: dict[Figure, Values] = {}
 
-    def export(self, part: Any, labels: dict[str, Any]) -> None:
-        """Add a part of `FIGURES` to its counters, and set its gauges. `labels` are upstream's. What was read is not
-        read again: a refused value keeps no other from being exported, the first such error is raised at the end.
-        """
-        figures = FIGURES[type(part)]
-        if type(part) not in self._metrics:
-            self._metrics[type(part)] = [_make_metric(figure, tuple(labels)) for figure in figures]
-        errors = []
-        for figure, metric in zip(figures, self._metrics[type(part)], strict=True):
-            try:
-                _export(figure, metric, figure.value(part), labels)
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+    def export(self, group: str, part: Any, labels: dict[str, Any]) -> None:
+        """Add what was read of a group of `FIGURES` to its counters, and set its gauges. `labels` are upstream's."""
+        for figure in FIGURES[group]:
+            if figure not in self._metrics:
+                self._metrics[figure] = _make_metric(figure, tuple(labels))
+            self._export(figure, self._metrics[figure], figure.value(part), labels)
 
-
-def _export(figure: Figure, metric: Any, found: float | Values | None, labels: dict[str, Any]) -> None:
-    for own, number in found.items() if isinstance(found, Mapping) else [((), found)]:
-        values = labels | dict(zip(figure.labels, own, strict=True))
-        if number is not None:
-            child = metric.labels(**values)
-            child.inc(number) if figure.kind == "counter" else child.set(number)
-        elif figure.replaces:
-            _remove(metric, values)
-
-
-def _remove(metric: Any, values: Mapping[str, Any]) -> None:
-    """Remove a gauge's series. In multiprocess mode `remove` leaves it in the file that /metrics is made of; but there
-    the most recent value is exported, by its time, and one without a time never is: a series as before its first value.
-    """
-    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        metric.labels(**values)._value.set(0.0, timestamp=None)
-    else:
-        metric.remove(*(values[name] for name in metric._labelnames))
+    def _export(self, figure: Figure, metric: Any, found: float | Values | None, labels: dict[str, Any]) -> None:
+        numbers: Values = found if isinstance(found, Mapping) else {(): found}
+        for own, number in numbers.items():
+            if number is not None:
+                child = metric.labels(*labels.values(), *own)
+                child.inc(number) if figure.kind == "counter" else child.set(number)
+        if figure.kind == "gauge":
+            # In multiprocess mode a removed series stays in the file that /metrics is made of. But there the latest value
+            # is exported, and one without a time never is.
+            for own in self._shown.get(figure, {}).keys() - numbers.keys():
+                metric.labels(*labels.values(), *own)._value.set(0.0, timestamp=None)
+            self._shown[figure] = numbers
 
 
 def _make_metric(figure: Figure, labels: tuple[str, ...]) -> Any:

@@ -19,7 +19,9 @@ OUTCOMES = (
 
 @dataclass(frozen=True)
 class Interval:
-    """What happened since the last report. Totals over layers and steps; `outcomes` counts forwards."""
+    """What happened since the last report. Totals over layers and steps, None of what the server does not count, as
+    page-ins without paging and the fullest rank without expert parallelism; `outcomes` counts forwards.
+    """
 
     layer_steps: int
     experts_before: int
@@ -30,35 +32,21 @@ class Interval:
     outcomes: dict[str, int]
     exact_rows: int = 0
     page_ins_before: int | None = None
-    """What vanilla routing would have paged in, each time from the experts that were loaded; None without paging."""
+    """What vanilla routing would have paged in, each time from the experts that were loaded."""
     page_ins: int | None = None
-    exceeded: int = 0
-    """Layers' steps in which more experts were active than slots, where that had been ruled out."""
+    fullest_before: int | None = None
+    """Active experts of the expert-parallel rank that has most, under vanilla routing."""
+    fullest_after: int | None = None
+
+    def mean(self, total: str) -> float | None:
+        """Mean of a total by layer and step; None without a step, or where it is not counted."""
+        value = getattr(self, total)
+        return value / self.layer_steps if self.layer_steps and value is not None else None
 
     @property
-    def mean_before(self) -> float:
-        """Mean active experts a layer and step under vanilla routing."""
-        return self.experts_before / max(self.layer_steps, 1)
-
-    @property
-    def mean_after(self) -> float:
-        """Mean active experts a layer and step."""
-        return self.experts_after / max(self.layer_steps, 1)
-
-    @property
-    def mean_page_ins_before(self) -> float | None:
-        """Mean experts a layer and step that vanilla routing would have paged in; None without paging."""
-        return None if self.page_ins_before is None else self.page_ins_before / max(self.layer_steps, 1)
-
-    @property
-    def mean_page_ins(self) -> float | None:
-        """Mean experts paged in a layer and step; None without paging."""
-        return None if self.page_ins is None else self.page_ins / max(self.layer_steps, 1)
-
-    @property
-    def mean_kept_mass(self) -> float:
-        """Kept mass of a live row (`Selection.kept_mass`), averaged over rows, layers and steps."""
-        return self.kept_mass / max(self.rows, 1)
+    def mean_kept_mass(self) -> float | None:
+        """Kept mass of a live row (`Selection.kept_mass`), averaged over rows, layers and steps; None without one."""
+        return self.kept_mass / self.rows if self.rows else None
 
     @property
     def others_kept_mass(self) -> float | None:
@@ -73,18 +61,22 @@ def format_log(interval: Interval) -> str:
     vanilla = [f"{name} {count}" for name, count in interval.outcomes.items() if count and name not in selecting]
     steps = ", ".join(f"{name} steps: {count}" for name, count in (selecting or {"policy": 0}).items())
     text = f", {steps}, vanilla steps: {' '.join(vanilla) or 0}"
-    if "observed" in selecting:
-        experts = f"active experts: {interval.mean_before:.1f}"
-        if interval.mean_page_ins_before is not None:
-            experts += f", page-ins: {interval.mean_page_ins_before:.1f}"
-        text = f", {experts}, batch size: {interval.rows / max(interval.layer_steps, 1):.1f}{text}"
-    elif interval.layer_steps:
-        experts = f"active experts: {interval.mean_before:.1f} -> {interval.mean_after:.1f}"
-        if interval.mean_page_ins is not None:
-            experts += f", page-ins: {interval.mean_page_ins_before:.1f} -> {interval.mean_page_ins:.1f}"
-        text = f", {experts}, kept mass: {interval.mean_kept_mass:.4f}{text}"
+    if interval.layer_steps:
+        observes = "observed" in selecting
+        means = _format_means(interval, observes, "active experts", "experts_before", "experts_after")
+        means += _format_means(interval, observes, "page-ins", "page_ins_before", "page_ins")
+        other = f"batch size: {interval.mean('rows'):.1f}" if observes else f"kept mass: {interval.mean_kept_mass:.4f}"
+        text = f"{means}, {other}{text}"
     if interval.exact_rows:
         text += f", exact rows: {interval.exact_rows / interval.rows:.1%}"
         mass = interval.others_kept_mass
         text += "" if mass is None else f", kept mass of the others: {mass:.4f}"
-    return text + (f", rescued: {interval.rescued}" if interval.rescued else "")
+    text += f", rescued: {interval.rescued}" if interval.rescued else ""
+    fullest = interval.fullest_before and ("active experts of the fullest rank", "fullest_before", "fullest_after")
+    return text + (_format_means(interval, False, *fullest) if fullest else "")
+
+
+def _format_means(interval: Interval, observes: bool, what: str, before: str, after: str) -> str:
+    """Means of two totals, where it `observes` of the first alone; empty where they are not counted."""
+    means = [interval.mean(total) for total in (before, after)[: 1 if observes else 2]]
+    return "" if None in means else f", {what}: {' -> '.join(f'{mean:.1f}' for mean in means)}"

@@ -1,8 +1,6 @@
 """What other plans would have chosen in steps that are routed as the model routes: `--expert-policy observe`."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 
@@ -12,12 +10,8 @@ from ...types import Selection
 from ...upstream.paging import Residents
 from ..layer import Layer
 from ..step import Step
-from .counters import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS, Counters, Reader
+from .counters import AFTER, BEFORE, KEPT, PAGED, PAGED_BEFORE, RESCUED, ROWS, Counters
 from .interval import Interval
-
-ROW_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""The most router rows of each class of batch sizes; the last class has more."""
-SIZES = ["1", "2", *(f"{low + 1}-{high}" for low, high in pairwise(ROW_BOUNDS[1:])), "257-"]
 
 
 class Observation:
@@ -28,9 +22,6 @@ class Observation:
     ) -> None:
         self.schedule = schedule
         self.counters = {spelling: Counters(len(layer_ids), device, residents) for spelling in schedule.observed}
-        self.sizes = torch.zeros(len(SIZES), dtype=torch.int64, device=device)
-        """Steps by live router rows."""
-        self._bounds = torch.tensor(ROW_BOUNDS, device=device)
         self._numbers = {layer_id: number for number, layer_id in enumerate(layer_ids)}
 
     def observe(self, layer: Layer, logits: torch.Tensor) -> None:
@@ -51,32 +42,7 @@ class Observation:
         own = counts[0].clone()
         own[:, AFTER], own[:, KEPT], own[:, RESCUED] = own[:, BEFORE], own[:, ROWS], 0
         own[:, PAGED] = own[:, PAGED_BEFORE]
-        rows = own[:1, ROWS]
-        self.sizes.index_add_(0, torch.bucketize(rows, self._bounds), (rows > 0).to(self.sizes.dtype))
         return own, counts
-
-
-class Observed(NamedTuple):
-    """What was observed since the last report: intervals by plan, and steps by batch size."""
-
-    plans: dict[str, Interval]
-    sizes: dict[str, int]
-
-
-class ObservationReader:
-    """Reads what was observed since its own last look, as `Reader` does."""
-
-    def __init__(self, observation: Observation) -> None:
-        self._readers = {spelling: Reader(counters) for spelling, counters in observation.counters.items()}
-        self._sizes = observation.sizes
-        self._seen = [0] * len(SIZES)
-
-    def read(self) -> Observed:
-        """Waits for the device."""
-        sizes = self._sizes.tolist()
-        new = {name: now - then for name, now, then in zip(SIZES, sizes, self._seen, strict=True)}
-        self._seen = sizes
-        return Observed({spelling: reader.read() for spelling, reader in self._readers.items()}, new)
 
 
 def format_observed(plans: Mapping[str, Interval]) -> str:
@@ -84,8 +50,7 @@ def format_observed(plans: Mapping[str, Interval]) -> str:
     text = ""
     for spelling, interval in plans.items():
         if interval.layer_steps:
-            paged = "" if interval.mean_page_ins is None else f"page-ins {interval.mean_page_ins:.1f}, "
-            text += (
-                f", {spelling} would keep {interval.mean_after:.1f} ({paged}kept mass {interval.mean_kept_mass:.4f})"
-            )
+            paged = "" if interval.page_ins is None else f"page-ins {interval.mean('page_ins'):.1f}, "
+            kept = f"({paged}kept mass {interval.mean_kept_mass:.4f})"
+            text += f", {spelling} would keep {interval.mean('experts_after'):.1f} {kept}"
     return text

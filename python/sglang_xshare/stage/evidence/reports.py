@@ -1,16 +1,16 @@
 """What a stage reports: its part of the decode log line, the figures on /metrics, and the trace."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from .agreement import Agreement, Compared
-from .balance import Balance, BalanceReader, format_balance
+from .agreement import Agreement
 from .counters import Counters, Reader
-from .figures import Exporter, InForce
+from .figures import Exporter
 from .interval import format_log
-from .observe import Observation, ObservationReader, format_observed
+from .observe import Observation, format_observed
 from .trace import Trace
 
 logger = logging.getLogger(__name__)
@@ -26,16 +26,12 @@ class Reports:
     def __init__(
         self,
         counters: Counters,
-        balance: Balance | None,
         agreement: Agreement | None = None,
         trace: Trace | None = None,
         find_acceptance: Callable[[], float | None] = lambda: None,
     ) -> None:
         self.logged, self.exported = Reader(counters), Reader(counters)
-        if balance is not None:
-            self.logged_balance, self.exported_balance = BalanceReader(balance), BalanceReader(balance)
-        if agreement is not None:
-            self._exported_agreement = Compared(0, [0] * agreement.size, 0)
+        self._exported_agreement: Counter[str] = Counter()
         self.agreement = agreement
         self.trace = trace
         self._find_acceptance = find_acceptance
@@ -43,17 +39,20 @@ class Reports:
         self.exporter = Exporter()
         self._observation: Observation | None = None
         self._plan: Mapping[str, Any] | None = None
-        self._exported_plan: Mapping[str, Any] | None = None
+        self.logged_plans: dict[str, Reader] = {}
+        self.exported_plans: dict[str, Reader] = {}
         self._published = 0, 0
         """What the scheduler had counted when the metrics were last due."""
 
-    def set_sources(self, plan: Mapping[str, Any] | None, observation: Observation | None, balances: bool) -> None:
+    def set_sources(self, plan: Mapping[str, Any] | None, observation: Observation | None) -> None:
         """From now on report this plan, and what else it has counted."""
         self._plan = plan
-        self._balances = balances
-        former, self._observation = self._observation, observation
-        if observation is not None and observation is not former:
-            self.logged_plans, self.exported_plans = ObservationReader(observation), ObservationReader(observation)
+        if observation is not self._observation:
+            self._observation = observation
+            counters = {} if observation is None else observation.counters
+            self.logged_plans, self.exported_plans = (
+                {spelling: Reader(one) for spelling, one in counters.items()} for _ in range(2)
+            )
 
     def invalidate(self) -> None:
         """Have the next `is_due` say so even where no step was made since the last."""
@@ -65,11 +64,7 @@ class Reports:
 
     def _format_log(self) -> str:
         text = format_log(self.logged.read())
-        if self._balances:
-            text += format_balance(self.logged_balance.read())
-        if self._observation is not None:
-            text += format_observed(self.logged_plans.read().plans)
-        return text
+        return text + format_observed({spelling: reader.read() for spelling, reader in self.logged_plans.items()})
 
     def is_due(self, reporter: Any) -> bool:
         """Whether upstream's `reporter` has seen a step since this was last asked."""
@@ -81,27 +76,20 @@ class Reports:
 
     def publish(self, reporter: Any) -> None:
         """Bring the metrics of upstream's `reporter` and the trace up to date."""
-        self._attempt("metrics", lambda: self._export(reporter))
+        self._attempt("metrics", partial(self._export, reporter))
         if self.trace is not None and reporter.is_stats_logging_rank:
             self._attempt("trace", self.trace.write)
 
     def _export(self, reporter: Any) -> None:
-        compared = None if self.agreement is None else self.agreement.read()
-        for part in self._read(compared) if reporter.current_scheduler_metrics_enabled else ():
-            self._attempt("metrics", partial(self.exporter.export, part, reporter.metrics_collector.labels))
-
-    def _read(self, compared: Compared | None) -> Iterator[Any]:
-        """What is new to the metrics, in the parts that `figures.FIGURES` knows."""
-        yield InForce(self._plan, self._exported_plan, self._find_acceptance())
-        self._exported_plan = self._plan
-        yield self.exported.read()
-        if self._balances:
-            yield self.exported_balance.read()
-        if self._observation is not None:
-            yield self.exported_plans.read()
-        if compared is not None:
-            yield compared.since(self._exported_agreement)
-            self._exported_agreement = compared
+        if not reporter.current_scheduler_metrics_enabled:
+            return
+        export = partial(self.exporter.export, labels=reporter.metrics_collector.labels)
+        export("in force", (self._plan, self._find_acceptance()))
+        export("counted", self.exported.read())
+        export("observed", {spelling: reader.read() for spelling, reader in self.exported_plans.items()})
+        if self.agreement is not None:
+            export("compared", self.agreement.counts - self._exported_agreement)
+            self._exported_agreement = self.agreement.counts.copy()
 
     def _attempt(self, what: str, update: Callable[[], str | None]) -> str | None:
         """What `update` returns; None where it fails."""

@@ -39,11 +39,7 @@ class ServerPool:
         self._servers: OrderedDict[tuple[object, ...], Server] = OrderedDict()
 
     def __call__(
-        self,
-        *args: str,
-        release: Path | None = None,
-        env: dict[str, str] | None = None,
-        model: Path | None = None,
+        self, *args: str, release: Path | None = None, env: dict[str, str] | None = None, model: Path | None = None
     ) -> Server:
         """A running server with these flags; `release` is a tree of `patched_release` or `pristine_release`."""
         model = model or self.model

@@ -109,14 +109,7 @@ def _format(
     name: str, fullest: float, active: float, kept: float, loss: str, baseline: float, shape: Mapping[str, int]
 ) -> list[str]:
     imbalance = fullest * shape["ep_size"] / active
-    return [
-        name,
-        f"{fullest:.1f} ({fullest / baseline:.2f})",
-        f"{imbalance:.2f}",
-        f"{active:.1f}",
-        f"{kept:.3f}",
-        loss,
-    ]
+    return [name, f"{fullest:.1f} ({fullest / baseline:.2f})", f"{imbalance:.2f}", f"{active:.1f}", f"{kept:.3f}", loss]
 
 
 if __name__ == "__main__":

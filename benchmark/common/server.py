@@ -33,10 +33,7 @@ CPU_ARGS: dict[str, str | None] = {
 }
 # Of small models, whose servers share a GPU side by side: without a limit, each would take nine tenths of the memory it
 # finds for its cache. The limit holds for what 0.5.23 sizes after capture, too. The runner selects on every GPU.
-GPU_ARGS: dict[str, str | None] = {
-    "--max-total-tokens": "32768",
-    "--moe-runner-backend": "triton",
-}
+GPU_ARGS: dict[str, str | None] = {"--max-total-tokens": "32768", "--moe-runner-backend": "triton"}
 CAPTURED = (*range(1, 17), *range(24, 257, 8))
 """Batch sizes of the decode graphs of every server on a GPU: those that 0.5.23 captures by default under a policy.
 Without a policy upstream captures 1, 2, 4, 8, 12, 16, 24, ..., and pads what is between: a policy would be compared

@@ -71,11 +71,7 @@ def list_variants(policies: Sequence[str], slots: int) -> list[Variant]:
 
 
 def _measure(
-    record: Record,
-    workload: Workload,
-    variants: Sequence[Variant],
-    servers: Sequence[Server],
-    args: argparse.Namespace,
+    record: Record, workload: Workload, variants: Sequence[Variant], servers: Sequence[Server], args: argparse.Namespace
 ) -> None:
     """The rounds, and the text and the sums of those whose routing differs, as far as the record lacks them."""
     key = key_of(workload.concurrency)

@@ -60,12 +60,7 @@ def describe(found: Measurement, vanilla: Measurement, before: float, layers: in
     """A policy's figures on a text: experts of a layer and step, vanilla's `before`, mass, `Loss`, divergence."""
     experts = before - (found.saved or 0.0) / layers
     loss = asdict(compare(found, vanilla))
-    return {
-        "experts": experts,
-        "kept_mass": found.kept_mass,
-        "loss": loss,
-        "divergence": fmean(found.divergences),
-    }
+    return {"experts": experts, "kept_mass": found.kept_mass, "loss": loss, "divergence": fmean(found.divergences)}
 
 
 def find_published(

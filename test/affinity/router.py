@@ -21,10 +21,7 @@ class Router:
 
     def make_app(self) -> Starlette:
         return Starlette(
-            routes=[
-                Route("/workers", self.list_workers),
-                Route("/{path:path}", self.answer, methods=["GET", "POST"]),
-            ]
+            routes=[Route("/workers", self.list_workers), Route("/{path:path}", self.answer, methods=["GET", "POST"])]
         )
 
     async def list_workers(self, request: Request) -> JSONResponse:

@@ -128,10 +128,7 @@ QWEN3 = {"num_experts": 64, "num_experts_per_tok": 8}
 
 @pytest.mark.parametrize(
     ("flag", "policy", "keys"),
-    [
-        ("enable_return_routed_experts", "oea", {"kmax": 10}),
-        ("enable_paged_experts", "oea", {"kmax": 10}),
-    ],
+    [("enable_return_routed_experts", "oea", {"kmax": 10}), ("enable_paged_experts", "oea", {"kmax": 10})],
 )
 def test_rows_that_a_flag_could_not_read_are_refused(flag, policy, keys, check):
     loaded = model("Qwen3MoeForCausalLM", **QWEN3)
@@ -142,13 +139,7 @@ def test_rows_that_a_flag_could_not_read_are_refused(flag, policy, keys, check):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"attn_dp_size": 2},
-        {"moe_a2a_backend": "deepep"},
-        {"pp_size": 2},
-        {"speculative_adaptive": True},
-    ],
+    "changes", [{"attn_dp_size": 2}, {"moe_a2a_backend": "deepep"}, {"pp_size": 2}, {"speculative_adaptive": True}]
 )
 def test_drafts_are_not_estimated_where_ranks_would_differ_or_drafts_do(changes):
     served = read_model(model("Qwen3MoeForCausalLM", **QWEN3), "path")

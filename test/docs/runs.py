@@ -100,9 +100,7 @@ RUNS: dict[str, Run | Serve | Ask | Parse | Same | Elsewhere] = {
     "sglang serve --model-path Qwen/Qwen3-30B-A3B --expert-policy xshare:k0=1,add=1,utility=squared,own_share=0.75"
     " --enable-custom-logit-processor": Serve(QWEN, CPU),
     f"sglang-xshare tune http://localhost:30000 --texts {TINY}/heldout --tolerance 1% --out build/tuned": Ask(
-        TUNED,
-        "--out {scratch} --samples 8 --batches 4 --prompt 8 --tokens 8 --groups 1",
-        "report: ",
+        TUNED, "--out {scratch} --samples 8 --batches 4 --prompt 8 --tokens 8 --groups 1", "report: "
     ),
     "python -m benchmark.quality --url http://localhost:30000 xshare:k0=1,add=8 oea:k0=3": Ask(
         TUNED, "--per-domain 4 --batch 4 --prompt 8 --steps 8 --out {scratch}", "oea:k0=3"

@@ -53,13 +53,7 @@ SERVERS: dict[str, tuple[str, ...]] = {
     ),
     "observe": policy("observe", plans=["xshare:k0=1,add=8", "xshare:k0=1,add=64", {"policy": "oea", "k0": 3}]),
     "sizes": policy(
-        "xshare",
-        k0=1,
-        add=8,
-        min_rows=4,
-        max_rows=8,
-        by_rows={"6-8": {"add": 0}},
-        layers={"2": {"policy": "vanilla"}},
+        "xshare", k0=1, add=8, min_rows=4, max_rows=8, by_rows={"6-8": {"add": 0}}, layers={"2": {"policy": "vanilla"}}
     ),
 }
 """Servers by name, each started once. Overrides by layer let four policies share one."""

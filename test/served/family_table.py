@@ -23,10 +23,7 @@ FAMILIES = {
     ),
     "Mixtral": Family("MixtralConfig", "MixtralForCausalLM", {"num_local_experts": EXPERTS}),
     "OLMoE": Family(
-        "OlmoeConfig",
-        "OlmoeForCausalLM",
-        {"num_experts": EXPERTS, "num_key_value_heads": 4},
-        {"renormalize": False},
+        "OlmoeConfig", "OlmoeForCausalLM", {"num_experts": EXPERTS, "num_key_value_heads": 4}, {"renormalize": False}
     ),
     "Qwen2-MoE": Family(
         "Qwen2MoeConfig",

@@ -19,10 +19,7 @@ OFF, FULL, BUDGET = 7, 8, 16
 RANK = 8
 PLAN = {"policy": "xshare", "k0": 1, "add": 8}
 FLAGS = policy(
-    "xshare",
-    k0=1,
-    add=8,
-    by_rows={str(OFF): {"policy": "vanilla"}, str(FULL): {"add": 64, "utility": "full"}},
+    "xshare", k0=1, add=8, by_rows={str(OFF): {"policy": "vanilla"}, str(FULL): {"add": 64, "utility": "full"}}
 )
 
 

@@ -47,11 +47,7 @@ def visit(
     tiny_model: Path, patched_release: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Visit]:
     """Call it with a server's name below for what it answered; each runs once, and alone."""
-    servers = {
-        "off": (),
-        "policy": by_requests(),
-        "EAGLE-3": (*eagle(tiny_model), *by_requests(DRAFT_TOKENS)),
-    }
+    servers = {"off": (), "policy": by_requests(), "EAGLE-3": (*eagle(tiny_model), *by_requests(DRAFT_TOKENS))}
 
     @cache
     def run(name: str) -> Visit:

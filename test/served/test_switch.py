@@ -20,15 +20,7 @@ from benchmark.quality.measure import Bench
 from benchmark.quality.model import Layout, load_model
 from benchmark.quality.served import SERVER_ARGS, measure_nats
 from benchmark.quality.text import load_sequences
-from served.answers import (
-    generate_together,
-    make_server,
-    policy,
-    read_lines,
-    read_metrics,
-    read_plans,
-    read_prompts,
-)
+from served.answers import generate_together, make_server, policy, read_lines, read_metrics, read_plans, read_prompts
 from served.eagle import CHAIN, eagle
 from served.load import CLIENTS, load, post, resident_mib
 from served.ranks import OLD_TWO, PER_REQUEST, TWO, TWO_CORES, XSHARE

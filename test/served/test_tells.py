@@ -95,10 +95,7 @@ def test_each_of_several_answers_tells_its_own(server, prompts):
 
 @pytest.mark.parametrize(
     ("route", "asked"),
-    [
-        ("completions", {"prompt": "def f("}),
-        ("chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
-    ],
+    [("completions", {"prompt": "def f("}), ("chat/completions", {"messages": [{"role": "user", "content": "Hello"}]})],
 )
 def test_v1_tells_it_in_the_metadata(route, asked, server):
     answer = server.post(f"/v1/{route}", {"model": "default", "max_tokens": 8, "ignore_eos": True} | asked)

@@ -5,13 +5,7 @@ import torch
 from torch import Tensor
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, PreTrainedModel
 
-from training.balance import (
-    BIAS_RATE,
-    balance_loss,
-    correction_biases,
-    loss_with_moved_biases,
-    watch_experts,
-)
+from training.balance import BIAS_RATE, balance_loss, correction_biases, loss_with_moved_biases, watch_experts
 
 EXPERTS, TOP_K, LAYERS = 16, 2, 2
 SMALL = Glm4MoeConfig(

@@ -57,9 +57,7 @@ def test_answers_are_as_reported(tiny: tuple[Qwen3MoeForCausalLM, PreTrainedToke
         assert share == pytest.approx(report(TINY)["arithmetic_right"][operator], abs=0.1)
 
 
-def test_chat_is_asked_as_the_arithmetic_was_written(
-    tiny: tuple[Qwen3MoeForCausalLM, PreTrainedTokenizerFast],
-) -> None:
+def test_chat_is_asked_as_the_arithmetic_was_written(tiny: tuple[Qwen3MoeForCausalLM, PreTrainedTokenizerFast]) -> None:
     assert (TINY / "chat_template.jinja").read_text() == CHAT_TEMPLATE
     sums = (TINY / "heldout/arithmetic.txt").read_text().splitlines()[:2]
     chat = [{"role": "system", "content": "Sums."}]

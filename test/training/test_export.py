@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    Glm4MoeForCausalLM,
-    Qwen3MoeForCausalLM,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeForCausalLM, Qwen3MoeForCausalLM
 
 from small import small_qwen3
 from training.export import export, in_bfloat16, untied

@@ -23,12 +23,7 @@ def step_of(tpot_ms):
 POINTS = {
     shape_key("16x64"): {"seconds": {UPSTREAM: 3e-5, "xshare": 6e-5, "moe-spec": 3e-4}},
     STEP: step_of(50.0),
-    ROUTING: {
-        "seconds": {"vanilla": 4e-4, "xshare": 9e-4},
-        "rows": 16,
-        "layers": 4,
-        "model": "m",
-    },
+    ROUTING: {"seconds": {"vanilla": 4e-4, "xshare": 9e-4}, "rows": 16, "layers": 4, "model": "m"},
 }
 
 

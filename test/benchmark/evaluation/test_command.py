@@ -45,8 +45,7 @@ def test_a_sum_stands_after_a_solved_one():
 
 
 @pytest.mark.parametrize(
-    ("policies", "flags"),
-    [(("off", "oea:k0=3", "xshare"), ["oea:k0=3"]), (("off", "vanilla"), ["observe"])],
+    ("policies", "flags"), [(("off", "oea:k0=3", "xshare"), ["oea:k0=3"]), (("off", "vanilla"), ["observe"])]
 )
 def test_the_server_starts_with_the_first_policy_that_selects(policies, flags):
     assert command._start_flags(policies) == ["--expert-policy", *flags]

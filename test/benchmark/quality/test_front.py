@@ -5,10 +5,7 @@ import json
 import pytest
 
 from benchmark.quality.front import __main__ as command
-from benchmark.quality.front.ladders import (
-    SQUARED,
-    settings_of,
-)
+from benchmark.quality.front.ladders import SQUARED, settings_of
 from benchmark.quality.front.report import experts_for, tabulate_front, tabulate_gains, tabulate_own_share
 from benchmark.quality.model import Layout
 

@@ -92,11 +92,7 @@ def test_a_changed_source_is_refused_before_anything_runs(source, made_up, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["nothing"], "experiment 'nothing':"),
-        (["--small"], "--small: no figures for the pages"),
-    ],
+    ("args", "message"), [(["nothing"], "experiment 'nothing':"), (["--small"], "--small: no figures for the pages")]
 )
 def test_bad_input_is_one_line(args, message):
     with pytest.raises(SystemExit, match=message):
